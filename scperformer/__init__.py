@@ -1,0 +1,23 @@
+"""Cell-type annotation of single-cell RNA data with a Performer encoder, beside an honest baseline.
+
+    import scperformer as scp
+    model = scp.load_model("my_model")     # or scp.load_model() for the packaged one
+    scp.annotate(adata, model)
+    scp.train(adata, label_key="cell_type", output="my_model")
+"""
+
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {"load_model": "predict", "annotate": "predict", "train": "train"}  # function -> its module
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    # torch and scanpy take seconds to import: they load with the first call that needs them.
+    if name in _HOME:
+        from importlib import import_module
+
+        return getattr(import_module(f"scperformer.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'scperformer' has no attribute '{name}'")

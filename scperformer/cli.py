@@ -1,0 +1,209 @@
+"""The command line: `scperformer STEP files... option=value...`; parse, compose, call the step's run function.
+
+Positional files become the option `inputs`; everything else is left to Hydra (overrides, --cfg job, -m).
+Nothing heavy is imported before a step needs it, so that help answers at once.
+"""
+
+import importlib
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+
+from scperformer import __version__
+from scperformer.errors import InputError
+
+# step -> module with run_<step>, one line of help, usage
+STEPS = {
+    "check": ("check", "say what files hold and whether a model can annotate them", "check FILE..."),
+    "preprocess": ("preprocess", "filter, normalise and log-transform a file", "preprocess FILE"),
+    "train": ("train", "train a model on a labelled reference", "train REFERENCE label_key=COLUMN"),
+    "predict": ("predict", "annotate the cells of files", "predict FILE..."),
+    "evaluate": (
+        "evaluate",
+        "compare annotations with the truth, beside logistic regression",
+        "evaluate ANNOTATED... truth_key=COLUMN",
+    ),
+    "report": ("report", "make one HTML page about annotated files", "report ANNOTATED..."),
+}
+
+EXAMPLES = {
+    "check": """\
+  scperformer check sample.h5ad
+  scperformer check *.h5ad model_path=my_model
+  scperformer check reference.h5ad label_key=cell_type""",
+    "preprocess": """\
+  scperformer preprocess reference.h5ad output=prepared.h5ad
+  scperformer preprocess sample.h5ad source=layers/counts data.min_genes=200
+  scperformer preprocess sample.h5ad model_path=my_model    # genes aligned to the model's""",
+    "train": """\
+  scperformer train reference.h5ad label_key=cell_type output=my_model
+  scperformer train reference.h5ad label_key=cell_type model=small trainer.max_epochs=5
+  scperformer train reference.h5ad label_key=cell_type -m attention=favor,softmax seed=0,1
+  scperformer train reference.h5ad label_key=cell_type output=my_model resume=true
+presets: model=tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=favor|softmax
+         head=mean|cls|conv  trainer=cpu|gpu|ddp  logger=all|csv|none""",
+    "predict": """\
+  scperformer predict sample.h5ad                       # packaged model -> sample.annotated.h5ad
+  scperformer predict sample.h5ad model_path=my_model output=out.h5ad
+  scperformer predict run1.h5ad run2.h5ad model_path=my_model min_confidence=0.5""",
+    "evaluate": """\
+  scperformer evaluate sample.annotated.h5ad truth_key=cell_type output=evaluation
+  scperformer evaluate a.h5ad b.h5ad truth_key=cell_type truth_path=[a.csv,b.csv] output=evaluation""",
+    "report": """\
+  scperformer report sample.annotated.h5ad output=report.html
+  scperformer report a.h5ad b.h5ad evaluation=evaluation output=report.html""",
+}
+
+PATH_OPTIONS = ("output", "model_path", "evaluation")  # their values may hold any character
+OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
+
+
+def help_text() -> str:
+    """The help of the whole program."""
+    steps = "\n".join(f"  {usage:<40}{about}" for _, about, usage in STEPS.values())
+    return f"""\
+scperformer {__version__}: cell-type annotation of single-cell data
+
+usage: scperformer STEP files... [option=value ...]
+
+{steps}
+
+examples:
+  scperformer predict sample.h5ad                       # annotate with the packaged model
+  scperformer train reference.h5ad label_key=cell_type output=my_model
+  scperformer predict sample.h5ad model_path=my_model output=out.h5ad
+
+  scperformer STEP --help       examples of one step
+  scperformer STEP --cfg job    every option of a step with its value
+  scperformer STEP ... -m a=1,2 run a step once per value (a sweep)"""
+
+
+def step_help(step: str) -> str:
+    """The help of one step: usage, examples, where to see its options."""
+    _, about, usage = STEPS[step]
+    return f"""\
+scperformer {usage} [option=value ...]
+  {about}
+
+examples:
+{EXAMPLES[step]}
+
+options: scperformer {step} --cfg job"""
+
+
+def to_overrides(words: list[str]) -> list[str]:
+    """Command-line words as Hydra arguments: plain words are input files, whatever characters they hold.
+
+    Parameters
+    ----------
+    words
+        Everything after the step, in any order.
+
+    Returns
+    -------
+    Overrides as given (values of path options quoted), then `inputs=[...]` if there were files, then flags.
+    """
+    from scperformer.compose import quoted
+
+    sweep = "-m" in words or "--multirun" in words
+    overrides, files, flags = [], [], []
+    value_follows = False  # of a flag such as --cfg
+    for word in words:
+        option, _, value = word.partition("=")
+        if value_follows or word.startswith("-"):
+            value_follows = word in ("--cfg", "-c", "--package", "-p", "--config-dir", "-cd", "--info", "-i")
+            flags.append(word)
+        elif not OVERRIDE.match(word) or Path(word).is_file():
+            files.append(word)
+        elif option in PATH_OPTIONS and value not in ("", "null") and value[0] not in "'\"" and not sweep:
+            overrides.append(f"{option}={quoted(value)}")
+        else:
+            overrides.append(word)
+    if files:
+        overrides.append(f"inputs=[{','.join(quoted(file) for file in files)}]")
+    return overrides + flags
+
+
+def run_step(step: str, words: list[str]) -> None:
+    """Compose the configuration of a step with Hydra and run it, once or as a sweep."""
+    import hydra
+
+    from scperformer import compose
+
+    typed = list(sys.argv)
+
+    def task(cfg) -> None:
+        # Lightning starts the other processes of a ddp run from sys.argv: give it back what the user typed.
+        sys.argv = typed
+        try:
+            config = compose.to_config(cfg, step)
+            folder = compose.sweep_folder()
+            if folder is not None and hasattr(config, "output"):
+                config.output = str(folder / Path(config.output or step).name)
+            run = getattr(importlib.import_module(f"scperformer.{STEPS[step][0]}"), f"run_{step}")
+            run(config)
+        except InputError as error:
+            # Hydra announces every exception of a job with a line of its own, but lets SystemExit pass.
+            raise SystemExit(refuse(error)) from error
+
+    compose.register_schemas()
+    sys.argv = [typed[0], *to_overrides(words)]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach main() instead of being printed and swallowed
+    try:
+        hydra.main(config_path=str(compose.conf_dir()), config_name=step, version_base="1.3")(task)()
+    except compose.OVERRIDE_ERRORS as error:
+        raise compose.override_error(error, step) from error
+    finally:
+        sys.argv = typed
+
+
+class _Format(logging.Formatter):
+    """Plain lines; only what is not plain information says what it is."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text if record.levelno <= logging.INFO else f"{record.levelname.lower()}: {text}"
+
+
+def refuse(error: InputError) -> int:
+    """Print the one line of an input error; the exit code that goes with it."""
+    if os.environ.get("SCPERFORMER_DEBUG") == "1":
+        raise error
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+
+
+def set_up_logging() -> None:
+    """Send our own log lines (INFO and above) to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Format("%(message)s"))
+    logger = logging.getLogger("scperformer")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; the exit code is 0, or 2 for input that the user can mend (one line says how)."""
+    words = sys.argv[1:] if argv is None else argv
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(help_text())
+        return 0
+    if words[0] == "--version":
+        print(__version__)
+        return 0
+    step, *rest = words
+    try:
+        if step not in STEPS:
+            known = ", ".join(STEPS)
+            raise InputError(f"step '{step}'", f"one of {known}", "'scperformer --help' shows examples")
+        if "-h" in rest or "--help" in rest:
+            print(step_help(step))
+            return 0
+        set_up_logging()
+        run_step(step, rest)
+    except InputError as error:
+        return refuse(error)
+    return 0

@@ -1,0 +1,111 @@
+"""The only place that knows Hydra: YAML files and overrides in, plain checked dataclasses out."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from scperformer.config import STEPS
+from scperformer.errors import InputError
+
+
+OVERRIDE_ERRORS = (HydraException, OmegaConfBaseException)
+
+
+def conf_dir() -> Path:
+    """The folder of YAML files: inside an installed package, beside it in a source checkout."""
+    package = Path(__file__).parent
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parent / "conf"
+
+
+def register_schemas() -> None:
+    """Tell Hydra the dataclass of each step, so that unknown keys and wrong types are refused."""
+    for step, schema in STEPS.items():
+        ConfigStore.instance().store(name=f"{step}_schema", node=schema)
+
+
+def composed(step: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """The composed configuration of a step as Hydra sees it.
+
+    Raises
+    ------
+    InputError
+        An override names an unknown key or group choice, or a value of the wrong type.
+    """
+    register_schemas()
+    try:
+        with initialize_config_dir(str(conf_dir()), job_name=step, version_base="1.3"):
+            return compose(step, list(overrides))
+    except OVERRIDE_ERRORS as error:
+        raise override_error(error, step) from error
+
+
+def to_config(cfg: DictConfig, step: str) -> Any:
+    """The checked dataclass of a step (`STEPS[step]`) from a composed configuration.
+
+    Raises
+    ------
+    InputError
+        A required option is missing, of the wrong type or out of range.
+    """
+    missing = sorted(OmegaConf.missing_keys(cfg))
+    if missing:
+        raise InputError(
+            f"no {missing[0]}", f"a value for {missing[0]}", f"add {missing[0]}=... to 'scperformer {step}'"
+        )
+    try:
+        return OmegaConf.to_object(cfg)
+    except OmegaConfBaseException as error:
+        raise override_error(error, step) from error
+
+
+def make_config(step: str, overrides: Sequence[str] = ()) -> Any:
+    """`STEPS[step]` from Hydra overrides such as `["label_key=cell_type", "model=tiny"]`.
+
+    Raises
+    ------
+    InputError
+        An override is unknown, of the wrong type or out of range, or a required one is missing.
+    """
+    return to_config(composed(step, overrides), step)
+
+
+def resolved_text(step: str, overrides: Sequence[str] = ()) -> str:
+    """The composed configuration as YAML text: changes when, and only when, the step's options change."""
+    return OmegaConf.to_yaml(composed(step, overrides), sort_keys=True)
+
+
+def sweep_folder() -> Path | None:
+    """The folder of this job of a sweep (`-m`), or None outside of sweeps."""
+    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
+        return None
+    return Path(HydraConfig.get().runtime.output_dir)
+
+
+def quoted(value: str) -> str:
+    """A path as a Hydra value, whatever characters it holds."""
+    # In Hydra's quoted strings backslashes are literal, but for those right before a quote; '${' would interpolate.
+    value = value.replace("${", "\\${")
+    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
+    return f"'{escaped}'"
+
+
+def override_error(error: Exception, step: str) -> InputError:
+    """Hydra's explanation of a bad override as one line with a remedy."""
+    text = f"{error}\n{error.__cause__ or ''}".partition("Config search path")[0]
+    text = re.sub(r":\n\t", ": ", text).replace("\n\t", ", ")  # the list of available options
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # Hydra advises '+option' to add what does not exist: here that would only be refused one step later.
+    noise = ("To append to your config", "See https", "object_type", "reference_type", "full_key", "^")
+    found = "; ".join(dict.fromkeys(line.rstrip(".;:") for line in lines if not line.startswith(noise)))
+    remedy = f"'scperformer {step} --cfg job' lists the options and 'scperformer {step} --help' shows examples"
+    return InputError(found, f"an option of '{step}' and a value it can take", remedy)

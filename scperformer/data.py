@@ -1,0 +1,149 @@
+"""From aligned expression to batches: which cells, in which order, and their tokens as tensors; splits."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+
+from scperformer.config import DataConfig, TokensConfig
+from scperformer.errors import InputError
+from scperformer.model import Batch
+from scperformer.tokens import token_counts, tokenize
+
+POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, still well mixed
+
+
+class Cells:
+    """Cells in memory: expression aligned to the model's genes and, for training, a label index each.
+
+    Parameters
+    ----------
+    x
+        CSR float32, N cells x G genes of the model, ln(1 + cp10k).
+    tokens
+        How cells become tokens.
+    labels
+        int64, N, index of the label; None for cells to be annotated.
+    """
+
+    def __init__(self, x: csr_matrix, tokens: TokensConfig, labels: np.ndarray | None = None):
+        self.x = x
+        self.tokens = tokens
+        self.labels = labels
+        self.lengths = token_counts(x, tokens)
+
+    def __len__(self) -> int:
+        return self.x.shape[0]
+
+    def batch(self, cells: Sequence[int] | np.ndarray, length: int | None = None) -> Batch:
+        """Tokens of the cells with these row numbers, padded to `length` or the longest of them."""
+        return Batch.from_tokens(tokenize(self.x[np.asarray(cells)], self.tokens, length))
+
+    def labelled_batch(self, cells: Sequence[int]) -> tuple[Batch, torch.Tensor]:
+        """Tokens and label indices of the cells with these row numbers."""
+        assert self.labels is not None
+        return self.batch(cells), torch.from_numpy(self.labels[np.asarray(cells)])
+
+
+def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """Every cell once, in batches of cells of similar length, in an order given by seed and epoch alone.
+
+    Parameters
+    ----------
+    lengths
+        Tokens of each cell.
+    batch_size
+        Cells per batch; the last one may have fewer.
+
+    Returns
+    -------
+    Row numbers of each batch.
+    """
+    rng = np.random.default_rng([seed, epoch])
+    order = rng.permutation(len(lengths))
+    pool = POOL_BATCHES * batch_size
+    batches = []
+    for start in range(0, len(order), pool):
+        cells = order[start : start + pool]
+        cells = cells[np.argsort(lengths[cells], kind="stable")]
+        batches += [cells[i : i + batch_size] for i in range(0, len(cells), batch_size)]
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def padded_length(num_tokens: int) -> int:
+    """The number of positions a cell is given at prediction: the next of 16, 32, 48, 64, 80, 96, ... (steps of 1/8).
+
+    It depends on the cell alone, so that its numbers do not depend on the cells beside it.
+    """
+    step = max(16, 2 ** (int(num_tokens - 1).bit_length() - 3)) if num_tokens > 1 else 16
+    return -(-num_tokens // step) * step
+
+
+def prediction_batches(lengths: np.ndarray, batch_size: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Every cell once, in batches of cells that share their padded length: (row numbers, length)."""
+    padded = np.array([padded_length(n) for n in lengths], dtype=np.int64)
+    for length in np.unique(padded):
+        cells = np.flatnonzero(padded == length)
+        for start in range(0, len(cells), batch_size):
+            yield cells[start : start + batch_size], int(length)
+
+
+def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers for training and for validation; every label is in both.
+
+    Parameters
+    ----------
+    labels
+        N label indices, each occurring at least twice.
+    fraction
+        Share of each label for validation, rounded, at least one cell and never all.
+    seed
+        Chooses the cells.
+    """
+    rng = np.random.default_rng(seed)
+    val = []
+    for label in np.unique(labels):
+        cells = rng.permutation(np.flatnonzero(labels == label))
+        val.append(cells[: min(max(1, round(fraction * len(cells))), len(cells) - 1)])
+    is_val = np.zeros(len(labels), dtype=bool)
+    is_val[np.concatenate(val)] = True
+    return np.flatnonzero(~is_val), np.flatnonzero(is_val)
+
+
+def usable_labels(names: np.ndarray, data: DataConfig, label_key: str) -> tuple[np.ndarray, list[str]]:
+    """Which cells can be trained on, and the labels they have.
+
+    Parameters
+    ----------
+    names
+        N labels as text; missing ones are None or NaN.
+    data
+        `min_cells_per_label` and what to do with rarer labels.
+
+    Returns
+    -------
+    Boolean mask of the N cells; the sorted label names.
+
+    Raises
+    ------
+    InputError
+        A label is too rare and `data.rare_labels` is `error`, or fewer than two labels remain.
+    """
+    present = np.array([isinstance(name, str) and name.strip() != "" for name in names])
+    values, counts = np.unique(names[present].astype(str), return_counts=True)
+    rare = values[counts < data.min_cells_per_label]
+    if len(rare) and data.rare_labels == "error":
+        examples = ", ".join(f"'{label}'" for label in rare[:5])
+        raise InputError(
+            f"{len(rare)} of {len(values)} labels in '{label_key}' with fewer than {data.min_cells_per_label} "
+            f"cells ({examples})",
+            f"at least {data.min_cells_per_label} cells per label, for training and for validation",
+            "merge them into another label, or leave these cells out with data.rare_labels=drop",
+        )
+    labels = [str(value) for value in values if value not in rare]
+    if len(labels) < 2:
+        raise InputError(
+            f"{len(labels)} usable labels in '{label_key}'", "2 or more", "choose another label_key"
+        )
+    return present & np.isin(names.astype(str), labels), labels
