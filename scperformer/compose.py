@@ -16,7 +16,6 @@ from omegaconf.errors import OmegaConfBaseException
 from scperformer.config import STEPS
 from scperformer.errors import InputError
 
-
 OVERRIDE_ERRORS = (HydraException, OmegaConfBaseException)
 
 

@@ -57,7 +57,12 @@ class TokensConfig:
         _check(1 <= self.num_bins <= 1000, "tokens.num_bins", self.num_bins, "1 to 1000")
         _check(self.bins_per_log2 > 0, "tokens.bins_per_log2", self.bins_per_log2, "a number above 0")
         if self.name == "scbert":
-            _check(self.num_bins == 5, "tokens.num_bins", self.num_bins, "5 with tokens=scbert (else tokens=bins)")
+            _check(
+                self.num_bins == 5,
+                "tokens.num_bins",
+                self.num_bins,
+                "5 with tokens=scbert (else tokens=bins)",
+            )
             _check(self.bins_per_log2 == 1, "tokens.bins_per_log2", self.bins_per_log2, "1 with tokens=scbert")
 
 
@@ -122,7 +127,9 @@ class OptimConfig:
     final_lr_fraction: float = 0.05  # where the cosine ends, as a share of lr
     label_smoothing: float = 0.0
     class_weights: str = "none"  # none, sqrt or balanced: weight of a label in the loss
-    wide_lr_factor: float = 0.1  # the wide branch starts fitted: it learns this much slower
+    wide_start: str = "logistic"  # the wide branch starts as logistic regression, or at zero
+    wide_c: float = 0.1  # inverse penalty of that (class-balanced) logistic regression
+    wide_lr_factor: float = 0.1  # a wide branch that starts fitted learns this much slower
     gradient_clip: float = 1.0
 
     def __post_init__(self) -> None:
@@ -130,8 +137,15 @@ class OptimConfig:
         _check(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "0 or more")
         for name in ("warmup_fraction", "final_lr_fraction"):
             _check(0 <= getattr(self, name) <= 1, f"optim.{name}", getattr(self, name), "0 to 1")
-        _check(0 <= self.label_smoothing < 1, "optim.label_smoothing", self.label_smoothing, "0 or more and below 1")
+        _check(
+            0 <= self.label_smoothing < 1,
+            "optim.label_smoothing",
+            self.label_smoothing,
+            "0 or more and below 1",
+        )
         _check_choice("optim.class_weights", self.class_weights, ("none", "sqrt", "balanced"))
+        _check_choice("optim.wide_start", self.wide_start, ("logistic", "zero"))
+        _check(self.wide_c > 0, "optim.wide_c", self.wide_c, "a number above 0")
         _check(self.wide_lr_factor >= 0, "optim.wide_lr_factor", self.wide_lr_factor, "0 or more")
         _check(self.gradient_clip >= 0, "optim.gradient_clip", self.gradient_clip, "0 (off) or more")
 

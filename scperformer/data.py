@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
-from scperformer.config import DataConfig, TokensConfig
-from scperformer.errors import InputError
+from scperformer.config import TokensConfig
 from scperformer.model import Batch
 from scperformer.tokens import token_counts, tokenize
 
@@ -33,6 +32,12 @@ class Cells:
         self.labels = labels
         self.lengths = token_counts(x, tokens)
 
+    @property
+    def known_labels(self) -> np.ndarray:
+        """The label indices of labelled cells."""
+        assert self.labels is not None
+        return self.labels
+
     def __len__(self) -> int:
         return self.x.shape[0]
 
@@ -40,10 +45,9 @@ class Cells:
         """Tokens of the cells with these row numbers, padded to `length` or the longest of them."""
         return Batch.from_tokens(tokenize(self.x[np.asarray(cells)], self.tokens, length))
 
-    def labelled_batch(self, cells: Sequence[int]) -> tuple[Batch, torch.Tensor]:
+    def labelled_batch(self, cells: Sequence[int] | np.ndarray) -> tuple[Batch, torch.Tensor]:
         """Tokens and label indices of the cells with these row numbers."""
-        assert self.labels is not None
-        return self.batch(cells), torch.from_numpy(self.labels[np.asarray(cells)])
+        return self.batch(cells), torch.from_numpy(self.known_labels[np.asarray(cells)])
 
 
 def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
@@ -109,41 +113,3 @@ def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> tuple[np
     is_val = np.zeros(len(labels), dtype=bool)
     is_val[np.concatenate(val)] = True
     return np.flatnonzero(~is_val), np.flatnonzero(is_val)
-
-
-def usable_labels(names: np.ndarray, data: DataConfig, label_key: str) -> tuple[np.ndarray, list[str]]:
-    """Which cells can be trained on, and the labels they have.
-
-    Parameters
-    ----------
-    names
-        N labels as text; missing ones are None or NaN.
-    data
-        `min_cells_per_label` and what to do with rarer labels.
-
-    Returns
-    -------
-    Boolean mask of the N cells; the sorted label names.
-
-    Raises
-    ------
-    InputError
-        A label is too rare and `data.rare_labels` is `error`, or fewer than two labels remain.
-    """
-    present = np.array([isinstance(name, str) and name.strip() != "" for name in names])
-    values, counts = np.unique(names[present].astype(str), return_counts=True)
-    rare = values[counts < data.min_cells_per_label]
-    if len(rare) and data.rare_labels == "error":
-        examples = ", ".join(f"'{label}'" for label in rare[:5])
-        raise InputError(
-            f"{len(rare)} of {len(values)} labels in '{label_key}' with fewer than {data.min_cells_per_label} "
-            f"cells ({examples})",
-            f"at least {data.min_cells_per_label} cells per label, for training and for validation",
-            "merge them into another label, or leave these cells out with data.rare_labels=drop",
-        )
-    labels = [str(value) for value in values if value not in rare]
-    if len(labels) < 2:
-        raise InputError(
-            f"{len(labels)} usable labels in '{label_key}'", "2 or more", "choose another label_key"
-        )
-    return present & np.isin(names.astype(str), labels), labels

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from scperformer.attention import MECHANISMS
+from scperformer.attention import MECHANISMS, Attention
 from scperformer.config import AttentionConfig, HeadConfig, ModelConfig, TokensConfig
 from scperformer.errors import InputError
 from scperformer.tokens import CellTokens, num_tokens
@@ -70,7 +70,7 @@ class Layer(nn.Module):
         self.heads = (model.num_heads, model.head_dim)
         self.norm_attention = nn.LayerNorm(model.dim)
         self.to_qkv = nn.Linear(model.dim, 3 * inner, bias=False)
-        self.attention = MECHANISMS[attention.name](model.head_dim, attention, generator)
+        self.attention: Attention = MECHANISMS[attention.name](model.head_dim, attention, generator)
         self.to_out = nn.Linear(inner, model.dim)
         self.norm_feedforward = nn.LayerNorm(model.dim)
         hidden = model.dim * model.feedforward_factor
@@ -131,7 +131,7 @@ class ConvPool(nn.Module):
         return s_BG.scatter_add(1, batch.genes_BL, s_BL)
 
 
-POOLS = {"mean": MeanPool, "cls": ClsPool, "conv": ConvPool}
+POOLS: dict[str, type[MeanPool] | type[ClsPool] | type[ConvPool]] = {"mean": MeanPool, "cls": ClsPool, "conv": ConvPool}
 
 
 class Head(nn.Module):
@@ -176,7 +176,9 @@ class Encoder(nn.Module):
     ):
         super().__init__()
         self.embedding = Embedding(num_genes, model.dim, tokens)
-        self.layers = nn.ModuleList(Layer(model, attention, generator) for _ in range(model.depth))
+        layers = [Layer(model, attention, generator) for _ in range(model.depth)]
+        self.layers = nn.ModuleList(layers)
+        self.mechanisms = [layer.attention for layer in layers]
         self.norm = nn.LayerNorm(model.dim)
         self.dropout = nn.Dropout(model.dropout)
 
@@ -214,8 +216,9 @@ class CellTypeModel(nn.Module):
         if model.deep:
             generator = torch.Generator().manual_seed(seed)
             self.encoder = Encoder(num_genes, tokens, model, attention, generator)
-            self.pool = POOLS[head.name](num_genes, model.dim)
-            self.head = Head(self.pool.width, num_labels, head)
+            pool = POOLS[head.name](num_genes, model.dim)
+            self.pool = pool
+            self.head = Head(pool.width, num_labels, head)
             if model.wide:
                 nn.init.zeros_(self.head.labels.weight)
                 nn.init.zeros_(self.head.labels.bias)
@@ -235,5 +238,5 @@ class CellTypeModel(nn.Module):
     def redraw(self, generator: torch.Generator) -> None:
         """Draw the random parts of every layer's attention anew (during training only)."""
         if self.encoder is not None:
-            for layer in self.encoder.layers:
-                layer.attention.redraw(generator)
+            for mechanism in self.encoder.mechanisms:
+                mechanism.redraw(generator)

@@ -8,3 +8,5 @@ MECHANISMS: dict[str, type[Attention]] = {
     "favor": Favor,
     "softmax": Softmax,
 }
+
+__all__ = ["MECHANISMS", "Attention"]

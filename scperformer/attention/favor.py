@@ -63,14 +63,13 @@ class Favor(Attention):
         self.num_features = config.num_features or max(1, int(head_dim * math.log(head_dim)))
         self.head_dim = head_dim
         self.orthogonal = config.orthogonal
+        self.directions_ME: torch.Tensor
         self.register_buffer("directions_ME", torch.empty(self.num_features, head_dim))
         self.redraw(generator)
 
     @torch.no_grad()
     def redraw(self, generator: torch.Generator) -> None:
-        self.directions_ME.copy_(
-            gaussian_directions(self.num_features, self.head_dim, self.orthogonal, generator)
-        )
+        self.directions_ME.copy_(gaussian_directions(self.num_features, self.head_dim, self.orthogonal, generator))
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL):
         dtype = v_BHLE.dtype

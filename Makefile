@@ -1,0 +1,39 @@
+# `make annotate` and `make test` do all the set-up they need on a machine with git and Python 3.11 or newer.
+
+VENV ?= .venv
+PYTHON ?= python3.13 python3.12 python3.11 python3# the first of these that is new enough makes VENV
+ARGS ?=# more words for snakemake or pytest, such as ARGS="--configfile my.yaml"
+
+INSTALLED := $(VENV)/.installed
+ACTIVATE := . "$(VENV)/bin/activate"
+# Threads that wait for work spin by default; with more threads than cores that stalls everything.
+SINGLE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+
+.PHONY: annotate test install
+
+annotate: $(INSTALLED)
+	$(ACTIVATE) && snakemake --cores 8 annotate --workflow-profile workflows/profiles/default $(ARGS)
+
+test: $(INSTALLED)
+	$(ACTIVATE) && ruff check . && ruff format --check . && mypy && $(SINGLE) pytest -n 2 --dist loadscope $(ARGS)
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@set -e; \
+	if [ ! -x "$(VENV)/bin/python" ]; then \
+	    found=; \
+	    for python in $(PYTHON); do \
+	        if "$$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then \
+	            found="$$python"; break; \
+	        fi; \
+	    done; \
+	    if [ -z "$$found" ]; then \
+	        echo "none of $(PYTHON) is Python 3.11 or newer with venv: install one, or name it as in make PYTHON=/path/to/python3.11 (Debian, Ubuntu: apt-get install python3-venv)" >&2; \
+	        exit 1; \
+	    fi; \
+	    "$$found" -m venv "$(VENV)"; \
+	fi; \
+	echo "installing into $(VENV): once, some minutes"; \
+	"$(VENV)/bin/python" -m pip install --quiet -c constraints.txt -e '.[test]'; \
+	touch "$@"

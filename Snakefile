@@ -1,0 +1,36 @@
+# Reference and samples in, annotated samples and a report out. How to use it: docs/workflow.md.
+# Which data and which options: workflows/config.yaml. The rules, in the order of the data, are in workflows/.
+import sys
+
+from snakemake.utils import min_version
+
+min_version("9.0")
+
+
+configfile: f"{workflow.basedir}/workflows/config.yaml"
+
+
+report: "workflows/report/workflow.rst"
+
+
+include: "workflows/common.smk"
+include: "workflows/prepare.smk"
+include: "workflows/train.smk"
+include: "workflows/annotate.smk"
+include: "workflows/evaluate.smk"
+
+
+rule annotate:
+    default_target: True
+    input:
+        expand(ANNOTATED, sample=SAMPLES),
+        REPORT,
+
+
+rule all:
+    input:
+        rules.annotate.input,
+
+
+onerror:
+    print(failures(log), file=sys.stderr, flush=True)

@@ -1,0 +1,187 @@
+"""One self-contained trained model: a folder of weights, genes, labels, configuration and provenance.
+
+    model.safetensors   weights of the network (model.*) and of logistic regression (baseline.*)
+    bundle.json         format version, labels, configuration, metrics, provenance, checksums of the other files
+    genes.tsv           the model's genes in order, with their mean expression in the reference
+    MODEL_CARD.md       the same for people
+
+Nothing in it executes when it is opened. This module reads and writes without torch.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scperformer.errors import InputError
+from scperformer.io import new_folder, sha256
+
+FORMAT_VERSION = 1
+WEIGHTS, GENES, INFO, CARD = "model.safetensors", "genes.tsv", "bundle.json", "MODEL_CARD.md"
+PACKAGED = Path(__file__).parent / "models" / "pbmc68k_reduced"
+
+
+@dataclass(kw_only=True)
+class Bundle:
+    """A trained model as plain data.
+
+    Attributes
+    ----------
+    genes, gene_means
+        Names of the G genes in order and their mean ln(1 + cp10k) over the reference.
+    labels, ontology_term_ids
+        C label names in the order of the logits, and a Cell Ontology id or "unknown" for each.
+    config
+        Groups `tokens`, `model`, `attention`, `head` and the number `target_sum`: all that rebuilding needs.
+    weights
+        Arrays by name: `model.*` (the network's state) and `baseline.weight`, `baseline.bias`.
+    hash
+        SHA-256 of bundle.json, which holds the checksums of the other files; "" before saving.
+    """
+
+    name: str
+    genes: list[str]
+    gene_means: np.ndarray
+    labels: list[str]
+    ontology_term_ids: list[str]
+    config: dict[str, Any]
+    metrics: dict[str, Any]
+    provenance: dict[str, Any]
+    weights: dict[str, np.ndarray] = field(repr=False)
+    hash: str = ""
+
+
+def save_bundle(bundle: Bundle, path: str | Path, *, overwrite: bool = False) -> None:
+    """Write the folder, whole or not at all.
+
+    Raises
+    ------
+    InputError
+        The folder exists and `overwrite` is off.
+    """
+    from safetensors.numpy import save_file
+
+    with new_folder(path, overwrite, marker=INFO) as folder:
+        save_file({name: np.ascontiguousarray(array) for name, array in bundle.weights.items()}, folder / WEIGHTS)
+        rows = [f"{gene}\t{mean:.6g}" for gene, mean in zip(bundle.genes, bundle.gene_means, strict=True)]
+        (folder / GENES).write_text("\n".join(["gene\tmean", *rows]) + "\n", encoding="utf-8")
+        info = {
+            "format_version": FORMAT_VERSION,
+            "name": bundle.name,
+            "labels": bundle.labels,
+            "ontology_term_ids": bundle.ontology_term_ids,
+            "config": bundle.config,
+            "metrics": bundle.metrics,
+            "provenance": bundle.provenance,
+            "files": {name: sha256(folder / name) for name in (WEIGHTS, GENES)},
+        }
+        (folder / INFO).write_text(json.dumps(info, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        (folder / CARD).write_text(model_card(bundle), encoding="utf-8")
+
+
+def load_bundle(path: str | Path) -> Bundle:
+    """Read a model folder and verify its checksums.
+
+    Raises
+    ------
+    InputError
+        No such folder, a file of it is missing or damaged, or its format is newer than this program.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    folder = Path(path)
+    text, info = _read_info(folder)
+    for name, checksum in info["files"].items():
+        # Only the two names we write are looked at, whatever else the file lists.
+        if name not in (WEIGHTS, GENES) or not (folder / name).is_file() or sha256(folder / name) != checksum:
+            raise _damaged(folder, f"'{name}' missing or changed since it was written")
+    try:
+        weights = load_file(folder / WEIGHTS)
+    except (SafetensorError, ValueError) as error:
+        raise _damaged(folder, f"'{WEIGHTS}' unreadable") from error
+    rows = [line.split("\t") for line in (folder / GENES).read_text(encoding="utf-8").splitlines()[1:]]
+    return Bundle(
+        name=info["name"],
+        genes=[row[0] for row in rows],
+        gene_means=np.array([float(row[1]) for row in rows], dtype=np.float32),
+        labels=info["labels"],
+        ontology_term_ids=info["ontology_term_ids"],
+        config=info["config"],
+        metrics=info["metrics"],
+        provenance=info["provenance"],
+        weights=weights,
+        hash=hashlib.sha256(text.encode()).hexdigest(),
+    )
+
+
+def _read_info(folder: Path) -> tuple[str, dict[str, Any]]:
+    if not folder.is_dir() or not (folder / INFO).is_file():
+        found = "no bundle.json" if folder.is_dir() else "no folder"
+        raise InputError(
+            f"{found} at '{folder}'",
+            f"a model folder with {INFO}, {WEIGHTS} and {GENES}",
+            "give model_path the output folder of 'scperformer train', or leave it out for the packaged model",
+        )
+    try:
+        text = (folder / INFO).read_text(encoding="utf-8")
+        info = json.loads(text)
+        version = info["format_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(folder, f"'{INFO}' unreadable") from error
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise InputError(
+            f"model format {version} in '{folder}'",
+            f"format {FORMAT_VERSION} or older",
+            "update scperformer (pip install --upgrade scperformer)",
+        )
+    wanted = {"name", "labels", "ontology_term_ids", "config", "metrics", "provenance", "files"}
+    if missing := sorted(wanted - set(info)):
+        raise _damaged(folder, f"'{INFO}' without {', '.join(missing)}")
+    if missing := sorted({WEIGHTS, GENES} - set(info["files"])):
+        raise _damaged(folder, f"'{INFO}' without the checksum of {', '.join(missing)}")
+    return text, info
+
+
+def _damaged(folder: Path, what: str) -> InputError:
+    return InputError(f"damaged model '{folder}': {what}", "the folder as it was written", "copy it or train it again")
+
+
+def resolve_model(model_path: str | None) -> tuple[Path, str]:
+    """The model folder to use and why: `model_path`, else $SCPERFORMER_MODEL, else the packaged model."""
+    if model_path:
+        return Path(model_path), "given"
+    if from_environment := os.environ.get("SCPERFORMER_MODEL"):
+        return Path(from_environment), "from $SCPERFORMER_MODEL"
+    return PACKAGED, "packaged"
+
+
+def model_card(bundle: Bundle) -> str:
+    """What a person should know about a model before using it, as Markdown."""
+    made, metrics = bundle.provenance, bundle.metrics
+    counts = made["cells_per_label"]
+    labels = "\n".join(f"| {label} | {counts[label]} |" for label in bundle.labels)
+    ours, rival = metrics["model"], metrics["baseline"]
+    return f"""\
+# {bundle.name}
+
+A cell-type model of scperformer {made["versions"]["scperformer"]}. It tells apart the {len(bundle.labels)} labels
+below and no others: a cell of any other type still gets one of them.
+
+| label | cells in the reference |
+|---|---|
+{labels}
+
+- Trained on `{made["reference"]}` (SHA-256 `{made["reference_sha256"]}`), labels in `{made["label_key"]}`,
+  {made["num_cells"]} cells, {len(bundle.genes)} genes.
+- Input: {made["input"]}.
+- On {metrics["num_val_cells"]} held-out cells of the reference, which also chose the epoch and so flatter the model:
+  accuracy {ours["accuracy"]:.3f}, macro-F1 {ours["macro_f1"]:.3f}; logistic regression trained on the same cells:
+  accuracy {rival["accuracy"]:.3f}, macro-F1 {rival["macro_f1"]:.3f}.
+- Confidences are the network's probabilities, not calibrated.
+- Made by `{made["command"]}` with seed {made["seed"]}; all options are in {INFO}.
+"""

@@ -1,0 +1,196 @@
+"""Where an AnnData keeps its expression (X, raw, a layer), and what kind of values they are."""
+
+import math
+import warnings
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from anndata import AnnData
+
+from scperformer import genes
+from scperformer.errors import InputError
+from scperformer.values import MAX_LOG, Matrix, Slot, judge
+
+PREPARED = "scperformer_prepared"  # uns key by which preprocess marks its output
+ASSUMED_TOTAL = 1e4  # what log1p data are taken to be normalised to when it cannot be seen
+COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
+PARTIAL_LAYERS = ("unspliced", "ambiguous")  # velocyto: parts of the counts, never used unless asked for
+
+
+@dataclass(kw_only=True)
+class Findings:
+    """Where the expression is and what it is."""
+
+    source: str  # X, raw or layers/NAME
+    kind: str  # counts, linear or log1p
+    total: float | None  # log1p: what a cell adds up to before the logarithm; None: cannot be seen
+    log_base: float | None  # log1p: e, 2 or 10
+    num_cells: int
+    num_genes: int
+    id_kind: str
+    notes: list[str] = field(default_factory=list)  # plain sentences: what was seen, what is assumed
+
+    def as_dict(self) -> dict[str, Any]:
+        """The findings as JSON-able values."""
+        return asdict(self)
+
+
+def detect(
+    adata: AnnData,
+    source: str = "auto",
+    input_kind: str = "auto",
+    *,
+    input_total: float | None = None,
+    path: str | Path = "the data",
+) -> Findings:
+    """Find the expression in X, raw and layers, and say what kind of values they are.
+
+    Counts are preferred (most genes first), then log1p values whose normalisation can be recognised, then the
+    rest. X of a file that `preprocess` wrote is taken as its mark says.
+
+    Parameters
+    ----------
+    source
+        auto, X, raw or layers/NAME: look there only.
+    input_kind
+        auto, counts, linear or log1p: taken as told, whatever the values look like.
+    input_total
+        What log1p values were normalised to, in counts per cell; overrides what is seen.
+    path
+        Where `adata` came from, for messages.
+
+    Raises
+    ------
+    InputError
+        No place holds usable values (NaN and negative values never are), or `source` does not exist.
+    """
+    mark = adata.uns.get(PREPARED, {}) if source in ("auto", "X") and input_kind == "auto" else {}
+    marked = "target_sum" in mark
+    slots = [judge(name, x) for name, x in _places(adata, "X" if marked else source, path)]
+    usable = [slot for slot in slots if slot.kind != "unusable"]
+    if not usable:
+        there = "; ".join(f"{slot.source}: {slot.text}" for slot in slots) or "X is empty"
+        raise InputError(
+            f"no usable expression in {path} ({there})",
+            "counts, or log-normalised values without NaN or negative values",
+            "put the counts into X or layers['counts'], or mend the values, and save the file",
+        )
+    if marked:
+        chosen, total = usable[0], float(mark["target_sum"])
+        chosen.kind, chosen.log_base, chosen.total, chosen.confirmed = "log1p", math.e, total, True
+        notes = [f"X was prepared by scperformer ({total:g} counts per cell)"]
+    else:
+        wanted = [slot for slot in usable if slot.kind == input_kind] or usable
+        chosen = min(wanted, key=_preference)  # the first of equals: X before layers before raw
+        notes = [f"{slot.source} is not used: {slot.text}" for slot in slots if slot is not chosen]
+        notes += _obey(chosen, input_kind, path)
+    notes += _total_notes(chosen, input_total)
+    return _findings(adata, chosen, notes)
+
+
+def _places(adata: AnnData, source: str, path: str | Path) -> list[tuple[str, Matrix]]:
+    """Name and matrix of each place to look at, in order of preference."""
+    named = sorted(adata.layers, key=lambda name: str(name).lower() not in COUNT_LAYERS)
+    places = {"X": adata.X} | {f"layers/{name}": adata.layers[name] for name in named}
+    if adata.raw is not None:
+        places["raw"] = adata.raw.X
+    places = {name: x for name, x in places.items() if x is not None}
+    if source == "auto":
+        return [(name, x) for name, x in places.items() if name.removeprefix("layers/") not in PARTIAL_LAYERS]
+    if source not in places:
+        there = ", ".join(places) or "neither X nor layers nor raw"
+        raise InputError(
+            f"no {source} in {path} (it has {there})", "a place that exists", "set source=... to one"
+        )
+    return [(source, places[source])]
+
+
+def _preference(slot: Slot) -> tuple[int, int]:
+    """Sort key: the most trustworthy kind first, then the most genes."""
+    trusted = slot.source in ("X", "raw") or slot.source.removeprefix("layers/").lower() in COUNT_LAYERS
+    if slot.kind == "counts":
+        tier = 0 if trusted else 2  # a layer of whole numbers may be anything, a mask for instance
+    elif slot.kind == "log1p":
+        tier = 1 if slot.confirmed else 3
+    else:
+        tier = 4
+    return tier, -slot.x.shape[1]
+
+
+def _obey(slot: Slot, input_kind: str, path: str | Path) -> list[str]:
+    """Take the values as told, with a note where they look otherwise."""
+    if input_kind in ("auto", slot.kind):
+        return []
+    if input_kind == "log1p" and slot.largest > MAX_LOG:
+        raise InputError(
+            f"values up to {slot.largest:g} in {slot.source} of {path}",
+            f"log1p values of at most {MAX_LOG:g}",
+            "leave out input_kind=log1p",
+        )
+    note = f"taken as {input_kind} as told, though {slot.source} looks like {slot.text}"
+    slot.kind, slot.total = input_kind, None
+    slot.log_base = math.e if input_kind == "log1p" else None
+    return [note]
+
+
+def _total_notes(slot: Slot, input_total: float | None) -> list[str]:
+    if slot.kind != "log1p":
+        if input_total is not None:
+            warnings.warn(f"input_total is not used: {slot.source} holds {slot.kind}", stacklevel=3)
+        return []
+    notes = []
+    if not slot.confirmed:
+        notes.append(
+            "taken as natural log1p by the range of the values alone; set input_kind=... if they are not"
+        )
+    if input_total is not None:
+        notes.append(f"taken as {input_total:g} counts per cell as told")
+        slot.total = float(input_total)
+    elif slot.total is None:
+        notes.append(
+            "what the values were normalised to cannot be seen (genes dropped afterwards?); "
+            f"they are taken as per {ASSUMED_TOTAL:g} counts, set input_total=... if that is wrong"
+        )
+    return notes
+
+
+def _findings(adata: AnnData, slot: Slot, notes: list[str]) -> Findings:
+    num_empty = int(np.count_nonzero(np.asarray(slot.x.sum(axis=1)).ravel() == 0))
+    if num_empty:
+        notes.append(f"{num_empty} cell{'s' if num_empty > 1 else ''} without any count")
+    if slot.kind == "counts" and slot.largest == 1:
+        notes.append("no count is above 1: were the values made binary?")
+    return Findings(
+        source=slot.source,
+        kind=slot.kind,
+        total=slot.total,
+        log_base=slot.log_base,
+        num_cells=slot.x.shape[0],
+        num_genes=slot.x.shape[1],
+        id_kind=genes.id_kind(_gene_names(adata, slot.source)),
+        notes=notes,
+    )
+
+
+def _gene_names(adata: AnnData, source: str) -> list[str]:
+    names = adata.raw.var_names if source == "raw" else adata.var_names
+    return [str(name) for name in names]
+
+
+def expression(adata: AnnData, findings: Findings, path: str | Path = "the data") -> tuple[Matrix, list[str]]:
+    """The matrix that `findings` names, as stored, and the gene name of each of its columns.
+
+    Raises
+    ------
+    InputError
+        Gene names repeat.
+    """
+    names = _gene_names(adata, findings.source)
+    genes.require_unique(names, f"{findings.source} of {path}")
+    if findings.source == "raw":
+        return adata.raw.X, names
+    if findings.source == "X":
+        return adata.X, names
+    return adata.layers[findings.source.removeprefix("layers/")], names

@@ -1,0 +1,167 @@
+"""Colours of labels and the UMAP pictures of the report.
+
+No text of the user is ever drawn: pictures show numbers, and the page says beside them what each one means.
+So nothing in them needs escaping, and no label is read as a formula.
+"""
+
+import io
+import warnings
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+# The six mid-tones of Okabe and Ito (2008), then greedily the colour farthest from white and from all before
+# it in OKLab, as seen with normal vision, deuteranopia and protanopia (Machado et al. 2009, severity 1).
+PALETTE = (
+    *("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#78000F", "#003C78", "#C3D2B4"),
+    *("#5A87FF", "#A52D3C", "#2D3CB4", "#B4D2FF", "#C3E13C", "#2D5A78", "#A5B487", "#2D7878", "#691E4B"),
+    *("#69C3C3", "#3C69E1", "#C33C1E", "#6996D2", "#A5D269", "#872D00", "#F0694B", "#00695A", "#7878D2"),
+    *("#1EA5FF", "#2D5AC3", "#2D4B87"),
+)
+# Low confidence is what to look at, so it is dark; lightness falls evenly, so it also works in grey.
+CONFIDENCE_STOPS = ("#5B1A18", "#A8442A", "#DE8A4B", "#EDC28B", "#D9DAD0", "#B9CDD6")
+MIN_CELLS = 15  # fewer cells than UMAP's default neighbourhood have no shape to show
+PICTURE_INCHES, PICTURE_DPI = (6.0, 5.1), 180
+BADGE_POINTS = 17  # diameter of the circle around a number
+
+
+def colour_of(position: int) -> str:
+    """The colour of the label at a position; after the last colour they begin again."""
+    return PALETTE[position % len(PALETTE)]
+
+
+def ink_on(colour: str) -> str:
+    """Black or white, whichever is easier to read on a colour (WCAG 2 contrast)."""
+    channels = np.array([int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)])
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    luminance = float(linear @ [0.2126, 0.7152, 0.0722])
+    # Contrast with white is 1.05 / (L + .05), with black (L + .05) / .05: they are equal at L = .179.
+    return "#000000" if luminance > 0.179 else "#FFFFFF"
+
+
+def confidence_gradient() -> str:
+    """The colour scale of `draw_confidence` as a CSS gradient from 0 to 1."""
+    return f"linear-gradient(to right, {', '.join(CONFIDENCE_STOPS)})"
+
+
+def umap_coordinates(embedding: npt.NDArray[np.float32], seed: int) -> npt.NDArray[np.float32] | None:
+    """Place cells in the plane so that neighbours in the embedding stay neighbours.
+
+    Parameters
+    ----------
+    embedding
+        N x dim, one row per cell.
+
+    Returns
+    -------
+    N x 2; None when there are fewer than `MIN_CELLS` cells or all of them have the same embedding.
+
+    Source: McInnes, Healy and Melville 2018, as in scanpy.
+    """
+    if len(embedding) < MIN_CELLS or embedding.shape[1] == 0 or not np.ptp(embedding, axis=0).any():
+        return None
+    import scanpy as sc  # 3 s; needed nowhere else here
+
+    cells = sc.AnnData(np.ascontiguousarray(embedding, dtype=np.float32))
+    with warnings.catch_warnings():
+        # UMAP says that a seed means one thread, and names an initial layout that it falls back to.
+        warnings.simplefilter("ignore", UserWarning)
+        sc.pp.neighbors(cells, n_neighbors=min(15, len(embedding) - 1), use_rep="X", random_state=seed)
+        sc.tl.umap(cells, random_state=seed)
+    return np.asarray(cells.obsm["X_umap"], dtype=np.float32)
+
+
+def draw_labels(xy: npt.NDArray[np.float32], codes: npt.NDArray[np.int64]) -> bytes:
+    """A PNG of cells coloured by label, with the number of each label in its midst.
+
+    Parameters
+    ----------
+    xy
+        N x 2 coordinates.
+    codes
+        N positions of labels, 0 and up; the number drawn is the position + 1.
+    """
+    figure, axes = _canvas(xy)
+    order = np.random.default_rng(0).permutation(len(xy))  # or the last label would cover the others
+    colours = [colour_of(code) for code in codes[order].tolist()]
+    axes.scatter(xy[order, 0], xy[order, 1], c=colours, s=_dot_area(len(xy)), linewidths=0)
+    present = np.unique(codes).tolist()
+    pixels = axes.transData.transform([_midst(xy[codes == code]) for code in present])
+    centres = axes.transData.inverted().transform(_apart(pixels, BADGE_POINTS * 1.1 / 72 * PICTURE_DPI))
+    fills = [colour_of(code) for code in present]
+    axes.scatter(
+        centres[:, 0],
+        centres[:, 1],
+        c=fills,
+        s=BADGE_POINTS**2,
+        edgecolors="white",
+        linewidths=1.5,
+        clip_on=False,
+    )
+    for code, fill, (x, y) in zip(present, fills, centres, strict=True):
+        axes.text(x, y, str(code + 1), color=ink_on(fill), size=10, weight="bold", ha="center", va="center_baseline")
+    return _png(figure)
+
+
+def draw_confidence(xy: npt.NDArray[np.float32], confidence: npt.NDArray[np.floating]) -> bytes:
+    """A PNG of cells coloured by confidence (0 to 1), the least confident ones on top."""
+    figure, axes = _canvas(xy)
+    order = np.argsort(-confidence, kind="stable")
+    scale = LinearSegmentedColormap.from_list("confidence", CONFIDENCE_STOPS)
+    axes.scatter(
+        xy[order, 0],
+        xy[order, 1],
+        c=scale(confidence[order].astype(float)),
+        s=_dot_area(len(xy)),
+        linewidths=0,
+    )
+    return _png(figure)
+
+
+def _canvas(xy: npt.NDArray[np.float32]) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=PICTURE_INCHES, dpi=PICTURE_DPI)
+    FigureCanvasAgg(figure)  # draws without a display, whatever backend the user has set
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    low, high = xy.min(axis=0), xy.max(axis=0)
+    margin = 0.06 * np.maximum(high - low, 1e-6)
+    axes.set_xlim(low[0] - margin[0], high[0] + margin[0])
+    axes.set_ylim(low[1] - margin[1], high[1] + margin[1])
+    return figure, axes
+
+
+def _dot_area(num_cells: int) -> float:
+    """Square points of a dot: large for few cells, and never so small that a lone cell vanishes."""
+    return float(np.clip(20_000 / num_cells, 2.5, 40))
+
+
+def _midst(xy: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The cell nearest to the median: unlike a mean it never lies between two groups."""
+    return xy[np.square(xy - np.median(xy, axis=0)).sum(axis=1).argmin()]
+
+
+def _apart(points: npt.NDArray[np.float64], distance: float) -> npt.NDArray[np.float64]:
+    """Move points (K x 2) as little as needed until none is nearer to another than `distance`, nearly."""
+    # Points at the very same place need a direction to part in: a different one each.
+    angles = np.arange(len(points)) * 2.4
+    points = points + 1e-3 * np.column_stack([np.cos(angles), np.sin(angles)])
+    for _ in range(200):
+        steps = points[:, None] - points[None]
+        gaps = np.hypot(steps[..., 0], steps[..., 1])
+        np.fill_diagonal(gaps, np.inf)
+        push = np.clip(distance - gaps, 0, None) / 2 / gaps
+        if not push.any():
+            break
+        points = points + (steps * push[..., None]).sum(axis=1)
+    return points
+
+
+def _png(figure: Figure) -> bytes:
+    file = io.BytesIO()
+    # No matplotlib version inside: the same cells give the same bytes.
+    figure.savefig(file, format="png", metadata={"Software": None})
+    return file.getvalue()

@@ -1,0 +1,315 @@
+"""Training as Lightning sees it: the module (loss, metrics, optimiser), the data module and what is saved when.
+
+Every random choice is a function of (seed, epoch) or (seed, step) alone, and checkpoints are written at the end of
+epochs: a run that was killed and resumed therefore repeats the interrupted epoch exactly.
+"""
+
+import copy
+import logging
+import math
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+
+from scperformer.config import OptimConfig, TrainConfig, TrainerConfig
+from scperformer.data import Cells, shuffled_batches
+from scperformer.errors import InputError
+from scperformer.metrics import score
+from scperformer.model import Batch, CellTypeModel
+from scperformer.predict import predict_cells
+
+log = logging.getLogger(__name__)
+
+MONITOR = "val_macro_f1"
+
+
+def loss_weights(labels: np.ndarray, class_weights: str) -> torch.Tensor:
+    """Weight of each label in the loss, float32, C; their mean over the cells is 1.
+
+    Parameters
+    ----------
+    labels
+        Label index of each training cell; every label occurs.
+    class_weights
+        `none`: all 1. `balanced`: inverse to the label's number of cells. `sqrt`: the root of that.
+    """
+    power = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}[class_weights]
+    counts = np.bincount(labels).astype(np.float64)
+    weights = counts**-power
+    return torch.tensor(weights / np.average(weights, weights=counts), dtype=torch.float32)
+
+
+def seed_of(*parts: int) -> int:
+    """One seed from several numbers, such as (seed, epoch); different numbers give unrelated seeds."""
+    return int(np.random.SeedSequence(parts).generate_state(1)[0])
+
+
+def lr_factor(step: int, num_steps: int, optim: OptimConfig) -> float:
+    """Learning rate at a step as a share of its maximum: linear warm-up, then a cosine to `final_lr_fraction`."""
+    warmup = max(1, round(optim.warmup_fraction * num_steps))
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = min(1.0, (step - warmup) / max(1, num_steps - warmup))
+    return optim.final_lr_fraction + (1 - optim.final_lr_fraction) * (1 + math.cos(math.pi * progress)) / 2
+
+
+class Learner(pl.LightningModule):
+    """The network with its loss, metrics and optimiser.
+
+    Parameters
+    ----------
+    network
+        The model to train.
+    weights
+        Weight of each label in the loss, C.
+    num_steps
+        Optimiser steps of the whole run, for the learning-rate schedule.
+    redraw_interval
+        Steps between new random projections; 0 = never.
+    """
+
+    def __init__(
+        self,
+        network: CellTypeModel,
+        *,
+        weights: torch.Tensor,
+        optim: OptimConfig,
+        num_steps: int,
+        redraw_interval: int,
+        seed: int,
+    ):
+        super().__init__()
+        self.network = network
+        self.label_weights: torch.Tensor
+        self.register_buffer("label_weights", weights)
+        self.optim = optim
+        self.num_steps = num_steps
+        self.redraw_interval = redraw_interval
+        self.seed = seed
+        self.val_macro_f1 = MulticlassF1Score(len(weights), average="macro")
+        self.val_accuracy = MulticlassAccuracy(len(weights), average="micro")
+
+    def on_train_epoch_start(self) -> None:
+        # Dropout: the same masks whether the run came here in one go or was resumed.
+        torch.manual_seed(
+            int(np.random.SeedSequence([self.seed, self.current_epoch, self.global_rank]).generate_state(1)[0])
+        )
+
+    def on_train_batch_start(self, batch: tuple[Batch, torch.Tensor], batch_idx: int) -> None:
+        step = self.global_step
+        if self.redraw_interval and step > 0 and step % self.redraw_interval == 0:
+            self.network.redraw(torch.Generator().manual_seed(seed_of(self.seed, step)))
+
+    def training_step(self, batch: tuple[Batch, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        tokens, labels_B = batch
+        logits_BC, _ = self.network(tokens)
+        loss = cross_entropy(
+            logits_BC.float(), labels_B, weight=self.label_weights, label_smoothing=self.optim.label_smoothing
+        )
+        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels_B), sync_dist=True)
+        return loss
+
+    def validation_step(self, batch: tuple[Batch, torch.Tensor], batch_idx: int) -> None:
+        tokens, labels_B = batch
+        logits_BC, _ = self.network(tokens)
+        loss = cross_entropy(logits_BC.float(), labels_B)
+        self.val_macro_f1(logits_BC, labels_B)
+        self.val_accuracy(logits_BC, labels_B)
+        self.log("val_loss", loss, batch_size=len(labels_B), sync_dist=True)
+        self.log("val_accuracy", self.val_accuracy, batch_size=len(labels_B))
+        self.log(MONITOR, self.val_macro_f1, batch_size=len(labels_B), prog_bar=True)
+
+    def transfer_batch_to_device(self, batch: tuple[Batch, torch.Tensor], device: torch.device, dataloader_idx: int):
+        tokens, labels_B = batch
+        return tokens.to(device), labels_B.to(device)
+
+    def configure_optimizers(self):
+        optim = self.optim
+        wide = [] if self.network.wide is None else list(self.network.wide.parameters())
+        deep = [p for name, p in self.network.named_parameters() if not name.startswith("wide.")]
+        groups = [{"params": deep, "lr": optim.lr, "weight_decay": optim.weight_decay}] if deep else []
+        if wide:
+            # Its start is a penalised fit already: decay would pull it away from that.
+            groups.append({"params": wide, "lr": optim.lr * optim.wide_lr_factor, "weight_decay": 0.0})
+        optimizer = torch.optim.AdamW(groups, lr=optim.lr)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, self.num_steps, optim))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class _BatchDataset(Dataset):
+    """A data set whose index is a whole batch of row numbers: batches are cut from the CSR matrix in one go."""
+
+    def __init__(self, cells: Cells):
+        self.cells = cells
+
+    def __getitem__(self, rows: np.ndarray) -> tuple[Batch, torch.Tensor]:
+        return self.cells.labelled_batch(rows)
+
+
+class _Batches(Sampler):
+    """The batches of one process, in the order of (seed, epoch); Lightning calls `set_epoch`."""
+
+    def __init__(self, cells: Cells, batch_size: int, *, seed: int, rank: int, world_size: int):
+        self.cells, self.batch_size = cells, batch_size
+        self.seed, self.rank, self.world_size = seed, rank, world_size
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return math.ceil(math.ceil(len(self.cells) / self.batch_size) / self.world_size)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        batches = shuffled_batches(self.cells.lengths, self.batch_size, self.seed, self.epoch)
+        # Every process takes the same number of steps, or the others would wait for it for ever.
+        batches += batches[: len(self) * self.world_size - len(batches)]
+        yield from batches[self.rank :: self.world_size]
+
+
+class CellsDataModule(pl.LightningDataModule):
+    """Training and validation cells in memory."""
+
+    def __init__(self, train: Cells, val: Cells, batch_size: int, seed: int):
+        super().__init__()
+        self.train, self.val = train, val
+        self.batch_size, self.seed = batch_size, seed
+
+    def train_dataloader(self) -> DataLoader:
+        assert self.trainer is not None
+        rank, world_size = self.trainer.global_rank, self.trainer.world_size
+        batches = _Batches(self.train, self.batch_size, seed=self.seed, rank=rank, world_size=world_size)
+        return DataLoader(_BatchDataset(self.train), sampler=batches, batch_size=None)
+
+    def val_dataloader(self) -> DataLoader:
+        # Every process looks at all of them: the numbers are then the same on one device and on many.
+        rows = np.argsort(self.val.lengths, kind="stable")
+        batches = [rows[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)]
+        return DataLoader(_BatchDataset(self.val), sampler=batches, batch_size=None)
+
+
+class EpochLog(Callback):
+    """One log line per epoch, for log files and terminals without a progress bar."""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.start = time.perf_counter()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_global_zero:
+            metrics = trainer.callback_metrics
+            log.info(
+                "epoch %d/%d: training loss %.3f, validation macro-F1 %.3f, accuracy %.3f (%.1f s)",
+                trainer.current_epoch + 1,
+                trainer.max_epochs,
+                metrics["train_loss"],
+                metrics[MONITOR],
+                metrics["val_accuracy"],
+                time.perf_counter() - self.start,
+            )
+
+
+def checkpoints(folder: Path, trainer: TrainerConfig) -> tuple[ModelCheckpoint, list[Callback]]:
+    """The checkpoint of the best epoch, and all callbacks that save or stop.
+
+    `best.ckpt` has the highest validation macro-F1; `last.ckpt` is the state after the last whole epoch.
+    """
+    best = ModelCheckpoint(
+        folder, filename="best", monitor=MONITOR, mode="max", save_top_k=1, enable_version_counter=False
+    )
+    last = ModelCheckpoint(folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
+    # `last` comes after `stop`: what it saves must know how long the patience still is.
+    stop = EarlyStopping(MONITOR, mode="max", patience=trainer.patience, check_on_train_epoch_end=True)
+    return best, [best, stop, EpochLog(), last]
+
+
+def train_network(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainConfig, run_folder: Path) -> int | None:
+    """Train with Lightning and leave the weights of the best epoch in `network`.
+
+    A checkpoint `last.ckpt` in the run folder is continued from.
+
+    Returns
+    -------
+    The best epoch, counted from 1; 0 when no epoch was better than the start (a wide branch that starts as
+    logistic regression can be hard to beat). None in the processes of a distributed run that only help.
+    """
+    folder = run_folder / "checkpoints"
+    world_size = cfg.trainer.devices * cfg.trainer.num_nodes
+    num_batches = math.ceil(len(train) / cfg.trainer.batch_size)
+    learner = Learner(
+        network,
+        weights=loss_weights(train.known_labels, cfg.optim.class_weights),
+        optim=cfg.optim,
+        num_steps=cfg.trainer.max_epochs * math.ceil(num_batches / world_size),
+        redraw_interval=cfg.attention.redraw_interval,
+        seed=cfg.seed,
+    )
+    start = copy.deepcopy(network.state_dict())
+    start_f1 = score(val.known_labels, predict_cells(network, val, cfg.trainer.batch_size).proba.argmax(1)).macro_f1
+    log.info("before the first epoch: validation macro-F1 %.3f", start_f1)
+    best, callbacks = checkpoints(folder, cfg.trainer)
+    trainer = make_trainer(cfg, callbacks, run_folder)
+    last = folder / "last.ckpt"
+    trainer.fit(
+        learner,
+        CellsDataModule(train, val, cfg.trainer.batch_size, cfg.seed),
+        ckpt_path=last if last.is_file() else None,
+        weights_only=True,  # checkpoints hold tensors and plain values: nothing in them is executed
+    )
+    if not trainer.is_global_zero:
+        return None
+    if trainer.interrupted:
+        raise KeyboardInterrupt
+    if best.best_model_score is None or float(best.best_model_score) <= start_f1:
+        network.load_state_dict(start)
+        return 0
+    saved = torch.load(best.best_model_path, map_location="cpu", weights_only=True)
+    state = {name.removeprefix("network."): tensor for name, tensor in saved["state_dict"].items()}
+    network.load_state_dict({name: state[name] for name in start})
+    return int(saved["epoch"]) + 1
+
+
+def make_trainer(cfg: TrainConfig, callbacks: list[Callback], run_folder: Path) -> pl.Trainer:
+    """The Lightning trainer of a run.
+
+    Raises
+    ------
+    InputError
+        A GPU is asked for and there is none.
+    """
+    options = cfg.trainer
+    if options.accelerator == "gpu" and not torch.cuda.is_available() and not torch.backends.mps.is_available():
+        raise InputError("trainer.accelerator=gpu and no GPU", "a GPU that torch can use", "choose trainer=cpu")
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    loggers: list[Logger] = []
+    if cfg.logger.csv:
+        loggers.append(CSVLogger(run_folder, name="csv"))
+    if cfg.logger.tensorboard:
+        loggers.append(TensorBoardLogger(run_folder, name="tensorboard"))
+    interactive = sys.stderr.isatty() or "ipykernel" in sys.modules
+    return pl.Trainer(
+        accelerator=options.accelerator,
+        devices=options.devices,
+        num_nodes=options.num_nodes,
+        strategy=options.strategy,
+        precision=options.precision,  # type: ignore[arg-type]
+        max_epochs=options.max_epochs,
+        gradient_clip_val=cfg.optim.gradient_clip or None,
+        callbacks=callbacks,
+        logger=loggers or False,
+        log_every_n_steps=1,
+        num_sanity_val_steps=0,
+        enable_model_summary=False,
+        enable_progress_bar=options.progress_bar and interactive,
+        use_distributed_sampler=False,  # our batches are dealt out to the processes already
+        default_root_dir=run_folder,
+    )

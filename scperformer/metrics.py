@@ -1,0 +1,148 @@
+"""Scores of predicted against true labels: accuracy, macro-F1, weighted-F1, per class, confusion matrix.
+
+Conventions, the same everywhere in this package:
+
+- F1 of a label is `2 TP / (2 TP + FP + FN)`, the harmonic mean of precision and recall (van Rijsbergen 1979);
+  TP: its cells that were called so, FP: other cells called so, FN: its cells called otherwise.
+- macro-F1 is the plain mean of F1 over the labels that occur in the truth. A label that is only ever
+  predicted costs the true labels of those cells their recall, but is no class of its own (scikit-learn's
+  default adds it to the mean with F1 = 0).
+- weighted-F1 is the mean of F1 weighted by the number of true cells of each label.
+- What is 0 / 0 is NaN: the precision of a label that is never predicted, the recall of one that never occurs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(kw_only=True)
+class ClassScores:
+    """Scores of each label, in the order of the confusion matrix; every array has L entries."""
+
+    support: npt.NDArray[np.int64]  # cells with this true label
+    precision: npt.NDArray[np.float64]  # 0 to 1; NaN: never predicted
+    recall: npt.NDArray[np.float64]  # 0 to 1; NaN: not in the truth
+    f1: npt.NDArray[np.float64]  # 0 to 1; NaN: neither predicted nor in the truth
+
+
+@dataclass(kw_only=True)
+class Scores:
+    """Scores over all labels, each 0 to 1; NaN when there is no cell."""
+
+    accuracy: float
+    macro_f1: float
+    weighted_f1: float
+
+
+def confusion_matrix(
+    truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Sequence[Any]
+) -> npt.NDArray[np.int64]:
+    """Count the cells of each true and predicted label.
+
+    Parameters
+    ----------
+    truth, predicted
+        N labels each, text or integers.
+    labels
+        L different labels: all that occur in `truth` and `predicted`, and possibly more.
+
+    Returns
+    -------
+    Counts, L x L: rows are true labels, columns predicted labels, both in the order of `labels`.
+
+    Raises
+    ------
+    ValueError
+        `truth` and `predicted` differ in length, or hold a label that is not in `labels`.
+    """
+    rows, columns = _codes(truth, labels), _codes(predicted, labels)
+    if len(rows) != len(columns):
+        raise ValueError(f"{len(rows)} true and {len(columns)} predicted labels; expected as many")
+    flat = np.bincount(rows * len(labels) + columns, minlength=len(labels) ** 2)
+    return flat.astype(np.int64).reshape(len(labels), len(labels))
+
+
+def _codes(values: npt.ArrayLike, labels: Sequence[Any]) -> npt.NDArray[np.int64]:
+    """The position in `labels` of each value."""
+    position = {label: code for code, label in enumerate(labels)}
+    unique, inverse = np.unique(np.asarray(values), return_inverse=True)
+    unknown = [label for label in unique.tolist() if label not in position]
+    if unknown:
+        raise ValueError(f"label {unknown[0]!r}; expected one of the {len(position)} labels: add it")
+    return np.array([position[label] for label in unique.tolist()], dtype=np.int64)[inverse]
+
+
+def class_scores(confusion: npt.NDArray[np.int64]) -> ClassScores:
+    """Precision, recall and F1 of each label.
+
+    Parameters
+    ----------
+    confusion
+        Counts, L x L, rows true, columns predicted, as `confusion_matrix` returns.
+
+    Returns
+    -------
+    ClassScores with L entries, in the order of the rows.
+    """
+    hits = np.diag(confusion).astype(float)
+    support, called = confusion.sum(axis=1), confusion.sum(axis=0)
+    return ClassScores(
+        support=support,
+        precision=_ratio(hits, called),
+        recall=_ratio(hits, support),
+        f1=_ratio(2 * hits, support + called),
+    )
+
+
+def _ratio(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    return np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
+
+
+def scores(confusion: npt.NDArray[np.int64]) -> Scores:
+    """Accuracy, macro-F1 and weighted-F1 of a confusion matrix.
+
+    Parameters
+    ----------
+    confusion
+        Counts, L x L, rows true, columns predicted, as `confusion_matrix` returns.
+
+    Returns
+    -------
+    Scores; macro-F1 is over the labels with at least one true cell.
+    """
+    num_cells = int(confusion.sum())
+    if num_cells == 0:
+        return Scores(accuracy=np.nan, macro_f1=np.nan, weighted_f1=np.nan)
+    by_class = class_scores(confusion)
+    present = by_class.support > 0
+    f1, support = by_class.f1[present], by_class.support[present]
+    return Scores(
+        accuracy=float(np.trace(confusion) / num_cells),
+        macro_f1=float(f1.mean()),
+        weighted_f1=float(np.average(f1, weights=support)),
+    )
+
+
+def score(truth: npt.ArrayLike, predicted: npt.ArrayLike) -> Scores:
+    """Accuracy, macro-F1 and weighted-F1 of predicted labels.
+
+    Parameters
+    ----------
+    truth, predicted
+        N labels each, text or integers.
+
+    Returns
+    -------
+    Scores; macro-F1 is over the labels that occur in `truth`.
+
+    Raises
+    ------
+    ValueError
+        `truth` and `predicted` differ in length.
+    """
+    labels = np.unique(np.concatenate([np.asarray(truth), np.asarray(predicted)])).tolist()
+    return scores(confusion_matrix(truth, predicted, labels))

@@ -1,0 +1,119 @@
+"""Write files and folders so that they appear complete or not at all."""
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from scperformer.errors import InputError
+
+
+def require_absent(path: str | Path, overwrite: bool, marker: str | None = None) -> None:
+    """Fail before any work is done when the output cannot be put at `path`.
+
+    Parameters
+    ----------
+    path
+        A file or folder to be written. An empty folder counts as absent.
+    overwrite
+        True: something that exists may be replaced.
+    marker
+        For folders: a file that an existing folder must hold to be replaced. It proves that the folder was
+        written by us, so that `output=. overwrite=true` never deletes somebody's work.
+
+    Raises
+    ------
+    InputError
+        It exists and `overwrite` is off, or it is nothing that we may replace.
+    """
+    path = Path(path)
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not overwrite:
+        raise InputError(f"{path} exists", "a new output", "choose another output=..., or add overwrite=true")
+    if path.is_dir():
+        holds_us = Path.cwd().resolve().is_relative_to(path.resolve())
+        if holds_us or (marker is not None and not (path / marker).is_file()):
+            why = "is the folder you work in" if holds_us else f"is a folder without {marker}"
+            raise InputError(
+                f"{path} {why}, so it is not replaced",
+                "an earlier output of this step",
+                "choose another output=...",
+            )
+    elif not path.is_file():
+        raise InputError(f"{path} is neither a file nor a folder", "a file", "choose another output=...")
+
+
+@contextmanager
+def new_file(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
+    """A temporary path beside `path`; becomes `path` when the block ends well, is removed when it does not.
+
+    Missing parent folders are made. A link is followed: the file it points to is replaced, not the link.
+
+    Raises
+    ------
+    InputError
+        `path` exists and `overwrite` is off, is a folder, or its folder cannot be written.
+    """
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise InputError(f"{path} is a folder", "a file to write", "add a file name to output=...")
+    require_absent(path, overwrite)
+    temporary = _beside(target)
+    try:
+        yield temporary
+        if not overwrite:
+            require_absent(path, overwrite)  # it may have appeared while we were working
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: str | Path, overwrite: bool = False, marker: str | None = None) -> Iterator[Path]:
+    """An empty temporary folder beside `path`; becomes `path` when the block ends well, else is removed.
+
+    An existing folder is replaced as a whole (`marker`: see `require_absent`).
+
+    Raises
+    ------
+    InputError
+        `path` exists and `overwrite` is off, is a file, or its parent cannot be written.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_dir():
+        raise InputError(f"{path} is a file", "a folder to write", "choose another output=...")
+    require_absent(path, overwrite, marker)
+    temporary, old = _beside(target), _beside(target)
+    temporary.mkdir()
+    try:
+        yield temporary
+        require_absent(path, overwrite, marker)
+        if target.exists():
+            os.replace(target, old)
+        try:
+            os.replace(temporary, target)
+        except OSError:
+            if old.exists():
+                os.replace(old, target)
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _beside(target: Path) -> Path:
+    """An unused path in the folder of `target` (so that a rename is atomic), with the same suffix."""
+    parent = target.parent
+    remedy = "choose another output=..."
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"folder {parent} cannot be made ({error.strerror})", "a folder to write", remedy
+        ) from error
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"folder {parent} cannot be written", "a folder with write permission", remedy)
+    return parent / f".scperformer-{uuid.uuid4().hex}{target.suffix}"

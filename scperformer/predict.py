@@ -1,0 +1,325 @@
+"""Prediction: a model folder and cells in, labels with their probabilities out, written into AnnData or a file."""
+
+import logging
+import platform
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from anndata import AnnData
+from scipy.sparse import csr_matrix
+
+from scperformer.baseline import LinearModel
+from scperformer.bundle import FORMAT_VERSION, Bundle, load_bundle, resolve_model
+from scperformer.config import AttentionConfig, HeadConfig, ModelConfig, PredictConfig, TokensConfig
+from scperformer.data import Cells, prediction_batches
+from scperformer.detect import Findings, detect
+from scperformer.errors import InputError
+from scperformer.genes import Overlap
+from scperformer.io import add_to_h5ad, read_h5ad, require_absent, sha256
+from scperformer.model import CellTypeModel
+from scperformer.preprocess import align_to_model
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Model:
+    """A trained model ready to annotate: its bundle, its network in eval mode and its logistic regression."""
+
+    bundle: Bundle
+    path: Path
+    network: CellTypeModel
+    baseline: LinearModel
+
+    @property
+    def tokens(self) -> TokensConfig:
+        return TokensConfig(**self.bundle.config["tokens"])
+
+
+def load_model(model_path: str | Path | None = None) -> Model:
+    """Load a model folder; None means $SCPERFORMER_MODEL, else the packaged model.
+
+    Raises
+    ------
+    InputError
+        The folder is missing, damaged or of a newer format.
+    """
+    path, why = resolve_model(None if model_path is None else str(model_path))
+    bundle = load_bundle(path)
+    config = bundle.config
+    network = CellTypeModel(
+        len(bundle.genes),
+        len(bundle.labels),
+        tokens=TokensConfig(**config["tokens"]),
+        model=ModelConfig(**config["model"]),
+        attention=AttentionConfig(**config["attention"]),
+        head=HeadConfig(**config["head"]),
+    )
+    prefix = "model."
+    state = {
+        name.removeprefix(prefix): torch.from_numpy(array)
+        for name, array in bundle.weights.items()
+        if name.startswith(prefix)
+    }
+    network.load_state_dict(state)
+    rival = LinearModel(bundle.weights["baseline.weight"], bundle.weights["baseline.bias"])
+    log.info(
+        "model %s (%s, %s): %d genes; tells apart %d labels: %s",
+        bundle.name,
+        why,
+        bundle.hash[:12],
+        len(bundle.genes),
+        len(bundle.labels),
+        ", ".join(bundle.labels),
+    )
+    return Model(bundle, path, network.eval(), rival)
+
+
+@dataclass
+class Predictions:
+    """Of N cells: proba float32 N x C (each row sums to 1) and embedding float32 N x D."""
+
+    proba: np.ndarray
+    embedding: np.ndarray
+
+
+def predict_cells(network: CellTypeModel, cells: Cells, batch_size: int, device: str = "cpu") -> Predictions:
+    """Probabilities and embeddings of cells; what a cell gets does not depend on the cells beside it.
+
+    Parameters
+    ----------
+    network
+        The model; its training mode is restored afterwards.
+    cells
+        Expression aligned to the model's genes.
+    batch_size
+        Cells per batch; long cells share a batch with fewer others.
+    """
+    was_training = network.training
+    network.eval().to(device)
+    proba: np.ndarray | None = None
+    embedding: np.ndarray | None = None
+    with torch.inference_mode():
+        for rows, length in prediction_batches(cells.lengths, batch_size):
+            logits_BC, embedding_BD = network(cells.batch(rows, length).to(device))
+            if proba is None or embedding is None:
+                proba = np.empty((len(cells), logits_BC.shape[1]), dtype=np.float32)
+                embedding = np.empty((len(cells), embedding_BD.shape[1]), dtype=np.float32)
+            proba[rows] = logits_BC.float().softmax(-1).cpu().numpy()
+            embedding[rows] = embedding_BD.float().cpu().numpy()
+    network.train(was_training).cpu()
+    assert proba is not None
+    assert embedding is not None
+    return Predictions(proba, embedding)
+
+
+@dataclass
+class Annotation:
+    """What is added to an AnnData: obs columns, obsm entries and one uns entry, all named with the prefix."""
+
+    obs: pd.DataFrame
+    obsm: dict[str, Any]
+    uns: dict[str, Any]
+
+    def write_into(self, adata: AnnData) -> None:
+        """Add everything to an AnnData in memory."""
+        for name, column in self.obs.items():
+            adata.obs[name] = column
+        adata.obsm.update(self.obsm)
+        adata.uns.update(self.uns)
+
+
+def make_annotation(adata: AnnData, model: Model, cfg: PredictConfig, path: str = "the data") -> Annotation:
+    """Annotate the cells of an AnnData, without changing it.
+
+    Raises
+    ------
+    InputError
+        No usable expression, or too few of the model's genes.
+    """
+    start = time.perf_counter()
+    bundle, key = model.bundle, cfg.key_added
+    findings = detect(adata, cfg.source, cfg.input_kind, input_total=cfg.input_total, path=path)
+    x, overlap = align_to_model(
+        adata,
+        findings,
+        bundle.genes,
+        target_sum=bundle.config["target_sum"],
+        min_overlap=cfg.min_overlap,
+        path=path,
+    )
+    x.sort_indices()
+    torch.set_num_threads(cfg.threads)
+    cells = Cells(x, model.tokens)
+    predictions = predict_cells(model.network, cells, cfg.batch_size, choose_device(cfg.device))
+    obs = calls(predictions.proba, x, model, cfg)
+    obs.index = adata.obs_names
+    proba = pd.DataFrame(predictions.proba, index=adata.obs_names, columns=bundle.labels)
+    seconds = time.perf_counter() - start
+    log.info(
+        "%s: %d cells annotated in %.1f s (%.0f cells/s), %d flagged unknown",
+        path,
+        adata.n_obs,
+        seconds,
+        adata.n_obs / seconds,
+        obs[f"{key}_unknown"].sum(),
+    )
+    record = {
+        "model": describe_model(model),
+        "input": describe_input(findings, path),
+        "genes": describe_overlap(overlap),
+        "baseline": {"name": "logistic regression (L2, C=1)"},
+        "versions": {name: version(name) for name in ("scperformer", "torch", "scanpy", "anndata", "numpy")}
+        | {"python": platform.python_version()},
+        "num_unknown": int(obs[f"{key}_unknown"].sum()),
+        "seconds": seconds,
+    }
+    return Annotation(obs, {f"X_{key}": predictions.embedding, f"{key}_proba": proba}, {key: record})
+
+
+def calls(proba: np.ndarray, x: csr_matrix, model: Model, cfg: PredictConfig) -> pd.DataFrame:
+    """The obs columns: label, confidence, margin, unknown, ontology term and the baseline's label.
+
+    Confidence is the probability of the label, margin its lead over the second one. A cell is flagged unknown
+    when its confidence is below `min_confidence` or it expresses no gene of the model; its label stays.
+    """
+    key, labels = cfg.key_added, model.bundle.labels
+    best = proba.argmax(axis=1)
+    top_two = np.sort(proba, axis=1)[:, -2:]
+    terms = np.array(model.bundle.ontology_term_ids)
+    return pd.DataFrame(
+        {
+            f"{key}_label": pd.Categorical.from_codes(best, categories=labels),
+            f"{key}_confidence": top_two[:, 1],
+            f"{key}_margin": top_two[:, 1] - top_two[:, 0],
+            f"{key}_unknown": (top_two[:, 1] < cfg.min_confidence) | (np.diff(x.indptr) == 0),
+            f"{key}_ontology_term_id": pd.Categorical(terms[best]),
+            f"{key}_baseline_label": pd.Categorical.from_codes(model.baseline.predict(x), categories=labels),
+        }
+    )
+
+
+def choose_device(device: str) -> str:
+    """`cuda` or `cpu`; `auto` takes a GPU where there is one.
+
+    Raises
+    ------
+    InputError
+        A GPU is asked for and there is none.
+    """
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("device=cuda and no GPU", "a GPU that torch can use", "choose device=cpu")
+    return device
+
+
+def describe_model(model: Model) -> dict[str, Any]:
+    """What is recorded about the model beside its calls."""
+    bundle, provenance = model.bundle, model.bundle.provenance
+    return {
+        "name": bundle.name,
+        "hash": bundle.hash,
+        "path": str(model.path),
+        "labels": np.array(bundle.labels),
+        "trained_on": provenance["reference"],
+        "label_key": provenance["label_key"],
+        "num_cells": provenance["num_cells"],
+        "seed": provenance["seed"],
+        "format_version": FORMAT_VERSION,
+    }
+
+
+def describe_input(findings: Findings, path: str) -> dict[str, Any]:
+    """What is recorded about the expression that was used."""
+    return {
+        "file": Path(path).name,
+        "sha256": sha256(path) if Path(path).is_file() else "",
+        "source": findings.source,
+        "kind": findings.kind,
+        "total": float("nan") if findings.total is None else float(findings.total),
+        "notes": np.array(findings.notes, dtype=object),
+    }
+
+
+def describe_overlap(overlap: Overlap) -> dict[str, Any]:
+    """What is recorded about shared and missing genes."""
+    return {
+        "num_model": overlap.num_model,
+        "num_file": overlap.num_file,
+        "num_shared": overlap.num_shared,
+        "share_of_model": overlap.share_of_model,
+        "absent": np.array(overlap.absent, dtype=object),
+        "dropped": np.array(overlap.dropped, dtype=object),
+    }
+
+
+def annotate(
+    adata: AnnData, model: Model | None = None, *, key_added: str = "scperformer", overwrite: bool = False
+) -> AnnData:
+    """Annotate the cells of an AnnData in place, and return it.
+
+    Parameters
+    ----------
+    adata
+        N cells x G genes: counts or log-normalised expression in X, a layer or `.raw`.
+    model
+        From `load_model`; None loads $SCPERFORMER_MODEL, else the packaged model.
+    key_added
+        Prefix of what is added (docs/formats.md lists the keys).
+    overwrite
+        Replace an earlier annotation with the same prefix.
+
+    Raises
+    ------
+    InputError
+        The expression cannot be used, too few genes are shared, or the keys exist and `overwrite` is off.
+    """
+    cfg = PredictConfig(inputs=["adata"], key_added=key_added, overwrite=overwrite)
+    if key_added in adata.uns and not overwrite:
+        raise InputError(
+            f"uns['{key_added}'] exists",
+            "no earlier annotation",
+            "choose another key_added or overwrite=True",
+        )
+    make_annotation(adata, model or load_model(), cfg).write_into(adata)
+    return adata
+
+
+def run_predict(cfg: PredictConfig) -> list[Path]:
+    """Annotate files; each is copied with the annotation added and nothing else changed.
+
+    Returns
+    -------
+    The annotated files: `cfg.output`, or `<input>.annotated.h5ad` beside each input.
+
+    Raises
+    ------
+    InputError
+        A file or the model cannot be used, or an output exists; nothing is written for that file.
+    """
+    outputs = [Path(cfg.output or Path(path).with_suffix(".annotated.h5ad")) for path in cfg.inputs]
+    for path, output in zip(cfg.inputs, outputs, strict=True):
+        if not Path(path).exists():
+            read_h5ad(path)  # says what is wrong before the model is loaded
+        require_absent(output, cfg.overwrite)
+    model = load_model(cfg.model_path)
+    for path, output in zip(cfg.inputs, outputs, strict=True):
+        annotation = make_annotation(read_h5ad(path), model, cfg, path)
+        add_to_h5ad(
+            path,
+            output,
+            obs=annotation.obs,
+            obsm=annotation.obsm,
+            uns=annotation.uns,
+            overwrite=cfg.overwrite,
+            overwrite_keys=cfg.overwrite,
+        )
+        log.info("written: %s", output)
+    return outputs

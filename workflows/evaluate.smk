@@ -1,0 +1,67 @@
+"""What came out: scores against the truth, where there is any, and the report."""
+
+
+rule evaluate:
+    """Compare the annotations with the truth, beside logistic regression on the same reference."""
+    input:
+        samples=expand(ANNOTATED, sample=WITH_TRUTH),
+        truth=lambda wildcards: TRUTH_TABLES,
+    output:
+        metrics=f"{EVALUATION}/metrics.json",
+        per_class=report(
+            f"{EVALUATION}/per_class.csv",
+            caption="report/per_class.rst",
+            category="Evaluation",
+            labels={"table": "scores per label"},
+        ),
+        confusion=report(
+            f"{EVALUATION}/confusion.csv",
+            caption="report/confusion.rst",
+            category="Evaluation",
+            labels={"table": "confusion matrix"},
+        ),
+    log:
+        f"{OUT}/logs/evaluate.log",
+    benchmark:
+        f"{OUT}/benchmarks/evaluate.tsv"
+    conda:
+        "envs/scperformer.yaml"
+    params:
+        folder=lambda wildcards, output: os.path.dirname(output.metrics),
+        truth=[option("truth_key", TRUTH_KEY)] + ([option("truth_path", TRUTH_TABLES)] if TRUTH_TABLES else []),
+        overrides=OVERRIDES.get("evaluate", []),
+        config=resolved("evaluate"),
+    threads: 1
+    resources:
+        mem_mb=memory,
+        runtime=60,
+    shell:
+        # overwrite: snakemake has already made the folder of its output files
+        "scperformer evaluate {input.samples:q} {params.truth:q} output={params.folder:q} overwrite=true"
+        " {params.overrides:q} > {log:q} 2>&1"
+
+
+rule report:
+    """Make one HTML page about all samples."""
+    input:
+        samples=expand(ANNOTATED, sample=SAMPLES),
+        evaluation=rules.evaluate.output if WITH_TRUTH else [],
+    output:
+        report(REPORT, caption="report/report.rst", category="Annotation", labels={"page": "annotation report"}),
+    log:
+        f"{OUT}/logs/report.log",
+    benchmark:
+        f"{OUT}/benchmarks/report.tsv"
+    conda:
+        "envs/scperformer.yaml"
+    params:
+        evaluation=[f"evaluation={EVALUATION}"] if WITH_TRUTH else [],
+        overrides=OVERRIDES.get("report", []),
+        config=resolved("report"),
+    threads: 1
+    resources:
+        mem_mb=memory,
+        runtime=60,
+    shell:
+        "scperformer report {input.samples:q} {params.evaluation:q} output={output:q}"
+        " {params.overrides:q} > {log:q} 2>&1"

@@ -1,0 +1,26 @@
+"""The model, trained on the prepared reference."""
+
+
+rule train:
+    """Train the model and, on the same cells, its baseline."""
+    input:
+        PREPARED,
+    output:
+        directory(f"{OUT}/model"),
+    log:
+        f"{OUT}/logs/train.log",
+    benchmark:
+        f"{OUT}/benchmarks/train.tsv"
+    conda:
+        "envs/scperformer.yaml"
+    params:
+        label_key=option("label_key", config["label_key"]),
+        overrides=OVERRIDES.get("train", []),
+        config=resolved("train", option("label_key", config["label_key"])),
+    threads: 1
+    resources:
+        mem_mb=memory,
+        runtime=24 * 60,
+    shell:
+        "scperformer train {input:q} {params.label_key:q} output={output:q}"
+        " trainer.threads={threads} {params.overrides:q} > {log:q} 2>&1"
