@@ -90,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_truth(sample, options.label_key, options.folder / "truth" / f"{name}.csv")
         without_labels(sample).write_h5ad(options.folder / f"{name}.h5ad")
     write_sheet(options.folder / "samples.tsv")
+    sizes = ", ".join(f"{name} {np.count_nonzero(parts == name)} cells" for name in ("reference", *SAMPLES))
+    print(f"{options.folder}: {sizes}")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
 """Cell-type annotation of single-cell RNA data with a Performer encoder, beside an honest baseline.
 
-    import scperformer as scp
-    model = scp.load_model("my_model")     # or scp.load_model() for the packaged one
-    scp.annotate(adata, model)
-    scp.train(adata, label_key="cell_type", output="my_model")
+import scperformer as scp
+model = scp.load_model("my_model")     # or scp.load_model() for the packaged one
+scp.annotate(adata, model)
+scp.train(adata, label_key="cell_type", output="my_model")
 """
 
 from typing import Any
 
 __version__ = "0.1.0"
 
-_HOME = {"load_model": "predict", "annotate": "predict", "train": "train"}  # function -> its module
+_HOME = {"load_model": "predict", "annotate": "predict", "train": "training"}  # function -> its module
 __all__ = ["__version__", *_HOME]
 
 

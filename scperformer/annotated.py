@@ -12,9 +12,7 @@ import pandas as pd
 from anndata.io import read_elem
 
 from scperformer.errors import InputError
-from scperformer.io import READ_ERRORS
-from scperformer.io import _damaged as damaged
-from scperformer.io import _require_h5ad as require_h5ad
+from scperformer.io import READ_ERRORS, damaged, require_h5ad
 
 SUFFIXES = (".h5ad", ".annotated", ".prepared")  # of files that the steps write; not part of a sample's name
 
@@ -107,9 +105,7 @@ def read_annotated(paths: Sequence[str], key: str, *, embedding: bool = False) -
     files = [Path(path) for path in paths]
     for path in files:
         require_h5ad(path)
-    samples = [
-        _read(path, name, key, embedding) for path, name in zip(files, sample_names(files), strict=True)
-    ]
+    samples = [_read(path, name, key, embedding) for path, name in zip(files, sample_names(files), strict=True)]
     first = samples[0]
     for other in samples[1:]:
         if other.facts["model"]["hash"] != first.facts["model"]["hash"]:

@@ -22,6 +22,16 @@ from scperformer.io import new_folder, sha256
 
 FORMAT_VERSION = 1
 WEIGHTS, GENES, INFO, CARD = "model.safetensors", "genes.tsv", "bundle.json", "MODEL_CARD.md"
+CONTENT = {  # of bundle.json, beside format_version
+    "name": str,
+    "labels": list,
+    "ontology_term_ids": list,
+    "config": dict,
+    "metrics": dict,
+    "provenance": dict,
+    "files": dict,
+}
+ORIGIN = ("reference", "label_key", "num_cells", "seed")  # what predictions record of the provenance
 PACKAGED = Path(__file__).parent / "models" / "pbmc68k_reduced"
 
 
@@ -63,10 +73,12 @@ def save_bundle(bundle: Bundle, path: str | Path, *, overwrite: bool = False) ->
     InputError
         The folder exists and `overwrite` is off.
     """
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     with new_folder(path, overwrite, marker=INFO) as folder:
-        save_file({name: np.ascontiguousarray(array) for name, array in bundle.weights.items()}, folder / WEIGHTS)
+        # Not save_file: what it writes is readable by its owner alone, and models are there to be shared.
+        weights = {name: np.ascontiguousarray(array) for name, array in bundle.weights.items()}
+        (folder / WEIGHTS).write_bytes(save(weights))
         rows = [f"{gene}\t{mean:.6g}" for gene, mean in zip(bundle.genes, bundle.gene_means, strict=True)]
         (folder / GENES).write_text("\n".join(["gene\tmean", *rows]) + "\n", encoding="utf-8")
         info = {
@@ -99,16 +111,16 @@ def load_bundle(path: str | Path) -> Bundle:
     for name, checksum in info["files"].items():
         # Only the two names we write are looked at, whatever else the file lists.
         if name not in (WEIGHTS, GENES) or not (folder / name).is_file() or sha256(folder / name) != checksum:
-            raise _damaged(folder, f"'{name}' missing or changed since it was written")
+            raise damaged_model(folder, f"'{name}' missing or changed since it was written")
     try:
         weights = load_file(folder / WEIGHTS)
     except (SafetensorError, ValueError) as error:
-        raise _damaged(folder, f"'{WEIGHTS}' unreadable") from error
-    rows = [line.split("\t") for line in (folder / GENES).read_text(encoding="utf-8").splitlines()[1:]]
+        raise damaged_model(folder, f"'{WEIGHTS}' unreadable") from error
+    genes, gene_means = _read_genes(folder)
     return Bundle(
         name=info["name"],
-        genes=[row[0] for row in rows],
-        gene_means=np.array([float(row[1]) for row in rows], dtype=np.float32),
+        genes=genes,
+        gene_means=gene_means,
         labels=info["labels"],
         ontology_term_ids=info["ontology_term_ids"],
         config=info["config"],
@@ -131,23 +143,35 @@ def _read_info(folder: Path) -> tuple[str, dict[str, Any]]:
         text = (folder / INFO).read_text(encoding="utf-8")
         info = json.loads(text)
         version = info["format_version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(folder, f"'{INFO}' unreadable") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise damaged_model(folder, f"'{INFO}' unreadable") from error
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise InputError(
             f"model format {version} in '{folder}'",
             f"format {FORMAT_VERSION} or older",
             "update scperformer (pip install --upgrade scperformer)",
         )
-    wanted = {"name", "labels", "ontology_term_ids", "config", "metrics", "provenance", "files"}
-    if missing := sorted(wanted - set(info)):
-        raise _damaged(folder, f"'{INFO}' without {', '.join(missing)}")
-    if missing := sorted({WEIGHTS, GENES} - set(info["files"])):
-        raise _damaged(folder, f"'{INFO}' without the checksum of {', '.join(missing)}")
+    for name, kind in CONTENT.items():
+        if not isinstance(info.get(name), kind):
+            raise damaged_model(folder, f"'{INFO}' without {name}")
+    for group, wanted in (("files", (WEIGHTS, GENES)), ("provenance", ORIGIN), ("config", ("target_sum",))):
+        if missing := [name for name in wanted if name not in info[group]]:
+            raise damaged_model(folder, f"'{INFO}' without {group} of {', '.join(missing)}")
     return text, info
 
 
-def _damaged(folder: Path, what: str) -> InputError:
+def _read_genes(folder: Path) -> tuple[list[str], np.ndarray]:
+    try:
+        # Only line feeds end a row, and the last tab a name: names are user data and may hold other separators.
+        lines = (folder / GENES).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+        rows = [line.rsplit("\t", 1) for line in lines[1:]]
+        return [name for name, _ in rows], np.array([float(mean) for _, mean in rows], dtype=np.float32)
+    except ValueError as error:
+        raise damaged_model(folder, f"'{GENES}' unreadable") from error
+
+
+def damaged_model(folder: Path, what: str) -> InputError:
+    """The error for a model folder whose content is not as it was written."""
     return InputError(f"damaged model '{folder}': {what}", "the folder as it was written", "copy it or train it again")
 
 

@@ -34,14 +34,15 @@ LOW_OVERLAP = 0.5  # below this share of the model's genes a person should look 
 
 
 def label_columns(adata: AnnData) -> dict[str, int]:
-    """The obs columns that could be labels (2 to 200 values, no decimals), with their number of values."""
+    """The obs columns that could be labels, with their number of values: 2 to 200 texts, two cells each or more."""
     found = {}
+    most = min(MAX_LABELS, adata.n_obs // 2)
     for key in adata.obs.columns:
         column = adata.obs[key]
-        if not pd.api.types.is_float_dtype(column.dtype):
-            num = int(column.nunique())
-            if 2 <= num <= MAX_LABELS:
-                found[str(key)] = num
+        is_number = pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(column.dtype)
+        num = 0 if is_number else int(column.nunique())
+        if 2 <= num <= most:
+            found[str(key)] = num
     return found
 
 
@@ -115,9 +116,7 @@ def _examine(path: str, cfg: CheckConfig, model: "Bundle") -> dict[str, Any]:
             result["labels"] = {"cells": cells, "num_unlabelled": int(labels.isna().sum())}
             require_cells_per_label(labels, DataConfig.min_cells_per_label, path)
             if len(cells) < 2:
-                raise InputError(
-                    f"one label in obs['{cfg.label_key}'] of {path}", "two or more", "add other cells"
-                )
+                raise InputError(f"one label in obs['{cfg.label_key}'] of {path}", "two or more", "add other cells")
     except InputError as error:
         result["problem"] = str(error)
     return result
@@ -155,13 +154,11 @@ def _block(result: dict[str, Any], cfg: CheckConfig, model: "Bundle", why: str) 
         labelled = sum(labels["cells"].values())
         rows.append(("labels", f"{len(labels['cells'])} in {cfg.label_key}, {labelled:,} cells"))
         if labels["num_unlabelled"]:
-            rows.append(("note", f"{labels['num_unlabelled']:,} cells without a label"))
+            rows.append(("note", f"cells without a label: {labels['num_unlabelled']:,}"))
     if overlap := result.get("overlap"):
         rows.append(("model", _model_text(overlap, model, why)))
         if cfg.label_key is None and result["problem"] is None and overlap["share_of_model"] < LOW_OVERLAP:
-            rows.append(
-                ("note", "few of the model's genes are there: look at the labels before you trust them")
-            )
+            rows.append(("note", "few of the model's genes are there: look at the labels before you trust them"))
     file = shlex.quote(result["file"])
     if result["problem"] is not None:
         rows.append(("problem", result["problem"]))

@@ -9,6 +9,9 @@ import logging
 import os
 import re
 import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from scperformer import __version__
@@ -16,13 +19,13 @@ from scperformer.errors import InputError
 
 # step -> module with run_<step>, one line of help, usage
 STEPS = {
-    "check": ("check", "say what files hold and whether a model can annotate them", "check FILE..."),
+    "check": ("check", "say what files hold and whether they can be annotated", "check FILE..."),
     "preprocess": ("preprocess", "filter, normalise and log-transform a file", "preprocess FILE"),
-    "train": ("train", "train a model on a labelled reference", "train REFERENCE label_key=COLUMN"),
+    "train": ("training", "train a model on a labelled reference", "train REFERENCE label_key=COLUMN"),
     "predict": ("predict", "annotate the cells of files", "predict FILE..."),
     "evaluate": (
         "evaluate",
-        "compare annotations with the truth, beside logistic regression",
+        "compare with the truth, beside logistic regression",
         "evaluate ANNOTATED... truth_key=COLUMN",
     ),
     "report": ("report", "make one HTML page about annotated files", "report ANNOTATED..."),
@@ -56,8 +59,29 @@ presets: model=tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=
   scperformer report a.h5ad b.h5ad evaluation=evaluation output=report.html""",
 }
 
-PATH_OPTIONS = ("output", "model_path", "evaluation")  # their values may hold any character
+# Values of these are the user's own words and may hold any character.
+TEXT_OPTIONS = ("output", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title")
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
+# Hydra's flags that make sense here and the values they take: these, none, or any.
+CFG = ("job", "hydra", "all")
+FLAGS: dict[str, tuple[str, ...] | None] = {
+    "-m": (),
+    "--multirun": (),
+    "--cfg": CFG,
+    "-c": CFG,
+    "--resolve": (),
+    "--config-dir": None,
+    "-cd": None,
+}
+# What a run of a sweep writes into its folder when no output is named.
+SWEEP_OUTPUTS = {
+    "check": "check.json",
+    "preprocess": "prepared.h5ad",
+    "train": "model",
+    "predict": "annotated.h5ad",
+    "evaluate": "evaluation",
+    "report": "report.html",
+}
 
 
 def help_text() -> str:
@@ -103,27 +127,51 @@ def to_overrides(words: list[str]) -> list[str]:
 
     Returns
     -------
-    Overrides as given (values of path options quoted), then `inputs=[...]` if there were files, then flags.
+    Overrides as given (values that are text quoted), then `inputs=[...]` if there were files, then flags.
+
+    Raises
+    ------
+    InputError
+        A flag that does not exist, or one without the value that it needs.
     """
-    from scperformer.compose import quoted
+    from scperformer.compose import group_names, quoted
 
     sweep = "-m" in words or "--multirun" in words
+    is_text = {*TEXT_OPTIONS, *group_names()}
     overrides, files, flags = [], [], []
-    value_follows = False  # of a flag such as --cfg
-    for word in words:
+    rest = iter(words)
+    for word in rest:
         option, _, value = word.partition("=")
-        if value_follows or word.startswith("-"):
-            value_follows = word in ("--cfg", "-c", "--package", "-p", "--config-dir", "-cd", "--info", "-i")
-            flags.append(word)
+        if word.startswith("-"):
+            flags += _flag(word, rest)
         elif not OVERRIDE.match(word) or Path(word).is_file():
             files.append(word)
-        elif option in PATH_OPTIONS and value not in ("", "null") and value[0] not in "'\"" and not sweep:
+        elif option in is_text and value not in ("", "null") and value[0] not in "'\"" and not sweep:
             overrides.append(f"{option}={quoted(value)}")
         else:
             overrides.append(word)
     if files:
         overrides.append(f"inputs=[{','.join(quoted(file) for file in files)}]")
     return overrides + flags
+
+
+def _flag(flag: str, rest: Iterator[str]) -> list[str]:
+    """A flag, with the value that follows it."""
+    if flag not in FLAGS:
+        expected = "a file, option=value, --help, --cfg job or -m"
+        raise InputError(f"'{flag}'", expected, "write a file name that starts with '-' as ./-name")
+    choices = FLAGS[flag]
+    if choices == ():
+        return [flag]
+    value = next(rest, None)
+    if value is None or (choices is not None and value not in choices):
+        expected = ", ".join(choices or ["a folder"])
+        raise InputError(f"{flag} {value or 'without a value'}", expected, f"write {flag} {(choices or ['FOLDER'])[0]}")
+    return [flag, value]
+
+
+class _Refused(SystemExit):
+    """An input error that has been printed."""
 
 
 def run_step(step: str, words: list[str]) -> None:
@@ -140,13 +188,15 @@ def run_step(step: str, words: list[str]) -> None:
         try:
             config = compose.to_config(cfg, step)
             folder = compose.sweep_folder()
-            if folder is not None and hasattr(config, "output"):
-                config.output = str(folder / Path(config.output or step).name)
+            if folder is not None:
+                name = Path(config.output).name if config.output else SWEEP_OUTPUTS[step]
+                config = replace(config, output=str(folder / name))
             run = getattr(importlib.import_module(f"scperformer.{STEPS[step][0]}"), f"run_{step}")
             run(config)
         except InputError as error:
             # Hydra announces every exception of a job with a line of its own, but lets SystemExit pass.
-            raise SystemExit(refuse(error)) from error
+            refuse(error)
+            raise _Refused(2) from error
 
     compose.register_schemas()
     sys.argv = [typed[0], *to_overrides(words)]
@@ -176,7 +226,8 @@ def refuse(error: InputError) -> int:
 
 
 def set_up_logging() -> None:
-    """Send our own log lines (INFO and above) to standard error."""
+    """Send our own log lines (INFO and above) to standard error, and warnings as plain lines like them."""
+    warnings.formatwarning = lambda message, *_: f"warning: {' '.join(str(message).split())}\n"
     handler = logging.StreamHandler()
     handler.setFormatter(_Format("%(message)s"))
     logger = logging.getLogger("scperformer")
@@ -206,4 +257,6 @@ def main(argv: list[str] | None = None) -> int:
         run_step(step, rest)
     except InputError as error:
         return refuse(error)
+    except _Refused:
+        return 2
     return 0

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -24,6 +25,11 @@ def conf_dir() -> Path:
     package = Path(__file__).parent
     installed = package / "conf"
     return installed if installed.is_dir() else package.parent / "conf"
+
+
+def group_names() -> list[str]:
+    """The config groups, such as `model`: the folders of YAML files."""
+    return sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
 
 
 def register_schemas() -> None:
@@ -44,7 +50,7 @@ def composed(step: str, overrides: Sequence[str] = ()) -> DictConfig:
     try:
         with initialize_config_dir(str(conf_dir()), job_name=step, version_base="1.3"):
             return compose(step, list(overrides))
-    except OVERRIDE_ERRORS as error:
+    except (*OVERRIDE_ERRORS, ValueError) as error:  # ValueError: a number as the choice of a group
         raise override_error(error, step) from error
 
 
@@ -56,15 +62,28 @@ def to_config(cfg: DictConfig, step: str) -> Any:
     InputError
         A required option is missing, of the wrong type or out of range.
     """
-    missing = sorted(OmegaConf.missing_keys(cfg))
-    if missing:
-        raise InputError(
-            f"no {missing[0]}", f"a value for {missing[0]}", f"add {missing[0]}=... to 'scperformer {step}'"
-        )
     try:
-        return OmegaConf.to_object(cfg)
+        missing = sorted(OmegaConf.missing_keys(cfg))
+        if missing:
+            raise InputError(
+                f"no {missing[0]}", f"a value for {missing[0]}", f"add {missing[0]}=... to 'scperformer {step}'"
+            )
+        config = OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
         raise override_error(error, step) from error
+    _require_known(config, step)
+    return config
+
+
+def _require_known(config: Any, step: str, prefix: str = "") -> None:
+    """Refuse what '+option=value' added: Hydra puts it into the dataclass whether it has such a field or not."""
+    known = {field.name for field in fields(config)}
+    for name, value in vars(config).items():
+        if name not in known:
+            remedy = f"'scperformer {step} --cfg job' lists the options"
+            raise InputError(f"option {prefix}{name}", f"an option of '{step}'", remedy)
+        if is_dataclass(value):
+            _require_known(value, step, f"{prefix}{name}.")
 
 
 def make_config(step: str, overrides: Sequence[str] = ()) -> Any:
@@ -92,8 +111,9 @@ def sweep_folder() -> Path | None:
 
 def quoted(value: str) -> str:
     """A path as a Hydra value, whatever characters it holds."""
-    # In Hydra's quoted strings backslashes are literal, but for those right before a quote; '${' would interpolate.
-    value = value.replace("${", "\\${")
+    # '${' would interpolate: it is escaped, and so are backslashes before it.
+    value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    # In Hydra's quoted strings backslashes are literal, but for those right before a quote.
     escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return f"'{escaped}'"
 
@@ -103,6 +123,8 @@ def override_error(error: Exception, step: str) -> InputError:
     text = f"{error}\n{error.__cause__ or ''}".partition("Config search path")[0]
     text = re.sub(r":\n\t", ": ", text).replace("\n\t", ", ")  # the list of available options
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if isinstance(error, OverrideParseException):
+        lines.insert(0, error.override)
     # Hydra advises '+option' to add what does not exist: here that would only be refused one step later.
     noise = ("To append to your config", "See https", "object_type", "reference_type", "full_key", "^")
     found = "; ".join(dict.fromkeys(line.rstrip(".;:") for line in lines if not line.startswith(noise)))

@@ -76,6 +76,7 @@ class ModelConfig:
     head_dim: int = 16
     feedforward_factor: int = 4
     dropout: float = 0.1
+    gene_dropout: float = 0.3  # share of a cell's genes that each training step hides from the encoder
     wide: bool = True  # a linear branch on normalised expression beside the encoder
     deep: bool = True  # the encoder itself; off leaves the wide branch alone
 
@@ -83,6 +84,7 @@ class ModelConfig:
         for name in ("dim", "depth", "num_heads", "head_dim", "feedforward_factor"):
             _check(getattr(self, name) >= 1, f"model.{name}", getattr(self, name), "1 or more")
         _check(0 <= self.dropout < 1, "model.dropout", self.dropout, "0 or more and below 1")
+        _check(0 <= self.gene_dropout < 1, "model.gene_dropout", self.gene_dropout, "0 or more and below 1")
         _check(self.wide or self.deep, "model.deep", self.deep, "model.wide or model.deep on")
 
 
@@ -121,15 +123,16 @@ class HeadConfig:
 class OptimConfig:
     """Loss, optimiser and learning-rate schedule."""
 
-    lr: float = 1e-3
+    lr: float = 3e-3
     weight_decay: float = 0.01
     warmup_fraction: float = 0.1  # share of all steps in which the learning rate rises
     final_lr_fraction: float = 0.05  # where the cosine ends, as a share of lr
     label_smoothing: float = 0.0
-    class_weights: str = "none"  # none, sqrt or balanced: weight of a label in the loss
+    class_weights: str = "sqrt"  # none, sqrt or balanced: weight of a label in the loss
     wide_start: str = "logistic"  # the wide branch starts as logistic regression, or at zero
     wide_c: float = 0.1  # inverse penalty of that (class-balanced) logistic regression
     wide_lr_factor: float = 0.1  # a wide branch that starts fitted learns this much slower
+    deep_loss_weight: float = 1.0  # with both branches: weight of the loss of the encoder's logits alone
     gradient_clip: float = 1.0
 
     def __post_init__(self) -> None:
@@ -147,6 +150,7 @@ class OptimConfig:
         _check_choice("optim.wide_start", self.wide_start, ("logistic", "zero"))
         _check(self.wide_c > 0, "optim.wide_c", self.wide_c, "a number above 0")
         _check(self.wide_lr_factor >= 0, "optim.wide_lr_factor", self.wide_lr_factor, "0 or more")
+        _check(self.deep_loss_weight >= 0, "optim.deep_loss_weight", self.deep_loss_weight, "0 or more")
         _check(self.gradient_clip >= 0, "optim.gradient_clip", self.gradient_clip, "0 (off) or more")
 
 
@@ -160,8 +164,8 @@ class TrainerConfig:
     strategy: str = "auto"  # auto or ddp
     precision: str = "32-true"  # 32-true or bf16-mixed
     threads: int = 1  # CPU threads of torch; two spinning threads can be slower than one
-    max_epochs: int = 20
-    patience: int = 5  # epochs without a better macro-F1 before training stops
+    max_epochs: int = 30
+    patience: int = 10  # epochs without a better macro-F1 before training stops
     batch_size: int = 32
     progress_bar: bool = True  # on a terminal only
 

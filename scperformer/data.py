@@ -11,6 +11,7 @@ from scperformer.model import Batch
 from scperformer.tokens import token_counts, tokenize
 
 POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, still well mixed
+MAX_BATCH_TOKENS = 2**16  # of a prediction batch, padding included: bounds its memory (64 cells of 1,024 tokens)
 
 
 class Cells:
@@ -50,6 +51,25 @@ class Cells:
         return self.batch(cells), torch.from_numpy(self.known_labels[np.asarray(cells)])
 
 
+def drop_genes(batch: Batch, share: float) -> Batch:
+    """The batch without a random share of its gene tokens, packed into as few positions as are left.
+
+    Parameters
+    ----------
+    batch
+        Tokens of B cells; special positions are never dropped.
+    share
+        Probability of each gene token to be dropped, 0 to 1. Draws from torch's global generator.
+    """
+    is_special = torch.zeros_like(batch.keep_BL)
+    is_special[torch.arange(len(batch.keep_BL)), batch.keep_BL.sum(1) - 1] = True
+    draws = torch.rand(batch.keep_BL.shape).to(batch.keep_BL.device)
+    kept_BL = batch.keep_BL & ((draws >= share) | is_special)
+    # Real tokens move to the front in their order, so the special position stays the last of them.
+    order = torch.argsort(~kept_BL, dim=1, stable=True)[:, : int(kept_BL.sum(1).max())]
+    return Batch(*(tensor.gather(1, order) for tensor in (batch.genes_BL, batch.values_BL, batch.x_BL, kept_BL)))
+
+
 def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
     """Every cell once, in batches of cells of similar length, in an order given by seed and epoch alone.
 
@@ -85,12 +105,16 @@ def padded_length(num_tokens: int) -> int:
 
 
 def prediction_batches(lengths: np.ndarray, batch_size: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Every cell once, in batches of cells that share their padded length: (row numbers, length)."""
+    """Every cell once, in batches of cells that share their padded length: (row numbers, length).
+
+    A batch holds at most `batch_size` cells, and fewer of long ones: at most MAX_BATCH_TOKENS tokens, but one cell.
+    """
     padded = np.array([padded_length(n) for n in lengths], dtype=np.int64)
     for length in np.unique(padded):
         cells = np.flatnonzero(padded == length)
-        for start in range(0, len(cells), batch_size):
-            yield cells[start : start + batch_size], int(length)
+        size = min(batch_size, max(1, MAX_BATCH_TOKENS // int(length)))
+        for start in range(0, len(cells), size):
+            yield cells[start : start + size], int(length)
 
 
 def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -101,9 +101,7 @@ def _places(adata: AnnData, source: str, path: str | Path) -> list[tuple[str, Ma
         return [(name, x) for name, x in places.items() if name.removeprefix("layers/") not in PARTIAL_LAYERS]
     if source not in places:
         there = ", ".join(places) or "neither X nor layers nor raw"
-        raise InputError(
-            f"no {source} in {path} (it has {there})", "a place that exists", "set source=... to one"
-        )
+        raise InputError(f"no {source} in {path} (it has {there})", "a place that exists", "set source=... to one")
     return [(source, places[source])]
 
 
@@ -142,9 +140,7 @@ def _total_notes(slot: Slot, input_total: float | None) -> list[str]:
         return []
     notes = []
     if not slot.confirmed:
-        notes.append(
-            "taken as natural log1p by the range of the values alone; set input_kind=... if they are not"
-        )
+        notes.append("taken as natural log1p by the range of the values alone; set input_kind=... if they are not")
     if input_total is not None:
         notes.append(f"taken as {input_total:g} counts per cell as told")
         slot.total = float(input_total)

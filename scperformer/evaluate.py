@@ -89,9 +89,7 @@ def _match_cells(truth: pd.Series, sample: Annotated, table: str) -> pd.Series:
     known = cells.isin(truth.index)
     if not known.any() or cells.has_duplicates:
         found = f"none of the {len(cells)} cells of {sample.path} is in {table}"
-        examples = (
-            f"cell names as in the file, e.g. '{cells[0]}' (the table has e.g. '{_first(truth.index)}')"
-        )
+        examples = f"cell names as in the file, e.g. '{cells[0]}' (the table has e.g. '{_first(truth.index)}')"
         if cells.has_duplicates:
             found = f"cell '{cells[cells.duplicated()][0]}' is more than once in {sample.path}"
             examples = "different cell names, to look them up in a table"
@@ -146,9 +144,7 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
         "num_without_truth": len(rows) - len(known),
         "truth_labels_not_in_model": foreign,
         **_scores(known, labels),
-        "samples": {
-            sample.name: _scores(known[known["sample"] == sample.name], labels) for sample in samples
-        },
+        "samples": {sample.name: _scores(known[known["sample"] == sample.name], labels) for sample in samples},
     }
     table, baseline = _confusion(known, "model", labels), _confusion(known, "baseline", labels)
     by_class = {**asdict(class_scores(table)), "baseline_f1": class_scores(baseline).f1}
@@ -182,8 +178,7 @@ def _labels(known: pd.DataFrame, samples: list[Annotated], truth_key: str) -> tu
         )
     if len(foreign) == len(of_truth):
         raise InputError(
-            f"none of the true labels in '{truth_key}' is known to {model_id(samples[0])} "
-            f"(e.g. {_examples(of_truth)})",
+            f"none of the true labels in '{truth_key}' is known to {model_id(samples[0])} (e.g. {_examples(of_truth)})",
             f"the model's labels, e.g. {_examples(of_model)}",
             "name another column as truth_key=..., or rename the true labels",
         )
@@ -223,19 +218,22 @@ def read_evaluation(folder: str | Path) -> Evaluation:
     folder = Path(folder)
     try:
         metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
-        # Labels stay text whatever they look like: "NA" and "1" are labels, too.
-        per_class = pd.read_csv(folder / PER_CLASS, dtype={"label": str}, keep_default_na=False, na_values={})
-        confusion = pd.read_csv(folder / CONFUSION, dtype={"truth": str}, keep_default_na=False)
-    except (OSError, ValueError) as error:
+        labels = metrics["labels"]
+        # Without keep_default_na=False a label "NA" would be a missing value.
+        per_class = pd.read_csv(folder / PER_CLASS, dtype={"label": str}, keep_default_na=False)
+        numbers = per_class.columns.drop("label")
+        per_class[numbers] = per_class[numbers].apply(pd.to_numeric)
+        confusion = pd.read_csv(folder / CONFUSION, index_col=0, keep_default_na=False)
+        # The labels of the JSON are exact; pandas would read "1" as a number and rename a second "truth".
+        confusion = confusion.set_axis(pd.Index(labels, name="truth"), axis=0).set_axis(labels, axis=1)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "a damaged file"
         raise InputError(
             f"no evaluation in {folder} ({reason})",
             f"the folder that 'scperformer evaluate' wrote ({METRICS}, {PER_CLASS}, {CONFUSION})",
             "check the path, or run 'scperformer evaluate' again",
         ) from error
-    numbers = per_class.columns.drop("label")
-    per_class[numbers] = per_class[numbers].apply(pd.to_numeric)
-    return Evaluation(metrics=metrics, per_class=per_class, confusion=confusion.set_index("truth"))
+    return Evaluation(metrics=metrics, per_class=per_class, confusion=confusion)
 
 
 def run_evaluate(cfg: EvaluateConfig) -> Path:
@@ -250,9 +248,9 @@ def run_evaluate(cfg: EvaluateConfig) -> Path:
     InputError
         A file is not annotated, the truth is missing or does not match, or the output exists.
     """
+    samples = read_annotated(cfg.inputs, cfg.key_added)
     output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).with_suffix(".evaluation")
     require_absent(output, cfg.overwrite, marker=METRICS)
-    samples = read_annotated(cfg.inputs, cfg.key_added)
     tables: list[str | None] = [*cfg.truth_path] if cfg.truth_path else [None] * len(samples)
     truths = [read_truth(sample, cfg.truth_key, table) for sample, table in zip(samples, tables, strict=True)]
     evaluation = compare(samples, truths, cfg.truth_key)

@@ -22,8 +22,8 @@ PALETTE = (
     *("#69C3C3", "#3C69E1", "#C33C1E", "#6996D2", "#A5D269", "#872D00", "#F0694B", "#00695A", "#7878D2"),
     *("#1EA5FF", "#2D5AC3", "#2D4B87"),
 )
-# Low confidence is what to look at, so it is dark; lightness falls evenly, so it also works in grey.
-CONFIDENCE_STOPS = ("#5B1A18", "#A8442A", "#DE8A4B", "#EDC28B", "#D9DAD0", "#B9CDD6")
+# Low confidence is what to look for: bright among dark cells. Lightness falls evenly, so it also works in grey.
+CONFIDENCE_STOPS = ("#F9B233", "#E8785A", "#B5527D", "#6A4590", "#1F3B73")
 MIN_CELLS = 15  # fewer cells than UMAP's default neighbourhood have no shape to show
 PICTURE_INCHES, PICTURE_DPI = (6.0, 5.1), 180
 BADGE_POINTS = 17  # diameter of the circle around a number
@@ -60,19 +60,27 @@ def umap_coordinates(embedding: npt.NDArray[np.float32], seed: int) -> npt.NDArr
     -------
     N x 2; None when there are fewer than `MIN_CELLS` cells or all of them have the same embedding.
 
-    Source: McInnes, Healy and Melville 2018, as in scanpy.
+    Source: McInnes, Healy and Melville 2018; the parameters are scanpy's defaults.
     """
     if len(embedding) < MIN_CELLS or embedding.shape[1] == 0 or not np.ptp(embedding, axis=0).any():
         return None
-    import scanpy as sc  # 3 s; needed nowhere else here
+    import umap  # 2 s; needed nowhere else
+    from sklearn.neighbors import NearestNeighbors
 
-    cells = sc.AnnData(np.ascontiguousarray(embedding, dtype=np.float32))
+    # Exact neighbours: for the cells of one picture faster than compiling the approximate search of umap-learn.
+    num_neighbours = min(15, len(embedding) - 1)
+    search = NearestNeighbors(n_neighbors=num_neighbours, algorithm="brute").fit(embedding)
+    distances, neighbours = search.kneighbors(embedding)
     with warnings.catch_warnings():
-        # UMAP says that a seed means one thread, and names an initial layout that it falls back to.
+        # It announces that a seed means one thread, and that without its own search it cannot place new cells.
         warnings.simplefilter("ignore", UserWarning)
-        sc.pp.neighbors(cells, n_neighbors=min(15, len(embedding) - 1), use_rep="X", random_state=seed)
-        sc.tl.umap(cells, random_state=seed)
-    return np.asarray(cells.obsm["X_umap"], dtype=np.float32)
+        layout = umap.UMAP(
+            n_neighbors=num_neighbours,
+            min_dist=0.5,
+            random_state=seed,
+            precomputed_knn=(neighbours, distances, None),
+        )
+        return np.asarray(layout.fit_transform(embedding), dtype=np.float32)
 
 
 def draw_labels(xy: npt.NDArray[np.float32], codes: npt.NDArray[np.int64]) -> bytes:
@@ -91,19 +99,12 @@ def draw_labels(xy: npt.NDArray[np.float32], codes: npt.NDArray[np.int64]) -> by
     axes.scatter(xy[order, 0], xy[order, 1], c=colours, s=_dot_area(len(xy)), linewidths=0)
     present = np.unique(codes).tolist()
     pixels = axes.transData.transform([_midst(xy[codes == code]) for code in present])
-    centres = axes.transData.inverted().transform(_apart(pixels, BADGE_POINTS * 1.1 / 72 * PICTURE_DPI))
-    fills = [colour_of(code) for code in present]
-    axes.scatter(
-        centres[:, 0],
-        centres[:, 1],
-        c=fills,
-        s=BADGE_POINTS**2,
-        edgecolors="white",
-        linewidths=1.5,
-        clip_on=False,
-    )
-    for code, fill, (x, y) in zip(present, fills, centres, strict=True):
-        axes.text(x, y, str(code + 1), color=ink_on(fill), size=10, weight="bold", ha="center", va="center_baseline")
+    centres = axes.transData.inverted().transform(_apart(pixels, BADGE_POINTS * 1.2 / 72 * PICTURE_DPI))
+    rings = [colour_of(code) for code in present]
+    # White inside: a number has to stand out from cells of its own colour.
+    axes.scatter(centres[:, 0], centres[:, 1], c="white", s=BADGE_POINTS**2, edgecolors=rings, linewidths=2)
+    for code, (x, y) in zip(present, centres, strict=True):
+        axes.text(x, y, str(code + 1), size=10, weight="bold", ha="center", va="center_baseline")
     return _png(figure)
 
 

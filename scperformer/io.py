@@ -68,18 +68,16 @@ def read_h5ad(path: str | Path) -> AnnData:
             adata = ad.read_h5ad(path)
         except READ_ERRORS as error:
             raise damaged(path, error) from error
-    for what, size in (("cells", adata.n_obs), ("genes", adata.n_vars)):
+    for what, size in (("cell", adata.n_obs), ("gene", adata.n_vars)):
         if size == 0:
             raise InputError(
-                f"no {what} in {path} ({adata.n_obs} cells x {adata.n_vars} genes)",
-                f"at least one of the {what}",
+                f"no {what}s in {path} ({adata.n_obs} cells x {adata.n_vars} genes)",
+                f"at least one {what}",
                 "check the step that wrote this file, for example a filter that dropped everything",
             )
     if not adata.obs_names.is_unique:
         num = int(adata.obs_names.duplicated().sum())
-        warnings.warn(
-            f"{num} cell names in {path} repeat earlier ones; they are kept as they are", stacklevel=2
-        )
+        warnings.warn(f"{num} cell names in {path} repeat earlier ones; they are kept as they are", stacklevel=2)
     return adata
 
 
@@ -101,9 +99,7 @@ def require_h5ad(path: str | Path) -> None:
         with path.open("rb") as file:
             start = file.read(len(HDF5_SIGNATURE))
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror})", expected, "check its permissions"
-        ) from error
+        raise InputError(f"{path} cannot be read ({error.strerror})", expected, "check its permissions") from error
     if start != HDF5_SIGNATURE:
         what = "is empty (0 bytes)" if not start else "is not an HDF5 file"
         raise InputError(f"{path} {what}", expected, "read it with scanpy and save it with write_h5ad")
@@ -126,9 +122,6 @@ def damaged(path: str | Path, error: Exception) -> InputError:
     # HDF5 names the two lengths in a way that nobody understands; the word is what helps.
     what = "is truncated" if "truncated file" in reason else f"is damaged ({reason[:200]})"
     return InputError(f"{path} {what}", "a complete h5ad file", "copy or download it again, or write it anew")
-
-
-_damaged, _require_h5ad = damaged, require_h5ad  # ALIASES
 
 
 def sha256(path: str | Path) -> str:
@@ -213,9 +206,7 @@ def _existing_keys(file: h5py.File) -> dict[str, set[str]]:
     return keys | {"obs": set(file["obs"].attrs["column-order"])}
 
 
-def _require_new_keys(
-    path: str | Path, existing: Mapping[str, set[str]], new: Mapping[str, Sequence[str]]
-) -> None:
+def _require_new_keys(path: str | Path, existing: Mapping[str, set[str]], new: Mapping[str, Sequence[str]]) -> None:
     there = [f"{place}['{key}']" for place, keys in new.items() for key in keys if key in existing[place]]
     if there:
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""

@@ -1,4 +1,4 @@
-"""Training as Lightning sees it: the module (loss, metrics, optimiser), the data module and what is saved when.
+"""Training as Lightning sees it: loss, metrics, optimiser, what is saved when, and the loop over epochs.
 
 Every random choice is a function of (seed, epoch) or (seed, step) alone, and checkpoints are written at the end of
 epochs: a run that was killed and resumed therefore repeats the interrupted epoch exactly.
@@ -9,7 +9,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +18,12 @@ import torch
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from scperformer.config import OptimConfig, TrainConfig, TrainerConfig
-from scperformer.data import Cells, shuffled_batches
+from scperformer.data import Cells, drop_genes
+from scperformer.datamodule import CellsDataModule
 from scperformer.errors import InputError
 from scperformer.metrics import score
 from scperformer.model import Batch, CellTypeModel
@@ -30,7 +31,10 @@ from scperformer.predict import predict_cells
 
 log = logging.getLogger(__name__)
 
-MONITOR = "val_macro_f1"
+F1, SCORE = "val_macro_f1", "val_score"
+# Few validation cells give the same macro-F1 to many epochs: the smaller loss then decides. Small enough never to
+# outweigh a single call.
+LOSS_SHARE = 1e-4
 
 
 def loss_weights(labels: np.ndarray, class_weights: str) -> torch.Tensor:
@@ -76,6 +80,8 @@ class Learner(pl.LightningModule):
         Optimiser steps of the whole run, for the learning-rate schedule.
     redraw_interval
         Steps between new random projections; 0 = never.
+    gene_dropout
+        Share of a cell's genes that each step hides from the encoder.
     """
 
     def __init__(
@@ -87,6 +93,7 @@ class Learner(pl.LightningModule):
         num_steps: int,
         redraw_interval: int,
         seed: int,
+        gene_dropout: float = 0.0,
     ):
         super().__init__()
         self.network = network
@@ -95,43 +102,51 @@ class Learner(pl.LightningModule):
         self.optim = optim
         self.num_steps = num_steps
         self.redraw_interval = redraw_interval
+        self.gene_dropout = gene_dropout
         self.seed = seed
+        self.val_loss = MeanMetric()
         self.val_macro_f1 = MulticlassF1Score(len(weights), average="macro")
         self.val_accuracy = MulticlassAccuracy(len(weights), average="micro")
 
-    def on_train_epoch_start(self) -> None:
-        # Dropout: the same masks whether the run came here in one go or was resumed.
-        torch.manual_seed(
-            int(np.random.SeedSequence([self.seed, self.current_epoch, self.global_rank]).generate_state(1)[0])
-        )
-
     def on_train_batch_start(self, batch: tuple[Batch, torch.Tensor], batch_idx: int) -> None:
         step = self.global_step
+        # Dropout: the same masks whether the run came here in one go or was resumed. Not once an epoch: loaders
+        # draw from the same generator, and how often depends on whether the run was resumed.
+        torch.manual_seed(seed_of(self.seed, step, self.global_rank))
         if self.redraw_interval and step > 0 and step % self.redraw_interval == 0:
             self.network.redraw(torch.Generator().manual_seed(seed_of(self.seed, step)))
 
     def training_step(self, batch: tuple[Batch, torch.Tensor], batch_idx: int) -> torch.Tensor:
         tokens, labels_B = batch
-        logits_BC, _ = self.network(tokens)
-        loss = cross_entropy(
-            logits_BC.float(), labels_B, weight=self.label_weights, label_smoothing=self.optim.label_smoothing
-        )
+        seen = drop_genes(tokens, self.gene_dropout) if self.gene_dropout else tokens
+        wide_BC, deep_BC, _ = self.network.branches(tokens, seen)
+        loss = self.loss(wide_BC + deep_BC, labels_B)
+        if self.network.has_both and self.optim.deep_loss_weight:
+            # A wide branch that fits its training cells leaves the encoder nothing to learn from their sum.
+            loss = loss + self.optim.deep_loss_weight * self.loss(deep_BC, labels_B)
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels_B), sync_dist=True)
         return loss
+
+    def loss(self, logits_BC: torch.Tensor, labels_B: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy with the label weights and smoothing of the configuration."""
+        smoothing = self.optim.label_smoothing
+        return cross_entropy(logits_BC.float(), labels_B, weight=self.label_weights, label_smoothing=smoothing)
 
     def validation_step(self, batch: tuple[Batch, torch.Tensor], batch_idx: int) -> None:
         tokens, labels_B = batch
         logits_BC, _ = self.network(tokens)
-        loss = cross_entropy(logits_BC.float(), labels_B)
-        self.val_macro_f1(logits_BC, labels_B)
-        self.val_accuracy(logits_BC, labels_B)
-        self.log("val_loss", loss, batch_size=len(labels_B), sync_dist=True)
-        self.log("val_accuracy", self.val_accuracy, batch_size=len(labels_B))
-        self.log(MONITOR, self.val_macro_f1, batch_size=len(labels_B), prog_bar=True)
+        self.val_loss.update(cross_entropy(logits_BC.float(), labels_B, reduction="none"))
+        self.val_macro_f1.update(logits_BC, labels_B)
+        self.val_accuracy.update(logits_BC, labels_B)
 
-    def transfer_batch_to_device(self, batch: tuple[Batch, torch.Tensor], device: torch.device, dataloader_idx: int):
-        tokens, labels_B = batch
-        return tokens.to(device), labels_B.to(device)
+    def on_validation_epoch_end(self) -> None:
+        loss, macro_f1 = self.val_loss.compute(), self.val_macro_f1.compute()
+        self.log(F1, macro_f1, prog_bar=True)
+        self.log("val_loss", loss)
+        self.log("val_accuracy", self.val_accuracy.compute())
+        self.log(SCORE, macro_f1 - LOSS_SHARE * loss)
+        for metric in (self.val_loss, self.val_macro_f1, self.val_accuracy):
+            metric.reset()
 
     def configure_optimizers(self):
         optim = self.optim
@@ -144,58 +159,6 @@ class Learner(pl.LightningModule):
         optimizer = torch.optim.AdamW(groups, lr=optim.lr)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, self.num_steps, optim))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-class _BatchDataset(Dataset):
-    """A data set whose index is a whole batch of row numbers: batches are cut from the CSR matrix in one go."""
-
-    def __init__(self, cells: Cells):
-        self.cells = cells
-
-    def __getitem__(self, rows: np.ndarray) -> tuple[Batch, torch.Tensor]:
-        return self.cells.labelled_batch(rows)
-
-
-class _Batches(Sampler):
-    """The batches of one process, in the order of (seed, epoch); Lightning calls `set_epoch`."""
-
-    def __init__(self, cells: Cells, batch_size: int, *, seed: int, rank: int, world_size: int):
-        self.cells, self.batch_size = cells, batch_size
-        self.seed, self.rank, self.world_size = seed, rank, world_size
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return math.ceil(math.ceil(len(self.cells) / self.batch_size) / self.world_size)
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        batches = shuffled_batches(self.cells.lengths, self.batch_size, self.seed, self.epoch)
-        # Every process takes the same number of steps, or the others would wait for it for ever.
-        batches += batches[: len(self) * self.world_size - len(batches)]
-        yield from batches[self.rank :: self.world_size]
-
-
-class CellsDataModule(pl.LightningDataModule):
-    """Training and validation cells in memory."""
-
-    def __init__(self, train: Cells, val: Cells, batch_size: int, seed: int):
-        super().__init__()
-        self.train, self.val = train, val
-        self.batch_size, self.seed = batch_size, seed
-
-    def train_dataloader(self) -> DataLoader:
-        assert self.trainer is not None
-        rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        batches = _Batches(self.train, self.batch_size, seed=self.seed, rank=rank, world_size=world_size)
-        return DataLoader(_BatchDataset(self.train), sampler=batches, batch_size=None)
-
-    def val_dataloader(self) -> DataLoader:
-        # Every process looks at all of them: the numbers are then the same on one device and on many.
-        rows = np.argsort(self.val.lengths, kind="stable")
-        batches = [rows[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)]
-        return DataLoader(_BatchDataset(self.val), sampler=batches, batch_size=None)
 
 
 class EpochLog(Callback):
@@ -212,7 +175,7 @@ class EpochLog(Callback):
                 trainer.current_epoch + 1,
                 trainer.max_epochs,
                 metrics["train_loss"],
-                metrics[MONITOR],
+                metrics[F1],
                 metrics["val_accuracy"],
                 time.perf_counter() - self.start,
             )
@@ -221,14 +184,15 @@ class EpochLog(Callback):
 def checkpoints(folder: Path, trainer: TrainerConfig) -> tuple[ModelCheckpoint, list[Callback]]:
     """The checkpoint of the best epoch, and all callbacks that save or stop.
 
-    `best.ckpt` has the highest validation macro-F1; `last.ckpt` is the state after the last whole epoch.
+    `best.ckpt` has the highest validation macro-F1 (the smaller loss where several share it);
+    `last.ckpt` is the state after the last whole epoch.
     """
     best = ModelCheckpoint(
-        folder, filename="best", monitor=MONITOR, mode="max", save_top_k=1, enable_version_counter=False
+        folder, filename="best", monitor=SCORE, mode="max", save_top_k=1, enable_version_counter=False
     )
     last = ModelCheckpoint(folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
     # `last` comes after `stop`: what it saves must know how long the patience still is.
-    stop = EarlyStopping(MONITOR, mode="max", patience=trainer.patience, check_on_train_epoch_end=True)
+    stop = EarlyStopping(F1, mode="max", patience=trainer.patience, check_on_train_epoch_end=True)
     return best, [best, stop, EpochLog(), last]
 
 
@@ -252,24 +216,30 @@ def train_network(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainCo
         num_steps=cfg.trainer.max_epochs * math.ceil(num_batches / world_size),
         redraw_interval=cfg.attention.redraw_interval,
         seed=cfg.seed,
+        gene_dropout=cfg.model.gene_dropout,
     )
     start = copy.deepcopy(network.state_dict())
-    start_f1 = score(val.known_labels, predict_cells(network, val, cfg.trainer.batch_size).proba.argmax(1)).macro_f1
+    proba = predict_cells(network, val, cfg.trainer.batch_size).proba
+    start_f1 = score(val.known_labels, proba.argmax(1)).macro_f1
+    start_loss = -np.log(np.maximum(proba[np.arange(len(val)), val.known_labels], 1e-30)).mean()
     log.info("before the first epoch: validation macro-F1 %.3f", start_f1)
     best, callbacks = checkpoints(folder, cfg.trainer)
     trainer = make_trainer(cfg, callbacks, run_folder)
     last = folder / "last.ckpt"
-    trainer.fit(
-        learner,
-        CellsDataModule(train, val, cfg.trainer.batch_size, cfg.seed),
-        ckpt_path=last if last.is_file() else None,
-        weights_only=True,  # checkpoints hold tensors and plain values: nothing in them is executed
-    )
+    with warnings.catch_warnings():
+        # Advice about data-loading workers and the like: ours has none to start, on purpose.
+        warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
+        trainer.fit(
+            learner,
+            CellsDataModule(train, val, cfg.trainer.batch_size, cfg.seed),
+            ckpt_path=last if last.is_file() else None,
+            weights_only=True,  # checkpoints hold tensors and plain values: nothing in them is executed
+        )
     if not trainer.is_global_zero:
         return None
     if trainer.interrupted:
         raise KeyboardInterrupt
-    if best.best_model_score is None or float(best.best_model_score) <= start_f1:
+    if best.best_model_score is None or float(best.best_model_score) <= start_f1 - LOSS_SHARE * start_loss:
         network.load_state_dict(start)
         return 0
     saved = torch.load(best.best_model_path, map_location="cpu", weights_only=True)

@@ -38,9 +38,7 @@ class Scores:
     weighted_f1: float
 
 
-def confusion_matrix(
-    truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Sequence[Any]
-) -> npt.NDArray[np.int64]:
+def confusion_matrix(truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Sequence[Any]) -> npt.NDArray[np.int64]:
     """Count the cells of each true and predicted label.
 
     Parameters

@@ -160,7 +160,8 @@ class Wide(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_labels))
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        return torch.einsum("bl,blc->bc", batch.x_BL, self.weight(batch.genes_BL)) + self.bias
+        with torch.autocast(batch.x_BL.device.type, enabled=False):  # a start fitted in float32 stays what it is
+            return torch.einsum("bl,blc->bc", batch.x_BL, self.weight(batch.genes_BL)) + self.bias
 
 
 class Encoder(nn.Module):
@@ -212,6 +213,7 @@ class CellTypeModel(nn.Module):
             known = ", ".join(MECHANISMS)
             raise InputError(f"attention.name={attention.name}", f"one of {known}", "choose with attention=NAME")
         self.wide = Wide(num_genes, num_labels) if model.wide else None
+        self.has_both = model.wide and model.deep
         self.encoder: Encoder | None = None
         if model.deep:
             generator = torch.Generator().manual_seed(seed)
@@ -225,15 +227,23 @@ class CellTypeModel(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits, B x C, and embeddings, B x D (the pooled encoder state; without an encoder, the logits)."""
+        wide_BC, deep_BC, embedding_BD = self.branches(batch)
+        return wide_BC + deep_BC, embedding_BD
+
+    def branches(
+        self, batch: Batch, seen_by_encoder: Batch | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits of the wide and of the deep branch (0 where it is off), and the embeddings, as in `forward`.
+
+        In training the encoder may be shown other tokens of the same cells than the wide branch.
+        """
+        wide_BC = torch.zeros(()) if self.wide is None else self.wide(batch)
         if self.encoder is None:
-            assert self.wide is not None
-            logits_BC = self.wide(batch)
-            return logits_BC, logits_BC
-        pooled_BD = self.pool(self.encoder(batch), batch)
-        logits_BC = self.head(pooled_BD)
-        if self.wide is not None:
-            logits_BC = logits_BC + self.wide(batch)
-        return logits_BC, pooled_BD
+            return wide_BC, torch.zeros_like(wide_BC), wide_BC
+        seen = batch if seen_by_encoder is None else seen_by_encoder
+        pooled_BD = self.pool(self.encoder(seen), seen)
+        deep_BC = self.head(pooled_BD)
+        return wide_BC.to(deep_BC), deep_BC, pooled_BD
 
     def redraw(self, generator: torch.Generator) -> None:
         """Draw the random parts of every layer's attention anew (during training only)."""

@@ -16,19 +16,28 @@ def require_absent(path: str | Path, overwrite: bool, marker: str | None = None)
     Parameters
     ----------
     path
-        A file or folder to be written. An empty folder counts as absent.
+        A file to be written, or with `marker` a folder. An empty folder counts as absent.
     overwrite
         True: something that exists may be replaced.
     marker
-        For folders: a file that an existing folder must hold to be replaced. It proves that the folder was
-        written by us, so that `output=. overwrite=true` never deletes somebody's work.
+        A file that an existing folder must hold to be replaced. It proves that the folder was written by us, so
+        that `output=. overwrite=true` never deletes somebody's work.
 
     Raises
     ------
     InputError
-        It exists and `overwrite` is off, or it is nothing that we may replace.
+        It exists and `overwrite` is off, it is a folder instead of a file or the other way round, or it is
+        nothing that we may replace.
     """
     path = Path(path)
+    if marker is None and path.is_dir():
+        raise InputError(f"{path} is a folder", "a file to write", "add a file name to output=...")
+    if marker is not None and path.exists() and not path.is_dir():
+        raise InputError(f"{path} is a file", "a folder to write", "choose another output=...")
+    _require_replaceable(path, overwrite, marker)
+
+
+def _require_replaceable(path: Path, overwrite: bool, marker: str | None) -> None:
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not overwrite:
@@ -58,8 +67,6 @@ def new_file(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
         `path` exists and `overwrite` is off, is a folder, or its folder cannot be written.
     """
     target = Path(os.path.realpath(path))
-    if target.is_dir():
-        raise InputError(f"{path} is a folder", "a file to write", "add a file name to output=...")
     require_absent(path, overwrite)
     temporary = _beside(target)
     try:
@@ -75,7 +82,7 @@ def new_file(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
 def new_folder(path: str | Path, overwrite: bool = False, marker: str | None = None) -> Iterator[Path]:
     """An empty temporary folder beside `path`; becomes `path` when the block ends well, else is removed.
 
-    An existing folder is replaced as a whole (`marker`: see `require_absent`).
+    An existing folder is replaced as a whole (`marker`: see `require_absent`; None: whatever it holds).
 
     Raises
     ------
@@ -85,12 +92,12 @@ def new_folder(path: str | Path, overwrite: bool = False, marker: str | None = N
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_dir():
         raise InputError(f"{path} is a file", "a folder to write", "choose another output=...")
-    require_absent(path, overwrite, marker)
+    _require_replaceable(Path(path), overwrite, marker)
     temporary, old = _beside(target), _beside(target)
     temporary.mkdir()
     try:
         yield temporary
-        require_absent(path, overwrite, marker)
+        _require_replaceable(Path(path), overwrite, marker)
         if target.exists():
             os.replace(target, old)
         try:
@@ -99,9 +106,9 @@ def new_folder(path: str | Path, overwrite: bool = False, marker: str | None = N
             if old.exists():
                 os.replace(old, target)
             raise
+        shutil.rmtree(old, ignore_errors=True)  # only here: before, it may be the one copy that is left
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _beside(target: Path) -> Path:
@@ -111,9 +118,7 @@ def _beside(target: Path) -> Path:
     try:
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(
-            f"folder {parent} cannot be made ({error.strerror})", "a folder to write", remedy
-        ) from error
+        raise InputError(f"folder {parent} cannot be made ({error.strerror})", "a folder to write", remedy) from error
     if not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"folder {parent} cannot be written", "a folder with write permission", remedy)
     return parent / f".scperformer-{uuid.uuid4().hex}{target.suffix}"

@@ -1,9 +1,10 @@
 """Prediction: a model folder and cells in, labels with their probabilities out, written into AnnData or a file."""
 
+import json
 import logging
 import platform
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,19 @@ from anndata import AnnData
 from scipy.sparse import csr_matrix
 
 from scperformer.baseline import LinearModel
-from scperformer.bundle import FORMAT_VERSION, Bundle, load_bundle, resolve_model
+from scperformer.bundle import FORMAT_VERSION, Bundle, damaged_model, load_bundle, resolve_model
 from scperformer.config import AttentionConfig, HeadConfig, ModelConfig, PredictConfig, TokensConfig
 from scperformer.data import Cells, prediction_batches
 from scperformer.detect import Findings, detect
 from scperformer.errors import InputError
 from scperformer.genes import Overlap
-from scperformer.io import add_to_h5ad, read_h5ad, require_absent, sha256
+from scperformer.io import add_to_h5ad, read_h5ad, require_absent, require_h5ad, sha256
 from scperformer.model import CellTypeModel
 from scperformer.preprocess import align_to_model
 
 log = logging.getLogger(__name__)
+
+OBS_COLUMNS = ("label", "confidence", "margin", "unknown", "ontology_term_id", "baseline_label")
 
 
 @dataclass
@@ -53,22 +56,25 @@ def load_model(model_path: str | Path | None = None) -> Model:
     path, why = resolve_model(None if model_path is None else str(model_path))
     bundle = load_bundle(path)
     config = bundle.config
-    network = CellTypeModel(
-        len(bundle.genes),
-        len(bundle.labels),
-        tokens=TokensConfig(**config["tokens"]),
-        model=ModelConfig(**config["model"]),
-        attention=AttentionConfig(**config["attention"]),
-        head=HeadConfig(**config["head"]),
-    )
     prefix = "model."
     state = {
         name.removeprefix(prefix): torch.from_numpy(array)
         for name, array in bundle.weights.items()
         if name.startswith(prefix)
     }
-    network.load_state_dict(state)
-    rival = LinearModel(bundle.weights["baseline.weight"], bundle.weights["baseline.bias"])
+    try:
+        network = CellTypeModel(
+            len(bundle.genes),
+            len(bundle.labels),
+            tokens=TokensConfig(**config["tokens"]),
+            model=ModelConfig(**config["model"]),
+            attention=AttentionConfig(**config["attention"]),
+            head=HeadConfig(**config["head"]),
+        )
+        network.load_state_dict(state)
+        rival = LinearModel(bundle.weights["baseline.weight"], bundle.weights["baseline.bias"])
+    except (InputError, KeyError, TypeError, RuntimeError) as error:
+        raise damaged_model(path, "its configuration and its weights do not fit") from error
     log.info(
         "model %s (%s, %s): %d genes; tells apart %d labels: %s",
         bundle.name,
@@ -177,6 +183,7 @@ def make_annotation(adata: AnnData, model: Model, cfg: PredictConfig, path: str 
         "baseline": {"name": "logistic regression (L2, C=1)"},
         "versions": {name: version(name) for name in ("scperformer", "torch", "scanpy", "anndata", "numpy")}
         | {"python": platform.python_version()},
+        "config_json": json.dumps(asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]}),
         "num_unknown": int(obs[f"{key}_unknown"].sum()),
         "seconds": seconds,
     }
@@ -203,6 +210,26 @@ def calls(proba: np.ndarray, x: csr_matrix, model: Model, cfg: PredictConfig) ->
             f"{key}_baseline_label": pd.Categorical.from_codes(model.baseline.predict(x), categories=labels),
         }
     )
+
+
+def require_new_keys(adata: AnnData, key: str, path: str = "the data") -> None:
+    """Fail when an AnnData holds anything of the names that an annotation with this prefix would add.
+
+    Raises
+    ------
+    InputError
+        Names what is there.
+    """
+    there = [f"obs['{key}_{name}']" for name in OBS_COLUMNS if f"{key}_{name}" in adata.obs]
+    there += [f"obsm['{name}']" for name in (f"X_{key}", f"{key}_proba") if name in adata.obsm]
+    there += [f"uns['{key}']"] if key in adata.uns else []
+    if there:
+        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
+        raise InputError(
+            f"{path} already has {', '.join(there[:3])}{more}",
+            "no earlier annotation of this name",
+            "add overwrite=true to replace it, or key_added=... to keep both",
+        )
 
 
 def choose_device(device: str) -> str:
@@ -282,12 +309,8 @@ def annotate(
         The expression cannot be used, too few genes are shared, or the keys exist and `overwrite` is off.
     """
     cfg = PredictConfig(inputs=["adata"], key_added=key_added, overwrite=overwrite)
-    if key_added in adata.uns and not overwrite:
-        raise InputError(
-            f"uns['{key_added}'] exists",
-            "no earlier annotation",
-            "choose another key_added or overwrite=True",
-        )
+    if not overwrite:
+        require_new_keys(adata, key_added)
     make_annotation(adata, model or load_model(), cfg).write_into(adata)
     return adata
 
@@ -304,14 +327,19 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
     InputError
         A file or the model cannot be used, or an output exists; nothing is written for that file.
     """
+    for path in cfg.inputs:  # all of them before the first one is annotated
+        require_h5ad(path)
     outputs = [Path(cfg.output or Path(path).with_suffix(".annotated.h5ad")) for path in cfg.inputs]
-    for path, output in zip(cfg.inputs, outputs, strict=True):
-        if not Path(path).exists():
-            read_h5ad(path)  # says what is wrong before the model is loaded
+    for number, output in enumerate(outputs):
+        if output in outputs[:number]:
+            raise InputError(f"two inputs give {output}", "one input per output", "leave one of them out")
         require_absent(output, cfg.overwrite)
     model = load_model(cfg.model_path)
     for path, output in zip(cfg.inputs, outputs, strict=True):
-        annotation = make_annotation(read_h5ad(path), model, cfg, path)
+        adata = read_h5ad(path)
+        if not cfg.overwrite:
+            require_new_keys(adata, cfg.key_added, path)  # before the work; writing checks again
+        annotation = make_annotation(adata, model, cfg, path)
         add_to_h5ad(
             path,
             output,

@@ -18,7 +18,7 @@ from scperformer.check import Findings, detect, expression
 from scperformer.config import DataConfig, PredictConfig, PreprocessConfig
 from scperformer.detect import ASSUMED_TOTAL, PREPARED
 from scperformer.errors import InputError
-from scperformer.io import read_h5ad, require_absent, write_h5ad
+from scperformer.io import read_h5ad, require_absent, require_h5ad, write_h5ad
 
 log = logging.getLogger(__name__)
 
@@ -200,6 +200,7 @@ def run_preprocess(cfg: PreprocessConfig) -> Path:
     """
     start = time.perf_counter()
     path = Path(cfg.inputs[0])
+    require_h5ad(path)
     output = Path(cfg.output) if cfg.output is not None else path.with_name(f"{path.stem}.prepared.h5ad")
     require_absent(output, cfg.overwrite)
     adata = read_h5ad(path)

@@ -159,18 +159,18 @@ def _percent(share: float, digits: int = 1) -> str:
     """A share as text; what is not 0 is not shown as 0."""
     least = 10.0**-digits
     if 0 < 100 * share < least / 2:
-        return f"< {least:.{digits}f} %"
-    return f"{100 * share:.{digits}f} %"
+        return f"<{least:.{digits}f}%"
+    return f"{100 * share:.{digits}f}%"
 
 
 def _expression(facts: dict[str, Any]) -> str:
     """Which values of a file were used and what they are, in words."""
     source, kind, total = str(facts["source"]), str(facts["kind"]), float(facts["total"])
-    place = f"layer {source.removeprefix('layers/')}" if source.startswith("layers/") else source
+    place = {"X": "X", "raw": ".raw"}.get(source, f"layer {source.removeprefix('layers/')}")
     text = f"{KINDS.get(kind, kind)} in {place}"
-    if kind == "log1p":
-        text += ", of unknown total per cell" if math.isnan(total) else f", {total:,.0f} counts per cell"
-    return text
+    if kind != "log1p":
+        return text
+    return text + (", total per cell not recorded" if math.isnan(total) else f", {total:,.0f} counts per cell")
 
 
 def run_report(cfg: ReportConfig) -> Path:

@@ -12,8 +12,9 @@ import numpy as np
 from scperformer.config import TokensConfig
 
 LN2 = np.log(2.0)
-# x is stored in float32: 1 + cp10k = 2 exactly becomes log2 = 0.9999999. Half a millionth of a doubling is well
-# above that rounding and well below the distance to the next count that a cell of 50,000 counts can have.
+# x is stored in float32, and float32 logarithms of the same counts differ in their last unit: where 1 + cp10k is
+# exactly 32, log2 may read 4.9999997. Half a millionth of a doubling is above that rounding (in scBERT's range) and
+# below the distance to the next count that a cell of 50,000 counts can have.
 EDGE = 5e-7
 
 
@@ -79,7 +80,7 @@ def tokenize(cells, tokens: TokensConfig, length: int | None = None) -> CellToke
     tokens
         Binning, and whether unexpressed genes are tokens (`full`) or not (`skip`).
     length
-        Pad to this many positions (at least the longest cell + 1). None: just enough.
+        Pad to this many positions, or to the longest cell if that is more. None: just enough. `full` needs none.
 
     Returns
     -------

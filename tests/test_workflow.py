@@ -76,7 +76,10 @@ def test_configfile_and_outdir(user: Path) -> None:
     # c has no truth: it is annotated and reported, but not evaluated
     annotated = {name: f"'my results/annotated/{name}.h5ad'" for name in "abc"}
     assert f"scperformer evaluate {annotated['a']} {annotated['b']} truth_key=cell_type" in run.stdout
-    assert f"scperformer report {annotated['a']} {annotated['b']} {annotated['c']} 'evaluation=my results/evaluation'" in run.stdout
+    assert (
+        f"scperformer report {annotated['a']} {annotated['b']} {annotated['c']} 'evaluation=my results/evaluation'"
+        in run.stdout
+    )
 
 
 def test_without_truth_nothing_is_evaluated(user: Path) -> None:

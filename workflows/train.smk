@@ -22,5 +22,6 @@ rule train:
         mem_mb=memory,
         runtime=24 * 60,
     shell:
-        "scperformer train {input:q} {params.label_key:q} output={output:q}"
+        # both: a run that was cut off is continued, but with other options or another reference started again
+        "scperformer train {input:q} {params.label_key:q} output={output:q} resume=true overwrite=true"
         " trainer.threads={threads} {params.overrides:q} > {log:q} 2>&1"

@@ -23,7 +23,7 @@ from scperformer.check import require_cells_per_label, require_labels
 from scperformer.config import TrainConfig
 from scperformer.data import Cells, stratified_split
 from scperformer.errors import InputError
-from scperformer.io import new_file, read_h5ad, require_absent, sha256
+from scperformer.io import new_file, read_h5ad, require_absent, require_h5ad, sha256
 from scperformer.metrics import score
 from scperformer.model import CellTypeModel
 from scperformer.predict import predict_cells
@@ -281,6 +281,7 @@ def run_train(cfg: TrainConfig) -> Path:
         The file, its labels or its expression cannot be used, or the output exists.
     """
     path = Path(cfg.inputs[0])
+    require_h5ad(path)
     output = Path(cfg.output) if cfg.output else path.with_suffix(".model")
     require_absent(output, cfg.overwrite, marker=INFO)
     adata = read_h5ad(path)
@@ -318,7 +319,12 @@ def train(adata: AnnData, label_key: str, *, output: str | Path, overrides: Sequ
 def _train(adata: AnnData, cfg: TrainConfig, output: Path, *, path: Path, checksum: str) -> None:
     reference = make_reference(adata, cfg, path)
     run_folder = open_run(cfg, output, checksum)
-    fitted = fit(reference, cfg, run_folder)
+    try:
+        fitted = fit(reference, cfg, run_folder)
+    except InputError:  # an option that cannot be: nothing worth keeping has been written
+        if not (run_folder / "checkpoints").exists():
+            shutil.rmtree(run_folder)
+        raise
     if fitted is None:  # a helping process of a distributed run
         return
     _, metrics = fitted

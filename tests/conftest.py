@@ -1,0 +1,121 @@
+"""Small seeded data for all tests."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scanpy
+from scipy import sparse
+
+NUM_CELLS, NUM_GENES = 120, 200
+LABELS = ("B cell", "T cell", "Monocyte")
+
+
+@pytest.fixture(scope="session")
+def _pbmc() -> ad.AnnData:
+    return scanpy.datasets.pbmc68k_reduced()
+
+
+@pytest.fixture
+def pbmc(_pbmc) -> ad.AnnData:
+    """700 PBMC, 765 genes: scaled X, log-normalised raw, 10 labels in obs.bulk_labels; a fresh copy."""
+    return _pbmc.copy()
+
+
+def make_counts() -> ad.AnnData:
+    """120 cells x 200 genes of negative binomial counts (CSR), 40 cells of each of 3 labels in obs.cell_type.
+
+    Each label expresses 30 genes of its own five times as strongly.
+    """
+    rng = np.random.default_rng(0)
+    label_of_cell = np.arange(NUM_CELLS) % len(LABELS)
+    mean = np.tile(rng.gamma(2.0, 1.0, NUM_GENES), (NUM_CELLS, 1))
+    for label in range(len(LABELS)):
+        mean[np.ix_(label_of_cell == label, np.arange(30 * label, 30 * label + 30))] *= 5
+    depth = rng.uniform(0.5, 2.0, (NUM_CELLS, 1))
+    dispersion = 2.0
+    counts = rng.negative_binomial(dispersion, dispersion / (dispersion + mean * depth))
+    return ad.AnnData(
+        sparse.csr_matrix(counts, dtype=np.float32),
+        obs=pd.DataFrame(
+            {"cell_type": pd.Categorical(np.array(LABELS)[label_of_cell])},
+            index=[f"cell{i}" for i in range(NUM_CELLS)],
+        ),
+        var=pd.DataFrame(index=[f"GENE{i}" for i in range(NUM_GENES)]),
+    )
+
+
+@pytest.fixture
+def counts_adata() -> ad.AnnData:
+    """The cells of `make_counts`; a fresh copy."""
+    return make_counts()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder trained on the cells of `make_counts` for one epoch; tests that change it copy it first."""
+    from scperformer.compose import make_config
+    from scperformer.training import run_train
+
+    reference = tmp_path_factory.mktemp("tiny_model") / "reference.h5ad"
+    make_counts().write_h5ad(reference)
+    options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none"]
+    return run_train(make_config("train", [f"inputs=['{reference}']", *options]))
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Write an AnnData into the test's folder and give its path: `write(adata, "sample.h5ad")`."""
+
+    def write_file(adata: ad.AnnData, name: str = "sample.h5ad") -> Path:
+        path = tmp_path / name
+        adata.write_h5ad(path)
+        return path
+
+    return write_file
+
+
+@dataclass
+class Ran:
+    """What a command did: its exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys) -> Iterator[Callable[..., Ran]]:
+    """Run the command line in this process, inside the test's folder: `command("predict", "sample.h5ad")`."""
+    logger = logging.getLogger("scperformer")
+    before = logger.handlers[:], logger.level, logger.propagate
+    monkeypatch.chdir(tmp_path)
+    for name in ("SCPERFORMER_MODEL", "SCPERFORMER_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # main sets it: this puts it back
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+
+    def run(*words: object) -> Ran:
+        from scperformer.cli import main
+
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        return Ran(code, *capsys.readouterr())
+
+    yield run
+    logger.handlers[:], logger.level, logger.propagate = before
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """A folder of larger real data beside the repository; tests that need it are skipped where there is none."""
+    folder = Path(__file__).parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("no larger data on this machine")
+    return folder

@@ -1,0 +1,237 @@
+"""The command line: help, files and options in any order and of any name, sweeps, exit codes, no litter."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import anndata as ad
+import pytest
+
+from scperformer.bundle import PACKAGED
+from scperformer.cli import EXAMPLES, STEPS, SWEEP_OUTPUTS, to_overrides
+from scperformer.config import STEPS as SCHEMAS
+from scperformer.errors import InputError
+
+AWKWARD = [
+    "a b.h5ad",
+    "a,b.h5ad",
+    "n=5.h5ad",
+    "overwrite=true.h5ad",
+    "it's.h5ad",
+    'say "hi".h5ad',
+    "$HOME ${x}.h5ad",
+    "[1] {2} (3).h5ad",
+    "Größe 细胞.h5ad",
+    "back\\slash.h5ad",
+    "~tilde.h5ad",
+    "#1 50% & more!.h5ad",
+]
+
+
+@pytest.fixture
+def sample(counts_adata, write) -> Path:
+    return write(counts_adata)
+
+
+def shell(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `python -m scperformer.cli`-like in a process of its own."""
+    script = "import sys; from scperformer.cli import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", script, *words],
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# Help
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
+def test_help_names_every_step(command, words):
+    ran = command(*words)
+    assert (ran.code, ran.err) == (0, "")
+    assert all(f"\n  {step} " in ran.out for step in STEPS)
+    assert max(map(len, ran.out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_of_a_step_shows_examples(command, step, flag):
+    ran = command(step, "some.h5ad", flag)
+    assert (ran.code, ran.err) == (0, "")
+    assert f"scperformer {step} " in ran.out
+    assert EXAMPLES[step] in ran.out
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_examples_are_valid_commands(command, step):
+    """Every example composes: its options exist and take these values."""
+    for line in EXAMPLES[step].splitlines():
+        if line.strip().startswith("scperformer"):
+            words = line.partition("#")[0].split()[1:]
+            plain = [word.split(",")[0] if "=" in word and "[" not in word else word for word in words if word != "-m"]
+            ran = command(*plain, "--cfg", "job")
+            assert (ran.code, ran.err) == (0, ""), line
+
+
+def test_version(command):
+    from importlib.metadata import version
+
+    assert command("--version").out.strip() == version("scperformer")
+
+
+def test_steps_have_a_schema_an_example_and_a_sweep_output():
+    assert set(STEPS) == set(SCHEMAS) == set(EXAMPLES) == set(SWEEP_OUTPUTS)
+
+
+# Words
+
+
+def test_files_stand_anywhere_among_the_options():
+    wanted = ["min_confidence=0.5", "batch_size=8", "inputs=['a.h5ad','b.h5ad']", "--cfg", "job"]
+    assert to_overrides(["a.h5ad", "min_confidence=0.5", "b.h5ad", "batch_size=8", "--cfg", "job"]) == wanted
+    assert to_overrides(["--cfg", "job", "min_confidence=0.5", "a.h5ad", "batch_size=8", "b.h5ad"]) == wanted
+
+
+def test_words_are_quoted_when_they_are_the_users_own():
+    assert to_overrides(["label_key=cell type", "output=it's", "model=tiny"]) == [
+        "label_key='cell type'",
+        r"output='it\'s'",
+        "model='tiny'",
+    ]
+    assert to_overrides(["label_key='as is'", "output=null", "output="]) == [
+        "label_key='as is'",
+        "output=null",
+        "output=",
+    ]
+    sweep = ["-m", "attention=favor,softmax", "label_key=a,b"]
+    assert to_overrides(sweep) == [*sweep[1:], "-m"]
+
+
+@pytest.mark.parametrize("word", ["--model", "-x", "-"])
+def test_unknown_flags(word):
+    with pytest.raises(InputError, match="expected a file, option=value"):
+        to_overrides([word])
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_awkward_names_of_files(command, counts_adata, write, name):
+    """As input and as output: check reads the very file, and writes to the very name."""
+    write(counts_adata, name)
+    ran = command("preprocess", "data.min_genes=1", name, f"output=out {name}")
+    assert ran.code == 0, ran.err
+    assert f"out {name}" in os.listdir()
+
+
+def test_awkward_column(command, counts_adata, write):
+    counts_adata.obs["cell type, 2=fine (50%)"] = counts_adata.obs["cell_type"]
+    ran = command("train", write(counts_adata), "label_key=cell type, 2=fine (50%)", "--cfg", "job")
+    assert "label_key: cell type, 2=fine (50%)" in ran.out
+
+
+# Running
+
+
+def test_config_is_shown_and_nothing_runs(command, tmp_path):
+    ran = command("train", "none.h5ad", "label_key=celltype", "model=tiny", "trainer.max_epochs=7", "--cfg", "job")
+    assert (ran.code, ran.err) == (0, "")
+    assert all(line in ran.out for line in ("label_key: celltype", "dim: 32", "max_epochs: 7", "- none.h5ad"))
+    assert names(tmp_path) == []
+
+
+def test_predict_writes_one_file_beside_the_input(command, sample, tiny_model, tmp_path):
+    ran = command("predict", sample, f"model_path={tiny_model}", "key_added=mine")
+    assert ran.code == 0
+    assert ran.out == ""
+    assert "tells apart 3 labels: B cell, Monocyte, T cell" in ran.err
+    assert names(tmp_path) == ["sample.annotated.h5ad", "sample.h5ad"]
+    annotated = ad.read_h5ad(tmp_path / "sample.annotated.h5ad")
+    assert set(annotated.obs["mine_label"]) <= {"B cell", "Monocyte", "T cell"}
+    assert list(annotated.uns) == ["mine"]
+    again = command("predict", tmp_path / "sample.annotated.h5ad", f"model_path={tiny_model}", "key_added=mine")
+    assert again.code == 2
+    both = command("predict", tmp_path / "sample.annotated.h5ad", f"model_path={tiny_model}", "output=both.h5ad")
+    assert both.code == 0
+    assert {"mine", "scperformer"} == set(ad.read_h5ad(tmp_path / "both.h5ad").uns)
+
+
+def test_model_from_the_environment(command, sample, tiny_model, monkeypatch):
+    monkeypatch.setenv("SCPERFORMER_MODEL", str(tiny_model))
+    ran = command("predict", sample)
+    assert ran.code == 0
+    assert "from $SCPERFORMER_MODEL" in ran.err
+
+
+@pytest.mark.skipif(not PACKAGED.is_dir(), reason="no model in this checkout's package")
+def test_packaged_model(command, pbmc, write):
+    ran = command("predict", write(pbmc))
+    assert ran.code == 0, ran.err
+    labels = json.loads((PACKAGED / "bundle.json").read_text())["labels"]
+    assert f"model {PACKAGED.name} (packaged" in ran.err
+    assert ", ".join(labels) in ran.err
+
+
+def test_warnings_are_plain_lines(command, counts_adata, write, tiny_model):
+    counts_adata.obs_names = ["cell"] * counts_adata.n_obs
+    with pytest.warns(UserWarning, match="repeat earlier ones"):
+        ran = command("predict", write(counts_adata), f"model_path={tiny_model}")
+    assert ran.code == 0
+
+
+def test_all_steps_in_a_process_of_their_own_leave_no_litter(sample, tiny_model, tmp_path):
+    """The exit code, and only the files that were asked for: no outputs/ folder, no log file."""
+    ran = shell("predict", "sample.h5ad", f"model_path={tiny_model}", cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
+    assert names(tmp_path) == ["sample.annotated.h5ad", "sample.h5ad"]
+
+
+def test_exit_code_and_traceback_on_request(tmp_path):
+    ran = shell("preprocess", "none.h5ad", cwd=tmp_path)
+    assert ran.returncode == 2
+    assert ran.stderr.splitlines() == ["error: no file none.h5ad; expected an h5ad file: check the path."]
+    ran = shell("preprocess", "none.h5ad", cwd=tmp_path, SCPERFORMER_DEBUG="1")
+    assert ran.returncode == 1
+    assert "Traceback" in ran.stderr
+    assert "InputError: no file none.h5ad" in ran.stderr
+    assert names(tmp_path) == []
+
+
+# Sweeps
+
+
+def test_sweep_makes_a_model_per_value(command, sample, tmp_path):
+    options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none"]
+    ran = command("train", sample, *options, "-m", "attention=favor,softmax")
+    assert ran.code == 0, ran.err
+    bundles = sorted(tmp_path.glob("multirun/*/*/model/bundle.json"))
+    assert [path.parts[-3] for path in bundles] == ["0", "1"]
+    attention = [json.loads(path.read_text())["config"]["attention"]["name"] for path in bundles]
+    assert attention == ["favor", "softmax"]
+    assert names(tmp_path) == ["multirun", "sample.h5ad"]
+
+
+def test_sweep_of_predict_names_its_files(command, sample, tiny_model, tmp_path):
+    ran = command("predict", sample, f"model_path={tiny_model}", "-m", "min_confidence=0.1,0.9")
+    assert ran.code == 0, ran.err
+    found = sorted(tmp_path.glob("multirun/*/*/annotated.h5ad"))
+    assert [path.parts[-2] for path in found] == ["0", "1"]
+    shutil.rmtree(tmp_path / "multirun")
+    ran = command("predict", sample, "b.h5ad", f"model_path={tiny_model}", "-m", "min_confidence=0.1,0.9")
+    assert ran.code == 2
+    assert "no output option with several files" in ran.err
+
+
+def test_sweep_stops_at_a_bad_value(command, sample):
+    ran = command("train", sample, "label_key=cell_type", "-m", "trainer.max_epochs=0,1")
+    assert ran.code == 2
+    assert ran.err.startswith("error: trainer.max_epochs=0; expected 1 or more")

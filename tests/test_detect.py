@@ -1,0 +1,269 @@
+"""Where the expression is and what it is, on every kind of file that people bring."""
+
+import math
+
+import anndata as ad
+import numpy as np
+import pytest
+import scanpy
+from scipy import sparse
+
+from scperformer.detect import PREPARED, detect, expression
+from scperformer.errors import InputError
+from scperformer.io import read_h5ad
+from scperformer.values import judge
+
+
+def per_cell(counts, total):
+    """Counts scaled to a total per cell, dense float64: the plain formula."""
+    dense = np.asarray(counts.todense(), dtype=np.float64)
+    return dense / dense.sum(1, keepdims=True) * total
+
+
+def logged(counts, total=1e4, base=math.e, num_genes=None, decimals=None):
+    """log1p of normalised counts; genes dropped after normalising; values rounded."""
+    values = np.log1p(per_cell(counts, total)) / math.log(base)
+    values = values[:, :num_genes] if decimals is None else values[:, :num_genes].round(decimals)
+    return sparse.csr_matrix(values, dtype=np.float32)
+
+
+def summary(findings):
+    return findings.source, findings.kind, findings.total, findings.log_base
+
+
+# one matrix
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x,
+        lambda x: x.tocsc(),
+        lambda x: sparse.csr_array(x),
+        lambda x: x.astype(np.int32),
+        lambda x: x.toarray().astype(np.float64),
+        lambda x: x.toarray().astype(np.uint16),
+    ],
+    ids=["csr", "csc", "array", "int32", "dense", "uint16"],
+)
+def test_counts_in_any_storage(counts_adata, make):
+    findings = detect(ad.AnnData(make(counts_adata.X)))
+    assert summary(findings) == ("X", "counts", None, None)
+    assert (findings.num_cells, findings.num_genes, findings.notes) == (120, 200, [])
+
+
+@pytest.mark.parametrize("base", [math.e, 2.0, 10.0], ids=["e", "2", "10"])
+@pytest.mark.parametrize("total", [1e4, 1e6, 2345.0])
+def test_log_base_and_total_are_seen_in_constant_sums(counts_adata, base, total):
+    slot = judge("X", logged(counts_adata.X, total, base))
+    assert (slot.kind, slot.log_base, slot.confirmed) == ("log1p", base, True)
+    assert slot.total == pytest.approx(total, rel=1e-6)  # float32 values
+
+
+@pytest.mark.parametrize("base", [math.e, 2.0, 10.0], ids=["e", "2", "10"])
+@pytest.mark.parametrize("decimals", [None, 3], ids=["full", "rounded"])
+def test_log_base_is_seen_in_multiples_when_genes_were_dropped(counts_adata, base, decimals):
+    slot = judge("X", logged(counts_adata.X, 1e4, base, num_genes=60, decimals=decimals))
+    assert (slot.kind, slot.log_base, slot.total, slot.confirmed) == ("log1p", base, None, True)
+
+
+def test_a_few_genes_dropped_leave_the_total_visible(counts_adata):
+    x = logged(counts_adata.X)
+    x = x[:, np.asarray(x.sum(0)).ravel().argsort()[1:]]  # the weakest gene
+    assert judge("X", x).total == 1e4
+
+
+def test_continuous_values_in_the_range_of_logarithms_are_not_confirmed():
+    rng = np.random.default_rng(3)
+    findings = detect(ad.AnnData(rng.gamma(1.0, 1.0, (50, 80))))
+    assert summary(findings) == ("X", "log1p", None, math.e)
+    assert any("by the range of the values alone" in note for note in findings.notes)
+
+
+@pytest.mark.parametrize(
+    ("total", "num_genes"),
+    [(1e6, None), (1e4, None), (100.0, None), (100.0, 60)],
+    ids=["TPM", "CP10K", "percent", "part"],
+)
+def test_values_without_logarithm_are_linear(counts_adata, total, num_genes):
+    assert judge("X", sparse.csr_matrix(per_cell(counts_adata.X, total)[:, :num_genes])).kind == "linear"
+
+
+def test_one_cell_is_judged_by_powers_of_ten_only(counts_adata):
+    assert summary(detect(ad.AnnData(logged(counts_adata.X)[:1]))) == ("X", "log1p", 1e4, math.e)
+    lonely = judge("X", logged(counts_adata.X, total=2345)[:1])
+    assert (lonely.kind, lonely.total, lonely.log_base) == ("log1p", None, math.e)
+
+
+def test_bad_values_are_counted_wherever_they_are():
+    x = np.ones((3000, 7), dtype=np.float32)
+    x[1, 1], x[2999, 6], x[1500, 3] = np.nan, np.inf, np.nan  # between the sampled cells too
+    assert judge("X", x).text == "3 NaN or infinite values"
+    assert judge("X", sparse.csr_matrix(x)).text == "3 NaN or infinite values"
+    x = np.ones((3000, 7))
+    x[1, 0] = -0.5
+    assert judge("X", sparse.csc_matrix(x)).text == "negative values down to -0.5: scaled or centred"
+
+
+# choosing
+
+
+def test_pbmc_raw_is_found_under_scaled_values(pbmc):
+    findings = detect(pbmc)
+    assert summary(findings) == ("raw", "log1p", None, math.e)
+    assert (findings.num_cells, findings.num_genes, findings.id_kind) == (700, 765, "symbol")
+    assert findings.notes[0].startswith("X is not used: negative values")
+    assert "taken as per 10000 counts, set input_total=..." in findings.notes[1]
+
+
+def test_counts_are_preferred_wherever_they_are(counts_adata):
+    normal = counts_adata.copy()
+    normal.X = logged(counts_adata.X)
+    in_layer, in_raw = normal.copy(), normal.copy()
+    in_layer.layers["counts"] = counts_adata.X
+    in_raw.raw = counts_adata
+    both = in_raw.copy()
+    both.layers["counts"] = counts_adata.X
+    assert detect(normal).source == "X"
+    assert detect(in_layer).source == "layers/counts"
+    assert detect(in_raw).source == "raw"
+    assert detect(both).source == "layers/counts"
+    assert detect(both[:, :100].copy()).source == "raw"  # more genes
+
+
+def test_a_layer_of_whole_numbers_does_not_beat_recognised_values(counts_adata):
+    adata = ad.AnnData(logged(counts_adata.X), layers={"mask": counts_adata.X > 0, "unspliced": counts_adata.X})
+    assert detect(adata).source == "X"
+    assert detect(adata, "layers/unspliced").kind == "counts"
+    adata.X = adata.X.toarray() - 1
+    assert detect(adata).source == "layers/mask"
+    assert "no count is above 1: were the values made binary?" in detect(adata).notes
+
+
+def test_nothing_usable_says_what_each_place_holds(counts_adata):
+    adata = ad.AnnData(counts_adata.X.toarray() - 3)
+    adata.layers["nan"] = np.full(adata.shape, np.nan)
+    adata.layers["zero"] = np.zeros(adata.shape)
+    with pytest.raises(InputError) as error:
+        detect(adata, path="bad.h5ad")
+    assert str(error.value) == (
+        "no usable expression in bad.h5ad (X: negative values down to -3: scaled or centred; layers/nan: 24000 NaN or "
+        "infinite values; layers/zero: nothing but zeros); expected counts, or log-normalised values without NaN or "
+        "negative values: put the counts into X or layers['counts'], or mend the values, and save the file."
+    )
+    with pytest.raises(InputError, match="X is empty"):
+        detect(ad.AnnData(obs=adata.obs, var=adata.var))
+
+
+def test_source_is_obeyed_but_bad_values_are_not_taken(counts_adata):
+    adata = ad.AnnData(
+        logged(counts_adata.X), layers={"counts": counts_adata.X, "scaled": counts_adata.X.toarray() - 1}
+    )
+    assert detect(adata, "X").source == "X"
+    with pytest.raises(InputError, match="layers/scaled: negative values"):
+        detect(adata, "layers/scaled")
+    with pytest.raises(InputError, match=r"no layers/count in s.h5ad \(it has X, layers/counts, layers/scaled\)"):
+        detect(adata, "layers/count", path="s.h5ad")
+    with pytest.raises(InputError, match="no raw in"):
+        detect(adata, "raw")
+
+
+def test_input_kind_is_obeyed_with_a_note(counts_adata):
+    adata = ad.AnnData(logged(counts_adata.X), layers={"counts": counts_adata.X})
+    assert detect(adata, input_kind="log1p").source == "X"
+    findings = detect(adata, "X", "linear")
+    assert summary(findings) == ("X", "linear", None, None)
+    assert "taken as linear as told, though X looks like log1p" in findings.notes[-1]
+    with pytest.raises(InputError, match=r"values up to \d+ in X of c.h5ad; expected log1p values of at most 25"):
+        detect(counts_adata, "X", "log1p", path="c.h5ad")
+
+
+def test_input_total_is_obeyed(counts_adata, pbmc):
+    assert detect(pbmc, input_total=2000.0).total == 2000.0
+    assert detect(ad.AnnData(logged(counts_adata.X)), input_total=5e3).total == 5e3
+    with pytest.warns(UserWarning, match="input_total is not used: X holds counts"):
+        detect(counts_adata, input_total=5e3)
+
+
+def test_empty_cells_are_counted(counts_adata):
+    counts = counts_adata.X.toarray()
+    counts[[3, 50]] = 0
+    assert detect(ad.AnnData(counts)).notes == ["2 cells without any count"]
+    values = np.log1p(counts / np.maximum(counts.sum(1, keepdims=True), 1) * 1e4)
+    findings = detect(ad.AnnData(sparse.csr_matrix(values)))
+    assert (findings.total, findings.notes) == (1e4, ["2 cells without any count"])
+
+
+def test_mark_of_preprocess_is_believed(counts_adata):
+    adata = ad.AnnData(logged(counts_adata.X, num_genes=60), uns={PREPARED: {"target_sum": 1e4}})
+    adata.layers["counts"] = counts_adata.X[:, :60]
+    assert summary(detect(adata)) == ("X", "log1p", 1e4, math.e)
+    assert detect(adata, "layers/counts").kind == "counts"
+    adata.X = adata.X.toarray() - 1
+    with pytest.raises(InputError, match="negative"):
+        detect(adata)
+
+
+def test_findings_are_jsonable(pbmc):
+    import json
+
+    assert json.loads(json.dumps(detect(pbmc).as_dict()))["source"] == "raw"
+
+
+def test_expression_gives_matrix_and_names(counts_adata, pbmc):
+    x, names = expression(pbmc, detect(pbmc))
+    assert x is pbmc.raw.X
+    assert names == list(pbmc.raw.var_names)
+    counts_adata.layers["counts"] = counts_adata.X.copy()
+    x, _ = expression(counts_adata, detect(counts_adata, "layers/counts"))
+    assert x is counts_adata.layers["counts"]
+    counts_adata.var_names = ["SAME", "SAME", *counts_adata.var_names[2:]]
+    with pytest.raises(InputError, match=r"1 gene names occur more than once in X of d.h5ad \(e.g. 'SAME'\)"):
+        expression(counts_adata, detect(counts_adata), path="d.h5ad")
+
+
+# real files
+
+
+def test_scanpy_normalisation_is_recognised(counts_adata):
+    scanpy.pp.normalize_total(counts_adata)  # to the median, as its default
+    median = float(np.median(np.asarray(counts_adata.X.sum(1))))
+    scanpy.pp.log1p(counts_adata)
+    findings = detect(counts_adata)
+    assert (findings.kind, findings.log_base) == ("log1p", math.e)
+    assert findings.total == pytest.approx(median, rel=1e-5)
+
+
+COUNTS_IN_X = ("X", "counts", None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "id_kind"),
+    [
+        ("pbmc3k", COUNTS_IN_X, "symbol"),
+        ("zheng_sorted_pbmc", COUNTS_IN_X, "symbol"),
+        ("mixology_lung_celllines", COUNTS_IN_X, "symbol"),
+        ("baron_pancreas_mini", COUNTS_IN_X, "symbol"),
+        ("wild/derived_pbmc3k_cellxgene_style_rawcounts_ensembl", ("raw", "counts", None, None), "ensembl"),
+        ("wild/derived_pbmc3k_denseX_float64", COUNTS_IN_X, "symbol"),
+        ("wild/derived_pbmc3k_int32X", COUNTS_IN_X, "symbol"),
+        ("wild/derived_pbmc3k_lognormX_layers_counts", ("layers/counts", "counts", None, None), "symbol"),
+        ("wild/derived_pbmc3k_lowercase_symbols", COUNTS_IN_X, "symbol"),
+        ("wild/derived_pbmc3k_nan_labels_unused_category", COUNTS_IN_X, "symbol"),
+        ("wild/derived_pbmc3k_scanpy_scaledX_raw_lognorm", ("raw", "log1p", 1e4, math.e), "symbol"),
+    ],
+    ids=lambda value: value.split("_", 2)[-1] if isinstance(value, str) else "",
+)
+def test_real_file(shared_data, name, expected, id_kind):
+    findings = detect(read_h5ad(shared_data / f"{name}.h5ad"))
+    assert (*summary(findings), findings.id_kind) == (*expected, id_kind)
+
+
+def test_real_file_with_nan(shared_data):
+    with pytest.raises(InputError, match="X: 1 NaN or infinite value"):
+        detect(read_h5ad(shared_data / "wild" / "derived_pbmc3k_nan_and_empty_cell.h5ad"))
+
+
+def test_real_file_without_cells(shared_data):
+    with pytest.raises(InputError, match="no cells in"):
+        read_h5ad(shared_data / "wild" / "derived_pbmc3k_zero_cells.h5ad")

@@ -1,0 +1,175 @@
+"""Files and folders appear complete or not at all."""
+
+import os
+
+import pytest
+
+from scperformer.errors import InputError
+from scperformer.outputs import new_file, new_folder, require_absent
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_file_appears_when_complete(tmp_path):
+    target = tmp_path / "made" / "on the way" / "out.txt"
+    with new_file(target) as temporary:
+        temporary.write_text("whole")
+        assert not target.exists()
+        assert temporary.parent == target.parent
+        assert temporary.suffix == ".txt"
+    assert target.read_text() == "whole"
+    assert names(target.parent) == ["out.txt"]
+
+
+def test_file_has_the_usual_permissions(tmp_path):
+    (tmp_path / "plain").touch()
+    with new_file(tmp_path / "ours") as temporary:
+        temporary.touch()
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_failure_leaves_no_file_and_an_existing_one_as_it_was(tmp_path, error):
+    target = tmp_path / "out.txt"
+
+    def fail(overwrite):
+        with new_file(target, overwrite) as temporary:
+            temporary.write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        fail(False)
+    assert names(tmp_path) == []
+    target.write_text("before")
+    with pytest.raises(error):
+        fail(True)
+    assert target.read_text() == "before"
+    assert names(tmp_path) == ["out.txt"]
+
+
+def test_existing_file_needs_overwrite(tmp_path):
+    target = tmp_path / "out.txt"
+    target.write_text("before")
+    with pytest.raises(InputError, match=r"out.txt exists;.*overwrite=true"), new_file(target):
+        raise AssertionError("no work may be done")
+    with new_file(target, overwrite=True) as temporary:
+        temporary.write_text("after")
+    assert target.read_text() == "after"
+
+
+def test_file_that_appears_meanwhile_is_not_replaced(tmp_path):
+    target = tmp_path / "out.txt"
+
+    def race():
+        with new_file(target) as temporary:
+            temporary.write_text("ours")
+            target.write_text("theirs")
+
+    with pytest.raises(InputError, match="exists"):
+        race()
+    assert target.read_text() == "theirs"
+    assert names(tmp_path) == ["out.txt"]
+
+
+def test_link_is_followed(tmp_path):
+    real, link = tmp_path / "real.txt", tmp_path / "link.txt"
+    real.write_text("before")
+    link.symlink_to(real)
+    with new_file(link, overwrite=True) as temporary:
+        temporary.write_text("after")
+    assert link.is_symlink()
+    assert real.read_text() == "after"
+
+
+def test_file_where_none_can_be(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is a folder"), new_file(tmp_path, overwrite=True):
+        pass
+    with pytest.raises(InputError, match="cannot be made"), new_file(tmp_path / "file" / "out.txt"):
+        pass
+    with pytest.raises(InputError, match="neither a file nor a folder"), new_file(os.devnull, overwrite=True):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_folder_without_permission(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(InputError, match="cannot be written"), new_file(tmp_path / "out.txt"):
+        pass
+
+
+def test_folder_appears_when_complete(tmp_path):
+    target = tmp_path / "model"
+    target.mkdir()  # empty: counts as absent
+    with new_folder(target) as temporary:
+        (temporary / "a").write_text("1")
+        assert names(target) == []
+    assert names(target) == ["a"]
+    assert names(tmp_path) == ["model"]
+
+
+def test_failure_leaves_no_folder_and_an_existing_one_as_it_was(tmp_path):
+    target = tmp_path / "model"
+
+    def fail(overwrite):
+        with new_folder(target, overwrite) as temporary:
+            (temporary / "half").touch()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail(False)
+    assert names(tmp_path) == []
+    target.mkdir()
+    (target / "before").touch()
+    with pytest.raises(RuntimeError):
+        fail(True)
+    assert names(target) == ["before"]
+    assert names(tmp_path) == ["model"]
+
+
+def test_folder_is_replaced_as_a_whole(tmp_path):
+    target = tmp_path / "model"
+    target.mkdir()
+    (target / "old").touch()
+    with pytest.raises(InputError, match="exists"), new_folder(target):
+        pass
+    with new_folder(target, overwrite=True) as temporary:
+        (temporary / "new").touch()
+    assert names(target) == ["new"]
+    assert names(tmp_path) == ["model"]
+
+
+def test_folders_that_are_not_ours_are_never_replaced(tmp_path, monkeypatch):
+    theirs = tmp_path / "thesis"
+    theirs.mkdir()
+    (theirs / "chapter1").touch()
+    with pytest.raises(InputError, match=r"thesis is a folder without bundle.json"):
+        require_absent(theirs, overwrite=True, marker="bundle.json")
+    with pytest.raises(InputError, match="without bundle"), new_folder(theirs, True, "bundle.json"):
+        pass
+    monkeypatch.chdir(theirs)
+    for target in (".", tmp_path):
+        with pytest.raises(InputError, match="is the folder you work in"), new_folder(target, True):
+            pass
+    assert names(theirs) == ["chapter1"]
+
+
+def test_folder_is_put_back_when_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
+    target = tmp_path / "model"
+    target.mkdir()
+    (target / "before").touch()
+    calls, replace = [], os.replace
+
+    def fail_second(source, destination):
+        calls.append(source)
+        if len(calls) == 2:
+            raise OSError("disk is gone")
+        replace(source, destination)
+
+    monkeypatch.setattr(os, "replace", fail_second)
+    with pytest.raises(OSError, match="disk is gone"), new_folder(target, overwrite=True):
+        pass
+    assert names(target) == ["before"]
+    assert names(tmp_path) == ["model"]

@@ -1,0 +1,146 @@
+"""Prediction: the same answer whatever is around a cell, everything in its place, the user's file as it was."""
+
+import anndata as ad
+import numpy as np
+import pytest
+from scipy import sparse
+
+import scperformer
+from scperformer.config import PredictConfig
+from scperformer.data import Cells
+from scperformer.errors import InputError
+from scperformer.predict import load_model, predict_cells, run_predict
+
+# Sums over tokens in another order differ in the last bits of float32; probabilities are of order 1.
+TOLERANCE = 2e-6
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    return load_model(tiny_model)
+
+
+@pytest.fixture
+def cells(counts_adata, model):
+    logged = np.log1p(counts_adata.X.toarray() / counts_adata.X.sum(1) * 1e4).astype(np.float32)
+    columns = [counts_adata.var_names.get_loc(gene) for gene in model.bundle.genes]
+    return Cells(sparse.csr_matrix(logged[:, columns]), model.tokens)
+
+
+def test_does_not_depend_on_batch_size(model, cells):
+    together = predict_cells(model.network, cells, batch_size=64)
+    alone = predict_cells(model.network, cells, batch_size=1)
+    np.testing.assert_allclose(together.proba, alone.proba, atol=TOLERANCE)
+    np.testing.assert_allclose(together.embedding, alone.embedding, atol=2e-5)
+
+
+def test_does_not_depend_on_order_or_on_other_cells(model, cells):
+    whole = predict_cells(model.network, cells, batch_size=16).proba
+    order = np.random.default_rng(0).permutation(len(cells))
+    shuffled = predict_cells(model.network, Cells(cells.x[order], model.tokens), batch_size=16).proba
+    np.testing.assert_allclose(shuffled, whole[order], atol=TOLERANCE)
+    few = predict_cells(model.network, Cells(cells.x[:5], model.tokens), batch_size=16).proba
+    np.testing.assert_allclose(few, whole[:5], atol=TOLERANCE)
+
+
+def test_probabilities_are_the_softmax_of_the_logits(model, cells):
+    import torch
+
+    predictions = predict_cells(model.network, cells, batch_size=64)
+    with torch.no_grad():
+        logits = model.network(cells.batch([7]))[0].numpy()[0].astype(np.float64)
+    expected = np.exp(logits - logits.max())
+    np.testing.assert_allclose(predictions.proba[7], expected / expected.sum(), atol=1e-5)
+    np.testing.assert_allclose(predictions.proba.sum(1), 1, atol=1e-5)
+
+
+def test_writes_every_key_and_leaves_the_rest(counts_adata, tiny_model, write):
+    counts_adata.layers["spliced"] = counts_adata.X * 2
+    counts_adata.obsm["X_mine"] = np.arange(240.0).reshape(120, 2)
+    counts_adata.uns["mine"] = {"a": 1}
+    path = write(counts_adata)
+    (output,) = run_predict(PredictConfig(inputs=[str(path)], model_path=str(tiny_model)))
+    assert output == path.with_name("sample.annotated.h5ad")
+    before, after = ad.read_h5ad(path), ad.read_h5ad(output)
+
+    np.testing.assert_array_equal(after.X.toarray(), before.X.toarray())
+    np.testing.assert_array_equal(after.layers["spliced"].toarray(), before.layers["spliced"].toarray())
+    np.testing.assert_array_equal(after.obsm["X_mine"], before.obsm["X_mine"])
+    assert after.uns["mine"] == {"a": 1}
+    assert list(after.obs_names) == list(before.obs_names)
+    assert list(after.obs["cell_type"]) == list(before.obs["cell_type"])
+
+    labels = list(after.uns["scperformer"]["model"]["labels"])
+    proba = after.obsm["scperformer_proba"]
+    assert list(proba.columns) == labels
+    assert list(after.obs["scperformer_label"]) == [labels[i] for i in proba.to_numpy().argmax(1)]
+    ordered = np.sort(proba.to_numpy(), axis=1)
+    np.testing.assert_allclose(after.obs["scperformer_confidence"], ordered[:, -1], atol=1e-6)
+    np.testing.assert_allclose(after.obs["scperformer_margin"], ordered[:, -1] - ordered[:, -2], atol=1e-6)
+    assert after.obs["scperformer_unknown"].dtype == bool
+    assert not after.obs["scperformer_unknown"].any()
+    assert set(after.obs["scperformer_ontology_term_id"]) == {"unknown"}
+    assert set(after.obs["scperformer_baseline_label"]) <= set(labels)
+    assert after.obsm["X_scperformer"].shape == (120, 32)
+    record = after.uns["scperformer"]
+    assert record["input"]["source"] == "X"
+    assert record["input"]["kind"] == "counts"
+    assert record["genes"]["num_shared"] == record["genes"]["num_model"]
+    assert len(record["model"]["hash"]) == 64
+
+
+def test_counts_and_their_logarithm_give_the_same_labels(counts_adata, tiny_model, write):
+    logged = counts_adata.copy()
+    logged.X = sparse.csr_matrix(np.log1p(counts_adata.X.toarray() / counts_adata.X.sum(1) * 1e4))
+    paths = [str(write(counts_adata, "counts.h5ad")), str(write(logged, "logged.h5ad"))]
+    outputs = run_predict(PredictConfig(inputs=paths, model_path=str(tiny_model)))
+    first, second = (ad.read_h5ad(output) for output in outputs)
+    assert second.uns["scperformer"]["input"]["kind"] == "log1p"
+    np.testing.assert_allclose(
+        first.obsm["scperformer_proba"].to_numpy(), second.obsm["scperformer_proba"].to_numpy(), atol=1e-4
+    )
+
+
+def test_a_shuffled_gene_order_and_extra_genes_change_nothing(counts_adata, model):
+    order = np.random.default_rng(1).permutation(counts_adata.n_vars)
+    plain = scperformer.annotate(counts_adata.copy(), model)
+    shuffled = scperformer.annotate(counts_adata[:, order].copy(), model)
+    np.testing.assert_array_equal(plain.obsm["scperformer_proba"], shuffled.obsm["scperformer_proba"])
+
+
+def test_a_cell_without_counts_is_unknown(counts_adata, model):
+    x = counts_adata.X.tolil()
+    x[3] = 0
+    counts_adata.X = x.tocsr()
+    scperformer.annotate(counts_adata, model)
+    assert list(np.flatnonzero(counts_adata.obs["scperformer_unknown"])) == [3]
+
+
+def test_low_confidence_is_flagged_and_the_label_stays(counts_adata, tiny_model, write):
+    path = str(write(counts_adata))
+    cfg = PredictConfig(inputs=[path], model_path=str(tiny_model), min_confidence=0.9)
+    (output,) = run_predict(cfg)
+    obs = ad.read_h5ad(output).obs
+    assert list(obs["scperformer_unknown"]) == list(obs["scperformer_confidence"] < 0.9)
+    assert obs["scperformer_label"].notna().all()
+
+
+def test_annotate_refuses_to_replace_what_is_there(counts_adata, model):
+    scperformer.annotate(counts_adata, model)
+    with pytest.raises(InputError, match="scperformer"):
+        scperformer.annotate(counts_adata, model)
+    first = counts_adata.obsm["scperformer_proba"].copy()
+    scperformer.annotate(counts_adata, model, overwrite=True)
+    np.testing.assert_array_equal(counts_adata.obsm["scperformer_proba"], first)
+    scperformer.annotate(counts_adata, model, key_added="second")
+    assert list(counts_adata.obs["second_label"]) == list(counts_adata.obs["scperformer_label"])
+
+
+def test_no_gpu_is_one_clear_line(counts_adata, tiny_model, write):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    cfg = PredictConfig(inputs=[str(write(counts_adata))], model_path=str(tiny_model), device="cuda")
+    with pytest.raises(InputError, match=r"no GPU.*device=cpu"):
+        run_predict(cfg)

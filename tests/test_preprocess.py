@@ -1,0 +1,208 @@
+"""Normalisation against the plain formula; filters and alignment against loops."""
+
+import logging
+import math
+
+import anndata as ad
+import numpy as np
+import pytest
+from scipy import sparse
+
+from scperformer import bundle
+from scperformer.config import DataConfig, PreprocessConfig
+from scperformer.detect import PREPARED, detect
+from scperformer.errors import InputError
+from scperformer.preprocess import align_to_model, normalise, prepare_reference, run_preprocess
+
+# The values are float32 (relative precision 6e-8), and so is scanpy's division by the total.
+TOLERANCE = {"rtol": 1e-6, "atol": 0}
+
+
+def plain(counts, target_sum=1e4):
+    """log1p(target_sum * count / total) in float64, dense; empty cells stay zero."""
+    dense = np.asarray(counts.todense() if sparse.issparse(counts) else counts, dtype=np.float64)
+    return np.log1p(target_sum * dense / np.maximum(dense.sum(1, keepdims=True), 1e-300))
+
+
+def findings_of(x, **options):
+    return detect(ad.AnnData(x), **options)
+
+
+# normalise
+
+
+@pytest.mark.parametrize("target_sum", [1e4, 1e6, 123.0])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x,
+        lambda x: x.tocsc(),
+        lambda x: x.astype(np.int32),
+        lambda x: x.toarray(),
+        lambda x: x.toarray() * 0.37,
+    ],
+    ids=["csr", "csc", "int32", "dense", "linear"],
+)
+def test_counts_are_normalised_as_the_formula_says(counts_adata, make, target_sum):
+    counts = counts_adata.X.tolil()
+    counts[5] = 0
+    x = make(counts.tocsr())
+    before = x.copy()
+    result = normalise(x, findings_of(x), target_sum)
+    assert (result.format, result.dtype, result.has_canonical_format) == ("csr", np.float32, True)
+    np.testing.assert_allclose(result.toarray(), plain(x, target_sum), **TOLERANCE)
+    assert result[5].nnz == 0
+    assert (abs(x - before)).max() == 0  # the user's matrix is as it was
+
+
+@pytest.mark.parametrize(
+    ("base", "total"), [(2.0, 1e4), (10.0, 1e4), (math.e, 1e6), (2.0, 2345.0)], ids=["2", "10", "e-1e6", "2-2345"]
+)
+def test_other_logarithms_are_converted(counts_adata, base, total):
+    x = sparse.csr_matrix(plain(counts_adata.X, total) / math.log(base))
+    result = normalise(x, findings_of(x), 1e4)
+    np.testing.assert_allclose(result.toarray(), plain(counts_adata.X), rtol=3e-6)  # exp enlarges float32's error
+
+
+def test_values_as_wanted_stay_bit_for_bit(counts_adata, pbmc):
+    x = sparse.csr_matrix(plain(counts_adata.X), dtype=np.float32)
+    np.testing.assert_array_equal(normalise(x, findings_of(x), 1e4).toarray(), x.toarray())
+    np.testing.assert_array_equal(normalise(pbmc.raw.X, detect(pbmc), 1e4).toarray(), pbmc.raw.X.toarray())
+
+
+def test_unknown_total_is_taken_as_ten_thousand(pbmc):
+    expected = np.log1p(np.expm1(pbmc.raw.X.toarray().astype(np.float64)) * 100)
+    np.testing.assert_allclose(normalise(pbmc.raw.X, detect(pbmc), 1e6).toarray(), expected, rtol=1e-6)
+    told = normalise(pbmc.raw.X, detect(pbmc, input_total=1e5), 1e4).toarray()
+    expected = np.log1p(np.expm1(pbmc.raw.X.toarray().astype(np.float64)) / 10)
+    np.testing.assert_allclose(told, expected, rtol=1e-6)
+
+
+def test_stored_zeros_are_removed_and_indices_sorted():
+    x = sparse.csr_matrix((np.array([2.0, 0.0, 5.0]), np.array([3, 1, 0]), np.array([0, 3])), shape=(1, 4))
+    result = normalise(x, findings_of(x), 1e4)
+    assert list(result.indices) == [0, 3]
+
+
+# references
+
+
+def test_reference_is_filtered_and_normalised_over_all_genes(counts_adata):
+    dense = counts_adata.X.toarray()
+    dense[7, 20:] = 0  # too few genes
+    dense[:, 199] = 0
+    dense[[7, 8], 199] = 3  # in two cells, one of which is dropped
+    dense[:3, 198] = np.maximum(dense[:3, 198], 1)
+    dense[3:, 198] = 0  # in exactly three cells
+    adata = counts_adata.copy()
+    adata.X = sparse.csr_matrix(dense)
+    result = prepare_reference(adata, DataConfig(min_genes=50, min_cells=3))
+
+    cells = [i for i in range(120) if (dense[i] > 0).sum() >= 50]
+    genes = [j for j in range(200) if (dense[cells, j] > 0).sum() >= 3]
+    assert 7 not in cells
+    assert 198 in genes
+    assert 199 not in genes
+    assert list(result.obs_names) == [f"cell{i}" for i in cells]
+    assert list(result.var_names) == [f"GENE{j}" for j in genes]
+    assert list(result.obs["cell_type"]) == list(adata.obs["cell_type"].iloc[cells])
+    np.testing.assert_allclose(result.X.toarray(), plain(dense)[np.ix_(cells, genes)], **TOLERANCE)
+    assert result.raw is None
+    assert not result.layers
+    mark = result.uns[PREPARED]
+    assert (mark["cells"], mark["cells_dropped"]) == (len(cells), 120 - len(cells))
+    assert (mark["genes"], mark["genes_dropped"]) == (len(genes), 200 - len(genes))
+    assert (mark["target_sum"], mark["source"], mark["kind"]) == (1e4, "X", "counts")
+    np.testing.assert_array_equal(adata.X.toarray(), dense)
+
+
+def test_reference_from_pbmc_raw(pbmc):
+    result = prepare_reference(pbmc, DataConfig(min_genes=0, min_cells=0))
+    np.testing.assert_array_equal(result.X.toarray(), pbmc.raw.X.toarray())
+    assert list(result.var_names) == list(pbmc.raw.var_names)
+    assert list(result.obs) == list(pbmc.obs)
+
+
+def test_filters_keep_the_users_columns_of_the_same_name(counts_adata):
+    counts_adata.obs["n_genes"] = "mine"
+    assert set(prepare_reference(counts_adata, DataConfig()).obs["n_genes"]) == {"mine"}
+
+
+def test_prepared_reference_is_returned_as_it_is(counts_adata, write):
+    prepared = prepare_reference(counts_adata, DataConfig())
+    again = ad.read_h5ad(write(prepared))
+    assert prepare_reference(again, DataConfig(min_genes=10**6)) is again
+    other = prepare_reference(again, DataConfig(target_sum=1e6))
+    np.testing.assert_allclose(
+        other.X.toarray(), np.log1p(np.expm1(prepared.X.toarray().astype(float)) * 100), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (DataConfig(min_genes=1000), r"data.min_genes=1000 drops all 120 cells of r.h5ad"),
+        (DataConfig(min_cells=121), r"data.min_cells=121 drops all 200 genes of r.h5ad"),
+    ],
+    ids=["cells", "genes"],
+)
+def test_filters_that_leave_nothing(counts_adata, data, match):
+    with pytest.raises(InputError, match=match):
+        prepare_reference(counts_adata, data, path="r.h5ad")
+
+
+# alignment to a model
+
+
+def test_alignment_normalises_over_all_genes_of_the_file(counts_adata):
+    model_genes = ["GENE150", "ABSENT", "GENE3"]
+    x, shared = align_to_model(
+        counts_adata, detect(counts_adata), model_genes, target_sum=1e4, min_overlap=0.5, path="q.h5ad"
+    )
+    np.testing.assert_allclose(x.toarray()[:, [0, 2]], plain(counts_adata.X)[:, [150, 3]], **TOLERANCE)
+    assert x[:, 1].nnz == 0
+    assert (shared.num_shared, shared.absent, shared.num_dropped) == (2, ["ABSENT"], 198)
+    with pytest.raises(InputError, match=r"2 of 3 model genes \(66.7 %\) found in q.h5ad"):
+        align_to_model(counts_adata, detect(counts_adata), model_genes, target_sum=1e4, min_overlap=0.7, path="q.h5ad")
+
+
+# the step
+
+
+def test_step_writes_beside_the_input(counts_adata, write, caplog):
+    path = write(counts_adata, "a.b.h5ad")
+    with caplog.at_level(logging.INFO):
+        output = run_preprocess(PreprocessConfig(inputs=[str(path)]))
+    assert output == path.with_name("a.b.prepared.h5ad")
+    assert "kept 120 cells (0 dropped) and 200 genes (0 dropped), 10000 counts per cell" in caplog.text
+    result = ad.read_h5ad(output)
+    np.testing.assert_allclose(result.X.toarray(), plain(counts_adata.X), **TOLERANCE)
+    assert detect(result).notes == ["X was prepared by scperformer (10000 counts per cell)"]
+    with pytest.raises(InputError, match="exists"):
+        run_preprocess(PreprocessConfig(inputs=[str(path)]))
+    run_preprocess(PreprocessConfig(inputs=[str(path)], overwrite=True))
+
+
+def test_step_aligns_to_a_model(counts_adata, write, tmp_path, monkeypatch):
+    class Model:
+        name, config = "small", {"target_sum": 1e3}
+        genes = ["GENE9", "ABSENT", "GENE1"]  # noqa: RUF012
+
+    monkeypatch.setattr(bundle, "load_bundle", lambda path: Model)
+    counts_adata.X = sparse.diags([0.0] + [1.0] * 119).tocsr() @ counts_adata.X  # empty cells are kept
+    path, output = write(counts_adata), tmp_path / "out.h5ad"
+    run_preprocess(PreprocessConfig(inputs=[str(path)], output=str(output), model_path="model"))
+    result = ad.read_h5ad(output)
+    assert list(result.var_names) == Model.genes
+    assert list(result.obs_names) == list(counts_adata.obs_names)
+    np.testing.assert_allclose(result.X.toarray()[:, [0, 2]], plain(counts_adata.X, 1e3)[:, [9, 1]], **TOLERANCE)
+    assert result.uns[PREPARED]["genes_absent"] == 1
+    assert detect(result).total == 1e3
+
+
+def test_step_leaves_nothing_behind_on_bad_input(counts_adata, write, tmp_path):
+    counts_adata.X = counts_adata.X.toarray() - 1
+    path = write(counts_adata)
+    with pytest.raises(InputError, match="negative values"):
+        run_preprocess(PreprocessConfig(inputs=[str(path)]))
+    assert [file.name for file in tmp_path.iterdir()] == ["sample.h5ad"]
