@@ -27,7 +27,7 @@ def require_absent(path: str | Path, overwrite: bool, marker: str | None = None)
     ------
     InputError
         It exists and `overwrite` is off, it is a folder instead of a file or the other way round, or it is
-        nothing that we may replace.
+        nothing that we may replace, or its folder cannot be written.
     """
     path = Path(path)
     if marker is None and path.is_dir():
@@ -35,6 +35,15 @@ def require_absent(path: str | Path, overwrite: bool, marker: str | None = None)
     if marker is not None and path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file", "a folder to write", "choose another output=...")
     _require_replaceable(path, overwrite, marker)
+    folder = Path(os.path.realpath(path)).parent
+    _require_writable(next(there for there in (folder, *folder.parents) if there.exists()))
+
+
+def _require_writable(folder: Path) -> None:
+    if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(
+            f"folder {folder} cannot be written", "a folder with write permission", "choose another output=..."
+        )
 
 
 def _require_replaceable(path: Path, overwrite: bool, marker: str | None) -> None:
@@ -119,6 +128,5 @@ def _beside(target: Path) -> Path:
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"folder {parent} cannot be made ({error.strerror})", "a folder to write", remedy) from error
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError(f"folder {parent} cannot be written", "a folder with write permission", remedy)
+    _require_writable(parent)
     return parent / f".scperformer-{uuid.uuid4().hex}{target.suffix}"

@@ -157,7 +157,9 @@ def fit(
         head=cfg.head,
         seed=cfg.seed,
     )
-    start_wide_branch(network, train, cfg)
+    if network.wide is not None:
+        at_start = fit_wide(train, cfg)
+        move_wide(network, at_start)
     log.info(
         "training on %d cells, validating on %d: %d genes, %d labels, %d parameters, attention %s",
         len(train),
@@ -178,6 +180,10 @@ def fit(
         "best_epoch": best_epoch,
         "seconds": round(time.perf_counter() - start, 1),
     }
+    if network.wide is not None:
+        # The held-out cells have done their work: the linear part learns from them too, as the baseline does.
+        move_wide(network, at_start, sign=-1)
+        move_wide(network, fit_wide(Cells(x, cfg.tokens, labels), cfg))
     # The baseline that is shipped has seen every cell of the reference, as a user's own would have.
     final = baseline.fit(x, labels)
     weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in network.state_dict().items()}
@@ -185,14 +191,22 @@ def fit(
     return weights, metrics
 
 
-def start_wide_branch(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
-    """Let the wide branch start as class-balanced logistic regression on the training cells."""
-    if network.wide is None or cfg.optim.wide_start == "zero":
-        return
-    linear = baseline.fit(train.x, train.known_labels, c=cfg.optim.wide_c, balanced=True)
+def fit_wide(cells: Cells, cfg: TrainConfig) -> baseline.LinearModel:
+    """What a wide branch starts as: class-balanced logistic regression, or zeros."""
+    if cfg.optim.wide_start == "zero":
+        num_labels = int(cells.known_labels.max()) + 1
+        return baseline.LinearModel(
+            np.zeros((cells.x.shape[1], num_labels), np.float32), np.zeros(num_labels, np.float32)
+        )
+    return baseline.fit(cells.x, cells.known_labels, c=cfg.optim.wide_c, balanced=True)
+
+
+def move_wide(network: CellTypeModel, by: baseline.LinearModel, sign: int = 1) -> None:
+    """Add (sign 1) or take away (sign -1) a linear model from the wide branch."""
+    assert network.wide is not None
     with torch.no_grad():
-        network.wide.weight.weight[:-1] = torch.from_numpy(linear.weight)
-        network.wide.bias.copy_(torch.from_numpy(linear.bias))
+        network.wide.weight.weight[:-1].add_(torch.from_numpy(by.weight), alpha=sign)
+        network.wide.bias.add_(torch.from_numpy(by.bias), alpha=sign)
 
 
 def run_options(cfg: TrainConfig, reference_sha256: str) -> dict[str, Any]:

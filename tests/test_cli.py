@@ -165,6 +165,25 @@ def test_predict_writes_one_file_beside_the_input(command, sample, tiny_model, t
     assert {"mine", "scperformer"} == set(ad.read_h5ad(tmp_path / "both.h5ad").uns)
 
 
+def test_the_page_on_formats_names_everything_written(command, sample, tiny_model, tmp_path):
+    """docs/formats.md against the files themselves: annotation, model folder, evaluation."""
+    page = (Path(__file__).parents[1] / "docs" / "formats.md").read_text(encoding="utf-8")
+    assert command("predict", sample, f"model_path={tiny_model}", "key_added=KEY", "output=a.h5ad").code == 0
+    assert command("evaluate", "a.h5ad", "key_added=KEY", "truth_key=cell_type", "output=evaluation").code == 0
+    annotated = ad.read_h5ad(tmp_path / "a.h5ad")
+    written = [name for name in [*annotated.obs, *annotated.obsm] if "KEY" in name]
+    assert len(written) == 8
+    for name, value in annotated.uns["KEY"].items():
+        deep = isinstance(value, dict) and name != "versions"
+        written += [f"{name}/{part}" for part in value] if deep else [name]
+    bundle = json.loads((tiny_model / "bundle.json").read_text())
+    metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
+    for entries in (bundle, bundle["metrics"], bundle["provenance"], metrics):
+        written += entries
+    written += names(tiny_model) + names(tmp_path / "evaluation")
+    assert [name for name in written if f"`{name}`" not in page] == []
+
+
 def test_model_from_the_environment(command, sample, tiny_model, monkeypatch):
     monkeypatch.setenv("SCPERFORMER_MODEL", str(tiny_model))
     ran = command("predict", sample)

@@ -82,7 +82,7 @@ LETTERS = st.sampled_from(string.punctuation + " ")
 UNICODE = st.characters(codec="utf-8", exclude_categories=["Cc"])  # Hydra has no notation for control characters
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(st.one_of(LETTERS, UNICODE), min_size=1))
 def test_quoted_text_is_read_as_it_was(text):
     """Through Hydra's parser, and through the interpolation of OmegaConf."""

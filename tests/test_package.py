@@ -1,0 +1,223 @@
+"""The rules of the code itself: who imports whom, what loads when, sizes, docstrings, no traces of a machine."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "scperformer"
+
+# Module -> the modules of scperformer that it may import; each of them stands above it, so there are no circles.
+LAYERS = {
+    "__init__": "",
+    "errors": "",
+    "values": "",
+    "metrics": "",
+    "figures": "",
+    "baseline": "",
+    "config": "errors",
+    "outputs": "errors",
+    "genes": "errors",
+    "io": "errors outputs",
+    "detect": "errors genes values",
+    "tokens": "config",
+    "attention.base": "",
+    "attention.softmax": "attention.base config errors",
+    "attention.favor": "attention.base config errors",
+    "attention": "attention.base attention.favor attention.softmax",
+    "compose": "config errors",
+    "bundle": "errors io",
+    "check": "bundle config detect errors genes io values",
+    "preprocess": "bundle check config detect errors genes io",
+    "model": "attention config errors tokens",
+    "data": "config model tokens",
+    "predict": "baseline bundle config data detect errors genes io model preprocess",
+    "datamodule": "data model",
+    "learner": "config data datamodule errors metrics model predict",
+    "training": "baseline bundle check compose config data errors io learner metrics model predict preprocess",
+    "annotated": "errors io",
+    "evaluate": "annotated config errors io metrics",
+    "summary": "annotated evaluate figures",
+    "report": "annotated config errors evaluate figures io summary",
+    "cli": "compose errors __init__",
+}
+# Package -> the only modules that may import it.
+ONLY = {
+    "hydra": "compose cli",
+    "omegaconf": "compose",
+    "pytorch_lightning": "learner datamodule",
+    "torchmetrics": "learner",
+    "torch": "attention.base attention.favor attention.softmax model data datamodule learner predict training",
+    "anndata": "io detect check preprocess predict training annotated",
+    "h5py": "io annotated",
+    "scanpy": "preprocess",
+    "safetensors": "bundle",
+    "sklearn": "baseline figures",
+    "matplotlib": "figures",
+    "umap": "figures",
+    "jinja2": "report",
+}
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+
+def tree(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+def imports(module: str) -> tuple[set[str], set[str]]:
+    """What a module imports anywhere in it: modules of scperformer, and other packages."""
+    ours, others = set(), set()
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: imports are absolute"
+            names = [node.module or ""]
+            if node.module == "scperformer":
+                names = [f"scperformer.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            first, _, rest = name.partition(".")
+            if first == "scperformer":
+                ours.add(rest if rest in MODULES else "__init__")
+            else:
+                others.add(first)
+    return ours, others
+
+
+def functions(module: str) -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(tree(module)) if isinstance(node, ast.FunctionDef)]
+
+
+# Imports
+
+
+def test_every_module_is_in_the_table():
+    assert set(LAYERS) == set(MODULES)
+
+
+def test_the_table_has_no_circles():
+    above: set[str] = set()
+    for module, allowed in LAYERS.items():
+        assert set(allowed.split()) <= above, module
+        above.add(module)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_follow_the_table(module):
+    ours, _ = imports(module)
+    assert ours <= set(LAYERS[module].split())
+
+
+@pytest.mark.parametrize("package", ONLY)
+def test_packages_stay_where_they_belong(package):
+    found = {module for module in MODULES if package in imports(module)[1]}
+    assert found == set(ONLY[package].split())
+
+
+HEAVY = ("torch", "scanpy", "hydra", "omegaconf", "pandas", "numpy", "anndata", "matplotlib", "sklearn")
+START = {
+    "import": "import scperformer",
+    "help": "from scperformer.cli import main; main(['--help'])",
+    "help of a step": "from scperformer.cli import main; main(['train', '--help'])",
+}
+
+
+@pytest.mark.parametrize("code", START)
+def test_nothing_heavy_is_loaded_before_it_is_needed(code):
+    check = f"import sys\n{START[code]}\nprint(*(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)"
+    ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ran.stderr.split() == []
+
+
+def test_steps_without_a_network_do_without_torch():
+    steps = "from scperformer import bundle, check, evaluate, preprocess, report"
+    check = f"import sys\n{steps}\nprint(*(name for name in ('torch', 'scanpy', 'hydra') if name in sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ran.stdout.split() == []
+
+
+def test_public_names():
+    import scperformer
+
+    assert all(callable(getattr(scperformer, name)) for name in ("load_model", "annotate", "train"))
+    assert set(scperformer.__all__) == {"__version__", "load_model", "annotate", "train"}
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        _ = scperformer.no_such_name
+
+
+# Style
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_files_and_functions_are_short(module):
+    assert len(MODULES[module].read_text(encoding="utf-8").splitlines()) <= 400
+    long = {node.name: size for node in functions(module) if (size := node.end_lineno - node.lineno + 1) > 60}
+    assert long == {}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_public_things_have_docstrings(module):
+    """Modules, classes and functions; methods that override one of Lightning, torch or logging inherit theirs."""
+    code = tree(module)
+    assert ast.get_docstring(code)
+    things = [node for node in code.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    missing = [node.name for node in things if not node.name.startswith("_") and not ast.get_docstring(node)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_error_is_swallowed(module):
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, f"bare except in line {node.lineno}"
+            caught = {name.id for name in ast.walk(node.type) if isinstance(name, ast.Name)}
+            assert not caught & {"Exception", "BaseException"}, f"line {node.lineno}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_print_is_for_the_command_line_and_reports(module):
+    calls = {node.func.id for node in ast.walk(tree(module)) if isinstance(node, ast.Call) and hasattr(node.func, "id")}
+    assert "print" not in calls or module in ("cli", "check")
+
+
+# The project's files
+
+
+FOLDERS = ("scperformer", "conf", "workflows", "docs", "tests", "data", "benchmarks", ".ci")
+TEXT = {"", ".py", ".md", ".yaml", ".toml", ".smk", ".sh", ".txt", ".jinja", ".css", ".rst", ".tsv", ".csv", ".json"}
+PLACES = tuple(f"/{name}/" for name in ("work", "tmp", "root", "home", "Users"))  # folders of one machine
+
+
+def project_files() -> list[Path]:
+    inside = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
+    hidden = [path for path in inside if any(part == "__pycache__" for part in path.parts)]
+    return [
+        path
+        for path in sorted([*ROOT.glob("*"), *set(inside).difference(hidden)])
+        if path.is_file() and path.suffix in TEXT
+    ]
+
+
+def test_no_file_names_a_folder_of_a_machine():
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}"
+        for path in project_files()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if any(place in line for place in PLACES)
+    ]
+    assert found == []
+
+
+def test_files_end_with_one_newline_and_hold_no_tabs_at_the_end():
+    for path in project_files():
+        text = path.read_text(encoding="utf-8")
+        assert text == "" or (text.endswith("\n") and not text.endswith("\n\n")), path
+        assert not [line for line in text.split("\n") if line != line.rstrip()], path
