@@ -21,8 +21,9 @@ from sklearn.model_selection import StratifiedKFold
 
 from scperformer import baseline
 from scperformer.compose import make_config
+from scperformer.inference import load_model
 from scperformer.metrics import score
-from scperformer.predict import load_model, make_annotation
+from scperformer.predict import make_annotation
 from scperformer.training import train
 
 LABEL_KEY = "bulk_labels"
@@ -44,7 +45,8 @@ def cross_validate(seed: int, folds: int, overrides: list[str]) -> dict[str, np.
         calls[names[0]][held_out] = annotation.obs["scperformer_label"].to_numpy(str)
         labels, codes = np.unique(truth[rows], return_inverse=True)
         for name, c, balanced in ((names[1], 1.0, False), (names[2], 0.1, True)):
-            calls[name][held_out] = labels[baseline.fit(x[rows], codes, c=c, balanced=balanced).predict(x[held_out])]
+            rival = baseline.fit(x[rows], codes, c=c, balanced=balanced)
+            calls[name][held_out] = labels[rival.predict(x[held_out])]
         # The yardstick once more, straight from scikit-learn: our baseline must be it.
         theirs = LogisticRegression(max_iter=1000).fit(x[rows], truth[rows]).predict(x[held_out])
         assert (theirs == calls[names[1]][held_out]).mean() > 0.99
@@ -70,9 +72,8 @@ def main() -> None:
     for name, rows in results.items():
         (accuracy, f1), (accuracy_sd, f1_sd) = np.mean(rows, axis=0), np.std(rows, axis=0)
         print(f"{name:<40} {accuracy:.3f} ± {accuracy_sd:.3f}   {f1:.3f} ± {f1_sd:.3f}")
-    print(
-        f"\n{time.perf_counter() - start:.0f} s, {platform.processor() or platform.machine()}, torch {torch.__version__}"
-    )
+    machine = platform.processor() or platform.machine()
+    print(f"\n{time.perf_counter() - start:.0f} s, {machine}, torch {torch.__version__}")
 
 
 if __name__ == "__main__":

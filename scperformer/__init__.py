@@ -10,7 +10,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_HOME = {"load_model": "predict", "annotate": "predict", "train": "training"}  # function -> its module
+_HOME = {"load_model": "inference", "annotate": "predict", "train": "training"}  # function -> its module
 __all__ = ["__version__", *_HOME]
 
 

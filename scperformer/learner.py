@@ -4,7 +4,6 @@ Every random choice is a function of (seed, epoch) or (seed, step) alone, and ch
 epochs: a run that was killed and resumed therefore repeats the interrupted epoch exactly.
 """
 
-import copy
 import logging
 import math
 import sys
@@ -18,23 +17,20 @@ import torch
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch.nn.functional import cross_entropy
-from torchmetrics import MeanMetric
-from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
+from scperformer.calibrate import branch_scales, negative_log_likelihood
 from scperformer.config import OptimConfig, TrainConfig, TrainerConfig
 from scperformer.data import Cells, drop_genes
 from scperformer.datamodule import CellsDataModule
 from scperformer.errors import InputError
 from scperformer.metrics import score
 from scperformer.model import Batch, CellTypeModel
-from scperformer.predict import predict_cells
 
 log = logging.getLogger(__name__)
 
 F1, SCORE = "val_macro_f1", "val_score"
-# Few validation cells give the same macro-F1 to many epochs: the smaller loss then decides. Small enough never to
-# outweigh a single call.
-LOSS_SHARE = 1e-4
+# Macro-F1 of few cells is a coarse number that many epochs share: a tenth of the loss decides between them.
+LOSS_SHARE = 0.1
 
 
 def loss_weights(labels: np.ndarray, class_weights: str) -> torch.Tensor:
@@ -104,9 +100,6 @@ class Learner(pl.LightningModule):
         self.redraw_interval = redraw_interval
         self.gene_dropout = gene_dropout
         self.seed = seed
-        self.val_loss = MeanMetric()
-        self.val_macro_f1 = MulticlassF1Score(len(weights), average="macro")
-        self.val_accuracy = MulticlassAccuracy(len(weights), average="micro")
 
     def on_train_batch_start(self, batch: tuple[Batch, torch.Tensor], batch_idx: int) -> None:
         step = self.global_step
@@ -132,21 +125,26 @@ class Learner(pl.LightningModule):
         smoothing = self.optim.label_smoothing
         return cross_entropy(logits_BC.float(), labels_B, weight=self.label_weights, label_smoothing=smoothing)
 
+    def on_validation_epoch_start(self) -> None:
+        self.val_outputs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+
     def validation_step(self, batch: tuple[Batch, torch.Tensor], batch_idx: int) -> None:
         tokens, labels_B = batch
-        logits_BC, _ = self.network(tokens)
-        self.val_loss.update(cross_entropy(logits_BC.float(), labels_B, reduction="none"))
-        self.val_macro_f1.update(logits_BC, labels_B)
-        self.val_accuracy.update(logits_BC, labels_B)
+        wide_BC, deep_BC, _ = self.network.branches(tokens)
+        self.val_outputs.append((wide_BC.expand_as(deep_BC).float().cpu(), deep_BC.float().cpu(), labels_B.cpu()))
 
     def on_validation_epoch_end(self) -> None:
-        loss, macro_f1 = self.val_loss.compute(), self.val_macro_f1.compute()
-        self.log(F1, macro_f1, prog_bar=True)
+        wide, deep, labels = (torch.cat(parts).numpy() for parts in zip(*self.val_outputs, strict=True))
+        # The model that this epoch would give: its branches scaled on these cells, as at the end of training.
+        scale_wide, scale_deep = branch_scales(wide, deep, labels)
+        logits = scale_wide * wide + scale_deep * deep
+        scores, loss = score(labels, logits.argmax(1)), negative_log_likelihood(logits, labels)
+        self.log(F1, scores.macro_f1, prog_bar=True)
+        self.log("val_accuracy", scores.accuracy)
         self.log("val_loss", loss)
-        self.log("val_accuracy", self.val_accuracy.compute())
-        self.log(SCORE, macro_f1 - LOSS_SHARE * loss)
-        for metric in (self.val_loss, self.val_macro_f1, self.val_accuracy):
-            metric.reset()
+        self.log("val_scale_wide", scale_wide)
+        self.log("val_scale_deep", scale_deep)
+        self.log(SCORE, scores.macro_f1 - LOSS_SHARE * loss)
 
     def configure_optimizers(self):
         optim = self.optim
@@ -184,7 +182,7 @@ class EpochLog(Callback):
 def checkpoints(folder: Path, trainer: TrainerConfig) -> tuple[ModelCheckpoint, list[Callback]]:
     """The checkpoint of the best epoch, and all callbacks that save or stop.
 
-    `best.ckpt` has the highest validation macro-F1 (the smaller loss where several share it);
+    `best.ckpt` has the highest validation score (macro-F1 less a small share of the loss);
     `last.ckpt` is the state after the last whole epoch.
     """
     best = ModelCheckpoint(
@@ -192,7 +190,7 @@ def checkpoints(folder: Path, trainer: TrainerConfig) -> tuple[ModelCheckpoint, 
     )
     last = ModelCheckpoint(folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
     # `last` comes after `stop`: what it saves must know how long the patience still is.
-    stop = EarlyStopping(F1, mode="max", patience=trainer.patience, check_on_train_epoch_end=True)
+    stop = EarlyStopping(SCORE, mode="max", patience=trainer.patience, check_on_train_epoch_end=True)
     return best, [best, stop, EpochLog(), last]
 
 
@@ -203,8 +201,7 @@ def train_network(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainCo
 
     Returns
     -------
-    The best epoch, counted from 1; 0 when no epoch was better than the start (a wide branch that starts as
-    logistic regression can be hard to beat). None in the processes of a distributed run that only help.
+    The best epoch, counted from 1; None in the processes of a distributed run that only help.
     """
     folder = run_folder / "checkpoints"
     world_size = cfg.trainer.devices * cfg.trainer.num_nodes
@@ -218,11 +215,6 @@ def train_network(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainCo
         seed=cfg.seed,
         gene_dropout=cfg.model.gene_dropout,
     )
-    start = copy.deepcopy(network.state_dict())
-    proba = predict_cells(network, val, cfg.trainer.batch_size).proba
-    start_f1 = score(val.known_labels, proba.argmax(1)).macro_f1
-    start_loss = -np.log(np.maximum(proba[np.arange(len(val)), val.known_labels], 1e-30)).mean()
-    log.info("before the first epoch: validation macro-F1 %.3f", start_f1)
     best, callbacks = checkpoints(folder, cfg.trainer)
     trainer = make_trainer(cfg, callbacks, run_folder)
     last = folder / "last.ckpt"
@@ -239,12 +231,9 @@ def train_network(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainCo
         return None
     if trainer.interrupted:
         raise KeyboardInterrupt
-    if best.best_model_score is None or float(best.best_model_score) <= start_f1 - LOSS_SHARE * start_loss:
-        network.load_state_dict(start)
-        return 0
     saved = torch.load(best.best_model_path, map_location="cpu", weights_only=True)
     state = {name.removeprefix("network."): tensor for name, tensor in saved["state_dict"].items()}
-    network.load_state_dict({name: state[name] for name in start})
+    network.load_state_dict({name: state[name] for name in network.state_dict()})
     return int(saved["epoch"]) + 1
 
 

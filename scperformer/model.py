@@ -14,6 +14,10 @@ from scperformer.errors import InputError
 from scperformer.tokens import CellTokens, num_tokens
 
 
+EMBEDDING_STD = 0.1  # of a gene's and of a bin's embedding at the start
+TYPICAL_X = 4.0  # ln(1 + cp10k) of an expressed gene is about 1 to 6
+
+
 @dataclass
 class Batch:
     """Tokens of some cells as tensors; fields as in `tokens.CellTokens`."""
@@ -39,9 +43,12 @@ class ContinuousEmbedding(nn.Module):
     def __init__(self, dim: int):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(1, dim), nn.GELU(), nn.Linear(dim, dim))
+        # The value must not drown which gene it belongs to: larger, and even easy labels are not learned.
+        nn.init.normal_(self.layers[2].weight, std=2 * EMBEDDING_STD / dim**0.5)
+        nn.init.zeros_(self.layers[2].bias)
 
     def forward(self, x_BL: torch.Tensor) -> torch.Tensor:
-        return self.layers(x_BL.unsqueeze(-1))
+        return self.layers(x_BL.unsqueeze(-1) / TYPICAL_X)
 
 
 class Embedding(nn.Module):
@@ -50,12 +57,12 @@ class Embedding(nn.Module):
     def __init__(self, num_genes: int, dim: int, tokens: TokensConfig):
         super().__init__()
         self.gene = nn.Embedding(num_genes + 1, dim)  # the last row is the special position
-        nn.init.normal_(self.gene.weight, std=0.1)
+        nn.init.normal_(self.gene.weight, std=EMBEDDING_STD)
         if tokens.name == "continuous":
             self.expression: nn.Module = ContinuousEmbedding(dim)
         else:
             self.expression = nn.Embedding(num_tokens(tokens), dim)
-            nn.init.normal_(self.expression.weight, std=0.1)
+            nn.init.normal_(self.expression.weight, std=EMBEDDING_STD)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         return self.gene(batch.genes_BL) + self.expression(batch.values_BL)
@@ -212,6 +219,7 @@ class CellTypeModel(nn.Module):
         if attention.name not in MECHANISMS:
             known = ", ".join(MECHANISMS)
             raise InputError(f"attention.name={attention.name}", f"one of {known}", "choose with attention=NAME")
+        self.num_labels = num_labels
         self.wide = Wide(num_genes, num_labels) if model.wide else None
         self.has_both = model.wide and model.deep
         self.encoder: Encoder | None = None
@@ -244,6 +252,16 @@ class CellTypeModel(nn.Module):
         pooled_BD = self.pool(self.encoder(seen), seen)
         deep_BC = self.head(pooled_BD)
         return wide_BC.to(deep_BC), deep_BC, pooled_BD
+
+    @torch.no_grad()
+    def scale_branches(self, wide: float, deep: float) -> None:
+        """Multiply the logits of each branch by a number, by scaling their last layers."""
+        if self.wide is not None:
+            self.wide.weight.weight.mul_(wide)
+            self.wide.bias.mul_(wide)
+        if self.encoder is not None:
+            self.head.labels.weight.mul_(deep)
+            self.head.labels.bias.mul_(deep)
 
     def redraw(self, generator: torch.Generator) -> None:
         """Draw the random parts of every layer's attention anew (during training only)."""

@@ -14,9 +14,8 @@ from anndata import AnnData
 from scipy import sparse
 
 from scperformer import genes
-from scperformer.check import Findings, detect, expression
 from scperformer.config import DataConfig, PredictConfig, PreprocessConfig
-from scperformer.detect import ASSUMED_TOTAL, PREPARED
+from scperformer.detect import ASSUMED_TOTAL, PREPARED, Findings, detect, expression
 from scperformer.errors import InputError
 from scperformer.io import read_h5ad, require_absent, require_h5ad, write_h5ad
 

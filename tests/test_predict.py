@@ -9,7 +9,8 @@ import scperformer
 from scperformer.config import PredictConfig
 from scperformer.data import Cells
 from scperformer.errors import InputError
-from scperformer.predict import load_model, predict_cells, run_predict
+from scperformer.inference import load_model, predict_cells
+from scperformer.predict import run_predict
 
 # Sums over tokens in another order differ in the last bits of float32; probabilities are of order 1.
 TOLERANCE = 2e-6

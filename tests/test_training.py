@@ -16,7 +16,9 @@ import scperformer
 from scperformer.bundle import load_bundle
 from scperformer.compose import make_config
 from scperformer.errors import InputError
-from scperformer.training import make_reference, open_run, run_options, run_train
+from scperformer.reference import make_reference
+from scperformer.runs import open_run, run_options
+from scperformer.training import run_train
 
 FAST = ["model=tiny", "trainer.max_epochs=1", "logger=csv", "data.min_genes=0"]
 
@@ -126,8 +128,9 @@ def command(*words):
 @pytest.mark.slow
 def test_killed_run_resumes_to_the_same_model(counts_adata, write, tmp_path):
     path = write(counts_adata, "reference.h5ad")
-    # Without the wide branch every epoch gets better, so that the model is the last epoch's.
-    options = [str(path), "label_key=cell_type", *FAST, "model.wide=false", "trainer.max_epochs=12", "seed=1"]
+    # Without the wide branch every epoch gets better, so that the model is a late epoch's.
+    more = ["model.wide=false", "trainer.batch_size=8", "trainer.max_epochs=12", "seed=1"]
+    options = [str(path), "label_key=cell_type", *FAST, *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command(*options, f"output={tmp_path}/whole"), check=True, env=environment)
     process = subprocess.Popen(command(*options, f"output={tmp_path}/cut"), env=environment)

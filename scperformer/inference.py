@@ -1,0 +1,140 @@
+"""A trained model in memory, and what it says of cells; knows nothing of AnnData."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from scperformer.baseline import LinearModel
+from scperformer.bundle import Bundle, damaged_model, load_bundle, resolve_model
+from scperformer.config import AttentionConfig, HeadConfig, ModelConfig, TokensConfig
+from scperformer.data import Cells, prediction_batches
+from scperformer.errors import InputError
+from scperformer.model import CellTypeModel
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Model:
+    """A trained model ready to annotate: its bundle, its network in eval mode and its logistic regression."""
+
+    bundle: Bundle
+    path: Path
+    network: CellTypeModel
+    baseline: LinearModel
+
+    @property
+    def tokens(self) -> TokensConfig:
+        return TokensConfig(**self.bundle.config["tokens"])
+
+
+def load_model(model_path: str | Path | None = None) -> Model:
+    """Load a model folder; None means $SCPERFORMER_MODEL, else the packaged model.
+
+    Raises
+    ------
+    InputError
+        The folder is missing, damaged or of a newer format.
+    """
+    path, why = resolve_model(None if model_path is None else str(model_path))
+    bundle = load_bundle(path)
+    config = bundle.config
+    prefix = "model."
+    state = {
+        name.removeprefix(prefix): torch.from_numpy(array)
+        for name, array in bundle.weights.items()
+        if name.startswith(prefix)
+    }
+    try:
+        network = CellTypeModel(
+            len(bundle.genes),
+            len(bundle.labels),
+            tokens=TokensConfig(**config["tokens"]),
+            model=ModelConfig(**config["model"]),
+            attention=AttentionConfig(**config["attention"]),
+            head=HeadConfig(**config["head"]),
+        )
+        network.load_state_dict(state)
+        rival = LinearModel(bundle.weights["baseline.weight"], bundle.weights["baseline.bias"])
+    except (InputError, KeyError, TypeError, RuntimeError) as error:
+        raise damaged_model(path, "its configuration and its weights do not fit") from error
+    log.info(
+        "model %s (%s, %s): %d genes; tells apart %d labels: %s",
+        bundle.name,
+        why,
+        bundle.hash[:12],
+        len(bundle.genes),
+        len(bundle.labels),
+        ", ".join(bundle.labels),
+    )
+    return Model(bundle, path, network.eval(), rival)
+
+
+@dataclass
+class Predictions:
+    """Of N cells: proba float32 N x C (each row sums to 1) and embedding float32 N x D."""
+
+    proba: np.ndarray
+    embedding: np.ndarray
+
+
+def predict_cells(network: CellTypeModel, cells: Cells, batch_size: int, device: str = "cpu") -> Predictions:
+    """Probabilities and embeddings of cells; what a cell gets does not depend on the cells beside it.
+
+    Parameters
+    ----------
+    network
+        The model; its training mode is restored afterwards.
+    cells
+        Expression aligned to the model's genes.
+    batch_size
+        Cells per batch; long cells share a batch with fewer others.
+    """
+    was_training = network.training
+    network.eval().to(device)
+    proba: np.ndarray | None = None
+    embedding: np.ndarray | None = None
+    with torch.inference_mode():
+        for rows, length in prediction_batches(cells.lengths, batch_size):
+            logits_BC, embedding_BD = network(cells.batch(rows, length).to(device))
+            if proba is None or embedding is None:
+                proba = np.empty((len(cells), logits_BC.shape[1]), dtype=np.float32)
+                embedding = np.empty((len(cells), embedding_BD.shape[1]), dtype=np.float32)
+            proba[rows] = logits_BC.float().softmax(-1).cpu().numpy()
+            embedding[rows] = embedding_BD.float().cpu().numpy()
+    network.train(was_training).cpu()
+    assert proba is not None
+    assert embedding is not None
+    return Predictions(proba, embedding)
+
+
+def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Logits of the wide and of the deep branch, float32 N x C each; 0 where a branch is off."""
+    num_labels = network.num_labels
+    wide, deep = (np.zeros((len(cells), num_labels), dtype=np.float32) for _ in range(2))
+    was_training = network.training
+    network.eval()
+    with torch.inference_mode():
+        for rows, length in prediction_batches(cells.lengths, batch_size):
+            wide_BC, deep_BC, _ = network.branches(cells.batch(rows, length))
+            wide[rows], deep[rows] = wide_BC.numpy(), deep_BC.numpy()
+    network.train(was_training)
+    return wide, deep
+
+
+def choose_device(device: str) -> str:
+    """`cuda` or `cpu`; `auto` takes a GPU where there is one.
+
+    Raises
+    ------
+    InputError
+        A GPU is asked for and there is none.
+    """
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("device=cuda and no GPU", "a GPU that torch can use", "choose device=cpu")
+    return device
