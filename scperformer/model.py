@@ -13,7 +13,6 @@ from scperformer.config import AttentionConfig, HeadConfig, ModelConfig, TokensC
 from scperformer.errors import InputError
 from scperformer.tokens import CellTokens, num_tokens
 
-
 EMBEDDING_STD = 0.1  # of a gene's and of a bin's embedding at the start
 TYPICAL_X = 4.0  # ln(1 + cp10k) of an expressed gene is about 1 to 6
 
@@ -42,10 +41,11 @@ class ContinuousEmbedding(nn.Module):
 
     def __init__(self, dim: int):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(1, dim), nn.GELU(), nn.Linear(dim, dim))
+        last = nn.Linear(dim, dim)
+        self.layers = nn.Sequential(nn.Linear(1, dim), nn.GELU(), last)
         # The value must not drown which gene it belongs to: larger, and even easy labels are not learned.
-        nn.init.normal_(self.layers[2].weight, std=2 * EMBEDDING_STD / dim**0.5)
-        nn.init.zeros_(self.layers[2].bias)
+        nn.init.normal_(last.weight, std=2 * EMBEDDING_STD / dim**0.5)
+        nn.init.zeros_(last.bias)
 
     def forward(self, x_BL: torch.Tensor) -> torch.Tensor:
         return self.layers(x_BL.unsqueeze(-1) / TYPICAL_X)
@@ -142,7 +142,7 @@ POOLS: dict[str, type[MeanPool] | type[ClsPool] | type[ConvPool]] = {"mean": Mea
 
 
 class Head(nn.Module):
-    """Hidden layers with ReLU and dropout, then one logit per label."""
+    """Hidden layers with ReLU and dropout, then one logit per label; also gives what the last layer sees."""
 
     def __init__(self, width: int, num_labels: int, head: HeadConfig):
         super().__init__()
@@ -153,8 +153,9 @@ class Head(nn.Module):
         self.hidden = nn.Sequential(*layers)
         self.labels = nn.Linear(width, num_labels)
 
-    def forward(self, pooled_BD: torch.Tensor) -> torch.Tensor:
-        return self.labels(self.hidden(pooled_BD))
+    def forward(self, pooled_BD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden_BD = self.hidden(pooled_BD)
+        return self.labels(hidden_BD), hidden_BD
 
 
 class Wide(nn.Module):
@@ -198,7 +199,7 @@ class Encoder(nn.Module):
 
 
 class CellTypeModel(nn.Module):
-    """Logits of every label for a batch of cells, and the pooled vector (embedding) they came from.
+    """Logits of every label for a batch of cells, and the vector (embedding) they came from.
 
     With both branches on, logits are the sum of the deep and the wide ones, and the last layer of the deep
     branch starts at 0: the network starts as the wide branch alone.
@@ -234,7 +235,7 @@ class CellTypeModel(nn.Module):
                 nn.init.zeros_(self.head.labels.bias)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits, B x C, and embeddings, B x D (the pooled encoder state; without an encoder, the logits)."""
+        """Logits, B x C, and embeddings, B x D (what the last layer sees; without an encoder, the logits)."""
         wide_BC, deep_BC, embedding_BD = self.branches(batch)
         return wide_BC + deep_BC, embedding_BD
 
@@ -249,9 +250,8 @@ class CellTypeModel(nn.Module):
         if self.encoder is None:
             return wide_BC, torch.zeros_like(wide_BC), wide_BC
         seen = batch if seen_by_encoder is None else seen_by_encoder
-        pooled_BD = self.pool(self.encoder(seen), seen)
-        deep_BC = self.head(pooled_BD)
-        return wide_BC.to(deep_BC), deep_BC, pooled_BD
+        deep_BC, hidden_BD = self.head(self.pool(self.encoder(seen), seen))
+        return wide_BC.to(deep_BC), deep_BC, hidden_BD
 
     @torch.no_grad()
     def scale_branches(self, wide: float, deep: float) -> None:

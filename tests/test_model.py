@@ -100,7 +100,7 @@ class Naive:
     def embed(self, gene, x):
         name = "encoder.embedding.expression"
         if self.tokens == "continuous":
-            value = self.linear(f"{name}.layers.2", self.gelu(self.linear(f"{name}.layers.0", np.array([x]))))
+            value = self.linear(f"{name}.layers.2", self.gelu(self.linear(f"{name}.layers.0", np.array([x / 4]))))
         elif self.tokens == "bins":
             value = self.w[f"{name}.weight"][min(40, math.floor(4 * x / math.log(2)) + 1) if x > 0 else 0]
         else:
@@ -157,17 +157,17 @@ class Naive:
         for i in range(num_hidden):
             inner = np.maximum(0.0, self.linear(f"head.hidden.{3 * i}", inner))
         wide = row @ self.w["wide.weight.weight"][:-1] + self.w["wide.bias"]
-        return wide, self.linear("head.labels", inner), pooled
+        return wide, self.linear("head.labels", inner), inner
 
 
 @pytest.mark.parametrize(
     ("tokens", "head", "attention", "hidden"),
     [
-        ("scbert", "conv", "favor", (5, 4)),
+        ("scbert", "conv", "favor", (16, 8)),
         ("bins", "cls", "favor", ()),
-        ("bins", "conv", "softmax", (5,)),
+        ("bins", "conv", "softmax", (16,)),
         ("continuous", "mean", "favor", ()),
-        ("continuous", "cls", "softmax", (5,)),
+        ("continuous", "cls", "softmax", (16,)),
     ],
 )
 def test_forward_equals_naive_loops(tokens, head, attention, hidden):
@@ -176,7 +176,7 @@ def test_forward_equals_naive_loops(tokens, head, attention, hidden):
     batch = in_float64(batch_of(tokens))
     wide, deep, embedding = network.branches(batch)
     logits, same_embedding = network(batch)
-    assert embedding.std(0).max() > 0.1  # the cells differ
+    assert embedding.std(0).max() > 0.02  # the cells differ
     torch.testing.assert_close(logits, wide + deep, rtol=0, atol=0)
     torch.testing.assert_close(same_embedding, embedding, rtol=0, atol=0)
     for cell, row in enumerate(expression().toarray().astype(np.float64)):

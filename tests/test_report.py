@@ -160,7 +160,7 @@ def test_numbers_are_those_of_the_files(folder, page):
 def test_page_without_evaluation_says_what_it_can(plain):
     assert "14 cells in 1 sample were annotated" in plain.words
     assert "No confidence threshold was set, so no cell is flagged as unknown" in plain.words
-    assert "It is not calibrated yet" in plain.words
+    assert "It holds for cells like those" in plain.words
     assert "logistic regression, trained on the same reference, gives" in plain.words
     assert "Against the truth" not in plain.words
     assert "log-normalised values in .raw" in plain.words
