@@ -9,7 +9,7 @@ ACTIVATE := . "$(VENV)/bin/activate"
 # Threads that wait for work spin by default; with more threads than cores that stalls everything.
 SINGLE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: annotate test install
+.PHONY: annotate test install packaged-model
 
 annotate: $(INSTALLED)
 	$(ACTIVATE) && snakemake --cores 8 annotate --workflow-profile workflows/profiles/default $(ARGS)
@@ -37,3 +37,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	echo "installing into $(VENV): once, some minutes"; \
 	"$(VENV)/bin/python" -m pip install --quiet -c constraints.txt -e '.[test]'; \
 	touch "$@"
+
+# The model in the package, trained on all 700 PBMC that scanpy carries (data/README.md says where they are from).
+PACKAGED := scperformer/models/pbmc68k_reduced
+packaged-model: $(INSTALLED)
+	$(ACTIVATE) && $(SINGLE) scperformer train \
+	    "$$(python -c 'import pathlib, scanpy.datasets as d; print(pathlib.Path(d.__file__).with_name("10x_pbmc68k_reduced.h5ad"))')" \
+	    label_key=bulk_labels model=tiny output=$(PACKAGED) overwrite=true
+	rm -r $(PACKAGED).run

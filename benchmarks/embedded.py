@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("overrides", nargs="*", help="options of 'scperformer train'")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     start, results = time.perf_counter(), {}
     for seed in range(arguments.seeds):

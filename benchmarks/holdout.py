@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("label_key")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("overrides", nargs="*", help="options of 'scperformer train'")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     runs = [measure(arguments.path, arguments.label_key, seed, arguments.overrides) for seed in range(arguments.seeds)]
     for name in runs[0]:
         values = [result[name] for result in runs]
