@@ -24,7 +24,7 @@ from sklearn.model_selection import train_test_split
 def run(*words: str) -> tuple[float, float]:
     """Run a command; its wall seconds and peak memory in GiB."""
     start = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-c", "from scperformer.cli import main; main()", *words])
+    process = subprocess.Popen([sys.executable, "-m", "scperformer", *words])
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"'{' '.join(words)}' failed")

@@ -48,6 +48,7 @@ LAYERS = {
     "summary": "annotated evaluate figures",
     "report": "annotated config errors evaluate figures io summary",
     "cli": "compose errors __init__",
+    "__main__": "cli",
 }
 # Package -> the only modules that may import it.
 ONLY = {

@@ -122,7 +122,7 @@ def test_options_that_change_nothing_do_not_stop_a_resume():
 
 
 def command(*words):
-    return [sys.executable, "-c", "import sys; from scperformer.cli import main; sys.exit(main())", "train", *words]
+    return [sys.executable, "-m", "scperformer", "train", *words]
 
 
 @pytest.mark.slow
