@@ -17,6 +17,8 @@ from pathlib import Path
 from scperformer import __version__
 from scperformer.errors import InputError
 
+log = logging.getLogger(__name__)
+
 # step -> module with run_<step>, one line of help, usage
 STEPS = {
     "check": ("check", "say what files hold and whether they can be annotated", "check FILE..."),
@@ -187,8 +189,9 @@ def run_step(step: str, words: list[str]) -> None:
         sys.argv = typed
         try:
             config = compose.to_config(cfg, step)
-            folder = compose.sweep_folder()
-            if folder is not None:
+            if job := compose.sweep_job():
+                folder, overrides = job
+                log.info("%s: %s", folder, overrides)
                 name = Path(config.output).name if config.output else SWEEP_OUTPUTS[step]
                 config = replace(config, output=str(folder / name))
             run = getattr(importlib.import_module(f"scperformer.{STEPS[step][0]}"), f"run_{step}")

@@ -102,11 +102,12 @@ def resolved_text(step: str, overrides: Sequence[str] = ()) -> str:
     return OmegaConf.to_yaml(composed(step, overrides), sort_keys=True)
 
 
-def sweep_folder() -> Path | None:
-    """The folder of this job of a sweep (`-m`), or None outside of sweeps."""
+def sweep_job() -> tuple[Path, str] | None:
+    """The folder and the overrides of this job of a sweep (`-m`), or None outside of sweeps."""
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
         return None
-    return Path(HydraConfig.get().runtime.output_dir)
+    job = HydraConfig.get()
+    return Path(job.runtime.output_dir), " ".join(word for word in job.overrides.task if not word.startswith("inputs="))
 
 
 def quoted(value: str) -> str:
