@@ -189,7 +189,7 @@ def model_card(bundle: Bundle) -> str:
     made, metrics = bundle.provenance, bundle.metrics
     counts = made["cells_per_label"]
     labels = "\n".join(f"| {label} | {counts[label]} |" for label in bundle.labels)
-    ours, rival = metrics["model"], metrics["baseline"]
+    ours, rival, scales = metrics["model"], metrics["baseline"], metrics["scales"]
     return f"""\
 # {bundle.name}
 
@@ -206,6 +206,7 @@ below and no others: a cell of any other type still gets one of them.
 - On {metrics["num_val_cells"]} held-out cells of the reference, which also chose the epoch and so flatter the model:
   accuracy {ours["accuracy"]:.3f}, macro-F1 {ours["macro_f1"]:.3f}; logistic regression trained on the same cells:
   accuracy {rival["accuracy"]:.3f}, macro-F1 {rival["macro_f1"]:.3f}.
+- Logits are {scales["wide"]:.2f} x linear branch + {scales["deep"]:.2f} x encoder, as is most likely on those cells.
 - Confidences are probabilities scaled on the same held-out cells: they hold for cells like those of the reference.
 - Made by `{made["command"]}` with seed {made["seed"]}; all options are in {INFO}.
 """

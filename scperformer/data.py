@@ -61,8 +61,8 @@ def drop_genes(batch: Batch, share: float) -> Batch:
     share
         Probability of each gene token to be dropped, 0 to 1. Draws from torch's global generator.
     """
-    is_special = torch.zeros_like(batch.keep_BL)
-    is_special[torch.arange(len(batch.keep_BL)), batch.keep_BL.sum(1) - 1] = True
+    last_B1 = batch.keep_BL.sum(1, keepdim=True) - 1
+    is_special = torch.zeros_like(batch.keep_BL).scatter(1, last_B1, True)
     draws = torch.rand(batch.keep_BL.shape).to(batch.keep_BL.device)
     kept_BL = batch.keep_BL & ((draws >= share) | is_special)
     # Real tokens move to the front in their order, so the special position stays the last of them.

@@ -233,7 +233,7 @@ def train_network(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainCo
         raise KeyboardInterrupt
     saved = torch.load(best.best_model_path, map_location="cpu", weights_only=True)
     state = {name.removeprefix("network."): tensor for name, tensor in saved["state_dict"].items()}
-    network.load_state_dict({name: state[name] for name in network.state_dict()})
+    network.cpu().load_state_dict({name: state[name] for name in network.state_dict()})
     return int(saved["epoch"]) + 1
 
 

@@ -223,8 +223,11 @@ def _train(adata: AnnData, cfg: TrainConfig, output: Path, *, path: Path, checks
         return
     _, metrics = fitted
     log.info(
-        "best epoch %d: accuracy %.3f, macro-F1 %.3f on %d validation cells; logistic regression %.3f, %.3f",
+        "best epoch %d (%.2f x linear branch + %.2f x encoder): "
+        "accuracy %.3f, macro-F1 %.3f on %d validation cells; logistic regression %.3f, %.3f",
         metrics["best_epoch"],
+        metrics["scales"]["wide"],
+        metrics["scales"]["deep"],
         metrics["model"]["accuracy"],
         metrics["model"]["macro_f1"],
         metrics["num_val_cells"],

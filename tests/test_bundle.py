@@ -40,6 +40,7 @@ def bundle() -> Bundle:
         config={"target_sum": 1e4, "tokens": {"name": "bins"}},
         metrics={
             "num_val_cells": 20,
+            "scales": {"wide": 1.0, "deep": 0.5},
             "model": {"accuracy": 0.9, "macro_f1": 0.81},
             "baseline": {"accuracy": 0.8, "macro_f1": 0.7},
         },

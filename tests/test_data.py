@@ -10,6 +10,7 @@ from scperformer.data import (
     MAX_BATCH_TOKENS,
     POOL_BATCHES,
     Cells,
+    drop_genes,
     padded_length,
     prediction_batches,
     shuffled_batches,
@@ -152,3 +153,31 @@ def test_cells_give_the_tokens_and_labels_of_the_asked_rows():
         dense[batch.genes_BL[i][batch.keep_BL[i]]] = batch.x_BL[i][batch.keep_BL[i]]
         np.testing.assert_array_equal(dense[:40], x[row].toarray()[0])
     assert cells.batch([7, 2], length=48).genes_BL.shape == (2, 48)
+
+
+def test_drop_genes_keeps_the_rest_in_order_and_the_special_token():
+    x = sparse.random(40, 300, density=0.4, format="csr", dtype=np.float32, random_state=0)
+    x.data += 0.5
+    cells = Cells(x, TokensConfig())
+    batch = cells.batch(np.arange(40))
+    torch.manual_seed(0)
+    thinned = drop_genes(batch, 0.3)
+    kept = 0
+    for cell in range(40):
+        genes = batch.genes_BL[cell][batch.keep_BL[cell]].tolist()
+        left = thinned.genes_BL[cell][thinned.keep_BL[cell]].tolist()
+        assert left[-1] == 300  # the special token
+        assert left == [gene for gene in genes if gene in set(left)]  # a subset, in order
+        values = dict(zip(genes, batch.x_BL[cell].tolist(), strict=False))
+        assert thinned.x_BL[cell][thinned.keep_BL[cell]].tolist() == [values[gene] for gene in left]
+        kept += len(left) - 1
+    assert abs(kept / x.nnz - 0.7) < 0.02  # 4,800 draws: standard error 0.007
+    assert thinned.keep_BL.shape[1] < batch.keep_BL.shape[1]
+
+
+def test_drop_genes_of_nothing_changes_nothing():
+    x = sparse.random(5, 30, density=0.4, format="csr", dtype=np.float32, random_state=0)
+    batch = Cells(x, TokensConfig()).batch(np.arange(5))
+    thinned = drop_genes(batch, 0.0)
+    for name in ("genes_BL", "values_BL", "x_BL", "keep_BL"):
+        assert torch.equal(getattr(thinned, name), getattr(batch, name))
