@@ -43,5 +43,5 @@ PACKAGED := scperformer/models/pbmc68k_reduced
 packaged-model: $(INSTALLED)
 	$(ACTIVATE) && $(SINGLE) scperformer train \
 	    "$$(python -c 'import pathlib, scanpy.datasets as d; print(pathlib.Path(d.__file__).with_name("10x_pbmc68k_reduced.h5ad"))')" \
-	    label_key=bulk_labels model=tiny output=$(PACKAGED) overwrite=true
+	    label_key=bulk_labels output=$(PACKAGED) overwrite=true
 	rm -r $(PACKAGED).run

@@ -1,6 +1,6 @@
 """Accuracy on the PBMC data inside scanpy: k-fold cross-validation, several seeds, beside logistic regression.
 
-    python benchmarks/embedded.py                       # 5 folds, seeds 0-2, the options of the workflow
+    python benchmarks/embedded.py                       # 5 folds, seeds 0-2, the default options
     python benchmarks/embedded.py --seeds 1 model=small optim.lr=1e-3
 
 Prints accuracy and macro-F1 over all cells (each predicted once per seed), mean and spread over the seeds.
@@ -62,7 +62,7 @@ def main() -> None:
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     start, results = time.perf_counter(), {}
     for seed in range(arguments.seeds):
-        calls = cross_validate(seed, arguments.folds, arguments.overrides or ["model=tiny"])
+        calls = cross_validate(seed, arguments.folds, arguments.overrides)
         truth = calls.pop("truth").astype(str)
         for name, labels in calls.items():
             scores = score(truth, labels.astype(str))

@@ -70,13 +70,13 @@ class TokensConfig:
 class ModelConfig:
     """Size of the encoder, and whether the wide branch is on."""
 
-    dim: int = 64
-    depth: int = 2
-    num_heads: int = 4
+    dim: int = 32
+    depth: int = 1
+    num_heads: int = 2
     head_dim: int = 16
     feedforward_factor: int = 4
     dropout: float = 0.1
-    gene_dropout: float = 0.3  # share of a cell's genes that each training step hides from the encoder
+    gene_dropout: float = 0.6  # share of a cell's genes that each training step hides from the encoder
     wide: bool = True  # a linear branch on normalised expression beside the encoder
     deep: bool = True  # the encoder itself; off leaves the wide branch alone
 

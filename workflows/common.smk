@@ -144,7 +144,7 @@ check_sources()
 OUT = os.path.normpath(config["outdir"])
 EXAMPLE = f"{OUT}/example"
 IS_EXAMPLE = not config.get("samples")
-OVERRIDES = {**(config["example_overrides"] if IS_EXAMPLE else {}), **config["overrides"]}
+OVERRIDES = config["overrides"]
 REFERENCE = f"{EXAMPLE}/reference.h5ad" if IS_EXAMPLE else config.get("reference")
 SAMPLES = example_samples(EXAMPLE) if IS_EXAMPLE else read_samples(config["samples"])
 TRUTH_KEY = truth_column(SAMPLES)
