@@ -48,7 +48,9 @@ class Cells:
 
     def labelled_batch(self, cells: Sequence[int] | np.ndarray) -> tuple[Batch, torch.Tensor]:
         """Tokens and label indices of the cells with these row numbers."""
-        return self.batch(cells), torch.from_numpy(self.known_labels[np.asarray(cells)])
+        # Few different lengths: the allocator can reuse the memory of earlier batches instead of growing for ever.
+        length = padded_length(int(self.lengths[np.asarray(cells)].max()))
+        return self.batch(cells, length), torch.from_numpy(self.known_labels[np.asarray(cells)])
 
 
 def drop_genes(batch: Batch, share: float) -> Batch:
@@ -66,7 +68,7 @@ def drop_genes(batch: Batch, share: float) -> Batch:
     draws = torch.rand(batch.keep_BL.shape).to(batch.keep_BL.device)
     kept_BL = batch.keep_BL & ((draws >= share) | is_special)
     # Real tokens move to the front in their order, so the special position stays the last of them.
-    order = torch.argsort(~kept_BL, dim=1, stable=True)[:, : int(kept_BL.sum(1).max())]
+    order = torch.argsort(~kept_BL, dim=1, stable=True)[:, : padded_length(int(kept_BL.sum(1).max()))]
     return Batch(*(tensor.gather(1, order) for tensor in (batch.genes_BL, batch.values_BL, batch.x_BL, kept_BL)))
 
 
