@@ -29,8 +29,8 @@ from scperformer.model import Batch, CellTypeModel
 log = logging.getLogger(__name__)
 
 F1, SCORE = "val_macro_f1", "val_score"
-# Macro-F1 of few cells is a coarse number that many epochs share: a tenth of the loss decides between them.
-LOSS_SHARE = 0.1
+# Macro-F1 of few cells is a coarse and noisy number: the loss of the same cells steadies it.
+LOSS_SHARE = 1.0
 
 
 def loss_weights(labels: np.ndarray, class_weights: str) -> torch.Tensor:
@@ -99,6 +99,10 @@ class Learner(pl.LightningModule):
         self.num_steps = num_steps
         self.redraw_interval = redraw_interval
         self.gene_dropout = gene_dropout
+        starts_fitted = network.has_both and optim.wide_start == "logistic"
+        self.wide_lr_factor = 0.0 if network.wide is None else optim.wide_lr_factor if starts_fitted else 1.0
+        if network.wide is not None:
+            network.wide.requires_grad_(self.wide_lr_factor > 0)
         self.seed = seed
 
     def on_train_batch_start(self, batch: tuple[Batch, torch.Tensor], batch_idx: int) -> None:
@@ -151,9 +155,9 @@ class Learner(pl.LightningModule):
         wide = [] if self.network.wide is None else list(self.network.wide.parameters())
         deep = [p for name, p in self.network.named_parameters() if not name.startswith("wide.")]
         groups = [{"params": deep, "lr": optim.lr, "weight_decay": optim.weight_decay}] if deep else []
-        if wide:
+        if self.wide_lr_factor:
             # Its start is a penalised fit already: decay would pull it away from that.
-            groups.append({"params": wide, "lr": optim.lr * optim.wide_lr_factor, "weight_decay": 0.0})
+            groups.append({"params": wide, "lr": optim.lr * self.wide_lr_factor, "weight_decay": 0.0})
         optimizer = torch.optim.AdamW(groups, lr=optim.lr)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, self.num_steps, optim))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -182,7 +186,7 @@ class EpochLog(Callback):
 def checkpoints(folder: Path, trainer: TrainerConfig) -> tuple[ModelCheckpoint, list[Callback]]:
     """The checkpoint of the best epoch, and all callbacks that save or stop.
 
-    `best.ckpt` has the highest validation score (macro-F1 less a small share of the loss);
+    `best.ckpt` has the highest validation score (macro-F1 less the loss);
     `last.ckpt` is the state after the last whole epoch.
     """
     best = ModelCheckpoint(

@@ -102,7 +102,8 @@ def test_same_seed_same_weights_and_other_seed_others(cells, cfg, tmp_path):
 def test_training_learns_what_a_linear_start_does_not_know(cells, cfg, tmp_path):
     train, val, num_labels = cells
     cfg.trainer.max_epochs = 8
-    network = new_network(cells, cfg)  # the wide branch starts at zero here: nothing is known
+    cfg.optim.wide_start = "zero"
+    network = new_network(cells, cfg)  # nothing is known
     best_epoch = train_network(network, train, val, cfg, tmp_path)
     network.eval()
     with torch.no_grad():
@@ -170,3 +171,17 @@ def test_seeds_of_different_numbers_differ():
     seeds = {seed_of(seed, epoch) for seed in range(10) for epoch in range(100)}
     assert len(seeds) == 1000
     assert seed_of(3, 4) == seed_of(3, 4) != seed_of(4, 3)
+
+
+@pytest.mark.parametrize(("factor", "moves"), [(0.0, False), (0.5, True)])
+def test_a_fitted_wide_branch_stays_or_learns_as_asked(cells, cfg, tmp_path, factor, moves):
+    train, val, _ = cells
+    cfg.trainer.max_epochs = 1
+    cfg.optim.wide_lr_factor = factor
+    network = new_network(cells, cfg)
+    with torch.no_grad():
+        network.wide.weight.weight.normal_(std=0.1)
+    before = network.wide.weight.weight.clone()
+    train_network(network, train, val, cfg, tmp_path)
+    assert torch.equal(network.wide.weight.weight, before) != moves
+    assert network.head.labels.weight.abs().max() > 0  # the encoder learns in any case
