@@ -131,7 +131,7 @@ class OptimConfig:
     class_weights: str = "sqrt"  # none, sqrt or balanced: weight of a label in the loss
     wide_start: str = "logistic"  # the wide branch starts as logistic regression, or at zero
     wide_c: float = 0.1  # inverse penalty of that (class-balanced) logistic regression
-    wide_lr_factor: float = 0.0  # a wide branch that starts fitted learns on at this share of lr; 0: stays
+    wide_lr_factor: float = 0.1  # a wide branch that starts fitted learns on at this share of lr; 0: stays
     deep_loss_weight: float = 1.0  # with both branches: weight of the loss of the encoder's logits alone
     gradient_clip: float = 1.0
 
