@@ -225,16 +225,19 @@ def train_network(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainCo
     with warnings.catch_warnings():
         # Advice about data-loading workers and the like: ours has none to start, on purpose.
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
-        trainer.fit(
-            learner,
-            CellsDataModule(train, val, cfg.trainer.batch_size, cfg.seed),
-            ckpt_path=last if last.is_file() else None,
-            weights_only=True,  # checkpoints hold tensors and plain values: nothing in them is executed
-        )
+        try:
+            trainer.fit(
+                learner,
+                CellsDataModule(train, val, cfg.trainer.batch_size, cfg.seed),
+                ckpt_path=last if last.is_file() else None,
+                weights_only=True,  # checkpoints hold tensors and plain values: nothing in them is executed
+            )
+        except SystemExit as stopped:
+            # Lightning's answer to SIGINT has code 1, to SIGTERM none: the shell would take that for success.
+            log.warning("interrupted: the same command with resume=true continues it")
+            raise SystemExit(130 if stopped.code == 1 else 143) from None
     if not trainer.is_global_zero:
         return None
-    if trainer.interrupted:
-        raise KeyboardInterrupt
     saved = torch.load(best.best_model_path, map_location="cpu", weights_only=True)
     state = {name.removeprefix("network."): tensor for name, tensor in saved["state_dict"].items()}
     network.cpu().load_state_dict({name: state[name] for name in network.state_dict()})

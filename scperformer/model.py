@@ -251,7 +251,7 @@ class CellTypeModel(nn.Module):
             return wide_BC, torch.zeros_like(wide_BC), wide_BC
         seen = batch if seen_by_encoder is None else seen_by_encoder
         deep_BC, hidden_BD = self.head(self.pool(self.encoder(seen), seen))
-        return wide_BC.to(deep_BC), deep_BC, hidden_BD
+        return wide_BC.to(deep_BC.device), deep_BC, hidden_BD
 
     @torch.no_grad()
     def scale_branches(self, wide: float, deep: float) -> None:

@@ -99,6 +99,9 @@ def new_network(reference: Reference, cfg: TrainConfig) -> CellTypeModel:
 def scale_on_held_out(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainConfig) -> dict[str, Any]:
     """Scale the branches of a trained network on the held-out cells; its metrics there, beside the baseline's."""
     wide, deep = branch_logits(network, val, cfg.trainer.batch_size)
+    if not (np.isfinite(wide).all() and np.isfinite(deep).all()):
+        found = "training that diverged (logits that are not finite)"
+        raise InputError(found, "a loss that falls", f"lower optim.lr (now {cfg.optim.lr:g})")
     scale_wide, scale_deep = branch_scales(wide, deep, val.known_labels)
     network.scale_branches(scale_wide, scale_deep)
     calls = (scale_wide * wide + scale_deep * deep).argmax(axis=1)

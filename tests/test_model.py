@@ -341,3 +341,13 @@ def test_redraw_changes_the_directions_of_every_layer_from_the_generator_alone()
 def test_unknown_attention_is_refused_with_the_names_there_are():
     with pytest.raises(InputError, match=r"attention.name=nystrom; expected one of favor, softmax"):
         make(attention="nystrom")
+
+
+def test_the_wide_branch_stays_in_float32_under_bf16():
+    network = make("continuous", "mean", "favor", "both", ())
+    batch = batch_of("continuous")
+    expected = network.branches(batch)[0]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wide = network.branches(batch)[0]
+    assert wide.dtype == torch.float32
+    torch.testing.assert_close(wide, expected, rtol=0, atol=0)

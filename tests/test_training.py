@@ -173,3 +173,33 @@ def test_two_processes_train_one_model(counts_adata, write, tmp_path):
     adata = ad.read_h5ad(path)
     scperformer.annotate(adata, scperformer.load_model(tmp_path / "model"))
     assert "scperformer_label" in adata.obs
+
+
+def test_training_that_diverged_gives_no_model(counts_adata, write, tmp_path):
+    with pytest.raises(InputError, match=r"diverged.*lower optim\.lr"):
+        run_train(config(write(counts_adata), f"output='{tmp_path / 'model'}'", "optim.lr=1e12"))
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_run_says_so_and_does_not_look_like_success(counts_adata, write, tmp_path, number, code):
+    options = [
+        str(write(counts_adata)),
+        "label_key=cell_type",
+        *FAST,
+        "trainer.max_epochs=2000",
+        "trainer.patience=2000",
+    ]
+    words = command(*options, f"output={tmp_path}/model")
+    process = subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+    last = tmp_path / "model.run" / "checkpoints" / "last.ckpt"
+    while not last.is_file():
+        assert process.poll() is None, "the run ended before it could be stopped"
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "resume=true continues it" in errors
+    assert not (tmp_path / "model").exists()
+    assert last.is_file()
