@@ -21,3 +21,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(import_module(f"scperformer.{_HOME[name]}"), name)
     raise AttributeError(f"module 'scperformer' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,6 +11,7 @@ Nothing in it executes when it is opened. This module reads and writes without t
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ CONTENT = {  # of bundle.json, beside format_version
     "files": dict,
 }
 ORIGIN = ("reference", "label_key", "num_cells", "seed")  # what predictions record of the provenance
+BRANCHES = {"wide": "linear branch", "deep": "encoder"}
+SILENT = 0.01  # an encoder with a smaller scale decides no label
 PACKAGED = Path(__file__).parent / "models" / "pbmc68k_reduced"
 
 
@@ -63,6 +66,11 @@ class Bundle:
     provenance: dict[str, Any]
     weights: dict[str, np.ndarray] = field(repr=False)
     hash: str = ""
+
+    @property
+    def scales(self) -> dict[str, float]:
+        """By how much each branch (`wide`, `deep`) counts in the logits; a branch that is off is left out."""
+        return {name: float(scale) for name, scale in self.metrics["scales"].items()}
 
 
 def save_bundle(bundle: Bundle, path: str | Path, *, overwrite: bool = False) -> None:
@@ -154,7 +162,8 @@ def _read_info(folder: Path) -> tuple[str, dict[str, Any]]:
     for name, kind in CONTENT.items():
         if not isinstance(info.get(name), kind):
             raise damaged_model(folder, f"'{INFO}' without {name}")
-    for group, wanted in (("files", (WEIGHTS, GENES)), ("provenance", ORIGIN), ("config", ("target_sum",))):
+    needed = {"files": (WEIGHTS, GENES), "provenance": ORIGIN, "config": ("target_sum",), "metrics": ("scales",)}
+    for group, wanted in needed.items():
         if missing := [name for name in wanted if name not in info[group]]:
             raise damaged_model(folder, f"'{INFO}' without {group} of {', '.join(missing)}")
     return text, info
@@ -184,12 +193,24 @@ def resolve_model(model_path: str | None) -> tuple[Path, str]:
     return PACKAGED, "packaged"
 
 
+def encoder_is_silent(scales: Mapping[str, float]) -> bool:
+    """Whether a model has both branches and its labels come from the linear one alone."""
+    return len(scales) == len(BRANCHES) and scales["deep"] < SILENT
+
+
+def sum_of_branches(scales: Mapping[str, float]) -> str:
+    """What the logits are, such as "1.20 x linear branch + 0.35 x encoder"."""
+    return " + ".join(f"{scale:.2f} x {BRANCHES[name]}" for name, scale in scales.items())
+
+
 def model_card(bundle: Bundle) -> str:
     """What a person should know about a model before using it, as Markdown."""
     made, metrics = bundle.provenance, bundle.metrics
     counts = made["cells_per_label"]
     labels = "\n".join(f"| {label} | {counts[label]} |" for label in bundle.labels)
-    ours, rival, scales = metrics["model"], metrics["baseline"], metrics["scales"]
+    ours, rival = metrics["model"], metrics["baseline"]
+    checksum = f" (SHA-256 `{made['reference_sha256']}`)" if made["reference_sha256"] else ""
+    alone = " The labels come from the linear branch alone." if encoder_is_silent(bundle.scales) else ""
     return f"""\
 # {bundle.name}
 
@@ -200,13 +221,13 @@ below and no others: a cell of any other type still gets one of them.
 |---|---|
 {labels}
 
-- Trained on `{made["reference"]}` (SHA-256 `{made["reference_sha256"]}`), labels in `{made["label_key"]}`,
+- Trained on `{made["reference"]}`{checksum}, labels in `{made["label_key"]}`,
   {made["num_cells"]} cells, {len(bundle.genes)} genes.
 - Input: {made["input"]}.
 - On {metrics["num_val_cells"]} held-out cells of the reference, which also chose the epoch and so flatter the model:
   accuracy {ours["accuracy"]:.3f}, macro-F1 {ours["macro_f1"]:.3f}; logistic regression trained on the same cells:
   accuracy {rival["accuracy"]:.3f}, macro-F1 {rival["macro_f1"]:.3f}.
-- Logits are {scales["wide"]:.2f} x linear branch + {scales["deep"]:.2f} x encoder, as is most likely on those cells.
+- Logits are {sum_of_branches(bundle.scales)}, as is most likely on those cells.{alone}
 - Confidences are probabilities scaled on the same held-out cells: they hold for cells like those of the reference.
 - Made by `{made["command"]}` with seed {made["seed"]}; all options are in {INFO}.
 """

@@ -11,7 +11,7 @@ from anndata import AnnData
 
 from scperformer import genes
 from scperformer.config import CheckConfig, DataConfig, PredictConfig
-from scperformer.detect import Findings, detect, expression
+from scperformer.detect import Findings, detect, expression, gene_table
 from scperformer.errors import InputError
 from scperformer.io import new_file, read_h5ad, require_absent
 from scperformer.values import BASE_NAMES
@@ -109,7 +109,8 @@ def _examine(path: str, cfg: CheckConfig, model: "Bundle") -> dict[str, Any]:
         result["overlap"] = asdict(shared)
         if cfg.label_key is None:
             least = PredictConfig.min_overlap
-            genes.require_overlap(shared, least, path, file_genes=names, model_genes=model.genes)
+            var = gene_table(adata, findings.source)
+            genes.require_overlap(shared, least, path, file_genes=names, model_genes=model.genes, var=var)
         else:
             labels = require_labels(adata, cfg.label_key, path)
             cells = {str(label): int(num) for label, num in labels.value_counts().items()}

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from scperformer import __version__
@@ -31,7 +32,10 @@ STEPS = {
         "evaluate ANNOTATED... truth_key=COLUMN",
     ),
     "report": ("report", "make one HTML page about annotated files", "report ANNOTATED..."),
+    "analyze": ("analyze", "look into the attention of a trained model", "analyze spectrum|approximation FILE"),
 }
+# Steps whose first plain word is no file -> the option that it sets.
+FIRST_WORDS = {"analyze": "analysis"}
 
 EXAMPLES = {
     "check": """\
@@ -59,6 +63,10 @@ presets: model=tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=
     "report": """\
   scperformer report sample.annotated.h5ad output=report.html
   scperformer report a.h5ad b.h5ad evaluation=evaluation output=report.html""",
+    "analyze": """\
+  scperformer analyze spectrum sample.h5ad model_path=my_model          # -> sample.spectrum/
+  scperformer analyze spectrum sample.h5ad num_cells=20 max_tokens=1024 output=spectrum
+  scperformer analyze approximation sample.h5ad model_path=my_model sizes=[64,256,1024]""",
 }
 
 # Values of these are the user's own words and may hold any character.
@@ -83,6 +91,7 @@ SWEEP_OUTPUTS = {
     "predict": "annotated.h5ad",
     "evaluate": "evaluation",
     "report": "report.html",
+    "analyze": "analysis",
 }
 
 
@@ -119,13 +128,15 @@ examples:
 options: scperformer {step} --cfg job"""
 
 
-def to_overrides(words: list[str]) -> list[str]:
+def to_overrides(words: list[str], first_word: str | None = None) -> list[str]:
     """Command-line words as Hydra arguments: plain words are input files, whatever characters they hold.
 
     Parameters
     ----------
     words
         Everything after the step, in any order.
+    first_word
+        The option that the first plain word is the value of, instead of a file; None: all of them are files.
 
     Returns
     -------
@@ -152,6 +163,8 @@ def to_overrides(words: list[str]) -> list[str]:
             overrides.append(f"{option}={quoted(value)}")
         else:
             overrides.append(word)
+    if first_word is not None and files and not any(word.startswith(f"{first_word}=") for word in overrides):
+        overrides.append(f"{first_word}={quoted(files.pop(0))}")
     if files:
         overrides.append(f"inputs=[{','.join(quoted(file) for file in files)}]")
     return overrides + flags
@@ -172,6 +185,11 @@ def _flag(flag: str, rest: Iterator[str]) -> list[str]:
     return [flag, value]
 
 
+def _own_presets(words: list[str]) -> list[str]:
+    """The flag that names the user's folder of presets, with its value, if it is among the words."""
+    return [word for pair in pairwise(words) if pair[0] in ("--config-dir", "-cd") for word in pair]
+
+
 class _Refused(SystemExit):
     """An input error that has been printed."""
 
@@ -186,14 +204,17 @@ def run_step(step: str, words: list[str]) -> None:
 
     def task(cfg) -> None:
         # Lightning starts the other processes of a ddp run from sys.argv: give it back what the user typed.
-        sys.argv = typed
+        sys.argv = [typed[0], step, *words]
         try:
             config = compose.to_config(cfg, step)
             if job := compose.sweep_job():
-                folder, overrides = job
-                log.info("%s: %s", folder, overrides)
+                folder, chosen = job
+                log.info("%s: %s", folder, " ".join(word for word in chosen if not word.startswith("inputs=")))
                 name = Path(config.output).name if config.output else SWEEP_OUTPUTS[step]
                 config = replace(config, output=str(folder / name))
+                # In a sweep they are to run this job, not another sweep.
+                output = f"output={compose.quoted(config.output)}"
+                sys.argv = [typed[0], step, *chosen, output, *_own_presets(words)]
             run = getattr(importlib.import_module(f"scperformer.{STEPS[step][0]}"), f"run_{step}")
             run(config)
         except InputError as error:
@@ -202,9 +223,11 @@ def run_step(step: str, words: list[str]) -> None:
             raise _Refused(2) from error
 
     compose.register_schemas()
-    sys.argv = [typed[0], *to_overrides(words)]
+    overrides = to_overrides(words, FIRST_WORDS.get(step))
+    sys.argv = [typed[0], *overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach main() instead of being printed and swallowed
     try:
+        compose.require_choices(overrides)
         hydra.main(config_path=str(compose.conf_dir()), config_name=step, version_base="1.3")(task)()
     except compose.OVERRIDE_ERRORS as error:
         raise compose.override_error(error, step) from error

@@ -9,6 +9,8 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, QuotedString
 from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -32,6 +34,27 @@ def group_names() -> list[str]:
     return sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
 
 
+def require_choices(overrides: Sequence[str]) -> None:
+    """Refuse `model=null`, `model=5` and the like: the choice of a group is the name of a preset.
+
+    Hydra answers them with a plain ValueError, which cannot be told from a failure of the step itself.
+
+    Raises
+    ------
+    InputError
+        Names the group and its presets.
+    """
+    groups = group_names()
+    words = [word for word in overrides if word.lstrip("+").partition("=")[0] in groups and "=" in word]
+    for override in OverridesParser.create().parse_overrides(words):
+        group, value = override.key_or_group, override.value()
+        choices = value.list if isinstance(value, ChoiceSweep) else [value]
+        if any(not isinstance(choice, (str, QuotedString, list)) or choice == "" for choice in choices):
+            presets = ", ".join(sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")))
+            expected = f"a preset of the group '{group}' ({presets})"
+            raise InputError(str(override.input_line), expected, f"choose one, or leave {group}=... out")
+
+
 def register_schemas() -> None:
     """Tell Hydra the dataclass of each step, so that unknown keys and wrong types are refused."""
     for step, schema in STEPS.items():
@@ -48,9 +71,10 @@ def composed(step: str, overrides: Sequence[str] = ()) -> DictConfig:
     """
     register_schemas()
     try:
+        require_choices(overrides)
         with initialize_config_dir(str(conf_dir()), job_name=step, version_base="1.3"):
             return compose(step, list(overrides))
-    except (*OVERRIDE_ERRORS, ValueError) as error:  # ValueError: a number as the choice of a group
+    except OVERRIDE_ERRORS as error:
         raise override_error(error, step) from error
 
 
@@ -102,12 +126,12 @@ def resolved_text(step: str, overrides: Sequence[str] = ()) -> str:
     return OmegaConf.to_yaml(composed(step, overrides), sort_keys=True)
 
 
-def sweep_job() -> tuple[Path, str] | None:
+def sweep_job() -> tuple[Path, list[str]] | None:
     """The folder and the overrides of this job of a sweep (`-m`), or None outside of sweeps."""
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
         return None
     job = HydraConfig.get()
-    return Path(job.runtime.output_dir), " ".join(word for word in job.overrides.task if not word.startswith("inputs="))
+    return Path(job.runtime.output_dir), list(job.overrides.task)
 
 
 def quoted(value: str) -> str:
@@ -127,7 +151,10 @@ def override_error(error: Exception, step: str) -> InputError:
     if isinstance(error, OverrideParseException):
         lines.insert(0, error.override)
     # Hydra advises '+option' to add what does not exist: here that would only be refused one step later.
-    noise = ("To append to your config", "See https", "object_type", "reference_type", "full_key", "^")
+    noise = ("To append to your ", "See https", "object_type", "reference_type", "full_key", "^")
     found = "; ".join(dict.fromkeys(line.rstrip(".;:") for line in lines if not line.startswith(noise)))
     remedy = f"'scperformer {step} --cfg job' lists the options and 'scperformer {step} --help' shows examples"
+    options = {field.name for field in fields(STEPS[step])}
+    if "'model'" in found and "model_path" in options and "model" not in options:
+        remedy = f"name a trained model with model_path=FOLDER; {remedy}"
     return InputError(found, f"an option of '{step}' and a value it can take", remedy)

@@ -3,20 +3,48 @@
 The YAML files in conf/ fill these; compose.py turns one into the other. Nothing here knows Hydra.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from scperformer.errors import InputError
 
 INPUT_KINDS = ("auto", "counts", "linear", "log1p")
 
 
-def _check(ok: bool, option: str, value: object, expected: str) -> None:
+def require(ok: bool, option: str, value: object, expected: str) -> None:
+    """Refuse the value of an option unless `ok`."""
     if not ok:
         raise InputError(f"{option}={value}", expected, f"set {option} accordingly")
 
 
-def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
-    _check(value in choices, option, value, "one of " + ", ".join(choices))
+def require_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse the value of an option unless it is one of `choices`."""
+    require(value in choices, option, value, "one of " + ", ".join(choices))
+
+
+Schema = TypeVar("Schema")
+
+
+def checked(schema: type[Schema], values: dict[str, Any], prefix: str) -> Schema:
+    """A dataclass of options from plain values.
+
+    Raises
+    ------
+    InputError
+        A name that the dataclass does not have, a value of another type, or one out of range.
+    """
+    types = get_type_hints(schema)
+    for name, value in values.items():
+        if name not in types:
+            known = ", ".join(f"{prefix}{field.name}" for field in fields(schema)) or "none"  # type: ignore[arg-type]
+            raise InputError(f"option {prefix}{name}", f"an option that is there ({known})", "leave it out")
+        kind = list if get_origin(types[name]) is list else types[name]
+        whole_numbers_too = float in (kind, *get_args(kind))
+        ok = isinstance(value, (int, kind) if whole_numbers_too else kind) and (
+            kind is bool or not isinstance(value, bool)
+        )
+        require(ok, f"{prefix}{name}", value, f"a value of type {getattr(kind, '__name__', kind)}")
+    return schema(**values)
 
 
 # --- groups: one per folder of conf/ -------------------------------------------------------------------------
@@ -34,12 +62,12 @@ class DataConfig:
     min_cells_per_label: int = 2
 
     def __post_init__(self) -> None:
-        _check(self.target_sum > 0, "data.target_sum", self.target_sum, "a number above 0")
-        _check(self.min_genes >= 0, "data.min_genes", self.min_genes, "0 or more")
-        _check(self.min_cells >= 0, "data.min_cells", self.min_cells, "0 or more")
-        _check(0 < self.val_fraction < 1, "data.val_fraction", self.val_fraction, "a share between 0 and 1")
-        _check_choice("data.rare_labels", self.rare_labels, ("error", "drop"))
-        _check(self.min_cells_per_label >= 2, "data.min_cells_per_label", self.min_cells_per_label, "2 or more")
+        require(self.target_sum > 0, "data.target_sum", self.target_sum, "a number above 0")
+        require(self.min_genes >= 0, "data.min_genes", self.min_genes, "0 or more")
+        require(self.min_cells >= 0, "data.min_cells", self.min_cells, "0 or more")
+        require(0 < self.val_fraction < 1, "data.val_fraction", self.val_fraction, "a share between 0 and 1")
+        require_choice("data.rare_labels", self.rare_labels, ("error", "drop"))
+        require(self.min_cells_per_label >= 2, "data.min_cells_per_label", self.min_cells_per_label, "2 or more")
 
 
 @dataclass(kw_only=True)
@@ -49,60 +77,60 @@ class TokensConfig:
     name: str = "continuous"  # scbert, bins or continuous
     num_bins: int = 5  # highest bin (scbert: 5)
     bins_per_log2: float = 1.0  # bins per doubling of 1 + expression (scbert: 1)
-    unexpressed: str = "skip"  # full: every gene is a token; skip: expressed genes only
+    unexpressed: str = "skip"  # full: all genes are tokens; skip: expressed ones; memory: the rest are keys and values
 
     def __post_init__(self) -> None:
-        _check_choice("tokens.name", self.name, ("scbert", "bins", "continuous"))
-        _check_choice("tokens.unexpressed", self.unexpressed, ("full", "skip"))
-        _check(1 <= self.num_bins <= 1000, "tokens.num_bins", self.num_bins, "1 to 1000")
-        _check(self.bins_per_log2 > 0, "tokens.bins_per_log2", self.bins_per_log2, "a number above 0")
+        require_choice("tokens.name", self.name, ("scbert", "bins", "continuous"))
+        require_choice("tokens.unexpressed", self.unexpressed, ("full", "skip", "memory"))
+        require(1 <= self.num_bins <= 1000, "tokens.num_bins", self.num_bins, "1 to 1000")
+        require(self.bins_per_log2 > 0, "tokens.bins_per_log2", self.bins_per_log2, "a number above 0")
         if self.name == "scbert":
-            _check(
+            require(
                 self.num_bins == 5,
                 "tokens.num_bins",
                 self.num_bins,
                 "5 with tokens=scbert (else tokens=bins)",
             )
-            _check(self.bins_per_log2 == 1, "tokens.bins_per_log2", self.bins_per_log2, "1 with tokens=scbert")
+            require(self.bins_per_log2 == 1, "tokens.bins_per_log2", self.bins_per_log2, "1 with tokens=scbert")
 
 
 @dataclass(kw_only=True)
 class ModelConfig:
-    """Size of the encoder, and whether the wide branch is on."""
+    """Size and make of the encoder, and which branches are on."""
 
     dim: int = 32
     depth: int = 1
     num_heads: int = 2
-    head_dim: int = 16
+    head_dim: int | None = 16  # null: dim / num_heads
     feedforward_factor: int = 4
+    activation: str = "gelu"  # of the feed-forward networks: gelu or relu
+    norm: str = "pre"  # layer norm before attention and feed-forward, or post: after their residual sums
+    positions: str = "gene"  # how a token says which gene it is: gene (learned), gene2vec, sinusoidal or none
+    gene2vec_path: str | None = None  # with positions=gene2vec: a text file, each line a gene and its dim numbers
     dropout: float = 0.1
+    chunk_tokens: int | None = None  # tokens at a time where the mechanism allows it: same result, less memory
+    checkpointing: bool = False  # recompute activations in the backward pass instead of keeping them
     gene_dropout: float = 0.6  # share of a cell's genes that each training step hides from the encoder
     wide: bool = True  # a linear branch on normalised expression beside the encoder
     deep: bool = True  # the encoder itself; off leaves the wide branch alone
 
     def __post_init__(self) -> None:
-        for name in ("dim", "depth", "num_heads", "head_dim", "feedforward_factor"):
-            _check(getattr(self, name) >= 1, f"model.{name}", getattr(self, name), "1 or more")
-        _check(0 <= self.dropout < 1, "model.dropout", self.dropout, "0 or more and below 1")
-        _check(0 <= self.gene_dropout < 1, "model.gene_dropout", self.gene_dropout, "0 or more and below 1")
-        _check(self.wide or self.deep, "model.deep", self.deep, "model.wide or model.deep on")
-
-
-@dataclass(kw_only=True)
-class AttentionConfig:
-    """Which mechanism mixes the tokens, and its options."""
-
-    name: str = "favor"  # a name in scperformer.attention.MECHANISMS
-    num_features: int | None = None  # favor: random features; None: head_dim * ln(head_dim), as Performer
-    orthogonal: bool = True  # favor: orthogonal instead of independent Gaussian directions
-    redraw_interval: int = 1000  # favor: training steps between new projections; 0: never
-    max_length: int = 4096  # softmax: more tokens than this are refused
-
-    def __post_init__(self) -> None:
-        if self.num_features is not None:
-            _check(self.num_features >= 1, "attention.num_features", self.num_features, "1 or more, or null")
-        _check(self.redraw_interval >= 0, "attention.redraw_interval", self.redraw_interval, "0 or more")
-        _check(self.max_length >= 1, "attention.max_length", self.max_length, "1 or more")
+        for name in ("dim", "depth", "num_heads", "feedforward_factor"):
+            require(getattr(self, name) >= 1, f"model.{name}", getattr(self, name), "1 or more")
+        if self.head_dim is None:
+            divides = self.dim % self.num_heads == 0
+            expected = f"a divisor of model.dim={self.dim}, or a number for model.head_dim"
+            require(divides, "model.num_heads", self.num_heads, expected)
+            self.head_dim = self.dim // self.num_heads
+        require(self.head_dim >= 1, "model.head_dim", self.head_dim, "1 or more")
+        require_choice("model.activation", self.activation, ("gelu", "relu"))
+        require_choice("model.norm", self.norm, ("pre", "post"))
+        require_choice("model.positions", self.positions, ("gene", "gene2vec", "sinusoidal", "none"))
+        if self.chunk_tokens is not None:
+            require(self.chunk_tokens >= 1, "model.chunk_tokens", self.chunk_tokens, "1 or more, or null")
+        require(0 <= self.dropout < 1, "model.dropout", self.dropout, "0 or more and below 1")
+        require(0 <= self.gene_dropout < 1, "model.gene_dropout", self.gene_dropout, "0 or more and below 1")
+        require(self.wide or self.deep, "model.deep", self.deep, "model.wide or model.deep on")
 
 
 @dataclass(kw_only=True)
@@ -114,9 +142,9 @@ class HeadConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_choice("head.name", self.name, ("cls", "mean", "conv"))
-        _check(all(width >= 1 for width in self.hidden), "head.hidden", self.hidden, "widths of 1 or more")
-        _check(0 <= self.dropout < 1, "head.dropout", self.dropout, "0 or more and below 1")
+        require_choice("head.name", self.name, ("cls", "mean", "conv"))
+        require(all(width >= 1 for width in self.hidden), "head.hidden", self.hidden, "widths of 1 or more")
+        require(0 <= self.dropout < 1, "head.dropout", self.dropout, "0 or more and below 1")
 
 
 @dataclass(kw_only=True)
@@ -136,22 +164,22 @@ class OptimConfig:
     gradient_clip: float = 1.0
 
     def __post_init__(self) -> None:
-        _check(self.lr > 0, "optim.lr", self.lr, "a number above 0")
-        _check(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "0 or more")
+        require(self.lr > 0, "optim.lr", self.lr, "a number above 0")
+        require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "0 or more")
         for name in ("warmup_fraction", "final_lr_fraction"):
-            _check(0 <= getattr(self, name) <= 1, f"optim.{name}", getattr(self, name), "0 to 1")
-        _check(
+            require(0 <= getattr(self, name) <= 1, f"optim.{name}", getattr(self, name), "0 to 1")
+        require(
             0 <= self.label_smoothing < 1,
             "optim.label_smoothing",
             self.label_smoothing,
             "0 or more and below 1",
         )
-        _check_choice("optim.class_weights", self.class_weights, ("none", "sqrt", "balanced"))
-        _check_choice("optim.wide_start", self.wide_start, ("logistic", "zero"))
-        _check(self.wide_c > 0, "optim.wide_c", self.wide_c, "a number above 0")
-        _check(self.wide_lr_factor >= 0, "optim.wide_lr_factor", self.wide_lr_factor, "0 or more")
-        _check(self.deep_loss_weight >= 0, "optim.deep_loss_weight", self.deep_loss_weight, "0 or more")
-        _check(self.gradient_clip >= 0, "optim.gradient_clip", self.gradient_clip, "0 (off) or more")
+        require_choice("optim.class_weights", self.class_weights, ("none", "sqrt", "balanced"))
+        require_choice("optim.wide_start", self.wide_start, ("logistic", "zero"))
+        require(self.wide_c > 0, "optim.wide_c", self.wide_c, "a number above 0")
+        require(self.wide_lr_factor >= 0, "optim.wide_lr_factor", self.wide_lr_factor, "0 or more")
+        require(self.deep_loss_weight >= 0, "optim.deep_loss_weight", self.deep_loss_weight, "0 or more")
+        require(self.gradient_clip >= 0, "optim.gradient_clip", self.gradient_clip, "0 (off) or more")
 
 
 @dataclass(kw_only=True)
@@ -170,11 +198,11 @@ class TrainerConfig:
     progress_bar: bool = True  # on a terminal only
 
     def __post_init__(self) -> None:
-        _check_choice("trainer.accelerator", self.accelerator, ("cpu", "gpu", "auto"))
-        _check_choice("trainer.strategy", self.strategy, ("auto", "ddp"))
-        _check_choice("trainer.precision", self.precision, ("32-true", "bf16-mixed"))
+        require_choice("trainer.accelerator", self.accelerator, ("cpu", "gpu", "auto"))
+        require_choice("trainer.strategy", self.strategy, ("auto", "ddp"))
+        require_choice("trainer.precision", self.precision, ("32-true", "bf16-mixed"))
         for name in ("devices", "num_nodes", "threads", "max_epochs", "patience", "batch_size"):
-            _check(getattr(self, name) >= 1, f"trainer.{name}", getattr(self, name), "1 or more")
+            require(getattr(self, name) >= 1, f"trainer.{name}", getattr(self, name), "1 or more")
 
 
 @dataclass(kw_only=True)
@@ -199,10 +227,10 @@ class _InputOptions:
 
     def __post_init__(self) -> None:
         known = self.source in ("auto", "X", "raw") or self.source.startswith("layers/")
-        _check(known, "source", self.source, "auto, X, raw or layers/NAME")
-        _check_choice("input_kind", self.input_kind, INPUT_KINDS)
+        require(known, "source", self.source, "auto, X, raw or layers/NAME")
+        require_choice("input_kind", self.input_kind, INPUT_KINDS)
         if self.input_total is not None:
-            _check(self.input_total > 0, "input_total", self.input_total, "a number above 0")
+            require(self.input_total > 0, "input_total", self.input_total, "a number above 0")
 
 
 def _check_inputs(inputs: list[str], command: str, most: int | None = None) -> None:
@@ -253,7 +281,7 @@ class TrainConfig(_InputOptions):
     data: DataConfig = field(default_factory=DataConfig)
     tokens: TokensConfig = field(default_factory=TokensConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    attention: dict[str, Any] = field(default_factory=lambda: {"name": "favor"})  # and the options of that mechanism
     head: HeadConfig = field(default_factory=HeadConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
@@ -262,7 +290,7 @@ class TrainConfig(_InputOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_inputs(self.inputs, "train", most=1)
-        _check(0 <= self.seed < 2**32, "seed", self.seed, "0 to 2**32 - 1")
+        require(0 <= self.seed < 2**32, "seed", self.seed, "0 to 2**32 - 1")
 
 
 @dataclass(kw_only=True)
@@ -283,14 +311,14 @@ class PredictConfig(_InputOptions):
         super().__post_init__()
         _check_inputs(self.inputs, "predict")
         many = len(self.inputs) > 1 and self.output is not None
-        _check(not many, "output", self.output, "no output option with several files (each gets its own)")
-        _check(bool(self.key_added.strip()), "key_added", repr(self.key_added), "a name")
-        _check("/" not in self.key_added, "key_added", repr(self.key_added), "a name without '/'")
-        _check(self.batch_size >= 1, "batch_size", self.batch_size, "1 or more")
-        _check(self.threads >= 1, "threads", self.threads, "1 or more")
-        _check_choice("device", self.device, ("auto", "cpu", "cuda"))
-        _check(0 <= self.min_overlap <= 1, "min_overlap", self.min_overlap, "a share from 0 to 1")
-        _check(0 <= self.min_confidence <= 1, "min_confidence", self.min_confidence, "a probability from 0 to 1")
+        require(not many, "output", self.output, "no output option with several files (each gets its own)")
+        require(bool(self.key_added.strip()), "key_added", repr(self.key_added), "a name")
+        require("/" not in self.key_added, "key_added", repr(self.key_added), "a name without '/'")
+        require(self.batch_size >= 1, "batch_size", self.batch_size, "1 or more")
+        require(self.threads >= 1, "threads", self.threads, "1 or more")
+        require_choice("device", self.device, ("auto", "cpu", "cuda"))
+        require(0 <= self.min_overlap <= 1, "min_overlap", self.min_overlap, "a share from 0 to 1")
+        require(0 <= self.min_confidence <= 1, "min_confidence", self.min_confidence, "a probability from 0 to 1")
 
 
 @dataclass(kw_only=True)
@@ -308,7 +336,7 @@ class EvaluateConfig:
         _check_inputs(self.inputs, "evaluate")
         if self.truth_path is not None:
             ok = len(self.truth_path) == len(self.inputs)
-            _check(ok, "truth_path", self.truth_path, f"{len(self.inputs)} tables, one per input file")
+            require(ok, "truth_path", self.truth_path, f"{len(self.inputs)} tables, one per input file")
 
 
 @dataclass(kw_only=True)
@@ -326,8 +354,41 @@ class ReportConfig:
 
     def __post_init__(self) -> None:
         _check_inputs(self.inputs, "report")
-        _check(self.max_cells >= 10, "max_cells", self.max_cells, "10 or more")
-        _check(0 <= self.seed < 2**32, "seed", self.seed, "0 to 2**32 - 1")
+        require(self.max_cells >= 10, "max_cells", self.max_cells, "10 or more")
+        require(0 <= self.seed < 2**32, "seed", self.seed, "0 to 2**32 - 1")
+
+
+ANALYSES = ("spectrum", "approximation")
+
+
+@dataclass(kw_only=True)
+class AnalyzeConfig(_InputOptions):
+    """Look into the attention of a trained model on real cells."""
+
+    analysis: str | None = None  # the first plain word: spectrum or approximation
+    model_path: str | None = None  # None: $SCPERFORMER_MODEL, else the packaged model
+    output: str | None = None  # a folder; None: <input>.<analysis> beside the input
+    overwrite: bool = False
+    min_overlap: float = 0.1  # share of the model's genes that a file must have
+    num_cells: int = 8  # cells looked at, chosen by the seed
+    max_tokens: int = 2048  # of a cell with more tokens, as many chosen by the seed are looked at
+    sizes: list[int] = field(default_factory=lambda: [16, 32, 64, 128, 256, 512])  # approximation: of each mechanism
+    num_draws: int = 3  # approximation: of each mechanism's random parts
+    seed: int = 0
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.analysis not in ANALYSES:
+            found = "no analysis" if self.analysis is None else f"analysis '{self.analysis}'"
+            raise InputError(found, " or ".join(ANALYSES), "name it first: 'scperformer analyze spectrum sample.h5ad'")
+        super().__post_init__()
+        _check_inputs(self.inputs, f"analyze {self.analysis}", most=1)
+        require(0 <= self.min_overlap <= 1, "min_overlap", self.min_overlap, "a share from 0 to 1")
+        require(self.max_tokens >= 2, "max_tokens", self.max_tokens, "2 or more")
+        for name in ("num_cells", "num_draws", "threads"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "1 or more")
+        require(bool(self.sizes) and min(self.sizes) >= 1, "sizes", self.sizes, "whole numbers of 1 or more")
+        require(0 <= self.seed < 2**32, "seed", self.seed, "0 to 2**32 - 1")
 
 
 STEPS: dict[str, type] = {
@@ -337,4 +398,5 @@ STEPS: dict[str, type] = {
     "predict": PredictConfig,
     "evaluate": EvaluateConfig,
     "report": ReportConfig,
+    "analyze": AnalyzeConfig,
 }

@@ -7,7 +7,7 @@ import torch
 from scipy.sparse import csr_matrix
 
 from scperformer.config import TokensConfig
-from scperformer.model import Batch
+from scperformer.embedding import Batch
 from scperformer.tokens import token_counts, tokenize
 
 POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, still well mixed

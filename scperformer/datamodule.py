@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from scperformer.data import Cells, shuffled_batches
-from scperformer.model import Batch
+from scperformer.embedding import Batch
 
 
 class _BatchDataset(Dataset):

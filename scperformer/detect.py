@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from anndata import AnnData
 
 from scperformer import genes
@@ -170,9 +171,13 @@ def _findings(adata: AnnData, slot: Slot, notes: list[str]) -> Findings:
     )
 
 
+def gene_table(adata: AnnData, source: str) -> pd.DataFrame:
+    """The var table of the genes of X, layers or raw."""
+    return adata.raw.var if source == "raw" else adata.var
+
+
 def _gene_names(adata: AnnData, source: str) -> list[str]:
-    names = adata.raw.var_names if source == "raw" else adata.var_names
-    return [str(name) for name in names]
+    return [str(name) for name in gene_table(adata, source).index]
 
 
 def expression(adata: AnnData, findings: Findings, path: str | Path = "the data") -> tuple[Matrix, list[str]]:

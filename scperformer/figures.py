@@ -105,7 +105,7 @@ def draw_labels(xy: npt.NDArray[np.float32], codes: npt.NDArray[np.int64]) -> by
     axes.scatter(centres[:, 0], centres[:, 1], c="white", s=BADGE_POINTS**2, edgecolors=rings, linewidths=2)
     for code, (x, y) in zip(present, centres, strict=True):
         axes.text(x, y, str(code + 1), size=10, weight="bold", ha="center", va="center_baseline")
-    return _png(figure)
+    return png(figure)
 
 
 def draw_confidence(xy: npt.NDArray[np.float32], confidence: npt.NDArray[np.floating]) -> bytes:
@@ -120,7 +120,7 @@ def draw_confidence(xy: npt.NDArray[np.float32], confidence: npt.NDArray[np.floa
         s=_dot_area(len(xy)),
         linewidths=0,
     )
-    return _png(figure)
+    return png(figure)
 
 
 def _canvas(xy: npt.NDArray[np.float32]) -> tuple[Figure, Axes]:
@@ -161,7 +161,8 @@ def _apart(points: npt.NDArray[np.float64], distance: float) -> npt.NDArray[np.f
     return points
 
 
-def _png(figure: Figure) -> bytes:
+def png(figure: Figure) -> bytes:
+    """A figure as the bytes of a PNG file."""
     file = io.BytesIO()
     # No matplotlib version inside: the same cells give the same bytes.
     figure.savefig(file, format="png", metadata={"Software": None})

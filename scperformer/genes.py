@@ -100,6 +100,7 @@ def require_overlap(
     *,
     file_genes: Sequence[str],
     model_genes: Sequence[str],
+    var: pd.DataFrame | None = None,
 ) -> None:
     """Fail when a file has too few of a model's genes to say anything about its cells.
 
@@ -107,6 +108,8 @@ def require_overlap(
     ----------
     min_overlap
         Least share of the model's genes, 0 to 1. Even with 0, one shared gene is needed.
+    var
+        What the file says about its genes, one row each: a column of it may hold the names that the model knows.
 
     Raises
     ------
@@ -116,11 +119,12 @@ def require_overlap(
     if found.num_shared > 0 and found.share_of_model >= min_overlap:
         return
     share = f"{100 * found.share_of_model:.1f} %"
+    column = None if var is None else _column_with_genes(var, model_genes, more_than=found.num_shared)
     raise InputError(
         f"{found.num_shared} of {found.num_model} model genes ({share}) found in {path} "
         f"({_example(file_genes)}; model has {_example(model_genes)})",
         f"at least {100 * min_overlap:g} % of the model's genes" if min_overlap > 0 else "at least one gene",
-        _remedy(file_genes, model_genes),
+        _remedy(file_genes, model_genes, column),
     )
 
 
@@ -130,8 +134,18 @@ def _example(names: Sequence[str]) -> str:
     return "e.g. " + ", ".join(repr(str(name)) for name in list(names)[middle : middle + 2])
 
 
-def _remedy(file_genes: Sequence[str], model_genes: Sequence[str]) -> str:
+def _column_with_genes(var: pd.DataFrame, model_genes: Sequence[str], more_than: int) -> str | None:
+    """The column of `var` that holds most of the model's genes, if it holds more of them than `more_than`."""
+    wanted = {str(gene) for gene in model_genes}
+    num_found = {str(name): len(wanted.intersection(values.astype(str))) for name, values in var.items()}
+    best = max(num_found, key=lambda name: num_found[name], default=None)
+    return best if best is not None and num_found[best] > more_than else None
+
+
+def _remedy(file_genes: Sequence[str], model_genes: Sequence[str], column: str | None) -> str:
     kind, wanted = id_kind(file_genes), id_kind(model_genes)
+    if column is not None:
+        return f'take the names in var["{column}"] as var_names ({KIND_NAMES[wanted]}, as in the model)'
     if kind != wanted:
         return f"convert var_names from {KIND_NAMES[kind]} to {KIND_NAMES[wanted]}"
     in_model = {str(gene).upper() for gene in model_genes}

@@ -1,6 +1,8 @@
 """A trained model in memory, and what it says of cells; knows nothing of AnnData."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,11 +10,12 @@ import numpy as np
 import torch
 
 from scperformer.baseline import LinearModel
-from scperformer.bundle import Bundle, damaged_model, load_bundle, resolve_model
-from scperformer.config import AttentionConfig, HeadConfig, ModelConfig, TokensConfig
+from scperformer.bundle import Bundle, damaged_model, encoder_is_silent, load_bundle, resolve_model
+from scperformer.config import HeadConfig, ModelConfig, TokensConfig
 from scperformer.data import Cells, prediction_batches
 from scperformer.errors import InputError
 from scperformer.model import CellTypeModel
+from scperformer.products import fast_products
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,21 @@ class Model:
         return TokensConfig(**self.bundle.config["tokens"])
 
 
+@contextmanager
+def torch_state_kept(threads: int | None = None) -> Iterator[None]:
+    """Give torch `threads` CPU threads for a block; afterwards its threads and random numbers are as before."""
+    before = torch.get_num_threads()
+    # A GPU that nobody has used yet has no state to keep; asking for it would start it.
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        torch.set_num_threads(threads or before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+@torch_state_kept()
 def load_model(model_path: str | Path | None = None) -> Model:
     """Load a model folder; None means $SCPERFORMER_MODEL, else the packaged model.
 
@@ -54,7 +72,7 @@ def load_model(model_path: str | Path | None = None) -> Model:
             len(bundle.labels),
             tokens=TokensConfig(**config["tokens"]),
             model=ModelConfig(**config["model"]),
-            attention=AttentionConfig(**config["attention"]),
+            attention=config["attention"],
             head=HeadConfig(**config["head"]),
         )
         network.load_state_dict(state)
@@ -70,6 +88,8 @@ def load_model(model_path: str | Path | None = None) -> Model:
         len(bundle.labels),
         ", ".join(bundle.labels),
     )
+    if encoder_is_silent(bundle.scales):
+        log.info("the encoder has no say in this model: the labels come from its linear branch alone")
     return Model(bundle, path, network.eval(), rival)
 
 
@@ -97,7 +117,7 @@ def predict_cells(network: CellTypeModel, cells: Cells, batch_size: int, device:
     network.eval().to(device)
     proba: np.ndarray | None = None
     embedding: np.ndarray | None = None
-    with torch.inference_mode():
+    with torch.inference_mode(), fast_products(device):
         for rows, length in prediction_batches(cells.lengths, batch_size):
             logits_BC, embedding_BD = network(cells.batch(rows, length).to(device))
             if proba is None or embedding is None:
@@ -117,7 +137,7 @@ def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tupl
     wide, deep = (np.zeros((len(cells), num_labels), dtype=np.float32) for _ in range(2))
     was_training = network.training
     network.eval()
-    with torch.inference_mode():
+    with torch.inference_mode(), fast_products("cpu"):
         for rows, length in prediction_batches(cells.lengths, batch_size):
             wide_BC, deep_BC, _ = network.branches(cells.batch(rows, length))
             wide[rows], deep[rows] = wide_BC.numpy(), deep_BC.numpy()

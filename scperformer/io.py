@@ -28,6 +28,7 @@ __all__ = [
     "require_absent",
     "require_h5ad",
     "sha256",
+    "without_slashes",
     "write_h5ad",
 ]
 
@@ -142,6 +143,13 @@ def write_h5ad(adata: AnnData, path: str | Path, overwrite: bool = False) -> Non
         adata.write_h5ad(temporary)
 
 
+def without_slashes(table: Any) -> Any:
+    """A DataFrame with "|" for each "/" in its column names, which h5ad files take for folders; all else as it is."""
+    if not isinstance(table, pd.DataFrame):
+        return table
+    return table.rename(columns=lambda name: str(name).replace("/", "|"))
+
+
 def add_to_h5ad(
     source: str | Path,
     target: str | Path,
@@ -175,7 +183,7 @@ def add_to_h5ad(
     InputError
         As `new_file`; a key exists and `overwrite_keys` is off; `source` has other cells than `obs`.
     """
-    tables = {key: _without_slashes(value) for key, value in obsm.items()}
+    tables = {key: without_slashes(value) for key, value in obsm.items()}
     new_keys = {"obs": list(obs.columns), "obsm": list(tables), "uns": list(uns)}
     require_h5ad(source)
     with new_file(target, overwrite) as temporary:
@@ -260,9 +268,3 @@ def _add_by_rewriting(
     for key, value in uns.items():
         adata.uns[key] = value
     adata.write_h5ad(target)
-
-
-def _without_slashes(table: Any) -> Any:
-    if not isinstance(table, pd.DataFrame):
-        return table
-    return table.rename(columns=lambda name: str(name).replace("/", "|"))

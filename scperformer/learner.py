@@ -6,9 +6,12 @@ epochs: a run that was killed and resumed therefore repeats the interrupted epoc
 
 import logging
 import math
+import os
 import sys
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +25,19 @@ from scperformer.calibrate import branch_scales, negative_log_likelihood
 from scperformer.config import OptimConfig, TrainConfig, TrainerConfig
 from scperformer.data import Cells, drop_genes
 from scperformer.datamodule import CellsDataModule
+from scperformer.embedding import Batch
 from scperformer.errors import InputError
 from scperformer.metrics import score
-from scperformer.model import Batch, CellTypeModel
+from scperformer.model import CellTypeModel
+from scperformer.products import fast_products
 
 log = logging.getLogger(__name__)
 
 F1, SCORE = "val_macro_f1", "val_score"
 # Macro-F1 of few cells is a coarse number that many epochs share: a tenth of the loss decides between them.
 LOSS_SHARE = 0.1
+# What Lightning sets for the processes that it starts; where LOCAL_RANK is set already, it starts none.
+PROCESS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
 def loss_weights(labels: np.ndarray, class_weights: str) -> torch.Tensor:
@@ -74,8 +81,6 @@ class Learner(pl.LightningModule):
         Weight of each label in the loss, C.
     num_steps
         Optimiser steps of the whole run, for the learning-rate schedule.
-    redraw_interval
-        Steps between new random projections; 0 = never.
     gene_dropout
         Share of a cell's genes that each step hides from the encoder.
     """
@@ -87,7 +92,6 @@ class Learner(pl.LightningModule):
         weights: torch.Tensor,
         optim: OptimConfig,
         num_steps: int,
-        redraw_interval: int,
         seed: int,
         gene_dropout: float = 0.0,
     ):
@@ -97,7 +101,7 @@ class Learner(pl.LightningModule):
         self.register_buffer("label_weights", weights)
         self.optim = optim
         self.num_steps = num_steps
-        self.redraw_interval = redraw_interval
+        self.redraw_interval = network.redraw_interval
         self.gene_dropout = gene_dropout
         starts_fitted = network.has_both and optim.wide_start == "logistic"
         self.wide_lr_factor = 0.0 if network.wide is None else optim.wide_lr_factor if starts_fitted else 1.0
@@ -121,6 +125,7 @@ class Learner(pl.LightningModule):
         if self.network.has_both and self.optim.deep_loss_weight:
             # A wide branch that fits its training cells leaves the encoder nothing to learn from their sum.
             loss = loss + self.optim.deep_loss_weight * self.loss(deep_BC, labels_B)
+        loss = loss + self.network.penalty().to(loss.device)
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels_B), sync_dist=True)
         return loss
 
@@ -198,6 +203,21 @@ def checkpoints(folder: Path, trainer: TrainerConfig) -> tuple[ModelCheckpoint, 
     return best, [best, stop, EpochLog(), last]
 
 
+@contextmanager
+def processes_ended() -> Iterator[None]:
+    """Leave no trace of a distributed run: the next one in this process, a job of a sweep, starts its own helpers."""
+    before = {name: os.environ.get(name) for name in PROCESS_VARIABLES}
+    try:
+        yield
+    finally:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
 def train_network(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainConfig, run_folder: Path) -> int | None:
     """Train with Lightning and leave the weights of the best epoch in `network`.
 
@@ -215,14 +235,13 @@ def train_network(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainCo
         weights=loss_weights(train.known_labels, cfg.optim.class_weights),
         optim=cfg.optim,
         num_steps=cfg.trainer.max_epochs * math.ceil(num_batches / world_size),
-        redraw_interval=cfg.attention.redraw_interval,
         seed=cfg.seed,
         gene_dropout=cfg.model.gene_dropout,
     )
     best, callbacks = checkpoints(folder, cfg.trainer)
     trainer = make_trainer(cfg, callbacks, run_folder)
     last = folder / "last.ckpt"
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), processes_ended(), fast_products(cfg.trainer.accelerator):
         # Advice about data-loading workers and the like: ours has none to start, on purpose.
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
         try:
@@ -255,7 +274,8 @@ def make_trainer(cfg: TrainConfig, callbacks: list[Callback], run_folder: Path) 
     options = cfg.trainer
     if options.accelerator == "gpu" and not torch.cuda.is_available() and not torch.backends.mps.is_available():
         raise InputError("trainer.accelerator=gpu and no GPU", "a GPU that torch can use", "choose trainer=cpu")
-    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    for name in ("pytorch_lightning", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     loggers: list[Logger] = []
     if cfg.logger.csv:
         loggers.append(CSVLogger(run_folder, name="csv"))

@@ -3,93 +3,14 @@
 Shape letters: B cells, L tokens, D model width, H heads, E head width, C labels, G genes.
 """
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from scperformer.attention import MECHANISMS, Attention
-from scperformer.config import AttentionConfig, HeadConfig, ModelConfig, TokensConfig
-from scperformer.errors import InputError
-from scperformer.tokens import CellTokens, num_tokens
-
-EMBEDDING_STD = 0.1  # of a gene's and of a bin's embedding at the start
-TYPICAL_X = 4.0  # ln(1 + cp10k) of an expressed gene is about 1 to 6
-
-
-@dataclass
-class Batch:
-    """Tokens of some cells as tensors; fields as in `tokens.CellTokens`."""
-
-    genes_BL: torch.Tensor
-    values_BL: torch.Tensor
-    x_BL: torch.Tensor
-    keep_BL: torch.Tensor
-
-    @classmethod
-    def from_tokens(cls, tokens: CellTokens) -> "Batch":
-        arrays = (tokens.genes, tokens.values, tokens.x, tokens.keep)
-        return cls(*(torch.from_numpy(array) for array in arrays))
-
-    def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on another device."""
-        return Batch(*(tensor.to(device) for tensor in (self.genes_BL, self.values_BL, self.x_BL, self.keep_BL)))
-
-
-class ContinuousEmbedding(nn.Module):
-    """Embeds the value itself: a two-layer network from one number to D."""
-
-    def __init__(self, dim: int):
-        super().__init__()
-        last = nn.Linear(dim, dim)
-        self.layers = nn.Sequential(nn.Linear(1, dim), nn.GELU(), last)
-        # The value must not drown which gene it belongs to: larger, and even easy labels are not learned.
-        nn.init.normal_(last.weight, std=2 * EMBEDDING_STD / dim**0.5)
-        nn.init.zeros_(last.bias)
-
-    def forward(self, x_BL: torch.Tensor) -> torch.Tensor:
-        return self.layers(x_BL.unsqueeze(-1) / TYPICAL_X)
-
-
-class Embedding(nn.Module):
-    """Gene embedding (which gene, as a position) + expression embedding (how much)."""
-
-    def __init__(self, num_genes: int, dim: int, tokens: TokensConfig):
-        super().__init__()
-        self.gene = nn.Embedding(num_genes + 1, dim)  # the last row is the special position
-        nn.init.normal_(self.gene.weight, std=EMBEDDING_STD)
-        if tokens.name == "continuous":
-            self.expression: nn.Module = ContinuousEmbedding(dim)
-        else:
-            self.expression = nn.Embedding(num_tokens(tokens), dim)
-            nn.init.normal_(self.expression.weight, std=EMBEDDING_STD)
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        return self.gene(batch.genes_BL) + self.expression(batch.values_BL)
-
-
-class Layer(nn.Module):
-    """One pre-norm encoder layer: attention between the tokens, then a feed-forward network on each."""
-
-    def __init__(self, model: ModelConfig, attention: AttentionConfig, generator: torch.Generator):
-        super().__init__()
-        inner = model.num_heads * model.head_dim
-        self.heads = (model.num_heads, model.head_dim)
-        self.norm_attention = nn.LayerNorm(model.dim)
-        self.to_qkv = nn.Linear(model.dim, 3 * inner, bias=False)
-        self.attention: Attention = MECHANISMS[attention.name](model.head_dim, attention, generator)
-        self.to_out = nn.Linear(inner, model.dim)
-        self.norm_feedforward = nn.LayerNorm(model.dim)
-        hidden = model.dim * model.feedforward_factor
-        self.feedforward = nn.Sequential(nn.Linear(model.dim, hidden), nn.GELU(), nn.Linear(hidden, model.dim))
-        self.dropout = nn.Dropout(model.dropout)
-
-    def forward(self, h_BLD: torch.Tensor, keep_BL: torch.Tensor) -> torch.Tensor:
-        qkv_BLD3 = self.to_qkv(self.norm_attention(h_BLD))
-        q_BHLE, k_BHLE, v_BHLE = qkv_BLD3.unflatten(-1, (3, *self.heads)).permute(2, 0, 3, 1, 4).unbind(0)
-        mixed_BHLE = self.attention(q_BHLE, k_BHLE, v_BHLE, keep_BL)
-        h_BLD = h_BLD + self.dropout(self.to_out(mixed_BHLE.transpose(1, 2).flatten(2)))
-        return h_BLD + self.dropout(self.feedforward(self.norm_feedforward(h_BLD)))
+from scperformer.config import HeadConfig, ModelConfig, TokensConfig
+from scperformer.embedding import Batch
+from scperformer.encoder import Encoder
 
 
 class MeanPool(nn.Module):
@@ -172,32 +93,6 @@ class Wide(nn.Module):
             return torch.einsum("bl,blc->bc", batch.x_BL, self.weight(batch.genes_BL)) + self.bias
 
 
-class Encoder(nn.Module):
-    """Embedding, layers and final norm: tokens in, one vector per token out."""
-
-    def __init__(
-        self,
-        num_genes: int,
-        tokens: TokensConfig,
-        model: ModelConfig,
-        attention: AttentionConfig,
-        generator: torch.Generator,
-    ):
-        super().__init__()
-        self.embedding = Embedding(num_genes, model.dim, tokens)
-        layers = [Layer(model, attention, generator) for _ in range(model.depth)]
-        self.layers = nn.ModuleList(layers)
-        self.mechanisms = [layer.attention for layer in layers]
-        self.norm = nn.LayerNorm(model.dim)
-        self.dropout = nn.Dropout(model.dropout)
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        h_BLD = self.dropout(self.embedding(batch))
-        for layer in self.layers:
-            h_BLD = layer(h_BLD, batch.keep_BL)
-        return self.norm(h_BLD)
-
-
 class CellTypeModel(nn.Module):
     """Logits of every label for a batch of cells, and the vector (embedding) they came from.
 
@@ -212,14 +107,11 @@ class CellTypeModel(nn.Module):
         *,
         tokens: TokensConfig,
         model: ModelConfig,
-        attention: AttentionConfig,
+        attention: dict[str, Any],
         head: HeadConfig,
         seed: int = 0,
     ):
         super().__init__()
-        if attention.name not in MECHANISMS:
-            known = ", ".join(MECHANISMS)
-            raise InputError(f"attention.name={attention.name}", f"one of {known}", "choose with attention=NAME")
         self.num_labels = num_labels
         self.wide = Wide(num_genes, num_labels) if model.wide else None
         self.has_both = model.wide and model.deep
@@ -268,3 +160,19 @@ class CellTypeModel(nn.Module):
         if self.encoder is not None:
             for mechanism in self.encoder.mechanisms:
                 mechanism.redraw(generator)
+
+    @property
+    def redraw_interval(self) -> int:
+        """Training steps between calls of `redraw`; 0: never."""
+        return 0 if self.encoder is None else self.encoder.mechanisms[0].redraw_interval
+
+    def require_length(self, num_tokens: int) -> None:
+        """Refuse cells of so many tokens if the attention does."""
+        if self.encoder is not None:
+            self.encoder.mechanisms[0].require_length(num_tokens)
+
+    def penalty(self) -> torch.Tensor:
+        """What the attention of every layer wants to be kept small, weighted."""
+        if self.encoder is None:
+            return torch.zeros(())
+        return torch.stack([m.penalty_weight * m.penalty() for m in self.encoder.mechanisms]).sum()

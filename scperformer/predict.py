@@ -4,6 +4,7 @@ import json
 import logging
 import platform
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -11,18 +12,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from anndata import AnnData
 from scipy.sparse import csr_matrix
 
 from scperformer.bundle import FORMAT_VERSION
-from scperformer.config import PredictConfig
+from scperformer.compose import make_config, quoted
+from scperformer.config import AnalyzeConfig, PredictConfig
 from scperformer.data import Cells
 from scperformer.detect import Findings, detect
 from scperformer.errors import InputError
 from scperformer.genes import Overlap
-from scperformer.inference import Model, choose_device, load_model, predict_cells
-from scperformer.io import add_to_h5ad, read_h5ad, require_absent, require_h5ad, sha256
+from scperformer.inference import Model, choose_device, load_model, predict_cells, torch_state_kept
+from scperformer.io import add_to_h5ad, read_h5ad, require_absent, require_h5ad, sha256, without_slashes
 from scperformer.preprocess import align_to_model
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,29 @@ class Annotation:
         adata.uns.update(self.uns)
 
 
+def aligned_cells(
+    adata: AnnData, model: Model, cfg: PredictConfig | AnalyzeConfig, path: str
+) -> tuple[csr_matrix, Findings, Overlap]:
+    """Expression as a model wants it (N cells x G genes of the model), what was found, and how the genes overlap.
+
+    Raises
+    ------
+    InputError
+        No usable expression, or too few of the model's genes.
+    """
+    findings = detect(adata, cfg.source, cfg.input_kind, input_total=cfg.input_total, path=path)
+    x, overlap = align_to_model(
+        adata,
+        findings,
+        model.bundle.genes,
+        target_sum=model.bundle.config["target_sum"],
+        min_overlap=cfg.min_overlap,
+        path=path,
+    )
+    x.sort_indices()
+    return x, findings, overlap
+
+
 def make_annotation(adata: AnnData, model: Model, cfg: PredictConfig, path: str = "the data") -> Annotation:
     """Annotate the cells of an AnnData, without changing it.
 
@@ -56,22 +80,13 @@ def make_annotation(adata: AnnData, model: Model, cfg: PredictConfig, path: str 
     """
     start = time.perf_counter()
     bundle, key = model.bundle, cfg.key_added
-    findings = detect(adata, cfg.source, cfg.input_kind, input_total=cfg.input_total, path=path)
-    x, overlap = align_to_model(
-        adata,
-        findings,
-        bundle.genes,
-        target_sum=bundle.config["target_sum"],
-        min_overlap=cfg.min_overlap,
-        path=path,
-    )
-    x.sort_indices()
-    torch.set_num_threads(cfg.threads)
+    x, findings, overlap = aligned_cells(adata, model, cfg, path)
     cells = Cells(x, model.tokens)
-    predictions = predict_cells(model.network, cells, cfg.batch_size, choose_device(cfg.device))
+    with torch_state_kept(cfg.threads):
+        predictions = predict_cells(model.network, cells, cfg.batch_size, choose_device(cfg.device))
     obs = calls(predictions.proba, x, model, cfg)
     obs.index = adata.obs_names
-    proba = pd.DataFrame(predictions.proba, index=adata.obs_names, columns=bundle.labels)
+    proba = without_slashes(pd.DataFrame(predictions.proba, index=adata.obs_names, columns=bundle.labels))
     seconds = time.perf_counter() - start
     log.info(
         "%s: %d cells annotated in %.1f s (%.0f cells/s), %d flagged unknown",
@@ -86,8 +101,7 @@ def make_annotation(adata: AnnData, model: Model, cfg: PredictConfig, path: str 
         "input": describe_input(findings, path),
         "genes": describe_overlap(overlap),
         "baseline": {"name": "logistic regression (L2, C=1)"},
-        "versions": {name: version(name) for name in ("scperformer", "torch", "scanpy", "anndata", "numpy")}
-        | {"python": platform.python_version()},
+        "versions": package_versions(),
         "config_json": json.dumps(asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]}),
         "num_unknown": int(obs[f"{key}_unknown"].sum()),
         "seconds": seconds,
@@ -137,6 +151,12 @@ def require_new_keys(adata: AnnData, key: str, path: str = "the data") -> None:
         )
 
 
+def package_versions() -> dict[str, str]:
+    """What is recorded about the software."""
+    packages = {name: version(name) for name in ("scperformer", "torch", "scanpy", "anndata", "numpy")}
+    return packages | {"python": platform.python_version()}
+
+
 def describe_model(model: Model) -> dict[str, Any]:
     """What is recorded about the model beside its calls."""
     bundle, provenance = model.bundle, model.bundle.provenance
@@ -149,6 +169,7 @@ def describe_model(model: Model) -> dict[str, Any]:
         "label_key": provenance["label_key"],
         "num_cells": provenance["num_cells"],
         "seed": provenance["seed"],
+        "scales": bundle.scales,
         "format_version": FORMAT_VERSION,
     }
 
@@ -178,7 +199,12 @@ def describe_overlap(overlap: Overlap) -> dict[str, Any]:
 
 
 def annotate(
-    adata: AnnData, model: Model | None = None, *, key_added: str = "scperformer", overwrite: bool = False
+    adata: AnnData,
+    model: Model | None = None,
+    *,
+    key_added: str = "scperformer",
+    overwrite: bool = False,
+    overrides: Sequence[str] = (),
 ) -> AnnData:
     """Annotate the cells of an AnnData in place, and return it.
 
@@ -192,16 +218,24 @@ def annotate(
         Prefix of what is added (docs/formats.md lists the keys).
     overwrite
         Replace an earlier annotation with the same prefix.
+    overrides
+        More options of `predict` as on the command line, such as `["source=layers/counts", "min_confidence=0.5"]`.
 
     Raises
     ------
     InputError
-        The expression cannot be used, too few genes are shared, or the keys exist and `overwrite` is off.
+        An option is wrong, the expression cannot be used, too few genes are shared, or the keys exist and
+        `overwrite` is off.
     """
-    cfg = PredictConfig(inputs=["adata"], key_added=key_added, overwrite=overwrite)
-    if not overwrite:
-        require_new_keys(adata, key_added)
-    make_annotation(adata, model or load_model(), cfg).write_into(adata)
+    named = ["inputs=[adata]", f"key_added={quoted(key_added)}", f"overwrite={str(overwrite).lower()}"]
+    cfg = make_config("predict", [*named, *overrides])
+    if cfg.output is not None:
+        raise InputError(f"output={cfg.output}", "no output: the AnnData itself is annotated", "leave it out")
+    if model is not None and cfg.model_path is not None:
+        raise InputError(f"a model and model_path={cfg.model_path}", "one of them", "leave the other out")
+    if not cfg.overwrite:
+        require_new_keys(adata, cfg.key_added)
+    make_annotation(adata, model or load_model(cfg.model_path), cfg).write_into(adata)
     return adata
 
 

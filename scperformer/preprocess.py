@@ -15,7 +15,7 @@ from scipy import sparse
 
 from scperformer import genes
 from scperformer.config import DataConfig, PredictConfig, PreprocessConfig
-from scperformer.detect import ASSUMED_TOTAL, PREPARED, Findings, detect, expression
+from scperformer.detect import ASSUMED_TOTAL, PREPARED, Findings, detect, expression, gene_table
 from scperformer.errors import InputError
 from scperformer.io import read_h5ad, require_absent, require_h5ad, write_h5ad
 
@@ -98,7 +98,7 @@ def prepare_reference(
     rows = rows[keep_cells]
     keep_genes, _ = scanpy.pp.filter_genes(rows, min_cells=data.min_cells)
     _require_some(keep_genes, "genes", f"data.min_cells={data.min_cells}", path)
-    var = adata.raw.var if findings.source == "raw" else adata.var
+    var = gene_table(adata, findings.source)
     prepared = AnnData(
         normalise(rows, findings, data.target_sum)[:, keep_genes],
         obs=adata.obs[keep_cells].copy(),
@@ -164,7 +164,8 @@ def align_to_model(
     """
     x, names = expression(adata, findings, path=path)
     shared = genes.overlap(names, model_genes)
-    genes.require_overlap(shared, min_overlap, path, file_genes=names, model_genes=model_genes)
+    var = gene_table(adata, findings.source)
+    genes.require_overlap(shared, min_overlap, path, file_genes=names, model_genes=model_genes, var=var)
     return genes.align(normalise(x, findings, target_sum), names, model_genes), shared
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from scperformer import figures, summary
 from scperformer.annotated import Annotated, model_id, read_annotated
+from scperformer.bundle import BRANCHES, encoder_is_silent
 from scperformer.config import ReportConfig
 from scperformer.errors import InputError
 from scperformer.evaluate import Evaluation, read_evaluation
@@ -46,6 +47,7 @@ def draw_map(samples: Sequence[Annotated], labels: Sequence[Label], max_cells: i
     chosen = np.arange(len(cells))
     if len(cells) > max_cells:
         chosen = np.sort(np.random.default_rng(seed).choice(len(cells), max_cells, replace=False))
+    log.info("drawing the map of %s cells", f"{len(chosen):,}")
     xy = figures.umap_coordinates(embedding[chosen], seed)
     if xy is None:
         return None
@@ -102,6 +104,7 @@ def render(
     summaries = [summary.summarise(sample, labels) for sample in samples]
     cells = summary.all_cells(samples, labels)
     names = cells["code"].map(dict(enumerate(label.name for label in labels)))
+    scales = samples[0].facts["model"].get("scales", {})  # files of the first models lack it
     num_used = cells["code"].nunique()  # labels are sorted by frequency: these come first
     return (
         _environment()
@@ -125,6 +128,9 @@ def render(
             histogram=summary.histogram(cells),
             disagreements=summary.disagreements(cells, labels),
             map=draw_map(samples, labels, max_cells, seed),
+            scales=scales,
+            branches=BRANCHES,
+            encoder_is_silent=encoder_is_silent(scales),
             gradient=figures.confidence_gradient(),
             evaluation=summary.evaluation_content(evaluation, labels) if evaluation else None,
             min_cells=figures.MIN_CELLS,

@@ -2,16 +2,36 @@
 
 import json
 import logging
+import os
 import shutil
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from scperformer.attention import attention_options
 from scperformer.config import TrainConfig
 from scperformer.errors import InputError
 from scperformer.outputs import new_file
 
 log = logging.getLogger(__name__)
+
+# Set in every process of a distributed run, above 0 in all but the first, by Lightning or by Slurm's srun.
+RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+NUM_NAMED = 3  # options named in an error
+
+
+def is_helper(cfg: TrainConfig) -> bool:
+    """Whether this process only helps the first one of a distributed run, which writes and says everything."""
+    distributed = cfg.trainer.devices * cfg.trainer.num_nodes > 1
+    return distributed and any(int(os.environ.get(name) or 0) > 0 for name in RANKS)
+
+
+def hush_helper(cfg: TrainConfig) -> None:
+    """In a helping process: leave log lines and warnings to the first process."""
+    if is_helper(cfg):
+        logging.getLogger("scperformer").setLevel(logging.ERROR)
+        warnings.simplefilter("ignore")
 
 
 def run_options(cfg: TrainConfig, reference_sha256: str) -> dict[str, Any]:
@@ -28,11 +48,35 @@ def changed_options(cfg: TrainConfig) -> list[str]:
     default = run_options(TrainConfig(inputs=[""], label_key=""), "")["options"]
     changed = []
     for name, value in run_options(cfg, "")["options"].items():
+        if name == "attention":
+            mechanism, options = attention_options(value)
+            changed += [f"attention={value['name']}"] if value["name"] != default[name]["name"] else []
+            default[name] |= asdict(mechanism.Options())
+            value = asdict(options)
         if isinstance(value, dict):
             changed += [f"{name}.{key}={item}" for key, item in value.items() if item != default[name][key]]
         elif value != default[name] and name != "seed":
             changed.append(f"{name}={value}")
     return changed
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """What differs between two results of `run_options`, in a few words; "" for nothing."""
+    old, new = _flat(before["options"]), _flat(now["options"])
+    differ = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    named = [f"{name}={new.get(name)}, was {old.get(name)}" for name in differ[:NUM_NAMED]]
+    named += [f"{len(differ) - NUM_NAMED} more"] if len(differ) > NUM_NAMED else []
+    found = [f"other options ({'; '.join(named)})"] if named else []
+    found += ["another reference"] if before["reference_sha256"] != now["reference_sha256"] else []
+    return " and ".join(found)
+
+
+def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Options by their full names, such as `trainer.max_epochs`."""
+    flat: dict[str, Any] = {}
+    for name, value in options.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
 
 
 def open_run(cfg: TrainConfig, output: Path, reference_sha256: str) -> Path:
@@ -44,17 +88,23 @@ def open_run(cfg: TrainConfig, output: Path, reference_sha256: str) -> Path:
         An unfinished run is there and neither `resume` nor `overwrite` is on, or it ran with other options.
     """
     folder = output.with_name(output.name + ".run")
+    if is_helper(cfg):
+        return folder
     record, last = folder / "run.json", folder / "checkpoints" / "last.ckpt"
     options = run_options(cfg, reference_sha256)
-    if last.is_file() and not (cfg.overwrite and not cfg.resume):
-        same = record.is_file() and json.loads(record.read_text()) == json.loads(json.dumps(options))
-        if same and cfg.resume:
+    if last.is_file() and (cfg.resume or not cfg.overwrite):
+        before = json.loads(record.read_text()) if record.is_file() else {"options": {}, "reference_sha256": ""}
+        differ = changes(before, json.loads(json.dumps(options)))
+        if cfg.resume and not differ:
             log.info("continuing the run in %s", folder)
             return folder
         if not cfg.overwrite:
-            found = "an unfinished run" if same else "an unfinished run with other options or another reference"
-            remedy = "resume=true continues it, overwrite=true starts again" if same else "overwrite=true starts again"
+            found = f"an unfinished run with {differ}" if differ else "an unfinished run"
+            remedy = ("" if differ else "resume=true continues it, ") + "overwrite=true starts again"
             raise InputError(f"{found} in '{folder}'", "no earlier run", remedy)
+        log.info("the unfinished run in %s has %s: starting anew", folder, differ)
+    elif cfg.resume:
+        log.info("nothing to resume in %s: starting anew", folder)
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)

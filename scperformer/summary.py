@@ -148,15 +148,16 @@ def histogram(cells: pd.DataFrame) -> list[tuple[int, int]]:
     return list(zip(every.tolist(), unknown.tolist(), strict=True))
 
 
-def disagreements(cells: pd.DataFrame, labels: Sequence[Label]) -> list[tuple[Label, str, int, float]]:
+def disagreements(cells: pd.DataFrame, labels: Sequence[Label]) -> list[tuple[Label, Label, int, float]]:
     """Where model and baseline differ most: model's label, baseline's, cells, share of the model's label."""
+    by_name = {label.name: label for label in labels}
     sizes = cells["code"].value_counts()
     names = cells["code"].map(dict(enumerate(label.name for label in labels)))
     differ = cells[names != cells["baseline"]]
     pairs = differ.groupby(["code", "baseline"]).size().reset_index(name="num_cells")
     most = pairs.sort_values("num_cells", ascending=False, kind="stable").head(NUM_DISAGREEMENTS)
     return [
-        (labels[code], other, num_cells, num_cells / int(sizes[code]))
+        (labels[code], by_name[other], num_cells, num_cells / int(sizes[code]))
         for code, other, num_cells in zip(*(most[name].tolist() for name in most), strict=True)
     ]
 

@@ -78,7 +78,7 @@ def tokenize(cells, tokens: TokensConfig, length: int | None = None) -> CellToke
     cells
         CSR matrix, B cells x G genes of the model, x = ln(1 + cp10k).
     tokens
-        Binning, and whether unexpressed genes are tokens (`full`) or not (`skip`).
+        Binning, and whether unexpressed genes are tokens (`full`) or not (`skip`, `memory`).
     length
         Pad to this many positions, or to the longest cell if that is more. None: just enough. `full` needs none.
 

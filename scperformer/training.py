@@ -2,6 +2,7 @@
 
 import logging
 import platform
+import shlex
 import shutil
 import time
 from collections.abc import Sequence
@@ -15,17 +16,18 @@ import torch
 from anndata import AnnData
 
 from scperformer import baseline
-from scperformer.bundle import INFO, Bundle, save_bundle
+from scperformer.bundle import INFO, Bundle, save_bundle, sum_of_branches
 from scperformer.calibrate import branch_scales
 from scperformer.config import TrainConfig
 from scperformer.data import Cells, stratified_split
 from scperformer.errors import InputError
-from scperformer.inference import branch_logits
+from scperformer.gene2vec import read_gene_vectors
+from scperformer.inference import branch_logits, torch_state_kept
 from scperformer.io import read_h5ad, require_absent, require_h5ad, sha256
 from scperformer.metrics import score
 from scperformer.model import CellTypeModel
 from scperformer.reference import Reference, make_reference
-from scperformer.runs import changed_options, open_run, run_options
+from scperformer.runs import changed_options, hush_helper, is_helper, open_run, run_options
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +52,13 @@ def fit(
     from scperformer.learner import train_network  # Lightning takes seconds to import
 
     start = time.perf_counter()
-    torch.set_num_threads(cfg.trainer.threads)
     x, labels = reference.x, reference.labels
     train_rows, val_rows = stratified_split(labels, cfg.data.val_fraction, cfg.seed)
     train = Cells(x[train_rows], cfg.tokens, labels[train_rows])
     val = Cells(x[val_rows], cfg.tokens, labels[val_rows])
     network = new_network(reference, cfg)
+    network.require_length(int(max(train.lengths.max(), val.lengths.max())))
+    start_attention(network, train, cfg)
     wide_start = fit_wide(train, cfg)
     move_wide(network, wide_start)
     log.info(
@@ -65,15 +68,19 @@ def fit(
         x.shape[1],
         len(reference.label_names),
         sum(p.numel() for p in network.parameters()),
-        cfg.attention.name,
+        cfg.attention["name"],
     )
     best_epoch = train_network(network, train, val, cfg, run_folder)
     if best_epoch is None:
         return None
-    metrics = {**scale_on_held_out(network, train, val, cfg), "best_epoch": best_epoch}
+    try:
+        metrics = {**scale_on_held_out(network, train, val, cfg), "best_epoch": best_epoch}
+    except InputError:  # it diverged: resume=true must not go on from here
+        shutil.rmtree(run_folder / "checkpoints")
+        raise
     # The held-out cells have done their work: the linear part learns from them too, as the baseline does.
     everything = Cells(x, cfg.tokens, labels)
-    scale = metrics["scales"]["wide"]
+    scale = metrics["scales"].get("wide", 0.0)
     move_wide(network, wide_start, by=-scale)
     move_wide(network, fit_wide(everything, cfg), by=scale)
     rival = baseline.fit(x, labels)
@@ -85,7 +92,7 @@ def fit(
 def new_network(reference: Reference, cfg: TrainConfig) -> CellTypeModel:
     """The untrained network for a reference; the same for the same seed."""
     torch.manual_seed(cfg.seed)
-    return CellTypeModel(
+    network = CellTypeModel(
         len(reference.genes),
         len(reference.label_names),
         tokens=cfg.tokens,
@@ -94,6 +101,22 @@ def new_network(reference: Reference, cfg: TrainConfig) -> CellTypeModel:
         head=cfg.head,
         seed=cfg.seed,
     )
+    if network.encoder is not None and cfg.model.positions == "gene2vec":
+        path = cfg.model.gene2vec_path
+        if path is None:
+            expected = "a table of gene vectors"
+            raise InputError("no model.gene2vec_path", expected, "name the file, or choose model.positions=gene")
+        vectors = read_gene_vectors(path, reference.genes, cfg.model.dim)
+        network.encoder.embedding.set_gene_vectors(torch.from_numpy(vectors))
+    return network
+
+
+def start_attention(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
+    """Show some training cells to the attention of every layer, for those that start from what they see."""
+    if network.encoder is not None and network.encoder.mechanisms[0].starts_from_keys:
+        rng = np.random.default_rng(cfg.seed)
+        rows = rng.permutation(len(train))[: cfg.trainer.batch_size]
+        network.encoder.start(train.batch(np.sort(rows)), torch.Generator().manual_seed(cfg.seed))
 
 
 def scale_on_held_out(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainConfig) -> dict[str, Any]:
@@ -106,11 +129,12 @@ def scale_on_held_out(network: CellTypeModel, train: Cells, val: Cells, cfg: Tra
     network.scale_branches(scale_wide, scale_deep)
     calls = (scale_wide * wide + scale_deep * deep).argmax(axis=1)
     rival = baseline.fit(train.x, train.known_labels)
+    scales = {"wide": scale_wide, "deep": scale_deep}
     return {
         "num_val_cells": len(val),
         "model": asdict(score(val.known_labels, calls)),
         "baseline": asdict(score(val.known_labels, rival.predict(val.x))),
-        "scales": {"wide": scale_wide, "deep": scale_deep},
+        "scales": {name: scale for name, scale in scales.items() if getattr(cfg.model, name)},
     }
 
 
@@ -151,11 +175,11 @@ def to_bundle(
         "cells_per_label": {label: int(n) for label, n in zip(reference.label_names, counts, strict=True)},
         "input": reference.summary,
         "seed": cfg.seed,
-        "command": " ".join(["scperformer train", source["reference"], *changed_options(cfg)]),
+        "command": command(cfg, source),
         "options": run_options(cfg, source["reference_sha256"])["options"],
         "versions": {package: version(package) for package in packages} | {"python": platform.python_version()},
     }
-    groups = {group: asdict(getattr(cfg, group)) for group in ("tokens", "model", "attention", "head")}
+    groups = {group: asdict(cfg)[group] for group in ("tokens", "model", "attention", "head")}
     return Bundle(
         name=name,
         genes=reference.genes,
@@ -169,6 +193,15 @@ def to_bundle(
     )
 
 
+def command(cfg: TrainConfig, source: dict[str, str]) -> str:
+    """What trains such a model again: a line for a shell or, for cells in memory, a call in Python."""
+    options = changed_options(cfg)
+    if source["reference_sha256"]:
+        return shlex.join(["scperformer", "train", source["reference"], *options])
+    overrides = [option for option in options if not option.startswith("label_key=")]
+    return f"scperformer.train(adata, label_key={cfg.label_key!r}, overrides={overrides})"
+
+
 def run_train(cfg: TrainConfig) -> Path:
     """Train a model on the labelled file `cfg.inputs[0]`; writes the model folder and returns its path.
 
@@ -177,6 +210,7 @@ def run_train(cfg: TrainConfig) -> Path:
     InputError
         The file, its labels or its expression cannot be used, or the output exists.
     """
+    hush_helper(cfg)
     path = Path(cfg.inputs[0])
     require_h5ad(path)
     output = Path(cfg.output) if cfg.output else path.with_suffix(".model")
@@ -208,6 +242,7 @@ def train(adata: AnnData, label_key: str, *, output: str | Path, overrides: Sequ
 
     required = ["inputs=[adata]", f"label_key={quoted(label_key)}", f"output={quoted(str(output))}"]
     cfg = make_config("train", [*required, *overrides])
+    hush_helper(cfg)
     require_absent(output, cfg.overwrite, marker=INFO)
     _train(adata, cfg, Path(output), path=Path("AnnData in memory"), checksum="")
     return Path(output)
@@ -217,20 +252,19 @@ def _train(adata: AnnData, cfg: TrainConfig, output: Path, *, path: Path, checks
     reference = make_reference(adata, cfg, path)
     run_folder = open_run(cfg, output, checksum)
     try:
-        fitted = fit(reference, cfg, run_folder)
-    except InputError:  # an option that cannot be: nothing worth keeping has been written
-        if not (run_folder / "checkpoints").exists():
+        with torch_state_kept(cfg.trainer.threads):
+            fitted = fit(reference, cfg, run_folder)
+    except InputError:  # an option that cannot be, or it diverged: nothing worth keeping has been written
+        if not is_helper(cfg) and not (run_folder / "checkpoints").exists():
             shutil.rmtree(run_folder)
         raise
     if fitted is None:  # a helping process of a distributed run
         return
     _, metrics = fitted
     log.info(
-        "best epoch %d (%.2f x linear branch + %.2f x encoder): "
-        "accuracy %.3f, macro-F1 %.3f on %d validation cells; logistic regression %.3f, %.3f",
+        "best epoch %d (%s): accuracy %.3f, macro-F1 %.3f on %d validation cells; logistic regression %.3f, %.3f",
         metrics["best_epoch"],
-        metrics["scales"]["wide"],
-        metrics["scales"]["deep"],
+        sum_of_branches(metrics["scales"]),
         metrics["model"]["accuracy"],
         metrics["model"]["macro_f1"],
         metrics["num_val_cells"],
@@ -238,7 +272,7 @@ def _train(adata: AnnData, cfg: TrainConfig, output: Path, *, path: Path, checks
         metrics["baseline"]["macro_f1"],
     )
     source = {"reference": path.name, "reference_sha256": checksum}
-    bundle = to_bundle(reference, cfg, name=output.stem, source=source, fitted=fitted)
+    bundle = to_bundle(reference, cfg, name=output.name.removesuffix(".model"), source=source, fitted=fitted)
     save_bundle(bundle, output, overwrite=cfg.overwrite)
     shutil.rmtree(run_folder / "checkpoints", ignore_errors=True)  # the logs stay
     log.info("written: %s", output)

@@ -3,6 +3,7 @@
 import logging
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +80,25 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write_file
+
+
+@pytest.fixture
+def torch_unchanged() -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """A block after which torch must have as many threads, and draw the same numbers, as before."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)  # neither our default nor that of a machine of this project
+
+    @contextmanager
+    def unchanged() -> Iterator[None]:
+        state = torch.get_rng_state()
+        yield
+        assert torch.get_num_threads() == 3
+        assert torch.equal(torch.get_rng_state(), state)
+
+    yield unchanged
+    torch.set_num_threads(threads)
 
 
 @dataclass

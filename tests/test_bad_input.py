@@ -201,6 +201,21 @@ def test_no_overlap_with_the_genes_of_the_model(counts_adata, write, model, refu
     assert mentions(refused("preprocess", "bad.h5ad", "model_path=model"), *words)
 
 
+@pytest.mark.parametrize("place", ["X", "raw"])
+def test_the_column_that_holds_the_genes_of_the_model_is_named(place, counts_adata, write, model, refused, command):
+    counts_adata.var["feature_name"] = counts_adata.var_names
+    counts_adata.var_names = [f"ENSG{i:011d}" for i in range(counts_adata.n_vars)]
+    if place == "raw":
+        counts_adata.raw = counts_adata
+        del counts_adata.var["feature_name"]
+    write(counts_adata, "bad.h5ad")
+    for words in (EVERY_STEP["check"], EVERY_STEP["predict"], ("preprocess", "bad.h5ad", "model_path=model")):
+        step, *rest = words
+        error = refused(step, *rest, f"source={place}")
+        text = command(step, *rest, f"source={place}").out if step == "check" else error
+        assert mentions(text, 'var["feature_name"]')
+
+
 def test_a_place_that_does_not_exist(sample, model, refused):
     error = refused("predict", sample, "model_path=model", "source=layers/spliced")
     assert mentions(error, "no layers/spliced in", "it has X", "set source=")
@@ -336,6 +351,9 @@ OPTIONS = {
     "text for a switch": ("train", ["overwrite=perhaps"], ("overwrite=perhaps", "bool")),
     "unknown choice": ("train", ["model=huge"], ("model/huge", "base, scbert, small, tiny")),
     "number as choice": ("train", ["data=5"], ("data/5", "default")),
+    "null as choice": ("train", ["data=null"], ("data=null", "'data' (default)", "leave data=... out")),
+    "null in a sweep": ("train", ["-m", "data=default,null"], ("data=default,null", "'data' (default)")),
+    "nothing as choice": ("train", ["optim="], ("optim=", "adamw")),
     "broken syntax": ("train", ["head.hidden=[1,"], ("head.hidden=[1,",)),
     "missing value": ("train", ["label_key=???"], ("no label_key", "label_key=...")),
     "interpolation": ("train", ["seed=${no_such}"], ("no_such",)),
@@ -373,6 +391,14 @@ NEEDED = {"train": TRAIN, "predict": ("model_path=model",), "report": ()}
 def test_bad_options(case, sample, model, refused):
     step, options, words = OPTIONS[case]
     assert mentions(refused(step, sample, *NEEDED[step], *options), *words)
+
+
+@pytest.mark.parametrize("word", ["model=small", "+model=small"])
+@pytest.mark.parametrize("step", ["check", "preprocess", "predict"])
+def test_a_preset_where_a_trained_model_is_meant(step, word, sample, refused):
+    error = refused(step, sample, word)
+    assert mentions(error, "'model'", "name a trained model with model_path=FOLDER", "--cfg job")
+    assert "use +" not in error
 
 
 def test_no_gpu(sample, model, refused):

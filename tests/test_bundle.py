@@ -123,6 +123,31 @@ def test_model_card_names_labels_data_and_both_scores(bundle, folder):
         assert text in card
 
 
+@pytest.mark.parametrize(
+    ("scales", "line"),
+    [
+        ({"wide": 1.234, "deep": 0.5}, "- Logits are 1.23 x linear branch + 0.50 x encoder, as is most likely on"),
+        ({"wide": 1.5}, "- Logits are 1.50 x linear branch, as"),
+        ({"deep": 0.004}, "- Logits are 0.00 x encoder, as"),
+    ],
+    ids=["both", "wide", "deep"],
+)
+def test_model_card_names_the_scales_of_the_branches_that_are_on(bundle, scales, line):
+    card = model_card(dataclasses.replace(bundle, metrics=bundle.metrics | {"scales": scales}))
+    assert line in card
+    assert "linear branch alone" not in card
+
+
+def test_model_card_says_when_the_encoder_has_no_say(bundle):
+    silent = dataclasses.replace(bundle, metrics=bundle.metrics | {"scales": {"wide": 1.0, "deep": 0.0099}})
+    assert "The labels come from the linear branch alone." in model_card(silent)
+
+
+def test_model_card_of_cells_in_memory_has_no_checksum(bundle):
+    card = model_card(dataclasses.replace(bundle, provenance=bundle.provenance | {"reference_sha256": ""}))
+    assert "- Trained on `ref.h5ad`, labels in `cell_type`" in card
+
+
 # --- refusals ------------------------------------------------------------------------------------------------
 
 
@@ -198,7 +223,8 @@ def test_refuses_a_missing_checksum(folder, name):
 
 
 @pytest.mark.parametrize(
-    ("group", "name"), [("provenance", "seed"), ("provenance", "reference"), ("config", "target_sum")]
+    ("group", "name"),
+    [("provenance", "seed"), ("provenance", "reference"), ("config", "target_sum"), ("metrics", "scales")],
 )
 def test_refuses_what_prediction_would_miss_later(folder, group, name):
     change_info(folder, lambda info: info[group].pop(name))

@@ -250,6 +250,25 @@ def test_sweep_of_predict_names_its_files(command, sample, tiny_model, tmp_path)
     assert "no output option with several files" in ran.err
 
 
+def test_helpers_of_a_distributed_run_are_started_with_this_job_alone(command, sample, tmp_path, monkeypatch):
+    """Lightning starts them from sys.argv: not the sweep again, but this job with its output."""
+    seen = []
+    monkeypatch.setattr("scperformer.training.run_train", lambda cfg: seen.append((cfg, sys.argv[1:])))
+    presets = tmp_path / "presets"
+    (presets / "experiment").mkdir(parents=True)
+    (presets / "experiment" / "mine.yaml").write_text("# @package _global_\noptim: {lr: 0.5}\n")
+    given = ["--config-dir", str(presets), "label_key='it\\'s, a key'", "experiment=mine", "trainer=ddp"]
+    assert command("train", sample, *given, "-m", "seed=1,2").code == 0
+    assert [cfg.seed for cfg, _ in seen] == [1, 2]
+    for cfg, words in seen.copy():
+        assert not {"-m", "--multirun"} & set(words)
+        assert command(*words, 'hydra.run.dir="."', "hydra.output_subdir=null").code == 0  # as Lightning adds them
+        again, typed = seen[-1]
+        assert again == cfg
+        assert typed[: len(words)] == words
+        assert (again.label_key, again.optim.lr) == ("it's, a key", 0.5)
+
+
 def test_sweep_stops_at_a_bad_value(command, sample):
     ran = command("train", sample, "label_key=cell_type", "-m", "trainer.max_epochs=0,1")
     assert ran.code == 2

@@ -63,7 +63,9 @@ def test_unknown_options_are_refused(option):
 
 
 def test_number_as_a_choice_is_refused():
-    with pytest.raises(InputError, match="Config group override"):
+    with pytest.raises(
+        InputError, match=r"model=5; expected a preset of the group 'model' \(base, scbert, small, tiny\)"
+    ):
         make_config("train", [*TRAIN, "model=5"])
 
 

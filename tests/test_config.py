@@ -12,7 +12,7 @@ from scperformer.config import STEPS
 from scperformer.errors import InputError
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
-NEEDED = {"train": ["label_key=x"], "evaluate": ["truth_key=x"]}
+NEEDED = {"train": ["label_key=x"], "evaluate": ["truth_key=x"], "analyze": ["analysis=spectrum"]}
 GROUPS = {
     "data": config.DataConfig,
     "tokens": config.TokensConfig,
@@ -56,7 +56,7 @@ def rows(step: str) -> dict[str, str]:
 @pytest.mark.parametrize("step", STEPS)
 def test_the_page_names_every_option_with_its_default(step):
     page = rows(step)
-    required = {"inputs", "label_key" if step == "train" else "", "truth_key" if step == "evaluate" else ""}
+    required = {"inputs", *(option.partition("=")[0] for option in NEEDED.get(step, []))}
     wanted = {
         name: as_written(value)
         for name, value in defaults(step).items()

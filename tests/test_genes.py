@@ -1,6 +1,7 @@
 """Gene names: kinds, overlap, alignment."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import sparse
 
@@ -65,6 +66,29 @@ def test_require_overlap_shows_both_sides(file_genes, model_genes, match):
     found = genes.overlap(file_genes, model_genes)
     with pytest.raises(InputError, match=match):
         genes.require_overlap(found, 0.1, "q.h5ad", file_genes=file_genes, model_genes=model_genes)
+
+
+@pytest.mark.parametrize(
+    ("var", "remedy"),
+    [
+        ({"feature_name": ["SAMD11", "NOC2L"]}, r'take the names in var\["feature_name"\] as var_names \(gene symbols'),
+        ({"n": [1, 2], "symbol": pd.Categorical(["X", "NOC2L"])}, r'take the names in var\["symbol"\]'),
+        ({"feature_name": ["X", "Y"]}, "convert var_names from Ensembl ids to gene symbols"),
+        ({}, "convert var_names from Ensembl ids to gene symbols"),
+    ],
+    ids=["names", "some names", "other names", "no columns"],
+)
+def test_require_overlap_names_the_column_that_helps(var, remedy):
+    ours, models = ["ENSG00000187634", "ENSG00000188976"], ["SAMD11", "NOC2L"]
+    with pytest.raises(InputError, match=remedy):
+        genes.require_overlap(
+            genes.overlap(ours, models),
+            0.1,
+            "q.h5ad",
+            file_genes=ours,
+            model_genes=models,
+            var=pd.DataFrame(var, index=ours),
+        )
 
 
 def test_require_overlap_at_its_threshold():

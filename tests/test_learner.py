@@ -118,10 +118,10 @@ def test_directions_are_redrawn_in_training_as_often_as_asked(cells, cfg, tmp_pa
     cfg.trainer.max_epochs = 1
     network = new_network(cells, cfg)
     before = network.encoder.layers[0].attention.directions_ME.clone()
-    cfg.attention.redraw_interval = 0
-    train_network(network, train, val, cfg, tmp_path / "never")
+    cfg.attention["redraw_interval"] = 0
+    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "never")
     assert torch.equal(last_state(tmp_path / "never")["network.encoder.layers.0.attention.directions_ME"], before)
-    cfg.attention.redraw_interval = 2
+    cfg.attention["redraw_interval"] = 2
     train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "often")
     drawn = last_state(tmp_path / "often")["network.encoder.layers.0.attention.directions_ME"]
     assert not torch.equal(drawn, before)
@@ -132,7 +132,7 @@ def test_loss_is_cross_entropy_of_the_sum_plus_that_of_the_encoder(cells, cfg):
     weights = loss_weights(train.labels, "balanced")
     optim = OptimConfig(label_smoothing=0.1, deep_loss_weight=0.5)
     network = new_network(cells, cfg).eval()
-    learner = Learner(network, weights=weights, optim=optim, num_steps=10, redraw_interval=0, seed=0)
+    learner = Learner(network, weights=weights, optim=optim, num_steps=10, seed=0)
     learner.log = lambda *args, **kwargs: None
     batch, labels = train.labelled_batch(np.arange(9))
     wide, deep, _ = network.branches(batch)

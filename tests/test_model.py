@@ -9,10 +9,11 @@ from scipy import sparse
 
 from scperformer.attention import MECHANISMS
 from scperformer.compose import make_config
-from scperformer.config import AttentionConfig, HeadConfig, ModelConfig, TokensConfig
+from scperformer.config import HeadConfig, ModelConfig, TokensConfig
 from scperformer.data import Cells
+from scperformer.embedding import Batch
 from scperformer.errors import InputError
-from scperformer.model import POOLS, Batch, CellTypeModel
+from scperformer.model import POOLS, CellTypeModel
 
 GENES, LABELS = 12, 3
 TINY = {"dim": 6, "depth": 2, "num_heads": 2, "head_dim": 4, "feedforward_factor": 2, "dropout": 0.3}
@@ -41,7 +42,7 @@ def make(tokens="continuous", head="mean", attention="favor", branches="deep", h
         LABELS,
         tokens=TOKENS[tokens],
         model=ModelConfig(**TINY, wide=wide, deep=deep),
-        attention=AttentionConfig(name=attention, num_features=9),
+        attention={"name": attention} | ({"num_features": 9} if attention == "favor" else {}),
         head=HeadConfig(name=head, hidden=list(hidden), dropout=0.5),
         seed=seed,
     )
@@ -261,7 +262,7 @@ def fresh(**model) -> CellTypeModel:
         LABELS,
         tokens=TOKENS["continuous"],
         model=ModelConfig(**TINY, **model),
-        attention=AttentionConfig(),
+        attention={"name": "favor"},
         head=HeadConfig(name="mean", hidden=[16]),
     )
 
@@ -339,7 +340,7 @@ def test_redraw_changes_the_directions_of_every_layer_from_the_generator_alone()
 
 
 def test_unknown_attention_is_refused_with_the_names_there_are():
-    with pytest.raises(InputError, match=r"attention.name=nystrom; expected one of favor, softmax"):
+    with pytest.raises(InputError, match=r"attention=nystrom; expected one of favor, softmax"):
         make(attention="nystrom")
 
 

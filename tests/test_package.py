@@ -26,27 +26,48 @@ LAYERS = {
     "detect": "errors genes values",
     "tokens": "config",
     "attention.base": "",
+    "attention.additive": "attention.base",
+    "attention.projections": "",
     "attention.softmax": "attention.base config errors",
-    "attention.favor": "attention.base config errors",
-    "attention": "attention.base attention.favor attention.softmax",
+    "attention.rbf": "attention.additive attention.base config",
+    "attention.linformer": "attention.additive attention.base config errors",
+    "attention.window": "attention.additive attention.base config",
+    "attention.evo": "attention.base attention.window config",
+    "attention.lsh": "attention.additive attention.base config",
+    "attention.conv": "attention.additive attention.base attention.favor config errors",
+    "attention.fastfood": "",
+    "attention.favor": "attention.additive attention.base attention.fastfood attention.projections config",
+    "attention": "attention.base attention.conv attention.evo attention.favor attention.linformer attention.lsh "
+    "attention.rbf attention.softmax attention.window config errors",
     "compose": "config errors",
     "bundle": "errors io",
     "check": "bundle config detect errors genes io values",
     "preprocess": "bundle config detect errors genes io",
     "reference": "check config errors preprocess",
-    "runs": "config errors outputs",
-    "model": "attention config errors tokens",
-    "data": "config model tokens",
+    "runs": "attention config errors outputs",
+    "gene2vec": "errors",
+    "embedding": "config tokens",
+    "pieces": "attention.additive",
+    "encoder": "attention attention.additive config embedding errors pieces",
+    "model": "config embedding encoder",
+    "data": "config embedding tokens",
     "inference": "baseline bundle config data errors model",
-    "predict": "bundle config data detect errors genes inference io preprocess",
-    "datamodule": "data model",
-    "learner": "calibrate config data datamodule errors metrics model",
-    "training": "baseline bundle calibrate compose config data errors inference io learner metrics model "
-    "reference runs",
+    "predict": "bundle compose config data detect errors genes inference io preprocess",
+    "analysis": "",
+    "analysis.inputs": "data embedding encoder",
+    "analysis.spectrum": "analysis.inputs",
+    "analysis.approximation": "analysis.inputs attention",
+    "analysis.figures": "analysis.spectrum figures",
+    "analyze": "analysis.approximation analysis.figures analysis.inputs analysis.spectrum config data errors "
+    "inference io predict",
+    "datamodule": "data embedding",
+    "learner": "calibrate config data datamodule embedding errors metrics model",
+    "training": "baseline bundle calibrate compose config data errors gene2vec inference io learner "
+    "metrics model reference runs",
     "annotated": "errors io",
     "evaluate": "annotated config errors io metrics",
     "summary": "annotated evaluate figures",
-    "report": "annotated config errors evaluate figures io summary",
+    "report": "annotated bundle config errors evaluate figures io summary",
     "cli": "compose errors __init__",
     "__main__": "cli",
 }
@@ -55,14 +76,17 @@ ONLY = {
     "hydra": "compose cli",
     "omegaconf": "compose",
     "pytorch_lightning": "learner datamodule",
-    "torch": "attention.base attention.favor attention.softmax model data datamodule inference learner predict "
-    "training",
-    "anndata": "io detect check preprocess reference predict training annotated",
+    "torch": "attention attention.additive attention.base attention.fastfood attention.favor "
+    "attention.linformer "
+    "attention.projections attention.rbf attention.softmax attention.conv attention.evo attention.lsh attention.window "
+    "embedding encoder model pieces data datamodule inference learner "
+    "training analysis.approximation analysis.inputs analysis.spectrum",
+    "anndata": "io detect check preprocess reference predict training annotated analyze",
     "h5py": "io annotated",
     "scanpy": "preprocess",
     "safetensors": "bundle",
     "sklearn": "baseline figures",
-    "matplotlib": "figures",
+    "matplotlib": "figures analysis.figures",
     "umap": "figures",
     "jinja2": "report",
 }
@@ -155,6 +179,7 @@ def test_public_names():
 
     assert all(callable(getattr(scperformer, name)) for name in ("load_model", "annotate", "train"))
     assert set(scperformer.__all__) == {"__version__", "load_model", "annotate", "train"}
+    assert set(scperformer.__all__) <= set(dir(scperformer))
     with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
         _ = scperformer.no_such_name
 

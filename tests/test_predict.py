@@ -1,7 +1,11 @@
 """Prediction: the same answer whatever is around a cell, everything in its place, the user's file as it was."""
 
+import json
+import shutil
+
 import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import sparse
 
@@ -10,7 +14,8 @@ from scperformer.config import PredictConfig
 from scperformer.data import Cells
 from scperformer.errors import InputError
 from scperformer.inference import load_model, predict_cells
-from scperformer.predict import run_predict
+from scperformer.io import add_to_h5ad
+from scperformer.predict import make_annotation, run_predict
 
 # Sums over tokens in another order differ in the last bits of float32; probabilities are of order 1.
 TOLERANCE = 2e-6
@@ -88,6 +93,8 @@ def test_writes_every_key_and_leaves_the_rest(counts_adata, tiny_model, write):
     assert record["input"]["kind"] == "counts"
     assert record["genes"]["num_shared"] == record["genes"]["num_model"]
     assert len(record["model"]["hash"]) == 64
+    assert record["model"]["scales"] == load_model(tiny_model).bundle.scales
+    assert set(record["model"]["scales"]) == {"wide", "deep"}
 
 
 def test_counts_and_their_logarithm_give_the_same_labels(counts_adata, tiny_model, write):
@@ -135,6 +142,78 @@ def test_annotate_refuses_to_replace_what_is_there(counts_adata, model):
     np.testing.assert_array_equal(counts_adata.obsm["scperformer_proba"], first)
     scperformer.annotate(counts_adata, model, key_added="second")
     assert list(counts_adata.obs["second_label"]) == list(counts_adata.obs["scperformer_label"])
+
+
+def test_options_of_predict_are_overrides_of_annotate(counts_adata, model, write, tiny_model):
+    path = write(counts_adata)
+    plain = scperformer.annotate(counts_adata.copy(), model).obs["scperformer_confidence"]
+    least = float(np.median(plain)) + TOLERANCE
+    options = ["source=layers/counts", f"min_confidence={least}", "batch_size=7", "key_added=mine"]
+    counts_adata.layers["counts"] = counts_adata.X
+    counts_adata.X = np.full(counts_adata.shape, np.nan, dtype=np.float32)
+    scperformer.annotate(counts_adata, model, overrides=options)
+    cfg = PredictConfig(inputs=[str(path)], model_path=str(tiny_model), key_added="mine", min_confidence=least)
+    expected = ad.read_h5ad(run_predict(cfg)[0])
+    columns = [name for name in expected.obs if name.startswith("mine_")]
+    assert len(columns) == 6
+    assert 0.3 < counts_adata.obs["mine_unknown"].mean() < 0.7
+    # other batches: the last bits may differ
+    pd.testing.assert_frame_equal(counts_adata.obs[columns], expected.obs[columns], atol=TOLERANCE)
+    assert counts_adata.uns["mine"]["input"]["source"] == "layers/counts"
+
+
+def test_annotate_takes_the_model_of_an_override(counts_adata, tiny_model):
+    scperformer.annotate(counts_adata, overrides=[f"model_path='{tiny_model}'", "min_overlap=0.9"])
+    assert counts_adata.uns["scperformer"]["model"]["path"] == str(tiny_model)
+
+
+@pytest.mark.parametrize(
+    ("option", "match"),
+    [
+        ("min_confidence=2", r"min_confidence=2\.0; expected a probability"),
+        ("colour=red", "'colour'"),
+        ("output=a.h5ad", r"output=a\.h5ad; expected no output.*leave it out"),
+        ("model_path=m", r"a model and model_path=m; expected one of them"),
+    ],
+)
+def test_wrong_overrides_of_annotate_change_nothing(counts_adata, model, option, match):
+    before = list(counts_adata.obs)
+    with pytest.raises(InputError, match=match):
+        scperformer.annotate(counts_adata, model, overrides=[option])
+    assert list(counts_adata.obs) == before
+
+
+def test_slashes_in_labels_are_the_same_in_memory_and_in_a_file(counts_adata, tiny_model, write, tmp_path):
+    path = write(counts_adata)
+    model = load_model(tiny_model)
+    model.bundle.labels[0] = "B/plasma cell"
+    annotation = make_annotation(counts_adata, model, PredictConfig(inputs=["adata"]))
+    add_to_h5ad(path, tmp_path / "out.h5ad", obs=annotation.obs, obsm=annotation.obsm, uns=annotation.uns)
+    annotation.write_into(counts_adata)
+    in_file = ad.read_h5ad(tmp_path / "out.h5ad")
+    for adata in (counts_adata, in_file):
+        assert list(adata.obsm["scperformer_proba"].columns) == ["B|plasma cell", "Monocyte", "T cell"]
+        assert list(adata.obs["scperformer_label"].cat.categories) == ["B/plasma cell", "Monocyte", "T cell"]
+
+
+def test_torch_is_as_it_was_after_loading_and_annotating(counts_adata, tiny_model, torch_unchanged):
+    with torch_unchanged():
+        model = load_model(tiny_model)
+    with torch_unchanged():
+        scperformer.annotate(counts_adata, model)
+    with torch_unchanged(), pytest.raises(InputError):
+        scperformer.annotate(counts_adata[:, :3].copy(), model, overwrite=True)
+
+
+@pytest.mark.parametrize(("deep", "said"), [(0.02, False), (0.009, True)])
+def test_an_encoder_without_a_say_is_named_at_loading(tiny_model, tmp_path, caplog, deep, said):
+    folder = shutil.copytree(tiny_model, tmp_path / "m")
+    info = json.loads((folder / "bundle.json").read_text())
+    info["metrics"]["scales"]["deep"] = deep
+    (folder / "bundle.json").write_text(json.dumps(info))
+    with caplog.at_level("INFO", logger="scperformer"):
+        load_model(folder)
+    assert ("the labels come from its linear branch alone" in caplog.text) == said
 
 
 def test_no_gpu_is_one_clear_line(counts_adata, tiny_model, write):

@@ -81,11 +81,16 @@ def page(html) -> Page:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> Page:
+def plain_html(tmp_path_factory) -> str:
     """A page about 14 cells without evaluation: too few for a map."""
     folder = tmp_path_factory.mktemp("plain")
     path = write_sample(folder, "small", annotated_sample(num_cells=14))
-    return Page(run_report(ReportConfig(inputs=[path])).read_text(encoding="utf-8"))
+    return run_report(ReportConfig(inputs=[path])).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def plain(plain_html) -> Page:
+    return Page(plain_html)
 
 
 def test_user_text_makes_no_element(page):
@@ -157,6 +162,59 @@ def test_numbers_are_those_of_the_files(folder, page):
     assert "752 of the model’s 800 (94.0%)" in page.words
 
 
+def test_model_section_says_how_much_each_branch_counts(page, plain):
+    for each in (page, plain):
+        assert "0.90 × the linear branch + 0.40 × the encoder: by how much each part of the model" in each.words
+        assert "which has no say in the labels" not in each.words
+
+
+def silent_page(tmp_path: Path, scales: dict[str, float] | None) -> Page:
+    sample = annotated_sample(num_cells=20)
+    sample.uns["scperformer"]["model"].pop("scales")
+    if scales is not None:
+        sample.uns["scperformer"]["model"]["scales"] = scales
+    path = write_sample(tmp_path, "s", sample)
+    return Page(run_report(ReportConfig(inputs=[path])).read_text(encoding="utf-8"))
+
+
+def test_a_map_of_an_encoder_without_a_say_says_so(tmp_path):
+    page = silent_page(tmp_path, {"deep": 0.009, "wide": 1.5})
+    assert "The map is drawn from the encoder, which has no say in the labels: they come from the model’s" in page.words
+    assert "1.50 × the linear branch + 0.01 × the encoder: by how much" in page.words
+    assert "The labels come from the linear branch alone." in page.words
+
+
+@pytest.mark.parametrize("scales", [{"wide": 1.5}, {"deep": 0.5}, None], ids=["wide", "deep", "not recorded"])
+def test_a_branch_that_is_off_is_left_out(tmp_path, scales):
+    page = silent_page(tmp_path, scales)
+    assert "no say in the labels" not in page.words
+    assert "linear branch alone" not in page.words
+    assert page.words.count("× the") == (1 if scales else 0)
+
+
+def test_column_heads_of_the_confusion_matrix_have_the_whole_label(folder, page):
+    heads = page.values("th", "title")
+    assert set(heads) <= set(read_evaluation(folder / "evaluation").metrics["labels"])
+    assert {SCRIPT, IMAGE} <= set(heads)
+
+
+def test_labels_of_both_methods_look_alike_where_they_differ(html):
+    table = html.partition("Most frequent differences</caption>")[2].partition("</table>")[0]
+    rows = table.partition("<tbody>")[2].split("<tr>")[1:]
+    assert len(rows) > 1
+    for row in rows:
+        assert re.findall(r'class="(chip|named)"', row) == ["named", "chip"] * 2
+
+
+def test_the_long_part_is_announced(tmp_path, caplog):
+    path = write_sample(tmp_path, "s", annotated_sample(num_cells=20))
+    with caplog.at_level("INFO", logger="scperformer"):
+        run_report(ReportConfig(inputs=[path]))
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "drawing the map of 20 cells"
+    assert said[1].startswith("report on 20 cells")
+
+
 def test_page_without_evaluation_says_what_it_can(plain):
     assert "14 cells in 1 sample were annotated" in plain.words
     assert "No confidence threshold was set, so no cell is flagged as unknown" in plain.words
@@ -221,6 +279,13 @@ def test_page_is_small(folder):
     assert (folder / "page.html").stat().st_size < 3e6
 
 
+def dom_of(page: Path, folder: Path) -> str:
+    """The elements of a page after its scripts have run."""
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    command += [f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=5000", "--dump-dom", page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 @pytest.mark.parametrize("width", [1400, 400])
@@ -238,8 +303,22 @@ def test_page_opens_in_a_browser_and_runs_nothing(folder, tmp_path, width):
         "    + ', requests ' + loaded.filter(entry => !entry.name.startsWith('data:')).length; };</script>",
         encoding="utf-8",
     )
-    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000", "--dump-dom", probe.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    dom = dom_of(probe, tmp_path)
     assert '<p id="p">fits true, images true, requests 0</p>' in dom
     assert "ALERT</body>" not in dom
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+@pytest.mark.parametrize(("width", "beside"), [(1600, True), (700, False)])
+def test_a_wide_window_is_used_to_the_right(plain_html, tmp_path, width, beside):
+    # Histogram and table of the confidence: beside each other, or below.
+    probe = tmp_path / "probe.html"
+    probe.write_text(
+        f'<iframe id="f" style="width:{width}px;height:900px;border:0" srcdoc="{html_quoted(plain_html)}"></iframe>'
+        "<p id='p'></p><script>onload = () => { const d = document.getElementById('f').contentDocument;"
+        "  const box = what => d.querySelector('#confidence ' + what).getBoundingClientRect();"
+        "  document.getElementById('p').textContent = box('.hist').right < box('table').left; };</script>",
+        encoding="utf-8",
+    )
+    assert f'<p id="p">{str(beside).lower()}</p>' in dom_of(probe, tmp_path)

@@ -77,7 +77,7 @@ def test_histogram_holds_every_cell_and_both_ends(samples, labels):
 
 def test_disagreements_are_counted(samples, labels):
     found = summary.disagreements(summary.all_cells(samples, labels), labels)
-    assert [(label.name, other, num, share) for label, other, num, share in found] == [
+    assert [(label.name, other.name, num, share) for label, other, num, share in found] == [
         ("B", "T", 2, pytest.approx(2 / 3)),
         ("T", "B", 1, pytest.approx(1 / 5)),
         ("NK", "T", 1, 1.0),

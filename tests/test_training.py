@@ -1,7 +1,10 @@
 """Training from files: what is written, which cells take part, and runs that were cut off."""
 
+import ast
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +17,8 @@ from sklearn.linear_model import LogisticRegression
 
 import scperformer
 from scperformer.bundle import load_bundle
-from scperformer.compose import make_config
+from scperformer.cli import to_overrides
+from scperformer.compose import make_config, quoted
 from scperformer.errors import InputError
 from scperformer.reference import make_reference
 from scperformer.runs import open_run, run_options
@@ -95,7 +99,62 @@ def test_training_in_memory_gives_a_model_that_annotates(counts_adata, tmp_path)
     assert right.mean() > 0.9  # the labels differ fivefold in 30 genes; a third would be right by chance
 
 
-def test_unfinished_runs_are_neither_lost_nor_mixed(tmp_path):
+def test_torch_is_as_it_was_after_training(counts_adata, tmp_path, torch_unchanged):
+    with torch_unchanged():
+        scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=FAST)
+    with torch_unchanged(), pytest.raises(InputError, match="diverged"):
+        scperformer.train(counts_adata, "cell_type", output=tmp_path / "n", overrides=[*FAST, "optim.lr=1e12"])
+
+
+@pytest.mark.parametrize(("branch", "other"), [("wide", "deep"), ("deep", "wide")])
+def test_a_branch_that_is_off_has_no_scale(counts_adata, write, tmp_path, caplog, branch, other):
+    with caplog.at_level("INFO", logger="scperformer"):
+        output = run_train(config(write(counts_adata), f"output='{tmp_path / 'm'}'", f"model.{branch}=false"))
+    assert set(load_bundle(output).scales) == {other}
+    name = {"wide": "linear branch", "deep": "encoder"}
+    assert re.search(rf"best epoch 1 \(\d\.\d\d x {name[other]}\): accuracy", caplog.text)
+    assert f"x {name[branch]}" not in caplog.text + (output / "MODEL_CARD.md").read_text()
+    annotated = scperformer.annotate(counts_adata, scperformer.load_model(output))
+    assert set(annotated.uns["scperformer"]["model"]["scales"]) == {other}
+    assert "linear branch alone" not in caplog.text  # nobody expects anything else
+
+
+def test_the_command_on_record_can_be_run(counts_adata, write, tmp_path):
+    key = "cell type (it's $5)"
+    counts_adata.obs[key] = counts_adata.obs["cell_type"]
+    path = write(counts_adata, "my reference.h5ad")
+    options = [f"inputs=['{path}']", f"label_key={quoted(key)}", *FAST, "head.hidden=[8,4]", f"output={tmp_path}/m"]
+    bundle = load_bundle(run_train(make_config("train", options)))
+    program, step, *words = shlex.split(bundle.provenance["command"])
+    assert (program, step) == ("scperformer", "train")
+    assert words[0] == "my reference.h5ad"
+    again = make_config("train", to_overrides(words))
+    assert again.label_key == key
+    assert again.head.hidden == [8, 4]
+    assert again.trainer.max_epochs == 1
+
+
+def test_the_record_of_training_in_memory_is_a_call(counts_adata, tmp_path):
+    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=[*FAST, "optim.lr=0.01"])
+    text = load_bundle(path).provenance["command"]
+    assert text in (path / "MODEL_CARD.md").read_text()
+    call = ast.parse(text).body[0].value
+    assert ast.unparse(call.func) == "scperformer.train"
+    assert [ast.unparse(value) for value in call.args] == ["adata"]
+    options = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+    assert set(options) == {"label_key", "overrides"}
+    assert options["label_key"] == "cell_type"
+    assert "optim.lr=0.01" in options["overrides"]
+    assert not [word for word in options["overrides"] if word.startswith("label_key")]
+
+
+@pytest.mark.parametrize(("folder", "name"), [("my.v2", "my.v2"), ("pbmc.model", "pbmc"), ("pbmc.v1.model", "pbmc.v1")])
+def test_a_model_is_named_like_its_folder(counts_adata, tmp_path, folder, name):
+    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / folder, overrides=FAST)
+    assert load_bundle(path).name == name
+
+
+def test_unfinished_runs_are_neither_lost_nor_mixed(tmp_path, caplog):
     cfg, output = config("x"), tmp_path / "model"
     folder = open_run(cfg, output, "checksum")
     (folder / "checkpoints").mkdir()
@@ -105,14 +164,45 @@ def test_unfinished_runs_are_neither_lost_nor_mixed(tmp_path):
     cfg.resume = True
     assert open_run(cfg, output, "checksum") == folder
     assert (folder / "checkpoints" / "last.ckpt").is_file()
-    with pytest.raises(InputError, match="another reference"):
+    with pytest.raises(InputError, match="an unfinished run with another reference in"):
         open_run(cfg, output, "other")
     cfg.seed = 7
-    with pytest.raises(InputError, match="other options"):
+    with pytest.raises(InputError, match=r"an unfinished run with other options \(seed=7, was 0\) in"):
         open_run(cfg, output, "checksum")
+    cfg.optim.lr, cfg.trainer.batch_size, cfg.head.hidden, cfg.data.min_genes = 0.5, 1, [3], 9
+    with pytest.raises(
+        InputError, match=r"other options \(.*data\.min_genes=9, was 0.*; 2 more\) and another reference"
+    ):
+        open_run(cfg, output, "other")
     cfg.overwrite = True
-    open_run(cfg, output, "checksum")
+    with caplog.at_level("INFO", logger="scperformer"):
+        open_run(cfg, output, "checksum")
+    assert "has other options (seed=7, was 0; " in caplog.text
     assert not (folder / "checkpoints").exists()
+
+
+def test_nothing_to_resume_is_said(tmp_path, caplog):
+    with caplog.at_level("INFO", logger="scperformer"):
+        folder = open_run(config("x", "resume=true"), tmp_path / "model", "checksum")
+    assert f"nothing to resume in {folder}: starting anew" in caplog.text
+    caplog.clear()
+    with caplog.at_level("INFO", logger="scperformer"):
+        open_run(config("x"), tmp_path / "other", "checksum")
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("variable", ["LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"])
+def test_a_helping_process_leaves_the_run_folder_to_the_first(tmp_path, monkeypatch, variable):
+    options = ["trainer=ddp", "trainer.accelerator=cpu"]
+    first = open_run(config("x", *options), tmp_path / "model", "checksum")
+    (first / "checkpoints").mkdir()
+    (first / "checkpoints" / "last.ckpt").write_bytes(b"state")
+    monkeypatch.setenv(variable, "1")
+    assert open_run(config("x", *options), tmp_path / "model", "checksum") == first
+    assert (first / "checkpoints" / "last.ckpt").is_file()
+    # the control: a run of one process is nobody's helper, whatever the environment says
+    with pytest.raises(InputError, match="an unfinished run"):
+        open_run(config("x"), tmp_path / "model", "checksum")
 
 
 def test_options_that_change_nothing_do_not_stop_a_resume():
@@ -158,6 +248,7 @@ def test_two_processes_train_one_model(counts_adata, write, tmp_path):
         "trainer=ddp",
         "trainer.accelerator=cpu",
         "trainer.max_epochs=2",
+        "resume=true",
     ]
     done = subprocess.run(
         command(*options, f"output={tmp_path}/model"),
@@ -167,7 +258,9 @@ def test_two_processes_train_one_model(counts_adata, write, tmp_path):
         timeout=180,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("written:") == 1
+    for line in ("written:", "training on", "epoch 2/2", "nothing to resume"):
+        assert done.stderr.count(line) == 1, done.stderr
+    assert "distributed" not in done.stderr
     info = json.loads((tmp_path / "model" / "bundle.json").read_text())
     assert info["metrics"]["model"]["accuracy"] > 0.8
     adata = ad.read_h5ad(path)
@@ -179,6 +272,24 @@ def test_training_that_diverged_gives_no_model(counts_adata, write, tmp_path):
     with pytest.raises(InputError, match=r"diverged.*lower optim\.lr"):
         run_train(config(write(counts_adata), f"output='{tmp_path / 'model'}'", "optim.lr=1e12"))
     assert not (tmp_path / "model").exists()
+    assert not (tmp_path / "model.run").exists()  # or resume=true would go on from what is broken
+
+
+@pytest.mark.slow
+def test_a_sweep_of_distributed_runs_trains_each_once(counts_adata, write, tmp_path):
+    options = [str(write(counts_adata)), "label_key=cell_type", *FAST, "trainer=ddp", "trainer.accelerator=cpu"]
+    done = subprocess.run(
+        command(*options, "-m", "seed=3,4"),
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("written:") == 2
+    [sweep] = (tmp_path / "multirun").iterdir()
+    assert [load_bundle(sweep / job / "model").provenance["seed"] for job in "01"] == [3, 4]
 
 
 @pytest.mark.slow

@@ -3,23 +3,75 @@
 Shape letters, here and in each mechanism: B cells, H heads, L tokens, E head width, M features.
 """
 
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
+
+
+@dataclass(kw_only=True)
+class Sizes:
+    """What a mechanism is built for.
+
+    Attributes
+    ----------
+    num_heads, head_dim
+        H and E.
+    length
+        Positions that a cell can have: the genes of the model and the special one.
+    """
+
+    num_heads: int
+    head_dim: int
+    length: int
+
+
+@dataclass(kw_only=True)
+class NoOptions:
+    """The options of a mechanism that has none."""
 
 
 class Attention(nn.Module):
     """Mixes the values of the tokens of a cell; owns no q/k/v/out projections, dropout or residual.
 
     In `eval()` the result depends on the inputs alone. The class-level flags are statements that tests prove.
+
+    Parameters
+    ----------
+    sizes
+        Heads, their width, and the number of positions.
+    options
+        An instance of the class's `Options`.
+    generator
+        The only source of randomness, for parameters as for projections.
     """
 
-    quadratic: ClassVar[bool]  # time grows with the square of L
-    order_sensitive: ClassVar[bool]  # permuting the tokens does more than permute the output
+    Options: ClassVar[type] = NoOptions
+    quadratic: ClassVar[bool] = False  # time grows with the square of L
+    fixed_length: ClassVar[bool] = False  # parameters depend on the number of positions
+    order_sensitive: ClassVar[bool] = False  # permuting the tokens does more than permute the output
+    additive: ClassVar[bool] = False  # keys contribute a plain sum of phi(k) v^T: see additive.py
+    causal: ClassVar[bool] = False  # has an option `causal`: tokens see those before them and themselves only
+    starts_from_keys: ClassVar[bool] = False  # `start` has to be called before training
+    shared_qk: ClassVar[bool] = False  # queries are the keys too: `k_BHLE` is not looked at
+    size_option: ClassVar[str | None] = None  # the option (a whole number) that trades work for accuracy, if any
+
+    redraw_interval: int = 0  # training steps between calls of `redraw`; 0: never
+    penalty_weight: float = 0.0  # of `penalty()` in the training loss
+
+    def __init__(self, sizes: Sizes, options: Any, generator: torch.Generator):
+        super().__init__()
+        self.sizes = sizes
+        self.options = options
 
     def forward(
-        self, q_BHLE: torch.Tensor, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor, keep_BL: torch.Tensor
+        self,
+        q_BHLE: torch.Tensor,
+        k_BHLE: torch.Tensor,
+        v_BHLE: torch.Tensor,
+        keep_BL: torch.Tensor,
+        positions_BL: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Mixed values.
 
@@ -29,6 +81,9 @@ class Attention(nn.Module):
             Queries, keys and values.
         keep_BL
             True = a real token; the others influence nothing, and their own output means nothing.
+        positions_BL
+            int64, 0 .. length - 1: which of the positions each token has (its gene). Only mechanisms of
+            `fixed_length` look at it. None: 0, 1, 2, ...
 
         Returns
         -------
@@ -36,5 +91,24 @@ class Attention(nn.Module):
         """
         raise NotImplementedError
 
+    def require_length(self, num_tokens: int) -> None:
+        """Refuse cells with more tokens than the mechanism can have; by default it can have any number.
+
+        Raises
+        ------
+        InputError
+            There are too many.
+        """
+
     def redraw(self, generator: torch.Generator) -> None:
         """Draw what is random anew (called during training only); nothing by default."""
+
+    def start(self, k_BHLE: torch.Tensor, keep_BL: torch.Tensor, generator: torch.Generator) -> None:
+        """Look at keys of training cells before training starts; nothing by default."""
+
+    def share_with(self, first: "Attention") -> None:
+        """Use parameters of the first layer's mechanism as its own; nothing by default."""
+
+    def penalty(self) -> torch.Tensor:
+        """What training should keep small, times `penalty_weight`; 0 by default."""
+        return torch.zeros(())

@@ -1,97 +1,152 @@
-"""Performer attention (FAVOR+): positive random features of the softmax kernel; cost grows linearly with tokens."""
+"""Performer attention (FAVOR+, generalized attention): random features of a kernel; cost linear in the tokens."""
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-from scperformer.attention.base import Attention
-from scperformer.config import AttentionConfig
+from scperformer.attention.additive import Additive, KeySums
+from scperformer.attention.base import Sizes
+from scperformer.attention.fastfood import Fastfood
+from scperformer.attention.projections import gaussian_directions
+from scperformer.config import require, require_choice
+
+EPSILON = 0.001  # added to the features of kernels that can be 0, as in generalized attention
 
 
-def gaussian_directions(num_features: int, head_dim: int, orthogonal: bool, generator: torch.Generator) -> torch.Tensor:
-    """Random directions W with rows distributed as N(0, I).
+def elu1(x: torch.Tensor) -> torch.Tensor:
+    """elu(x) + 1: x + 1 above 0, exp(x) below, where adding 1 to elu would lose small numbers."""
+    return x.clamp_min(0.0) + torch.exp(-torch.relu(-x))
 
-    Parameters
-    ----------
-    num_features, head_dim
-        M rows of E entries.
-    orthogonal
-        Rows within each block of E are orthogonal (their lengths stay those of independent Gaussian rows).
-    generator
-        The only source of randomness.
 
-    Returns
-    -------
-    float32, M x E.
+LOGARITHMIC = ("softmax", "exp")  # kernels whose features are exponentials, handled as logarithms
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "elu1": elu1,
+    "square": torch.square,
+}
+
+
+@dataclass(kw_only=True)
+class FavorOptions:
+    """Options of `attention=favor`."""
+
+    num_features: int | None = None  # random features; null: head_dim * ln(head_dim), as Performer
+    # W: orthogonal in blocks, independent (gaussian), structured (fastfood), or none at all (identity)
+    projection: str = "orthogonal"
+    kernel: str = "softmax"  # whose features: softmax's, or phi(x) = f(W x) for f = relu, elu1, square or exp
+    epsilon: float | None = None  # added to every feature; null: 0 with softmax and exp, else 0.001
+    redraw_interval: int = 1000  # training steps between new projections; 0: never
+    causal: bool = False  # a token sees those before it and itself only
+
+    def __post_init__(self) -> None:
+        require_choice("attention.projection", self.projection, ("orthogonal", "gaussian", "fastfood", "identity"))
+        require_choice("attention.kernel", self.kernel, (*LOGARITHMIC, *FUNCTIONS))
+        if self.num_features is not None:
+            expected = "1 or more, or null"
+            require(self.num_features >= 1, "attention.num_features", self.num_features, expected)
+            expected = "null with attention.projection=identity: there are head_dim features"
+            require(self.projection != "identity", "attention.num_features", self.num_features, expected)
+        if self.epsilon is not None:
+            require(self.epsilon >= 0, "attention.epsilon", self.epsilon, "0 or more, or null")
+        if self.kernel == "softmax":
+            random = "orthogonal, gaussian or fastfood with attention.kernel=softmax"
+            require(self.projection != "identity", "attention.projection", self.projection, random)
+            expected = "0 with attention.causal=true: the published stabiliser of the keys sees all of them"
+            require(not (self.causal and self.floor), "attention.epsilon", self.epsilon, expected)
+        require(self.redraw_interval >= 0, "attention.redraw_interval", self.redraw_interval, "0 or more")
+
+    @property
+    def floor(self) -> float:
+        """What is added to every feature."""
+        return (0.0 if self.kernel in LOGARITHMIC else EPSILON) if self.epsilon is None else self.epsilon
+
+
+class Favor(Additive):
+    """Linear attention with phi(x) = exp(W x - |x|^2 / 2), or f(W x) + epsilon, x scaled by E^(-1/4).
+
+    With `projection=identity`, phi(x) = f(x) + epsilon of x as it is.
 
     Source
     ------
-    Choromanski et al. 2021, arXiv 2009.14794, section 2.4.
-    """
-    gaussian_ME = torch.randn(num_features, head_dim, generator=generator, dtype=torch.float64)
-    if not orthogonal:
-        return gaussian_ME.float()
-    lengths_M1 = gaussian_ME.norm(dim=1, keepdim=True)
-    blocks = []
-    for _ in range(math.ceil(num_features / head_dim)):
-        square_EE = torch.randn(head_dim, head_dim, generator=generator, dtype=torch.float64)
-        q_EE, r_EE = torch.linalg.qr(square_EE)
-        # QR leaves the signs to the library; with R's diagonal positive, Q is uniform over the rotations.
-        blocks.append((q_EE * r_EE.diagonal().sign()).T)
-    return (torch.cat(blocks)[:num_features] * lengths_M1).float()
-
-
-class Favor(Attention):
-    """phi(Q) (phi(K)^T V) / (phi(Q) sum phi(K)) with phi(x) = exp(W x - |x|^2 / 2), x scaled by E^(-1/4).
-
-    The exponents are stabilised per feature: with c_m the largest exponent of feature m over the real keys,
-    exp(Wk - c) and exp(Wq + c - max_m) have the same product up to a factor that the division cancels. The
-    feature with the largest query exponent then has weight 1 and a key sum of at least 1, so the denominator
-    is never below 1 whatever the size of q and k: no floor is added, and none can swallow the attention.
-
-    Source
-    ------
-    Choromanski et al. 2021, arXiv 2009.14794, equations 4, 5 and lemma 1.
+    Choromanski et al. 2021, arXiv 2009.14794, equations 4, 5 and lemma 1; f(W x): section 2.2 (generalized
+    attention). f(x) with f = elu + 1: Katharopoulos et al. 2020, arXiv 2006.16236, equation 7.
     """
 
-    quadratic = False
-    order_sensitive = False
+    Options = FavorOptions
+    causal = True
+    size_option = "num_features"
 
-    def __init__(self, head_dim: int, config: AttentionConfig, generator: torch.Generator):
-        super().__init__()
+    def __init__(self, sizes: Sizes, options: FavorOptions, generator: torch.Generator):
+        super().__init__(sizes, options, generator)
+        self.is_causal = options.causal
+        self.logarithmic = options.kernel in LOGARITHMIC
+        self.is_published = options.kernel == "softmax" and options.floor > 0
+        self.can_subtract = not self.is_published
         # E ln E features, as in the paper's experiments (266 at E = 64)
-        self.num_features = config.num_features or max(1, int(head_dim * math.log(head_dim)))
-        self.head_dim = head_dim
-        self.orthogonal = config.orthogonal
+        num_features = options.num_features or max(1, int(sizes.head_dim * math.log(sizes.head_dim)))
+        self.redraw_interval = 0 if options.projection == "identity" else options.redraw_interval
         self.directions_ME: torch.Tensor
-        self.register_buffer("directions_ME", torch.empty(self.num_features, head_dim))
+        if options.projection == "fastfood":
+            self.fastfood = Fastfood(num_features, sizes.head_dim)
+        elif options.projection != "identity":
+            self.register_buffer("directions_ME", torch.empty(num_features, sizes.head_dim))
         self.redraw(generator)
 
     @torch.no_grad()
     def redraw(self, generator: torch.Generator) -> None:
-        self.directions_ME.copy_(gaussian_directions(self.num_features, self.head_dim, self.orthogonal, generator))
+        if self.options.projection == "fastfood":
+            self.fastfood.redraw(generator)
+        elif self.options.projection != "identity":
+            num_features, head_dim = self.directions_ME.shape
+            orthogonal = self.options.projection == "orthogonal"
+            self.directions_ME.copy_(gaussian_directions(num_features, head_dim, orthogonal, generator))
 
-    def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL):
-        dtype = v_BHLE.dtype
-        wide = torch.promote_types(dtype, torch.float32)
-        with torch.autocast(q_BHLE.device.type, enabled=False):  # exponents need more than bf16's 8 bits
-            scale = self.head_dim**-0.25
-            q_BHLE, k_BHLE, v_BHLE = q_BHLE.to(wide) * scale, k_BHLE.to(wide) * scale, v_BHLE.to(wide)
-            w_EM = self.directions_ME.to(wide).T
-            keep_B1L1 = keep_BL[:, None, :, None]
+    def features(self, x_BHLE: torch.Tensor, queries: bool) -> torch.Tensor:
+        if self.options.projection != "identity":
+            x_BHLE = x_BHLE * self.sizes.head_dim**-0.25
+        projected_BHLM = self.projected(x_BHLE)
+        if not self.logarithmic:
+            return FUNCTIONS[self.options.kernel](projected_BHLM) + self.options.floor
+        if self.options.kernel == "exp":
+            return self.floored(projected_BHLM)
+        if self.is_published:
+            return self.published(projected_BHLM, x_BHLE.square().sum(-1, keepdim=True) / 2, queries)
+        # |q|^2 / 2 is the same for every feature of a query
+        return projected_BHLM if queries else projected_BHLM - x_BHLE.square().sum(-1, keepdim=True) / 2
 
-            k_exp_BHLM = k_BHLE @ w_EM - k_BHLE.square().sum(-1, keepdim=True) / 2
-            k_exp_BHLM = k_exp_BHLM.masked_fill(~keep_B1L1, -torch.inf)
-            # c cancels between keys and queries, so no gradient needs to pass through it
-            c_BH1M = k_exp_BHLM.detach().amax(dim=2, keepdim=True)
-            phi_k_BHLM = torch.exp(k_exp_BHLM - c_BH1M)
-            # dropped tokens have phi = 0, but 0 * inf is not 0
-            v_BHLE = v_BHLE.masked_fill(~keep_B1L1, 0.0)
-            s_BHME = phi_k_BHLM.transpose(2, 3) @ v_BHLE
-            z_BHM1 = phi_k_BHLM.sum(dim=2).unsqueeze(-1)
+    def projected(self, x_BHLE: torch.Tensor) -> torch.Tensor:
+        """W x, B x H x L x M."""
+        if self.options.projection == "identity":
+            return x_BHLE
+        if self.options.projection == "fastfood":
+            return self.fastfood(x_BHLE)
+        return x_BHLE @ self.directions_ME.to(x_BHLE.dtype).T
 
-            # |q|^2 / 2 is the same for every feature of a query: it cancels in the division
-            q_exp_BHLM = q_BHLE @ w_EM + c_BH1M
-            phi_q_BHLM = torch.exp(q_exp_BHLM - q_exp_BHLM.detach().amax(dim=3, keepdim=True))
-            out_BHLE = (phi_q_BHLM @ s_BHME) / (phi_q_BHLM @ z_BHM1)
-        return out_BHLE.to(dtype)
+    def floored(self, log_phi_BHLM: torch.Tensor) -> torch.Tensor:
+        """log(phi + epsilon)."""
+        floor = self.options.floor
+        return torch.logaddexp(log_phi_BHLM, log_phi_BHLM.new_tensor(math.log(floor))) if floor else log_phi_BHLM
+
+    # --- softmax with epsilon: the published form -----------------------------------------------------------
+    #
+    # phi(k) = exp(W k - |k|^2 / 2 - K) + epsilon, K the largest entry of W k over all keys of the cell and all
+    # features; phi(q) the same with the largest of its own entries. K is known when all keys have been seen, so keys
+    # come with two features more: 1, whose sums are those of v and the number of keys, and the exponential of the
+    # largest entry, whose scale is K.
+
+    def published(self, projected_BHLM: torch.Tensor, norm_BHL1: torch.Tensor, queries: bool) -> torch.Tensor:
+        """Logarithms of the features of queries, M, or of keys, M + 2, before epsilon is added."""
+        largest_BHL1 = projected_BHLM.detach().amax(dim=-1, keepdim=True)
+        if queries:
+            return self.floored(projected_BHLM - norm_BHL1 - largest_BHL1)
+        return torch.cat([projected_BHLM - norm_BHL1, torch.zeros_like(largest_BHL1), largest_BHL1], dim=-1)
+
+    def read(self, q_BHLE: torch.Tensor, sums: KeySums) -> torch.Tensor:
+        if self.is_published:
+            factor_BHM = torch.exp(sums.scale_BHM[..., :-2] - sums.scale_BHM[..., -1:])
+            s_BHME = sums.s_BHME[:, :, :-2] * factor_BHM.unsqueeze(-1) + self.options.floor * sums.s_BHME[:, :, -2:-1]
+            z_BHM = sums.z_BHM[..., :-2] * factor_BHM + self.options.floor * sums.z_BHM[..., -2:-1]
+            sums = KeySums(s_BHME, z_BHM, torch.zeros_like(z_BHM))
+        return super().read(q_BHLE, sums)

@@ -1,11 +1,24 @@
 """Exact softmax attention, the reference for the others: softmax(Q K^T / sqrt(E)) V."""
 
+from dataclasses import dataclass
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from scperformer.attention.base import Attention
-from scperformer.config import AttentionConfig
+from scperformer.attention.base import Attention, Sizes
+from scperformer.config import require
 from scperformer.errors import InputError
+
+
+@dataclass(kw_only=True)
+class SoftmaxOptions:
+    """Options of `attention=softmax`."""
+
+    max_length: int = 4096  # more tokens than this are refused
+    causal: bool = False  # a token sees those before it and itself only
+
+    def __post_init__(self) -> None:
+        require(self.max_length >= 1, "attention.max_length", self.max_length, "1 or more")
 
 
 class Softmax(Attention):
@@ -16,22 +29,29 @@ class Softmax(Attention):
     Vaswani et al. 2017, arXiv 1706.03762, equation 1.
     """
 
+    Options = SoftmaxOptions
     quadratic = True
-    order_sensitive = False
+    causal = True
 
-    def __init__(self, head_dim: int, config: AttentionConfig, generator: torch.Generator):
-        super().__init__()
-        self.max_length = config.max_length
+    def __init__(self, sizes: Sizes, options: SoftmaxOptions, generator: torch.Generator):
+        super().__init__(sizes, options, generator)
+        self.max_length = options.max_length
 
-    def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL):
+    def require_length(self, num_tokens: int) -> None:
+        if num_tokens > self.max_length:
+            raise InputError(
+                f"{num_tokens} tokens in a cell",
+                f"at most {self.max_length} with exact attention, whose cost grows with the square",
+                f"train with attention=favor, tokens.unexpressed=skip or attention.max_length={num_tokens}",
+            )
+
+    def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         length = q_BHLE.shape[2]
         if length > self.max_length:
             # Prediction pads more than training does: what counts is real tokens (looked at only when in doubt).
-            length = int(keep_BL.sum(1).max())
-        if length > self.max_length:
-            raise InputError(
-                f"{length} tokens in a cell",
-                f"at most {self.max_length} with exact attention, whose cost grows with the square",
-                f"train with attention=favor, tokens.unexpressed=skip or attention.max_length={length}",
-            )
-        return scaled_dot_product_attention(q_BHLE, k_BHLE, v_BHLE, attn_mask=keep_BL[:, None, None, :])
+            self.require_length(int(keep_BL.sum(1).max()))
+        mask = keep_BL[:, None, None, :]
+        if self.options.causal:
+            mask = mask & torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
+        # Tokens before the first real one have nothing to see: zeros, as their output means nothing.
+        return scaled_dot_product_attention(q_BHLE, k_BHLE, v_BHLE, attn_mask=mask)

@@ -1,0 +1,151 @@
+"""Linear attention: keys contribute a plain sum of phi(k) v^T, so that cost and memory grow linearly with tokens.
+
+    out(q) = phi(q) S / phi(q) z,   S = sum_keys phi(k) v^T,   z = sum_keys phi(k)
+
+A mechanism of this kind gives phi, or log phi where phi is an exponential. Exponentials are stabilised per feature:
+with c_m the largest exponent of feature m over the real keys, exp(log phi(k) - c) and exp(log phi(q) + c - max_m) have
+the same product up to a factor that the division cancels. The feature with the largest query exponent then has weight
+1 and a key sum of at least 1, so the denominator is never below 1 whatever the size of q and k: no floor is added,
+and none can swallow the attention. Sums of different keys are carried with their c (`KeySums.scale`) and can be added
+and taken away: tokens can be processed in pieces.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
+
+from scperformer.attention.base import Attention
+
+# Stands for the logarithm of 0 where exponents are subtracted from each other, which -inf must not be.
+LOG_OF_NOTHING = -1e30
+CAUSAL_CHUNK = 32  # tokens whose L x L x M weights are written out at a time
+
+
+@dataclass
+class KeySums:
+    """What some keys contribute, divided by exp(scale) per feature: s = sum phi(k) v^T, z = sum phi(k)."""
+
+    s_BHME: torch.Tensor
+    z_BHM: torch.Tensor
+    scale_BHM: torch.Tensor  # no gradient passes through it: it cancels
+
+    def rescaled(self, scale_BHM: torch.Tensor) -> "KeySums":
+        """The same sums divided by exp(scale) of another scale."""
+        factor_BHM = torch.exp(self.scale_BHM - scale_BHM)
+        return KeySums(self.s_BHME * factor_BHM.unsqueeze(-1), self.z_BHM * factor_BHM, scale_BHM)
+
+    def __add__(self, other: "KeySums") -> "KeySums":
+        """The sums over both sets of keys."""
+        scale_BHM = torch.maximum(self.scale_BHM, other.scale_BHM)
+        a, b = self.rescaled(scale_BHM), other.rescaled(scale_BHM)
+        return KeySums(a.s_BHME + b.s_BHME, a.z_BHM + b.z_BHM, scale_BHM)
+
+    def __neg__(self) -> "KeySums":
+        """Added, it takes keys away."""
+        return KeySums(-self.s_BHME, -self.z_BHM, self.scale_BHM)
+
+
+class Additive(Attention):
+    """phi(Q) (phi(K)^T V) / (phi(Q) sum phi(K)) for the phi of a subclass.
+
+    Source
+    ------
+    Katharopoulos et al. 2020, arXiv 2006.16236, equations 4 to 6; Choromanski et al. 2021, arXiv 2009.14794.
+    """
+
+    additive = True
+    logarithmic: bool = True  # `features` gives log phi
+    is_causal: bool = False
+    can_subtract: bool = True  # sums of keys can be taken away from those of more keys
+
+    def features(self, x_BHLE: torch.Tensor, queries: bool) -> torch.Tensor:
+        """phi(x) or, if `logarithmic`, log phi(x): B x H x L x M.
+
+        Of queries, log phi may leave out what is the same for every feature: it cancels in the division.
+        """
+        raise NotImplementedError
+
+    def key_sums(self, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor, keep_BL: torch.Tensor | None) -> KeySums:
+        """What these tokens contribute as keys, None = all of them; float32 at least."""
+        with torch.autocast(k_BHLE.device.type, enabled=False):  # exponents need more than bf16's 8 bits
+            v_BHLE = widened(v_BHLE)
+            phi_k_BHLM = self.features(widened(k_BHLE), queries=False)
+            if keep_BL is not None:
+                dropped_B1L1 = ~keep_BL[:, None, :, None]
+                # dropped tokens have phi = 0, but 0 * inf is not 0
+                v_BHLE = v_BHLE.masked_fill(dropped_B1L1, 0.0)
+                phi_k_BHLM = phi_k_BHLM.masked_fill(dropped_B1L1, -torch.inf if self.logarithmic else 0.0)
+            if self.logarithmic:
+                scale_BHM = phi_k_BHLM.detach().amax(dim=2).clamp_min(LOG_OF_NOTHING)
+                phi_k_BHLM = torch.exp(phi_k_BHLM - scale_BHM.unsqueeze(2))
+            else:
+                scale_BHM = torch.zeros_like(phi_k_BHLM[:, :, 0])
+            return KeySums(phi_k_BHLM.transpose(2, 3) @ v_BHLE, phi_k_BHLM.sum(dim=2), scale_BHM)
+
+    def read(self, q_BHLE: torch.Tensor, sums: KeySums) -> torch.Tensor:
+        """The mixed values that queries get from keys: B x H x L x E, dtype of the queries."""
+        with torch.autocast(q_BHLE.device.type, enabled=False):
+            phi_q_BHLM = self.features(widened(q_BHLE), queries=True)
+            if self.logarithmic:
+                log_phi_q_BHLM = phi_q_BHLM + sums.scale_BHM.unsqueeze(2)
+                phi_q_BHLM = torch.exp(log_phi_q_BHLM - log_phi_q_BHLM.detach().amax(dim=3, keepdim=True))
+            # One product for numerator and denominator: a product with a single column is as slow as with many.
+            width = sums.s_BHME.shape[-1]
+            both_BHMN = pad(torch.cat([sums.s_BHME, sums.z_BHM.unsqueeze(-1)], dim=-1), (0, -(width + 1) % 16))
+            both_BHLN = phi_q_BHLM @ both_BHMN
+            total_BHL1 = both_BHLN[..., width : width + 1]
+            if not self.logarithmic:  # features may all be 0: nothing is seen, which gives 0
+                total_BHL1 = total_BHL1.masked_fill(total_BHL1 == 0, 1.0)
+            out_BHLE = both_BHLN[..., :width] / total_BHL1
+        return out_BHLE.to(q_BHLE.dtype)
+
+    def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
+        if self.is_causal:
+            return self.read_causally(q_BHLE, k_BHLE, v_BHLE, keep_BL).to(v_BHLE.dtype)
+        return self.read(q_BHLE, self.key_sums(k_BHLE, v_BHLE, keep_BL)).to(v_BHLE.dtype)
+
+    def read_causally(self, q_BHLE, k_BHLE, v_BHLE, keep_BL):
+        """As `read`, each query from the keys up to its own token only; 0 where it sees none."""
+        nothing_BL = torch.zeros_like(keep_BL[:, :1])
+        before = self.key_sums(k_BHLE[:, :, :1], v_BHLE[:, :, :1], nothing_BL)
+        out = []
+        for piece in zip(*(x.split(CAUSAL_CHUNK, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE)), strict=True):
+            keep, keep_BL = keep_BL[:, :CAUSAL_CHUNK], keep_BL[:, CAUSAL_CHUNK:]
+            if torch.is_grad_enabled():  # or every piece's C x C x M tensor would wait for the backward pass
+                mixed, before = checkpoint(self._read_piece, *piece, keep, before, use_reentrant=False)
+            else:
+                mixed, before = self._read_piece(*piece, keep, before)
+            out.append(mixed)
+        return torch.cat(out, dim=2)
+
+    def _read_piece(self, q_BHCE, k_BHCE, v_BHCE, keep_BC, before):
+        """What C tokens get from those before them, whose sums are given, and each other; and the sums with theirs.
+
+        Within the piece, sums over tokens with one scale for all would not do: a key far above the others would
+        leave 0 of those that a query before it sees. Each pair's weight is its own sum over the features.
+        """
+        with torch.autocast(q_BHCE.device.type, enabled=False):
+            k_BHCE, v_BHCE = (widened(x).masked_fill(~keep_BC[:, None, :, None], 0.0) for x in (k_BHCE, v_BHCE))
+            phi_q_BHCM = self.features(widened(q_BHCE), queries=True)
+            phi_k_BHCM = self.features(k_BHCE, queries=False)
+            hidden_B1CC = ~(keep_BC[:, None, None, :] & keep_BC.new_ones(keep_BC.shape[1], keep_BC.shape[1]).tril())
+            if self.logarithmic:
+                log_weights_BHCC = torch.logsumexp(phi_q_BHCM.unsqueeze(3) + phi_k_BHCM.unsqueeze(2), dim=-1)
+                log_weights_BHCC = log_weights_BHCC.masked_fill(hidden_B1CC, -torch.inf)
+                log_phi_q_BHCM = phi_q_BHCM + before.scale_BHM.unsqueeze(2)
+                tops = (x.detach().amax(dim=-1, keepdim=True) for x in (log_weights_BHCC, log_phi_q_BHCM))
+                top_BHC1 = torch.maximum(*tops)
+                weights_BHCC, phi_q_BHCM = torch.exp(log_weights_BHCC - top_BHC1), torch.exp(log_phi_q_BHCM - top_BHC1)
+            else:
+                weights_BHCC = (phi_q_BHCM @ phi_k_BHCM.transpose(2, 3)).masked_fill(hidden_B1CC, 0.0)
+            total_BHC1 = weights_BHCC.sum(dim=-1, keepdim=True) + phi_q_BHCM @ before.z_BHM.unsqueeze(-1)
+            mixed_BHCE = weights_BHCC @ v_BHCE + phi_q_BHCM @ before.s_BHME
+            mixed_BHCE = mixed_BHCE / total_BHC1.masked_fill(total_BHC1 == 0, 1.0)
+            return mixed_BHCE, before + self.key_sums(k_BHCE, v_BHCE, keep_BC)
+
+
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """The tensor in float32, or in float64 if it has that."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

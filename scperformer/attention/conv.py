@@ -1,0 +1,143 @@
+"""Performer with a second look: convolved queries, keys and values, attending at a fixed length, are added to it.
+
+Shape letters beyond those of base.py: P positions, K projected rows, C = H E channels, T taps of a kernel.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.nn.functional import conv1d, embedding, pad, relu, scaled_dot_product_attention
+
+from scperformer.attention.additive import widened
+from scperformer.attention.base import Attention, Sizes
+from scperformer.attention.favor import Favor, FavorOptions
+from scperformer.config import require
+from scperformer.errors import InputError
+
+NOISE = 0.1  # of the starting kernels beside their middle tap of 1: root of the sum of squares
+
+
+@dataclass(kw_only=True)
+class ConvOptions:
+    """Options of `attention=conv`."""
+
+    kernel_sizes: list[int] = field(default_factory=lambda: [3, 7])  # tokens per convolution; odd
+    projected_length: int = 64  # K: rows and columns of the attention between convolved tokens
+    penalty_weight: float = 1e-4  # in the loss, of what the norms of the kernels exceed the threshold by
+    penalty_threshold: float = 1.0  # Frobenius norm that the kernels of q, k or v of one size may have
+    num_features: int | None = None  # of the linear attention that is added, as in favor
+    redraw_interval: int = 1000  # as in favor
+
+    def __post_init__(self) -> None:
+        sizes = self.kernel_sizes
+        odd = len(sizes) > 0 and all(isinstance(size, int) and size >= 1 and size % 2 == 1 for size in sizes)
+        require(odd, "attention.kernel_sizes", sizes, "one or more odd numbers")
+        require(self.projected_length >= 1, "attention.projected_length", self.projected_length, "1 or more")
+        require(self.penalty_weight >= 0, "attention.penalty_weight", self.penalty_weight, "0 or more")
+        require(self.penalty_threshold >= 0, "attention.penalty_threshold", self.penalty_threshold, "0 or more")
+        self.favor()
+
+    def favor(self) -> FavorOptions:
+        """The options of the linear attention that is added."""
+        return FavorOptions(num_features=self.num_features, redraw_interval=self.redraw_interval)
+
+
+class Conv(Attention):
+    """R^T softmax((R q')(C k')^T / sqrt(E)) (C v') + favor(q, k, v), with x' = sum over kernels of kernel * x.
+
+    Each kernel is a convolution over the token axis of every head and channel by itself; dropped tokens are 0 before
+    and after it. R and C are learned, K x P; a column belongs to a position (a gene).
+
+    Source
+    ------
+    Of this project; the linear attention is that of Choromanski et al. 2021, arXiv 2009.14794.
+    """
+
+    Options = ConvOptions
+    fixed_length = True
+    order_sensitive = True
+    size_option = "projected_length"
+
+    def __init__(self, sizes: Sizes, options: ConvOptions, generator: torch.Generator):
+        super().__init__(sizes, options, generator)
+        self.penalty_weight = options.penalty_weight
+        self.redraw_interval = options.redraw_interval
+        self.skip = Favor(sizes, options.favor(), generator)
+        channels = sizes.num_heads * sizes.head_dim
+        # one per size; q, k and v have kernels of their own
+        self.kernels_3CT = nn.ParameterList(
+            starting_kernels(channels, size, generator) / len(options.kernel_sizes) for size in options.kernel_sizes
+        )
+        shape = (sizes.length, options.projected_length)
+        # What sums over all positions then has the scale of a token, and scores have unit scale.
+        std = sizes.length**-0.5
+        self.rows_PK = nn.Parameter(std * torch.randn(shape, generator=generator))
+        self.columns_PK = nn.Parameter(std * torch.randn(shape, generator=generator))
+
+    def redraw(self, generator: torch.Generator) -> None:
+        self.skip.redraw(generator)
+
+    def penalty(self) -> torch.Tensor:
+        """Frobenius norm of each feature transform above the threshold, summed over q, k, v and kernel sizes."""
+        norms = torch.cat([kernel_3CT.flatten(1).norm(dim=1) for kernel_3CT in self.kernels_3CT])
+        return relu(norms - self.options.penalty_threshold).sum()
+
+    def require_length(self, num_tokens: int) -> None:
+        if num_tokens > self.sizes.length:
+            raise InputError(
+                f"{num_tokens} tokens in a cell",
+                f"at most the {self.sizes.length} positions that attention=conv was built for",
+                "align the cells to the model's genes, or choose another attention",
+            )
+
+    def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
+        drop_B1L1 = ~keep_BL[:, None, :, None]
+        skip_BHLE = self.skip(q_BHLE, k_BHLE, v_BHLE, keep_BL)
+        with torch.autocast(q_BHLE.device.type, enabled=False):  # sums over thousands of tokens
+            q, k, v = (widened(x).masked_fill(drop_B1L1, 0.0) for x in (q_BHLE, k_BHLE, v_BHLE))
+            rows_BLK = self._of_tokens(self.rows_PK.to(q.dtype), q.shape[2], positions_BL)
+            columns_BLK = self._of_tokens(self.columns_PK.to(q.dtype), q.shape[2], positions_BL)
+            kernels_3CT = self._sum_of_kernels().to(q.dtype)
+            tables = (rows_BLK, columns_BLK, columns_BLK)
+            q_BHKE, k_BHKE, v_BHKE = (
+                self._projected(convolved(x, kernel_CT).masked_fill(~keep_BL[:, None], 0.0), table_BLK)
+                for x, kernel_CT, table_BLK in zip((q, k, v), kernels_3CT, tables, strict=True)
+            )
+            mixed_BHKE = scaled_dot_product_attention(q_BHKE, k_BHKE, v_BHKE)
+            # all heads share R: further columns of one product
+            out_BLC = rows_BLK @ mixed_BHKE.transpose(1, 2).flatten(2)
+            out_BHLE = out_BLC.unflatten(2, (self.sizes.num_heads, -1)).transpose(1, 2) + skip_BHLE
+        return out_BHLE.to(v_BHLE.dtype)
+
+    def _of_tokens(self, table_PK: torch.Tensor, num_tokens: int, positions_BL: torch.Tensor | None) -> torch.Tensor:
+        """The columns of R or C that belong to each token, B x L x K; B = 1 if they are the first L."""
+        if positions_BL is None:
+            self.require_length(num_tokens)
+            return table_PK[None, :num_tokens]
+        return embedding(positions_BL, table_PK)
+
+    def _sum_of_kernels(self) -> torch.Tensor:
+        """One kernel that does what all of them do: the sum of convolutions is the convolution with the sum."""
+        longest = max(kernel_3CT.shape[2] for kernel_3CT in self.kernels_3CT)
+        sides = [(longest - kernel_3CT.shape[2]) // 2 for kernel_3CT in self.kernels_3CT]
+        padded = [pad(kernel_3CT, (side, side)) for kernel_3CT, side in zip(self.kernels_3CT, sides, strict=True)]
+        return torch.stack(padded).sum(0)
+
+    def _projected(self, x_BCL: torch.Tensor, table_BLK: torch.Tensor) -> torch.Tensor:
+        """Sums over the tokens weighted by their columns, B x H x K x E."""
+        return (x_BCL @ table_BLK).unflatten(1, (self.sizes.num_heads, -1)).mT
+
+
+def starting_kernels(channels: int, size: int, generator: torch.Generator) -> torch.Tensor:
+    """Kernels of q, k and v that nearly leave them as they are: 3 x C x T."""
+    kernels_3CT = torch.randn(3, channels, size, generator=generator) * NOISE / size**0.5
+    kernels_3CT[:, :, size // 2] += 1
+    return kernels_3CT
+
+
+def convolved(x_BHLE: torch.Tensor, kernel_CT: torch.Tensor) -> torch.Tensor:
+    """Each channel convolved with its kernel along the tokens, 0 beyond the ends: B x C x L."""
+    x_BCL = x_BHLE.transpose(2, 3).flatten(1, 2)
+    # torch's grouped convolution: 2 to 3 times as fast on a CPU, with gradients, as adding up shifted copies
+    return conv1d(x_BCL, kernel_CT[:, None], padding=kernel_CT.shape[1] // 2, groups=len(kernel_CT))

@@ -1,0 +1,125 @@
+"""Reformer attention: tokens are sorted by a hash of their query, which is their key too, and attend to neighbours.
+
+Shape letters beyond those of base.py: R rounds, P chunks of C tokens.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import pad
+
+from scperformer.attention.additive import widened
+from scperformer.attention.base import Attention, Sizes
+from scperformer.config import require
+
+# Added to scores. A token with itself: far below what another key can have (Reformer's -1e5 would do for scores of
+# ordinary size). No real key: far below that, so that a token that is alone has itself.
+ITSELF = -1e30
+NOTHING = -1e35
+
+
+@dataclass(kw_only=True)
+class LshOptions:
+    """Options of `attention=lsh`."""
+
+    num_rounds: int = 2  # independent hashings
+    num_buckets: int = 16  # values of a hash; even, or 1: no hashing
+    chunk_size: int = 64  # tokens that attend to each other and to those of the chunk before
+    redraw_interval: int = 1  # training steps between new rotations, as Reformer has them; 0: never
+
+    def __post_init__(self) -> None:
+        require(self.num_rounds >= 1, "attention.num_rounds", self.num_rounds, "1 or more")
+        even = self.num_buckets == 1 or (self.num_buckets >= 2 and self.num_buckets % 2 == 0)
+        require(even, "attention.num_buckets", self.num_buckets, "an even number, or 1")
+        require(self.chunk_size >= 1, "attention.chunk_size", self.chunk_size, "1 or more")
+        require(self.redraw_interval >= 0, "attention.redraw_interval", self.redraw_interval, "0 or more")
+
+
+class Lsh(Attention):
+    """sum_r exp(z_r - log sum_r' exp z_r') softmax_r(Q Q^T / sqrt(E)) V, z_r the log of a row's normaliser in round r.
+
+    In a round, the real tokens of a cell are sorted by (bucket, place) and cut into chunks; a token attends to those of
+    its chunk and of the one before, and to itself only where there is no other. A key that several rounds find counts
+    as often. No gradient passes through the hash.
+
+    Source
+    ------
+    Kitaev et al. 2020, arXiv 2001.04451, section 2; buckets as in Andoni et al. 2015, arXiv 1509.02897.
+    """
+
+    Options = LshOptions
+    order_sensitive = True  # it decides where chunks of tokens of one bucket end
+    shared_qk = True
+    size_option = "chunk_size"
+
+    def __init__(self, sizes: Sizes, options: LshOptions, generator: torch.Generator):
+        super().__init__(sizes, options, generator)
+        self.chunk_size = options.chunk_size
+        # One hashing is soon learnt by heart, as which tokens can see each other never changes.
+        self.redraw_interval = options.redraw_interval
+        self.rotations_REM: torch.Tensor
+        shape = (options.num_rounds, sizes.head_dim, options.num_buckets // 2)
+        self.register_buffer("rotations_REM", torch.empty(shape))
+        self.redraw(generator)
+
+    @torch.no_grad()
+    def redraw(self, generator: torch.Generator) -> None:
+        self.rotations_REM.copy_(torch.randn(self.rotations_REM.shape, generator=generator))
+
+    def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
+        drop_B1L1 = ~keep_BL[:, None, :, None]
+        with torch.autocast(q_BHLE.device.type, enabled=False):  # scores need more than bf16's 8 bits
+            q, v = (widened(x_BHLE).masked_fill(drop_B1L1, 0.0) for x_BHLE in (q_BHLE, v_BHLE))
+            rounds = [self.one_round(q, v, keep_BL, rotation_EM) for rotation_EM in self.rotations_REM]
+            sums_RBHLE, scale_RBHL1 = (torch.stack(parts) for parts in zip(*rounds, strict=True))
+            sums_BHLE = (sums_RBHLE * torch.exp(scale_RBHL1 - scale_RBHL1.amax(0))).sum(0)
+            return (sums_BHLE[..., :-1] / sums_BHLE[..., -1:]).to(v_BHLE.dtype)
+
+    def one_round(self, q_BHLE, v_BHLE, keep_BL, rotation_EM):
+        """What one hashing finds, divided by exp(scale): sums of exp(score) v and, as last entry, of exp(score).
+
+        Returns
+        -------
+        The sums, B x H x L x (E + 1), and the scale, B x H x L x 1. No gradient passes through the scale: it cancels.
+        """
+        batch, heads, length, _ = q_BHLE.shape
+        order_BHL = sorting(self.buckets(q_BHLE, rotation_EM), keep_BL)
+        real_BHL = keep_BL[:, None].expand(batch, heads, length).gather(2, order_BHL)
+        size = min(self.chunk_size, length)
+        num_chunks = -(-length // size)
+        missing = num_chunks * size - length  # tokens that fill the last chunk
+        q, v = (pad(take(x, order_BHL), (0, 0, size, missing)) for x in (q_BHLE, v_BHLE))
+        # keys of a chunk: the one before it, and its own
+        k_BHPCE, v_BHPCE = (x.unfold(2, 2 * size, size).mT.contiguous() for x in (q, v))
+        real_BHPC = pad(real_BHL, (size, missing)).unfold(2, 2 * size, size)
+        q_BHPCE = q[:, :, size:].unflatten(2, (num_chunks, size)) * self.sizes.head_dim**-0.5
+        # In place: these are the largest tensors by far, and one of them is all that the backward pass needs.
+        weights = q_BHPCE @ k_BHPCE.mT
+        weights += pad(torch.eye(size, dtype=q.dtype, device=q.device) * ITSELF, (size, 0))
+        weights += ((~real_BHPC).to(q.dtype) * NOTHING).unsqueeze(3)
+        scale = weights.detach().amax(-1, keepdim=True)
+        weights.sub_(scale).exp_()
+        sums = torch.cat([weights @ v_BHPCE, weights.sum(-1, keepdim=True)], dim=-1)
+        back_BHL = order_BHL.argsort(2)
+        return tuple(take(x.flatten(2, 3)[:, :, :length], back_BHL) for x in (sums, scale))
+
+    def buckets(self, q_BHLE: torch.Tensor, rotation_EM: torch.Tensor) -> torch.Tensor:
+        """argmax of [qR, -qR], B x H x L; always in float32: two precisions must not disagree on buckets."""
+        if rotation_EM.shape[1] == 0:
+            return torch.zeros(q_BHLE.shape[:3], dtype=torch.int64, device=q_BHLE.device)
+        rotated_BHLM = q_BHLE.detach().float() @ rotation_EM.float()
+        return torch.cat([rotated_BHLM, -rotated_BHLM], dim=-1).argmax(-1)
+
+
+def sorting(buckets_BHL: torch.Tensor, keep_BL: torch.Tensor) -> torch.Tensor:
+    """The order by (bucket, place), dropped tokens last: chunks do not depend on how many there are."""
+    last = torch.iinfo(buckets_BHL.dtype).max
+    return buckets_BHL.masked_fill(~keep_BL[:, None], last).argsort(dim=2, stable=True)
+
+
+def take(x_BHLE: torch.Tensor, order_BHL: torch.Tensor) -> torch.Tensor:
+    """The tokens of each head in an order of its own."""
+    batch, heads, length, width = x_BHLE.shape
+    start_BH1 = torch.arange(batch * heads, device=x_BHLE.device).view(batch, heads, 1) * length
+    # Whole rows of a matrix: several times as fast as `gather`, which looks up each entry.
+    return x_BHLE.reshape(-1, width)[start_BH1 + order_BHL]

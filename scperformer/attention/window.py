@@ -1,0 +1,108 @@
+"""A linear transformer with a learned kernel: each token attends to its neighbours, its scores being convolved first.
+
+Shape letters beyond those of base.py: P blocks of C tokens, N convolutions, W = 2r + 1 entries of a row of the band.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.functional import pad
+
+from scperformer.attention.additive import widened
+from scperformer.attention.base import Attention, Sizes
+from scperformer.config import require, require_choice
+
+NOISE = 0.1  # of the starting kernels beside their middle tap of 1: root of the sum of squares
+MIN_BLOCK = 64  # tokens: smaller matrix products are slower than the work that larger ones waste
+
+
+@dataclass(kw_only=True)
+class WindowOptions:
+    """Options of `attention=window`."""
+
+    half_width: int = 32  # r: tokens that a token sees on each side of itself
+    normalize: str = "softmax"  # rows of convolved scores over the real keys: softmax, l1 (sum of sizes is 1) or none
+
+    def __post_init__(self) -> None:
+        require(self.half_width >= 0, "attention.half_width", self.half_width, "0 or more")
+        require_choice("attention.normalize", self.normalize, ("softmax", "l1", "none"))
+
+
+class Window(Attention):
+    """normalize(C) V with C[i,j] = sum_t w_h[t] S[i,j+t], S = Q K^T / sqrt(E) within |i-j| <= r and 0 elsewhere.
+
+    t runs from -r to r; w_h is a learned kernel per head; C has the same band as S. Dropped tokens keep their place,
+    with score and weight 0. The band is stored as L x (2r+1): entry t of row i belongs to token i + t - r.
+
+    Source
+    ------
+    Of this project, without the convolution the sliding window of Beltagy et al. 2020, arXiv 2004.05150, section 3.1.
+    """
+
+    Options = WindowOptions
+    order_sensitive = True
+    size_option = "half_width"
+
+    def __init__(self, sizes: Sizes, options: WindowOptions, generator: torch.Generator, *, num_convolutions: int = 1):
+        super().__init__(sizes, options, generator)
+        self.half_width = options.half_width
+        self.normalize = options.normalize
+        self.width = 2 * options.half_width + 1
+        taps_NHW = torch.randn(num_convolutions, sizes.num_heads, self.width, generator=generator)
+        taps_NHW *= NOISE / self.width**0.5
+        taps_NHW[:, :, options.half_width] += 1
+        self.taps_NHW = nn.Parameter(taps_NHW)
+
+    def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
+        length = q_BHLE.shape[2]
+        drop_B1L1 = ~keep_BL[:, None, :, None]
+        with torch.autocast(q_BHLE.device.type, enabled=False):  # scores need more than bf16's 8 bits
+            q, k, v = (widened(x_BHLE).masked_fill(drop_B1L1, 0.0) for x_BHLE in (q_BHLE, k_BHLE, v_BHLE))
+            block = min(length, max(MIN_BLOCK, 2 * self.half_width))
+            num_blocks = -(-length // block)
+            missing = num_blocks * block - length  # tokens that fill the last block
+            around = (self.half_width, self.half_width + missing)
+            q_BHPCE = pad(q * self.sizes.head_dim**-0.5, (0, 0, 0, missing)).unflatten(2, (num_blocks, block))
+            # keys and values of a block: its own tokens and r on each side of them, B x H x P x (C + 2r) x E
+            num_keys = block + 2 * self.half_width
+            k, v = (pad(x, (0, 0, *around)).unfold(2, num_keys, block).mT.contiguous() for x in (k, v))
+            real_BPCW = pad(keep_BL, around).unfold(1, self.width, 1).unflatten(1, (num_blocks, block))
+            weights = unskewed(self.weights(skewed(q_BHPCE @ k.mT), ~real_BPCW.unsqueeze(1)))
+            out_BHLE = (weights @ v).flatten(2, 3)[:, :, :length]
+        return out_BHLE.to(v_BHLE.dtype)
+
+    def weights(self, scores_BHPCW: torch.Tensor, unreal_B1PCW: torch.Tensor) -> torch.Tensor:
+        """The band of weights from the band of scores, which is 0 where there is no real key."""
+        for taps_HW in self.taps_NHW:
+            toeplitz_HWW = toeplitz(taps_HW.to(scores_BHPCW.dtype))
+            scores_BHPCW = (scores_BHPCW @ toeplitz_HWW[:, None]).masked_fill(unreal_B1PCW, 0.0)
+        if self.normalize == "softmax":
+            # Rows without any real key become uniform: their values are all 0.
+            lowest = torch.finfo(scores_BHPCW.dtype).min
+            return scores_BHPCW.masked_fill(unreal_B1PCW, lowest).softmax(-1)
+        if self.normalize == "l1":
+            sums_BHPC1 = scores_BHPCW.abs().sum(-1, keepdim=True)
+            return scores_BHPCW / sums_BHPC1.masked_fill(sums_BHPC1 == 0, 1.0)
+        return scores_BHPCW
+
+
+def toeplitz(taps_HW: torch.Tensor) -> torch.Tensor:
+    """Matrices T with (S T)[j] = sum_t w[t] S[j+t] for t = -r..r, T[s,j] = w[s-j], H x W x W."""
+    width = taps_HW.shape[-1]
+    # between row s and column j lie -2r .. 2r, and there is a tap for -r .. r
+    return pad(taps_HW, (width // 2, width // 2)).unfold(-1, width, 1).flip(-1)
+
+
+def skewed(scores: torch.Tensor) -> torch.Tensor:
+    """The band of blocks, ... x C x (2r+1), out of all their products, ... x C x (C+2r): row a begins at column a."""
+    block, num_keys = scores.shape[-2:]
+    return scores.flatten(-2).unfold(-1, num_keys - block + 1, num_keys + 1)
+
+
+def unskewed(band: torch.Tensor) -> torch.Tensor:
+    """The opposite of `skewed`, with 0 outside the band."""
+    block, width = band.shape[-2:]
+    num_keys = block + width - 1
+    # each row one entry too long moves the next one to the right by one
+    return pad(band, (0, block)).flatten(-2)[..., : block * num_keys].unflatten(-1, (block, num_keys))
