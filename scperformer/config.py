@@ -291,6 +291,9 @@ class TrainConfig(_InputOptions):
         super().__post_init__()
         _check_inputs(self.inputs, "train", most=1)
         require(0 <= self.seed < 2**32, "seed", self.seed, "0 to 2**32 - 1")
+        if self.model.deep and self.model.positions == "gene2vec" and self.model.gene2vec_path is None:
+            expected = "a file of gene vectors for model.positions=gene2vec"
+            raise InputError("no model.gene2vec_path", expected, "name the file, or choose model.positions=gene")
 
 
 @dataclass(kw_only=True)
@@ -358,9 +361,6 @@ class ReportConfig:
         require(0 <= self.seed < 2**32, "seed", self.seed, "0 to 2**32 - 1")
 
 
-ANALYSES = ("spectrum", "approximation")
-
-
 @dataclass(kw_only=True)
 class AnalyzeConfig(_InputOptions):
     """Look into the attention of a trained model on real cells."""
@@ -378,9 +378,9 @@ class AnalyzeConfig(_InputOptions):
     threads: int = 1
 
     def __post_init__(self) -> None:
-        if self.analysis not in ANALYSES:
+        if self.analysis not in ("spectrum", "approximation"):
             found = "no analysis" if self.analysis is None else f"analysis '{self.analysis}'"
-            raise InputError(found, " or ".join(ANALYSES), "name it first: 'scperformer analyze spectrum sample.h5ad'")
+            raise InputError(found, "spectrum or approximation", "name it first: 'scperformer analyze spectrum sample.h5ad'")
         super().__post_init__()
         _check_inputs(self.inputs, f"analyze {self.analysis}", most=1)
         require(0 <= self.min_overlap <= 1, "min_overlap", self.min_overlap, "a share from 0 to 1")

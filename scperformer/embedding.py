@@ -99,9 +99,9 @@ class Embedding(nn.Module):
 
     def unexpressed(self) -> torch.Tensor:
         """Every gene at value 0: 1 x G x D."""
-        device = next(self.expression.parameters()).device
-        is_bins = isinstance(self.expression, nn.Embedding)
-        zeros_1G = torch.zeros(1, self.num_genes, dtype=torch.int64 if is_bins else torch.float32, device=device)
+        weight = next(self.expression.parameters())
+        dtype = torch.int64 if isinstance(self.expression, nn.Embedding) else weight.dtype
+        zeros_1G = torch.zeros(1, self.num_genes, dtype=dtype, device=weight.device)
         h_1GD = self.expression(zeros_1G)
         return h_1GD if self.gene is None else h_1GD + self.gene.weight[: self.num_genes]
 

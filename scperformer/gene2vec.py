@@ -55,6 +55,8 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
                     found.add(name)
                 else:
                     other = name
+    except InputError:  # a ValueError too
+        raise
     except OSError as error:
         raise _unusable(path, f"a file that cannot be read ({error.strerror})", "a text file") from error
     except UnicodeDecodeError as error:

@@ -102,11 +102,8 @@ def new_network(reference: Reference, cfg: TrainConfig) -> CellTypeModel:
         seed=cfg.seed,
     )
     if network.encoder is not None and cfg.model.positions == "gene2vec":
-        path = cfg.model.gene2vec_path
-        if path is None:
-            expected = "a table of gene vectors"
-            raise InputError("no model.gene2vec_path", expected, "name the file, or choose model.positions=gene")
-        vectors = read_gene_vectors(path, reference.genes, cfg.model.dim)
+        assert cfg.model.gene2vec_path is not None
+        vectors = read_gene_vectors(cfg.model.gene2vec_path, reference.genes, cfg.model.dim)
         network.encoder.embedding.set_gene_vectors(torch.from_numpy(vectors))
     return network
 

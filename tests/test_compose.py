@@ -13,6 +13,7 @@ from scperformer.config import STEPS, TrainConfig
 from scperformer.errors import InputError
 
 TRAIN = ["inputs=[a.h5ad]", "label_key=cell_type"]
+VECTORS = "model.gene2vec_path=vectors.txt"  # model=scbert does not go without
 CHOICES = sorted(
     (path.parent.name, path.stem) for path in conf_dir().glob("*/*.yaml") if path.parent.name != "experiment"
 )
@@ -28,7 +29,7 @@ def test_every_step_composes_to_its_dataclass(step):
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])
 def test_every_choice_composes(group, choice):
-    assert isinstance(make_config("train", [*TRAIN, f"{group}={choice}"]), TrainConfig)
+    assert isinstance(make_config("train", [*TRAIN, f"{group}={choice}", VECTORS]), TrainConfig)
 
 
 def test_groups_are_the_folders():
@@ -37,21 +38,31 @@ def test_groups_are_the_folders():
 
 def test_scbert_preset_is_the_published_model():
     """Dim 200, depth 6, 10 heads of 64, 5 bins, all genes, convolution head (Yang et al. 2022)."""
-    config = make_config("train", [*TRAIN, "model=scbert"])
+    config = make_config("train", [*TRAIN, "model=scbert", VECTORS])
     size = config.model
     assert (size.dim, size.depth, size.num_heads, size.head_dim) == (200, 6, 10, 64)
     assert (config.tokens.name, config.tokens.num_bins, config.tokens.unexpressed) == ("scbert", 5, "full")
     assert (config.head.name, config.head.hidden) == ("conv", [512, 128])
     assert not size.wide
+    assert (size.positions, size.norm, size.activation) == ("gene2vec", "pre", "gelu")
+    assert config.attention["name"] == "favor"
+
+
+def test_scbert_preset_asks_for_its_gene_vectors_before_any_work():
+    with pytest.raises(InputError, match=r"no model\.gene2vec_path; expected .*: name the file, or .*positions=gene"):
+        make_config("train", [*TRAIN, "model=scbert"])
+    make_config("train", [*TRAIN, "model=scbert", "model.positions=gene"])
+    make_config("train", [*TRAIN, "model=scbert", "model.deep=false", "model.wide=true"])
 
 
 def test_a_choice_beside_scbert_wins():
-    assert make_config("train", [*TRAIN, "model=scbert", "tokens=bins"]).tokens.name == "bins"
-    assert make_config("train", [*TRAIN, "model=scbert", "model.dim=64"]).model.dim == 64
+    assert make_config("train", [*TRAIN, "model=scbert", "tokens=bins", VECTORS]).tokens.name == "bins"
+    assert make_config("train", [*TRAIN, "model=scbert", "model.dim=64", VECTORS]).model.dim == 64
 
 
 def test_sizes_grow_with_the_presets():
-    sizes = [make_config("train", [*TRAIN, f"model={name}"]).model for name in ("tiny", "small", "base", "scbert")]
+    names = ("tiny", "small", "base", "scbert")
+    sizes = [make_config("train", [*TRAIN, f"model={name}", VECTORS]).model for name in names]
     assert [size.dim for size in sizes] == sorted({size.dim for size in sizes})
     assert [size.depth for size in sizes] == sorted({size.depth for size in sizes})
 

@@ -68,7 +68,9 @@ def in_float64(batch: Batch) -> Batch:
 
 
 def test_scbert_preset_has_the_published_size():
-    cfg = make_config("train", ["inputs=[ref.h5ad]", "label_key=type", "model=scbert"])
+    cfg = make_config(
+        "train", ["inputs=[ref.h5ad]", "label_key=type", "model=scbert", "model.gene2vec_path=vectors.txt"]
+    )
     network = CellTypeModel(16_906, 11, tokens=cfg.tokens, model=cfg.model, attention=cfg.attention, head=cfg.head)
     assert sum(p.numel() for p in network.parameters()) == 17_111_380
     # scBERT's 8,388,607 count its output layer for masked tokens too, which annotation does not use.

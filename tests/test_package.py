@@ -34,9 +34,9 @@ LAYERS = {
     "attention.window": "attention.additive attention.base config",
     "attention.evo": "attention.base attention.window config",
     "attention.lsh": "attention.additive attention.base config",
-    "attention.conv": "attention.additive attention.base attention.favor config errors",
     "attention.fastfood": "",
     "attention.favor": "attention.additive attention.base attention.fastfood attention.projections config",
+    "attention.conv": "attention.additive attention.base attention.favor config errors",
     "attention": "attention.base attention.conv attention.evo attention.favor attention.linformer attention.lsh "
     "attention.rbf attention.softmax attention.window config errors",
     "compose": "config errors",

@@ -1,0 +1,184 @@
+"""`memory` tokens: equal to the naive form that really holds every gene's token, in values and gradients."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+from scperformer.attention import MECHANISMS
+from scperformer.config import HeadConfig, ModelConfig, TokensConfig
+from scperformer.data import Cells
+from scperformer.embedding import Batch
+from scperformer.encoder import Encoder
+from scperformer.errors import InputError
+from scperformer.inference import predict_cells
+from scperformer.model import CellTypeModel
+
+GENES, DIM, HEADS, WIDTH, DEPTH = 60, 12, 3, 4, 3
+ADDITIVE = {
+    "favor": {"name": "favor", "num_features": 9},
+    "favor relu": {"name": "favor", "kernel": "relu", "num_features": 9},
+    "rbf": {"name": "rbf", "num_anchors": 7},
+}
+TOKENS = {name: TokensConfig(name=name, unexpressed="memory") for name in ("scbert", "continuous")}
+each_additive = pytest.mark.parametrize("attention", ADDITIVE.values(), ids=ADDITIVE)
+each_tokens = pytest.mark.parametrize("tokens", TOKENS.values(), ids=TOKENS)
+
+
+def make(attention, tokens, **options) -> Encoder:
+    torch.manual_seed(0)
+    sizes = {"dim": DIM, "depth": DEPTH, "num_heads": HEADS, "head_dim": WIDTH, "dropout": 0.0}
+    encoder = Encoder(
+        GENES, tokens, ModelConfig(**{**sizes, **options}), attention, torch.Generator().manual_seed(0)
+    ).eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return encoder
+
+
+def cells(tokens, shares=(0.0, 0.1, 0.5, 1.0)) -> Cells:
+    """Cells that express none, some and all of the genes."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0.1, 5.0, (len(shares), GENES)) * (rng.random((len(shares), GENES)) < np.array(shares)[:, None])
+    return Cells(sparse.csr_matrix(x.astype(np.float32)), tokens)
+
+
+def batch_of(tokens, dtype) -> Batch:
+    batch = cells(tokens).batch(range(4))
+    values = batch.values_BL if batch.values_BL.dtype == torch.int64 else batch.values_BL.to(dtype)
+    return Batch(batch.genes_BL, values, batch.x_BL.to(dtype), batch.keep_BL)
+
+
+def norm(h, module):
+    mean, variance = h.mean(-1, keepdim=True), h.var(-1, unbiased=False, keepdim=True)
+    return (h - mean) / torch.sqrt(variance + 1e-5) * module.weight + module.bias
+
+
+def split(layer, h):
+    """q, k, v of tokens, tokens x heads x width."""
+    return (norm(h, layer.norm_attention) @ layer.to_qkv.weight.T).view(len(h), 3, HEADS, WIDTH).unbind(1)
+
+
+def phi(mechanism, x, head):
+    """phi of one head's tokens, written out: tokens x features."""
+    if hasattr(mechanism, "anchors_HME"):
+        distances = (x[:, None] - mechanism.anchors_HME[head]).square().sum(-1)
+        return torch.exp(-distances / (2 * math.sqrt(WIDTH)))
+    x = x * WIDTH**-0.25
+    projected = x @ mechanism.directions_ME.to(x).T
+    if mechanism.options.kernel == "relu":
+        return torch.relu(projected) + 0.001
+    return torch.exp(projected - x.square().sum(1, keepdim=True) / 2)
+
+
+def attended(layer, h_queries, h_keys):
+    """A layer's output for some tokens that see the given keys, with all weights written out."""
+    q, (_, k, v) = split(layer, h_queries)[0], split(layer, h_keys)
+    heads = []
+    for head in range(HEADS):
+        weights = phi(layer.attention, q[:, head], head) @ phi(layer.attention, k[:, head], head).T
+        heads.append(weights @ v[:, head] / weights.sum(1, keepdim=True))
+    h = h_queries + torch.cat(heads, dim=1) @ layer.to_out.weight.T + layer.to_out.bias
+    return h + layer.feedforward(norm(h, layer.norm_feedforward))
+
+
+def naive(encoder: Encoder, batch: Batch) -> list[torch.Tensor]:
+    """For each cell: its own tokens beside every other gene's token from the stream of zeros, layer by layer."""
+    zeros = encoder.embedding.unexpressed()[0]
+    h = [encoder.embedding(batch)[cell][keep] for cell, keep in enumerate(batch.keep_BL)]
+    genes = [batch.genes_BL[cell][keep] for cell, keep in enumerate(batch.keep_BL)]
+    for layer in encoder.layers:
+        others = [[g for g in range(GENES) if g not in own.tolist()] for own in genes]
+        h = [
+            attended(layer, tokens, torch.cat([tokens, zeros[other]])) for tokens, other in zip(h, others, strict=True)
+        ]
+        zeros = attended(layer, zeros, zeros)
+    return [norm(tokens, encoder.norm) for tokens in h]
+
+
+@each_additive
+@each_tokens
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=["64", "32"])
+def test_memory_equals_the_naive_form(attention, tokens, dtype, tolerance):
+    encoder, batch = make(attention, tokens).to(dtype), batch_of(tokens, dtype)
+    with torch.no_grad():
+        expected = torch.cat(naive(encoder, batch))
+        actual = encoder(batch)[batch.keep_BL]
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@each_additive
+@pytest.mark.parametrize("options", [{}, {"chunk_tokens": 7}, {"chunk_tokens": 7, "checkpointing": True}], ids=str)
+def test_gradients_equal_those_of_the_naive_form(attention, options):
+    tokens = TOKENS["continuous"]
+    encoder, batch = make(attention, tokens, **options).double(), batch_of(tokens, torch.float64)
+
+    def gradients(forward):
+        encoder.zero_grad()
+        out = forward()
+        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        (out * weights).sum().backward()
+        return {name: p.grad.clone() for name, p in encoder.named_parameters() if p.grad is not None}
+
+    expected = gradients(lambda: torch.cat(naive(encoder, batch)))
+    actual = gradients(lambda: encoder(batch)[batch.keep_BL])
+    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9)
+
+
+def test_memory_is_another_answer_than_skip_and_full():
+    batch = batch_of(TOKENS["continuous"], torch.float32)
+    memory = make(ADDITIVE["favor"], TOKENS["continuous"])
+    skip = make(ADDITIVE["favor"], TokensConfig(name="continuous", unexpressed="skip"))
+    with torch.no_grad():
+        assert (memory(batch) - skip(batch))[batch.keep_BL].abs().max() > 0.01
+
+
+def test_unexpressed_genes_are_computed_once_at_prediction(monkeypatch):
+    tokens = TOKENS["continuous"]
+    sizes = ModelConfig(dim=DIM, depth=DEPTH, num_heads=HEADS, head_dim=WIDTH, wide=False)
+    network = CellTypeModel(
+        GENES, 4, tokens=tokens, model=sizes, attention=ADDITIVE["favor"], head=HeadConfig(name="mean")
+    )
+    calls = []
+    unexpressed = network.encoder.embedding.unexpressed
+    monkeypatch.setattr(network.encoder.embedding, "unexpressed", lambda: calls.append(1) or unexpressed())
+    some = cells(tokens, np.linspace(0, 1, 20))
+    first = predict_cells(network, some, batch_size=3)
+    assert len(calls) == 1
+    # New weights: a new stream.
+    with torch.no_grad():
+        network.encoder.embedding.gene.weight.mul_(2)
+    second = predict_cells(network, some, batch_size=3)
+    assert len(calls) == 2
+    assert np.abs(first.embedding - second.embedding).max() > 1e-4
+
+
+def test_training_computes_them_anew_for_every_batch():
+    encoder, batch = (
+        make(ADDITIVE["favor"], TOKENS["continuous"]).train(),
+        batch_of(TOKENS["continuous"], torch.float32),
+    )
+    encoder(batch)
+    assert encoder.kept_memory is None
+    with torch.no_grad():
+        encoder(batch)
+    assert encoder.kept_memory is None
+
+
+@pytest.mark.parametrize("name", [name for name, mechanism in MECHANISMS.items() if not mechanism.additive])
+def test_mechanisms_that_do_not_add_up_are_refused(name):
+    with pytest.raises(
+        InputError, match=rf"memory with attention={name}; expected attention that adds up .*favor.*rbf"
+    ):
+        make({"name": name}, TOKENS["continuous"])
+
+
+def test_causal_and_published_forms_are_refused():
+    with pytest.raises(InputError, match=r"memory with causal attention=favor"):
+        make({"name": "favor", "causal": True}, TOKENS["continuous"])
+    with pytest.raises(InputError, match=r"attention\.epsilon"):
+        make({"name": "favor", "epsilon": 1e-4}, TOKENS["continuous"])
