@@ -21,7 +21,7 @@ import numpy as np
 from scperformer.errors import InputError
 from scperformer.io import new_folder, sha256
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 WEIGHTS, GENES, INFO, CARD = "model.safetensors", "genes.tsv", "bundle.json", "MODEL_CARD.md"
 CONTENT = {  # of bundle.json, beside format_version
     "name": str,
@@ -109,7 +109,7 @@ def load_bundle(path: str | Path) -> Bundle:
     Raises
     ------
     InputError
-        No such folder, a file of it is missing or damaged, or its format is newer than this program.
+        No such folder, a file of it is missing or damaged, or its format is not this program's.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -153,11 +153,13 @@ def _read_info(folder: Path) -> tuple[str, dict[str, Any]]:
         version = info["format_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise damaged_model(folder, f"'{INFO}' unreadable") from error
-    if not isinstance(version, int) or version > FORMAT_VERSION:
+    if version != FORMAT_VERSION:
+        older = isinstance(version, int) and version < FORMAT_VERSION
+        update = "update scperformer (pip install --upgrade scperformer)"
         raise InputError(
             f"model format {version} in '{folder}'",
-            f"format {FORMAT_VERSION} or older",
-            "update scperformer (pip install --upgrade scperformer)",
+            f"format {FORMAT_VERSION}",
+            "train the model again with this version" if older else update,
         )
     for name, kind in CONTENT.items():
         if not isinstance(info.get(name), kind):

@@ -3,48 +3,14 @@
 The YAML files in conf/ fill these; compose.py turns one into the other. Nothing here knows Hydra.
 """
 
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any
 
 from scperformer.errors import InputError
+from scperformer.options import require, require_choice
 
 INPUT_KINDS = ("auto", "counts", "linear", "log1p")
-
-
-def require(ok: bool, option: str, value: object, expected: str) -> None:
-    """Refuse the value of an option unless `ok`."""
-    if not ok:
-        raise InputError(f"{option}={value}", expected, f"set {option} accordingly")
-
-
-def require_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse the value of an option unless it is one of `choices`."""
-    require(value in choices, option, value, "one of " + ", ".join(choices))
-
-
-Schema = TypeVar("Schema")
-
-
-def checked(schema: type[Schema], values: dict[str, Any], prefix: str) -> Schema:
-    """A dataclass of options from plain values.
-
-    Raises
-    ------
-    InputError
-        A name that the dataclass does not have, a value of another type, or one out of range.
-    """
-    types = get_type_hints(schema)
-    for name, value in values.items():
-        if name not in types:
-            known = ", ".join(f"{prefix}{field.name}" for field in fields(schema)) or "none"  # type: ignore[arg-type]
-            raise InputError(f"option {prefix}{name}", f"an option that is there ({known})", "leave it out")
-        kind = list if get_origin(types[name]) is list else types[name]
-        whole_numbers_too = float in (kind, *get_args(kind))
-        ok = isinstance(value, (int, kind) if whole_numbers_too else kind) and (
-            kind is bool or not isinstance(value, bool)
-        )
-        require(ok, f"{prefix}{name}", value, f"a value of type {getattr(kind, '__name__', kind)}")
-    return schema(**values)
+ANALYSES = ("spectrum", "approximation")
 
 
 # --- groups: one per folder of conf/ -------------------------------------------------------------------------
@@ -378,9 +344,9 @@ class AnalyzeConfig(_InputOptions):
     threads: int = 1
 
     def __post_init__(self) -> None:
-        if self.analysis not in ("spectrum", "approximation"):
+        if self.analysis not in ANALYSES:
             found = "no analysis" if self.analysis is None else f"analysis '{self.analysis}'"
-            raise InputError(found, "spectrum or approximation", "name it first: 'scperformer analyze spectrum sample.h5ad'")
+            raise InputError(found, " or ".join(ANALYSES), "name it first: 'scperformer analyze spectrum sample.h5ad'")
         super().__post_init__()
         _check_inputs(self.inputs, f"analyze {self.analysis}", most=1)
         require(0 <= self.min_overlap <= 1, "min_overlap", self.min_overlap, "a share from 0 to 1")

@@ -32,7 +32,7 @@ def fast_products(device: str) -> Iterator[None]:
 
 @contextmanager
 def _reduced_precision_allowed() -> Iterator[None]:
-    setting = torch.backends.mkldnn.matmul
+    setting = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set when torch is imported
     before = setting.fp32_precision
     setting.fp32_precision = "bf16"
     try:

@@ -83,7 +83,7 @@ def _facts(labels: list[str], min_confidence: float, model_hash: str) -> dict:
             "trained_on": "reference.h5ad",
             "label_key": TRUTH_KEY,
             "num_cells": NUM_REFERENCE,
-            "format_version": 1,
+            "format_version": 2,
             "seed": 0,
             "scales": {"wide": 0.9, "deep": 0.4},
         },

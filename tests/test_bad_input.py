@@ -329,7 +329,7 @@ def test_model_changed_by_hand(case, sample, model, refused):
 @pytest.mark.parametrize("step", ["check", "preprocess", "predict"])
 def test_model_of_a_newer_format(step, sample, model, refused):
     change_bundle(model, format_version=99)
-    assert mentions(refused(step, sample, "model_path=model"), "model format 99", "or older", "update scperformer")
+    assert mentions(refused(step, sample, "model_path=model"), "model format 99", "format 2", "update scperformer")
 
 
 @pytest.mark.parametrize("path", ["nowhere", "sample.h5ad", "folder"])
@@ -362,7 +362,11 @@ OPTIONS = {
     "NaN": ("train", ["optim.lr=nan"], ("optim.lr=nan", "above 0")),
     "unknown precision": ("train", ["trainer.precision=8"], ("trainer.precision=8", "32-true, bf16-mixed")),
     "unknown head": ("train", ["head.name=two"], ("head.name=two", "cls, mean, conv")),
-    "unknown attention": ("train", ["attention.name=two"], ("attention.name=two", "favor, softmax")),
+    "unknown attention": (
+        "train",
+        ["attention.name=two"],
+        ("attention=two", "one of conv, evo, favor, linformer, lsh, rbf, softmax, window"),
+    ),
     "no branch": (
         "train",
         ["model.wide=false", "model.deep=false"],

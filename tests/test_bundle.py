@@ -201,10 +201,13 @@ def test_refuses_broken_json(folder, content):
         load_bundle(folder)
 
 
-@pytest.mark.parametrize("version", [2, 10**9, "1", 1.5, None])
-def test_refuses_other_format_versions(folder, version):
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [(1, "train"), (3, "update"), (10**9, "update"), ("2", "update"), (1.5, "update"), (None, "update")],
+)
+def test_refuses_other_format_versions(folder, version, remedy):
     change_info(folder, lambda info: info.update(format_version=version))
-    with pytest.raises(InputError, match=rf"model format {version} in .*; expected format 1 or older: update"):
+    with pytest.raises(InputError, match=rf"model format {version} in .*; expected format 2: {remedy}"):
         load_bundle(folder)
 
 

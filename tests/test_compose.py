@@ -21,7 +21,7 @@ CHOICES = sorted(
 
 @pytest.mark.parametrize("step", STEPS)
 def test_every_step_composes_to_its_dataclass(step):
-    needed = {"train": ["label_key=x"], "evaluate": ["truth_key=x"]}
+    needed = {"train": ["label_key=x"], "evaluate": ["truth_key=x"], "analyze": ["analysis=spectrum"]}
     config = make_config(step, ["inputs=[a.h5ad]", *needed.get(step, [])])
     assert type(config) is STEPS[step]
     assert config.inputs == ["a.h5ad"]

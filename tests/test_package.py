@@ -19,7 +19,9 @@ LAYERS = {
     "figures": "",
     "baseline": "",
     "calibrate": "",
-    "config": "errors",
+    "options": "errors",
+    "config": "errors options",
+    "products": "",
     "outputs": "errors",
     "genes": "errors",
     "io": "errors outputs",
@@ -28,17 +30,17 @@ LAYERS = {
     "attention.base": "",
     "attention.additive": "attention.base",
     "attention.projections": "",
-    "attention.softmax": "attention.base config errors",
-    "attention.rbf": "attention.additive attention.base config",
-    "attention.linformer": "attention.additive attention.base config errors",
-    "attention.window": "attention.additive attention.base config",
-    "attention.evo": "attention.base attention.window config",
-    "attention.lsh": "attention.additive attention.base config",
+    "attention.softmax": "attention.base options errors",
+    "attention.rbf": "attention.additive attention.base options",
+    "attention.linformer": "attention.additive attention.base options errors",
+    "attention.window": "attention.additive attention.base options",
+    "attention.evo": "attention.base attention.window options",
+    "attention.lsh": "attention.additive attention.base options",
     "attention.fastfood": "",
-    "attention.favor": "attention.additive attention.base attention.fastfood attention.projections config",
-    "attention.conv": "attention.additive attention.base attention.favor config errors",
+    "attention.favor": "attention.additive attention.base attention.fastfood attention.projections options",
+    "attention.conv": "attention.additive attention.base attention.favor options errors",
     "attention": "attention.base attention.conv attention.evo attention.favor attention.linformer attention.lsh "
-    "attention.rbf attention.softmax attention.window config errors",
+    "attention.rbf attention.softmax attention.window errors options",
     "compose": "config errors",
     "bundle": "errors io",
     "check": "bundle config detect errors genes io values",
@@ -51,7 +53,7 @@ LAYERS = {
     "encoder": "attention attention.additive config embedding errors pieces",
     "model": "config embedding encoder",
     "data": "config embedding tokens",
-    "inference": "baseline bundle config data errors model",
+    "inference": "baseline bundle config data errors model products",
     "predict": "bundle compose config data detect errors genes inference io preprocess",
     "analysis": "",
     "analysis.inputs": "data embedding encoder",
@@ -61,7 +63,7 @@ LAYERS = {
     "analyze": "analysis.approximation analysis.figures analysis.inputs analysis.spectrum config data errors "
     "inference io predict",
     "datamodule": "data embedding",
-    "learner": "calibrate config data datamodule embedding errors metrics model",
+    "learner": "calibrate config data datamodule embedding errors metrics model products",
     "training": "baseline bundle calibrate compose config data errors gene2vec inference io learner "
     "metrics model reference runs",
     "annotated": "errors io",
@@ -79,7 +81,7 @@ ONLY = {
     "torch": "attention attention.additive attention.base attention.fastfood attention.favor "
     "attention.linformer "
     "attention.projections attention.rbf attention.softmax attention.conv attention.evo attention.lsh attention.window "
-    "embedding encoder model pieces data datamodule inference learner "
+    "embedding encoder model pieces products data datamodule inference learner "
     "training analysis.approximation analysis.inputs analysis.spectrum",
     "anndata": "io detect check preprocess reference predict training annotated analyze",
     "h5py": "io annotated",

@@ -13,8 +13,8 @@ from scperformer.attention.lsh import Lsh
 from scperformer.attention.rbf import Rbf
 from scperformer.attention.softmax import Softmax
 from scperformer.attention.window import Window
-from scperformer.config import checked
 from scperformer.errors import InputError
+from scperformer.options import checked
 
 MECHANISMS: dict[str, type[Attention]] = {
     "conv": Conv,

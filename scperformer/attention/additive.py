@@ -111,12 +111,12 @@ class Additive(Attention):
         nothing_BL = torch.zeros_like(keep_BL[:, :1])
         before = self.key_sums(k_BHLE[:, :, :1], v_BHLE[:, :, :1], nothing_BL)
         out = []
-        for piece in zip(*(x.split(CAUSAL_CHUNK, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE)), strict=True):
-            keep, keep_BL = keep_BL[:, :CAUSAL_CHUNK], keep_BL[:, CAUSAL_CHUNK:]
+        split = (x.split(CAUSAL_CHUNK, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE))
+        for q, k, v, keep in zip(*split, keep_BL.split(CAUSAL_CHUNK, dim=1), strict=True):
             if torch.is_grad_enabled():  # or every piece's C x C x M tensor would wait for the backward pass
-                mixed, before = checkpoint(self._read_piece, *piece, keep, before, use_reentrant=False)
+                mixed, before = checkpoint(self._read_piece, q, k, v, keep, before, use_reentrant=False)
             else:
-                mixed, before = self._read_piece(*piece, keep, before)
+                mixed, before = self._read_piece(q, k, v, keep, before)
             out.append(mixed)
         return torch.cat(out, dim=2)
 

@@ -12,8 +12,8 @@ from torch.nn.functional import conv1d, embedding, pad, relu, scaled_dot_product
 from scperformer.attention.additive import widened
 from scperformer.attention.base import Attention, Sizes
 from scperformer.attention.favor import Favor, FavorOptions
-from scperformer.config import require
 from scperformer.errors import InputError
+from scperformer.options import require
 
 NOISE = 0.1  # of the starting kernels beside their middle tap of 1: root of the sum of squares
 

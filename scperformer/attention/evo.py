@@ -6,7 +6,7 @@ import torch
 
 from scperformer.attention.base import Sizes
 from scperformer.attention.window import Window, WindowOptions
-from scperformer.config import require
+from scperformer.options import require
 
 
 @dataclass(kw_only=True)

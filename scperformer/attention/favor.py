@@ -10,7 +10,7 @@ from scperformer.attention.additive import Additive, KeySums
 from scperformer.attention.base import Sizes
 from scperformer.attention.fastfood import Fastfood
 from scperformer.attention.projections import gaussian_directions
-from scperformer.config import require, require_choice
+from scperformer.options import require, require_choice
 
 EPSILON = 0.001  # added to the features of kernels that can be 0, as in generalized attention
 

@@ -12,8 +12,8 @@ from torch.nn.functional import embedding, scaled_dot_product_attention
 
 from scperformer.attention.additive import widened
 from scperformer.attention.base import Attention, Sizes
-from scperformer.config import require, require_choice
 from scperformer.errors import InputError
+from scperformer.options import require, require_choice
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from scperformer.attention.additive import widened
 from scperformer.attention.base import Attention, Sizes
-from scperformer.config import require
+from scperformer.options import require
 
 # Added to scores. A token with itself: far below what another key can have (Reformer's -1e5 would do for scores of
 # ordinary size). No real key: far below that, so that a token that is alone has itself.

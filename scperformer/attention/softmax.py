@@ -6,8 +6,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from scperformer.attention.base import Attention, Sizes
-from scperformer.config import require
 from scperformer.errors import InputError
+from scperformer.options import require
 
 
 @dataclass(kw_only=True)
