@@ -3,23 +3,26 @@
     out(q) = phi(q) S / phi(q) z,   S = sum_keys phi(k) v^T,   z = sum_keys phi(k)
 
 A mechanism of this kind gives phi, or log phi where phi is an exponential. Exponentials are stabilised per feature:
-with c_m the largest exponent of feature m over the real keys, exp(log phi(k) - c) and exp(log phi(q) + c - max_m) have
-the same product up to a factor that the division cancels. The feature with the largest query exponent then has weight
-1 and a key sum of at least 1, so the denominator is never below 1 whatever the size of q and k: no floor is added,
-and none can swallow the attention. Sums of different keys are carried with their c (`KeySums.scale`) and can be added
-and taken away: tokens can be processed in pieces.
+with c_m the largest exponent of feature m over the real keys, s_m and z_m are sums of exp(log phi(k) - c), z_m >= 1, and
+
+    out(q) = sum_m w_m s_m / z_m,   w = softmax over the features m of log phi(q) + c + log z
+
+Every feature holds a mean of values, s_m / z_m, and a query takes a mean of these. So no denominator comes near 0
+whatever the size of q and k: no floor is added, and none can swallow the attention. Sums of different keys are carried
+with their c (`KeySums.scale`) and can be added and taken away: tokens can be processed in pieces.
 """
 
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from scperformer.attention.base import Attention
 
 # Stands for the logarithm of 0 where exponents are subtracted from each other, which -inf must not be.
 LOG_OF_NOTHING = -1e30
+# Stands for a sum of phi(k) over no keys, or over keys that were all taken away but for rounding.
+EMPTY = 1e-20
 CAUSAL_CHUNK = 32  # tokens whose L x L x M weights are written out at a time
 
 
@@ -61,7 +64,7 @@ class Additive(Attention):
     can_subtract: bool = True  # sums of keys can be taken away from those of more keys
 
     def features(self, x_BHLE: torch.Tensor, queries: bool) -> torch.Tensor:
-        """phi(x) or, if `logarithmic`, log phi(x): B x H x L x M.
+        """phi(x) or, if `logarithmic`, log phi(x): B x H x L x M, a new tensor that the caller may write to.
 
         Of queries, log phi may leave out what is the same for every feature: it cancels in the division.
         """
@@ -76,10 +79,10 @@ class Additive(Attention):
                 dropped_B1L1 = ~keep_BL[:, None, :, None]
                 # dropped tokens have phi = 0, but 0 * inf is not 0
                 v_BHLE = v_BHLE.masked_fill(dropped_B1L1, 0.0)
-                phi_k_BHLM = phi_k_BHLM.masked_fill(dropped_B1L1, -torch.inf if self.logarithmic else 0.0)
+                phi_k_BHLM.masked_fill_(dropped_B1L1, -torch.inf if self.logarithmic else 0.0)
             if self.logarithmic:
                 scale_BHM = phi_k_BHLM.detach().amax(dim=2).clamp_min(LOG_OF_NOTHING)
-                phi_k_BHLM = torch.exp(phi_k_BHLM - scale_BHM.unsqueeze(2))
+                phi_k_BHLM.sub_(scale_BHM.unsqueeze(2)).exp_()  # in place: half the time goes to memory otherwise
             else:
                 scale_BHM = torch.zeros_like(phi_k_BHLM[:, :, 0])
             return KeySums(phi_k_BHLM.transpose(2, 3) @ v_BHLE, phi_k_BHLM.sum(dim=2), scale_BHM)
@@ -89,16 +92,13 @@ class Additive(Attention):
         with torch.autocast(q_BHLE.device.type, enabled=False):
             phi_q_BHLM = self.features(widened(q_BHLE), queries=True)
             if self.logarithmic:
-                log_phi_q_BHLM = phi_q_BHLM + sums.scale_BHM.unsqueeze(2)
-                phi_q_BHLM = torch.exp(log_phi_q_BHLM - log_phi_q_BHLM.detach().amax(dim=3, keepdim=True))
-            # One product for numerator and denominator: a product with a single column is as slow as with many.
-            width = sums.s_BHME.shape[-1]
-            both_BHMN = pad(torch.cat([sums.s_BHME, sums.z_BHM.unsqueeze(-1)], dim=-1), (0, -(width + 1) % 16))
-            both_BHLN = phi_q_BHLM @ both_BHMN
-            total_BHL1 = both_BHLN[..., width : width + 1]
-            if not self.logarithmic:  # features may all be 0: nothing is seen, which gives 0
-                total_BHL1 = total_BHL1.masked_fill(total_BHL1 == 0, 1.0)
-            out_BHLE = both_BHLN[..., :width] / total_BHL1
+                z_BHM = sums.z_BHM.clamp_min(EMPTY)
+                phi_q_BHLM.add_((sums.scale_BHM + z_BHM.log()).unsqueeze(2))
+                out_BHLE = phi_q_BHLM.softmax(-1) @ (sums.s_BHME / z_BHM.unsqueeze(-1))
+            else:
+                total_BHL1 = phi_q_BHLM @ sums.z_BHM.unsqueeze(-1)
+                # features may all be 0: nothing is seen, which gives 0
+                out_BHLE = phi_q_BHLM @ sums.s_BHME / total_BHL1.masked_fill(total_BHL1 == 0, 1.0)
         return out_BHLE.to(q_BHLE.dtype)
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):

@@ -87,6 +87,7 @@ class Favor(Additive):
         # E ln E features, as in the paper's experiments (266 at E = 64)
         num_features = options.num_features or max(1, int(sizes.head_dim * math.log(sizes.head_dim)))
         self.redraw_interval = 0 if options.projection == "identity" else options.redraw_interval
+        self.factor = 1.0 if options.projection == "identity" else sizes.head_dim**-0.25  # of queries and keys
         self.directions_ME: torch.Tensor
         if options.projection == "fastfood":
             self.fastfood = Fastfood(num_features, sizes.head_dim)
@@ -104,25 +105,29 @@ class Favor(Additive):
             self.directions_ME.copy_(gaussian_directions(num_features, head_dim, orthogonal, generator))
 
     def features(self, x_BHLE: torch.Tensor, queries: bool) -> torch.Tensor:
-        if self.options.projection != "identity":
-            x_BHLE = x_BHLE * self.sizes.head_dim**-0.25
-        projected_BHLM = self.projected(x_BHLE)
+        projected_BHLM = self.projected(x_BHLE, queries)
         if not self.logarithmic:
             return FUNCTIONS[self.options.kernel](projected_BHLM) + self.options.floor
         if self.options.kernel == "exp":
             return self.floored(projected_BHLM)
+        if queries and not self.is_published:
+            return projected_BHLM  # |q|^2 / 2 is the same for every feature of a query
+        norm_BHL1 = x_BHLE.square().sum(-1, keepdim=True) * (self.factor**2 / 2)
         if self.is_published:
-            return self.published(projected_BHLM, x_BHLE.square().sum(-1, keepdim=True) / 2, queries)
-        # |q|^2 / 2 is the same for every feature of a query
-        return projected_BHLM if queries else projected_BHLM - x_BHLE.square().sum(-1, keepdim=True) / 2
+            return self.published(projected_BHLM, norm_BHL1, queries)
+        return projected_BHLM.sub_(norm_BHL1)
 
-    def projected(self, x_BHLE: torch.Tensor) -> torch.Tensor:
-        """W x, B x H x L x M."""
+    def projected(self, x_BHLE: torch.Tensor, queries: bool) -> torch.Tensor:
+        """W x with x scaled, B x H x L x M; a new tensor."""
         if self.options.projection == "identity":
-            return x_BHLE
+            return x_BHLE.clone()
         if self.options.projection == "fastfood":
-            return self.fastfood(x_BHLE)
-        return x_BHLE @ self.directions_ME.to(x_BHLE.dtype).T
+            return self.fastfood(x_BHLE * self.factor)
+        directions_ME = self.directions_ME.to(x_BHLE.dtype) * self.factor
+        if queries:
+            return x_BHLE @ directions_ME.T
+        # Tokens last in memory: sums and maxima of keys run over them.
+        return (directions_ME @ x_BHLE.transpose(2, 3)).transpose(2, 3)
 
     def floored(self, log_phi_BHLM: torch.Tensor) -> torch.Tensor:
         """log(phi + epsilon)."""
