@@ -76,7 +76,8 @@ class Layer(nn.Module):
         if self.chunk_tokens is not None and h_BLD.shape[1] > self.chunk_tokens:
             # Cell by cell: what a cell gets, to the last bit, cannot depend on those beside it.
             cells = zip(h_BLD.split(1), keep_BL.split(1), strict=True)
-            return torch.cat([self.read(h_1LD, self.key_sums(h_1LD, keep_1L)) for h_1LD, keep_1L in cells])
+            outputs = [self.read(h_1LD, self.key_sums(h_1LD, keep_1L)) for h_1LD, keep_1L in cells]
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         if self.checkpointing and torch.is_grad_enabled():
             return checkpoint(self._whole, h_BLD, keep_BL, positions_BL, use_reentrant=False)
         return self._whole(h_BLD, keep_BL, positions_BL)
@@ -158,7 +159,7 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(model.dim) if model.norm == "pre" else nn.Identity()
         self.dropout = nn.Dropout(model.dropout)
         self.has_memory = tokens.unexpressed == "memory"
-        self.kept_memory: Memory | None = None
+        self.kept_memory: tuple[list[tuple[int, int]], Memory] | None = None  # and the weights that it was made with
         if self.has_memory:
             require_memory(attention["name"], self.mechanisms[0])
 
@@ -191,9 +192,11 @@ class Encoder(nn.Module):
                 h_BLD = self.after_layer(index, h_BLD, batch, memory)
 
     def memory(self) -> Memory:
-        """The stream of unexpressed genes; at prediction, the same one until the weights may have changed."""
-        if self.kept_memory is not None:
-            return self.kept_memory
+        """The stream of unexpressed genes; at prediction, the same one until a weight changes."""
+        learns = self.training or torch.is_grad_enabled()
+        weights = [(x.data_ptr(), x._version) for x in self.state_dict(keep_vars=True).values()]
+        if not learns and self.kept_memory is not None and self.kept_memory[0] == weights:
+            return self.kept_memory[1]
         memory = Memory([], [])
         h_1GD = self.dropout(self.embedding.unexpressed())
         keep_1G = torch.ones(h_1GD.shape[:2], dtype=torch.bool, device=h_1GD.device)
@@ -202,18 +205,12 @@ class Encoder(nn.Module):
             memory.sums.append(layer.key_sums(h_1GD, keep_1G))
             if index + 1 < len(self.stack):
                 h_1GD = layer.read(h_1GD, memory.sums[index])
-        if not (self.training or torch.is_grad_enabled()):
-            self.kept_memory = memory
+        self.kept_memory = None if learns else (weights, memory)
         return memory
-
-    def train(self, mode: bool = True) -> "Encoder":
-        self.kept_memory = None
-        return super().train(mode)
 
     @torch.no_grad()
     def start(self, batch: Batch, generator: torch.Generator) -> None:
         """Let every mechanism look at the keys of training cells, layer after layer."""
-
         h_BLD = self.embedding(batch)
         for layer in self.stack:
             layer.attention.start(layer.keys_values(h_BLD)[0], batch.keep_BL, generator)

@@ -148,6 +148,7 @@ def test_unexpressed_genes_are_computed_once_at_prediction(monkeypatch):
     monkeypatch.setattr(network.encoder.embedding, "unexpressed", lambda: calls.append(1) or unexpressed())
     some = cells(tokens, np.linspace(0, 1, 20))
     first = predict_cells(network, some, batch_size=3)
+    predict_cells(network, some, batch_size=7)
     assert len(calls) == 1
     # New weights: a new stream.
     with torch.no_grad():

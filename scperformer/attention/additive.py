@@ -3,7 +3,7 @@
     out(q) = phi(q) S / phi(q) z,   S = sum_keys phi(k) v^T,   z = sum_keys phi(k)
 
 A mechanism of this kind gives phi, or log phi where phi is an exponential. Exponentials are stabilised per feature:
-with c_m the largest exponent of feature m over the real keys, s_m and z_m are sums of exp(log phi(k) - c), z_m >= 1, and
+with c_m the largest exponent of feature m over the real keys, s_m and z_m sum exp(log phi(k) - c). So z_m >= 1, and
 
     out(q) = sum_m w_m s_m / z_m,   w = softmax over the features m of log phi(q) + c + log z
 
@@ -96,9 +96,7 @@ class Additive(Attention):
                 phi_q_BHLM.add_((sums.scale_BHM + z_BHM.log()).unsqueeze(2))
                 out_BHLE = phi_q_BHLM.softmax(-1) @ (sums.s_BHME / z_BHM.unsqueeze(-1))
             else:
-                total_BHL1 = phi_q_BHLM @ sums.z_BHM.unsqueeze(-1)
-                # features may all be 0: nothing is seen, which gives 0
-                out_BHLE = phi_q_BHLM @ sums.s_BHME / total_BHL1.masked_fill(total_BHL1 == 0, 1.0)
+                out_BHLE = weighted_mean(phi_q_BHLM, sums)
         return out_BHLE.to(q_BHLE.dtype)
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
@@ -144,6 +142,12 @@ class Additive(Attention):
             mixed_BHCE = weights_BHCC @ v_BHCE + phi_q_BHCM @ before.s_BHME
             mixed_BHCE = mixed_BHCE / total_BHC1.masked_fill(total_BHC1 == 0, 1.0)
             return mixed_BHCE, before + self.key_sums(k_BHCE, v_BHCE, keep_BC)
+
+
+def weighted_mean(phi_q_BHLM: torch.Tensor, sums: KeySums) -> torch.Tensor:
+    """phi(q) S / phi(q) z; features may all be 0: nothing is seen, which gives 0."""
+    total_BHL1 = phi_q_BHLM @ sums.z_BHM.unsqueeze(-1)
+    return phi_q_BHLM @ sums.s_BHME / total_BHL1.masked_fill(total_BHL1 == 0, 1.0)
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:

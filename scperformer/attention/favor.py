@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from scperformer.attention.additive import Additive, KeySums
+from scperformer.attention.additive import Additive, KeySums, weighted_mean, widened
 from scperformer.attention.base import Sizes
 from scperformer.attention.fastfood import Fastfood
 from scperformer.attention.projections import gaussian_directions
@@ -142,16 +142,19 @@ class Favor(Additive):
     # largest entry, whose scale is K.
 
     def published(self, projected_BHLM: torch.Tensor, norm_BHL1: torch.Tensor, queries: bool) -> torch.Tensor:
-        """Logarithms of the features of queries, M, or of keys, M + 2, before epsilon is added."""
+        """phi(q), M features, or log phi(k) without epsilon, M + 2."""
         largest_BHL1 = projected_BHLM.detach().amax(dim=-1, keepdim=True)
         if queries:
-            return self.floored(projected_BHLM - norm_BHL1 - largest_BHL1)
+            return projected_BHLM.sub_(norm_BHL1 + largest_BHL1).exp_() + self.options.floor
         return torch.cat([projected_BHLM - norm_BHL1, torch.zeros_like(largest_BHL1), largest_BHL1], dim=-1)
 
     def read(self, q_BHLE: torch.Tensor, sums: KeySums) -> torch.Tensor:
-        if self.is_published:
-            factor_BHM = torch.exp(sums.scale_BHM[..., :-2] - sums.scale_BHM[..., -1:])
-            s_BHME = sums.s_BHME[:, :, :-2] * factor_BHM.unsqueeze(-1) + self.options.floor * sums.s_BHME[:, :, -2:-1]
-            z_BHM = sums.z_BHM[..., :-2] * factor_BHM + self.options.floor * sums.z_BHM[..., -2:-1]
-            sums = KeySums(s_BHME, z_BHM, torch.zeros_like(z_BHM))
-        return super().read(q_BHLE, sums)
+        if not self.is_published:
+            return super().read(q_BHLE, sums)
+        factor_BHM = torch.exp(sums.scale_BHM[..., :-2] - sums.scale_BHM[..., -1:])
+        s_BHME = sums.s_BHME[:, :, :-2] * factor_BHM.unsqueeze(-1) + self.options.floor * sums.s_BHME[:, :, -2:-1]
+        z_BHM = sums.z_BHM[..., :-2] * factor_BHM + self.options.floor * sums.z_BHM[..., -2:-1]
+        with torch.autocast(q_BHLE.device.type, enabled=False):
+            phi_q_BHLM = self.features(widened(q_BHLE), queries=True)
+            out_BHLE = weighted_mean(phi_q_BHLM, KeySums(s_BHME, z_BHM, torch.zeros_like(z_BHM)))
+        return out_BHLE.to(q_BHLE.dtype)

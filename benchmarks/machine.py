@@ -1,0 +1,29 @@
+"""What a benchmark says of the machine it ran on, and what it asks of it."""
+
+import os
+import platform
+import re
+from pathlib import Path
+
+import torch
+
+
+def machine() -> str:
+    """Processor, cores, torch and, where there is one, the GPU."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
+    found = re.search(r"model name\s*:\s*(.+)", text)
+    processor = found[1] if found else platform.processor()
+    capability = torch.backends.cpu.get_cpu_capability()
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{processor} ({capability}), {os.cpu_count()} cores, torch {torch.__version__}{gpu}"
+
+
+def peak_gb() -> float:
+    """The most memory that this process has held, in GB (10^9 bytes).
+
+    Not `ru_maxrss`, which a process inherits from the one that starts it.
+    """
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    found = re.search(r"VmHWM:\s*(\d+) kB", status)
+    assert found
+    return int(found[1]) * 1024 / 1e9
