@@ -105,29 +105,25 @@ class Favor(Additive):
             self.directions_ME.copy_(gaussian_directions(num_features, head_dim, orthogonal, generator))
 
     def features(self, x_BHLE: torch.Tensor, queries: bool) -> torch.Tensor:
-        projected_BHLM = self.projected(x_BHLE, queries)
+        projected_BHLM = self.projected(x_BHLE)
         if not self.logarithmic:
             return FUNCTIONS[self.options.kernel](projected_BHLM) + self.options.floor
         if self.options.kernel == "exp":
             return self.floored(projected_BHLM)
         if queries and not self.is_published:
             return projected_BHLM  # |q|^2 / 2 is the same for every feature of a query
-        norm_BHL1 = x_BHLE.square().sum(-1, keepdim=True) * (self.factor**2 / 2)
+        log_norm_BHL1 = x_BHLE.square().sum(-1, keepdim=True) * (-(self.factor**2) / 2)
         if self.is_published:
-            return self.published(projected_BHLM, norm_BHL1, queries)
-        return projected_BHLM.sub_(norm_BHL1)
+            return self.published(projected_BHLM, log_norm_BHL1, queries)
+        return projected_BHLM.add_(log_norm_BHL1)
 
-    def projected(self, x_BHLE: torch.Tensor, queries: bool) -> torch.Tensor:
+    def projected(self, x_BHLE: torch.Tensor) -> torch.Tensor:
         """W x with x scaled, B x H x L x M; a new tensor."""
         if self.options.projection == "identity":
             return x_BHLE.clone()
         if self.options.projection == "fastfood":
             return self.fastfood(x_BHLE * self.factor)
-        directions_ME = self.directions_ME.to(x_BHLE.dtype) * self.factor
-        if queries:
-            return x_BHLE @ directions_ME.T
-        # Tokens last in memory: sums and maxima of keys run over them.
-        return (directions_ME @ x_BHLE.transpose(2, 3)).transpose(2, 3)
+        return x_BHLE @ (self.directions_ME.to(x_BHLE.dtype) * self.factor).T
 
     def floored(self, log_phi_BHLM: torch.Tensor) -> torch.Tensor:
         """log(phi + epsilon)."""
@@ -141,12 +137,12 @@ class Favor(Additive):
     # come with two features more: 1, whose sums are those of v and the number of keys, and the exponential of the
     # largest entry, whose scale is K.
 
-    def published(self, projected_BHLM: torch.Tensor, norm_BHL1: torch.Tensor, queries: bool) -> torch.Tensor:
+    def published(self, projected_BHLM: torch.Tensor, log_norm_BHL1: torch.Tensor, queries: bool) -> torch.Tensor:
         """phi(q), M features, or log phi(k) without epsilon, M + 2."""
         largest_BHL1 = projected_BHLM.detach().amax(dim=-1, keepdim=True)
         if queries:
-            return projected_BHLM.sub_(norm_BHL1 + largest_BHL1).exp_() + self.options.floor
-        return torch.cat([projected_BHLM - norm_BHL1, torch.zeros_like(largest_BHL1), largest_BHL1], dim=-1)
+            return projected_BHLM.add_(log_norm_BHL1 - largest_BHL1).exp_() + self.options.floor
+        return torch.cat([projected_BHLM + log_norm_BHL1, torch.zeros_like(largest_BHL1), largest_BHL1], dim=-1)
 
     def read(self, q_BHLE: torch.Tensor, sums: KeySums) -> torch.Tensor:
         if not self.is_published:

@@ -68,7 +68,8 @@ class Rbf(Additive):
     def features(self, x_BHLE: torch.Tensor, queries: bool) -> torch.Tensor:
         anchors_HME = self.anchors_HME.to(x_BHLE.dtype)
         # -|x - a|^2 / 2 without the tensor of all differences
-        log_phi_BHLM = x_BHLE @ anchors_HME.transpose(1, 2) - anchors_HME.square().sum(-1).unsqueeze(1) / 2
-        # |q|^2 is the same for every anchor
-        norms_BHL1 = 0.0 if queries else x_BHLE.square().sum(-1, keepdim=True) / 2
-        return (log_phi_BHLM - norms_BHL1) / self.variance
+        log_phi_BHLM = x_BHLE @ (anchors_HME / self.variance).transpose(1, 2)
+        log_phi_BHLM.sub_(anchors_HME.square().sum(-1).unsqueeze(1) / (2 * self.variance))
+        if queries:
+            return log_phi_BHLM  # |q|^2 is the same for every anchor
+        return log_phi_BHLM.sub_(x_BHLE.square().sum(-1, keepdim=True) / (2 * self.variance))
