@@ -70,7 +70,10 @@ presets: model=tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=
 }
 
 # Values of these are the user's own words and may hold any character.
-TEXT_OPTIONS = ("output", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title")
+TEXT_OPTIONS = (
+    *("output", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title"),
+    "model.gene2vec_path",
+)
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
 # Hydra's flags that make sense here and the values they take: these, none, or any.
 CFG = ("job", "hydra", "all")
@@ -230,7 +233,7 @@ def run_step(step: str, words: list[str]) -> None:
         compose.require_choices(overrides)
         hydra.main(config_path=str(compose.conf_dir()), config_name=step, version_base="1.3")(task)()
     except compose.OVERRIDE_ERRORS as error:
-        raise compose.override_error(error, step) from error
+        raise compose.override_error(error, step, overrides) from error
     finally:
         sys.argv = typed
 

@@ -75,7 +75,7 @@ def composed(step: str, overrides: Sequence[str] = ()) -> DictConfig:
         with initialize_config_dir(str(conf_dir()), job_name=step, version_base="1.3"):
             return compose(step, list(overrides))
     except OVERRIDE_ERRORS as error:
-        raise override_error(error, step) from error
+        raise override_error(error, step, overrides) from error
 
 
 def to_config(cfg: DictConfig, step: str) -> Any:
@@ -94,7 +94,7 @@ def to_config(cfg: DictConfig, step: str) -> Any:
             )
         config = OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
-        raise override_error(error, step) from error
+        raise override_error(error, step, []) from error
     _require_known(config, step)
     return config
 
@@ -143,8 +143,11 @@ def quoted(value: str) -> str:
     return f"'{escaped}'"
 
 
-def override_error(error: Exception, step: str) -> InputError:
+def override_error(error: Exception, step: str, overrides: Sequence[str]) -> InputError:
     """Hydra's explanation of a bad override as one line with a remedy."""
+    unknown = re.search(r"Could not override '(\w+)\.(\w+)'", str(error))
+    if unknown and unknown[1] in group_names():
+        return unknown_option(unknown[1], unknown[2], step, overrides)
     text = f"{error}\n{error.__cause__ or ''}".partition("Config search path")[0]
     text = re.sub(r":\n\t", ": ", text).replace("\n\t", ", ")  # the list of available options
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -158,3 +161,11 @@ def override_error(error: Exception, step: str) -> InputError:
     if "'model'" in found and "model_path" in options and "model" not in options:
         remedy = f"name a trained model with model_path=FOLDER; {remedy}"
     return InputError(found, f"an option of '{step}' and a value it can take", remedy)
+
+
+def unknown_option(group: str, name: str, step: str, overrides: Sequence[str]) -> InputError:
+    """The refusal of an option that its group does not have, with those it has (Hydra would not say)."""
+    words = (word.partition(",")[0] for word in overrides)  # of a sweep, the first run
+    choices = [word for word in words if word.partition("=")[0] in group_names()]
+    known = ", ".join(f"{group}.{option}" for option in composed(step, choices)[group])
+    return InputError(f"option {group}.{name}", f"one of {known}", f"'scperformer {step} --cfg job' lists all options")

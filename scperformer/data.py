@@ -53,8 +53,8 @@ class Cells:
         return self.batch(cells, length), torch.from_numpy(self.known_labels[np.asarray(cells)])
 
 
-def drop_genes(batch: Batch, share: float) -> Batch:
-    """The batch without a random share of its gene tokens, packed into as few positions as are left.
+def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:
+    """The batch without a random share of its gene tokens.
 
     Parameters
     ----------
@@ -62,11 +62,16 @@ def drop_genes(batch: Batch, share: float) -> Batch:
         Tokens of B cells; special positions are never dropped.
     share
         Probability of each gene token to be dropped, 0 to 1. Draws from torch's global generator.
+    in_place
+        Dropped tokens stay where they are, with `keep` False. Otherwise the others are packed into as few positions
+        as they need.
     """
     last_B1 = batch.keep_BL.sum(1, keepdim=True) - 1
     is_special = torch.zeros_like(batch.keep_BL).scatter(1, last_B1, True)
     draws = torch.rand(batch.keep_BL.shape).to(batch.keep_BL.device)
     kept_BL = batch.keep_BL & ((draws >= share) | is_special)
+    if in_place:
+        return Batch(batch.genes_BL, batch.values_BL, batch.x_BL, kept_BL)
     # Real tokens move to the front in their order, so the special position stays the last of them.
     order = torch.argsort(~kept_BL, dim=1, stable=True)[:, : padded_length(int(kept_BL.sum(1).max()))]
     return Batch(*(tensor.gather(1, order) for tensor in (batch.genes_BL, batch.values_BL, batch.x_BL, kept_BL)))

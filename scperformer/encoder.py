@@ -8,7 +8,7 @@ all genes at zero, less those that a cell expresses, are added to the cell's own
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,9 @@ from scperformer.embedding import Batch, Embedding
 from scperformer.errors import InputError
 from scperformer.pieces import read_in_pieces, read_recomputed, sum_in_pieces, sum_recomputed
 
+# Share of the genes. What few genes contribute is not the difference of what all and what most do: long keys among the
+# latter would leave rounding errors larger than it.
+MOST = 1 / 3
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 
 
@@ -123,11 +126,17 @@ class Memory:
     sums: list[KeySums]  # one per layer: what all G genes contribute as keys
 
     def without(self, layer: Layer, index: int, batch: Batch) -> KeySums:
-        """What the genes that are not tokens of a cell contribute to a layer."""
+        """What the genes that are not tokens of a cell contribute to a layer, be these dropped (hidden) or not."""
         h_GD = self.h_1GD[index][0]
-        is_gene_BL = batch.keep_BL & (batch.genes_BL < len(h_GD))
+        is_gene_BL = batch.genes_BL < len(h_GD)  # special positions and padding have the number after the last gene
         h_BLD = h_GD[batch.genes_BL.clamp_max(len(h_GD) - 1)]
-        return self.sums[index] + -layer.key_sums(h_BLD, is_gene_BL)
+        sums = self.sums[index] + -layer.key_sums(h_BLD, is_gene_BL)
+        rows = torch.nonzero(is_gene_BL.sum(1) > MOST * len(h_GD)).flatten()
+        if len(rows):
+            others_BG = is_gene_BL.new_ones(len(rows), len(h_GD) + 1)
+            others_BG = others_BG.scatter(1, batch.genes_BL[rows], False)[:, :-1]
+            sums = sums.replaced(rows, layer.key_sums(h_GD.expand(len(rows), -1, -1), others_BG))
+        return sums
 
 
 class Encoder(nn.Module):
@@ -159,7 +168,7 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(model.dim) if model.norm == "pre" else nn.Identity()
         self.dropout = nn.Dropout(model.dropout)
         self.has_memory = tokens.unexpressed == "memory"
-        self.kept_memory: tuple[list[tuple[int, int]], Memory] | None = None  # and the weights that it was made with
+        self.kept_memory: tuple[list[Any], Memory] | None = None  # and what it was made with
         if self.has_memory:
             require_memory(attention["name"], self.mechanisms[0])
 
@@ -194,8 +203,8 @@ class Encoder(nn.Module):
     def memory(self) -> Memory:
         """The stream of unexpressed genes; at prediction, the same one until a weight changes."""
         learns = self.training or torch.is_grad_enabled()
-        weights = [(x.data_ptr(), x._version) for x in self.state_dict(keep_vars=True).values()]
-        if not learns and self.kept_memory is not None and self.kept_memory[0] == weights:
+        made_with = [] if learns else self._state()
+        if not learns and self.kept_memory is not None and self.kept_memory[0] == made_with:
             return self.kept_memory[1]
         memory = Memory([], [])
         h_1GD = self.dropout(self.embedding.unexpressed())
@@ -205,16 +214,31 @@ class Encoder(nn.Module):
             memory.sums.append(layer.key_sums(h_1GD, keep_1G))
             if index + 1 < len(self.stack):
                 h_1GD = layer.read(h_1GD, memory.sums[index])
-        self.kept_memory = None if learns else (weights, memory)
+        self.kept_memory = None if learns else (made_with, memory)
         return memory
+
+    def _state(self) -> list[Any]:
+        """What the memory depends on; compares unequal as soon as a weight, its place or the precision changes."""
+        weights = self.state_dict(keep_vars=True).values()
+        device = next(self.parameters()).device.type
+        precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        return [precision, *((x.data_ptr(), 0 if x.is_inference() else x._version) for x in weights)]
 
     @torch.no_grad()
     def start(self, batch: Batch, generator: torch.Generator) -> None:
         """Let every mechanism look at the keys of training cells, layer after layer."""
+        was_training = self.training
+        self.eval()  # no dropout
         h_BLD = self.embedding(batch)
-        for layer in self.stack:
+        for index, layer in enumerate(self.stack):
             layer.attention.start(layer.keys_values(h_BLD)[0], batch.keep_BL, generator)
-            h_BLD = layer(h_BLD, batch.keep_BL, batch.genes_BL)
+            h_BLD = self.after_layer(index, h_BLD, batch, self.memory() if self.has_memory else None)
+        self.train(was_training)
+
+
+def require_encoder(tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any]) -> None:
+    """Refuse options that no encoder can have, by building a small one: errors as in `Encoder`."""
+    Encoder(1, tokens, replace(model, depth=1), attention, torch.Generator())
 
 
 def require_memory(name: str, mechanism: Attention) -> None:

@@ -1,7 +1,7 @@
 """A user's table of gene vectors, such as gene2vec's: one line per gene, its symbol and its numbers."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,35 +41,46 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
     """
     index = {gene: i for i, gene in enumerate(genes)}
     vectors = np.zeros((len(genes), dim), dtype=np.float32)
-    found, other = set(), ""
-    try:
-        with open(path, encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                name, *numbers = line.split() or [""]
-                if not name or (number == 1 and len(numbers) == 1):
-                    continue
-                if len(numbers) != dim:
-                    raise _unusable(path, f"{len(numbers)} numbers in line {number}", f"{dim}, as model.dim={dim}")
-                if name in index:
-                    vectors[index[name]] = numbers
-                    found.add(name)
-                else:
-                    other = name
-    except InputError:  # a ValueError too
-        raise
-    except OSError as error:
-        raise _unusable(path, f"a file that cannot be read ({error.strerror})", "a text file") from error
-    except UnicodeDecodeError as error:
-        raise _unusable(path, "bytes that are no text", "a text file") from error
-    except ValueError as error:
-        raise _unusable(path, f"something else than numbers in line {number}", f"a gene and {dim} numbers") from error
+    found: set[str] = set()
+    other, repeated = "", 0
+    for name, numbers in _lines(path, dim):
+        if name not in index:
+            other = name
+            continue
+        try:
+            with np.errstate(over="ignore"):
+                vectors[index[name]] = numbers
+        except ValueError as error:
+            found_text = f"something else than numbers for '{name}'"
+            raise _unusable(path, found_text, f"a gene and {dim} numbers in each line") from error
+        repeated += name in found
+        found.add(name)
     if not np.isfinite(vectors).all():
         raise _unusable(path, "numbers that are not finite", "finite numbers")
     if len(found) < MIN_SHARE * len(genes):
         examples = f"(the model has e.g. '{genes[0]}', the file '{other}')" if genes else ""
         raise _unusable(path, f"{len(found)} of the model's {len(genes)} genes", f"a tenth of them {examples}")
+    if repeated:
+        log.warning("genes that occur more than once in %s: %d; the last line counts", path, repeated)
     log.info("gene vectors: %d of %d genes in %s; the others get zeros", len(found), len(genes), path)
     return vectors
+
+
+def _lines(path: str | Path, dim: int) -> Iterator[tuple[str, list[str]]]:
+    """Gene and numbers, still as text, of each line."""
+    try:
+        with open(path, encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, start=1):
+                name, *numbers = line.split() or [""]
+                if not name or (number == 1 and name.isdigit() and len(numbers) == 1):
+                    continue
+                if len(numbers) != dim:
+                    raise _unusable(path, f"{len(numbers)} numbers in line {number}", f"{dim}, as model.dim={dim}")
+                yield name, numbers
+    except OSError as error:
+        raise _unusable(path, f"a file that cannot be read ({error.strerror})", "a text file") from error
+    except UnicodeDecodeError as error:
+        raise _unusable(path, "bytes that are no text", "a text file") from error
 
 
 def _unusable(path: str | Path, found: str, expected: str) -> InputError:

@@ -119,7 +119,8 @@ class Learner(pl.LightningModule):
 
     def training_step(self, batch: tuple[Batch, torch.Tensor], batch_idx: int) -> torch.Tensor:
         tokens, labels_B = batch
-        seen = drop_genes(tokens, self.gene_dropout) if self.gene_dropout else tokens
+        in_place = self.network.places_matter
+        seen = drop_genes(tokens, self.gene_dropout, in_place) if self.gene_dropout else tokens
         wide_BC, deep_BC, _ = self.network.branches(tokens, seen)
         loss = self.loss(wide_BC + deep_BC, labels_B)
         if self.network.has_both and self.optim.deep_loss_weight:

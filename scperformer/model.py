@@ -31,10 +31,11 @@ class ClsPool(nn.Module):
     def __init__(self, num_genes: int, dim: int):
         super().__init__()
         self.width = dim
+        self.num_genes = num_genes
 
     def forward(self, h_BLD: torch.Tensor, batch: Batch) -> torch.Tensor:
-        last_B = batch.keep_BL.sum(1) - 1
-        return h_BLD[torch.arange(len(last_B), device=last_B.device), last_B]
+        place_B = (batch.keep_BL & (batch.genes_BL == self.num_genes)).int().argmax(1)
+        return h_BLD[torch.arange(len(place_B), device=place_B.device), place_B]
 
 
 class ConvPool(nn.Module):
@@ -165,6 +166,15 @@ class CellTypeModel(nn.Module):
     def redraw_interval(self) -> int:
         """Training steps between calls of `redraw`; 0: never."""
         return 0 if self.encoder is None else self.encoder.mechanisms[0].redraw_interval
+
+    @property
+    def places_matter(self) -> bool:
+        """Whether tokens that training hides have to stay in their places.
+
+        Neighbours would be others than at prediction or, with `memory`, hidden genes would count as unexpressed.
+        """
+        encoder = self.encoder
+        return encoder is not None and (encoder.has_memory or encoder.mechanisms[0].order_sensitive)
 
     def require_length(self, num_tokens: int) -> None:
         """Refuse cells of so many tokens if the attention does."""

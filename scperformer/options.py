@@ -32,7 +32,11 @@ def checked(schema: type[Schema], values: dict[str, Any], prefix: str) -> Schema
     for name, value in values.items():
         if name not in types:
             known = ", ".join(f"{prefix}{field.name}" for field in fields(schema)) or "none"  # type: ignore[arg-type]
-            raise InputError(f"option {prefix}{name}", f"an option that is there ({known})", "leave it out")
+            raise InputError(
+                f"option {prefix}{name}",
+                f"an option that is there ({known})",
+                "leave it out",
+            )
         kind = list if get_origin(types[name]) is list else types[name]
         whole_numbers_too = float in (kind, *get_args(kind))
         ok = isinstance(value, (int, kind) if whole_numbers_too else kind) and (

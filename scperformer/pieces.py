@@ -102,7 +102,7 @@ class _Again:
         self.function, self.size = function, size
         self.device = device
         self.rng_state = torch.get_rng_state()
-        self.device_rng_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        self.device_rng_state = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state()
         self.dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
     @contextmanager
@@ -110,13 +110,13 @@ class _Again:
         """Gradients on, everything else as it was at the first run; the state now comes back afterwards."""
         devices = [] if self.device_rng_state is None else [self.device]
         with (
-            torch.random.fork_rng(devices),
+            torch.random.fork_rng(devices, device_type=self.device.type),
             torch.enable_grad(),
             torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None),
         ):
             torch.set_rng_state(self.rng_state)
             if self.device_rng_state is not None:
-                torch.cuda.set_rng_state(self.device_rng_state, self.device)
+                torch.get_device_module(self.device).set_rng_state(self.device_rng_state)
             yield
 
 

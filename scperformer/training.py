@@ -16,10 +16,12 @@ import torch
 from anndata import AnnData
 
 from scperformer import baseline
+from scperformer.attention import MECHANISMS
 from scperformer.bundle import INFO, Bundle, save_bundle, sum_of_branches
 from scperformer.calibrate import branch_scales
 from scperformer.config import TrainConfig
 from scperformer.data import Cells, stratified_split
+from scperformer.encoder import require_encoder
 from scperformer.errors import InputError
 from scperformer.gene2vec import read_gene_vectors
 from scperformer.inference import branch_logits, torch_state_kept
@@ -177,6 +179,8 @@ def to_bundle(
         "versions": {package: version(package) for package in packages} | {"python": platform.python_version()},
     }
     groups = {group: asdict(cfg)[group] for group in ("tokens", "model", "attention", "head")}
+    if cfg.model.gene2vec_path is not None:
+        groups["model"]["gene2vec_path"] = Path(cfg.model.gene2vec_path).name  # folders are nobody else's business
     return Bundle(
         name=name,
         genes=reference.genes,
@@ -245,7 +249,23 @@ def train(adata: AnnData, label_key: str, *, output: str | Path, overrides: Sequ
     return Path(output)
 
 
+def ignored_options(cfg: TrainConfig) -> dict[str, str]:
+    """Options that were given and change nothing, and why."""
+    mechanism = MECHANISMS[cfg.attention["name"]]
+    whole = "causal attention is" if cfg.attention.get("causal") else f"attention={cfg.attention['name']} is"
+    ignored = {}
+    if cfg.model.gene2vec_path is not None and cfg.model.positions != "gene2vec":
+        ignored["model.gene2vec_path"] = f"model.positions={cfg.model.positions}"
+    if cfg.model.chunk_tokens is not None and (not mechanism.additive or cfg.attention.get("causal")):
+        ignored["model.chunk_tokens"] = f"{whole} computed as a whole"
+    return ignored
+
+
 def _train(adata: AnnData, cfg: TrainConfig, output: Path, *, path: Path, checksum: str) -> None:
+    if cfg.model.deep:
+        require_encoder(cfg.tokens, cfg.model, cfg.attention)
+        for option, why in ignored_options(cfg).items():
+            log.warning("%s is ignored: %s", option, why)
     reference = make_reference(adata, cfg, path)
     run_folder = open_run(cfg, output, checksum)
     try:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from measured import LargestTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from twins import CASES, TWINS
 
@@ -274,20 +273,6 @@ def make_long(name, length):
     options = {"softmax": {"max_length": length}, "window": {"half_width": 4}, "evo": {"half_width": 4}}.get(name, {})
     sizes = Sizes(num_heads=1, head_dim=4, length=length)
     return make_attention({"name": name, **options}, sizes, torch.Generator().manual_seed(0)).eval()
-
-
-class LargestTensor(TorchDispatchMode):
-    """Notes the size of the largest tensor that any operation makes."""
-
-    def __init__(self):
-        super().__init__()
-        self.largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        sizes = [x.untyped_storage().nbytes() for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
-        self.largest = max([self.largest, *sizes])
-        return out
 
 
 @each_mechanism

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
+from measured import LargestTensor
 from test_attention import SIZES, B, E, H, inputs, kept, make
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from twins import linformer, softmax
 
 from scperformer.attention import Sizes, make_attention
@@ -218,29 +217,17 @@ def test_both_layers_give_their_gradients_to_the_one_matrix():
 # --- memory --------------------------------------------------------------------------------------------------
 
 
-class Largest(TorchDispatchMode):
-    """Remembers how many numbers the largest tensor has that any operation returns."""
-
-    size = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        # storages, not shapes: expanded views take no memory
-        sizes = [x.untyped_storage().nbytes() // x.element_size() for x in tree_leaves(out) if torch.is_tensor(x)]
-        self.size = max(self.size, *sizes, 0)
-        return out
-
-
 def largest_tensor(sharing: str, num_tokens: int, named: bool) -> int:
+    """Numbers in the largest tensor of forward and backward."""
     sizes = Sizes(num_heads=8, head_dim=4, length=3000)
     mechanism = make_attention(
         {"name": "linformer", "sharing": sharing, "projected_length": 64}, sizes, torch.Generator().manual_seed(0)
     )
     q, k, v = torch.randn(3, 2, 8, num_tokens, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()
     positions = torch.arange(num_tokens).flip(0).expand(2, -1) if named else None
-    with Largest() as largest:
+    with LargestTensor() as tensors:
         mechanism(q, k, v, torch.ones(2, num_tokens, dtype=torch.bool), positions).sum().backward()
-    return largest.size
+    return tensors.largest // 4
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["in order", "with positions"])
@@ -253,3 +240,14 @@ def test_shared_matrices_take_no_memory_for_each_head(sharing, named):
         bound = max(parameters, 3 * 2 * 8 * num_tokens * 4, matrices * 2 * num_tokens * 64)
         assert bound < 2 * 8 * num_tokens * 64  # less than L x N for each head
         assert largest_tensor(sharing, num_tokens, named) <= bound
+
+
+def test_matrices_of_each_head_are_not_copied_for_each_cell():
+    sizes = Sizes(num_heads=4, head_dim=4, length=3000)
+    mechanism = make_attention(
+        {"name": "linformer", "sharing": "none", "projected_length": 64}, sizes, torch.Generator().manual_seed(0)
+    )
+    q, k, v = torch.randn(3, 8, 4, 3000, 4, generator=torch.Generator().manual_seed(1))
+    with LargestTensor() as tensors, torch.no_grad():
+        mechanism(q, k, v, torch.ones(8, 3000, dtype=torch.bool), torch.arange(3000).expand(8, -1))
+    assert tensors.largest <= mechanism.matrices_CPGN.numel() * 4

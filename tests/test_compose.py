@@ -85,6 +85,18 @@ def test_required_options():
         make_config("train", ["inputs=[a.h5ad]"])
 
 
+@pytest.mark.parametrize("override", ["foo.bar=3", "hydra.foo=1", "attention.foo=1", "colour=red"])
+def test_unknown_options_are_refused_in_one_line(override):
+    with pytest.raises(InputError) as refused:
+        make_config("train", [*TRAIN, override])
+    assert "\n" not in str(refused.value)
+
+
+def test_an_unknown_option_of_a_group_is_answered_with_those_there_are():
+    with pytest.raises(InputError, match=r"option attention\.num_features; expected one of .*attention\.half_width"):
+        make_config("train", [*TRAIN, "attention=window", "attention.num_features=3"])
+
+
 def test_text_changes_with_the_options_alone():
     assert resolved_text("train", ["seed=0"]) == resolved_text("train")
     assert resolved_text("train", ["seed=1"]) != resolved_text("train")

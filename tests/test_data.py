@@ -175,6 +175,18 @@ def test_drop_genes_keeps_the_rest_in_order_and_the_special_token():
     assert thinned.keep_BL.shape[1] < batch.keep_BL.shape[1]
 
 
+def test_drop_genes_in_place_only_hides():
+    x = sparse.random(5, 300, density=0.4, format="csr", dtype=np.float32, random_state=0)
+    batch = Cells(x, TokensConfig()).batch(np.arange(5))
+    torch.manual_seed(0)
+    hidden = drop_genes(batch, 0.5, in_place=True)
+    torch.manual_seed(0)
+    packed = drop_genes(batch, 0.5)
+    assert torch.equal(hidden.genes_BL, batch.genes_BL)
+    assert torch.equal(hidden.genes_BL[hidden.keep_BL], packed.genes_BL[packed.keep_BL])
+    assert (hidden.genes_BL[hidden.keep_BL] == 300).sum() == 5  # the special tokens
+
+
 def test_drop_genes_of_nothing_changes_nothing():
     x = sparse.random(5, 30, density=0.4, format="csr", dtype=np.float32, random_state=0)
     batch = Cells(x, TokensConfig()).batch(np.arange(5))

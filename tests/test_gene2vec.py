@@ -1,5 +1,6 @@
 """The user's table of gene vectors: what is read, what is refused, what training does with it."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,8 +31,8 @@ def table(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [TABLE, "3 3\n" + TABLE, TABLE.replace(" ", "\t"), TABLE.replace("\n", " \r\n")],
-    ids=["plain", "word2vec's first line", "tabs", "Windows"],
+    [TABLE, "3 3\n" + TABLE, TABLE.replace(" ", "\t"), TABLE.replace("\n", " \r\n"), "\ufeff" + TABLE],
+    ids=["plain", "word2vec's first line", "tabs", "Windows", "byte-order mark"],
 )
 def test_reads_the_vectors_of_the_models_genes(table, content):
     vectors = read_gene_vectors(table(content), GENES, 3)
@@ -47,7 +48,7 @@ def test_reads_the_vectors_of_the_models_genes(table, content):
         ("CD3D 1 2 3\nLYZ 1 2 3 4\n", r"4 numbers in line 2"),
         ("4 4\nCD3D 1 2 3 4\n", r"4 numbers in line 2"),
         ("CD3D 1 2 3\n3 3\n", r"1 numbers in line 2"),
-        ("CD3D 1 2 3\nLYZ 1 two 3\n", r"something else than numbers in line 2; expected a gene and 3 numbers"),
+        ("CD3D 1 2 3\nLYZ 1 two 3\n", r"something else than numbers for 'LYZ'; expected a gene and 3 numbers"),
         ("CD3D 1 nan 3\n", r"numbers that are not finite; expected finite numbers"),
         ("", r"0 of the model's 4 genes; expected a tenth of them"),
         ("Cd3d 1 2 3\nLyz1 4 5 6\n", r"0 of the model's 4 genes; .*the model has e\.g\. 'CD3D', the file 'Lyz1'"),
@@ -64,6 +65,22 @@ def test_refuses_files_that_are_not_there(tmp_path):
         read_gene_vectors(tmp_path / "absent.txt", GENES, 3)
     with pytest.raises(InputError, match=r"directory.*positions=gene"):
         read_gene_vectors(tmp_path, GENES, 3)
+
+
+def test_vectors_of_one_number_are_no_first_line_of_word2vecs(table):
+    assert read_gene_vectors(table("CD3D 0.5\n"), GENES, 1)[0].tolist() == [0.5]
+
+
+def test_a_gene_that_occurs_twice_is_said(table, caplog):
+    vectors = read_gene_vectors(table("LYZ 1 2 3\nLYZ 4 5 6\n"), GENES, 3)
+    assert vectors[2].tolist() == [4, 5, 6]
+    assert "more than once in" in caplog.text
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_beyond_float32_are_refused_without_a_warning(table):
+    with pytest.raises(InputError, match="not finite"):
+        read_gene_vectors(table("LYZ 1 1e60 3\n"), GENES, 3)
 
 
 def test_a_bad_line_of_a_gene_that_the_model_does_not_have_may_hold_words(table):
@@ -91,7 +108,8 @@ def test_training_leaves_the_vectors_as_they_are(counts_adata, options, tmp_path
     model = load_model(train(counts_adata, "cell_type", output=tmp_path / "model", overrides=options))
     weight = model.network.encoder.embedding.gene.weight
     assert not weight.requires_grad
-    path = model.bundle.config["model"]["gene2vec_path"]
+    path = options[-1].partition("=")[2].strip("'")
+    assert model.bundle.config["model"]["gene2vec_path"] == Path(path).name  # no folders of the user's
     expected = read_gene_vectors(path, model.bundle.genes, 32)
     assert expected[:-1].any(axis=1).all()
     np.testing.assert_array_equal(weight[:-1].numpy(), expected)  # zeros for the gene that the table does not have

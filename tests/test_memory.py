@@ -40,7 +40,7 @@ def make(attention, tokens, **options) -> Encoder:
     return encoder
 
 
-def cells(tokens, shares=(0.0, 0.1, 0.5, 1.0)) -> Cells:
+def cells(tokens, shares=(0.0, 0.1, 0.3, 0.5, 0.9, 1.0)) -> Cells:
     """Cells that express none, some and all of the genes."""
     rng = np.random.default_rng(0)
     x = rng.uniform(0.1, 5.0, (len(shares), GENES)) * (rng.random((len(shares), GENES)) < np.array(shares)[:, None])
@@ -48,7 +48,7 @@ def cells(tokens, shares=(0.0, 0.1, 0.5, 1.0)) -> Cells:
 
 
 def batch_of(tokens, dtype) -> Batch:
-    batch = cells(tokens).batch(range(4))
+    batch = cells(tokens).batch(range(6))
     values = batch.values_BL if batch.values_BL.dtype == torch.int64 else batch.values_BL.to(dtype)
     return Batch(batch.genes_BL, values, batch.x_BL.to(dtype), batch.keep_BL)
 
@@ -86,13 +86,17 @@ def attended(layer, h_queries, h_keys):
     return h + layer.feedforward(norm(h, layer.norm_feedforward))
 
 
-def naive(encoder: Encoder, batch: Batch) -> list[torch.Tensor]:
-    """For each cell: its own tokens beside every other gene's token from the stream of zeros, layer by layer."""
+def naive(encoder: Encoder, batch: Batch, expressed_BL: torch.Tensor | None = None) -> list[torch.Tensor]:
+    """For each cell: its own tokens beside every other gene's token from the stream of zeros, layer by layer.
+
+    `expressed_BL` has the genes that are not at zero, where these are more than the real tokens.
+    """
     zeros = encoder.embedding.unexpressed()[0]
     h = [encoder.embedding(batch)[cell][keep] for cell, keep in enumerate(batch.keep_BL)]
     genes = [batch.genes_BL[cell][keep] for cell, keep in enumerate(batch.keep_BL)]
     for layer in encoder.layers:
-        others = [[g for g in range(GENES) if g not in own.tolist()] for own in genes]
+        present = genes if expressed_BL is None else expressed_BL
+        others = [[g for g in range(GENES) if g not in own.tolist()] for own in present]
         h = [
             attended(layer, tokens, torch.cat([tokens, zeros[other]])) for tokens, other in zip(h, others, strict=True)
         ]
@@ -109,6 +113,28 @@ def test_memory_equals_the_naive_form(attention, tokens, dtype, tolerance):
         expected = torch.cat(naive(encoder, batch))
         actual = encoder(batch)[batch.keep_BL]
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@each_additive
+def test_memory_is_exact_where_long_keys_are_taken_away(attention):
+    """Keys several times as long as at the start, and cells that express some or nearly all of many genes."""
+    rng = np.random.default_rng(0)
+    tokens, shares = TOKENS["continuous"], np.array([0.05, 0.2, 0.33, 0.34, 0.6, 0.9, 0.99])
+    x = rng.uniform(0.1, 5.0, (7, 1000)) * (rng.random((7, 1000)) < shares[:, None])
+    batch = Cells(sparse.csr_matrix(x.astype(np.float32)), tokens).batch(range(7))
+    model = ModelConfig(dim=32, depth=2, num_heads=2, head_dim=16, dropout=0.0)
+    torch.manual_seed(0)
+    encoder = Encoder(1000, tokens, model, attention, torch.Generator().manual_seed(0)).eval()
+    with torch.no_grad():
+        for layer in encoder.stack:
+            layer.to_qkv.weight.mul_(4)
+        lengths = encoder.stack[0].keys_values(encoder.embedding(batch))[0].norm(dim=-1) * 16**-0.25
+        assert lengths[:, :, 0].mean() > 4
+        actual = encoder(batch)[batch.keep_BL].double()
+        exact = Batch(batch.genes_BL, batch.values_BL.double(), batch.x_BL.double(), batch.keep_BL)
+        expected = encoder.double()(exact)[batch.keep_BL]
+    # Exponents of size ~20 are known to 1e-6 in float32, and so are the weights of all keys.
+    torch.testing.assert_close(actual, expected, rtol=0, atol=5e-5)
 
 
 @each_additive
@@ -168,6 +194,50 @@ def test_training_computes_them_anew_for_every_batch():
     with torch.no_grad():
         encoder(batch)
     assert encoder.kept_memory is None
+
+
+def test_training_after_validation_computes_them_anew_too():
+    """Lightning puts modules back into training by setting `training`, without calling `train`."""
+    encoder, batch = make(ADDITIVE["favor"], TOKENS["continuous"]), batch_of(TOKENS["continuous"], torch.float32)
+    with torch.no_grad():
+        encoder(batch)  # validation
+    for module in encoder.modules():
+        module.training = True
+    encoder(batch)[batch.keep_BL].square().sum().backward()
+    actual = [p.grad.clone() for p in encoder.parameters()]
+    encoder.zero_grad()
+    encoder.kept_memory = None
+    encoder(batch)[batch.keep_BL].square().sum().backward()
+    torch.testing.assert_close(actual, [p.grad for p in encoder.parameters()], rtol=0, atol=0)
+
+
+def test_another_precision_has_a_memory_of_its_own():
+    encoder, batch = make(ADDITIVE["favor"], TOKENS["continuous"]), batch_of(TOKENS["continuous"], torch.float32)
+    with torch.no_grad():
+        expected = encoder(batch)
+        encoder.kept_memory = None
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            encoder(batch)
+        assert torch.equal(encoder(batch), expected)
+
+
+def test_weights_may_be_inference_tensors():
+    batch = batch_of(TOKENS["continuous"], torch.float32)
+    with torch.inference_mode():
+        encoder = make(ADDITIVE["favor"], TOKENS["continuous"])
+        first = encoder(batch)
+        assert torch.equal(encoder(batch), first)
+
+
+@each_additive
+def test_hidden_genes_are_neither_expressed_nor_unexpressed(attention):
+    """Tokens that training hides are not there at all, as with `skip`: the naive form without them as keys."""
+    encoder, batch = make(attention, TOKENS["continuous"]).double(), batch_of(TOKENS["continuous"], torch.float64)
+    hidden_BL = (batch.genes_BL % 3 == 0) & (batch.genes_BL < GENES)
+    thinned = Batch(batch.genes_BL, batch.values_BL, batch.x_BL, batch.keep_BL & ~hidden_BL)
+    with torch.no_grad():
+        expected = torch.cat(naive(encoder, thinned, batch.genes_BL))
+        torch.testing.assert_close(encoder(thinned)[thinned.keep_BL], expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", [name for name, mechanism in MECHANISMS.items() if not mechanism.additive])

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from measured import LargestTensor
 
 from scperformer.config import ModelConfig, TokensConfig
 from scperformer.embedding import Batch
@@ -118,26 +117,12 @@ def test_causal_attention_is_not_cut_into_pieces():
     torch.testing.assert_close(run(make(attention, chunk_tokens=7).double(), batch), expected, rtol=0, atol=0)
 
 
-class LiveBytes(TorchDispatchMode):
-    """Notes the largest tensor that any operation makes."""
-
-    def __init__(self):
-        super().__init__()
-        self.largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        sizes = [x.untyped_storage().nbytes() for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
-        self.largest = max([self.largest, *sizes])
-        return out
-
-
 @pytest.mark.parametrize("with_gradients", [False, True])
 def test_features_exist_for_one_piece_only(with_gradients):
     length, features = 3000, 100
     encoder = make({"name": "favor", "num_features": features}, length, chunk_tokens=64, checkpointing=True)
     batch = make_batch(1, length, length)
-    with torch.set_grad_enabled(with_gradients), LiveBytes() as tensors:
+    with torch.set_grad_enabled(with_gradients), LargestTensor() as tensors:
         out = encoder(batch)
         if with_gradients:
             out.sum().backward()

@@ -45,6 +45,18 @@ class KeySums:
         a, b = self.rescaled(scale_BHM), other.rescaled(scale_BHM)
         return KeySums(a.s_BHME + b.s_BHME, a.z_BHM + b.z_BHM, scale_BHM)
 
+    def replaced(self, cells: torch.Tensor, sums: "KeySums") -> "KeySums":
+        """With the sums of some cells (row numbers) replaced."""
+        s_BHME, z_BHM, scale_BHM = (
+            ours.expand(-1, *theirs.shape[1:]).index_copy(0, cells, theirs)
+            for ours, theirs in (
+                (self.s_BHME, sums.s_BHME),
+                (self.z_BHM, sums.z_BHM),
+                (self.scale_BHM, sums.scale_BHM),
+            )
+        )
+        return KeySums(s_BHME, z_BHM, scale_BHM)
+
     def __neg__(self) -> "KeySums":
         """Added, it takes keys away."""
         return KeySums(-self.s_BHME, -self.z_BHM, self.scale_BHM)

@@ -8,6 +8,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.nn.functional import embedding
+
+from scperformer.errors import InputError
 
 
 @dataclass(kw_only=True)
@@ -92,13 +95,19 @@ class Attention(nn.Module):
         raise NotImplementedError
 
     def require_length(self, num_tokens: int) -> None:
-        """Refuse cells with more tokens than the mechanism can have; by default it can have any number.
+        """Refuse cells with more tokens than the mechanism can have: with `fixed_length`, than there are positions.
 
         Raises
         ------
         InputError
             There are too many.
         """
+        if self.fixed_length and num_tokens > self.sizes.length:
+            raise InputError(
+                f"{num_tokens} tokens in a cell",
+                f"at most the {self.sizes.length} positions that attention={type(self).__name__.lower()} was built for",
+                "align the cells to the model's genes, or choose another attention",
+            )
 
     def redraw(self, generator: torch.Generator) -> None:
         """Draw what is random anew (called during training only); nothing by default."""
@@ -112,3 +121,16 @@ class Attention(nn.Module):
     def penalty(self) -> torch.Tensor:
         """What training should keep small, times `penalty_weight`; 0 by default."""
         return torch.zeros(())
+
+
+def of_positions(table_PN: torch.Tensor, num_tokens: int, positions_BL: torch.Tensor | None) -> torch.Tensor:
+    """The rows of a table that belong to the tokens: B x L x N, B = 1 if all cells have the positions in their order.
+
+    No copy is made then.
+    """
+    in_order_P = torch.arange(len(table_PN), device=table_PN.device)
+    if positions_BL is None:
+        return table_PN[None, :num_tokens]
+    if num_tokens == len(table_PN) and bool((positions_BL == in_order_P).all()):
+        return table_PN[None]
+    return embedding(positions_BL, table_PN)

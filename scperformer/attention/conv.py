@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from torch.nn.functional import conv1d, embedding, pad, relu, scaled_dot_product_attention
+from torch.nn.functional import conv1d, pad, relu, scaled_dot_product_attention
 
 from scperformer.attention.additive import widened
-from scperformer.attention.base import Attention, Sizes
+from scperformer.attention.base import Attention, Sizes, of_positions
 from scperformer.attention.favor import Favor, FavorOptions
-from scperformer.errors import InputError
 from scperformer.options import require
 
 NOISE = 0.1  # of the starting kernels beside their middle tap of 1: root of the sum of squares
@@ -83,39 +82,26 @@ class Conv(Attention):
         norms = torch.cat([kernel_3CT.flatten(1).norm(dim=1) for kernel_3CT in self.kernels_3CT])
         return relu(norms - self.options.penalty_threshold).sum()
 
-    def require_length(self, num_tokens: int) -> None:
-        if num_tokens > self.sizes.length:
-            raise InputError(
-                f"{num_tokens} tokens in a cell",
-                f"at most the {self.sizes.length} positions that attention=conv was built for",
-                "align the cells to the model's genes, or choose another attention",
-            )
-
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
+        if positions_BL is None:
+            self.require_length(q_BHLE.shape[2])
         drop_B1L1 = ~keep_BL[:, None, :, None]
         skip_BHLE = self.skip(q_BHLE, k_BHLE, v_BHLE, keep_BL)
         with torch.autocast(q_BHLE.device.type, enabled=False):  # sums over thousands of tokens
             q, k, v = (widened(x).masked_fill(drop_B1L1, 0.0) for x in (q_BHLE, k_BHLE, v_BHLE))
-            rows_BLK = self._of_tokens(self.rows_PK.to(q.dtype), q.shape[2], positions_BL)
-            columns_BLK = self._of_tokens(self.columns_PK.to(q.dtype), q.shape[2], positions_BL)
+            tables = (self.rows_PK.to(q.dtype), self.columns_PK.to(q.dtype))
+            rows_BLK, columns_BLK = (of_positions(table_PK, q.shape[2], positions_BL) for table_PK in tables)
             kernels_3CT = self._sum_of_kernels().to(q.dtype)
-            tables = (rows_BLK, columns_BLK, columns_BLK)
+            of_each = (rows_BLK, columns_BLK, columns_BLK)
             q_BHKE, k_BHKE, v_BHKE = (
                 self._projected(convolved(x, kernel_CT).masked_fill(~keep_BL[:, None], 0.0), table_BLK)
-                for x, kernel_CT, table_BLK in zip((q, k, v), kernels_3CT, tables, strict=True)
+                for x, kernel_CT, table_BLK in zip((q, k, v), kernels_3CT, of_each, strict=True)
             )
             mixed_BHKE = scaled_dot_product_attention(q_BHKE, k_BHKE, v_BHKE)
             # all heads share R: further columns of one product
             out_BLC = rows_BLK @ mixed_BHKE.transpose(1, 2).flatten(2)
             out_BHLE = out_BLC.unflatten(2, (self.sizes.num_heads, -1)).transpose(1, 2) + skip_BHLE
         return out_BHLE.to(v_BHLE.dtype)
-
-    def _of_tokens(self, table_PK: torch.Tensor, num_tokens: int, positions_BL: torch.Tensor | None) -> torch.Tensor:
-        """The columns of R or C that belong to each token, B x L x K; B = 1 if they are the first L."""
-        if positions_BL is None:
-            self.require_length(num_tokens)
-            return table_PK[None, :num_tokens]
-        return embedding(positions_BL, table_PK)
 
     def _sum_of_kernels(self) -> torch.Tensor:
         """One kernel that does what all of them do: the sum of convolutions is the convolution with the sum."""

@@ -105,7 +105,7 @@ class Favor(Additive):
             self.directions_ME.copy_(gaussian_directions(num_features, head_dim, orthogonal, generator))
 
     def features(self, x_BHLE: torch.Tensor, queries: bool) -> torch.Tensor:
-        projected_BHLM = self.projected(x_BHLE)
+        projected_BHLM = self.projected(x_BHLE, queries)
         if not self.logarithmic:
             return FUNCTIONS[self.options.kernel](projected_BHLM) + self.options.floor
         if self.options.kernel == "exp":
@@ -117,13 +117,18 @@ class Favor(Additive):
             return self.published(projected_BHLM, log_norm_BHL1, queries)
         return projected_BHLM.add_(log_norm_BHL1)
 
-    def projected(self, x_BHLE: torch.Tensor) -> torch.Tensor:
+    def projected(self, x_BHLE: torch.Tensor, queries: bool) -> torch.Tensor:
         """W x with x scaled, B x H x L x M; a new tensor."""
         if self.options.projection == "identity":
             return x_BHLE.clone()
         if self.options.projection == "fastfood":
             return self.fastfood(x_BHLE * self.factor)
-        return x_BHLE @ (self.directions_ME.to(x_BHLE.dtype) * self.factor).T
+        directions_ME = self.directions_ME.to(x_BHLE.dtype) * self.factor
+        if queries or torch.is_grad_enabled():
+            return x_BHLE @ directions_ME.T
+        # Sums and maxima of keys run over the tokens: these last in memory, a tenth of the time is saved. (With
+        # gradients it would be lost: what is written to a view is copied.)
+        return (directions_ME @ x_BHLE.transpose(2, 3)).transpose(2, 3)
 
     def floored(self, log_phi_BHLM: torch.Tensor) -> torch.Tensor:
         """log(phi + epsilon)."""

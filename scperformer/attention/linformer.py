@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from scperformer.attention.additive import widened
-from scperformer.attention.base import Attention, Sizes
-from scperformer.errors import InputError
+from scperformer.attention.base import Attention, Sizes, of_positions
 from scperformer.options import require, require_choice
 
 
@@ -60,44 +59,28 @@ class Linformer(Attention):
             assert isinstance(first, Linformer)
             self.matrices_CPGN = first.matrices_CPGN
 
-    def require_length(self, num_tokens: int) -> None:
-        if num_tokens > self.sizes.length:
-            raise InputError(
-                f"{num_tokens} tokens in a cell",
-                f"at most the {self.sizes.length} positions that attention=linformer was built for",
-                "align the cells to the model's genes, or choose another attention",
-            )
-
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         dropped_B1L1 = ~keep_BL[:, None, :, None]
         with torch.autocast(q_BHLE.device.type, enabled=False):  # sums over thousands of tokens
-            columns_CBLGN = self._columns(k_BHLE.shape[2], positions_BL).to(widened(k_BHLE).dtype)
-            k_BHNE = _projected(columns_CBLGN[0], widened(k_BHLE).masked_fill(dropped_B1L1, 0.0))
-            v_BHNE = _projected(columns_CBLGN[-1], widened(v_BHLE).masked_fill(dropped_B1L1, 0.0))
+            k, v = (widened(x_BHLE).masked_fill(dropped_B1L1, 0.0) for x_BHLE in (k_BHLE, v_BHLE))
+            k_BHNE, v_BHNE = (
+                self._projected(matrix_PGN.to(x.dtype), x, positions_BL)
+                for matrix_PGN, x in ((self.matrices_CPGN[0], k), (self.matrices_CPGN[-1], v))
+            )
             return scaled_dot_product_attention(widened(q_BHLE), k_BHNE, v_BHNE).to(v_BHLE.dtype)
 
-    def _columns(self, num_tokens: int, positions_BL: torch.Tensor | None) -> torch.Tensor:
-        """The columns of E and F of each token: C x B x L x G x N, B = 1 if cells have the same in the same order."""
-        if positions_BL is None or _in_order(positions_BL, self.sizes.length):
-            self.require_length(num_tokens)
-            return self.matrices_CPGN[:, None, :num_tokens]
-        shape = self.matrices_CPGN.shape[2:]
-        return torch.stack(
-            [embedding(positions_BL, m_PGN.flatten(1)).unflatten(2, shape) for m_PGN in self.matrices_CPGN]
-        )
-
-
-def _in_order(positions_BL: torch.Tensor, length: int) -> bool:
-    """Whether every cell has all positions in their order: nothing to look up then, and no copy for each cell."""
-    in_order_L = torch.arange(length, device=positions_BL.device)
-    return positions_BL.shape[1] == length and bool((positions_BL == in_order_L).all())
-
-
-def _projected(columns_BLGN: torch.Tensor, x_BHLE: torch.Tensor) -> torch.Tensor:
-    """Sums over the tokens weighted by the entries of their columns: B x H x N x E."""
-    weights_BGNL = columns_BLGN.permute(0, 2, 3, 1)
-    if weights_BGNL.shape[1] == x_BHLE.shape[1]:
+    def _projected(self, matrix_PGN: torch.Tensor, x_BHLE: torch.Tensor, positions_BL) -> torch.Tensor:
+        """Sums over the tokens weighted by the entries of their columns: B x H x N x E."""
+        batch, heads, length, width = x_BHLE.shape
+        if positions_BL is None:
+            self.require_length(length)
+        columns_BLX = of_positions(matrix_PGN.flatten(1), length, positions_BL)
+        weights_BGNL = columns_BLX.unflatten(2, matrix_PGN.shape[1:]).permute(0, 2, 3, 1)
+        # Heads, or cells, that share a matrix are further columns of one product: no copy of the matrix for each.
+        if weights_BGNL.shape[1] == 1:
+            rows_BNX = weights_BGNL[:, 0] @ x_BHLE.transpose(1, 2).flatten(2)
+            return rows_BNX.unflatten(2, (heads, width)).transpose(1, 2)
+        if len(weights_BGNL) == 1:
+            rows_HNX = weights_BGNL[0] @ x_BHLE.permute(1, 2, 0, 3).flatten(2)
+            return rows_HNX.unflatten(2, (batch, width)).permute(2, 0, 1, 3)
         return weights_BGNL @ x_BHLE
-    # heads that share a matrix are further columns of one product: no copy of the matrix for each
-    rows_BN = weights_BGNL[:, 0] @ x_BHLE.transpose(1, 2).flatten(2)
-    return rows_BN.unflatten(2, (x_BHLE.shape[1], -1)).transpose(1, 2)

@@ -9,6 +9,8 @@ from scperformer.attention.base import Attention, Sizes
 from scperformer.errors import InputError
 from scperformer.options import require
 
+CAUSAL_BLOCK = 256  # queries whose mask is written out at a time
+
 
 @dataclass(kw_only=True)
 class SoftmaxOptions:
@@ -42,7 +44,7 @@ class Softmax(Attention):
             raise InputError(
                 f"{num_tokens} tokens in a cell",
                 f"at most {self.max_length} with exact attention, whose cost grows with the square",
-                f"train with attention=favor, tokens.unexpressed=skip or attention.max_length={num_tokens}",
+                f"choose attention=favor, tokens.unexpressed=skip (if not yet) or attention.max_length={num_tokens}",
             )
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
@@ -50,8 +52,16 @@ class Softmax(Attention):
         if length > self.max_length:
             # Prediction pads more than training does: what counts is real tokens (looked at only when in doubt).
             self.require_length(int(keep_BL.sum(1).max()))
-        mask = keep_BL[:, None, None, :]
-        if self.options.causal:
-            mask = mask & torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
-        # Tokens before the first real one have nothing to see: zeros, as their output means nothing.
-        return scaled_dot_product_attention(q_BHLE, k_BHLE, v_BHLE, attn_mask=mask)
+        v_BHLE = v_BHLE.masked_fill(~keep_BL[:, None, :, None], 0.0)  # 0 * nan is not 0
+        mask_B11L = keep_BL[:, None, None, :]
+        if not self.options.causal:
+            return scaled_dot_product_attention(q_BHLE, k_BHLE, v_BHLE, attn_mask=mask_B11L)
+        out = []
+        for start in range(0, length, CAUSAL_BLOCK):  # a mask of all pairs would take L x L
+            seen = min(start + CAUSAL_BLOCK, length)
+            earlier_CL = torch.ones(seen - start, seen, dtype=torch.bool, device=keep_BL.device).tril(start)
+            mask = mask_B11L[..., :seen] & earlier_CL
+            q, k, v = q_BHLE[:, :, start:seen], k_BHLE[:, :, :seen], v_BHLE[:, :, :seen]
+            # Tokens before the first real one have nothing to see: their output means nothing, but must be finite.
+            out.append(scaled_dot_product_attention(q, k, v, attn_mask=mask).nan_to_num(nan=0.0))
+        return torch.cat(out, dim=2)

@@ -48,33 +48,35 @@ class Window(Attention):
         super().__init__(sizes, options, generator)
         self.half_width = options.half_width
         self.normalize = options.normalize
-        self.width = 2 * options.half_width + 1
-        taps_NHW = torch.randn(num_convolutions, sizes.num_heads, self.width, generator=generator)
-        taps_NHW *= NOISE / self.width**0.5
+        width = 2 * options.half_width + 1
+        taps_NHW = torch.randn(num_convolutions, sizes.num_heads, width, generator=generator)
+        taps_NHW *= NOISE / width**0.5
         taps_NHW[:, :, options.half_width] += 1
         self.taps_NHW = nn.Parameter(taps_NHW)
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         length = q_BHLE.shape[2]
+        half_width = min(self.half_width, length - 1)  # there is nothing further away
         drop_B1L1 = ~keep_BL[:, None, :, None]
         with torch.autocast(q_BHLE.device.type, enabled=False):  # scores need more than bf16's 8 bits
             q, k, v = (widened(x_BHLE).masked_fill(drop_B1L1, 0.0) for x_BHLE in (q_BHLE, k_BHLE, v_BHLE))
-            block = min(length, max(MIN_BLOCK, 2 * self.half_width))
+            block = min(length, max(MIN_BLOCK, 2 * half_width))
             num_blocks = -(-length // block)
             missing = num_blocks * block - length  # tokens that fill the last block
-            around = (self.half_width, self.half_width + missing)
+            around = (half_width, half_width + missing)
             q_BHPCE = pad(q * self.sizes.head_dim**-0.5, (0, 0, 0, missing)).unflatten(2, (num_blocks, block))
             # keys and values of a block: its own tokens and r on each side of them, B x H x P x (C + 2r) x E
-            num_keys = block + 2 * self.half_width
+            num_keys = block + 2 * half_width
             k, v = (pad(x, (0, 0, *around)).unfold(2, num_keys, block).mT.contiguous() for x in (k, v))
-            real_BPCW = pad(keep_BL, around).unfold(1, self.width, 1).unflatten(1, (num_blocks, block))
+            real_BPCW = pad(keep_BL, around).unfold(1, 2 * half_width + 1, 1).unflatten(1, (num_blocks, block))
             weights = unskewed(self.weights(skewed(q_BHPCE @ k.mT), ~real_BPCW.unsqueeze(1)))
             out_BHLE = (weights @ v).flatten(2, 3)[:, :, :length]
         return out_BHLE.to(v_BHLE.dtype)
 
     def weights(self, scores_BHPCW: torch.Tensor, unreal_B1PCW: torch.Tensor) -> torch.Tensor:
         """The band of weights from the band of scores, which is 0 where there is no real key."""
-        for taps_HW in self.taps_NHW:
+        spare = (self.taps_NHW.shape[-1] - scores_BHPCW.shape[-1]) // 2  # taps on each side that reach too far
+        for taps_HW in self.taps_NHW[..., spare : self.taps_NHW.shape[-1] - spare]:
             toeplitz_HWW = toeplitz(taps_HW.to(scores_BHPCW.dtype))
             scores_BHPCW = (scores_BHPCW @ toeplitz_HWW[:, None]).masked_fill(unreal_B1PCW, 0.0)
         if self.normalize == "softmax":
