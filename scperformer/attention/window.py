@@ -14,6 +14,7 @@ from scperformer.attention.base import Attention, Sizes
 from scperformer.options import require, require_choice
 
 NOISE = 0.1  # of the starting kernels beside their middle tap of 1: root of the sum of squares
+BLOCKS = 32  # of tokens, at a time
 MIN_BLOCK = 64  # tokens: smaller matrix products are slower than the work that larger ones waste
 
 
@@ -57,21 +58,37 @@ class Window(Attention):
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         length = q_BHLE.shape[2]
         half_width = min(self.half_width, length - 1)  # there is nothing further away
+        block = min(length, max(MIN_BLOCK, 2 * half_width))
+        around = (half_width, half_width + -length % block)  # r on each side, and what fills the last block
         drop_B1L1 = ~keep_BL[:, None, :, None]
         with torch.autocast(q_BHLE.device.type, enabled=False):  # scores need more than bf16's 8 bits
             q, k, v = (widened(x_BHLE).masked_fill(drop_B1L1, 0.0) for x_BHLE in (q_BHLE, k_BHLE, v_BHLE))
-            block = min(length, max(MIN_BLOCK, 2 * half_width))
-            num_blocks = -(-length // block)
-            missing = num_blocks * block - length  # tokens that fill the last block
-            around = (half_width, half_width + missing)
-            q_BHPCE = pad(q * self.sizes.head_dim**-0.5, (0, 0, 0, missing)).unflatten(2, (num_blocks, block))
-            # keys and values of a block: its own tokens and r on each side of them, B x H x P x (C + 2r) x E
-            num_keys = block + 2 * half_width
-            k, v = (pad(x, (0, 0, *around)).unfold(2, num_keys, block).mT.contiguous() for x in (k, v))
-            real_BPCW = pad(keep_BL, around).unfold(1, 2 * half_width + 1, 1).unflatten(1, (num_blocks, block))
-            weights = unskewed(self.weights(skewed(q_BHPCE @ k.mT), ~real_BPCW.unsqueeze(1)))
-            out_BHLE = (weights @ v).flatten(2, 3)[:, :, :length]
-        return out_BHLE.to(v_BHLE.dtype)
+            q = pad(q * self.sizes.head_dim**-0.5, (0, 0, 0, -length % block))
+            k, v = (pad(x_BHLE, (0, 0, *around)) for x_BHLE in (k, v))
+            real = pad(keep_BL, around)
+            # Some blocks at a time: what they need fits into a cache, and its memory serves the next ones.
+            span, overlap = BLOCKS * block, 2 * half_width
+            out = [
+                self._of_blocks(
+                    q[:, :, i : i + span],
+                    k[:, :, i : i + span + overlap],
+                    v[:, :, i : i + span + overlap],
+                    real[:, i : i + span + overlap],
+                    block,
+                )
+                for i in range(0, length, span)
+            ]
+        return torch.cat(out, dim=2)[:, :, :length].to(v_BHLE.dtype)
+
+    def _of_blocks(self, q_BHLE, k_BHKE, v_BHKE, real_BK, block: int) -> torch.Tensor:
+        """Mixed values of whole blocks of tokens; keys and values are theirs and r more on each side."""
+        num_keys = block + k_BHKE.shape[2] - q_BHLE.shape[2]
+        q_BHPCE = q_BHLE.unflatten(2, (-1, block))
+        # keys and values of a block: its own tokens and r on each side of them, B x H x P x (C + 2r) x E
+        k, v = (x_BHKE.unfold(2, num_keys, block).mT.contiguous() for x_BHKE in (k_BHKE, v_BHKE))
+        real_BPCW = real_BK.unfold(1, num_keys - block + 1, 1).unflatten(1, (-1, block))
+        weights = unskewed(self.weights(skewed(q_BHPCE @ k.mT), ~real_BPCW.unsqueeze(1)))
+        return (weights @ v).flatten(2, 3)
 
     def weights(self, scores_BHPCW: torch.Tensor, unreal_B1PCW: torch.Tensor) -> torch.Tensor:
         """The band of weights from the band of scores, which is 0 where there is no real key."""
