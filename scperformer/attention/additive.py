@@ -13,6 +13,8 @@ with their c (`KeySums.scale`) and can be added and taken away: tokens can be pr
 """
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -23,6 +25,7 @@ from scperformer.attention.base import Attention
 LOG_OF_NOTHING = -1e30
 # Stands for a sum of phi(k) over no keys, or over keys that were all taken away but for rounding.
 EMPTY = 1e-20
+SPAN = 1024  # tokens whose features are written out at a time
 CAUSAL_CHUNK = 32  # tokens whose L x L x M weights are written out at a time
 
 
@@ -114,7 +117,10 @@ class Additive(Attention):
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         if self.is_causal:
             return self.read_causally(q_BHLE, k_BHLE, v_BHLE, keep_BL).to(v_BHLE.dtype)
-        return self.read(q_BHLE, self.key_sums(k_BHLE, v_BHLE, keep_BL)).to(v_BHLE.dtype)
+        # Some tokens at a time: what they need fits into a cache, and its memory serves the next ones.
+        spans = [slice(start, start + SPAN) for start in range(0, q_BHLE.shape[2], SPAN)]
+        sums = reduce(add, (self.key_sums(k_BHLE[:, :, i], v_BHLE[:, :, i], keep_BL[:, i]) for i in spans))
+        return torch.cat([self.read(q_BHLE[:, :, i], sums) for i in spans], dim=2).to(v_BHLE.dtype)
 
     def read_causally(self, q_BHLE, k_BHLE, v_BHLE, keep_BL):
         """As `read`, each query from the keys up to its own token only; 0 where it sees none."""

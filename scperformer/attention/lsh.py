@@ -12,6 +12,7 @@ from scperformer.attention.additive import widened
 from scperformer.attention.base import Attention, Sizes
 from scperformer.options import require
 
+CHUNKS = 64  # of tokens, at a time
 # Added to scores. A token with itself: far below what another key can have (Reformer's -1e5 would do for scores of
 # ordinary size). No real key: far below that, so that a token that is alone has itself.
 ITSELF = -1e30
@@ -86,22 +87,31 @@ class Lsh(Attention):
         order_BHL = sorting(self.buckets(q_BHLE, rotation_EM), keep_BL)
         real_BHL = keep_BL[:, None].expand(batch, heads, length).gather(2, order_BHL)
         size = min(self.chunk_size, length)
-        num_chunks = -(-length // size)
-        missing = num_chunks * size - length  # tokens that fill the last chunk
+        missing = -length % size  # tokens that fill the last chunk
+        # the chunk before the first one has nothing
         q, v = (pad(take(x, order_BHL), (0, 0, size, missing)) for x in (q_BHLE, v_BHLE))
+        real = pad(real_BHL, (size, missing))
+        # Some chunks at a time: what they need fits into a cache, and its memory serves the next ones.
+        span = CHUNKS * size
+        spans = [slice(i, i + span + size) for i in range(0, length, span)]
+        parts = [self._of_chunks(q[:, :, part], v[:, :, part], real[:, :, part], size) for part in spans]
+        back_BHL = order_BHL.argsort(2)
+        return tuple(take(torch.cat(x, dim=2)[:, :, :length], back_BHL) for x in zip(*parts, strict=True))
+
+    def _of_chunks(self, q_BHLE, v_BHLE, real_BHL, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the tokens of whole chunks find; the first chunk is only there as the one before the second."""
         # keys of a chunk: the one before it, and its own
-        k_BHPCE, v_BHPCE = (x.unfold(2, 2 * size, size).mT.contiguous() for x in (q, v))
-        real_BHPC = pad(real_BHL, (size, missing)).unfold(2, 2 * size, size)
-        q_BHPCE = q[:, :, size:].unflatten(2, (num_chunks, size)) * self.sizes.head_dim**-0.5
+        k_BHPCE, v_BHPCE = (x.unfold(2, 2 * size, size).mT.contiguous() for x in (q_BHLE, v_BHLE))
+        real_BHPC = real_BHL.unfold(2, 2 * size, size)
+        q_BHPCE = q_BHLE[:, :, size:].unflatten(2, (-1, size)) * self.sizes.head_dim**-0.5
         # In place: these are the largest tensors by far, and one of them is all that the backward pass needs.
         weights = q_BHPCE @ k_BHPCE.mT
-        weights += pad(torch.eye(size, dtype=q.dtype, device=q.device) * ITSELF, (size, 0))
-        weights += ((~real_BHPC).to(q.dtype) * NOTHING).unsqueeze(3)
+        weights += pad(torch.eye(size, dtype=weights.dtype, device=weights.device) * ITSELF, (size, 0))
+        weights += ((~real_BHPC).to(weights.dtype) * NOTHING).unsqueeze(3)
         scale = weights.detach().amax(-1, keepdim=True)
         weights.sub_(scale).exp_()
         sums = torch.cat([weights @ v_BHPCE, weights.sum(-1, keepdim=True)], dim=-1)
-        back_BHL = order_BHL.argsort(2)
-        return tuple(take(x.flatten(2, 3)[:, :, :length], back_BHL) for x in (sums, scale))
+        return sums.flatten(2, 3), scale.flatten(2, 3)
 
     def buckets(self, q_BHLE: torch.Tensor, rotation_EM: torch.Tensor) -> torch.Tensor:
         """argmax of [qR, -qR], B x H x L; always in float32: two precisions must not disagree on buckets."""
