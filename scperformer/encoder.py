@@ -238,8 +238,7 @@ class Encoder(nn.Module):
 
 def require_encoder(tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any]) -> None:
     """Refuse options that no encoder can have, by building a small one: errors as in `Encoder`."""
-    with torch.random.fork_rng(devices=()):  # its weights are drawn for nothing
-        Encoder(1, tokens, replace(model, depth=1), attention, torch.Generator())
+    Encoder(1, tokens, replace(model, depth=1), attention, torch.Generator())
 
 
 def require_memory(name: str, mechanism: Attention) -> None:

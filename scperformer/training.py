@@ -261,6 +261,7 @@ def ignored_options(cfg: TrainConfig) -> dict[str, str]:
     return ignored
 
 
+@torch_state_kept()  # other libraries change the number of threads, too, when they are imported
 def _train(adata: AnnData, cfg: TrainConfig, output: Path, *, path: Path, checksum: str) -> None:
     if cfg.model.deep:
         require_encoder(cfg.tokens, cfg.model, cfg.attention)
