@@ -101,7 +101,10 @@ class Lsh(Attention):
     def _of_chunks(self, q_BHLE, v_BHLE, real_BHL, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What the tokens of whole chunks find; the first chunk is only there as the one before the second."""
         # keys of a chunk: the one before it, and its own
-        k_BHPCE, v_BHPCE = (x.unfold(2, 2 * size, size).mT.contiguous() for x in (q_BHLE, v_BHLE))
+        k_BHPCE, v_BHPCE = (
+            torch.cat([chunks[:, :, :-1], chunks[:, :, 1:]], dim=3)
+            for chunks in (x.unflatten(2, (-1, size)) for x in (q_BHLE, v_BHLE))
+        )
         real_BHPC = real_BHL.unfold(2, 2 * size, size)
         q_BHPCE = q_BHLE[:, :, size:].unflatten(2, (-1, size)) * self.sizes.head_dim**-0.5
         # In place: these are the largest tensors by far, and one of them is all that the backward pass needs.

@@ -85,7 +85,7 @@ class Window(Attention):
         num_keys = block + k_BHKE.shape[2] - q_BHLE.shape[2]
         q_BHPCE = q_BHLE.unflatten(2, (-1, block))
         # keys and values of a block: its own tokens and r on each side of them, B x H x P x (C + 2r) x E
-        k, v = (x_BHKE.unfold(2, num_keys, block).mT.contiguous() for x_BHKE in (k_BHKE, v_BHKE))
+        k, v = (overlapping(x_BHKE, block, num_keys) for x_BHKE in (k_BHKE, v_BHKE))
         real_BPCW = real_BK.unfold(1, num_keys - block + 1, 1).unflatten(1, (-1, block))
         weights = unskewed(self.weights(skewed(q_BHPCE @ k.mT), ~real_BPCW.unsqueeze(1)))
         return (weights @ v).flatten(2, 3)
@@ -106,6 +106,19 @@ class Window(Attention):
         return scores_BHPCW
 
 
+def overlapping(x_BHKE: torch.Tensor, block: int, num_keys: int) -> torch.Tensor:
+    """Pieces of `num_keys` tokens that begin `block` apart, B x H x P x num_keys x E; of several, at most 2 `block`.
+
+    As `unfold` gives, whose backward pass is several times as slow.
+    """
+    num_blocks = (x_BHKE.shape[2] - num_keys) // block + 1
+    if num_blocks == 1:
+        return x_BHKE.unsqueeze(2)
+    x_BHKE = pad(x_BHKE, (0, 0, 0, (num_blocks + 1) * block - x_BHKE.shape[2]))
+    blocks_BHPCE = x_BHKE.unflatten(2, (num_blocks + 1, block))
+    return torch.cat([blocks_BHPCE[:, :, :-1], blocks_BHPCE[:, :, 1:, : num_keys - block]], dim=3)
+
+
 def toeplitz(taps_HW: torch.Tensor) -> torch.Tensor:
     """Matrices T with (S T)[j] = sum_t w[t] S[j+t] for t = -r..r, T[s,j] = w[s-j], H x W x W."""
     width = taps_HW.shape[-1]
@@ -116,7 +129,8 @@ def toeplitz(taps_HW: torch.Tensor) -> torch.Tensor:
 def skewed(scores: torch.Tensor) -> torch.Tensor:
     """The band of blocks, ... x C x (2r+1), out of all their products, ... x C x (C+2r): row a begins at column a."""
     block, num_keys = scores.shape[-2:]
-    return scores.flatten(-2).unfold(-1, num_keys - block + 1, num_keys + 1)
+    # rows one entry longer begin one column later each
+    return pad(scores.flatten(-2), (0, block)).unflatten(-1, (block, num_keys + 1))[..., : num_keys - block + 1]
 
 
 def unskewed(band: torch.Tensor) -> torch.Tensor:
