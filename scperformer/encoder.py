@@ -76,6 +76,7 @@ class Layer(nn.Module):
         return self.norm_feedforward(h_BLD + self.dropout(self.feedforward(h_BLD)))
 
     def forward(self, h_BLD: torch.Tensor, keep_BL: torch.Tensor, positions_BL: torch.Tensor) -> torch.Tensor:
+        """The layer's output for tokens that attend to each other, B x L x D, whole or in pieces."""
         if self.chunk_tokens is not None and h_BLD.shape[1] > self.chunk_tokens:
             # Cell by cell: what a cell gets, to the last bit, cannot depend on those beside it.
             cells = zip(h_BLD.split(1), keep_BL.split(1), strict=True)
@@ -173,6 +174,7 @@ class Encoder(nn.Module):
             require_memory(attention["name"], self.mechanisms[0])
 
     def forward(self, batch: Batch) -> torch.Tensor:
+        """Encoded tokens, B x L x D; those of padding mean nothing."""
         h_BLD = self.dropout(self.embedding(batch))
         memory = self.memory() if self.has_memory else None
         for index in range(len(self.stack)):

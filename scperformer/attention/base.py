@@ -128,9 +128,9 @@ def of_positions(table_PN: torch.Tensor, num_tokens: int, positions_BL: torch.Te
 
     No copy is made then.
     """
-    in_order_P = torch.arange(len(table_PN), device=table_PN.device)
     if positions_BL is None:
         return table_PN[None, :num_tokens]
+    in_order_P = torch.arange(len(table_PN), device=table_PN.device)
     if num_tokens == len(table_PN) and bool((positions_BL == in_order_P).all()):
         return table_PN[None]
     return embedding(positions_BL, table_PN)
