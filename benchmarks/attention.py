@@ -21,8 +21,8 @@ import torch
 from machine import machine, peak_gb
 
 from scperformer.attention import MECHANISMS, Sizes, make_attention
-from scperformer.config import ModelConfig
 from scperformer.encoder import Layer
+from scperformer.groups import ModelConfig
 from scperformer.products import fast_products
 
 LENGTHS = (1000, 4000, 16_907)

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from machine import machine, peak_gb
 
-from scperformer.config import ModelConfig, TokensConfig
 from scperformer.encoder import Encoder
+from scperformer.groups import ModelConfig, TokensConfig
 from scperformer.products import fast_products
 
 LENGTH = 16_907

@@ -19,8 +19,8 @@ from machine import machine
 from scipy.sparse import csr_matrix
 
 from scperformer.compose import make_config
-from scperformer.config import TokensConfig
 from scperformer.data import Cells
+from scperformer.groups import TokensConfig
 from scperformer.inference import predict_cells
 from scperformer.model import CellTypeModel
 

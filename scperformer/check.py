@@ -10,9 +10,10 @@ import pandas as pd
 from anndata import AnnData
 
 from scperformer import genes
-from scperformer.config import CheckConfig, DataConfig, PredictConfig
+from scperformer.config import CheckConfig, PredictConfig
 from scperformer.detect import Findings, detect, expression, gene_table
 from scperformer.errors import InputError
+from scperformer.groups import DataConfig
 from scperformer.io import new_file, read_h5ad, require_absent
 from scperformer.values import BASE_NAMES
 

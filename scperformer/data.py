@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
-from scperformer.config import TokensConfig
 from scperformer.embedding import Batch
+from scperformer.groups import TokensConfig
 from scperformer.tokens import token_counts, tokenize
 
 POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, still well mixed

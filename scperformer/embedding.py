@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from scperformer.config import ModelConfig, TokensConfig
+from scperformer.groups import ModelConfig, TokensConfig
 from scperformer.tokens import CellTokens, num_tokens
 
 EMBEDDING_STD = 0.1  # of a gene's and of a bin's embedding at the start

@@ -18,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 from scperformer.attention import MECHANISMS, Attention, Sizes, make_attention
 from scperformer.attention.additive import Additive, KeySums
-from scperformer.config import ModelConfig, TokensConfig
 from scperformer.embedding import Batch, Embedding
 from scperformer.errors import InputError
+from scperformer.groups import ModelConfig, TokensConfig
 from scperformer.pieces import read_in_pieces, read_recomputed, sum_in_pieces, sum_recomputed
 
 # Share of the genes. What few genes contribute is not the difference of what all and what most do: long keys among the

@@ -11,9 +11,9 @@ import torch
 
 from scperformer.baseline import LinearModel
 from scperformer.bundle import Bundle, damaged_model, encoder_is_silent, load_bundle, resolve_model
-from scperformer.config import HeadConfig, ModelConfig, TokensConfig
 from scperformer.data import Cells, prediction_batches
 from scperformer.errors import InputError
+from scperformer.groups import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model import CellTypeModel
 from scperformer.products import fast_products
 

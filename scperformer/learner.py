@@ -22,11 +22,12 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch.nn.functional import cross_entropy
 
 from scperformer.calibrate import branch_scales, negative_log_likelihood
-from scperformer.config import OptimConfig, TrainConfig, TrainerConfig
+from scperformer.config import TrainConfig
 from scperformer.data import Cells, drop_genes
 from scperformer.datamodule import CellsDataModule
 from scperformer.embedding import Batch
 from scperformer.errors import InputError
+from scperformer.groups import OptimConfig, TrainerConfig
 from scperformer.metrics import score
 from scperformer.model import CellTypeModel
 from scperformer.products import fast_products

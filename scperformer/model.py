@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from scperformer.config import HeadConfig, ModelConfig, TokensConfig
 from scperformer.embedding import Batch
 from scperformer.encoder import Encoder
+from scperformer.groups import HeadConfig, ModelConfig, TokensConfig
 
 
 class MeanPool(nn.Module):

@@ -14,9 +14,10 @@ from anndata import AnnData
 from scipy import sparse
 
 from scperformer import genes
-from scperformer.config import DataConfig, PredictConfig, PreprocessConfig
+from scperformer.config import PredictConfig, PreprocessConfig
 from scperformer.detect import ASSUMED_TOTAL, PREPARED, Findings, detect, expression, gene_table
 from scperformer.errors import InputError
+from scperformer.groups import DataConfig
 from scperformer.io import read_h5ad, require_absent, require_h5ad, write_h5ad
 
 log = logging.getLogger(__name__)

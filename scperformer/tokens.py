@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scperformer.config import TokensConfig
+from scperformer.groups import TokensConfig
 
 LN2 = np.log(2.0)
 # x is stored in float32, and float32 logarithms of the same counts differ in their last unit: where 1 + cp10k is

@@ -14,10 +14,11 @@ from scperformer.analysis.approximation import MEAN, approximation, linear_mecha
 from scperformer.analysis.inputs import HeadInputs, choose_cells, layers_of
 from scperformer.analysis.spectrum import cumulative, spectrum
 from scperformer.attention import MECHANISMS, attention_options
-from scperformer.config import AnalyzeConfig, ModelConfig, TokensConfig
+from scperformer.config import AnalyzeConfig
 from scperformer.data import Cells
 from scperformer.encoder import Encoder
 from scperformer.errors import InputError
+from scperformer.groups import ModelConfig, TokensConfig
 from scperformer.inference import load_model
 from scperformer.tokens import tokenize
 

@@ -8,9 +8,9 @@ from twins import TWINS
 
 from scperformer.attention import MECHANISMS, Sizes, make_attention
 from scperformer.attention.additive import CAUSAL_CHUNK
-from scperformer.config import ModelConfig, TokensConfig
 from scperformer.embedding import Batch
 from scperformer.encoder import Encoder
+from scperformer.groups import ModelConfig, TokensConfig
 
 ADDITIVE = {
     "favor": {"name": "favor"},

@@ -11,9 +11,9 @@ from twins import favor, published_favor, softmax
 
 from scperformer.attention import Sizes, make_attention
 from scperformer.attention.projections import gaussian_directions
-from scperformer.config import ModelConfig, TokensConfig
 from scperformer.encoder import Encoder
 from scperformer.errors import InputError
+from scperformer.groups import ModelConfig, TokensConfig
 
 
 def test_favor_is_accurate_where_the_published_stabilisers_are_not():

@@ -7,9 +7,9 @@ from test_attention import SIZES, B, E, H, inputs, kept, make
 from twins import linformer, softmax
 
 from scperformer.attention import Sizes, make_attention
-from scperformer.config import HeadConfig, ModelConfig, TokensConfig
 from scperformer.embedding import Batch
 from scperformer.errors import InputError
+from scperformer.groups import HeadConfig, ModelConfig, TokensConfig
 from scperformer.inference import load_model
 from scperformer.model import CellTypeModel
 from scperformer.training import train

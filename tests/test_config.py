@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scperformer import config
+from scperformer import config, groups
 from scperformer.compose import conf_dir, make_config
 from scperformer.config import STEPS
 from scperformer.errors import InputError
@@ -14,13 +14,13 @@ from scperformer.errors import InputError
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 NEEDED = {"train": ["label_key=x"], "evaluate": ["truth_key=x"], "analyze": ["analysis=spectrum"]}
 GROUPS = {
-    "data": config.DataConfig,
-    "tokens": config.TokensConfig,
-    "model": config.ModelConfig,
-    "head": config.HeadConfig,
-    "optim": config.OptimConfig,
-    "trainer": config.TrainerConfig,
-    "logger": config.LoggerConfig,
+    "data": groups.DataConfig,
+    "tokens": groups.TokensConfig,
+    "model": groups.ModelConfig,
+    "head": groups.HeadConfig,
+    "optim": groups.OptimConfig,
+    "trainer": groups.TrainerConfig,
+    "logger": groups.LoggerConfig,
 }
 
 
@@ -114,7 +114,7 @@ def test_values_out_of_range(group, name, value):
 
 def test_scbert_tokens_have_five_bins():
     with pytest.raises(InputError, match="5 with tokens=scbert"):
-        config.TokensConfig(name="scbert", num_bins=7)
+        groups.TokensConfig(name="scbert", num_bins=7)
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1.0])

@@ -5,7 +5,6 @@ import pytest
 import torch
 from scipy import sparse
 
-from scperformer.config import TokensConfig
 from scperformer.data import (
     MAX_BATCH_TOKENS,
     POOL_BATCHES,
@@ -16,6 +15,7 @@ from scperformer.data import (
     shuffled_batches,
     stratified_split,
 )
+from scperformer.groups import TokensConfig
 
 LENGTHS = np.random.default_rng(0).integers(1, 900, 1000)
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from scperformer.config import ModelConfig, TokensConfig
 from scperformer.embedding import Batch, Embedding, TokenLogits, sinusoids
+from scperformer.groups import ModelConfig, TokensConfig
 
 GENES, DIM = 9, 6
 TOKENS = {"scbert": TokensConfig(name="scbert", unexpressed="full"), "continuous": TokensConfig()}

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from scperformer.compose import make_config
-from scperformer.config import HeadConfig, ModelConfig, TokensConfig
 from scperformer.embedding import Batch, TokenLogits
 from scperformer.encoder import Encoder
+from scperformer.groups import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model import CellTypeModel
 
 GENES = 9

@@ -6,8 +6,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from scperformer.compose import make_config
-from scperformer.config import OptimConfig
 from scperformer.data import Cells, stratified_split
+from scperformer.groups import OptimConfig
 from scperformer.learner import Learner, loss_weights, lr_factor, seed_of, train_network
 from scperformer.model import CellTypeModel
 from scperformer.preprocess import prepare_reference

@@ -8,11 +8,11 @@ import torch
 from scipy import sparse
 
 from scperformer.attention import MECHANISMS
-from scperformer.config import HeadConfig, ModelConfig, TokensConfig
 from scperformer.data import Cells
 from scperformer.embedding import Batch
 from scperformer.encoder import Encoder
 from scperformer.errors import InputError
+from scperformer.groups import HeadConfig, ModelConfig, TokensConfig
 from scperformer.inference import predict_cells
 from scperformer.model import CellTypeModel
 

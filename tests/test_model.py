@@ -9,10 +9,10 @@ from scipy import sparse
 
 from scperformer.attention import MECHANISMS
 from scperformer.compose import make_config
-from scperformer.config import HeadConfig, ModelConfig, TokensConfig
 from scperformer.data import Cells
 from scperformer.embedding import Batch
 from scperformer.errors import InputError
+from scperformer.groups import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model import POOLS, CellTypeModel
 
 GENES, LABELS = 12, 3

@@ -12,8 +12,8 @@ from test_attention_causal import log_weights
 from torch import nn
 
 from scperformer.attention import Sizes, make_attention
-from scperformer.config import ModelConfig, TokensConfig
 from scperformer.encoder import Encoder
+from scperformer.groups import ModelConfig, TokensConfig
 
 SMALL = ModelConfig(dim=24, depth=3, num_heads=3, head_dim=16, dropout=0.0)
 SCBERT = ModelConfig(dim=200, depth=6, num_heads=10, head_dim=64, dropout=0.0)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from measured import LargestTensor
 
-from scperformer.config import ModelConfig, TokensConfig
 from scperformer.embedding import Batch
 from scperformer.encoder import Encoder
+from scperformer.groups import ModelConfig, TokensConfig
 from scperformer.products import fast_products
 
 GENES = 40
@@ -149,7 +149,7 @@ def test_peak_memory_of_scberts_encoder_in_pieces():
     """Forward and backward at 16,907 tokens: below a gigabyte, where phi of one layer alone would take 0.36."""
     code = """
 import re, torch
-from scperformer.config import ModelConfig, TokensConfig
+from scperformer.groups import ModelConfig, TokensConfig
 from scperformer.embedding import Batch
 from scperformer.encoder import Encoder
 model = ModelConfig(dim=200, depth=2, num_heads=10, head_dim=64, chunk_tokens=256, checkpointing=True)

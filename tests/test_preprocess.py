@@ -9,9 +9,10 @@ import pytest
 from scipy import sparse
 
 from scperformer import bundle
-from scperformer.config import DataConfig, PreprocessConfig
+from scperformer.config import PreprocessConfig
 from scperformer.detect import PREPARED, detect
 from scperformer.errors import InputError
+from scperformer.groups import DataConfig
 from scperformer.preprocess import align_to_model, normalise, prepare_reference, run_preprocess
 
 # The values are float32 (relative precision 6e-8), and so is scanpy's division by the total.

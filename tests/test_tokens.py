@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from scperformer.config import TokensConfig
 from scperformer.detect import Findings
+from scperformer.groups import TokensConfig
 from scperformer.preprocess import normalise
 from scperformer.tokens import log2_bins, mask_token, num_tokens, token_counts, tokenize
 
