@@ -21,7 +21,7 @@ import numpy as np
 from scperformer.errors import InputError
 from scperformer.io import new_folder, sha256
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 WEIGHTS, GENES, INFO, CARD = "model.safetensors", "genes.tsv", "bundle.json", "MODEL_CARD.md"
 CONTENT = {  # of bundle.json, beside format_version
     "name": str,

@@ -67,6 +67,7 @@ class ModelConfig:
     checkpointing: bool = False  # recompute activations in the backward pass instead of keeping them
     gene_dropout: float = 0.6  # share of a cell's genes that each training step hides from the encoder
     wide: bool = True  # a linear branch on normalised expression beside the encoder
+    wide_powers: list[float] = field(default_factory=lambda: [0.5, 2.0])  # its views: expression to each of these
     deep: bool = True  # the encoder itself; off leaves the wide branch alone
 
     def __post_init__(self) -> None:
@@ -85,6 +86,8 @@ class ModelConfig:
             require(self.chunk_tokens >= 1, "model.chunk_tokens", self.chunk_tokens, "1 or more, or null")
         require(0 <= self.dropout < 1, "model.dropout", self.dropout, "0 or more and below 1")
         require(0 <= self.gene_dropout < 1, "model.gene_dropout", self.gene_dropout, "0 or more and below 1")
+        ok = bool(self.wide_powers) and min(self.wide_powers) > 0
+        require(ok, "model.wide_powers", self.wide_powers, "one or more numbers above 0")
         require(self.wide or self.deep, "model.deep", self.deep, "model.wide or model.deep on")
 
 
@@ -113,8 +116,10 @@ class OptimConfig:
     label_smoothing: float = 0.0
     class_weights: str = "sqrt"  # none, sqrt or balanced: weight of a label in the loss
     wide_start: str = "logistic"  # the wide branch starts as logistic regression, or at zero
-    wide_c: float = 0.1  # inverse penalty of that (class-balanced) logistic regression
-    wide_lr_factor: float = 0.1  # a wide branch that starts fitted learns on at this share of lr; 0: stays
+    wide_c: float = 0.1  # inverse penalty of that logistic regression
+    wide_class_weights: str = "auto"  # weight of a label in it: none, sqrt, balanced or auto (the likelier of two)
+    wide_gene_weights: str = "auto"  # which genes its penalty spares: signal, standard, none or auto
+    wide_lr_factor: float = 0.0  # a wide branch that starts fitted learns on at this share of lr; 0: stays
     deep_loss_weight: float = 1.0  # with both branches: weight of the loss of the encoder's logits alone
     gradient_clip: float = 1.0
 
@@ -130,6 +135,8 @@ class OptimConfig:
             "0 or more and below 1",
         )
         require_choice("optim.class_weights", self.class_weights, ("none", "sqrt", "balanced"))
+        require_choice("optim.wide_class_weights", self.wide_class_weights, ("auto", "none", "sqrt", "balanced"))
+        require_choice("optim.wide_gene_weights", self.wide_gene_weights, ("auto", "signal", "standard", "none"))
         require_choice("optim.wide_start", self.wide_start, ("logistic", "zero"))
         require(self.wide_c > 0, "optim.wide_c", self.wide_c, "a number above 0")
         require(self.wide_lr_factor >= 0, "optim.wide_lr_factor", self.wide_lr_factor, "0 or more")

@@ -71,6 +71,13 @@ def lr_factor(step: int, num_steps: int, optim: OptimConfig) -> float:
     return optim.final_lr_fraction + (1 - optim.final_lr_fraction) * (1 + math.cos(math.pi * progress)) / 2
 
 
+def wide_lr_factor(network: CellTypeModel, optim: OptimConfig) -> float:
+    """The learning rate of the wide branch as a share of `optim.lr`; 0: it is not trained."""
+    if network.wide is None:
+        return 0.0
+    return optim.wide_lr_factor if optim.wide_start == "logistic" else 1.0
+
+
 class Learner(pl.LightningModule):
     """The network with its loss, metrics and optimiser.
 
@@ -104,8 +111,7 @@ class Learner(pl.LightningModule):
         self.num_steps = num_steps
         self.redraw_interval = network.redraw_interval
         self.gene_dropout = gene_dropout
-        starts_fitted = network.has_both and optim.wide_start == "logistic"
-        self.wide_lr_factor = 0.0 if network.wide is None else optim.wide_lr_factor if starts_fitted else 1.0
+        self.wide_lr_factor = wide_lr_factor(network, optim)
         if network.wide is not None:
             network.wide.requires_grad_(self.wide_lr_factor > 0)
         self.seed = seed
@@ -227,8 +233,11 @@ def train_network(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainCo
 
     Returns
     -------
-    The best epoch, counted from 1; None in the processes of a distributed run that only help.
+    The best epoch, counted from 1; 0 if there is nothing to train (a fitted wide branch alone); None in the processes
+    of a distributed run that only help.
     """
+    if network.encoder is None and not wide_lr_factor(network, cfg.optim):
+        return 0
     folder = run_folder / "checkpoints"
     world_size = cfg.trainer.devices * cfg.trainer.num_nodes
     num_batches = math.ceil(len(train) / cfg.trainer.batch_size)

@@ -1,8 +1,9 @@
 """The network: gene + expression embedding -> encoder -> pooling -> labels, beside a linear (wide) branch.
 
-Shape letters: B cells, L tokens, D model width, H heads, E head width, C labels, G genes.
+Shape letters: B cells, L tokens, D model width, H heads, E head width, C labels, G genes, V views of the expression.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from torch import nn
 from scperformer.embedding import Batch
 from scperformer.encoder import Encoder
 from scperformer.groups import HeadConfig, ModelConfig, TokensConfig
+from scperformer.linear import LENGTH
+
+TINY = 1e-12  # length of a cell without expression in place of 0
 
 
 class MeanPool(nn.Module):
@@ -81,17 +85,24 @@ class Head(nn.Module):
 
 
 class Wide(nn.Module):
-    """Logits linear in normalised expression: sum over genes of x_g w_g, plus a bias; starts at 0."""
+    """Logits linear in views of normalised expression, plus a bias; starts at 0.
 
-    def __init__(self, num_genes: int, num_labels: int):
+    A view is x to a power, each cell scaled to the same length (linear.py says why).
+    """
+
+    def __init__(self, num_genes: int, num_labels: int, powers: Sequence[float]):
         super().__init__()
-        self.weight = nn.Embedding(num_genes + 1, num_labels)
+        self.powers = list(powers)
+        self.weight = nn.Embedding(num_genes + 1, len(powers) * num_labels)
         nn.init.zeros_(self.weight.weight)
         self.bias = nn.Parameter(torch.zeros(num_labels))
 
     def forward(self, batch: Batch) -> torch.Tensor:
         with torch.autocast(batch.x_BL.device.type, enabled=False):  # a start fitted in float32 stays what it is
-            return torch.einsum("bl,blc->bc", batch.x_BL, self.weight(batch.genes_BL)) + self.bias
+            v_BLV = torch.stack([batch.x_BL**power for power in self.powers], dim=-1)
+            v_BLV = v_BLV * (LENGTH / v_BLV.norm(dim=1, keepdim=True).clamp(min=TINY))
+            w_BLVC = self.weight(batch.genes_BL).unflatten(-1, (len(self.powers), -1))
+            return torch.einsum("blv,blvc->bc", v_BLV, w_BLVC) + self.bias
 
 
 class CellTypeModel(nn.Module):
@@ -114,7 +125,7 @@ class CellTypeModel(nn.Module):
     ):
         super().__init__()
         self.num_labels = num_labels
-        self.wide = Wide(num_genes, num_labels) if model.wide else None
+        self.wide = Wide(num_genes, num_labels, model.wide_powers) if model.wide else None
         self.has_both = model.wide and model.deep
         self.encoder: Encoder | None = None
         if model.deep:

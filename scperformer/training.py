@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from anndata import AnnData
 
-from scperformer import baseline
+from scperformer import baseline, linear
 from scperformer.attention import MECHANISMS
 from scperformer.bundle import INFO, Bundle, save_bundle, sum_of_branches
 from scperformer.calibrate import branch_scales
@@ -61,7 +61,8 @@ def fit(
     network = new_network(reference, cfg)
     network.require_length(int(max(train.lengths.max(), val.lengths.max())))
     start_attention(network, train, cfg)
-    wide_start = fit_wide(train, cfg)
+    recipe = wide_recipe(train, cfg)
+    wide_start = fit_wide(train, recipe)
     move_wide(network, wide_start)
     log.info(
         "training on %d cells, validating on %d: %d genes, %d labels, %d parameters, attention %s",
@@ -77,6 +78,7 @@ def fit(
         return None
     try:
         metrics = {**scale_on_held_out(network, train, val, cfg), "best_epoch": best_epoch}
+        metrics |= {} if recipe is None else {"linear_branch": asdict(recipe)}
     except InputError:  # it diverged: resume=true must not go on from here
         shutil.rmtree(run_folder / "checkpoints")
         raise
@@ -84,7 +86,7 @@ def fit(
     everything = Cells(x, cfg.tokens, labels)
     scale = metrics["scales"].get("wide", 0.0)
     move_wide(network, wide_start, by=-scale)
-    move_wide(network, fit_wide(everything, cfg), by=scale)
+    move_wide(network, fit_wide(everything, recipe), by=scale)
     rival = baseline.fit(x, labels)
     weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in network.state_dict().items()}
     weights |= {"baseline.weight": rival.weight, "baseline.bias": rival.bias}
@@ -137,11 +139,23 @@ def scale_on_held_out(network: CellTypeModel, train: Cells, val: Cells, cfg: Tra
     }
 
 
-def fit_wide(cells: Cells, cfg: TrainConfig) -> baseline.LinearModel | None:
-    """What a wide branch starts as: class-balanced logistic regression; None for zeros or no wide branch."""
-    if not cfg.model.wide or cfg.optim.wide_start == "zero":
+def wide_recipe(train: Cells, cfg: TrainConfig) -> linear.Recipe | None:
+    """How the wide branch is fitted, settled on the training cells; None if it starts at zero or is off."""
+    optim = cfg.optim
+    if not cfg.model.wide or optim.wide_start == "zero":
         return None
-    return baseline.fit(cells.x, cells.known_labels, c=cfg.optim.wide_c, balanced=True)
+    powers = tuple(cfg.model.wide_powers)
+    recipe = linear.Recipe(powers, optim.wide_c, optim.wide_class_weights, optim.wide_gene_weights)
+    settled = linear.settle(train.x, train.known_labels, recipe, cfg.seed)
+    if settled != recipe:
+        chosen = settled.weighting, settled.class_weights
+        log.info("linear branch: gene weights '%s', class weights '%s', the likelier ones on held-out cells", *chosen)
+    return settled
+
+
+def fit_wide(cells: Cells, recipe: linear.Recipe | None) -> baseline.LinearModel | None:
+    """What a wide branch starts as: logistic regression on its views; None for zeros or no wide branch."""
+    return None if recipe is None else linear.fit(cells.x, cells.known_labels, recipe)
 
 
 def move_wide(network: CellTypeModel, linear: baseline.LinearModel | None, by: float = 1.0) -> None:

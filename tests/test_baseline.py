@@ -18,14 +18,16 @@ def noisy_cells(num_labels, num_cells=240, num_genes=30):
     return sparse.csr_matrix(x.astype(np.float32)), labels
 
 
-@pytest.mark.parametrize("balanced", [False, True], ids=["plain", "balanced"])
+@pytest.mark.parametrize("class_weights", ["none", "sqrt", "balanced"])
 @pytest.mark.parametrize("num_labels", [2, 3, 6])
-def test_equals_scikit_learn(num_labels, balanced):
+def test_equals_scikit_learn(num_labels, class_weights):
     x, labels = noisy_cells(num_labels)
     train, rest = x[:150], x[150:]
-    theirs = LogisticRegression(C=0.1, class_weight="balanced" if balanced else None, max_iter=1000)
+    shares = np.bincount(labels[:150]) / 150
+    weight_of = {"none": None, "sqrt": dict(enumerate((shares * num_labels) ** -0.5)), "balanced": "balanced"}
+    theirs = LogisticRegression(C=0.1, class_weight=weight_of[class_weights], max_iter=1000)
     theirs.fit(train, labels[:150])
-    ours = baseline.fit(train, labels[:150], c=0.1, balanced=balanced)
+    ours = baseline.fit_logistic(train, labels[:150], c=0.1, class_weights=class_weights)
     assert ours.weight.shape == (30, num_labels)
     assert ours.bias.shape == (num_labels,)
     assert {ours.weight.dtype, ours.bias.dtype} == {np.dtype("float32")}

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import sparse
 
+from scperformer import baseline, linear
 from scperformer.attention import MECHANISMS
 from scperformer.compose import make_config
 from scperformer.data import Cells
@@ -150,6 +151,12 @@ class Naive:
             pooled[gene] = max(0.0, self.linear("pool.projection", token)[0])
         return pooled
 
+    def wide(self, row):
+        """Root and square of the expression, both of length 20, each with weights of its own."""
+        views = [view * 20 / max(np.sqrt((view**2).sum()), 1e-12) for view in (np.sqrt(row), row**2)]
+        blocks = np.split(self.w["wide.weight.weight"][:-1], 2, axis=1)
+        return sum(view @ block for view, block in zip(views, blocks, strict=True)) + self.w["wide.bias"]
+
     def __call__(self, row, num_hidden=0):
         """Wide logits, deep logits and embedding of one cell, a row of x."""
         full = TOKENS[self.tokens].unexpressed == "full"
@@ -159,8 +166,7 @@ class Naive:
         inner = pooled
         for i in range(num_hidden):
             inner = np.maximum(0.0, self.linear(f"head.hidden.{3 * i}", inner))
-        wide = row @ self.w["wide.weight.weight"][:-1] + self.w["wide.bias"]
-        return wide, self.linear("head.labels", inner), inner
+        return self.wide(row), self.linear("head.labels", inner), inner
 
 
 @pytest.mark.parametrize(
@@ -269,14 +275,16 @@ def fresh(**model) -> CellTypeModel:
     )
 
 
-def test_wide_branch_is_a_matrix_product():
+def test_wide_branch_is_a_matrix_product_of_views():
     network = make(branches="wide")
     assert network.wide is not None
     assert network.encoder is None
     logits, embedding = network(batch_of(length=32))
-    w = network.state_dict()
-    expected = torch.from_numpy(expression().toarray()) @ w["wide.weight.weight"][:GENES] + w["wide.bias"]
-    torch.testing.assert_close(logits, expected)
+    w = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
+    weights = baseline.LinearModel(w["wide.weight.weight"][:GENES], w["wide.bias"])
+    recipe = linear.Recipe((0.5, 2.0), c=1.0, class_weights="none", weighting="none")
+    expected = linear.predict_logits(weights, expression(), recipe)
+    np.testing.assert_allclose(logits.detach().numpy(), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(embedding, logits)
 
 

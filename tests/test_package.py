@@ -29,6 +29,7 @@ LAYERS = {
     "metrics": "",
     "figures": "",
     "baseline": "",
+    "linear": "baseline calibrate",
     "calibrate": "",
     "options": "errors",
     "groups": "options",
@@ -56,7 +57,7 @@ LAYERS = {
     "embedding": "groups tokens",
     "pieces": "attention.additive",
     "encoder": "attention attention.additive groups embedding errors pieces",
-    "model": "groups embedding encoder",
+    "model": "groups embedding encoder linear",
     "data": "groups embedding tokens",
     "inference": "baseline bundle groups data errors model products",
     "predict": "bundle compose config data detect errors genes inference io preprocess",
@@ -69,7 +70,7 @@ LAYERS = {
     "inference io predict",
     "datamodule": "data embedding",
     "learner": "calibrate config groups data datamodule embedding errors metrics model products",
-    "training": "baseline bundle calibrate compose config data errors gene2vec inference io learner "
+    "training": "baseline linear bundle calibrate compose config data errors gene2vec inference io learner "
     "metrics model reference runs attention encoder",
     "annotated": "errors io",
     "evaluate": "annotated config errors io metrics",

@@ -1,0 +1,107 @@
+"""The methods of the accuracy panel: each learns from a reference and calls the cells of a query.
+
+None of them sees the labels of the query: `panel.Pair` does not hold them where methods can look.
+"""
+
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+from panel import LABEL
+from scipy.sparse import csr_matrix
+from sklearn.decomposition import TruncatedSVD
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import f1_score
+from sklearn.model_selection import StratifiedKFold
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.svm import LinearSVC
+
+from scperformer.detect import detect
+from scperformer.groups import DataConfig
+from scperformer.inference import load_model
+from scperformer.predict import annotate
+from scperformer.preprocess import align_to_model, prepare_reference
+from scperformer.training import train
+
+STRENGTHS = (0.01, 0.1, 1.0, 10.0)
+INNER_FOLDS = 3
+CELLTYPIST = Path(__file__).with_name("celltypist_calls.py")
+
+
+def matrices(reference: ad.AnnData, query: ad.AnnData) -> tuple[csr_matrix, np.ndarray, csr_matrix]:
+    """ln(1 + cp10k) of both on the genes of the reference, all of them, as scperformer itself makes it; and labels."""
+    prepared = prepare_reference(reference, DataConfig())
+    findings = detect(query)
+    x, _ = align_to_model(query, findings, list(prepared.var_names), target_sum=1e4, min_overlap=0.0, path="the query")
+    return csr_matrix(prepared.X), prepared.obs[LABEL].to_numpy(str), x
+
+
+def logistic(c: float, penalty: str):
+    if penalty == "L2":
+        return LogisticRegression(C=c, max_iter=1000)
+    return OneVsRestClassifier(LogisticRegression(C=c, l1_ratio=1, solver="liblinear", max_iter=100))
+
+
+def best_logistic(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
+    """Logistic regression on all genes; C and L1 or L2 have the best macro-F1 in an inner cross-validation."""
+    x, labels, x_query = matrices(reference, query)
+    folds = list(StratifiedKFold(INNER_FOLDS, shuffle=True, random_state=0).split(x, labels))
+
+    def quality(choice: tuple[float, str]) -> float:
+        calls = np.empty(len(labels), dtype=object)
+        for rows, held_out in folds:
+            calls[held_out] = logistic(*choice).fit(x[rows], labels[rows]).predict(x[held_out])
+        return f1_score(labels, calls.astype(str), average="macro")
+
+    best = max(((c, penalty) for penalty in ("L2", "L1") for c in STRENGTHS), key=quality)
+    return logistic(*best).fit(x, labels).predict(x_query)
+
+
+def linear_svm(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
+    """scikit-learn's linear support vector machine as it comes, on all genes."""
+    x, labels, x_query = matrices(reference, query)
+    return LinearSVC(max_iter=10_000).fit(x, labels).predict(x_query)
+
+
+def neighbours(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
+    """15 nearest neighbours on 50 principal components of the reference."""
+    x, labels, x_query = matrices(reference, query)
+    space = TruncatedSVD(min(50, x.shape[0] - 1), random_state=0)
+    return make_pipeline(space, KNeighborsClassifier(min(15, x.shape[0]))).fit(x, labels).predict(x_query)
+
+
+def celltypist(python: str) -> Callable[[ad.AnnData, ad.AnnData], np.ndarray]:
+    """CellTypist trained on the reference, in an environment of its own: it needs scikit-learn < 1.8."""
+
+    def run(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
+        x, labels, x_query = matrices(reference, query)
+        genes = [f"g{i}" for i in range(x.shape[1])]
+        with tempfile.TemporaryDirectory() as folder:
+            for name, cells in (("reference", x), ("query", x_query)):
+                adata = ad.AnnData(cells, var={"gene": genes})
+                adata.var_names = genes
+                if name == "reference":
+                    adata.obs[LABEL] = labels
+                adata.write_h5ad(Path(folder) / f"{name}.h5ad")
+            subprocess.run([python, str(CELLTYPIST), folder], check=True, capture_output=True)
+            return np.loadtxt(Path(folder) / "calls.txt", dtype=str, delimiter="\t")
+
+    return run
+
+
+def scperformer(overrides: list[str]) -> Callable[[ad.AnnData, ad.AnnData, int], np.ndarray]:
+    """This package, its Python functions as users call them."""
+
+    def run(reference: ad.AnnData, query: ad.AnnData, seed: int) -> np.ndarray:
+        with tempfile.TemporaryDirectory() as folder:
+            options = [f"seed={seed}", "logger=none", *overrides]
+            path = train(reference, LABEL, output=Path(folder) / "model", overrides=options)
+            called = annotate(query.copy(), load_model(path))
+        return called.obs["scperformer_label"].to_numpy(str)
+
+    return run
