@@ -6,6 +6,7 @@ where two studies differ in exactly that.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix, hstack
@@ -141,7 +142,8 @@ def settle(x: csr_matrix, labels: np.ndarray, recipe: Recipe, seed: int) -> Reci
     for name, options in CHOICES.items():
         if getattr(recipe, name) == "auto":
             # While genes are weighted, labels are not yet; without a cell to hold out the first option it is.
-            candidates = [replace(recipe, **{name: option}) for option in options]
+            changes: list[dict[str, Any]] = [{name: option} for option in options]
+            candidates = [replace(recipe, **change) for change in changes]
             judged = candidates if (folds >= 0).any() else candidates[:1]
             recipe = min(judged, key=lambda candidate: held_out_loss(x[rows], labels[rows], folds, candidate))
     return recipe
