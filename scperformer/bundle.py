@@ -213,6 +213,7 @@ def model_card(bundle: Bundle) -> str:
     ours, rival = metrics["model"], metrics["baseline"]
     checksum = f" (SHA-256 `{made['reference_sha256']}`)" if made["reference_sha256"] else ""
     alone = " The labels come from the linear branch alone." if encoder_is_silent(bundle.scales) else ""
+    notes = "".join(f"- {note}\n" for note in made.get("notes", []))
     return f"""\
 # {bundle.name}
 
@@ -226,6 +227,7 @@ below and no others: a cell of any other type still gets one of them.
 - Trained on `{made["reference"]}`{checksum}, labels in `{made["label_key"]}`,
   {made["num_cells"]} cells, {len(bundle.genes)} genes.
 - Input: {made["input"]}.
+{notes}\
 - On {metrics["num_val_cells"]} held-out cells of the reference, which also chose the epoch and so flatter the model:
   accuracy {ours["accuracy"]:.3f}, macro-F1 {ours["macro_f1"]:.3f}; logistic regression trained on the same cells:
   accuracy {rival["accuracy"]:.3f}, macro-F1 {rival["macro_f1"]:.3f}.

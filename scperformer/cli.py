@@ -72,7 +72,7 @@ presets: model=tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=
 # Values of these are the user's own words and may hold any character.
 TEXT_OPTIONS = (
     *("output", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title"),
-    "model.gene2vec_path",
+    *("model.gene2vec_path", "data.split_key", "data.rare_label_name"),
 )
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
 # Hydra's flags that make sense here and the values they take: these, none, or any.

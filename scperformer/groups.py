@@ -13,16 +13,24 @@ class DataConfig:
     min_genes: int = 50  # reference cells that express fewer genes are dropped
     min_cells: int = 3  # genes expressed in fewer reference cells are dropped
     val_fraction: float = 0.1  # share of the labelled cells that early stopping looks at
-    rare_labels: str = "error"  # a label with fewer than min_cells_per_label cells: error or drop
+    split: str = "stratified"  # stratified (by chance within labels), group (whole groups) or column (as it says)
+    split_key: str | None = None  # obs column of the groups, or of the sides: train, val, test (left alone)
+    rare_labels: str = "keep"  # labels with fewer than min_cells_per_label cells: keep, merge, drop or error
     min_cells_per_label: int = 2
+    rare_label_name: str = "other"  # with rare_labels=merge: the label that they become
 
     def __post_init__(self) -> None:
         require(self.target_sum > 0, "data.target_sum", self.target_sum, "a number above 0")
         require(self.min_genes >= 0, "data.min_genes", self.min_genes, "0 or more")
         require(self.min_cells >= 0, "data.min_cells", self.min_cells, "0 or more")
         require(0 < self.val_fraction < 1, "data.val_fraction", self.val_fraction, "a share between 0 and 1")
-        require_choice("data.rare_labels", self.rare_labels, ("error", "drop"))
-        require(self.min_cells_per_label >= 2, "data.min_cells_per_label", self.min_cells_per_label, "2 or more")
+        require_choice("data.split", self.split, ("stratified", "group", "column"))
+        has_key, needs_key = self.split_key is not None, self.split != "stratified"
+        expected = f"an obs column for data.split={self.split}" if needs_key else "null, or data.split=group or column"
+        require(has_key == needs_key, "data.split_key", self.split_key, expected)
+        require_choice("data.rare_labels", self.rare_labels, ("keep", "merge", "drop", "error"))
+        require(self.min_cells_per_label >= 1, "data.min_cells_per_label", self.min_cells_per_label, "1 or more")
+        require(bool(self.rare_label_name.strip()), "data.rare_label_name", repr(self.rare_label_name), "a name")
 
 
 @dataclass(kw_only=True)

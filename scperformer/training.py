@@ -20,7 +20,7 @@ from scperformer.attention import MECHANISMS
 from scperformer.bundle import INFO, Bundle, save_bundle, sum_of_branches
 from scperformer.calibrate import branch_scales
 from scperformer.config import TrainConfig
-from scperformer.data import Cells, stratified_split
+from scperformer.data import Cells
 from scperformer.encoder import require_encoder
 from scperformer.errors import InputError
 from scperformer.gene2vec import read_gene_vectors
@@ -55,7 +55,7 @@ def fit(
 
     start = time.perf_counter()
     x, labels = reference.x, reference.labels
-    train_rows, val_rows = stratified_split(labels, cfg.data.val_fraction, cfg.seed)
+    train_rows, val_rows = reference.split.train, reference.split.val
     train = Cells(x[train_rows], cfg.tokens, labels[train_rows])
     val = Cells(x[val_rows], cfg.tokens, labels[val_rows])
     network = new_network(reference, cfg)
@@ -173,6 +173,9 @@ def to_bundle(
         "num_cells": len(reference.labels),
         "cells_per_label": {label: int(n) for label, n in zip(reference.label_names, counts, strict=True)},
         "input": reference.summary,
+        "split": reference.split.done,
+        "rare_labels": reference.rare.done,
+        "notes": reference.notes,
         "seed": cfg.seed,
         "command": command(cfg, source),
         "options": run_options(cfg, source["reference_sha256"])["options"],

@@ -69,17 +69,6 @@ def test_unlabelled_cells_are_left_out_and_said(counts_adata, caplog):
     assert "6 cells are left out: 6 without a label" in caplog.text
 
 
-def test_a_rare_label_is_refused_or_dropped_as_asked(counts_adata):
-    labels = counts_adata.obs["cell_type"].astype(str)
-    labels.iloc[0] = "Platelet"
-    counts_adata.obs["cell_type"] = labels
-    with pytest.raises(InputError, match=r"'Platelet' \(1\).*data\.rare_labels=drop"):
-        make_reference(counts_adata, config("x"), "x")
-    reference = make_reference(counts_adata, config("x", "data.rare_labels=drop"), "x")
-    assert reference.x.shape[0] == 119
-    assert "Platelet" not in reference.label_names
-
-
 def test_labels_follow_their_cells(counts_adata):
     # The filters drop cells: the labels of those that stay must still be theirs.
     x = counts_adata.X.tolil()
