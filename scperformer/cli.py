@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from scperformer import __version__
 from scperformer.errors import InputError
@@ -202,28 +203,35 @@ def run_step(step: str, words: list[str]) -> None:
     import hydra
 
     from scperformer import compose
+    from scperformer.sweep import Sweep
 
     typed = list(sys.argv)
+    sweep = Sweep()
 
     def task(cfg) -> None:
         # Lightning starts the other processes of a ddp run from sys.argv: give it back what the user typed.
         sys.argv = [typed[0], step, *words]
+        job = compose.sweep_job()
         try:
-            config = compose.to_config(cfg, step)
-            if job := compose.sweep_job():
-                folder, chosen = job
-                log.info("%s: %s", folder, " ".join(word for word in chosen if not word.startswith("inputs=")))
+            if job is None:
+                _run(step, compose.to_config(cfg, step))
+                return
+            folder, chosen = job
+            log.info("%s: %s", folder, " ".join(word for word in chosen if not word.startswith("inputs=")))
+            with sweep.job(folder, chosen) as run:
+                config = compose.to_config(cfg, step)
                 name = Path(config.output).name if config.output else SWEEP_OUTPUTS[step]
                 config = replace(config, output=str(folder / name))
+                run.wrote(config.output)
                 # In a sweep they are to run this job, not another sweep.
                 output = f"output={compose.quoted(config.output)}"
                 sys.argv = [typed[0], step, *chosen, output, *_own_presets(words)]
-            run = getattr(importlib.import_module(f"scperformer.{STEPS[step][0]}"), f"run_{step}")
-            run(config)
+                _run(step, config)
         except InputError as error:
-            # Hydra announces every exception of a job with a line of its own, but lets SystemExit pass.
             refuse(error)
-            raise _Refused(2) from error
+            if job is None:
+                # Hydra announces every exception of a job with a line of its own, but lets SystemExit pass.
+                raise _Refused(2) from error
 
     compose.register_schemas()
     overrides = to_overrides(words, FIRST_WORDS.get(step))
@@ -236,6 +244,14 @@ def run_step(step: str, words: list[str]) -> None:
         raise compose.override_error(error, step, overrides) from error
     finally:
         sys.argv = typed
+        if sweep.rows:
+            print(sweep.markdown(), flush=True)
+    if sweep.num_failed:
+        raise _Refused(2)
+
+
+def _run(step: str, config: Any) -> None:
+    getattr(importlib.import_module(f"scperformer.{STEPS[step][0]}"), f"run_{step}")(config)
 
 
 class _Format(logging.Formatter):

@@ -77,7 +77,8 @@ LAYERS = {
     "evaluate": "annotated config errors io metrics",
     "summary": "annotated evaluate figures",
     "report": "annotated bundle config errors evaluate figures io summary",
-    "cli": "compose errors __init__",
+    "sweep": "bundle outputs",
+    "cli": "compose errors sweep __init__",
     "__main__": "cli",
 }
 # Package -> the only modules that may import it.
