@@ -52,6 +52,8 @@ EXAMPLES = {
   scperformer train reference.h5ad label_key=cell_type model=small trainer.max_epochs=5
   scperformer train reference.h5ad label_key=cell_type -m attention=favor,softmax seed=0,1
   scperformer train reference.h5ad label_key=cell_type output=my_model resume=true
+  scperformer train reference.h5ad label_key=cell_type --estimate      # how long, how much memory
+  scperformer train reference.h5ad label_key=cell_type data.split=group data.split_key=donor
 presets: model=tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=favor|softmax
          head=mean|cls|conv  trainer=cpu|gpu|ddp  logger=all|csv|none""",
     "predict": """\
@@ -87,6 +89,7 @@ FLAGS: dict[str, tuple[str, ...] | None] = {
     "--config-dir": None,
     "-cd": None,
 }
+SHORT = {"--estimate": "estimate=true"}  # flags that are options
 # What a run of a sweep writes into its folder when no output is named.
 SWEEP_OUTPUTS = {
     "check": "check.json",
@@ -158,6 +161,7 @@ def to_overrides(words: list[str], first_word: str | None = None) -> list[str]:
     overrides, files, flags = [], [], []
     rest = iter(words)
     for word in rest:
+        word = SHORT.get(word, word)
         option, _, value = word.partition("=")
         if word.startswith("-"):
             flags += _flag(word, rest)
@@ -251,7 +255,8 @@ def run_step(step: str, words: list[str]) -> None:
 
 
 def _run(step: str, config: Any) -> None:
-    getattr(importlib.import_module(f"scperformer.{STEPS[step][0]}"), f"run_{step}")(config)
+    module, name = ("estimate", "estimate") if getattr(config, "estimate", False) else (STEPS[step][0], step)
+    getattr(importlib.import_module(f"scperformer.{module}"), f"run_{name}")(config)
 
 
 class _Format(logging.Formatter):

@@ -31,6 +31,7 @@ from scperformer.groups import OptimConfig, TrainerConfig
 from scperformer.metrics import score
 from scperformer.model import CellTypeModel
 from scperformer.products import fast_products
+from scperformer.resources import in_time
 
 log = logging.getLogger(__name__)
 
@@ -173,6 +174,8 @@ class Learner(pl.LightningModule):
 class EpochLog(Callback):
     """One log line per epoch, for log files and terminals without a progress bar."""
 
+    said_time_left = False
+
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.start = time.perf_counter()
 
@@ -188,6 +191,18 @@ class EpochLog(Callback):
                 metrics["val_accuracy"],
                 time.perf_counter() - self.start,
             )
+            if not self.said_time_left:
+                self.said_time_left = True
+                log_time_left(trainer, time.perf_counter() - self.start)
+
+
+def log_time_left(trainer: pl.Trainer, seconds: float) -> None:
+    """Say how long the epochs that are left will take, if each takes so many seconds."""
+    assert trainer.max_epochs is not None
+    num_left = trainer.max_epochs - trainer.current_epoch - 1
+    if num_left > 0:
+        epochs = f"{num_left} more epoch{'s' if num_left > 1 else ''} of {in_time(seconds)}"
+        log.info("at most about %s left: %s, fewer if early stopping ends it", in_time(num_left * seconds), epochs)
 
 
 def checkpoints(folder: Path, trainer: TrainerConfig) -> tuple[ModelCheckpoint, list[Callback]]:

@@ -37,7 +37,7 @@ def hush_helper(cfg: TrainConfig) -> None:
 def run_options(cfg: TrainConfig, reference_sha256: str) -> dict[str, Any]:
     """What must be the same for a run to be continued: every option but where it writes and how it shows progress."""
     options = asdict(cfg)
-    for name in ("inputs", "output", "overwrite", "resume"):
+    for name in ("inputs", "output", "overwrite", "resume", "estimate"):
         del options[name]
     del options["trainer"]["progress_bar"]
     return {"options": options, "reference_sha256": reference_sha256}

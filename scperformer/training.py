@@ -266,6 +266,9 @@ def ignored_options(cfg: TrainConfig) -> dict[str, str]:
 
 @torch_state_kept()  # other libraries change the number of threads, too, when they are imported
 def _train(adata: AnnData, cfg: TrainConfig, output: Path, *, path: Path, checksum: str) -> None:
+    if cfg.estimate:
+        remedy = "call scperformer.estimate.run_estimate, or add --estimate to 'scperformer train'"
+        raise InputError("estimate=true in a training", "estimate=false", remedy)
     if cfg.model.deep:
         require_encoder(cfg.tokens, cfg.model, cfg.attention)
         for option, why in ignored_options(cfg).items():

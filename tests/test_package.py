@@ -34,6 +34,7 @@ LAYERS = {
     "groups": "options",
     "config": "errors groups options",
     "products": "",
+    "resources": "",
     "outputs": "errors",
     "genes": "errors",
     "io": "errors outputs",
@@ -70,9 +71,10 @@ LAYERS = {
     "analyze": "analysis.approximation analysis.figures analysis.inputs analysis.spectrum config data errors "
     "inference io predict",
     "datamodule": "data embedding",
-    "learner": "calibrate config groups data datamodule embedding errors metrics model products",
+    "learner": "calibrate config groups data datamodule embedding errors metrics model products resources",
     "training": "baseline bundle calibrate compose config data errors gene2vec inference io learner "
     "metrics model reference runs attention encoder",
+    "estimate": "baseline config data encoder groups inference io learner model reference resources training",
     "annotated": "errors io",
     "evaluate": "annotated config errors io metrics",
     "summary": "annotated evaluate figures",
@@ -87,7 +89,7 @@ ONLY = {
     "omegaconf": "compose",
     "pytorch_lightning": "learner datamodule",
     "torch": " ".join(name for name in MODULES if name.startswith("attention"))
-    + " embedding encoder model pieces products data datamodule inference learner training "
+    + " embedding encoder model pieces products data datamodule inference learner training estimate "
     "analysis.approximation analysis.inputs analysis.spectrum",
     "anndata": "io detect check preprocess reference predict training annotated analyze",
     "h5py": "io annotated",
@@ -220,7 +222,7 @@ def test_no_error_is_swallowed(module):
 @pytest.mark.parametrize("module", MODULES)
 def test_print_is_for_the_command_line_and_reports(module):
     calls = {node.func.id for node in ast.walk(tree(module)) if isinstance(node, ast.Call) and hasattr(node.func, "id")}
-    assert "print" not in calls or module in ("cli", "check")
+    assert "print" not in calls or module in ("cli", "check", "estimate")
 
 
 # The project's files
