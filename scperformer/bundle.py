@@ -73,8 +73,15 @@ class Bundle:
         return {name: float(scale) for name, scale in self.metrics["scales"].items()}
 
 
-def save_bundle(bundle: Bundle, path: str | Path, *, overwrite: bool = False) -> None:
+def save_bundle(
+    bundle: Bundle, path: str | Path, *, overwrite: bool = False, more: Mapping[str, bytes] | None = None
+) -> None:
     """Write the folder, whole or not at all.
+
+    Parameters
+    ----------
+    more
+        Other files for people, by name; the model card shows the pictures among them.
 
     Raises
     ------
@@ -100,7 +107,9 @@ def save_bundle(bundle: Bundle, path: str | Path, *, overwrite: bool = False) ->
             "files": {name: sha256(folder / name) for name in (WEIGHTS, GENES)},
         }
         (folder / INFO).write_text(json.dumps(info, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        (folder / CARD).write_text(model_card(bundle), encoding="utf-8")
+        for name, content in (more or {}).items():
+            (folder / name).write_bytes(content)
+        (folder / CARD).write_text(model_card(bundle) + pictures(more or {}), encoding="utf-8")
 
 
 def load_bundle(path: str | Path) -> Bundle:
@@ -203,6 +212,12 @@ def encoder_is_silent(scales: Mapping[str, float]) -> bool:
 def sum_of_branches(scales: Mapping[str, float]) -> str:
     """What the logits are, such as "1.20 x linear branch + 0.35 x encoder"."""
     return " + ".join(f"{scale:.2f} x {BRANCHES[name]}" for name, scale in scales.items())
+
+
+def pictures(files: Mapping[str, bytes]) -> str:
+    """The end of a model card: a picture for each PNG among these files."""
+    texts = {name: Path(name).stem.replace("_", " ") for name in files if name.endswith(".png")}
+    return "".join(f"\n![{text}]({name})\n" for name, text in texts.items())
 
 
 def model_card(bundle: Bundle) -> str:

@@ -29,7 +29,15 @@ from scperformer.io import read_h5ad, require_absent, require_h5ad, sha256
 from scperformer.metrics import score
 from scperformer.model import CellTypeModel
 from scperformer.reference import Reference, make_reference
-from scperformer.runs import changed_options, hush_helper, is_helper, open_run, run_options
+from scperformer.runs import (
+    changed_options,
+    hush_helper,
+    is_helper,
+    open_run,
+    record_end,
+    record_start,
+    run_options,
+)
 
 log = logging.getLogger(__name__)
 
@@ -152,22 +160,17 @@ def move_wide(network: CellTypeModel, linear: baseline.LinearModel | None, by: f
             network.wide.bias.add_(torch.from_numpy(linear.bias), alpha=by)
 
 
-def to_bundle(
-    reference: Reference, cfg: TrainConfig, *, name: str, source: dict[str, str], fitted: tuple[dict, dict]
-) -> Bundle:
-    """Everything that prediction and a reader need to know, in one place.
+def provenance(reference: Reference, cfg: TrainConfig, source: dict[str, str]) -> dict[str, Any]:
+    """Where a model comes from: data, options, command, versions.
 
     Parameters
     ----------
     source
         `reference` (file name) and `reference_sha256`.
-    fitted
-        Weights and metrics, as `fit` returns them.
     """
-    weights, metrics = fitted
     counts = np.bincount(reference.labels)
     packages = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
-    provenance = {
+    return {
         **source,
         "label_key": cfg.label_key,
         "num_cells": len(reference.labels),
@@ -181,6 +184,21 @@ def to_bundle(
         "options": run_options(cfg, source["reference_sha256"])["options"],
         "versions": {package: version(package) for package in packages} | {"python": platform.python_version()},
     }
+
+
+def to_bundle(
+    reference: Reference, cfg: TrainConfig, *, name: str, made: dict[str, Any], fitted: tuple[dict, dict]
+) -> Bundle:
+    """Everything that prediction and a reader need to know, in one place.
+
+    Parameters
+    ----------
+    made
+        What `provenance` returns.
+    fitted
+        Weights and metrics, as `fit` returns them.
+    """
+    weights, metrics = fitted
     groups = {group: asdict(cfg)[group] for group in ("tokens", "model", "attention", "head")}
     if cfg.model.gene2vec_path is not None:
         groups["model"]["gene2vec_path"] = Path(cfg.model.gene2vec_path).name  # folders are nobody else's business
@@ -192,7 +210,7 @@ def to_bundle(
         ontology_term_ids=reference.ontology_term_ids,
         config={"target_sum": cfg.data.target_sum, **groups},
         metrics=metrics,
-        provenance=provenance,
+        provenance=made,
         weights=weights,
     )
 
@@ -275,6 +293,8 @@ def _train(adata: AnnData, cfg: TrainConfig, output: Path, *, path: Path, checks
             log.warning("%s is ignored: %s", option, why)
     reference = make_reference(adata, cfg, path)
     run_folder = open_run(cfg, output, checksum)
+    made = provenance(reference, cfg, {"reference": path.name, "reference_sha256": checksum})
+    record_start(run_folder, cfg, made)
     try:
         with torch_state_kept(cfg.trainer.threads):
             fitted = fit(reference, cfg, run_folder)
@@ -295,8 +315,7 @@ def _train(adata: AnnData, cfg: TrainConfig, output: Path, *, path: Path, checks
         metrics["baseline"]["accuracy"],
         metrics["baseline"]["macro_f1"],
     )
-    source = {"reference": path.name, "reference_sha256": checksum}
-    bundle = to_bundle(reference, cfg, name=output.name.removesuffix(".model"), source=source, fitted=fitted)
-    save_bundle(bundle, output, overwrite=cfg.overwrite)
+    bundle = to_bundle(reference, cfg, name=output.name.removesuffix(".model"), made=made, fitted=fitted)
+    save_bundle(bundle, output, overwrite=cfg.overwrite, more=record_end(run_folder, metrics))
     shutil.rmtree(run_folder / "checkpoints", ignore_errors=True)  # the logs stay
     log.info("written: %s", output)

@@ -36,6 +36,9 @@ LAYERS = {
     "products": "",
     "resources": "",
     "outputs": "errors",
+    "history": "outputs",
+    "curve": "figures history",
+    "epochs": "history resources",
     "genes": "errors",
     "io": "errors outputs",
     "detect": "errors genes values",
@@ -54,7 +57,7 @@ LAYERS = {
     "check": "bundle config groups detect errors genes io labels values",
     "preprocess": "bundle config groups detect errors genes io",
     "reference": "check config errors labels preprocess splits",
-    "runs": "attention config errors outputs",
+    "runs": "attention compose config curve errors history outputs",
     "gene2vec": "errors",
     "embedding": "groups tokens",
     "pieces": "attention.additive",
@@ -71,7 +74,7 @@ LAYERS = {
     "analyze": "analysis.approximation analysis.figures analysis.inputs analysis.spectrum config data errors "
     "inference io predict",
     "datamodule": "data embedding",
-    "learner": "calibrate config groups data datamodule embedding errors metrics model products resources",
+    "learner": "calibrate config groups data datamodule embedding epochs errors metrics model products",
     "training": "baseline bundle calibrate compose config data errors gene2vec inference io learner "
     "metrics model reference runs attention encoder",
     "estimate": "baseline config data encoder groups inference io learner model reference resources training",
@@ -87,7 +90,7 @@ LAYERS = {
 ONLY = {
     "hydra": "compose cli",
     "omegaconf": "compose",
-    "pytorch_lightning": "learner datamodule",
+    "pytorch_lightning": "epochs learner datamodule",
     "torch": " ".join(name for name in MODULES if name.startswith("attention"))
     + " embedding encoder model pieces products data datamodule inference learner training estimate "
     "analysis.approximation analysis.inputs analysis.spectrum",
@@ -96,7 +99,7 @@ ONLY = {
     "scanpy": "preprocess",
     "safetensors": "bundle",
     "sklearn": "baseline figures",
-    "matplotlib": "figures analysis.figures",
+    "matplotlib": "curve figures analysis.figures",
     "umap": "figures",
     "jinja2": "report",
 }
