@@ -42,6 +42,10 @@ class Cells:
     def __len__(self) -> int:
         return self.x.shape[0]
 
+    def subset(self, rows: np.ndarray) -> "Cells":
+        """The labelled cells with these row numbers."""
+        return Cells(self.x[rows], self.tokens, self.known_labels[rows])
+
     def batch(self, cells: Sequence[int] | np.ndarray, length: int | None = None) -> Batch:
         """Tokens of the cells with these row numbers, padded to `length` or the longest of them."""
         return Batch.from_tokens(tokenize(self.x[np.asarray(cells)], self.tokens, length))

@@ -13,20 +13,21 @@ import numpy as np
 import torch
 
 from scperformer import baseline
+from scperformer.batchsize import with_batch_size
 from scperformer.config import TrainConfig
 from scperformer.data import Cells, shuffled_batches
 from scperformer.encoder import require_encoder
-from scperformer.groups import LoggerConfig
 from scperformer.inference import torch_state_kept
 from scperformer.io import read_h5ad, require_h5ad
 from scperformer.learner import train_network
 from scperformer.model import CellTypeModel
 from scperformer.reference import Reference, make_reference
-from scperformer.resources import in_gib, in_time, peak_memory
+from scperformer.resources import in_bytes, in_time, peak_memory
 from scperformer.training import fit_wide, move_wide, new_network, start_attention
 
 BUDGET = 20.0  # seconds that measuring epochs may take, about
 EPOCHS = 3  # of the longer of two measurements: their difference is free of what happens once
+FEWEST = 2  # steps that are measured, however long they take
 MAX_FIT_CELLS = 10_000  # linear fits on more cells are measured on so many; their time grows with the cells
 
 
@@ -71,8 +72,8 @@ class Estimate:
         if self.least_epochs < self.max_epochs:
             early = f"{in_time(self.total(self.least_epochs))} ({self.least_epochs} epochs, if early stopping ends it)"
             rows.append(("at least", early))
-        gpu = f", {in_gib(self.gpu_memory)} of the GPU" if self.gpu_memory else ""
-        rows.append(("memory", f"{in_gib(self.memory)} at its peak{gpu}"))
+        gpu = f", {in_bytes(self.gpu_memory)} of the GPU" if self.gpu_memory else ""
+        rows.append(("memory", f"{in_bytes(self.memory)} at its peak{gpu}"))
         return "\n".join(f"{name:<12} {text}" for name, text in rows)
 
 
@@ -84,9 +85,9 @@ def estimate(reference: Reference, cfg: TrainConfig, prepare: float) -> Estimate
     prepare
         Seconds that it took to read and prepare the reference.
     """
-    rows = reference.split
-    train = Cells(reference.x[rows.train], cfg.tokens, reference.labels[rows.train])
-    val = Cells(reference.x[rows.val], cfg.tokens, reference.labels[rows.val])
+    cells = Cells(reference.x, cfg.tokens, reference.labels)
+    train, val = cells.subset(reference.split.train), cells.subset(reference.split.val)
+    cfg = with_batch_size(cfg, train, new_network(reference, cfg), run_folder=None)
     linear, start = linear_seconds(train, len(reference.labels), cfg)
     network = new_network(reference, cfg)
     network.require_length(int(max(train.lengths.max(), val.lengths.max())))
@@ -121,7 +122,7 @@ def linear_seconds(train: Cells, num_cells: int, cfg: TrainConfig) -> tuple[floa
     few = train
     if len(train) > MAX_FIT_CELLS:
         rows = with_every_label(np.random.default_rng(cfg.seed).permutation(len(train))[:MAX_FIT_CELLS], train)
-        few = Cells(train.x[rows], cfg.tokens, train.known_labels[rows])
+        few = train.subset(rows)
     begin = time.perf_counter()
     start = fit_wide(few, cfg)
     baseline.fit(few.x, few.known_labels)
@@ -131,19 +132,20 @@ def linear_seconds(train: Cells, num_cells: int, cfg: TrainConfig) -> tuple[floa
 def epoch_seconds(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainConfig) -> tuple[float, float]:
     """Seconds of what happens once in the loop over epochs, and of each epoch on one device.
 
-    The first steps are taken on the longest cells, and so need the most memory that any step will need.
+    The first steps, which are slow for other reasons, are taken on the longest cells, and so need the most memory that
+    any step will need; the next ones tell how many can be measured.
     """
     size = cfg.trainer.batch_size
     longest = with_every_label(np.argsort(-train.lengths, kind="stable")[:size], train)
     batches = shuffled_batches(train.lengths, size, cfg.seed, epoch=0)
-    begin = time.perf_counter()
-    _loop(network, _part(train, longest), _part(val, np.argsort(-val.lengths, kind="stable")[:size]), cfg, 1)
-    step = (time.perf_counter() - begin) / math.ceil(len(longest) / size)
-    num = int(np.clip(BUDGET / ((EPOCHS + 1) * step), 2, len(batches)))
+    _loop(network, train.subset(longest), val.subset(np.argsort(-val.lengths, kind="stable")[:size]), cfg, 1)
+    few = with_every_label(np.concatenate(batches[:FEWEST]), train)
+    step = _loop(network, train.subset(few), val.subset(np.arange(1)), cfg, 1) / math.ceil(len(few) / size)
+    num = int(np.clip(BUDGET / ((EPOCHS + 1) * step), FEWEST, max(FEWEST, len(batches))))
     rows = with_every_label(np.concatenate(batches[:num]), train)
     share = len(rows) / len(train)
     val_rows = np.random.default_rng(cfg.seed).permutation(len(val))[: max(1, round(share * len(val)))]
-    parts = _part(train, rows), _part(val, val_rows)
+    parts = train.subset(rows), val.subset(val_rows)
     one, several = (_loop(network, *parts, cfg, num_epochs) for num_epochs in (1, EPOCHS))
     epoch = max(0.0, several - one) / (EPOCHS - 1)
     return max(0.0, one - epoch), epoch / share
@@ -155,15 +157,11 @@ def with_every_label(rows: np.ndarray, cells: Cells) -> np.ndarray:
     return np.concatenate([rows, firsts[~np.isin(labels, cells.known_labels[rows])]])
 
 
-def _part(cells: Cells, rows: np.ndarray) -> Cells:
-    return Cells(cells.x[rows], cells.tokens, cells.known_labels[rows])
-
-
 def _loop(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainConfig, num_epochs: int) -> float:
     """Seconds of a real training loop, in a folder that is gone afterwards."""
     options = replace(cfg.trainer, max_epochs=num_epochs, patience=num_epochs, progress_bar=False)
     options = replace(options, devices=1, num_nodes=1, strategy="auto")
-    short = replace(cfg, trainer=options, logger=LoggerConfig(csv=False, tensorboard=False))
+    short = replace(cfg, trainer=options)
     with tempfile.TemporaryDirectory() as folder, _silence():
         begin = time.perf_counter()
         train_network(network, train, val, short, Path(folder))

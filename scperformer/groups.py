@@ -1,8 +1,11 @@
 """The options of training by group, with their types, defaults and ranges: one dataclass per folder of conf/."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from scperformer.options import require, require_choice
+
+AUTO = "auto"
 
 
 @dataclass(kw_only=True)
@@ -157,15 +160,25 @@ class TrainerConfig:
     threads: int = 1  # CPU threads of torch; two spinning threads can be slower than one
     max_epochs: int = 30
     patience: int = 10  # epochs without a better macro-F1 before training stops
-    batch_size: int = 32
+    batch_size: Any = 32  # cells per step and device; auto: as many as fit into memory
+    memory_gib: float | None = None  # with auto: GiB that the steps of each process may take; null: what is free
     progress_bar: bool = True  # on a terminal only
 
     def __post_init__(self) -> None:
         require_choice("trainer.accelerator", self.accelerator, ("cpu", "gpu", "auto"))
         require_choice("trainer.strategy", self.strategy, ("auto", "ddp"))
         require_choice("trainer.precision", self.precision, ("32-true", "bf16-mixed"))
-        for name in ("devices", "num_nodes", "threads", "max_epochs", "patience", "batch_size"):
+        for name in ("devices", "num_nodes", "threads", "max_epochs", "patience"):
             require(getattr(self, name) >= 1, f"trainer.{name}", getattr(self, name), "1 or more")
+        size = self.batch_size
+        whole = isinstance(size, int) and not isinstance(size, bool)
+        require(size == AUTO or (whole and size >= 1), "trainer.batch_size", size, "a whole number above 0, or auto")
+        if self.memory_gib is not None:
+            require(self.memory_gib > 0, "trainer.memory_gib", self.memory_gib, "a number above 0, or null")
+        # The processes must come to the same size, and what is free may differ between them.
+        alone = self.devices * self.num_nodes == 1
+        known = alone or size != AUTO or self.memory_gib is not None
+        require(known, "trainer.memory_gib", None, "a number, with trainer.batch_size=auto and several processes")
 
 
 @dataclass(kw_only=True)

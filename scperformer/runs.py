@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 # Set in every process of a distributed run, above 0 in all but the first, by Lightning or by Slurm's srun.
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 CONFIG, ORIGIN, RESULT, CURVE = "config.yaml", "provenance.json", "metrics.json", "learning_curve.png"
+RECORD = "run.json"
 NUM_NAMED = 3  # options named in an error
 
 
@@ -94,7 +95,7 @@ def open_run(cfg: TrainConfig, output: Path, reference_sha256: str) -> Path:
     folder = output.with_name(output.name + ".run")
     if is_helper(cfg):
         return folder
-    record, last = folder / "run.json", folder / "checkpoints" / "last.ckpt"
+    record, last = folder / RECORD, folder / "checkpoints" / "last.ckpt"
     options = run_options(cfg, reference_sha256)
     if last.is_file() and (cfg.resume or not cfg.overwrite):
         before = json.loads(record.read_text("utf-8")) if record.is_file() else {"options": {}, "reference_sha256": ""}
@@ -114,6 +115,18 @@ def open_run(cfg: TrainConfig, output: Path, reference_sha256: str) -> Path:
     folder.mkdir(parents=True)
     _write_json(record, options)
     return folder
+
+
+def recorded_batch_size(folder: Path) -> int | None:
+    """The batch size that was chosen when the run began; None: none yet."""
+    record = folder / RECORD
+    return json.loads(record.read_text("utf-8")).get("batch_size") if record.is_file() else None
+
+
+def record_batch_size(folder: Path, size: int) -> None:
+    """Add the chosen batch size to what the run folder says of the run."""
+    before = json.loads((folder / RECORD).read_text("utf-8"))
+    _write_json(folder / RECORD, before | {"batch_size": size})
 
 
 def record_start(folder: Path, cfg: TrainConfig, provenance: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from anndata import AnnData
 
 from scperformer import baseline
 from scperformer.attention import MECHANISMS
+from scperformer.batchsize import with_batch_size
 from scperformer.bundle import INFO, Bundle, save_bundle, sum_of_branches
 from scperformer.calibrate import branch_scales
 from scperformer.config import TrainConfig
@@ -24,6 +25,7 @@ from scperformer.data import Cells
 from scperformer.encoder import require_encoder
 from scperformer.errors import InputError
 from scperformer.gene2vec import read_gene_vectors
+from scperformer.groups import AUTO
 from scperformer.inference import branch_logits, torch_state_kept
 from scperformer.io import read_h5ad, require_absent, require_h5ad, sha256
 from scperformer.metrics import score
@@ -293,10 +295,13 @@ def _train(adata: AnnData, cfg: TrainConfig, output: Path, *, path: Path, checks
             log.warning("%s is ignored: %s", option, why)
     reference = make_reference(adata, cfg, path)
     run_folder = open_run(cfg, output, checksum)
-    made = provenance(reference, cfg, {"reference": path.name, "reference_sha256": checksum})
-    record_start(run_folder, cfg, made)
     try:
         with torch_state_kept(cfg.trainer.threads):
+            if cfg.trainer.batch_size == AUTO:
+                train_cells = Cells(reference.x, cfg.tokens, reference.labels).subset(reference.split.train)
+                cfg = with_batch_size(cfg, train_cells, new_network(reference, cfg), run_folder)
+            made = provenance(reference, cfg, {"reference": path.name, "reference_sha256": checksum})
+            record_start(run_folder, cfg, made)
             fitted = fit(reference, cfg, run_folder)
     except InputError:  # an option that cannot be, or it diverged: nothing worth keeping has been written
         if not is_helper(cfg) and not (run_folder / "checkpoints").exists():

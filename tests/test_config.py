@@ -111,7 +111,16 @@ RANGES = {
     },
     "head": {"name": "x", "hidden": [0], "dropout": -0.1},
     "optim": {"lr": 0, "weight_decay": -1, "warmup_fraction": 1.1, "final_lr_fraction": -0.1, "label_smoothing": 1.0},
-    "trainer": {"accelerator": "x", "strategy": "x", "precision": "x", "devices": 0, "threads": 0, "patience": 0},
+    "trainer": {
+        "accelerator": "x",
+        "strategy": "x",
+        "precision": "x",
+        "devices": 0,
+        "threads": 0,
+        "patience": 0,
+        "batch_size": 0,
+        "memory_gib": 0,
+    },
 }
 CASES = [(group, name, value) for group, options in RANGES.items() for name, value in options.items()]
 

@@ -51,7 +51,7 @@ def test_the_estimate_is_printed_and_nothing_is_written(command, counts_adata, w
     assert re.fullmatch(r"\d\.\d s \(4 steps of 32 cells, validation\)", rows["one epoch"])
     assert rows["at most"].endswith("(40 epochs)")
     assert rows["at least"].endswith("(11 epochs, if early stopping ends it)")
-    assert re.fullmatch(r"[\d.]+ GiB at its peak", rows["memory"])
+    assert re.fullmatch(r"[\d.]+ [GM]iB at its peak", rows["memory"])
     assert "epoch 1/" not in ran.err
 
 
@@ -106,7 +106,7 @@ def test_the_longest_cells_come_first_and_epochs_are_scaled(cells, monkeypatch):
     monkeypatch.setattr(estimates, "BUDGET", 1e-3)  # measured on two batches
     cfg = config("x", "trainer.batch_size=16")
     once, epoch = epoch_seconds(None, cells, cells, cfg)
-    first, one, several = calls
+    first, _, one, several = calls
     longest = np.sort(cells.lengths)[::-1]
     assert np.sort(first[0].lengths)[::-1][:16].tolist() == longest[:16].tolist()
     assert first[1].lengths.max() == longest[0]

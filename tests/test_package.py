@@ -75,9 +75,10 @@ LAYERS = {
     "inference io predict",
     "datamodule": "data embedding",
     "learner": "calibrate config groups data datamodule embedding epochs errors metrics model products",
-    "training": "baseline bundle calibrate compose config data errors gene2vec inference io learner "
+    "batchsize": "config data errors groups learner model resources runs",
+    "training": "batchsize groups baseline bundle calibrate compose config data errors gene2vec inference io learner "
     "metrics model reference runs attention encoder",
-    "estimate": "baseline config data encoder groups inference io learner model reference resources training",
+    "estimate": "baseline batchsize config data encoder inference io learner model reference resources training",
     "annotated": "errors io",
     "evaluate": "annotated config errors io metrics",
     "summary": "annotated evaluate figures",
@@ -92,7 +93,7 @@ ONLY = {
     "omegaconf": "compose",
     "pytorch_lightning": "epochs learner datamodule",
     "torch": " ".join(name for name in MODULES if name.startswith("attention"))
-    + " embedding encoder model pieces products data datamodule inference learner training estimate "
+    + " embedding encoder model pieces products data datamodule inference learner batchsize training estimate "
     "analysis.approximation analysis.inputs analysis.spectrum",
     "anndata": "io detect check preprocess reference predict training annotated analyze",
     "h5py": "io annotated",
