@@ -73,8 +73,15 @@ class Bundle:
         return {name: float(scale) for name, scale in self.metrics["scales"].items()}
 
 
-def save_bundle(bundle: Bundle, path: str | Path, *, overwrite: bool = False) -> None:
+def save_bundle(
+    bundle: Bundle, path: str | Path, *, overwrite: bool = False, more: Mapping[str, bytes] | None = None
+) -> None:
     """Write the folder, whole or not at all.
+
+    Parameters
+    ----------
+    more
+        Other files for people, by name; the model card shows the pictures among them.
 
     Raises
     ------
@@ -100,7 +107,9 @@ def save_bundle(bundle: Bundle, path: str | Path, *, overwrite: bool = False) ->
             "files": {name: sha256(folder / name) for name in (WEIGHTS, GENES)},
         }
         (folder / INFO).write_text(json.dumps(info, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        (folder / CARD).write_text(model_card(bundle), encoding="utf-8")
+        for name, content in (more or {}).items():
+            (folder / name).write_bytes(content)
+        (folder / CARD).write_text(model_card(bundle) + pictures(more or {}), encoding="utf-8")
 
 
 def load_bundle(path: str | Path) -> Bundle:
@@ -205,6 +214,12 @@ def sum_of_branches(scales: Mapping[str, float]) -> str:
     return " + ".join(f"{scale:.2f} x {BRANCHES[name]}" for name, scale in scales.items())
 
 
+def pictures(files: Mapping[str, bytes]) -> str:
+    """The end of a model card: a picture for each PNG among these files."""
+    texts = {name: Path(name).stem.replace("_", " ") for name in files if name.endswith(".png")}
+    return "".join(f"\n![{text}]({name})\n" for name, text in texts.items())
+
+
 def model_card(bundle: Bundle) -> str:
     """What a person should know about a model before using it, as Markdown."""
     made, metrics = bundle.provenance, bundle.metrics
@@ -213,6 +228,7 @@ def model_card(bundle: Bundle) -> str:
     ours, rival = metrics["model"], metrics["baseline"]
     checksum = f" (SHA-256 `{made['reference_sha256']}`)" if made["reference_sha256"] else ""
     alone = " The labels come from the linear branch alone." if encoder_is_silent(bundle.scales) else ""
+    notes = "".join(f"- {note}\n" for note in made.get("notes", []))
     return f"""\
 # {bundle.name}
 
@@ -226,6 +242,7 @@ below and no others: a cell of any other type still gets one of them.
 - Trained on `{made["reference"]}`{checksum}, labels in `{made["label_key"]}`,
   {made["num_cells"]} cells, {len(bundle.genes)} genes.
 - Input: {made["input"]}.
+{notes}\
 - On {metrics["num_val_cells"]} held-out cells of the reference, which also chose the epoch and so flatter the model:
   accuracy {ours["accuracy"]:.3f}, macro-F1 {ours["macro_f1"]:.3f}; logistic regression trained on the same cells:
   accuracy {rival["accuracy"]:.3f}, macro-F1 {rival["macro_f1"]:.3f}.

@@ -15,6 +15,7 @@ from scperformer.detect import Findings, detect, expression, gene_table
 from scperformer.errors import InputError
 from scperformer.groups import DataConfig
 from scperformer.io import new_file, read_h5ad, require_absent
+from scperformer.labels import rare_labels, rare_note
 from scperformer.values import BASE_NAMES
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ __all__ = [
     "detect",
     "expression",
     "label_columns",
-    "require_cells_per_label",
     "require_labels",
     "run_check",
 ]
@@ -75,25 +75,6 @@ def require_labels(adata: AnnData, label_key: str, path: str | Path) -> pd.Serie
     return labels
 
 
-def require_cells_per_label(labels: pd.Series, min_cells: int, path: str | Path) -> None:
-    """Fail when a label has too few cells to learn from.
-
-    Raises
-    ------
-    InputError
-        With the labels and their numbers of cells, and the option that leaves them out.
-    """
-    counts = labels.value_counts()
-    rare = counts[counts < min_cells]
-    if len(rare):
-        examples = ", ".join(f"'{label}' ({num})" for label, num in list(rare.items())[:5])
-        raise InputError(
-            f"{len(rare)} of {len(counts)} labels of {path} have fewer than {min_cells} cells: {examples}",
-            f"at least {min_cells} cells of each label",
-            "add data.rare_labels=drop to leave these cells out, or merge or mend the labels",
-        )
-
-
 # One file
 
 
@@ -116,7 +97,7 @@ def _examine(path: str, cfg: CheckConfig, model: "Bundle") -> dict[str, Any]:
             labels = require_labels(adata, cfg.label_key, path)
             cells = {str(label): int(num) for label, num in labels.value_counts().items()}
             result["labels"] = {"cells": cells, "num_unlabelled": int(labels.isna().sum())}
-            require_cells_per_label(labels, DataConfig.min_cells_per_label, path)
+            result["labels"]["rare"] = rare_labels(labels, DataConfig.min_cells_per_label)
             if len(cells) < 2:
                 raise InputError(f"one label in obs['{cfg.label_key}'] of {path}", "two or more", "add other cells")
     except InputError as error:
@@ -157,6 +138,9 @@ def _block(result: dict[str, Any], cfg: CheckConfig, model: "Bundle", why: str) 
         rows.append(("labels", f"{len(labels['cells'])} in {cfg.label_key}, {labelled:,} cells"))
         if labels["num_unlabelled"]:
             rows.append(("note", f"cells without a label: {labels['num_unlabelled']:,}"))
+        if rare := labels["rare"]:
+            advice = "trained on but not validated; data.rare_labels=merge or drop does otherwise"
+            rows.append(("note", f"{rare_note(rare, DataConfig.min_cells_per_label)} ({advice})"))
     if overlap := result.get("overlap"):
         rows.append(("model", _model_text(overlap, model, why)))
         if cfg.label_key is None and result["problem"] is None and overlap["share_of_model"] < LOW_OVERLAP:

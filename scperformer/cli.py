@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from scperformer import __version__
 from scperformer.errors import InputError
@@ -51,6 +52,8 @@ EXAMPLES = {
   scperformer train reference.h5ad label_key=cell_type model=small trainer.max_epochs=5
   scperformer train reference.h5ad label_key=cell_type -m attention=favor,softmax seed=0,1
   scperformer train reference.h5ad label_key=cell_type output=my_model resume=true
+  scperformer train reference.h5ad label_key=cell_type --estimate      # how long, how much memory
+  scperformer train reference.h5ad label_key=cell_type data.split=group data.split_key=donor
 presets: model=tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=favor|softmax
          head=mean|cls|conv  trainer=cpu|gpu|ddp  logger=all|csv|none""",
     "predict": """\
@@ -72,7 +75,7 @@ presets: model=tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=
 # Values of these are the user's own words and may hold any character.
 TEXT_OPTIONS = (
     *("output", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title"),
-    "model.gene2vec_path",
+    *("model.gene2vec_path", "data.split_key", "data.rare_label_name"),
 )
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
 # Hydra's flags that make sense here and the values they take: these, none, or any.
@@ -86,6 +89,7 @@ FLAGS: dict[str, tuple[str, ...] | None] = {
     "--config-dir": None,
     "-cd": None,
 }
+SHORT = {"--estimate": "estimate=true"}  # flags that are options
 # What a run of a sweep writes into its folder when no output is named.
 SWEEP_OUTPUTS = {
     "check": "check.json",
@@ -157,6 +161,7 @@ def to_overrides(words: list[str], first_word: str | None = None) -> list[str]:
     overrides, files, flags = [], [], []
     rest = iter(words)
     for word in rest:
+        word = SHORT.get(word, word)
         option, _, value = word.partition("=")
         if word.startswith("-"):
             flags += _flag(word, rest)
@@ -202,28 +207,35 @@ def run_step(step: str, words: list[str]) -> None:
     import hydra
 
     from scperformer import compose
+    from scperformer.sweep import Sweep
 
     typed = list(sys.argv)
+    sweep = Sweep()
 
     def task(cfg) -> None:
         # Lightning starts the other processes of a ddp run from sys.argv: give it back what the user typed.
         sys.argv = [typed[0], step, *words]
+        job = compose.sweep_job()
         try:
-            config = compose.to_config(cfg, step)
-            if job := compose.sweep_job():
-                folder, chosen = job
-                log.info("%s: %s", folder, " ".join(word for word in chosen if not word.startswith("inputs=")))
+            if job is None:
+                _run(step, compose.to_config(cfg, step))
+                return
+            folder, chosen = job
+            log.info("%s: %s", folder, " ".join(word for word in chosen if not word.startswith("inputs=")))
+            with sweep.job(folder, chosen) as run:
+                config = compose.to_config(cfg, step)
                 name = Path(config.output).name if config.output else SWEEP_OUTPUTS[step]
                 config = replace(config, output=str(folder / name))
+                run.wrote(config.output)
                 # In a sweep they are to run this job, not another sweep.
                 output = f"output={compose.quoted(config.output)}"
                 sys.argv = [typed[0], step, *chosen, output, *_own_presets(words)]
-            run = getattr(importlib.import_module(f"scperformer.{STEPS[step][0]}"), f"run_{step}")
-            run(config)
+                _run(step, config)
         except InputError as error:
-            # Hydra announces every exception of a job with a line of its own, but lets SystemExit pass.
             refuse(error)
-            raise _Refused(2) from error
+            if job is None:
+                # Hydra announces every exception of a job with a line of its own, but lets SystemExit pass.
+                raise _Refused(2) from error
 
     compose.register_schemas()
     overrides = to_overrides(words, FIRST_WORDS.get(step))
@@ -236,6 +248,15 @@ def run_step(step: str, words: list[str]) -> None:
         raise compose.override_error(error, step, overrides) from error
     finally:
         sys.argv = typed
+        if sweep.rows:
+            print(sweep.markdown(), flush=True)
+    if sweep.num_failed:
+        raise _Refused(2)
+
+
+def _run(step: str, config: Any) -> None:
+    module, name = ("estimate", "estimate") if getattr(config, "estimate", False) else (STEPS[step][0], step)
+    getattr(importlib.import_module(f"scperformer.{module}"), f"run_{name}")(config)
 
 
 class _Format(logging.Formatter):

@@ -126,6 +126,11 @@ def resolved_text(step: str, overrides: Sequence[str] = ()) -> str:
     return OmegaConf.to_yaml(composed(step, overrides), sort_keys=True)
 
 
+def yaml_text(options: dict[str, Any]) -> str:
+    """Options as YAML text, in the order they have."""
+    return OmegaConf.to_yaml(OmegaConf.create({"options": options}).options)
+
+
 def sweep_job() -> tuple[Path, list[str]] | None:
     """The folder and the overrides of this job of a sweep (`-m`), or None outside of sweeps."""
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:

@@ -83,6 +83,7 @@ class TrainConfig(_InputOptions):
     output: str | None = None  # the model folder; None: <input>.model beside the input
     overwrite: bool = False
     resume: bool = False  # continue a run that was cut off
+    estimate: bool = False  # only say how long it would take and how much memory; also --estimate
     seed: int = 0
     data: DataConfig = field(default_factory=DataConfig)
     tokens: TokensConfig = field(default_factory=TokensConfig)

@@ -1,4 +1,4 @@
-"""From aligned expression to batches: which cells, in which order, and their tokens as tensors; splits."""
+"""From aligned expression to batches: which cells, in which order, and their tokens as tensors."""
 
 from collections.abc import Iterator, Sequence
 
@@ -41,6 +41,10 @@ class Cells:
 
     def __len__(self) -> int:
         return self.x.shape[0]
+
+    def subset(self, rows: np.ndarray) -> "Cells":
+        """The labelled cells with these row numbers."""
+        return Cells(self.x[rows], self.tokens, self.known_labels[rows])
 
     def batch(self, cells: Sequence[int] | np.ndarray, length: int | None = None) -> Batch:
         """Tokens of the cells with these row numbers, padded to `length` or the longest of them."""
@@ -122,25 +126,3 @@ def prediction_batches(lengths: np.ndarray, batch_size: int) -> Iterator[tuple[n
         size = min(batch_size, max(1, MAX_BATCH_TOKENS // int(length)))
         for start in range(0, len(cells), size):
             yield cells[start : start + size], int(length)
-
-
-def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers for training and for validation; every label is in both.
-
-    Parameters
-    ----------
-    labels
-        N label indices, each occurring at least twice.
-    fraction
-        Share of each label for validation, rounded, at least one cell and never all.
-    seed
-        Chooses the cells.
-    """
-    rng = np.random.default_rng(seed)
-    val = []
-    for label in np.unique(labels):
-        cells = rng.permutation(np.flatnonzero(labels == label))
-        val.append(cells[: min(max(1, round(fraction * len(cells))), len(cells) - 1)])
-    is_val = np.zeros(len(labels), dtype=bool)
-    is_val[np.concatenate(val)] = True
-    return np.flatnonzero(~is_val), np.flatnonzero(is_val)

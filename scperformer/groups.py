@@ -1,8 +1,11 @@
 """The options of training by group, with their types, defaults and ranges: one dataclass per folder of conf/."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from scperformer.options import require, require_choice
+
+AUTO = "auto"
 
 
 @dataclass(kw_only=True)
@@ -13,16 +16,24 @@ class DataConfig:
     min_genes: int = 50  # reference cells that express fewer genes are dropped
     min_cells: int = 3  # genes expressed in fewer reference cells are dropped
     val_fraction: float = 0.1  # share of the labelled cells that early stopping looks at
-    rare_labels: str = "error"  # a label with fewer than min_cells_per_label cells: error or drop
+    split: str = "stratified"  # stratified (by chance within labels), group (whole groups) or column (as it says)
+    split_key: str | None = None  # obs column of the groups, or of the sides: train, val, test (left alone)
+    rare_labels: str = "keep"  # labels with fewer than min_cells_per_label cells: keep, merge, drop or error
     min_cells_per_label: int = 2
+    rare_label_name: str = "other"  # with rare_labels=merge: the label that they become
 
     def __post_init__(self) -> None:
         require(self.target_sum > 0, "data.target_sum", self.target_sum, "a number above 0")
         require(self.min_genes >= 0, "data.min_genes", self.min_genes, "0 or more")
         require(self.min_cells >= 0, "data.min_cells", self.min_cells, "0 or more")
         require(0 < self.val_fraction < 1, "data.val_fraction", self.val_fraction, "a share between 0 and 1")
-        require_choice("data.rare_labels", self.rare_labels, ("error", "drop"))
-        require(self.min_cells_per_label >= 2, "data.min_cells_per_label", self.min_cells_per_label, "2 or more")
+        require_choice("data.split", self.split, ("stratified", "group", "column"))
+        has_key, needs_key = self.split_key is not None, self.split != "stratified"
+        expected = f"an obs column for data.split={self.split}" if needs_key else "null, or data.split=group or column"
+        require(has_key == needs_key, "data.split_key", self.split_key, expected)
+        require_choice("data.rare_labels", self.rare_labels, ("keep", "merge", "drop", "error"))
+        require(self.min_cells_per_label >= 1, "data.min_cells_per_label", self.min_cells_per_label, "1 or more")
+        require(bool(self.rare_label_name.strip()), "data.rare_label_name", repr(self.rare_label_name), "a name")
 
 
 @dataclass(kw_only=True)
@@ -156,15 +167,25 @@ class TrainerConfig:
     threads: int = 1  # CPU threads of torch; two spinning threads can be slower than one
     max_epochs: int = 30
     patience: int = 10  # epochs without a better macro-F1 before training stops
-    batch_size: int = 32
+    batch_size: Any = 32  # cells per step and device; auto: as many as fit into memory
+    memory_gib: float | None = None  # with auto: GiB that the steps of each process may take; null: what is free
     progress_bar: bool = True  # on a terminal only
 
     def __post_init__(self) -> None:
         require_choice("trainer.accelerator", self.accelerator, ("cpu", "gpu", "auto"))
         require_choice("trainer.strategy", self.strategy, ("auto", "ddp"))
         require_choice("trainer.precision", self.precision, ("32-true", "bf16-mixed"))
-        for name in ("devices", "num_nodes", "threads", "max_epochs", "patience", "batch_size"):
+        for name in ("devices", "num_nodes", "threads", "max_epochs", "patience"):
             require(getattr(self, name) >= 1, f"trainer.{name}", getattr(self, name), "1 or more")
+        size = self.batch_size
+        whole = isinstance(size, int) and not isinstance(size, bool)
+        require(size == AUTO or (whole and size >= 1), "trainer.batch_size", size, "a whole number above 0, or auto")
+        if self.memory_gib is not None:
+            require(self.memory_gib > 0, "trainer.memory_gib", self.memory_gib, "a number above 0, or null")
+        # The processes must come to the same size, and what is free may differ between them.
+        alone = self.devices * self.num_nodes == 1
+        known = alone or size != AUTO or self.memory_gib is not None
+        require(known, "trainer.memory_gib", None, "a number, with trainer.batch_size=auto and several processes")
 
 
 @dataclass(kw_only=True)

@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from scperformer.config import TrainConfig
 from scperformer.data import Cells, drop_genes
 from scperformer.datamodule import CellsDataModule
 from scperformer.embedding import Batch
+from scperformer.epochs import EpochLog
 from scperformer.errors import InputError
 from scperformer.groups import OptimConfig, TrainerConfig
 from scperformer.metrics import score
@@ -176,26 +176,6 @@ class Learner(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-class EpochLog(Callback):
-    """One log line per epoch, for log files and terminals without a progress bar."""
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.start = time.perf_counter()
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.is_global_zero:
-            metrics = trainer.callback_metrics
-            log.info(
-                "epoch %d/%d: training loss %.3f, validation macro-F1 %.3f, accuracy %.3f (%.1f s)",
-                trainer.current_epoch + 1,
-                trainer.max_epochs,
-                metrics["train_loss"],
-                metrics[F1],
-                metrics["val_accuracy"],
-                time.perf_counter() - self.start,
-            )
-
-
 def checkpoints(folder: Path, trainer: TrainerConfig) -> tuple[ModelCheckpoint, list[Callback]]:
     """The checkpoint of the best epoch, and all callbacks that save or stop.
 
@@ -208,7 +188,7 @@ def checkpoints(folder: Path, trainer: TrainerConfig) -> tuple[ModelCheckpoint, 
     last = ModelCheckpoint(folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
     # `last` comes after `stop`: what it saves must know how long the patience still is.
     stop = EarlyStopping(SCORE, mode="max", patience=trainer.patience, check_on_train_epoch_end=True)
-    return best, [best, stop, EpochLog(), last]
+    return best, [best, stop, EpochLog(folder.parent), last]
 
 
 @contextmanager

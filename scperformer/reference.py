@@ -11,10 +11,12 @@ import pandas as pd
 from anndata import AnnData
 from scipy.sparse import csr_matrix
 
-from scperformer.check import require_cells_per_label, require_labels
+from scperformer.check import require_labels
 from scperformer.config import TrainConfig
 from scperformer.errors import InputError
+from scperformer.labels import Settled, settle_rare_labels
 from scperformer.preprocess import PREPARED, prepare_reference
+from scperformer.splits import TEST, Split, split_cells, split_values
 
 log = logging.getLogger(__name__)
 
@@ -31,61 +33,86 @@ class Reference:
     ontology_term_ids: list[str]
     genes: list[str]
     summary: str
+    split: Split
+    rare: Settled
+
+    @property
+    def notes(self) -> list[str]:
+        """What people should know about the labels and the split, a sentence each."""
+        return ([f"{self.rare.note}."] if self.rare.note else []) + self.split.notes
 
 
 def make_reference(adata: AnnData, cfg: TrainConfig, path: str | Path) -> Reference:
-    """Filter, normalise and label the cells of a reference.
+    """Filter, normalise and label the cells of a reference, and part them into training and validation.
+
+    Cells whose side is `test` (`data.split=column`) are taken away before anything else looks at them.
 
     Raises
     ------
     InputError
-        The label column is missing, its labels are too few or too rare, or the expression cannot be used.
+        The label column is missing, its labels are too few, rare or not to be parted as asked, or the expression
+        cannot be used.
     """
-    require_labels(adata, cfg.label_key, path)  # before the long part
+    labels = require_labels(adata, cfg.label_key, path)  # before the long part
+    values = split_values(adata.obs, cfg.data, labels.notna().to_numpy(), path)
+    if cfg.data.split == "column":
+        assert values is not None
+        adata = without_test_cells(adata, values)
     prepared = prepare_reference(adata, cfg.data, cfg.source, cfg.input_kind, cfg.input_total, path=path)
-    labels = require_labels(prepared, cfg.label_key, path)
-    usable = usable_cells(labels, cfg, path)
-    kept, labels = prepared[usable], labels[usable]
+    settled = settle_rare_labels(require_labels(prepared, cfg.label_key, path), cfg.data, path)
+    usable = usable_cells(settled, cfg, path)
+    kept, labels = prepared[usable], settled.labels[usable]
     label_names = sorted(labels.unique())
+    indices = np.searchsorted(label_names, labels.to_numpy(str)).astype(np.int64)
+    values = split_values(kept.obs, cfg.data, usable[usable], path)
+    sides = None if values is None else values.to_numpy(str)
     x = csr_matrix(kept.X, dtype=np.float32)
     x.sort_indices()
+    terms = ontology_terms(kept.obs, cfg.label_key, labels)
     return Reference(
         x=x,
-        labels=np.searchsorted(label_names, labels.to_numpy(str)).astype(np.int64),
+        labels=indices,
         label_names=label_names,
-        ontology_term_ids=ontology_terms(kept.obs, cfg.label_key, labels),
+        ontology_term_ids=[
+            UNKNOWN_TERM if name == settled.done.get("into") else term
+            for name, term in zip(label_names, terms, strict=True)
+        ],
         genes=list(map(str, kept.var_names)),
         summary=describe_preparation(prepared.uns[PREPARED]),
+        split=split_cells(indices, label_names, sides, cfg.data, cfg.seed),
+        rare=settled,
     )
 
 
-def usable_cells(labels: pd.Series, cfg: TrainConfig, path: str | Path) -> np.ndarray:
-    """Which cells can be trained on: those with a label that enough cells have; boolean, N.
+def without_test_cells(adata: AnnData, values: pd.Series) -> AnnData:
+    """The cells whose side is not `test`, in their order."""
+    is_test = (values == TEST).to_numpy()
+    if not is_test.any():
+        return adata
+    log.info("%d of %d cells are test cells: nothing is learnt from them", is_test.sum(), len(is_test))
+    return adata[~is_test].copy()
+
+
+def usable_cells(settled: Settled, cfg: TrainConfig, path: str | Path) -> np.ndarray:
+    """Which cells can be trained on: those with a label that is not left out; boolean, N.
 
     Raises
     ------
     InputError
-        A label is too rare and `data.rare_labels` is `error`, or fewer than two labels are left.
+        There are fewer than two labels.
     """
-    if cfg.data.rare_labels == "error":
-        require_cells_per_label(labels, cfg.data.min_cells_per_label, path)
-    counts = labels.value_counts()
-    enough = counts.index[counts >= cfg.data.min_cells_per_label]
-    usable = labels.isin(enough).to_numpy()
-    if len(enough) < 2:
+    usable = settled.labels.notna().to_numpy()
+    if (num := settled.labels.nunique()) < 2:
         raise InputError(
-            f"{len(enough)} usable labels in obs['{cfg.label_key}'] of {path}",
+            f"{num} usable label{'' if num == 1 else 's'} in obs['{cfg.label_key}'] of {path}",
             "two or more",
             "choose another label_key or add cells",
         )
     if not usable.all():
-        log.warning(
-            "%d cells are left out: %d without a label, %d with a label that fewer than %d cells have",
-            (~usable).sum(),
-            labels.isna().sum(),
-            (~usable).sum() - labels.isna().sum(),
-            cfg.data.min_cells_per_label,
-        )
+        num_left_out = int((~usable).sum())
+        num_rare = sum(settled.done["labels"].values()) if settled.done.get("policy") == "drop" else 0
+        unlabelled = num_left_out - num_rare
+        log.warning("%d cells are left out: %d without a label, %d of rare ones", num_left_out, unlabelled, num_rare)
     return usable
 
 

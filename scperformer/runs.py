@@ -1,4 +1,4 @@
-"""The run folder beside a model: what was asked for, checkpoints to continue from, logs."""
+"""The run folder beside a model: what was asked for and of what, checkpoints to continue from, what came out."""
 
 import json
 import logging
@@ -10,14 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from scperformer.attention import attention_options
+from scperformer.compose import yaml_text
 from scperformer.config import TrainConfig
+from scperformer.curve import draw_learning_curve
 from scperformer.errors import InputError
+from scperformer.history import TABLE, read_history
 from scperformer.outputs import new_file
 
 log = logging.getLogger(__name__)
 
 # Set in every process of a distributed run, above 0 in all but the first, by Lightning or by Slurm's srun.
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+CONFIG, ORIGIN, RESULT, CURVE = "config.yaml", "provenance.json", "metrics.json", "learning_curve.png"
+RECORD = "run.json"
 NUM_NAMED = 3  # options named in an error
 
 
@@ -37,7 +42,7 @@ def hush_helper(cfg: TrainConfig) -> None:
 def run_options(cfg: TrainConfig, reference_sha256: str) -> dict[str, Any]:
     """What must be the same for a run to be continued: every option but where it writes and how it shows progress."""
     options = asdict(cfg)
-    for name in ("inputs", "output", "overwrite", "resume"):
+    for name in ("inputs", "output", "overwrite", "resume", "estimate"):
         del options[name]
     del options["trainer"]["progress_bar"]
     return {"options": options, "reference_sha256": reference_sha256}
@@ -90,10 +95,10 @@ def open_run(cfg: TrainConfig, output: Path, reference_sha256: str) -> Path:
     folder = output.with_name(output.name + ".run")
     if is_helper(cfg):
         return folder
-    record, last = folder / "run.json", folder / "checkpoints" / "last.ckpt"
+    record, last = folder / RECORD, folder / "checkpoints" / "last.ckpt"
     options = run_options(cfg, reference_sha256)
     if last.is_file() and (cfg.resume or not cfg.overwrite):
-        before = json.loads(record.read_text()) if record.is_file() else {"options": {}, "reference_sha256": ""}
+        before = json.loads(record.read_text("utf-8")) if record.is_file() else {"options": {}, "reference_sha256": ""}
         differ = changes(before, json.loads(json.dumps(options)))
         if cfg.resume and not differ:
             log.info("continuing the run in %s", folder)
@@ -108,6 +113,40 @@ def open_run(cfg: TrainConfig, output: Path, reference_sha256: str) -> Path:
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    with new_file(record) as temporary:
-        temporary.write_text(json.dumps(options, indent=1) + "\n")
+    _write_json(record, options)
     return folder
+
+
+def recorded_batch_size(folder: Path) -> int | None:
+    """The batch size that was chosen when the run began; None: none yet."""
+    record = folder / RECORD
+    return json.loads(record.read_text("utf-8")).get("batch_size") if record.is_file() else None
+
+
+def record_batch_size(folder: Path, size: int) -> None:
+    """Add the chosen batch size to what the run folder says of the run."""
+    before = json.loads((folder / RECORD).read_text("utf-8"))
+    _write_json(folder / RECORD, before | {"batch_size": size})
+
+
+def record_start(folder: Path, cfg: TrainConfig, provenance: dict[str, Any]) -> None:
+    """Write what is known before training: the whole configuration, and where data and program come from."""
+    if is_helper(cfg):
+        return
+    with new_file(folder / CONFIG, overwrite=True) as temporary:
+        temporary.write_text(yaml_text(asdict(cfg)), encoding="utf-8")
+    _write_json(folder / ORIGIN, provenance)
+
+
+def record_end(folder: Path, metrics: dict[str, Any]) -> dict[str, bytes]:
+    """Write what came out, and the learning curve; the table of epochs and the curve, for the model folder."""
+    _write_json(folder / RESULT, metrics)
+    picture = draw_learning_curve(read_history(folder), metrics["best_epoch"], metrics["baseline"])
+    with new_file(folder / CURVE, overwrite=True) as temporary:
+        temporary.write_bytes(picture)
+    return {CURVE: picture, TABLE: (folder / TABLE).read_bytes()}
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with new_file(path, overwrite=True) as temporary:
+        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -17,19 +17,29 @@ from anndata import AnnData
 
 from scperformer import baseline, linear
 from scperformer.attention import MECHANISMS
+from scperformer.batchsize import with_batch_size
 from scperformer.bundle import INFO, Bundle, save_bundle, sum_of_branches
 from scperformer.calibrate import branch_scales
 from scperformer.config import TrainConfig
-from scperformer.data import Cells, stratified_split
+from scperformer.data import Cells
 from scperformer.encoder import require_encoder
 from scperformer.errors import InputError
 from scperformer.gene2vec import read_gene_vectors
+from scperformer.groups import AUTO
 from scperformer.inference import branch_logits, torch_state_kept
 from scperformer.io import read_h5ad, require_absent, require_h5ad, sha256
 from scperformer.metrics import score
 from scperformer.model import CellTypeModel
 from scperformer.reference import Reference, make_reference
-from scperformer.runs import changed_options, hush_helper, is_helper, open_run, run_options
+from scperformer.runs import (
+    changed_options,
+    hush_helper,
+    is_helper,
+    open_run,
+    record_end,
+    record_start,
+    run_options,
+)
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +65,7 @@ def fit(
 
     start = time.perf_counter()
     x, labels = reference.x, reference.labels
-    train_rows, val_rows = stratified_split(labels, cfg.data.val_fraction, cfg.seed)
+    train_rows, val_rows = reference.split.train, reference.split.val
     train = Cells(x[train_rows], cfg.tokens, labels[train_rows])
     val = Cells(x[val_rows], cfg.tokens, labels[val_rows])
     network = new_network(reference, cfg)
@@ -166,32 +176,45 @@ def move_wide(network: CellTypeModel, linear: baseline.LinearModel | None, by: f
             network.wide.bias.add_(torch.from_numpy(linear.bias), alpha=by)
 
 
-def to_bundle(
-    reference: Reference, cfg: TrainConfig, *, name: str, source: dict[str, str], fitted: tuple[dict, dict]
-) -> Bundle:
-    """Everything that prediction and a reader need to know, in one place.
+def provenance(reference: Reference, cfg: TrainConfig, source: dict[str, str]) -> dict[str, Any]:
+    """Where a model comes from: data, options, command, versions.
 
     Parameters
     ----------
     source
         `reference` (file name) and `reference_sha256`.
-    fitted
-        Weights and metrics, as `fit` returns them.
     """
-    weights, metrics = fitted
     counts = np.bincount(reference.labels)
     packages = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
-    provenance = {
+    return {
         **source,
         "label_key": cfg.label_key,
         "num_cells": len(reference.labels),
         "cells_per_label": {label: int(n) for label, n in zip(reference.label_names, counts, strict=True)},
         "input": reference.summary,
+        "split": reference.split.done,
+        "rare_labels": reference.rare.done,
+        "notes": reference.notes,
         "seed": cfg.seed,
         "command": command(cfg, source),
         "options": run_options(cfg, source["reference_sha256"])["options"],
         "versions": {package: version(package) for package in packages} | {"python": platform.python_version()},
     }
+
+
+def to_bundle(
+    reference: Reference, cfg: TrainConfig, *, name: str, made: dict[str, Any], fitted: tuple[dict, dict]
+) -> Bundle:
+    """Everything that prediction and a reader need to know, in one place.
+
+    Parameters
+    ----------
+    made
+        What `provenance` returns.
+    fitted
+        Weights and metrics, as `fit` returns them.
+    """
+    weights, metrics = fitted
     groups = {group: asdict(cfg)[group] for group in ("tokens", "model", "attention", "head")}
     if cfg.model.gene2vec_path is not None:
         groups["model"]["gene2vec_path"] = Path(cfg.model.gene2vec_path).name  # folders are nobody else's business
@@ -203,7 +226,7 @@ def to_bundle(
         ontology_term_ids=reference.ontology_term_ids,
         config={"target_sum": cfg.data.target_sum, **groups},
         metrics=metrics,
-        provenance=provenance,
+        provenance=made,
         weights=weights,
     )
 
@@ -277,6 +300,9 @@ def ignored_options(cfg: TrainConfig) -> dict[str, str]:
 
 @torch_state_kept()  # other libraries change the number of threads, too, when they are imported
 def _train(adata: AnnData, cfg: TrainConfig, output: Path, *, path: Path, checksum: str) -> None:
+    if cfg.estimate:
+        remedy = "call scperformer.estimate.run_estimate, or add --estimate to 'scperformer train'"
+        raise InputError("estimate=true in a training", "estimate=false", remedy)
     if cfg.model.deep:
         require_encoder(cfg.tokens, cfg.model, cfg.attention)
         for option, why in ignored_options(cfg).items():
@@ -285,6 +311,11 @@ def _train(adata: AnnData, cfg: TrainConfig, output: Path, *, path: Path, checks
     run_folder = open_run(cfg, output, checksum)
     try:
         with torch_state_kept(cfg.trainer.threads):
+            if cfg.trainer.batch_size == AUTO:
+                train_cells = Cells(reference.x, cfg.tokens, reference.labels).subset(reference.split.train)
+                cfg = with_batch_size(cfg, train_cells, new_network(reference, cfg), run_folder)
+            made = provenance(reference, cfg, {"reference": path.name, "reference_sha256": checksum})
+            record_start(run_folder, cfg, made)
             fitted = fit(reference, cfg, run_folder)
     except InputError:  # an option that cannot be, or it diverged: nothing worth keeping has been written
         if not is_helper(cfg) and not (run_folder / "checkpoints").exists():
@@ -303,8 +334,7 @@ def _train(adata: AnnData, cfg: TrainConfig, output: Path, *, path: Path, checks
         metrics["baseline"]["accuracy"],
         metrics["baseline"]["macro_f1"],
     )
-    source = {"reference": path.name, "reference_sha256": checksum}
-    bundle = to_bundle(reference, cfg, name=output.name.removesuffix(".model"), source=source, fitted=fitted)
-    save_bundle(bundle, output, overwrite=cfg.overwrite)
+    bundle = to_bundle(reference, cfg, name=output.name.removesuffix(".model"), made=made, fitted=fitted)
+    save_bundle(bundle, output, overwrite=cfg.overwrite, more=record_end(run_folder, metrics))
     shutil.rmtree(run_folder / "checkpoints", ignore_errors=True)  # the logs stay
     log.info("written: %s", output)

@@ -145,7 +145,7 @@ def test_wrong_label_key_lists_those_there_are(step, counts_adata, write, model,
 
 
 LABELS = {
-    "single cell": (["Solo", *["B", "T"] * 59, "B"], ("'Solo' (1)", "at least 2 cells", "data.rare_labels=drop")),
+    "single cells": ([f"Solo{i}" for i in range(120)], ("no labelled val cell", "cells on both sides", "add cells")),
     "no labels": ([np.nan] * 120, ("no cell of", "labelled cells")),
     "blank labels": (["  "] * 120, ("no cell of", "labelled cells")),
     "one label": (["B"] * 120, ("1 usable label", "two or more")),

@@ -1,5 +1,6 @@
 """The command line: help, files and options in any order and of any name, sweeps, exit codes, no litter."""
 
+import csv
 import json
 import os
 import shutil
@@ -269,7 +270,56 @@ def test_helpers_of_a_distributed_run_are_started_with_this_job_alone(command, s
         assert (again.label_key, again.optim.lr) == ("it's, a key", 0.5)
 
 
-def test_sweep_stops_at_a_bad_value(command, sample):
-    ran = command("train", sample, "label_key=cell_type", "-m", "trainer.max_epochs=0,1")
+def test_a_bad_value_fails_its_own_run_alone(command, sample, tmp_path):
+    ran = command("train", sample, "label_key=cell_type", "logger=none", "-m", "trainer.max_epochs=0,1", "seed=0")
     assert ran.code == 2
-    assert ran.err.startswith("error: trainer.max_epochs=0; expected 1 or more")
+    assert "error: trainer.max_epochs=0; expected 1 or more" in ran.err
+    [sweep] = (tmp_path / "multirun").iterdir()
+    with (sweep / "runs.csv").open() as file:
+        bad, good = csv.DictReader(file)
+    assert (bad["status"], bad["output"], bad["val_macro_f1"]) == ("failed", "", "")
+    assert bad["error"].startswith("trainer.max_epochs=0; expected 1 or more")
+    assert (good["status"], good["error"]) == ("ok", "")
+    table = [line.split(" | ")[:3] for line in ran.out.splitlines() if line.startswith("| ")]
+    assert table == [
+        ["| job", "status", "trainer.max_epochs"],
+        ["| ---"] + ["---"] * 2,
+        ["| 1", "ok", "1"],
+        ["| 0", "failed", "0"],
+    ]
+    assert ran.out.splitlines()[-1] == f"2 runs, 1 failed: {sweep.relative_to(tmp_path)}/runs.csv"
+
+
+def test_the_table_of_a_sweep_says_what_its_models_say(command, sample, tmp_path):
+    options = ["label_key=cell_type", "trainer.max_epochs=1", "logger=none", "output=m"]
+    ran = command("train", sample, *options, "-m", "seed=0,1", "optim.lr=1e-3,3e-3")
+    assert ran.code == 0, ran.err
+    [sweep] = (tmp_path / "multirun").iterdir()
+    with (sweep / "runs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    chosen = [(row["seed"], float(row["optim.lr"])) for row in rows]
+    assert chosen == [("0", 1e-3), ("0", 3e-3), ("1", 1e-3), ("1", 3e-3)]
+    for number, row in enumerate(rows):
+        assert (row["job"], row["status"], row["output"]) == (str(number), "ok", f"{number}/m")
+        bundle = json.loads((sweep / row["output"] / "bundle.json").read_text())
+        assert (bundle["provenance"]["seed"], bundle["config"]["model"]["dim"]) == (int(row["seed"]), 32)
+        for name in ("macro_f1", "accuracy"):
+            assert float(row[f"val_{name}"]) == pytest.approx(bundle["metrics"]["model"][name], abs=1e-4)
+            assert float(row[f"baseline_{name}"]) == pytest.approx(bundle["metrics"]["baseline"][name], abs=1e-4)
+        assert float(row["seconds"]) > bundle["metrics"]["seconds"] - 0.1
+    assert "label_key" not in ran.out  # the same in every run
+    assert "trainer.max_epochs" not in ran.out
+
+
+def test_a_run_that_crashes_is_in_the_table_and_the_others_run(command, sample, tmp_path, monkeypatch):
+    def crash(cfg):
+        if cfg.seed == 0:
+            raise RuntimeError("no more | memory")
+
+    monkeypatch.setattr("scperformer.training.run_train", crash)
+    with pytest.raises(RuntimeError, match="no more"):
+        command("train", sample, "label_key=cell_type", "-m", "seed=0,1")
+    [table] = tmp_path.glob("multirun/*/runs.csv")
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["status"], row["error"]) for row in rows] == [("failed", "no more | memory"), ("ok", "")]

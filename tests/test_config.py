@@ -84,7 +84,17 @@ def test_yaml_and_dataclass_agree(group):
 
 
 RANGES = {
-    "data": {"target_sum": 0, "min_genes": -1, "min_cells": -1, "val_fraction": 1.0, "rare_labels": "x"},
+    "data": {
+        "target_sum": 0,
+        "min_genes": -1,
+        "min_cells": -1,
+        "val_fraction": 1.0,
+        "split": "x",
+        "split_key": "donor",
+        "rare_labels": "x",
+        "min_cells_per_label": 0,
+        "rare_label_name": " ",
+    },
     "tokens": {"name": "x", "num_bins": 0, "bins_per_log2": 0, "unexpressed": "x"},
     "model": {
         "dim": 0,
@@ -101,7 +111,16 @@ RANGES = {
     },
     "head": {"name": "x", "hidden": [0], "dropout": -0.1},
     "optim": {"lr": 0, "weight_decay": -1, "warmup_fraction": 1.1, "final_lr_fraction": -0.1, "label_smoothing": 1.0},
-    "trainer": {"accelerator": "x", "strategy": "x", "precision": "x", "devices": 0, "threads": 0, "patience": 0},
+    "trainer": {
+        "accelerator": "x",
+        "strategy": "x",
+        "precision": "x",
+        "devices": 0,
+        "threads": 0,
+        "patience": 0,
+        "batch_size": 0,
+        "memory_gib": 0,
+    },
 }
 CASES = [(group, name, value) for group, options in RANGES.items() for name, value in options.items()]
 
@@ -110,6 +129,13 @@ CASES = [(group, name, value) for group, options in RANGES.items() for name, val
 def test_values_out_of_range(group, name, value):
     with pytest.raises(InputError, match=rf"{group}\.{name}=.*; expected .*: set {group}\.{name} accordingly"):
         GROUPS[group](**{name: value})
+
+
+@pytest.mark.parametrize("split", ["group", "column"])
+def test_a_split_by_column_needs_the_column(split):
+    with pytest.raises(InputError, match=rf"data\.split_key=None; expected an obs column for data\.split={split}"):
+        groups.DataConfig(split=split)
+    assert groups.DataConfig(split=split, split_key="donor").split_key == "donor"
 
 
 def test_scbert_tokens_have_five_bins():

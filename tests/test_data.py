@@ -1,4 +1,4 @@
-"""Cells, batches and splits."""
+"""Cells and batches."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ from scperformer.data import (
     padded_length,
     prediction_batches,
     shuffled_batches,
-    stratified_split,
 )
 from scperformer.groups import TokensConfig
 
@@ -108,32 +107,6 @@ def test_prediction_batches_of_a_subset_give_its_cells_the_same_length():
 
     everything = length_of_cell(np.arange(1000))
     assert length_of_cell(np.array([3, 700, 20])) == {cell: everything[cell] for cell in (3, 700, 20)}
-
-
-# --- splits --------------------------------------------------------------------------------------------------
-
-LABELS = np.random.default_rng(0).permutation(np.repeat([0, 1, 2, 3], [600, 35, 5, 2]))
-
-
-@pytest.mark.parametrize("fraction", [0.01, 0.1, 0.5, 0.99])
-def test_split_has_every_label_on_both_sides_without_overlap(fraction):
-    train, val = stratified_split(LABELS, fraction, seed=0)
-    assert sorted([*train, *val]) == list(range(len(LABELS)))
-    assert set(LABELS[train]) == set(LABELS[val]) == {0, 1, 2, 3}
-
-
-@pytest.mark.parametrize(
-    ("fraction", "expected"), [(0.1, [60, 4, 1, 1]), (0.2, [120, 7, 1, 1]), (0.99, [594, 34, 4, 1])]
-)
-def test_split_takes_the_share_of_each_label(fraction, expected):
-    # 0.1 x 35 = 3.5 is rounded to even; at least one cell, never all
-    _, val = stratified_split(LABELS, fraction, seed=0)
-    assert np.bincount(LABELS[val]).tolist() == expected
-
-
-def test_split_is_chosen_by_the_seed():
-    first, again, other = (stratified_split(LABELS, 0.2, seed=seed)[1].tolist() for seed in (0, 0, 1))
-    assert first == again != other
 
 
 # --- cells ---------------------------------------------------------------------------------------------------

@@ -6,11 +6,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from scperformer.compose import make_config
-from scperformer.data import Cells, stratified_split
+from scperformer.data import Cells
 from scperformer.groups import OptimConfig
 from scperformer.learner import Learner, loss_weights, lr_factor, seed_of, train_network
 from scperformer.model import CellTypeModel
 from scperformer.preprocess import prepare_reference
+from scperformer.splits import stratified_split
 
 OVERRIDES = [
     "inputs=[reference.h5ad]",

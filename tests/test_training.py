@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 
 import anndata as ad
 import numpy as np
 import pytest
+import yaml
 from sklearn.linear_model import LogisticRegression
 
 import scperformer
@@ -20,6 +22,7 @@ from scperformer.bundle import load_bundle
 from scperformer.cli import to_overrides
 from scperformer.compose import make_config, quoted
 from scperformer.errors import InputError
+from scperformer.history import read_history
 from scperformer.reference import make_reference
 from scperformer.runs import open_run, run_options
 from scperformer.training import run_train
@@ -51,6 +54,27 @@ def test_model_folder_says_everything(counts_adata, write, tmp_path):
     assert not (tmp_path / "model.run" / "checkpoints").exists()
 
 
+def test_run_folder_says_everything(counts_adata, write, tmp_path):
+    output = run_train(config(write(counts_adata, "reference.h5ad"), f"output='{tmp_path / 'model'}'", "seed=3"))
+    run, bundle = tmp_path / "model.run", load_bundle(output)
+    options = yaml.safe_load((run / "config.yaml").read_text())
+    given = config(tmp_path / "reference.h5ad", f"output='{tmp_path / 'model'}'", "seed=3")
+    assert options == asdict(given)
+    origin = json.loads((run / "provenance.json").read_text())
+    assert origin == bundle.provenance
+    assert len(origin["reference_sha256"]) == 64
+    assert origin["command"].startswith("scperformer train reference.h5ad")
+    assert {"scperformer", "torch", "python"} <= set(origin["versions"])
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics == bundle.metrics
+    assert set(metrics["baseline"]) == set(metrics["model"]) == {"accuracy", "macro_f1", "weighted_f1"}
+    for name in ("learning_curve.png", "metrics.csv"):
+        assert (run / name).read_bytes() == (output / name).read_bytes()
+    assert "![learning curve](learning_curve.png)" in (output / "MODEL_CARD.md").read_text()
+    [epoch] = read_history(run)
+    assert epoch["val_macro_f1"] == pytest.approx(metrics["model"]["macro_f1"], abs=1e-6)  # as written: six digits
+
+
 def test_baseline_in_the_model_is_logistic_regression_on_the_whole_reference(counts_adata, write, tmp_path):
     output = run_train(config(write(counts_adata), f"output='{tmp_path / 'model'}'"))
     bundle = load_bundle(output)
@@ -67,17 +91,6 @@ def test_unlabelled_cells_are_left_out_and_said(counts_adata, caplog):
     reference = make_reference(counts_adata, config("x"), "x")
     assert reference.x.shape[0] == 114
     assert "6 cells are left out: 6 without a label" in caplog.text
-
-
-def test_a_rare_label_is_refused_or_dropped_as_asked(counts_adata):
-    labels = counts_adata.obs["cell_type"].astype(str)
-    labels.iloc[0] = "Platelet"
-    counts_adata.obs["cell_type"] = labels
-    with pytest.raises(InputError, match=r"'Platelet' \(1\).*data\.rare_labels=drop"):
-        make_reference(counts_adata, config("x"), "x")
-    reference = make_reference(counts_adata, config("x", "data.rare_labels=drop"), "x")
-    assert reference.x.shape[0] == 119
-    assert "Platelet" not in reference.label_names
 
 
 def test_labels_follow_their_cells(counts_adata):

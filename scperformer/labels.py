@@ -1,0 +1,114 @@
+"""Labels of few cells: kept, merged into one, left out or refused, and always named."""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from scperformer.errors import InputError
+from scperformer.groups import DataConfig
+
+log = logging.getLogger(__name__)
+
+NUM_NAMED = 5  # labels named in a line
+POLICIES = "data.rare_labels=merge, drop or error"
+
+
+@dataclass
+class Settled:
+    """Labels to train on (NaN: the cell is left out), and what was done with the rare ones.
+
+    `done` has the policy, `min_cells`, the rare `labels` with their numbers of cells, and the label `into` which they
+    were merged, if they were. `note` is the same as a sentence, "" where no label is rare.
+    """
+
+    labels: pd.Series
+    done: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+def rare_labels(labels: pd.Series, min_cells: int) -> dict[str, int]:
+    """The labels with fewer than `min_cells` cells, and how many they have, in the order of their names."""
+    counts = labels.value_counts()
+    return {str(label): int(counts[label]) for label in sorted(counts.index[counts < min_cells])}
+
+
+def named(cells: dict[str, int]) -> str:
+    """Labels with their numbers of cells, such as "'B cell' (1), 'T cell' (3) and 2 more"."""
+    more = f" and {len(cells) - NUM_NAMED} more" if len(cells) > NUM_NAMED else ""
+    return ", ".join(f"'{label}' ({num})" for label, num in list(cells.items())[:NUM_NAMED]) + more
+
+
+def rare_note(rare: dict[str, int], min_cells: int) -> str:
+    """How many labels are rare, and which: the beginning of a sentence."""
+    return f"{len(rare)} label{'s have' if len(rare) > 1 else ' has'} fewer than {min_cells} cells: {named(rare)}"
+
+
+def require_cells_per_label(labels: pd.Series, min_cells: int, path: str | Path) -> None:
+    """Fail when a label has too few cells to learn from.
+
+    Raises
+    ------
+    InputError
+        With the labels and their numbers of cells, and the option that does something else.
+    """
+    rare = rare_labels(labels, min_cells)
+    if rare:
+        raise InputError(
+            f"{len(rare)} of {labels.nunique()} labels of {path} have fewer than {min_cells} cells: {named(rare)}",
+            f"at least {min_cells} cells of each label",
+            "data.rare_labels=keep, merge or drop goes on with them, in one label, or without them",
+        )
+
+
+def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> Settled:
+    """Do with labels of fewer than `data.min_cells_per_label` cells what `data.rare_labels` says, and log it.
+
+    Parameters
+    ----------
+    labels
+        N strings, NaN for a cell without a label.
+
+    Raises
+    ------
+    InputError
+        A label is rare and `data.rare_labels` is `error`, or the name for merged labels is another label's.
+    """
+    least, policy = data.min_cells_per_label, data.rare_labels
+    rare = rare_labels(labels, least)
+    if not rare:
+        return Settled(labels)
+    if policy == "error":
+        require_cells_per_label(labels, least, path)
+    done: dict[str, Any] = {"policy": policy, "min_cells": least, "labels": rare}
+    note = rare_note(rare, least)
+    if policy == "merge":
+        require_free_name(labels, rare, data.rare_label_name, path)
+        labels = labels.where(~labels.isin(list(rare)), data.rare_label_name)
+        done["into"] = data.rare_label_name
+        note += f"; merged into '{data.rare_label_name}' ({sum(rare.values())})"
+    elif policy == "drop":
+        labels = labels.where(~labels.isin(list(rare)))
+        note += f"; their {sum(rare.values())} cells are left out"
+    else:
+        note += "; kept, but the model will hardly know them"
+    log.warning("%s%s", note, f" ({POLICIES} does otherwise)" if policy == "keep" else "")
+    return Settled(labels, done, note)
+
+
+def require_free_name(labels: pd.Series, rare: dict[str, int], name: str, path: str | Path) -> None:
+    """Fail when merged labels would get the name of a label that is not one of them.
+
+    Raises
+    ------
+    InputError
+        Names the label.
+    """
+    if name not in rare and (labels == name).any():
+        raise InputError(
+            f"label '{name}' of {int((labels == name).sum())} cells in {path}",
+            "a name for merged labels that no other label has",
+            "set data.rare_label_name to another name",
+        )
