@@ -103,6 +103,28 @@ class HeadConfig:
 
 
 @dataclass(kw_only=True)
+class MaskingConfig:
+    """Which values pretraining hides, and how their prediction is judged."""
+
+    share: float = 0.15  # of the expressed genes of a cell: these are to be predicted
+    mask_share: float = 0.9  # of them: shown as the mask
+    random_share: float = 0.0  # of them: shown with the value of another gene; the rest is shown as it is
+    class_weights: str = "none"  # none, sqrt or balanced: weight of a bin in the loss
+    tied: bool = False  # with bins: the output layer is the embedding's table of bins
+    loss: str = "squared"  # with continuous tokens: squared or huber
+
+    def __post_init__(self) -> None:
+        require(0 < self.share <= 1, "masking.share", self.share, "a share above 0, up to 1")
+        for name in ("mask_share", "random_share"):
+            require(0 <= getattr(self, name) <= 1, f"masking.{name}", getattr(self, name), "a share from 0 to 1")
+        total = self.mask_share + self.random_share
+        expected = f"at most {1 - self.mask_share:g} beside masking.mask_share={self.mask_share:g}"
+        require(total < 1 + 1e-9, "masking.random_share", self.random_share, expected)
+        require_choice("masking.class_weights", self.class_weights, ("none", "sqrt", "balanced"))
+        require_choice("masking.loss", self.loss, ("squared", "huber"))
+
+
+@dataclass(kw_only=True)
 class OptimConfig:
     """Loss, optimiser and learning-rate schedule."""
 
