@@ -20,7 +20,7 @@ from scperformer.datamodule import CellsDataModule
 from scperformer.embedding import Batch
 from scperformer.learner import checkpoints, load_best, lr_factor, make_trainer, run_trainer, seed_of
 from scperformer.masked_model import MaskedModel
-from scperformer.masking import bin_weights, hidden_loss, hide_values, naive_predictions
+from scperformer.masking import bin_weights, hidden_loss, hide_values, naive_guess, naive_table
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class MaskedLearner(pl.LightningModule):
         self.naive: torch.Tensor
         self.bin_weights: torch.Tensor | None
         # Made of the cells: a checkpoint need not hold them.
-        self.register_buffer("naive", naive_predictions(train.x, cfg.tokens), persistent=False)
+        self.register_buffer("naive", naive_table(train.x, cfg.tokens), persistent=False)
         weights = bin_weights(train.x, cfg.tokens, cfg.masking.class_weights)
         self.register_buffer("bin_weights", weights, persistent=False)
         first = network.encoder.mechanisms[0]
@@ -100,7 +100,7 @@ class MaskedLearner(pl.LightningModule):
         true_K = tokens.values_BL[chosen_BL]
         weights = self.bin_weights
         total = torch.tensor(float(len(true_K))) if weights is None else weights[true_K].sum()
-        naive = self.loss(self.naive[tokens.genes_BL[chosen_BL]], true_K)
+        naive = self.loss(naive_guess(self.naive, tokens, chosen_BL), true_K)
         found = torch.stack([self.loss(self.network(hidden, chosen_BL), true_K), naive])
         return torch.cat([found * total.to(found.device), total.to(found.device)[None]]).double().cpu()
 
@@ -122,7 +122,7 @@ class MaskedLearner(pl.LightningModule):
 
 
 class PretrainingLog(Callback):
-    """One log line per epoch: is anything learned that the gene alone does not say?"""
+    """One log line per epoch: is anything learned beyond what is usual for gene and cell?"""
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.start = time.perf_counter()

@@ -123,10 +123,10 @@ def bin_weights(x: csr_matrix, tokens: TokensConfig, class_weights: str) -> torc
     return torch.tensor(weights / np.average(weights, weights=counts), dtype=torch.float32)
 
 
-def naive_predictions(x: csr_matrix, tokens: TokensConfig) -> torch.Tensor:
-    """What a guess from the gene alone says of an expressed gene's value: the yardstick of pretraining.
+def naive_table(x: csr_matrix, tokens: TokensConfig) -> torch.Tensor:
+    """What is usual for each gene where it is expressed, and in the last row for all genes together.
 
-    Genes that few cells express lean on what all genes together say, which counts as one more cell.
+    Genes that few cells express lean on all genes together, which count as one more cell.
 
     Parameters
     ----------
@@ -135,15 +135,44 @@ def naive_predictions(x: csr_matrix, tokens: TokensConfig) -> torch.Tensor:
 
     Returns
     -------
-    float32: the mean value of each gene, G, with continuous tokens; else the logarithm of how often each bin occurs
-    in a gene, G x N.
+    float32: mean values, G + 1, with continuous tokens; else logarithms of how often each bin occurs, (G + 1) x N.
     """
     if tokens.name == "continuous":
         totals = np.asarray(x.sum(axis=0), dtype=np.float64).ravel()
         num_cells = np.bincount(x.indices, minlength=x.shape[1])
-        means = (totals + x.data.mean(dtype=np.float64)) / (num_cells + 1)
-        return torch.tensor(means, dtype=torch.float32)
+        overall = x.data.mean(dtype=np.float64)
+        return torch.tensor(np.append((totals + overall) / (num_cells + 1), overall), dtype=torch.float32)
     counts = bin_counts(x, tokens)
-    overall = (counts.sum(0) + 1) / (counts.sum() + counts.shape[1])
-    shares = (counts + overall) / (counts.sum(1, keepdims=True) + 1)
-    return torch.tensor(np.log(shares), dtype=torch.float32)
+    shares = (counts.sum(0) + 1) / (counts.sum() + counts.shape[1])
+    of_genes = (counts + shares) / (counts.sum(1, keepdims=True) + 1)
+    return torch.tensor(np.log(np.vstack([of_genes, shares])), dtype=torch.float32)
+
+
+def naive_guess(table: torch.Tensor, batch: Batch, chosen_BL: torch.Tensor) -> torch.Tensor:
+    """A guess at the chosen values from what is usual for the gene and how the cell's other genes differ from that.
+
+    The second part is above all how deeply the cell was sequenced. A value is the gene's mean plus the mean excess of
+    the cell's other genes; the chance of a bin is proportional to P(bin | gene) P(bin | cell) / P(bin).
+
+    Parameters
+    ----------
+    table
+        As `naive_table` makes it.
+    batch
+        The true values.
+
+    Returns
+    -------
+    As predictions of the network: values, K, or logits, K x N.
+    """
+    seen_BL = batch.keep_BL & (batch.x_BL > 0) & ~chosen_BL
+    usual = table[batch.genes_BL]
+    if table.dim() == 1:
+        excess_BL = (batch.values_BL - usual) * seen_BL
+        excess_B1 = excess_BL.sum(1, keepdim=True) / seen_BL.sum(1, keepdim=True).clamp_min(1)
+        return (usual + excess_B1)[chosen_BL]
+    counts_BN = torch.zeros(len(seen_BL), table.shape[1], device=table.device)
+    counts_BN.scatter_add_(1, batch.values_BL, seen_BL.to(counts_BN.dtype))
+    overall_N = table[-1]
+    of_cells_BN = ((counts_BN + overall_N.exp()) / (counts_BN.sum(1, keepdim=True) + 1)).log()
+    return (usual + (of_cells_BN - overall_N).unsqueeze(1))[chosen_BL]

@@ -218,7 +218,9 @@ def _pretrain(samples: Iterable[Sample], cfg: PretrainConfig, output: Path) -> N
     loss, naive_loss = metrics["loss"], metrics["naive_loss"]
     log.info("best epoch %d: validation loss %.4f, naive guess %.4f", metrics["best_epoch"], loss, naive_loss)
     if loss >= naive_loss:
-        log.warning("nothing is learned beyond what is usual for a gene: more epochs or cells, or another optim.lr?")
+        log.warning(
+            "nothing is learned beyond what is usual for gene and cell: more epochs or cells, or another optim.lr?"
+        )
     bundle = to_bundle(corpus, cfg, name=output.name.removesuffix(".encoder"), fitted=fitted)
     save_bundle(bundle, output, overwrite=cfg.overwrite)
     shutil.rmtree(run_folder / "checkpoints", ignore_errors=True)  # the logs stay
