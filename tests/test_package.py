@@ -47,7 +47,8 @@ LAYERS = {
     **dict.fromkeys(OTHERS, " ".join((MECHANISM, *BUILT_ON))),
     "attention": " ".join(("errors", "options", "attention.base", *BUILT_ON, *OTHERS)),
     "compose": "config errors",
-    "bundle": "errors io",
+    "cards": "",
+    "bundle": "cards errors io",
     "check": "bundle config groups detect errors genes io values",
     "preprocess": "bundle config groups detect errors genes io",
     "reference": "check config errors preprocess",
@@ -58,6 +59,10 @@ LAYERS = {
     "encoder": "attention attention.additive groups embedding errors pieces",
     "model": "groups embedding encoder",
     "data": "groups embedding tokens",
+    "masking": "embedding groups tokens",
+    "masked_model": "embedding encoder",
+    "corpus": "config errors genes preprocess",
+    "transfer": "attention bundle config embedding encoder errors genes groups masked_model model reference",
     "inference": "baseline bundle groups data errors model products",
     "predict": "bundle compose config data detect errors genes inference io preprocess",
     "analysis": "",
@@ -69,8 +74,11 @@ LAYERS = {
     "inference io predict",
     "datamodule": "data embedding",
     "learner": "calibrate config groups data datamodule embedding errors metrics model products",
+    "masked_learner": "config data datamodule embedding learner masked_model masking",
     "training": "baseline bundle calibrate compose config data errors gene2vec inference io learner "
-    "metrics model reference runs attention encoder",
+    "metrics model reference runs attention encoder transfer",
+    "pretraining": "bundle compose config corpus data encoder errors gene2vec inference io masked_learner "
+    "masked_model runs transfer",
     "annotated": "errors io",
     "evaluate": "annotated config errors io metrics",
     "summary": "annotated evaluate figures",
@@ -82,11 +90,12 @@ LAYERS = {
 ONLY = {
     "hydra": "compose cli",
     "omegaconf": "compose",
-    "pytorch_lightning": "learner datamodule",
+    "pytorch_lightning": "learner masked_learner datamodule",
     "torch": " ".join(name for name in MODULES if name.startswith("attention"))
     + " embedding encoder model pieces products data datamodule inference learner training "
+    "masking masked_model masked_learner transfer pretraining "
     "analysis.approximation analysis.inputs analysis.spectrum",
-    "anndata": "io detect check preprocess reference predict training annotated analyze",
+    "anndata": "io detect check preprocess reference predict training corpus pretraining annotated analyze",
     "h5py": "io annotated",
     "scanpy": "preprocess",
     "safetensors": "bundle",
@@ -178,8 +187,8 @@ def test_steps_without_a_network_do_without_torch():
 def test_public_names():
     import scperformer
 
-    assert all(callable(getattr(scperformer, name)) for name in ("load_model", "annotate", "train"))
-    assert set(scperformer.__all__) == {"__version__", "load_model", "annotate", "train"}
+    assert all(callable(getattr(scperformer, name)) for name in ("load_model", "annotate", "train", "pretrain"))
+    assert set(scperformer.__all__) == {"__version__", "load_model", "annotate", "train", "pretrain"}
     assert set(scperformer.__all__) <= set(dir(scperformer))
     with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
         _ = scperformer.no_such_name
