@@ -20,13 +20,13 @@ class LinearModel:
         return np.asarray(x @ self.weight + self.bias).argmax(axis=1)
 
 
-def fit(x: csr_matrix, labels: np.ndarray, *, c: float = 1.0, balanced: bool = False) -> LinearModel:
+def fit(x: csr_matrix | np.ndarray, labels: np.ndarray, *, c: float = 1.0, balanced: bool = False) -> LinearModel:
     """L2-regularised multinomial logistic regression (scikit-learn's).
 
     Parameters
     ----------
     x
-        CSR float32, N cells x G genes, ln(1 + cp10k), all genes.
+        CSR float32, N cells x G genes, ln(1 + cp10k), all genes; or other numbers, dense.
     labels
         int64, N; every one of 0..C-1 occurs.
     c

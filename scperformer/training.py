@@ -22,6 +22,7 @@ from scperformer.data import Cells, stratified_split
 from scperformer.encoder import require_encoder
 from scperformer.errors import InputError
 from scperformer.gene2vec import read_gene_vectors
+from scperformer.head_start import start_head
 from scperformer.inference import branch_logits, torch_state_kept
 from scperformer.io import read_h5ad, require_absent, require_h5ad, sha256
 from scperformer.metrics import score
@@ -60,6 +61,7 @@ def fit(
     network = new_network(reference, cfg)
     network.require_length(int(max(train.lengths.max(), val.lengths.max())))
     start_attention(network, train, cfg)
+    start_head(network, train, cfg)
     wide_start = fit_wide(train, cfg)
     move_wide(network, wide_start)
     log.info(

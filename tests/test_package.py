@@ -63,6 +63,7 @@ LAYERS = {
     "masked_model": "embedding encoder",
     "corpus": "config errors genes preprocess",
     "transfer": "attention bundle config embedding encoder errors genes groups masked_model model reference",
+    "head_start": "baseline config data model",
     "inference": "baseline bundle groups data errors model products",
     "predict": "bundle compose config data detect errors genes inference io preprocess",
     "analysis": "",
@@ -76,7 +77,7 @@ LAYERS = {
     "learner": "calibrate config groups data datamodule embedding errors metrics model products",
     "masked_learner": "config data datamodule embedding learner masked_model masking",
     "training": "baseline bundle calibrate compose config data errors gene2vec inference io learner "
-    "metrics model reference runs attention encoder transfer",
+    "metrics model reference runs attention encoder transfer head_start",
     "pretraining": "bundle compose config corpus data encoder errors gene2vec inference io masked_learner "
     "masked_model runs transfer",
     "annotated": "errors io",
@@ -93,7 +94,7 @@ ONLY = {
     "pytorch_lightning": "learner masked_learner datamodule",
     "torch": " ".join(name for name in MODULES if name.startswith("attention"))
     + " embedding encoder model pieces products data datamodule inference learner training "
-    "masking masked_model masked_learner transfer pretraining "
+    "masking masked_model masked_learner head_start transfer pretraining "
     "analysis.approximation analysis.inputs analysis.spectrum",
     "anndata": "io detect check preprocess reference predict training corpus pretraining annotated analyze",
     "h5py": "io annotated",
