@@ -71,6 +71,7 @@ def measure(adata: ad.AnnData, arguments: argparse.Namespace, seed: int) -> dict
             sample = adata[test].copy()
             scperformer.annotate(sample, scperformer.load_model(output))
             found[size, f"{branches}, {name}"] = scores(labels[test], sample.obs["scperformer_label"].to_numpy(str))
+            print(f"#   {size} cells, {branches}, {name}: %.3f %.3f" % found[size, f"{branches}, {name}"], flush=True)
             baseline = scores(labels[test], sample.obs["scperformer_baseline_label"].to_numpy(str))
             found[size, "logistic regression"] = baseline
     return found

@@ -138,9 +138,11 @@ class OptimConfig:
     wide_c: float = 0.1  # inverse penalty of that (class-balanced) logistic regression
     wide_lr_factor: float = 0.1  # a wide branch that starts fitted learns on at this share of lr; 0: stays
     deep_loss_weight: float = 1.0  # with both branches: weight of the loss of the encoder's logits alone
+    init_lr_factor: float = 0.03  # an encoder that starts from init learns at this share of lr
     gradient_clip: float = 1.0
 
     def __post_init__(self) -> None:
+        require(self.init_lr_factor > 0, "optim.init_lr_factor", self.init_lr_factor, "a number above 0")
         require(self.lr > 0, "optim.lr", self.lr, "a number above 0")
         require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "0 or more")
         for name in ("warmup_fraction", "final_lr_fraction"):

@@ -84,6 +84,8 @@ class Learner(pl.LightningModule):
         Optimiser steps of the whole run, for the learning-rate schedule.
     gene_dropout
         Share of a cell's genes that each step hides from the encoder.
+    encoder_lr_factor
+        The encoder learns at this share of the learning rate.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Learner(pl.LightningModule):
         num_steps: int,
         seed: int,
         gene_dropout: float = 0.0,
+        encoder_lr_factor: float = 1.0,
     ):
         super().__init__()
         self.network = network
@@ -104,6 +107,7 @@ class Learner(pl.LightningModule):
         self.num_steps = num_steps
         self.redraw_interval = network.redraw_interval
         self.gene_dropout = gene_dropout
+        self.encoder_lr_factor = encoder_lr_factor
         starts_fitted = network.has_both and optim.wide_start == "logistic"
         self.wide_lr_factor = 0.0 if network.wide is None else optim.wide_lr_factor if starts_fitted else 1.0
         if network.wide is not None:
@@ -160,8 +164,11 @@ class Learner(pl.LightningModule):
     def configure_optimizers(self):
         optim = self.optim
         wide = [] if self.network.wide is None else list(self.network.wide.parameters())
-        deep = [p for name, p in self.network.named_parameters() if not name.startswith("wide.")]
-        groups = [{"params": deep, "lr": optim.lr, "weight_decay": optim.weight_decay}] if deep else []
+        deep = [(name, p) for name, p in self.network.named_parameters() if not name.startswith("wide.")]
+        slow = [p for name, p in deep if self.encoder_lr_factor != 1 and name.startswith("encoder.")]
+        rest = [p for name, p in deep if self.encoder_lr_factor == 1 or not name.startswith("encoder.")]
+        rates = ((rest, optim.lr), (slow, optim.lr * self.encoder_lr_factor))
+        groups = [{"params": part, "lr": lr, "weight_decay": optim.weight_decay} for part, lr in rates if part]
         if self.wide_lr_factor:
             # Its start is a penalised fit already: decay would pull it away from that.
             groups.append({"params": wide, "lr": optim.lr * self.wide_lr_factor, "weight_decay": 0.0})
@@ -241,6 +248,7 @@ def train_network(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainCo
         num_steps=cfg.trainer.max_epochs * math.ceil(num_batches / world_size),
         seed=cfg.seed,
         gene_dropout=cfg.model.gene_dropout,
+        encoder_lr_factor=1.0 if cfg.init is None else cfg.optim.init_lr_factor,
     )
     best, callbacks = checkpoints(folder, cfg.trainer, EpochLog())
     trainer = make_trainer(cfg, callbacks, run_folder)

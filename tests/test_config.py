@@ -102,7 +102,14 @@ RANGES = {
         "gene_dropout": 1.0,
     },
     "head": {"name": "x", "hidden": [0], "dropout": -0.1},
-    "optim": {"lr": 0, "weight_decay": -1, "warmup_fraction": 1.1, "final_lr_fraction": -0.1, "label_smoothing": 1.0},
+    "optim": {
+        "init_lr_factor": 0,
+        "lr": 0,
+        "weight_decay": -1,
+        "warmup_fraction": 1.1,
+        "final_lr_fraction": -0.1,
+        "label_smoothing": 1.0,
+    },
     "masking": {"share": 0, "mask_share": 1.1, "random_share": 0.2, "class_weights": "x", "loss": "x"},
     "trainer": {"accelerator": "x", "strategy": "x", "precision": "x", "devices": 0, "threads": 0, "patience": 0},
 }
