@@ -4,13 +4,15 @@ import scperformer as scp
 model = scp.load_model("my_model")     # or scp.load_model() for the packaged one
 scp.annotate(adata, model)
 scp.train(adata, label_key="cell_type", output="my_model")
+scp.pretrain([adata, more], output="my_encoder")  # then scp.train(..., overrides=["init=my_encoder"])
 """
 
 from typing import Any
 
 __version__ = "0.1.0"
 
-_HOME = {"load_model": "inference", "annotate": "predict", "train": "training"}  # function -> its module
+# function -> its module
+_HOME = {"load_model": "inference", "annotate": "predict", "train": "training", "pretrain": "pretraining"}
 __all__ = ["__version__", *_HOME]
 
 

@@ -34,14 +34,14 @@ def fit(x: csr_matrix, labels: np.ndarray) -> LinearModel:
 
 
 def fit_logistic(
-    x: csr_matrix, labels: np.ndarray, *, c: float, class_weights: str = "none", tolerance: float = 1e-4
+    x: csr_matrix | np.ndarray, labels: np.ndarray, *, c: float, class_weights: str = "none", tolerance: float = 1e-4
 ) -> LinearModel:
     """L2-regularised multinomial logistic regression (scikit-learn's).
 
     Parameters
     ----------
     x
-        CSR float32, N cells x features.
+        CSR or dense float32, N cells x features.
     labels
         int64, N; every one of 0..C-1 occurs.
     c

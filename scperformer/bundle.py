@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from scperformer.cards import encoder_card
 from scperformer.errors import InputError
 from scperformer.io import new_folder, sha256
 
@@ -33,6 +34,16 @@ CONTENT = {  # of bundle.json, beside format_version
     "files": dict,
 }
 ORIGIN = ("reference", "label_key", "num_cells", "seed")  # what predictions record of the provenance
+ANNOTATOR, ENCODER = "annotator", "encoder"  # kinds of model: with labels, or an encoder alone
+# What bundle.json must hold beside CONTENT, for each kind.
+NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
+    ANNOTATOR: {"provenance": ORIGIN, "config": ("target_sum",), "metrics": ("scales",)},
+    ENCODER: {
+        "provenance": ("corpus", "seed"),
+        "config": ("target_sum", "tokens", "model", "attention"),
+        "metrics": (),
+    },
+}
 BRANCHES = {"wide": "linear branch", "deep": "encoder"}
 SILENT = 0.01  # an encoder with a smaller scale decides no label
 PACKAGED = Path(__file__).parent / "models" / "pbmc68k_reduced"
@@ -54,6 +65,8 @@ class Bundle:
         Arrays by name: `model.*` (the network's state) and `baseline.weight`, `baseline.bias`.
     hash
         SHA-256 of bundle.json, which holds the checksums of the other files; "" before saving.
+    kind
+        `annotator`, or `encoder` for what `pretrain` makes: without labels, head and logistic regression.
     """
 
     name: str
@@ -66,6 +79,7 @@ class Bundle:
     provenance: dict[str, Any]
     weights: dict[str, np.ndarray] = field(repr=False)
     hash: str = ""
+    kind: str = ANNOTATOR
 
     @property
     def scales(self) -> dict[str, float]:
@@ -98,6 +112,7 @@ def save_bundle(
         (folder / GENES).write_text("\n".join(["gene\tmean", *rows]) + "\n", encoding="utf-8")
         info = {
             "format_version": FORMAT_VERSION,
+            "kind": bundle.kind,
             "name": bundle.name,
             "labels": bundle.labels,
             "ontology_term_ids": bundle.ontology_term_ids,
@@ -109,7 +124,8 @@ def save_bundle(
         (folder / INFO).write_text(json.dumps(info, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         for name, content in (more or {}).items():
             (folder / name).write_bytes(content)
-        (folder / CARD).write_text(model_card(bundle) + pictures(more or {}), encoding="utf-8")
+        card = model_card(bundle) if bundle.kind == ANNOTATOR else encoder_card(bundle.name, bundle.genes, info)
+        (folder / CARD).write_text(card + pictures(more or {}), encoding="utf-8")
 
 
 def load_bundle(path: str | Path) -> Bundle:
@@ -145,7 +161,24 @@ def load_bundle(path: str | Path) -> Bundle:
         provenance=info["provenance"],
         weights=weights,
         hash=hashlib.sha256(text.encode()).hexdigest(),
+        kind=info.get("kind", ANNOTATOR),
     )
+
+
+def require_annotator(bundle: Bundle, path: str | Path) -> None:
+    """Refuse a model that cannot annotate.
+
+    Raises
+    ------
+    InputError
+        It is an encoder without labels.
+    """
+    if bundle.kind != ANNOTATOR:
+        raise InputError(
+            f"an encoder without labels at '{path}'",
+            "a model that tells labels apart",
+            f"train one that starts from it: scperformer train REFERENCE label_key=COLUMN init={path}",
+        )
 
 
 def _read_info(folder: Path) -> tuple[str, dict[str, Any]]:
@@ -173,8 +206,10 @@ def _read_info(folder: Path) -> tuple[str, dict[str, Any]]:
     for name, kind in CONTENT.items():
         if not isinstance(info.get(name), kind):
             raise damaged_model(folder, f"'{INFO}' without {name}")
-    needed = {"files": (WEIGHTS, GENES), "provenance": ORIGIN, "config": ("target_sum",), "metrics": ("scales",)}
-    for group, wanted in needed.items():
+    kind = info.get("kind", ANNOTATOR)
+    if kind not in NEEDED:
+        raise damaged_model(folder, f"'{INFO}' of an unknown kind")
+    for group, wanted in {"files": (WEIGHTS, GENES), **NEEDED[kind]}.items():
         if missing := [name for name in wanted if name not in info[group]]:
             raise damaged_model(folder, f"'{INFO}' without {group} of {', '.join(missing)}")
     return text, info

@@ -171,12 +171,13 @@ def run_check(cfg: CheckConfig) -> list[dict[str, Any]]:
     InputError
         At least one file has a problem; all files have been printed before.
     """
-    from scperformer.bundle import load_bundle, resolve_model
+    from scperformer.bundle import load_bundle, require_annotator, resolve_model
 
     if cfg.output is not None:
         require_absent(cfg.output, cfg.overwrite)
     model_path, why = resolve_model(cfg.model_path)
     model = load_bundle(model_path)
+    require_annotator(model, model_path)
     results = []
     for path in cfg.inputs:
         results.append(_examine(path, cfg, model))

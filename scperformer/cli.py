@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 STEPS = {
     "check": ("check", "say what files hold and whether they can be annotated", "check FILE..."),
     "preprocess": ("preprocess", "filter, normalise and log-transform a file", "preprocess FILE"),
+    "pretrain": ("pretraining", "train an encoder on unlabelled cells", "pretrain FILE..."),
     "train": ("training", "train a model on a labelled reference", "train REFERENCE label_key=COLUMN"),
     "predict": ("predict", "annotate the cells of files", "predict FILE..."),
     "evaluate": (
@@ -47,6 +48,11 @@ EXAMPLES = {
   scperformer preprocess reference.h5ad output=prepared.h5ad
   scperformer preprocess sample.h5ad source=layers/counts data.min_genes=200
   scperformer preprocess sample.h5ad model_path=my_model    # genes aligned to the model's""",
+    "pretrain": """\
+  scperformer pretrain corpus/*.h5ad output=my_encoder
+  scperformer pretrain a.h5ad b.h5ad tokens=scbert trainer.max_epochs=10 output=my_encoder
+  scperformer pretrain a.h5ad genes_path=genes.txt masking.share=0.3
+  scperformer pretrain more.h5ad init=my_encoder output=my_second_encoder""",
     "train": """\
   scperformer train reference.h5ad label_key=cell_type output=my_model
   scperformer train reference.h5ad label_key=cell_type model=small trainer.max_epochs=5
@@ -54,6 +60,7 @@ EXAMPLES = {
   scperformer train reference.h5ad label_key=cell_type output=my_model resume=true
   scperformer train reference.h5ad label_key=cell_type --estimate      # how long, how much memory
   scperformer train reference.h5ad label_key=cell_type data.split=group data.split_key=donor
+  scperformer train reference.h5ad label_key=cell_type init=my_encoder init_mode=last_layer
 presets: model=tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=favor|softmax
          head=mean|cls|conv  trainer=cpu|gpu|ddp  logger=all|csv|none""",
     "predict": """\
@@ -75,7 +82,7 @@ presets: model=tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=
 # Values of these are the user's own words and may hold any character.
 TEXT_OPTIONS = (
     *("output", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title"),
-    *("model.gene2vec_path", "data.split_key", "data.rare_label_name"),
+    *("init", "genes_path", "model.gene2vec_path", "data.split_key", "data.rare_label_name"),
 )
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
 # Hydra's flags that make sense here and the values they take: these, none, or any.
@@ -94,6 +101,7 @@ SHORT = {"--estimate": "estimate=true"}  # flags that are options
 SWEEP_OUTPUTS = {
     "check": "check.json",
     "preprocess": "prepared.h5ad",
+    "pretrain": "encoder",
     "train": "model",
     "predict": "annotated.h5ad",
     "evaluate": "evaluation",

@@ -11,6 +11,7 @@ from scperformer.groups import (
     DataConfig,
     HeadConfig,
     LoggerConfig,
+    MaskingConfig,
     ModelConfig,
     OptimConfig,
     TokensConfig,
@@ -19,6 +20,7 @@ from scperformer.groups import (
 from scperformer.options import require, require_choice
 
 INPUT_KINDS = ("auto", "counts", "linear", "log1p")
+INIT_MODES = ("full", "last_layer", "head")
 ANALYSES = ("spectrum", "approximation")
 
 
@@ -85,6 +87,8 @@ class TrainConfig(_InputOptions):
     resume: bool = False  # continue a run that was cut off
     estimate: bool = False  # only say how long it would take and how much memory; also --estimate
     seed: int = 0
+    init: str | None = None  # a model folder whose encoder is the start: of `pretrain`, or of an earlier `train`
+    init_mode: str = "full"  # what of it learns on: full, last_layer (and the final norm) or head (nothing of it)
     data: DataConfig = field(default_factory=DataConfig)
     tokens: TokensConfig = field(default_factory=TokensConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -98,9 +102,50 @@ class TrainConfig(_InputOptions):
         super().__post_init__()
         _check_inputs(self.inputs, "train", most=1)
         require(0 <= self.seed < 2**32, "seed", self.seed, "0 to 2**32 - 1")
-        if self.model.deep and self.model.positions == "gene2vec" and self.model.gene2vec_path is None:
-            expected = "a file of gene vectors for model.positions=gene2vec"
-            raise InputError("no model.gene2vec_path", expected, "name the file, or choose model.positions=gene")
+        require_choice("init_mode", self.init_mode, INIT_MODES)
+        if self.init is None:
+            _check_gene_vectors(self.model)
+            require(self.init_mode == "full", "init_mode", self.init_mode, "init=FOLDER beside it")
+
+
+@dataclass(kw_only=True)
+class PretrainConfig(_InputOptions):
+    """Train an encoder on unlabelled cells to predict hidden expression."""
+
+    output: str | None = None  # the model folder; None: <first input>.encoder beside it
+    overwrite: bool = False
+    resume: bool = False  # continue a run that was cut off
+    seed: int = 0
+    init: str | None = None  # a model folder whose encoder, with its genes, is the start
+    genes_path: str | None = None  # a text file with the genes of the encoder, one id in each line
+    data: DataConfig = field(default_factory=DataConfig)
+    tokens: TokensConfig = field(default_factory=TokensConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    attention: dict[str, Any] = field(default_factory=lambda: {"name": "favor"})  # and the options of that mechanism
+    head: HeadConfig = field(default_factory=HeadConfig)  # not used: presets of the model may choose one
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_inputs(self.inputs, "pretrain")
+        require(0 <= self.seed < 2**32, "seed", self.seed, "0 to 2**32 - 1")
+        require(self.model.deep, "model.deep", self.model.deep, "true with pretrain, which trains the encoder")
+        both = self.init is not None and self.genes_path is not None
+        require(not both, "genes_path", self.genes_path, "no genes_path beside init, which has its genes")
+        if self.init is None:
+            _check_gene_vectors(self.model)
+
+
+NetworkConfig = TrainConfig | PretrainConfig  # what trains a network
+
+
+def _check_gene_vectors(model: ModelConfig) -> None:
+    if model.deep and model.positions == "gene2vec" and model.gene2vec_path is None:
+        expected = "a file of gene vectors for model.positions=gene2vec"
+        raise InputError("no model.gene2vec_path", expected, "name the file, or choose model.positions=gene")
 
 
 @dataclass(kw_only=True)
@@ -201,6 +246,7 @@ class AnalyzeConfig(_InputOptions):
 STEPS: dict[str, type] = {
     "check": CheckConfig,
     "preprocess": PreprocessConfig,
+    "pretrain": PretrainConfig,
     "train": TrainConfig,
     "predict": PredictConfig,
     "evaluate": EvaluateConfig,

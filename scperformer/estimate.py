@@ -24,6 +24,7 @@ from scperformer.model import CellTypeModel
 from scperformer.reference import Reference, make_reference
 from scperformer.resources import in_bytes, in_time, peak_memory
 from scperformer.training import fit_wide, move_wide, new_network, start_attention, wide_recipe
+from scperformer.transfer import adopt_options, in_order_of_init
 
 BUDGET = 20.0  # seconds that measuring epochs may take, about
 EPOCHS = 3  # of the longer of two measurements: their difference is free of what happens once
@@ -195,10 +196,11 @@ def run_estimate(cfg: TrainConfig) -> Estimate:
     require_h5ad(path)
     begin = time.perf_counter()
     adata = read_h5ad(path)
+    cfg = adopt_options(cfg)
     if cfg.model.deep:
         require_encoder(cfg.tokens, cfg.model, cfg.attention)
     with torch_state_kept(cfg.trainer.threads):
-        reference = make_reference(adata, cfg, path)
+        reference = in_order_of_init(make_reference(adata, cfg, path), cfg)
         result = estimate(reference, cfg, prepare=time.perf_counter() - begin)
     print(f"estimate for {path.name}; nothing was written\n{result.text()}", flush=True)
     return result

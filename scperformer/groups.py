@@ -117,6 +117,28 @@ class HeadConfig:
 
 
 @dataclass(kw_only=True)
+class MaskingConfig:
+    """Which values pretraining hides, and how their prediction is judged."""
+
+    share: float = 0.15  # of the expressed genes of a cell: these are to be predicted
+    mask_share: float = 0.9  # of them: shown as the mask
+    random_share: float = 0.0  # of them: shown with the value of another gene; the rest is shown as it is
+    class_weights: str = "none"  # none, sqrt or balanced: weight of a bin in the loss
+    tied: bool = False  # with bins: the output layer is the embedding's table of bins
+    loss: str = "squared"  # with continuous tokens: squared or huber
+
+    def __post_init__(self) -> None:
+        require(0 < self.share <= 1, "masking.share", self.share, "a share above 0, up to 1")
+        for name in ("mask_share", "random_share"):
+            require(0 <= getattr(self, name) <= 1, f"masking.{name}", getattr(self, name), "a share from 0 to 1")
+        total = self.mask_share + self.random_share
+        expected = f"at most {1 - self.mask_share:g} beside masking.mask_share={self.mask_share:g}"
+        require(total < 1 + 1e-9, "masking.random_share", self.random_share, expected)
+        require_choice("masking.class_weights", self.class_weights, ("none", "sqrt", "balanced"))
+        require_choice("masking.loss", self.loss, ("squared", "huber"))
+
+
+@dataclass(kw_only=True)
 class OptimConfig:
     """Loss, optimiser and learning-rate schedule."""
 
@@ -132,9 +154,11 @@ class OptimConfig:
     wide_gene_weights: str = "auto"  # which genes its penalty spares: signal, standard, none or auto
     wide_lr_factor: float = 0.0  # a wide branch that starts fitted learns on at this share of lr; 0: stays
     deep_loss_weight: float = 1.0  # with both branches: weight of the loss of the encoder's logits alone
+    init_lr_factor: float = 0.03  # an encoder that starts from init learns at this share of lr
     gradient_clip: float = 1.0
 
     def __post_init__(self) -> None:
+        require(self.init_lr_factor > 0, "optim.init_lr_factor", self.init_lr_factor, "a number above 0")
         require(self.lr > 0, "optim.lr", self.lr, "a number above 0")
         require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "0 or more")
         for name in ("warmup_fraction", "final_lr_fraction"):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from scperformer.baseline import LinearModel
-from scperformer.bundle import Bundle, damaged_model, encoder_is_silent, load_bundle, resolve_model
+from scperformer.bundle import Bundle, damaged_model, encoder_is_silent, load_bundle, require_annotator, resolve_model
 from scperformer.data import Cells, prediction_batches
 from scperformer.errors import InputError
 from scperformer.groups import HeadConfig, ModelConfig, TokensConfig
@@ -55,10 +55,11 @@ def load_model(model_path: str | Path | None = None) -> Model:
     Raises
     ------
     InputError
-        The folder is missing, damaged or of a newer format.
+        The folder is missing, damaged, of a newer format, or an encoder without labels.
     """
     path, why = resolve_model(None if model_path is None else str(model_path))
     bundle = load_bundle(path)
+    require_annotator(bundle, path)
     config = bundle.config
     prefix = "model."
     state = {

@@ -21,7 +21,7 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch.nn.functional import cross_entropy
 
 from scperformer.calibrate import branch_scales, negative_log_likelihood
-from scperformer.config import TrainConfig
+from scperformer.config import NetworkConfig, TrainConfig
 from scperformer.data import Cells, drop_genes
 from scperformer.datamodule import CellsDataModule
 from scperformer.embedding import Batch
@@ -91,6 +91,8 @@ class Learner(pl.LightningModule):
         Optimiser steps of the whole run, for the learning-rate schedule.
     gene_dropout
         Share of a cell's genes that each step hides from the encoder.
+    encoder_lr_factor
+        The encoder learns at this share of the learning rate.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class Learner(pl.LightningModule):
         num_steps: int,
         seed: int,
         gene_dropout: float = 0.0,
+        encoder_lr_factor: float = 1.0,
     ):
         super().__init__()
         self.network = network
@@ -111,6 +114,7 @@ class Learner(pl.LightningModule):
         self.num_steps = num_steps
         self.redraw_interval = network.redraw_interval
         self.gene_dropout = gene_dropout
+        self.encoder_lr_factor = encoder_lr_factor
         self.wide_lr_factor = wide_lr_factor(network, optim)
         if network.wide is not None:
             network.wide.requires_grad_(self.wide_lr_factor > 0)
@@ -166,8 +170,11 @@ class Learner(pl.LightningModule):
     def configure_optimizers(self):
         optim = self.optim
         wide = [] if self.network.wide is None else list(self.network.wide.parameters())
-        deep = [p for name, p in self.network.named_parameters() if not name.startswith("wide.")]
-        groups = [{"params": deep, "lr": optim.lr, "weight_decay": optim.weight_decay}] if deep else []
+        deep = [(name, p) for name, p in self.network.named_parameters() if not name.startswith("wide.")]
+        slow = [p for name, p in deep if self.encoder_lr_factor != 1 and name.startswith("encoder.")]
+        rest = [p for name, p in deep if self.encoder_lr_factor == 1 or not name.startswith("encoder.")]
+        rates = ((rest, optim.lr), (slow, optim.lr * self.encoder_lr_factor))
+        groups = [{"params": part, "lr": lr, "weight_decay": optim.weight_decay} for part, lr in rates if part]
         if self.wide_lr_factor:
             # Its start is a penalised fit already: decay would pull it away from that.
             groups.append({"params": wide, "lr": optim.lr * self.wide_lr_factor, "weight_decay": 0.0})
@@ -176,19 +183,21 @@ class Learner(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def checkpoints(folder: Path, trainer: TrainerConfig) -> tuple[ModelCheckpoint, list[Callback]]:
-    """The checkpoint of the best epoch, and all callbacks that save or stop.
+def checkpoints(
+    folder: Path, trainer: TrainerConfig, epoch_log: Callback, *, monitor: str = SCORE, mode: str = "max"
+) -> tuple[ModelCheckpoint, list[Callback]]:
+    """The checkpoint of the best epoch, and all callbacks that save, stop or log.
 
-    `best.ckpt` has the highest validation score (macro-F1 less a tenth of the loss);
+    `best.ckpt` has the best `monitor` (the highest validation score: macro-F1 less a tenth of the loss);
     `last.ckpt` is the state after the last whole epoch.
     """
     best = ModelCheckpoint(
-        folder, filename="best", monitor=SCORE, mode="max", save_top_k=1, enable_version_counter=False
+        folder, filename="best", monitor=monitor, mode=mode, save_top_k=1, enable_version_counter=False
     )
     last = ModelCheckpoint(folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
     # `last` comes after `stop`: what it saves must know how long the patience still is.
-    stop = EarlyStopping(SCORE, mode="max", patience=trainer.patience, check_on_train_epoch_end=True)
-    return best, [best, stop, EpochLog(folder.parent), last]
+    stop = EarlyStopping(monitor, mode=mode, patience=trainer.patience, check_on_train_epoch_end=True)
+    return best, [best, stop, epoch_log, last]
 
 
 @contextmanager
@@ -228,9 +237,24 @@ def train_network(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainCo
         num_steps=cfg.trainer.max_epochs * math.ceil(num_batches / world_size),
         seed=cfg.seed,
         gene_dropout=cfg.model.gene_dropout,
+        encoder_lr_factor=1.0 if cfg.init is None else cfg.optim.init_lr_factor,
     )
-    best, callbacks = checkpoints(folder, cfg.trainer)
+    best, callbacks = checkpoints(folder, cfg.trainer, EpochLog(folder.parent))
     trainer = make_trainer(cfg, callbacks, run_folder)
+    run_trainer(trainer, learner, CellsDataModule(train, val, cfg.trainer.batch_size, cfg.seed), cfg, folder)
+    return load_best(network, best) if trainer.is_global_zero else None
+
+
+def run_trainer(
+    trainer: pl.Trainer, learner: pl.LightningModule, data: CellsDataModule, cfg: NetworkConfig, folder: Path
+) -> None:
+    """Train to the end, from `last.ckpt` in the folder of checkpoints if it is there.
+
+    Raises
+    ------
+    SystemExit
+        The run was interrupted: with the exit code that tells how.
+    """
     last = folder / "last.ckpt"
     with warnings.catch_warnings(), processes_ended(), fast_products(cfg.trainer.accelerator):
         # Advice about data-loading workers and the like: ours has none to start, on purpose.
@@ -238,7 +262,7 @@ def train_network(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainCo
         try:
             trainer.fit(
                 learner,
-                CellsDataModule(train, val, cfg.trainer.batch_size, cfg.seed),
+                data,
                 ckpt_path=last if last.is_file() else None,
                 weights_only=True,  # checkpoints hold tensors and plain values: nothing in them is executed
             )
@@ -246,15 +270,17 @@ def train_network(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainCo
             # Lightning's answer to SIGINT has code 1, to SIGTERM none: the shell would take that for success.
             log.warning("interrupted: the same command with resume=true continues it")
             raise SystemExit(130 if stopped.code == 1 else 143) from None
-    if not trainer.is_global_zero:
-        return None
+
+
+def load_best(network: torch.nn.Module, best: ModelCheckpoint) -> int:
+    """Put the weights of the best epoch into `network`; that epoch, counted from 1."""
     saved = torch.load(best.best_model_path, map_location="cpu", weights_only=True)
     state = {name.removeprefix("network."): tensor for name, tensor in saved["state_dict"].items()}
     network.cpu().load_state_dict({name: state[name] for name in network.state_dict()})
     return int(saved["epoch"]) + 1
 
 
-def make_trainer(cfg: TrainConfig, callbacks: list[Callback], run_folder: Path) -> pl.Trainer:
+def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path) -> pl.Trainer:
     """The Lightning trainer of a run.
 
     Raises

@@ -3,15 +3,17 @@
 import json
 import logging
 import os
+import platform
 import shutil
 import warnings
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from scperformer.attention import attention_options
 from scperformer.compose import yaml_text
-from scperformer.config import TrainConfig
+from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig
 from scperformer.curve import draw_learning_curve
 from scperformer.errors import InputError
 from scperformer.history import TABLE, read_history
@@ -23,34 +25,48 @@ log = logging.getLogger(__name__)
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 CONFIG, ORIGIN, RESULT, CURVE = "config.yaml", "provenance.json", "metrics.json", "learning_curve.png"
 RECORD = "run.json"
+PATHS = ("init", "genes_path")  # recorded without their folders, as the inputs are
+PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
 NUM_NAMED = 3  # options named in an error
 
 
-def is_helper(cfg: TrainConfig) -> bool:
+def is_helper(cfg: NetworkConfig) -> bool:
     """Whether this process only helps the first one of a distributed run, which writes and says everything."""
     distributed = cfg.trainer.devices * cfg.trainer.num_nodes > 1
     return distributed and any(int(os.environ.get(name) or 0) > 0 for name in RANKS)
 
 
-def hush_helper(cfg: TrainConfig) -> None:
+def hush_helper(cfg: NetworkConfig) -> None:
     """In a helping process: leave log lines and warnings to the first process."""
     if is_helper(cfg):
         logging.getLogger("scperformer").setLevel(logging.ERROR)
         warnings.simplefilter("ignore")
 
 
-def run_options(cfg: TrainConfig, reference_sha256: str) -> dict[str, Any]:
+def run_options(cfg: NetworkConfig, reference_sha256: str) -> dict[str, Any]:
     """What must be the same for a run to be continued: every option but where it writes and how it shows progress."""
     options = asdict(cfg)
     for name in ("inputs", "output", "overwrite", "resume", "estimate"):
-        del options[name]
+        options.pop(name, None)  # a pretraining has no estimate
     del options["trainer"]["progress_bar"]
     return {"options": options, "reference_sha256": reference_sha256}
 
 
-def changed_options(cfg: TrainConfig) -> list[str]:
+def recorded_options(cfg: NetworkConfig) -> dict[str, Any]:
+    """The options for the record of a model: as `run_options`, but files without their folders."""
+    options = run_options(cfg, "")["options"]
+    return options | {name: Path(options[name]).name for name in PATHS if options.get(name)}
+
+
+def recorded_versions() -> dict[str, str]:
+    """The versions of what takes part in training."""
+    return {package: version(package) for package in PACKAGES} | {"python": platform.python_version()}
+
+
+def changed_options(cfg: NetworkConfig) -> list[str]:
     """The options that are not at their defaults, as they would be typed; neither paths nor the seed."""
-    default = run_options(TrainConfig(inputs=[""], label_key=""), "")["options"]
+    blank = PretrainConfig(inputs=[""]) if isinstance(cfg, PretrainConfig) else TrainConfig(inputs=[""], label_key="")
+    default = run_options(blank, "")["options"]
     changed = []
     for name, value in run_options(cfg, "")["options"].items():
         if name == "attention":
@@ -61,7 +77,7 @@ def changed_options(cfg: TrainConfig) -> list[str]:
         if isinstance(value, dict):
             changed += [f"{name}.{key}={item}" for key, item in value.items() if item != default[name][key]]
         elif value != default[name] and name != "seed":
-            changed.append(f"{name}={value}")
+            changed.append(f"{name}={Path(value).name if name in PATHS else value}")
     return changed
 
 
@@ -84,7 +100,7 @@ def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def open_run(cfg: TrainConfig, output: Path, reference_sha256: str) -> Path:
+def open_run(cfg: NetworkConfig, output: Path, reference_sha256: str) -> Path:
     """The run folder `<output>.run`, ready: empty, or holding the checkpoints of the same run that was cut off.
 
     Raises

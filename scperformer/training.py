@@ -1,13 +1,11 @@
 """Training on a labelled reference: prepare, split, fit the baseline, train the network, save the best as a bundle."""
 
 import logging
-import platform
 import shlex
 import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from scperformer.encoder import require_encoder
 from scperformer.errors import InputError
 from scperformer.gene2vec import read_gene_vectors
 from scperformer.groups import AUTO
+from scperformer.head_start import start_head
 from scperformer.inference import branch_logits, torch_state_kept
 from scperformer.io import read_h5ad, require_absent, require_h5ad, sha256
 from scperformer.metrics import score
@@ -38,8 +37,10 @@ from scperformer.runs import (
     open_run,
     record_end,
     record_start,
-    run_options,
+    recorded_options,
+    recorded_versions,
 )
+from scperformer.transfer import adopt_options, in_order_of_init, init_hash, origin, start_from_init
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ def fit(
     network = new_network(reference, cfg)
     network.require_length(int(max(train.lengths.max(), val.lengths.max())))
     start_attention(network, train, cfg)
+    start_head(network, train, cfg)
     recipe = wide_recipe(train, cfg)
     wide_start = fit_wide(train, recipe)
     move_wide(network, wide_start)
@@ -115,16 +117,16 @@ def new_network(reference: Reference, cfg: TrainConfig) -> CellTypeModel:
         head=cfg.head,
         seed=cfg.seed,
     )
-    if network.encoder is not None and cfg.model.positions == "gene2vec":
-        assert cfg.model.gene2vec_path is not None
+    if network.encoder is not None and cfg.model.positions == "gene2vec" and cfg.model.gene2vec_path is not None:
         vectors = read_gene_vectors(cfg.model.gene2vec_path, reference.genes, cfg.model.dim)
         network.encoder.embedding.set_gene_vectors(torch.from_numpy(vectors))
+    start_from_init(network, reference.genes, cfg)
     return network
 
 
 def start_attention(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
     """Show some training cells to the attention of every layer, for those that start from what they see."""
-    if network.encoder is not None and network.encoder.mechanisms[0].starts_from_keys:
+    if network.encoder is not None and cfg.init is None and network.encoder.mechanisms[0].starts_from_keys:
         rng = np.random.default_rng(cfg.seed)
         rows = rng.permutation(len(train))[: cfg.trainer.batch_size]
         network.encoder.start(train.batch(np.sort(rows)), torch.Generator().manual_seed(cfg.seed))
@@ -185,9 +187,9 @@ def provenance(reference: Reference, cfg: TrainConfig, source: dict[str, str]) -
         `reference` (file name) and `reference_sha256`.
     """
     counts = np.bincount(reference.labels)
-    packages = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
     return {
         **source,
+        **origin(cfg, reference.genes),
         "label_key": cfg.label_key,
         "num_cells": len(reference.labels),
         "cells_per_label": {label: int(n) for label, n in zip(reference.label_names, counts, strict=True)},
@@ -197,8 +199,8 @@ def provenance(reference: Reference, cfg: TrainConfig, source: dict[str, str]) -
         "notes": reference.notes,
         "seed": cfg.seed,
         "command": command(cfg, source),
-        "options": run_options(cfg, source["reference_sha256"])["options"],
-        "versions": {package: version(package) for package in packages} | {"python": platform.python_version()},
+        "options": recorded_options(cfg),
+        "versions": recorded_versions(),
     }
 
 
@@ -303,12 +305,13 @@ def _train(adata: AnnData, cfg: TrainConfig, output: Path, *, path: Path, checks
     if cfg.estimate:
         remedy = "call scperformer.estimate.run_estimate, or add --estimate to 'scperformer train'"
         raise InputError("estimate=true in a training", "estimate=false", remedy)
+    cfg = adopt_options(cfg)
     if cfg.model.deep:
         require_encoder(cfg.tokens, cfg.model, cfg.attention)
         for option, why in ignored_options(cfg).items():
             log.warning("%s is ignored: %s", option, why)
-    reference = make_reference(adata, cfg, path)
-    run_folder = open_run(cfg, output, checksum)
+    reference = in_order_of_init(make_reference(adata, cfg, path), cfg)
+    run_folder = open_run(cfg, output, checksum + init_hash(cfg))
     try:
         with torch_state_kept(cfg.trainer.threads):
             if cfg.trainer.batch_size == AUTO:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from scperformer.compose import composed, conf_dir, group_names, make_config, quoted, resolved_text
-from scperformer.config import STEPS, TrainConfig
+from scperformer.config import STEPS, PretrainConfig
 from scperformer.errors import InputError
 
 TRAIN = ["inputs=[a.h5ad]", "label_key=cell_type"]
@@ -29,11 +29,27 @@ def test_every_step_composes_to_its_dataclass(step):
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])
 def test_every_choice_composes(group, choice):
-    assert isinstance(make_config("train", [*TRAIN, f"{group}={choice}", VECTORS]), TrainConfig)
+    step, options = ("pretrain", TRAIN[:1]) if group == "masking" else ("train", TRAIN)
+    assert isinstance(make_config(step, [*options, f"{group}={choice}", VECTORS]), STEPS[step])
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])
+def test_every_choice_composes_for_pretraining(group, choice):
+    assert isinstance(make_config("pretrain", [*TRAIN[:1], f"{group}={choice}", VECTORS]), PretrainConfig)
 
 
 def test_groups_are_the_folders():
-    assert set(group_names()) >= {"attention", "data", "head", "logger", "model", "optim", "tokens", "trainer"}
+    assert set(group_names()) >= {
+        "attention",
+        "data",
+        "head",
+        "logger",
+        "masking",
+        "model",
+        "optim",
+        "tokens",
+        "trainer",
+    }
 
 
 def test_scbert_preset_is_the_published_model():

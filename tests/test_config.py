@@ -21,6 +21,7 @@ GROUPS = {
     "optim": groups.OptimConfig,
     "trainer": groups.TrainerConfig,
     "logger": groups.LoggerConfig,
+    "masking": groups.MaskingConfig,
 }
 
 
@@ -49,7 +50,7 @@ def as_written(value: object) -> str:
 def rows(step: str) -> dict[str, str]:
     """Option -> default in the tables of a step's section, with those of the groups."""
     sections = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    wanted = [step, *(["Groups"] if step == "train" else ["data"] if step == "preprocess" else [])]
+    wanted = [step, *(["Groups"] if step in ("train", "pretrain") else ["data"] if step == "preprocess" else [])]
     text = "".join(section for section in sections if section.split("\n")[0].strip("`") in wanted)
     return dict(re.findall(r"^\| `([\w.]+)` \| `?([^|`]*?)`? \|", text, flags=re.MULTILINE))
 
@@ -79,7 +80,8 @@ def test_the_page_names_every_choice_of_a_group(group):
 @pytest.mark.parametrize("group", sorted(set(GROUPS) - {"model", "tokens", "head"}))
 def test_yaml_and_dataclass_agree(group):
     """Defaults are the same in Python and on the command line; model, tokens and head have presets instead."""
-    from_yaml = getattr(make_config("train", ["inputs=[a.h5ad]", "label_key=x"]), group)
+    step = "pretrain" if group == "masking" else "train"
+    from_yaml = getattr(make_config(step, ["inputs=[a.h5ad]", *NEEDED.get(step, [])]), group)
     assert from_yaml == GROUPS[group]()
 
 
@@ -110,7 +112,15 @@ RANGES = {
         "gene_dropout": 1.0,
     },
     "head": {"name": "x", "hidden": [0], "dropout": -0.1},
-    "optim": {"lr": 0, "weight_decay": -1, "warmup_fraction": 1.1, "final_lr_fraction": -0.1, "label_smoothing": 1.0},
+    "optim": {
+        "init_lr_factor": 0,
+        "lr": 0,
+        "weight_decay": -1,
+        "warmup_fraction": 1.1,
+        "final_lr_fraction": -0.1,
+        "label_smoothing": 1.0,
+    },
+    "masking": {"share": 0, "mask_share": 1.1, "random_share": 0.2, "class_weights": "x", "loss": "x"},
     "trainer": {
         "accelerator": "x",
         "strategy": "x",

@@ -186,3 +186,18 @@ def test_a_fitted_wide_branch_stays_or_learns_as_asked(cells, cfg, tmp_path, fac
     train_network(network, train, val, cfg, tmp_path)
     assert torch.equal(network.wide.weight.weight, before) != moves
     assert network.head.labels.weight.abs().max() > 0  # the encoder learns in any case
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.1])
+def test_an_encoder_from_elsewhere_learns_slowly(cells, cfg, factor):
+    network = new_network(cells, cfg)
+    weights = loss_weights(cells[0].labels, "none")
+    learner = Learner(
+        network, weights=weights, optim=OptimConfig(lr=0.5), num_steps=10, seed=0, encoder_lr_factor=factor
+    )
+    groups = learner.configure_optimizers()["optimizer"].param_groups
+    rate = {id(p): group["initial_lr"] for group in groups for p in group["params"]}
+    for name, parameter in network.named_parameters():
+        wanted = 0.05 if name.startswith("wide.") else 0.5 * factor if name.startswith("encoder.") else 0.5
+        assert rate[id(parameter)] == pytest.approx(wanted), name
+    assert len(groups) == (2 if factor == 1 else 3)  # without a factor, the groups of every other training

@@ -52,7 +52,8 @@ LAYERS = {
     **dict.fromkeys(OTHERS, " ".join((MECHANISM, *BUILT_ON))),
     "attention": " ".join(("errors", "options", "attention.base", *BUILT_ON, *OTHERS)),
     "compose": "config errors",
-    "bundle": "errors io",
+    "cards": "",
+    "bundle": "cards errors io",
     "labels": "errors groups",
     "splits": "errors groups labels",
     "check": "bundle config groups detect errors genes io labels values",
@@ -65,6 +66,11 @@ LAYERS = {
     "encoder": "attention attention.additive groups embedding errors pieces",
     "model": "groups embedding encoder linear",
     "data": "groups embedding tokens",
+    "masking": "embedding groups tokens",
+    "masked_model": "embedding encoder",
+    "corpus": "config errors genes preprocess",
+    "transfer": "attention bundle config embedding encoder errors genes groups masked_model model reference",
+    "head_start": "baseline config data model",
     "inference": "baseline bundle groups data errors model products",
     "predict": "bundle compose config data detect errors genes inference io preprocess",
     "analysis": "",
@@ -76,10 +82,14 @@ LAYERS = {
     "inference io predict",
     "datamodule": "data embedding",
     "learner": "calibrate config groups data datamodule embedding epochs errors metrics model products",
+    "masked_learner": "config data datamodule embedding learner masked_model masking",
     "batchsize": "config data errors groups learner model resources runs",
     "training": "batchsize groups baseline linear bundle calibrate compose config data errors gene2vec inference io "
-    "learner metrics model reference runs attention encoder",
-    "estimate": "baseline batchsize config data encoder inference io learner model reference resources training",
+    "learner metrics model reference runs attention encoder transfer head_start",
+    "estimate": "baseline batchsize config data encoder inference io learner model reference resources training "
+    "transfer",
+    "pretraining": "bundle compose config corpus data encoder errors gene2vec inference io masked_learner "
+    "masked_model runs transfer",
     "annotated": "errors io",
     "evaluate": "annotated config errors io metrics",
     "summary": "annotated evaluate figures",
@@ -92,11 +102,12 @@ LAYERS = {
 ONLY = {
     "hydra": "compose cli",
     "omegaconf": "compose",
-    "pytorch_lightning": "epochs learner datamodule",
+    "pytorch_lightning": "epochs learner masked_learner datamodule",
     "torch": " ".join(name for name in MODULES if name.startswith("attention"))
     + " embedding encoder model pieces products data datamodule inference learner batchsize training estimate "
+    "masking masked_model masked_learner head_start transfer pretraining "
     "analysis.approximation analysis.inputs analysis.spectrum",
-    "anndata": "io detect check preprocess reference predict training annotated analyze",
+    "anndata": "io detect check preprocess reference predict training corpus pretraining annotated analyze",
     "h5py": "io annotated",
     "scanpy": "preprocess",
     "safetensors": "bundle",
@@ -188,8 +199,8 @@ def test_steps_without_a_network_do_without_torch():
 def test_public_names():
     import scperformer
 
-    assert all(callable(getattr(scperformer, name)) for name in ("load_model", "annotate", "train"))
-    assert set(scperformer.__all__) == {"__version__", "load_model", "annotate", "train"}
+    assert all(callable(getattr(scperformer, name)) for name in ("load_model", "annotate", "train", "pretrain"))
+    assert set(scperformer.__all__) == {"__version__", "load_model", "annotate", "train", "pretrain"}
     assert set(scperformer.__all__) <= set(dir(scperformer))
     with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
         _ = scperformer.no_such_name

@@ -1,0 +1,252 @@
+"""A trained encoder as the start of another: its options, its weights by gene, and what of it learns on."""
+
+import logging
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from scperformer import genes as gene_names
+from scperformer.attention import attention_options
+from scperformer.bundle import INFO, Bundle, damaged_model, load_bundle
+from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig
+from scperformer.embedding import sinusoids
+from scperformer.encoder import Encoder
+from scperformer.errors import InputError
+from scperformer.groups import DataConfig, ModelConfig, TokensConfig
+from scperformer.masked_model import ENCODER
+from scperformer.model import CellTypeModel
+from scperformer.reference import Reference
+
+log = logging.getLogger(__name__)
+
+MIN_SHARE = 0.1  # of the reference's genes that the encoder must know
+# Options of `model` that weights depend on; the others are of training.
+SHAPE = ("dim", "depth", "num_heads", "head_dim", "feedforward_factor", "activation", "norm", "positions")
+# Weights that have an entry for each gene and one for the special position, and along which axis.
+GENE_AXES = {
+    "embedding.gene.weight": 0,
+    "attention.matrices_CPGN": 1,
+    "attention.rows_PK": 0,
+    "attention.columns_PK": 0,
+}
+Config = TypeVar("Config", TrainConfig, PretrainConfig)
+
+
+def load_init(path: str) -> Bundle:
+    """The model folder that an encoder is taken from.
+
+    Raises
+    ------
+    InputError
+        There is none, it is damaged, or it has no encoder.
+    """
+    if not (Path(path) / INFO).is_file():
+        expected = "a folder that 'scperformer pretrain' or 'scperformer train' wrote"
+        raise InputError(f"no {INFO} at init='{path}'", expected, "check the path")
+    bundle = load_bundle(path)
+    if not any(name.startswith(ENCODER) for name in bundle.weights):
+        found = f"no encoder in init='{path}' (trained with model.deep=false)"
+        raise InputError(found, "a model with an encoder", "choose another, or leave init out")
+    return bundle
+
+
+# --- options -------------------------------------------------------------------------------------------------
+
+
+def adopt_options(cfg: Config) -> Config:
+    """The configuration with the encoder's options of `init`; as it is without one.
+
+    An option that is at its default gives way to the encoder's.
+
+    Raises
+    ------
+    InputError
+        Another value was given for an option that the encoder's weights depend on.
+    """
+    if cfg.init is None:
+        return cfg
+    if not cfg.model.deep:
+        raise InputError("model.deep=false with init", "an encoder to start", "leave one of the two out")
+    bundle = load_init(cfg.init)
+    try:
+        tokens, model = TokensConfig(**bundle.config["tokens"]), ModelConfig(**bundle.config["model"])
+        attention, target_sum = bundle.config["attention"], float(bundle.config["target_sum"])
+        theirs = encoder_options(tokens, model, attention, target_sum)
+    except (InputError, KeyError, TypeError) as error:
+        raise damaged_model(Path(cfg.init), "its configuration cannot be read") from error
+    mine = encoder_options(cfg.tokens, cfg.model, cfg.attention, cfg.data.target_sum)
+    plain = {"name": cfg.attention["name"]}
+    default = encoder_options(TokensConfig(), ModelConfig(), plain, DataConfig().target_sum)
+    default["attention.name"] = TrainConfig(inputs=[""], label_key="").attention["name"]
+    for option, value in mine.items():
+        if value not in (default[option], theirs.get(option)):
+            expected = f"{option}={theirs[option]}" if option in theirs else f"attention={attention['name']}"
+            raise InputError(
+                f"{option}={value}",
+                f"{expected}, as the encoder of init='{cfg.init}' has it",
+                "leave the options of the encoder out: they are taken from init",
+            )
+    log.info("encoder of %s (%s): its options are taken from there", bundle.name, bundle.hash[:12])
+    return replace(
+        cfg,
+        data=replace(cfg.data, target_sum=target_sum),
+        tokens=tokens,
+        model=replace(cfg.model, **{name: getattr(model, name) for name in SHAPE}),
+        attention=dict(attention),
+    )
+
+
+def encoder_options(
+    tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any], target_sum: float
+) -> dict[str, Any]:
+    """What the weights of an encoder depend on, by the names of the options."""
+    mechanism = {"name": attention["name"], **asdict(attention_options(attention)[1])}
+    return {
+        "data.target_sum": float(target_sum),
+        **{f"tokens.{part.name}": getattr(tokens, part.name) for part in fields(tokens)},
+        **{f"model.{name}": getattr(model, name) for name in SHAPE},
+        **{f"attention.{name}": value for name, value in mechanism.items()},
+    }
+
+
+# --- weights -------------------------------------------------------------------------------------------------
+
+
+def shared_rows(genes: list[str], theirs: list[str], init: str) -> tuple[list[int], list[int]]:
+    """Where the genes that both have are, here and there.
+
+    Raises
+    ------
+    InputError
+        Too few of `genes` are among `theirs`.
+    """
+    place = {gene: row for row, gene in enumerate(theirs)}
+    here = [row for row, gene in enumerate(genes) if gene in place]
+    if len(here) < max(1, MIN_SHARE * len(genes)):
+        kind, wanted = gene_names.id_kind(genes), gene_names.id_kind(theirs)
+        other = f"convert var_names from {gene_names.KIND_NAMES[kind]} to {gene_names.KIND_NAMES[wanted]}"
+        same = "use an encoder of the same species, or train without init"
+        examples = f"(e.g. '{genes[len(genes) // 2]}'; it has e.g. '{theirs[len(theirs) // 2]}')"
+        raise InputError(
+            f"{len(here)} of {len(genes)} genes of the reference known to init='{init}' {examples}",
+            f"at least {MIN_SHARE:.0%} of them",
+            same if kind == wanted else other,
+        )
+    return here, [place[genes[row]] for row in here]
+
+
+@torch.no_grad()
+def load_encoder(encoder: Encoder, bundle: Bundle, genes: list[str], init: str) -> list[int]:
+    """Put the weights of a model folder into an encoder with the same options, gene by gene.
+
+    Genes that it does not know keep the vectors they have, except that sinusoidal ones get positions of their own.
+
+    Returns
+    -------
+    The rows of the genes that it knows.
+
+    Raises
+    ------
+    InputError
+        It knows too few of the genes, or has weights of another shape.
+    """
+    here, there = shared_rows(genes, bundle.genes, init)
+    new, old = torch.tensor([*here, len(genes)]), torch.tensor([*there, len(bundle.genes)])
+    for name, tensor in encoder.state_dict().items():
+        axis = next((axis for end, axis in GENE_AXES.items() if name.endswith(end)), None)
+        theirs = _weight(bundle, name, init)
+        part = theirs if axis is None else theirs.index_select(axis, old)
+        wanted = tensor if axis is None else tensor.index_select(axis, new)
+        if part.shape != wanted.shape:
+            found = f"weights '{name}' of {tuple(part.shape)} in init='{init}'"
+            raise InputError(found, f"{tuple(wanted.shape)}", "use an encoder with about as many genes")
+        if axis is None:
+            tensor.copy_(part)
+        else:
+            tensor.index_copy_(axis, new, part)
+    return here
+
+
+def _weight(bundle: Bundle, name: str, init: str) -> torch.Tensor:
+    if ENCODER + name not in bundle.weights:
+        raise damaged_model(Path(init), f"no weights '{name}'")
+    return torch.from_numpy(np.asarray(bundle.weights[ENCODER + name]))
+
+
+@torch.no_grad()
+def place_new_genes(encoder: Encoder, known: list[int], num_theirs: int, positions: str, learns: bool) -> None:
+    """Give the genes that an encoder did not know vectors that make sense beside those that it knew.
+
+    Sinusoidal ones must not occur twice. Learned ones start at random where they learn; where they do not, as the mean
+    of the others.
+    """
+    table = encoder.embedding.gene
+    if table is None:
+        return
+    is_new = torch.ones(len(table.weight), dtype=torch.bool)
+    is_new[[*known, len(is_new) - 1]] = False
+    num_new = int(is_new.sum())
+    if positions == "sinusoidal":
+        table.weight[is_new] = sinusoids(num_theirs + 1 + num_new, table.weight.shape[1])[num_theirs + 1 :]
+    elif positions == "gene" and not learns:
+        table.weight[is_new] = table.weight[known].mean(0)
+
+
+def freeze(encoder: Encoder, init_mode: str) -> None:
+    """Stop the encoder from learning: not at all (full), all but its last layer and final norm, or all of it (head)."""
+    if init_mode == "full":
+        return
+    last = [*encoder.stack[-1].parameters(), *encoder.norm.parameters()] if init_mode == "last_layer" else []
+    stays = [parameter for parameter in last if parameter.requires_grad]
+    encoder.requires_grad_(False)
+    for parameter in stays:
+        parameter.requires_grad_(True)
+
+
+def start_from_init(network: CellTypeModel, genes: list[str], cfg: TrainConfig) -> None:
+    """Start the encoder of an untrained network from `init`, if there is one; errors as in `load_encoder`."""
+    if cfg.init is None or network.encoder is None:
+        return
+    bundle = load_init(cfg.init)
+    known = load_encoder(network.encoder, bundle, genes, cfg.init)
+    place_new_genes(network.encoder, known, len(bundle.genes), cfg.model.positions, cfg.init_mode == "full")
+    freeze(network.encoder, cfg.init_mode)
+    log.info(
+        "encoder starts from %s, which knows %d of %d genes; init_mode=%s",
+        bundle.name,
+        len(known),
+        len(genes),
+        cfg.init_mode,
+    )
+
+
+# --- the reference -------------------------------------------------------------------------------------------
+
+
+def in_order_of_init(reference: Reference, cfg: TrainConfig) -> Reference:
+    """The reference with the genes of `init` first, in its order: tokens then have the neighbours they had there."""
+    if cfg.init is None:
+        return reference
+    ours = set(reference.genes)
+    shared = [gene for gene in load_init(cfg.init).genes if gene in ours]
+    known = set(shared)
+    order = [*shared, *(gene for gene in reference.genes if gene not in known)]
+    return replace(reference, x=gene_names.align(reference.x, reference.genes, order), genes=order)
+
+
+def origin(cfg: NetworkConfig, genes: list[str]) -> dict[str, Any]:
+    """What the provenance of a model says of its start; nothing without `init`."""
+    if cfg.init is None:
+        return {}
+    bundle = load_init(cfg.init)
+    num_known = len(set(genes) & set(bundle.genes))
+    record = {"name": bundle.name, "hash": bundle.hash, "kind": bundle.kind, "num_known_genes": num_known}
+    return {"init": record | ({"mode": cfg.init_mode} if isinstance(cfg, TrainConfig) else {})}
+
+
+def init_hash(cfg: NetworkConfig) -> str:
+    """The hash of the model that is the start; "" for none."""
+    return "" if cfg.init is None else load_init(cfg.init).hash
