@@ -155,8 +155,13 @@ def record_start(folder: Path, cfg: TrainConfig, provenance: dict[str, Any]) -> 
 
 
 def record_end(folder: Path, metrics: dict[str, Any]) -> dict[str, bytes]:
-    """Write what came out, and the learning curve; the table of epochs and the curve, for the model folder."""
+    """Write what came out, and the learning curve; the table of epochs and the curve, for the model folder.
+
+    A linear branch that is fitted and not trained has no epochs, hence neither.
+    """
     _write_json(folder / RESULT, metrics)
+    if not metrics["best_epoch"]:
+        return {}
     picture = draw_learning_curve(read_history(folder), metrics["best_epoch"], metrics["baseline"])
     with new_file(folder / CURVE, overwrite=True) as temporary:
         temporary.write_bytes(picture)

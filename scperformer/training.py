@@ -328,8 +328,8 @@ def _train(adata: AnnData, cfg: TrainConfig, output: Path, *, path: Path, checks
         return
     _, metrics = fitted
     log.info(
-        "best epoch %d (%s): accuracy %.3f, macro-F1 %.3f on %d validation cells; logistic regression %.3f, %.3f",
-        metrics["best_epoch"],
+        "%s (%s): accuracy %.3f, macro-F1 %.3f on %d validation cells; logistic regression %.3f, %.3f",
+        f"best epoch {metrics['best_epoch']}" if metrics["best_epoch"] else "fitted, without training",
         sum_of_branches(metrics["scales"]),
         metrics["model"]["accuracy"],
         metrics["model"]["macro_f1"],
