@@ -1,6 +1,7 @@
 """YAML files and overrides become checked dataclasses, and nothing else does."""
 
 import string
+from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -134,3 +135,9 @@ def test_quoted_text_is_read_as_it_was(text):
 @pytest.mark.parametrize("text", ["a${b}", r"\${b}", r"c:\x\\", "'", r"\'", "${", "a=b, [c] {d}: e"])
 def test_quoted_text_survives_the_whole_way(text):
     assert make_config("check", [f"inputs=[{quoted(text)}]"]).inputs == [text]
+
+
+@pytest.mark.parametrize("recipe", [path.stem for path in (conf_dir() / "experiment").glob("*.yaml")])
+def test_every_recipe_changes_something_and_is_explained(recipe):
+    assert make_config("train", [*TRAIN, f"experiment={recipe}"]) != make_config("train", TRAIN)
+    assert f"experiment={recipe}" in (Path(__file__).parents[1] / "docs" / "accuracy.md").read_text(encoding="utf-8")

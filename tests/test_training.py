@@ -125,7 +125,9 @@ def test_a_branch_that_is_off_has_no_scale(counts_adata, write, tmp_path, caplog
         output = run_train(config(write(counts_adata), f"output='{tmp_path / 'm'}'", f"model.{branch}=false"))
     assert set(load_bundle(output).scales) == {other}
     name = {"wide": "linear branch", "deep": "encoder"}
-    assert re.search(rf"best epoch 1 \(\d\.\d\d x {name[other]}\): accuracy", caplog.text)
+    how = {"wide": "best epoch 1", "deep": "fitted, without training"}[branch]
+    assert re.search(rf"{how} \(\d\.\d\d x {name[other]}\): accuracy", caplog.text)
+    assert (output / "learning_curve.png").exists() == (branch == "wide")  # no epochs, no curve
     assert f"x {name[branch]}" not in caplog.text + (output / "MODEL_CARD.md").read_text()
     annotated = scperformer.annotate(counts_adata, scperformer.load_model(output))
     assert set(annotated.uns["scperformer"]["model"]["scales"]) == {other}
