@@ -16,6 +16,7 @@ class Model:
     """A stand-in with what check looks at."""
 
     name = "toy"
+    kind = bundle.ANNOTATOR
     genes = [f"GENE{i}" for i in range(0, 250, 2)]  # noqa: RUF012
 
 
