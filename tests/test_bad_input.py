@@ -329,7 +329,7 @@ def test_model_changed_by_hand(case, sample, model, refused):
 @pytest.mark.parametrize("step", ["check", "preprocess", "predict"])
 def test_model_of_a_newer_format(step, sample, model, refused):
     change_bundle(model, format_version=99)
-    assert mentions(refused(step, sample, "model_path=model"), "model format 99", "format 2", "update scperformer")
+    assert mentions(refused(step, sample, "model_path=model"), "model format 99", "format 3", "update scperformer")
 
 
 @pytest.mark.parametrize("path", ["nowhere", "sample.h5ad", "folder"])
@@ -436,7 +436,7 @@ def test_one_output_for_many_files(sample, model, refused):
 
 
 def test_unknown_step(refused):
-    assert mentions(refused("anotate", "sample.h5ad"), "step 'anotate'", "preprocess, train, predict", "--help")
+    assert mentions(refused("anotate", "sample.h5ad"), "step 'anotate'", "preprocess, pretrain, train, predict", "--help")
 
 
 # Annotated files

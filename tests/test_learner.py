@@ -193,7 +193,12 @@ def test_an_encoder_from_elsewhere_learns_slowly(cells, cfg, factor):
     network = new_network(cells, cfg)
     weights = loss_weights(cells[0].labels, "none")
     learner = Learner(
-        network, weights=weights, optim=OptimConfig(lr=0.5), num_steps=10, seed=0, encoder_lr_factor=factor
+        network,
+        weights=weights,
+        optim=OptimConfig(lr=0.5, wide_lr_factor=0.1),
+        num_steps=10,
+        seed=0,
+        encoder_lr_factor=factor,
     )
     groups = learner.configure_optimizers()["optimizer"].param_groups
     rate = {id(p): group["initial_lr"] for group in groups for p in group["params"]}
