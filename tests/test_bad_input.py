@@ -436,7 +436,8 @@ def test_one_output_for_many_files(sample, model, refused):
 
 
 def test_unknown_step(refused):
-    assert mentions(refused("anotate", "sample.h5ad"), "step 'anotate'", "preprocess, pretrain, train, predict", "--help")
+    said = refused("anotate", "sample.h5ad")
+    assert mentions(said, "step 'anotate'", "preprocess, pretrain, train, predict", "--help")
 
 
 # Annotated files
