@@ -52,12 +52,14 @@ def fit_logistic(
         At which largest entry of the gradient the optimiser stops.
     """
     from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
 
     power = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}[class_weights]
     counts = np.bincount(labels)
     weight_of = dict(enumerate((counts.mean() / counts) ** power))
     estimator = LogisticRegression(C=c, class_weight=weight_of, max_iter=MAX_ITERATIONS, tol=tolerance)
-    estimator.fit(x, labels)
+    with threadpool_limits(1):  # its dense products are small: threads that wait for each other cost tenfold
+        estimator.fit(x, labels)
     weight, bias = estimator.coef_.T, estimator.intercept_
     if weight.shape[1] == 1:  # two labels: scikit-learn keeps only the difference of their logits
         weight, bias = np.hstack([-weight / 2, weight / 2]), np.array([-bias[0] / 2, bias[0] / 2])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 from sklearn.linear_model import LogisticRegression
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from scperformer import baseline
 
@@ -49,3 +50,18 @@ def test_default_is_scikit_learns_own():
 def test_a_cell_without_expression_gets_the_label_of_the_largest_bias():
     model = baseline.LinearModel(np.ones((4, 3), np.float32), np.array([0, 2, 1], np.float32))
     assert model.predict(sparse.csr_matrix((2, 4), dtype=np.float32)).tolist() == [1, 1]
+
+
+def test_the_fit_takes_one_thread(monkeypatch):
+    seen, fit = [], LogisticRegression.fit
+
+    def fit_and_look(self, x, labels):
+        seen.extend(pool["num_threads"] for pool in threadpool_info())
+        return fit(self, x, labels)
+
+    monkeypatch.setattr(LogisticRegression, "fit", fit_and_look)
+    with threadpool_limits(2):
+        before = [pool["num_threads"] for pool in threadpool_info()]
+        baseline.fit(*noisy_cells(3))
+        assert [pool["num_threads"] for pool in threadpool_info()] == before
+    assert set(seen) == {1}
