@@ -62,19 +62,29 @@ def run_task(task: Task, methods: list[str], arguments: argparse.Namespace, path
 
 
 def table(rows: pd.DataFrame, tasks: list[Task], score: str) -> str:
-    """Markdown: a row per task, a column per method; the last row is the mean over the tasks."""
+    """Markdown: a row per task, a column per method; the last row is the mean over the tasks.
+
+    A method that has fewer runs of a task than another one has its number beside its score.
+    """
     methods = list(dict.fromkeys(rows["method"]))
-    groups = rows.groupby(["task", "method"])[score]
-    mean, spread = groups.mean().unstack(), groups.std(ddof=0).unstack()
     lines = [f"| {score} | {' | '.join(methods)} |", "|---" * (1 + len(methods)) + "|"]
+    means: dict[str, list[float]] = {method: [] for method in methods}
     for task in tasks:
-        if task.name in mean.index:
-            cells = [f"{mean.loc[task.name, m]:.3f} ± {spread.loc[task.name, m]:.3f}" for m in methods]
-            lines.append(f"| {task.name} | {' | '.join(cells)} |")
-            for name, numbers in task.published.items():
-                lines.append(f"| {task.name}, published: {name} | {numbers.get(score, float('nan')):.3f} |")
-    means = [f"{mean[m].mean():.3f}" if mean[m].notna().all() else "" for m in methods]
-    return "\n".join([*lines, f"| mean | {' | '.join(means)} |"])
+        runs = {method: rows[(rows["task"] == task.name) & (rows["method"] == method)][score] for method in methods}
+        most = max(len(scores) for scores in runs.values())
+        if most == 0:
+            continue
+        cells = []
+        for method, scores in runs.items():
+            means[method].append(scores.mean())
+            share = "" if len(scores) == most else f" ({len(scores)} of {most})"
+            cells.append(f"{scores.mean():.3f} ± {scores.std(ddof=0):.3f}{share}" if len(scores) else "not run")
+        lines.append(f"| {task.name} | {' | '.join(cells)} |")
+        for name, numbers in task.published.items():
+            found = f"{numbers[score]:.3f}" if score in numbers else ""
+            lines.append(f"| {task.name}, published: {name} | {found}{' |' * len(methods)}")
+    found = [f"**{np.mean(scores):.3f}**" if np.isfinite(scores).all() else "" for scores in means.values()]
+    return "\n".join([*lines, f"| **mean** | {' | '.join(found)} |"])
 
 
 def main() -> None:
@@ -83,7 +93,7 @@ def main() -> None:
     folder = os.environ.get("SCPERFORMER_BENCHMARK_DATA")
     parser.add_argument("--data", type=Path, default=Path(folder) if folder else None)
     parser.add_argument("--tasks", type=Path, default=Path(__file__).with_name("panel.yaml"))
-    parser.add_argument("--only", type=lambda text: text.split(","), help="names of tasks, separated by commas")
+    parser.add_argument("--only", action="append", help="the name of a task; may be given again for another one")
     parser.add_argument("--methods", type=lambda text: text.split(","), help="LR,SVM,kNN,CellTypist,ours")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--celltypist", help="the Python of an environment with CellTypist")

@@ -8,6 +8,7 @@ from typing import Any
 
 from scperformer.errors import InputError
 from scperformer.groups import (
+    AUTO,
     DataConfig,
     HeadConfig,
     LoggerConfig,
@@ -78,74 +79,63 @@ class PreprocessConfig(_InputOptions):
 
 
 @dataclass(kw_only=True)
-class TrainConfig(_InputOptions):
-    """Train a model on a labelled reference."""
+class NetworkConfig(_InputOptions):
+    """What the steps that train a network have in common: where they write, the network, and how it is trained."""
 
-    label_key: str
-    output: str | None = None  # the model folder; None: <input>.model beside the input
+    output: str | None = None  # the model folder; None: <first input>.model (train) or .encoder (pretrain) beside it
     overwrite: bool = False
     resume: bool = False  # continue a run that was cut off
-    estimate: bool = False  # only say how long it would take and how much memory; also --estimate
     seed: int = 0
     init: str | None = None  # a model folder whose encoder is the start: of `pretrain`, or of an earlier `train`
-    init_mode: str = "full"  # what of it learns on: full, last_layer (and the final norm) or head (nothing of it)
     data: DataConfig = field(default_factory=DataConfig)
     tokens: TokensConfig = field(default_factory=TokensConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     attention: dict[str, Any] = field(default_factory=lambda: {"name": "favor"})  # and the options of that mechanism
-    head: HeadConfig = field(default_factory=HeadConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)  # `pretrain` has none: but presets of the model may choose one
     optim: OptimConfig = field(default_factory=OptimConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.seed < 2**32, "seed", self.seed, "0 to 2**32 - 1")
+        without_vectors = self.model.positions == "gene2vec" and self.model.gene2vec_path is None
+        if self.model.deep and without_vectors and self.init is None:
+            expected = "a file of gene vectors for model.positions=gene2vec"
+            raise InputError("no model.gene2vec_path", expected, "name the file, or choose model.positions=gene")
+
+
+@dataclass(kw_only=True)
+class TrainConfig(NetworkConfig):
+    """Train a model on a labelled reference."""
+
+    label_key: str
+    estimate: bool = False  # only say how long it would take and how much memory; also --estimate
+    init_mode: str = "full"  # what of `init` learns on: full, last_layer (and the final norm) or head (nothing of it)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_inputs(self.inputs, "train", most=1)
-        require(0 <= self.seed < 2**32, "seed", self.seed, "0 to 2**32 - 1")
         require_choice("init_mode", self.init_mode, INIT_MODES)
         if self.init is None:
-            _check_gene_vectors(self.model)
             require(self.init_mode == "full", "init_mode", self.init_mode, "init=FOLDER beside it")
 
 
 @dataclass(kw_only=True)
-class PretrainConfig(_InputOptions):
+class PretrainConfig(NetworkConfig):
     """Train an encoder on unlabelled cells to predict hidden expression."""
 
-    output: str | None = None  # the model folder; None: <first input>.encoder beside it
-    overwrite: bool = False
-    resume: bool = False  # continue a run that was cut off
-    seed: int = 0
-    init: str | None = None  # a model folder whose encoder, with its genes, is the start
     genes_path: str | None = None  # a text file with the genes of the encoder, one id in each line
-    data: DataConfig = field(default_factory=DataConfig)
-    tokens: TokensConfig = field(default_factory=TokensConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    attention: dict[str, Any] = field(default_factory=lambda: {"name": "favor"})  # and the options of that mechanism
-    head: HeadConfig = field(default_factory=HeadConfig)  # not used: presets of the model may choose one
     masking: MaskingConfig = field(default_factory=MaskingConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    logger: LoggerConfig = field(default_factory=LoggerConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_inputs(self.inputs, "pretrain")
-        require(0 <= self.seed < 2**32, "seed", self.seed, "0 to 2**32 - 1")
         require(self.model.deep, "model.deep", self.model.deep, "true with pretrain, which trains the encoder")
         both = self.init is not None and self.genes_path is not None
         require(not both, "genes_path", self.genes_path, "no genes_path beside init, which has its genes")
-        if self.init is None:
-            _check_gene_vectors(self.model)
-
-
-NetworkConfig = TrainConfig | PretrainConfig  # what trains a network
-
-
-def _check_gene_vectors(model: ModelConfig) -> None:
-    if model.deep and model.positions == "gene2vec" and model.gene2vec_path is None:
-        expected = "a file of gene vectors for model.positions=gene2vec"
-        raise InputError("no model.gene2vec_path", expected, "name the file, or choose model.positions=gene")
+        # Only `train` counts the bytes of its steps.
+        require(self.trainer.batch_size != AUTO, "trainer.batch_size", AUTO, "a whole number above 0 with pretrain")
 
 
 @dataclass(kw_only=True)

@@ -173,6 +173,32 @@ class Encoder(nn.Module):
         if self.has_memory:
             require_memory(attention["name"], self.mechanisms[0])
 
+    def redraw(self, generator: torch.Generator) -> None:
+        """Draw the random parts of every layer's attention anew (during training only)."""
+        for mechanism in self.mechanisms:
+            mechanism.redraw(generator)
+
+    @property
+    def redraw_interval(self) -> int:
+        """Training steps between calls of `redraw`; 0: never."""
+        return self.mechanisms[0].redraw_interval
+
+    @property
+    def places_matter(self) -> bool:
+        """Whether tokens that training hides have to stay in their places.
+
+        Neighbours would be others than at prediction or, with `memory`, hidden genes would count as unexpressed.
+        """
+        return self.has_memory or self.mechanisms[0].order_sensitive
+
+    def penalty(self) -> torch.Tensor:
+        """What the attention of every layer wants to be kept small, weighted."""
+        return torch.stack([m.penalty_weight * m.penalty() for m in self.mechanisms]).sum()
+
+    def require_length(self, num_tokens: int) -> None:
+        """Refuse cells of so many tokens if the attention does."""
+        self.mechanisms[0].require_length(num_tokens)
+
     def forward(self, batch: Batch) -> torch.Tensor:
         """Encoded tokens, B x L x D; those of padding mean nothing."""
         h_BLD = self.dropout(self.embedding(batch))

@@ -17,13 +17,14 @@ from scperformer.batchsize import with_batch_size
 from scperformer.config import TrainConfig
 from scperformer.data import Cells, shuffled_batches
 from scperformer.encoder import require_encoder
+from scperformer.encoder_start import start_attention
 from scperformer.inference import torch_state_kept
 from scperformer.io import read_h5ad, require_h5ad
-from scperformer.learner import train_network
+from scperformer.learner import has_to_learn, train_network
 from scperformer.model import CellTypeModel
 from scperformer.reference import Reference, make_reference
 from scperformer.resources import in_bytes, in_time, peak_memory
-from scperformer.training import fit_wide, move_wide, new_network, start_attention, wide_recipe
+from scperformer.training import fit_wide, move_wide, new_network, wide_recipe
 from scperformer.transfer import adopt_options, in_order_of_init
 
 BUDGET = 20.0  # seconds that measuring epochs may take, about
@@ -63,12 +64,13 @@ class Estimate:
         """The estimate for people."""
         sizes = f"{self.num_train_cells:,} to train, {self.num_val_cells:,} to validate"
         steps = f"{self.num_steps:,} steps of {self.batch_size} cells, validation"
+        epochs = f"{self.max_epochs} epochs" if self.max_epochs else "nothing is trained"
         rows = [
             ("cells", f"{sizes}; {self.num_labels} labels"),
-            ("one epoch", f"{in_time(self.epoch)} ({steps})"),
+            *([("one epoch", f"{in_time(self.epoch)} ({steps})")] if self.max_epochs else []),
             ("linear fits", in_time(self.linear)),
             ("the rest", f"{in_time(self.prepare + self.once)} (reading and preparing, starting and ending)"),
-            ("at most", f"{in_time(self.total(self.max_epochs))} ({self.max_epochs} epochs)"),
+            ("at most", f"{in_time(self.total(self.max_epochs))} ({epochs})"),
         ]
         if self.least_epochs < self.max_epochs:
             early = f"{in_time(self.total(self.least_epochs))} ({self.least_epochs} epochs, if early stopping ends it)"
@@ -92,11 +94,13 @@ def estimate(reference: Reference, cfg: TrainConfig, prepare: float) -> Estimate
     linear, start = linear_seconds(train, len(reference.labels), cfg)
     network = new_network(reference, cfg)
     network.require_length(int(max(train.lengths.max(), val.lengths.max())))
-    start_attention(network, train, cfg)
+    start_attention(network.encoder, train, cfg)
     move_wide(network, start)
     num_steps = math.ceil(len(train) / cfg.trainer.batch_size)
-    once, epoch = epoch_seconds(network, train, val, cfg)
     options = cfg.trainer
+    learns = has_to_learn(network, cfg.optim)
+    once, epoch = epoch_seconds(network, train, val, cfg) if learns else (0.0, 0.0)
+    max_epochs = options.max_epochs if learns else 0
     return Estimate(
         num_train_cells=len(train),
         num_val_cells=len(val),
@@ -108,8 +112,8 @@ def estimate(reference: Reference, cfg: TrainConfig, prepare: float) -> Estimate
         linear=linear,
         once=once,
         epoch=epoch / (options.devices * options.num_nodes),
-        max_epochs=options.max_epochs,
-        least_epochs=min(options.max_epochs, options.patience + 1),
+        max_epochs=max_epochs,
+        least_epochs=min(max_epochs, options.patience + 1),
         memory=peak_memory(),
         gpu_memory=torch.cuda.max_memory_reserved() if torch.cuda.is_initialized() else 0,
     )

@@ -78,6 +78,11 @@ def wide_lr_factor(network: CellTypeModel, optim: OptimConfig) -> float:
     return optim.wide_lr_factor if optim.wide_start == "logistic" else 1.0
 
 
+def has_to_learn(network: CellTypeModel, optim: OptimConfig) -> bool:
+    """Whether there is anything to train: not where a fitted wide branch is all there is."""
+    return network.encoder is not None or wide_lr_factor(network, optim) > 0
+
+
 class Learner(pl.LightningModule):
     """The network with its loss, metrics and optimiser.
 
@@ -225,7 +230,7 @@ def train_network(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainCo
     The best epoch, counted from 1; 0 if there is nothing to train (a fitted wide branch alone); None in the processes
     of a distributed run that only help.
     """
-    if network.encoder is None and not wide_lr_factor(network, cfg.optim):
+    if not has_to_learn(network, cfg.optim):
         return 0
     folder = run_folder / "checkpoints"
     world_size = cfg.trainer.devices * cfg.trainer.num_nodes

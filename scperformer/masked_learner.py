@@ -61,28 +61,22 @@ class MaskedLearner(pl.LightningModule):
         self.register_buffer("naive", naive_table(train.x, cfg.tokens), persistent=False)
         weights = bin_weights(train.x, cfg.tokens, cfg.masking.class_weights)
         self.register_buffer("bin_weights", weights, persistent=False)
-        first = network.encoder.mechanisms[0]
-        self.redraw_interval = first.redraw_interval
-        # As in training on labels: hidden genes stay in their places where neighbours or absence have a meaning.
-        self.places_matter = network.encoder.has_memory or first.order_sensitive
 
     def on_train_batch_start(self, batch: tuple[Batch, torch.Tensor], batch_idx: int) -> None:
         step = self.global_step
         torch.manual_seed(seed_of(self.cfg.seed, step, self.global_rank))
-        if self.redraw_interval and step > 0 and step % self.redraw_interval == 0:
-            generator = torch.Generator().manual_seed(seed_of(self.cfg.seed, step))
-            for mechanism in self.network.encoder.mechanisms:
-                mechanism.redraw(generator)
+        interval = self.network.encoder.redraw_interval
+        if interval and step > 0 and step % interval == 0:
+            self.network.encoder.redraw(torch.Generator().manual_seed(seed_of(self.cfg.seed, step)))
 
     def training_step(self, batch: tuple[Batch, torch.Tensor], batch_idx: int) -> torch.Tensor:
         tokens, _ = batch
         share = self.cfg.model.gene_dropout
-        seen = drop_genes(tokens, share, self.places_matter) if share else tokens
+        seen = drop_genes(tokens, share, self.network.encoder.places_matter) if share else tokens
         seed = seed_of(self.cfg.seed, self.global_step, self.global_rank, TRAINING)
         hidden, chosen_BL = self.hide(seen, seed)
         loss = self.loss(self.network(hidden, chosen_BL), seen.values_BL[chosen_BL])
-        penalties = [m.penalty_weight * m.penalty() for m in self.network.encoder.mechanisms]
-        loss = loss + torch.stack(penalties).sum().to(loss.device)
+        loss = loss + self.network.encoder.penalty().to(loss.device)
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(tokens.keep_BL), sync_dist=True)
         return loss
 

@@ -167,33 +167,28 @@ class CellTypeModel(nn.Module):
             self.head.labels.weight.mul_(deep)
             self.head.labels.bias.mul_(deep)
 
+    # A network without an encoder has nothing to draw, to keep small or to refuse.
+
     def redraw(self, generator: torch.Generator) -> None:
         """Draw the random parts of every layer's attention anew (during training only)."""
         if self.encoder is not None:
-            for mechanism in self.encoder.mechanisms:
-                mechanism.redraw(generator)
+            self.encoder.redraw(generator)
 
     @property
     def redraw_interval(self) -> int:
         """Training steps between calls of `redraw`; 0: never."""
-        return 0 if self.encoder is None else self.encoder.mechanisms[0].redraw_interval
+        return 0 if self.encoder is None else self.encoder.redraw_interval
 
     @property
     def places_matter(self) -> bool:
-        """Whether tokens that training hides have to stay in their places.
-
-        Neighbours would be others than at prediction or, with `memory`, hidden genes would count as unexpressed.
-        """
-        encoder = self.encoder
-        return encoder is not None and (encoder.has_memory or encoder.mechanisms[0].order_sensitive)
+        """Whether tokens that training hides have to stay in their places, as `Encoder.places_matter` explains."""
+        return self.encoder is not None and self.encoder.places_matter
 
     def require_length(self, num_tokens: int) -> None:
         """Refuse cells of so many tokens if the attention does."""
         if self.encoder is not None:
-            self.encoder.mechanisms[0].require_length(num_tokens)
+            self.encoder.require_length(num_tokens)
 
     def penalty(self) -> torch.Tensor:
         """What the attention of every layer wants to be kept small, weighted."""
-        if self.encoder is None:
-            return torch.zeros(())
-        return torch.stack([m.penalty_weight * m.penalty() for m in self.encoder.mechanisms]).sum()
+        return torch.zeros(()) if self.encoder is None else self.encoder.penalty()

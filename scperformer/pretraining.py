@@ -20,8 +20,8 @@ from scperformer.config import PretrainConfig
 from scperformer.corpus import Corpus, Sample, make_corpus, read_genes, split_cells
 from scperformer.data import Cells
 from scperformer.encoder import Encoder, require_encoder
+from scperformer.encoder_start import start_attention, start_gene_vectors
 from scperformer.errors import InputError
-from scperformer.gene2vec import read_gene_vectors
 from scperformer.inference import torch_state_kept
 from scperformer.io import read_h5ad, require_absent, require_h5ad, sha256
 from scperformer.masked_model import MaskedModel
@@ -36,16 +36,12 @@ def new_masked_model(corpus: Corpus, train: Cells, cfg: PretrainConfig) -> Maske
     torch.manual_seed(cfg.seed)
     generator = torch.Generator().manual_seed(cfg.seed)
     encoder = Encoder(len(corpus.genes), cfg.tokens, cfg.model, cfg.attention, generator)
-    if cfg.model.positions == "gene2vec" and cfg.model.gene2vec_path is not None:
-        vectors = read_gene_vectors(cfg.model.gene2vec_path, corpus.genes, cfg.model.dim)
-        encoder.embedding.set_gene_vectors(torch.from_numpy(vectors))
+    start_gene_vectors(encoder, corpus.genes, cfg)
+    start_attention(encoder, train, cfg)
     if cfg.init is not None:
         bundle = load_init(cfg.init)
         known = load_encoder(encoder, bundle, corpus.genes, cfg.init)
         place_new_genes(encoder, known, len(bundle.genes), cfg.model.positions, learns=True)
-    elif encoder.mechanisms[0].starts_from_keys:
-        rows = np.random.default_rng(cfg.seed).permutation(len(train))[: cfg.trainer.batch_size]
-        encoder.start(train.batch(np.sort(rows)), torch.Generator().manual_seed(cfg.seed))
     network = MaskedModel(encoder, tied=cfg.masking.tied, mean_x=float(train.x.data.mean()))
     if cfg.init is not None:
         network.load_pretraining({name: torch.from_numpy(array) for name, array in bundle.weights.items()})
@@ -74,7 +70,7 @@ def fit(corpus: Corpus, cfg: PretrainConfig, run_folder: Path) -> tuple[dict[str
         for rows in split_cells(corpus, cfg.data.val_fraction, cfg.seed)
     )
     network = new_masked_model(corpus, train, cfg)
-    network.encoder.mechanisms[0].require_length(int(max(train.lengths.max(), val.lengths.max())))
+    network.encoder.require_length(int(max(train.lengths.max(), val.lengths.max())))
     log.info(
         "pretraining on %d cells, validating on %d: %d genes, %d parameters, attention %s, tokens %s",
         len(train),

@@ -21,8 +21,8 @@ from scperformer.calibrate import branch_scales
 from scperformer.config import TrainConfig
 from scperformer.data import Cells
 from scperformer.encoder import require_encoder
+from scperformer.encoder_start import start_attention, start_gene_vectors
 from scperformer.errors import InputError
-from scperformer.gene2vec import read_gene_vectors
 from scperformer.groups import AUTO
 from scperformer.head_start import start_head
 from scperformer.inference import branch_logits, torch_state_kept
@@ -71,7 +71,7 @@ def fit(
     val = Cells(x[val_rows], cfg.tokens, labels[val_rows])
     network = new_network(reference, cfg)
     network.require_length(int(max(train.lengths.max(), val.lengths.max())))
-    start_attention(network, train, cfg)
+    start_attention(network.encoder, train, cfg)
     start_head(network, train, cfg)
     recipe = wide_recipe(train, cfg)
     wide_start = fit_wide(train, recipe)
@@ -117,19 +117,10 @@ def new_network(reference: Reference, cfg: TrainConfig) -> CellTypeModel:
         head=cfg.head,
         seed=cfg.seed,
     )
-    if network.encoder is not None and cfg.model.positions == "gene2vec" and cfg.model.gene2vec_path is not None:
-        vectors = read_gene_vectors(cfg.model.gene2vec_path, reference.genes, cfg.model.dim)
-        network.encoder.embedding.set_gene_vectors(torch.from_numpy(vectors))
+    if network.encoder is not None:
+        start_gene_vectors(network.encoder, reference.genes, cfg)
     start_from_init(network, reference.genes, cfg)
     return network
-
-
-def start_attention(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
-    """Show some training cells to the attention of every layer, for those that start from what they see."""
-    if network.encoder is not None and cfg.init is None and network.encoder.mechanisms[0].starts_from_keys:
-        rng = np.random.default_rng(cfg.seed)
-        rows = rng.permutation(len(train))[: cfg.trainer.batch_size]
-        network.encoder.start(train.batch(np.sort(rows)), torch.Generator().manual_seed(cfg.seed))
 
 
 def scale_on_held_out(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainConfig) -> dict[str, Any]:

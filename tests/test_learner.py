@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from killed import run_until_killed
 from torch.nn.functional import cross_entropy
 
 from scperformer.compose import make_config
@@ -66,20 +67,9 @@ def test_resumed_run_ends_with_the_same_weights(cells, cfg, tmp_path, monkeypatc
     torch.set_num_threads(1)
     train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "whole")
 
-    # Killed in the second epoch, after some of its steps: an exception that nothing catches, as a kill would be.
-    class Killed(BaseException):
-        pass
-
-    def killed(self, batch, batch_idx):
-        if self.current_epoch == 1 and batch_idx == 2:
-            raise Killed
-        return original(self, batch, batch_idx)
-
-    original = Learner.training_step
-    monkeypatch.setattr(Learner, "training_step", killed)
-    with pytest.raises(Killed):
-        train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "cut")
-    monkeypatch.setattr(Learner, "training_step", original)
+    run_until_killed(
+        monkeypatch, Learner, lambda: train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "cut")
+    )
     train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "cut")
 
     whole, resumed = last_state(tmp_path / "whole"), last_state(tmp_path / "cut")

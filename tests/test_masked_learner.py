@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from killed import run_until_killed
 
 from scperformer.attention import MECHANISMS
 from scperformer.compose import make_config
@@ -47,19 +48,11 @@ def test_resumed_run_ends_with_the_same_weights(counts_adata, tmp_path, monkeypa
     torch.set_num_threads(1)
     whole = train_masked(new_masked_model(corpus, train, cfg), train, val, cfg, tmp_path / "whole")
 
-    class Killed(BaseException):
-        pass
-
-    def killed(self, batch, batch_idx):
-        if self.current_epoch == 1 and batch_idx == 2:
-            raise Killed
-        return original(self, batch, batch_idx)
-
-    original = MaskedLearner.training_step
-    monkeypatch.setattr(MaskedLearner, "training_step", killed)
-    with pytest.raises(Killed):
-        train_masked(new_masked_model(corpus, train, cfg), train, val, cfg, tmp_path / "cut")
-    monkeypatch.setattr(MaskedLearner, "training_step", original)
+    run_until_killed(
+        monkeypatch,
+        MaskedLearner,
+        lambda: train_masked(new_masked_model(corpus, train, cfg), train, val, cfg, tmp_path / "cut"),
+    )
     resumed = train_masked(new_masked_model(corpus, train, cfg), train, val, cfg, tmp_path / "cut")
     one, two = last_state(tmp_path / "whole"), last_state(tmp_path / "cut")
     assert one.keys() == two.keys()

@@ -66,6 +66,7 @@ LAYERS = {
     "encoder": "attention attention.additive groups embedding errors pieces",
     "model": "groups embedding encoder linear",
     "data": "groups embedding tokens",
+    "encoder_start": "config data encoder gene2vec",
     "masking": "embedding groups tokens",
     "masked_model": "embedding encoder",
     "corpus": "config errors genes preprocess",
@@ -84,11 +85,11 @@ LAYERS = {
     "learner": "calibrate config groups data datamodule embedding epochs errors metrics model products",
     "masked_learner": "config data datamodule embedding learner masked_model masking",
     "batchsize": "config data errors groups learner model resources runs",
-    "training": "batchsize groups baseline linear bundle calibrate compose config data errors gene2vec inference io "
-    "learner metrics model reference runs attention encoder transfer head_start",
-    "estimate": "baseline batchsize config data encoder inference io learner model reference resources training "
-    "transfer",
-    "pretraining": "bundle compose config corpus data encoder errors gene2vec inference io masked_learner "
+    "training": "batchsize groups baseline linear bundle calibrate compose config data errors inference io "
+    "learner metrics model reference runs attention encoder encoder_start transfer head_start",
+    "estimate": "baseline batchsize config data encoder encoder_start inference io learner model reference resources "
+    "training transfer",
+    "pretraining": "bundle compose config corpus data encoder encoder_start errors inference io masked_learner "
     "masked_model runs transfer",
     "annotated": "errors io",
     "evaluate": "annotated config errors io metrics",
@@ -105,7 +106,7 @@ ONLY = {
     "pytorch_lightning": "epochs learner masked_learner datamodule",
     "torch": " ".join(name for name in MODULES if name.startswith("attention"))
     + " embedding encoder model pieces products data datamodule inference learner batchsize training estimate "
-    "masking masked_model masked_learner head_start transfer pretraining "
+    "masking masked_model masked_learner encoder_start head_start transfer pretraining "
     "analysis.approximation analysis.inputs analysis.spectrum",
     "anndata": "io detect check preprocess reference predict training corpus pretraining annotated analyze",
     "h5py": "io annotated",
