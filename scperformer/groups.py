@@ -154,6 +154,7 @@ class OptimConfig:
     wide_gene_weights: str = "auto"  # which genes its penalty spares: signal, standard, none or auto
     wide_lr_factor: float = 0.0  # a wide branch that starts fitted learns on at this share of lr; 0: stays
     deep_loss_weight: float = 1.0  # with both branches: weight of the loss of the encoder's logits alone
+    deep_min_gain: float = 2.0  # with both: standard errors by which the encoder must lower the held-out loss to count
     init_lr_factor: float = 0.03  # an encoder that starts from init learns at this share of lr
     gradient_clip: float = 1.0
 
@@ -175,6 +176,7 @@ class OptimConfig:
         require_choice("optim.wide_start", self.wide_start, ("logistic", "zero"))
         require(self.wide_c > 0, "optim.wide_c", self.wide_c, "a number above 0")
         require(self.wide_lr_factor >= 0, "optim.wide_lr_factor", self.wide_lr_factor, "0 or more")
+        require(self.deep_min_gain >= 0, "optim.deep_min_gain", self.deep_min_gain, "0 or more")
         require(self.deep_loss_weight >= 0, "optim.deep_loss_weight", self.deep_loss_weight, "0 or more")
         require(self.gradient_clip >= 0, "optim.gradient_clip", self.gradient_clip, "0 (off) or more")
 

@@ -90,6 +90,7 @@ def load_model(model_path: str | Path | None = None) -> Model:
         ", ".join(bundle.labels),
     )
     if encoder_is_silent(bundle.scales):
+        network.wide_alone = bundle.scales["deep"] == 0
         log.info("the encoder has no say in this model: the labels come from its linear branch alone")
     return Model(bundle, path, network.eval(), rival)
 

@@ -127,6 +127,7 @@ class CellTypeModel(nn.Module):
         self.num_labels = num_labels
         self.wide = Wide(num_genes, num_labels, model.wide_powers) if model.wide else None
         self.has_both = model.wide and model.deep
+        self.wide_alone = False  # set where the encoder has no say: it is then not run
         self.encoder: Encoder | None = None
         if model.deep:
             generator = torch.Generator().manual_seed(seed)
@@ -139,7 +140,7 @@ class CellTypeModel(nn.Module):
                 nn.init.zeros_(self.head.labels.bias)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits, B x C, and embeddings, B x D (what the last layer sees; without an encoder, the logits)."""
+        """Logits, B x C, and embeddings, B x D (what the last layer sees; of the wide branch alone, its logits)."""
         wide_BC, deep_BC, embedding_BD = self.branches(batch)
         return wide_BC + deep_BC, embedding_BD
 
@@ -151,7 +152,7 @@ class CellTypeModel(nn.Module):
         In training the encoder may be shown other tokens of the same cells than the wide branch.
         """
         wide_BC = torch.zeros(()) if self.wide is None else self.wide(batch)
-        if self.encoder is None:
+        if self.encoder is None or self.wide_alone:
             return wide_BC, torch.zeros_like(wide_BC), wide_BC
         seen = batch if seen_by_encoder is None else seen_by_encoder
         deep_BC, hidden_BD = self.head(self.pool(self.encoder(seen), seen))

@@ -17,7 +17,7 @@ from scperformer import baseline, linear
 from scperformer.attention import MECHANISMS
 from scperformer.batchsize import with_batch_size
 from scperformer.bundle import INFO, Bundle, save_bundle, sum_of_branches
-from scperformer.calibrate import branch_scales
+from scperformer.calibrate import earned_scales
 from scperformer.config import TrainConfig
 from scperformer.data import Cells
 from scperformer.encoder import require_encoder
@@ -129,7 +129,10 @@ def scale_on_held_out(network: CellTypeModel, train: Cells, val: Cells, cfg: Tra
     if not (np.isfinite(wide).all() and np.isfinite(deep).all()):
         found = "training that diverged (logits that are not finite)"
         raise InputError(found, "a loss that falls", f"lower optim.lr (now {cfg.optim.lr:g})")
-    scale_wide, scale_deep = branch_scales(wide, deep, val.known_labels)
+    scale_wide, scale_deep, gain = earned_scales(wide, deep, val.known_labels, cfg.optim.deep_min_gain)
+    if gain is not None:
+        kept = "kept" if scale_deep else "left out"
+        log.info("encoder %s: loss of a held-out cell falls by %.3f ± %.3f", kept, gain.mean, gain.standard_error)
     network.scale_branches(scale_wide, scale_deep)
     calls = (scale_wide * wide + scale_deep * deep).argmax(axis=1)
     rival = baseline.fit(train.x, train.known_labels)
@@ -139,6 +142,7 @@ def scale_on_held_out(network: CellTypeModel, train: Cells, val: Cells, cfg: Tra
         "model": asdict(score(val.known_labels, calls)),
         "baseline": asdict(score(val.known_labels, rival.predict(val.x))),
         "scales": {name: scale for name, scale in scales.items() if getattr(cfg.model, name)},
+        **({} if gain is None else {"encoder_gain": asdict(gain)}),
     }
 
 

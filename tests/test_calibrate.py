@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from scperformer.calibrate import LARGEST, branch_scales, negative_log_likelihood
+from scperformer.calibrate import LARGEST, Gain, branch_scales, cell_losses, earned_scales, negative_log_likelihood
 
 
 @pytest.fixture
@@ -58,3 +58,37 @@ def test_few_cells_that_are_all_right_do_not_make_it_certain():
     wide = np.eye(3)[[0, 1, 2]] * 2.0
     scale, _ = branch_scales(wide, np.zeros_like(wide), np.array([0, 1, 2]))
     assert 1 < scale < LARGEST / 2
+
+
+def test_an_encoder_that_helps_by_more_than_chance_is_kept(held_out):
+    wide, deep, labels = held_out
+    *scales, gain = earned_scales(wide, deep, labels, min_gain=2.0)
+    assert tuple(scales) == branch_scales(wide, deep, labels)
+    alone, _ = branch_scales(wide, np.zeros_like(wide), labels)
+    falls = cell_losses(alone * wide, labels) - cell_losses(scales[0] * wide + scales[1] * deep, labels)
+    assert gain == Gain(falls.mean(), falls.std(ddof=1) / 20)
+    assert gain.mean > 5 * gain.standard_error
+
+
+def test_an_encoder_that_may_help_by_chance_is_left_out(held_out):
+    wide, _, labels = held_out
+    weak = np.eye(4)[labels] * 0.1 + np.random.default_rng(1).normal(size=wide.shape)
+    wide, weak, labels = wide[:60], weak[:60], labels[:60]
+    share = branch_scales(wide, weak, labels)[1]
+    assert share > 0.02
+    *scales, gain = earned_scales(wide, weak, labels, min_gain=2.0)
+    assert scales == [branch_scales(wide, np.zeros_like(wide), labels)[0], 0.0]
+    assert 0 < gain.mean < 2 * gain.standard_error
+    assert earned_scales(wide, weak, labels, min_gain=0.0)[1] == share
+
+
+@pytest.mark.parametrize("off", [0, 1])
+def test_a_branch_alone_has_nothing_to_earn(held_out, off):
+    branches = [*held_out[:2]]
+    branches[off] = np.zeros_like(branches[off])
+    assert earned_scales(*branches, held_out[2], min_gain=2.0) == (*branch_scales(*branches, held_out[2]), None)
+
+
+def test_one_held_out_cell_decides_nothing():
+    wide, deep = np.array([[1.0, 0.0]]), np.array([[0.0, 3.0]])
+    assert earned_scales(wide, deep, np.array([0]), min_gain=2.0)[1] == 0.0

@@ -216,6 +216,22 @@ def test_an_encoder_without_a_say_is_named_at_loading(tiny_model, tmp_path, capl
     assert ("the labels come from its linear branch alone" in caplog.text) == said
 
 
+def test_an_encoder_that_has_not_earned_a_say_is_not_run(counts_adata, tmp_path, monkeypatch):
+    """A threshold that nothing reaches leaves the linear branch alone; labels are those that its logits give."""
+    overrides = ["model=tiny", "trainer.max_epochs=1", "logger=none", "optim.deep_min_gain=1e9"]
+    model = load_model(scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=overrides))
+    assert model.bundle.scales["deep"] == 0
+    assert model.bundle.metrics["encoder_gain"].keys() == {"mean", "standard_error"}
+    model.network.wide_alone = False
+    both = scperformer.annotate(counts_adata.copy(), model)
+    model.network.wide_alone = True
+    monkeypatch.setattr(type(model.network.encoder), "forward", lambda *_: pytest.fail("the encoder was run"))
+    alone = scperformer.annotate(counts_adata.copy(), model)
+    pd.testing.assert_frame_equal(both.obs, alone.obs)
+    assert alone.obsm["X_scperformer"].shape == (counts_adata.n_obs, len(model.bundle.labels))
+    assert load_model(tmp_path / "m").network.wide_alone
+
+
 def test_no_gpu_is_one_clear_line(counts_adata, tiny_model, write):
     import torch
 
