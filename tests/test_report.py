@@ -184,6 +184,12 @@ def test_a_map_of_an_encoder_without_a_say_says_so(tmp_path):
     assert "The labels come from the linear branch alone." in page.words
 
 
+def test_a_map_without_an_encoder_is_just_a_map(tmp_path):
+    page = silent_page(tmp_path, {"deep": 0.0, "wide": 1.5})
+    assert "no say in the labels" not in page.words
+    assert "The labels come from the linear branch alone." in page.words
+
+
 @pytest.mark.parametrize("scales", [{"wide": 1.5}, {"deep": 0.5}, None], ids=["wide", "deep", "not recorded"])
 def test_a_branch_that_is_off_is_left_out(tmp_path, scales):
     page = silent_page(tmp_path, scales)
