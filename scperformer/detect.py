@@ -12,10 +12,11 @@ from anndata import AnnData
 
 from scperformer import genes
 from scperformer.errors import InputError
-from scperformer.values import MAX_LOG, Matrix, Slot, judge
+from scperformer.logarithms import ASSUMED_TOTAL
+from scperformer.rows import Matrix
+from scperformer.values import MAX_LOG, Slot, judge
 
 PREPARED = "scperformer_prepared"  # uns key by which preprocess marks its output
-ASSUMED_TOTAL = 1e4  # what log1p data are taken to be normalised to when it cannot be seen
 COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
 PARTIAL_LAYERS = ("unspliced", "ambiguous")  # velocyto: parts of the counts, never used unless asked for
 
@@ -28,6 +29,7 @@ class Findings:
     kind: str  # counts, linear or log1p
     total: float | None  # log1p: what a cell adds up to before the logarithm; None: cannot be seen
     log_base: float | None  # log1p: e, 2 or 10
+    relative: bool = False  # log1p: each cell's smallest value is one count, and nothing else is known of its total
     num_cells: int
     num_genes: int
     id_kind: str
@@ -69,7 +71,7 @@ def detect(
     """
     mark = adata.uns.get(PREPARED, {}) if source in ("auto", "X") and input_kind == "auto" else {}
     marked = "target_sum" in mark
-    slots = [judge(name, x) for name, x in _places(adata, "X" if marked else source, path)]
+    slots = [_judged(adata, name, x) for name, x in _places(adata, "X" if marked else source, path)]
     usable = [slot for slot in slots if slot.kind != "unusable"]
     if not usable:
         there = "; ".join(f"{slot.source}: {slot.text}" for slot in slots) or "X is empty"
@@ -89,6 +91,18 @@ def detect(
         notes += _obey(chosen, input_kind, path)
     notes += _total_notes(chosen, input_total)
     return _findings(adata, chosen, notes)
+
+
+def _judged(adata: AnnData, source: str, x: Matrix) -> Slot:
+    """What `judge` says; of a mix of kinds it names some cells of each."""
+    slot = judge(source, x)
+    if slot.mixed:
+        parts = []
+        for kind, rows in slot.mixed:
+            names = ", ".join(str(name) for name in np.asarray(adata.obs_names)[rows[:3]])
+            parts.append(f"{kind} in {len(rows)} cell{'s' if len(rows) > 1 else ''} ({names}{' ...' if len(rows) > 3 else ''})")
+        slot.text = f"a mix: {' and '.join(parts)}"
+    return slot
 
 
 def _places(adata: AnnData, source: str, path: str | Path) -> list[tuple[str, Matrix]]:
@@ -129,7 +143,7 @@ def _obey(slot: Slot, input_kind: str, path: str | Path) -> list[str]:
             "leave out input_kind=log1p",
         )
     note = f"taken as {input_kind} as told, though {slot.source} looks like {slot.text}"
-    slot.kind, slot.total = input_kind, None
+    slot.kind, slot.total, slot.relative = input_kind, None, False
     slot.log_base = math.e if input_kind == "log1p" else None
     return [note]
 
@@ -144,7 +158,12 @@ def _total_notes(slot: Slot, input_total: float | None) -> list[str]:
         notes.append("taken as natural log1p by the range of the values alone; set input_kind=... if they are not")
     if input_total is not None:
         notes.append(f"taken as {input_total:g} counts per cell as told")
-        slot.total = float(input_total)
+        slot.total, slot.relative = float(input_total), False
+    elif slot.relative:
+        notes.append(
+            "what the values were normalised to cannot be seen; each cell's smallest value is taken as one count, and "
+            "its total as that of the genes in the file (set input_total=... if you know better)"
+        )
     elif slot.total is None:
         notes.append(
             "what the values were normalised to cannot be seen (genes dropped afterwards?); "
@@ -154,9 +173,8 @@ def _total_notes(slot: Slot, input_total: float | None) -> list[str]:
 
 
 def _findings(adata: AnnData, slot: Slot, notes: list[str]) -> Findings:
-    num_empty = int(np.count_nonzero(np.asarray(slot.x.sum(axis=1)).ravel() == 0))
-    if num_empty:
-        notes.append(f"{num_empty} cell{'s' if num_empty > 1 else ''} without any count")
+    if slot.num_empty:
+        notes.append(f"{slot.num_empty} cell{'s' if slot.num_empty > 1 else ''} without any count")
     if slot.kind == "counts" and slot.largest == 1:
         notes.append("no count is above 1: were the values made binary?")
     return Findings(
@@ -164,6 +182,7 @@ def _findings(adata: AnnData, slot: Slot, notes: list[str]) -> Findings:
         kind=slot.kind,
         total=slot.total,
         log_base=slot.log_base,
+        relative=slot.relative,
         num_cells=slot.x.shape[0],
         num_genes=slot.x.shape[1],
         id_kind=genes.id_kind(_gene_names(adata, slot.source)),

@@ -15,10 +15,11 @@ from scipy import sparse
 
 from scperformer import genes
 from scperformer.config import PredictConfig, PreprocessConfig
-from scperformer.detect import ASSUMED_TOTAL, PREPARED, Findings, detect, expression, gene_table
+from scperformer.detect import PREPARED, Findings, detect, expression, gene_table
 from scperformer.errors import InputError
 from scperformer.groups import DataConfig
 from scperformer.io import read_h5ad, require_absent, require_h5ad, write_h5ad
+from scperformer.logarithms import ASSUMED_TOTAL
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,8 @@ def normalise(
         N cells x G genes as stored; it is not changed. Totals are over all of its genes.
     findings
         What the values are. log1p values are inverted and logged anew, unless they are already as wanted:
-        then they stay as they are, bit for bit. Where their total cannot be seen it is taken as 10,000.
+        then they stay as they are, bit for bit. Where their total cannot be seen it is taken as 10,000 or, with
+        `relative`, as what the cell adds up to.
     target_sum
         Counts per cell after normalisation.
 
@@ -48,10 +50,13 @@ def normalise(
     if findings.kind == "log1p":
         assert findings.log_base is not None, "detect gives log1p values a base"
         total = findings.total or ASSUMED_TOTAL
-        if findings.log_base != math.e or total != target_sum:
-            linear = np.expm1(rows.data.astype(np.float64) * math.log(findings.log_base))
+        if not findings.relative and findings.log_base == math.e and total == target_sum:
+            return rows
+        linear = np.expm1(rows.data.astype(np.float64) * math.log(findings.log_base))
+        if not findings.relative:
             rows.data = np.log1p(linear * (target_sum / total)).astype(np.float32)
-        return rows
+            return rows
+        rows.data = linear.astype(np.float32)
     import scanpy  # takes seconds, so only here
 
     adata = AnnData(rows)

@@ -11,6 +11,7 @@ from scipy import sparse
 from scperformer.detect import PREPARED, detect, expression
 from scperformer.errors import InputError
 from scperformer.io import read_h5ad
+from scperformer.preprocess import normalise
 from scperformer.values import judge
 
 
@@ -64,7 +65,60 @@ def test_log_base_and_total_are_seen_in_constant_sums(counts_adata, base, total)
 @pytest.mark.parametrize("decimals", [None, 3], ids=["full", "rounded"])
 def test_log_base_is_seen_in_multiples_when_genes_were_dropped(counts_adata, base, decimals):
     slot = judge("X", logged(counts_adata.X, 1e4, base, num_genes=60, decimals=decimals))
-    assert (slot.kind, slot.log_base, slot.total, slot.confirmed) == ("log1p", base, None, True)
+    total = 1e4 if decimals is None else None  # rounding blurs how many counts the cells had
+    assert (slot.kind, slot.log_base, slot.total, slot.confirmed) == ("log1p", base, total, True)
+
+
+@pytest.mark.parametrize("total", [345.5, 2345.0, 1e3, 1e5, 1e6])
+def test_totals_are_seen_in_the_smallest_values_when_genes_were_dropped(counts_adata, total):
+    findings = detect(ad.AnnData(logged(counts_adata.X, total, num_genes=60)))
+    assert summary(findings) == ("X", "log1p", total, math.e)
+    assert not findings.relative
+
+
+@pytest.mark.parametrize("make", ["rounded, above the usual total", "never normalised"])
+def test_without_a_total_each_cells_smallest_value_is_one_count(counts_adata, make):
+    counts = counts_adata.X[:, :60]
+    x = np.log1p(counts.toarray()) / math.log(2) if make == "never normalised" else None
+    adata = ad.AnnData(logged(counts_adata.X, 1e6, num_genes=60, decimals=4) if x is None else x)
+    findings = detect(adata)
+    assert (findings.kind, findings.total, findings.relative) == ("log1p", None, True)
+    assert any("smallest value is taken as one count" in note for note in findings.notes)
+    found = normalise(adata.X, findings, 1e4).toarray()
+    np.testing.assert_allclose(np.expm1(found), per_cell(counts, 1e4), rtol=0.02 if x is None else 1e-5)
+
+
+def mixed(counts, logs, how):
+    rows = [logs[i] if i % 3 == 0 else counts[i] for i in range(counts.shape[0])]
+    return sparse.vstack(rows, "csr" if how != "csc" else "csc") if how != "dense" else sparse.vstack(rows).toarray()
+
+
+@pytest.mark.parametrize("how", ["csr", "csc", "dense"])
+@pytest.mark.parametrize("total", [1e4, 777.0], ids=["10,000", "777"])
+def test_a_mix_of_counts_and_logarithms_is_refused_with_rows_named(counts_adata, how, total):
+    adata = ad.AnnData(mixed(counts_adata.X, logged(counts_adata.X, total), how), obs=counts_adata.obs)
+    first, second, fourth = (adata.obs_names[i] for i in (0, 1, 3))
+    with pytest.raises(
+        InputError, match=rf"a mix: counts in 80 cells \({second}.*logarithms in 40 cells \({first}, {fourth}"
+    ):
+        detect(adata)
+    adata.layers["counts"] = counts_adata.X
+    findings = detect(adata)
+    assert (findings.source, findings.kind) == ("layers/counts", "counts")
+    assert any("X is not used: a mix" in note for note in findings.notes)
+
+
+def test_one_cell_of_the_other_kind_is_found(counts_adata):
+    x = counts_adata.X.toarray()
+    x[77] = logged(counts_adata.X)[77].toarray()
+    with pytest.raises(InputError, match=f"logarithms in 1 cell \\({counts_adata.obs_names[77]}"):
+        detect(ad.AnnData(x, obs=counts_adata.obs))
+
+
+def test_corrected_counts_beside_counts_are_no_mix(counts_adata):
+    """What removes ambient RNA leaves some cells as they were."""
+    x = counts_adata.X.toarray() * np.where(np.arange(120) % 4, 0.93, 1)[:, None]
+    assert judge("X", x).kind == "linear"
 
 
 def test_a_few_genes_dropped_leave_the_total_visible(counts_adata):
