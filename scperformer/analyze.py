@@ -16,12 +16,12 @@ from scperformer.analysis.approximation import approximation
 from scperformer.analysis.figures import draw_approximation, draw_spectrum
 from scperformer.analysis.inputs import HeadInputs, choose_cells, layers_of
 from scperformer.analysis.spectrum import spectrum
+from scperformer.annotation import describe_input, describe_model, describe_overlap, make_query, package_versions
 from scperformer.config import AnalyzeConfig
 from scperformer.data import Cells
 from scperformer.errors import InputError
 from scperformer.inference import Model, load_model, torch_state_kept
 from scperformer.io import new_folder, read_h5ad, require_absent, require_h5ad
-from scperformer.predict import aligned_cells, describe_input, describe_model, describe_overlap, package_versions
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +69,8 @@ def analyze(adata: AnnData, model: Model, cfg: AnalyzeConfig, path: str) -> tupl
     if encoder is None:
         found = f"model {model.bundle.name} without an encoder"
         raise InputError(found, "a model trained with model.deep=true", "choose another model_path=...")
-    x, findings, overlap = aligned_cells(adata, model, cfg, path)
-    cells = Cells(x, model.tokens)
+    query = make_query(adata, model, cfg, path)
+    cells = Cells(query.all_cells(), model.tokens)
     rows = choose_cells(cells, cfg.num_cells, cfg.seed)
     if len(rows) == 0:
         raise InputError(f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells")
@@ -84,8 +84,8 @@ def analyze(adata: AnnData, model: Model, cfg: AnalyzeConfig, path: str) -> tupl
         "cells": adata.obs_names[rows].tolist(),
         **numbers,
         "model": describe_model(model) | {"config": model.bundle.config},
-        "input": {name: value for name, value in describe_input(findings, path).items() if name != "total"},
-        "genes": describe_overlap(overlap),
+        "input": {name: value for name, value in describe_input(query).items() if name != "total"},
+        "genes": describe_overlap(query.overlap),
         "options": asdict(cfg) | names,
         "versions": package_versions(),
     }

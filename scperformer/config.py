@@ -143,8 +143,10 @@ class PredictConfig(_InputOptions):
     """Annotate the cells of one or more files."""
 
     model_path: str | None = None  # None: $SCPERFORMER_MODEL, else the packaged model
-    output: str | None = None  # None: <input>.annotated.h5ad beside each input
+    output: str | None = None  # .h5ad, .zarr, or a table: .csv, .tsv (.gz), .parquet; None: beside each input
+    output_format: str = "h5ad"  # without output: h5ad, zarr, csv, tsv or parquet, as <input>.annotated.FORMAT
     overwrite: bool = False
+    resume: bool = False  # keep the parts that a run which was cut off had finished
     key_added: str = "scperformer"  # prefix of everything written
     batch_size: int = 64
     threads: int = 1
@@ -157,6 +159,7 @@ class PredictConfig(_InputOptions):
         _check_inputs(self.inputs, "predict")
         many = len(self.inputs) > 1 and self.output is not None
         require(not many, "output", self.output, "no output option with several files (each gets its own)")
+        require_choice("output_format", self.output_format, ("h5ad", "zarr", "csv", "tsv", "parquet"))
         require(bool(self.key_added.strip()), "key_added", repr(self.key_added), "a name")
         require("/" not in self.key_added, "key_added", repr(self.key_added), "a name without '/'")
         require(self.batch_size >= 1, "batch_size", self.batch_size, "1 or more")

@@ -100,7 +100,8 @@ def _judged(adata: AnnData, source: str, x: Matrix) -> Slot:
         parts = []
         for kind, rows in slot.mixed:
             names = ", ".join(str(name) for name in np.asarray(adata.obs_names)[rows[:3]])
-            parts.append(f"{kind} in {len(rows)} cell{'s' if len(rows) > 1 else ''} ({names}{' ...' if len(rows) > 3 else ''})")
+            plural, more = "s" if len(rows) > 1 else "", " ..." if len(rows) > 3 else ""
+            parts.append(f"{kind} in {len(rows)} cell{plural} ({names}{more})")
         slot.text = f"a mix: {' and '.join(parts)}"
     return slot
 

@@ -1,26 +1,20 @@
-"""Read h5ad files with clear errors; write them, and add results to a copy of one."""
+"""Read h5ad files with clear errors; write them whole or not at all."""
 
 import hashlib
-import shutil
 import warnings
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import anndata as ad
 import h5py
-import numpy as np
-import pandas as pd
 from anndata import AnnData
 from anndata._io.specs.registry import IORegistryError  # public nowhere; a subclass of Exception only
-from anndata.io import read_elem, write_elem
 
 from scperformer.errors import InputError
 from scperformer.outputs import new_file, new_folder, require_absent
 
 __all__ = [
     "READ_ERRORS",
-    "add_to_h5ad",
     "damaged",
     "new_file",
     "new_folder",
@@ -28,7 +22,6 @@ __all__ = [
     "require_absent",
     "require_h5ad",
     "sha256",
-    "without_slashes",
     "write_h5ad",
 ]
 
@@ -69,6 +62,21 @@ def read_h5ad(path: str | Path) -> AnnData:
             adata = ad.read_h5ad(path)
         except READ_ERRORS as error:
             raise damaged(path, error) from error
+    require_cells_and_genes(adata, path)
+    if not adata.obs_names.is_unique:
+        num = int(adata.obs_names.duplicated().sum())
+        warnings.warn(f"{num} cell names in {path} repeat earlier ones; they are kept as they are", stacklevel=2)
+    return adata
+
+
+def require_cells_and_genes(adata: Any, path: str | Path) -> None:
+    """Fail when there is nothing in an AnnData, or in what stands for one (`n_obs`, `n_vars`).
+
+    Raises
+    ------
+    InputError
+        It has no cells or no genes.
+    """
     for what, size in (("cell", adata.n_obs), ("gene", adata.n_vars)):
         if size == 0:
             raise InputError(
@@ -76,10 +84,6 @@ def read_h5ad(path: str | Path) -> AnnData:
                 f"at least one {what}",
                 "check the step that wrote this file, for example a filter that dropped everything",
             )
-    if not adata.obs_names.is_unique:
-        num = int(adata.obs_names.duplicated().sum())
-        warnings.warn(f"{num} cell names in {path} repeat earlier ones; they are kept as they are", stacklevel=2)
-    return adata
 
 
 def require_h5ad(path: str | Path) -> None:
@@ -141,130 +145,3 @@ def write_h5ad(adata: AnnData, path: str | Path, overwrite: bool = False) -> Non
     """
     with new_file(path, overwrite) as temporary:
         adata.write_h5ad(temporary)
-
-
-def without_slashes(table: Any) -> Any:
-    """A DataFrame with "|" for each "/" in its column names, which h5ad files take for folders; all else as it is."""
-    if not isinstance(table, pd.DataFrame):
-        return table
-    return table.rename(columns=lambda name: str(name).replace("/", "|"))
-
-
-def add_to_h5ad(
-    source: str | Path,
-    target: str | Path,
-    *,
-    obs: pd.DataFrame,
-    obsm: Mapping[str, Any],
-    uns: Mapping[str, Any],
-    overwrite: bool = False,
-    overwrite_keys: bool = False,
-) -> None:
-    """Copy an h5ad file and add columns and entries to the copy; everything else stays bit for bit.
-
-    Files of anndata older than 0.8 are rewritten in today's format, with the same values.
-
-    Parameters
-    ----------
-    source
-        The user's file. It may be `target` itself, with `overwrite`.
-    obs
-        Columns to add, N rows, index = the cells of the file in their order.
-    obsm
-        Arrays or DataFrames with N rows. A "/" in a column name of a DataFrame is written as "|", because
-        h5ad files take it for a folder.
-    uns
-        Entries to add.
-    overwrite, overwrite_keys
-        Whether an existing `target`, or existing keys, may be replaced.
-
-    Raises
-    ------
-    InputError
-        As `new_file`; a key exists and `overwrite_keys` is off; `source` has other cells than `obs`.
-    """
-    tables = {key: without_slashes(value) for key, value in obsm.items()}
-    new_keys = {"obs": list(obs.columns), "obsm": list(tables), "uns": list(uns)}
-    require_h5ad(source)
-    with new_file(target, overwrite) as temporary:
-        if _is_old_format(source):
-            _add_by_rewriting(source, temporary, (obs, tables, uns), None if overwrite_keys else new_keys)
-            return
-        shutil.copyfile(source, temporary)
-        with h5py.File(temporary, "r+") as file:
-            if not overwrite_keys:
-                _require_new_keys(source, _existing_keys(file), new_keys)
-            group = file["obs"]
-            _require_same_cells(source, read_elem(group[group.attrs["_index"]]), obs.index)
-            _write_columns(group, obs)
-            for place, entries in (("obsm", tables), ("uns", uns)):
-                if place not in file:
-                    write_elem(file, place, {})
-                for key, value in entries.items():
-                    write_elem(file[place], key, value)
-
-
-def _is_old_format(path: str | Path) -> bool:
-    with h5py.File(path, "r") as file:
-        return file["obs"].attrs.get("encoding-version") != "0.2.0"
-
-
-def _existing_keys(file: h5py.File) -> dict[str, set[str]]:
-    keys = {place: set(file[place]) if place in file else set() for place in ("obsm", "uns")}
-    return keys | {"obs": set(file["obs"].attrs["column-order"])}
-
-
-def _require_new_keys(path: str | Path, existing: Mapping[str, set[str]], new: Mapping[str, Sequence[str]]) -> None:
-    there = [f"{place}['{key}']" for place, keys in new.items() for key in keys if key in existing[place]]
-    if there:
-        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
-        raise InputError(
-            f"{path} already has {', '.join(there[:3])}{more}",
-            "a file without earlier annotations of this name",
-            "add overwrite=true to replace them, or key_added=... to keep both",
-        )
-
-
-def _require_same_cells(path: str | Path, in_file: Any, given: pd.Index) -> None:
-    if len(in_file) != len(given) or not np.array_equal(np.asarray(in_file, str), np.asarray(given, str)):
-        raise InputError(
-            f"the cells of {path} are not those that were annotated ({len(in_file)} and {len(given)} cells)",
-            "the same file as when it was read",
-            "run the step again and leave the file alone meanwhile",
-        )
-
-
-def _write_columns(group: h5py.Group, columns: pd.DataFrame) -> None:
-    """Add or replace columns of a stored DataFrame, in place."""
-    order = list(group.attrs["column-order"])
-    for name, values in columns.items():
-        # `array` is what anndata itself hands over for a column: Categorical, masked or NumPy values.
-        values = values.array
-        write_elem(
-            group,
-            str(name),
-            values.to_numpy() if isinstance(values, pd.arrays.NumpyExtensionArray) else values,
-        )
-    order += [str(name) for name in columns if name not in order]
-    group.attrs.create("column-order", np.array(order, dtype=h5py.string_dtype()), shape=(len(order),))
-
-
-def _add_by_rewriting(
-    source: str | Path,
-    target: Path,
-    parts: tuple[pd.DataFrame, Mapping[str, Any], Mapping[str, Any]],
-    new_keys: Mapping[str, Sequence[str]] | None,
-) -> None:
-    obs, obsm, uns = parts
-    adata = read_h5ad(source)
-    if new_keys is not None:
-        existing = {"obs": set(adata.obs), "obsm": set(adata.obsm), "uns": set(adata.uns)}
-        _require_new_keys(source, existing, new_keys)
-    _require_same_cells(source, adata.obs_names, obs.index)
-    for name in obs:
-        adata.obs[name] = obs[name].array
-    for key, value in obsm.items():
-        adata.obsm[key] = value.set_axis(adata.obs_names) if isinstance(value, pd.DataFrame) else value
-    for key, value in uns.items():
-        adata.uns[key] = value
-    adata.write_h5ad(target)

@@ -65,9 +65,10 @@ def _require_replaceable(path: Path, overwrite: bool, marker: str | None) -> Non
 
 
 @contextmanager
-def new_file(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
-    """A temporary path beside `path`; becomes `path` when the block ends well, is removed when it does not.
+def new_file(path: str | Path, overwrite: bool = False, scratch: Path | None = None) -> Iterator[Path]:
+    """A temporary path; becomes `path` when the block ends well, is removed when it does not.
 
+    It is beside `path`, or in the folder `scratch` of the same disk: a process that is killed leaves it there.
     Missing parent folders are made. A link is followed: the file it points to is replaced, not the link.
 
     Raises
@@ -78,6 +79,8 @@ def new_file(path: str | Path, overwrite: bool = False) -> Iterator[Path]:
     target = Path(os.path.realpath(path))
     require_absent(path, overwrite)
     temporary = _beside(target)
+    if scratch is not None:
+        temporary = scratch / temporary.name
     try:
         yield temporary
         if not overwrite:

@@ -2,200 +2,41 @@
 
 import json
 import logging
-import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pandas as pd
 from anndata import AnnData
-from scipy.sparse import csr_matrix
 
-from scperformer.bundle import FORMAT_VERSION
+from scperformer.annotation import (
+    Annotation,
+    Query,
+    call_block,
+    keys_of,
+    make_annotation,
+    make_query,
+    require_new_keys,
+)
+from scperformer.backed import BackedH5ad, open_backed
+from scperformer.calls_table import PARQUET, SEPARATORS, write_calls
 from scperformer.compose import make_config, quoted
-from scperformer.config import AnalyzeConfig, PredictConfig
-from scperformer.data import Cells
-from scperformer.detect import Findings, detect
+from scperformer.config import PredictConfig
 from scperformer.errors import InputError
-from scperformer.genes import Overlap
-from scperformer.inference import Model, choose_device, load_model, predict_cells, torch_state_kept
-from scperformer.io import add_to_h5ad, read_h5ad, require_absent, require_h5ad, sha256, without_slashes
-from scperformer.preprocess import align_to_model
+from scperformer.h5ad_copy import add_to_h5ad, is_old_format
+from scperformer.inference import Model, load_model
+from scperformer.io import new_folder, read_h5ad, require_absent, require_h5ad, write_h5ad
+from scperformer.partial import Partial, partial_results
 
 log = logging.getLogger(__name__)
 
-OBS_COLUMNS = ("label", "confidence", "margin", "unknown", "ontology_term_id", "baseline_label")
-
-
-@dataclass
-class Annotation:
-    """What is added to an AnnData: obs columns, obsm entries and one uns entry, all named with the prefix."""
-
-    obs: pd.DataFrame
-    obsm: dict[str, Any]
-    uns: dict[str, Any]
-
-    def write_into(self, adata: AnnData) -> None:
-        """Add everything to an AnnData in memory."""
-        for name, column in self.obs.items():
-            adata.obs[name] = column
-        adata.obsm.update(self.obsm)
-        adata.uns.update(self.uns)
-
-
-def aligned_cells(
-    adata: AnnData, model: Model, cfg: PredictConfig | AnalyzeConfig, path: str
-) -> tuple[csr_matrix, Findings, Overlap]:
-    """Expression as a model wants it (N cells x G genes of the model), what was found, and how the genes overlap.
-
-    Raises
-    ------
-    InputError
-        No usable expression, or too few of the model's genes.
-    """
-    findings = detect(adata, cfg.source, cfg.input_kind, input_total=cfg.input_total, path=path)
-    x, overlap = align_to_model(
-        adata,
-        findings,
-        model.bundle.genes,
-        target_sum=model.bundle.config["target_sum"],
-        min_overlap=cfg.min_overlap,
-        path=path,
-    )
-    x.sort_indices()
-    return x, findings, overlap
-
-
-def make_annotation(adata: AnnData, model: Model, cfg: PredictConfig, path: str = "the data") -> Annotation:
-    """Annotate the cells of an AnnData, without changing it.
-
-    Raises
-    ------
-    InputError
-        No usable expression, or too few of the model's genes.
-    """
-    start = time.perf_counter()
-    bundle, key = model.bundle, cfg.key_added
-    x, findings, overlap = aligned_cells(adata, model, cfg, path)
-    cells = Cells(x, model.tokens)
-    with torch_state_kept(cfg.threads):
-        predictions = predict_cells(model.network, cells, cfg.batch_size, choose_device(cfg.device))
-    obs = calls(predictions.proba, x, model, cfg)
-    obs.index = adata.obs_names
-    proba = without_slashes(pd.DataFrame(predictions.proba, index=adata.obs_names, columns=bundle.labels))
-    seconds = time.perf_counter() - start
-    log.info(
-        "%s: %d cells annotated in %.1f s (%.0f cells/s), %d flagged unknown",
-        path,
-        adata.n_obs,
-        seconds,
-        adata.n_obs / seconds,
-        obs[f"{key}_unknown"].sum(),
-    )
-    record = {
-        "model": describe_model(model),
-        "input": describe_input(findings, path),
-        "genes": describe_overlap(overlap),
-        "baseline": {"name": "logistic regression (L2, C=1)"},
-        "versions": package_versions(),
-        "config_json": json.dumps(asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]}),
-        "num_unknown": int(obs[f"{key}_unknown"].sum()),
-        "seconds": seconds,
-    }
-    return Annotation(obs, {f"X_{key}": predictions.embedding, f"{key}_proba": proba}, {key: record})
-
-
-def calls(proba: np.ndarray, x: csr_matrix, model: Model, cfg: PredictConfig) -> pd.DataFrame:
-    """The obs columns: label, confidence, margin, unknown, ontology term and the baseline's label.
-
-    Confidence is the probability of the label, margin its lead over the second one. A cell is flagged unknown
-    when its confidence is below `min_confidence` or it expresses no gene of the model; its label stays.
-    """
-    key, labels = cfg.key_added, model.bundle.labels
-    best = proba.argmax(axis=1)
-    top_two = np.sort(proba, axis=1)[:, -2:]
-    terms = np.array(model.bundle.ontology_term_ids)
-    return pd.DataFrame(
-        {
-            f"{key}_label": pd.Categorical.from_codes(best, categories=labels),
-            f"{key}_confidence": top_two[:, 1],
-            f"{key}_margin": top_two[:, 1] - top_two[:, 0],
-            f"{key}_unknown": (top_two[:, 1] < cfg.min_confidence) | (np.diff(x.indptr) == 0),
-            f"{key}_ontology_term_id": pd.Categorical(terms[best]),
-            f"{key}_baseline_label": pd.Categorical.from_codes(model.baseline.predict(x), categories=labels),
-        }
-    )
-
-
-def require_new_keys(adata: AnnData, key: str, path: str = "the data") -> None:
-    """Fail when an AnnData holds anything of the names that an annotation with this prefix would add.
-
-    Raises
-    ------
-    InputError
-        Names what is there.
-    """
-    there = [f"obs['{key}_{name}']" for name in OBS_COLUMNS if f"{key}_{name}" in adata.obs]
-    there += [f"obsm['{name}']" for name in (f"X_{key}", f"{key}_proba") if name in adata.obsm]
-    there += [f"uns['{key}']"] if key in adata.uns else []
-    if there:
-        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
-        raise InputError(
-            f"{path} already has {', '.join(there[:3])}{more}",
-            "no earlier annotation of this name",
-            "add overwrite=true to replace it, or key_added=... to keep both",
-        )
-
-
-def package_versions() -> dict[str, str]:
-    """What is recorded about the software."""
-    packages = {name: version(name) for name in ("scperformer", "torch", "scanpy", "anndata", "numpy")}
-    return packages | {"python": platform.python_version()}
-
-
-def describe_model(model: Model) -> dict[str, Any]:
-    """What is recorded about the model beside its calls."""
-    bundle, provenance = model.bundle, model.bundle.provenance
-    return {
-        "name": bundle.name,
-        "hash": bundle.hash,
-        "path": str(model.path),
-        "labels": np.array(bundle.labels),
-        "trained_on": provenance["reference"],
-        "label_key": provenance["label_key"],
-        "num_cells": provenance["num_cells"],
-        "seed": provenance["seed"],
-        "scales": bundle.scales,
-        "format_version": FORMAT_VERSION,
-    }
-
-
-def describe_input(findings: Findings, path: str) -> dict[str, Any]:
-    """What is recorded about the expression that was used."""
-    return {
-        "file": Path(path).name,
-        "sha256": sha256(path) if Path(path).is_file() else "",
-        "source": findings.source,
-        "kind": findings.kind,
-        "total": float("nan") if findings.total is None else float(findings.total),
-        "notes": np.array(findings.notes, dtype=object),
-    }
-
-
-def describe_overlap(overlap: Overlap) -> dict[str, Any]:
-    """What is recorded about shared and missing genes."""
-    return {
-        "num_model": overlap.num_model,
-        "num_file": overlap.num_file,
-        "num_shared": overlap.num_shared,
-        "share_of_model": overlap.share_of_model,
-        "absent": np.array(overlap.absent, dtype=object),
-        "dropped": np.array(overlap.dropped, dtype=object),
-    }
+TABLES = (*SEPARATORS, PARQUET)
+FORMATS = (".h5ad", ".zarr", *TABLES)
+ZARR_MARKER = ".zgroup"
+TABLE_ROWS = 100_000  # of a table at a time
+SECONDS_BETWEEN_LINES = 20.0
+# Options that change no call: a run may be resumed with others.
+NOT_IN_IDENTITY = ("inputs", "output", "output_format", "overwrite", "resume", "batch_size", "threads", "device")
 
 
 def annotate(
@@ -234,17 +75,123 @@ def annotate(
     if model is not None and cfg.model_path is not None:
         raise InputError(f"a model and model_path={cfg.model_path}", "one of them", "leave the other out")
     if not cfg.overwrite:
-        require_new_keys(adata, cfg.key_added)
-    make_annotation(adata, model or load_model(cfg.model_path), cfg).write_into(adata)
+        require_new_keys(keys_of(adata), cfg.key_added)
+    annotate_in_memory(adata, model or load_model(cfg.model_path), cfg)
     return adata
 
 
+def annotate_in_memory(adata: AnnData, model: Model, cfg: PredictConfig, path: str = "the data") -> Annotation:
+    """Add an annotation to an AnnData, and return it; errors as `make_query`."""
+    start = time.perf_counter()
+    query = make_query(adata, model, cfg, path)
+    parts = [call_block(query.block(first), model, cfg) for first in query.starts()]
+    seconds = time.perf_counter() - start
+    annotation = make_annotation(query, model, cfg, lambda: parts, seconds)
+    announce(annotation, cfg, path)
+    annotation.write_into(adata)
+    return annotation
+
+
+def announce(annotation: Annotation, cfg: PredictConfig, path: str) -> None:
+    """One line about what was done."""
+    record = annotation.uns[cfg.key_added]
+    num, seconds = len(annotation.obs), record["seconds"]
+    text = "%s: %d cells annotated in %.1f s (%.0f cells/s), %d flagged unknown"
+    log.info(text, path, num, seconds, num / seconds, record["num_unknown"])
+
+
+def format_of(output: Path) -> str:
+    """The ending of an output that says what it is.
+
+    Raises
+    ------
+    InputError
+        It has none of those that we write.
+    """
+    for ending in FORMATS:
+        if output.name.endswith(ending):
+            return ending
+    raise InputError(f"output={output}", f"a name that ends in {', '.join(FORMATS)}", "rename it")
+
+
+def default_output(path: Path, cfg: PredictConfig) -> Path:
+    """Where the annotation of a file goes unless told otherwise: beside it."""
+    return path.with_suffix(f".annotated.{cfg.output_format}")
+
+
+def is_streamed(path: str, output: Path) -> bool:
+    """Whether a file is annotated without being in memory as a whole."""
+    return output.suffix != ".zarr" and not is_old_format(path)
+
+
+def identity_of(query: Query, model: Model, cfg: PredictConfig) -> dict[str, str]:
+    """What the calls of a file depend on; a run that was cut off only goes on if it is the same."""
+    options = {name: value for name, value in asdict(cfg).items() if name not in NOT_IN_IDENTITY}
+    return {"input": query.sha256, "model": model.bundle.hash, "options": json.dumps(options)}
+
+
+def _predict_streaming(path: str, output: Path, model: Model, cfg: PredictConfig) -> None:
+    """Annotate an h5ad file of any size: a block of cells at a time, finished blocks on disk."""
+    with open_backed(path) as cells:
+        if not cfg.overwrite and output.suffix == ".h5ad":
+            require_new_keys(cells.keys(), cfg.key_added, path)  # before the work; writing checks again
+        query = make_query(cells, model, cfg, path)
+        with partial_results(output, identity_of(query, model, cfg), len(query.starts()), cfg.resume) as partial:
+            start = time.perf_counter()
+            _call_all(query, model, cfg, partial)
+            annotation = make_annotation(query, model, cfg, partial.read, time.perf_counter() - start)
+            announce(annotation, cfg, path)
+            _write(annotation, path, output, cells, partial.folder, cfg)
+
+
+def _call_all(query: Query, model: Model, cfg: PredictConfig, partial: Partial) -> None:
+    """Call the blocks that are not finished yet; says how far it is now and then."""
+    said = time.perf_counter()
+    for part, first in enumerate(query.starts()):
+        if not partial.has(part):
+            partial.write(part, call_block(query.block(first), model, cfg))
+        if time.perf_counter() - said > SECONDS_BETWEEN_LINES:
+            said = time.perf_counter()
+            log.info("%s: %d of %d parts", query.path, part + 1, partial.num_parts)
+
+
+def _write(
+    annotation: Annotation, path: str, output: Path, cells: BackedH5ad, scratch: Path, cfg: PredictConfig
+) -> None:
+    if output.suffix == ".h5ad":
+        parts = {"obs": annotation.obs, "obsm": annotation.obsm, "uns": annotation.uns}
+        add_to_h5ad(path, output, **parts, overwrite=cfg.overwrite, overwrite_keys=cfg.overwrite, scratch=scratch)
+        return
+    starts = range(0, len(annotation.obs), TABLE_ROWS)
+    blocks = (annotation.obs[first : first + TABLE_ROWS].copy() for first in starts)
+    record = annotation.uns[cfg.key_added]
+    write_calls(output, cells.names, blocks, record, overwrite=cfg.overwrite, scratch=scratch)
+
+
+def _predict_in_memory(path: str, output: Path, model: Model, cfg: PredictConfig) -> None:
+    """Annotate a file that cannot be read block by block, or that is to be written anew."""
+    adata = read_h5ad(path)
+    if not cfg.overwrite:
+        require_new_keys(keys_of(adata), cfg.key_added, path)
+    annotation = annotate_in_memory(adata, model, cfg, path)
+    if output.suffix == ".h5ad":
+        write_h5ad(adata, output, cfg.overwrite)
+    elif output.suffix == ".zarr":
+        with new_folder(output, cfg.overwrite, ZARR_MARKER) as temporary:
+            adata.write_zarr(temporary)
+    else:
+        names = [str(name) for name in adata.obs_names]
+        record = annotation.uns[cfg.key_added]
+        blocks = [annotation.obs]
+        write_calls(output, lambda first, last: names[first:last], blocks, record, overwrite=cfg.overwrite)
+
+
 def run_predict(cfg: PredictConfig) -> list[Path]:
-    """Annotate files; each is copied with the annotation added and nothing else changed.
+    """Annotate files; each is copied with the annotation added and nothing else changed, or a table is written.
 
     Returns
     -------
-    The annotated files: `cfg.output`, or `<input>.annotated.h5ad` beside each input.
+    The files that were written: `cfg.output`, or `<input>.annotated.h5ad` beside each input.
 
     Raises
     ------
@@ -253,25 +200,17 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
     """
     for path in cfg.inputs:  # all of them before the first one is annotated
         require_h5ad(path)
-    outputs = [Path(cfg.output or Path(path).with_suffix(".annotated.h5ad")) for path in cfg.inputs]
+    outputs = [Path(cfg.output) if cfg.output else default_output(Path(path), cfg) for path in cfg.inputs]
     for number, output in enumerate(outputs):
         if output in outputs[:number]:
             raise InputError(f"two inputs give {output}", "one input per output", "leave one of them out")
-        require_absent(output, cfg.overwrite)
+        format_of(output)
+        require_absent(output, cfg.overwrite, marker=ZARR_MARKER if output.suffix == ".zarr" else None)
     model = load_model(cfg.model_path)
     for path, output in zip(cfg.inputs, outputs, strict=True):
-        adata = read_h5ad(path)
-        if not cfg.overwrite:
-            require_new_keys(adata, cfg.key_added, path)  # before the work; writing checks again
-        annotation = make_annotation(adata, model, cfg, path)
-        add_to_h5ad(
-            path,
-            output,
-            obs=annotation.obs,
-            obsm=annotation.obsm,
-            uns=annotation.uns,
-            overwrite=cfg.overwrite,
-            overwrite_keys=cfg.overwrite,
-        )
+        if is_streamed(path, output):
+            _predict_streaming(path, output, model, cfg)
+        else:
+            _predict_in_memory(path, output, model, cfg)
         log.info("written: %s", output)
     return outputs

@@ -5,8 +5,9 @@ import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -20,6 +21,9 @@ from scperformer.errors import InputError
 from scperformer.groups import DataConfig
 from scperformer.io import read_h5ad, require_absent, require_h5ad, write_h5ad
 from scperformer.logarithms import ASSUMED_TOTAL
+
+if TYPE_CHECKING:
+    from scperformer.bundle import Bundle
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +150,29 @@ def _mark(
         "cells_dropped": cells_dropped,
         "genes_dropped": genes_dropped,
     }
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How the genes of a file become those of a model."""
+
+    findings: Findings
+    file_genes: list[str]
+    model_genes: Sequence[str]
+    target_sum: float
+    overlap: genes.Overlap
+
+
+def plan_alignment(adata: AnnData, findings: Findings, model: "Bundle", min_overlap: float, path: str | Path):
+    _, names = expression(adata, findings, path=path)
+    shared = genes.overlap(names, model.genes)
+    var = gene_table(adata, findings.source)
+    genes.require_overlap(shared, min_overlap, path, file_genes=names, model_genes=model.genes, var=var)
+    return Alignment(findings, names, model.genes, float(model.config["target_sum"]), shared)
+
+
+def align_rows(x, plan: Alignment) -> sparse.csr_matrix:
+    return genes.align(normalise(x, plan.findings, plan.target_sum), plan.file_genes, plan.model_genes)
 
 
 def align_to_model(

@@ -101,7 +101,8 @@ def _scan(x: Rows) -> _Scan:
 def _of_rows(block: Matrix, flags: np.ndarray) -> np.ndarray:
     """Which rows have any of the stored values that are flagged."""
     if not sparse.issparse(block):
-        return flags.any(axis=1)
+        return np.asarray(flags.any(axis=1))
+    assert isinstance(block, sparse.csr_matrix)
     found = np.zeros(block.shape[0], dtype=bool)
     found[np.repeat(np.arange(block.shape[0]), np.diff(block.indptr))[flags]] = True
     return found

@@ -142,3 +142,23 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("no larger data on this machine")
     return folder
+
+
+@pytest.fixture
+def rich(counts_adata):
+    """An AnnData that uses every place: X, layers, raw, obs of many types, obsm, obsp, varm, uns."""
+    adata = counts_adata
+    rng = np.random.default_rng(2)
+    adata.raw = adata.copy()
+    adata.layers["counts"] = adata.X.astype(np.int32)
+    adata.layers["dense"] = rng.normal(size=adata.shape)
+    adata.obs["score"] = rng.normal(size=adata.n_obs)
+    adata.obs["flag"] = rng.random(adata.n_obs) < 0.5
+    adata.obs["text"] = [f"t{i}" for i in range(adata.n_obs)]
+    adata.obs["ordered"] = pd.Categorical(["low"] * adata.n_obs, ["low", "unused"], ordered=True)
+    adata.obs["maybe"] = pd.array([True, None] * (adata.n_obs // 2), dtype="boolean")
+    adata.obsm["X_umap"] = rng.normal(size=(adata.n_obs, 2))
+    adata.varm["PCs"] = rng.normal(size=(adata.n_vars, 3))
+    adata.obsp["distances"] = adata.X @ adata.X.T
+    adata.uns["nested"] = {"a": {"b": np.arange(3)}, "text": "x"}
+    return adata

@@ -14,8 +14,7 @@ from scperformer.config import PredictConfig
 from scperformer.data import Cells
 from scperformer.errors import InputError
 from scperformer.inference import load_model, predict_cells
-from scperformer.io import add_to_h5ad
-from scperformer.predict import make_annotation, run_predict
+from scperformer.predict import run_predict
 
 # Sums over tokens in another order differ in the last bits of float32; probabilities are of order 1.
 TOLERANCE = 2e-6
@@ -184,14 +183,12 @@ def test_wrong_overrides_of_annotate_change_nothing(counts_adata, model, option,
 
 
 def test_slashes_in_labels_are_the_same_in_memory_and_in_a_file(counts_adata, tiny_model, write, tmp_path):
-    path = write(counts_adata)
-    model = load_model(tiny_model)
-    model.bundle.labels[0] = "B/plasma cell"
-    annotation = make_annotation(counts_adata, model, PredictConfig(inputs=["adata"]))
-    add_to_h5ad(path, tmp_path / "out.h5ad", obs=annotation.obs, obsm=annotation.obsm, uns=annotation.uns)
-    annotation.write_into(counts_adata)
-    in_file = ad.read_h5ad(tmp_path / "out.h5ad")
-    for adata in (counts_adata, in_file):
+    folder = shutil.copytree(tiny_model, tmp_path / "m")
+    info = json.loads((folder / "bundle.json").read_text())
+    info["labels"][0] = "B/plasma cell"
+    (folder / "bundle.json").write_text(json.dumps(info))
+    (output,) = run_predict(PredictConfig(inputs=[str(write(counts_adata))], model_path=str(folder)))
+    for adata in (ad.read_h5ad(output), scperformer.annotate(counts_adata, load_model(folder))):
         assert list(adata.obsm["scperformer_proba"].columns) == ["B|plasma cell", "Monocyte", "T cell"]
         assert list(adata.obs["scperformer_label"].cat.categories) == ["B/plasma cell", "Monocyte", "T cell"]
 

@@ -1,0 +1,251 @@
+"""Annotation of cells by a model: calls block by block, and everything that is written about them."""
+
+import json
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from anndata import AnnData
+from scipy.sparse import csr_matrix, vstack
+
+from scperformer.backed import BackedH5ad, reading
+from scperformer.bundle import FORMAT_VERSION
+from scperformer.config import AnalyzeConfig, PredictConfig
+from scperformer.data import Cells
+from scperformer.detect import Findings, detect, expression
+from scperformer.errors import InputError
+from scperformer.genes import Overlap
+from scperformer.h5ad_copy import Blocks, without_slashes
+from scperformer.inference import Model, choose_device, predict_cells, torch_state_kept
+from scperformer.io import sha256
+from scperformer.partial import Calls
+from scperformer.preprocess import align_rows, plan_alignment
+from scperformer.rows import Rows
+
+OBS_COLUMNS = ("label", "confidence", "margin", "unknown", "ontology_term_id", "baseline_label")
+
+
+@dataclass
+class Query:
+    """The cells of one file as a model wants them, a block at a time.
+
+    Parameters
+    ----------
+    align
+        From rows as stored to CSR float32 with the genes of the model.
+    """
+
+    path: str
+    rows: Rows
+    align: Callable[[Any], csr_matrix]
+    findings: Findings
+    overlap: Overlap
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the file; empty for cells in memory."""
+        return sha256(self.path) if Path(self.path).is_file() else ""
+
+    def starts(self) -> range:
+        """The first row of each block."""
+        return range(0, self.rows.shape[0], self.rows.block_cells)
+
+    def block(self, start: int) -> csr_matrix:
+        """The aligned cells of a block.
+
+        Raises
+        ------
+        InputError
+            The file is damaged there.
+        """
+        stop = min(start + self.rows.block_cells, self.rows.shape[0])
+        with reading(self.path):
+            stored = self.rows.block(start, stop)
+        return self.align(stored)
+
+    def all_cells(self) -> csr_matrix:
+        """All aligned cells."""
+        return vstack([self.block(start) for start in self.starts()], "csr")
+
+
+def make_query(
+    cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig | AnalyzeConfig, path: str = "the data"
+) -> Query:
+    """Find the expression of some cells, and how their genes fit a model.
+
+    Raises
+    ------
+    InputError
+        No usable expression, or too few of the model's genes.
+    """
+    with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
+        findings = detect(cells, cfg.source, cfg.input_kind, input_total=cfg.input_total, path=path)
+        matrix, _ = expression(cells, findings, path=path)
+    plan = plan_alignment(cells, findings, model.bundle, cfg.min_overlap, path)
+    return Query(path, Rows(matrix), lambda rows: align_rows(rows, plan), findings, plan.overlap)
+
+
+def call_block(x: csr_matrix, model: Model, cfg: PredictConfig) -> Calls:
+    """What a model says of aligned cells; no cell has a part in what another one gets."""
+    with torch_state_kept(cfg.threads):
+        found = predict_cells(model.network, Cells(x, model.tokens), cfg.batch_size, choose_device(cfg.device))
+    baseline = model.baseline.predict(x).astype(np.int32)
+    return Calls(found.proba, found.embedding, baseline, np.diff(x.indptr) == 0)
+
+
+def obs_columns(calls: Calls, model: Model, cfg: PredictConfig) -> pd.DataFrame:
+    """What is written of each cell: label, confidence, margin, unknown, ontology term and the baseline's label.
+
+    Confidence is the probability of the label, margin its lead over the second one. A cell is flagged unknown
+    when its confidence is below `min_confidence` or it expresses no gene of the model; its label stays.
+    """
+    key, labels = cfg.key_added, model.bundle.labels
+    best = calls.proba.argmax(axis=1)
+    top_two = np.sort(calls.proba, axis=1)[:, -2:]
+    terms = np.array(model.bundle.ontology_term_ids)
+    return pd.DataFrame(
+        {
+            f"{key}_label": pd.Categorical.from_codes(best, categories=labels),
+            f"{key}_confidence": top_two[:, 1],
+            f"{key}_margin": top_two[:, 1] - top_two[:, 0],
+            f"{key}_unknown": (top_two[:, 1] < cfg.min_confidence) | calls.empty,
+            f"{key}_ontology_term_id": pd.Categorical(terms[best], categories=sorted(set(terms))),
+            f"{key}_baseline_label": pd.Categorical.from_codes(calls.baseline, categories=labels),
+        }
+    )
+
+
+@dataclass
+class Annotation:
+    """What is added to the cells of a file: obs columns, obsm entries and one uns entry, all named with the prefix.
+
+    obs : one row per cell, numbered
+    """
+
+    obs: pd.DataFrame
+    obsm: dict[str, Blocks]
+    uns: dict[str, Any]
+
+    def write_into(self, adata: AnnData) -> None:
+        """Add everything to an AnnData in memory."""
+        for name, column in self.obs.items():
+            adata.obs[name] = column.array
+        adata.obsm.update({name: blocks.in_memory(adata.obs_names) for name, blocks in self.obsm.items()})
+        adata.uns.update(self.uns)
+
+
+def make_annotation(
+    query: Query, model: Model, cfg: PredictConfig, read: Callable[[], Iterable[Calls]], seconds: float
+) -> Annotation:
+    """Everything that is written about the cells of a query.
+
+    Parameters
+    ----------
+    read
+        Gives the calls of all blocks, as often as it is asked.
+    seconds
+        That they took.
+    """
+    bundle, key = model.bundle, cfg.key_added
+    obs = pd.concat([obs_columns(calls, model, cfg) for calls in read()], ignore_index=True)
+    labels = [str(name) for name in without_slashes(pd.DataFrame(columns=bundle.labels)).columns]
+    width = next(iter(read())).embedding.shape[1]
+    record = {
+        "model": describe_model(model),
+        "input": describe_input(query),
+        "genes": describe_overlap(query.overlap),
+        "baseline": {"name": "logistic regression (L2, C=1)"},
+        "versions": package_versions(),
+        "config_json": json.dumps(asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]}),
+        "num_unknown": int(obs[f"{key}_unknown"].sum()),
+        "seconds": seconds,
+    }
+    obsm = {
+        f"X_{key}": Blocks(lambda: (calls.embedding for calls in read()), width),
+        f"{key}_proba": Blocks(lambda: (calls.proba for calls in read()), len(labels), labels),
+    }
+    return Annotation(obs, obsm, {key: record})
+
+
+def keys_of(adata: AnnData) -> dict[str, set[str]]:
+    """The names of what obs, obsm and uns hold."""
+    return {"obs": set(adata.obs), "obsm": set(adata.obsm), "uns": set(adata.uns)}
+
+
+def require_new_keys(existing: Mapping[str, set[str]], key: str, path: str = "the data") -> None:
+    """Fail when there is anything of the names that an annotation with this prefix would add.
+
+    Parameters
+    ----------
+    existing
+        Names by place, as `keys_of` gives them.
+
+    Raises
+    ------
+    InputError
+        Names what is there.
+    """
+    new = {"obs": [f"{key}_{name}" for name in OBS_COLUMNS], "obsm": [f"X_{key}", f"{key}_proba"], "uns": [key]}
+    there = [f"{place}['{name}']" for place, names in new.items() for name in names if name in existing[place]]
+    if there:
+        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
+        raise InputError(
+            f"{path} already has {', '.join(there[:3])}{more}",
+            "no earlier annotation of this name",
+            "add overwrite=true to replace it, or key_added=... to keep both",
+        )
+
+
+def package_versions() -> dict[str, str]:
+    """What is recorded about the software."""
+    packages = {name: version(name) for name in ("scperformer", "torch", "scanpy", "anndata", "numpy")}
+    return packages | {"python": platform.python_version()}
+
+
+def describe_model(model: Model) -> dict[str, Any]:
+    """What is recorded about the model beside its calls."""
+    bundle, provenance = model.bundle, model.bundle.provenance
+    return {
+        "name": bundle.name,
+        "hash": bundle.hash,
+        "path": str(model.path),
+        "labels": np.array(bundle.labels),
+        "trained_on": provenance["reference"],
+        "label_key": provenance["label_key"],
+        "num_cells": provenance["num_cells"],
+        "seed": provenance["seed"],
+        "scales": bundle.scales,
+        "format_version": FORMAT_VERSION,
+    }
+
+
+def describe_input(query: Query) -> dict[str, Any]:
+    """What is recorded about the expression that was used."""
+    findings = query.findings
+    return {
+        "file": Path(query.path).name,
+        "sha256": query.sha256,
+        "source": findings.source,
+        "kind": findings.kind,
+        "total": float("nan") if findings.total is None else float(findings.total),
+        "notes": np.array(findings.notes, dtype=object),
+    }
+
+
+def describe_overlap(overlap: Overlap) -> dict[str, Any]:
+    """What is recorded about shared and missing genes."""
+    return {
+        "num_model": overlap.num_model,
+        "num_file": overlap.num_file,
+        "num_shared": overlap.num_shared,
+        "share_of_model": overlap.share_of_model,
+        "absent": np.array(overlap.absent, dtype=object),
+        "dropped": np.array(overlap.dropped, dtype=object),
+    }

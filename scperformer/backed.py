@@ -1,0 +1,113 @@
+"""An h5ad file whose matrices stay on disk: what `detect` and prediction need of an AnnData, and no more."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pandas as pd
+from anndata.io import read_elem, sparse_dataset
+
+from scperformer.detect import PREPARED
+from scperformer.errors import InputError
+from scperformer.io import READ_ERRORS, damaged, require_cells_and_genes, require_h5ad
+
+
+@dataclass
+class BackedRaw:
+    """The genes of `.raw`, and its matrix on disk."""
+
+    X: Any
+    var: pd.DataFrame
+
+
+class BackedH5ad:
+    """An open h5ad file: tables of genes in memory; X, layers and raw on disk; names of cells read when asked for.
+
+    Attributes are named as those of AnnData. `uns` holds nothing but the mark of `scperformer preprocess`.
+    """
+
+    def __init__(self, file: h5py.File):
+        self.file = file
+        obs = file["obs"]
+        self.n_obs = int(obs[obs.attrs["_index"]].shape[0])
+        self.var: pd.DataFrame = read_elem(file["var"])
+        self.n_vars = len(self.var)
+        self.X = self._matrix("X", self.n_vars)
+        self.layers: Mapping[str, Any] = {
+            name: self._matrix(f"layers/{name}", self.n_vars) for name in file.get("layers", {})
+        }
+        self.raw: BackedRaw | None = None
+        if "raw/X" in file:
+            raw_var = read_elem(file["raw/var"])
+            self.raw = BackedRaw(self._matrix("raw/X", len(raw_var)), raw_var)
+        self.uns = {PREPARED: read_elem(file["uns"][PREPARED])} if PREPARED in file.get("uns", {}) else {}
+
+    @cached_property
+    def obs_names(self) -> pd.Index:
+        obs = self.file["obs"]
+        return pd.Index(read_elem(obs[obs.attrs["_index"]]))
+
+    def names(self, start: int, stop: int) -> list[str]:
+        """The names of some cells."""
+        index = self.file["obs"][self.file["obs"].attrs["_index"]]
+        if isinstance(index, h5py.Dataset) and h5py.check_string_dtype(index.dtype):
+            return list(index.asstr()[start:stop])
+        return [str(name) for name in self.obs_names[start:stop]]
+
+    def keys(self) -> dict[str, set[str]]:
+        """The names of what obs, obsm and uns hold."""
+        places = {place: set(self.file.get(place, {})) for place in ("obsm", "uns")}
+        return places | {"obs": set(self.file["obs"].attrs["column-order"])}
+
+    def _matrix(self, name: str, num_genes: int) -> Any:
+        """What `rows.Rows` reads from; None where there is nothing."""
+        if name not in self.file:
+            return None
+        stored = self.file[name]
+        if stored.attrs.get("encoding-type") == "null":
+            return None
+        matrix = stored if isinstance(stored, h5py.Dataset) else sparse_dataset(stored)
+        if tuple(matrix.shape) != (self.n_obs, num_genes):
+            shape = " x ".join(map(str, matrix.shape))
+            raise ValueError(f"{name} is {shape}, the tables say {self.n_obs} x {num_genes}")
+        return matrix
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """What fails in this block fails because the file is damaged.
+
+    Raises
+    ------
+    InputError
+        Instead of what h5py and anndata raise.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except READ_ERRORS as error:
+        raise damaged(path, error) from error
+
+
+@contextmanager
+def open_backed(path: str | Path) -> Iterator[BackedH5ad]:
+    """An h5ad file to read from block by block; of today's format, which `is_old_format` tells.
+
+    Raises
+    ------
+    InputError
+        The file is missing, no h5ad, damaged, or without cells or genes.
+    """
+    require_h5ad(path)
+    with reading(path):
+        file = h5py.File(path, "r")
+    with file:
+        with reading(path):
+            cells = BackedH5ad(file)
+        require_cells_and_genes(cells, path)
+        yield cells
