@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from scperformer import __version__
-from scperformer.errors import InputError
+from scperformer.errors import InputError, explained
 
 log = logging.getLogger(__name__)
 
@@ -239,11 +240,11 @@ def run_step(step: str, words: list[str]) -> None:
                 output = f"output={compose.quoted(config.output)}"
                 sys.argv = [typed[0], step, *chosen, output, *_own_presets(words)]
                 _run(step, config)
-        except InputError as error:
-            refuse(error)
+        except Exception as error:
+            code = refuse(error)
             if job is None:
                 # Hydra announces every exception of a job with a line of its own, but lets SystemExit pass.
-                raise _Refused(2) from error
+                raise _Refused(code) from error
 
     compose.register_schemas()
     overrides = to_overrides(words, FIRST_WORDS.get(step))
@@ -275,12 +276,20 @@ class _Format(logging.Formatter):
         return text if record.levelno <= logging.INFO else f"{record.levelname.lower()}: {text}"
 
 
-def refuse(error: InputError) -> int:
-    """Print the one line of an input error; the exit code that goes with it."""
+def refuse(error: Exception) -> int:
+    """Print an error as one line; the exit code that goes with it: 2 if the user can mend it, 1 if it is our fault."""
     if os.environ.get("SCPERFORMER_DEBUG") == "1":
         raise error
-    print(f"error: {error}", file=sys.stderr)
-    return 2
+    known = explained(error)
+    if known is not None:
+        print(f"error: {known}", file=sys.stderr)
+        return 2
+    text = " ".join(str(error).split())[:300]
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(where.filename).name}:{where.lineno}"
+    print(f"internal error: {type(error).__name__}: {text} ({place}). This is our fault.", file=sys.stderr)
+    print("SCPERFORMER_DEBUG=1 before the command shows where; please report it.", file=sys.stderr)
+    return 1
 
 
 def set_up_logging() -> None:
@@ -295,7 +304,7 @@ def set_up_logging() -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; the exit code is 0, or 2 for input that the user can mend (one line says how)."""
+    """Run the command line; the exit code is 0, 2 for what the user can mend, as one line says, or 1 for our faults."""
     words = sys.argv[1:] if argv is None else argv
     if not words or words[0] in ("-h", "--help", "help"):
         print(help_text())
@@ -313,8 +322,8 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         set_up_logging()
         run_step(step, rest)
-    except InputError as error:
+    except _Refused as refused:
+        return int(refused.code or 0)
+    except Exception as error:  # noqa: BLE001 - see run_step
         return refuse(error)
-    except _Refused:
-        return 2
     return 0

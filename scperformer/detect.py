@@ -71,7 +71,7 @@ def detect(
     """
     mark = adata.uns.get(PREPARED, {}) if source in ("auto", "X") and input_kind == "auto" else {}
     marked = "target_sum" in mark
-    slots = [_judged(adata, name, x) for name, x in _places(adata, "X" if marked else source, path)]
+    slots = [_judged(adata, name, x, path) for name, x in _places(adata, "X" if marked else source, path)]
     usable = [slot for slot in slots if slot.kind != "unusable"]
     if not usable:
         there = "; ".join(f"{slot.source}: {slot.text}" for slot in slots) or "X is empty"
@@ -93,9 +93,13 @@ def detect(
     return _findings(adata, chosen, notes)
 
 
-def _judged(adata: AnnData, source: str, x: Matrix) -> Slot:
+def _judged(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Slot:
     """What `judge` says; of a mix of kinds it names some cells of each."""
-    slot = judge(source, x)
+    try:
+        slot = judge(source, x)
+    except ValueError as error:
+        found = f"a damaged matrix in {source} of {path} ({error})"
+        raise InputError(found, "arrays that fit each other", "write the file anew") from error
     if slot.mixed:
         parts = []
         for kind, rows in slot.mixed:

@@ -1,5 +1,9 @@
 """The one error that a user can cause and mend: found, expected, remedy, on one line."""
 
+import errno
+import os
+import re
+
 
 class InputError(ValueError):
     """Input that cannot be used; its text is one line: what was found, what was expected, what to do.
@@ -17,3 +21,25 @@ class InputError(ValueError):
     def __init__(self, found: str, expected: str, remedy: str):
         # Gene names, labels and paths are user data: a newline in one must not break the one-line promise.
         super().__init__(" ".join(f"{found}; expected {expected}: {remedy}.".split()))
+
+
+def explained(error: BaseException) -> InputError | None:
+    """What a person should know of an error of the machine: disk, permissions, memory; None for any other error."""
+    if isinstance(error, InputError):
+        return error
+    if isinstance(error, MemoryError):
+        remedy = "close other programs, use a machine with more memory, or lower trainer.batch_size or batch_size"
+        return InputError("memory ran out", "enough of it", remedy)
+    text = str(error)
+    # h5py hides the number of the error in its text, and some of its errors are no OSError.
+    hidden = re.search(r"errno = (\d+)", text)
+    number = int(hidden[1]) if hidden else error.errno if isinstance(error, OSError) else None
+    if number is None:
+        return None
+    where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return InputError(f"the disk is full{where}", "room for the output", "free some, or choose another output=...")
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return InputError(f"no permission{where}", "files to read and folders to write", "check who owns them")
+    reason = os.strerror(number)
+    return InputError(f"{reason}{where}", "a disk that can be read and written", "check it, then run the step again")

@@ -123,13 +123,24 @@ def new_folder(path: str | Path, overwrite: bool = False, marker: str | None = N
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _beside(target: Path) -> Path:
-    """An unused path in the folder of `target` (so that a rename is atomic), with the same suffix."""
-    parent = target.parent
-    remedy = "choose another output=..."
+def make_parent(path: Path) -> Path:
+    """The folder of an output, made if it is not there.
+
+    Raises
+    ------
+    InputError
+        It cannot be made or written.
+    """
+    parent = path.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        remedy = "choose another output=..."
         raise InputError(f"folder {parent} cannot be made ({error.strerror})", "a folder to write", remedy) from error
     _require_writable(parent)
-    return parent / f".scperformer-{uuid.uuid4().hex}{target.suffix}"
+    return parent
+
+
+def _beside(target: Path) -> Path:
+    """An unused path in the folder of `target` (so that a rename is atomic), with the same suffix."""
+    return make_parent(target) / f".scperformer-{uuid.uuid4().hex}{target.suffix}"

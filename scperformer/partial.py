@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from scperformer.errors import InputError
-from scperformer.outputs import new_file
+from scperformer.outputs import make_parent, new_file
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def partial_results(output: Path, identity: dict[str, str], num_parts: int, resu
     InputError
         With `resume`, the earlier run was another one; or something that is not ours is in the way.
     """
-    folder = output.with_name(f"{output.name}.partial")
+    folder = make_parent(output) / f"{output.name}.partial"
     partial = Partial(folder, num_parts)
     _require_ours(folder)
     if resume and (folder / IDENTITY).exists():
@@ -116,7 +116,7 @@ def partial_results(output: Path, identity: dict[str, str], num_parts: int, resu
             shutil.rmtree(folder)
         elif resume and num_parts > 1:
             log.info("nothing to resume: %s is made from the start", output)
-        folder.mkdir(parents=True)
+        folder.mkdir()
         (folder / IDENTITY).write_text(json.dumps(identity), encoding="utf-8")
     try:
         yield partial

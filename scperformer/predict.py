@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import anndata as ad
 from anndata import AnnData
 
 from scperformer.annotation import (
@@ -177,7 +178,7 @@ def _predict_in_memory(path: str, output: Path, model: Model, cfg: PredictConfig
     if output.suffix == ".h5ad":
         write_h5ad(adata, output, cfg.overwrite)
     elif output.suffix == ".zarr":
-        with new_folder(output, cfg.overwrite, ZARR_MARKER) as temporary:
+        with new_folder(output, cfg.overwrite, ZARR_MARKER) as temporary, ad.settings.override(zarr_write_format=2):
             adata.write_zarr(temporary)
     else:
         names = [str(name) for name in adata.obs_names]
@@ -204,8 +205,8 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
     for number, output in enumerate(outputs):
         if output in outputs[:number]:
             raise InputError(f"two inputs give {output}", "one input per output", "leave one of them out")
-        format_of(output)
         require_absent(output, cfg.overwrite, marker=ZARR_MARKER if output.suffix == ".zarr" else None)
+        format_of(output)
     model = load_model(cfg.model_path)
     for path, output in zip(cfg.inputs, outputs, strict=True):
         if is_streamed(path, output):

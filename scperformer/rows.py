@@ -23,10 +23,18 @@ class Rows:
         In memory: sparse or dense. On disk: what `anndata.io.sparse_dataset` opens, or an h5py dataset. Columns
         that are stored together (CSC) are put into rows: in memory once, on disk by reading them again for each
         part of the rows.
+
+    Raises
+    ------
+    ValueError
+        Sparse arrays that do not fit each other or point outside of the matrix, here or when a block is read:
+        compiled code would read whatever lies there.
     """
 
     def __init__(self, matrix: Any):
-        if sparse.issparse(matrix) and matrix.format != "csr":
+        if sparse.issparse(matrix):
+            matrix = matrix if matrix.format in ("csr", "csc") else matrix.tocsr()
+            matrix.check_format(full_check=True)
             matrix = sparse.csr_matrix(matrix)
         self.matrix = matrix
         self.shape: tuple[int, int] = (int(matrix.shape[0]), int(matrix.shape[1]))
@@ -52,7 +60,10 @@ class Rows:
             return self._from_columns(start, stop)
         if isinstance(self.matrix, h5py.Dataset | np.ndarray):
             return np.asarray(self.matrix[start:stop])
-        return sparse.csr_matrix(self.matrix[start:stop])
+        block = sparse.csr_matrix(self.matrix[start:stop])
+        if isinstance(self.matrix, CSRDataset):
+            block.check_format(full_check=True)
+        return block
 
     def blocks(self) -> Iterator[tuple[int, Matrix]]:
         """All rows in order: the first row of each block, and the block."""
@@ -82,9 +93,13 @@ class Rows:
 def _rows_of_columns(group: h5py.Group, shape: tuple[int, int], start: int, stop: int) -> sparse.csr_matrix:
     """The rows `start` to `stop` of CSC arrays on disk, read a part of the values at a time."""
     indptr = np.asarray(group["indptr"])
+    if len(indptr) != shape[1] + 1 or indptr[-1] != group["indices"].shape[0] or (np.diff(indptr) < 0).any():
+        raise ValueError("indptr does not fit the matrix")
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for begin in range(0, group["indices"].shape[0], BLOCK_VALUES):
         rows = np.asarray(group["indices"][begin : begin + BLOCK_VALUES])
+        if len(rows) and not (rows.min() >= 0 and rows.max() < shape[0]):
+            raise ValueError("indices outside of the matrix")
         wanted = np.flatnonzero((rows >= start) & (rows < stop))
         columns = np.searchsorted(indptr, begin + wanted, side="right") - 1
         parts.append((np.asarray(group["data"][begin : begin + BLOCK_VALUES])[wanted], rows[wanted] - start, columns))

@@ -204,8 +204,43 @@ def test_packaged_model(command, pbmc, write):
 def test_warnings_are_plain_lines(command, counts_adata, write, tiny_model):
     counts_adata.obs_names = ["cell"] * counts_adata.n_obs
     with pytest.warns(UserWarning, match="repeat earlier ones"):
-        ran = command("predict", write(counts_adata), f"model_path={tiny_model}")
+        ran = command("check", write(counts_adata), f"model_path={tiny_model}")
     assert ran.code == 0
+
+
+def machine_error(error: Exception):
+    def fail(cfg):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (OSError(28, "No space left", "/data/out"), 2, "error: the disk is full (/data/out); expected room"),
+        (
+            OSError("Can't write data (file write failed: errno = 28, error message = 'No"),
+            2,
+            "error: the disk is full;",
+        ),
+        (PermissionError(13, "Permission denied", "x"), 2, "error: no permission (x); expected files to read"),
+        (OSError(30, "Read-only file system", "x"), 2, "error: no permission (x)"),
+        (OSError(5, "Input/output error"), 2, "error: Input/output error; expected a disk that can be read"),
+        (MemoryError(), 2, "error: memory ran out; expected enough of it"),
+        (KeyError("a\nb"), 1, "internal error: KeyError: 'a\\nb' (test_cli.py:"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_no_traceback_reaches_a_user(command, sample, monkeypatch, error, code, line):
+    monkeypatch.setattr("scperformer.predict.run_predict", machine_error(error))
+    ran = command("predict", sample)
+    assert ran.code == code
+    assert ran.err.startswith(line)
+    assert "Traceback" not in ran.err
+    monkeypatch.setenv("SCPERFORMER_DEBUG", "1")
+    with pytest.raises(type(error)):
+        command("predict", sample)
 
 
 def test_all_steps_in_a_process_of_their_own_leave_no_litter(sample, tiny_model, tmp_path):
@@ -317,8 +352,9 @@ def test_a_run_that_crashes_is_in_the_table_and_the_others_run(command, sample, 
             raise RuntimeError("no more | memory")
 
     monkeypatch.setattr("scperformer.training.run_train", crash)
-    with pytest.raises(RuntimeError, match="no more"):
-        command("train", sample, "label_key=cell_type", "-m", "seed=0,1")
+    ran = command("train", sample, "label_key=cell_type", "-m", "seed=0,1")
+    assert ran.code == 2
+    assert "internal error: RuntimeError: no more | memory (test_cli.py:" in ran.err
     [table] = tmp_path.glob("multirun/*/runs.csv")
     with table.open() as file:
         rows = list(csv.DictReader(file))

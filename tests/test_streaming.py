@@ -1,0 +1,274 @@
+"""Prediction of files that are never in memory as a whole: the same answers, cut off and continued, as tables."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+
+import scperformer
+from scperformer import annotation, partial, predict, rows
+from scperformer.config import PredictConfig
+from scperformer.errors import InputError
+from scperformer.inference import load_model
+from scperformer.predict import run_predict
+
+BLOCK = 17  # cells; 120 of them make eight blocks
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(rows, "MAX_BLOCK_CELLS", BLOCK)
+
+
+@pytest.fixture
+def whole(counts_adata, tiny_model):
+    """The cells annotated in memory."""
+    return scperformer.annotate(counts_adata.copy(), load_model(tiny_model))
+
+
+def config(path: Path, model: Path, **options) -> PredictConfig:
+    return PredictConfig(inputs=[str(path)], model_path=str(model), **options)
+
+
+def require_same(found: ad.AnnData, expected: ad.AnnData) -> None:
+    ours = [name for name in expected.obs if name.startswith("scperformer_")]
+    pd.testing.assert_frame_equal(found.obs[ours], expected.obs[ours])
+    np.testing.assert_array_equal(found.obsm["X_scperformer"], expected.obsm["X_scperformer"])
+    pd.testing.assert_frame_equal(found.obsm["scperformer_proba"], expected.obsm["scperformer_proba"])
+
+
+STORED = {
+    "csr": lambda x: x,
+    "csc": lambda x: x.tocsc(),
+    "dense": lambda x: x.toarray(),
+    "int": lambda x: x.astype(np.int32),
+    "int csc": lambda x: x.astype(np.int64).tocsc(),
+    "float64": lambda x: x.toarray().astype(np.float64),
+}
+
+
+@pytest.mark.parametrize("how", STORED)
+@pytest.mark.parametrize("place", ["X", "layers", "raw"])
+def test_blocks_of_a_file_give_what_the_whole_gives(
+    counts_adata, whole, tiny_model, write, small_blocks, monkeypatch, how, place
+):
+    x = STORED[how](counts_adata.X)
+    adata = ad.AnnData(x, obs=counts_adata.obs, var=counts_adata.var)
+    if place == "layers":
+        adata = ad.AnnData(None, obs=counts_adata.obs, var=counts_adata.var, layers={"counts": x})
+    if place == "raw":
+        adata.raw = adata.copy()
+        adata.X = np.full(adata.shape, -1.0, dtype=np.float32)
+    path = write(adata)
+    monkeypatch.setattr(predict, "read_h5ad", lambda *_: pytest.fail("the file was read into memory"))
+    (output,) = run_predict(config(path, tiny_model))
+    require_same(ad.read_h5ad(output), whole)
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["sample.annotated.h5ad", "sample.h5ad"]
+
+
+def test_columns_on_disk_are_read_in_several_passes(counts_adata, tmp_path, monkeypatch):
+    monkeypatch.setattr(rows, "BLOCK_VALUES", 300)
+    path = tmp_path / "csc.h5ad"
+    ad.AnnData(counts_adata.X.tocsc()).write_h5ad(path)
+    with h5py.File(path) as file:
+        found = rows.Rows(ad.io.sparse_dataset(file["X"]))
+        assert 1 < found.block_cells < 10
+        blocks = [block for _, block in found.blocks()]
+        assert len(blocks) > 10
+        np.testing.assert_array_equal(sparse.vstack(blocks).toarray(), counts_adata.X.toarray())
+        wanted = np.array([0, 3, 77, 119])
+        np.testing.assert_array_equal(found.some(wanted).toarray(), counts_adata.X[wanted].toarray())
+
+
+@pytest.mark.parametrize("name", ["calls.csv", "calls.tsv.gz", "calls.parquet", "calls.zarr"])
+def test_other_outputs_hold_the_same_calls(counts_adata, whole, tiny_model, write, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(predict, "TABLE_ROWS", 50)
+    path, output = write(counts_adata), tmp_path / name
+    run_predict(config(path, tiny_model, output=str(output)))
+    if name.endswith("zarr"):
+        found = ad.read_zarr(output)
+        require_same(found, whole)
+        np.testing.assert_array_equal(found.X.toarray(), counts_adata.X.toarray())
+        return
+    table = pd.read_parquet(output) if "parquet" in name else pd.read_csv(output, sep=None, engine="python")
+    assert list(table["cell"]) == list(counts_adata.obs_names)
+    expected = whole.obs[[column for column in whole.obs if column.startswith("scperformer_")]]
+    assert list(table.columns[1:]) == list(expected.columns)
+    for column in expected:
+        if expected[column].dtype == "float32":
+            np.testing.assert_allclose(table[column], expected[column], rtol=1e-6)
+        else:
+            assert list(table[column].astype(str)) == list(expected[column].astype(str))
+
+
+def test_parquet_says_how_it_was_made(counts_adata, tiny_model, write, tmp_path):
+    from pyarrow.parquet import read_schema
+
+    output = tmp_path / "calls.parquet"
+    run_predict(config(write(counts_adata), tiny_model, output=str(output)))
+    assert load_model(tiny_model).bundle.hash.encode() in read_schema(output).metadata[b"scperformer"]
+
+
+def test_formats_without_output_are_beside_the_input(counts_adata, tiny_model, write):
+    path = write(counts_adata)
+    (output,) = run_predict(config(path, tiny_model, output_format="csv"))
+    assert output == path.with_name("sample.annotated.csv")
+
+
+def test_formulas_in_names_do_not_run_in_a_spreadsheet(counts_adata, tiny_model, write, tmp_path, caplog):
+    names = ["=1+1", "+cmd|' /C calc'!A0", "-2", "@SUM(1)", *counts_adata.obs_names[4:]]
+    counts_adata.obs_names = names
+    output = tmp_path / "calls.csv"
+    run_predict(config(write(counts_adata), tiny_model, output=str(output)))
+    assert [line[:2] for line in output.read_text().splitlines()[1:5]] == ["'=", "'+", "'-", "'@"]
+    assert "4 texts that spreadsheets would run as formulas have a ' in front" in caplog.text
+
+
+def test_an_unknown_ending_is_refused(counts_adata, tiny_model, write, tmp_path):
+    with pytest.raises(InputError, match=r"output=.*calls\.xlsx; expected a name that ends in \.h5ad, \.zarr, \.csv"):
+        run_predict(config(write(counts_adata), tiny_model, output=str(tmp_path / "calls.xlsx")))
+
+
+# cut off
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.fixture
+def cut_off(counts_adata, tiny_model, write, small_blocks, monkeypatch):
+    """A run that was cut off in its fourth block: (path, calls that are still to be made)."""
+    path = write(counts_adata)
+    with monkeypatch.context() as patch:
+        num = iter(range(100))
+
+        def call(*arguments):
+            if next(num) == 3:
+                raise Killed
+            return original(*arguments)
+
+        original = predict.call_block
+        patch.setattr(predict, "call_block", call)
+        with pytest.raises(Killed):
+            run_predict(config(path, tiny_model))
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["sample.annotated.h5ad.partial", "sample.h5ad"]
+    called = []
+    monkeypatch.setattr(
+        predict, "call_block", lambda x, *rest: called.append(x.shape[0]) or annotation.call_block(x, *rest)
+    )
+    return path, called
+
+
+def test_a_run_that_was_cut_off_goes_on(whole, cut_off, tiny_model, caplog):
+    path, called = cut_off
+    with caplog.at_level("INFO", logger="scperformer"):
+        (output,) = run_predict(config(path, tiny_model, resume=True, batch_size=5))
+    assert called == [BLOCK] * 4 + [1]
+    assert "3 of 8 parts are there" in caplog.text
+    require_same(ad.read_h5ad(output), whole)
+    assert not output.with_name(f"{output.name}.partial").exists()
+
+
+def test_without_resume_it_starts_anew(whole, cut_off, tiny_model, caplog):
+    path, called = cut_off
+    with caplog.at_level("INFO", logger="scperformer"):
+        (output,) = run_predict(config(path, tiny_model))
+    assert len(called) == 8
+    assert "resume=true would have kept them" in caplog.text
+    require_same(ad.read_h5ad(output), whole)
+
+
+def test_parts_of_another_run_are_refused(cut_off, counts_adata, tiny_model, tmp_path):
+    path, _ = cut_off
+    with pytest.raises(InputError, match=r"of another run \(other options\).*leave out resume=true"):
+        run_predict(config(path, tiny_model, resume=True, min_overlap=0.2))
+    counts_adata[::-1].copy().write_h5ad(path)
+    with pytest.raises(InputError, match=r"of another run \(other input\)"):
+        run_predict(config(path, tiny_model, resume=True))
+    assert len(list((tmp_path / "sample.annotated.h5ad.partial").glob("part-*"))) == 3
+
+
+def test_a_damaged_part_is_refused(cut_off, tiny_model, tmp_path):
+    path, _ = cut_off
+    (tmp_path / "sample.annotated.h5ad.partial" / "part-000001.npz").write_bytes(b"PK half")
+    with pytest.raises(InputError, match=r"damaged partial result .*part-000001\.npz.*without resume=true"):
+        run_predict(config(path, tiny_model, resume=True))
+
+
+def test_a_folder_that_is_not_ours_stays(counts_adata, tiny_model, write, tmp_path):
+    theirs = tmp_path / "sample.annotated.h5ad.partial"
+    theirs.mkdir()
+    (theirs / "thesis.tex").write_text("x")
+    with pytest.raises(InputError, match="in the way and not ours"):
+        run_predict(config(write(counts_adata), tiny_model))
+    assert (theirs / "thesis.tex").exists()
+
+
+def test_damage_in_the_middle_of_a_file_is_one_line(counts_adata, tiny_model, write, small_blocks, tmp_path):
+    path = write(counts_adata)
+    with h5py.File(path, "r+") as file:
+        file["X/indices"][1000] = 10**6
+    with pytest.raises(InputError, match=r"a damaged matrix in X of .*sample\.h5ad"):
+        run_predict(config(path, tiny_model))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["sample.h5ad"]
+
+
+def test_kill_9_leaves_no_half_file_and_the_next_run_goes_on(counts_adata, whole, tiny_model, write, tmp_path):
+    """A process that is really killed, while its calls are made slowly."""
+    path = write(counts_adata)
+    program = f"""
+import sys, time
+from scperformer import predict, rows
+from scperformer.cli import main
+rows.MAX_BLOCK_CELLS = {BLOCK}
+call = predict.call_block
+predict.call_block = lambda *rest: (time.sleep(0.3), call(*rest))[1]
+sys.exit(main(sys.argv[1:]))
+"""
+    words = ["predict", str(path), f"model_path={tiny_model}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([sys.executable, "-c", program, *words], env=environment, stderr=subprocess.DEVNULL) as run:
+        folder = tmp_path / "sample.annotated.h5ad.partial"
+        for _ in range(600):
+            if len(list(folder.glob("part-*"))) >= 2 or run.poll() is not None:
+                break
+            time.sleep(0.1)
+        run.send_signal(signal.SIGKILL)
+    assert run.returncode == -signal.SIGKILL
+    assert not (tmp_path / "sample.annotated.h5ad").exists()
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words, "resume=true"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "going on where" in done.stderr
+    require_same(ad.read_h5ad(tmp_path / "sample.annotated.h5ad"), whole)
+    assert not folder.exists()
+
+
+def test_parts_are_written_whole(tmp_path, monkeypatch):
+    calls = partial.Calls(np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32), np.zeros(2, int), np.zeros(2, bool))
+
+    def full(file, **_):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    with partial.partial_results(tmp_path / "out.h5ad", {"a": "b"}, 2, resume=False) as parts:
+        with monkeypatch.context() as patch:
+            patch.setattr(partial.np, "savez", full)
+            with pytest.raises(OSError, match="No space"):
+                parts.write(0, calls)
+        assert not parts.has(0)
+        assert [entry.name for entry in parts.folder.iterdir()] == ["run.json"]
+        for part in range(2):
+            parts.write(part, calls)
+        assert sum(1 for _ in parts.read()) == 2
