@@ -19,12 +19,12 @@ from scperformer.bundle import FORMAT_VERSION
 from scperformer.compose import make_config, quoted
 from scperformer.config import AnalyzeConfig, PredictConfig
 from scperformer.data import Cells
-from scperformer.detect import Findings, detect
+from scperformer.detect import Findings, detect, expression, gene_table
 from scperformer.errors import InputError
-from scperformer.genes import Overlap
 from scperformer.inference import Model, choose_device, load_model, predict_cells, torch_state_kept
 from scperformer.io import add_to_h5ad, read_h5ad, require_absent, require_h5ad, sha256, without_slashes
-from scperformer.preprocess import align_to_model
+from scperformer.overlap import Overlap
+from scperformer.preprocess import align_rows, plan_alignment
 
 log = logging.getLogger(__name__)
 
@@ -58,16 +58,20 @@ def aligned_cells(
         No usable expression, or too few of the model's genes.
     """
     findings = detect(adata, cfg.source, cfg.input_kind, input_total=cfg.input_total, path=path)
-    x, overlap = align_to_model(
-        adata,
+    plan = plan_alignment(
+        gene_table(adata, findings.source),
         findings,
         model.bundle.genes,
+        importance=model.bundle.importance,
         target_sum=model.bundle.config["target_sum"],
         min_overlap=cfg.min_overlap,
+        species=cfg.species,
         path=path,
     )
-    x.sort_indices()
-    return x, findings, overlap
+    for note in plan.overlap.notes:
+        log.info("%s: %s", path, note)
+    x, _ = expression(adata, findings, path=path)
+    return align_rows(x, plan), findings, plan.overlap
 
 
 def make_annotation(adata: AnnData, model: Model, cfg: PredictConfig, path: str = "the data") -> Annotation:
@@ -193,6 +197,8 @@ def describe_overlap(overlap: Overlap) -> dict[str, Any]:
         "num_file": overlap.num_file,
         "num_shared": overlap.num_shared,
         "share_of_model": overlap.share_of_model,
+        "informative_share": overlap.informative_share,
+        "notes": np.array(overlap.notes, dtype=object),
         "absent": np.array(overlap.absent, dtype=object),
         "dropped": np.array(overlap.dropped, dtype=object),
     }
