@@ -33,7 +33,6 @@ __all__ = [
 ]
 
 MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
-LOW_OVERLAP = 0.5  # below this share of the informative expression a person should look before trusting the labels
 
 
 def label_columns(adata: AnnData) -> dict[str, int]:
@@ -152,9 +151,6 @@ def _block(result: dict[str, Any], cfg: CheckConfig, model: "Bundle", why: str) 
     if overlap := result.get("overlap"):
         rows.append(("model", _model_text(overlap, model, why)))
         rows += [("note", note) for note in overlap["notes"]]
-        if result["problem"] is None and overlap["informative_share"] < LOW_OVERLAP:
-            much = "much of what the model looks at is not there: look at the labels before you trust them"
-            rows.append(("note", much))
     file = shlex.quote(result["file"])
     if result["problem"] is not None:
         rows.append(("problem", result["problem"]))

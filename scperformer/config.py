@@ -25,7 +25,7 @@ INIT_MODES = ("full", "last_layer", "head")
 SPECIES = ("auto", "human", "mouse")
 HGNC_URL = "https://storage.googleapis.com/public-download-files/hgnc/tsv/tsv/hgnc_complete_set.txt"
 # Measured: docs/inputs.md#genes says how accuracy falls with this share.
-MIN_OVERLAP = 0.1
+MIN_OVERLAP = 0.2
 ANALYSES = ("spectrum", "approximation")
 
 

@@ -74,8 +74,8 @@ def map_genes(
     """Find the genes of a file among those of a model.
 
     The surest way comes first: the name itself, the Ensembl id without version, the parts of a compound name, the names
-    in `var`, translation between ids and symbols. What is less sure finds only genes of the model that the file does not
-    have otherwise: names that differ in case only, if no other name does, and previous symbols or aliases, if they are
+    in `var`, translation between ids and symbols. What is less sure finds only genes of the model that the file has not
+    otherwise: names that differ in case only, if no other name does, and previous symbols or aliases, if they are
     one gene's alone and no gene's current symbol.
 
     Parameters
@@ -264,9 +264,7 @@ def _other_species(
         f"gene names in {path} that look {of_file} (e.g. '{ours}') for a model whose genes look {of_model} "
         f"(e.g. '{theirs}')",
         "cells of the species of the model",
-        ", ".join(["use a model of the same species", *remedies]).replace(
-            ", species", "; or add an option: species", 1
-        ),
+        remedy,
     )
 
 

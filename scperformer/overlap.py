@@ -11,6 +11,7 @@ from scperformer.errors import InputError
 from scperformer.genes import KIND_NAMES, id_kind
 
 NUM_EXAMPLES = 20
+LOW_SHARE = 0.7  # of the informative expression; with less, accuracy has been seen to fall (docs/inputs.md#genes)
 
 
 @dataclass(kw_only=True)
@@ -53,17 +54,23 @@ def measure_overlap(
         weight = np.ones(len(model_genes))
     absent = [gene for gene, there in zip(model_genes, reached, strict=True) if not there]
     dropped = [gene for gene, column in zip(file_genes, target, strict=True) if column < 0]
+    share = float(weight[reached].sum() / weight.sum()) if len(reached) else 0.0
+    doubts = []
+    if 0 < share < LOW_SHARE:
+        doubts = [
+            f"only {share:.1%} of what the model looks at is in the file: look at the labels before you trust them"
+        ]
     return Overlap(
         num_model=len(model_genes),
         num_file=len(file_genes),
         num_shared=int(reached.sum()),
         share_of_model=float(reached.mean()) if len(reached) else 0.0,
-        informative_share=float(weight[reached].sum() / weight.sum()) if len(reached) else 0.0,
+        informative_share=share,
         num_absent=len(absent),
         num_dropped=len(dropped),
         absent=absent[:NUM_EXAMPLES],
         dropped=dropped[:NUM_EXAMPLES],
-        notes=list(notes),
+        notes=[*notes, *doubts],
     )
 
 
