@@ -104,7 +104,9 @@ def map_genes(
         raise _other_species(of_file, of_model, names, model_genes, path)
     crossed = species != "auto" and {of_file, of_model} == {"human", "mouse"}
     if crossed:
-        found.translate(orthologs() if of_model == "human" else {human: mouse for mouse, human in orthologs().items()})
+        of_mouse = orthologs()
+        partners = of_mouse if of_model == "human" else {human: mouse for mouse, human in of_mouse.items()}
+        found.translate(partners, columns)
     else:
         found.by_names(columns)
     is_human = of_model in ("human", "unknown") and (crossed or of_file in ("human", "unknown"))
@@ -162,14 +164,16 @@ class _Matching:
             self.claim(ids, self.model_ids, f"var column {name}")
             self.claim(symbols, self.model_symbols, f"var column {name}")
             self.ids = [own or other for own, other in zip(self.ids, ids, strict=True)]
-            self.symbols = [own or other for own, other in zip(self.symbols, symbols, strict=True)]
+            self.symbols = [own if _is_word(own) else other for own, other in zip(self.symbols, symbols, strict=True)]
 
-    def translate(self, partners: dict[str, str]) -> None:
+    def translate(self, partners: dict[str, str], columns: dict[str, list[str]]) -> None:
         """Take the symbols of another species for those of their partners; symbols without one are no names here."""
         times = Counter(name.upper() for name in partners)
         folded = {name.upper(): other for name, other in partners.items() if times[name.upper()] == 1}
         self.ids = [None] * len(self.names)
-        self.symbols = [folded.get((symbol or "").upper()) for symbol in self.symbols]
+        named = [self.symbols, *(_both(values)[1] for values in columns.values())]
+        found = ([folded.get((symbol or "").upper()) for symbol in symbols] for symbols in named)
+        self.symbols = [next(filter(None, choices), None) for choices in zip(*found, strict=True)]
         self.claim(self.symbols, self.model_symbols, "ortholog")
 
     def by_tables(self, table: Gencode | None, hgnc: Hgnc | None) -> None:
@@ -183,6 +187,7 @@ class _Matching:
         self.claim(folded, model_folded, "case", sure=False)
         if table is not None:
             self.claim([table.folded.get(symbol or "") for symbol in folded], self.model_ids, "case", sure=False)
+            self.claim(self.ids, [table.folded.get(symbol or "") for symbol in model_folded], "case", sure=False)
         if hgnc is not None:
             current = [_current(*gene, hgnc) for gene in zip(self.ids, self.symbols, strict=True)]
             of_model = [_current(*gene, hgnc) for gene in zip(self.model_ids, self.model_symbols, strict=True)]
@@ -210,6 +215,10 @@ def _both(names: Iterable[str]) -> tuple[list[str | None], list[str | None]]:
     """The Ensembl ids in names, and the symbols in them."""
     split = [parts(name) for name in names]
     return [identifier for identifier, _ in split], [symbol for _, symbol in split]
+
+
+def _is_word(name: str | None) -> bool:
+    return bool(name) and any(map(str.isalpha, name or ""))
 
 
 def _ids(ids: list[str | None], symbols: list[str | None], table: dict[str, str]) -> list[str | None]:

@@ -152,13 +152,17 @@ def compact(content: bytes, where: str, min_rows: int = MIN_ROWS) -> str:
         lines = content.decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise InputError(f"bytes that are no text in {where}", expected, remedy) from error
-    reader = csv.DictReader(lines, delimiter="\t")
-    if missing := [name for name in COLUMNS if name not in (reader.fieldnames or [])]:
+    try:
+        table = list(csv.DictReader(lines, delimiter="\t"))
+    except csv.Error as error:
+        raise InputError(f"{where} is no table ({error})", expected, remedy) from error
+    header = next(csv.reader(lines[:1], delimiter="\t"), [])
+    if missing := [name for name in COLUMNS if name not in header]:
         raise InputError(f"no column {', '.join(missing)} in {where}", expected, remedy)
     rows = []
-    for row in reader:
+    for number, row in enumerate(table, start=2):
         if any(row[name] is None for name in COLUMNS):
-            raise InputError(f"row {reader.line_num} of {where} is cut off", expected, remedy)
+            raise InputError(f"row {number} of {where} is cut off", expected, remedy)
         if row["status"] == "Approved":
             names = "|".join(name for name in (row["prev_symbol"], row["alias_symbol"]) if name)
             rows.append((row["symbol"], row["ensembl_gene_id"], names))
