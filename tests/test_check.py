@@ -104,6 +104,23 @@ def test_good_file(counts_adata, write, tmp_path, capsys):
         run_check(CheckConfig(inputs=[str(path)], output=str(output)))
 
 
+def test_mouse_genes_are_a_problem_with_a_remedy(counts_adata, write, capsys):
+    counts_adata.var_names = [f"Gene{i}" for i in range(200)]
+    path = str(write(counts_adata))
+    with pytest.raises(InputError, match="1 of 1 files"):
+        run_check(CheckConfig(inputs=[path]))
+    out = capsys.readouterr().out
+    assert "genes        200, gene symbols, mouse" in out
+    assert "add species=human if these are human genes, or species=mouse to match genes by their orthologs" in out
+    [result] = run_check(CheckConfig(inputs=[path], species="human"))
+    assert (result["species"], result["overlap"]["num_shared"], result["overlap"]["informative_share"]) == (
+        "human",
+        100,
+        0.8,
+    )
+    assert "note         100 names were matched in upper case" in capsys.readouterr().out
+
+
 def test_log_values_and_notes_are_shown(pbmc, write, capsys, monkeypatch):
     monkeypatch.setattr(Model, "genes", [*pbmc.raw.var_names, *(f"NEW{i}" for i in range(1000))])
     run_check(CheckConfig(inputs=[str(write(pbmc))]))

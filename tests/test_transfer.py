@@ -124,6 +124,16 @@ def test_the_reference_keeps_its_values_in_the_order_of_init(pretrained, counts_
     assert (back != before.x).nnz == 0
 
 
+def test_a_reference_may_call_the_genes_of_the_encoder_otherwise(pretrained, counts_adata):
+    plain, network, _ = started(counts_adata, pretrained)
+    counts_adata.var_names = [name.lower() for name in counts_adata.var_names]
+    other, same, _ = started(counts_adata, pretrained)
+    assert other.genes == [name.lower() for name in plain.genes]
+    assert (other.x != plain.x).nnz == 0
+    for name, tensor in network.encoder.state_dict().items():
+        torch.testing.assert_close(same.encoder.state_dict()[name], tensor, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_encoders_of_every_mechanism_say_the_same_of_the_genes_they_know(name, pretrained):
     """In another order and beside new genes that no cell expresses."""
