@@ -155,7 +155,8 @@ def _block(result: dict[str, Any], cfg: CheckConfig, model: "Bundle", why: str) 
     if result["problem"] is not None:
         rows.append(("problem", result["problem"]))
     elif cfg.label_key is None:
-        rows.append(("ok", f"scperformer predict {file}"))
+        told = "" if cfg.species == "auto" else f" species={cfg.species}"
+        rows.append(("ok", f"scperformer predict {file}{told}"))
     else:
         rows.append(("ok", f"scperformer train {file} label_key={shlex.quote(cfg.label_key)}"))
     return "\n".join([result["file"], *(f"  {name:<12} {text}" for name, text in rows), ""])

@@ -118,7 +118,9 @@ def test_mouse_genes_are_a_problem_with_a_remedy(counts_adata, write, capsys):
         100,
         0.8,
     )
-    assert "note         100 names were matched in upper case" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "note         100 names were matched in upper case" in out
+    assert f"ok           scperformer predict {path} species=human" in out
 
 
 def test_log_values_and_notes_are_shown(pbmc, write, capsys, monkeypatch):
