@@ -21,11 +21,11 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import LinearSVC
 
-from scperformer.detect import detect
+from scperformer.detect import detect, expression, gene_table
 from scperformer.groups import DataConfig
 from scperformer.inference import load_model
 from scperformer.predict import annotate
-from scperformer.preprocess import align_to_model, prepare_reference
+from scperformer.preprocess import align_rows, plan_alignment, prepare_reference
 from scperformer.training import train
 
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
@@ -37,7 +37,9 @@ def matrices(reference: ad.AnnData, query: ad.AnnData) -> tuple[csr_matrix, np.n
     """ln(1 + cp10k) of both on the genes of the reference, all of them, as scperformer itself makes it; and labels."""
     prepared = prepare_reference(reference, DataConfig())
     findings = detect(query)
-    x, _ = align_to_model(query, findings, list(prepared.var_names), target_sum=1e4, min_overlap=0.0, path="the query")
+    genes = gene_table(query, findings.source)
+    plan = plan_alignment(genes, findings, list(prepared.var_names), target_sum=1e4, min_overlap=0.0)
+    x = align_rows(expression(query, findings)[0], plan)
     return csr_matrix(prepared.X), prepared.obs[LABEL].to_numpy(str), x
 
 

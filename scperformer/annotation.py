@@ -1,6 +1,7 @@
 """Annotation of cells by a model: calls block by block, and everything that is written about them."""
 
 import json
+import logging
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -19,15 +20,17 @@ from scperformer.backed import BackedH5ad, reading
 from scperformer.bundle import FORMAT_VERSION
 from scperformer.config import AnalyzeConfig, PredictConfig
 from scperformer.data import Cells
-from scperformer.detect import Findings, detect, expression
+from scperformer.detect import Findings, detect, expression, gene_table
 from scperformer.errors import InputError
-from scperformer.genes import Overlap
 from scperformer.h5ad_copy import Blocks, without_slashes
 from scperformer.inference import Model, choose_device, predict_cells, torch_state_kept
 from scperformer.io import sha256
+from scperformer.overlap import Overlap
 from scperformer.partial import Calls
 from scperformer.preprocess import align_rows, plan_alignment
 from scperformer.rows import Rows
+
+log = logging.getLogger(__name__)
 
 OBS_COLUMNS = ("label", "confidence", "margin", "unknown", "ontology_term_id", "baseline_label")
 
@@ -88,7 +91,18 @@ def make_query(
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
         findings = detect(cells, cfg.source, cfg.input_kind, input_total=cfg.input_total, path=path)
         matrix, _ = expression(cells, findings, path=path)
-    plan = plan_alignment(cells, findings, model.bundle, cfg.min_overlap, path)
+    plan = plan_alignment(
+        gene_table(cells, findings.source),
+        findings,
+        model.bundle.genes,
+        importance=model.bundle.importance,
+        target_sum=model.bundle.config["target_sum"],
+        min_overlap=cfg.min_overlap,
+        species=cfg.species,
+        path=path,
+    )
+    for note in plan.overlap.notes:
+        log.info("%s: %s", path, note)
     return Query(path, Rows(matrix), lambda rows: align_rows(rows, plan), findings, plan.overlap)
 
 
@@ -246,6 +260,8 @@ def describe_overlap(overlap: Overlap) -> dict[str, Any]:
         "num_file": overlap.num_file,
         "num_shared": overlap.num_shared,
         "share_of_model": overlap.share_of_model,
+        "informative_share": overlap.informative_share,
+        "notes": np.array(overlap.notes, dtype=object),
         "absent": np.array(overlap.absent, dtype=object),
         "dropped": np.array(overlap.dropped, dtype=object),
     }

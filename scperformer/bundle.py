@@ -86,6 +86,16 @@ class Bundle:
         """By how much each branch (`wide`, `deep`) counts in the logits; a branch that is off is left out."""
         return {name: float(scale) for name, scale in self.metrics["scales"].items()}
 
+    @property
+    def importance(self) -> np.ndarray:
+        """How much the labels depend on each gene, float64 G: its mean times how its weights differ by label.
+
+        The weights are those of logistic regression; an encoder has none, and the means stand alone.
+        """
+        means = np.asarray(self.gene_means, dtype=np.float64)
+        weight = self.weights.get("baseline.weight")
+        return means if weight is None else means * np.asarray(weight, dtype=np.float64).std(axis=1)
+
 
 def save_bundle(
     bundle: Bundle, path: str | Path, *, overwrite: bool = False, more: Mapping[str, bytes] | None = None

@@ -13,9 +13,11 @@ from scperformer import genes
 from scperformer.config import CheckConfig, PredictConfig
 from scperformer.detect import Findings, detect, expression, gene_table
 from scperformer.errors import InputError
+from scperformer.genenames import map_genes
 from scperformer.groups import DataConfig
 from scperformer.io import new_file, read_h5ad, require_absent
 from scperformer.labels import rare_labels, rare_note
+from scperformer.overlap import measure_overlap, require_overlap
 from scperformer.values import BASE_NAMES
 
 if TYPE_CHECKING:
@@ -31,7 +33,6 @@ __all__ = [
 ]
 
 MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
-LOW_OVERLAP = 0.5  # below this share of the model's genes a person should look before trusting the labels
 
 
 def label_columns(adata: AnnData) -> dict[str, int]:
@@ -86,13 +87,16 @@ def _examine(path: str, cfg: CheckConfig, model: "Bundle") -> dict[str, Any]:
         result["label_columns"] = label_columns(adata)
         findings = detect(adata, cfg.source, cfg.input_kind, input_total=cfg.input_total, path=path)
         result["findings"] = findings.as_dict()
+        var = gene_table(adata, findings.source)
+        result["species"] = genes.guess_species(list(map(str, var.index))) if cfg.species == "auto" else cfg.species
         _, names = expression(adata, findings, path=path)
-        shared = genes.overlap(names, model.genes)
-        result["overlap"] = asdict(shared)
         if cfg.label_key is None:
-            least = PredictConfig.min_overlap
-            var = gene_table(adata, findings.source)
-            genes.require_overlap(shared, least, path, file_genes=names, model_genes=model.genes, var=var)
+            mapping = map_genes(names, model.genes, var, cfg.species, path=path)
+            result["species"] = mapping.species
+            notes, least = mapping.notes, PredictConfig.min_overlap
+            shared = measure_overlap(mapping.target, names, model.genes, importance=model.importance, notes=notes)
+            result["overlap"] = asdict(shared)
+            require_overlap(shared, least, path, file_genes=names, model_genes=model.genes, var=var)
         else:
             labels = require_labels(adata, cfg.label_key, path)
             cells = {str(label): int(num) for label, num in labels.value_counts().items()}
@@ -117,7 +121,9 @@ def _expression_text(findings: dict[str, Any]) -> str:
 def _model_text(overlap: dict[str, Any], model: "Bundle", why: str) -> str:
     share = overlap["share_of_model"]
     num_shared, num_model = overlap["num_shared"], overlap["num_model"]
-    text = f"{model.name} ({why}): {num_shared:,} of {num_model:,} genes ({share:.1%}) found"
+    informative = overlap["informative_share"]
+    text = f"{model.name} ({why}): {num_shared:,} of {num_model:,} genes ({share:.1%}) found, "
+    text += f"with {informative:.1%} of its informative expression"
     if overlap["absent"]:
         text += f", not {', '.join(overlap['absent'][:3])}" + (" ..." if overlap["num_absent"] > 3 else "")
     return text
@@ -128,7 +134,8 @@ def _block(result: dict[str, Any], cfg: CheckConfig, model: "Bundle", why: str) 
     rows: list[tuple[str, str]] = []
     if findings := result.get("findings"):
         rows.append(("cells", f"{findings['num_cells']:,}"))
-        rows.append(("genes", f"{findings['num_genes']:,}, {genes.KIND_NAMES[findings['id_kind']]}"))
+        species = {"unknown": "species unknown", "other": "another species"}.get(result["species"], result["species"])
+        rows.append(("genes", f"{findings['num_genes']:,}, {genes.KIND_NAMES[findings['id_kind']]}, {species}"))
         rows.append(("expression", _expression_text(findings)))
         rows += [("note", note) for note in findings["notes"]]
     if columns := result.get("label_columns"):
@@ -143,13 +150,13 @@ def _block(result: dict[str, Any], cfg: CheckConfig, model: "Bundle", why: str) 
             rows.append(("note", f"{rare_note(rare, DataConfig.min_cells_per_label)} ({advice})"))
     if overlap := result.get("overlap"):
         rows.append(("model", _model_text(overlap, model, why)))
-        if cfg.label_key is None and result["problem"] is None and overlap["share_of_model"] < LOW_OVERLAP:
-            rows.append(("note", "few of the model's genes are there: look at the labels before you trust them"))
+        rows += [("note", note) for note in overlap["notes"]]
     file = shlex.quote(result["file"])
     if result["problem"] is not None:
         rows.append(("problem", result["problem"]))
     elif cfg.label_key is None:
-        rows.append(("ok", f"scperformer predict {file}"))
+        told = "" if cfg.species == "auto" else f" species={cfg.species}"
+        rows.append(("ok", f"scperformer predict {file}{told}"))
     else:
         rows.append(("ok", f"scperformer train {file} label_key={shlex.quote(cfg.label_key)}"))
     return "\n".join([result["file"], *(f"  {name:<12} {text}" for name, text in rows), ""])

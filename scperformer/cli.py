@@ -36,9 +36,10 @@ STEPS = {
     ),
     "report": ("report", "make one HTML page about annotated files", "report ANNOTATED..."),
     "analyze": ("analyze", "look into the attention of a trained model", "analyze spectrum|approximation FILE"),
+    "genes": ("hgnc", "fetch previous names of human genes (once)", "genes update"),
 }
 # Steps whose first plain word is no file -> the option that it sets.
-FIRST_WORDS = {"analyze": "analysis"}
+FIRST_WORDS = {"analyze": "analysis", "genes": "action"}
 
 EXAMPLES = {
     "check": """\
@@ -78,12 +79,16 @@ presets: model=tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=
   scperformer analyze spectrum sample.h5ad model_path=my_model          # -> sample.spectrum/
   scperformer analyze spectrum sample.h5ad num_cells=20 max_tokens=1024 output=spectrum
   scperformer analyze approximation sample.h5ad model_path=my_model sizes=[64,256,1024]""",
+    "genes": """\
+  scperformer genes update                               # from HGNC's address into the cache
+  scperformer genes update url=hgnc_complete_set.txt --offline
+  scperformer genes update output=shared/hgnc            # a copy for SCPERFORMER_CACHE=shared""",
 }
 
 # Values of these are the user's own words and may hold any character.
 TEXT_OPTIONS = (
     *("output", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title"),
-    *("init", "genes_path", "model.gene2vec_path", "data.split_key", "data.rare_label_name"),
+    *("init", "url", "genes_path", "model.gene2vec_path", "data.split_key", "data.rare_label_name"),
 )
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
 # Hydra's flags that make sense here and the values they take: these, none, or any.
@@ -97,7 +102,7 @@ FLAGS: dict[str, tuple[str, ...] | None] = {
     "--config-dir": None,
     "-cd": None,
 }
-SHORT = {"--estimate": "estimate=true"}  # flags that are options
+SHORT = {"--estimate": "estimate=true", "--offline": "offline=true"}  # flags that are options
 # What a run of a sweep writes into its folder when no output is named.
 SWEEP_OUTPUTS = {
     "check": "check.json",
@@ -108,6 +113,7 @@ SWEEP_OUTPUTS = {
     "evaluate": "evaluation",
     "report": "report.html",
     "analyze": "analysis",
+    "genes": "hgnc",
 }
 
 

@@ -22,6 +22,10 @@ from scperformer.options import require, require_choice
 
 INPUT_KINDS = ("auto", "counts", "linear", "log1p")
 INIT_MODES = ("full", "last_layer", "head")
+SPECIES = ("auto", "human", "mouse")
+HGNC_URL = "https://storage.googleapis.com/public-download-files/hgnc/tsv/tsv/hgnc_complete_set.txt"
+# Measured: docs/inputs.md#genes says how accuracy falls with this share.
+MIN_OVERLAP = 0.2
 ANALYSES = ("spectrum", "approximation")
 
 
@@ -33,11 +37,13 @@ class _InputOptions:
     source: str = "auto"  # X, raw or layers/NAME
     input_kind: str = "auto"  # counts, linear (TPM, corrected counts) or log1p
     input_total: float | None = None  # what log1p data were normalised to, when it cannot be seen
+    species: str = "auto"  # of the file: auto, human or mouse; told and other than the model's, orthologs are used
 
     def __post_init__(self) -> None:
         known = self.source in ("auto", "X", "raw") or self.source.startswith("layers/")
         require(known, "source", self.source, "auto, X, raw or layers/NAME")
         require_choice("input_kind", self.input_kind, INPUT_KINDS)
+        require_choice("species", self.species, SPECIES)
         if self.input_total is not None:
             require(self.input_total > 0, "input_total", self.input_total, "a number above 0")
 
@@ -151,7 +157,7 @@ class PredictConfig(_InputOptions):
     batch_size: int = 64
     threads: int = 1
     device: str = "auto"  # auto, cpu or cuda
-    min_overlap: float = 0.1  # share of the model's genes that a file must have
+    min_overlap: float = MIN_OVERLAP  # share of the model's informative expression that the file's genes must carry
     min_confidence: float = 0.0  # cells below it are flagged as unknown
 
     def __post_init__(self) -> None:
@@ -214,7 +220,7 @@ class AnalyzeConfig(_InputOptions):
     model_path: str | None = None  # None: $SCPERFORMER_MODEL, else the packaged model
     output: str | None = None  # a folder; None: <input>.<analysis> beside the input
     overwrite: bool = False
-    min_overlap: float = 0.1  # share of the model's genes that a file must have
+    min_overlap: float = MIN_OVERLAP  # share of the model's informative expression that the file's genes must carry
     num_cells: int = 8  # cells looked at, chosen by the seed
     max_tokens: int = 2048  # of a cell with more tokens, as many chosen by the seed are looked at
     sizes: list[int] = field(default_factory=lambda: [16, 32, 64, 128, 256, 512])  # approximation: of each mechanism
@@ -236,6 +242,21 @@ class AnalyzeConfig(_InputOptions):
         require(0 <= self.seed < 2**32, "seed", self.seed, "0 to 2**32 - 1")
 
 
+@dataclass(kw_only=True)
+class GenesConfig:
+    """Fetch the table by which previous symbols and aliases of human genes are known."""
+
+    action: str | None = None  # the first plain word: update
+    url: str = HGNC_URL  # where HGNC's complete set is: an address, or a file
+    output: str | None = None  # a folder; None: the user's cache, where the other steps look
+    offline: bool = False  # do not use the network; also --offline
+
+    def __post_init__(self) -> None:
+        if self.action != "update":
+            found = "no action" if self.action is None else f"action '{self.action}'"
+            raise InputError(found, "update", "name it: 'scperformer genes update'")
+
+
 STEPS: dict[str, type] = {
     "check": CheckConfig,
     "preprocess": PreprocessConfig,
@@ -245,4 +266,5 @@ STEPS: dict[str, type] = {
     "evaluate": EvaluateConfig,
     "report": ReportConfig,
     "analyze": AnalyzeConfig,
+    "genes": GenesConfig,
 }

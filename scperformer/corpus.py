@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from anndata import AnnData
 from scipy import sparse
 from scipy.sparse import csr_matrix
@@ -15,7 +15,9 @@ from scipy.sparse import csr_matrix
 from scperformer import genes
 from scperformer.config import PretrainConfig
 from scperformer.errors import InputError
-from scperformer.preprocess import PREPARED, prepare_reference
+from scperformer.genenames import GeneMap, map_genes
+from scperformer.overlap import measure_overlap
+from scperformer.preprocess import PREPARED, align_normalised, prepare_reference
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +61,7 @@ def make_corpus(samples: Iterable[Sample], cfg: PretrainConfig, vocabulary: Sequ
     InputError
         A file cannot be used, the files name genes by different kinds of id, or too little is left.
     """
-    parts, names, files = [], [], []
+    parts, tables, files = [], [], []
     for sample in samples:
         # A gene that is rare in one file may be common in the next: genes are counted over all of them.
         every_gene = replace(cfg.data, min_cells=0)
@@ -67,18 +69,20 @@ def make_corpus(samples: Iterable[Sample], cfg: PretrainConfig, vocabulary: Sequ
             sample.adata, every_gene, cfg.source, cfg.input_kind, cfg.input_total, path=sample.path
         )
         parts.append(csr_matrix(prepared.X, dtype=np.float32))
-        names.append(list(map(str, prepared.var_names)))
+        tables.append(prepared.var)
         mark = prepared.uns[PREPARED]
         summary = f"{mark['kind']} from {mark['source']}, as ln(1 + counts per {mark['target_sum']:,.0f})"
         names_cells = {"name": sample.path.name, "sha256": sample.checksum, "num_cells": prepared.n_obs}
         files.append(names_cells | {"input": summary})
-        log.info("%s: %d cells, %d genes", sample.path, prepared.n_obs, len(names[-1]))
-    require_one_kind(names, [record["name"] for record in files])
-    union = list(dict.fromkeys(chain.from_iterable(names)))
-    if vocabulary is not None:
-        require_known(union, vocabulary)
-    chosen = union if vocabulary is None else list(vocabulary)
-    aligned = [genes.align(x, file_genes, chosen) for x, file_genes in zip(parts, names, strict=True)]
+        log.info("%s: %d cells, %d genes", sample.path, prepared.n_obs, prepared.n_vars)
+    paths = [record["name"] for record in files]
+    if vocabulary is None:
+        chosen, maps = join_genes(tables, paths, cfg.species)
+    else:
+        chosen = list(vocabulary)
+        maps = [map_to(chosen, *table, cfg.species) for table in zip(tables, paths, strict=True)]
+        require_known(maps, tables, chosen)
+    aligned = [align_normalised(x, mapping, len(chosen)) for x, mapping in zip(parts, maps, strict=True)]
     x = csr_matrix(sparse.vstack(aligned, format="csr"))
     if vocabulary is None:
         x, chosen = common_genes(x, chosen, cfg.data.min_cells)
@@ -107,26 +111,52 @@ def common_genes(x: csr_matrix, names: list[str], min_cells: int) -> tuple[csr_m
     return x[:, keep], [name for name, kept in zip(names, keep, strict=True) if kept]
 
 
-def require_one_kind(names: Sequence[Sequence[str]], files: Sequence[str]) -> None:
-    """Refuse files that name genes in different ways: the same gene would be taken for several.
+def map_to(chosen: Sequence[str], var: pd.DataFrame, file: str, species: str) -> GeneMap:
+    """The genes of a file among those of the corpus; what was done to their names is logged."""
+    mapping = map_genes(list(map(str, var.index)), chosen, var, species, path=file)
+    for note in mapping.notes:
+        log.info("%s: %s", file, note)
+    return mapping
+
+
+def join_genes(
+    tables: Sequence[pd.DataFrame], files: Sequence[str], species: str = "auto"
+) -> tuple[list[str], list[GeneMap]]:
+    """One list of genes for all files, by the names of the first file that has them, and each file's way into it.
+
+    Genes that are new with a file are added, unless it names genes in another way than the first file: the same gene
+    would be taken for two.
 
     Raises
     ------
     InputError
-        Names the first file that differs from the first of all.
+        A file names its genes in another way than the first and they cannot be translated, or is of another species.
     """
-    kinds = [genes.id_kind(file_genes) for file_genes in names]
-    for kind, file in zip(kinds, files, strict=True):
-        if kind != kinds[0]:
+    chosen: list[str] = []
+    maps: list[GeneMap] = []
+    kinds = [genes.id_kind(list(map(str, var.index))) for var in tables]
+    for var, file, kind in zip(tables, files, kinds, strict=True):
+        mapping = map_to(chosen, var, file, species)
+        is_new = mapping.target < 0
+        if kind.partition("_")[0] == kinds[0].partition("_")[0]:
+            target, how = mapping.target.copy(), mapping.how.copy()
+            target[is_new], how[is_new] = len(chosen) + np.arange(is_new.sum()), "exact"
+            chosen += list(map(str, var.index[is_new]))
+            mapping = replace(mapping, target=target, how=how)
+        elif is_new.mean() > 1 - MIN_SHARE:
             first, other = genes.KIND_NAMES[kinds[0]], genes.KIND_NAMES[kind]
             raise InputError(
                 f"{first} in {files[0]} and {other} in {file}",
-                "one kind of gene id in all files of a corpus",
+                "one kind of gene id in all files of a corpus, or names that can be translated",
                 f"convert the var_names of {file} to {first}, or leave it out",
             )
+        elif is_new.any():
+            log.warning("%s: %d of %d genes could not be translated and are left out", file, is_new.sum(), len(is_new))
+        maps.append(mapping)
+    return chosen, maps
 
 
-def require_known(found: Sequence[str], vocabulary: Sequence[str]) -> None:
+def require_known(maps: Sequence[GeneMap], tables: Sequence[pd.DataFrame], vocabulary: Sequence[str]) -> None:
     """Refuse files that have too few of the genes that the encoder is to have.
 
     Raises
@@ -134,7 +164,9 @@ def require_known(found: Sequence[str], vocabulary: Sequence[str]) -> None:
     InputError
         With examples of both sides.
     """
-    shared = genes.overlap(found, vocabulary)
+    target = np.concatenate([mapping.target for mapping in maps])
+    names = [str(name) for var in tables for name in var.index]
+    shared = measure_overlap(target, names, vocabulary)
     if not shared.num_shared or shared.share_of_model < MIN_SHARE:
         raise InputError(
             f"{shared.num_shared} of the {shared.num_model} genes of the encoder in the files "

@@ -201,19 +201,19 @@ def gene_table(adata: AnnData, source: str) -> pd.DataFrame:
 
 
 def _gene_names(adata: AnnData, source: str) -> list[str]:
-    return [str(name) for name in gene_table(adata, source).index]
+    return [str(name).strip() for name in gene_table(adata, source).index]
 
 
 def expression(adata: AnnData, findings: Findings, path: str | Path = "the data") -> tuple[Matrix, list[str]]:
-    """The matrix that `findings` names, as stored, and the gene name of each of its columns.
+    """The matrix that `findings` names, as stored, and the gene name of each of its columns; names may repeat.
 
     Raises
     ------
     InputError
-        Gene names repeat.
+        Several genes have no name.
     """
     names = _gene_names(adata, findings.source)
-    genes.require_unique(names, f"{findings.source} of {path}")
+    genes.require_named(names, f"{findings.source} of {path}")
     if findings.source == "raw":
         return adata.raw.X, names
     if findings.source == "X":

@@ -53,7 +53,7 @@ def read_h5ad(path: str | Path) -> AnnData:
     path = Path(path)
     require_h5ad(path)
     with warnings.catch_warnings():
-        # Repeated cell names are announced below, repeated genes are an error of genes.require_unique.
+        # Repeated cell names are announced below, repeated genes are added up when they are used.
         warnings.filterwarnings("ignore", message=".*names are not unique", category=UserWarning)
         # How anndata maps its older formats to today's is nothing that the user can act on.
         for category in (ad.OldFormatWarning, FutureWarning):

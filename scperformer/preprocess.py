@@ -5,9 +5,9 @@ import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,12 +18,11 @@ from scperformer import genes
 from scperformer.config import PredictConfig, PreprocessConfig
 from scperformer.detect import PREPARED, Findings, detect, expression, gene_table
 from scperformer.errors import InputError
+from scperformer.genenames import GeneMap, map_genes
 from scperformer.groups import DataConfig
 from scperformer.io import read_h5ad, require_absent, require_h5ad, write_h5ad
 from scperformer.logarithms import ASSUMED_TOTAL
-
-if TYPE_CHECKING:
-    from scperformer.bundle import Bundle
+from scperformer.overlap import Overlap, measure_overlap, require_overlap
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +70,33 @@ def normalise(
     return sparse.csr_matrix(adata.X)
 
 
+def merge_genes(
+    x: sparse.spmatrix | sparse.sparray | np.ndarray, first: np.ndarray, log_base: float | None
+) -> sparse.csr_matrix:
+    """Expression with the columns of each gene added up, as if they were counts.
+
+    Parameters
+    ----------
+    x
+        N cells x G columns.
+    first
+        For each column the first one of the same gene (`genes.first_of_each`), which gets the sum.
+    log_base
+        Of the logarithm that the values are of, as ln(1 + value) is of e; None: they are linear.
+
+    Returns
+    -------
+    N x G CSR float64. Rounded to float32, columns of a gene that has no other are as they were, bit for bit.
+    """
+    if log_base is None:
+        return genes.sum_columns(x, first)
+    linear = sparse.csr_matrix(x, dtype=np.float64, copy=True)
+    linear.data = np.expm1(linear.data * math.log(log_base))
+    summed = genes.sum_columns(linear, first)
+    summed.data = np.log1p(summed.data) / math.log(log_base)
+    return summed
+
+
 def prepare_reference(
     adata: AnnData,
     data: DataConfig,
@@ -84,7 +110,7 @@ def prepare_reference(
 
     Cells with fewer than `data.min_genes` genes are dropped, then genes expressed in fewer than
     `data.min_cells` of the remaining cells. Cells are normalised over all genes before any gene is dropped.
-    What was prepared to the same target sum before is returned as it is.
+    Genes of the same name are added up. What was prepared to the same target sum before is returned as it is.
 
     Returns
     -------
@@ -98,15 +124,21 @@ def prepare_reference(
     """
     findings = detect(adata, source, input_kind, input_total=input_total, path=path)
     x, names = expression(adata, findings, path=path)
-    if is_prepared(adata, findings) and findings.total == data.target_sum:
+    notes = genes.repeated_note(names)
+    if is_prepared(adata, findings) and findings.total == data.target_sum and not notes:
         return adata
     import scanpy  # takes seconds, so only here
 
-    rows = sparse.csr_matrix(x)
+    rows, is_gene = sparse.csr_matrix(x), np.ones(len(names), dtype=bool)
+    if notes:
+        first = genes.first_of_each(names)
+        rows, is_gene = merge_genes(rows, first, findings.log_base), first == np.arange(len(names))
+        findings = replace(findings, notes=[*findings.notes, *notes])
     keep_cells, _ = scanpy.pp.filter_cells(rows, min_genes=data.min_genes)
     _require_some(keep_cells, "cells", f"data.min_genes={data.min_genes}", path)
     rows = rows[keep_cells]
     keep_genes, _ = scanpy.pp.filter_genes(rows, min_cells=data.min_cells)
+    keep_genes &= is_gene
     _require_some(keep_genes, "genes", f"data.min_cells={data.min_cells}", path)
     var = gene_table(adata, findings.source)
     prepared = AnnData(
@@ -152,54 +184,93 @@ def _mark(
     }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Alignment:
-    """How the genes of a file become those of a model."""
+    """How rows of a file become rows of a model: made once for a file, used for any block of its rows."""
 
-    findings: Findings
-    file_genes: list[str]
-    model_genes: Sequence[str]
+    mapping: GeneMap
+    overlap: Overlap
+    num_genes: int  # of the model
     target_sum: float
-    overlap: genes.Overlap
+    findings: Findings
 
 
-def plan_alignment(adata: AnnData, findings: Findings, model: "Bundle", min_overlap: float, path: str | Path):
-    _, names = expression(adata, findings, path=path)
-    shared = genes.overlap(names, model.genes)
-    var = gene_table(adata, findings.source)
-    genes.require_overlap(shared, min_overlap, path, file_genes=names, model_genes=model.genes, var=var)
-    return Alignment(findings, names, model.genes, float(model.config["target_sum"]), shared)
-
-
-def align_rows(x, plan: Alignment) -> sparse.csr_matrix:
-    return genes.align(normalise(x, plan.findings, plan.target_sum), plan.file_genes, plan.model_genes)
-
-
-def align_to_model(
-    adata: AnnData,
+def plan_alignment(
+    var: pd.DataFrame,
     findings: Findings,
     model_genes: Sequence[str],
     *,
+    importance: np.ndarray | None = None,
     target_sum: float,
     min_overlap: float,
-    path: str | Path,
-) -> tuple[sparse.csr_matrix, genes.Overlap]:
-    """Cells as a model wants them: normalised over all genes of the file, then the model's genes as columns.
+    species: str = "auto",
+    path: str | Path = "the data",
+) -> Alignment:
+    """Find the genes of a model in a file, by its names alone.
 
-    Returns
-    -------
-    N x len(model_genes) CSR float32, genes that the file lacks 0; and how the genes overlap.
+    Parameters
+    ----------
+    var
+        The table of the genes of `findings.source` (`detect.gene_table`), its index their names.
+    importance
+        Of the model's genes (`Bundle.importance`); None: all count alike.
+    min_overlap
+        Least share of the importance that the file's genes must carry, 0 to 1.
+    species
+        Of the file: auto, human or mouse.
 
     Raises
     ------
     InputError
-        Gene names repeat, or fewer than `min_overlap` of the model's genes are there.
+        Too little of what the model looks at is there, the file is of another species, or genes have no names.
     """
-    x, names = expression(adata, findings, path=path)
-    shared = genes.overlap(names, model_genes)
-    var = gene_table(adata, findings.source)
-    genes.require_overlap(shared, min_overlap, path, file_genes=names, model_genes=model_genes, var=var)
-    return genes.align(normalise(x, findings, target_sum), names, model_genes), shared
+    names = [str(name).strip() for name in var.index]
+    genes.require_named(names, f"{findings.source} of {path}")
+    mapping = map_genes(names, model_genes, var, species, path=path)
+    found = measure_overlap(mapping.target, names, model_genes, importance=importance, notes=mapping.notes)
+    require_overlap(found, min_overlap, path, file_genes=names, model_genes=model_genes, var=var)
+    return Alignment(
+        mapping=mapping, overlap=found, num_genes=len(model_genes), target_sum=target_sum, findings=findings
+    )
+
+
+def align_rows(x: sparse.spmatrix | sparse.sparray | np.ndarray, plan: Alignment) -> sparse.csr_matrix:
+    """Cells as a model wants them: normalised over all genes of the file, then the model's genes as columns.
+
+    Several genes of the file that are one gene of the model are added up before, as counts. A row does not depend on
+    the rows beside it.
+
+    Parameters
+    ----------
+    x
+        Some rows of the expression that `plan.findings` names, with all its columns.
+
+    Returns
+    -------
+    N x G CSR float32 with sorted indices; genes that the file lacks are 0.
+    """
+    first, target = _added_up(plan.mapping)
+    if first is not None:
+        x = merge_genes(x, first, plan.findings.log_base)
+    return genes.align(normalise(x, plan.findings, plan.target_sum), target, plan.num_genes)
+
+
+def align_normalised(x: sparse.csr_matrix, mapping: GeneMap, num_genes: int) -> sparse.csr_matrix:
+    """Cells of ln(1 + value) with other genes as columns; genes that become one are added up as values.
+
+    Returns
+    -------
+    N x num_genes CSR float32 with sorted indices.
+    """
+    first, target = _added_up(mapping)
+    return genes.align(x if first is None else merge_genes(x, first, math.e), target, num_genes)
+
+
+def _added_up(mapping: GeneMap) -> tuple[np.ndarray | None, np.ndarray]:
+    """Which columns to add up (None: none), and where those that then hold values go."""
+    first = mapping.first
+    is_first = first == np.arange(len(first))
+    return None if is_first.all() else first, np.where(is_first, mapping.target, -1)
 
 
 def _prepare_for_model(adata: AnnData, cfg: PreprocessConfig, path: Path) -> AnnData:
@@ -210,12 +281,21 @@ def _prepare_for_model(adata: AnnData, cfg: PreprocessConfig, path: Path) -> Ann
     model = load_bundle(cfg.model_path)
     target_sum = float(model.config["target_sum"])
     findings = detect(adata, cfg.source, cfg.input_kind, input_total=cfg.input_total, path=path)
-    x, shared = align_to_model(
-        adata, findings, model.genes, target_sum=target_sum, min_overlap=PredictConfig.min_overlap, path=path
+    plan = plan_alignment(
+        gene_table(adata, findings.source),
+        findings,
+        model.genes,
+        importance=model.importance,
+        target_sum=target_sum,
+        min_overlap=PredictConfig.min_overlap,
+        species=cfg.species,
+        path=path,
     )
-    prepared = AnnData(x, obs=adata.obs.copy(), var=pd.DataFrame(index=model.genes))
-    mark = _mark(prepared, findings, target_sum, cells_dropped=0, genes_dropped=shared.num_dropped)
-    prepared.uns[PREPARED] = mark | {"model": model.name, "genes_absent": shared.num_absent}
+    x, _ = expression(adata, findings, path=path)
+    prepared = AnnData(align_rows(x, plan), obs=adata.obs.copy(), var=pd.DataFrame(index=model.genes))
+    findings = replace(findings, notes=[*findings.notes, *plan.overlap.notes])
+    mark = _mark(prepared, findings, target_sum, cells_dropped=0, genes_dropped=plan.overlap.num_dropped)
+    prepared.uns[PREPARED] = mark | {"model": model.name, "genes_absent": plan.overlap.num_absent}
     return prepared
 
 

@@ -172,10 +172,10 @@ def things_to_check(summaries: Sequence[SampleSummary], evaluation: Evaluation |
     """Plain sentences about what a reader should look at before trusting the labels."""
     found = []
     for sample in summaries:
-        overlap = float(sample.facts["genes"]["share_of_model"])
+        overlap = float(sample.facts["genes"].get("informative_share", sample.facts["genes"]["share_of_model"]))
         if overlap < LOW_OVERLAP:
             found.append(
-                f"{sample.name} has only {overlap:.0%} of the model's genes. Absent genes count as not "
+                f"{sample.name} has only {overlap:.0%} of what the model looks at. Absent genes count as not "
                 "expressed, so its labels are less reliable."
             )
         if sample.num_unknown > HIGH_UNKNOWN * sample.num_cells:

@@ -15,6 +15,7 @@ from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig
 from scperformer.embedding import sinusoids
 from scperformer.encoder import Encoder
 from scperformer.errors import InputError
+from scperformer.genenames import map_genes
 from scperformer.groups import DataConfig, ModelConfig, TokensConfig
 from scperformer.masked_model import ENCODER
 from scperformer.model import CellTypeModel
@@ -115,16 +116,17 @@ def encoder_options(
 # --- weights -------------------------------------------------------------------------------------------------
 
 
-def shared_rows(genes: list[str], theirs: list[str], init: str) -> tuple[list[int], list[int]]:
-    """Where the genes that both have are, here and there.
+def shared_rows(genes: list[str], theirs: list[str], init: str, species: str = "auto") -> tuple[list[int], list[int]]:
+    """Where the genes that both have are, here and there, whatever the two call them; each is given once.
 
     Raises
     ------
     InputError
-        Too few of `genes` are among `theirs`.
+        Too few of `genes` are among `theirs`, or they are of another species and `species` is not told.
     """
-    place = {gene: row for row, gene in enumerate(theirs)}
-    here = [row for row, gene in enumerate(genes) if gene in place]
+    mapping = map_genes(genes, theirs, None, species, path="the reference")
+    known = (mapping.target >= 0) & (mapping.first == np.arange(len(genes)))
+    here = np.flatnonzero(known).tolist()
     if len(here) < max(1, MIN_SHARE * len(genes)):
         kind, wanted = gene_names.id_kind(genes), gene_names.id_kind(theirs)
         other = f"convert var_names from {gene_names.KIND_NAMES[kind]} to {gene_names.KIND_NAMES[wanted]}"
@@ -135,11 +137,11 @@ def shared_rows(genes: list[str], theirs: list[str], init: str) -> tuple[list[in
             f"at least {MIN_SHARE:.0%} of them",
             same if kind == wanted else other,
         )
-    return here, [place[genes[row]] for row in here]
+    return here, mapping.target[here].tolist()
 
 
 @torch.no_grad()
-def load_encoder(encoder: Encoder, bundle: Bundle, genes: list[str], init: str) -> list[int]:
+def load_encoder(encoder: Encoder, bundle: Bundle, genes: list[str], init: str, species: str = "auto") -> list[int]:
     """Put the weights of a model folder into an encoder with the same options, gene by gene.
 
     Genes that it does not know keep the vectors they have, except that sinusoidal ones get positions of their own.
@@ -153,7 +155,7 @@ def load_encoder(encoder: Encoder, bundle: Bundle, genes: list[str], init: str) 
     InputError
         It knows too few of the genes, or has weights of another shape.
     """
-    here, there = shared_rows(genes, bundle.genes, init)
+    here, there = shared_rows(genes, bundle.genes, init, species)
     new, old = torch.tensor([*here, len(genes)]), torch.tensor([*there, len(bundle.genes)])
     for name, tensor in encoder.state_dict().items():
         axis = next((axis for end, axis in GENE_AXES.items() if name.endswith(end)), None)
@@ -211,7 +213,7 @@ def start_from_init(network: CellTypeModel, genes: list[str], cfg: TrainConfig) 
     if cfg.init is None or network.encoder is None:
         return
     bundle = load_init(cfg.init)
-    known = load_encoder(network.encoder, bundle, genes, cfg.init)
+    known = load_encoder(network.encoder, bundle, genes, cfg.init, cfg.species)
     place_new_genes(network.encoder, known, len(bundle.genes), cfg.model.positions, cfg.init_mode == "full")
     freeze(network.encoder, cfg.init_mode)
     log.info(
@@ -230,11 +232,14 @@ def in_order_of_init(reference: Reference, cfg: TrainConfig) -> Reference:
     """The reference with the genes of `init` first, in its order: tokens then have the neighbours they had there."""
     if cfg.init is None:
         return reference
-    ours = set(reference.genes)
-    shared = [gene for gene in load_init(cfg.init).genes if gene in ours]
-    known = set(shared)
-    order = [*shared, *(gene for gene in reference.genes if gene not in known)]
-    return replace(reference, x=gene_names.align(reference.x, reference.genes, order), genes=order)
+    here, there = shared_rows(reference.genes, load_init(cfg.init).genes, cfg.init, cfg.species)
+    place = dict(zip(here, there, strict=True))
+    num_genes = len(reference.genes)
+    order = sorted(range(num_genes), key=lambda gene: (gene not in place, place.get(gene, gene)))
+    target = np.empty(num_genes, dtype=np.int64)
+    target[order] = np.arange(num_genes)
+    x = gene_names.align(reference.x, target, num_genes)
+    return replace(reference, x=x, genes=[reference.genes[gene] for gene in order])
 
 
 def origin(cfg: NetworkConfig, genes: list[str]) -> dict[str, Any]:
@@ -242,7 +247,7 @@ def origin(cfg: NetworkConfig, genes: list[str]) -> dict[str, Any]:
     if cfg.init is None:
         return {}
     bundle = load_init(cfg.init)
-    num_known = len(set(genes) & set(bundle.genes))
+    num_known = len(shared_rows(genes, bundle.genes, cfg.init, cfg.species)[0])
     record = {"name": bundle.name, "hash": bundle.hash, "kind": bundle.kind, "num_known_genes": num_known}
     return {"init": record | ({"mode": cfg.init_mode} if isinstance(cfg, TrainConfig) else {})}
 

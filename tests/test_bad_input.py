@@ -186,16 +186,17 @@ def test_unusable_expression(step, case, counts_adata, write, model, refused, co
 
 
 @pytest.mark.parametrize("step", ["check", "preprocess", "train", "predict"])
-def test_duplicate_gene_names(step, counts_adata, write, model, refused, command):
-    counts_adata.var_names = ["ACTB", "ACTB", *counts_adata.var_names[2:]]
+def test_genes_without_names(step, counts_adata, write, model, refused, command):
+    counts_adata.var_names = ["", "nan", *counts_adata.var_names[2:]]
     write(counts_adata, "bad.h5ad")
-    assert mentions(bad_file(step, refused, command), "more than once", "'ACTB'", "unique gene names", "add up or drop")
+    words = ("2 genes of X of bad.h5ad have an empty name or NaN", "a name for every gene", "drop these genes")
+    assert mentions(bad_file(step, refused, command), *words)
 
 
 def test_no_overlap_with_the_genes_of_the_model(counts_adata, write, model, refused, command):
     counts_adata.var_names = [f"ENSG{i:011d}" for i in range(counts_adata.n_vars)]
     write(counts_adata, "bad.h5ad")
-    words = ("0 of 200 model genes (0.0 %)", "ENSG000", "GENE1", "at least 10 %", "Ensembl ids to gene symbols")
+    words = ("0 of 200 model genes (0.0 %)", "ENSG000", "GENE1", "at least 20 %", "Ensembl ids to gene symbols")
     for step in ("check", "predict"):
         assert mentions(bad_file(step, refused, command), *words)
     assert mentions(refused("preprocess", "bad.h5ad", "model_path=model"), *words)
@@ -203,17 +204,17 @@ def test_no_overlap_with_the_genes_of_the_model(counts_adata, write, model, refu
 
 @pytest.mark.parametrize("place", ["X", "raw"])
 def test_the_column_that_holds_the_genes_of_the_model_is_named(place, counts_adata, write, model, refused, command):
-    counts_adata.var["feature_name"] = counts_adata.var_names
+    counts_adata.var["my_names"] = counts_adata.var_names
     counts_adata.var_names = [f"ENSG{i:011d}" for i in range(counts_adata.n_vars)]
     if place == "raw":
         counts_adata.raw = counts_adata
-        del counts_adata.var["feature_name"]
+        del counts_adata.var["my_names"]
     write(counts_adata, "bad.h5ad")
     for words in (EVERY_STEP["check"], EVERY_STEP["predict"], ("preprocess", "bad.h5ad", "model_path=model")):
         step, *rest = words
         error = refused(step, *rest, f"source={place}")
         text = command(step, *rest, f"source={place}").out if step == "check" else error
-        assert mentions(text, 'var["feature_name"]')
+        assert mentions(text, 'var["my_names"]')
 
 
 def test_a_place_that_does_not_exist(sample, model, refused):

@@ -361,3 +361,13 @@ def test_model_path_then_environment_then_package(monkeypatch):
     assert resolve_model(None) == (PACKAGED, "packaged")
     monkeypatch.delenv("SCPERFORMER_MODEL")
     assert resolve_model(None) == (PACKAGED, "packaged")
+
+
+def test_importance_is_mean_expression_times_the_spread_of_the_weights(bundle):
+    weight, naive = bundle.weights["baseline.weight"], []
+    for gene, mean in enumerate(bundle.gene_means):
+        centre = sum(weight[gene]) / 2
+        naive.append(mean * (sum((value - centre) ** 2 for value in weight[gene]) / 2) ** 0.5)
+    np.testing.assert_allclose(bundle.importance, naive, rtol=1e-5)
+    del bundle.weights["baseline.weight"]
+    np.testing.assert_array_equal(bundle.importance, bundle.gene_means)

@@ -18,6 +18,7 @@ class Model:
     name = "toy"
     kind = bundle.ANNOTATOR
     genes = [f"GENE{i}" for i in range(0, 250, 2)]  # noqa: RUF012
+    importance = None
 
 
 load_bundle = bundle.load_bundle
@@ -89,10 +90,12 @@ def test_good_file(counts_adata, write, tmp_path, capsys):
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[1:-1]]
     assert dict(lines) == {
         "cells": "120",
-        "genes": "200, gene symbols",
+        "genes": "200, gene symbols, human",
         "expression": "counts in X",
         "obs": "columns  cell_type (3 values)",
-        "model": "toy (packaged): 100 of 125 genes (80.0%) found, not GENE200, GENE202, GENE204 ...",
+        "model": "toy (packaged): 100 of 125 genes (80.0%) found, with 80.0% of its informative expression, "
+        "not GENE200, GENE202, GENE204 ...",
+        "note": "previous symbols and aliases were not looked up: 'scperformer genes update' fetches the table once",
         "ok": f"scperformer predict '{path}'",
     }
     assert results[0]["problem"] is None
@@ -101,13 +104,32 @@ def test_good_file(counts_adata, write, tmp_path, capsys):
         run_check(CheckConfig(inputs=[str(path)], output=str(output)))
 
 
+def test_mouse_genes_are_a_problem_with_a_remedy(counts_adata, write, capsys):
+    counts_adata.var_names = [f"Gene{i}" for i in range(200)]
+    path = str(write(counts_adata))
+    with pytest.raises(InputError, match="1 of 1 files"):
+        run_check(CheckConfig(inputs=[path]))
+    out = capsys.readouterr().out
+    assert "genes        200, gene symbols, mouse" in out
+    assert "add species=human if these are human genes, or species=mouse to match genes by their orthologs" in out
+    [result] = run_check(CheckConfig(inputs=[path], species="human"))
+    assert (result["species"], result["overlap"]["num_shared"], result["overlap"]["informative_share"]) == (
+        "human",
+        100,
+        0.8,
+    )
+    out = capsys.readouterr().out
+    assert "note         100 names were matched in upper case" in out
+    assert f"ok           scperformer predict {path} species=human" in out
+
+
 def test_log_values_and_notes_are_shown(pbmc, write, capsys, monkeypatch):
     monkeypatch.setattr(Model, "genes", [*pbmc.raw.var_names, *(f"NEW{i}" for i in range(1000))])
     run_check(CheckConfig(inputs=[str(write(pbmc))]))
     out = capsys.readouterr().out
     assert "expression   log1p in raw (natural logarithm, unknown total)" in out
     assert "note         X is not used: negative values" in out
-    assert "note         few of the model's genes are there" in out
+    assert "note         only 43.3% of what the model looks at is in the file: look at the labels" in out
 
 
 def test_all_files_are_shown_before_the_error(counts_adata, write, capsys, tmp_path):
@@ -122,6 +144,7 @@ def test_all_files_are_shown_before_the_error(counts_adata, write, capsys, tmp_p
     out = capsys.readouterr().out
     assert "problem      no file" in out
     assert "problem      0 of 125 model genes (0.0 %) found" in out
+    assert "genes        200, Ensembl ids, human" in out
     assert "convert var_names from Ensembl ids to gene symbols" in out
     assert f"ok           scperformer predict {good}" in out
     assert [result["problem"] is None for result in json.loads(output.read_text())["files"]] == [False, False, True]
@@ -172,4 +195,4 @@ def test_packaged_model(pbmc, write, monkeypatch, capsys):
     monkeypatch.setattr(bundle, "load_bundle", load_bundle)
     results = run_check(CheckConfig(inputs=[str(write(pbmc))]))
     assert results[0]["overlap"]["share_of_model"] == 1.0
-    assert "pbmc68k_reduced (packaged): 765 of 765 genes (100.0%) found\n" in capsys.readouterr().out
+    assert "pbmc68k_reduced (packaged): 765 of 765 genes (100.0%) found, with 100.0% of" in capsys.readouterr().out

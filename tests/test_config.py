@@ -12,7 +12,12 @@ from scperformer.config import STEPS
 from scperformer.errors import InputError
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
-NEEDED = {"train": ["label_key=x"], "evaluate": ["truth_key=x"], "analyze": ["analysis=spectrum"]}
+NEEDED = {
+    "train": ["label_key=x"],
+    "evaluate": ["truth_key=x"],
+    "analyze": ["analysis=spectrum"],
+    "genes": ["action=update"],
+}
 GROUPS = {
     "data": groups.DataConfig,
     "tokens": groups.TokensConfig,
@@ -28,7 +33,8 @@ GROUPS = {
 def defaults(step: str) -> dict[str, object]:
     """Every option of a step by its full name, with the value it has on the command line."""
     found: dict[str, object] = {}
-    options = make_config(step, ["inputs=[a.h5ad]", *NEEDED.get(step, [])])
+    files = [] if step == "genes" else ["inputs=[a.h5ad]"]
+    options = make_config(step, [*files, *NEEDED.get(step, [])])
     for option in fields(options):
         value = getattr(options, option.name)
         if is_dataclass(value):
@@ -151,6 +157,14 @@ def test_a_split_by_column_needs_the_column(split):
 def test_scbert_tokens_have_five_bins():
     with pytest.raises(InputError, match="5 with tokens=scbert"):
         groups.TokensConfig(name="scbert", num_bins=7)
+
+
+def test_species_and_actions():
+    with pytest.raises(InputError, match=r"species='?rat'?; expected one of auto, human, mouse"):
+        config.PredictConfig(inputs=["a"], species="rat")
+    for action in (None, "fetch"):
+        with pytest.raises(InputError, match="expected update: name it: 'scperformer genes update'"):
+            config.GenesConfig(action=action)
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1.0])

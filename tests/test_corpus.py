@@ -44,6 +44,30 @@ def test_genes_are_the_union_and_values_those_of_each_file_alone():
     ]
 
 
+def test_files_with_other_names_for_the_same_genes_share_them(caplog):
+    caplog.set_level("INFO", logger="scperformer")
+    symbols, ids = ["CD3D", "GAPDH", "NKG7"], ["ENSG00000105374.4", "ENSG00000167286", "ENSG99999999999"]
+    one, two = small(symbols), small(ids, seed=1)
+    corpus = make_corpus([sample(one), sample(two, "b.h5ad")], config("data.min_cells=1"))
+    assert corpus.genes == symbols
+    counts = two.X.toarray()
+    logged = np.log1p(counts / counts.sum(1, keepdims=True) * 1e4)
+    np.testing.assert_allclose(corpus.x[12:].toarray(), logged[:, [1, 2, 0]] * [1, 0, 1], rtol=1e-5)
+    assert "b.h5ad: 2 genes were translated between Ensembl ids and symbols" in caplog.text
+    assert "b.h5ad: 1 of 3 genes could not be translated and are left out" in caplog.text
+    given = make_corpus([sample(two)], config(), symbols)
+    np.testing.assert_array_equal(given.x.toarray(), corpus.x[12:].toarray())
+
+
+def test_genes_of_a_file_that_are_one_gene_are_added_up():
+    adata = small(["CD3D", "ENSG00000167286", "GAPDH"], num_cells=40)
+    counts = adata.X.toarray()
+    summed = np.column_stack([counts[:, :2].sum(1), counts[:, 2]])
+    corpus = make_corpus([sample(adata)], config(), ["CD3D", "GAPDH"])
+    wanted = np.log1p(summed / counts.sum(1, keepdims=True) * 1e4)[counts[:, 2] > 0]  # two genes or none
+    np.testing.assert_allclose(corpus.x.toarray(), wanted, rtol=1e-5)
+
+
 def test_rare_genes_are_counted_over_all_files():
     one, two = small(["A", "B", "C"]), small(["A", "B", "C"], seed=1)
     for adata, num_cells in ((one, 2), (two, 1)):

@@ -271,8 +271,10 @@ def test_expression_gives_matrix_and_names(counts_adata, pbmc):
     counts_adata.layers["counts"] = counts_adata.X.copy()
     x, _ = expression(counts_adata, detect(counts_adata, "layers/counts"))
     assert x is counts_adata.layers["counts"]
-    counts_adata.var_names = ["SAME", "SAME", *counts_adata.var_names[2:]]
-    with pytest.raises(InputError, match=r"1 gene names occur more than once in X of d.h5ad \(e.g. 'SAME'\)"):
+    counts_adata.var_names = ["SAME", "SAME ", *counts_adata.var_names[2:]]
+    assert expression(counts_adata, detect(counts_adata))[1][:2] == ["SAME", "SAME"]
+    counts_adata.var_names = ["", "NaN", *counts_adata.var_names[2:]]
+    with pytest.raises(InputError, match=r"2 genes of X of d.h5ad have an empty name or NaN"):
         expression(counts_adata, detect(counts_adata), path="d.h5ad")
 
 

@@ -1,7 +1,6 @@
-"""Gene names: kinds, overlap, alignment."""
+"""Gene names: kinds, parts, species; columns moved and added up."""
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy import sparse
 
@@ -28,78 +27,60 @@ def test_id_kind(names, kind):
     assert genes.id_kind(names) == kind
 
 
-def test_require_unique_names_the_repeated_genes():
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("CD3D", (None, "CD3D")),
+        ("ENSG00000167286", ("ENSG00000167286", None)),
+        ("ensg00000167286.9", ("ENSG00000167286", None)),
+        ("ENSG00000182162.11_PAR_Y", ("ENSG00000182162", None)),
+        ("ENSG00000167286_CD3D", ("ENSG00000167286", "CD3D")),
+        ("ENSG00000204287.14_HLA-DRA", ("ENSG00000204287", "HLA-DRA")),
+        ("HLA-DRA_ENSG00000204287.14", ("ENSG00000204287", "HLA-DRA")),
+        ("Y_RNA_ENSG00000199347", ("ENSG00000199347", "Y_RNA")),
+        ("CD3D (ENSG00000167286)", ("ENSG00000167286", "CD3D")),
+        ("CD3D|ENSG00000167286", ("ENSG00000167286", "CD3D")),
+        ("ENSA", (None, "ENSA")),
+        ("", (None, None)),
+    ],
+)
+def test_parts(name, parts):
+    assert genes.parts(name) == parts
+
+
+SPECIES = {
+    "human symbols": (["GAPDH", "MT-ND1", "C1orf112", "5S_rRNA", "HLA-DRA"], "human"),
+    "mouse symbols": (["Gapdh", "mt-Nd1", "1700001C19Rik", "Gm1992", "H2-K1"], "mouse"),
+    "lower case": (["gapdh", "mt-nd1", "c1orf112", "hla-dra"], "unknown"),
+    "human ids": (["ENSG00000187634", "ENSG00000188976.2", "ERCC-1"], "human"),
+    "mouse ids": (["ENSMUSG00000051951", "ENSMUSG00000089699_Xkr4"], "mouse"),
+    "rat ids": (["ENSRNOG00000061316", "ENSRNOG00000029897"], "other"),
+    "numbers": (["1", "2"], "unknown"),
+    "none": ([], "unknown"),
+}
+
+
+@pytest.mark.parametrize("case", SPECIES)
+def test_species(case):
+    names, species = SPECIES[case]
+    assert genes.guess_species(names) == species
+
+
+def test_lists_that_define_genes_are_unique():
     genes.require_unique(["A", "B"], "X")
     with pytest.raises(InputError, match=r"1 gene names occur more than once in X of a.h5ad \(e.g. 'B'\)"):
         genes.require_unique(["A", "B", "B", "B"], "X of a.h5ad")
 
 
-def test_overlap_counts_and_keeps_the_order_of_each_side():
-    found = genes.overlap(["Z", "B", "Y", "A"], ["A", "C", "B", "D"])
-    assert (found.num_file, found.num_model, found.num_shared, found.share_of_model) == (4, 4, 2, 0.5)
-    assert (found.absent, found.num_absent) == (["C", "D"], 2)
-    assert (found.dropped, found.num_dropped) == (["Z", "Y"], 2)
+def test_several_genes_without_a_name():
+    genes.require_named(["A", "A", ""], "X")
+    with pytest.raises(InputError, match="3 genes of X have an empty name or NaN"):
+        genes.require_named(["A", "", "NaN", "None"], "X")
 
 
-def test_overlap_lists_twenty_and_counts_all():
-    found = genes.overlap([f"F{i}" for i in range(50)], [f"M{i}" for i in range(30)])
-    assert found.absent == [f"M{i}" for i in range(20)]
-    assert (found.num_absent, found.num_dropped, found.share_of_model) == (30, 50, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("file_genes", "model_genes", "match"),
-    [
-        (
-            ["ENSG00000187634", "ENSG00000188976"],
-            ["SAMD11", "NOC2L"],
-            r"0 of 2 model genes \(0.0 %\) found in q.h5ad \(e.g. 'ENSG00000188976'; model has e.g. 'NOC2L'\); .*"
-            "convert var_names from Ensembl ids to gene symbols",
-        ),
-        (["ENSG00000187634.2"], ["ENSG00000187634"], "from Ensembl ids with versions to Ensembl ids"),
-        (["samd11", "noc2l"], ["SAMD11", "NOC2L"], "2 genes differ in case only"),
-        (["CD3D"], ["SAMD11"], "same species"),
-    ],
-    ids=["ensembl", "versioned", "lowercase", "other"],
-)
-def test_require_overlap_shows_both_sides(file_genes, model_genes, match):
-    found = genes.overlap(file_genes, model_genes)
-    with pytest.raises(InputError, match=match):
-        genes.require_overlap(found, 0.1, "q.h5ad", file_genes=file_genes, model_genes=model_genes)
-
-
-@pytest.mark.parametrize(
-    ("var", "remedy"),
-    [
-        ({"feature_name": ["SAMD11", "NOC2L"]}, r'take the names in var\["feature_name"\] as var_names \(gene symbols'),
-        ({"n": [1, 2], "symbol": pd.Categorical(["X", "NOC2L"])}, r'take the names in var\["symbol"\]'),
-        ({"feature_name": ["X", "Y"]}, "convert var_names from Ensembl ids to gene symbols"),
-        ({}, "convert var_names from Ensembl ids to gene symbols"),
-    ],
-    ids=["names", "some names", "other names", "no columns"],
-)
-def test_require_overlap_names_the_column_that_helps(var, remedy):
-    ours, models = ["ENSG00000187634", "ENSG00000188976"], ["SAMD11", "NOC2L"]
-    with pytest.raises(InputError, match=remedy):
-        genes.require_overlap(
-            genes.overlap(ours, models),
-            0.1,
-            "q.h5ad",
-            file_genes=ours,
-            model_genes=models,
-            var=pd.DataFrame(var, index=ours),
-        )
-
-
-def test_require_overlap_at_its_threshold():
-    ours, models = ["A", "X"], ["A", "B", "C", "D"]
-    found = genes.overlap(ours, models)
-    genes.require_overlap(found, 0.25, "q.h5ad", file_genes=ours, model_genes=models)
-    with pytest.raises(InputError, match=r"1 of 4 model genes \(25.0 %\).*at least 26 %"):
-        genes.require_overlap(found, 0.26, "q.h5ad", file_genes=ours, model_genes=models)
-    none = genes.overlap(["X"], models)
-    with pytest.raises(InputError, match="at least one gene"):
-        genes.require_overlap(none, 0.0, "q.h5ad", file_genes=["X"], model_genes=models)
+def test_first_of_each():
+    assert genes.first_of_each(["b", "a", "b", "c", "a"]).tolist() == [0, 1, 0, 3, 1]
+    assert genes.first_of_each(np.array([-1, 7, 7])).tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -107,26 +88,30 @@ def test_require_overlap_at_its_threshold():
     [sparse.csr_matrix, sparse.csc_matrix, sparse.csr_array, np.asarray],
     ids=["csr", "csc", "array", "dense"],
 )
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
-def test_align_equals_a_loop(make, dtype):
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.uint8])
+def test_align_and_sums_equal_a_loop(make, dtype):
     rng = np.random.default_rng(1)
-    dense = rng.poisson(0.7, (23, 40)).astype(dtype)
-    file_genes = [f"F{i}" for i in rng.permutation(40)]
-    model_genes = [f"F{i}" for i in rng.permutation(60)][:37]
-
+    dense = rng.poisson(0.7, (23, 40)).astype(dtype) * 100  # two of them are too much for a byte
+    target = np.where(rng.random(40) < 0.7, rng.permutation(60)[:40] - 23, -1)
+    target[target < 0] = -1
     expected = np.zeros((23, 37))
-    for column, gene in enumerate(model_genes):
-        if gene in file_genes:
-            expected[:, column] = dense[:, file_genes.index(gene)]
-
-    aligned = genes.align(make(dense), file_genes, model_genes)
-    assert aligned.format == "csr"
-    assert aligned.dtype == np.float32
-    assert aligned.has_canonical_format
+    for column, place in enumerate(target):
+        if place >= 0:
+            expected[:, place] = dense[:, column]
+    x = make(dense)
+    aligned = genes.align(x, target, 37)
+    assert (aligned.format, aligned.dtype, aligned.has_canonical_format) == ("csr", np.float32, True)
     np.testing.assert_array_equal(aligned.toarray(), expected)
+
+    first = genes.first_of_each(rng.integers(0, 20, 40))
+    summed = np.zeros((23, 40))
+    for column, place in enumerate(first):
+        summed[:, place] += dense[:, column]
+    np.testing.assert_array_equal(genes.sum_columns(x, first).toarray(), summed)
+    np.testing.assert_array_equal(x.toarray() if sparse.issparse(x) else x, dense)  # the user's matrix is as it was
 
 
 def test_align_with_nothing_shared_is_all_zero():
-    aligned = genes.align(sparse.csr_matrix(np.ones((3, 2))), ["A", "B"], ["C", "D", "E"])
+    aligned = genes.align(sparse.csr_matrix(np.ones((3, 2))), np.array([-1, -1]), 3)
     assert aligned.shape == (3, 3)
     assert aligned.nnz == 0

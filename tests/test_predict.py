@@ -115,6 +115,22 @@ def test_a_shuffled_gene_order_and_extra_genes_change_nothing(counts_adata, mode
     np.testing.assert_array_equal(plain.obsm["scperformer_proba"], shuffled.obsm["scperformer_proba"])
 
 
+def test_other_names_of_the_same_genes_change_nothing_and_are_noted(counts_adata, model):
+    plain = scperformer.annotate(counts_adata.copy(), model)
+    assert plain.uns["scperformer"]["genes"]["informative_share"] == 1
+    counts_adata.var_names = counts_adata.var_names.str.lower()
+    scperformer.annotate(counts_adata, model)
+    np.testing.assert_array_equal(plain.obsm["scperformer_proba"], counts_adata.obsm["scperformer_proba"])
+    assert list(counts_adata.uns["scperformer"]["genes"]["notes"]) == ["200 names were matched in upper case"]
+
+
+def test_the_species_can_be_told(counts_adata, model):
+    counts_adata.var_names = counts_adata.var_names.str.title()
+    with pytest.raises(InputError, match=r"look mouse .*species=human if these are human genes"):
+        scperformer.annotate(counts_adata, model)
+    scperformer.annotate(counts_adata, model, overrides=["species=human"])
+
+
 def test_a_cell_without_counts_is_unknown(counts_adata, model):
     x = counts_adata.X.tolil()
     x[3] = 0

@@ -5,15 +5,16 @@ import math
 
 import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import sparse
 
 from scperformer import bundle
 from scperformer.config import PreprocessConfig
-from scperformer.detect import PREPARED, detect
+from scperformer.detect import PREPARED, detect, expression, gene_table
 from scperformer.errors import InputError
 from scperformer.groups import DataConfig
-from scperformer.preprocess import align_to_model, normalise, prepare_reference, run_preprocess
+from scperformer.preprocess import align_rows, normalise, plan_alignment, prepare_reference, run_preprocess
 
 # The values are float32 (relative precision 6e-8), and so is scanpy's division by the total.
 TOLERANCE = {"rtol": 1e-6, "atol": 0}
@@ -157,14 +158,84 @@ def test_filters_that_leave_nothing(counts_adata, data, match):
 
 def test_alignment_normalises_over_all_genes_of_the_file(counts_adata):
     model_genes = ["GENE150", "ABSENT", "GENE3"]
-    x, shared = align_to_model(
-        counts_adata, detect(counts_adata), model_genes, target_sum=1e4, min_overlap=0.5, path="q.h5ad"
-    )
+    options = {"target_sum": 1e4, "path": "q.h5ad", "importance": np.array([1.0, 1.0, 2.0])}
+    plan = plan_alignment(counts_adata.var, detect(counts_adata), model_genes, min_overlap=0.75, **options)
+    x, shared = align_rows(counts_adata.X, plan), plan.overlap
     np.testing.assert_allclose(x.toarray()[:, [0, 2]], plain(counts_adata.X)[:, [150, 3]], **TOLERANCE)
     assert x[:, 1].nnz == 0
     assert (shared.num_shared, shared.absent, shared.num_dropped) == (2, ["ABSENT"], 198)
-    with pytest.raises(InputError, match=r"2 of 3 model genes \(66.7 %\) found in q.h5ad"):
-        align_to_model(counts_adata, detect(counts_adata), model_genes, target_sum=1e4, min_overlap=0.7, path="q.h5ad")
+    assert (shared.share_of_model, shared.informative_share) == (2 / 3, 0.75)
+    with pytest.raises(InputError, match=r"2 of 3 model genes \(66.7 %\) found in q.h5ad, with 75.0 % of the model's"):
+        plan_alignment(counts_adata.var, detect(counts_adata), model_genes, min_overlap=0.8, **options)
+
+
+def split_in_two(adata):
+    """The same cells with the counts of each gene spread over two columns of its name."""
+    dense = adata.X.toarray()
+    half = np.floor(dense / 2)
+    names = [*adata.var_names, *adata.var_names]
+    return ad.AnnData(sparse.csr_matrix(np.hstack([half, dense - half])), adata.obs, pd.DataFrame(index=names))
+
+
+KINDS = {
+    "counts": lambda x: x,
+    "linear": lambda x: sparse.csr_matrix(x * 0.25),
+    "log1p": lambda x: sparse.csr_matrix(plain(x), dtype=np.float32),
+    "log2": lambda x: sparse.csr_matrix(plain(x, 1e6) / math.log(2), dtype=np.float32),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_of_one_gene_are_added_up_as_counts(counts_adata, kind):
+    model_genes = [f"GENE{i}" for i in range(0, 260, 2)]
+    options = {"target_sum": 1e4, "min_overlap": 0.0}
+    twice = split_in_two(counts_adata)
+    for adata in (counts_adata, twice):
+        adata.X = KINDS[kind](adata.X)
+    plan = plan_alignment(twice.var, detect(twice), model_genes, **options)
+    assert plan.overlap.notes[0].startswith("200 gene names occur more than once ('GENE0', 'GENE1', 'GENE2')")
+    once = align_rows(counts_adata.X, plan_alignment(counts_adata.var, detect(counts_adata), model_genes, **options))
+    summed = align_rows(twice.X, plan)
+    if kind == "counts":
+        np.testing.assert_array_equal(summed.toarray(), once.toarray())
+    np.testing.assert_allclose(summed.toarray(), once.toarray(), rtol=2e-6)  # logarithms of float32 parts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("repeated", [False, True], ids=["unique", "repeated"])
+def test_a_row_does_not_depend_on_its_block(counts_adata, kind, repeated):
+    adata = split_in_two(counts_adata) if repeated else counts_adata
+    adata.X = KINDS[kind](adata.X)
+    findings = detect(adata)
+    plan = plan_alignment(
+        gene_table(adata, "X"), findings, list(counts_adata.var_names[::3]), target_sum=1e4, min_overlap=0.5
+    )
+    x, _ = expression(adata, findings)
+    whole = align_rows(x, plan)
+    for size in (1, 7, 50):
+        blocks = [align_rows(x[start : start + size], plan) for start in range(0, 120, size)]
+        joined = sparse.vstack(blocks, format="csr")
+        for part in ("data", "indices", "indptr"):
+            np.testing.assert_array_equal(getattr(joined, part), getattr(whole, part))
+        dense = align_rows(x[:size].toarray(), plan)
+        np.testing.assert_array_equal(dense.toarray(), whole[:size].toarray())
+
+
+@pytest.mark.parametrize("kind", ["counts", "log1p"])
+def test_a_reference_has_the_sum_of_repeated_genes(counts_adata, kind):
+    twice = split_in_two(counts_adata)
+    for adata in (counts_adata, twice):
+        adata.X = KINDS[kind](adata.X)
+    expected, result = (prepare_reference(adata, DataConfig(min_genes=50)) for adata in (counts_adata, twice))
+    assert list(result.var_names) == list(expected.var_names)
+    np.testing.assert_allclose(result.X.toarray(), expected.X.toarray(), rtol=2e-6)
+    assert any("occur more than once" in note for note in result.uns[PREPARED]["notes"])
+
+
+def test_several_genes_without_a_name_are_refused(counts_adata):
+    counts_adata.var_names = ["", "nan", *counts_adata.var_names[2:]]
+    with pytest.raises(InputError, match=r"2 genes of X of r.h5ad have an empty name or NaN for one"):
+        prepare_reference(counts_adata, DataConfig(), path="r.h5ad")
 
 
 # the step
@@ -186,7 +257,7 @@ def test_step_writes_beside_the_input(counts_adata, write, caplog):
 
 def test_step_aligns_to_a_model(counts_adata, write, tmp_path, monkeypatch):
     class Model:
-        name, config = "small", {"target_sum": 1e3}
+        name, config, importance = "small", {"target_sum": 1e3}, None
         genes = ["GENE9", "ABSENT", "GENE1"]  # noqa: RUF012
 
     monkeypatch.setattr(bundle, "load_bundle", lambda path: Model)

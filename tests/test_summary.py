@@ -93,7 +93,9 @@ def test_things_to_check(samples, labels):
     summaries = [summary.summarise(one, labels) for one in samples]
     truths = [np.array(words.split(), dtype=object) for words in ("T T mast B", "T B NK T B")]
     found = "\n".join(summary.things_to_check(summaries, compare(samples, truths, "truth")))
-    assert "two has only 50% of the model's genes" in found
+    assert "two has only 50% of what the model looks at" in found
+    samples[1].facts["genes"]["informative_share"] = 0.3
+    assert any("two has only 30% of what" in text for text in summary.things_to_check(summaries, None))
     assert "40% of the cells of two are flagged as unknown" in found
     assert "25% of the cells of one are flagged" in found
     assert "Logistic regression agrees on only 40% of the cells of two" in found

@@ -120,8 +120,18 @@ def test_the_reference_keeps_its_values_in_the_order_of_init(pretrained, counts_
     known = [gene for gene in load_bundle(pretrained).genes if gene in before.genes]
     assert after.genes[: len(known)] == known
     assert sorted(after.genes) == sorted(before.genes)
-    back = align(after.x, after.genes, before.genes)
+    back = align(after.x, np.array([before.genes.index(gene) for gene in after.genes]), len(before.genes))
     assert (back != before.x).nnz == 0
+
+
+def test_a_reference_may_call_the_genes_of_the_encoder_otherwise(pretrained, counts_adata):
+    plain, network, _ = started(counts_adata, pretrained)
+    counts_adata.var_names = [name.lower() for name in counts_adata.var_names]
+    other, same, _ = started(counts_adata, pretrained)
+    assert other.genes == [name.lower() for name in plain.genes]
+    assert (other.x != plain.x).nnz == 0
+    for name, tensor in network.encoder.state_dict().items():
+        torch.testing.assert_close(same.encoder.state_dict()[name], tensor, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -145,7 +155,7 @@ def test_encoders_of_every_mechanism_say_the_same_of_the_genes_they_know(name, p
     x = csr_matrix(np.random.default_rng(0).gamma(1, 2, (1, 30)) * (np.arange(30) % 3 > 0), dtype=np.float32)
     with torch.no_grad():
         before = old(Cells(x, tokens).batch([0]))[0]
-        after = new(Cells(align(x, genes, more), tokens).batch([0]))[0]
+        after = new(Cells(align(x, np.array([more.index(gene) for gene in genes]), len(more)), tokens).batch([0]))[0]
     place = {gene: row for row, gene in enumerate(gene for gene in more if gene in genes and x[0, genes.index(gene)])}
     rows = [place[gene] for gene in genes if x[0, genes.index(gene)]]
     torch.testing.assert_close(after[[*rows, -1]], before, rtol=1e-4, atol=1e-5)
