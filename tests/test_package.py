@@ -79,14 +79,19 @@ LAYERS = {
     "transfer": "attention bundle config embedding encoder errors genenames genes groups masked_model model reference",
     "head_start": "baseline config data model",
     "inference": "baseline bundle groups data errors model products",
-    "predict": "bundle compose config data detect errors inference io overlap preprocess",
+    "h5ad_copy": "errors io outputs",
+    "partial": "errors outputs",
+    "calls_table": "outputs",
+    "backed": "detect errors io",
+    "annotation": "backed bundle config data detect errors h5ad_copy inference io overlap partial preprocess rows",
+    "predict": "annotation backed calls_table compose config errors h5ad_copy inference io partial",
     "analysis": "",
     "analysis.inputs": "data embedding encoder",
     "analysis.spectrum": "analysis.inputs",
     "analysis.approximation": "analysis.inputs attention",
     "analysis.figures": "analysis.spectrum figures",
-    "analyze": "analysis.approximation analysis.figures analysis.inputs analysis.spectrum config data errors "
-    "inference io predict",
+    "analyze": "analysis.approximation analysis.figures analysis.inputs analysis.spectrum annotation config data errors "
+    "inference io",
     "datamodule": "data embedding",
     "learner": "calibrate config groups data datamodule embedding epochs errors metrics model products",
     "masked_learner": "config data datamodule embedding learner masked_model masking",
@@ -114,8 +119,8 @@ ONLY = {
     + " embedding encoder model pieces products data datamodule inference learner batchsize training estimate "
     "masking masked_model masked_learner encoder_start head_start transfer pretraining "
     "analysis.approximation analysis.inputs analysis.spectrum",
-    "anndata": "io rows detect check preprocess reference predict training corpus pretraining annotated analyze",
-    "h5py": "io rows annotated",
+    "anndata": "io rows detect check preprocess reference annotation backed h5ad_copy predict training corpus pretraining annotated analyze",
+    "h5py": "io rows annotated backed h5ad_copy",
     "scanpy": "preprocess",
     "safetensors": "bundle",
     "sklearn": "baseline figures",
@@ -239,7 +244,9 @@ def test_no_error_is_swallowed(module):
         if isinstance(node, ast.ExceptHandler):
             assert node.type is not None, f"bare except in line {node.lineno}"
             caught = {name.id for name in ast.walk(node.type) if isinstance(name, ast.Name)}
-            assert not caught & {"Exception", "BaseException"}, f"line {node.lineno}"
+            # The command line is where every error ends as a line; elsewhere it must go on its way.
+            passed_on = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
+            assert module == "cli" or passed_on or not caught & {"Exception", "BaseException"}, f"line {node.lineno}"
 
 
 @pytest.mark.parametrize("module", MODULES)

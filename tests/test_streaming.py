@@ -191,7 +191,7 @@ def test_without_resume_it_starts_anew(whole, cut_off, tiny_model, caplog):
 def test_parts_of_another_run_are_refused(cut_off, counts_adata, tiny_model, tmp_path):
     path, _ = cut_off
     with pytest.raises(InputError, match=r"of another run \(other options\).*leave out resume=true"):
-        run_predict(config(path, tiny_model, resume=True, min_overlap=0.2))
+        run_predict(config(path, tiny_model, resume=True, min_overlap=0.3))
     counts_adata[::-1].copy().write_h5ad(path)
     with pytest.raises(InputError, match=r"of another run \(other input\)"):
         run_predict(config(path, tiny_model, resume=True))
