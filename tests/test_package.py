@@ -41,7 +41,9 @@ LAYERS = {
     "curve": "figures history",
     "epochs": "history resources",
     "genes": "errors",
-    "io": "errors outputs",
+    "lenient": "",
+    "trust": "errors lenient",
+    "io": "errors lenient outputs trust",
     "detect": "errors genes values",
     "tokens": "groups",
     "attention.base": "errors",
@@ -54,10 +56,15 @@ LAYERS = {
     "compose": "config errors",
     "cards": "",
     "bundle": "cards errors io",
+    "orientation": "errors genes",
+    "tenx": "errors io trust",
+    "loom": "errors io tenx",
+    "tables": "bundle errors io orientation tenx",
+    "readers": "errors io lenient loom tables tenx trust",
     "labels": "errors groups",
     "splits": "errors groups labels",
-    "check": "bundle config groups detect errors genes io labels values",
-    "preprocess": "bundle config groups detect errors genes io",
+    "check": "bundle config groups detect errors genes io labels readers values",
+    "preprocess": "bundle config groups detect errors genes io readers",
     "reference": "check config errors labels preprocess splits",
     "runs": "attention compose config curve errors history outputs",
     "gene2vec": "errors",
@@ -80,17 +87,17 @@ LAYERS = {
     "analysis.approximation": "analysis.inputs attention",
     "analysis.figures": "analysis.spectrum figures",
     "analyze": "analysis.approximation analysis.figures analysis.inputs analysis.spectrum config data errors "
-    "inference io predict",
+    "inference io predict readers",
     "datamodule": "data embedding",
     "learner": "calibrate config groups data datamodule embedding epochs errors metrics model products",
     "masked_learner": "config data datamodule embedding learner masked_model masking",
     "batchsize": "config data errors groups learner model resources runs",
     "training": "batchsize groups baseline linear bundle calibrate compose config data errors inference io "
-    "learner metrics model reference runs attention encoder encoder_start transfer head_start",
-    "estimate": "baseline batchsize config data encoder encoder_start inference io learner model reference resources "
+    "learner metrics model readers reference runs attention encoder encoder_start transfer head_start",
+    "estimate": "baseline batchsize config data encoder encoder_start inference learner model readers reference resources "
     "training transfer",
     "pretraining": "bundle compose config corpus data encoder encoder_start errors inference io masked_learner "
-    "masked_model runs transfer",
+    "masked_model readers runs transfer",
     "annotated": "errors io",
     "evaluate": "annotated config errors io metrics",
     "summary": "annotated evaluate figures",
@@ -108,8 +115,9 @@ ONLY = {
     + " embedding encoder model pieces products data datamodule inference learner batchsize training estimate "
     "masking masked_model masked_learner encoder_start head_start transfer pretraining "
     "analysis.approximation analysis.inputs analysis.spectrum",
-    "anndata": "io detect check preprocess reference predict training corpus pretraining annotated analyze",
-    "h5py": "io annotated",
+    "anndata": "io detect check preprocess reference predict training corpus pretraining annotated analyze "
+    "lenient trust tenx loom tables readers",
+    "h5py": "io annotated lenient trust tenx loom readers",
     "scanpy": "preprocess",
     "safetensors": "bundle",
     "sklearn": "baseline figures",
