@@ -16,7 +16,7 @@ from anndata._io.specs.registry import IORegistryError  # public nowhere; a subc
 from anndata.io import read_elem, write_elem
 
 from scperformer.errors import InputError
-from scperformer.lenient import quiet_anndata, read_parts
+from scperformer.lenient import has_lost_categories, quiet_anndata, read_parts
 from scperformer.outputs import new_file, new_folder, require_absent
 from scperformer.trust import require_contained, require_usable
 
@@ -62,6 +62,9 @@ def read_h5ad(path: str | Path) -> AnnData:
     path = Path(path)
     require_h5ad(path)
     try:
+        with h5py.File(path, "r") as file:
+            if has_lost_categories(file):  # anndata would take the codes for numbers
+                raise ValueError("columns of codes without their categories")
         with quiet_anndata():
             adata = ad.read_h5ad(path)
     except READ_ERRORS as error:

@@ -29,6 +29,17 @@ def quiet_anndata() -> Iterator[None]:
         yield
 
 
+def has_lost_categories(file: h5py.File) -> bool:
+    """Whether a table of anndata 0.7 has columns of codes that do not say which categories they stand for."""
+    for name in ("obs", "var"):
+        table = file[name]
+        if isinstance(table, h5py.Group):
+            for column in table.get("__categories", ()):
+                if column in table and "categories" not in table[column].attrs:
+                    return True
+    return False
+
+
 def read_parts(file: h5py.File, errors: tuple[type[Exception], ...]) -> tuple[AnnData, list[str]]:
     """The content of an open h5ad file: expression, obs and var must be readable, all else is left out if it is not.
 

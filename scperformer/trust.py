@@ -116,15 +116,16 @@ def _objects(content: Any) -> str | None:
         return next((found for found in map(_objects, content) if found), None)
     if not isinstance(content, dict):
         return None
+    parts = (part for key, part in content.items() if key != "attributes" and not key.endswith(".zattrs"))
+    if found := next((found for found in map(_objects, parts) if found), None):
+        return found
     codec = content.get("id", content.get("name"))
     if isinstance(codec, str) and "pickle" in codec.lower():
         return "pickled objects"
-    if "dtype" in content and "O" in str(content["dtype"]):
+    if "O" in str(content.get("dtype", "")):
         filters = content.get("filters") or [{}]
-        if filters[0].get("id") not in TEXT_CODECS:
-            return "Python objects"
-    parts = (part for key, part in content.items() if key != "attributes" and not key.endswith(".zattrs"))
-    return next((found for found in map(_objects, parts) if found), None)
+        return None if filters[0].get("id") in TEXT_CODECS else "Python objects"
+    return None
 
 
 def require_sound(x: Any, where: str, path: str | Path) -> None:

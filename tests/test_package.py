@@ -94,8 +94,8 @@ LAYERS = {
     "batchsize": "config data errors groups learner model resources runs",
     "training": "batchsize groups baseline linear bundle calibrate compose config data errors inference io "
     "learner metrics model readers reference runs attention encoder encoder_start transfer head_start",
-    "estimate": "baseline batchsize config data encoder encoder_start inference learner model readers reference resources "
-    "training transfer",
+    "estimate": "baseline batchsize config data encoder encoder_start inference learner model readers reference "
+    "resources training transfer",
     "pretraining": "bundle compose config corpus data encoder encoder_start errors inference io masked_learner "
     "masked_model readers runs transfer",
     "annotated": "errors io",
