@@ -18,9 +18,11 @@ SYMBOL_SHARE = 0.5  # how much a name counts that merely looks like a symbol
 GENE = re.compile(rf"{ENSEMBL}(\.\d+)?|MT-\S+|mt-\S+|RP[LS]\d+\w*|Rp[ls]\d+\w*|HLA-\S+|LINC\d+|FBgn\d+|WBGene\d+")
 # CD3D, HLA-A, AL627309.1 and the Actb, Gm1992, 1700001A01Rik of the mouse.
 SYMBOL = re.compile(r"[A-Z][A-Z0-9]+([-.][A-Z0-9]+)*(orf\d+)?|[A-Z][a-z0-9]{2,}\w*|\d+\w+Rik")
-BARCODE = re.compile(r"(^|.*[^A-Za-z])[ACGTN]{8,}([^A-Za-z].*)?$")
+BARCODE = re.compile(r"[ACGTN]{10,}")  # anywhere in a name: AAACATACAACCAC-1, sample1_AAACATACAACCAC
 CELL = re.compile(
-    r"(cell|barcode|bc|sample|well|plate)[-_. ]?\w*\d.*|([SED]RR|GSM|SAM[NED])[A-Z]?\d{4,}.*", re.IGNORECASE
+    r"(cell|barcode|bc|sample|well|plate)[-_. ]?\d+.*|.*[-_. ]cell[-_. ]?\d+"  # cell12, mouse1_lib2.final_cell_0006
+    r"|([SED]RR|GSM|SAM[NED]A?)\d{4,}.*",  # runs and samples of the archives
+    re.IGNORECASE,
 )
 
 
@@ -53,14 +55,16 @@ def weigh(names: Sequence[str], known: Collection[str]) -> Evidence:
     """What the names of an axis look like."""
     step = max(1, len(names) // NUM_LOOKED_AT)
     some = [str(name).strip() for name in names[::step]]
-    cells = np.array([bool(BARCODE.match(name) or CELL.fullmatch(name)) for name in some], dtype=bool)
+    cells = np.array([bool(BARCODE.search(name) or CELL.fullmatch(name)) for name in some], dtype=bool)
     genes = np.array([bool(GENE.fullmatch(name)) for name in some], dtype=bool)
     symbols = np.array([bool(SYMBOL.fullmatch(name)) for name in some], dtype=bool)
+    # T1, T2, T3 are one word numbered, and could be anything; lists of genes have many words.
+    words = len({re.sub(r"\d", "", name) for name in some}) / max(1, len(some))
     shared = len(set(known).intersection(map(str, names)))
     return Evidence(
         known=shared / max(1, min(len(names), len(known))),
         genes=float(genes.mean()) if some else 0.0,
-        symbols=float((symbols & ~cells).mean()) if some else 0.0,
+        symbols=float((symbols & ~cells).mean()) * min(1.0, 2 * words) if some else 0.0,
         cells=float((cells & ~genes).mean()) if some else 0.0,
     )
 

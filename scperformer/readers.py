@@ -17,7 +17,7 @@ from scperformer.lenient import quiet_anndata
 from scperformer.loom import is_loom, read_loom
 from scperformer.tables import MARKS, read_table, sniff
 from scperformer.tenx import (
-    MATRIX_FILE,
+    MTX_FILE,
     TEXT_ERRORS,
     find_matrix,
     is_gzip,
@@ -121,11 +121,14 @@ def require_readable(path: str | Path) -> str:
 def _folder_kind(path: Path) -> str:
     if any((path / name).is_file() for name in ZARR_ROOTS):
         require_contained_folder(path)
+        if not all((path / name).exists() for name in ("obs", "var")):
+            found = f"{path} is a zarr store without obs and var"
+            raise InputError(found, "an AnnData in zarr", "name the folder of the AnnData itself")
         return "zarr"
-    if any(MATRIX_FILE.match(entry.name) for entry in path.iterdir()):
+    if any(MTX_FILE.match(entry.name) for entry in path.iterdir()):
         _require_mtx(path)
         return "mtx"
-    found = f"{path} is a folder that holds neither matrix.mtx nor a zarr store"
+    found = f"{path} is a folder that holds neither an mtx file nor a zarr store"
     raise InputError(found, KINDS, "name the h5ad file itself, or the folder in which matrix.mtx is")
 
 
@@ -233,7 +236,7 @@ def beside(path: str | Path, ending: str) -> Path:
 def checksum(path: str | Path) -> str:
     """The SHA-256 of a file; of several files that are one input, that of their names and SHA-256s."""
     path = Path(path)
-    if path.is_file() and not re.search(r"\.mtx(\.gz)?$", path.name):
+    if path.is_file() and not MTX_FILE.match(path.name):
         return sha256(path)
     if path.is_file() or not any((path / name).is_file() for name in ZARR_ROOTS):
         files = list(find_matrix(path))

@@ -23,7 +23,7 @@ EXPRESSION = "Gene Expression"
 MATRIX_PARTS = {"barcodes", "data", "indices", "indptr", "shape"}
 TEXT_ERRORS = (*READ_ERRORS, EOFError, zlib.error, OverflowError)
 
-MATRIX_FILE = re.compile(r"(?P<prefix>.*?)matrix\.mtx(\.gz)?$")
+MTX_FILE = re.compile(r"(?P<stem>.*)\.mtx(\.gz)?$", re.IGNORECASE)
 GZIP_SIGNATURE = b"\x1f\x8b"
 LEAST_ENTRY = 4  # bytes of an entry of an mtx file: two numbers, a blank and the end of the line
 MOST_GZIP = 1032  # times that gzip can shrink a file
@@ -116,7 +116,9 @@ def find_matrix(path: Path) -> tuple[Path, Path, Path]:
     """
     folder = path if path.is_dir() else path.parent
     if path.is_dir():
-        found = sorted(entry for entry in path.iterdir() if MATRIX_FILE.match(entry.name) and entry.is_file())
+        every = sorted(entry for entry in path.iterdir() if MTX_FILE.match(entry.name) and entry.is_file())
+        # STARsolo puts others beside matrix.mtx.
+        found = [entry for entry in every if "matrix.mtx" in entry.name.lower()] or every
         if len(found) != 1:
             names = ", ".join(entry.name for entry in found[:3])
             text = f"{path} is a folder with {len(found)} mtx files" + (f" ({names})" if found else "")
@@ -131,10 +133,12 @@ def find_matrix(path: Path) -> tuple[Path, Path, Path]:
 
 def _prefixes(name: str) -> list[str]:
     """What the names of the files beside an mtx file may begin with, the likeliest first."""
-    if match := MATRIX_FILE.match(name):
-        return [match["prefix"]]
-    stem = re.sub(r"\.mtx(\.gz)?$", "", name)
-    return [f"{stem}_", f"{stem}.", f"{stem}-", ""]
+    match = MTX_FILE.match(name)
+    stem = match["stem"] if match else name
+    if stem.lower().endswith("matrix"):
+        return [stem[: -len("matrix")]]
+    sample = re.match(r".*[-_.]", stem)  # GSM1_ of GSM1_counts
+    return [f"{stem}_", f"{stem}.", f"{stem}-", *([sample[0]] if sample else []), ""]
 
 
 def _companion(folder: Path, prefixes: Sequence[str], words: Sequence[str], matrix: Path) -> Path:

@@ -31,6 +31,7 @@ GENES = {
 CELLS = {
     "barcodes": ["sample1_AAACATACAACCAC", "AAACATTGAGCTAC-1", "AAACATTGATCAGC-2", "TTTGCATGAGAGGC", "GGGGCATGAGAGGC"],
     "numbered cells": [f"cell_{i}" for i in range(5)],
+    "names of studies": [f"mouse1_lib2.final_cell_{i:04d}" for i in range(5)],
     "runs": [f"SRR{i}" for i in range(100200, 100205)],
 }
 
@@ -52,6 +53,7 @@ def test_orientation_by_names(of_cells, of_genes, tmp_path, caplog):
 
 UNDECIDABLE = {
     "numbers on both": (["r0", "r1"], [f"c{i}" for i in range(900)]),  # the longer axis alone says nothing
+    "series of symbols": ([f"T{i}" for i in range(30)], [f"x{i}" for i in range(20)]),
     "genes on both": (GENES["known symbols"], GENES["known symbols"]),
     "cells on both": (CELLS["barcodes"], CELLS["numbered cells"]),
 }

@@ -153,5 +153,22 @@ def test_parts_of_a_folder(cells, tmp_path):
     with pytest.raises(InputError, match=r"a folder with 2 mtx files .*name the mtx file itself"):
         require_readable(target)
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(InputError, match=r"is a folder that holds neither matrix.mtx nor a zarr store"):
+    with pytest.raises(InputError, match=r"is a folder that holds neither an mtx file nor a zarr store"):
         require_readable(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("matrix", "others"),
+    [("GSM1.mtx", "GSM1_"), ("GSM1_counts.mtx", "GSM1_"), ("counts.mtx", ""), ("a.Matrix.mtx", "a.")],
+)
+def test_other_names_of_the_matrix(matrix, others, cells, tmp_path):
+    target = write_mtx(cells, tmp_path, prefix=others, zipped=False)
+    (target / f"{others}matrix.mtx").rename(target / matrix)
+    for path in (target, target / matrix):
+        assert same(read_cells(path), cells)
+
+
+def test_the_matrix_beside_others_of_starsolo(cells, tmp_path):
+    target = write_mtx(cells, tmp_path, zipped=False)
+    (target / "UniqueAndMult-EM.mtx").write_text("another")
+    assert same(read_cells(target), cells)
