@@ -75,18 +75,9 @@ def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
     notes: list[str] = []
     if kind == "h5ad":
         adata = read_h5ad(path)
-    elif kind == "table":
-        adata, notes = read_table(path, orientation)
     else:
-        readers: dict[str, Callable[[Path], tuple[AnnData, list[str]]]] = {
-            "10x h5": read_tenx_h5,
-            "mtx": read_tenx_folder,
-            "loom": read_loom,
-            "zarr": _read_zarr,
-        }
         with quiet_anndata():
-            adata, notes = readers[kind](path)
-    if kind != "h5ad":
+            adata, notes = read_table(path, orientation) if kind == "table" else READERS[kind](path)
         require_usable(adata, path)
     more = f" ({'; '.join(notes)})" if notes else ""
     log.info("read %s: %s, %d cells x %d genes%s", path, kind, adata.n_obs, adata.n_vars, more)
@@ -202,6 +193,14 @@ def _read_zarr(path: Path) -> tuple[AnnData, list[str]]:
         return ad.read_zarr(path), []
     except READ_ERRORS as error:
         raise damaged(path, error, "a complete AnnData in zarr") from error
+
+
+READERS: dict[str, Callable[[Path], tuple[AnnData, list[str]]]] = {
+    "10x h5": read_tenx_h5,
+    "mtx": read_tenx_folder,
+    "loom": read_loom,
+    "zarr": _read_zarr,
+}
 
 
 # Names and fingerprints of inputs

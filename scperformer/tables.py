@@ -49,7 +49,8 @@ def sniff(path: Path) -> str:
     sizes = {delimiter: _widths(lines, delimiter) for delimiter in DELIMITERS}
     fitting = {delimiter: widths[-1] for delimiter, widths in sizes.items() if _agree(widths)}
     if not fitting:
-        found = f"{path} is no table: its lines have different numbers of fields"
+        most = ", ".join(map(str, max(sizes.values(), key=lambda widths: max(widths, default=0))[:5]))
+        found = f"{path} is no table: its lines have different numbers of fields ({most or 'none'}, ...)"
         raise InputError(found, f"{EXPECTED}, the same number of fields in each row", "write it again")
     return max(fitting, key=lambda delimiter: fitting[delimiter])
 

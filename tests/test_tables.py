@@ -117,6 +117,7 @@ TABLES = {
     "no names of rows": ("CD3D,CD4\n5,1\n7,2\n", r"numbers in the first column \(e.g. 5, 7\)"),
     "one column": ("CD3D\n1\n2\n", "is no table"),
     "prose": ("To be, or not to be,\nthat is the question\n", "is no table"),
+    "a line of comment": ("# Program\nc\tCD3D\na\t1\n", r"different numbers of fields \(1, 2, 2, ...\)"),
     "a row of names alone": ("c,CD3D\n", "is no table"),
     "latin-1": ("c,CD3D,CD4\nCélula,1,2\nb,3,4\n".encode("latin-1"), "no UTF-8 .*iconv"),
     "utf-16 without mark": ("c,CD3D\na,1\n".encode("utf-16-le"), "of no known kind"),
@@ -151,3 +152,9 @@ def test_known_genes_are_those_of_the_packaged_model():
     known = tables._known_genes()
     assert "HES4" in known
     assert len(known) == 765
+
+
+def test_repeated_names_of_genes_stay_without_anndatas_advice(tmp_path, recwarn):
+    (tmp_path / "a.csv").write_text("c,CD3D,CD3D\ncell_1,1,2\ncell_2,3,4\n")
+    assert list(read_cells(tmp_path / "a.csv").var_names) == ["CD3D", "CD3D"]
+    assert len(recwarn) == 0
