@@ -117,7 +117,7 @@ TABLES = {
     "no names of rows": ("CD3D,CD4\n5,1\n7,2\n", r"numbers in the first column \(e.g. 5, 7\)"),
     "one column": ("CD3D\n1\n2\n", "is no table"),
     "prose": ("To be, or not to be,\nthat is the question\n", "is no table"),
-    "a line of comment": ("# Program\nc\tCD3D\na\t1\n", r"different numbers of fields \(1, 2, 2, ...\)"),
+    "a line of comment": ("# Program\nc\tCD3D\tCD4\na\t1\t2\n", r"different numbers of fields \(1, 3, 3, ...\)"),
     "a row of names alone": ("c,CD3D\n", "is no table"),
     "latin-1": ("c,CD3D,CD4\nCélula,1,2\nb,3,4\n".encode("latin-1"), "no UTF-8 .*iconv"),
     "utf-16 without mark": ("c,CD3D\na,1\n".encode("utf-16-le"), "of no known kind"),
