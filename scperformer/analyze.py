@@ -21,7 +21,8 @@ from scperformer.config import AnalyzeConfig
 from scperformer.data import Cells
 from scperformer.errors import InputError
 from scperformer.inference import Model, load_model, torch_state_kept
-from scperformer.io import new_folder, read_h5ad, require_absent, require_h5ad
+from scperformer.io import new_folder, require_absent
+from scperformer.readers import beside, read_cells, require_readable
 
 log = logging.getLogger(__name__)
 
@@ -106,11 +107,11 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
     """
     start = time.perf_counter()
     path = cfg.inputs[0]
-    require_h5ad(path)
-    output = Path(cfg.output) if cfg.output else Path(path).with_suffix(f".{cfg.analysis}")
+    require_readable(path)
+    output = Path(cfg.output) if cfg.output else beside(path, f".{cfg.analysis}")
     require_absent(output, cfg.overwrite, marker=SUMMARY)
     model = load_model(cfg.model_path)
-    files, summary = analyze(read_h5ad(path), model, cfg, path)
+    files, summary = analyze(read_cells(path, cfg.orientation), model, cfg, path)
     with new_folder(output, cfg.overwrite, marker=SUMMARY) as folder:
         for name, content in files.items():
             if isinstance(content, bytes):

@@ -24,10 +24,10 @@ from scperformer.detect import Findings, detect, expression, gene_table
 from scperformer.errors import InputError
 from scperformer.h5ad_copy import Blocks, without_slashes
 from scperformer.inference import Model, choose_device, predict_cells, torch_state_kept
-from scperformer.io import sha256
 from scperformer.overlap import Overlap
 from scperformer.partial import Calls
 from scperformer.preprocess import align_rows, plan_alignment
+from scperformer.readers import checksum
 from scperformer.rows import Rows
 
 log = logging.getLogger(__name__)
@@ -53,8 +53,8 @@ class Query:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the file; empty for cells in memory."""
-        return sha256(self.path) if Path(self.path).is_file() else ""
+        """Of the file or folder; empty for cells in memory."""
+        return checksum(self.path) if Path(self.path).exists() else ""
 
     def starts(self) -> range:
         """The first row of each block."""

@@ -13,7 +13,8 @@ from anndata.io import read_elem, sparse_dataset
 
 from scperformer.detect import PREPARED
 from scperformer.errors import InputError
-from scperformer.io import READ_ERRORS, damaged, require_cells_and_genes, require_h5ad
+from scperformer.io import READ_ERRORS, damaged, require_h5ad
+from scperformer.trust import require_cells_and_genes
 
 
 @dataclass
@@ -33,6 +34,8 @@ class BackedH5ad:
     def __init__(self, file: h5py.File):
         self.file = file
         obs = file["obs"]
+        if obs.attrs.get("encoding-version") != "0.2.0":
+            raise ValueError("obs of an older format")
         self.n_obs = int(obs[obs.attrs["_index"]].shape[0])
         self.var: pd.DataFrame = read_elem(file["var"])
         self.n_vars = len(self.var)
@@ -94,9 +97,19 @@ def reading(path: str | Path) -> Iterator[None]:
         raise damaged(path, error) from error
 
 
+def can_stream(path: str | Path) -> bool:
+    """Whether an h5ad file is regular enough for `open_backed`; older and odd ones are read as a whole."""
+    try:
+        with h5py.File(path, "r") as file:
+            BackedH5ad(file)
+    except READ_ERRORS:
+        return False
+    return True
+
+
 @contextmanager
 def open_backed(path: str | Path) -> Iterator[BackedH5ad]:
-    """An h5ad file to read from block by block; of today's format, which `is_old_format` tells.
+    """An h5ad file to read from block by block, if `can_stream` says so.
 
     Raises
     ------

@@ -15,9 +15,10 @@ from scperformer.detect import Findings, detect, expression, gene_table
 from scperformer.errors import InputError
 from scperformer.genenames import map_genes
 from scperformer.groups import DataConfig
-from scperformer.io import new_file, read_h5ad, require_absent
+from scperformer.io import new_file, require_absent
 from scperformer.labels import rare_labels, rare_note
 from scperformer.overlap import measure_overlap, require_overlap
+from scperformer.readers import read_cells
 from scperformer.values import BASE_NAMES
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _examine(path: str, cfg: CheckConfig, model: "Bundle") -> dict[str, Any]:
     """Everything that can be said about a file; the first problem ends it."""
     result: dict[str, Any] = {"file": path, "problem": None}
     try:
-        adata = read_h5ad(path)
+        adata = read_cells(path, cfg.orientation)
         result["label_columns"] = label_columns(adata)
         findings = detect(adata, cfg.source, cfg.input_kind, input_total=cfg.input_total, path=path)
         result["findings"] = findings.as_dict()

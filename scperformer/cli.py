@@ -45,6 +45,7 @@ EXAMPLES = {
     "check": """\
   scperformer check sample.h5ad
   scperformer check *.h5ad model_path=my_model
+  scperformer check filtered_feature_bc_matrix counts.csv.gz sample.loom
   scperformer check reference.h5ad label_key=cell_type""",
     "preprocess": """\
   scperformer preprocess reference.h5ad output=prepared.h5ad

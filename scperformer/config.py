@@ -20,6 +20,7 @@ from scperformer.groups import (
 )
 from scperformer.options import require, require_choice
 
+ORIENTATIONS = ("auto", "cells_by_genes", "genes_by_cells")
 INPUT_KINDS = ("auto", "counts", "linear", "log1p")
 INIT_MODES = ("full", "last_layer", "head")
 SPECIES = ("auto", "human", "mouse")
@@ -34,6 +35,7 @@ class _InputOptions:
     """What every step that reads expression can be told instead of detecting it."""
 
     inputs: list[str] = field(default_factory=list)  # the positional files
+    orientation: str = "auto"  # of tables of text: cells_by_genes or genes_by_cells
     source: str = "auto"  # X, raw or layers/NAME
     input_kind: str = "auto"  # counts, linear (TPM, corrected counts) or log1p
     input_total: float | None = None  # what log1p data were normalised to, when it cannot be seen
@@ -42,6 +44,7 @@ class _InputOptions:
     def __post_init__(self) -> None:
         known = self.source in ("auto", "X", "raw") or self.source.startswith("layers/")
         require(known, "source", self.source, "auto, X, raw or layers/NAME")
+        require_choice("orientation", self.orientation, ORIENTATIONS)
         require_choice("input_kind", self.input_kind, INPUT_KINDS)
         require_choice("species", self.species, SPECIES)
         if self.input_total is not None:

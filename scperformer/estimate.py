@@ -19,9 +19,9 @@ from scperformer.data import Cells, shuffled_batches
 from scperformer.encoder import require_encoder
 from scperformer.encoder_start import start_attention
 from scperformer.inference import torch_state_kept
-from scperformer.io import read_h5ad, require_h5ad
 from scperformer.learner import has_to_learn, train_network
 from scperformer.model import CellTypeModel
+from scperformer.readers import read_cells, require_readable
 from scperformer.reference import Reference, make_reference
 from scperformer.resources import in_bytes, in_time, peak_memory
 from scperformer.training import fit_wide, move_wide, new_network, wide_recipe
@@ -197,9 +197,9 @@ def run_estimate(cfg: TrainConfig) -> Estimate:
         As `run_train`: the file, its labels, its expression or an option cannot be used.
     """
     path = Path(cfg.inputs[0])
-    require_h5ad(path)
+    require_readable(path)
     begin = time.perf_counter()
-    adata = read_h5ad(path)
+    adata = read_cells(path, cfg.orientation)
     cfg = adopt_options(cfg)
     if cfg.model.deep:
         require_encoder(cfg.tokens, cfg.model, cfg.attention)

@@ -55,7 +55,7 @@ def add_to_h5ad(
 ) -> None:
     """Copy an h5ad file and add columns and entries to the copy; everything else stays bit for bit.
 
-    Files of anndata older than 0.8 (`is_old_format`) are not for this: their layout is another one.
+    Only for files that `backed.can_stream`: older and odd ones have another layout.
 
     Parameters
     ----------
@@ -96,12 +96,6 @@ def add_to_h5ad(
                         _write_blocks(file, f"{place}/{key}", value, len(obs))
                     else:
                         write_elem(file[place], key, value)
-
-
-def is_old_format(path: str | Path) -> bool:
-    """Whether a file is of anndata older than 0.8: other layouts of tables and matrices."""
-    with h5py.File(path, "r") as file:
-        return file["obs"].attrs.get("encoding-version") != "0.2.0"
 
 
 def _existing_keys(file: h5py.File) -> dict[str, set[str]]:

@@ -3,7 +3,6 @@
 import hashlib
 import warnings
 from pathlib import Path
-from typing import Any
 
 import anndata as ad
 import h5py
@@ -11,7 +10,9 @@ from anndata import AnnData
 from anndata._io.specs.registry import IORegistryError  # public nowhere; a subclass of Exception only
 
 from scperformer.errors import InputError
+from scperformer.lenient import has_lost_categories, quiet_anndata, read_parts
 from scperformer.outputs import new_file, new_folder, require_absent
+from scperformer.trust import require_contained, require_usable
 
 __all__ = [
     "READ_ERRORS",
@@ -52,38 +53,28 @@ def read_h5ad(path: str | Path) -> AnnData:
     """
     path = Path(path)
     require_h5ad(path)
-    with warnings.catch_warnings():
-        # Repeated cell names are announced below, repeated genes are added up when they are used.
-        warnings.filterwarnings("ignore", message=".*names are not unique", category=UserWarning)
-        # How anndata maps its older formats to today's is nothing that the user can act on.
-        for category in (ad.OldFormatWarning, FutureWarning):
-            warnings.simplefilter("ignore", category)
-        try:
+    try:
+        with h5py.File(path, "r") as file:
+            if has_lost_categories(file):  # anndata would take the codes for numbers
+                raise ValueError("columns of codes without their categories")
+        with quiet_anndata():
             adata = ad.read_h5ad(path)
-        except READ_ERRORS as error:
-            raise damaged(path, error) from error
-    require_cells_and_genes(adata, path)
-    if not adata.obs_names.is_unique:
-        num = int(adata.obs_names.duplicated().sum())
-        warnings.warn(f"{num} cell names in {path} repeat earlier ones; they are kept as they are", stacklevel=2)
+    except READ_ERRORS as error:
+        adata = _read_leniently(path, error)
+    require_usable(adata, path)
     return adata
 
 
-def require_cells_and_genes(adata: Any, path: str | Path) -> None:
-    """Fail when there is nothing in an AnnData, or in what stands for one (`n_obs`, `n_vars`).
-
-    Raises
-    ------
-    InputError
-        It has no cells or no genes.
-    """
-    for what, size in (("cell", adata.n_obs), ("gene", adata.n_vars)):
-        if size == 0:
-            raise InputError(
-                f"no {what}s in {path} ({adata.n_obs} cells x {adata.n_vars} genes)",
-                f"at least one {what}",
-                "check the step that wrote this file, for example a filter that dropped everything",
-            )
+def _read_leniently(path: Path, error: Exception) -> AnnData:
+    """The parts of a file that anndata refused with `error`, if what counts can be read."""
+    try:
+        with h5py.File(path, "r") as file, quiet_anndata():
+            adata, left_out = read_parts(file, READ_ERRORS)
+    except READ_ERRORS:
+        raise damaged(path, error) from error
+    without = f" without {', '.join(left_out[:5])}" if left_out else ""
+    warnings.warn(f"{path} is no regular h5ad file ({_reason(error)}); it is read{without}", stacklevel=3)
+    return adata
 
 
 def require_h5ad(path: str | Path) -> None:
@@ -110,7 +101,10 @@ def require_h5ad(path: str | Path) -> None:
         raise InputError(f"{path} {what}", expected, "read it with scanpy and save it with write_h5ad")
     try:
         with h5py.File(path, "r") as file:
+            require_contained(file, path)
             parts = sorted(file)
+    except InputError:
+        raise
     except READ_ERRORS as error:
         raise damaged(path, error) from error
     if not {"obs", "var"} <= set(parts):
@@ -121,12 +115,17 @@ def require_h5ad(path: str | Path) -> None:
         )
 
 
-def damaged(path: str | Path, error: Exception) -> InputError:
+def damaged(path: str | Path, error: Exception, expected: str = "a complete h5ad file") -> InputError:
     """The error for a file on whose content h5py or anndata failed with one of `READ_ERRORS`."""
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    # HDF5 names the two lengths in a way that nobody understands; the word is what helps.
-    what = "is truncated" if "truncated file" in reason else f"is damaged ({reason[:200]})"
-    return InputError(f"{path} {what}", "a complete h5ad file", "copy or download it again, or write it anew")
+    reason = _reason(error)
+    # HDF5 names the two lengths, and gzip its marker, in a way that nobody understands; the word is what helps.
+    is_cut = any(words in reason for words in ("truncated file", "end-of-stream", "Truncated file"))
+    what = "is truncated" if is_cut else f"is damaged ({reason})"
+    return InputError(f"{path} {what}", expected, "copy or download it again, or write it anew")
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def sha256(path: str | Path) -> str:

@@ -3,11 +3,11 @@
 import json
 import logging
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import anndata as ad
 from anndata import AnnData
 
 from scperformer.annotation import (
@@ -19,15 +19,16 @@ from scperformer.annotation import (
     make_query,
     require_new_keys,
 )
-from scperformer.backed import BackedH5ad, open_backed
+from scperformer.backed import BackedH5ad, can_stream, open_backed
 from scperformer.calls_table import PARQUET, SEPARATORS, write_calls
 from scperformer.compose import make_config, quoted
 from scperformer.config import PredictConfig
 from scperformer.errors import InputError
-from scperformer.h5ad_copy import add_to_h5ad, is_old_format
+from scperformer.h5ad_copy import add_to_h5ad
 from scperformer.inference import Model, load_model
-from scperformer.io import new_folder, read_h5ad, require_absent, require_h5ad, write_h5ad
+from scperformer.io import new_folder, require_absent, write_h5ad
 from scperformer.partial import Partial, partial_results
+from scperformer.readers import beside, read_cells, require_readable
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,17 @@ ZARR_MARKER = ".zgroup"
 TABLE_ROWS = 100_000  # of a table at a time
 SECONDS_BETWEEN_LINES = 20.0
 # Options that change no call: a run may be resumed with others.
-NOT_IN_IDENTITY = ("inputs", "output", "output_format", "overwrite", "resume", "batch_size", "threads", "device")
+NOT_IN_IDENTITY = (
+    "inputs",
+    "model_path",
+    "output",
+    "output_format",
+    "overwrite",
+    "resume",
+    "batch_size",
+    "threads",
+    "device",
+)
 
 
 def annotate(
@@ -117,12 +128,7 @@ def format_of(output: Path) -> str:
 
 def default_output(path: Path, cfg: PredictConfig) -> Path:
     """Where the annotation of a file goes unless told otherwise: beside it."""
-    return path.with_suffix(f".annotated.{cfg.output_format}")
-
-
-def is_streamed(path: str, output: Path) -> bool:
-    """Whether a file is annotated without being in memory as a whole."""
-    return output.suffix != ".zarr" and not is_old_format(path)
+    return beside(path, f".annotated.{cfg.output_format}")
 
 
 def identity_of(query: Query, model: Model, cfg: PredictConfig) -> dict[str, str]:
@@ -171,14 +177,15 @@ def _write(
 
 def _predict_in_memory(path: str, output: Path, model: Model, cfg: PredictConfig) -> None:
     """Annotate a file that cannot be read block by block, or that is to be written anew."""
-    adata = read_h5ad(path)
+    adata = read_cells(path, cfg.orientation)
     if not cfg.overwrite:
         require_new_keys(keys_of(adata), cfg.key_added, path)
     annotation = annotate_in_memory(adata, model, cfg, path)
     if output.suffix == ".h5ad":
         write_h5ad(adata, output, cfg.overwrite)
     elif output.suffix == ".zarr":
-        with new_folder(output, cfg.overwrite, ZARR_MARKER) as temporary, ad.settings.override(zarr_write_format=2):
+        with new_folder(output, cfg.overwrite, ZARR_MARKER) as temporary, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Writing zarr v2")  # on purpose: every program reads it
             adata.write_zarr(temporary)
     else:
         names = [str(name) for name in adata.obs_names]
@@ -199,8 +206,7 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
     InputError
         A file or the model cannot be used, or an output exists; nothing is written for that file.
     """
-    for path in cfg.inputs:  # all of them before the first one is annotated
-        require_h5ad(path)
+    kinds = [require_readable(path) for path in cfg.inputs]  # all of them before the first one is annotated
     outputs = [Path(cfg.output) if cfg.output else default_output(Path(path), cfg) for path in cfg.inputs]
     for number, output in enumerate(outputs):
         if output in outputs[:number]:
@@ -208,8 +214,8 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
         require_absent(output, cfg.overwrite, marker=ZARR_MARKER if output.suffix == ".zarr" else None)
         format_of(output)
     model = load_model(cfg.model_path)
-    for path, output in zip(cfg.inputs, outputs, strict=True):
-        if is_streamed(path, output):
+    for path, kind, output in zip(cfg.inputs, kinds, outputs, strict=True):
+        if kind == "h5ad" and output.suffix != ".zarr" and can_stream(path):
             _predict_streaming(path, output, model, cfg)
         else:
             _predict_in_memory(path, output, model, cfg)

@@ -20,9 +20,10 @@ from scperformer.detect import PREPARED, Findings, detect, expression, gene_tabl
 from scperformer.errors import InputError
 from scperformer.genenames import GeneMap, map_genes
 from scperformer.groups import DataConfig
-from scperformer.io import read_h5ad, require_absent, require_h5ad, write_h5ad
+from scperformer.io import require_absent, write_h5ad
 from scperformer.logarithms import ASSUMED_TOTAL
 from scperformer.overlap import Overlap, measure_overlap, require_overlap
+from scperformer.readers import beside, read_cells, require_readable
 
 log = logging.getLogger(__name__)
 
@@ -313,10 +314,10 @@ def run_preprocess(cfg: PreprocessConfig) -> Path:
     """
     start = time.perf_counter()
     path = Path(cfg.inputs[0])
-    require_h5ad(path)
-    output = Path(cfg.output) if cfg.output is not None else path.with_name(f"{path.stem}.prepared.h5ad")
+    require_readable(path)
+    output = Path(cfg.output) if cfg.output is not None else beside(path, ".prepared.h5ad")
     require_absent(output, cfg.overwrite)
-    adata = read_h5ad(path)
+    adata = read_cells(path, cfg.orientation)
     if cfg.model_path is not None:
         prepared = _prepare_for_model(adata, cfg, path)
     else:

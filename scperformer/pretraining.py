@@ -23,8 +23,9 @@ from scperformer.encoder import Encoder, require_encoder
 from scperformer.encoder_start import start_attention, start_gene_vectors
 from scperformer.errors import InputError
 from scperformer.inference import torch_state_kept
-from scperformer.io import read_h5ad, require_absent, require_h5ad, sha256
+from scperformer.io import require_absent
 from scperformer.masked_model import MaskedModel
+from scperformer.readers import beside, checksum, read_cells, require_readable
 from scperformer.runs import changed_options, hush_helper, is_helper, open_run, recorded_options, recorded_versions
 from scperformer.transfer import adopt_options, init_hash, load_encoder, load_init, origin, place_new_genes
 
@@ -151,12 +152,12 @@ def run_pretrain(cfg: PretrainConfig) -> Path:
     hush_helper(cfg)
     paths = [Path(name) for name in cfg.inputs]
     for path in paths:
-        require_h5ad(path)
+        require_readable(path)
     if len({path.resolve() for path in paths}) < len(paths):
         raise InputError("the same file twice", "every file once", "name each file of the corpus once")
-    output = Path(cfg.output) if cfg.output else paths[0].with_suffix(".encoder")
+    output = Path(cfg.output) if cfg.output else beside(paths[0], ".encoder")
     require_absent(output, cfg.overwrite, marker=INFO)
-    _pretrain((Sample(read_h5ad(path), path, sha256(path)) for path in paths), cfg, output)
+    _pretrain((Sample(read_cells(path, cfg.orientation), path, checksum(path)) for path in paths), cfg, output)
     return output
 
 

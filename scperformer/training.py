@@ -26,9 +26,10 @@ from scperformer.errors import InputError
 from scperformer.groups import AUTO
 from scperformer.head_start import start_head
 from scperformer.inference import branch_logits, torch_state_kept
-from scperformer.io import read_h5ad, require_absent, require_h5ad, sha256
+from scperformer.io import require_absent
 from scperformer.metrics import score
 from scperformer.model import CellTypeModel
+from scperformer.readers import beside, checksum, read_cells, require_readable
 from scperformer.reference import Reference, make_reference
 from scperformer.runs import (
     changed_options,
@@ -247,11 +248,11 @@ def run_train(cfg: TrainConfig) -> Path:
     """
     hush_helper(cfg)
     path = Path(cfg.inputs[0])
-    require_h5ad(path)
-    output = Path(cfg.output) if cfg.output else path.with_suffix(".model")
+    require_readable(path)
+    output = Path(cfg.output) if cfg.output else beside(path, ".model")
     require_absent(output, cfg.overwrite, marker=INFO)
-    adata = read_h5ad(path)
-    _train(adata, cfg, output, path=path, checksum=sha256(path))
+    adata = read_cells(path, cfg.orientation)
+    _train(adata, cfg, output, path=path, checksum=checksum(path))
     return output
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scanpy
+from inputs import small_cells
 from scipy import sparse
 
 NUM_CELLS, NUM_GENES = 120, 200
@@ -65,6 +66,12 @@ def make_counts() -> ad.AnnData:
 def counts_adata() -> ad.AnnData:
     """The cells of `make_counts`; a fresh copy."""
     return make_counts()
+
+
+@pytest.fixture
+def cells() -> ad.AnnData:
+    """30 cells x 60 genes of `inputs.small_cells`, which writes them as every kind of input; a fresh copy."""
+    return small_cells()
 
 
 @pytest.fixture(scope="session")

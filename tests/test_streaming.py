@@ -69,7 +69,7 @@ def test_blocks_of_a_file_give_what_the_whole_gives(
         adata.raw = adata.copy()
         adata.X = np.full(adata.shape, -1.0, dtype=np.float32)
     path = write(adata)
-    monkeypatch.setattr(predict, "read_h5ad", lambda *_: pytest.fail("the file was read into memory"))
+    monkeypatch.setattr(predict, "read_cells", lambda *_: pytest.fail("the file was read into memory"))
     (output,) = run_predict(config(path, tiny_model))
     require_same(ad.read_h5ad(output), whole)
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["sample.annotated.h5ad", "sample.h5ad"]

@@ -1,0 +1,220 @@
+"""Tables of text: delimiter, encoding and orientation found and said; values are numbers, or the table is refused."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pandas as pd
+from anndata import AnnData
+from scipy import sparse
+
+from scperformer.bundle import GENES, PACKAGED
+from scperformer.errors import InputError
+from scperformer.io import damaged
+from scperformer.orientation import CELLS_BY_GENES, find_orientation
+from scperformer.tenx import TEXT_ERRORS, open_bytes
+
+DELIMITERS = {"\t": "tab", ",": "comma", ";": "semicolon", " ": "blank"}
+NUM_SNIFFED = 20  # lines that must agree on the delimiter
+BLOCK = 4 * 2**20  # values that are dense at a time
+MARKS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"))
+# Columns that describe genes beside their names: of a leading one with such a name no cell is made.
+ABOUT_GENES = frozenset(
+    (
+        *("gene_id", "gene_ids", "geneid", "ensembl", "ensembl_id", "ensembl_gene_id", "entrez", "entrez_id"),
+        *("gene_name", "gene_names", "genename", "gene_symbol", "symbol", "gene_type", "gene_biotype", "biotype"),
+        *("description", "chromosome", "chr", "start", "end", "strand", "length"),
+    )
+)
+EXPECTED = "a table of numbers with the names of genes and cells in the first row and column"
+
+
+def sniff(path: Path) -> str:
+    """The delimiter of a table.
+
+    Raises
+    ------
+    InputError
+        It is not text, or its first lines do not agree on a delimiter.
+    """
+    try:
+        with open_text(path) as stream:
+            lines = [line for line, _ in zip(stream, range(NUM_SNIFFED), strict=False)]
+    except TEXT_ERRORS as error:
+        raise _unreadable(path, error) from error
+    sizes = {delimiter: _widths(lines, delimiter) for delimiter in DELIMITERS}
+    fitting = {delimiter: widths[-1] for delimiter, widths in sizes.items() if _agree(widths)}
+    if not fitting:
+        most = ", ".join(map(str, max(sizes.values(), key=lambda widths: max(widths, default=0))[:5]))
+        found = f"{path} is no table: its lines have different numbers of fields ({most or 'none'}, ...)"
+        raise InputError(found, f"{EXPECTED}, the same number of fields in each row", "write it again")
+    return max(fitting, key=lambda delimiter: fitting[delimiter])
+
+
+def _widths(lines: Sequence[str], delimiter: str) -> list[int]:
+    """The number of fields of each row; a row may have several lines, as names in quotes may hold line breaks."""
+    try:
+        widths = [len(row) for row in csv.reader(lines, delimiter=delimiter) if row]
+    except csv.Error:
+        return []
+    return widths[:-1] if len(lines) == NUM_SNIFFED and len(widths) > 2 else widths  # the last row may be cut
+
+
+def _agree(widths: Sequence[int]) -> bool:
+    """Whether rows have one width, of two fields or more; R writes a first row that is one shorter."""
+    return len(widths) >= 2 and widths[1] >= 2 and widths[0] in (widths[1], widths[1] - 1) and len(set(widths[1:])) == 1
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[IO[str]]:
+    """A text file, uncompressed if it is gzip, decoded as its first bytes say: UTF-8 without a mark."""
+    with open_bytes(path) as file:
+        start = file.read(3)
+        file.seek(0)
+        encoding = next((name for mark, name in MARKS if start.startswith(mark)), "utf-8")
+        yield io.TextIOWrapper(file, encoding=encoding, newline="")
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    if isinstance(error, UnicodeDecodeError):
+        found = f"{path} with bytes that are no UTF-8 (the first at position {error.start} of a part)"
+        return InputError(found, "text in UTF-8", f"convert it, for example 'iconv -f latin1 -t utf-8 {path.name}'")
+    if isinstance(error, pd.errors.ParserError | csv.Error):
+        reason = str(error).removeprefix("Error tokenizing data. C error: ").strip()
+        return InputError(f"{path} is ragged ({reason})", f"{EXPECTED}, as many fields in each row", "write it again")
+    return damaged(path, error, "a complete table")
+
+
+def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
+    """Cells of a delimited table, and notes about what was found.
+
+    Parameters
+    ----------
+    orientation
+        auto, cells_by_genes or genes_by_cells.
+
+    Raises
+    ------
+    InputError
+        It is no table of numbers, or auto cannot tell its orientation.
+    """
+    delimiter = sniff(path)
+    try:
+        with open_text(path) as stream:
+            columns, rows, x, about = _parse(stream, delimiter, path)
+    except InputError:
+        raise
+    except TEXT_ERRORS as error:
+        raise _unreadable(path, error) from error
+    why = "as told"
+    if orientation == "auto":
+        orientation, why = find_orientation(rows, columns, _known_genes(), str(path))
+    if orientation == CELLS_BY_GENES:
+        if len(about.columns):
+            raise _not_numeric(list(about.columns), path)
+        adata = AnnData(x, obs=_names(rows), var=_names(columns))
+    else:
+        var = about.set_axis(_names(rows).index)
+        adata = AnnData(sparse.csr_matrix(x.T), obs=_names(columns), var=var)
+    notes = [f"{DELIMITERS[delimiter]}-separated", f"orientation={orientation} ({why})"]
+    if len(about.columns):
+        notes.append(f"about genes, not cells: {', '.join(map(repr, about.columns))}")
+    return adata, notes
+
+
+def _names(names: Sequence[str]) -> pd.DataFrame:
+    return pd.DataFrame(index=pd.Index(names, dtype=object))
+
+
+def _known_genes() -> list[str]:
+    lines = (PACKAGED / GENES).read_text(encoding="utf-8").splitlines()
+    return [line.partition("\t")[0] for line in lines[1:]]
+
+
+def _parse(stream: IO[str], delimiter: str, path: Path) -> tuple[list[str], list[str], sparse.csr_matrix, pd.DataFrame]:
+    """Names of columns and rows, the values between them, and leading columns that describe the rows."""
+    header = next(csv.reader(stream, delimiter=delimiter))
+    chunks = pd.read_csv(
+        stream,
+        header=None,
+        sep=delimiter,
+        dtype={0: str},
+        na_filter=False,
+        low_memory=False,
+        chunksize=max(1, BLOCK // max(1, len(header))),
+    )
+    blocks: list[sparse.csr_matrix] = []
+    about: list[pd.DataFrame] = []
+    names: list[str] = []
+    corner, num_about = "", 0
+    for chunk in chunks:
+        if not blocks:
+            corner, header = _split_header(header, chunk.shape[1], path)
+            num_about = _count_about(header, chunk)
+        names += chunk[0].tolist()
+        about.append(chunk.iloc[:, 1 : num_about + 1])
+        blocks.append(_numbers(chunk.iloc[:, num_about + 1 :], header[num_about:], path))
+    columns = header[num_about:]
+    _require_names(columns, names, corner, path)
+    x = sparse.csr_matrix(sparse.vstack(blocks, format="csr"))
+    table = pd.concat(about, ignore_index=True).set_axis(header[:num_about], axis=1)
+    return columns, names, x, table
+
+
+def _split_header(header: list[str], width: int, path: Path) -> tuple[str, list[str]]:
+    """What stands above the names of the rows, and the names of the other columns."""
+    if len(header) == width:
+        return header[0], header[1:]
+    if len(header) == width - 1:  # as R's write.table does
+        return "", header
+    found = f"{path} is ragged ({len(header)} names in the first row, {width} fields in the next)"
+    raise InputError(found, EXPECTED, "write it again")
+
+
+def _count_about(header: Sequence[str], chunk: pd.DataFrame) -> int:
+    """How many columns after the first clearly describe genes: by their name, or because they hold Ensembl ids."""
+    num = 0
+    for name, (_, values) in zip(header, list(chunk.items())[1:], strict=True):
+        by_name = name.strip().lower().replace(" ", "_") in ABOUT_GENES
+        is_text = not pd.api.types.is_numeric_dtype(values.dtype)
+        if not by_name and not (is_text and values.astype(str).str.match(r"ENS[A-Z]{0,4}G\d{6,}").mean() > 0.9):
+            break
+        num += 1
+    return num
+
+
+def _numbers(values: pd.DataFrame, names: Sequence[str], path: Path) -> sparse.csr_matrix:
+    is_number = [dtype.kind in "iuf" for dtype in values.dtypes]
+    wrong = [name for name, fine in zip(names, is_number, strict=True) if not fine]
+    if wrong:
+        raise _not_numeric(wrong, path, values.iloc[:, is_number.index(False)])
+    if not names:
+        raise InputError(f"{path} with no column of numbers", EXPECTED, "write it again")
+    return sparse.csr_matrix(values.to_numpy())
+
+
+def _not_numeric(names: Sequence[str], path: Path, values: pd.Series | None = None) -> InputError:
+    named = ", ".join(repr(name[:40]) for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    example = ""
+    if values is not None:
+        texts = values.astype(str)
+        bad = texts[pd.to_numeric(texts, errors="coerce").isna()]
+        example = f" (e.g. {str((bad if len(bad) else texts).iloc[0])[:40]!r})"
+    found = f"columns of {path} that are not numbers, or rows that are too short: {named}{example}"
+    return InputError(found, EXPECTED, "take these columns out, or write an h5ad file with them in obs or var")
+
+
+def _require_names(columns: Sequence[str], rows: Sequence[str], corner: str, path: Path) -> None:
+    """Refuse a table without names: its first row or column would be taken for them."""
+    for what, names in (("row", columns), ("column", rows)):
+        numbers = pd.to_numeric(pd.Series(names, dtype=object), errors="coerce")
+        if numbers.isna().any():
+            continue
+        counted = np.array_equal(numbers - numbers[0], np.arange(len(numbers))) and numbers[0] in (0, 1)
+        if not (counted and corner.strip() == ""):
+            found = f"{path} with numbers in the first {what} (e.g. {', '.join(names[:3])})"
+            raise InputError(found, EXPECTED, f"write the names into the first {what}")
