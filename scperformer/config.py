@@ -157,7 +157,7 @@ class PredictConfig(_InputOptions):
     overwrite: bool = False
     resume: bool = False  # keep the parts that a run which was cut off had finished
     key_added: str = "scperformer"  # prefix of everything written
-    batch_size: int = 64
+    batch_size: int = 64  # cells, on a GPU; on a CPU the length of the cells decides
     threads: int = 1
     device: str = "auto"  # auto, cpu or cuda
     min_overlap: float = MIN_OVERLAP  # share of the model's informative expression that the file's genes must carry

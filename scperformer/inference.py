@@ -11,7 +11,7 @@ import torch
 
 from scperformer.baseline import LinearModel
 from scperformer.bundle import Bundle, damaged_model, encoder_is_silent, load_bundle, require_annotator, resolve_model
-from scperformer.data import Cells, prediction_batches
+from scperformer.data import Cells, fixed_batch_size, prediction_batches
 from scperformer.errors import InputError
 from scperformer.groups import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model import CellTypeModel
@@ -106,6 +106,8 @@ class Predictions:
 def predict_cells(network: CellTypeModel, cells: Cells, batch_size: int, device: str = "cpu") -> Predictions:
     """Probabilities and embeddings of cells; what a cell gets does not depend on the cells beside it.
 
+    On a CPU that holds bit for bit: batches of an encoder have one size for each length, and are filled up to it.
+
     Parameters
     ----------
     network
@@ -113,15 +115,17 @@ def predict_cells(network: CellTypeModel, cells: Cells, batch_size: int, device:
     cells
         Expression aligned to the model's genes.
     batch_size
-        Cells per batch; long cells share a batch with fewer others.
+        Cells per batch on a GPU, and where there is no encoder to run; long cells share a batch with fewer others.
     """
     was_training = network.training
     network.eval().to(device)
     proba: np.ndarray | None = None
     embedding: np.ndarray | None = None
+    fixed = device == "cpu" and network.encoder is not None and not network.wide_alone
     with torch.inference_mode(), fast_products(device):
-        for rows, length in prediction_batches(cells.lengths, batch_size):
-            logits_BC, embedding_BD = network(cells.batch(rows, length).to(device))
+        for rows, length in prediction_batches(cells.lengths, None if fixed else batch_size):
+            filled = np.resize(rows, fixed_batch_size(length)) if fixed else rows
+            logits_BC, embedding_BD = (part[: len(rows)] for part in network(cells.batch(filled, length).to(device)))
             if proba is None or embedding is None:
                 proba = np.empty((len(cells), logits_BC.shape[1]), dtype=np.float32)
                 embedding = np.empty((len(cells), embedding_BD.shape[1]), dtype=np.float32)

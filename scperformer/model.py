@@ -102,7 +102,8 @@ class Wide(nn.Module):
             v_BLV = torch.stack([batch.x_BL**power for power in self.powers], dim=-1)
             v_BLV = v_BLV * (LENGTH / v_BLV.norm(dim=1, keepdim=True).clamp(min=TINY))
             w_BLVC = self.weight(batch.genes_BL).unflatten(-1, (len(self.powers), -1))
-            return torch.einsum("blv,blvc->bc", v_BLV, w_BLVC) + self.bias
+            # Not a product of matrices: its last bits would depend on where in memory a cell lies.
+            return (v_BLV.unsqueeze(-1) * w_BLVC).sum((1, 2)) + self.bias
 
 
 class CellTypeModel(nn.Module):

@@ -1,12 +1,11 @@
 """h5ad files that other programs wrote."""
 
-import anndata as ad
 import h5py
 import numpy as np
-import pandas as pd
 import pytest
 from inputs import NUM_CELLS, same, write_h5ad
 
+from scperformer.backed import can_stream
 from scperformer.readers import read_cells
 
 # h5ad files that other programs wrote
@@ -117,15 +116,12 @@ def test_what_is_left_out_of_an_odd_file_is_said(cells, tmp_path):
         read_cells(path)
 
 
-def test_annotations_are_added_to_a_file_without_index_attribute(cells, tmp_path):
-    from scperformer.io import add_to_h5ad
-
+def test_what_is_no_regular_file_is_not_streamed(cells, tmp_path):
     path = write_h5ad(cells, tmp_path)
+    assert can_stream(path)
     with h5py.File(path, "r+") as file:
         lose_index(file)
-    with pytest.warns(UserWarning, match="no regular h5ad file"):
-        add_to_h5ad(path, tmp_path / "out.h5ad", obs=pd.DataFrame({"new": 1}, index=cells.obs_names), obsm={}, uns={})
-    assert set(ad.read_h5ad(tmp_path / "out.h5ad").obs) == {"label", "new"}
+    assert not can_stream(path)
 
 
 def test_no_x_but_layers_or_raw(cells, tmp_path):

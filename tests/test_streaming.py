@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
+import scanpy
 from scipy import sparse
 
 import scperformer
@@ -19,6 +20,7 @@ from scperformer import annotation, partial, predict, rows
 from scperformer.config import PredictConfig
 from scperformer.errors import InputError
 from scperformer.inference import load_model
+from scperformer.io import read_h5ad
 from scperformer.predict import run_predict
 
 BLOCK = 17  # cells; 120 of them make eight blocks
@@ -73,6 +75,16 @@ def test_blocks_of_a_file_give_what_the_whole_gives(
     (output,) = run_predict(config(path, tiny_model))
     require_same(ad.read_h5ad(output), whole)
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["sample.annotated.h5ad", "sample.h5ad"]
+
+
+def test_a_file_of_an_old_format_is_annotated_as_a_whole(tmp_path):
+    old = Path(scanpy.__file__).parent / "datasets" / "10x_pbmc68k_reduced.h5ad"  # anndata before 0.7
+    run_predict(PredictConfig(inputs=[str(old)], output=str(tmp_path / "out.h5ad")))
+    before, after = read_h5ad(old), ad.read_h5ad(tmp_path / "out.h5ad")
+    assert (after.obs["scperformer_label"] == after.obs["bulk_labels"]).mean() > 0.8  # of its own training cells
+    np.testing.assert_array_equal(after.X, before.X)
+    assert set(before.obs) < set(after.obs)
+    assert set(before.obsm) < set(after.obsm)
 
 
 def test_columns_on_disk_are_read_in_several_passes(counts_adata, tmp_path, monkeypatch):
