@@ -12,6 +12,7 @@ Matrix: TypeAlias = sparse.csr_matrix | sparse.csc_matrix | np.ndarray
 
 BLOCK_VALUES = 1 << 22  # stored values, or places of a dense matrix, in a block: some 50 MB while one is worked on
 MAX_BLOCK_CELLS = 8192
+PART_BLOCKS = 4  # of rows of a CSC matrix on disk that are in memory; each part costs one pass over the file
 
 
 class Rows:
@@ -83,8 +84,7 @@ class Rows:
     def _from_columns(self, start: int, stop: int) -> sparse.csr_matrix:
         """Rows of a matrix on disk that is stored by columns: all of it is read for many blocks' rows at once."""
         if self._part is None or not self._part[0] <= start < stop <= self._part[0] + self._part[1].shape[0]:
-            # Eight blocks' worth of rows stay in memory; each costs one pass over the file.
-            last = min(max(stop, start + 8 * self.block_cells), self.shape[0])
+            last = min(max(stop, start + PART_BLOCKS * self.block_cells), self.shape[0])
             self._part = start, _rows_of_columns(self.matrix.group, self.shape, start, last)
         first, rows = self._part
         return rows[start - first : stop - first]
@@ -101,7 +101,8 @@ def _rows_of_columns(group: h5py.Group, shape: tuple[int, int], start: int, stop
         if len(rows) and not (rows.min() >= 0 and rows.max() < shape[0]):
             raise ValueError("indices outside of the matrix")
         wanted = np.flatnonzero((rows >= start) & (rows < stop))
-        columns = np.searchsorted(indptr, begin + wanted, side="right") - 1
-        parts.append((np.asarray(group["data"][begin : begin + BLOCK_VALUES])[wanted], rows[wanted] - start, columns))
+        columns = (np.searchsorted(indptr, begin + wanted, side="right") - 1).astype(np.int32)
+        data = np.asarray(group["data"][begin : begin + BLOCK_VALUES])[wanted]
+        parts.append((data, (rows[wanted] - start).astype(np.int32), columns))
     data, row, column = (np.concatenate([part[i] for part in parts]) if parts else np.zeros(0, int) for i in range(3))
     return sparse.csr_matrix((data, (row, column)), shape=(stop - start, shape[1]))
