@@ -113,11 +113,7 @@ def prepare_reference(
     Cells with fewer than `data.min_genes` genes are dropped, then genes expressed in fewer than
     `data.min_cells` of the remaining cells. Cells are normalised over all genes before any gene is dropped.
     Genes of the same name are added up. What was prepared to the same target sum before is returned as it is.
-
-    Parameters
-    ----------
-    findings
-        Of `detect` with the same options, where it has been asked before.
+    `findings` are those of `detect` with the same options, where it has been asked before.
 
     Returns
     -------
