@@ -157,16 +157,15 @@ def _reason(chosen: Slot, slots: list[Slot], source: str, input_kind: str) -> st
 
 def _remedy(slots: list[Slot]) -> str:
     """What can be done where no place is usable."""
+    start = "put the counts into X or layers['counts']"
     if any(slot.mixed for slot in slots):
-        return "save the cells of each kind as a file of its own, or better put the counts of all into layers['counts']"
+        return f"{start} for all cells, or save the cells of each kind as a file of its own"
     if slots and all("scaled" in slot.text for slot in slots):
-        return "put the counts, or the values from before scaling, into X or layers['counts'], and save the file"
+        return f"{start}, or the values from before scaling, and save the file"
     if slots and all("NaN" in slot.text for slot in slots):
-        return (
-            "where NaN means 0, set it to 0 (adata.X.data = numpy.nan_to_num(adata.X.data) if X is sparse), else leave "
-            "these cells out, and save the file"
-        )
-    return "put the counts into X or layers['counts'], or mend the values, and save the file"
+        how = "numpy.nan_to_num of adata.X, or of adata.X.data if it is sparse"
+        return f"{start}, or set NaN that mean 0 to 0 ({how}), and save the file"
+    return f"{start}, or mend the values, and save the file"
 
 
 def _judged(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Slot:

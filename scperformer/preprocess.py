@@ -145,11 +145,10 @@ def prepare_reference(
     keep_genes, _ = scanpy.pp.filter_genes(rows, min_cells=data.min_cells)
     keep_genes &= is_gene
     _require_some(keep_genes, "genes", f"data.min_cells={data.min_cells}", path)
-    var = gene_table(adata, findings.source)
     prepared = AnnData(
         normalise(rows, findings, data.target_sum)[:, keep_genes],
         obs=adata.obs[keep_cells].copy(),
-        var=var.set_axis(names)[keep_genes].copy(),
+        var=gene_table(adata, findings.source).set_axis(names)[keep_genes].copy(),
     )
     prepared.uns[PREPARED] = _mark(
         prepared,
