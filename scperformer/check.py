@@ -86,6 +86,8 @@ def _notes(cells: AnnData | BackedH5ad, result: Checked, path: str) -> list[str]
     notes = []
     if result["label_columns"] is None:
         notes.append("the columns of obs cannot be read")
+    elif num := int(cells.obs_names.duplicated().sum()):
+        notes.append(f"{num:,} cell names repeat earlier ones; they are kept as they are")
     output = beside(Path(path), f".annotated.{PredictConfig.output_format}")
     if output.exists():
         notes.append(f"{output} exists: predict needs output=..., or overwrite=true to replace it")

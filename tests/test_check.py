@@ -226,6 +226,12 @@ def test_obs_that_cannot_be_read_is_no_problem_of_predict(counts_adata, write, c
     assert "the columns of obs cannot be read" in capsys.readouterr().out
 
 
+def test_repeated_cell_names_are_noted(counts_adata, write, capsys):
+    counts_adata.obs_names = ["cell"] * 120
+    run_check(CheckConfig(inputs=[str(write(counts_adata))]))
+    assert "note         119 cell names repeat earlier ones" in capsys.readouterr().out
+
+
 def test_matrices_stay_on_disk(counts_adata, write, monkeypatch):
     monkeypatch.setattr("scperformer.check.read_cells", lambda *_: pytest.fail("the file is read as a whole"))
     assert run_check(CheckConfig(inputs=[str(write(counts_adata))]))[0]["problem"] is None
