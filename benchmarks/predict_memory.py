@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing import get_context
 from pathlib import Path
 
 import anndata as ad
@@ -28,8 +29,9 @@ from scipy.sparse import csc_matrix, csr_matrix
 BLOCK = 20_000  # cells resampled at a time
 
 
-def resample(adata: ad.AnnData, num_cells: int, stored: str, path: Path) -> None:
+def resample(source: str, num_cells: int, stored: str, path: Path) -> None:
     """Write a file of cells drawn with replacement, seeded; CSR block by block, anything else at once."""
+    adata = ad.read_h5ad(source)
     rows = np.random.default_rng(0).integers(0, adata.n_obs, num_cells)
     x = csr_matrix(adata.X)
     if stored != "csr":
@@ -71,9 +73,13 @@ def main() -> None:
         model, sample, output = Path(folder) / "model", Path(folder) / "sample.h5ad", Path(folder) / arguments.output
         options = arguments.overrides or ["experiment=linear"]
         run([*command, "train", arguments.path, f"label_key={arguments.label_key}", f"output={model}", *options])
-        adata = ad.read_h5ad(arguments.path)
         for num_cells in arguments.cells:
-            resample(adata, num_cells, arguments.stored, sample)
+            # In a process of its own: the highest memory of a child counts what its parent had when it was forked.
+            writer = get_context("spawn").Process(
+                target=resample, args=(arguments.path, num_cells, arguments.stored, sample)
+            )
+            writer.start()
+            writer.join()
             seconds, memory = run([*command, "predict", str(sample), f"model_path={model}", f"output={output}"])
             size = sample.stat().st_size / 1e9
             row = f"| {num_cells:,} | {arguments.stored} | {size:.2f} | {output.suffix} | {seconds:.0f} "

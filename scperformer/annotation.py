@@ -3,10 +3,8 @@
 import json
 import logging
 import platform
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,96 +12,50 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from anndata import AnnData
-from scipy.sparse import csr_matrix, vstack
+from scipy.sparse import csr_matrix
 
-from scperformer.backed import BackedH5ad, reading
+from scperformer.backed import BackedH5ad
 from scperformer.bundle import FORMAT_VERSION
 from scperformer.config import AnalyzeConfig, PredictConfig
 from scperformer.data import Cells
-from scperformer.detect import Findings, detect, expression, gene_table
-from scperformer.errors import InputError
 from scperformer.h5ad_copy import Blocks, without_slashes
 from scperformer.inference import Model, choose_device, predict_cells, torch_state_kept
 from scperformer.overlap import Overlap
 from scperformer.partial import Calls
-from scperformer.preprocess import align_rows, plan_alignment
-from scperformer.readers import checksum
-from scperformer.rows import Rows
+from scperformer.query import Query, find_query, keys_of, require_new_keys
+
+__all__ = [
+    "Annotation",
+    "Query",
+    "call_block",
+    "describe_input",
+    "describe_model",
+    "describe_overlap",
+    "keys_of",
+    "make_annotation",
+    "make_query",
+    "obs_columns",
+    "package_versions",
+    "require_new_keys",
+]
 
 log = logging.getLogger(__name__)
-
-OBS_COLUMNS = ("label", "confidence", "margin", "unknown", "ontology_term_id", "baseline_label")
-
-
-@dataclass
-class Query:
-    """The cells of one file as a model wants them, a block at a time.
-
-    Parameters
-    ----------
-    align
-        From rows as stored to CSR float32 with the genes of the model.
-    """
-
-    path: str
-    rows: Rows
-    align: Callable[[Any], csr_matrix]
-    findings: Findings
-    overlap: Overlap
-
-    @cached_property
-    def sha256(self) -> str:
-        """Of the file or folder; empty for cells in memory."""
-        return checksum(self.path) if Path(self.path).exists() else ""
-
-    def starts(self) -> range:
-        """The first row of each block."""
-        return range(0, self.rows.shape[0], self.rows.block_cells)
-
-    def block(self, start: int) -> csr_matrix:
-        """The aligned cells of a block.
-
-        Raises
-        ------
-        InputError
-            The file is damaged there.
-        """
-        stop = min(start + self.rows.block_cells, self.rows.shape[0])
-        with reading(self.path):
-            stored = self.rows.block(start, stop)
-        return self.align(stored)
-
-    def all_cells(self) -> csr_matrix:
-        """All aligned cells."""
-        return vstack([self.block(start) for start in self.starts()], "csr")
 
 
 def make_query(
     cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig | AnalyzeConfig, path: str = "the data"
 ) -> Query:
-    """Find the expression of some cells, and how their genes fit a model.
+    """Find the expression of some cells, and how their genes fit a model; says what it took, and why.
 
     Raises
     ------
     InputError
         No usable expression, or too few of the model's genes.
     """
-    with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
-        findings = detect(cells, cfg.source, cfg.input_kind, input_total=cfg.input_total, path=path)
-        matrix, _ = expression(cells, findings, path=path)
-    plan = plan_alignment(
-        gene_table(cells, findings.source),
-        findings,
-        model.bundle.genes,
-        importance=model.bundle.importance,
-        target_sum=model.bundle.config["target_sum"],
-        min_overlap=cfg.min_overlap,
-        species=cfg.species,
-        path=path,
-    )
-    for note in plan.overlap.notes:
+    query = find_query(cells, model.bundle, cfg, path)
+    for note in [query.findings.sentence, *query.overlap.notes]:
         log.info("%s: %s", path, note)
-    return Query(path, Rows(matrix), lambda rows: align_rows(rows, plan), findings, plan.overlap)
+    return query
 
 
 def call_block(x: csr_matrix, model: Model, cfg: PredictConfig) -> Calls:
@@ -186,35 +138,6 @@ def make_annotation(
         f"{key}_proba": Blocks(lambda: (calls.proba for calls in read()), len(labels), labels),
     }
     return Annotation(obs, obsm, {key: record})
-
-
-def keys_of(adata: AnnData) -> dict[str, set[str]]:
-    """The names of what obs, obsm and uns hold."""
-    return {"obs": set(adata.obs), "obsm": set(adata.obsm), "uns": set(adata.uns)}
-
-
-def require_new_keys(existing: Mapping[str, set[str]], key: str, path: str = "the data") -> None:
-    """Fail when there is anything of the names that an annotation with this prefix would add.
-
-    Parameters
-    ----------
-    existing
-        Names by place, as `keys_of` gives them.
-
-    Raises
-    ------
-    InputError
-        Names what is there.
-    """
-    new = {"obs": [f"{key}_{name}" for name in OBS_COLUMNS], "obsm": [f"X_{key}", f"{key}_proba"], "uns": [key]}
-    there = [f"{place}['{name}']" for place, names in new.items() for name in names if name in existing[place]]
-    if there:
-        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
-        raise InputError(
-            f"{path} already has {', '.join(there[:3])}{more}",
-            "no earlier annotation of this name",
-            "add overwrite=true to replace it, or key_added=... to keep both",
-        )
 
 
 def package_versions() -> dict[str, str]:

@@ -50,6 +50,11 @@ class BackedH5ad:
         self.uns = {PREPARED: read_elem(file["uns"][PREPARED])} if PREPARED in file.get("uns", {}) else {}
 
     @cached_property
+    def obs(self) -> pd.DataFrame:
+        """What is known of the cells: read when it is asked for."""
+        return read_elem(self.file["obs"])
+
+    @cached_property
     def obs_names(self) -> pd.Index:
         obs = self.file["obs"]
         return pd.Index(read_elem(obs[obs.attrs["_index"]]))

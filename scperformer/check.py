@@ -1,178 +1,182 @@
 """The input doctor: what is in a file, whether a model can annotate it, and whether it can train one."""
 
 import json
-import shlex
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from anndata import AnnData
 
 from scperformer import genes
-from scperformer.config import CheckConfig, PredictConfig
-from scperformer.detect import Findings, detect, expression, gene_table
+from scperformer.backed import BackedH5ad, can_stream, open_backed, reading
+from scperformer.check_text import block, commands, ready_command
+from scperformer.config import CheckConfig, PredictConfig, TrainConfig
+from scperformer.detect import detect, expression, gene_table
 from scperformer.errors import InputError
-from scperformer.genenames import map_genes
 from scperformer.groups import DataConfig
 from scperformer.io import new_file, require_absent
-from scperformer.labels import rare_labels, rare_note
-from scperformer.overlap import measure_overlap, require_overlap
-from scperformer.readers import read_cells
-from scperformer.values import BASE_NAMES
+from scperformer.labels import label_columns, rare_labels, require_labels
+from scperformer.preprocess import plan_alignment
+from scperformer.quality import Quality, count_doublets, measure_quality, why_no_doublets
+from scperformer.query import Seen, find_query, keys_of, require_new_keys
+from scperformer.readers import beside, read_cells, require_readable
+from scperformer.reference import make_reference
+from scperformer.rows import Rows
 
 if TYPE_CHECKING:
     from scperformer.bundle import Bundle
 
-__all__ = [
-    "Findings",
-    "detect",
-    "expression",
-    "label_columns",
-    "require_labels",
-    "run_check",
-]
-
-MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
+Checked = dict[str, Any]  # what is known of a file, JSON-able: docs/formats.md says what is in it
 
 
-def label_columns(adata: AnnData) -> dict[str, int]:
-    """The obs columns that could be labels, with their number of values: 2 to 200 texts, two cells each or more."""
-    found = {}
-    most = min(MAX_LABELS, adata.n_obs // 2)
-    for key in adata.obs.columns:
-        column = adata.obs[key]
-        is_number = pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(column.dtype)
-        num = 0 if is_number else int(column.nunique())
-        if 2 <= num <= most:
-            found[str(key)] = num
-    return found
+@contextmanager
+def _opened(path: str, cfg: CheckConfig) -> Iterator[AnnData | BackedH5ad]:
+    """The cells of a file as `predict` has them, or as `train` has them, in memory."""
+    if cfg.label_key is None and require_readable(path) == "h5ad" and can_stream(path):
+        with open_backed(path) as cells:
+            yield cells
+    else:
+        yield read_cells(path, cfg.orientation)
 
 
-def require_labels(adata: AnnData, label_key: str, path: str | Path) -> pd.Series:
-    """The labels of the cells as strings, surrounding blanks removed; NaN where a cell has none.
-
-    Returns
-    -------
-    Series of N str or NaN (missing, or blank in the file), index = the cells.
-
-    Raises
-    ------
-    InputError
-        There is no such column (the message lists those that could be meant), or it holds no label at all, or
-        numbers with decimals.
-    """
-    remedy = "set label_key=... to the column of labels"
-    if label_key not in adata.obs:
-        likely = [f"{key} ({num} values)" for key, num in label_columns(adata).items()]
-        there = ", ".join(likely or map(str, adata.obs.columns)) or "columns in obs, but it has none"
-        raise InputError(f"no column '{label_key}' in obs of {path}", there, remedy)
-    column = adata.obs[label_key]
-    if pd.api.types.is_float_dtype(column.dtype) and not (column.dropna() % 1 == 0).all():
-        raise InputError(f"obs['{label_key}'] of {path} holds numbers with decimals", "labels", remedy)
-    labels = column.astype(object).map(lambda label: str(label).strip(), na_action="ignore")
-    labels = labels.where(labels.notna() & (labels != ""))
-    if labels.isna().all():
-        raise InputError(f"no cell of {path} has a label in obs['{label_key}']", "labelled cells", remedy)
-    return labels
-
-
-# One file
-
-
-def _examine(path: str, cfg: CheckConfig, model: "Bundle") -> dict[str, Any]:
-    """Everything that can be said about a file; the first problem ends it."""
-    result: dict[str, Any] = {"file": path, "problem": None}
+def _examine(path: str, cfg: CheckConfig, model: "Bundle") -> Checked:
+    """Everything that can be said about a file; a problem ends the examination that meets it, but no other one."""
+    result: Checked = {"file": path, "problem": None, "mends": [], "command": None, "notes": []}
     try:
-        adata = read_cells(path, cfg.orientation)
-        result["label_columns"] = label_columns(adata)
-        findings = detect(adata, cfg.source, cfg.input_kind, input_total=cfg.input_total, path=path)
-        result["findings"] = findings.as_dict()
-        var = gene_table(adata, findings.source)
-        result["species"] = genes.guess_species(list(map(str, var.index))) if cfg.species == "auto" else cfg.species
-        _, names = expression(adata, findings, path=path)
-        if cfg.label_key is None:
-            mapping = map_genes(names, model.genes, var, cfg.species, path=path)
-            result["species"] = mapping.species
-            notes, least = mapping.notes, PredictConfig.min_overlap
-            shared = measure_overlap(mapping.target, names, model.genes, importance=model.importance, notes=notes)
-            result["overlap"] = asdict(shared)
-            require_overlap(shared, least, path, file_genes=names, model_genes=model.genes, var=var)
-        else:
-            labels = require_labels(adata, cfg.label_key, path)
-            cells = {str(label): int(num) for label, num in labels.value_counts().items()}
-            result["labels"] = {"cells": cells, "num_unlabelled": int(labels.isna().sum())}
-            result["labels"]["rare"] = rare_labels(labels, DataConfig.min_cells_per_label)
-            if len(cells) < 2:
-                raise InputError(f"one label in obs['{cfg.label_key}'] of {path}", "two or more", "add other cells")
+        with _opened(path, cfg) as cells:
+            result |= _contents(cells, cfg, path)
+            result["notes"] = _notes(cells, result, path)
+            seen = Seen()
+            problem = _problem(cells, model, cfg, path, seen)
+            result |= _expression(cells, seen, cfg, path)
+            if cfg.label_key is not None:
+                result |= _labels(cells, cfg.label_key, path)
+                result["notes"] += _try_model(cells, model, cfg, path, seen)
+            if seen.plan is not None:
+                result |= {"overlap": asdict(seen.plan.overlap), "species": seen.plan.mapping.species}
     except InputError as error:
-        result["problem"] = str(error)
+        problem = error
+    if problem is not None:
+        result |= {"problem": str(problem), "mends": commands(path, cfg, problem.mends)}
+    else:
+        result["command"] = ready_command(path, cfg)
     return result
 
 
-def _expression_text(findings: dict[str, Any]) -> str:
-    text = f"{findings['kind']} in {findings['source']}"
-    if findings["kind"] == "log1p":
-        total = findings["total"]
-        per = "unknown total" if total is None else f"{total:,.6g} counts per cell"
-        text += f" ({BASE_NAMES[findings['log_base']]}, {per})"
-    return text
+def _contents(cells: AnnData | BackedH5ad, cfg: CheckConfig, path: str) -> Checked:
+    """What can be said before anyone has looked at values."""
+    names = list(map(str, cells.var.index))
+    species = genes.guess_species(names) if cfg.species == "auto" else cfg.species
+    found = {"num_cells": cells.n_obs, "num_genes": cells.n_vars, "id_kind": genes.id_kind(names), "species": species}
+    return found | {"label_columns": _label_columns(cells, path)}
 
 
-def _model_text(overlap: dict[str, Any], model: "Bundle", why: str) -> str:
-    share = overlap["share_of_model"]
-    num_shared, num_model = overlap["num_shared"], overlap["num_model"]
-    informative = overlap["informative_share"]
-    text = f"{model.name} ({why}): {num_shared:,} of {num_model:,} genes ({share:.1%}) found, "
-    text += f"with {informative:.1%} of its informative expression"
-    if overlap["absent"]:
-        text += f", not {', '.join(overlap['absent'][:3])}" + (" ..." if overlap["num_absent"] > 3 else "")
-    return text
+def _label_columns(cells: AnnData | BackedH5ad, path: str) -> dict[str, int] | None:
+    """The columns that could be labels; None where obs cannot be read, which is nothing that `predict` needs."""
+    try:
+        with reading(path):
+            return label_columns(cells.obs)
+    except InputError:
+        return None
 
 
-def _block(result: dict[str, Any], cfg: CheckConfig, model: "Bundle", why: str) -> str:
-    """The findings about a file as a person reads them."""
-    rows: list[tuple[str, str]] = []
-    if findings := result.get("findings"):
-        rows.append(("cells", f"{findings['num_cells']:,}"))
-        species = {"unknown": "species unknown", "other": "another species"}.get(result["species"], result["species"])
-        rows.append(("genes", f"{findings['num_genes']:,}, {genes.KIND_NAMES[findings['id_kind']]}, {species}"))
-        rows.append(("expression", _expression_text(findings)))
-        rows += [("note", note) for note in findings["notes"]]
-    if columns := result.get("label_columns"):
-        rows.append(("obs columns", ", ".join(f"{key} ({num} values)" for key, num in columns.items())))
-    if labels := result.get("labels"):
-        labelled = sum(labels["cells"].values())
-        rows.append(("labels", f"{len(labels['cells'])} in {cfg.label_key}, {labelled:,} cells"))
-        if labels["num_unlabelled"]:
-            rows.append(("note", f"cells without a label: {labels['num_unlabelled']:,}"))
-        if rare := labels["rare"]:
-            advice = "trained on but not validated; data.rare_labels=merge or drop does otherwise"
-            rows.append(("note", f"{rare_note(rare, DataConfig.min_cells_per_label)} ({advice})"))
-    if overlap := result.get("overlap"):
-        rows.append(("model", _model_text(overlap, model, why)))
-        rows += [("note", note) for note in overlap["notes"]]
-    file = shlex.quote(result["file"])
-    if result["problem"] is not None:
-        rows.append(("problem", result["problem"]))
-    elif cfg.label_key is None:
-        told = "" if cfg.species == "auto" else f" species={cfg.species}"
-        rows.append(("ok", f"scperformer predict {file}{told}"))
-    else:
-        rows.append(("ok", f"scperformer train {file} label_key={shlex.quote(cfg.label_key)}"))
-    return "\n".join([result["file"], *(f"  {name:<12} {text}" for name, text in rows), ""])
+def _notes(cells: AnnData | BackedH5ad, result: Checked, path: str) -> list[str]:
+    notes = []
+    if result["label_columns"] is None:
+        notes.append("the columns of obs cannot be read")
+    elif num := int(cells.obs_names.duplicated().sum()):
+        notes.append(f"{num:,} cell names repeat earlier ones; they are kept as they are")
+    output = beside(Path(path), f".annotated.{PredictConfig.output_format}")
+    if output.exists():
+        notes.append(f"{output} exists: predict needs output=..., or overwrite=true to replace it")
+    return notes
+
+
+def _problem(
+    cells: AnnData | BackedH5ad, model: "Bundle", cfg: CheckConfig, path: str, seen: Seen
+) -> InputError | None:
+    """Why `predict`, or with `label_key` `train`, would refuse some cells: what these two do is done here."""
+    try:
+        if cfg.label_key is None:
+            find_query(cells, model, cfg, path, seen)
+            keys = cells.keys() if isinstance(cells, BackedH5ad) else keys_of(cells)
+            require_new_keys(keys, PredictConfig.key_added, path)
+        else:
+            assert isinstance(cells, AnnData), "train reads files as a whole"
+            _require_reference(cells, cfg, path, seen)
+    except InputError as error:
+        return error
+    return None
+
+
+def _require_reference(adata: AnnData, cfg: CheckConfig, path: str, seen: Seen) -> None:
+    """Fail where `train` would."""
+    assert cfg.label_key is not None
+    seen.findings = detect(adata, cfg.source, cfg.input_kind, input_total=cfg.input_total, path=path)
+    matrix, _ = expression(adata, seen.findings, path=path)
+    seen.rows = Rows(matrix)
+    told = {name: getattr(cfg, name) for name in ("orientation", "source", "input_kind", "input_total", "species")}
+    make_reference(adata, TrainConfig(inputs=[path], label_key=cfg.label_key, **told), path, seen.findings)
+
+
+def _expression(cells: AnnData | BackedH5ad, seen: Seen, cfg: CheckConfig, path: str) -> Checked:
+    """Where the expression is, what it is, and what it says about the cells."""
+    if seen.findings is None:
+        return {}
+    found = seen.findings.as_dict()
+    result: Checked = {"findings": found, "num_genes": found["num_genes"], "id_kind": found["id_kind"]}
+    if seen.rows is not None:
+        with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
+            result["quality"] = _quality(cells, seen, cfg).as_dict()
+    return result
+
+
+def _quality(cells: AnnData | BackedH5ad, seen: Seen, cfg: CheckConfig) -> Quality:
+    assert seen.findings is not None
+    assert seen.rows is not None
+    quality = measure_quality(seen.rows, gene_table(cells, seen.findings.source), seen.findings)
+    num, note = None, why_no_doublets(seen.findings, cfg.doublets)
+    if not note:
+        num, note = count_doublets(seen.rows)
+    return replace(quality, num_doublets=num, doublet_note=note)
+
+
+def _labels(adata: AnnData | BackedH5ad, label_key: str, path: str) -> Checked:
+    """The labels of a reference; nothing where there are none, which is its problem."""
+    assert isinstance(adata, AnnData)
+    try:
+        labels = require_labels(adata, label_key, path)
+    except InputError:
+        return {}
+    cells = {str(label): int(num) for label, num in labels.value_counts().items()}
+    rare = rare_labels(labels, DataConfig.min_cells_per_label)
+    return {"labels": {"cells": cells, "num_unlabelled": int(labels.isna().sum()), "rare": rare}}
+
+
+def _try_model(cells: AnnData | BackedH5ad, model: "Bundle", cfg: CheckConfig, path: str, seen: Seen) -> list[str]:
+    """How a reference fits the model, which it need not; a note if it does not at all."""
+    if seen.findings is None:
+        return []
+    options = {"importance": model.importance, "target_sum": model.config["target_sum"], "species": cfg.species}
+    var = gene_table(cells, seen.findings.source)
+    try:
+        seen.plan = plan_alignment(var, seen.findings, model.genes, **options, min_overlap=None, path=path)
+    except InputError:
+        return [f"{model.name} could not annotate these cells: they are of another species, or genes have no names"]
+    return []
 
 
 # The step
 
 
-def run_check(cfg: CheckConfig) -> list[dict[str, Any]]:
-    """Print what each file holds and what to do with it; with `output`, write the same as JSON.
+def run_check(cfg: CheckConfig) -> list[Checked]:
+    """Print what each file holds and what to do with it, for people or as JSON; with `output`, write the JSON.
 
     Returns
     -------
-    A dict per file: file, problem (None: all is well), and as far as the examination came: findings,
-    label_columns, overlap, labels.
+    A dict per file, as docs/formats.md describes it.
 
     Raises
     ------
@@ -189,16 +193,20 @@ def run_check(cfg: CheckConfig) -> list[dict[str, Any]]:
     results = []
     for path in cfg.inputs:
         results.append(_examine(path, cfg, model))
-        print(_block(results[-1], cfg, model, why), flush=True)
+        if not cfg.json:
+            print(block(results[-1], cfg, f"{model.name} ({why})"), flush=True)
+    report = {"model": {"name": model.name, "path": str(model_path), "why": why}, "files": results}
+    text = json.dumps(report, indent=1, allow_nan=False)
+    if cfg.json:
+        print(text, flush=True)
     if cfg.output is not None:
         with new_file(cfg.output, cfg.overwrite) as temporary:
-            report = {"model": {"name": model.name, "path": str(model_path), "why": why}, "files": results}
-            temporary.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            temporary.write_text(text + "\n", encoding="utf-8")
     _require_no_problem(results)
     return results
 
 
-def _require_no_problem(results: list[dict[str, Any]]) -> None:
+def _require_no_problem(results: list[Checked]) -> None:
     bad = [result["file"] for result in results if result["problem"] is not None]
     if bad:
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""

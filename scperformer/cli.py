@@ -46,7 +46,8 @@ EXAMPLES = {
   scperformer check sample.h5ad
   scperformer check *.h5ad model_path=my_model
   scperformer check filtered_feature_bc_matrix counts.csv.gz sample.loom
-  scperformer check reference.h5ad label_key=cell_type""",
+  scperformer check reference.h5ad label_key=cell_type
+  scperformer check sample.h5ad --json                  # for machines""",
     "preprocess": """\
   scperformer preprocess reference.h5ad output=prepared.h5ad
   scperformer preprocess sample.h5ad source=layers/counts data.min_genes=200
@@ -103,7 +104,7 @@ FLAGS: dict[str, tuple[str, ...] | None] = {
     "--config-dir": None,
     "-cd": None,
 }
-SHORT = {"--estimate": "estimate=true", "--offline": "offline=true"}  # flags that are options
+SHORT = {"--estimate": "estimate=true", "--offline": "offline=true", "--json": "json=true"}  # flags that are options
 # What a run of a sweep writes into its folder when no output is named.
 SWEEP_OUTPUTS = {
     "check": "check.json",

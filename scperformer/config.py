@@ -64,13 +64,19 @@ class CheckConfig(_InputOptions):
     """Say what files hold and whether a model can annotate them."""
 
     model_path: str | None = None  # None: $SCPERFORMER_MODEL, else the packaged model
-    label_key: str | None = None  # given: also check that the file can serve as a reference
+    label_key: str | None = None  # given: check that the file can serve as a reference instead
+    min_overlap: float = MIN_OVERLAP  # share of the model's informative expression that the file's genes must carry
+    doublets: str = "auto"  # look for likely doublets: auto (few cells only), true or false
+    json: bool = False  # print the findings as JSON and nothing else; also --json
     output: str | None = None  # a JSON file with the same findings
     overwrite: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_inputs(self.inputs, "check")
+        self.doublets = self.doublets.lower()  # of a word true Hydra makes True
+        require_choice("doublets", self.doublets, ("auto", "true", "false"))
+        require(0 <= self.min_overlap <= 1, "min_overlap", self.min_overlap, "a share from 0 to 1")
 
 
 @dataclass(kw_only=True)

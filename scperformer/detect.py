@@ -14,11 +14,25 @@ from scperformer import genes
 from scperformer.errors import InputError
 from scperformer.logarithms import ASSUMED_TOTAL
 from scperformer.rows import Matrix
-from scperformer.values import MAX_LOG, Slot, judge
+from scperformer.values import BASE_NAMES, MAX_LOG, Slot, judge
 
 PREPARED = "scperformer_prepared"  # uns key by which preprocess marks its output
 COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
 PARTIAL_LAYERS = ("unspliced", "ambiguous")  # velocyto: parts of the counts, never used unless asked for
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place of a file that may hold expression."""
+
+    source: str  # X, raw or layers/NAME
+    text: str  # what it holds, for a person
+    used: bool = False
+
+    @property
+    def note(self) -> str:
+        """That it is not used, as a sentence."""
+        return f"{self.source} is not used: {self.text}"
 
 
 @dataclass(kw_only=True)
@@ -33,11 +47,26 @@ class Findings:
     num_cells: int
     num_genes: int
     id_kind: str
+    why: str = ""  # this place and no other one
+    places: list[Place] = field(default_factory=list)  # all of them, in the order in which they were looked at
     notes: list[str] = field(default_factory=list)  # plain sentences: what was seen, what is assumed
+
+    @property
+    def text(self) -> str:
+        """What is used, as in "log1p in X (natural logarithm, 10,000 counts per cell)"."""
+        if self.log_base is None:
+            return f"{self.kind} in {self.source}"
+        per = "unknown total" if self.total is None else f"{self.total:,.6g} counts per cell"
+        return f"{self.kind} in {self.source} ({BASE_NAMES[self.log_base]}, {per})"
+
+    @property
+    def sentence(self) -> str:
+        """What is used, why, and everything that was noted, on one line for the log."""
+        return "; ".join([f"takes {self.text}: {self.why}", *self.notes])
 
     def as_dict(self) -> dict[str, Any]:
         """The findings as JSON-able values."""
-        return asdict(self)
+        return asdict(self) | {"text": self.text}
 
 
 def detect(
@@ -78,19 +107,65 @@ def detect(
         raise InputError(
             f"no usable expression in {path} ({there})",
             "counts, or log-normalised values without NaN or negative values",
-            "put the counts into X or layers['counts'], or mend the values, and save the file",
+            _remedy(slots),
         )
     if marked:
         chosen, total = usable[0], float(mark["target_sum"])
         chosen.kind, chosen.log_base, chosen.total, chosen.confirmed = "log1p", math.e, total, True
         notes = [f"X was prepared by scperformer ({total:g} counts per cell)"]
+        why = "prepared by scperformer"
     else:
         wanted = [slot for slot in usable if slot.kind == input_kind] or usable
         chosen = min(wanted, key=_preference)  # the first of equals: X before layers before raw
-        notes = [f"{slot.source} is not used: {slot.text}" for slot in slots if slot is not chosen]
+        why = _reason(chosen, slots, source, input_kind)
+        notes = []
+    places = [Place(slot.source, slot.text, slot is chosen) for slot in slots]
+    if not marked:
+        notes += [place.note for place in places if not place.used]
         notes += _obey(chosen, input_kind, path)
+    if source == "auto" and not marked:
+        places += [Place(f"layers/{name}", "a part of the counts by its name") for name in _parts_of_counts(adata)]
     notes += _total_notes(chosen, input_total)
-    return _findings(adata, chosen, notes)
+    found = _findings(adata, chosen, notes)
+    found.why, found.places = why, places
+    return found
+
+
+def _parts_of_counts(adata: AnnData) -> list[str]:
+    return [name for name in adata.layers if name in PARTIAL_LAYERS]
+
+
+def _reason(chosen: Slot, slots: list[Slot], source: str, input_kind: str) -> str:
+    """Why this place and no other one."""
+    usable = [slot for slot in slots if slot.kind != "unusable"]
+    if source != "auto":
+        return "as told"
+    if len(slots) == 1:
+        return "there is no other"
+    if len(usable) == 1:
+        return "nothing else can be used"
+    if input_kind != "auto" and chosen.kind == input_kind:
+        return f"it is what input_kind={input_kind} says"
+    tier, _ = _preference(chosen)
+    rivals = [slot for slot in usable if slot is not chosen and _preference(slot)[0] == tier]
+    if any(slot.x.shape[1] < chosen.x.shape[1] for slot in rivals):
+        return "it has the most genes"
+    if rivals:
+        return "the first of those that would do"
+    return {0: "counts come first", 1: "logarithms that are sure come next to counts"}.get(tier, "nothing is better")
+
+
+def _remedy(slots: list[Slot]) -> str:
+    """What can be done where no place is usable."""
+    start = "put the counts into X or layers['counts']"
+    if any(slot.mixed for slot in slots):
+        return f"{start} for all cells, or save the cells of each kind as a file of its own"
+    if slots and all("scaled" in slot.text for slot in slots):
+        return f"{start}, or the values from before scaling, and save the file"
+    if slots and all("NaN" in slot.text for slot in slots):
+        how = "numpy.nan_to_num of adata.X, or of adata.X.data if it is sparse"
+        return f"{start}, or set NaN that mean 0 to 0 ({how}), and save the file"
+    return f"{start}, or mend the values, and save the file"
 
 
 def _judged(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Slot:
@@ -121,7 +196,8 @@ def _places(adata: AnnData, source: str, path: str | Path) -> list[tuple[str, Ma
         return [(name, x) for name, x in places.items() if name.removeprefix("layers/") not in PARTIAL_LAYERS]
     if source not in places:
         there = ", ".join(places) or "neither X nor layers nor raw"
-        raise InputError(f"no {source} in {path} (it has {there})", "a place that exists", "set source=... to one")
+        remedy, mends = "set source=... to one", [f"source={name}" for name in places]
+        raise InputError(f"no {source} in {path} (it has {there})", "a place that exists", remedy, mends)
     return [(source, places[source])]
 
 
@@ -146,6 +222,7 @@ def _obey(slot: Slot, input_kind: str, path: str | Path) -> list[str]:
             f"values up to {slot.largest:g} in {slot.source} of {path}",
             f"log1p values of at most {MAX_LOG:g}",
             "leave out input_kind=log1p",
+            ["input_kind=auto"],
         )
     note = f"taken as {input_kind} as told, though {slot.source} looks like {slot.text}"
     slot.kind, slot.total, slot.relative = input_kind, None, False

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+from collections.abc import Sequence
 
 
 class InputError(ValueError):
@@ -16,9 +17,12 @@ class InputError(ValueError):
         What was needed instead.
     remedy
         What the user can do about it, preferably the exact option or command.
+    mends
+        Options of the same command, such as `species=mouse`, each of which mends it.
     """
 
-    def __init__(self, found: str, expected: str, remedy: str):
+    def __init__(self, found: str, expected: str, remedy: str, mends: Sequence[str] = ()):
+        self.mends = tuple(mends)
         # Gene names, labels and paths are user data: a newline in one must not break the one-line promise.
         super().__init__(" ".join(f"{found}; expected {expected}: {remedy}.".split()))
 

@@ -95,7 +95,7 @@ def map_genes(
         The file is of another species than the model, and `species` is not told; or a table of names is damaged.
     """
     names = [str(name).strip() for name in names]
-    columns = _name_columns(var)
+    columns = name_columns(var)
     of_file = _species(names, columns) if species == "auto" else species
     of_model = guess_species(model_genes)
     found = _Matching(names, model_genes)
@@ -244,7 +244,7 @@ def _renamed(symbol: str | None, hgnc: Hgnc, table: Gencode | None) -> str | Non
     return hgnc.former.get(symbol or "")
 
 
-def _name_columns(var: pd.DataFrame | None) -> dict[str, list[str]]:
+def name_columns(var: pd.DataFrame | None) -> dict[str, list[str]]:
     """The columns of var that hold names of genes by their own name, in the order of `NAME_COLUMNS`."""
     if var is None:
         return {}
@@ -264,16 +264,19 @@ def _other_species(
     of_file: str, of_model: str, names: Sequence[str], model_genes: Sequence[str], path: str | Path
 ) -> InputError:
     ours, theirs = names[len(names) // 2], model_genes[len(model_genes) // 2]
-    remedy = "use a model of the same species"
+    remedy, mends = "use a model of the same species", []
     if of_model != "other":
         remedy += f", or add species={of_model} if these are {of_model} genes"
+        mends.append(f"species={of_model}")
     if {of_file, of_model} == {"human", "mouse"}:
         remedy += f", or species={of_file} to match genes by their orthologs"
+        mends.insert(0, f"species={of_file}")
     return InputError(
         f"gene names in {path} that look {of_file} (e.g. '{ours}') for a model whose genes look {of_model} "
         f"(e.g. '{theirs}')",
         "cells of the species of the model",
         remedy,
+        mends,
     )
 
 

@@ -1,4 +1,4 @@
-"""Labels of few cells: kept, merged into one, left out or refused, and always named."""
+"""Labels of cells: the column that holds them; those of few cells are kept, merged, left out or refused."""
 
 import logging
 from dataclasses import dataclass, field
@@ -6,14 +6,59 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from anndata import AnnData
 
 from scperformer.errors import InputError
 from scperformer.groups import DataConfig
 
 log = logging.getLogger(__name__)
 
+MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
 NUM_NAMED = 5  # labels named in a line
 POLICIES = "data.rare_labels=merge, drop or error"
+
+
+def label_columns(obs: pd.DataFrame) -> dict[str, int]:
+    """The obs columns that could be labels, with their number of values: 2 to 200 texts, two cells each or more."""
+    found = {}
+    most = min(MAX_LABELS, len(obs) // 2)
+    for key in obs.columns:
+        column = obs[key]
+        is_number = pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(column.dtype)
+        num = 0 if is_number else int(column.nunique())
+        if 2 <= num <= most:
+            found[str(key)] = num
+    return found
+
+
+def require_labels(adata: AnnData, label_key: str, path: str | Path) -> pd.Series:
+    """The labels of the cells as strings, surrounding blanks removed; NaN where a cell has none.
+
+    Returns
+    -------
+    Series of N str or NaN (missing, or blank in the file), index = the cells.
+
+    Raises
+    ------
+    InputError
+        There is no such column (the message lists those that could be meant), or it holds no label at all, or
+        numbers with decimals.
+    """
+    remedy = "set label_key=... to the column of labels"
+    likely = {key: num for key, num in label_columns(adata.obs).items() if key != label_key}
+    mends = [f"label_key={key}" for key in likely]
+    if label_key not in adata.obs:
+        texts = [f"{key} ({num} values)" for key, num in likely.items()]
+        there = ", ".join(texts or map(str, adata.obs.columns)) or "columns in obs, but it has none"
+        raise InputError(f"no column '{label_key}' in obs of {path}", there, remedy, mends)
+    column = adata.obs[label_key]
+    if pd.api.types.is_float_dtype(column.dtype) and not (column.dropna() % 1 == 0).all():
+        raise InputError(f"obs['{label_key}'] of {path} holds numbers with decimals", "labels", remedy, mends)
+    labels = column.astype(object).map(lambda label: str(label).strip(), na_action="ignore")
+    labels = labels.where(labels.notna() & (labels != ""))
+    if labels.isna().all():
+        raise InputError(f"no cell of {path} has a label in obs['{label_key}']", "labelled cells", remedy, mends)
+    return labels
 
 
 @dataclass

@@ -98,6 +98,7 @@ def find_orientation(rows: Sequence[str], columns: Sequence[str], known: Collect
             f"(rows e.g. {_example(rows)}, columns e.g. {_example(columns)}; {why})",
             "gene names on one axis and cell names on the other",
             f"add orientation={CELLS_BY_GENES} or orientation={GENES_BY_CELLS}",
+            [f"orientation={CELLS_BY_GENES}", f"orientation={GENES_BY_CELLS}"],
         )
     return (CELLS_BY_GENES if lead > 0 else GENES_BY_CELLS), why
 

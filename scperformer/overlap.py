@@ -1,5 +1,6 @@
 """How much of what a model looks at a file has, and the refusal of files that have too little of it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,7 +107,14 @@ def require_overlap(
         f"({_example(file_genes)}; model has {_example(model_genes)})",
         f"at least {100 * min_overlap:g} % of that expression" if min_overlap > 0 else "at least one gene",
         _remedy(file_genes, model_genes, column),
+        _lower(found),
     )
+
+
+def _lower(found: Overlap) -> list[str]:
+    """The option that lets in what there is."""
+    share = math.floor(1000 * found.informative_share) / 1000
+    return [f"min_overlap={share:g}"] if found.num_shared > 0 else []
 
 
 def _example(names: Sequence[str]) -> str:

@@ -106,12 +106,14 @@ def prepare_reference(
     input_total: float | None = None,
     *,
     path: str | Path = "the reference",
+    findings: Findings | None = None,
 ) -> AnnData:
     """A reference ready for training: filtered and normalised, genes in the order of the file.
 
     Cells with fewer than `data.min_genes` genes are dropped, then genes expressed in fewer than
     `data.min_cells` of the remaining cells. Cells are normalised over all genes before any gene is dropped.
     Genes of the same name are added up. What was prepared to the same target sum before is returned as it is.
+    `findings` are those of `detect` with the same options, where it has been asked before.
 
     Returns
     -------
@@ -123,7 +125,9 @@ def prepare_reference(
     InputError
         As `detect` and `expression`, or the filters leave nothing.
     """
-    findings = detect(adata, source, input_kind, input_total=input_total, path=path)
+    if findings is None:
+        findings = detect(adata, source, input_kind, input_total=input_total, path=path)
+        log.info("%s: %s", path, findings.sentence)
     x, names = expression(adata, findings, path=path)
     notes = genes.repeated_note(names)
     if is_prepared(adata, findings) and findings.total == data.target_sum and not notes:
@@ -141,11 +145,10 @@ def prepare_reference(
     keep_genes, _ = scanpy.pp.filter_genes(rows, min_cells=data.min_cells)
     keep_genes &= is_gene
     _require_some(keep_genes, "genes", f"data.min_cells={data.min_cells}", path)
-    var = gene_table(adata, findings.source)
     prepared = AnnData(
         normalise(rows, findings, data.target_sum)[:, keep_genes],
         obs=adata.obs[keep_cells].copy(),
-        var=var.set_axis(names)[keep_genes].copy(),
+        var=gene_table(adata, findings.source).set_axis(names)[keep_genes].copy(),
     )
     prepared.uns[PREPARED] = _mark(
         prepared,
@@ -165,7 +168,10 @@ def is_prepared(adata: AnnData, findings: Findings) -> bool:
 def _require_some(keep: np.ndarray, what: str, option: str, path: str | Path) -> None:
     if not keep.any():
         raise InputError(
-            f"{option} drops all {len(keep)} {what} of {path}", f"at least some {what} to be kept", "lower it"
+            f"{option} drops all {len(keep)} {what} of {path}",
+            f"at least some {what} to be kept",
+            "lower it",
+            [f"{option.partition('=')[0]}=1"],
         )
 
 
@@ -203,7 +209,7 @@ def plan_alignment(
     *,
     importance: np.ndarray | None = None,
     target_sum: float,
-    min_overlap: float,
+    min_overlap: float | None,
     species: str = "auto",
     path: str | Path = "the data",
 ) -> Alignment:
@@ -216,7 +222,7 @@ def plan_alignment(
     importance
         Of the model's genes (`Bundle.importance`); None: all count alike.
     min_overlap
-        Least share of the importance that the file's genes must carry, 0 to 1.
+        Least share of the importance that the file's genes must carry, 0 to 1; None: any will do.
     species
         Of the file: auto, human or mouse.
 
@@ -229,7 +235,8 @@ def plan_alignment(
     genes.require_named(names, f"{findings.source} of {path}")
     mapping = map_genes(names, model_genes, var, species, path=path)
     found = measure_overlap(mapping.target, names, model_genes, importance=importance, notes=mapping.notes)
-    require_overlap(found, min_overlap, path, file_genes=names, model_genes=model_genes, var=var)
+    if min_overlap is not None:
+        require_overlap(found, min_overlap, path, file_genes=names, model_genes=model_genes, var=var)
     return Alignment(
         mapping=mapping, overlap=found, num_genes=len(model_genes), target_sum=target_sum, findings=findings
     )
@@ -292,6 +299,8 @@ def _prepare_for_model(adata: AnnData, cfg: PreprocessConfig, path: Path) -> Ann
         species=cfg.species,
         path=path,
     )
+    for note in [findings.sentence, *plan.overlap.notes]:
+        log.info("%s: %s", path, note)
     x, _ = expression(adata, findings, path=path)
     prepared = AnnData(align_rows(x, plan), obs=adata.obs.copy(), var=pd.DataFrame(index=model.genes))
     findings = replace(findings, notes=[*findings.notes, *plan.overlap.notes])
@@ -322,16 +331,13 @@ def run_preprocess(cfg: PreprocessConfig) -> Path:
         prepared = _prepare_for_model(adata, cfg, path)
     else:
         prepared = prepare_reference(adata, cfg.data, cfg.source, cfg.input_kind, cfg.input_total, path=path)
-    _log_mark(prepared.uns[PREPARED], path)
+    _log_mark(prepared.uns[PREPARED])
     write_h5ad(prepared, output, cfg.overwrite)
     log.info("wrote %s in %.1f s", output, time.perf_counter() - start)
     return output
 
 
-def _log_mark(mark: Mapping[str, Any], path: Path) -> None:
-    log.info("read %s from %s of %s", mark["kind"], mark["source"], path)
-    for note in mark["notes"]:
-        log.info("%s", note)
+def _log_mark(mark: Mapping[str, Any]) -> None:
     absent = f", {mark['genes_absent']} genes of model {mark['model']} absent" if "model" in mark else ""
     log.info(
         "kept %d cells (%d dropped) and %d genes (%d dropped%s), %g counts per cell",

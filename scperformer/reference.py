@@ -11,10 +11,10 @@ import pandas as pd
 from anndata import AnnData
 from scipy.sparse import csr_matrix
 
-from scperformer.check import require_labels
 from scperformer.config import TrainConfig
+from scperformer.detect import Findings
 from scperformer.errors import InputError
-from scperformer.labels import Settled, settle_rare_labels
+from scperformer.labels import Settled, require_labels, settle_rare_labels
 from scperformer.preprocess import PREPARED, prepare_reference
 from scperformer.splits import TEST, Split, split_cells, split_values
 
@@ -42,10 +42,15 @@ class Reference:
         return ([f"{self.rare.note}."] if self.rare.note else []) + self.split.notes
 
 
-def make_reference(adata: AnnData, cfg: TrainConfig, path: str | Path) -> Reference:
+def make_reference(adata: AnnData, cfg: TrainConfig, path: str | Path, findings: Findings | None = None) -> Reference:
     """Filter, normalise and label the cells of a reference, and part them into training and validation.
 
     Cells whose side is `test` (`data.split=column`) are taken away before anything else looks at them.
+
+    Parameters
+    ----------
+    findings
+        Of `detect`, where it has been asked about these cells before.
 
     Raises
     ------
@@ -58,7 +63,8 @@ def make_reference(adata: AnnData, cfg: TrainConfig, path: str | Path) -> Refere
     if cfg.data.split == "column":
         assert values is not None
         adata = without_test_cells(adata, values)
-    prepared = prepare_reference(adata, cfg.data, cfg.source, cfg.input_kind, cfg.input_total, path=path)
+    told = cfg.source, cfg.input_kind, cfg.input_total
+    prepared = prepare_reference(adata, cfg.data, *told, path=path, findings=findings)
     settled = settle_rare_labels(require_labels(prepared, cfg.label_key, path), cfg.data, path)
     usable = usable_cells(settled, cfg, path)
     kept, labels = prepared[usable], settled.labels[usable]

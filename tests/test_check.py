@@ -1,13 +1,18 @@
 """The input doctor: its verdict on each file, and the words in which it gives it."""
 
 import json
+import shlex
+from pathlib import Path
 
+import anndata as ad
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
+from inputs import WRITERS
 
 from scperformer import bundle
-from scperformer.check import label_columns, require_labels, run_check
+from scperformer.check import run_check
 from scperformer.config import CheckConfig
 from scperformer.errors import InputError
 
@@ -19,6 +24,7 @@ class Model:
     kind = bundle.ANNOTATOR
     genes = [f"GENE{i}" for i in range(0, 250, 2)]  # noqa: RUF012
     importance = None
+    config = {"target_sum": 1e4}  # noqa: RUF012
 
 
 load_bundle = bundle.load_bundle
@@ -30,69 +36,22 @@ def _model(monkeypatch):
     monkeypatch.setattr(bundle, "load_bundle", lambda path: Model)
 
 
-# labels
-
-
-def test_label_columns_are_those_with_few_values(counts_adata):
-    obs = counts_adata.obs
-    obs["donor"] = np.repeat(["d1", "d2"], 60)
-    obs["cluster"] = np.arange(120) % 7
-    obs["flag"] = np.arange(120) < 5
-    obs["constant"] = "x"
-    obs["barcode"] = obs.index
-    obs["score"] = np.linspace(0, 1, 120)
-    assert label_columns(counts_adata) == {"cell_type": 3, "donor": 2, "flag": 2}
-
-
-def test_labels_are_strings_and_blank_ones_missing(counts_adata):
-    values = [" T cell ", "", "  ", None, np.nan, 7] + ["B"] * 114
-    counts_adata.obs["mixed"] = pd.Series(values, index=counts_adata.obs_names, dtype=object)
-    labels = require_labels(counts_adata, "mixed", "r.h5ad")
-    assert labels.iloc[0] == "T cell"
-    assert labels.iloc[1:5].isna().all()
-    assert labels.iloc[5] == "7"
-    assert list(labels.index) == list(counts_adata.obs_names)
-
-
-def test_labels_from_categories_leave_out_unused_ones(counts_adata):
-    column = counts_adata.obs["cell_type"].cat.add_categories(["unused"])
-    column.iloc[0] = np.nan
-    counts_adata.obs["cell_type"] = column
-    labels = require_labels(counts_adata, "cell_type", "r.h5ad")
-    assert labels.isna().sum() == 1
-    assert set(labels.dropna()) == {"B cell", "T cell", "Monocyte"}
-    assert set(labels.value_counts().index) == {"B cell", "T cell", "Monocyte"}
-
-
-def test_wrong_label_key_lists_the_keys_there_are(counts_adata):
-    counts_adata.obs["score"] = 0.5
-    with pytest.raises(
-        InputError, match=r"no column 'celltype' in obs of r.h5ad; expected cell_type \(3 values\): set"
-    ):
-        require_labels(counts_adata, "celltype", "r.h5ad")
-    with pytest.raises(InputError, match="holds numbers with decimals"):
-        require_labels(counts_adata, "score", "r.h5ad")
-    counts_adata.obs["none"] = ""
-    with pytest.raises(InputError, match=r"no cell of r.h5ad has a label"):
-        require_labels(counts_adata, "none", "r.h5ad")
-    del counts_adata.obs["cell_type"], counts_adata.obs["none"], counts_adata.obs["score"]
-    with pytest.raises(InputError, match="it has none"):
-        require_labels(counts_adata, "celltype", "r.h5ad")
-
-
 # the step
 
 
 def test_good_file(counts_adata, write, tmp_path, capsys):
     path = write(counts_adata, "my sample.h5ad")
     output = tmp_path / "check.json"
-    results = run_check(CheckConfig(inputs=[str(path)], output=str(output)))
-    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[1:-1]]
+    results = run_check(CheckConfig(inputs=[str(path)], output=str(output), doublets="false"))
+    lines = [(line[2:15].strip(), line[15:]) for line in capsys.readouterr().out.splitlines()[1:-1]]
+    num_genes, num_counts = (np.median(np.asarray(x)) for x in (counts_adata.X.getnnz(1), counts_adata.X.sum(1)))
     assert dict(lines) == {
         "cells": "120",
         "genes": "200, gene symbols, human",
-        "expression": "counts in X",
-        "obs": "columns  cell_type (3 values)",
+        "expression": "counts in X: there is no other",
+        "quality": f"median {num_genes:,.0f} genes and {num_counts:,.0f} counts per cell",
+        "doublets": "not looked for, as told",
+        "obs columns": "cell_type (3 values)",
         "model": "toy (packaged): 100 of 125 genes (80.0%) found, with 80.0% of its informative expression, "
         "not GENE200, GENE202, GENE204 ...",
         "note": "previous symbols and aliases were not looked up: 'scperformer genes update' fetches the table once",
@@ -127,8 +86,10 @@ def test_log_values_and_notes_are_shown(pbmc, write, capsys, monkeypatch):
     monkeypatch.setattr(Model, "genes", [*pbmc.raw.var_names, *(f"NEW{i}" for i in range(1000))])
     run_check(CheckConfig(inputs=[str(write(pbmc))]))
     out = capsys.readouterr().out
-    assert "expression   log1p in raw (natural logarithm, unknown total)" in out
-    assert "note         X is not used: negative values" in out
+    assert "expression   log1p in raw (natural logarithm, unknown total): nothing else can be used" in out
+    assert "not used     X: negative values" in out
+    assert "note         X is not used" not in out
+    assert "doublets     not looked for: that takes counts" in out
     assert "note         only 43.3% of what the model looks at is in the file: look at the labels" in out
 
 
@@ -144,6 +105,7 @@ def test_all_files_are_shown_before_the_error(counts_adata, write, capsys, tmp_p
     out = capsys.readouterr().out
     assert "problem      no file" in out
     assert "problem      0 of 125 model genes (0.0 %) found" in out
+    assert "model        toy (packaged): 0 of 125 genes (0.0%) found" in out
     assert "genes        200, Ensembl ids, human" in out
     assert "convert var_names from Ensembl ids to gene symbols" in out
     assert f"ok           scperformer predict {good}" in out
@@ -179,7 +141,7 @@ def test_rare_labels_of_a_reference_are_named_and_no_problem(counts_adata, write
             lambda obs: obs.rename(columns={"cell_type": "other"}),
             r"no column 'cell_type' .* expected other \(3 values\)",
         ),
-        (lambda obs: obs.assign(cell_type="same"), "one label in obs"),
+        (lambda obs: obs.assign(cell_type="same"), "1 usable label in obs"),
     ],
     ids=["key", "one"],
 )
@@ -196,3 +158,252 @@ def test_packaged_model(pbmc, write, monkeypatch, capsys):
     results = run_check(CheckConfig(inputs=[str(write(pbmc))]))
     assert results[0]["overlap"]["share_of_model"] == 1.0
     assert "pbmc68k_reduced (packaged): 765 of 765 genes (100.0%) found, with 100.0% of" in capsys.readouterr().out
+
+
+# what it says
+
+
+def test_every_place_has_a_line_and_the_one_used_a_reason(counts_adata, write, capsys):
+    adata = counts_adata
+    adata.layers["counts"] = adata.X.copy()
+    adata.X = np.log1p(adata.X.toarray() * (1e4 / adata.X.sum(axis=1)).A)
+    adata.layers["scaled"] = adata.X - adata.X.mean(axis=0)
+    adata.layers["unspliced"] = adata.layers["counts"]
+    [result] = run_check(CheckConfig(inputs=[str(write(adata))]))
+    out = capsys.readouterr().out
+    assert "expression   counts in layers/counts: counts come first" in out
+    assert "not used     X: log1p (natural logarithm, 10000 counts per cell)" in out
+    assert "not used     layers/scaled: negative values" in out
+    assert "not used     layers/unspliced: a part of the counts by its name" in out
+    used = {place["source"]: place["used"] for place in result["findings"]["places"]}
+    assert used == {"X": False, "layers/counts": True, "layers/scaled": False, "layers/unspliced": False}
+
+
+def test_what_was_told_stays_in_the_command(counts_adata, write, capsys):
+    counts_adata.layers["my layer"] = counts_adata.X
+    path = write(counts_adata, "it's.h5ad")
+    options = {"source": "layers/my layer", "input_kind": "counts", "min_overlap": 0.1}
+    [result] = run_check(CheckConfig(inputs=[str(path)], doublets="false", **options))
+    words = shlex.split(result["command"])
+    assert words == [*("scperformer", "predict", str(path)), *(f"{name}={value}" for name, value in options.items())]
+
+
+def test_json_and_nothing_else(command, counts_adata, pbmc, write, tmp_path):
+    """Also of files with problems, without counts, and of cells with nothing in them."""
+    empty = counts_adata.copy()
+    empty.X = empty.X * 0
+    few = counts_adata[:3].copy()
+    files = [write(pbmc, "pbmc.h5ad"), write(empty, "empty.h5ad"), write(few, "few.h5ad"), tmp_path / "none.h5ad"]
+    ran = command("check", *files, "--json", "output=same.json")
+    assert ran.code == 2
+    found = json.loads(ran.out, parse_constant=lambda name: pytest.fail(name))
+    assert found == json.loads((tmp_path / "same.json").read_text())
+    assert [result["problem"] is None for result in found["files"]] == [False, False, True, False]
+    assert {result["file"] for result in found["files"]} == set(map(str, files))
+
+
+def test_an_output_that_predict_would_not_replace_is_noted(counts_adata, write, capsys):
+    path = write(counts_adata)
+    path.with_suffix(".annotated.h5ad").touch()
+    assert run_check(CheckConfig(inputs=[str(path)]))[0]["problem"] is None
+    assert "sample.annotated.h5ad exists: predict needs output=..., or overwrite=true" in capsys.readouterr().out
+
+
+def test_lines_fit_a_terminal(counts_adata, write, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "70")
+    run_check(CheckConfig(inputs=[str(write(counts_adata))]))
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert max(len(line) for line in lines if not line.startswith("  ok")) <= 70
+    assert any(line.startswith(" " * 15) for line in lines)
+
+
+def test_obs_that_cannot_be_read_is_no_problem_of_predict(counts_adata, write, capsys):
+    path = write(counts_adata)
+    with h5py.File(path, "r+") as file:
+        file["obs/cell_type"].attrs["encoding-type"] = "something new"
+    assert run_check(CheckConfig(inputs=[str(path)]))[0]["label_columns"] is None
+    assert "the columns of obs cannot be read" in capsys.readouterr().out
+
+
+def test_repeated_cell_names_are_noted(counts_adata, write, capsys):
+    counts_adata.obs_names = ["cell"] * 120
+    run_check(CheckConfig(inputs=[str(write(counts_adata))]))
+    assert "note         119 cell names repeat earlier ones" in capsys.readouterr().out
+
+
+def test_matrices_stay_on_disk(counts_adata, write, monkeypatch):
+    monkeypatch.setattr("scperformer.check.read_cells", lambda *_: pytest.fail("the file is read as a whole"))
+    assert run_check(CheckConfig(inputs=[str(write(counts_adata))]))[0]["problem"] is None
+
+
+# its verdict is that of predict and train
+
+
+def sample(counts_adata) -> ad.AnnData:
+    """The cells with what the writers of every kind need."""
+    counts_adata.var["gene_ids"] = [f"ENSG{i:011d}" for i in range(200)]
+    counts_adata.obs["label"] = counts_adata.obs["cell_type"].astype(str)
+    counts_adata.X = counts_adata.X.astype(np.int64)
+    return counts_adata
+
+
+def mixed(adata) -> None:
+    x = adata.X.astype(np.float64).toarray()
+    x[::2] = np.log1p(x[::2] * (1e4 / x[::2].sum(axis=1, keepdims=True)))
+    adata.X = x
+
+
+def nan(adata) -> None:
+    adata.X = adata.X.astype(np.float64)
+    adata.X.data[3] = np.nan
+
+
+def scaled(adata) -> None:
+    adata.X = adata.X.toarray() - adata.X.toarray().mean(axis=0)
+
+
+def named(*names):
+    def change(adata) -> None:
+        adata.var_names = [*names, *(f"OTHER{i}" for i in range(200 - len(names)))]
+
+    return change
+
+
+def mouse(adata) -> None:
+    adata.var_names = [f"Gene{i}" for i in range(200)]
+
+
+def annotated(adata) -> None:
+    adata.obs["scperformer_label"] = "B"
+
+
+def damaged(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        file["X/indices"][0] = 10**6
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+CONTENTS = {
+    "good": lambda adata: None,
+    "mixed": mixed,
+    "nan": nan,
+    "scaled": scaled,
+    "zeros": lambda adata: setattr(adata, "X", adata.X * 0),
+    "few of the genes": named("GENE0", "GENE1"),
+    "none of the genes": named(),
+    "genes without names": named("", "", *(f"GENE{i}" for i in range(100))),
+    "genes twice": lambda adata: setattr(adata, "var_names", ["GENE7", *adata.var_names[1:]]),
+    "mouse": mouse,
+    "annotated before": annotated,
+}
+
+
+@pytest.fixture
+def same_verdict(command, tiny_model, monkeypatch):
+    """Run check and another step on a file; both must accept it or refuse it. Gives what check found, as JSON."""
+    monkeypatch.setattr(bundle, "load_bundle", load_bundle)
+
+    def run(path, step, *options, label_key=None, told=()) -> dict:
+        labels = [] if label_key is None else [f"label_key={label_key}"]
+        model = f"model_path={tiny_model}"
+        checked = command("check", path, model, "doublets=false", "--json", *labels, *told)
+        [result] = json.loads(checked.out)["files"]
+        model = [model] if step == "predict" else []
+        ran = command(step, path, *model, *labels, *told, *options)
+        assert (checked.code, ran.code) in [(0, 0), (2, 2)], f"{result['problem']} / {ran.err}"
+        assert (result["problem"] is None) == (result["command"] is not None) == (ran.code == 0)
+        return result
+
+    return run
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_verdict_of_predict(content, counts_adata, write, same_verdict):
+    CONTENTS[content](counts_adata)
+    result = same_verdict(write(counts_adata), "predict", "output=out.h5ad")
+    assert (result["problem"] is None) == (content in ("good", "genes twice"))
+
+
+@pytest.mark.parametrize("damage", [damaged, truncated])
+def test_verdict_of_predict_on_damaged_files(damage, counts_adata, write, same_verdict):
+    path = write(counts_adata)
+    damage(path)
+    assert same_verdict(path, "predict", "output=out.h5ad")["problem"] is not None
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_verdict_of_predict_on_every_kind(kind, counts_adata, tmp_path, same_verdict):
+    path = WRITERS[kind](sample(counts_adata), tmp_path)
+    assert same_verdict(path, "predict", "output=out.h5ad")["problem"] is None
+
+
+LINEAR = ("experiment=linear", "logger=none", "output=model")
+
+
+@pytest.mark.parametrize("content", ["good", "mixed", "nan", "none of the genes", "genes without names", "mouse"])
+def test_verdict_of_train(content, counts_adata, write, same_verdict):
+    CONTENTS[content](counts_adata)
+    result = same_verdict(write(counts_adata), "train", *LINEAR, label_key="cell_type")
+    assert (result["problem"] is None) == (content in ("good", "none of the genes", "mouse"))
+
+
+REFERENCES = {
+    "one label": lambda adata: setattr(adata, "obs", adata.obs.assign(cell_type="same")),
+    "numbers": lambda adata: setattr(adata, "obs", adata.obs.assign(cell_type=np.linspace(0, 1, 120))),
+    "few genes": lambda adata: setattr(adata, "X", adata.X.multiply(np.arange(200) < 30).tocsr()),
+    "rare": lambda adata: setattr(adata, "obs", adata.obs.assign(cell_type=["rare", "also", *["a", "b"] * 59])),
+    "other column": lambda adata: setattr(adata, "obs", adata.obs.rename(columns={"cell_type": "other"})),
+}
+
+
+@pytest.mark.parametrize("content", REFERENCES)
+def test_verdict_of_train_on_labels(content, counts_adata, write, same_verdict):
+    REFERENCES[content](counts_adata)
+    result = same_verdict(write(counts_adata), "train", *LINEAR, label_key="cell_type")
+    assert (result["problem"] is None) == (content == "rare")
+
+
+# its advice works
+
+
+def mends_of(result, command, *options) -> list[int]:
+    """The exit codes of the commands that it advises."""
+    return [
+        command(*shlex.split(line)[1:], f"output=out{i}.h5ad", *options).code for i, line in enumerate(result["mends"])
+    ]
+
+
+@pytest.mark.parametrize("content", ["few of the genes", "mouse", "annotated before"])
+def test_advised_options_mend_it(content, counts_adata, write, same_verdict, command):
+    CONTENTS[content](counts_adata)
+    result = same_verdict(write(counts_adata, "my sample.h5ad"), "predict", "output=out.h5ad")
+    codes = mends_of(result, command)
+    # The symbols of the toy model have no orthologs: only one of the two ways leads on.
+    assert codes == {"few of the genes": [0], "mouse": [2, 0], "annotated before": [0, 0]}[content]
+
+
+def test_orientation_mends_a_table_that_does_not_tell(counts_adata, tmp_path, same_verdict, command):
+    table = counts_adata.to_df().iloc[:, :120]
+    table.index = [f"T{i}" for i in range(120)]
+    table.columns = [f"G{i}" for i in range(120)]
+    path = tmp_path / "table.csv"
+    table.to_csv(path)
+    result = same_verdict(path, "predict", "output=out.h5ad")
+    assert [line.rpartition(" ")[2] for line in result["mends"]] == [
+        "orientation=cells_by_genes",
+        "orientation=genes_by_cells",
+    ]
+
+
+def test_places_and_labels_that_there_are_mend_it(counts_adata, write, same_verdict, command):
+    counts_adata.obs["my labels"] = counts_adata.obs.pop("cell_type")
+    path = write(counts_adata)
+    result = same_verdict(path, "predict", "output=out.h5ad", told=["source=layers/counts"])
+    assert mends_of(result, command, "overwrite=true") == [0]
+    result = same_verdict(path, "train", *LINEAR, label_key="cell_type")
+    assert [shlex.split(line)[3] for line in result["mends"]] == ["label_key=my labels"]
+    assert command(*shlex.split(result["mends"][0])[1:], *LINEAR).code == 0

@@ -204,7 +204,7 @@ def test_packaged_model(command, pbmc, write):
 def test_warnings_are_plain_lines(command, counts_adata, write, tiny_model):
     counts_adata.obs_names = ["cell"] * counts_adata.n_obs
     with pytest.warns(UserWarning, match="repeat earlier ones"):
-        ran = command("check", write(counts_adata), f"model_path={tiny_model}")
+        ran = command("check", write(counts_adata), f"model_path={tiny_model}", "label_key=cell_type")
     assert ran.code == 0
 
 

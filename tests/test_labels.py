@@ -1,11 +1,12 @@
-"""Labels of few cells: what each policy does with them, and that it says so."""
+"""Labels of cells: the columns that could hold them; what each policy does with those of few cells, and says."""
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from scperformer.errors import InputError
 from scperformer.groups import DataConfig
-from scperformer.labels import rare_labels, require_cells_per_label, settle_rare_labels
+from scperformer.labels import label_columns, rare_labels, require_cells_per_label, require_labels, settle_rare_labels
 
 LABELS = pd.Series(["a"] * 5 + ["b", "c", "c", None])
 
@@ -69,3 +70,53 @@ def test_nothing_is_said_where_no_label_is_rare(policy, caplog):
     result = settled(policy, min_cells=1)
     pd.testing.assert_series_equal(result.labels, LABELS)
     assert (result.done, result.note, caplog.text) == ({}, "", "")
+
+
+# the column
+
+
+def test_label_columns_are_those_with_few_values(counts_adata):
+    obs = counts_adata.obs
+    obs["donor"] = np.repeat(["d1", "d2"], 60)
+    obs["cluster"] = np.arange(120) % 7
+    obs["flag"] = np.arange(120) < 5
+    obs["constant"] = "x"
+    obs["barcode"] = obs.index
+    obs["score"] = np.linspace(0, 1, 120)
+    assert label_columns(obs) == {"cell_type": 3, "donor": 2, "flag": 2}
+
+
+def test_labels_are_strings_and_blank_ones_missing(counts_adata):
+    values = [" T cell ", "", "  ", None, np.nan, 7] + ["B"] * 114
+    counts_adata.obs["mixed"] = pd.Series(values, index=counts_adata.obs_names, dtype=object)
+    labels = require_labels(counts_adata, "mixed", "r.h5ad")
+    assert labels.iloc[0] == "T cell"
+    assert labels.iloc[1:5].isna().all()
+    assert labels.iloc[5] == "7"
+    assert list(labels.index) == list(counts_adata.obs_names)
+
+
+def test_labels_from_categories_leave_out_unused_ones(counts_adata):
+    column = counts_adata.obs["cell_type"].cat.add_categories(["unused"])
+    column.iloc[0] = np.nan
+    counts_adata.obs["cell_type"] = column
+    labels = require_labels(counts_adata, "cell_type", "r.h5ad")
+    assert labels.isna().sum() == 1
+    assert set(labels.dropna()) == {"B cell", "T cell", "Monocyte"}
+    assert set(labels.value_counts().index) == {"B cell", "T cell", "Monocyte"}
+
+
+def test_wrong_label_key_lists_the_keys_there_are(counts_adata):
+    counts_adata.obs["score"] = 0.5
+    with pytest.raises(
+        InputError, match=r"no column 'celltype' in obs of r.h5ad; expected cell_type \(3 values\): set"
+    ):
+        require_labels(counts_adata, "celltype", "r.h5ad")
+    with pytest.raises(InputError, match="holds numbers with decimals"):
+        require_labels(counts_adata, "score", "r.h5ad")
+    counts_adata.obs["none"] = ""
+    with pytest.raises(InputError, match=r"no cell of r.h5ad has a label"):
+        require_labels(counts_adata, "none", "r.h5ad")
+    del counts_adata.obs["cell_type"], counts_adata.obs["none"], counts_adata.obs["score"]
+    with pytest.raises(InputError, match="it has none"):
+        require_labels(counts_adata, "celltype", "r.h5ad")

@@ -69,9 +69,14 @@ LAYERS = {
     "readers": "errors io lenient loom tables tenx trust",
     "labels": "errors groups",
     "splits": "errors groups labels",
-    "check": "bundle config groups detect errors genes genenames io labels overlap readers values",
     "preprocess": "bundle config groups detect errors genes genenames io logarithms overlap readers",
-    "reference": "check config errors labels preprocess splits",
+    "reference": "config detect errors labels preprocess splits",
+    "backed": "detect errors io trust",
+    "query": "backed bundle config detect errors overlap preprocess readers rows",
+    "quality": "detect genenames genes genetables rows",
+    "check_text": "config detect genes groups labels quality",
+    "check": "backed bundle check_text config detect errors genes groups io labels preprocess quality query readers "
+    "reference rows",
     "runs": "attention compose config curve errors history outputs",
     "gene2vec": "errors",
     "embedding": "groups tokens",
@@ -89,8 +94,7 @@ LAYERS = {
     "h5ad_copy": "errors io outputs",
     "partial": "errors outputs",
     "calls_table": "outputs",
-    "backed": "detect errors io trust",
-    "annotation": "backed bundle config data detect errors h5ad_copy inference overlap partial preprocess readers rows",
+    "annotation": "backed bundle config data h5ad_copy inference overlap partial query",
     "predict": "annotation backed calls_table compose config errors h5ad_copy inference io partial readers",
     "analysis": "",
     "analysis.inputs": "data embedding encoder",
@@ -126,10 +130,10 @@ ONLY = {
     + " embedding encoder model pieces products data datamodule inference learner batchsize training estimate "
     "masking masked_model masked_learner encoder_start head_start transfer pretraining "
     "analysis.approximation analysis.inputs analysis.spectrum",
-    "anndata": "io rows detect check preprocess reference annotation backed h5ad_copy predict training corpus "
-    "pretraining annotated analyze lenient trust tenx loom tables readers",
+    "anndata": "io rows detect check labels preprocess reference annotation backed h5ad_copy predict training corpus "
+    "pretraining annotated analyze lenient trust tenx loom tables readers quality query",
     "h5py": "io rows annotated backed h5ad_copy lenient trust tenx loom readers",
-    "scanpy": "preprocess",
+    "scanpy": "preprocess quality",
     "safetensors": "bundle",
     "sklearn": "baseline figures",
     "matplotlib": "curve figures analysis.figures",
