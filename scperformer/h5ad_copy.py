@@ -12,7 +12,7 @@ import pandas as pd
 from anndata.io import read_elem, write_elem
 
 from scperformer.errors import InputError
-from scperformer.io import require_h5ad
+from scperformer.io import require_h5ad, require_unchanged
 from scperformer.outputs import new_file
 
 
@@ -52,6 +52,7 @@ def add_to_h5ad(
     overwrite: bool = False,
     overwrite_keys: bool = False,
     scratch: Path | None = None,
+    seen: dict[Path, tuple[int, int, int]] | None = None,
 ) -> None:
     """Copy an h5ad file and add columns and entries to the copy; everything else stays bit for bit.
 
@@ -72,17 +73,21 @@ def add_to_h5ad(
         Whether an existing `target`, or existing keys, may be replaced.
     scratch
         A folder of the same disk for the unfinished copy; None: the one that `target` will be in.
+    seen
+        The `io.fingerprint` of `source` when it was read.
 
     Raises
     ------
     InputError
-        As `new_file`; a key exists and `overwrite_keys` is off; `source` has other cells than `obs`.
+        As `new_file`; a key exists and `overwrite_keys` is off; `source` has other cells than `obs`, or was changed.
     """
     tables = {key: without_slashes(value) for key, value in obsm.items()}
     new_keys = {"obs": list(obs.columns), "obsm": list(tables), "uns": list(uns)}
     require_h5ad(source)
     with new_file(target, overwrite, scratch) as temporary:
         shutil.copyfile(source, temporary)
+        if seen is not None:
+            require_unchanged(source, seen)
         with h5py.File(temporary, "r+") as file:
             if not overwrite_keys:
                 _require_new_keys(source, _existing_keys(file), new_keys)
