@@ -18,6 +18,7 @@ from scperformer.errors import InputError
 MOST_BYTES = 4 * 2**30  # unpacked; the largest models have some 100 MB
 MOST_ENTRIES = 1000
 MOST_AT_ONCE = 16 * 2**20  # bytes that an archive may make its reader hold: real headers have some 100
+GZIP = b"\x1f\x8b"
 UNPACK_ERRORS = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, gzip.BadGzipFile),
     *(EOFError, OSError, ValueError, NotImplementedError, RuntimeError),
@@ -48,8 +49,10 @@ class _Careful(io.RawIOBase):
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a file is a zip or tar archive, by its content."""
-    return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
+    """Whether a file looks like a zip or tar archive, or is compressed with gzip; few bytes of it are read."""
+    with path.open("rb") as file:
+        start = file.read(512)
+    return start.startswith(GZIP) or start[257:262] == b"ustar" or zipfile.is_zipfile(path)
 
 
 def unpack(path: Path, marker: str, target: Path) -> None:
@@ -78,11 +81,13 @@ def unpack(path: Path, marker: str, target: Path) -> None:
 @contextmanager
 def _tar(path: Path) -> Iterator[tarfile.TarFile]:
     with path.open("rb") as file:
-        is_packed = file.read(2) == b"\x1f\x8b"
+        is_packed = file.read(2) == GZIP
         file.seek(0)
-        with gzip.open(file) if is_packed else file as stream:
-            with tarfile.open(fileobj=_Careful(stream), mode="r:") as archive:  # type: ignore[arg-type]
-                yield archive
+        with (
+            gzip.open(file) if is_packed else file as stream,
+            tarfile.open(fileobj=_Careful(stream), mode="r:") as archive,  # type: ignore[arg-type]
+        ):
+            yield archive
 
 
 def _of_zip(info: zipfile.ZipInfo) -> tuple[str, int, bool]:
