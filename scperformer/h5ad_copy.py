@@ -36,10 +36,21 @@ class Blocks:
 
 
 def without_slashes(table: Any) -> Any:
-    """A DataFrame with "|" for each "/" in its column names, which h5ad files take for folders; all else as it is."""
+    """A DataFrame with "|" for each "/" in its column names, which h5ad files take for folders; all else as it is.
+
+    Where another column has that name already, one more "|" follows.
+    """
     if not isinstance(table, pd.DataFrame):
         return table
-    return table.rename(columns=lambda name: str(name).replace("/", "|"))
+    names = [str(name) for name in table.columns]
+    taken = {name for name in names if "/" not in name}
+    for i, name in enumerate(names):
+        if "/" in name:
+            names[i] = name.replace("/", "|")
+            while names[i] in taken:
+                names[i] += "|"
+            taken.add(names[i])
+    return table.set_axis(names, axis=1)
 
 
 def add_to_h5ad(
