@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from scperformer.errors import InputError
 
@@ -84,8 +84,8 @@ def _tar(path: Path) -> Iterator[tarfile.TarFile]:
         is_packed = file.read(2) == GZIP
         file.seek(0)
         with (
-            gzip.open(file) if is_packed else file as stream,
-            tarfile.open(fileobj=_Careful(stream), mode="r:") as archive,  # type: ignore[arg-type]
+            cast(IO[bytes], gzip.open(file) if is_packed else file) as stream,
+            tarfile.open(fileobj=cast(IO[bytes], _Careful(stream)), mode="r:") as archive,
         ):
             yield archive
 
@@ -134,7 +134,7 @@ class _Bounded:
     def __init__(self, stream: IO[bytes], size: int):
         self.stream, self.left = stream, size
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int = -1, /) -> bytes:
         content = self.stream.read(size)
         self.left -= len(content)
         if self.left < 0:

@@ -87,7 +87,7 @@ def least_values(config: Mapping[str, Any], num_genes: int, num_labels: int) -> 
     ValueError
         A group is none, or has options that do not exist, are of another type or out of range.
     """
-    groups = {}
+    groups: dict[str, Any] = {}
     for name, schema in GROUPS.items():
         if name in config:
             if not isinstance(config[name], dict):

@@ -175,8 +175,15 @@ def _write(
 ) -> None:
     if output.suffix == ".h5ad":
         parts = {"obs": annotation.obs, "obsm": annotation.obsm, "uns": annotation.uns}
-        replace = {"overwrite": cfg.overwrite, "overwrite_keys": cfg.overwrite}
-        add_to_h5ad(path, output, **parts, **replace, scratch=scratch, seen=seen)
+        add_to_h5ad(
+            path,
+            output,
+            **parts,
+            overwrite=cfg.overwrite,
+            overwrite_keys=cfg.overwrite,
+            scratch=scratch,
+            seen=seen,
+        )
         return
     starts = range(0, len(annotation.obs), TABLE_ROWS)
     blocks = (annotation.obs[first : first + TABLE_ROWS].copy() for first in starts)

@@ -272,7 +272,7 @@ def test_tables_of_sweeps(tmp_path):
     sweep = Sweep()
     with pytest.raises(ValueError, match="1"), sweep.job(tmp_path / "0", ["+label_key==1+1", "optim.lr=-1e-3"]):
         raise ValueError("=1+1\n\x1b[2J| x")
-    (header, row) = (tmp_path / "runs.csv").read_text().splitlines()
+    _, row = (tmp_path / "runs.csv").read_text().splitlines()
     assert "'=1+1" in row
     assert ",-1e-3," in row
     assert "\x1b" not in row
