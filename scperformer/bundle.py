@@ -10,6 +10,7 @@ Nothing in it executes when it is opened. This module reads and writes without t
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ import numpy as np
 from scperformer.cards import encoder_card
 from scperformer.errors import InputError
 from scperformer.io import new_folder, sha256
+from scperformer.model_trust import MOST_NAMED, require_sound_info, require_sound_weights
+
+log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 3
 WEIGHTS, GENES, INFO, CARD = "model.safetensors", "genes.tsv", "bundle.json", "MODEL_CARD.md"
@@ -44,6 +48,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
         "metrics": (),
     },
 }
+MOST_BYTES = {INFO: 64 * 2**20, GENES: 256 * 2**20}  # of files that are read as a whole; real ones are below 2 MB
 BRANCHES = {"wide": "linear branch", "deep": "encoder"}
 SILENT = 0.01  # an encoder with a smaller scale decides no label
 PACKAGED = Path(__file__).parent / "models" / "pbmc68k_reduced"
@@ -153,13 +158,17 @@ def load_bundle(path: str | Path) -> Bundle:
     text, info = _read_info(folder)
     for name, checksum in info["files"].items():
         # Only the two names we write are looked at, whatever else the file lists.
-        if name not in (WEIGHTS, GENES) or not (folder / name).is_file() or sha256(folder / name) != checksum:
-            raise damaged_model(folder, f"'{name}' missing or changed since it was written")
+        if name not in (WEIGHTS, GENES) or not _is_own_file(folder, name) or sha256(folder / name) != checksum:
+            raise damaged_model(folder, f"'{name[:MOST_NAMED]}' missing or changed since it was written")
     try:
         weights = load_file(folder / WEIGHTS)
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise damaged_model(folder, f"'{WEIGHTS}' unreadable") from error
     genes, gene_means = _read_genes(folder)
+    try:
+        require_sound_weights(info, genes, gene_means, weights)
+    except ValueError as error:
+        raise damaged_model(folder, str(error)) from error
     return Bundle(
         name=info["name"],
         genes=genes,
@@ -191,13 +200,24 @@ def require_annotator(bundle: Bundle, path: str | Path) -> None:
         )
 
 
+def _is_own_file(folder: Path, name: str) -> bool:
+    """Whether a file lies in the folder itself; a link may not lead out of it. Refuses one too large to be read."""
+    file = folder / name
+    if not file.is_file() or not file.resolve().is_relative_to(folder.resolve()):
+        return False
+    if (size := file.stat().st_size) > MOST_BYTES.get(name, size):
+        raise damaged_model(folder, f"'{name}' of {size:,} bytes")
+    return True
+
+
 def _read_info(folder: Path) -> tuple[str, dict[str, Any]]:
-    if not folder.is_dir() or not (folder / INFO).is_file():
+    if not folder.is_dir() or not _is_own_file(folder, INFO):
         found = "no bundle.json" if folder.is_dir() else "no folder"
         raise InputError(
             f"{found} at '{folder}'",
             f"a model folder with {INFO}, {WEIGHTS} and {GENES}",
-            "give model_path the output folder of 'scperformer train', or leave it out for the packaged model",
+            "give model_path the output folder of 'scperformer train' or a name of 'scperformer models list', "
+            "or leave it out for the packaged model",
         )
     try:
         text = (folder / INFO).read_text(encoding="utf-8")
@@ -222,6 +242,10 @@ def _read_info(folder: Path) -> tuple[str, dict[str, Any]]:
     for group, wanted in {"files": (WEIGHTS, GENES), **NEEDED[kind]}.items():
         if missing := [name for name in wanted if name not in info[group]]:
             raise damaged_model(folder, f"'{INFO}' without {group} of {', '.join(missing)}")
+    try:
+        require_sound_info(info)
+    except ValueError as error:
+        raise damaged_model(folder, f"'{INFO}' with {error}") from error
     return text, info
 
 
@@ -240,13 +264,31 @@ def damaged_model(folder: Path, what: str) -> InputError:
     return InputError(f"damaged model '{folder}': {what}", "the folder as it was written", "copy it or train it again")
 
 
+def library_folder() -> Path:
+    """Where `models import` puts models: $SCPERFORMER_MODELS, else the user's folder of data."""
+    if given := os.environ.get("SCPERFORMER_MODELS"):
+        return Path(given)
+    data = Path(os.environ.get("XDG_DATA_HOME", ""))
+    return (data if data.is_absolute() else Path.home() / ".local" / "share") / "scperformer" / "models"
+
+
 def resolve_model(model_path: str | None) -> tuple[Path, str]:
-    """The model folder to use and why: `model_path`, else $SCPERFORMER_MODEL, else the packaged model."""
-    if model_path:
-        return Path(model_path), "given"
-    if from_environment := os.environ.get("SCPERFORMER_MODEL"):
-        return Path(from_environment), "from $SCPERFORMER_MODEL"
-    return PACKAGED, "packaged"
+    """The model folder to use and why: `model_path`, else $SCPERFORMER_MODEL, else the packaged model.
+
+    A name where no file or folder is means the imported model of that name, if there is one.
+    """
+    if not model_path and not os.environ.get("SCPERFORMER_MODEL"):
+        return PACKAGED, "packaged"
+    path, why = (
+        (Path(model_path), "given")
+        if model_path
+        else (Path(os.environ["SCPERFORMER_MODEL"]), "from $SCPERFORMER_MODEL")
+    )
+    imported = library_folder() / path
+    if not path.exists() and path.name == str(path) and imported.is_dir():
+        log.info("model '%s' is the imported one: %s", path, imported)
+        return imported, "imported"
+    return path, why
 
 
 def encoder_is_silent(scales: Mapping[str, float]) -> bool:

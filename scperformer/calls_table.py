@@ -10,11 +10,10 @@ import numpy as np
 import pandas as pd
 
 from scperformer.outputs import new_file
+from scperformer.texts import FORMULA
 
 log = logging.getLogger(__name__)
 
-# Spreadsheets run what starts like this as a formula.
-FORMULA = r"^[=+\-@\t\r]"
 SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 PARQUET = ".parquet"
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from scperformer import __version__
-from scperformer.errors import InputError, explained
+from scperformer.errors import InputError, explained, one_line
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +37,10 @@ STEPS = {
     "report": ("report", "make one HTML page about annotated files", "report ANNOTATED..."),
     "analyze": ("analyze", "look into the attention of a trained model", "analyze spectrum|approximation FILE"),
     "genes": ("hgnc", "fetch previous names of human genes (once)", "genes update"),
+    "models": ("library", "import a model from somewhere else, or list models", "models import PATH | list"),
 }
 # Steps whose first plain word is no file -> the option that it sets.
-FIRST_WORDS = {"analyze": "analysis", "genes": "action"}
+FIRST_WORDS = {"analyze": "analysis", "genes": "action", "models": "action"}
 
 EXAMPLES = {
     "check": """\
@@ -85,6 +86,10 @@ presets: model=tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=
   scperformer genes update                               # from HGNC's address into the cache
   scperformer genes update url=hgnc_complete_set.txt --offline
   scperformer genes update output=shared/hgnc            # a copy for SCPERFORMER_CACHE=shared""",
+    "models": """\
+  scperformer models import a_model.zip                  # checked; then model_path=NAME finds it
+  scperformer models import their_model output=shared    # for SCPERFORMER_MODELS=shared
+  scperformer models list""",
 }
 
 # Values of these are the user's own words and may hold any character.
@@ -116,6 +121,7 @@ SWEEP_OUTPUTS = {
     "report": "report.html",
     "analyze": "analysis",
     "genes": "hgnc",
+    "models": "models",
 }
 
 
@@ -280,7 +286,7 @@ class _Format(logging.Formatter):
     """Plain lines; only what is not plain information says what it is."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
+        text = one_line(super().format(record))
         return text if record.levelno <= logging.INFO else f"{record.levelname.lower()}: {text}"
 
 
@@ -292,7 +298,7 @@ def refuse(error: Exception) -> int:
     if known is not None:
         print(f"error: {known}", file=sys.stderr)
         return 2
-    text = " ".join(str(error).split())[:300]
+    text = one_line(str(error))[:300]
     where = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{Path(where.filename).name}:{where.lineno}"
     print(f"internal error: {type(error).__name__}: {text} ({place}). This is our fault.", file=sys.stderr)
@@ -302,7 +308,7 @@ def refuse(error: Exception) -> int:
 
 def set_up_logging() -> None:
     """Send our own log lines (INFO and above) to standard error, and warnings as plain lines like them."""
-    warnings.formatwarning = lambda message, *_: f"warning: {' '.join(str(message).split())}\n"
+    warnings.formatwarning = lambda message, *_: f"warning: {one_line(str(message))}\n"
     handler = logging.StreamHandler()
     handler.setFormatter(_Format("%(message)s"))
     logger = logging.getLogger("scperformer")

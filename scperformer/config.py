@@ -251,6 +251,9 @@ class AnalyzeConfig(_InputOptions):
         require(0 <= self.seed < 2**32, "seed", self.seed, "0 to 2**32 - 1")
 
 
+MODELS_ACTIONS = ("import", "list")
+
+
 @dataclass(kw_only=True)
 class GenesConfig:
     """Fetch the table by which previous symbols and aliases of human genes are known."""
@@ -266,6 +269,25 @@ class GenesConfig:
             raise InputError(found, "update", "name it: 'scperformer genes update'")
 
 
+@dataclass(kw_only=True)
+class ModelsConfig:
+    """Import a model from somewhere else, or list the models that are there."""
+
+    action: str | None = None  # the first plain word: import or list
+    inputs: list[str] = field(default_factory=list)  # import: a model folder, or an archive of one
+    output: str | None = None  # the folder of models; None: $SCPERFORMER_MODELS, else in the user's folder of data
+    overwrite: bool = False  # import: replace a model of the same name
+
+    def __post_init__(self) -> None:
+        if self.action not in MODELS_ACTIONS:
+            found = "no action" if self.action is None else f"action '{self.action}'"
+            raise InputError(found, " or ".join(MODELS_ACTIONS), "name it first: 'scperformer models import FOLDER'")
+        if self.action == "import":
+            _check_inputs(self.inputs, "models import", most=1)
+        elif self.inputs:
+            raise InputError(f"'{self.inputs[0]}' after 'models list'", "no file", "leave it out")
+
+
 STEPS: dict[str, type] = {
     "check": CheckConfig,
     "preprocess": PreprocessConfig,
@@ -276,4 +298,5 @@ STEPS: dict[str, type] = {
     "report": ReportConfig,
     "analyze": AnalyzeConfig,
     "genes": GenesConfig,
+    "models": ModelsConfig,
 }

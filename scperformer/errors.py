@@ -5,6 +5,15 @@ import os
 import re
 from collections.abc import Sequence
 
+# Characters that steer a terminal or turn the direction of text.
+STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+LONGEST_PART = 2000  # characters of what was found, expected, or is to be done
+
+
+def one_line(text: str) -> str:
+    """A text on one line, without characters that steer a terminal."""
+    return STEERING.sub("\ufffd", " ".join(text.split()))
+
 
 class InputError(ValueError):
     """Input that cannot be used; its text is one line: what was found, what was expected, what to do.
@@ -24,7 +33,12 @@ class InputError(ValueError):
     def __init__(self, found: str, expected: str, remedy: str, mends: Sequence[str] = ()):
         self.mends = tuple(mends)
         # Gene names, labels and paths are user data: a newline in one must not break the one-line promise.
-        super().__init__(" ".join(f"{found}; expected {expected}: {remedy}.".split()))
+        found, expected, remedy = (_shortened(part) for part in (found, expected, remedy))
+        super().__init__(one_line(f"{found}; expected {expected}: {remedy}."))
+
+
+def _shortened(part: str) -> str:
+    return part if len(part) <= LONGEST_PART else f"{part[: LONGEST_PART - 500]} ... {part[-500:]}"
 
 
 def explained(error: BaseException) -> InputError | None:

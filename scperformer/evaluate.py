@@ -15,6 +15,7 @@ from scperformer.config import EvaluateConfig
 from scperformer.errors import InputError
 from scperformer.io import new_folder, require_absent
 from scperformer.metrics import class_scores, confusion_matrix, scores
+from scperformer.texts import defused
 
 log = logging.getLogger(__name__)
 
@@ -203,8 +204,11 @@ def write_evaluation(evaluation: Evaluation, folder: Path) -> None:
     """Write metrics.json, per_class.csv and confusion.csv into an existing folder."""
     text = json.dumps(evaluation.metrics, indent=2, ensure_ascii=False, allow_nan=False)
     (folder / METRICS).write_text(text + "\n", encoding="utf-8")
-    evaluation.per_class.to_csv(folder / PER_CLASS, index=False, float_format="%.6f")
-    evaluation.confusion.to_csv(folder / CONFUSION)
+    labels = [defused(label) for label in evaluation.metrics["labels"]]
+    per_class = evaluation.per_class.assign(label=labels)
+    per_class.to_csv(folder / PER_CLASS, index=False, float_format="%.6f")
+    confusion = evaluation.confusion.set_axis(pd.Index(labels, name="truth"), axis=0).set_axis(labels, axis=1)
+    confusion.to_csv(folder / CONFUSION)
 
 
 def read_evaluation(folder: str | Path) -> Evaluation:
@@ -223,8 +227,10 @@ def read_evaluation(folder: str | Path) -> Evaluation:
         per_class = pd.read_csv(folder / PER_CLASS, dtype={"label": str}, keep_default_na=False)
         numbers = per_class.columns.drop("label")
         per_class[numbers] = per_class[numbers].apply(pd.to_numeric)
+        per_class["label"] = labels
         confusion = pd.read_csv(folder / CONFUSION, index_col=0, keep_default_na=False)
-        # The labels of the JSON are exact; pandas would read "1" as a number and rename a second "truth".
+        # The labels of the JSON are exact: formulas are defused in the tables, and pandas would read "1" as a number
+        # and rename a second "truth".
         confusion = confusion.set_axis(pd.Index(labels, name="truth"), axis=0).set_axis(labels, axis=1)
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "a damaged file"

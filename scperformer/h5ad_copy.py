@@ -12,7 +12,7 @@ import pandas as pd
 from anndata.io import read_elem, write_elem
 
 from scperformer.errors import InputError
-from scperformer.io import require_h5ad
+from scperformer.io import require_h5ad, require_unchanged
 from scperformer.outputs import new_file
 
 
@@ -36,10 +36,21 @@ class Blocks:
 
 
 def without_slashes(table: Any) -> Any:
-    """A DataFrame with "|" for each "/" in its column names, which h5ad files take for folders; all else as it is."""
+    """A DataFrame with "|" for each "/" in its column names, which h5ad files take for folders; all else as it is.
+
+    Where another column has that name already, one more "|" follows.
+    """
     if not isinstance(table, pd.DataFrame):
         return table
-    return table.rename(columns=lambda name: str(name).replace("/", "|"))
+    names = [str(name) for name in table.columns]
+    taken = {name for name in names if "/" not in name}
+    for i, name in enumerate(names):
+        if "/" in name:
+            names[i] = name.replace("/", "|")
+            while names[i] in taken:
+                names[i] += "|"
+            taken.add(names[i])
+    return table.set_axis(names, axis=1)
 
 
 def add_to_h5ad(
@@ -52,6 +63,7 @@ def add_to_h5ad(
     overwrite: bool = False,
     overwrite_keys: bool = False,
     scratch: Path | None = None,
+    seen: dict[Path, tuple[int, int, int]] | None = None,
 ) -> None:
     """Copy an h5ad file and add columns and entries to the copy; everything else stays bit for bit.
 
@@ -72,17 +84,21 @@ def add_to_h5ad(
         Whether an existing `target`, or existing keys, may be replaced.
     scratch
         A folder of the same disk for the unfinished copy; None: the one that `target` will be in.
+    seen
+        The `io.fingerprint` of `source` when it was read.
 
     Raises
     ------
     InputError
-        As `new_file`; a key exists and `overwrite_keys` is off; `source` has other cells than `obs`.
+        As `new_file`; a key exists and `overwrite_keys` is off; `source` has other cells than `obs`, or was changed.
     """
     tables = {key: without_slashes(value) for key, value in obsm.items()}
     new_keys = {"obs": list(obs.columns), "obsm": list(tables), "uns": list(uns)}
     require_h5ad(source)
     with new_file(target, overwrite, scratch) as temporary:
         shutil.copyfile(source, temporary)
+        if seen is not None:
+            require_unchanged(source, seen)
         with h5py.File(temporary, "r+") as file:
             if not overwrite_keys:
                 _require_new_keys(source, _existing_keys(file), new_keys)

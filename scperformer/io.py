@@ -17,11 +17,13 @@ from scperformer.trust import require_contained, require_usable
 __all__ = [
     "READ_ERRORS",
     "damaged",
+    "fingerprint",
     "new_file",
     "new_folder",
     "read_h5ad",
     "require_absent",
     "require_h5ad",
+    "require_unchanged",
     "sha256",
     "write_h5ad",
 ]
@@ -126,6 +128,27 @@ def damaged(path: str | Path, error: Exception, expected: str = "a complete h5ad
 
 def _reason(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def fingerprint(path: str | Path) -> dict[Path, tuple[int, int, int]]:
+    """What says whether a file, or one in a folder, was written anew: size, time of change and number on its disk."""
+    path = Path(path)
+    files = sorted(entry for entry in path.rglob("*") if entry.is_file()) if path.is_dir() else [path]
+    seen = {file: file.stat() for file in files if file.exists()}
+    return {file: (state.st_size, state.st_mtime_ns, state.st_ino) for file, state in seen.items()}
+
+
+def require_unchanged(path: str | Path, seen: dict[Path, tuple[int, int, int]]) -> None:
+    """Fail when an input is not the one that `fingerprint` has seen.
+
+    Raises
+    ------
+    InputError
+        It was changed, replaced or taken away meanwhile.
+    """
+    if fingerprint(path) != seen:
+        expected = "the same input from beginning to end"
+        raise InputError(f"{path} was changed while it was read", expected, "run the step again and leave it alone")
 
 
 def sha256(path: str | Path) -> str:

@@ -10,11 +10,13 @@ from anndata import AnnData
 
 from scperformer.errors import InputError
 from scperformer.groups import DataConfig
+from scperformer.texts import unfit
 
 log = logging.getLogger(__name__)
 
 MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
 NUM_NAMED = 5  # labels named in a line
+NUM_SHOWN = 80  # characters of a label that cannot be one
 POLICIES = "data.rare_labels=merge, drop or error"
 
 
@@ -108,6 +110,20 @@ def require_cells_per_label(labels: pd.Series, min_cells: int, path: str | Path)
         )
 
 
+def require_fit_names(labels: pd.Series, path: str | Path) -> None:
+    """Fail when a label is too long or holds control characters: model folders, tables and pages name it on a line.
+
+    Raises
+    ------
+    InputError
+        Names the label.
+    """
+    for label in sorted(labels.dropna().unique()):
+        if why := unfit(label):
+            found = f"label '{label[:NUM_SHOWN]}' of {path} {why}"
+            raise InputError(found, "labels of a line of text", "rename it: adata.obs[...].cat.rename_categories")
+
+
 def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> Settled:
     """Do with labels of fewer than `data.min_cells_per_label` cells what `data.rare_labels` says, and log it.
 
@@ -119,8 +135,10 @@ def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) ->
     Raises
     ------
     InputError
-        A label is rare and `data.rare_labels` is `error`, or the name for merged labels is another label's.
+        A label cannot be a name, is rare and `data.rare_labels` is `error`, or the name for merged labels is another
+        label's.
     """
+    require_fit_names(labels, path)
     least, policy = data.min_cells_per_label, data.rare_labels
     rare = rare_labels(labels, least)
     if not rare:

@@ -116,8 +116,7 @@ def partial_results(output: Path, identity: dict[str, str], num_parts: int, resu
             shutil.rmtree(folder)
         elif resume and num_parts > 1:
             log.info("nothing to resume: %s is made from the start", output)
-        folder.mkdir()
-        (folder / IDENTITY).write_text(json.dumps(identity), encoding="utf-8")
+        _make(folder, identity)
     try:
         yield partial
     except BaseException:
@@ -129,6 +128,15 @@ def partial_results(output: Path, identity: dict[str, str], num_parts: int, resu
             log.warning("cut off: %d of %d parts are kept in %s; %s", num, num_parts, folder, remedy)
         raise
     shutil.rmtree(folder)
+
+
+def _make(folder: Path, identity: dict[str, str]) -> None:
+    folder.mkdir()
+    try:
+        (folder / IDENTITY).write_text(json.dumps(identity), encoding="utf-8")
+    except OSError:  # a full disk: half a folder would be in the way of the next run
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _require_ours(folder: Path) -> None:

@@ -26,7 +26,7 @@ from scperformer.config import PredictConfig
 from scperformer.errors import InputError
 from scperformer.h5ad_copy import add_to_h5ad
 from scperformer.inference import Model, load_model
-from scperformer.io import new_folder, require_absent, write_h5ad
+from scperformer.io import fingerprint, new_folder, require_absent, require_unchanged, write_h5ad
 from scperformer.partial import Partial, partial_results
 from scperformer.readers import beside, read_cells, require_readable
 
@@ -139,6 +139,7 @@ def identity_of(query: Query, model: Model, cfg: PredictConfig) -> dict[str, str
 
 def _predict_streaming(path: str, output: Path, model: Model, cfg: PredictConfig) -> None:
     """Annotate an h5ad file of any size: a block of cells at a time, finished blocks on disk."""
+    seen = fingerprint(path)
     with open_backed(path) as cells:
         if not cfg.overwrite and output.suffix == ".h5ad":
             require_new_keys(cells.keys(), cfg.key_added, path)  # before the work; writing checks again
@@ -148,7 +149,8 @@ def _predict_streaming(path: str, output: Path, model: Model, cfg: PredictConfig
             _call_all(query, model, cfg, partial)
             annotation = make_annotation(query, model, cfg, partial.read, time.perf_counter() - start)
             announce(annotation, cfg, path)
-            _write(annotation, path, output, cells, partial.folder, cfg)
+            require_unchanged(path, seen)
+            _write(annotation, path, output, cells, partial.folder, cfg, seen)
 
 
 def _call_all(query: Query, model: Model, cfg: PredictConfig, partial: Partial) -> None:
@@ -163,11 +165,25 @@ def _call_all(query: Query, model: Model, cfg: PredictConfig, partial: Partial) 
 
 
 def _write(
-    annotation: Annotation, path: str, output: Path, cells: BackedH5ad, scratch: Path, cfg: PredictConfig
+    annotation: Annotation,
+    path: str,
+    output: Path,
+    cells: BackedH5ad,
+    scratch: Path,
+    cfg: PredictConfig,
+    seen: dict[Path, tuple[int, int, int]],
 ) -> None:
     if output.suffix == ".h5ad":
         parts = {"obs": annotation.obs, "obsm": annotation.obsm, "uns": annotation.uns}
-        add_to_h5ad(path, output, **parts, overwrite=cfg.overwrite, overwrite_keys=cfg.overwrite, scratch=scratch)
+        add_to_h5ad(
+            path,
+            output,
+            **parts,
+            overwrite=cfg.overwrite,
+            overwrite_keys=cfg.overwrite,
+            scratch=scratch,
+            seen=seen,
+        )
         return
     starts = range(0, len(annotation.obs), TABLE_ROWS)
     blocks = (annotation.obs[first : first + TABLE_ROWS].copy() for first in starts)
@@ -177,10 +193,12 @@ def _write(
 
 def _predict_in_memory(path: str, output: Path, model: Model, cfg: PredictConfig) -> None:
     """Annotate a file that cannot be read block by block, or that is to be written anew."""
+    seen = fingerprint(path)
     adata = read_cells(path, cfg.orientation)
     if not cfg.overwrite:
         require_new_keys(keys_of(adata), cfg.key_added, path)
     annotation = annotate_in_memory(adata, model, cfg, path)
+    require_unchanged(path, seen)
     if output.suffix == ".h5ad":
         write_h5ad(adata, output, cfg.overwrite)
     elif output.suffix == ".zarr":

@@ -283,10 +283,10 @@ def _added_up(mapping: GeneMap) -> tuple[np.ndarray | None, np.ndarray]:
 
 def _prepare_for_model(adata: AnnData, cfg: PreprocessConfig, path: Path) -> AnnData:
     """All cells of a file with the genes of the model `cfg.model_path`."""
-    from scperformer.bundle import load_bundle
+    from scperformer.bundle import load_bundle, resolve_model
 
     assert cfg.model_path is not None
-    model = load_bundle(cfg.model_path)
+    model = load_bundle(resolve_model(cfg.model_path)[0])
     target_sum = float(model.config["target_sum"])
     findings = detect(adata, cfg.source, cfg.input_kind, input_total=cfg.input_total, path=path)
     plan = plan_alignment(

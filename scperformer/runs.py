@@ -129,7 +129,11 @@ def open_run(cfg: NetworkConfig, output: Path, reference_sha256: str) -> Path:
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    _write_json(record, options)
+    try:
+        _write_json(record, options)
+    except OSError:  # a full disk
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return folder
 
 

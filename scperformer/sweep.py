@@ -3,17 +3,21 @@
 import csv
 import json
 import os
+import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from scperformer.errors import one_line
 from scperformer.outputs import new_file
+from scperformer.texts import defused
 
 TABLE = "runs.csv"
 SCORE = "val_macro_f1"  # the best runs come first in the printed table
 NOT_CHOSEN = ("inputs", "output")  # the same in every run, or made for it
+NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
 MOST_TEXT = 80  # characters of an error in the printed table
 
 
@@ -83,7 +87,7 @@ class Sweep:
         with new_file(self.folder / TABLE, overwrite=True) as temporary, temporary.open("w", newline="") as file:
             table = csv.DictWriter(file, list(records[0]))
             table.writeheader()
-            table.writerows(records)
+            table.writerows({name: _safe(value) for name, value in record.items()} for record in records)
 
     def markdown(self) -> str:
         """The table for people: the best run first, failed ones last, without columns that say the same in all."""
@@ -103,8 +107,14 @@ class Sweep:
         return min(str(self.folder / TABLE), os.path.relpath(self.folder / TABLE), key=len)
 
 
-def _cell(value: object) -> str:
+def _safe(value: object) -> str:
+    """A value for the CSV file; only numbers may start with a sign."""
     text = str(value)
+    return text if NUMBER.fullmatch(text) else defused(text)
+
+
+def _cell(value: object) -> str:
+    text = one_line(str(value))
     return (text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 3] + "...").replace("|", "\\|")
 
 
@@ -131,5 +141,5 @@ class Job:
             self.row.status = "ok"
         else:
             text = "interrupted" if isinstance(error, SystemExit | KeyboardInterrupt) else str(error)
-            self.row.error = " ".join(text.split()) or type(error).__name__
+            self.row.error = one_line(text) or type(error).__name__
         self.sweep.write()

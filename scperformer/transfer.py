@@ -10,7 +10,7 @@ import torch
 
 from scperformer import genes as gene_names
 from scperformer.attention import attention_options
-from scperformer.bundle import INFO, Bundle, damaged_model, load_bundle
+from scperformer.bundle import INFO, Bundle, damaged_model, load_bundle, resolve_model
 from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig
 from scperformer.embedding import sinusoids
 from scperformer.encoder import Encoder
@@ -44,10 +44,11 @@ def load_init(path: str) -> Bundle:
     InputError
         There is none, it is damaged, or it has no encoder.
     """
-    if not (Path(path) / INFO).is_file():
+    folder, _ = resolve_model(path)
+    if not (folder / INFO).is_file():
         expected = "a folder that 'scperformer pretrain' or 'scperformer train' wrote"
         raise InputError(f"no {INFO} at init='{path}'", expected, "check the path")
-    bundle = load_bundle(path)
+    bundle = load_bundle(folder)
     if not any(name.startswith(ENCODER) for name in bundle.weights):
         found = f"no encoder in init='{path}' (trained with model.deep=false)"
         raise InputError(found, "a model with an encoder", "choose another, or leave init out")

@@ -17,6 +17,7 @@ NEEDED = {
     "evaluate": ["truth_key=x"],
     "analyze": ["analysis=spectrum"],
     "genes": ["action=update"],
+    "models": ["action=import"],
 }
 GROUPS = {
     "data": groups.DataConfig,
