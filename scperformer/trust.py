@@ -166,7 +166,9 @@ def require_cells_and_genes(adata: Any, path: str | Path) -> None:
 
 
 def require_usable(adata: AnnData, path: str | Path) -> None:
-    """Refuse what has no cells, no genes or unsound matrices; mend the tables; warn about cell names that repeat.
+    """Refuse what has no cells, no genes, names with null characters or unsound matrices; mend the tables.
+
+    Warn about cell names that repeat.
 
     Columns of obs and var that occur twice keep their first one, and a column called `_index`, which would be in the
     way of writing, is dropped.
@@ -177,6 +179,10 @@ def require_usable(adata: AnnData, path: str | Path) -> None:
         As said.
     """
     require_cells_and_genes(adata, path)
+    for what, names in (("cell", adata.obs_names), ("gene", adata.var_names)):
+        if any("\0" in name for name in names if isinstance(name, str)):  # no file could hold it
+            found = f"{path} is damaged (a {what} name with a null character)"
+            raise InputError(found, "names of text", "copy or download it again, or write it anew")
     matrices = {"X": adata.X} | {f"layers/{name}": layer for name, layer in adata.layers.items()}
     if adata.raw is not None:
         matrices["raw"] = adata.raw.X

@@ -92,6 +92,17 @@ def test_pickled_arrays_are_never_loaded(where, codec, match, cells, tmp_path):
         read_cells(path)
 
 
+@pytest.mark.parametrize("name", ["barcodes.tsv", "genes.tsv"])
+def test_null_characters_in_names(name, cells, tmp_path):
+    path = WRITERS["10x folder v2"](cells, tmp_path)
+    content = (path / name).read_bytes()
+    (path / name).write_bytes(
+        content.replace(b"A", b"\0", 1) if name == "barcodes.tsv" else content.replace(b"CD", b"C\0", 1)
+    )
+    with pytest.raises(InputError, match="name with a null character"):
+        read_cells(path)
+
+
 @pytest.mark.parametrize("damage", ["no JSON", "chunk", "not AnnData"])
 def test_damaged_zarr(damage, cells, tmp_path):
     path = write_zarr(cells, tmp_path, 3)
