@@ -26,8 +26,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         tried.record_test(report.nodeid)
 
 
-def pytest_sessionfinish() -> None:
-    if os.environ.get("SCPERFORMER_TRIED") == "1":
+def pytest_sessionfinish(exitstatus: int) -> None:
+    # After a failure the table would hide what else came out, and count the tries of hypothesis to make it small.
+    if os.environ.get("SCPERFORMER_TRIED") == "1" and exitstatus == 0:
         tried.write_table()
 
 
