@@ -63,7 +63,7 @@ class BackedH5ad:
         """The names of some cells."""
         index = self.file["obs"][self.file["obs"].attrs["_index"]]
         if isinstance(index, h5py.Dataset) and h5py.check_string_dtype(index.dtype):
-            return list(index.asstr()[start:stop])
+            return list(index.asstr(errors="replace")[start:stop])  # as R wrote them, in latin-1
         return [str(name) for name in self.obs_names[start:stop]]
 
     def keys(self) -> dict[str, set[str]]:

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,9 +99,11 @@ def detect(
     InputError
         No place holds usable values (NaN and negative values never are), or `source` does not exist.
     """
-    mark = adata.uns.get(PREPARED, {}) if source in ("auto", "X") and input_kind == "auto" else {}
-    marked = "target_sum" in mark
-    slots = [_judged(adata, name, x, path) for name, x in _places(adata, "X" if marked else source, path)]
+    total = prepared_total(adata) if source in ("auto", "X") and input_kind == "auto" else None
+    slots = [_judged(adata, name, x, path) for name, x in _places(adata, source if total is None else "X", path)]
+    if total is not None and (slots[0].largest > MAX_LOG or (slots[0].kind == "counts" and slots[0].largest > 1)):
+        warnings.warn(f"X of {path} is not what scperformer had prepared: it is looked at anew", stacklevel=2)
+        total, slots = None, [_judged(adata, name, x, path) for name, x in _places(adata, source, path)]
     usable = [slot for slot in slots if slot.kind != "unusable"]
     if not usable:
         there = "; ".join(f"{slot.source}: {slot.text}" for slot in slots) or "X is empty"
@@ -109,8 +112,8 @@ def detect(
             "counts, or log-normalised values without NaN or negative values",
             _remedy(slots),
         )
-    if marked:
-        chosen, total = usable[0], float(mark["target_sum"])
+    if total is not None:
+        chosen = usable[0]
         chosen.kind, chosen.log_base, chosen.total, chosen.confirmed = "log1p", math.e, total, True
         notes = [f"X was prepared by scperformer ({total:g} counts per cell)"]
         why = "prepared by scperformer"
@@ -120,10 +123,10 @@ def detect(
         why = _reason(chosen, slots, source, input_kind)
         notes = []
     places = [Place(slot.source, slot.text, slot is chosen) for slot in slots]
-    if not marked:
+    if total is None:
         notes += [place.note for place in places if not place.used]
         notes += _obey(chosen, input_kind, path)
-    if source == "auto" and not marked:
+    if source == "auto" and total is None:
         places += [Place(f"layers/{name}", "a part of the counts by its name") for name in _parts_of_counts(adata)]
     notes += _total_notes(chosen, input_total)
     found = _findings(adata, chosen, notes)
@@ -166,6 +169,15 @@ def _remedy(slots: list[Slot]) -> str:
         how = "numpy.nan_to_num of adata.X, or of adata.X.data if it is sparse"
         return f"{start}, or set NaN that mean 0 to 0 ({how}), and save the file"
     return f"{start}, or mend the values, and save the file"
+
+
+def prepared_total(adata: AnnData) -> float | None:
+    """What X was normalised to, if a mark says that `preprocess` wrote it; such a mark may outlive its X."""
+    mark = adata.uns.get(PREPARED)
+    total = mark.get("target_sum") if isinstance(mark, Mapping) else None
+    if adata.X is None or not isinstance(total, int | float | np.number):
+        return None
+    return float(total) if 0 < total < math.inf else None
 
 
 def _judged(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Slot:

@@ -12,8 +12,8 @@ MIN_UNIT_SHARE = 0.9  # of the values are whole multiples of their cell's smalle
 MIN_CELLS = 20  # whose smallest values tell a total; by chance 0.04 of them would fit one
 TOTAL_TOLERANCE = 0.02  # counts by which a cell's number of counts may miss a whole number
 MIN_TOTAL_SHARE = 0.9  # of the cells have whole numbers of counts with the right total
-POWERS = 10.0 ** np.arange(3, 7)
-OTHER_TOTALS = np.arange(400, 100_001) / 2  # a median of counts is a whole number or a half
+# A median of counts is a whole number or a half; people choose round numbers.
+TOTALS = np.concatenate([np.arange(400, 100_000) / 2, np.arange(5, 101) * 1e4])
 
 
 class Logarithm(NamedTuple):
@@ -105,13 +105,26 @@ def _total_of_units(smallest: np.ndarray) -> float | None:
     if len(smallest) < MIN_CELLS:
         return None
     some = smallest[:: max(1, len(smallest) // 200)]
-    for total in (*POWERS, *OTHER_TOTALS[_fits(OTHER_TOTALS, some[:MIN_CELLS])]):
-        if _fits(np.array([total]), some)[0]:
-            return float(total)
-    return None
+    fitting = TOTALS[_fits(TOTALS, some)]
+    if not len(fitting):
+        return None
+    near = fitting[fitting <= fitting[0] * 1.001]  # multiples fit as well, and what is a hair's breadth away
+    return float(near[_misses(near, some).mean(axis=1).argmin()])
+
+
+def _misses(totals: np.ndarray, smallest: np.ndarray) -> np.ndarray:
+    """For each total and cell, by how much its number of counts is not whole."""
+    counts = totals[:, None] / smallest
+    return np.abs(counts - np.rint(counts))
 
 
 def _fits(totals: np.ndarray, smallest: np.ndarray) -> np.ndarray:
     """For each total, whether nearly all cells have a whole number of counts."""
-    counts = totals[:, None] / smallest
-    return (np.abs(counts - np.rint(counts)) < TOTAL_TOLERANCE).mean(axis=1) >= MIN_TOTAL_SHARE
+    likely = np.flatnonzero(_share(totals, smallest[:MIN_CELLS]))  # most are out of the question after a few cells
+    fits = np.zeros(len(totals), dtype=bool)
+    fits[likely] = _share(totals[likely], smallest)
+    return fits
+
+
+def _share(totals: np.ndarray, smallest: np.ndarray) -> np.ndarray:
+    return (_misses(totals, smallest) < TOTAL_TOLERANCE).mean(axis=1) >= MIN_TOTAL_SHARE

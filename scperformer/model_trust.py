@@ -42,7 +42,8 @@ def require_sound_info(info: Mapping[str, Any]) -> None:
     if not _is_finite(total) or total <= 0:
         raise ValueError("target_sum is no number above 0")
     scales = info["metrics"].get("scales", {})
-    if not isinstance(scales, dict) or not all(_is_finite(scale) for scale in scales.values()):
+    known = isinstance(scales, dict) and set(scales) <= {"wide", "deep"}
+    if not known or not all(_is_finite(scale) for scale in scales.values()):
         raise ValueError("scales are no numbers")
     for name, kind in PROVENANCE.items():
         value = info["provenance"].get(name, kind())

@@ -1,22 +1,31 @@
 """The finished parts of a prediction on disk, so that memory stays flat and a run that was cut off can go on."""
 
+import fcntl
 import json
 import logging
+import os
+import re
 import shutil
+import uuid
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from scperformer.errors import InputError
-from scperformer.outputs import make_parent, new_file
+from scperformer.outputs import make_parent
 
 log = logging.getLogger(__name__)
 
+UNFINISHED = ".unfinished"  # the part that is being written
 IDENTITY = "run.json"  # what the parts are of; also the mark of a folder that is ours
+
+
+OURS = re.compile(r"run\.json|part-\d{6,}\.npz|\.unfinished|\.scperformer-.*")
 
 
 @dataclass
@@ -60,8 +69,10 @@ class Partial:
 
     def write(self, part: int, calls: Calls) -> None:
         """Keep a finished part."""
-        with new_file(self._file(part), overwrite=True) as temporary, temporary.open("wb") as file:
+        unfinished = self.folder / UNFINISHED
+        with unfinished.open("wb") as file:
             np.savez(file, **{field.name: getattr(calls, field.name) for field in fields(Calls)})
+        os.replace(unfinished, self._file(part))
 
     def read(self) -> Iterator[Calls]:
         """All parts in order.
@@ -104,54 +115,92 @@ def partial_results(output: Path, identity: dict[str, str], num_parts: int, resu
     InputError
         With `resume`, the earlier run was another one; or something that is not ours is in the way.
     """
+    output = Path(os.path.realpath(output))  # parts, output and the way between them are on one disk
     folder = make_parent(output) / f"{output.name}.partial"
     partial = Partial(folder, num_parts)
-    _require_ours(folder)
-    if resume and (folder / IDENTITY).exists():
-        _require_same(folder, identity)
-        log.info("going on where %s was cut off: %d of %d parts are there", output, partial.num_finished, num_parts)
-    else:
-        if folder.exists():
-            log.info("the results of an earlier run that was cut off are dropped (resume=true would have kept them)")
-            shutil.rmtree(folder)
-        elif resume and num_parts > 1:
-            log.info("nothing to resume: %s is made from the start", output)
+    if folder.exists():
+        _require_ours(folder)
+        with _locked(folder):  # not while another run is at it
+            if resume:
+                _require_same(folder, identity)
+                num = partial.num_finished
+                log.info("going on where %s was cut off: %d of %d parts are there", output, num, num_parts)
+            else:
+                log.info("the results of a run that was cut off are dropped (resume=true would have kept them)")
+                _remove(folder)
+    elif resume and num_parts > 1:
+        log.info("nothing to resume: %s is made from the start", output)
+    if not folder.exists():
         _make(folder, identity)
-    try:
-        yield partial
-    except BaseException:
-        num = partial.num_finished
-        if num == 0 or num_parts == 1:
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            remedy = "the same command with resume=true goes on from there"
-            log.warning("cut off: %d of %d parts are kept in %s; %s", num, num_parts, folder, remedy)
-        raise
-    shutil.rmtree(folder)
+    with _locked(folder):
+        try:
+            yield partial
+        except BaseException:
+            num = partial.num_finished
+            if num == 0 or num_parts == 1:
+                _remove(folder)
+            else:
+                remedy = "the same command with resume=true goes on from there"
+                log.warning("cut off: %d of %d parts are kept in %s; %s", num, num_parts, folder, remedy)
+            raise
+        _remove(folder)
 
 
 def _make(folder: Path, identity: dict[str, str]) -> None:
-    folder.mkdir()
+    """Make the folder with its mark in it, both at once."""
+    unfinished = folder.with_name(f".scperformer-{uuid.uuid4().hex}")
+    unfinished.mkdir()
     try:
-        (folder / IDENTITY).write_text(json.dumps(identity), encoding="utf-8")
-    except OSError:  # a full disk: half a folder would be in the way of the next run
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+        (unfinished / IDENTITY).write_text(json.dumps(identity), encoding="utf-8")
+        os.replace(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _remove(folder: Path) -> None:
+    """Remove what we have put there; a folder with anything else in it stays."""
+    for pattern in ("part-*.npz", UNFINISHED, ".scperformer-*"):
+        for file in folder.glob(pattern):
+            file.unlink()
+    (folder / IDENTITY).unlink(missing_ok=True)
+    try:
+        folder.rmdir()
+    except OSError:
+        log.warning("%s holds files that are not ours: it stays", folder)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder against other runs with the same output; a process that ends lets it go, however it ends."""
+    with (folder / IDENTITY).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            found, remedy = f"another run that writes into {folder}", "wait for it, or choose another output=..."
+            raise InputError(found, "one run at a time for each output", remedy) from error
+        except OSError as error:  # some network disks know no locks
+            log.debug("%s cannot be locked: %s", folder, error)
+        yield
 
 
 def _require_ours(folder: Path) -> None:
-    if folder.exists() and not (folder / IDENTITY).is_file():
-        found = f"{folder} is in the way and not ours"
+    foreign = [entry.name for entry in folder.iterdir() if not OURS.fullmatch(entry.name)]
+    if foreign or not isinstance(_identity(folder), dict):
+        found = f"{folder} is in the way and not ours{f' (it holds {foreign[0]})' if foreign else ''}"
         raise InputError(found, f"a folder with {IDENTITY}, or nothing", "move it away, or choose another output=...")
 
 
-def _require_same(folder: Path, identity: dict[str, str]) -> None:
+def _identity(folder: Path) -> Any:
     try:
-        earlier = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
-    except ValueError:
-        earlier = None
+        return json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _require_same(folder: Path, identity: dict[str, str]) -> None:
+    earlier = _identity(folder)
     if earlier != identity:
-        other = ", ".join(key for key in identity if not isinstance(earlier, dict) or earlier.get(key) != identity[key])
+        other = ", ".join(key for key in identity if earlier.get(key) != identity[key])
         raise InputError(
             f"partial results in {folder} of another run (other {other})",
             "the file, model and options that it was started with",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from anndata import AnnData
 
+from scperformer import __version__
 from scperformer.annotation import (
     Annotation,
     Query,
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 TABLES = (*SEPARATORS, PARQUET)
 FORMATS = (".h5ad", ".zarr", *TABLES)
-ZARR_MARKER = ".zgroup"
+ZARR_MARKER = "obs/.zgroup"  # other zarr stores have no obs
 TABLE_ROWS = 100_000  # of a table at a time
 SECONDS_BETWEEN_LINES = 20.0
 # Options that change no call: a run may be resumed with others.
@@ -99,17 +100,18 @@ def annotate_in_memory(adata: AnnData, model: Model, cfg: PredictConfig, path: s
     parts = [call_block(query.block(first), model, cfg) for first in query.starts()]
     seconds = time.perf_counter() - start
     annotation = make_annotation(query, model, cfg, lambda: parts, seconds)
-    announce(annotation, cfg, path)
+    announce(annotation, cfg, path, adata.n_obs)
     annotation.write_into(adata)
     return annotation
 
 
-def announce(annotation: Annotation, cfg: PredictConfig, path: str) -> None:
-    """One line about what was done."""
+def announce(annotation: Annotation, cfg: PredictConfig, path: str, num_called: int) -> None:
+    """One line about what was done; `num_called` of the cells in the seconds of the record, others before."""
     record = annotation.uns[cfg.key_added]
     num, seconds = len(annotation.obs), record["seconds"]
-    text = "%s: %d cells annotated in %.1f s (%.0f cells/s), %d flagged unknown"
-    log.info(text, path, num, seconds, num / seconds, record["num_unknown"])
+    earlier = f", {num - num_called} of them before" if num_called < num else ""
+    text = "%s: %d cells annotated%s in %.1f s (%.0f cells/s), %d flagged unknown"
+    log.info(text, path, num, earlier, seconds, num_called / seconds, record["num_unknown"])
 
 
 def format_of(output: Path) -> str:
@@ -134,7 +136,13 @@ def default_output(path: Path, cfg: PredictConfig) -> Path:
 def identity_of(query: Query, model: Model, cfg: PredictConfig) -> dict[str, str]:
     """What the calls of a file depend on; a run that was cut off only goes on if it is the same."""
     options = {name: value for name, value in asdict(cfg).items() if name not in NOT_IN_IDENTITY}
-    return {"input": query.sha256, "model": model.bundle.hash, "options": json.dumps(options)}
+    return {
+        "input": query.sha256,
+        "model": model.bundle.hash,
+        "options": json.dumps(options),
+        "blocks": f"{len(query.starts())} of {query.rows.block_cells} cells",
+        "version": __version__,
+    }
 
 
 def _predict_streaming(path: str, output: Path, model: Model, cfg: PredictConfig) -> None:
@@ -146,22 +154,25 @@ def _predict_streaming(path: str, output: Path, model: Model, cfg: PredictConfig
         query = make_query(cells, model, cfg, path)
         with partial_results(output, identity_of(query, model, cfg), len(query.starts()), cfg.resume) as partial:
             start = time.perf_counter()
-            _call_all(query, model, cfg, partial)
+            num_called = _call_all(query, model, cfg, partial)
             annotation = make_annotation(query, model, cfg, partial.read, time.perf_counter() - start)
-            announce(annotation, cfg, path)
+            announce(annotation, cfg, path, num_called)
             require_unchanged(path, seen)
             _write(annotation, path, output, cells, partial.folder, cfg, seen)
 
 
-def _call_all(query: Query, model: Model, cfg: PredictConfig, partial: Partial) -> None:
-    """Call the blocks that are not finished yet; says how far it is now and then."""
-    said = time.perf_counter()
+def _call_all(query: Query, model: Model, cfg: PredictConfig, partial: Partial) -> int:
+    """Call the blocks that are not finished yet, saying how far it is now and then; the number of their cells."""
+    said, num_called = time.perf_counter(), 0
     for part, first in enumerate(query.starts()):
         if not partial.has(part):
-            partial.write(part, call_block(query.block(first), model, cfg))
+            x = query.block(first)
+            partial.write(part, call_block(x, model, cfg))
+            num_called += x.shape[0]
         if time.perf_counter() - said > SECONDS_BETWEEN_LINES:
             said = time.perf_counter()
             log.info("%s: %d of %d parts", query.path, part + 1, partial.num_parts)
+    return num_called
 
 
 def _write(

@@ -16,7 +16,7 @@ from scipy import sparse
 
 from scperformer import genes
 from scperformer.config import PredictConfig, PreprocessConfig
-from scperformer.detect import PREPARED, Findings, detect, expression, gene_table
+from scperformer.detect import PREPARED, Findings, detect, expression, gene_table, prepared_total
 from scperformer.errors import InputError
 from scperformer.genenames import GeneMap, map_genes
 from scperformer.groups import DataConfig
@@ -162,7 +162,7 @@ def prepare_reference(
 
 def is_prepared(adata: AnnData, findings: Findings) -> bool:
     """Whether what `findings` names was written by this module."""
-    return findings.source == "X" and "target_sum" in adata.uns.get(PREPARED, {})
+    return findings.source == "X" and prepared_total(adata) is not None
 
 
 def _require_some(keep: np.ndarray, what: str, option: str, path: str | Path) -> None:

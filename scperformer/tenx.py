@@ -23,6 +23,7 @@ EXPRESSION = "Gene Expression"
 MATRIX_PARTS = {"barcodes", "data", "indices", "indptr", "shape"}
 TEXT_ERRORS = (*READ_ERRORS, EOFError, zlib.error, OverflowError)
 
+DATA = re.compile(r"(.*_)?[ACGT]{8,}(-\d+)?$|ENS[A-Z]{0,4}G\d{6,}")
 MTX_FILE = re.compile(r"(?P<stem>.*)\.mtx(\.gz)?$", re.IGNORECASE)
 GZIP_SIGNATURE = b"\x1f\x8b"
 LEAST_ENTRY = 4  # bytes of an entry of an mtx file: two numbers, a blank and the end of the line
@@ -267,8 +268,19 @@ def _read_lines(path: Path) -> list[list[str]]:
     return [line.split("\t") for line in lines] if text.strip() else []
 
 
+def _is_data(lines: list[list[str]]) -> bool:
+    """Whether the first line is like the others: a gene or a barcode, not the names of columns."""
+    first = lines[0]
+    return any(DATA.match(field) for field in first) or (
+        len(first) > 2 and first[2] in {line[2] for line in lines[1:3]}
+    )
+
+
 def _table(lines: list[list[str]], size: int, path: Path) -> pd.DataFrame:
     has_header = len(lines) == size + 1
+    if has_header and _is_data(lines):
+        found = f"{path} with {size + 1} lines for {size} in the matrix"
+        raise InputError(found, "one line each, or names of columns above them", "take the files of one sample")
     num = len(lines[-1]) if lines else 1
     ragged = next((number for number, line in enumerate(lines, start=1) if len(line) != num), None)
     if ragged is not None:

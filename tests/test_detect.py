@@ -69,7 +69,7 @@ def test_log_base_is_seen_in_multiples_when_genes_were_dropped(counts_adata, bas
     assert (slot.kind, slot.log_base, slot.total, slot.confirmed) == ("log1p", base, total, True)
 
 
-@pytest.mark.parametrize("total", [345.5, 2345.0, 1e3, 1e5, 1e6])
+@pytest.mark.parametrize("total", [345.5, 2345.0, 1e3, 2e3, 2500.0, 5e3, 1e4, 5e4, 1e5, 2e5, 1e6])
 def test_totals_are_seen_in_the_smallest_values_when_genes_were_dropped(counts_adata, total):
     findings = detect(ad.AnnData(logged(counts_adata.X, total, num_genes=60)))
     assert summary(findings) == ("X", "log1p", total, math.e)
@@ -323,3 +323,18 @@ def test_real_file_with_nan(shared_data):
 def test_real_file_without_cells(shared_data):
     with pytest.raises(InputError, match="no cells in"):
         read_h5ad(shared_data / "wild" / "derived_pbmc3k_zero_cells.h5ad")
+
+
+def test_a_mark_that_has_outlived_its_x_is_not_believed(counts_adata):
+    prepared = ad.AnnData(logged(counts_adata.X), uns={PREPARED: {"target_sum": 1e4}})
+    assert detect(prepared).notes == ["X was prepared by scperformer (10000 counts per cell)"]
+    prepared.X = counts_adata.X
+    with pytest.warns(UserWarning, match="not what scperformer had prepared"):
+        assert summary(detect(prepared)) == ("X", "counts", None, None)
+
+
+@pytest.mark.parametrize(
+    "mark", [None, "text", {"target_sum": "abc"}, {"target_sum": -1.0}, {"target_sum": float("nan")}]
+)
+def test_a_mark_that_is_none_is_passed_over(counts_adata, mark):
+    assert summary(detect(ad.AnnData(counts_adata.X, uns={PREPARED: mark}))) == ("X", "counts", None, None)

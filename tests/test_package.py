@@ -97,7 +97,7 @@ LAYERS = {
     "partial": "errors outputs",
     "calls_table": "outputs texts",
     "annotation": "backed bundle config data h5ad_copy inference overlap partial query",
-    "predict": "annotation backed calls_table compose config errors h5ad_copy inference io partial readers",
+    "predict": "__init__ annotation backed calls_table compose config errors h5ad_copy inference io partial readers",
     "analysis": "",
     "analysis.inputs": "data embedding encoder",
     "analysis.spectrum": "analysis.inputs",

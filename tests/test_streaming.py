@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -210,6 +211,81 @@ def test_parts_of_another_run_are_refused(cut_off, counts_adata, tiny_model, tmp
     assert len(list((tmp_path / "sample.annotated.h5ad.partial").glob("part-*"))) == 3
 
 
+def test_parts_of_other_blocks_are_refused(cut_off, tiny_model, monkeypatch):
+    path, _ = cut_off
+    monkeypatch.setattr(rows, "MAX_BLOCK_CELLS", BLOCK + 3)
+    with pytest.raises(InputError, match=r"of another run \(other blocks\)"):
+        run_predict(config(path, tiny_model, resume=True))
+
+
+def test_a_second_run_with_the_same_output_is_refused(
+    counts_adata, whole, tiny_model, write, small_blocks, monkeypatch
+):
+    path = write(counts_adata)
+    call, refusals = predict.call_block, []
+
+    def meanwhile(*arguments):
+        if not refusals:
+            refusals.append(None)
+            with pytest.raises(
+                InputError, match=r"another run that writes into .*sample\.annotated\.h5ad\.partial"
+            ) as error:
+                run_predict(config(path, tiny_model))
+            refusals[0] = error.value
+        return call(*arguments)
+
+    monkeypatch.setattr(predict, "call_block", meanwhile)
+    (output,) = run_predict(config(path, tiny_model))
+    assert refusals[0] is not None
+    require_same(ad.read_h5ad(output), whole)
+
+
+@pytest.mark.parametrize(("name", "text"), [("thesis.txt", "x"), ("run.json", "[1]")])
+def test_what_is_not_ours_in_a_folder_of_parts_stays(cut_off, tiny_model, tmp_path, name, text):
+    path, _ = cut_off
+    folder = tmp_path / "sample.annotated.h5ad.partial"
+    (folder / name).write_text(text)
+    with pytest.raises(InputError, match="in the way and not ours"):
+        run_predict(config(path, tiny_model))
+    assert (folder / name).read_text() == text
+    assert len(list(folder.glob("part-*"))) == 3
+
+
+def test_an_output_that_is_a_link_is_written_where_it_points(counts_adata, whole, tiny_model, write, tmp_path):
+    disk = Path("/dev/shm")
+    if not disk.is_dir() or not os.access(disk, os.W_OK):
+        pytest.skip("there is no second disk")
+    with tempfile.TemporaryDirectory(dir=disk) as folder:
+        (tmp_path / "link.h5ad").symlink_to(Path(folder) / "out.h5ad")
+        run_predict(config(write(counts_adata), tiny_model, output=str(tmp_path / "link.h5ad")))
+        require_same(ad.read_h5ad(tmp_path / "link.h5ad"), whole)
+        assert [entry.name for entry in Path(folder).iterdir()] == ["out.h5ad"]
+
+
+def test_another_zarr_store_is_not_replaced(counts_adata, tiny_model, write, tmp_path):
+    import zarr
+
+    theirs = tmp_path / "image.zarr"
+    zarr.open_group(theirs, mode="w", zarr_format=2).create_array("image", data=np.ones(3))
+    with pytest.raises(InputError, match="is not replaced"):
+        run_predict(config(write(counts_adata), tiny_model, output=str(theirs), overwrite=True))
+    assert (theirs / "image").exists()
+
+
+def test_names_that_are_no_utf8_do_not_stop_a_table(counts_adata, tiny_model, write, tmp_path):
+    path = write(counts_adata)
+    with h5py.File(path, "r+") as file:
+        names = [name.encode() for name in counts_adata.obs_names]
+        names[3] = b"caf\xe9"
+        index = file["obs"].attrs["_index"]
+        attributes = dict(file["obs"][index].attrs)
+        del file["obs"][index]
+        file["obs"].create_dataset(index, data=names, dtype=h5py.string_dtype())
+        file["obs"][index].attrs.update(attributes)
+    run_predict(config(path, tiny_model, output=str(tmp_path / "calls.csv")))
+    assert pd.read_csv(tmp_path / "calls.csv")["cell"][3] == "caf\ufffd"
+
+
 def test_a_damaged_part_is_refused(cut_off, tiny_model, tmp_path):
     path, _ = cut_off
     (tmp_path / "sample.annotated.h5ad.partial" / "part-000001.npz").write_bytes(b"PK half")
@@ -280,7 +356,7 @@ def test_parts_are_written_whole(tmp_path, monkeypatch):
             with pytest.raises(OSError, match="No space"):
                 parts.write(0, calls)
         assert not parts.has(0)
-        assert [entry.name for entry in parts.folder.iterdir()] == ["run.json"]
+        assert sorted(entry.name for entry in parts.folder.iterdir()) == [".unfinished", "run.json"]
         for part in range(2):
             parts.write(part, calls)
         assert sum(1 for _ in parts.read()) == 2
