@@ -3,10 +3,12 @@
 import anndata as ad
 import h5py
 import numpy as np
-import pandas as pd
 import pytest
 from inputs import NUM_CELLS, same, write_h5ad
 
+from scperformer.backed import can_stream
+from scperformer.config import PredictConfig
+from scperformer.predict import run_predict
 from scperformer.readers import read_cells
 
 # h5ad files that other programs wrote
@@ -117,15 +119,18 @@ def test_what_is_left_out_of_an_odd_file_is_said(cells, tmp_path):
         read_cells(path)
 
 
-def test_annotations_are_added_to_a_file_without_index_attribute(cells, tmp_path):
-    from scperformer.io import add_to_h5ad
-
+def test_annotations_are_added_to_a_file_without_index_attribute(cells, tiny_model, tmp_path):
+    """Such a file is read as a whole and written anew: it has no layout that could be kept."""
+    cells.var_names = [f"GENE{i}" for i in range(cells.n_vars)]
     path = write_h5ad(cells, tmp_path)
     with h5py.File(path, "r+") as file:
         lose_index(file)
+    assert not can_stream(path)
     with pytest.warns(UserWarning, match="no regular h5ad file"):
-        add_to_h5ad(path, tmp_path / "out.h5ad", obs=pd.DataFrame({"new": 1}, index=cells.obs_names), obsm={}, uns={})
-    assert set(ad.read_h5ad(tmp_path / "out.h5ad").obs) == {"label", "new"}
+        (output,) = run_predict(PredictConfig(inputs=[str(path)], model_path=str(tiny_model)))
+    found = ad.read_h5ad(output)
+    assert list(found.obs_names) == list(cells.obs_names)
+    assert {"label", "scperformer_label"} <= set(found.obs)
 
 
 def test_no_x_but_layers_or_raw(cells, tmp_path):

@@ -1,8 +1,8 @@
 """What of inputs and faults has been tried, counted by the tests themselves; the table in docs/inputs.md.
 
 A row belongs to tests: each of their cases that passes is one input or fault with one outcome, `right` or `refused`;
-tests that draw inputs by chance count each of them with `record`. With SCPERFORMER_TRIED=1, a run of the tests that all pass writes
-the table:
+tests that draw inputs by chance count each of them with `record`. With SCPERFORMER_TRIED=1, a run in which all
+tests pass writes the table:
 
     SCPERFORMER_TRIED=1 python -m pytest tests -p no:xdist
 """
