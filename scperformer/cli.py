@@ -286,7 +286,9 @@ class _Format(logging.Formatter):
     """Plain lines; only what is not plain information says what it is."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = one_line(super().format(record))
+        text = super().format(record)
+        indent = text[: len(text) - len(text.lstrip(" "))]
+        text = indent + " ".join(map(one_line, text.lstrip(" ").split(" ")))  # columns stay where they are
         return text if record.levelno <= logging.INFO else f"{record.levelname.lower()}: {text}"
 
 

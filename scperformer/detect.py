@@ -100,18 +100,15 @@ def detect(
         No place holds usable values (NaN and negative values never are), or `source` does not exist.
     """
     total = prepared_total(adata) if source in ("auto", "X") and input_kind == "auto" else None
-    slots = [_judged(adata, name, x, path) for name, x in _places(adata, source if total is None else "X", path)]
+    slots = _slots(adata, source if total is None else "X", path)
     if total is not None and (slots[0].largest > MAX_LOG or (slots[0].kind == "counts" and slots[0].largest > 1)):
         warnings.warn(f"X of {path} is not what scperformer had prepared: it is looked at anew", stacklevel=2)
-        total, slots = None, [_judged(adata, name, x, path) for name, x in _places(adata, source, path)]
+        total, slots = None, _slots(adata, source, path)
     usable = [slot for slot in slots if slot.kind != "unusable"]
     if not usable:
         there = "; ".join(f"{slot.source}: {slot.text}" for slot in slots) or "X is empty"
-        raise InputError(
-            f"no usable expression in {path} ({there})",
-            "counts, or log-normalised values without NaN or negative values",
-            _remedy(slots),
-        )
+        expected = "counts, or log-normalised values without NaN or negative values"
+        raise InputError(f"no usable expression in {path} ({there})", expected, _remedy(slots))
     if total is not None:
         chosen = usable[0]
         chosen.kind, chosen.log_base, chosen.total, chosen.confirmed = "log1p", math.e, total, True
@@ -132,6 +129,11 @@ def detect(
     found = _findings(adata, chosen, notes)
     found.why, found.places = why, places
     return found
+
+
+def _slots(adata: AnnData, source: str, path: str | Path) -> list[Slot]:
+    """What each of the places to look at holds."""
+    return [_judged(adata, name, x, path) for name, x in _places(adata, source, path)]
 
 
 def _parts_of_counts(adata: AnnData) -> list[str]:
