@@ -22,22 +22,7 @@ from scperformer.h5ad_copy import Blocks, without_slashes
 from scperformer.inference import Model, choose_device, predict_cells, torch_state_kept
 from scperformer.overlap import Overlap
 from scperformer.partial import Calls
-from scperformer.query import Query, find_query, keys_of, require_new_keys
-
-__all__ = [
-    "Annotation",
-    "Query",
-    "call_block",
-    "describe_input",
-    "describe_model",
-    "describe_overlap",
-    "keys_of",
-    "make_annotation",
-    "make_query",
-    "obs_columns",
-    "package_versions",
-    "require_new_keys",
-]
+from scperformer.query import Query, find_query
 
 log = logging.getLogger(__name__)
 

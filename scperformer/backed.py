@@ -13,6 +13,7 @@ from anndata.io import read_elem, sparse_dataset
 
 from scperformer.detect import PREPARED
 from scperformer.errors import InputError
+from scperformer.h5ad_copy import keys_in
 from scperformer.io import READ_ERRORS, damaged, require_h5ad
 from scperformer.trust import require_cells_and_genes
 
@@ -68,8 +69,7 @@ class BackedH5ad:
 
     def keys(self) -> dict[str, set[str]]:
         """The names of what obs, obsm and uns hold."""
-        places = {place: set(self.file.get(place, {})) for place in ("obsm", "uns")}
-        return places | {"obs": set(self.file["obs"].attrs["column-order"])}
+        return keys_in(self.file)
 
     def _matrix(self, name: str, num_genes: int) -> Any:
         """What `rows.Rows` reads from; None where there is nothing."""

@@ -20,7 +20,7 @@ from scperformer.io import new_file, require_absent
 from scperformer.labels import label_columns, rare_labels, require_labels
 from scperformer.preprocess import plan_alignment
 from scperformer.quality import Quality, count_doublets, measure_quality, why_no_doublets
-from scperformer.query import Seen, find_query, keys_of, require_new_keys
+from scperformer.query import Seen, find_query, keys_of, require_not_annotated
 from scperformer.readers import beside, read_cells, require_readable
 from scperformer.reference import make_reference
 from scperformer.rows import Rows
@@ -102,7 +102,7 @@ def _problem(
         if cfg.label_key is None:
             find_query(cells, model, cfg, path, seen)
             keys = cells.keys() if isinstance(cells, BackedH5ad) else keys_of(cells)
-            require_new_keys(keys, PredictConfig.key_added, path)
+            require_not_annotated(keys, PredictConfig.key_added, path)
         else:
             assert isinstance(cells, AnnData), "train reads files as a whole"
             _require_reference(cells, cfg, path, seen)

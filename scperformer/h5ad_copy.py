@@ -101,7 +101,7 @@ def add_to_h5ad(
             require_unchanged(source, seen)
         with h5py.File(temporary, "r+") as file:
             if not overwrite_keys:
-                _require_new_keys(source, _existing_keys(file), new_keys)
+                require_new_keys(keys_in(file), new_keys, source)
             _require_same_cells(source, file["obs"], obs.index)
             _write_columns(file["obs"], obs)
             for place, entries in (("obsm", tables), ("uns", uns)):
@@ -114,19 +114,40 @@ def add_to_h5ad(
                         write_elem(file[place], key, value)
 
 
-def _existing_keys(file: h5py.File) -> dict[str, set[str]]:
-    keys = {place: set(file[place]) if place in file else set() for place in ("obsm", "uns")}
-    return keys | {"obs": set(file["obs"].attrs["column-order"])}
+def keys_in(file: h5py.File) -> dict[str, set[str]]:
+    """The names of what obs, obsm and uns of an h5ad file hold."""
+    places = {place: set(file.get(place, {})) for place in ("obsm", "uns")}
+    return places | {"obs": set(file["obs"].attrs["column-order"])}
 
 
-def _require_new_keys(path: str | Path, existing: Mapping[str, set[str]], new: Mapping[str, Sequence[str]]) -> None:
-    there = [f"{place}['{key}']" for place, keys in new.items() for key in keys if key in existing[place]]
+def require_new_keys(
+    existing: Mapping[str, set[str]],
+    new: Mapping[str, Sequence[str]],
+    path: str | Path = "the data",
+    mends: Sequence[str] = ("overwrite=true",),
+) -> None:
+    """Fail when anything that is to be added is there already.
+
+    Parameters
+    ----------
+    existing, new
+        Names by place: obs, obsm and uns.
+    mends
+        Options that the error offers.
+
+    Raises
+    ------
+    InputError
+        Names what is there.
+    """
+    there = [f"{place}['{name}']" for place, names in new.items() for name in names if name in existing[place]]
     if there:
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""
         raise InputError(
             f"{path} already has {', '.join(there[:3])}{more}",
-            "a file without earlier annotations of this name",
-            "add overwrite=true to replace them, or key_added=... to keep both",
+            "no earlier annotation of this name",
+            "add overwrite=true to replace it, or key_added=... to keep both",
+            mends,
         )
 
 

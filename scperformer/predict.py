@@ -11,15 +11,7 @@ from pathlib import Path
 from anndata import AnnData
 
 from scperformer import __version__
-from scperformer.annotation import (
-    Annotation,
-    Query,
-    call_block,
-    keys_of,
-    make_annotation,
-    make_query,
-    require_new_keys,
-)
+from scperformer.annotation import Annotation, call_block, make_annotation, make_query
 from scperformer.backed import BackedH5ad, can_stream, open_backed
 from scperformer.calls_table import PARQUET, SEPARATORS, write_calls
 from scperformer.compose import make_config, quoted
@@ -29,6 +21,7 @@ from scperformer.h5ad_copy import add_to_h5ad
 from scperformer.inference import Model, load_model
 from scperformer.io import fingerprint, new_folder, require_absent, require_unchanged, write_h5ad
 from scperformer.partial import Partial, partial_results
+from scperformer.query import Query, keys_of, require_not_annotated
 from scperformer.readers import beside, read_cells, require_readable
 
 log = logging.getLogger(__name__)
@@ -88,7 +81,7 @@ def annotate(
     if model is not None and cfg.model_path is not None:
         raise InputError(f"a model and model_path={cfg.model_path}", "one of them", "leave the other out")
     if not cfg.overwrite:
-        require_new_keys(keys_of(adata), cfg.key_added)
+        require_not_annotated(keys_of(adata), cfg.key_added)
     annotate_in_memory(adata, model or load_model(cfg.model_path), cfg)
     return adata
 
@@ -150,7 +143,7 @@ def _predict_streaming(path: str, output: Path, model: Model, cfg: PredictConfig
     seen = fingerprint(path)
     with open_backed(path) as cells:
         if not cfg.overwrite and output.suffix == ".h5ad":
-            require_new_keys(cells.keys(), cfg.key_added, path)  # before the work; writing checks again
+            require_not_annotated(cells.keys(), cfg.key_added, path)  # before the work; writing checks again
         query = make_query(cells, model, cfg, path)
         with partial_results(output, identity_of(query, model, cfg), len(query.starts()), cfg.resume) as partial:
             start = time.perf_counter()
@@ -207,7 +200,7 @@ def _predict_in_memory(path: str, output: Path, model: Model, cfg: PredictConfig
     seen = fingerprint(path)
     adata = read_cells(path, cfg.orientation)
     if not cfg.overwrite:
-        require_new_keys(keys_of(adata), cfg.key_added, path)
+        require_not_annotated(keys_of(adata), cfg.key_added, path)
     annotation = annotate_in_memory(adata, model, cfg, path)
     require_unchanged(path, seen)
     if output.suffix == ".h5ad":

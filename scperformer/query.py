@@ -13,7 +13,7 @@ from scipy.sparse import csr_matrix, vstack
 from scperformer.backed import BackedH5ad, reading
 from scperformer.config import AnalyzeConfig, CheckConfig, PredictConfig
 from scperformer.detect import Findings, detect, expression, gene_table
-from scperformer.errors import InputError
+from scperformer.h5ad_copy import require_new_keys
 from scperformer.overlap import Overlap, require_overlap
 from scperformer.preprocess import Alignment, align_rows, plan_alignment
 from scperformer.readers import checksum
@@ -121,7 +121,12 @@ def keys_of(adata: AnnData) -> dict[str, set[str]]:
     return {"obs": set(adata.obs), "obsm": set(adata.obsm), "uns": set(adata.uns)}
 
 
-def require_new_keys(existing: Mapping[str, set[str]], key: str, path: str = "the data") -> None:
+def added_keys(key: str) -> dict[str, list[str]]:
+    """The names that an annotation with this prefix adds to obs, obsm and uns."""
+    return {"obs": [f"{key}_{name}" for name in OBS_COLUMNS], "obsm": [f"X_{key}", f"{key}_proba"], "uns": [key]}
+
+
+def require_not_annotated(existing: Mapping[str, set[str]], key: str, path: str = "the data") -> None:
     """Fail when there is anything of the names that an annotation with this prefix would add.
 
     Parameters
@@ -134,13 +139,4 @@ def require_new_keys(existing: Mapping[str, set[str]], key: str, path: str = "th
     InputError
         Names what is there.
     """
-    new = {"obs": [f"{key}_{name}" for name in OBS_COLUMNS], "obsm": [f"X_{key}", f"{key}_proba"], "uns": [key]}
-    there = [f"{place}['{name}']" for place, names in new.items() for name in names if name in existing[place]]
-    if there:
-        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
-        raise InputError(
-            f"{path} already has {', '.join(there[:3])}{more}",
-            "no earlier annotation of this name",
-            "add overwrite=true to replace it, or key_added=... to keep both",
-            ["overwrite=true", f"key_added={key}_2"],
-        )
+    require_new_keys(existing, added_keys(key), path, mends=["overwrite=true", f"key_added={key}_2"])
