@@ -22,7 +22,7 @@ from scperformer.rows import Rows
 FEW_GENES = 200  # where scanpy's and Seurat's tutorials cut
 HIGH_SHARE = 0.2  # of a cell's expression is mitochondrial: usually a dying cell
 MITOCHONDRIAL = "MT-"
-MIN_DOUBLET_CELLS, MAX_DOUBLET_CELLS = 50, 20_000
+MIN_DOUBLET_CELLS, MAX_DOUBLET_CELLS = 100, 20_000  # of 60 real cells it calls 8 % to 60 %, of 100 2 % to 8 %
 QUICK_CELLS = 3000  # in which doublets are looked for unless told otherwise: that takes seconds
 MIN_DOUBLET_GENES = 100
 NUM_BINS = 256  # of the histogram in which a threshold is looked for, as scikit-image does

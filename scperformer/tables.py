@@ -2,8 +2,11 @@
 
 import csv
 import io
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -29,6 +32,14 @@ ABOUT_GENES = frozenset(
         *("gene_name", "gene_names", "genename", "gene_symbol", "symbol", "gene_type", "gene_biotype", "biotype"),
         *("description", "chromosome", "chr", "start", "end", "strand", "length"),
     )
+)
+# Columns that describe cells, as Scanpy, Seurat and people name them: they go to obs, as they would count as genes.
+ABOUT_CELLS = re.compile(
+    r"n_?(counts?|genes?|umis?|features?)(_\w+)?|(log1?p?_?)?(total_counts|n_genes_by_counts|n_counts)(_\w+)?"
+    r"|(pct|percent|fraction|frac)_\w+|(mt|mito|ribo)_(pct|percent|fraction|frac|ratio)|size_?factors?"
+    r"|(leiden|louvain|(seurat_)?clusters?|rna_snn_res)(_\w+)?|(umap|tsne|pc)_\d+|(predicted_)?doublets?(_scores?)?"
+    r"|cell_?types?|labels?|annotations?|barcodes?|cell_?(id|name)s?|batch|orig_ident|phase|(s|g2m)_score"
+    r"|(sample|donor|patient)(_?(id|name))?|condition|treatment|disease|tissue|sex|age"
 )
 EXPECTED = "a table of numbers with the names of genes and cells in the first row and column"
 
@@ -105,25 +116,48 @@ def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
     delimiter = sniff(path)
     try:
         with open_text(path) as stream:
-            columns, rows, x, about = _parse(stream, delimiter, path)
+            parsed = _parse(stream, delimiter, path)
     except InputError:
         raise
     except TEXT_ERRORS as error:
         raise _unreadable(path, error) from error
     why = "as told"
     if orientation == "auto":
-        orientation, why = find_orientation(rows, columns, _known_genes(), str(path))
-    if orientation == CELLS_BY_GENES:
-        if len(about.columns):
-            raise _not_numeric(list(about.columns), path)
-        adata = AnnData(x, obs=_names(rows), var=_names(columns))
-    else:
-        var = about.set_axis(_names(rows).index)
-        adata = AnnData(sparse.csr_matrix(x.T), obs=_names(columns), var=var)
+        orientation, why = find_orientation(parsed.rows, parsed.columns, _known_genes(), str(path))
+    adata, described = (_of_cells if orientation == CELLS_BY_GENES else _of_genes)(parsed, path)
     notes = [f"{DELIMITERS[delimiter]}-separated", f"orientation={orientation} ({why})"]
-    if len(about.columns):
-        notes.append(f"about genes, not cells: {', '.join(map(repr, about.columns))}")
-    return adata, notes
+    return adata, notes + [f"about {what}: {', '.join(map(repr, names))}" for what, names in described.items() if names]
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A table in parts: numbers, the names on both axes, and columns that stand aside for their names."""
+
+    rows: list[str]
+    columns: list[str]
+    x: sparse.csr_matrix  # len(rows) x len(columns)
+    about_genes: pd.DataFrame  # a row per row
+    about_cells: pd.DataFrame  # a row per row
+
+
+def _of_cells(parsed: Parsed, path: Path) -> tuple[AnnData, dict[str, list[str]]]:
+    """The cells that are the rows of a table, and the names of what describes them."""
+    if len(parsed.about_genes.columns):
+        raise _not_numeric(list(parsed.about_genes.columns), path)
+    adata = AnnData(parsed.x, obs=parsed.about_cells.set_axis(_names(parsed.rows).index), var=_names(parsed.columns))
+    return adata, {"cells, not genes": list(parsed.about_cells.columns)}
+
+
+def _of_genes(parsed: Parsed, path: Path) -> tuple[AnnData, dict[str, list[str]]]:
+    """The cells that are the columns of a table, and the names of what describes genes and cells."""
+    if len(parsed.about_cells.columns):
+        raise _not_numeric(list(parsed.about_cells.columns), path)
+    is_gene = np.array([not _describes_cells(name) for name in parsed.rows], dtype=bool)
+    about_cells = [name for name, gene in zip(parsed.rows, is_gene, strict=True) if not gene]
+    obs = pd.DataFrame(parsed.x[~is_gene].T.toarray(), columns=about_cells, index=_names(parsed.columns).index)
+    var = parsed.about_genes.set_axis(_names(parsed.rows).index)[is_gene]
+    adata = AnnData(sparse.csr_matrix(parsed.x[is_gene].T), obs=obs, var=var)
+    return adata, {"genes, not cells": list(var.columns), "cells, not genes": about_cells}
 
 
 def _names(names: Sequence[str]) -> pd.DataFrame:
@@ -135,8 +169,7 @@ def _known_genes() -> list[str]:
     return [line.partition("\t")[0] for line in lines[1:]]
 
 
-def _parse(stream: IO[str], delimiter: str, path: Path) -> tuple[list[str], list[str], sparse.csr_matrix, pd.DataFrame]:
-    """Names of columns and rows, the values between them, and leading columns that describe the rows."""
+def _parse(stream: IO[str], delimiter: str, path: Path) -> Parsed:
     header = next(csv.reader(stream, delimiter=delimiter))
     chunks = pd.read_csv(
         stream,
@@ -147,22 +180,24 @@ def _parse(stream: IO[str], delimiter: str, path: Path) -> tuple[list[str], list
         low_memory=False,
         chunksize=max(1, BLOCK // max(1, len(header))),
     )
-    blocks: list[sparse.csr_matrix] = []
-    about: list[pd.DataFrame] = []
-    names: list[str] = []
-    corner, num_about = "", 0
+    parts: list[tuple[pd.DataFrame, sparse.csr_matrix, pd.DataFrame]] = []
+    rows: list[str] = []
+    corner, num_about, of_cells = "", 0, np.zeros(0, dtype=bool)
     for chunk in chunks:
-        if not blocks:
+        if not parts:
             corner, header = _split_header(header, chunk.shape[1], path)
-            num_about = _count_about(header, chunk)
-        names += chunk[0].tolist()
-        about.append(chunk.iloc[:, 1 : num_about + 1])
-        blocks.append(_numbers(chunk.iloc[:, num_about + 1 :], header[num_about:], path))
-    columns = header[num_about:]
-    _require_names(columns, names, corner, path)
-    x = sparse.csr_matrix(sparse.vstack(blocks, format="csr"))
-    table = pd.concat(about, ignore_index=True).set_axis(header[:num_about], axis=1)
-    return columns, names, x, table
+            num_about = _count_about_genes(header, chunk)
+            of_cells = np.array([_describes_cells(name) for name in header[num_about:]], dtype=bool)
+            _require_distinct([name for name in header if _describes_cells(name)], path)
+        rows += chunk[0].tolist()
+        fields = chunk.iloc[:, 1:].set_axis(header, axis=1)
+        about_genes, others = fields.iloc[:, :num_about], fields.iloc[:, num_about:]
+        parts.append((about_genes, _numbers(others.loc[:, ~of_cells], path), others.loc[:, of_cells]))
+    columns = [name for name, aside in zip(header[num_about:], of_cells, strict=True) if not aside]
+    _require_names(columns, rows, corner, path)
+    about_genes, about_cells = (pd.concat([part[i] for part in parts], ignore_index=True) for i in (0, 2))
+    x = sparse.csr_matrix(sparse.vstack([part[1] for part in parts], format="csr"))
+    return Parsed(rows, columns, x, about_genes, about_cells)
 
 
 def _split_header(header: list[str], width: int, path: Path) -> tuple[str, list[str]]:
@@ -175,7 +210,7 @@ def _split_header(header: list[str], width: int, path: Path) -> tuple[str, list[
     raise InputError(found, EXPECTED, "write it again")
 
 
-def _count_about(header: Sequence[str], chunk: pd.DataFrame) -> int:
+def _count_about_genes(header: Sequence[str], chunk: pd.DataFrame) -> int:
     """How many columns after the first clearly describe genes: by their name, or because they hold Ensembl ids."""
     num = 0
     for name, (_, values) in zip(header, list(chunk.items())[1:], strict=True):
@@ -187,12 +222,24 @@ def _count_about(header: Sequence[str], chunk: pd.DataFrame) -> int:
     return num
 
 
-def _numbers(values: pd.DataFrame, names: Sequence[str], path: Path) -> sparse.csr_matrix:
+def _describes_cells(name: str) -> bool:
+    return ABOUT_CELLS.fullmatch(re.sub(r"\W+", "_", name.strip().lower())) is not None
+
+
+def _require_distinct(names: Sequence[str], path: Path) -> None:
+    """obs and the files that it is written to have one column of a name."""
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        found = f"{path} with more than one column {repeated[0]!r}"
+        raise InputError(found, "one column of a name that describes cells", "rename or take out the others")
+
+
+def _numbers(values: pd.DataFrame, path: Path) -> sparse.csr_matrix:
     is_number = [dtype.kind in "iuf" for dtype in values.dtypes]
-    wrong = [name for name, fine in zip(names, is_number, strict=True) if not fine]
+    wrong = [name for name, fine in zip(values.columns, is_number, strict=True) if not fine]
     if wrong:
         raise _not_numeric(wrong, path, values.iloc[:, is_number.index(False)])
-    if not names:
+    if not len(values.columns):
         raise InputError(f"{path} with no column of numbers", EXPECTED, "write it again")
     return sparse.csr_matrix(values.to_numpy())
 

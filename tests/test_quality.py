@@ -119,7 +119,7 @@ def test_cells_in_which_doublets_cannot_be_told():
         None,
         "not looked for: 60 cells express 50 genes",
     )
-    found, note = count_doublets(Rows(sparse.csr_matrix(np.ones((60, 200)))))
+    found, note = count_doublets(Rows(sparse.csr_matrix(np.ones((120, 200)))))
     assert found is None
     assert note.startswith("Scrublet cannot tell")
 
@@ -127,12 +127,12 @@ def test_cells_in_which_doublets_cannot_be_told():
 @pytest.mark.parametrize(
     ("num", "wanted", "note"),
     [
-        (49, "true", "that takes 50 to 20,000 cells"),
-        (50, "auto", ""),
+        (99, "true", "that takes 100 to 20,000 cells"),
+        (100, "auto", ""),
         (3000, "auto", ""),
         (3001, "auto", "unless told: doublets=true"),
         (3001, "true", ""),
-        (20_001, "true", "that takes 50 to 20,000 cells"),
+        (20_001, "true", "that takes 100 to 20,000 cells"),
         (100, "false", "as told"),
     ],
 )

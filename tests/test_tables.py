@@ -18,6 +18,7 @@ from inputs import (
 
 from scperformer import tables
 from scperformer.errors import InputError
+from scperformer.genetables import gencode, orthologs
 from scperformer.readers import read_cells
 
 # Orientation
@@ -91,6 +92,42 @@ def test_leading_columns_about_genes(cells, tmp_path, caplog):
     assert "about genes, not cells: 'id', 'Length'" in caplog.text
 
 
+ABOUT_CELLS = {
+    "n_counts": [10, 20, 30, 40, 50],
+    "nFeature_RNA": [1, 2, 3, 4, 5],
+    "percent.mt": [0.5, 1.5, 2.5, 3.5, 4.5],
+    "pct/mt": [0.5, 1.5, 2.5, 3.5, 4.5],
+    "log1p_total_counts": [1.5, 2.5, 3.5, 4.5, 5.5],
+    "seurat_clusters": [0, 1, 0, 1, 0],
+    "RNA_snn_res.0.8": [0, 1, 0, 1, 0],
+    "UMAP_1": [-1.0, 2.0, 3.0, 4.0, 5.0],
+}
+
+
+def test_columns_about_cells_are_no_genes(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "scperformer")
+    frame = table(CELLS["barcodes"], GENES["known symbols"])
+    about = pd.DataFrame(ABOUT_CELLS, index=frame.index)
+    labelled = about.assign(cell_type=["B", "T", "B", "T", "NK"])
+    labelled.iloc[:, :3].join(frame).join(labelled.iloc[:, 3:]).to_csv(tmp_path / "a.csv")
+    frame.T.iloc[:2].pipe(lambda genes: pd.concat([about.T.iloc[:4], genes, about.T.iloc[4:]])).to_csv(
+        tmp_path / "b.csv"
+    )
+    found = read_cells(tmp_path / "a.csv")
+    np.testing.assert_array_equal(found.X.toarray(), frame)
+    pd.testing.assert_frame_equal(found.obs, labelled, check_index_type=False, check_dtype=False, check_names=False)
+    assert "about cells, not genes: 'n_counts', 'nFeature_RNA', 'percent.mt', 'pct/mt'," in caplog.text
+    found = read_cells(tmp_path / "b.csv", "genes_by_cells")
+    np.testing.assert_array_equal(found.X.toarray(), frame.iloc[:, :2])
+    pd.testing.assert_frame_equal(found.obs, about, check_index_type=False, check_dtype=False, check_names=False)
+
+
+def test_no_gene_has_a_name_that_is_about_cells():
+    names = {*gencode().symbols.values(), *orthologs(), *tables._known_genes()}
+    assert len(names) > 30_000
+    assert [name for name in names if tables._describes_cells(name)] == []
+
+
 HOSTILE = ["=cmd|' /C calc'!A0", "<script>alert(1)</script>", "two\nlines", 'a "quoted", name', "x" * 10_000, "NA", "ä"]
 
 
@@ -106,7 +143,8 @@ def test_hostile_names_are_plain_strings(tmp_path):
 
 
 TABLES = {
-    "text in a column": ("c,CD3D,cluster\na,1,T cell\nb,2,B cell\n", r"not numbers.*'cluster' \(e.g. 'T cell'\)"),
+    "text in a column": ("c,CD3D,note\na,1,T cell\nb,2,B cell\n", r"not numbers.*'note' \(e.g. 'T cell'\)"),
+    "two columns of one name": ("c,CD3D,batch,batch\na,1,1,2\nb,2,1,2\n", "more than one column 'batch'"),
     "a column of truth": ("c,CD3D,ok\na,1,TRUE\nb,2,FALSE\n", "'ok'"),
     "missing value": ("c,CD3D,CD4\na,1,NA\nb,2,3\n", r"'CD4' \(e.g. 'NA'\)"),
     "decimal commas": ("c;CD3D;CD4\na;1,5;2\nb;2;3\n", "'CD3D'"),
