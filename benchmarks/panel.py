@@ -19,7 +19,7 @@ class Task:
     """One entry of the YAML file, which says what each field means."""
 
     name: str
-    reference: str
+    reference: str | list[str]
     label_key: str
     query: str | None = None
     truth_key: str | None = None
@@ -37,6 +37,10 @@ class Task:
         ways = [self.query, self.folds, self.cells_per_label, self.holdout]
         if sum(way is not None for way in ways) != 1:
             raise SystemExit(f"task '{self.name}': give one of query, folds, cells_per_label, holdout")
+
+    @property
+    def references(self) -> list[str]:
+        return [self.reference] if isinstance(self.reference, str) else self.reference
 
 
 @dataclass
@@ -56,8 +60,14 @@ def read_tasks(path: Path) -> list[Task]:
 
 def missing_files(task: Task, data: Path | None) -> list[str]:
     """The files of a task that are not there."""
-    names = [name for name in (task.reference, task.query) if name not in (None, "embedded")]
+    names = [name for name in (*task.references, task.query) if name not in (None, "embedded")]
     return [str(name) for name in dict.fromkeys(names) if data is None or not (data / str(name)).exists()]
+
+
+def read_reference(task: Task, data: Path | None) -> ad.AnnData:
+    """The cells of one file, or of several with the genes that all of them have."""
+    parts = [read_cells(name, task.label_key, task.where, data) for name in task.references]
+    return parts[0] if len(parts) == 1 else ad.concat(parts, join="inner", index_unique="-")
 
 
 def read_cells(name: str, label_key: str, where: dict[str, list[str]], data: Path | None) -> ad.AnnData:
@@ -77,7 +87,7 @@ def read_cells(name: str, label_key: str, where: dict[str, list[str]], data: Pat
 
 def pairs(task: Task, data: Path | None, seeds: int) -> Iterator[Pair]:
     """Every split of a task."""
-    cells = read_cells(task.reference, task.label_key, task.where, data)
+    cells = read_reference(task, data)
     labels = cells.obs[LABEL].to_numpy(str)
     if task.query is not None:
         query = read_cells(task.query, task.truth_key or task.label_key, task.query_where, data)

@@ -82,6 +82,15 @@ def test_a_query_is_predicted_whole_but_for_labels_that_nobody_could_know(panel,
     assert set(next(panel.pairs(odd, data, seeds=1)).truth) == {"b"}
 
 
+def test_several_studies_make_one_reference(panel, data):
+    task = panel.Task(name="t", reference=["one.h5ad", "two.h5ad"], label_key="kind", holdout=0.5)
+    pair = next(panel.pairs(task, data, seeds=1))
+    assert sorted([*pair.reference.X[:, 0], *pair.query.X[:, 0]]) == [*range(60), *range(1000, 1030)]
+    assert panel.missing_files(
+        panel.Task(name="t", reference=["one.h5ad", "no.h5ad"], label_key="k", folds=2), data
+    ) == ["no.h5ad"]
+
+
 def test_what_is_missing_is_named(panel, data):
     task = panel.Task(name="t", reference="one.h5ad", label_key="kind", query="three.h5ad")
     assert panel.missing_files(task, data) == ["three.h5ad"]
