@@ -1,9 +1,8 @@
-"""From a user's expression to ln(1 + counts per 10,000), filtered and aligned. Scanpy does the work."""
+"""From a user's expression to ln(1 + counts per 10,000), filtered and aligned."""
 
 import logging
 import math
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,14 +60,12 @@ def normalise(
             rows.data = np.log1p(linear * (target_sum / total)).astype(np.float32)
             return rows
         rows.data = linear.astype(np.float32)
-    import scanpy  # takes seconds, so only here
-
-    adata = AnnData(rows)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Some cells have zero counts")  # the findings note them
-        scanpy.pp.normalize_total(adata, target_sum=target_sum)
-    scanpy.pp.log1p(adata)
-    return sparse.csr_matrix(adata.X)
+    # As scanpy's normalize_total and log1p do it; to import scanpy would take a third of the time of a small prediction
+    totals = rows @ np.ones(rows.shape[1])
+    factors = np.divide(target_sum, totals, out=np.zeros_like(totals), where=totals != 0)
+    rows.data *= np.repeat(factors.astype(np.float32), np.diff(rows.indptr))
+    np.log1p(rows.data, out=rows.data)
+    return rows
 
 
 def merge_genes(

@@ -213,7 +213,8 @@ def _split_header(header: list[str], width: int, path: Path) -> tuple[str, list[
 def _count_about_genes(header: Sequence[str], chunk: pd.DataFrame) -> int:
     """How many columns after the first clearly describe genes: by their name, or because they hold Ensembl ids."""
     num = 0
-    for name, (_, values) in zip(header, list(chunk.items())[1:], strict=True):
+    for place, name in enumerate(header, start=1):
+        values = chunk.iloc[:, place]
         by_name = name.strip().lower().replace(" ", "_") in ABOUT_GENES
         is_text = not pd.api.types.is_numeric_dtype(values.dtype)
         if not by_name and not (is_text and values.astype(str).str.match(r"ENS[A-Z]{0,4}G\d{6,}").mean() > 0.9):

@@ -1,4 +1,7 @@
-"""Faults of the machine, for real: full disks, folders that cannot be written, kills, inputs that change."""
+"""Faults of the machine, for real: full disks, folders that cannot be written, kills, inputs that change.
+
+A training that is killed is in tests/test_training.py.
+"""
 
 import os
 import shutil
@@ -9,10 +12,8 @@ import time
 from pathlib import Path
 
 import h5py
-import numpy as np
 import pytest
 from annotated import annotated_sample
-from safetensors.numpy import load_file
 
 from scperformer import predict
 from scperformer.config import PredictConfig
@@ -88,7 +89,10 @@ def words_of(case: str, disk: Path) -> tuple[object, ...]:
     return case.split()[0], path, *options, f"output={disk / output}"
 
 
-@pytest.mark.parametrize("case", STEPS)
+SLOW = ("train", "report")
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in STEPS])
 def test_a_full_disk_is_one_line_and_leaves_nothing(case, inputs, small_disk):
     disk, mount = small_disk
     (disk / "filler").write_bytes(bytes(64 * 1024))
@@ -140,21 +144,7 @@ def killed_when(process: subprocess.Popen, is_time) -> None:
     process.communicate()
 
 
-def test_a_training_that_was_killed_goes_on_to_the_same_weights(inputs):
-    assert ran("train", "cells.h5ad", *TRAIN, "output=whole", cwd=inputs)[0] == 0
-    slow = "from scperformer.learner import Learner\nstep = Learner.training_step\n"
-    slow += "Learner.training_step = lambda *rest: (time.sleep(0.2), step(*rest))[1]"
-    with started("train", "cells.h5ad", *TRAIN, "output=cut", cwd=inputs, before=slow) as process:
-        killed_when(process, lambda: list((inputs / "cut.run").rglob("*.ckpt")))
-    assert not (inputs / "cut").exists()
-    code, errors = ran("train", "cells.h5ad", *TRAIN, "output=cut", "resume=true", cwd=inputs)
-    assert code == 0, errors
-    whole, again = (load_file(inputs / name / "model.safetensors") for name in ("whole", "cut"))
-    assert set(whole) == set(again)
-    for name in whole:
-        np.testing.assert_array_equal(whole[name], again[name])
-
-
+@pytest.mark.slow
 def test_kill_9_while_the_output_is_copied(inputs):
     slow = "import shutil\ncopy = shutil.copyfile\n"
     slow += "shutil.copyfile = lambda *rest: (open('copying', 'w').close(), copy(*rest), time.sleep(60))"

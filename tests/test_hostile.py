@@ -200,6 +200,7 @@ def test_messages_cannot_steer_a_terminal():
     assert error.isprintable()
 
 
+@pytest.mark.slow
 def test_hostile_names_from_training_to_prediction(counts_adata, write, command):
     labels = np.array(["=1+1", "<script>alert(1)</script>", "../../x"])[np.arange(120) % 3]
     counts_adata.obs["cell_type"] = labels

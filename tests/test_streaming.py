@@ -311,6 +311,7 @@ def test_damage_in_the_middle_of_a_file_is_one_line(counts_adata, tiny_model, wr
     assert [entry.name for entry in tmp_path.iterdir()] == ["sample.h5ad"]
 
 
+@pytest.mark.slow
 def test_kill_9_leaves_no_half_file_and_the_next_run_goes_on(counts_adata, whole, tiny_model, write, tmp_path):
     """A process that is really killed, while its calls are made slowly."""
     path = write(counts_adata)
