@@ -1,6 +1,6 @@
 """From aligned expression to batches: which cells, in which order, and their tokens as tensors."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from scperformer.groups import TokensConfig
 from scperformer.tokens import token_counts, tokenize
 
 POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, still well mixed
-FIXED_TOKENS, MAX_FIXED_CELLS = 2**13, 64  # of a prediction batch on a CPU
+FIXED_TOKENS, MAX_FIXED_CELLS = 2**12, 64  # of a prediction batch on a CPU
 MAX_BATCH_TOKENS = 2**16  # of a prediction batch, padding included: bounds its memory (64 cells of 1,024 tokens)
 
 
@@ -116,17 +116,17 @@ def padded_length(num_tokens: int) -> int:
     return -(-num_tokens // step) * step
 
 
-def prediction_batches(lengths: np.ndarray, batch_size: int | None) -> Iterator[tuple[np.ndarray, int]]:
+def prediction_batches(lengths: np.ndarray, batch_size: int | Callable[[int], int]) -> Iterator[tuple[np.ndarray, int]]:
     """Every cell once, in batches of cells that share their padded length: (row numbers, length).
 
     A batch holds at most `batch_size` cells, and fewer of long ones: at most MAX_BATCH_TOKENS tokens, but one cell.
-    None: `fixed_batch_size` of them.
+    Or as many as a function of the length says.
     """
     padded = np.array([padded_length(n) for n in lengths], dtype=np.int64)
     for length in np.unique(padded):
         cells = np.flatnonzero(padded == length)
         most = max(1, MAX_BATCH_TOKENS // int(length))
-        size = fixed_batch_size(int(length)) if batch_size is None else min(batch_size, most)
+        size = min(batch_size, most) if isinstance(batch_size, int) else batch_size(int(length))
         for start in range(0, len(cells), size):
             yield cells[start : start + size], int(length)
 

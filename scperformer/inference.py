@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +107,8 @@ class Predictions:
 def predict_cells(network: CellTypeModel, cells: Cells, batch_size: int, device: str = "cpu") -> Predictions:
     """Probabilities and embeddings of cells; what a cell gets does not depend on the cells beside it.
 
-    On a CPU that holds bit for bit: batches of an encoder have one size for each length, and are filled up to it.
+    On a CPU that holds bit for bit: batches of an encoder have one size for each length, and are filled up to it; and
+    torch's threads take whole batches, as the sums of a product would depend on how many of them share it.
 
     Parameters
     ----------
@@ -119,21 +121,26 @@ def predict_cells(network: CellTypeModel, cells: Cells, batch_size: int, device:
     """
     was_training = network.training
     network.eval().to(device)
-    proba: np.ndarray | None = None
-    embedding: np.ndarray | None = None
     fixed = device == "cpu" and network.encoder is not None and not network.wide_alone
-    with torch.inference_mode(), fast_products(device):
-        for rows, length in prediction_batches(cells.lengths, None if fixed else batch_size):
-            filled = np.resize(rows, fixed_batch_size(length)) if fixed else rows
+    alone = network.encoder is not None and any(mechanism.one_by_one for mechanism in network.encoder.mechanisms)
+
+    def size(length: int) -> int:
+        return 1 if alone else fixed_batch_size(length)
+
+    def call(batch: tuple[np.ndarray, int]) -> tuple[np.ndarray, np.ndarray]:
+        rows, length = batch
+        filled = np.resize(rows, size(length)) if fixed else rows
+        with torch.inference_mode():  # of this thread
             logits_BC, embedding_BD = (part[: len(rows)] for part in network(cells.batch(filled, length).to(device)))
-            if proba is None or embedding is None:
-                proba = np.empty((len(cells), logits_BC.shape[1]), dtype=np.float32)
-                embedding = np.empty((len(cells), embedding_BD.shape[1]), dtype=np.float32)
-            proba[rows] = logits_BC.float().softmax(-1).cpu().numpy()
-            embedding[rows] = embedding_BD.float().cpu().numpy()
+            return logits_BC.float().softmax(-1).cpu().numpy(), embedding_BD.float().cpu().numpy()
+
+    batches = list(prediction_batches(cells.lengths, size if fixed else batch_size))
+    num_threads = torch.get_num_threads() if device == "cpu" else 1
+    with torch_state_kept(threads=1), fast_products(device), ThreadPoolExecutor(num_threads) as pool:
+        found = list(pool.map(call, batches))
     network.train(was_training).cpu()
-    assert proba is not None
-    assert embedding is not None
+    order = np.argsort(np.concatenate([rows for rows, _ in batches]))
+    proba, embedding = (np.concatenate(parts)[order] for parts in zip(*found, strict=True))
     return Predictions(proba, embedding)
 
 

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 import torch
 from scipy import sparse
+from twins import CASES
 
 import scperformer
-from scperformer.attention import MECHANISMS
 from scperformer.config import PredictConfig
 from scperformer.data import Cells
 from scperformer.errors import InputError
@@ -52,21 +52,22 @@ def test_does_not_depend_on_order_on_other_cells_or_on_threads(model, cells, tor
 
 
 @pytest.mark.parametrize("unexpressed", ["skip", "full"])
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_every_mechanism_gives_a_cell_the_same_bits_in_any_company(cells, name, unexpressed):
-    """Random weights, cells of very different lengths."""
+@pytest.mark.parametrize("case", CASES)
+def test_every_mechanism_gives_a_cell_the_same_bits_in_any_company(cells, case, unexpressed):
+    """Random weights, cells of very different lengths; with several threads, too."""
     rng = np.random.default_rng(0)
     x = cells.x.toarray() * (rng.random((len(cells), 1)) ** 2 > rng.random(cells.x.shape))
     tokens = TokensConfig(unexpressed=unexpressed)
     torch.manual_seed(0)
     network = CellTypeModel(
-        x.shape[1], 3, tokens=tokens, model=ModelConfig(wide=False), attention={"name": name}, head=HeadConfig()
+        x.shape[1], 3, tokens=tokens, model=ModelConfig(wide=False), attention=CASES[case], head=HeadConfig()
     ).eval()
     network.require_length(x.shape[1] + 1)
     some = Cells(sparse.csr_matrix(x, dtype=np.float32), tokens)
     whole = predict_cells(network, some, batch_size=64)
     order = rng.permutation(len(some))[:50]
-    shuffled = predict_cells(network, Cells(some.x[order], tokens), batch_size=3)
+    with torch_state_kept(threads=3):
+        shuffled = predict_cells(network, Cells(some.x[order], tokens), batch_size=3)
     np.testing.assert_array_equal(shuffled.proba, whole.proba[order])
     np.testing.assert_array_equal(shuffled.embedding, whole.embedding[order])
     assert len(np.unique(whole.proba, axis=0)) > 100
