@@ -21,11 +21,12 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import LinearSVC
 
+from scperformer.alignment import align_rows, plan_alignment
 from scperformer.detect import detect, expression, gene_table
 from scperformer.groups import DataConfig
 from scperformer.inference import load_model
 from scperformer.predict import annotate
-from scperformer.preprocess import align_rows, plan_alignment, prepare_reference
+from scperformer.preprocess import prepare_reference
 from scperformer.training import train
 
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from anndata import AnnData
 
 from scperformer import genes
+from scperformer.alignment import plan_alignment
 from scperformer.backed import BackedH5ad, can_stream, open_backed, reading
 from scperformer.check_text import block, commands, ready_command
 from scperformer.config import CheckConfig, PredictConfig, TrainConfig
@@ -18,7 +19,6 @@ from scperformer.errors import InputError
 from scperformer.groups import DataConfig
 from scperformer.io import new_file, require_absent
 from scperformer.labels import label_columns, rare_labels, require_labels
-from scperformer.preprocess import plan_alignment
 from scperformer.quality import Quality, count_doublets, measure_quality, why_no_doublets
 from scperformer.query import Seen, find_query, keys_of, require_not_annotated
 from scperformer.readers import beside, read_cells, require_readable

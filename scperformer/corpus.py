@@ -13,11 +13,12 @@ from scipy import sparse
 from scipy.sparse import csr_matrix
 
 from scperformer import genes
+from scperformer.alignment import align_normalised
 from scperformer.config import PretrainConfig
 from scperformer.errors import InputError
 from scperformer.genenames import GeneMap, map_genes
 from scperformer.overlap import measure_overlap
-from scperformer.preprocess import PREPARED, align_normalised, prepare_reference
+from scperformer.preprocess import PREPARED, prepare_reference
 
 log = logging.getLogger(__name__)
 

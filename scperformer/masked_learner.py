@@ -18,7 +18,8 @@ from scperformer.config import PretrainConfig
 from scperformer.data import Cells, drop_genes
 from scperformer.datamodule import CellsDataModule
 from scperformer.embedding import Batch
-from scperformer.learner import checkpoints, load_best, lr_factor, make_trainer, run_trainer, seed_of
+from scperformer.fitting import checkpoints, load_best, make_trainer, run_trainer
+from scperformer.learner import lr_factor, seed_of
 from scperformer.masked_model import MaskedModel
 from scperformer.masking import bin_weights, hidden_loss, hide_values, naive_guess, naive_table
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from anndata import AnnData
 from scipy.sparse import csr_matrix, vstack
 
+from scperformer.alignment import Alignment, align_rows, plan_alignment
 from scperformer.backed import BackedH5ad, reading
 from scperformer.config import AnalyzeConfig, CheckConfig, PredictConfig
 from scperformer.detect import Findings, detect, expression, gene_table
 from scperformer.h5ad_copy import require_new_keys
 from scperformer.overlap import Overlap, require_overlap
-from scperformer.preprocess import Alignment, align_rows, plan_alignment
 from scperformer.readers import checksum
 from scperformer.rows import Rows
 

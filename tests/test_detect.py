@@ -8,10 +8,10 @@ import pytest
 import scanpy
 from scipy import sparse
 
+from scperformer.alignment import normalise
 from scperformer.detect import PREPARED, detect, expression
 from scperformer.errors import InputError
 from scperformer.io import read_h5ad
-from scperformer.preprocess import normalise
 from scperformer.values import judge
 
 

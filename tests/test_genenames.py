@@ -7,11 +7,11 @@ import pytest
 from scipy import sparse
 
 from scperformer import genenames, hgnc
+from scperformer.alignment import align_rows, plan_alignment
 from scperformer.detect import detect
 from scperformer.errors import InputError
 from scperformer.genenames import map_genes
 from scperformer.genetables import gencode, orthologs
-from scperformer.preprocess import align_rows, plan_alignment
 
 # Symbols of today with their Ensembl ids (GENCODE), and what SEPTIN7 and KMT2A were called before (HGNC).
 IDS = {

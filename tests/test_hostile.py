@@ -256,7 +256,7 @@ def test_labels_that_differ_in_a_slash_only(counts_adata, write, command):
     assert list(found.obsm["scperformer_proba"].columns) == ["a|b|", "a|b", "c"]
 
 
-@pytest.mark.parametrize("step", ["evaluate", "report"])
+@pytest.mark.parametrize("step", ["evaluate", pytest.param("report", marks=pytest.mark.slow)])
 def test_names_of_annotated_files(step, command, tmp_path):
     sample = annotated_sample(rename={"Dendritic": "<img src=x onerror=alert(1)>\n=2"})
     sample.write_h5ad(tmp_path / "<b>x.h5ad")

@@ -71,14 +71,15 @@ LAYERS = {
     "readers": "errors io lenient loom tables tenx trust",
     "labels": "errors groups texts",
     "splits": "errors groups labels",
-    "preprocess": "bundle config groups detect errors genes genenames io logarithms overlap readers",
+    "alignment": "detect genenames genes logarithms overlap",
+    "preprocess": "alignment bundle config groups detect errors genes genenames io readers",
     "reference": "config detect errors labels preprocess splits",
     "h5ad_copy": "errors io outputs",
     "backed": "detect errors h5ad_copy io trust",
-    "query": "backed bundle config detect errors h5ad_copy overlap preprocess readers rows",
+    "query": "alignment backed bundle config detect errors h5ad_copy overlap readers rows",
     "quality": "detect genenames genes genetables rows",
     "check_text": "config detect genes groups labels quality",
-    "check": "backed bundle check_text config detect errors genes groups io labels preprocess quality query readers "
+    "check": "alignment backed bundle check_text config detect errors genes groups io labels quality query readers "
     "reference rows",
     "runs": "attention compose config curve errors history outputs",
     "gene2vec": "errors",
@@ -90,7 +91,7 @@ LAYERS = {
     "encoder_start": "config data encoder gene2vec",
     "masking": "embedding groups tokens",
     "masked_model": "embedding encoder",
-    "corpus": "config errors genes genenames overlap preprocess",
+    "corpus": "alignment config errors genes genenames overlap preprocess",
     "transfer": "attention bundle config embedding encoder errors genenames genes groups masked_model model reference",
     "head_start": "baseline config data model",
     "inference": "baseline bundle groups data errors model products",
@@ -107,8 +108,9 @@ LAYERS = {
     "analyze": "analysis.approximation analysis.figures analysis.inputs analysis.spectrum annotation config data "
     "errors inference io readers",
     "datamodule": "data embedding",
-    "learner": "calibrate config groups data datamodule embedding epochs errors metrics model products",
-    "masked_learner": "config data datamodule embedding learner masked_model masking",
+    "fitting": "config datamodule errors groups products",
+    "learner": "calibrate config groups data datamodule embedding epochs fitting metrics model",
+    "masked_learner": "fitting config data datamodule embedding learner masked_model masking",
     "batchsize": "config data errors groups learner model resources runs",
     "training": "batchsize groups baseline linear bundle calibrate compose config data errors inference io "
     "learner metrics model readers reference runs attention encoder encoder_start transfer head_start",
@@ -130,9 +132,9 @@ LAYERS = {
 ONLY = {
     "hydra": "compose cli",
     "omegaconf": "compose",
-    "pytorch_lightning": "epochs learner masked_learner datamodule",
+    "pytorch_lightning": "epochs fitting learner masked_learner datamodule",
     "torch": " ".join(name for name in MODULES if name.startswith("attention"))
-    + " embedding encoder model pieces products data datamodule inference learner batchsize training estimate "
+    + " embedding encoder model pieces products data datamodule inference fitting learner batchsize training estimate "
     "masking masked_model masked_learner encoder_start head_start transfer pretraining library "
     "analysis.approximation analysis.inputs analysis.spectrum",
     "anndata": "io rows detect check labels preprocess reference annotation backed h5ad_copy predict training corpus "

@@ -10,11 +10,12 @@ import pytest
 from scipy import sparse
 
 from scperformer import bundle
+from scperformer.alignment import align_rows, normalise, plan_alignment
 from scperformer.config import PreprocessConfig
 from scperformer.detect import PREPARED, detect, expression, gene_table
 from scperformer.errors import InputError
 from scperformer.groups import DataConfig
-from scperformer.preprocess import align_rows, normalise, plan_alignment, prepare_reference, run_preprocess
+from scperformer.preprocess import prepare_reference, run_preprocess
 
 # The values are float32 (relative precision 6e-8), and so is scanpy's division by the total.
 TOLERANCE = {"rtol": 1e-6, "atol": 0}

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from scperformer.alignment import normalise
 from scperformer.detect import Findings
 from scperformer.groups import TokensConfig
-from scperformer.preprocess import normalise
 from scperformer.tokens import log2_bins, mask_token, num_tokens, token_counts, tokenize
 
 SCBERT = TokensConfig(name="scbert", unexpressed="full")

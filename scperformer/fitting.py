@@ -1,0 +1,141 @@
+"""Lightning's trainer: made as configured, run to the end or on from where it was cut off, its best epoch loaded."""
+
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+
+from scperformer.config import NetworkConfig
+from scperformer.datamodule import CellsDataModule
+from scperformer.errors import InputError
+from scperformer.groups import TrainerConfig
+from scperformer.products import fast_products
+
+log = logging.getLogger(__name__)
+
+# What Lightning sets for the processes that it starts; where LOCAL_RANK is set already, it starts none.
+PROCESS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
+# What gloo and NCCL say when they wait for a process that is no more.
+PEER_LOST = re.compile(r"gloo|nccl|peer|connection (was )?(closed|reset)", re.IGNORECASE)
+
+
+def checkpoints(
+    folder: Path, trainer: TrainerConfig, epoch_log: Callback, *, monitor: str, mode: str
+) -> tuple[ModelCheckpoint, list[Callback]]:
+    """The checkpoint of the best epoch, and all callbacks that save, stop or log.
+
+    `best.ckpt` has the best `monitor`, the highest or the lowest as `mode` says: `max` or `min`. `last.ckpt` is the
+    state after the last whole epoch.
+    """
+    best = ModelCheckpoint(
+        folder, filename="best", monitor=monitor, mode=mode, save_top_k=1, enable_version_counter=False
+    )
+    last = ModelCheckpoint(folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
+    # `last` comes after `stop`: what it saves must know how long the patience still is.
+    stop = EarlyStopping(monitor, mode=mode, patience=trainer.patience, check_on_train_epoch_end=True)
+    return best, [best, stop, epoch_log, last]
+
+
+@contextmanager
+def processes_ended() -> Iterator[None]:
+    """Leave no trace of a distributed run: the next one in this process, a job of a sweep, starts its own helpers."""
+    before = {name: os.environ.get(name) for name in PROCESS_VARIABLES}
+    try:
+        yield
+    finally:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def run_trainer(
+    trainer: pl.Trainer, learner: pl.LightningModule, data: CellsDataModule, cfg: NetworkConfig, folder: Path
+) -> None:
+    """Train to the end, from `last.ckpt` in the folder of checkpoints if it is there.
+
+    Raises
+    ------
+    SystemExit
+        The run was interrupted: with the exit code that tells how.
+    InputError
+        Another process of a distributed run has ended.
+    """
+    last = folder / "last.ckpt"
+    with warnings.catch_warnings(), processes_ended(), fast_products(cfg.trainer.accelerator):
+        # Advice about data-loading workers and the like: ours has none to start, on purpose.
+        warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
+        try:
+            trainer.fit(
+                learner,
+                data,
+                ckpt_path=last if last.is_file() else None,
+                weights_only=True,  # checkpoints hold tensors and plain values: nothing in them is executed
+            )
+        except SystemExit as stopped:
+            # Lightning's answer to SIGINT has code 1, to SIGTERM none: the shell would take that for success.
+            log.warning("interrupted: the same command with resume=true continues it")
+            raise SystemExit(130 if stopped.code == 1 else 143) from None
+        except RuntimeError as error:
+            if trainer.world_size == 1 or not PEER_LOST.search(str(error)):
+                raise
+            found = f"one of the {trainer.world_size} processes of this training ended"
+            remedy = "see what it said above, then run the same command with resume=true"
+            raise InputError(found, "all of them to go on", remedy) from error
+
+
+def load_best(network: torch.nn.Module, best: ModelCheckpoint) -> int:
+    """Put the weights of the best epoch into `network`; that epoch, counted from 1."""
+    saved = torch.load(best.best_model_path, map_location="cpu", weights_only=True)
+    state = {name.removeprefix("network."): tensor for name, tensor in saved["state_dict"].items()}
+    network.cpu().load_state_dict({name: state[name] for name in network.state_dict()})
+    return int(saved["epoch"]) + 1
+
+
+def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path) -> pl.Trainer:
+    """The Lightning trainer of a run.
+
+    Raises
+    ------
+    InputError
+        A GPU is asked for and there is none.
+    """
+    options = cfg.trainer
+    if options.accelerator == "gpu" and not torch.cuda.is_available() and not torch.backends.mps.is_available():
+        raise InputError("trainer.accelerator=gpu and no GPU", "a GPU that torch can use", "choose trainer=cpu")
+    for name in ("pytorch_lightning", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    loggers: list[Logger] = []
+    if cfg.logger.csv:
+        loggers.append(CSVLogger(run_folder, name="csv"))
+    if cfg.logger.tensorboard:
+        loggers.append(TensorBoardLogger(run_folder, name="tensorboard"))
+    interactive = sys.stderr.isatty() or "ipykernel" in sys.modules
+    return pl.Trainer(
+        accelerator=options.accelerator,
+        devices=options.devices,
+        num_nodes=options.num_nodes,
+        strategy=options.strategy,
+        precision=options.precision,  # type: ignore[arg-type]
+        max_epochs=options.max_epochs,
+        gradient_clip_val=cfg.optim.gradient_clip or None,
+        callbacks=callbacks,
+        logger=loggers or False,
+        log_every_n_steps=1,
+        num_sanity_val_steps=0,
+        enable_model_summary=False,
+        enable_progress_bar=options.progress_bar and interactive,
+        use_distributed_sampler=False,  # our batches are dealt out to the processes already
+        default_root_dir=run_folder,
+    )
