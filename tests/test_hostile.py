@@ -147,6 +147,7 @@ CONTENT = {
     "no target": {"config": {"target_sum": float("nan")}},
     "scales": {"metrics": {"scales": {"wide": "x"}}},
     "list of scales": {"metrics": {"scales": [1, 2]}},
+    "scale of no branch": {"metrics": {"scales": {"shallow": 1.0}}},
     "infinite scale": {"metrics": {"scales": {"wide": float("inf")}}},
     "reference": {"provenance": {"reference": ["x"]}},
     "seed": {"provenance": {"seed": 10**30}},

@@ -54,6 +54,19 @@ def test_several_genomes(cells, tmp_path):
         read_cells(path)
 
 
+@pytest.mark.parametrize("name", ["features.tsv", "barcodes.tsv"])
+def test_a_line_too_many_is_taken_for_a_header_only_if_it_is_one(name, cells, tmp_path):
+    target = write_mtx(cells, tmp_path, zipped=False)
+    lines = (target / name).read_text().splitlines()
+    header = {"features.tsv": "gene_id\tgene_name\tfeature_type", "barcodes.tsv": "barcode"}[name]
+    (target / name).write_text("\n".join([header, *lines]))
+    assert same(read_cells(target), cells)
+    other = {"features.tsv": "ENSG00000000003\tTSPAN6\tGene Expression", "barcodes.tsv": "ACGTACGTACGTAC-1"}[name]
+    (target / name).write_text("\n".join([other, *lines]))
+    with pytest.raises(InputError, match=rf"{name} with {len(lines) + 1} lines for {len(lines)} in the matrix"):
+        read_cells(target)
+
+
 def test_repeated_symbols_stay(cells, tmp_path):
     cells.var_names = ["TBCE", "TBCE", *cells.var_names[2:]]
     for write in (write_tenx_v3, write_mtx):
