@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def require_choices(overrides: Sequence[str]) -> None:
             raise InputError(str(override.input_line), expected, f"choose one, or leave {group}=... out")
 
 
+@cache
 def register_schemas() -> None:
     """Tell Hydra the dataclass of each step, so that unknown keys and wrong types are refused."""
     for step, schema in STEPS.items():
