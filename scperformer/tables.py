@@ -4,11 +4,11 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -44,8 +44,16 @@ ABOUT_CELLS = re.compile(
 EXPECTED = "a table of numbers with the names of genes and cells in the first row and column"
 
 
-def sniff(path: Path) -> str:
-    """The delimiter of a table.
+class Layout(NamedTuple):
+    """How a table is written."""
+
+    delimiter: str
+    decimal: str  # what stands before the decimals of a number: a dot, or a comma
+    has_corner: bool  # something stands above the names of the rows; R's write.table writes nothing there
+
+
+def sniff(path: Path) -> Layout:
+    """How a table is written, from its first lines.
 
     Raises
     ------
@@ -57,22 +65,27 @@ def sniff(path: Path) -> str:
             lines = [line for line, _ in zip(stream, range(NUM_SNIFFED), strict=False)]
     except TEXT_ERRORS as error:
         raise _unreadable(path, error) from error
-    sizes = {delimiter: _widths(lines, delimiter) for delimiter in DELIMITERS}
+    rows = {delimiter: _rows(lines, delimiter) for delimiter in DELIMITERS}
+    sizes = {delimiter: list(map(len, found)) for delimiter, found in rows.items()}
     fitting = {delimiter: widths[-1] for delimiter, widths in sizes.items() if _agree(widths)}
     if not fitting:
         most = ", ".join(map(str, max(sizes.values(), key=lambda widths: max(widths, default=0))[:5]))
         found = f"{path} is no table: its lines have different numbers of fields ({most or 'none'}, ...)"
         raise InputError(found, f"{EXPECTED}, the same number of fields in each row", "write it again")
-    return max(fitting, key=lambda delimiter: fitting[delimiter])
+    delimiter = max(fitting, key=lambda delimiter: fitting[delimiter])
+    fields = [field for row in rows[delimiter][1:] for field in row[1:]]
+    has_commas = delimiter == ";" and any(re.fullmatch(r"-?\d+,\d+", field) for field in fields)
+    first, width = sizes[delimiter][:2]
+    return Layout(delimiter, "," if has_commas else ".", first == width)
 
 
-def _widths(lines: Sequence[str], delimiter: str) -> list[int]:
-    """The number of fields of each row; a row may have several lines, as names in quotes may hold line breaks."""
+def _rows(lines: Sequence[str], delimiter: str) -> list[list[str]]:
+    """The fields of each row; a row may have several lines, as names in quotes may hold line breaks."""
     try:
-        widths = [len(row) for row in csv.reader(lines, delimiter=delimiter) if row]
+        rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
     except csv.Error:
         return []
-    return widths[:-1] if len(lines) == NUM_SNIFFED and len(widths) > 2 else widths  # the last row may be cut
+    return rows[:-1] if len(lines) == NUM_SNIFFED and len(rows) > 2 else rows  # the last row may be cut
 
 
 def _agree(widths: Sequence[int]) -> bool:
@@ -113,19 +126,20 @@ def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
     InputError
         It is no table of numbers, or auto cannot tell its orientation.
     """
-    delimiter = sniff(path)
+    layout = sniff(path)
     try:
         with open_text(path) as stream:
-            parsed = _parse(stream, delimiter, path)
+            parsed = _parse(stream, layout, path)
     except InputError:
         raise
     except TEXT_ERRORS as error:
         raise _unreadable(path, error) from error
     why = "as told"
     if orientation == "auto":
-        orientation, why = find_orientation(parsed.rows, parsed.columns, _known_genes(), str(path))
+        orientation, why = find_orientation(parsed.rows, parsed.header, _known_genes(), str(path))
     adata, described = (_of_cells if orientation == CELLS_BY_GENES else _of_genes)(parsed, path)
-    notes = [f"{DELIMITERS[delimiter]}-separated", f"orientation={orientation} ({why})"]
+    written = f"{DELIMITERS[layout.delimiter]}-separated" + (", decimal commas" if layout.decimal == "," else "")
+    notes = [written, f"orientation={orientation} ({why})"]
     return adata, notes + [f"about {what}: {', '.join(map(repr, names))}" for what, names in described.items() if names]
 
 
@@ -134,29 +148,42 @@ class Parsed:
     """A table in parts: numbers, the names on both axes, and columns that stand aside for their names."""
 
     rows: list[str]
-    columns: list[str]
+    header: list[str]  # names of all columns but those about genes, in their order
+    columns: list[str]  # those of them that `x` has
     x: sparse.csr_matrix  # len(rows) x len(columns)
     about_genes: pd.DataFrame  # a row per row
-    about_cells: pd.DataFrame  # a row per row
+    about_cells: pd.DataFrame  # a row per row, its columns the others of `header`
 
 
 def _of_cells(parsed: Parsed, path: Path) -> tuple[AnnData, dict[str, list[str]]]:
     """The cells that are the rows of a table, and the names of what describes them."""
     if len(parsed.about_genes.columns):
         raise _not_numeric(list(parsed.about_genes.columns), path)
+    _require_some_numbers(parsed.columns, path)
+    _require_distinct(parsed.about_cells.columns, path)
     adata = AnnData(parsed.x, obs=parsed.about_cells.set_axis(_names(parsed.rows).index), var=_names(parsed.columns))
     return adata, {"cells, not genes": list(parsed.about_cells.columns)}
 
 
 def _of_genes(parsed: Parsed, path: Path) -> tuple[AnnData, dict[str, list[str]]]:
-    """The cells that are the columns of a table, and the names of what describes genes and cells."""
-    if len(parsed.about_cells.columns):
-        raise _not_numeric(list(parsed.about_cells.columns), path)
+    """The cells that are the columns of a table, whatever their names; and what describes genes and cells."""
+    _require_some_numbers(parsed.header, path)
+    texts = [name for name, values in parsed.about_cells.items() if not pd.api.types.is_numeric_dtype(values.dtype)]
+    if texts:
+        raise _not_numeric(texts, path, parsed.about_cells[texts[0]])
+    x = parsed.x
+    if len(parsed.about_cells.columns):  # cells that are called like something about cells
+        x = sparse.hstack([x, sparse.csr_matrix(parsed.about_cells.to_numpy())], format="csr")
+        place = {name: number for number, name in enumerate([*parsed.columns, *parsed.about_cells.columns])}
+        _require_distinct(parsed.header, path)
+        x = x[:, [place[name] for name in parsed.header]]
     is_gene = np.array([not _describes_cells(name) for name in parsed.rows], dtype=bool)
     about_cells = [name for name, gene in zip(parsed.rows, is_gene, strict=True) if not gene]
-    obs = pd.DataFrame(parsed.x[~is_gene].T.toarray(), columns=about_cells, index=_names(parsed.columns).index)
+    _require_distinct(about_cells, path)
+    obs = pd.DataFrame(x[~is_gene].T.toarray(), columns=about_cells, index=_names(parsed.header).index)
+    obs = obs.astype({name: np.int64 for name in about_cells if (obs[name] % 1 == 0).all()})
     var = parsed.about_genes.set_axis(_names(parsed.rows).index)[is_gene]
-    adata = AnnData(sparse.csr_matrix(parsed.x[is_gene].T), obs=obs, var=var)
+    adata = AnnData(sparse.csr_matrix(x[is_gene].T), obs=obs, var=var)
     return adata, {"genes, not cells": list(var.columns), "cells, not genes": about_cells}
 
 
@@ -169,45 +196,52 @@ def _known_genes() -> list[str]:
     return [line.partition("\t")[0] for line in lines[1:]]
 
 
-def _parse(stream: IO[str], delimiter: str, path: Path) -> Parsed:
-    header = next(csv.reader(stream, delimiter=delimiter))
+def _parse(stream: IO[str], layout: Layout, path: Path) -> Parsed:
+    header = next(csv.reader(stream, delimiter=layout.delimiter))
+    corner, header = (header[0], header[1:]) if layout.has_corner else ("", header)
+    of_cells = np.array([_describes_cells(name) for name in header], dtype=bool)
     chunks = pd.read_csv(
         stream,
         header=None,
-        sep=delimiter,
-        dtype={0: str},
+        sep=layout.delimiter,
+        decimal=layout.decimal,
+        # What describes cells may be text further down: it is read as text, and is numbers if all of it is.
+        dtype={0: str} | {int(place) + 1: str for place in np.flatnonzero(of_cells)},
         na_filter=False,
         low_memory=False,
         chunksize=max(1, BLOCK // max(1, len(header))),
     )
     parts: list[tuple[pd.DataFrame, sparse.csr_matrix, pd.DataFrame]] = []
     rows: list[str] = []
-    corner, num_about, of_cells = "", 0, np.zeros(0, dtype=bool)
+    num_about = 0
     for chunk in chunks:
+        if chunk.shape[1] != len(header) + 1:
+            found = f"{path} is ragged ({len(header)} names in the first row, {chunk.shape[1] - 1} values in the next)"
+            raise InputError(found, EXPECTED, "write it again")
         if not parts:
-            corner, header = _split_header(header, chunk.shape[1], path)
             num_about = _count_about_genes(header, chunk)
-            of_cells = np.array([_describes_cells(name) for name in header[num_about:]], dtype=bool)
-            _require_distinct([name for name in header if _describes_cells(name)], path)
+            of_cells[:num_about] = False
         rows += chunk[0].tolist()
         fields = chunk.iloc[:, 1:].set_axis(header, axis=1)
-        about_genes, others = fields.iloc[:, :num_about], fields.iloc[:, num_about:]
-        parts.append((about_genes, _numbers(others.loc[:, ~of_cells], path), others.loc[:, of_cells]))
-    columns = [name for name, aside in zip(header[num_about:], of_cells, strict=True) if not aside]
-    _require_names(columns, rows, corner, path)
+        rest = ~of_cells & (np.arange(len(header)) >= num_about)
+        parts.append((fields.iloc[:, :num_about], _numbers(fields.loc[:, rest], path), fields.loc[:, of_cells]))
     about_genes, about_cells = (pd.concat([part[i] for part in parts], ignore_index=True) for i in (0, 2))
     x = sparse.csr_matrix(sparse.vstack([part[1] for part in parts], format="csr"))
-    return Parsed(rows, columns, x, about_genes, about_cells)
+    columns = [name for name, kept in zip(header, rest, strict=True) if kept]
+    header = header[num_about:]
+    _require_names(header, rows, corner, path)
+    return Parsed(rows, header, columns, x, about_genes, _as_numbers(about_cells, layout.decimal))
 
 
-def _split_header(header: list[str], width: int, path: Path) -> tuple[str, list[str]]:
-    """What stands above the names of the rows, and the names of the other columns."""
-    if len(header) == width:
-        return header[0], header[1:]
-    if len(header) == width - 1:  # as R's write.table does
-        return "", header
-    found = f"{path} is ragged ({len(header)} names in the first row, {width} fields in the next)"
-    raise InputError(found, EXPECTED, "write it again")
+def _as_numbers(texts: pd.DataFrame, decimal: str) -> pd.DataFrame:
+    """Columns that hold nothing but numbers as numbers; codes such as 01 stay text."""
+    found = texts.copy()
+    for place in range(texts.shape[1]):
+        column = texts.iloc[:, place].astype(str)
+        numbers = pd.to_numeric(column.str.replace(decimal, "."), errors="coerce")
+        if numbers.notna().all() and not column.str.match(r"0\d").any():
+            found.isetitem(place, numbers)
+    return found
 
 
 def _count_about_genes(header: Sequence[str], chunk: pd.DataFrame) -> int:
@@ -227,12 +261,17 @@ def _describes_cells(name: str) -> bool:
     return ABOUT_CELLS.fullmatch(re.sub(r"\W+", "_", name.strip().lower())) is not None
 
 
-def _require_distinct(names: Sequence[str], path: Path) -> None:
+def _require_distinct(names: Iterable[str], path: Path) -> None:
     """obs and the files that it is written to have one column of a name."""
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        found = f"{path} with more than one column {repeated[0]!r}"
-        raise InputError(found, "one column of a name that describes cells", "rename or take out the others")
+        found = f"{path} with more than one column or row {repeated[0]!r}"
+        raise InputError(found, "one of each name that describes cells", "rename or take out the others")
+
+
+def _require_some_numbers(names: Sequence[str], path: Path) -> None:
+    if not names:
+        raise InputError(f"{path} with no column of numbers", EXPECTED, "write it again")
 
 
 def _numbers(values: pd.DataFrame, path: Path) -> sparse.csr_matrix:
@@ -240,8 +279,6 @@ def _numbers(values: pd.DataFrame, path: Path) -> sparse.csr_matrix:
     wrong = [name for name, fine in zip(values.columns, is_number, strict=True) if not fine]
     if wrong:
         raise _not_numeric(wrong, path, values.iloc[:, is_number.index(False)])
-    if not len(values.columns):
-        raise InputError(f"{path} with no column of numbers", EXPECTED, "write it again")
     return sparse.csr_matrix(values.to_numpy())
 
 

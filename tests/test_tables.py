@@ -122,6 +122,46 @@ def test_columns_about_cells_are_no_genes(tmp_path, caplog):
     pd.testing.assert_frame_equal(found.obs, about, check_index_type=False, check_dtype=False, check_names=False)
 
 
+def test_what_describes_cells_may_be_text_further_down(tmp_path, monkeypatch):
+    monkeypatch.setattr("scperformer.tables.BLOCK", 2 * 8)
+    frame = table(CELLS["barcodes"], GENES["known symbols"])
+    about = {
+        "percent_mt": ["1", "2", "3", "4", "NA"],
+        "cluster": ["01", "02", "01", "02", "2b"],
+        "n_counts": [1, 2, 3, 4, 5],
+    }
+    frame.assign(**about).to_csv(tmp_path / "a.csv")
+    found = read_cells(tmp_path / "a.csv", "cells_by_genes").obs
+    assert found.to_dict("list") == about
+    assert found["n_counts"].dtype.kind == "i"
+    (tmp_path / "b.csv").write_text("c,CD3D,CD4,cluster\na,1,2,01\nb,3,4,02\n")
+    assert list(read_cells(tmp_path / "b.csv", "cells_by_genes").obs["cluster"]) == ["01", "02"]
+
+
+def test_columns_of_a_table_of_genes_are_cells_whatever_they_are_called(tmp_path):
+    (tmp_path / "a.csv").write_text("g,cluster_1,other,cluster_2\nCD3D,1,2,3\nHES4,4,5,6\nbatch,0,0,1\n")
+    found = read_cells(tmp_path / "a.csv", "genes_by_cells")
+    assert list(found.obs_names) == ["cluster_1", "other", "cluster_2"]
+    np.testing.assert_array_equal(found.X.toarray(), [[1, 4], [2, 5], [3, 6]])
+    assert found.obs["batch"].tolist() == [0, 0, 1]
+    assert found.obs["batch"].dtype.kind == "i"
+    (tmp_path / "b.csv").write_text("g,cluster_1,cluster_2\nCD3D,1,2\nHES4,4,5\nbatch,0,0\nbatch,1,1\n")
+    with pytest.raises(InputError, match="more than one column or row 'batch'"):
+        read_cells(tmp_path / "b.csv", "genes_by_cells")
+    (tmp_path / "c.csv").write_text("g,cluster_1,cluster_2\nCD3D,1,2\nHES4,4,x\n")
+    with pytest.raises(InputError, match=r"not numbers.*'cluster_2' \(e.g. 'x'\)"):
+        read_cells(tmp_path / "c.csv", "genes_by_cells")
+
+
+def test_decimal_commas(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "scperformer")
+    (tmp_path / "a.csv").write_text("c;CD3D;CD4;percent_mt\na;1,5;2;0,5\nb;2;3,25;1\n")
+    found = read_cells(tmp_path / "a.csv", "cells_by_genes")
+    np.testing.assert_array_equal(found.X.toarray(), [[1.5, 2], [2, 3.25]])
+    assert found.obs["percent_mt"].tolist() == [0.5, 1]
+    assert "semicolon-separated, decimal commas" in caplog.text
+
+
 def test_no_gene_has_a_name_that_is_about_cells():
     names = {*gencode().symbols.values(), *orthologs(), *tables._known_genes()}
     assert len(names) > 30_000
@@ -144,10 +184,10 @@ def test_hostile_names_are_plain_strings(tmp_path):
 
 TABLES = {
     "text in a column": ("c,CD3D,note\na,1,T cell\nb,2,B cell\n", r"not numbers.*'note' \(e.g. 'T cell'\)"),
-    "two columns of one name": ("c,CD3D,batch,batch\na,1,1,2\nb,2,1,2\n", "more than one column 'batch'"),
+    "two columns of one name": ("c,CD3D,batch,batch\na,1,1,2\nb,2,1,2\n", "more than one column or row 'batch'"),
     "a column of truth": ("c,CD3D,ok\na,1,TRUE\nb,2,FALSE\n", "'ok'"),
     "missing value": ("c,CD3D,CD4\na,1,NA\nb,2,3\n", r"'CD4' \(e.g. 'NA'\)"),
-    "decimal commas": ("c;CD3D;CD4\na;1,5;2\nb;2;3\n", "'CD3D'"),
+    "decimal commas and dots": ("c;CD3D;CD4\na;1,5;2\nb;2.5;3\n", "'CD3D'"),
     "a long row": ("c,CD3D,CD4\na,1,2\nb,1,2,3\n", "different numbers of fields"),
     "a long row, later": ("c,CD3D,CD4\n" + "a,1,2\n" * 40 + "b,1,2,3\n", "is ragged .*line 4[12]"),
     "a short row, later": ("c,CD3D,CD4\n" + "a,1,2\n" * 40 + "b,1\n", "rows that are too short: 'CD4'"),
