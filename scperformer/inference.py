@@ -122,7 +122,7 @@ def predict_cells(network: CellTypeModel, cells: Cells, batch_size: int, device:
     was_training = network.training
     network.eval().to(device)
     fixed = device == "cpu" and network.encoder is not None and not network.wide_alone
-    alone = network.encoder is not None and any(mechanism.one_by_one for mechanism in network.encoder.mechanisms)
+    alone = network.one_by_one
 
     def size(length: int) -> int:
         return 1 if alone else fixed_batch_size(length)
@@ -135,9 +135,14 @@ def predict_cells(network: CellTypeModel, cells: Cells, batch_size: int, device:
             return logits_BC.float().softmax(-1).cpu().numpy(), embedding_BD.float().cpu().numpy()
 
     batches = list(prediction_batches(cells.lengths, size if fixed else batch_size))
-    num_threads = torch.get_num_threads() if device == "cpu" else 1
-    with torch_state_kept(threads=1), fast_products(device), ThreadPoolExecutor(num_threads) as pool:
-        found = list(pool.map(call, batches))
+    num_threads = torch.get_num_threads()
+    with torch_state_kept(threads=1), fast_products(device):
+        if device == "cpu":
+            # A thread's first products may take more threads than it was set to here, unless it is told itself.
+            with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                found = list(pool.map(call, batches))
+        else:
+            found = list(map(call, batches))
     network.train(was_training).cpu()
     order = np.argsort(np.concatenate([rows for rows, _ in batches]))
     proba, embedding = (np.concatenate(parts)[order] for parts in zip(*found, strict=True))

@@ -186,6 +186,21 @@ class CellTypeModel(nn.Module):
         """Whether tokens that training hides have to stay in their places, as `Encoder.places_matter` explains."""
         return self.encoder is not None and self.encoder.places_matter
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether cells must be in batches of their own to get the same bits in any company.
+
+        Products give a row the same bits wherever it is where all widths are multiples of 16, and few thousand at most
+        are added up. `Attention.one_by_one` has the rest.
+        """
+        if self.encoder is None:
+            return False
+        parts = (*self.encoder.layers.modules(), *self.pool.modules(), *self.head.modules())
+        widths = [part.in_features for part in parts if isinstance(part, nn.Linear)]
+        widths += [mechanism.sizes.head_dim for mechanism in self.encoder.mechanisms]
+        is_odd = any(width % 16 != 0 or width > 4096 for width in widths)
+        return is_odd or isinstance(self.pool, POOLS["conv"]) or any(m.one_by_one for m in self.encoder.mechanisms)
+
     def require_length(self, num_tokens: int) -> None:
         """Refuse cells of so many tokens if the attention does."""
         if self.encoder is not None:

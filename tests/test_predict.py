@@ -73,6 +73,33 @@ def test_every_mechanism_gives_a_cell_the_same_bits_in_any_company(cells, case, 
     assert len(np.unique(whole.proba, axis=0)) > 100
 
 
+ODD = {
+    "dim": {"model": {"dim": 33}},
+    "width of heads": {"model": {"head_dim": 7}},
+    "heads": {"model": {"dim": 50, "num_heads": 5, "head_dim": None}, "attention": {"name": "softmax"}},
+    "head": {"head": {"name": "conv", "hidden": []}},
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_sizes_that_are_no_multiples_of_cache_lines(cells, case):
+    options = {"attention": {"name": "favor"}} | ODD[case]
+    torch.manual_seed(0)
+    network = CellTypeModel(
+        cells.x.shape[1],
+        3,
+        tokens=cells.tokens,
+        model=ModelConfig(wide=False, **options.get("model", {})),
+        attention=options["attention"],
+        head=HeadConfig(**options.get("head", {})),
+    ).eval()
+    whole = predict_cells(network, cells, batch_size=64)
+    order = np.random.default_rng(0).permutation(len(cells))[:37]
+    some = predict_cells(network, Cells(cells.x[order], cells.tokens), batch_size=3)
+    np.testing.assert_array_equal(some.proba, whole.proba[order])
+    np.testing.assert_array_equal(some.embedding, whole.embedding[order])
+
+
 def test_probabilities_are_the_softmax_of_the_logits(model, cells):
 
     predictions = predict_cells(model.network, cells, batch_size=64)
