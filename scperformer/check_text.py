@@ -9,10 +9,12 @@ from typing import Any
 
 from scperformer.config import CheckConfig
 from scperformer.detect import Place
+from scperformer.errors import one_line
 from scperformer.genes import KIND_NAMES
 from scperformer.groups import DataConfig
 from scperformer.labels import rare_note
 from scperformer.quality import FEW_GENES, HIGH_SHARE
+from scperformer.texts import shortened
 
 SPECIES = {"unknown": "species unknown", "other": "another species"}
 INDENT = 15
@@ -74,15 +76,14 @@ def block(result: Mapping[str, Any], cfg: CheckConfig, model: str) -> str:
     else:
         rows.append(("ok", result["command"]))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    return "\n".join([result["file"], *(_line(name, text, width) for name, text in rows), ""])
+    return "\n".join([one_line(result["file"]), *(_line(name, text, width) for name, text in rows), ""])
 
 
 def _line(name: str, text: str, width: int | None) -> str:
-    line = f"  {name:<{INDENT - 3}} {text}"
-    if name in COMMANDS:
+    # Names of columns, layers and genes are the file's: they must not steer the terminal.
+    line = f"  {name:<{INDENT - 3}} {one_line(text)}"
+    if name in COMMANDS or width is None or width < 3 * INDENT:
         return line
-    if width is None or width < 3 * INDENT:
-        return " ".join(line.splitlines())
     blanks = " " * INDENT
     return textwrap.fill(line, width, subsequent_indent=blanks, break_long_words=False, break_on_hyphens=False)
 
@@ -102,7 +103,7 @@ def _expression(result: Mapping[str, Any]) -> list[Row]:
         return []
     places = [Place(**place) for place in findings["places"]]
     rows = [("expression", f"{findings['text']}: {findings['why']}")]
-    rows += [("not used", f"{place.source}: {place.text}") for place in places if not place.used]
+    rows += [("not used", f"{shortened(place.source)}: {place.text}") for place in places if not place.used]
     said = {place.note for place in places}
     rows += [("note", note) for note in findings["notes"] if note not in said]
     return rows + (_quality(result["quality"], result["num_cells"]) if "quality" in result else [])
@@ -136,7 +137,7 @@ def _cells(num: int, of: int) -> str:
 def _labels(result: Mapping[str, Any], cfg: CheckConfig) -> list[Row]:
     rows: list[Row] = []
     if columns := result.get("label_columns"):
-        rows.append(("obs columns", ", ".join(f"{key} ({num} values)" for key, num in columns.items())))
+        rows.append(("obs columns", ", ".join(f"{shortened(key)} ({num} values)" for key, num in columns.items())))
     if labels := result.get("labels"):
         rows.append(("labels", f"{len(labels['cells'])} in {cfg.label_key}, {sum(labels['cells'].values()):,} cells"))
         if labels["num_unlabelled"]:

@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 # What Lightning sets for the processes that it starts; where LOCAL_RANK is set already, it starts none.
 PROCESS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
 # What gloo and NCCL say when they wait for a process that is no more.
-PEER_LOST = re.compile(r"gloo|nccl|peer|connection (was )?(closed|reset)", re.IGNORECASE)
+PEER_LOST = re.compile(
+    r"(closed|reset) by (remote )?peer|connection (was )?(closed|reset)|remote process exited", re.IGNORECASE
+)
 
 
 def checkpoints(
@@ -90,7 +92,7 @@ def run_trainer(
         except RuntimeError as error:
             if trainer.world_size == 1 or not PEER_LOST.search(str(error)):
                 raise
-            found = f"one of the {trainer.world_size} processes of this training ended"
+            found = f"one of the {trainer.world_size} processes of this training ended ({str(error).splitlines()[0]})"
             remedy = "see what it said above, then run the same command with resume=true"
             raise InputError(found, "all of them to go on", remedy) from error
 

@@ -9,6 +9,7 @@ import pandas as pd
 from scipy import sparse
 
 from scperformer.errors import InputError
+from scperformer.texts import shortened
 
 # Ensembl gene ids: ENS, a species code of up to four letters (none for human), G, digits: ENSG00000187634,
 # ENSMUSG00000051951; a version follows after a dot, and GENCODE marks copies on Y.
@@ -112,7 +113,7 @@ def repeated_note(names: Sequence[str]) -> list[str]:
     repeated = [name for name, num in Counter(names).items() if num > 1]
     if not repeated:
         return []
-    examples = ", ".join(repr(name) for name in repeated[:3])
+    examples = ", ".join(repr(shortened(name)) for name in repeated[:3])
     return [f"{len(repeated):,} gene names occur more than once ({examples}): the values of each are added up"]
 
 

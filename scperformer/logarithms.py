@@ -47,7 +47,10 @@ def recognise(rows: sparse.csr_matrix) -> Logarithm:
     # The sum of a single cell is always constant: with few cells only a power of ten is believed.
     believed = len(starts) >= 5 or math.log10(steady.total).is_integer()
     if steady.spread < MAX_SPREAD and believed:
-        return Logarithm(steady.base, steady.total)
+        exact = _total_of_units(whole.smallest) if whole.unit_share >= MIN_UNIT_SHARE else None
+        # Where some genes are gone the usual sum is a little too small, and not the same for any part of the cells.
+        near = exact is not None and whole.base == steady.base and abs(exact / steady.total - 1) < 0.05
+        return Logarithm(steady.base, exact if near else steady.total)
     if whole.unit_share < MIN_UNIT_SHARE:
         return Logarithm(math.e, confirmed=False)
     same = np.ptp(whole.smallest) < 1e-3 * whole.smallest.mean()  # logarithms of counts that nobody has normalised
@@ -79,9 +82,15 @@ def _try_base(data: np.ndarray, starts: np.ndarray, base: float | None) -> _Tria
 
 
 def _snapped(total: float) -> float:
-    """The power of ten within 1 %: a few genes dropped after normalising take that much."""
+    """The power of ten within 1 %: a few genes dropped after normalising take that much; or what rounding has missed.
+
+    A median of counts is a whole number or a half: float32 leaves it by a hair that depends on the cells.
+    """
     power = 10.0 ** round(math.log10(total))
-    return power if abs(total / power - 1) < 0.01 else total
+    if abs(total / power - 1) < 0.01:
+        return power
+    half = round(2 * total) / 2
+    return half if half and abs(total / half - 1) < 1e-5 else total
 
 
 def _unit_share(linear: np.ndarray, smallest: np.ndarray, lengths: np.ndarray) -> float:

@@ -1,5 +1,6 @@
 """Prediction: a model folder and cells in, labels with their probabilities out, written into AnnData or a file."""
 
+import hashlib
 import json
 import logging
 import time
@@ -133,6 +134,8 @@ def identity_of(query: Query, model: Model, cfg: PredictConfig) -> dict[str, str
         "input": query.sha256,
         "model": model.bundle.hash,
         "options": json.dumps(options),
+        "genes": hashlib.sha256(query.plan.mapping.target.tobytes()).hexdigest(),  # another table of names, other genes
+        "expression": query.findings.text,
         "blocks": f"{len(query.starts())} of {query.rows.block_cells} cells",
         "version": __version__,
     }

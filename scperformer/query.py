@@ -1,11 +1,11 @@
 """The cells of a file as a model wants them, block by block; which files that works for, and which it does not."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anndata import AnnData
 from scipy.sparse import csr_matrix, vstack
@@ -27,19 +27,19 @@ OBS_COLUMNS = ("label", "confidence", "margin", "unknown", "ontology_term_id", "
 
 @dataclass
 class Query:
-    """The cells of one file as a model wants them, a block at a time.
-
-    Parameters
-    ----------
-    align
-        From rows as stored to CSR float32 with the genes of the model.
-    """
+    """The cells of one file as a model wants them, a block at a time."""
 
     path: str
     rows: Rows
-    align: Callable[[Any], csr_matrix]
-    findings: Findings
-    overlap: Overlap
+    plan: Alignment
+
+    @property
+    def findings(self) -> Findings:
+        return self.plan.findings
+
+    @property
+    def overlap(self) -> Overlap:
+        return self.plan.overlap
 
     @cached_property
     def sha256(self) -> str:
@@ -61,7 +61,7 @@ class Query:
         stop = min(start + self.rows.block_cells, self.rows.shape[0])
         with reading(self.path):
             stored = self.rows.block(start, stop)
-        return self.align(stored)
+        return align_rows(stored, self.plan)
 
     def all_cells(self) -> csr_matrix:
         """All aligned cells."""
@@ -113,7 +113,7 @@ def find_query(
         path=path,
     )
     require_overlap(plan.overlap, cfg.min_overlap, path, file_genes=names, model_genes=model.genes, var=var)
-    return Query(path, seen.rows, lambda rows: align_rows(rows, plan), seen.findings, plan.overlap)
+    return Query(path, seen.rows, plan)
 
 
 def keys_of(adata: AnnData) -> dict[str, set[str]]:

@@ -3,6 +3,7 @@
 import re
 import unicodedata
 
+NUM_SHOWN = 60  # characters of a name in a line for people
 LONGEST_NAME = 1000  # characters; the longest label of the Cell Ontology has some 150
 BREAKS = ("Cc", "Cs", "Zl", "Zp")  # kinds of characters that end lines, steer terminals or cannot be written
 FORMULA = r"^[=+\-@\t\r\n]"  # spreadsheets run what starts like this
@@ -23,3 +24,9 @@ def unfit(name: object) -> str | None:
 def defused(text: str) -> str:
     """A text for a table: with a ' in front if a spreadsheet would run it."""
     return f"'{text}" if re.match(FORMULA, text) else text
+
+
+def shortened(name: object) -> str:
+    """A name for a line among others: the beginning of one that is very long."""
+    text = str(name)
+    return text if len(text) <= NUM_SHOWN else f"{text[:NUM_SHOWN]}..."

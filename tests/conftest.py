@@ -26,9 +26,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         tried.record_test(report.nodeid)
 
 
-def pytest_sessionfinish(exitstatus: int) -> None:
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     # After a failure the table would hide what else came out, and count the tries of hypothesis to make it small.
-    if os.environ.get("SCPERFORMER_TRIED") == "1" and exitstatus == 0:
+    every_test = session.config.option.markexpr == ""
+    if os.environ.get("SCPERFORMER_TRIED") == "1" and exitstatus == 0 and every_test:
         tried.write_table()
 
 

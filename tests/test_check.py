@@ -407,3 +407,13 @@ def test_places_and_labels_that_there_are_mend_it(counts_adata, write, same_verd
     result = same_verdict(path, "train", *LINEAR, label_key="cell_type")
     assert [shlex.split(line)[3] for line in result["mends"]] == ["label_key=my labels"]
     assert command(*shlex.split(result["mends"][0])[1:], *LINEAR).code == 0
+
+
+def test_names_in_the_file_do_not_steer_the_terminal(counts_adata, write, tiny_model, command):
+    counts_adata.obs["\x1b[31mcolumn\x1b[2J" + "x" * 5000] = ["a", "b", "c"] * 40
+    counts_adata.layers["\x1b[2Jlayer" + "y" * 5000] = counts_adata.X
+    path = write(counts_adata)
+    out = command("check", path, f"model_path={tiny_model}").out
+    assert "\x1b" not in out
+    assert "column" in out
+    assert max(map(len, out.splitlines())) < 500

@@ -149,6 +149,16 @@ def test_one_cell_is_judged_by_powers_of_ten_only(counts_adata):
     assert (lonely.kind, lonely.total, lonely.log_base) == ("log1p", None, math.e)
 
 
+@pytest.mark.parametrize("num_genes", [None, 195])
+def test_the_total_of_logarithms_does_not_depend_on_which_cells_there_are(counts_adata, num_genes):
+    """As `scanpy.pp.normalize_total` without a target leaves it: the median of counts."""
+    total = float(np.median(np.asarray(counts_adata.X.sum(1))))
+    x = logged(counts_adata.X, total, num_genes=num_genes)
+    whole = detect(ad.AnnData(x))
+    parts = [detect(ad.AnnData(x[rows])) for rows in (slice(60), slice(60, None), slice(None, None, 3))]
+    assert {part.total for part in parts} == {whole.total} == {total}
+
+
 def test_bad_values_are_counted_wherever_they_are():
     x = np.ones((3000, 7), dtype=np.float32)
     x[1, 1], x[2999, 6], x[1500, 3] = np.nan, np.inf, np.nan  # between the sampled cells too
