@@ -114,10 +114,15 @@ def _problem(
 def _require_reference(adata: AnnData, cfg: CheckConfig, path: str, seen: Seen) -> None:
     """Fail where `train` would."""
     assert cfg.label_key is not None
-    seen.findings = detect(adata, cfg.source, cfg.input_kind, input_total=cfg.input_total, path=path)
+    seen.findings = detect(
+        adata, cfg.source, cfg.input_kind, input_total=cfg.input_total, input_base=cfg.input_base, path=path
+    )
     matrix, _ = expression(adata, seen.findings, path=path)
     seen.rows = Rows(matrix)
-    told = {name: getattr(cfg, name) for name in ("orientation", "source", "input_kind", "input_total", "species")}
+    told = {
+        name: getattr(cfg, name)
+        for name in ("orientation", "source", "input_kind", "input_total", "input_base", "species")
+    }
     make_reference(adata, TrainConfig(inputs=[path], label_key=cfg.label_key, **told), path, seen.findings)
 
 

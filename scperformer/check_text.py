@@ -34,7 +34,7 @@ def ready_command(path: str, cfg: CheckConfig, mend: str = "") -> str:
         One more option, which wins.
     """
     step = "predict" if cfg.label_key is None else "train"
-    names = ["orientation", "source", "input_kind", "input_total", "species"]
+    names = ["orientation", "source", "input_kind", "input_total", "input_base", "species"]
     names = [*names, "model_path", "min_overlap"] if step == "predict" else ["label_key", *names]
     told = {name: getattr(cfg, name) for name in names}
     options = {name: _word(value) for name, value in told.items() if value != getattr(CheckConfig, name)}

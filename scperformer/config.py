@@ -22,6 +22,7 @@ from scperformer.options import require, require_choice
 
 ORIENTATIONS = ("auto", "cells_by_genes", "genes_by_cells")
 INPUT_KINDS = ("auto", "counts", "linear", "log1p")
+INPUT_BASES = ("auto", "e", "2", "10")
 INIT_MODES = ("full", "last_layer", "head")
 SPECIES = ("auto", "human", "mouse")
 HGNC_URL = "https://storage.googleapis.com/public-download-files/hgnc/tsv/tsv/hgnc_complete_set.txt"
@@ -39,6 +40,7 @@ class _InputOptions:
     source: str = "auto"  # X, raw or layers/NAME
     input_kind: str = "auto"  # counts, linear (TPM, corrected counts) or log1p
     input_total: float | None = None  # what log1p data were normalised to, when it cannot be seen
+    input_base: str = "auto"  # of the logarithm, when it cannot be seen: e, 2 or 10
     species: str = "auto"  # of the file: auto, human or mouse; told and other than the model's, orthologs are used
 
     def __post_init__(self) -> None:
@@ -46,6 +48,7 @@ class _InputOptions:
         require(known, "source", self.source, "auto, X, raw or layers/NAME")
         require_choice("orientation", self.orientation, ORIENTATIONS)
         require_choice("input_kind", self.input_kind, INPUT_KINDS)
+        require_choice("input_base", self.input_base, INPUT_BASES)
         require_choice("species", self.species, SPECIES)
         if self.input_total is not None:
             require(self.input_total > 0, "input_total", self.input_total, "a number above 0")

@@ -67,7 +67,7 @@ def make_corpus(samples: Iterable[Sample], cfg: PretrainConfig, vocabulary: Sequ
         # A gene that is rare in one file may be common in the next: genes are counted over all of them.
         every_gene = replace(cfg.data, min_cells=0)
         prepared = prepare_reference(
-            sample.adata, every_gene, cfg.source, cfg.input_kind, cfg.input_total, path=sample.path
+            sample.adata, every_gene, cfg.source, cfg.input_kind, cfg.input_total, cfg.input_base, path=sample.path
         )
         parts.append(csr_matrix(prepared.X, dtype=np.float32))
         tables.append(prepared.var)

@@ -20,6 +20,7 @@ from scperformer.values import BASE_NAMES, MAX_LOG, Slot, judge
 PREPARED = "scperformer_prepared"  # uns key by which preprocess marks its output
 COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
 PARTIAL_LAYERS = ("unspliced", "ambiguous")  # velocyto: parts of the counts, never used unless asked for
+BASES = {"e": math.e, "2": 2.0, "10": 10.0}  # input_base
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def detect(
     input_kind: str = "auto",
     *,
     input_total: float | None = None,
+    input_base: str = "auto",
     path: str | Path = "the data",
 ) -> Findings:
     """Find the expression in X, raw and layers, and say what kind of values they are.
@@ -91,6 +93,8 @@ def detect(
         auto, counts, linear or log1p: taken as told, whatever the values look like.
     input_total
         What log1p values were normalised to, in counts per cell; overrides what is seen.
+    input_base
+        auto, or of the logarithm of log1p values: e, 2 or 10; overrides what is seen.
     path
         Where `adata` came from, for messages.
 
@@ -125,6 +129,9 @@ def detect(
         notes += _obey(chosen, input_kind, path)
     if source == "auto" and total is None:
         places += [Place(f"layers/{name}", "a part of the counts by its name") for name in _parts_of_counts(adata)]
+    if chosen.too_large and (input_kind, input_total, input_base) == ("auto", None, "auto"):
+        raise _no_known_logarithm(chosen, path)
+    notes += _base_notes(chosen, input_base)
     notes += _total_notes(chosen, input_total)
     found = _findings(adata, chosen, notes)
     found.why, found.places = why, places
@@ -244,6 +251,32 @@ def _obey(slot: Slot, input_kind: str, path: str | Path) -> list[str]:
     return [note]
 
 
+def _no_known_logarithm(slot: Slot, path: str | Path) -> InputError:
+    usual = f"ln(1 + counts per {ASSUMED_TOTAL:g})"
+    found = (
+        f"values up to {slot.largest:.4g} in {slot.source} of {path}, too large for {usual} and of no base and total"
+    )
+    remedy = (
+        "put counts into X or layers['counts'], or say what the values are, such as input_kind=linear, "
+        "or input_kind=log1p input_base=2 input_total=1000000"
+    )
+    expected = "counts, or logarithms of a base and a total that can be seen"
+    return InputError(found, expected, remedy, ["input_kind=linear", "input_kind=log1p"])
+
+
+def _base_notes(slot: Slot, input_base: str) -> list[str]:
+    if input_base == "auto":
+        return []
+    if slot.kind != "log1p":
+        warnings.warn(f"input_base is not used: {slot.source} holds {slot.kind}", stacklevel=3)
+        return []
+    base = BASES[input_base]
+    if base != slot.log_base:  # what was seen of the total was seen with another base
+        slot.total, slot.relative = None, False
+    slot.log_base, slot.confirmed = base, True
+    return [f"taken as log1p to base {input_base} as told"]
+
+
 def _total_notes(slot: Slot, input_total: float | None) -> list[str]:
     if slot.kind != "log1p":
         if input_total is not None:
@@ -251,7 +284,10 @@ def _total_notes(slot: Slot, input_total: float | None) -> list[str]:
         return []
     notes = []
     if not slot.confirmed:
-        notes.append("taken as natural log1p by the range of the values alone; set input_kind=... if they are not")
+        notes.append(
+            "taken as natural log1p by the range of the values alone; "
+            "set input_kind=... if they are not, or input_base=... if the base is another"
+        )
     if input_total is not None:
         notes.append(f"taken as {input_total:g} counts per cell as told")
         slot.total, slot.relative = float(input_total), False

@@ -23,12 +23,14 @@ class Logarithm(NamedTuple):
     total : what a cell adds up to before the logarithm; None: cannot be seen
     confirmed : False: nothing but the range of the values speaks for it
     relative : the total cannot be the usual one, but each cell's smallest value is one count
+    too_large : not confirmed, and cells would add up to more than the usual total: hardly natural logarithms of it
     """
 
     base: float | None
     total: float | None = None
     confirmed: bool = True
     relative: bool = False
+    too_large: bool = False
 
 
 def recognise(rows: sparse.csr_matrix) -> Logarithm:
@@ -52,7 +54,7 @@ def recognise(rows: sparse.csr_matrix) -> Logarithm:
         near = exact is not None and whole.base == steady.base and abs(exact / steady.total - 1) < 0.05
         return Logarithm(steady.base, exact if near else steady.total)
     if whole.unit_share < MIN_UNIT_SHARE:
-        return Logarithm(math.e, confirmed=False)
+        return Logarithm(math.e, confirmed=False, too_large=trials[0].largest_sum > 1.01 * ASSUMED_TOTAL)
     same = np.ptp(whole.smallest) < 1e-3 * whole.smallest.mean()  # logarithms of counts that nobody has normalised
     total = None if same else _total_of_units(whole.smallest)
     # A cell cannot add up to more than it was normalised to.

@@ -30,6 +30,7 @@ def prepare_reference(
     source: str = "auto",
     input_kind: str = "auto",
     input_total: float | None = None,
+    input_base: str = "auto",
     *,
     path: str | Path = "the reference",
     findings: Findings | None = None,
@@ -52,7 +53,7 @@ def prepare_reference(
         As `detect` and `expression`, or the filters leave nothing.
     """
     if findings is None:
-        findings = detect(adata, source, input_kind, input_total=input_total, path=path)
+        findings = detect(adata, source, input_kind, input_total=input_total, input_base=input_base, path=path)
         log.info("%s: %s", path, findings.sentence)
     x, names = expression(adata, findings, path=path)
     notes = genes.repeated_note(names)
@@ -124,7 +125,9 @@ def _prepare_for_model(adata: AnnData, cfg: PreprocessConfig, path: Path) -> Ann
     assert cfg.model_path is not None
     model = load_bundle(resolve_model(cfg.model_path)[0])
     target_sum = float(model.config["target_sum"])
-    findings = detect(adata, cfg.source, cfg.input_kind, input_total=cfg.input_total, path=path)
+    findings = detect(
+        adata, cfg.source, cfg.input_kind, input_total=cfg.input_total, input_base=cfg.input_base, path=path
+    )
     plan = plan_alignment(
         gene_table(adata, findings.source),
         findings,
@@ -166,7 +169,8 @@ def run_preprocess(cfg: PreprocessConfig) -> Path:
     if cfg.model_path is not None:
         prepared = _prepare_for_model(adata, cfg, path)
     else:
-        prepared = prepare_reference(adata, cfg.data, cfg.source, cfg.input_kind, cfg.input_total, path=path)
+        told = cfg.source, cfg.input_kind, cfg.input_total, cfg.input_base
+        prepared = prepare_reference(adata, cfg.data, *told, path=path)
     _log_mark(prepared.uns[PREPARED])
     write_h5ad(prepared, output, cfg.overwrite)
     log.info("wrote %s in %.1f s", output, time.perf_counter() - start)

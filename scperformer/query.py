@@ -98,7 +98,9 @@ def find_query(
     """
     seen = Seen() if seen is None else seen
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
-        seen.findings = detect(cells, cfg.source, cfg.input_kind, input_total=cfg.input_total, path=path)
+        seen.findings = detect(
+            cells, cfg.source, cfg.input_kind, input_total=cfg.input_total, input_base=cfg.input_base, path=path
+        )
         matrix, names = expression(cells, seen.findings, path=path)
         seen.rows = Rows(matrix)
     var = gene_table(cells, seen.findings.source)

@@ -63,7 +63,7 @@ def make_reference(adata: AnnData, cfg: TrainConfig, path: str | Path, findings:
     if cfg.data.split == "column":
         assert values is not None
         adata = without_test_cells(adata, values)
-    told = cfg.source, cfg.input_kind, cfg.input_total
+    told = cfg.source, cfg.input_kind, cfg.input_total, cfg.input_base
     prepared = prepare_reference(adata, cfg.data, *told, path=path, findings=findings)
     settled = settle_rare_labels(require_labels(prepared, cfg.label_key, path), cfg.data, path)
     usable = usable_cells(settled, cfg, path)

@@ -27,6 +27,7 @@ class Slot:
     total: float | None = None
     log_base: float | None = None
     confirmed: bool = True  # False: log1p by the range of its values alone
+    too_large: bool = False  # and for logarithms of the usual total its values are too large
     relative: bool = False  # log1p of no total that could be: the counts of a cell can be had from its smallest value
     largest: float = 0.0
     num_empty: int = 0  # cells without any value
@@ -133,6 +134,7 @@ def _set_logarithm(slot: Slot, seen: Logarithm) -> None:
     slot.kind, slot.log_base, slot.total, slot.confirmed = "log1p", seen.base, seen.total, seen.confirmed
     if not seen.confirmed:
         slot.text = f"values up to {slot.largest:.4g} that look like logarithms"
+        slot.too_large = seen.too_large
         return
     per = "" if seen.total is None else f", {seen.total:g} counts per cell"
     slot.text = f"log1p ({BASE_NAMES[seen.base]}{per})"

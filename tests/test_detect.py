@@ -242,6 +242,35 @@ def test_input_kind_is_obeyed_with_a_note(counts_adata):
         detect(counts_adata, "X", "log1p", path="c.h5ad")
 
 
+def test_input_base_is_obeyed(counts_adata):
+    adata = ad.AnnData(logged(counts_adata.X, 1e4, 2.0, num_genes=60, decimals=1))
+    with pytest.raises(InputError, match="too large for"):  # as natural logarithms
+        detect(adata)
+    found = detect(adata, input_base="2", input_total=1e4)
+    assert (found.log_base, found.total) == (2.0, 1e4)
+    assert "taken as log1p to base 2 as told" in found.notes
+    with pytest.warns(UserWarning, match="input_base is not used: X holds counts"):
+        detect(counts_adata, input_base="2")
+
+
+LENGTHS = np.random.default_rng(0).uniform(0.5, 5.0, 200)
+UNLIKELY = {
+    "scaled, not centred": lambda x: np.minimum(x / x.std(0) * 2, 10.0),
+    "square roots": lambda x: np.sqrt(x * 3),
+    "log2 of TPM": lambda x: np.log2(1 + x / LENGTHS / (x / LENGTHS).sum(1, keepdims=True) * 1e6)[:, :60],
+}
+
+
+@pytest.mark.parametrize("case", UNLIKELY)
+def test_values_that_are_no_known_logarithms_are_refused_unless_told(case, counts_adata):
+    x = UNLIKELY[case](counts_adata.X.toarray().astype(np.float64)).astype(np.float32)
+    with pytest.raises(InputError, match=r"too large for ln\(1 \+ counts per 10000\).*input_kind=linear") as error:
+        detect(ad.AnnData(x))
+    assert set(error.value.mends) == {"input_kind=linear", "input_kind=log1p"}
+    assert detect(ad.AnnData(x), input_kind="linear").kind == "linear"
+    assert detect(ad.AnnData(x), input_base="2", input_total=1e6).log_base == 2.0
+
+
 def test_input_total_is_obeyed(counts_adata, pbmc):
     assert detect(pbmc, input_total=2000.0).total == 2000.0
     assert detect(ad.AnnData(logged(counts_adata.X)), input_total=5e3).total == 5e3
