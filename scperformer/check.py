@@ -47,7 +47,7 @@ def _examine(path: str, cfg: CheckConfig, model: "Bundle") -> Checked:
     try:
         with _opened(path, cfg) as cells:
             result |= _contents(cells, cfg, path)
-            result["notes"] = _notes(cells, result, path)
+            result["notes"] = _notes(cells, result, path, cfg.label_key)
             seen = Seen()
             problem = _problem(cells, model, cfg, path, seen)
             result |= _expression(cells, seen, cfg, path)
@@ -82,14 +82,14 @@ def _label_columns(cells: AnnData | BackedH5ad, path: str) -> dict[str, int] | N
         return None
 
 
-def _notes(cells: AnnData | BackedH5ad, result: Checked, path: str) -> list[str]:
+def _notes(cells: AnnData | BackedH5ad, result: Checked, path: str, label_key: str | None) -> list[str]:
     notes = []
     if result["label_columns"] is None:
         notes.append("the columns of obs cannot be read")
     elif num := int(cells.obs_names.duplicated().sum()):
         notes.append(f"{num:,} cell names repeat earlier ones; they are kept as they are")
     output = beside(Path(path), f".annotated.{PredictConfig.output_format}")
-    if output.exists():
+    if output.exists() and label_key is None:
         notes.append(f"{output} exists: predict needs output=..., or overwrite=true to replace it")
     return notes
 

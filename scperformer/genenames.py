@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from scperformer.errors import InputError
-from scperformer.genes import first_of_each, guess_species, parts, repeated_note
+from scperformer.genes import first_of_each, guess_species, id_kind, parts, repeated_note
 from scperformer.genetables import Gencode, gencode, orthologs
 from scperformer.hgnc import UPDATE, Hgnc, read_hgnc
 
@@ -101,7 +101,9 @@ def map_genes(
     found = _Matching(names, model_genes)
     differ = "unknown" not in (of_file, of_model) and of_file != of_model
     if differ and species == "auto" and 2 * found.num_exact() < len(model_genes):
-        raise _other_species(of_file, of_model, names, model_genes, path)
+        raise _other_species(
+            of_file, of_model, names, model_genes, path, has_symbols=bool(columns) or id_kind(names) == "symbol"
+        )
     crossed = species != "auto" and {of_file, of_model} == {"human", "mouse"}
     if crossed:
         of_mouse = orthologs()
@@ -261,14 +263,19 @@ def _species(names: Sequence[str], columns: dict[str, list[str]]) -> str:
 
 
 def _other_species(
-    of_file: str, of_model: str, names: Sequence[str], model_genes: Sequence[str], path: str | Path
+    of_file: str,
+    of_model: str,
+    names: Sequence[str],
+    model_genes: Sequence[str],
+    path: str | Path,
+    has_symbols: bool,
 ) -> InputError:
     ours, theirs = names[len(names) // 2], model_genes[len(model_genes) // 2]
     remedy, mends = "use a model of the same species", []
     if of_model != "other":
         remedy += f", or add species={of_model} if these are {of_model} genes"
         mends.append(f"species={of_model}")
-    if {of_file, of_model} == {"human", "mouse"}:
+    if {of_file, of_model} == {"human", "mouse"} and has_symbols:  # orthologs go by symbol
         remedy += f", or species={of_file} to match genes by their orthologs"
         mends.insert(0, f"species={of_file}")
     return InputError(

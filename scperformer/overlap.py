@@ -12,6 +12,7 @@ from scperformer.errors import InputError
 from scperformer.genes import KIND_NAMES, id_kind
 
 NUM_EXAMPLES = 20
+MIN_OFFERED = 0.05  # no command with a lower min_overlap is offered
 LOW_SHARE = 0.7  # of the informative expression; with less, accuracy has been seen to fall (docs/inputs.md#genes)
 
 
@@ -112,9 +113,9 @@ def require_overlap(
 
 
 def _lower(found: Overlap) -> list[str]:
-    """The option that lets in what there is."""
+    """The option that lets in what there is; none where that would be a guess."""
     share = math.floor(1000 * found.informative_share) / 1000
-    return [f"min_overlap={share:g}"] if found.num_shared > 0 else []
+    return [f"min_overlap={share:g}"] if share >= MIN_OFFERED else []
 
 
 def _example(names: Sequence[str]) -> str:
@@ -137,4 +138,4 @@ def _remedy(file_genes: Sequence[str], model_genes: Sequence[str], column: str |
         return f'take the names in var["{column}"] as var_names ({KIND_NAMES[wanted]}, as in the model)'
     if kind.partition("_")[0] != wanted.partition("_")[0]:
         return f"convert var_names from {KIND_NAMES[kind]} to {KIND_NAMES[wanted]}"
-    return "use a model trained on the same species and platform, or lower min_overlap=..."
+    return "use a model trained on the same species and platform, or lower min_overlap"

@@ -73,6 +73,14 @@ ROWS = {
         RIGHT,
         *("test_training.py::test_killed_run", "test_faults.py::test_kill", "test_streaming.py::test_kill"),
     ),
+    "a process of a distributed training dies": (REFUSED, "test_faults.py::test_a_helper"),
+    "counts in some cells, logarithms in others": (REFUSED, "test_detect.py::test_a_mix"),
+    "values that are no known logarithms": (REFUSED, "test_detect.py::test_values_that_are_no_known"),
+    "too few of the model's genes, or another species": (
+        REFUSED,
+        *("test_bad_input.py::test_no_overlap", "test_genenames.py::test_another"),
+    ),
+    "tables that are none": (REFUSED, "test_tables.py::test_tables_that_are_refused"),
     "input changed meanwhile": (REFUSED, "test_faults.py::test_an_input"),
 }
 counts: Counter[tuple[str, str]] = Counter()
