@@ -1,10 +1,12 @@
 """Write files and folders so that they appear complete or not at all."""
 
 import os
+import re
 import shutil
+import socket
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scperformer.errors import InputError
@@ -105,7 +107,7 @@ def new_folder(path: str | Path, overwrite: bool = False, marker: str | None = N
     if target.exists() and not target.is_dir():
         raise InputError(f"{path} is a file", "a folder to write", "choose another output=...")
     _require_replaceable(Path(path), overwrite, marker)
-    temporary, old = _beside(target), _beside(target)
+    temporary, old = _beside(target), target.with_name(f".scperformer-old-{uuid.uuid4().hex}")
     temporary.mkdir()
     try:
         yield temporary
@@ -143,4 +145,35 @@ def make_parent(path: Path) -> Path:
 
 def _beside(target: Path) -> Path:
     """An unused path in the folder of `target` (so that a rename is atomic), with the same suffix."""
-    return make_parent(target) / f".scperformer-{uuid.uuid4().hex}{target.suffix}"
+    folder = make_parent(target)
+    _remove_abandoned(folder)
+    return folder / f"{_mark()}{os.getpid()}-{uuid.uuid4().hex}{target.suffix}"
+
+
+def _mark() -> str:
+    """How the temporary files of processes begin that this one can see: of this machine, and this container."""
+    machine = re.sub(r"\W", "", socket.gethostname())
+    space = Path("/proc/self/ns/pid")
+    return f".scperformer-{machine}_{space.stat().st_ino if space.exists() else 0}-"
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what processes have left half-written that are no more; best effort."""
+    for path in folder.glob(f"{_mark()}*"):
+        number = path.name.removeprefix(_mark()).partition("-")[0]
+        if number.isdigit() and not _is_alive(int(number)):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    path.unlink()
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is somebody else's
+        return True
+    return True

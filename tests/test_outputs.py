@@ -1,9 +1,12 @@
 """Files and folders appear complete or not at all."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
+from scperformer import outputs
 from scperformer.errors import InputError
 from scperformer.outputs import new_file, new_folder, require_absent
 
@@ -173,3 +176,34 @@ def test_folder_is_put_back_when_the_new_one_cannot_take_its_place(tmp_path, mon
         pass
     assert names(target) == ["before"]
     assert names(tmp_path) == ["model"]
+
+
+def test_what_a_dead_process_left_is_removed_and_nothing_else(tmp_path):
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    gone = outputs._mark() + dead.stdout.strip()
+    alive = outputs._mark() + str(os.getpid())
+    kept = [f"{alive}-a.h5ad", ".scperformer-elsewhere_1-1-a.h5ad", ".scperformer-old-a", ".scperformer-notes"]
+    for name in (f"{gone}-a.h5ad", *kept):
+        (tmp_path / name).write_text("half")
+    (tmp_path / f"{gone}-b").mkdir()
+    (tmp_path / f"{gone}-b" / "part").write_text("half")
+    with new_file(tmp_path / "out.txt") as temporary:
+        temporary.write_text("whole")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([*kept, "out.txt"])
+
+
+@pytest.mark.slow
+def test_kill_9_while_cells_in_memory_are_written(tmp_path, counts_adata, tiny_model):
+    """A table is read as a whole, and its annotated cells are written at once."""
+    counts_adata.to_df().to_csv(tmp_path / "cells.csv")
+    die = "import os, signal, h5py\nclose = h5py.File.close\n"
+    die += "h5py.File.close = lambda self: (close(self), os.kill(os.getpid(), signal.SIGKILL))"
+    words = ["predict", "cells.csv", f"model_path={tiny_model}", "orientation=cells_by_genes", "output=out.h5ad"]
+    start = "import sys\nfrom scperformer.cli import main\nsys.exit(main(sys.argv[1:]))"
+    killed = subprocess.run([sys.executable, "-c", f"{die}\n{start}", *words], cwd=tmp_path, capture_output=True)
+    assert killed.returncode == -9
+    assert not (tmp_path / "out.h5ad").exists()
+    assert len(list(tmp_path.glob(".scperformer-*"))) == 1
+    done = subprocess.run([sys.executable, "-c", start, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["cells.csv", "out.h5ad"]
