@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +91,8 @@ def detect(
         auto, X, raw or layers/NAME: look there only.
     input_kind
         auto, counts, linear or log1p: taken as told, whatever the values look like.
-    input_total
-        What log1p values were normalised to, in counts per cell; overrides what is seen.
-    input_base
-        auto, or of the logarithm of log1p values: e, 2 or 10; overrides what is seen.
+    input_total, input_base
+        What log1p values were normalised to, in counts per cell, and the base (auto, e, 2 or 10); override what is seen.
     path
         Where `adata` came from, for messages.
 
@@ -110,12 +108,11 @@ def detect(
         total, slots = None, _slots(adata, source, path)
     usable = [slot for slot in slots if slot.kind != "unusable"]
     if not usable:
-        there = "; ".join(f"{slot.source}: {slot.text}" for slot in slots) or "X is empty"
-        expected = "counts, or log-normalised values without NaN or negative values"
-        raise InputError(f"no usable expression in {path} ({there})", expected, _remedy(slots))
+        raise _nothing_usable(slots, path)
     if total is not None:
         chosen = usable[0]
         chosen.kind, chosen.log_base, chosen.total, chosen.confirmed = "log1p", math.e, total, True
+        chosen.too_large = False
         notes = [f"X was prepared by scperformer ({total:g} counts per cell)"]
         why = "prepared by scperformer"
     else:
@@ -131,11 +128,14 @@ def detect(
         places += [Place(f"layers/{name}", "a part of the counts by its name") for name in _parts_of_counts(adata)]
     if chosen.too_large and (input_kind, input_total, input_base) == ("auto", None, "auto"):
         raise _no_known_logarithm(chosen, path)
-    notes += _base_notes(chosen, input_base)
-    notes += _total_notes(chosen, input_total)
-    found = _findings(adata, chosen, notes)
-    found.why, found.places = why, places
-    return found
+    notes += _base_notes(chosen, input_base) + _total_notes(chosen, input_total)
+    return replace(_findings(adata, chosen, notes), why=why, places=places)
+
+
+def _nothing_usable(slots: list[Slot], path: str | Path) -> InputError:
+    there = "; ".join(f"{slot.source}: {slot.text}" for slot in slots) or "X is empty"
+    expected = "counts, or log-normalised values without NaN or negative values"
+    return InputError(f"no usable expression in {path} ({there})", expected, _remedy(slots))
 
 
 def _slots(adata: AnnData, source: str, path: str | Path) -> list[Slot]:

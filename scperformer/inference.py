@@ -140,7 +140,8 @@ def predict_cells(network: CellTypeModel, cells: Cells, batch_size: int, device:
         if device == "cpu":
             # A thread's first products may take more threads than it was set to here, unless it is told itself.
             with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                found = list(pool.map(call, batches))
+                # The first batch alone: what the network keeps for all cells is computed once.
+                found = [*map(call, batches[:1]), *pool.map(call, batches[1:])]
         else:
             found = list(map(call, batches))
     network.train(was_training).cpu()

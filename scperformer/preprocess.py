@@ -38,9 +38,8 @@ def prepare_reference(
     """A reference ready for training: filtered and normalised, genes in the order of the file.
 
     Cells with fewer than `data.min_genes` genes are dropped, then genes expressed in fewer than
-    `data.min_cells` of the remaining cells. Cells are normalised over all genes before any gene is dropped.
-    Genes of the same name are added up. What was prepared to the same target sum before is returned as it is.
-    `findings` are those of `detect` with the same options, where it has been asked before.
+    `data.min_cells` of the remaining cells; normalised over all genes before that. Genes of the same name are added
+    up. What was prepared to the same target sum is returned as it is. `findings` are those of `detect` if it was asked.
 
     Returns
     -------

@@ -293,7 +293,7 @@ CONTENTS = {
     "nan": nan,
     "scaled": scaled,
     "zeros": lambda adata: setattr(adata, "X", adata.X * 0),
-    "few of the genes": named("GENE0", "GENE1"),
+    "few of the genes": named(*(f"GENE{i}" for i in range(14))),
     "none of the genes": named(),
     "genes without names": named("", "", *(f"GENE{i}" for i in range(100))),
     "genes twice": lambda adata: setattr(adata, "var_names", ["GENE7", *adata.var_names[1:]]),
