@@ -92,7 +92,7 @@ def detect(
     input_kind
         auto, counts, linear or log1p: taken as told, whatever the values look like.
     input_total, input_base
-        What log1p values were normalised to, in counts per cell, and the base (auto, e, 2 or 10); override what is seen.
+        What log1p values were normalised to, in counts per cell; their base (auto, e, 2 or 10). Win over what is seen.
     path
         Where `adata` came from, for messages.
 
