@@ -11,6 +11,7 @@ The scratch files (8 GB for a million cells of PBMC 3k, and as much for the copy
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -84,8 +85,11 @@ def main() -> None:
             size = sample.stat().st_size / 1e9
             row = f"| {num_cells:,} | {arguments.stored} | {size:.2f} | {output.suffix} | {seconds:.0f} "
             print(f"{row}| {num_cells / seconds:.0f} | {memory:.2f} |", flush=True)
-            for path in (sample, output):
-                path.unlink()
+            sample.unlink()
+            if output.is_dir():
+                shutil.rmtree(output)
+            else:
+                output.unlink()
 
 
 if __name__ == "__main__":

@@ -24,12 +24,12 @@ from scperformer.io import fingerprint, new_folder, require_absent, require_unch
 from scperformer.partial import Partial, partial_results
 from scperformer.query import Query, keys_of, require_not_annotated
 from scperformer.readers import beside, read_cells, require_readable
+from scperformer.zarr_copy import MARKER, copy_to_zarr
 
 log = logging.getLogger(__name__)
 
 TABLES = (*SEPARATORS, PARQUET)
 FORMATS = (".h5ad", ".zarr", *TABLES)
-ZARR_MARKER = "obs/.zgroup"  # other zarr stores have no obs
 TABLE_ROWS = 100_000  # of a table at a time
 SECONDS_BETWEEN_LINES = 20.0
 # Options that change no call: a run may be resumed with others.
@@ -145,7 +145,7 @@ def _predict_streaming(path: str, output: Path, model: Model, cfg: PredictConfig
     """Annotate an h5ad file of any size: a block of cells at a time, finished blocks on disk."""
     seen = fingerprint(path)
     with open_backed(path) as cells:
-        if not cfg.overwrite and output.suffix == ".h5ad":
+        if not cfg.overwrite and output.suffix in (".h5ad", ".zarr"):
             require_not_annotated(cells.keys(), cfg.key_added, path)  # before the work; writing checks again
         query = make_query(cells, model, cfg, path)
         with partial_results(output, identity_of(query, model, cfg), len(query.starts()), cfg.resume) as partial:
@@ -180,8 +180,11 @@ def _write(
     cfg: PredictConfig,
     seen: dict[Path, tuple[int, int, int]],
 ) -> None:
+    parts = {"obs": annotation.obs, "obsm": annotation.obsm, "uns": annotation.uns}
+    if output.suffix == ".zarr":
+        copy_to_zarr(path, output, **parts, overwrite=cfg.overwrite, seen=seen)
+        return
     if output.suffix == ".h5ad":
-        parts = {"obs": annotation.obs, "obsm": annotation.obsm, "uns": annotation.uns}
         add_to_h5ad(
             path,
             output,
@@ -199,7 +202,7 @@ def _write(
 
 
 def _predict_in_memory(path: str, output: Path, model: Model, cfg: PredictConfig) -> None:
-    """Annotate a file that cannot be read block by block, or that is to be written anew."""
+    """Annotate a file that cannot be read block by block."""
     seen = fingerprint(path)
     adata = read_cells(path, cfg.orientation)
     if not cfg.overwrite:
@@ -209,7 +212,7 @@ def _predict_in_memory(path: str, output: Path, model: Model, cfg: PredictConfig
     if output.suffix == ".h5ad":
         write_h5ad(adata, output, cfg.overwrite)
     elif output.suffix == ".zarr":
-        with new_folder(output, cfg.overwrite, ZARR_MARKER) as temporary, warnings.catch_warnings():
+        with new_folder(output, cfg.overwrite, MARKER) as temporary, warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Writing zarr v2")  # on purpose: every program reads it
             adata.write_zarr(temporary)
     else:
@@ -236,11 +239,11 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
     for number, output in enumerate(outputs):
         if output in outputs[:number]:
             raise InputError(f"two inputs give {output}", "one input per output", "leave one of them out")
-        require_absent(output, cfg.overwrite, marker=ZARR_MARKER if output.suffix == ".zarr" else None)
+        require_absent(output, cfg.overwrite, marker=MARKER if output.suffix == ".zarr" else None)
         format_of(output)
     model = load_model(cfg.model_path)
     for path, kind, output in zip(cfg.inputs, kinds, outputs, strict=True):
-        if kind == "h5ad" and output.suffix != ".zarr" and can_stream(path):
+        if kind == "h5ad" and can_stream(path):
             _predict_streaming(path, output, model, cfg)
         else:
             _predict_in_memory(path, output, model, cfg)

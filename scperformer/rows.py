@@ -1,5 +1,6 @@
 """A matrix of cells read block by block, in memory or on disk, so that its size does not matter."""
 
+import logging
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
@@ -8,11 +9,15 @@ import numpy as np
 from anndata.abc import CSCDataset, CSRDataset
 from scipy import sparse
 
+log = logging.getLogger(__name__)
+
 Matrix: TypeAlias = sparse.csr_matrix | sparse.csc_matrix | np.ndarray
 
+PART_VALUES = 1 << 20  # of a CSC matrix on disk that are read at a time
 BLOCK_VALUES = 1 << 22  # stored values, or places of a dense matrix, in a block: some 50 MB while one is worked on
 MAX_BLOCK_CELLS = 8192
 PART_BLOCKS = 4  # of rows of a CSC matrix on disk that are in memory; each part costs one pass over the file
+MANY_PASSES = 10  # from here on it is worth saying how to do without them
 
 
 class Rows:
@@ -40,7 +45,9 @@ class Rows:
         self.matrix = matrix
         self.shape: tuple[int, int] = (int(matrix.shape[0]), int(matrix.shape[1]))
         self.dtype = np.dtype(matrix.dtype)
-        self._part: tuple[int, sparse.csr_matrix] | None = None  # of CSC on disk: first row, and rows
+        # Of CSC on disk: how it is turned, and what is turned of it now, the first row and the rows.
+        self._columns: _Columns | None = None
+        self._part: tuple[int, sparse.csr_matrix] | None = None
 
     @property
     def num_values(self) -> int:
@@ -83,26 +90,58 @@ class Rows:
 
     def _from_columns(self, start: int, stop: int) -> sparse.csr_matrix:
         """Rows of a matrix on disk that is stored by columns: all of it is read for many blocks' rows at once."""
+        if self._columns is None:
+            self._columns = _Columns(self.matrix.group, self.shape)
+            passes = -(-self.shape[0] // (PART_BLOCKS * self.block_cells))
+            if passes >= MANY_PASSES:
+                log.info("stored by columns (CSC): read %d times; files with adata.X.tocsr() are read once", passes)
         if self._part is None or not self._part[0] <= start < stop <= self._part[0] + self._part[1].shape[0]:
+            self._part = None  # not both in memory
             last = min(max(stop, start + PART_BLOCKS * self.block_cells), self.shape[0])
-            self._part = start, _rows_of_columns(self.matrix.group, self.shape, start, last)
+            self._part = start, self._columns.rows(start, last)
         first, rows = self._part
         return rows[start - first : stop - first]
 
 
-def _rows_of_columns(group: h5py.Group, shape: tuple[int, int], start: int, stop: int) -> sparse.csr_matrix:
-    """The rows `start` to `stop` of CSC arrays on disk, read a part of the values at a time."""
-    indptr = np.asarray(group["indptr"])
-    if len(indptr) != shape[1] + 1 or indptr[-1] != group["indices"].shape[0] or (np.diff(indptr) < 0).any():
-        raise ValueError("indptr does not fit the matrix")
-    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    for begin in range(0, group["indices"].shape[0], BLOCK_VALUES):
-        rows = np.asarray(group["indices"][begin : begin + BLOCK_VALUES])
-        if len(rows) and not (rows.min() >= 0 and rows.max() < shape[0]):
-            raise ValueError("indices outside of the matrix")
-        wanted = np.flatnonzero((rows >= start) & (rows < stop))
-        columns = (np.searchsorted(indptr, begin + wanted, side="right") - 1).astype(np.int32)
-        data = np.asarray(group["data"][begin : begin + BLOCK_VALUES])[wanted]
-        parts.append((data, (rows[wanted] - start).astype(np.int32), columns))
-    data, row, column = (np.concatenate([part[i] for part in parts]) if parts else np.zeros(0, int) for i in range(3))
-    return sparse.csr_matrix((data, (row, column)), shape=(stop - start, shape[1]))
+class _Columns:
+    """CSC arrays on disk, turned into rows a part of the values at a time; in memory are the rows alone."""
+
+    def __init__(self, group: h5py.Group, shape: tuple[int, int]):
+        self.group, self.shape = group, shape
+        self.indptr = np.asarray(group["indptr"])
+        self.num_values = group["indices"].shape[0]
+        unfit = self.num_values != group["data"].shape[0] or self.indptr[0] != 0 or self.indptr[-1] != self.num_values
+        if len(self.indptr) != shape[1] + 1 or unfit or (np.diff(self.indptr) < 0).any():
+            raise ValueError("indptr does not fit the matrix")
+        lengths = np.zeros(shape[0], dtype=np.int64)
+        for _, rows in self._parts():
+            if len(rows) and not (rows.min() >= 0 and rows.max() < shape[0]):
+                raise ValueError("indices outside of the matrix")
+            lengths += np.bincount(rows, minlength=shape[0])
+        self.starts = np.concatenate([[0], np.cumsum(lengths)])
+
+    def _parts(self) -> Iterator[tuple[slice, np.ndarray]]:
+        for begin in range(0, self.num_values, PART_VALUES):
+            part = slice(begin, begin + PART_VALUES)
+            yield part, np.asarray(self.group["indices"][part])
+
+    def rows(self, start: int, stop: int) -> sparse.csr_matrix:
+        """The rows `start` to `stop`, their values in the order of the columns."""
+        indptr = self.starts[start : stop + 1] - self.starts[start]
+        free = indptr[:-1].copy()  # the place of the next value of each row
+        data = np.empty(indptr[-1], dtype=self.group["data"].dtype)
+        columns = np.empty(indptr[-1], dtype=np.int32)
+        for part, rows in self._parts():
+            wanted = np.flatnonzero((rows >= start) & (rows < stop))
+            wanted = wanted[np.argsort(rows[wanted], kind="stable")]
+            row = rows[wanted] - start
+            # Values of one row lie side by side now: each goes to the row's next free place.
+            first = np.flatnonzero(np.diff(row, prepend=-1))
+            lengths = np.diff(np.append(first, len(row)))
+            places = np.arange(len(row)) + np.repeat(free[row[first]] - first, lengths)
+            data[places] = np.asarray(self.group["data"][part])[wanted]
+            columns[places] = np.searchsorted(self.indptr, part.start + wanted, side="right") - 1
+            free[row[first]] += lengths
+        rows = sparse.csr_matrix((data, columns, indptr), shape=(stop - start, self.shape[1]))
+        rows.sum_duplicates()
+        return rows

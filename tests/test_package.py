@@ -75,6 +75,7 @@ LAYERS = {
     "preprocess": "alignment bundle config groups detect errors genes io readers",
     "reference": "config detect errors labels preprocess splits",
     "h5ad_copy": "errors io outputs",
+    "zarr_copy": "h5ad_copy io outputs",
     "backed": "detect errors h5ad_copy io trust",
     "query": "alignment backed bundle config detect errors h5ad_copy overlap readers rows",
     "quality": "detect genenames genes genetables rows",
@@ -99,7 +100,7 @@ LAYERS = {
     "calls_table": "outputs texts",
     "annotation": "backed bundle config data h5ad_copy inference overlap partial query",
     "predict": "__init__ annotation backed calls_table compose config errors h5ad_copy inference io partial query "
-    "readers",
+    "readers zarr_copy",
     "analysis": "",
     "analysis.inputs": "data embedding encoder",
     "analysis.spectrum": "analysis.inputs",
@@ -138,8 +139,8 @@ ONLY = {
     "masking masked_model masked_learner encoder_start head_start transfer pretraining library "
     "analysis.approximation analysis.inputs analysis.spectrum",
     "anndata": "io rows detect check labels preprocess reference annotation backed h5ad_copy predict training corpus "
-    "pretraining annotated analyze lenient trust tenx loom tables readers quality query",
-    "h5py": "io rows annotated backed h5ad_copy lenient trust tenx loom readers",
+    "pretraining annotated analyze lenient trust tenx loom tables readers quality query zarr_copy",
+    "h5py": "io rows annotated backed h5ad_copy lenient trust tenx loom readers zarr_copy",
     "scanpy": "preprocess quality",
     "safetensors": "bundle",
     "sklearn": "baseline figures",

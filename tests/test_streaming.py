@@ -14,10 +14,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import scanpy
+from anndata.tests.helpers import assert_equal
 from scipy import sparse
 
 import scperformer
-from scperformer import annotation, partial, predict, rows
+from scperformer import annotation, partial, predict, rows, zarr_copy
 from scperformer.config import PredictConfig
 from scperformer.errors import InputError
 from scperformer.inference import load_model
@@ -88,10 +89,17 @@ def test_a_file_of_an_old_format_is_annotated_as_a_whole(tmp_path):
     assert set(before.obsm) < set(after.obsm)
 
 
+def _mixed_within_columns(x):
+    """The same matrix, its values within a column in an order by chance."""
+    order = np.lexsort((np.random.default_rng(0).random(x.nnz), np.repeat(np.arange(x.shape[1]), np.diff(x.indptr))))
+    return sparse.csc_matrix((x.data[order], x.indices[order], x.indptr), shape=x.shape)
+
+
 def test_columns_on_disk_are_read_in_several_passes(counts_adata, tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "BLOCK_VALUES", 300)
+    monkeypatch.setattr(rows, "PART_VALUES", 1000)
     path = tmp_path / "csc.h5ad"
-    ad.AnnData(counts_adata.X.tocsc()).write_h5ad(path)
+    ad.AnnData(_mixed_within_columns(counts_adata.X.tocsc())).write_h5ad(path)
     with h5py.File(path) as file:
         found = rows.Rows(ad.io.sparse_dataset(file["X"]))
         assert 1 < found.block_cells < 10
@@ -100,6 +108,24 @@ def test_columns_on_disk_are_read_in_several_passes(counts_adata, tmp_path, monk
         np.testing.assert_array_equal(sparse.vstack(blocks).toarray(), counts_adata.X.toarray())
         wanted = np.array([0, 3, 77, 119])
         np.testing.assert_array_equal(found.some(wanted).toarray(), counts_adata.X[wanted].toarray())
+
+
+@pytest.mark.parametrize("values", [7, 10**6])
+def test_a_zarr_output_holds_all_that_the_file_has(rich, tiny_model, write, small_blocks, monkeypatch, values):
+    monkeypatch.setattr(zarr_copy, "CHUNK_VALUES", values)
+    rich.obsm["table"] = pd.DataFrame({"a": np.arange(rich.n_obs)}, index=rich.obs_names)
+    rich.layers["csc"] = rich.X.tocsc()
+    rich.uns["nothing"] = None
+    rich.uns["names"] = np.array(["a", "ö"], dtype=object)
+    path = write(rich)
+    expected = scperformer.annotate(ad.read_h5ad(path), load_model(tiny_model))
+    monkeypatch.setattr(predict, "read_cells", lambda *_: pytest.fail("the file was read into memory"))
+    (output,) = run_predict(config(path, tiny_model, output=str(path.with_name("out.zarr"))))
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["out.zarr", "sample.h5ad"]
+    found = ad.read_zarr(output)
+    for recorded in (found, expected):  # where it was, and how long it took
+        del recorded.uns["scperformer"]
+    assert_equal(found, expected)
 
 
 @pytest.mark.parametrize("name", ["calls.csv", "calls.tsv.gz", "calls.parquet", "calls.zarr"])
