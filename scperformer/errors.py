@@ -46,7 +46,9 @@ def explained(error: BaseException) -> InputError | None:
     if isinstance(error, InputError):
         return error
     if isinstance(error, MemoryError):
-        remedy = "close other programs, use a machine with more memory, or lower trainer.batch_size or batch_size"
+        remedy = (
+            "close other programs, use a machine with more memory, or lower threads, trainer.batch_size or batch_size"
+        )
         return InputError("memory ran out", "enough of it", remedy)
     text = str(error)
     # h5py hides the number of the error in its text, and some of its errors are no OSError.

@@ -1,12 +1,9 @@
 """Lightning's trainer: made as configured, run to the end or on from where it was cut off, its best epoch loaded."""
 
 import logging
-import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -18,12 +15,11 @@ from scperformer.config import NetworkConfig
 from scperformer.datamodule import CellsDataModule
 from scperformer.errors import InputError
 from scperformer.groups import TrainerConfig
+from scperformer.processes import helpers_watched, lost_process, processes_ended
 from scperformer.products import fast_products
 
 log = logging.getLogger(__name__)
 
-# What Lightning sets for the processes that it starts; where LOCAL_RANK is set already, it starts none.
-PROCESS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
 # What gloo and NCCL say when they wait for a process that is no more.
 PEER_LOST = re.compile(
     r"(closed|reset) by (remote )?peer|connection (was )?(closed|reset)|remote process exited", re.IGNORECASE
@@ -47,21 +43,6 @@ def checkpoints(
     return best, [best, stop, epoch_log, last]
 
 
-@contextmanager
-def processes_ended() -> Iterator[None]:
-    """Leave no trace of a distributed run: the next one in this process, a job of a sweep, starts its own helpers."""
-    before = {name: os.environ.get(name) for name in PROCESS_VARIABLES}
-    try:
-        yield
-    finally:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-
-
 def run_trainer(
     trainer: pl.Trainer, learner: pl.LightningModule, data: CellsDataModule, cfg: NetworkConfig, folder: Path
 ) -> None:
@@ -75,7 +56,7 @@ def run_trainer(
         Another process of a distributed run has ended.
     """
     last = folder / "last.ckpt"
-    with warnings.catch_warnings(), processes_ended(), fast_products(cfg.trainer.accelerator):
+    with warnings.catch_warnings(), processes_ended(), helpers_watched(), fast_products(cfg.trainer.accelerator):
         # Advice about data-loading workers and the like: ours has none to start, on purpose.
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
         try:
@@ -92,9 +73,7 @@ def run_trainer(
         except RuntimeError as error:
             if trainer.world_size == 1 or not PEER_LOST.search(str(error)):
                 raise
-            found = f"one of the {trainer.world_size} processes of this training ended ({str(error).splitlines()[0]})"
-            remedy = "see what it said above, then run the same command with resume=true"
-            raise InputError(found, "all of them to go on", remedy) from error
+            raise lost_process(trainer.world_size, str(error).splitlines()[0]) from error
 
 
 def load_best(network: torch.nn.Module, best: ModelCheckpoint) -> int:
@@ -124,20 +103,23 @@ def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path
     if cfg.logger.tensorboard:
         loggers.append(TensorBoardLogger(run_folder, name="tensorboard"))
     interactive = sys.stderr.isatty() or "ipykernel" in sys.modules
-    return pl.Trainer(
-        accelerator=options.accelerator,
-        devices=options.devices,
-        num_nodes=options.num_nodes,
-        strategy=options.strategy,
-        precision=options.precision,  # type: ignore[arg-type]
-        max_epochs=options.max_epochs,
-        gradient_clip_val=cfg.optim.gradient_clip or None,
-        callbacks=callbacks,
-        logger=loggers or False,
-        log_every_n_steps=1,
-        num_sanity_val_steps=0,
-        enable_model_summary=False,
-        enable_progress_bar=options.progress_bar and interactive,
-        use_distributed_sampler=False,  # our batches are dealt out to the processes already
-        default_root_dir=run_folder,
-    )
+    with warnings.catch_warnings():
+        # On the login node of a cluster, and in a job of one process, there is nothing to hint at.
+        warnings.filterwarnings("ignore", message="The `srun` command is available")
+        return pl.Trainer(
+            accelerator=options.accelerator,
+            devices=options.devices,
+            num_nodes=options.num_nodes,
+            strategy=options.strategy,
+            precision=options.precision,  # type: ignore[arg-type]
+            max_epochs=options.max_epochs,
+            gradient_clip_val=cfg.optim.gradient_clip or None,
+            callbacks=callbacks,
+            logger=loggers or False,
+            log_every_n_steps=1,
+            num_sanity_val_steps=0,
+            enable_model_summary=False,
+            enable_progress_bar=options.progress_bar and interactive,
+            use_distributed_sampler=False,  # our batches are dealt out to the processes already
+            default_root_dir=run_folder,
+        )

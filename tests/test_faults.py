@@ -172,10 +172,29 @@ def test_a_helper_process_that_dies_ends_the_training(inputs):
     environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join([str(inputs), ENVIRONMENT.get("PYTHONPATH", "")])}
     line = [sys.executable, "-m", "scperformer", *words]
     done = subprocess.run(line, cwd=inputs, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode in (2, -9), done.stderr  # Lightning kills what is left, if it notices before gloo does
-    if done.returncode == 2:
-        assert "one of the 2 processes of this training ended" in error_line(done.stderr)
+    assert done.returncode == 2, done.stderr
+    assert "one of the 2 processes of this training ended" in error_line(done.stderr)
     assert not (inputs / "cut").exists()
+
+
+@pytest.mark.parametrize(("helper", "code", "says"), [("false", 2, "one of the 2 processes"), ("true", 0, "")])
+def test_a_helper_that_dies_unnoticed_ends_the_wait_for_it(helper, code, says):
+    """Nothing but our own watch is there to notice, and the training waits for an answer."""
+    script = f"""
+import subprocess, time
+from pytorch_lightning.strategies.launchers import subprocess_script
+from scperformer import cli, processes
+cli.set_up_logging()
+processes.GRACE_SECONDS, processes.SECONDS_BETWEEN_LOOKS = 0.2, 0.05
+with processes.helpers_watched():
+    subprocess_script._launch_process_observer([subprocess.Popen(["{helper}"])])
+    time.sleep(3)
+time.sleep(0.5)
+"""
+    line = [sys.executable, "-c", script]
+    done = subprocess.run(line, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr
+    assert (says in error_line(done.stderr)) if says else done.stderr == ""
 
 
 # Inputs that change

@@ -109,7 +109,8 @@ LAYERS = {
     "analyze": "analysis.approximation analysis.figures analysis.inputs analysis.spectrum annotation config data "
     "errors inference io readers",
     "datamodule": "data embedding",
-    "fitting": "config datamodule errors groups products",
+    "processes": "errors",
+    "fitting": "config datamodule errors groups processes products",
     "learner": "calibrate config groups data datamodule embedding epochs fitting metrics model",
     "masked_learner": "fitting config data datamodule embedding learner masked_model masking",
     "batchsize": "config data errors groups learner model resources runs",
@@ -133,10 +134,10 @@ LAYERS = {
 ONLY = {
     "hydra": "compose cli",
     "omegaconf": "compose",
-    "pytorch_lightning": "epochs fitting learner masked_learner datamodule",
+    "pytorch_lightning": "epochs fitting processes learner masked_learner datamodule",
     "torch": " ".join(name for name in MODULES if name.startswith("attention"))
-    + " embedding encoder model pieces products data datamodule inference fitting learner batchsize training estimate "
-    "masking masked_model masked_learner encoder_start head_start transfer pretraining library "
+    + " embedding encoder model pieces products data datamodule inference fitting processes learner batchsize training "
+    "estimate masking masked_model masked_learner encoder_start head_start transfer pretraining library "
     "analysis.approximation analysis.inputs analysis.spectrum",
     "anndata": "io rows detect check labels preprocess reference annotation backed h5ad_copy predict training corpus "
     "pretraining annotated analyze lenient trust tenx loom tables readers quality query zarr_copy",
