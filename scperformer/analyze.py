@@ -85,7 +85,7 @@ def analyze(adata: AnnData, model: Model, cfg: AnalyzeConfig, path: str) -> tupl
         "cells": adata.obs_names[rows].tolist(),
         **numbers,
         "model": describe_model(model) | {"config": model.bundle.config},
-        "input": {name: value for name, value in describe_input(query).items() if name != "total"},
+        "input": {name: value for name, value in describe_input(query).items() if name not in ("total", "log_base")},
         "genes": describe_overlap(query.overlap),
         "options": asdict(cfg) | names,
         "versions": package_versions(),

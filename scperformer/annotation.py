@@ -156,7 +156,9 @@ def describe_input(query: Query) -> dict[str, Any]:
         "sha256": query.sha256,
         "source": findings.source,
         "kind": findings.kind,
+        "log_base": float("nan") if findings.log_base is None else float(findings.log_base),
         "total": float("nan") if findings.total is None else float(findings.total),
+        "relative": findings.relative,
         "notes": np.array(findings.notes, dtype=object),
     }
 

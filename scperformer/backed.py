@@ -11,7 +11,7 @@ import h5py
 import pandas as pd
 from anndata.io import read_elem, sparse_dataset
 
-from scperformer.detect import PREPARED
+from scperformer.detect import LOG_MARK, PREPARED
 from scperformer.errors import InputError
 from scperformer.h5ad_copy import keys_in
 from scperformer.io import READ_ERRORS, damaged, require_h5ad
@@ -29,7 +29,7 @@ class BackedRaw:
 class BackedH5ad:
     """An open h5ad file: tables of genes in memory; X, layers and raw on disk; names of cells read when asked for.
 
-    Attributes are named as those of AnnData. `uns` holds nothing but the mark of `scperformer preprocess`.
+    Attributes are named as those of AnnData. `uns` holds nothing but the marks that `detect` looks at.
     """
 
     def __init__(self, file: h5py.File):
@@ -48,7 +48,8 @@ class BackedH5ad:
         if "raw/X" in file:
             raw_var = read_elem(file["raw/var"])
             self.raw = BackedRaw(self._matrix("raw/X", len(raw_var)), raw_var)
-        self.uns = {PREPARED: read_elem(file["uns"][PREPARED])} if PREPARED in file.get("uns", {}) else {}
+        marks = [name for name in (PREPARED, LOG_MARK) if name in file.get("uns", {})]
+        self.uns = {name: read_elem(file["uns"][name]) for name in marks}
 
     @cached_property
     def obs(self) -> pd.DataFrame:

@@ -18,6 +18,7 @@ from scperformer.rows import Matrix
 from scperformer.values import BASE_NAMES, MAX_LOG, Slot, judge
 
 PREPARED = "scperformer_prepared"  # uns key by which preprocess marks its output
+LOG_MARK = "log1p"  # uns key in which scanpy keeps the base of its logarithm; None: natural
 COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
 PARTIAL_LAYERS = ("unspliced", "ambiguous")  # velocyto: parts of the counts, never used unless asked for
 BASES = {"e": math.e, "2": 2.0, "10": 10.0}  # input_base
@@ -140,7 +141,10 @@ def _nothing_usable(slots: list[Slot], path: str | Path) -> InputError:
 
 def _slots(adata: AnnData, source: str, path: str | Path) -> list[Slot]:
     """What each of the places to look at holds."""
-    return [_judged(adata, name, x, path) for name, x in _places(adata, source, path)]
+    slots = [_judged(adata, name, x, path) for name, x in _places(adata, source, path)]
+    for slot in slots:
+        _believe_scanpy(slot, adata)
+    return slots
 
 
 def _parts_of_counts(adata: AnnData) -> list[str]:
@@ -189,6 +193,20 @@ def prepared_total(adata: AnnData) -> float | None:
     return float(total) if 0 < total < math.inf else None
 
 
+def _believe_scanpy(slot: Slot, adata: AnnData) -> None:
+    """Take the base of logarithms from the mark of `scanpy.pp.log1p`, where their values do not tell it."""
+    mark = adata.uns.get(LOG_MARK)
+    if slot.kind != "log1p" or slot.confirmed or slot.source not in ("X", "raw") or not isinstance(mark, Mapping):
+        return
+    said = mark.get("base")
+    said = math.e if said is None else said
+    known = [base for base in BASE_NAMES if isinstance(said, int | float | np.number) and math.isclose(said, base)]
+    if known:
+        # Too large for the usual total: the base is known, and the sum of a cell stands for its total.
+        slot.log_base, slot.confirmed, slot.relative, slot.too_large = known[0], True, slot.too_large, False
+        slot.text = f"log1p ({BASE_NAMES[known[0]]}, by uns['{LOG_MARK}'])"
+
+
 def _judged(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Slot:
     """What `judge` says; of a mix of kinds it names some cells of each."""
     try:
@@ -197,13 +215,21 @@ def _judged(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Slot:
         found = f"a damaged matrix in {source} of {path} ({error})"
         raise InputError(found, "arrays that fit each other", "write the file anew") from error
     if slot.mixed:
-        parts = []
-        for kind, rows in slot.mixed:
-            names = ", ".join(str(name) for name in np.asarray(adata.obs_names)[rows[:3]])
-            plural, more = "s" if len(rows) > 1 else "", " ..." if len(rows) > 3 else ""
-            parts.append(f"{kind} in {len(rows)} cell{plural} ({names}{more})")
+        names = np.asarray(adata.obs_names)
+        parts = [f"{kind} in {_these(rows, names)}" for kind, rows in slot.mixed]
         slot.text = f"a mix: {' and '.join(parts)}"
     return slot
+
+
+def _these(rows: np.ndarray, names: np.ndarray) -> str:
+    """Some cells by number, name and row, the first of them if they are many: rows that follow each other as one."""
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
+    ranges = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:3]]
+    more = [" ..." if len(all_of_them) > 3 else "" for all_of_them in (rows, runs)]
+    named = ", ".join(str(name) for name in names[rows[:3]])
+    return (
+        f"{len(rows)} cell{'s' if len(rows) > 1 else ''} ({named}{more[0]}; rows from 0: {', '.join(ranges)}{more[1]})"
+    )
 
 
 def _places(adata: AnnData, source: str, path: str | Path) -> list[tuple[str, Matrix]]:
@@ -293,8 +319,8 @@ def _total_notes(slot: Slot, input_total: float | None) -> list[str]:
         slot.total, slot.relative = float(input_total), False
     elif slot.relative:
         notes.append(
-            "what the values were normalised to cannot be seen; each cell's smallest value is taken as one count, and "
-            "its total as that of the genes in the file (set input_total=... if you know better)"
+            "what the values were normalised to cannot be seen, or is not the same for all; the total of each cell is "
+            "taken as that of the genes in the file (set input_total=... if you know better)"
         )
     elif slot.total is None:
         notes.append(

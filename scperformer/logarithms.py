@@ -13,7 +13,21 @@ MIN_CELLS = 20  # whose smallest values tell a total; by chance 0.04 of them wou
 TOTAL_TOLERANCE = 0.02  # counts by which a cell's number of counts may miss a whole number
 MIN_TOTAL_SHARE = 0.9  # of the cells have whole numbers of counts with the right total
 # A median of counts is a whole number or a half; people choose round numbers.
+GROUP_SPREAD = 0.002  # relative spread of the sums of cells that were normalised together, rounded values included
+MIN_GROUP, MIN_GROUP_SHARE = 5, 0.02  # cells of a group
+MIN_GROUPED_SHARE = 0.95  # of the cells are in one of the groups, or there are none
 TOTALS = np.concatenate([np.arange(400, 100_000) / 2, np.arange(5, 101) * 1e4])
+
+
+class Group(NamedTuple):
+    """Cells that were normalised together: the base of their logarithm, and what each of them adds up to before."""
+
+    base: float
+    total: float
+
+    def has(self, rows: sparse.csr_matrix) -> np.ndarray:
+        """Which of some cells may belong to it."""
+        return np.abs(_sums(rows, self.base) / self.total - 1) < GROUP_SPREAD
 
 
 class Logarithm(NamedTuple):
@@ -24,6 +38,7 @@ class Logarithm(NamedTuple):
     confirmed : False: nothing but the range of the values speaks for it
     relative : the total cannot be the usual one, but each cell's smallest value is one count
     too_large : not confirmed, and cells would add up to more than the usual total: hardly natural logarithms of it
+    groups : of cells that were normalised each in its own way, in the order of their size
     """
 
     base: float | None
@@ -31,6 +46,7 @@ class Logarithm(NamedTuple):
     confirmed: bool = True
     relative: bool = False
     too_large: bool = False
+    groups: tuple[Group, ...] = ()
 
 
 def recognise(rows: sparse.csr_matrix) -> Logarithm:
@@ -53,6 +69,9 @@ def recognise(rows: sparse.csr_matrix) -> Logarithm:
         # Where some genes are gone the usual sum is a little too small, and not the same for any part of the cells.
         near = exact is not None and whole.base == steady.base and abs(exact / steady.total - 1) < 0.05
         return Logarithm(steady.base, exact if near else steady.total)
+    groups = _groups(rows)
+    if len(groups) > 1:
+        return Logarithm(groups[0].base, relative=True, groups=groups)
     if whole.unit_share < MIN_UNIT_SHARE:
         return Logarithm(math.e, confirmed=False, too_large=trials[0].largest_sum > 1.01 * ASSUMED_TOTAL)
     same = np.ptp(whole.smallest) < 1e-3 * whole.smallest.mean()  # logarithms of counts that nobody has normalised
@@ -60,6 +79,36 @@ def recognise(rows: sparse.csr_matrix) -> Logarithm:
     # A cell cannot add up to more than it was normalised to.
     relative = total is None and (same or whole.largest_sum > 1.01 * ASSUMED_TOTAL)
     return Logarithm(whole.base, total, relative=relative and whole.base is not None)
+
+
+def _sums(rows: sparse.csr_matrix, base: float) -> np.ndarray:
+    """What each cell adds up to if its values are log1p to this base."""
+    linear = sparse.csr_matrix((np.expm1(rows.data * math.log(base)), rows.indices, rows.indptr), shape=rows.shape)
+    return np.asarray(linear.sum(axis=1)).ravel()
+
+
+def _groups(rows: sparse.csr_matrix) -> tuple[Group, ...]:
+    """The groups of cells that were normalised together, if nearly all of them are in one; else none."""
+    rows = rows[np.diff(rows.indptr) > 0]
+    sums = {base: _sums(rows, base) for base in (math.e, 2.0, 10.0)}
+    left, found = np.ones(rows.shape[0], dtype=bool), []
+    least = max(MIN_GROUP, MIN_GROUP_SHARE * len(left))
+    while left.sum() > (1 - MIN_GROUPED_SHARE) * len(left):
+        (size, total), base = max((_densest(of_base[left]), base) for base, of_base in sums.items())
+        if size < least:
+            return ()
+        left &= np.abs(sums[base] / total - 1) >= GROUP_SPREAD
+        found.append(Group(base, _snapped(total)))
+    return tuple(found)
+
+
+def _densest(sums: np.ndarray) -> tuple[int, float]:
+    """The largest number of sums that are nearly the same, and their middle."""
+    ordered = np.sort(sums)
+    stops = np.searchsorted(ordered, ordered * (1 + GROUP_SPREAD), side="right")
+    sizes = stops - np.arange(len(ordered))
+    start = int(sizes.argmax())
+    return int(sizes[start]), float(np.median(ordered[start : stops[start]]))
 
 
 class _Trial(NamedTuple):

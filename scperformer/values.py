@@ -1,12 +1,13 @@
 """What kind of values a matrix holds: counts, log1p (of which base and total), linear, or nothing usable."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from scipy import sparse
 
-from scperformer.logarithms import Logarithm, recognise
+from scperformer.logarithms import Group, Logarithm, recognise
 from scperformer.rows import Matrix, Rows
 
 MAX_LOG = 25.0  # e**25 counts is more than any cell has, in any base that is in use
@@ -110,16 +111,23 @@ def _of_rows(block: Matrix, flags: np.ndarray) -> np.ndarray:
 
 
 def _judge_broken(slot: Slot, scan: _Scan) -> None:
-    """Values with decimals: logarithms, linear values, or logarithms in some cells and counts in others."""
+    """Values with decimals: logarithms, linear values, or one of them in some cells and something else in others."""
     broken = np.flatnonzero(~scan.whole & (scan.highest <= MAX_LOG))
     sampled = broken[np.unique(np.linspace(0, len(broken) - 1, min(len(broken), MAX_SAMPLED_CELLS)).astype(int))]
     seen = recognise(slot.x.some(sampled)) if len(sampled) else Logarithm(None)
-    counted = np.flatnonzero(scan.whole & scan.filled & (scan.sums >= MIN_MIXED_SUM))
-    only_logs = len(broken) == np.count_nonzero(~scan.whole)
-    if only_logs and len(counted) and seen.base is not None and seen.confirmed:
-        slot.mixed = [("counts", counted), ("logarithms", broken)]
-        slot.text = f"counts in {len(counted)} cells and logarithms in {len(broken)}"
-    elif slot.largest > MAX_LOG or seen.base is None:
+    if seen.base is not None and seen.confirmed:
+        others = [
+            ("counts", np.flatnonzero(scan.whole & scan.filled & (scan.sums >= MIN_MIXED_SUM))),
+            ("values that are too large for logarithms", np.flatnonzero(~scan.whole & (scan.highest > MAX_LOG))),
+        ]
+        parts = [(kind, rows) for kind, rows in others if len(rows)]
+        several = len({group.base for group in seen.groups}) > 1
+        if parts or several:
+            logarithms = _by_base(slot.x, broken, seen.groups) if several else [("logarithms", broken)]
+            slot.mixed = [*parts, *logarithms]
+            slot.text = " and ".join(f"{kind} in {len(rows)} cells" for kind, rows in slot.mixed)
+            return
+    if slot.largest > MAX_LOG or seen.base is None:
         slot.kind = "linear"
         per_million = seen.total == PER_MILLION or np.allclose(scan.sums[scan.filled], PER_MILLION, rtol=0.01)
         slot.text = (
@@ -129,6 +137,17 @@ def _judge_broken(slot: Slot, scan: _Scan) -> None:
         _set_logarithm(slot, seen)
 
 
+def _by_base(x: Rows, rows: np.ndarray, groups: Sequence[Group]) -> list[tuple[str, np.ndarray]]:
+    """Which of these rows are logarithms to which base; those of no group count to the largest one."""
+    base = np.full(x.shape[0], groups[0].base)
+    for start in range(0, len(rows), MAX_SAMPLED_CELLS):
+        some = rows[start : start + MAX_SAMPLED_CELLS]
+        cells = x.some(some)
+        for group in reversed(groups):
+            base[some[group.has(cells)]] = group.base
+    return [(BASE_NAMES[which], rows[base[rows] == which]) for which in dict.fromkeys(group.base for group in groups)]
+
+
 def _set_logarithm(slot: Slot, seen: Logarithm) -> None:
     assert seen.base is not None
     slot.kind, slot.log_base, slot.total, slot.confirmed = "log1p", seen.base, seen.total, seen.confirmed
@@ -136,6 +155,7 @@ def _set_logarithm(slot: Slot, seen: Logarithm) -> None:
         slot.text = f"values up to {slot.largest:.4g} that look like logarithms"
         slot.too_large = seen.too_large
         return
-    per = "" if seen.total is None else f", {seen.total:g} counts per cell"
+    totals = " or ".join(f"{group.total:g}" for group in seen.groups) or (f"{seen.total:g}" if seen.total else "")
+    per = f", {totals} counts per cell" if totals else ""
     slot.text = f"log1p ({BASE_NAMES[seen.base]}{per})"
     slot.relative = seen.relative

@@ -9,9 +9,11 @@ import scanpy
 from scipy import sparse
 
 from scperformer.alignment import normalise
+from scperformer.backed import open_backed
 from scperformer.detect import PREPARED, detect, expression
 from scperformer.errors import InputError
 from scperformer.io import read_h5ad
+from scperformer.logarithms import recognise
 from scperformer.values import judge
 
 
@@ -83,7 +85,7 @@ def test_without_a_total_each_cells_smallest_value_is_one_count(counts_adata, ma
     adata = ad.AnnData(logged(counts_adata.X, 1e6, num_genes=60, decimals=4) if x is None else x)
     findings = detect(adata)
     assert (findings.kind, findings.total, findings.relative) == ("log1p", None, True)
-    assert any("smallest value is taken as one count" in note for note in findings.notes)
+    assert any("taken as that of the genes in the file" in note for note in findings.notes)
     found = normalise(adata.X, findings, 1e4).toarray()
     np.testing.assert_allclose(np.expm1(found), per_cell(counts, 1e4), rtol=0.02 if x is None else 1e-5)
 
@@ -115,6 +117,57 @@ def test_one_cell_of_the_other_kind_is_found(counts_adata):
         detect(ad.AnnData(x, obs=counts_adata.obs))
 
 
+def test_a_sample_of_counts_after_one_of_logarithms_is_named_by_its_rows(counts_adata):
+    x = counts_adata.X.toarray()
+    x[:50] = logged(counts_adata.X).toarray()[:50]
+    with pytest.raises(InputError, match=r"rows from 0: 50-119\).*rows from 0: 0-49\)"):
+        detect(ad.AnnData(x, obs=counts_adata.obs))
+
+
+@pytest.mark.parametrize("share", [2, 3, 10])
+def test_corrected_counts_beside_logarithms_are_a_mix(counts_adata, share):
+    x = counts_adata.X.toarray() * 9.37
+    x[::share] = logged(counts_adata.X).toarray()[::share]
+    with pytest.raises(
+        InputError, match=f"too large for logarithms in .* cells.*logarithms in {-(-120 // share)} cells"
+    ):
+        detect(ad.AnnData(x, obs=counts_adata.obs))
+
+
+@pytest.mark.parametrize("first", [(1e4, math.e), (2345.0, math.e)], ids=["10,000", "2345"])
+@pytest.mark.parametrize("second", [(1e6, 2.0), (1e4, 10.0)], ids=["CPM to base 2", "base 10"])
+@pytest.mark.parametrize("share", [2, 12])
+def test_logarithms_of_two_bases_are_a_mix(counts_adata, first, second, share):
+    x = logged(counts_adata.X, *first).toarray()
+    x[::share] = logged(counts_adata.X, *second).toarray()[::share]
+    adata = ad.AnnData(x, obs=counts_adata.obs)
+    names = {2.0: "logarithm to base 2", 10.0: "logarithm to base 10"}
+    of_second, of_first = (adata.obs_names[i] for i in (0, 1))
+    with pytest.raises(InputError, match="a mix: ") as raised:
+        detect(adata)
+    num = -(-120 // share)
+    assert f"{names[second[1]]} in {num} cells ({of_second}," in str(raised.value)
+    assert f"natural logarithm in {120 - num} cells ({of_first}," in str(raised.value)
+
+
+@pytest.mark.parametrize("totals", [(1e4, 1e6), (1234.0, 2345.5), (1e4, 777.0, 1e5)])
+def test_samples_normalised_apart_and_put_together_are_normalised_anew(counts_adata, totals):
+    x = np.empty(counts_adata.shape)
+    for i, total in enumerate(totals):
+        x[i :: len(totals)] = logged(counts_adata.X, total).toarray()[i :: len(totals)]
+    findings = detect(ad.AnnData(x, obs=counts_adata.obs))
+    assert (summary(findings), findings.relative) == (("X", "log1p", None, math.e), True)
+    text = findings.places[0].text
+    assert all(f"{total:g}" in text for total in totals), text
+    found = normalise(x, findings, 1e4)
+    np.testing.assert_allclose(found.toarray(), logged(counts_adata.X).toarray(), rtol=1e-4)
+
+
+def test_genes_dropped_after_normalising_make_no_groups(counts_adata):
+    for num_genes in (100, 150, 199):
+        assert recognise(logged(counts_adata.X, num_genes=num_genes).astype(np.float64)).groups == ()
+
+
 def test_corrected_counts_beside_counts_are_no_mix(counts_adata):
     """What removes ambient RNA leaves some cells as they were."""
     x = counts_adata.X.toarray() * np.where(np.arange(120) % 4, 0.93, 1)[:, None]
@@ -132,6 +185,49 @@ def test_continuous_values_in_the_range_of_logarithms_are_not_confirmed():
     findings = detect(ad.AnnData(rng.gamma(1.0, 1.0, (50, 80))))
     assert summary(findings) == ("X", "log1p", None, math.e)
     assert any("by the range of the values alone" in note for note in findings.notes)
+
+
+def corrected(num_cells: int = 50) -> np.ndarray:
+    """Corrected counts: decimals, so that the smallest value of a cell is not one count."""
+    return np.random.default_rng(3).gamma(0.5, 2.0, (num_cells, 80))
+
+
+@pytest.mark.parametrize("place", ["X", "raw"])
+@pytest.mark.parametrize(("said", "base"), [(None, math.e), (2, 2.0), (np.float64(10), 10.0)])
+def test_scanpys_mark_tells_the_base_where_the_values_do_not(said, base, place, tmp_path):
+    x = np.log1p(corrected()) / math.log(base)
+    adata = ad.AnnData(x, uns={"log1p": {} if said is None else {"base": said}})
+    if place == "raw":
+        adata.raw = adata.copy()
+        adata.X = x - 1
+    findings = detect(adata)
+    assert summary(findings) == (place, "log1p", None, base)
+    assert not any("range of the values alone" in note for note in findings.notes)
+    adata.write_h5ad(tmp_path / "x.h5ad")
+    with open_backed(tmp_path / "x.h5ad") as cells:
+        assert summary(detect(cells)) == summary(findings)
+
+
+@pytest.mark.parametrize("mark", ["odd", {"base": "e"}, {"base": 7}, {"base": np.ones(2)}])
+def test_an_odd_mark_of_scanpy_is_not_believed(mark):
+    findings = detect(ad.AnnData(np.log1p(corrected()), uns={"log1p": mark}))
+    assert summary(findings) == ("X", "log1p", None, math.e)
+    assert any("range of the values alone" in note for note in findings.notes)
+
+
+def test_scanpys_mark_does_not_outweigh_the_values(counts_adata):
+    adata = ad.AnnData(logged(counts_adata.X), uns={"log1p": {"base": 2}})
+    assert summary(detect(adata)) == ("X", "log1p", 1e4, math.e)
+    assert detect(ad.AnnData(counts_adata.X, uns={"log1p": {}})).kind == "counts"
+
+
+def test_with_scanpys_mark_logarithms_too_large_for_the_usual_total_are_relative():
+    x = np.log1p(1000 * corrected())
+    with pytest.raises(InputError, match="too large"):
+        detect(ad.AnnData(x))
+    findings = detect(ad.AnnData(x, uns={"log1p": {"base": None}}))
+    assert (summary(findings), findings.relative) == (("X", "log1p", None, math.e), True)
+    assert any("taken as that of the genes in the file" in note for note in findings.notes)
 
 
 @pytest.mark.parametrize(
