@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from scperformer.outputs import new_file
-from scperformer.texts import FORMULA
+from scperformer.texts import FORMULA, defused
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ def _write_text(temporary: Path, name: str, blocks: Iterator[pd.DataFrame], reco
         formulas = texts.apply(lambda column: column.astype(str).str.contains(FORMULA, regex=True))
         num_quoted += int(formulas.to_numpy().sum())
         block[texts.columns] = texts.where(~formulas, "'" + texts.astype(str))
+        block.columns = [defused(name) for name in block]
         mode, header = ("w", True) if number == 0 else ("a", False)
         block.to_csv(temporary, sep=separator, index=False, mode=mode, header=header, compression=compression)
     if num_quoted:

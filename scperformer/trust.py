@@ -179,10 +179,10 @@ def require_usable(adata: AnnData, path: str | Path) -> None:
         As said.
     """
     require_cells_and_genes(adata, path)
-    for what, names in (("cell", adata.obs_names), ("gene", adata.var_names)):
-        if any("\0" in name for name in names if isinstance(name, str)):  # no file could hold it
-            found = f"{path} is damaged (a {what} name with a null character)"
-            raise InputError(found, "names of text", "copy or download it again, or write it anew")
+    for what, table in (("cells", adata.obs), ("genes", adata.var)):
+        if _has_null(table.index) or any(_has_null(column) for _, column in table.items()):  # no file could hold it
+            found = f"{path} is damaged (a null character in what it says of the {what})"
+            raise InputError(found, "text", "copy or download it again, or write it anew")
     matrices = {"X": adata.X} | {f"layers/{name}": layer for name, layer in adata.layers.items()}
     if adata.raw is not None:
         matrices["raw"] = adata.raw.X
@@ -195,6 +195,14 @@ def require_usable(adata: AnnData, path: str | Path) -> None:
     if not adata.obs_names.is_unique:
         num = int(adata.obs_names.duplicated().sum())
         warnings.warn(f"{num} cell names in {path} repeat earlier ones; they are kept as they are", stacklevel=3)
+
+
+def _has_null(texts: pd.Index | pd.Series) -> bool:
+    if isinstance(texts.dtype, pd.CategoricalDtype):
+        texts = texts.dtype.categories
+    if texts.dtype.kind not in "OUT":
+        return False
+    return any("\0" in text for text in texts if isinstance(text, str))
 
 
 def _mended(table: pd.DataFrame) -> pd.DataFrame:

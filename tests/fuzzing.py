@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import scipy.io
 from hypothesis import strategies as st
+from inputs import write_loom, write_tenx_v3
 from scipy import sparse
 
 MOST_CELLS, MOST_GENES = 20, 30
@@ -59,7 +60,7 @@ OBS = {
 }
 COLUMNS = ("cell_type", "scperformer_label", "=cmd", "name with blanks", "sample")
 WAYS = ("dense", "csr", "csc")
-KINDS = ("h5ad", "zarr", "csv", "tsv", "mtx")
+KINDS = ("h5ad", "zarr", "csv", "tsv", "mtx", "10x h5", "loom")
 
 
 @st.composite
@@ -116,13 +117,17 @@ def anndatas(draw) -> ad.AnnData:
 
 def write(adata: ad.AnnData, kind: str, folder: Path) -> Path:
     """An input of a kind; may raise what anndata raises when it refuses to write."""
-    path = folder / f"in.{kind}"
+    path = folder / f"in.{kind.replace(' ', '.')}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about names, formats and types of the file
         if kind == "h5ad":
             adata.write_h5ad(path)
         elif kind == "zarr":
             adata.write_zarr(path)
+        elif kind in ("10x h5", "loom"):
+            adata = ad.AnnData(sparse.csr_matrix(adata.X), adata.obs[[]], adata.var)
+            adata.var["gene_ids"] = [f"ID{i}" for i in range(adata.n_vars)]
+            (write_tenx_v3 if kind == "10x h5" else write_loom)(adata, folder).rename(path)
         elif kind in ("csv", "tsv"):
             adata.to_df().to_csv(path, sep="," if kind == "csv" else "\t")
         else:

@@ -135,7 +135,8 @@ def write_loom(adata, folder: Path) -> Path:
         file["row_attrs/Gene"] = adata.var_names.to_numpy().astype("S")
         file["row_attrs/Accession"] = adata.var["gene_ids"].to_numpy(object)
         file["col_attrs/CellID"] = adata.obs_names.to_numpy(object)
-        file["col_attrs/label"] = adata.obs["label"].to_numpy(object)
+        if "label" in adata.obs:
+            file["col_attrs/label"] = adata.obs["label"].to_numpy(object)
         file["layers/spliced"] = adata.X.T.toarray() * 2
     return folder / "run.loom"
 

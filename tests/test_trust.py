@@ -92,14 +92,16 @@ def test_pickled_arrays_are_never_loaded(where, codec, match, cells, tmp_path):
         read_cells(path)
 
 
-@pytest.mark.parametrize("name", ["barcodes.tsv", "genes.tsv"])
-def test_null_characters_in_names(name, cells, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [("barcodes.tsv", b"A", b"\0"), ("genes.tsv", b"CD", b"C\0"), ("genes.tsv", b"ENSG", b"EN\0G")],
+    ids=["cell", "gene", "gene id"],
+)
+def test_null_characters_in_names(name, old, new, cells, tmp_path):
     path = WRITERS["10x folder v2"](cells, tmp_path)
     content = (path / name).read_bytes()
-    (path / name).write_bytes(
-        content.replace(b"A", b"\0", 1) if name == "barcodes.tsv" else content.replace(b"CD", b"C\0", 1)
-    )
-    with pytest.raises(InputError, match="name with a null character"):
+    (path / name).write_bytes(content.replace(old, new, 1))
+    with pytest.raises(InputError, match="a null character in what it says of the"):
         read_cells(path)
 
 
