@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ def _examine(path: str, cfg: CheckConfig, model: "Bundle") -> Checked:
     try:
         with _opened(path, cfg) as cells:
             result |= _contents(cells, cfg, path)
-            result["notes"] = _notes(cells, result, path, cfg.label_key)
+            result["notes"] = _notes(cells, result, path, cfg)
             seen = Seen()
             problem = _problem(cells, model, cfg, path, seen)
             result |= _expression(cells, seen, cfg, path)
@@ -58,11 +59,26 @@ def _examine(path: str, cfg: CheckConfig, model: "Bundle") -> Checked:
                 result |= {"overlap": asdict(seen.plan.overlap), "species": seen.plan.mapping.species}
     except InputError as error:
         problem = error
+    output = _free_output(path, cfg)
     if problem is not None:
-        result |= {"problem": str(problem), "mends": commands(path, cfg, problem.mends)}
+        result |= {"problem": str(problem), "mends": commands(path, cfg, problem.mends, *output)}
     else:
-        result["command"] = ready_command(path, cfg)
+        result["command"] = ready_command(path, cfg, *output)
     return result
+
+
+def _usual_output(path: str, cfg: CheckConfig) -> Path:
+    """What the step writes unless it is told otherwise."""
+    return beside(Path(path), f".annotated.{PredictConfig.output_format}" if cfg.label_key is None else ".model")
+
+
+def _free_output(path: str, cfg: CheckConfig) -> list[str]:
+    """Where the step can write, as an option; none where nothing is in the way of what it writes by itself."""
+    usual = _usual_output(path, cfg)
+    if not usual.exists():
+        return []
+    names = (usual.with_name(f"{usual.stem}-{number}{usual.suffix}") for number in count(2))
+    return [f"output={next(name for name in names if not name.exists())}"]
 
 
 def _contents(cells: AnnData | BackedH5ad, cfg: CheckConfig, path: str) -> Checked:
@@ -82,15 +98,16 @@ def _label_columns(cells: AnnData | BackedH5ad, path: str) -> dict[str, int] | N
         return None
 
 
-def _notes(cells: AnnData | BackedH5ad, result: Checked, path: str, label_key: str | None) -> list[str]:
+def _notes(cells: AnnData | BackedH5ad, result: Checked, path: str, cfg: CheckConfig) -> list[str]:
     notes = []
     if result["label_columns"] is None:
         notes.append("the columns of obs cannot be read")
     elif num := int(cells.obs_names.duplicated().sum()):
         notes.append(f"{num:,} cell names repeat earlier ones; they are kept as they are")
-    output = beside(Path(path), f".annotated.{PredictConfig.output_format}")
-    if output.exists() and label_key is None:
-        notes.append(f"{output} exists: predict needs output=..., or overwrite=true to replace it")
+    output = _usual_output(path, cfg)
+    if output.exists():
+        step = "predict" if cfg.label_key is None else "train"
+        notes.append(f"{output} exists: {step} needs output=..., or overwrite=true to replace it")
     return notes
 
 

@@ -25,22 +25,20 @@ Row = tuple[str, str]  # its name, and what there is to say
 # Commands
 
 
-def ready_command(path: str, cfg: CheckConfig, mend: str = "") -> str:
+def ready_command(path: str, cfg: CheckConfig, *more: str) -> str:
     """The command that goes on with a file, with the options that the user told `check`, for a shell.
 
     Parameters
     ----------
-    mend
-        One more option, which wins.
+    more
+        Options that win.
     """
     step = "predict" if cfg.label_key is None else "train"
     names = ["orientation", "source", "input_kind", "input_total", "input_base", "species"]
     names = [*names, "model_path", "min_overlap"] if step == "predict" else ["label_key", *names]
     told = {name: getattr(cfg, name) for name in names}
     options = {name: _word(value) for name, value in told.items() if value != getattr(CheckConfig, name)}
-    if mend:
-        name, _, value = mend.partition("=")
-        options[name] = value
+    options |= {name: value for name, _, value in (option.partition("=") for option in more)}
     file = f"./{path}" if path.startswith("-") else path
     return shlex.join(["scperformer", step, file, *(f"{name}={value}" for name, value in options.items())])
 
@@ -49,9 +47,9 @@ def _word(value: str | float) -> str:
     return value if isinstance(value, str) else f"{value:.15g}"
 
 
-def commands(path: str, cfg: CheckConfig, mends: Sequence[str]) -> list[str]:
+def commands(path: str, cfg: CheckConfig, mends: Sequence[str], *more: str) -> list[str]:
     """For each option that mends a problem, the command with it."""
-    return [ready_command(path, cfg, mend) for mend in mends]
+    return [ready_command(path, cfg, *more, mend) for mend in mends]
 
 
 # Words

@@ -260,6 +260,8 @@ def run_step(step: str, words: list[str]) -> None:
                 # Hydra announces every exception of a job with a line of its own, but lets SystemExit pass.
                 raise _Refused(code) from error
 
+    if step != "genes":
+        words = [word for word in words if word != "--offline"]  # no other step ever uses the network
     compose.register_schemas()
     overrides = to_overrides(words, FIRST_WORDS.get(step))
     sys.argv = [typed[0], *overrides]

@@ -358,7 +358,7 @@ def _gene_names(adata: AnnData, source: str) -> list[str]:
 
 
 def expression(adata: AnnData, findings: Findings, path: str | Path = "the data") -> tuple[Matrix, list[str]]:
-    """The matrix that `findings` names, as stored, and the gene name of each of its columns; names may repeat.
+    """The matrix that `findings` names, and the gene name of each of its columns; names may repeat.
 
     Raises
     ------
@@ -368,7 +368,8 @@ def expression(adata: AnnData, findings: Findings, path: str | Path = "the data"
     names = _gene_names(adata, findings.source)
     genes.require_named(names, f"{findings.source} of {path}")
     if findings.source == "raw":
-        return adata.raw.X, names
-    if findings.source == "X":
-        return adata.X, names
-    return adata.layers[findings.source.removeprefix("layers/")], names
+        x = adata.raw.X
+    else:
+        x = adata.X if findings.source == "X" else adata.layers[findings.source.removeprefix("layers/")]
+    # SciPy has no sparse matrices of half precision.
+    return x.astype(np.float32) if isinstance(x, np.ndarray) and x.dtype == np.float16 else x, names

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from scperformer.errors import InputError
-from scperformer.genes import first_of_each, guess_species, id_kind, parts, repeated_note
+from scperformer.genes import first_of_each, guess_species, id_kind, parts, repeated_note, without_genome
 from scperformer.genetables import Gencode, gencode, orthologs
 from scperformer.hgnc import UPDATE, Hgnc, read_hgnc
 
@@ -94,10 +94,10 @@ def map_genes(
     InputError
         The file is of another species than the model, and `species` is not told; or a table of names is damaged.
     """
-    names = [str(name).strip() for name in names]
+    of_model = guess_species(model_genes)
+    names, genome = without_genome([str(name).strip() for name in names], of_model if species == "auto" else species)
     columns = name_columns(var)
     of_file = _species(names, columns) if species == "auto" else species
-    of_model = guess_species(model_genes)
     found = _Matching(names, model_genes)
     differ = "unknown" not in (of_file, of_model) and of_file != of_model
     if differ and species == "auto" and 2 * found.num_exact() < len(model_genes):
@@ -116,7 +116,7 @@ def map_genes(
     found.by_tables(*tables)
     if crossed:
         found.how[found.target >= 0] = "ortholog"
-    notes = [*repeated_note(names), *found.notes(tables[1])]
+    notes = [*genome, *repeated_note(names), *found.notes(tables[1])]
     if is_human:
         notes += _hints(found, *tables)
     return GeneMap(target=found.target, how=found.how, notes=notes, species=of_file, model_species=of_model)

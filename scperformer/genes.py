@@ -26,6 +26,11 @@ ID_FIRST = re.compile(rf"(?P<id>{ENSEMBL})(?:{VERSION})?(?:[_|;:,/ (-]+(?P<symbo
 ID_LAST = re.compile(rf"(?P<symbol>.+?)[_|;:,/ (-]+(?P<id>{ENSEMBL})(?:{VERSION})?\)?", re.IGNORECASE)
 BLANK = ("", "nan", "none", "<na>")  # what missing names become in files
 SPECIES = {"ENSG": "human", "ENSMUSG": "mouse"}
+# What Cell Ranger puts in front of a gene where the reference has several genomes: GRCh38_CD3D, mm10___Cd3d.
+GENOMES = {
+    "human": re.compile(r"(GRCh3[78]|hg19|hg38)_+(?=.)", re.IGNORECASE),
+    "mouse": re.compile(r"(GRCm3[89]|mm9|mm10|mm39)_+(?=.)", re.IGNORECASE),
+}
 MOUSE_SYMBOL = re.compile(r"[A-Z][a-z]|mt-[A-Z]")  # how one begins: Gapdh, mt-Nd1
 
 
@@ -54,6 +59,14 @@ def parts(name: str) -> tuple[str | None, str | None]:
         return None, name or None
     found = ID_FIRST.fullmatch(name) or ID_LAST.fullmatch(name)
     return (found["id"].upper(), found["symbol"]) if found else (None, name)
+
+
+def without_genome(names: Sequence[str], species: str) -> tuple[list[str], list[str]]:
+    """The names without a genome of this species in front, and a sentence about it; other genomes stay."""
+    genome = GENOMES.get(species, GENOMES["human"])
+    plain = [genome.sub("", name, count=1) if genome.match(name) else name for name in names]
+    num = sum(old != new for old, new in zip(names, plain, strict=True))
+    return plain, [f"{num:,} genes were matched without the genome in front of their names"] if num else []
 
 
 def guess_species(names: Sequence[str]) -> str:

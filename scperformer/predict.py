@@ -246,6 +246,8 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
         if kind == "h5ad" and can_stream(path):
             _predict_streaming(path, output, model, cfg)
         else:
+            if cfg.resume:
+                log.info("nothing to resume: %s is of a kind that is annotated as a whole", path)
             _predict_in_memory(path, output, model, cfg)
         log.info("written: %s", output)
     return outputs

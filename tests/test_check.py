@@ -205,8 +205,15 @@ def test_json_and_nothing_else(command, counts_adata, pbmc, write, tmp_path):
 def test_an_output_that_predict_would_not_replace_is_noted(counts_adata, write, capsys):
     path = write(counts_adata)
     path.with_suffix(".annotated.h5ad").touch()
-    assert run_check(CheckConfig(inputs=[str(path)]))[0]["problem"] is None
+    path.with_suffix(".annotated-2.h5ad").touch()
+    (found,) = run_check(CheckConfig(inputs=[str(path)]))
+    assert found["problem"] is None
     assert "sample.annotated.h5ad exists: predict needs output=..., or overwrite=true" in capsys.readouterr().out
+    free = path.with_suffix(".annotated-3.h5ad")
+    assert found["command"] == shlex.join(["scperformer", "predict", str(path), f"output={free}"])
+    path.with_suffix(".model").mkdir()
+    (found,) = run_check(CheckConfig(inputs=[str(path)], label_key="cell_type"))
+    assert found["command"].endswith(f"output={path.with_name('sample-2.model')}")
 
 
 def test_lines_fit_a_terminal(counts_adata, write, monkeypatch, capsys):

@@ -178,7 +178,7 @@ def test_a_helper_process_that_dies_ends_the_training(inputs):
 
 
 @pytest.mark.parametrize(("helper", "code", "says"), [("false", 2, "one of the 2 processes"), ("true", 0, "")])
-def test_a_helper_that_dies_unnoticed_ends_the_wait_for_it(helper, code, says):
+def test_the_wait_for_a_helper_ends_when_it_dies_unnoticed(helper, code, says):
     """Nothing but our own watch is there to notice, and the training waits for an answer."""
     script = f"""
 import subprocess, time

@@ -165,7 +165,7 @@ def test_cells_of_every_shape_type_and_name(kind, run, tiny_model):
                 output = folder / f"out{data.draw(st.sampled_from(OUTPUTS[step]))}"
                 found = outcome(run, step, path, output, compare if step == "predict" else lambda output: None)
                 seen[found] += 1
-                tried.record(BY_CHANCE, found)
+                tried.record(BY_CHANCE, found, f"{kind}, {step}")
 
     look()
     assert min(seen["right"], seen["refused"]) >= 3, seen
@@ -197,7 +197,7 @@ def test_damaged_bytes(kind, run, tmp_path_factory):
             target.write_bytes(spoil(content, fault))
             found = outcome(run, step, path, folder / f"out{OUTPUTS[step][0]}")
             seen[found] += 1
-            tried.record(DAMAGE, found)
+            tried.record(DAMAGE, found, f"{kind}, {step}")
 
     look()
     assert seen["refused"] >= 2, seen

@@ -253,3 +253,12 @@ def test_human_tables_are_not_used_for_mouse():
     assert map_genes(["ENSMUSG00000032094", "ENSMUSG00000024673"], MOUSE).target.tolist() == [-1, -1]
     assert gencode().ids["CD3D"] == IDS["CD3D"]
     assert map_genes([IDS["CD3D"], "Ms4a1", "Gapdh", "Nkg7"], MOUSE).target.tolist() == [-1, 1, 2, 4]
+
+
+@pytest.mark.parametrize("prefix", ["GRCh38_", "hg19_", "GRCh38______"])
+def test_genomes_in_front_of_names(prefix):
+    """As Cell Ranger writes them; genes of the other genome are not taken for human ones."""
+    human, mouse = ["CD3D", "MS4A1", "LYZ", "GNLY", "PPBP"], ["mm10_Cd3d", "mm10_Nkg7", "mm10_Lyz"]
+    found = map_genes([prefix + gene for gene in human[:4]] + mouse, [*human, "NKG7"])
+    assert found.target.tolist() == [0, 1, 2, 3, -1, -1, -1]
+    assert any("4 genes were matched without the genome" in note for note in found.notes)

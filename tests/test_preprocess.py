@@ -279,3 +279,15 @@ def test_step_leaves_nothing_behind_on_bad_input(counts_adata, write, tmp_path):
     with pytest.raises(InputError, match="negative values"):
         run_preprocess(PreprocessConfig(inputs=[str(path)]))
     assert [file.name for file in tmp_path.iterdir()] == ["sample.h5ad"]
+
+
+@pytest.mark.parametrize("place", ["X", "layers/counts", "raw"])
+def test_half_precision_is_no_obstacle(counts_adata, place):
+    x = counts_adata.X.toarray().astype(np.float16)
+    adata = ad.AnnData(x if place == "X" else np.full(x.shape, -1.0), obs=counts_adata.obs, var=counts_adata.var)
+    if place == "raw":
+        adata.raw = ad.AnnData(x, obs=adata.obs, var=adata.var)
+    elif place != "X":
+        adata.layers["counts"] = x
+    expected = prepare_reference(counts_adata, DataConfig())
+    np.testing.assert_array_equal(prepare_reference(adata, DataConfig()).X.toarray(), expected.X.toarray())

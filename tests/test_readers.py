@@ -211,3 +211,12 @@ def test_real_files(shared_data):
                 read_cells(path)
         else:
             assert same(read_cells(path), ad.read_h5ad(path))
+
+
+def test_a_loom_file_of_half_precision(cells, tmp_path):
+    path = WRITERS["loom"](cells, tmp_path)
+    with h5py.File(path, "r+") as file:
+        x = file["matrix"][:]
+        del file["matrix"]
+        file["matrix"] = x.astype(np.float16)
+    assert same(read_cells(path), cells)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tried import RIGHT, ROWS, rows_of_page
+from tried import RIGHT, ROWS, cases_of_page, rows_of_page
 
 
 def test_the_page_has_the_rows_that_are_counted():
@@ -15,6 +15,11 @@ def test_the_page_has_the_rows_that_are_counted():
         assert other == 0
         if len(ROWS[row]) > 1:
             assert (refused if ROWS[row][0] == RIGHT else right) == 0, row
+
+
+def test_the_list_of_cases_has_as_many_as_the_table():
+    page = rows_of_page()
+    assert cases_of_page() == {row: page[row][0] for row in ROWS}
 
 
 def test_every_row_names_tests_that_exist():
