@@ -147,6 +147,8 @@ def test_cells_of_every_shape_type_and_name(kind, run, tiny_model):
                 assert len(labels) == adata.n_obs
             if len(labels) != adata.n_obs or not record:  # a table whose names say cells x genes as much as the other
                 return
+            if kind == "loom" and record["input"]["source"] != "X":  # a layer that its writer has added
+                return
             with np.errstate(over="ignore"):
                 logits = naive_logits(adata, record["input"], bundle)
             best = np.sort(logits, axis=1)[:, -2:]
