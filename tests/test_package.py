@@ -108,7 +108,9 @@ LAYERS = {
     "analyze": "analysis.approximation analysis.figures analysis.inputs analysis.spectrum annotation config data "
     "errors inference io readers",
     "datamodule": "data embedding",
-    "fitting": "config datamodule errors groups products",
+    "interruption": "",
+    "cluster": "errors groups",
+    "fitting": "cluster config datamodule errors groups interruption products",
     "learner": "calibrate config groups data datamodule embedding epochs fitting metrics model",
     "masked_learner": "fitting config data datamodule embedding learner masked_model masking",
     "batchsize": "config data errors groups learner model resources runs",
@@ -132,7 +134,7 @@ LAYERS = {
 ONLY = {
     "hydra": "compose cli",
     "omegaconf": "compose",
-    "pytorch_lightning": "epochs fitting learner masked_learner datamodule",
+    "pytorch_lightning": "cluster epochs fitting interruption learner masked_learner datamodule",
     "torch": " ".join(name for name in MODULES if name.startswith("attention"))
     + " embedding encoder model pieces products data datamodule inference fitting learner batchsize training estimate "
     "masking masked_model masked_learner encoder_start head_start transfer pretraining library "
