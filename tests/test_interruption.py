@@ -20,9 +20,10 @@ def interrupted(monkeypatch, train, number: int, epoch: int, step: int) -> int:
         return original(self, batch, batch_idx)
 
     original = Learner.training_step
-    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
+    with monkeypatch.context() as patch:
         patch.setattr(Learner, "training_step", training_step)
-        train()
+        with pytest.raises(SystemExit) as stopped:
+            train()
     return stopped.value.code
 
 
