@@ -98,14 +98,14 @@ def test_a_large_sample_is_called_in_shares(user: Path) -> None:
     write_sheet(user / "samples.tsv", "sample path shares", "a a.h5ad 3", "b b.h5ad ", "c c.h5ad 1")
     words = ["--config", "model_path=model", "samples=samples.tsv"]
     jobs = plan(user, *words)
-    assert jobs == ["predict a", "predict b", "predict c", "predict_share a", "report"]
+    assert jobs == ["gather a", "predict b", "predict c", "predict_share a", "report"]
     run = snakemake(user, "--dry-run", "--printshellcmds", *words)
     for number in (1, 2, 3):
         share = f"results/shares/a/{number}-of-3"
         assert f"predict a.h5ad model_path=model share={number}/3 output={share} threads=1" in run.stdout
     shares = ",".join(f"'results/shares/a/{number}-of-3'" for number in (1, 2, 3))
     assert f"shares=[{shares}]" in run.stdout.replace("""'"'"'""", "'")
-    assert "predict b.h5ad model_path=model output=results/annotated/b.h5ad  threads=1" in run.stdout
+    assert "predict b.h5ad model_path=model output=results/annotated/b.h5ad threads=1" in run.stdout
 
 
 GPUS = {0: "overwrite=true  trainer.threads", 1: "trainer=gpu trainer.threads"}

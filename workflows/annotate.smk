@@ -1,4 +1,31 @@
-"""The samples, each annotated by a job of its own; of large ones, each share of the cells (column `shares`)."""
+"""The samples, each annotated by a job of its own; the cells of large ones in several (column `shares`)."""
+
+
+rule predict:
+    """Annotate one sample with the trained, or the given, model."""
+    input:
+        sample=lambda wildcards: SAMPLES[wildcards.sample]["path"],
+        model=lambda wildcards: MODEL,
+    output:
+        ANNOTATED,
+    wildcard_constraints:
+        sample=one_of(name for name in SAMPLES if num_shares(name) == 1),
+    log:
+        f"{OUT}/logs/predict/{{sample}}.log",
+    benchmark:
+        f"{OUT}/benchmarks/predict/{{sample}}.tsv"
+    conda:
+        "envs/scperformer.yaml"
+    params:
+        overrides=OVERRIDES.get("predict", []),
+        config=resolved("predict"),
+    threads: 1
+    resources:
+        mem_mb=flat_memory,
+        runtime=lambda wildcards, input: minutes(input.sample) + 60,
+    shell:
+        "scperformer predict {input.sample:q} model_path={input.model:q} output={output:q}"
+        " threads={threads} {params.overrides:q} > {log:q} 2>&1"
 
 
 rule predict_share:
@@ -26,14 +53,16 @@ rule predict_share:
         " output={output:q} threads={threads} {params.overrides:q} > {log:q} 2>&1"
 
 
-rule predict:
-    """Annotate one sample with the trained, or the given, model, or put its shares together."""
+rule gather:
+    """Put the shares of a large sample together."""
     input:
         sample=lambda wildcards: SAMPLES[wildcards.sample]["path"],
         model=lambda wildcards: MODEL,
         shares=lambda wildcards: shares_of(wildcards.sample),
     output:
         ANNOTATED,
+    wildcard_constraints:
+        sample=one_of(name for name in SAMPLES if num_shares(name) > 1),
     log:
         f"{OUT}/logs/predict/{{sample}}.log",
     benchmark:
@@ -41,7 +70,7 @@ rule predict:
     conda:
         "envs/scperformer.yaml"
     params:
-        shares=lambda wildcards: [option("shares", shares)] if (shares := shares_of(wildcards.sample)) else [],
+        shares=lambda wildcards: option("shares", shares_of(wildcards.sample)),
         overrides=OVERRIDES.get("predict", []),
         config=resolved("predict"),
     threads: 1

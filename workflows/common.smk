@@ -139,10 +139,20 @@ def minutes(sample):
     return os.path.getsize(sample) // 10**7
 
 
+def num_shares(sample):
+    """In how many jobs the cells of a sample are called."""
+    return int(SAMPLES[sample].get("shares", 1))
+
+
 def shares_of(sample):
-    """The folders of the shares that a large sample is called in; none for others."""
-    count = int(SAMPLES[sample].get("shares", 1))
-    return expand(SHARE, sample=sample, part=range(1, count + 1), parts=count) if count > 1 else []
+    """The folders of the shares of a sample."""
+    count = num_shares(sample)
+    return expand(SHARE, sample=sample, part=range(1, count + 1), parts=count)
+
+
+def one_of(names):
+    """The pattern that these names match, and no other."""
+    return "|".join(map(re.escape, names)) or "(?!)"
 
 
 def failures(logs):
@@ -182,6 +192,6 @@ REPORT = f"{OUT}/report.html"
 
 
 wildcard_constraints:
-    sample="|".join(re.escape(name) for name in SAMPLES),
+    sample=one_of(SAMPLES),
     part=r"[1-9]\d*",
     parts=r"[1-9]\d*",
