@@ -230,14 +230,18 @@ def run_step(step: str, words: list[str]) -> None:
     import hydra
 
     from scperformer import compose
-    from scperformer.sweep import Sweep
+    from scperformer.sweep import LOST, Sweep, wait_for_jobs
 
     typed = list(sys.argv)
+    overrides = to_overrides(words, FIRST_WORDS.get(step))
     sweep = Sweep()
+    if {"-m", "--multirun"} & set(overrides):
+        sweep.folder, overrides = compose.sweep_folder(overrides)
 
     def task(cfg) -> None:
         # Lightning starts the other processes of a ddp run from sys.argv: give it back what the user typed.
         sys.argv = [typed[0], step, *words]
+        set_up_logging()  # a job of a sweep that a cluster runs begins here
         job = compose.sweep_job()
         try:
             if job is None:
@@ -260,15 +264,19 @@ def run_step(step: str, words: list[str]) -> None:
                 # Hydra announces every exception of a job with a line of its own, but lets SystemExit pass.
                 raise _Refused(code) from error
 
-    if step != "genes":
-        words = [word for word in words if word != "--offline"]  # no other step ever uses the network
     compose.register_schemas()
-    overrides = to_overrides(words, FIRST_WORDS.get(step))
     sys.argv = [typed[0], *overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach main() instead of being printed and swallowed
     try:
         compose.require_choices(overrides)
         hydra.main(config_path=str(compose.conf_dir()), config_name=step, version_base="1.3")(task)()
+        sweep.end()
+    except RuntimeError as error:
+        if type(error).__name__ not in LOST or sweep.folder is None:
+            raise
+        log.warning("a job of the cluster was lost: waiting for the others")
+        wait_for_jobs(sweep.folder)
+        sweep.end()
     except compose.OVERRIDE_ERRORS as error:
         raise compose.override_error(error, step, overrides) from error
     finally:
@@ -338,6 +346,8 @@ def main(argv: list[str] | None = None) -> int:
         if "-h" in rest or "--help" in rest:
             print(step_help(step))
             return 0
+        if step != "genes":
+            rest = [word for word in rest if word != "--offline"]  # no other step ever uses the network
         set_up_logging()
         run_step(step, rest)
     except _Refused as refused:

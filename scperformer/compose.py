@@ -1,6 +1,7 @@
 """The only place that knows Hydra: YAML files and overrides in, plain checked dataclasses out."""
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -131,6 +132,16 @@ def resolved_text(step: str, overrides: Sequence[str] = ()) -> str:
 def yaml_text(options: dict[str, Any]) -> str:
     """Options as YAML text, in the order they have."""
     return OmegaConf.to_yaml(OmegaConf.create({"options": options}).options)
+
+
+def sweep_folder(overrides: Sequence[str]) -> tuple[Path, list[str]]:
+    """The folder of a sweep, named after the time unless the user has chosen one, and the overrides with it."""
+    option = "hydra.sweep.dir="
+    for word in overrides:
+        if word.startswith(option):
+            return Path(word.removeprefix(option).strip("'\"")), list(overrides)
+    folder = Path("multirun") / time.strftime("%Y-%m-%d_%H-%M-%S")
+    return folder, [f"{option}{folder}", *overrides]
 
 
 def sweep_job() -> tuple[Path, list[str]] | None:

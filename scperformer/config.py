@@ -165,6 +165,8 @@ class PredictConfig(_InputOptions):
     output_format: str = "h5ad"  # without output: h5ad, zarr, csv, tsv or parquet, as <input>.annotated.FORMAT
     overwrite: bool = False
     resume: bool = False  # keep the parts that a run which was cut off had finished
+    share: str | None = None  # K/N: call only the Kth of N shares of the cells; the output is a folder for `shares`
+    shares: list[str] = field(default_factory=list)  # all the folders that `share` made of the file: nothing is called
     key_added: str = "scperformer"  # prefix of everything written
     batch_size: int = 64  # cells, on a GPU; on a CPU the length of the cells decides
     threads: int = 1
@@ -177,6 +179,7 @@ class PredictConfig(_InputOptions):
         _check_inputs(self.inputs, "predict")
         many = len(self.inputs) > 1 and self.output is not None
         require(not many, "output", self.output, "no output option with several files (each gets its own)")
+        self._check_shares()
         require_choice("output_format", self.output_format, ("h5ad", "zarr", "csv", "tsv", "parquet"))
         require(bool(self.key_added.strip()), "key_added", repr(self.key_added), "a name")
         require("/" not in self.key_added, "key_added", repr(self.key_added), "a name without '/'")
@@ -185,6 +188,15 @@ class PredictConfig(_InputOptions):
         require_choice("device", self.device, ("auto", "cpu", "cuda"))
         require(0 <= self.min_overlap <= 1, "min_overlap", self.min_overlap, "a share from 0 to 1")
         require(0 <= self.min_confidence <= 1, "min_confidence", self.min_confidence, "a probability from 0 to 1")
+
+    def _check_shares(self) -> None:
+        if self.share is not None:
+            number, slash, count = self.share.partition("/")
+            known = bool(slash) and all(part.isascii() and part.isdigit() for part in (number, count))
+            require(known and 1 <= int(number) <= int(count), "share", self.share, "K/N with K from 1 to N, as in 2/8")
+            require(not self.shares, "shares", self.shares, "no shares beside share, which makes one of them")
+        if self.shares:
+            require(len(self.inputs) == 1, "shares", self.shares, "one input file, which they were made of")
 
 
 @dataclass(kw_only=True)

@@ -1,6 +1,5 @@
 """Cells as Lightning wants them: batches for training, dealt out to the processes, and for validation."""
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -23,24 +22,49 @@ class _BatchDataset(Dataset):
 
 
 class _Batches(Sampler):
-    """The batches of one process, in the order of (seed, epoch); Lightning calls `set_epoch`."""
+    """The share of one process in each batch, in the order of (seed, epoch); Lightning calls `set_epoch`.
+
+    All processes together take the batches that a single one with their sizes added up would take.
+    """
 
     def __init__(self, cells: Cells, batch_size: int, *, seed: int, rank: int, world_size: int):
         self.cells, self.batch_size = cells, batch_size
         self.seed, self.rank, self.world_size = seed, rank, world_size
         self.epoch = 0
+        self.done = 0  # steps of the epoch that a resumed run has behind it
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return math.ceil(math.ceil(len(self.cells) / self.batch_size) / self.world_size)
+        whole, rest = divmod(len(self.cells), self.batch_size * self.world_size)
+        return whole + (rest >= self.world_size or whole == 0)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        batches = shuffled_batches(self.cells.lengths, self.batch_size, self.seed, self.epoch)
-        # Every process takes the same number of steps, or the others would wait for it for ever.
-        for step in range(len(self)):
-            yield batches[(step * self.world_size + self.rank) % len(batches)]
+        batches = shuffled_batches(self.cells.lengths, self.batch_size * self.world_size, self.seed, self.epoch)
+        smallest = min(range(len(batches)), key=lambda i: len(batches[i]))
+        if len(batches[smallest]) < self.world_size and len(batches) > 1:
+            # The rest of the cells is too small for all processes, and one without any would be waited for.
+            rest = batches.pop(smallest)
+            batches[0] = np.concatenate([batches[0], rest])
+        first, self.done = self.done, 0
+        for batch in batches[first:]:
+            yield np.resize(batch, max(len(batch), self.world_size))[self.rank :: self.world_size]
+
+
+class _ResumableLoader(DataLoader):
+    """A loader of `_Batches` that goes on in the middle of an epoch, where a checkpoint was saved."""
+
+    def __init__(self, cells: Cells, batches: _Batches, trainer: pl.Trainer):
+        super().__init__(_BatchDataset(cells), sampler=batches, batch_size=None)
+        self.batches, self.trainer = batches, trainer
+
+    def state_dict(self) -> dict[str, int]:
+        progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        return {"done": progress.ready % len(self.batches)}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.batches.done = state_dict["done"]
 
 
 class CellsDataModule(pl.LightningDataModule):
@@ -55,7 +79,7 @@ class CellsDataModule(pl.LightningDataModule):
         assert self.trainer is not None
         rank, world_size = self.trainer.global_rank, self.trainer.world_size
         batches = _Batches(self.train, self.batch_size, seed=self.seed, rank=rank, world_size=world_size)
-        return DataLoader(_BatchDataset(self.train), sampler=batches, batch_size=None)
+        return _ResumableLoader(self.train, batches, self.trainer)
 
     def val_dataloader(self) -> DataLoader:
         # Every process looks at all of them: the numbers are then the same on one device and on many.

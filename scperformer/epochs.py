@@ -34,6 +34,9 @@ class EpochLog(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.epochs = state_dict["epochs"]
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.start = time.perf_counter()  # of an epoch that a resumed run goes on with, too: it does not start again
+
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.start = time.perf_counter()
 

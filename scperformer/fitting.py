@@ -11,15 +11,18 @@ import torch
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 
+from scperformer.cluster import processes_from
 from scperformer.config import NetworkConfig
 from scperformer.datamodule import CellsDataModule
 from scperformer.errors import InputError
 from scperformer.groups import TrainerConfig
+from scperformer.interruption import Interruption
 from scperformer.processes import helpers_watched, lost_process, processes_ended
 from scperformer.products import fast_products
 
 log = logging.getLogger(__name__)
 
+LAST = "last.ckpt"
 # What gloo and NCCL say when they wait for a process that is no more.
 PEER_LOST = re.compile(
     r"(closed|reset) by (remote )?peer|connection (was )?(closed|reset)|remote process exited", re.IGNORECASE
@@ -32,7 +35,7 @@ def checkpoints(
     """The checkpoint of the best epoch, and all callbacks that save, stop or log.
 
     `best.ckpt` has the best `monitor`, the highest or the lowest as `mode` says: `max` or `min`. `last.ckpt` is the
-    state after the last whole epoch.
+    state after the last whole epoch, or where a signal stopped the run.
     """
     best = ModelCheckpoint(
         folder, filename="best", monitor=monitor, mode=mode, save_top_k=1, enable_version_counter=False
@@ -40,7 +43,7 @@ def checkpoints(
     last = ModelCheckpoint(folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
     # `last` comes after `stop`: what it saves must know how long the patience still is.
     stop = EarlyStopping(monitor, mode=mode, patience=trainer.patience, check_on_train_epoch_end=True)
-    return best, [best, stop, epoch_log, last]
+    return best, [best, stop, epoch_log, last, Interruption(folder / LAST)]
 
 
 def run_trainer(
@@ -55,7 +58,7 @@ def run_trainer(
     InputError
         Another process of a distributed run has ended.
     """
-    last = folder / "last.ckpt"
+    last = folder / LAST
     with warnings.catch_warnings(), processes_ended(), helpers_watched(), fast_products(cfg.trainer.accelerator):
         # Advice about data-loading workers and the like: ours has none to start, on purpose.
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
@@ -67,9 +70,9 @@ def run_trainer(
                 weights_only=True,  # checkpoints hold tensors and plain values: nothing in them is executed
             )
         except SystemExit as stopped:
-            # Lightning's answer to SIGINT has code 1, to SIGTERM none: the shell would take that for success.
             log.warning("interrupted: the same command with resume=true continues it")
-            raise SystemExit(130 if stopped.code == 1 else 143) from None
+            # Lightning's answer to SIGINT has code 1, to SIGTERM none: the shell would take that for success.
+            raise SystemExit({1: 130, None: 143}.get(stopped.code, stopped.code)) from None  # type: ignore[arg-type]
         except RuntimeError as error:
             if trainer.world_size == 1 or not PEER_LOST.search(str(error)):
                 raise
@@ -90,7 +93,7 @@ def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path
     Raises
     ------
     InputError
-        A GPU is asked for and there is none.
+        A GPU is asked for and there is none, or Slurm has started other processes than are asked for.
     """
     options = cfg.trainer
     if options.accelerator == "gpu" and not torch.cuda.is_available() and not torch.backends.mps.is_available():
@@ -102,11 +105,12 @@ def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path
         loggers.append(CSVLogger(run_folder, name="csv"))
     if cfg.logger.tensorboard:
         loggers.append(TensorBoardLogger(run_folder, name="tensorboard"))
+    processes = processes_from(options)
     interactive = sys.stderr.isatty() or "ipykernel" in sys.modules
     with warnings.catch_warnings():
-        # On the login node of a cluster, and in a job of one process, there is nothing to hint at.
-        warnings.filterwarnings("ignore", message="The `srun` command is available")
+        warnings.filterwarnings("ignore", "The `srun` command is available")  # outside of jobs nobody needs it
         return pl.Trainer(
+            plugins=[processes] if processes else None,
             accelerator=options.accelerator,
             devices=options.devices,
             num_nodes=options.num_nodes,

@@ -1,7 +1,7 @@
 """Training as Lightning sees it: loss, metrics, optimiser, what is saved when, and the loop over epochs.
 
 Every random choice is a function of (seed, epoch) or (seed, step) alone, and checkpoints are written at the end of
-epochs: a run that was killed and resumed therefore repeats the interrupted epoch exactly.
+epochs, and of the step at which a signal stops the run: one that was cut off and resumed repeats what was lost exactly.
 """
 
 import math
@@ -70,6 +70,18 @@ def has_to_learn(network: CellTypeModel, optim: OptimConfig) -> bool:
     return network.encoder is not None or wide_lr_factor(network, optim) > 0
 
 
+def share_of_step(weight: torch.Tensor) -> torch.Tensor | float:
+    """What the loss of this process counts in a step of several: its weight, as a share of their mean.
+
+    Gradients are averaged over the processes. With this factor they are those of all their cells in one batch.
+    """
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return 1.0
+    total = weight.detach().clone()
+    torch.distributed.all_reduce(total)
+    return weight * torch.distributed.get_world_size() / total
+
+
 class Learner(pl.LightningModule):
     """The network with its loss, metrics and optimiser.
 
@@ -129,7 +141,7 @@ class Learner(pl.LightningModule):
         if self.network.has_both and self.optim.deep_loss_weight:
             # A wide branch that fits its training cells leaves the encoder nothing to learn from their sum.
             loss = loss + self.optim.deep_loss_weight * self.loss(deep_BC, labels_B)
-        loss = loss + self.network.penalty().to(loss.device)
+        loss = loss * share_of_step(self.label_weights[labels_B].sum()) + self.network.penalty().to(loss.device)
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels_B), sync_dist=True)
         return loss
 

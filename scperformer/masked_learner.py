@@ -119,6 +119,9 @@ class MaskedLearner(pl.LightningModule):
 class PretrainingLog(Callback):
     """One log line per epoch: is anything learned beyond what is usual for gene and cell?"""
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.start = time.perf_counter()  # of an epoch that a resumed run goes on with, too: it does not start again
+
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.start = time.perf_counter()
 

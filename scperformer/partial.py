@@ -8,7 +8,7 @@ import re
 import shutil
 import uuid
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -53,11 +53,14 @@ class Partial:
         Beside the output, named after it.
     num_parts
         Of the whole run.
+    shares
+        More folders, of other processes that each made some of the parts; they are only read.
     """
 
-    def __init__(self, folder: Path, num_parts: int):
+    def __init__(self, folder: Path, num_parts: int, shares: Sequence[Path] = ()):
         self.folder = folder
         self.num_parts = num_parts
+        self.shares = shares
 
     def has(self, part: int) -> bool:
         """Whether this part is finished."""
@@ -72,7 +75,7 @@ class Partial:
         unfinished = self.folder / UNFINISHED
         with unfinished.open("wb") as file:
             np.savez(file, **{field.name: getattr(calls, field.name) for field in fields(Calls)})
-        os.replace(unfinished, self._file(part))
+        os.replace(unfinished, self.folder / f"part-{part:06d}.npz")
 
     def read(self) -> Iterator[Calls]:
         """All parts in order.
@@ -93,12 +96,21 @@ class Partial:
                 ) from error
             yield calls
 
+    def keep_as(self, output: Path) -> None:
+        """Make the folder itself the output, in place of an earlier one."""
+        if output.exists():
+            _remove(output)
+        os.replace(self.folder, output)
+
     def _file(self, part: int) -> Path:
-        return self.folder / f"part-{part:06d}.npz"
+        files = [folder / f"part-{part:06d}.npz" for folder in (self.folder, *self.shares)]
+        return next((file for file in files if file.exists()), files[0])
 
 
 @contextmanager
-def partial_results(output: Path, identity: dict[str, str], num_parts: int, resume: bool) -> Iterator[Partial]:
+def partial_results(
+    output: Path, identity: dict[str, str], num_parts: int, *, resume: bool, shares: Sequence[Path] = ()
+) -> Iterator[Partial]:
     """The parts of a run; removed when the block ends well, kept when it does not and any part is finished.
 
     Parameters
@@ -109,15 +121,20 @@ def partial_results(output: Path, identity: dict[str, str], num_parts: int, resu
         What the results depend on.
     resume
         Keep the parts of an earlier run that was cut off.
+    shares
+        Folders that hold all the parts already.
 
     Raises
     ------
     InputError
-        With `resume`, the earlier run was another one; or something that is not ours is in the way.
+        With `resume`, the earlier run was another one; the shares are of something else or not all of it; or something
+        that is not ours is in the way.
     """
     output = Path(os.path.realpath(output))  # parts, output and the way between them are on one disk
     folder = make_parent(output) / f"{output.name}.partial"
-    partial = Partial(folder, num_parts)
+    partial = Partial(folder, num_parts, shares)
+    if shares:
+        _require_all(partial, identity)
     if folder.exists():
         _require_ours(folder)
         with _locked(folder):  # not while another run is at it
@@ -143,7 +160,20 @@ def partial_results(output: Path, identity: dict[str, str], num_parts: int, resu
                 remedy = "the same command with resume=true goes on from there"
                 log.warning("cut off: %d of %d parts are kept in %s; %s", num, num_parts, folder, remedy)
             raise
-        _remove(folder)
+        if folder.exists():  # else it has become the output
+            _remove(folder)
+
+
+def _require_all(partial: Partial, identity: dict[str, str]) -> None:
+    for folder in partial.shares:
+        if not isinstance(_identity(folder), dict):
+            remedy = "name what 'scperformer predict ... share=K/N' has written"
+            raise InputError(f"{folder} in shares", "a folder with a share of the calls", remedy)
+        _require_same(folder, identity, "make all shares anew, with the same file, model and options")
+    missing = partial.num_parts - partial.num_finished
+    if missing:
+        found = f"shares that lack {missing} of {partial.num_parts} parts"
+        raise InputError(found, "all shares of the file, 1/N to N/N", "name those that are not there, too")
 
 
 def _make(folder: Path, identity: dict[str, str]) -> None:
@@ -197,12 +227,12 @@ def _identity(folder: Path) -> Any:
         return None
 
 
-def _require_same(folder: Path, identity: dict[str, str]) -> None:
+def _require_same(folder: Path, identity: dict[str, str], remedy: str = "leave out resume=true to start anew") -> None:
     earlier = _identity(folder)
     if earlier != identity:
         other = ", ".join(key for key in identity if earlier.get(key) != identity[key])
         raise InputError(
             f"partial results in {folder} of another run (other {other})",
             "the file, model and options that it was started with",
-            "leave out resume=true to start anew",
+            remedy,
         )

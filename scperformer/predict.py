@@ -21,7 +21,7 @@ from scperformer.errors import InputError
 from scperformer.h5ad_copy import add_to_h5ad
 from scperformer.inference import Model, load_model
 from scperformer.io import fingerprint, new_folder, require_absent, require_unchanged, write_h5ad
-from scperformer.partial import Partial, partial_results
+from scperformer.partial import IDENTITY, Partial, partial_results
 from scperformer.query import Query, keys_of, require_not_annotated
 from scperformer.readers import beside, read_cells, require_readable
 from scperformer.zarr_copy import MARKER, copy_to_zarr
@@ -40,6 +40,8 @@ NOT_IN_IDENTITY = (
     "output_format",
     "overwrite",
     "resume",
+    "share",
+    "shares",
     "batch_size",
     "threads",
     "device",
@@ -124,7 +126,18 @@ def format_of(output: Path) -> str:
 
 def default_output(path: Path, cfg: PredictConfig) -> Path:
     """Where the annotation of a file goes unless told otherwise: beside it."""
+    if cfg.share is not None:
+        return beside(path, f".share-{cfg.share.replace('/', '-of-')}")
     return beside(path, f".annotated.{cfg.output_format}")
+
+
+def require_place(output: Path, cfg: PredictConfig) -> None:
+    """Fail before any work is done when the output cannot be written or its name does not say what it is."""
+    if cfg.share is not None:
+        require_absent(output, cfg.overwrite, marker=IDENTITY)
+        return
+    require_absent(output, cfg.overwrite, marker=MARKER if output.suffix == ".zarr" else None)
+    format_of(output)
 
 
 def identity_of(query: Query, model: Model, cfg: PredictConfig) -> dict[str, str]:
@@ -148,21 +161,34 @@ def _predict_streaming(path: str, output: Path, model: Model, cfg: PredictConfig
         if not cfg.overwrite and output.suffix in (".h5ad", ".zarr"):
             require_not_annotated(cells.keys(), cfg.key_added, path)  # before the work; writing checks again
         query = make_query(cells, model, cfg, path)
-        with partial_results(output, identity_of(query, model, cfg), len(query.starts()), cfg.resume) as partial:
+        identity, num_parts = identity_of(query, model, cfg), len(query.starts())
+        shares = [Path(folder) for folder in cfg.shares]
+        with partial_results(output, identity, num_parts, resume=cfg.resume, shares=shares) as partial:
             start = time.perf_counter()
             num_called = _call_all(query, model, cfg, partial)
+            if cfg.share is not None:
+                require_unchanged(path, seen)
+                log.info("%s, share %s: %d cells called", path, cfg.share, num_called)
+                partial.keep_as(output)
+                return
             annotation = make_annotation(query, model, cfg, partial.read, time.perf_counter() - start)
             announce(annotation, cfg, path, num_called)
             require_unchanged(path, seen)
             _write(annotation, path, output, cells, partial.folder, cfg, seen)
 
 
+def parts_of(share: str | None, num_parts: int) -> range:
+    """The parts of a file that a share such as `2/8` is made of; all of them without one."""
+    number, count = map(int, (share or "1/1").split("/"))
+    return range(num_parts * (number - 1) // count, num_parts * number // count)
+
+
 def _call_all(query: Query, model: Model, cfg: PredictConfig, partial: Partial) -> int:
     """Call the blocks that are not finished yet, saying how far it is now and then; the number of their cells."""
     said, num_called = time.perf_counter(), 0
-    for part, first in enumerate(query.starts()):
+    for part in parts_of(cfg.share, partial.num_parts):
         if not partial.has(part):
-            x = query.block(first)
+            x = query.block(query.starts()[part])
             partial.write(part, call_block(x, model, cfg))
             num_called += x.shape[0]
         if time.perf_counter() - said > SECONDS_BETWEEN_LINES:
@@ -239,12 +265,14 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
     for number, output in enumerate(outputs):
         if output in outputs[:number]:
             raise InputError(f"two inputs give {output}", "one input per output", "leave one of them out")
-        require_absent(output, cfg.overwrite, marker=MARKER if output.suffix == ".zarr" else None)
-        format_of(output)
+        require_place(output, cfg)
     model = load_model(cfg.model_path)
     for path, kind, output in zip(cfg.inputs, kinds, outputs, strict=True):
         if kind == "h5ad" and can_stream(path):
             _predict_streaming(path, output, model, cfg)
+        elif cfg.share is not None or cfg.shares:
+            found = f"shares of {path}, which can only be read as a whole"
+            raise InputError(found, "an h5ad file that anndata 0.8 or newer has written", "leave shares out")
         else:
             if cfg.resume:
                 log.info("nothing to resume: %s is of a kind that is annotated as a whole", path)

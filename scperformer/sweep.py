@@ -5,7 +5,7 @@ import json
 import os
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,7 +15,9 @@ from scperformer.outputs import new_file
 from scperformer.texts import defused
 
 TABLE = "runs.csv"
+RECORD = "run.json"  # of one run, in its folder
 SCORE = "val_macro_f1"  # the best runs come first in the printed table
+LOST = ("UncompletedJobError", "FailedJobError")  # what submitit raises when a job has ended without a result
 NOT_CHOSEN = ("inputs", "output")  # the same in every run, or made for it
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
 MOST_TEXT = 80  # characters of an error in the printed table
@@ -28,7 +30,7 @@ class Row:
     job: str
     overrides: dict[str, str]
     output: str | None = None
-    status: str = "failed"  # until it has ended well
+    status: str = "running"
     seconds: float = 0.0
     error: str = ""
 
@@ -37,7 +39,7 @@ class Row:
         from scperformer.bundle import INFO  # with what reads h5ad: --cfg job can do without
 
         info = folder / (self.output or "") / INFO
-        if self.status == "failed" or not info.is_file():
+        if self.status != "ok" or not info.is_file():
             return {}
         metrics = json.loads(info.read_text(encoding="utf-8"))["metrics"]
         sides = {"val": metrics["model"], "baseline": metrics["baseline"]}
@@ -47,36 +49,60 @@ class Row:
 
 @dataclass
 class Sweep:
-    """All runs of a sweep so far; `runs.csv` in its folder is written anew after each of them."""
+    """All runs of a sweep so far; `runs.csv` in its folder is written anew after each of them.
+
+    Runs may be in other processes, on other machines: what is known of each lies in its folder.
+    """
 
     folder: Path | None = None
-    rows: list[Row] = field(default_factory=list)
 
     def job(self, folder: Path, overrides: list[str]) -> "Job":
         """A block that is one run, with a folder inside the sweep's and overrides such as `seed=1`."""
         self.folder = folder.parent
         chosen = dict(word.lstrip("+").partition("=")[::2] for word in overrides)
         row = Row(folder.name, {name: value for name, value in chosen.items() if name not in NOT_CHOSEN})
-        self.rows.append(row)
         return Job(self, row)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The runs that have begun, in their order."""
+        records = [] if self.folder is None else self.folder.glob(f"*/{RECORD}")
+        rows = [Row(**json.loads(record.read_text(encoding="utf-8"))) for record in records]
+        return sorted(rows, key=lambda row: (len(row.job), row.job))
 
     @property
     def num_failed(self) -> int:
         """How many runs have failed."""
         return sum(row.status == "failed" for row in self.rows)
 
+    def save(self, row: Row) -> None:
+        """Keep what is known of a run."""
+        assert self.folder is not None
+        with new_file(self.folder / row.job / RECORD, overwrite=True) as temporary:
+            temporary.write_text(json.dumps(asdict(row)), encoding="utf-8")
+
+    def end(self) -> None:
+        """Count runs that have not said how they ended as failed: they were killed."""
+        killed = [row for row in self.rows if row.status == "running"]
+        for row in killed:
+            row.status, row.error = "failed", "ended without a word: killed, out of memory or out of time"
+            self.save(row)
+        if killed:
+            self.write()
+
     def records(self) -> list[dict[str, Any]]:
         """The rows by column; all have the same columns, "" where one has nothing to say."""
         assert self.folder is not None
+        rows = self.rows
         records = [
             {"job": row.job, "status": row.status}
             | row.overrides
             | row.scores(self.folder)
             | {"seconds": f"{row.seconds:.1f}", "output": row.output or "", "error": row.error}
-            for row in self.rows
+            for row in rows
         ]
         scores = [name for record in records for name in record if name.startswith(("val_", "baseline_", "best_"))]
-        chosen = [name for row in self.rows for name in row.overrides]
+        chosen = [name for row in rows for name in row.overrides]
         columns = dict.fromkeys(["job", "status", *chosen, *scores, "seconds", "output", "error"])
         return [{name: record.get(name, "") for name in columns} for record in records]
 
@@ -118,6 +144,14 @@ def _cell(value: object) -> str:
     return (text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 3] + "...").replace("|", "\\|")
 
 
+def wait_for_jobs(folder: Path) -> None:
+    """Wait until all jobs of a sweep on a cluster have ended; submitit gives up when one of them is lost."""
+    import submitit
+
+    for place in sorted((folder / ".submitit").iterdir()):
+        submitit.SlurmJob(folder=place.parent / "%j", job_id=place.name).wait()
+
+
 class Job:
     """The block of one run: takes its time, and notes how it ended; errors go on to whoever handles them."""
 
@@ -126,12 +160,14 @@ class Job:
 
     def __enter__(self) -> "Job":
         self.start = time.perf_counter()
+        self.sweep.save(self.row)
         return self
 
     def wrote(self, output: str) -> None:
         """Note what the run is going to write."""
         assert self.sweep.folder is not None
         self.row.output = os.path.relpath(output, self.sweep.folder)
+        self.sweep.save(self.row)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -141,5 +177,6 @@ class Job:
             self.row.status = "ok"
         else:
             text = "interrupted" if isinstance(error, SystemExit | KeyboardInterrupt) else str(error)
-            self.row.error = one_line(text) or type(error).__name__
+            self.row.status, self.row.error = "failed", one_line(text) or type(error).__name__
+        self.sweep.save(self.row)
         self.sweep.write()

@@ -11,6 +11,7 @@ from scperformer.logarithms import Group, Logarithm, recognise
 from scperformer.rows import Matrix, Rows
 
 MAX_LOG = 25.0  # e**25 counts is more than any cell has, in any base that is in use
+MOST = 1e15  # whole values beyond are no longer exact even in float64, and float32 ends at 3e38
 MAX_SAMPLED_CELLS = 2000
 MIN_MIXED_SUM = 50.0  # whole values that add up to less may be logarithms by chance
 BASE_NAMES = {math.e: "natural logarithm", 2.0: "logarithm to base 2", 10.0: "logarithm to base 10"}
@@ -64,13 +65,16 @@ def judge(source: str, matrix: Matrix | Rows) -> Slot:
     x = matrix if isinstance(matrix, Rows) else Rows(matrix)
     if x.dtype.kind not in "buif":
         return Slot(source=source, x=x, kind="unusable", text=f"not numbers ({x.dtype})")
-    scan = _scan(x)
+    with np.errstate(over="ignore"):  # of values that are refused below
+        scan = _scan(x)
     slot = Slot(source=source, x=x, kind="unusable", text="", largest=scan.high)
     slot.num_empty = int((~scan.filled).sum())
     if scan.num_bad:
         slot.text = f"{scan.num_bad} NaN or infinite value{'s' if scan.num_bad > 1 else ''}"
     elif scan.low < 0:
         slot.text = f"negative values down to {scan.low:.4g}: scaled or centred"
+    elif scan.high > MOST:
+        slot.text = f"values up to {scan.high:.4g}, which no expression has"
     elif scan.high == 0:
         slot.text = "nothing but zeros"
     elif scan.whole.all():

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import subprocess
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -163,6 +164,18 @@ def command(tmp_path, monkeypatch, capsys) -> Iterator[Callable[..., Ran]]:
 
     yield run
     logger.handlers[:], logger.level, logger.propagate = before
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[None]:
+    """A Slurm of two nodes, node1 and node2, with the partition `short`; skipped where it cannot be had."""
+    scripts = Path(__file__).parent / "slurm"
+    started = subprocess.run([scripts / "start"], capture_output=True, text=True)
+    if started.returncode == 3:
+        pytest.skip(started.stderr.strip())
+    assert started.returncode == 0, started.stderr
+    yield
+    subprocess.run([scripts / "stop"], check=True)
 
 
 @pytest.fixture

@@ -265,6 +265,17 @@ def test_bad_values_are_counted_wherever_they_are():
     assert judge("X", sparse.csc_matrix(x)).text == "negative values down to -0.5: scaled or centred"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("value", [1e16, 3e38, 1e39, 1.7e308])
+def test_values_that_no_expression_has(value, dtype):
+    x = np.ones((20, 7), dtype=np.float64)
+    x[3, 3] = value
+    with np.errstate(over="ignore"):
+        slot = judge("X", x.astype(dtype))
+    assert slot.kind == "unusable"
+    assert slot.text.startswith(("values up to ", "1 NaN or infinite value"))
+
+
 # choosing
 
 

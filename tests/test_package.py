@@ -110,7 +110,9 @@ LAYERS = {
     "errors inference io readers",
     "datamodule": "data embedding",
     "processes": "errors",
-    "fitting": "config datamodule errors groups processes products",
+    "interruption": "",
+    "cluster": "errors groups",
+    "fitting": "cluster config datamodule errors groups interruption processes products",
     "learner": "calibrate config groups data datamodule embedding epochs fitting metrics model",
     "masked_learner": "fitting config data datamodule embedding learner masked_model masking",
     "batchsize": "config data errors groups learner model resources runs",
@@ -134,7 +136,7 @@ LAYERS = {
 ONLY = {
     "hydra": "compose cli",
     "omegaconf": "compose",
-    "pytorch_lightning": "epochs fitting processes learner masked_learner datamodule",
+    "pytorch_lightning": "cluster epochs fitting interruption processes learner masked_learner datamodule",
     "torch": " ".join(name for name in MODULES if name.startswith("attention"))
     + " embedding encoder model pieces products data datamodule inference fitting processes learner batchsize training "
     "estimate masking masked_model masked_learner encoder_start head_start transfer pretraining library "

@@ -60,4 +60,18 @@ def test_the_table_is_there_after_each_run(tmp_path):
     with pytest.raises(SystemExit):
         run(sweep, tmp_path, 1, ["seed=1"], error=SystemExit(130))
     assert "interrupted" in (tmp_path / "runs.csv").read_text()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "runs.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "runs.csv"]
+
+
+def test_runs_of_other_processes_are_in_the_table_and_lost_ones_have_failed(tmp_path):
+    run(Sweep(), tmp_path, 2, ["seed=2"], 0.5)
+    run(Sweep(), tmp_path, 10, ["seed=10"], 0.75)
+    killed = Sweep().job(tmp_path / "1", ["seed=1"])
+    killed.__enter__()  # and that was all
+    sweep = Sweep(tmp_path)
+    assert [(row.job, row.status) for row in sweep.rows] == [("1", "running"), ("2", "ok"), ("10", "ok")]
+    assert sweep.num_failed == 0
+    sweep.end()
+    assert [row.status for row in sweep.rows] == ["failed", "ok", "ok"]
+    assert "ended without a word" in (tmp_path / "runs.csv").read_text()
+    assert sweep.markdown().splitlines()[2].startswith("| 10 | ok | 10 | 0.7500")

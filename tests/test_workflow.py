@@ -36,7 +36,7 @@ def plan(folder: Path, *words: str, root: Path = ROOT) -> list[str]:
     blocks = re.findall(r"^(?:local)?rule (\w+):\n((?:    .*\n)+)", run.stdout, flags=re.MULTILINE)
     jobs = set()
     for rule, block in blocks:
-        sample = re.search(r"wildcards: sample=(\S+)", block)
+        sample = re.search(r"wildcards: sample=([^\s,]+)", block)
         jobs.add(f"{rule} {sample[1]}" if sample else rule)
     return sorted(jobs - {"annotate", "all"})
 
@@ -94,12 +94,40 @@ def test_with_a_model_nothing_is_trained(user: Path) -> None:
     assert jobs == ["evaluate", "predict a", "report"]
 
 
+def test_a_large_sample_is_called_in_shares(user: Path) -> None:
+    write_sheet(user / "samples.tsv", "sample path shares", "a a.h5ad 3", "b b.h5ad ", "c c.h5ad 1")
+    words = ["--config", "model_path=model", "samples=samples.tsv"]
+    jobs = plan(user, *words)
+    assert jobs == ["gather a", "predict b", "predict c", "predict_share a", "report"]
+    run = snakemake(user, "--dry-run", "--printshellcmds", *words)
+    for number in (1, 2, 3):
+        share = f"results/shares/a/{number}-of-3"
+        assert f"predict a.h5ad model_path=model share={number}/3 output={share} threads=1" in run.stdout
+    shares = ",".join(f"'results/shares/a/{number}-of-3'" for number in (1, 2, 3))
+    assert f"shares=[{shares}]" in run.stdout.replace("""'"'"'""", "'")
+    assert "predict b.h5ad model_path=model output=results/annotated/b.h5ad threads=1" in run.stdout
+
+
+GPUS = {0: "overwrite=true  trainer.threads", 1: "trainer=gpu trainer.threads"}
+GPUS[2] = "trainer=gpu trainer.devices=2 trainer.strategy=ddp trainer.threads"
+
+
+@pytest.mark.parametrize("count", GPUS)
+def test_only_training_asks_for_gpus(user: Path, count: int) -> None:
+    config = ["reference=reference.h5ad", "samples=samples.tsv", f"gpu={count}"]
+    run = snakemake(user, "--dry-run", "--printshellcmds", "--config", *config)
+    assert GPUS[count] in run.stdout
+    asking = re.findall(r"^rule (\w+):(?:\n    .*)*?\n    resources: .*\bgpu=(\d)", run.stdout, flags=re.MULTILINE)
+    assert asking == [("train", str(count))]
+
+
 # --- refusals ------------------------------------------------------------------------------------------------
 
 REFUSED = {
     "unknown key": (["refrence=reference.h5ad"], r"'refrence' was unexpected.*expected the keys reference, samples"),
     "wrong type": (["label_key=3"], r"label_key: 3 is not of type 'string'; expected the obs column"),
     "unknown option": (["overrides={predict: [batchsize=8]}"], r"overrides: predict: .*batchsize.*--cfg job"),
+    "no number of GPUs": (["gpu=yes"], r"gpu: .* is not of type 'integer'; expected the number of GPUs"),
     "unknown step": (["overrides={fit: [model=tiny]}"], r"'fit' was unexpected.*for preprocess, train, predict"),
     "reference alone": (["reference=reference.h5ad"], r"no samples=; expected a sample sheet"),
     "samples alone": (["samples=samples.tsv"], r"samples= alone; .* add reference=.* or model_path="),
@@ -123,6 +151,7 @@ BAD_SHEETS = {
     "missing file": (["sample path", "a gone.h5ad"], r"no gone\.h5ad; expected the path of sample a in samples\.tsv"),
     "missing truth": (["sample path truth", "a a.h5ad x.csv"], r"no x\.csv; expected the truth of sample a"),
     "unknown column": (["sample file", "a a.h5ad"], r"'file' was unexpected.*expected the columns sample, path"),
+    "no number of shares": (["sample path shares", "a a.h5ad many"], r"'many' does not match.*in how many jobs"),
     "no rows": (["sample path"], r"should be non-empty; expected a line of column names and at least one sample"),
     "mixed truth": (
         ["sample path truth truth_key", "a a.h5ad a.csv ", "b b.h5ad  label"],

@@ -124,6 +124,37 @@ def memory(wildcards, input, attempt):
     return attempt * (2000 + 20 * sum(os.path.getsize(path) for path in input) // 10**6)
 
 
+def gpu_options(count):
+    """The options of a training on so many GPUs."""
+    return ["trainer=gpu"][:count] + ([f"trainer.devices={count}", "trainer.strategy=ddp"] if count > 1 else [])
+
+
+def flat_memory(wildcards, input, attempt):
+    """Megabytes for a job that reads its sample a block at a time (docs/inputs.md#memory); more after each failure."""
+    return attempt * (2000 + os.path.getsize(input.sample) // (20 * 10**6))
+
+
+def minutes(sample):
+    """How long the cells of a file may take: many times what they took in docs/inputs.md#memory."""
+    return os.path.getsize(sample) // 10**7
+
+
+def num_shares(sample):
+    """In how many jobs the cells of a sample are called."""
+    return int(SAMPLES[sample].get("shares", 1))
+
+
+def shares_of(sample):
+    """The folders of the shares of a sample."""
+    count = num_shares(sample)
+    return expand(SHARE, sample=sample, part=range(1, count + 1), parts=count)
+
+
+def one_of(names):
+    """The pattern that these names match, and no other."""
+    return "|".join(map(re.escape, names)) or "(?!)"
+
+
 def failures(logs):
     """The last words of each failed job, to stand below snakemake's own messages."""
     # onerror is told snakemake's own logs only; those of the failed jobs are named in there.
@@ -145,6 +176,7 @@ OUT = os.path.normpath(config["outdir"])
 EXAMPLE = f"{OUT}/example"
 IS_EXAMPLE = not config.get("samples")
 OVERRIDES = config["overrides"]
+TRAINER = gpu_options(config["gpu"])
 REFERENCE = f"{EXAMPLE}/reference.h5ad" if IS_EXAMPLE else config.get("reference")
 SAMPLES = example_samples(EXAMPLE) if IS_EXAMPLE else read_samples(config["samples"])
 TRUTH_KEY = truth_column(SAMPLES)
@@ -154,9 +186,12 @@ TRUTH_TABLES = [SAMPLES[name]["truth"] for name in WITH_TRUTH if "truth" in SAMP
 PREPARED = f"{OUT}/prepared/reference.h5ad"
 MODEL = config.get("model_path") or f"{OUT}/model"
 ANNOTATED = f"{OUT}/annotated/{{sample}}.h5ad"
+SHARE = f"{OUT}/shares/{{sample}}/{{part}}-of-{{parts}}"
 EVALUATION = f"{OUT}/evaluation"
 REPORT = f"{OUT}/report.html"
 
 
 wildcard_constraints:
-    sample="|".join(re.escape(name) for name in SAMPLES),
+    sample=one_of(SAMPLES),
+    part=r"[1-9]\d*",
+    parts=r"[1-9]\d*",

@@ -16,12 +16,14 @@ rule train:
     params:
         label_key=option("label_key", config["label_key"]),
         overrides=OVERRIDES.get("train", []),
-        config=resolved("train", option("label_key", config["label_key"])),
+        trainer=TRAINER,
+        config=resolved("train", option("label_key", config["label_key"]), *TRAINER),
     threads: 1
     resources:
         mem_mb=memory,
+        gpu=config["gpu"],
         runtime=24 * 60,
     shell:
         # both: a run that was cut off is continued, but with other options or another reference started again
         "scperformer train {input:q} {params.label_key:q} output={output:q} resume=true overwrite=true"
-        " trainer.threads={threads} {params.overrides:q} > {log:q} 2>&1"
+        " {params.trainer:q} trainer.threads={threads} {params.overrides:q} > {log:q} 2>&1"

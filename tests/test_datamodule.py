@@ -1,0 +1,51 @@
+"""How cells are dealt out to the processes of a training: every cell once an epoch, in the batches of a single one."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from scperformer.data import Cells, shuffled_batches
+from scperformer.datamodule import _Batches
+from scperformer.groups import TokensConfig
+
+
+def make_cells(num: int) -> Cells:
+    rng = np.random.default_rng(num)
+    x = sparse.csr_matrix(rng.poisson(rng.uniform(0.1, 2.0, (num, 1)), (num, 30)).astype(np.float32))
+    return Cells(x, TokensConfig(), np.zeros(num, dtype=np.int64))
+
+
+@pytest.mark.parametrize("num", [1, 2, 5, 64, 65, 66, 100, 1030])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_cell_is_seen_once_an_epoch_in_as_many_steps_by_every_process(num, world_size):
+    cells = make_cells(num)
+    for epoch in (0, 1):
+        dealt = []
+        for rank in range(world_size):
+            batches = _Batches(cells, 8, seed=3, rank=rank, world_size=world_size)
+            batches.set_epoch(epoch)
+            dealt.append(list(batches))
+            assert len(dealt[-1]) == len(batches)
+            assert min(map(len, dealt[-1])) > 0
+        seen = np.sort(np.concatenate([rows for steps in dealt for rows in steps]))
+        repeated = max(0, world_size - num)  # fewer cells than processes
+        assert len(seen) == num + repeated
+        assert np.array_equal(np.unique(seen), np.arange(num))
+
+
+def test_processes_share_the_batches_of_a_single_one():
+    cells = make_cells(200)
+    alone = shuffled_batches(cells.lengths, 16, seed=0, epoch=0)
+    one, two = (list(_Batches(cells, 8, seed=0, rank=rank, world_size=2)) for rank in (0, 1))
+    assert [sorted([*a, *b]) for a, b in zip(one, two, strict=True)] == [sorted(batch) for batch in alone]
+    # The cells of a batch are sorted by length: no process gets the long ones.
+    lengths = [[cells.lengths[rows].sum() for rows in steps] for steps in (one, two)]
+    assert abs(sum(lengths[0]) - sum(lengths[1])) < 0.05 * sum(lengths[0])
+
+
+def test_a_resumed_process_leaves_out_what_is_done_once():
+    batches = _Batches(make_cells(100), 8, seed=0, rank=0, world_size=1)
+    whole = list(batches)
+    batches.done = 4
+    for expected in (whole[4:], whole):
+        assert all(np.array_equal(a, b) for a, b in zip(list(batches), expected, strict=True))
