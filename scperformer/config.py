@@ -133,7 +133,7 @@ class TrainConfig(NetworkConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_inputs(self.inputs, "train", most=1)
+        _check_inputs(self.inputs, "train")
         require_choice("init_mode", self.init_mode, INIT_MODES)
         if self.init is None:
             require(self.init_mode == "full", "init_mode", self.init_mode, "init=FOLDER beside it")

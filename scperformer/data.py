@@ -35,6 +35,11 @@ class Cells:
         self.lengths = token_counts(x, tokens)
 
     @property
+    def sample(self) -> "Cells":
+        """The cells that are fitted to before the network learns: all of them, as they are in memory."""
+        return self
+
+    @property
     def known_labels(self) -> np.ndarray:
         """The label indices of labelled cells."""
         assert self.labels is not None
@@ -56,6 +61,42 @@ class Cells:
         # Few different lengths: the allocator can reuse the memory of earlier batches instead of growing for ever.
         length = padded_length(int(self.lengths[np.asarray(cells)].max()))
         return self.batch(cells, length), torch.from_numpy(self.known_labels[np.asarray(cells)])
+
+    def epoch_batches(
+        self, batch_size: int, *, balance: str, seed: int, epoch: int, rank: int, world_size: int
+    ) -> Iterator[tuple[Batch, torch.Tensor]]:
+        """The batches of one of the processes, which all take the same number of steps, in an epoch."""
+        rows = drawn_rows(self.known_labels, balance, seed, epoch)
+        batches = shuffled_batches(self.lengths[rows], batch_size, seed, epoch)
+        # Every process takes the same number of steps, or the others would wait for it for ever.
+        for number in range(rank, -(-len(batches) // world_size) * world_size, world_size):
+            yield self.labelled_batch(rows[batches[number % len(batches)]])
+
+
+def drawn_rows(labels: np.ndarray, balance: str, seed: int, epoch: int) -> np.ndarray:
+    """As many row numbers as there are cells, ascending: each once or, with `balance`, those of rare labels oftener.
+
+    Parameters
+    ----------
+    labels
+        Label index of each cell.
+    balance
+        `none`: as they are. `balanced`: every label alike. `sqrt`: as often as the root of its number of cells.
+
+    Source
+    ------
+    Systematic resampling: each cell is drawn as often as its weight says, rounded up or down by one common random
+    number. (Kitagawa 1996, J. Comput. Graph. Stat. 5:1, appendix.)
+    """
+    if balance == "none":
+        return np.arange(len(labels))
+    counts = np.bincount(labels).astype(np.float64)
+    with np.errstate(divide="ignore"):  # of labels without cells here
+        weights = (counts ** {"sqrt": -0.5, "balanced": -1.0}[balance])[labels]
+    ends = np.cumsum(weights) / weights.sum() * len(labels)
+    ends[-1] = len(labels)
+    offset = np.random.default_rng([seed, epoch, 1]).random()
+    return np.repeat(np.arange(len(labels)), np.diff(np.floor(ends + offset).astype(np.int64), prepend=0))
 
 
 def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:
@@ -82,8 +123,8 @@ def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:
     return Batch(*(tensor.gather(1, order) for tensor in (batch.genes_BL, batch.values_BL, batch.x_BL, kept_BL)))
 
 
-def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """Every cell once, in batches of cells of similar length, in an order given by seed and epoch alone.
+def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, buffer: int = 0) -> list[np.ndarray]:
+    """Every cell once, in batches of cells of similar length, in an order given by seed, epoch and buffer alone.
 
     Parameters
     ----------
@@ -91,12 +132,14 @@ def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int
         Tokens of each cell.
     batch_size
         Cells per batch; the last one may have fewer.
+    buffer
+        Which part of an epoch's cells these are.
 
     Returns
     -------
     Row numbers of each batch.
     """
-    rng = np.random.default_rng([seed, epoch])
+    rng = np.random.default_rng([seed, epoch, buffer])  # a last 0 changes nothing
     order = rng.permutation(len(lengths))
     pool = POOL_BATCHES * batch_size
     batches = []
