@@ -1,6 +1,9 @@
 """From aligned expression to batches: which cells, in which order, and their tokens as tensors."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,7 +15,10 @@ from scperformer.tokens import token_counts, tokenize
 
 POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, still well mixed
 FIXED_TOKENS, MAX_FIXED_CELLS = 2**12, 64  # of a prediction batch on a CPU
+AHEAD = 4  # batches that are made while a GPU works on earlier ones
 MAX_BATCH_TOKENS = 2**16  # of a prediction batch, padding included: bounds its memory (64 cells of 1,024 tokens)
+END = object()
+Item = TypeVar("Item")
 
 
 class Cells:
@@ -180,3 +186,15 @@ def fixed_batch_size(length: int) -> int:
     The last bits of a product depend on how many rows it has.
     """
     return max(1, min(MAX_FIXED_CELLS, FIXED_TOKENS // length))
+
+
+def ahead(items: Iterator[Item], num: int) -> Iterator[Item]:
+    """The same items, each made in a thread while `num` earlier ones are used.
+
+    A thread, not processes: an HDF5 file stays open in one process, and nothing is copied from one to another.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        futures = deque(pool.submit(next, items, END) for _ in range(num))
+        while (item := futures.popleft().result()) is not END:
+            futures.append(pool.submit(next, items, END))
+            yield item  # type: ignore[misc]

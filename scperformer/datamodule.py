@@ -7,11 +7,9 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 
-from scperformer.data import Cells
+from scperformer.data import AHEAD, Cells, ahead
 from scperformer.embedding import Batch
-from scperformer.streaming import StreamedCells, ahead
-
-AHEAD = 4  # batches that are made while a GPU works on earlier ones
+from scperformer.streaming import StreamedCells
 
 Labelled = tuple[Batch, torch.Tensor]
 

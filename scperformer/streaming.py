@@ -4,23 +4,18 @@ scDataset reads in the same way, but cuts what it has read into batches by chanc
 without which half of the work would go into padding, and repeat an epoch exactly from (seed, epoch) after a cut.
 """
 
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import numpy as np
 import torch
 
 from scperformer.collection import Stream
-from scperformer.data import POOL_BATCHES, Cells, drawn_rows, shuffled_batches
+from scperformer.data import POOL_BATCHES, Cells, ahead, drawn_rows, shuffled_batches
 from scperformer.embedding import Batch
 from scperformer.groups import TokensConfig
 
 BLOCK_CELLS = 64  # neighbours that are read together
 MIN_BUFFER_CELLS = 4096  # mixed with each other: 64 blocks from anywhere
-END = object()
-Item = TypeVar("Item")
 
 
 class StreamedCells:
@@ -72,15 +67,3 @@ def block_order(rows: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     num_whole = len(rows) // BLOCK_CELLS * BLOCK_CELLS
     shuffled = rng.permutation(rows[:num_whole].reshape(-1, BLOCK_CELLS))
     return np.concatenate([shuffled.ravel(), rows[num_whole:]])
-
-
-def ahead(items: Iterator[Item], num: int) -> Iterator[Item]:
-    """The same items, each made in a thread while `num` earlier ones are used.
-
-    A thread, not processes: an HDF5 file stays open in one process, and nothing is copied from one to another.
-    """
-    with ThreadPoolExecutor(1) as pool:
-        futures = deque(pool.submit(next, items, END) for _ in range(num))
-        while (item := futures.popleft().result()) is not END:
-            futures.append(pool.submit(next, items, END))
-            yield item  # type: ignore[misc]

@@ -15,13 +15,13 @@ from scperformer.bundle import load_bundle
 from scperformer.collection import make_collection, stratified_rows
 from scperformer.compose import make_config
 from scperformer.corpus import Sample, make_corpus, stream_corpus
-from scperformer.data import Cells, drawn_rows
+from scperformer.data import Cells, ahead, drawn_rows
 from scperformer.errors import InputError
 from scperformer.groups import TokensConfig
 from scperformer.masked_learner import MaskedLearner
 from scperformer.pretraining import run_pretrain
 from scperformer.reference import make_reference, stream_reference
-from scperformer.streaming import BLOCK_CELLS, StreamedCells, ahead, block_order
+from scperformer.streaming import BLOCK_CELLS, StreamedCells, block_order
 from scperformer.training import run_train
 
 FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]

@@ -97,7 +97,7 @@ LAYERS = {
     "corpus": "alignment collection config errors genes joining preprocess readers",
     "transfer": "attention bundle config embedding encoder errors genenames genes groups masked_model model reference",
     "head_start": "baseline config data model",
-    "inference": "baseline bundle groups data errors model products",
+    "inference": "baseline bundle groups data embedding errors model products",
     "partial": "errors outputs",
     "calls_table": "outputs texts",
     "annotation": "backed bundle config data h5ad_copy inference overlap partial query",
