@@ -17,7 +17,7 @@ MODULES = {
 
 # A new mechanism needs no line here: it may import what the others may, and those that others build on.
 BUILT_ON = ("attention.favor", "attention.window")
-SHARED = ("attention.base", "attention.additive", "attention.projections", "attention.fastfood")
+SHARED = ("attention.base", "attention.additive", "attention.projections", "attention.fastfood", "attention.fused")
 MECHANISM = " ".join((*SHARED, "errors", "options"))
 OTHERS = [name for name in MODULES if name.startswith("attention.") and name not in (*SHARED, *BUILT_ON)]
 
@@ -57,6 +57,7 @@ LAYERS = {
     "attention.additive": "attention.base",
     "attention.projections": "",
     "attention.fastfood": "",
+    "attention.fused": "",
     **dict.fromkeys(BUILT_ON, MECHANISM),
     **dict.fromkeys(OTHERS, " ".join((MECHANISM, *BUILT_ON))),
     "attention": " ".join(("errors", "options", "attention.base", *BUILT_ON, *OTHERS)),
@@ -144,6 +145,7 @@ ONLY = {
     "anndata": "io rows detect check preprocess reference annotation backed h5ad_copy predict training corpus "
     "pretraining annotated analyze lenient trust tenx loom tables readers quality query",
     "zarr": "backed",
+    "triton": "attention.fused",
     "h5py": "io rows annotated backed h5ad_copy lenient trust tenx loom readers",
     "scanpy": "preprocess quality",
     "safetensors": "bundle",
