@@ -1,5 +1,10 @@
 """FAVOR+'s kernels for GPUs against the naive twin: on a GPU, else by Triton's interpreter (conftest.py) in float32."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from test_attention import inputs, kept, make
@@ -99,6 +104,18 @@ def test_a_wrong_stabiliser_would_be_seen(monkeypatch):
     monkeypatch.setattr(fused._Attend, "apply", lambda q, k, v, bias: attend(q, k, v, bias.clamp(min=-0.01)))
     with pytest.raises(AssertionError):
         torch.testing.assert_close(run(mechanism, q, k, v, keep)[0].double(), exact(mechanism, q, k, v, keep)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_kernels_compile_for_gpus_that_are_not_here(dtype):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
+    words = [sys.executable, str(Path(__file__).with_name("compiled.py")), dtype, "64"]
+    ran = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    rows = [line.split() for line in ran.stdout.splitlines()]
+    assert [name for name, _, _ in rows] == ["_forward", "_backward_q", "_backward_kv"]
+    assert all(int(shared) < 99 * 1024 for _, shared, _ in rows)  # what the smallest GPUs of the last years have
 
 
 @pytest.mark.gpu

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-TILE = 64  # rows of a tile
+SMALL_TILE, LARGE_TILE = 32, 64  # rows of a tile; all tiles of a step fit into 100 kB beside each other
 NARROWEST = 16  # what the matrix units take
 NOTHING = tl.constexpr(-1e30)  # the logarithm of a sum over nothing
 
@@ -124,6 +124,17 @@ def _backward_kv(
         tl.store(grad_k + place, k_sum_LE, mask=inside)
 
 
+def launch_options(width: int, dtype: torch.dtype) -> dict[str, int | str]:
+    """The constants of the kernels for heads of this width.
+
+    float32 products are made of three of tf32, which lose next to nothing, unless torch's may be of one.
+    """
+    tile = SMALL_TILE if dtype == torch.float32 or width > 64 else LARGE_TILE
+    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
+    wide = max(NARROWEST, triton.next_power_of_2(width))
+    return {"TILE_N": tile, "TILE_L": tile, "TILE_E": wide, "PRECISION": precision}
+
+
 class _Attend(torch.autograd.Function):
     """Softmax attention with a number added to the logits of each key, and the logarithms of its denominators.
 
@@ -137,13 +148,8 @@ class _Attend(torch.autograd.Function):
         out_GNE = v_GLE.new_empty(num_groups, N, E)
         lse_GN = bias_GL.new_empty(num_groups, N)
         ctx.sizes = (_step(q_GNE), _step(k_GLE), N, L, E)
-        ctx.options = {
-            "TILE_N": TILE,
-            "TILE_L": TILE,
-            "TILE_E": max(NARROWEST, triton.next_power_of_2(E)),
-            "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
-        }
-        grid = (triton.cdiv(N, TILE), num_groups)
+        ctx.options = launch_options(E, v_GLE.dtype)
+        grid = (triton.cdiv(N, ctx.options["TILE_N"]), num_groups)
         _forward[grid](q_GNE, k_GLE, v_GLE, bias_GL, out_GNE, lse_GN, *ctx.sizes, **ctx.options)
         ctx.save_for_backward(q_GNE, k_GLE, v_GLE, bias_GL, out_GNE, lse_GN)
         return out_GNE, lse_GN
@@ -160,9 +166,11 @@ class _Attend(torch.autograd.Function):
         grad_k_GLE = torch.empty_like(k_GLE, dtype=torch.float32) if with_k else None
         grad_v_GLE, grad_bias_GL = torch.empty_like(v_GLE, dtype=torch.float32), torch.empty_like(bias_GL)
         if with_q:
-            _backward_q[triton.cdiv(N, TILE), num_groups](*given, grad_q_GNE, *ctx.sizes, **ctx.options)
+            _backward_q[triton.cdiv(N, ctx.options["TILE_N"]), num_groups](
+                *given, grad_q_GNE, *ctx.sizes, **ctx.options
+            )
         grads = (grad_v_GLE if grad_k_GLE is None else grad_k_GLE, grad_v_GLE, grad_bias_GL)
-        grid = (triton.cdiv(L, TILE), num_groups)
+        grid = (triton.cdiv(L, ctx.options["TILE_L"]), num_groups)
         _backward_kv[grid](*given, *grads, *ctx.sizes, WITH_K=with_k, **ctx.options)
         return grad_q_GNE, grad_k_GLE, grad_v_GLE, grad_bias_GL
 
