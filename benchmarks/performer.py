@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -39,23 +40,22 @@ VARIANTS = {
 }
 
 
-def our_layers(options: dict) -> Encoder:
-    """Our encoder, of which the layers are run."""
-    model = ModelConfig(
-        dim=200, depth=6, num_heads=10, head_dim=64, dropout=0.0, chunk_tokens=CHUNK, checkpointing=True
-    )
+def our_layers(options: dict, chunk_tokens: int | None = CHUNK) -> Encoder:
+    """Our encoder, of which the layers are run: in pieces that are computed anew in the backward pass, or whole."""
+    model = ModelConfig(dim=200, depth=6, num_heads=10, head_dim=64, dropout=0.0)
+    model = replace(model, chunk_tokens=chunk_tokens, checkpointing=chunk_tokens is not None)
     torch.manual_seed(0)
     attention = {"name": "favor", **options}
     generator = torch.Generator().manual_seed(0)
     return Encoder(LENGTH - 1, TokensConfig(name="scbert", unexpressed="full"), model, attention, generator)
 
 
-def run_ours(h_1LD: torch.Tensor, encoder: Encoder) -> torch.Tensor:
-    keep_1L = torch.ones(h_1LD.shape[:2], dtype=torch.bool)
-    positions_1L = torch.arange(h_1LD.shape[1])[None]
+def run_ours(h_BLD: torch.Tensor, encoder: Encoder) -> torch.Tensor:
+    keep_BL = torch.ones(h_BLD.shape[:2], dtype=torch.bool, device=h_BLD.device)
+    positions_1L = torch.arange(h_BLD.shape[1], device=h_BLD.device)[None]
     for layer in encoder.stack:
-        h_1LD = layer(h_1LD, keep_1L, positions_1L)
-    return h_1LD
+        h_BLD = layer(h_BLD, keep_BL, positions_1L)
+    return h_BLD
 
 
 def performer() -> torch.nn.Module:

@@ -46,7 +46,8 @@ def make_query(
 def call_block(x: csr_matrix, model: Model, cfg: PredictConfig) -> Calls:
     """What a model says of aligned cells; no cell has a part in what another one gets."""
     with torch_state_kept(cfg.threads):
-        found = predict_cells(model.network, Cells(x, model.tokens), cfg.batch_size, choose_device(cfg.device))
+        device = choose_device(cfg.device, cfg.precision)
+        found = predict_cells(model.network, Cells(x, model.tokens), cfg.batch_size, device, cfg.precision)
     baseline = model.baseline.predict(x).astype(np.int32)
     return Calls(found.proba, found.embedding, baseline, np.diff(x.indptr) == 0)
 

@@ -1,6 +1,6 @@
-"""An h5ad file whose matrices stay on disk: what `detect` and prediction need of an AnnData, and no more."""
+"""An h5ad file or zarr store whose matrices stay on disk: what `detect` and prediction need of it, and no more."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,12 +27,12 @@ class BackedRaw:
 
 
 class BackedH5ad:
-    """An open h5ad file: tables of genes in memory; X, layers and raw on disk; names of cells read when asked for.
+    """An open h5ad file or zarr group: tables of genes in memory; X, layers and raw on disk; cells read when asked for.
 
     Attributes are named as those of AnnData. `uns` holds nothing but the marks that `detect` looks at.
     """
 
-    def __init__(self, file: h5py.File):
+    def __init__(self, file: Any):
         self.file = file
         obs = file["obs"]
         if obs.attrs.get("encoding-version") != "0.2.0":
@@ -61,6 +61,13 @@ class BackedH5ad:
         obs = self.file["obs"]
         return pd.Index(read_elem(obs[obs.attrs["_index"]]))
 
+    def columns(self, names: Iterable[str]) -> pd.DataFrame:
+        """Those of these columns of obs that there are, and nothing else of the cells; rows are numbered."""
+        obs = self.file["obs"]
+        there = list(obs.attrs["column-order"])
+        index = pd.RangeIndex(self.n_obs)
+        return pd.DataFrame({name: pd.Series(read_elem(obs[name])) for name in names if name in there}, index=index)
+
     def names(self, start: int, stop: int) -> list[str]:
         """The names of some cells."""
         index = self.file["obs"][self.file["obs"].attrs["_index"]]
@@ -79,7 +86,7 @@ class BackedH5ad:
         stored = self.file[name]
         if stored.attrs.get("encoding-type") == "null":
             return None
-        matrix = stored if isinstance(stored, h5py.Dataset) else sparse_dataset(stored)
+        matrix = stored if hasattr(stored, "dtype") else sparse_dataset(stored)  # an array, of h5py or zarr
         if tuple(matrix.shape) != (self.n_obs, num_genes):
             shape = " x ".join(map(str, matrix.shape))
             raise ValueError(f"{name} is {shape}, the tables say {self.n_obs} x {num_genes}")
@@ -130,3 +137,12 @@ def open_backed(path: str | Path) -> Iterator[BackedH5ad]:
             cells = BackedH5ad(file)
         require_cells_and_genes(cells, path)
         yield cells
+
+
+def open_stored(path: str | Path) -> BackedH5ad:
+    """A regular h5ad file or zarr store to read from for a while; it is closed when nothing refers to it any more."""
+    if Path(path).is_dir():
+        import zarr  # takes a while to import
+
+        return BackedH5ad(zarr.open_group(str(path), mode="r"))
+    return BackedH5ad(h5py.File(path, "r"))

@@ -78,12 +78,16 @@ def step_bytes(network: CellTypeModel, train: Cells, num_cells: int, cfg: TrainC
         gene_dropout=cfg.model.gene_dropout,
     )
     rows = np.argsort(-train.lengths, kind="stable")[:num_cells]
-    network.train()
-    with torch.random.fork_rng(()), _no_advice():
+    # Where it will be trained: the steps of a large network on a CPU would take minutes, and memory of their own.
+    device = "cuda" if cfg.trainer.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
+    learner.to(device).train()
+    mixed = torch.autocast(device, torch.bfloat16, enabled=cfg.trainer.precision == "bf16-mixed")
+    with torch.random.fork_rng(()), _no_advice(), mixed:
         torch.manual_seed(cfg.seed)
         with PeakBytes() as count:
-            batch = train.labelled_batch(rows)
-            learner.training_step(batch, 0).backward()
+            tokens, labels_B = train.labelled_batch(rows)
+            learner.training_step((tokens.to(device), labels_B.to(device)), 0).backward()
+    learner.cpu()
     network.zero_grad(set_to_none=True)
     return count.peak
 

@@ -133,7 +133,7 @@ class TrainConfig(NetworkConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_inputs(self.inputs, "train", most=1)
+        _check_inputs(self.inputs, "train")
         require_choice("init_mode", self.init_mode, INIT_MODES)
         if self.init is None:
             require(self.init_mode == "full", "init_mode", self.init_mode, "init=FOLDER beside it")
@@ -171,6 +171,7 @@ class PredictConfig(_InputOptions):
     batch_size: int = 64  # cells, on a GPU; on a CPU the length of the cells decides
     threads: int = 1
     device: str = "auto"  # auto, cpu or cuda
+    precision: str = "32-true"  # 32-true or, on a GPU, bf16-mixed
     min_overlap: float = MIN_OVERLAP  # share of the model's informative expression that the file's genes must carry
     min_confidence: float = 0.0  # cells below it are flagged as unknown
 
@@ -186,6 +187,7 @@ class PredictConfig(_InputOptions):
         require(self.batch_size >= 1, "batch_size", self.batch_size, "1 or more")
         require(self.threads >= 1, "threads", self.threads, "1 or more")
         require_choice("device", self.device, ("auto", "cpu", "cuda"))
+        require_choice("precision", self.precision, ("32-true", "bf16-mixed"))
         require(0 <= self.min_overlap <= 1, "min_overlap", self.min_overlap, "a share from 0 to 1")
         require(0 <= self.min_confidence <= 1, "min_confidence", self.min_confidence, "a probability from 0 to 1")
 

@@ -7,24 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from anndata import AnnData
 from scipy import sparse
 from scipy.sparse import csr_matrix
 
 from scperformer import genes
 from scperformer.alignment import align_normalised
+from scperformer.collection import MAX_FIT_CELLS, MAX_VAL_CELLS, Stream, make_collection, stratified_rows
 from scperformer.config import PretrainConfig
 from scperformer.errors import InputError
-from scperformer.genenames import GeneMap, map_genes
-from scperformer.overlap import measure_overlap
+from scperformer.joining import gene_maps
 from scperformer.preprocess import PREPARED, prepare_reference
+from scperformer.readers import checksum
 
 log = logging.getLogger(__name__)
 
 MIN_CELLS = 10  # fewer, and neither training nor validation means anything
 MIN_EXPRESSED = 2  # genes of a cell: one to hide and one to see
-MIN_SHARE = 0.1  # of the genes of the encoder that the files must have
 
 
 @dataclass
@@ -44,6 +43,15 @@ class Corpus:
     genes: list[str]
     file_of_cell: np.ndarray  # int64, N
     files: list[dict[str, Any]]  # name, sha256, num_cells, input
+    split: tuple[np.ndarray, np.ndarray] | None = None  # rows to train and to validate on, if that is settled
+    stream: Stream | None = None  # all training cells, where they stay on disk; x then holds a sample of them
+
+    @property
+    def num_cells(self) -> int:
+        """Cells that are trained or validated on."""
+        if self.stream is None or self.split is None:
+            return self.x.shape[0]
+        return len(self.stream.cells) + len(self.split[1])
 
 
 def make_corpus(samples: Iterable[Sample], cfg: PretrainConfig, vocabulary: Sequence[str] | None = None) -> Corpus:
@@ -72,17 +80,12 @@ def make_corpus(samples: Iterable[Sample], cfg: PretrainConfig, vocabulary: Sequ
         parts.append(csr_matrix(prepared.X, dtype=np.float32))
         tables.append(prepared.var)
         mark = prepared.uns[PREPARED]
-        summary = f"{mark['kind']} from {mark['source']}, as ln(1 + counts per {mark['target_sum']:,.0f})"
+        summary = describe(mark["kind"], mark["source"], mark["target_sum"])
         names_cells = {"name": sample.path.name, "sha256": sample.checksum, "num_cells": prepared.n_obs}
         files.append(names_cells | {"input": summary})
         log.info("%s: %d cells, %d genes", sample.path, prepared.n_obs, prepared.n_vars)
-    paths = [record["name"] for record in files]
-    if vocabulary is None:
-        chosen, maps = join_genes(tables, paths, cfg.species)
-    else:
-        chosen = list(vocabulary)
-        maps = [map_to(chosen, *table, cfg.species) for table in zip(tables, paths, strict=True)]
-        require_known(maps, tables, chosen)
+    names = [record["name"] for record in files]
+    chosen, maps = gene_maps(tables, names, vocabulary, cfg.species)
     aligned = [align_normalised(x, mapping, len(chosen)) for x, mapping in zip(parts, maps, strict=True)]
     x = csr_matrix(sparse.vstack(aligned, format="csr"))
     if vocabulary is None:
@@ -95,6 +98,46 @@ def make_corpus(samples: Iterable[Sample], cfg: PretrainConfig, vocabulary: Sequ
     x = x[usable]
     x.sort_indices()
     return Corpus(x, chosen, file_of_cell[usable], files)
+
+
+def stream_corpus(paths: Sequence[Path], cfg: PretrainConfig, vocabulary: Sequence[str] | None = None) -> Corpus:
+    """As `make_corpus`, of cells that stay on disk; only those to validate on and a sample are loaded.
+
+    The naive guess, the weights of bins and the means of genes are of the sample.
+    """
+    at_least_one = replace(cfg, data=replace(cfg.data, min_cells=max(1, cfg.data.min_cells)))
+    collection = make_collection(paths, at_least_one, vocabulary, min_shared=MIN_EXPRESSED)
+    require_cells(len(collection), len(paths))
+    files = collection.file_of_cell
+    train, val = split_cells(files, min(cfg.data.val_fraction, MAX_VAL_CELLS / len(files)), cfg.seed)
+    sample = train[stratified_rows(files[train], MAX_FIT_CELLS, cfg.seed)]
+    log.info(
+        "%d of %d training cells, chosen by chance, stand for all in statistics of genes",
+        *map(len, (sample, train)),
+    )
+    held = np.concatenate([sample, val])
+    records = [
+        {
+            "name": part.path.name,
+            "sha256": checksum(part.path),
+            "num_cells": len(part.kept),
+            "input": describe(part.findings.kind, part.findings.source, cfg.data.target_sum),
+        }
+        for part in collection.parts
+    ]
+    return Corpus(
+        x=collection.read(held),
+        genes=collection.genes,
+        file_of_cell=files[held],
+        files=records,
+        split=(np.arange(len(sample)), np.arange(len(sample), len(held))),
+        stream=Stream(collection, train, files[train]),
+    )
+
+
+def describe(kind: str, source: str, target_sum: float) -> str:
+    """What a file held, and as what it was used."""
+    return f"{kind} from {source}, as ln(1 + counts per {target_sum:,.0f})"
 
 
 def common_genes(x: csr_matrix, names: list[str], min_cells: int) -> tuple[csr_matrix, list[str]]:
@@ -112,72 +155,6 @@ def common_genes(x: csr_matrix, names: list[str], min_cells: int) -> tuple[csr_m
     return x[:, keep], [name for name, kept in zip(names, keep, strict=True) if kept]
 
 
-def map_to(chosen: Sequence[str], var: pd.DataFrame, file: str, species: str) -> GeneMap:
-    """The genes of a file among those of the corpus; what was done to their names is logged."""
-    mapping = map_genes(list(map(str, var.index)), chosen, var, species, path=file)
-    for note in mapping.notes:
-        log.info("%s: %s", file, note)
-    return mapping
-
-
-def join_genes(
-    tables: Sequence[pd.DataFrame], files: Sequence[str], species: str = "auto"
-) -> tuple[list[str], list[GeneMap]]:
-    """One list of genes for all files, by the names of the first file that has them, and each file's way into it.
-
-    Genes that are new with a file are added, unless it names genes in another way than the first file: the same gene
-    would be taken for two.
-
-    Raises
-    ------
-    InputError
-        A file names its genes in another way than the first and they cannot be translated, or is of another species.
-    """
-    chosen: list[str] = []
-    maps: list[GeneMap] = []
-    kinds = [genes.id_kind(list(map(str, var.index))) for var in tables]
-    for var, file, kind in zip(tables, files, kinds, strict=True):
-        mapping = map_to(chosen, var, file, species)
-        is_new = mapping.target < 0
-        if kind.partition("_")[0] == kinds[0].partition("_")[0]:
-            target, how = mapping.target.copy(), mapping.how.copy()
-            target[is_new], how[is_new] = len(chosen) + np.arange(is_new.sum()), "exact"
-            chosen += list(map(str, var.index[is_new]))
-            mapping = replace(mapping, target=target, how=how)
-        elif is_new.mean() > 1 - MIN_SHARE:
-            first, other = genes.KIND_NAMES[kinds[0]], genes.KIND_NAMES[kind]
-            raise InputError(
-                f"{first} in {files[0]} and {other} in {file}",
-                "one kind of gene id in all files of a corpus, or names that can be translated",
-                f"convert the var_names of {file} to {first}, or leave it out",
-            )
-        elif is_new.any():
-            log.warning("%s: %d of %d genes could not be translated and are left out", file, is_new.sum(), len(is_new))
-        maps.append(mapping)
-    return chosen, maps
-
-
-def require_known(maps: Sequence[GeneMap], tables: Sequence[pd.DataFrame], vocabulary: Sequence[str]) -> None:
-    """Refuse files that have too few of the genes that the encoder is to have.
-
-    Raises
-    ------
-    InputError
-        With examples of both sides.
-    """
-    target = np.concatenate([mapping.target for mapping in maps])
-    names = [str(name) for var in tables for name in var.index]
-    shared = measure_overlap(target, names, vocabulary)
-    if not shared.num_shared or shared.share_of_model < MIN_SHARE:
-        raise InputError(
-            f"{shared.num_shared} of the {shared.num_model} genes of the encoder in the files "
-            f"(e.g. {shared.dropped[:1] or ['none']}; the encoder has e.g. {shared.absent[:1]})",
-            f"at least {MIN_SHARE:.0%} of them",
-            "give files with the same kind of gene id and of the same species, or another list of genes",
-        )
-    log.info("%d of the %d genes of the encoder are in the files", shared.num_shared, shared.num_model)
-
-
 def require_cells(num_cells: int, num_files: int) -> None:
     """Refuse a corpus of too few cells."""
     if num_cells < MIN_CELLS:
@@ -185,12 +162,12 @@ def require_cells(num_cells: int, num_files: int) -> None:
         raise InputError(found, f"at least {MIN_CELLS} to pretrain on", "add files, or lower data.min_genes")
 
 
-def split_cells(corpus: Corpus, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def split_cells(file_of_cell: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Row numbers for training and for validation: the same share of each file, but at least one cell in all."""
     rng = np.random.default_rng(seed)
-    is_val = np.zeros(len(corpus.file_of_cell), dtype=bool)
-    for file in np.unique(corpus.file_of_cell):
-        cells = rng.permutation(np.flatnonzero(corpus.file_of_cell == file))
+    is_val = np.zeros(len(file_of_cell), dtype=bool)
+    for file in np.unique(file_of_cell):
+        cells = rng.permutation(np.flatnonzero(file_of_cell == file))
         is_val[cells[: round(fraction * len(cells))]] = True
     if not is_val.any():
         is_val[rng.integers(len(is_val))] = True

@@ -1,6 +1,9 @@
 """From aligned expression to batches: which cells, in which order, and their tokens as tensors."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,7 +15,10 @@ from scperformer.tokens import token_counts, tokenize
 
 POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, still well mixed
 FIXED_TOKENS, MAX_FIXED_CELLS = 2**12, 64  # of a prediction batch on a CPU
+AHEAD = 4  # batches that are made while a GPU works on earlier ones
 MAX_BATCH_TOKENS = 2**16  # of a prediction batch, padding included: bounds its memory (64 cells of 1,024 tokens)
+END = object()
+Item = TypeVar("Item")
 
 
 class Cells:
@@ -33,6 +39,11 @@ class Cells:
         self.tokens = tokens
         self.labels = labels
         self.lengths = token_counts(x, tokens)
+
+    @property
+    def sample(self) -> "Cells":
+        """The cells that are fitted to before the network learns: all of them, as they are in memory."""
+        return self
 
     @property
     def known_labels(self) -> np.ndarray:
@@ -56,6 +67,46 @@ class Cells:
         # Few different lengths: the allocator can reuse the memory of earlier batches instead of growing for ever.
         length = padded_length(int(self.lengths[np.asarray(cells)].max()))
         return self.batch(cells, length), torch.from_numpy(self.known_labels[np.asarray(cells)])
+
+    def num_steps(self, batch_size: int, world_size: int) -> int:
+        """The steps of an epoch, the same for each of the processes."""
+        whole, rest = divmod(len(self), batch_size * world_size)
+        return whole + (rest >= world_size or whole == 0)
+
+    def epoch_batches(
+        self, batch_size: int, *, balance: str, seed: int, epoch: int, rank: int, world_size: int, first: int = 0
+    ) -> Iterator[tuple[Batch, torch.Tensor]]:
+        """The batches of one of the processes in an epoch, from the step with the number `first` on."""
+        rows = drawn_rows(self.known_labels, balance, seed, epoch)
+        dealt = {"seed": seed, "epoch": epoch, "rank": rank, "world_size": world_size}
+        for cells in shared_batches(self.lengths[rows], batch_size, **dealt)[first:]:
+            yield self.labelled_batch(rows[cells])
+
+
+def drawn_rows(labels: np.ndarray, balance: str, seed: int, epoch: int) -> np.ndarray:
+    """As many row numbers as there are cells, ascending: each once or, with `balance`, those of rare labels oftener.
+
+    Parameters
+    ----------
+    labels
+        Label index of each cell.
+    balance
+        `none`: as they are. `balanced`: every label alike. `sqrt`: as often as the root of its number of cells.
+
+    Source
+    ------
+    Systematic resampling: each cell is drawn as often as its weight says, rounded up or down by one common random
+    number. (Kitagawa 1996, J. Comput. Graph. Stat. 5:1, appendix.)
+    """
+    if balance == "none":
+        return np.arange(len(labels))
+    counts = np.bincount(labels).astype(np.float64)
+    with np.errstate(divide="ignore"):  # of labels without cells here
+        weights = (counts ** {"sqrt": -0.5, "balanced": -1.0}[balance])[labels]
+    ends = np.cumsum(weights) / weights.sum() * len(labels)
+    ends[-1] = len(labels)
+    offset = np.random.default_rng([seed, epoch, 1]).random()
+    return np.repeat(np.arange(len(labels)), np.diff(np.floor(ends + offset).astype(np.int64), prepend=0))
 
 
 def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:
@@ -82,8 +133,8 @@ def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:
     return Batch(*(tensor.gather(1, order) for tensor in (batch.genes_BL, batch.values_BL, batch.x_BL, kept_BL)))
 
 
-def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """Every cell once, in batches of cells of similar length, in an order given by seed and epoch alone.
+def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, buffer: int = 0) -> list[np.ndarray]:
+    """Every cell once, in batches of cells of similar length, in an order given by seed, epoch and buffer alone.
 
     Parameters
     ----------
@@ -91,12 +142,14 @@ def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int
         Tokens of each cell.
     batch_size
         Cells per batch; the last one may have fewer.
+    buffer
+        Which part of an epoch's cells these are.
 
     Returns
     -------
     Row numbers of each batch.
     """
-    rng = np.random.default_rng([seed, epoch])
+    rng = np.random.default_rng([seed, epoch, buffer])  # a last 0 changes nothing
     order = rng.permutation(len(lengths))
     pool = POOL_BATCHES * batch_size
     batches = []
@@ -105,6 +158,26 @@ def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int
         cells = cells[np.argsort(lengths[cells], kind="stable")]
         batches += [cells[i : i + batch_size] for i in range(0, len(cells), batch_size)]
     return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def shared_batches(
+    lengths: np.ndarray, batch_size: int, *, seed: int, epoch: int, rank: int, world_size: int
+) -> list[np.ndarray]:
+    """The share of one process in each batch, every cell once over all of them.
+
+    All processes together take the batches that a single one with their sizes added up would take.
+
+    Returns
+    -------
+    Row numbers of each batch of this process.
+    """
+    batches = shuffled_batches(lengths, batch_size * world_size, seed, epoch)
+    smallest = min(range(len(batches)), key=lambda i: len(batches[i]))
+    if len(batches[smallest]) < world_size and len(batches) > 1:
+        # The rest of the cells is too small for all processes, and one without any would be waited for.
+        rest = batches.pop(smallest)
+        batches[0] = np.concatenate([batches[0], rest])
+    return [np.resize(batch, max(len(batch), world_size))[rank::world_size] for batch in batches]
 
 
 def padded_length(num_tokens: int) -> int:
@@ -137,3 +210,15 @@ def fixed_batch_size(length: int) -> int:
     The last bits of a product depend on how many rows it has.
     """
     return max(1, min(MAX_FIXED_CELLS, FIXED_TOKENS // length))
+
+
+def ahead(items: Iterator[Item], num: int) -> Iterator[Item]:
+    """The same items, each made in a thread while `num` earlier ones are used.
+
+    A thread, not processes: an HDF5 file stays open in one process, and nothing is copied from one to another.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        futures = deque(pool.submit(next, items, END) for _ in range(num))
+        while (item := futures.popleft().result()) is not END:
+            futures.append(pool.submit(next, items, END))
+            yield item  # type: ignore[misc]

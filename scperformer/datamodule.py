@@ -1,92 +1,103 @@
 """Cells as Lightning wants them: batches for training, dealt out to the processes, and for validation."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
 
-from scperformer.data import Cells, shuffled_batches
+from scperformer.data import AHEAD, Cells, ahead
 from scperformer.embedding import Batch
+from scperformer.streaming import StreamedCells
+
+Labelled = tuple[Batch, torch.Tensor]
+Make = Callable[[int], Iterator[Labelled]]
 
 
-class _BatchDataset(Dataset):
-    """A data set whose index is a whole batch of row numbers: batches are cut from the CSR matrix in one go."""
+class Loader:
+    """The batches of an epoch, anew in each; Lightning takes it for a data loader.
 
-    def __init__(self, cells: Cells):
-        self.cells = cells
-
-    def __getitem__(self, rows: np.ndarray) -> tuple[Batch, torch.Tensor]:
-        return self.cells.labelled_batch(rows)
-
-
-class _Batches(Sampler):
-    """The share of one process in each batch, in the order of (seed, epoch); Lightning calls `set_epoch`.
-
-    All processes together take the batches that a single one with their sizes added up would take.
+    Parameters
+    ----------
+    make
+        The batches of the epoch that begins, from the one with this number on.
+    num_batches
+        In every epoch.
+    to_gpu
+        Batches are made ahead in a thread, in memory that a GPU can fetch them from while it computes.
     """
 
-    def __init__(self, cells: Cells, batch_size: int, *, seed: int, rank: int, world_size: int):
-        self.cells, self.batch_size = cells, batch_size
-        self.seed, self.rank, self.world_size = seed, rank, world_size
-        self.epoch = 0
-        self.done = 0  # steps of the epoch that a resumed run has behind it
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
+    def __init__(self, make: Make, num_batches: int, *, to_gpu: bool):
+        self.make, self.num_batches, self.to_gpu = make, num_batches, to_gpu
+        self.done = 0  # batches of the epoch that a resumed run has behind it
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self.cells), self.batch_size * self.world_size)
-        return whole + (rest >= self.world_size or whole == 0)
+        return self.num_batches
 
-    def __iter__(self) -> Iterator[np.ndarray]:
-        batches = shuffled_batches(self.cells.lengths, self.batch_size * self.world_size, self.seed, self.epoch)
-        smallest = min(range(len(batches)), key=lambda i: len(batches[i]))
-        if len(batches[smallest]) < self.world_size and len(batches) > 1:
-            # The rest of the cells is too small for all processes, and one without any would be waited for.
-            rest = batches.pop(smallest)
-            batches[0] = np.concatenate([batches[0], rest])
+    def __iter__(self) -> Iterator[Labelled]:
+        # When the first batch is asked for, not before: Lightning counts epochs up after it has got its iterator.
         first, self.done = self.done, 0
-        for batch in batches[first:]:
-            yield np.resize(batch, max(len(batch), self.world_size))[self.rank :: self.world_size]
+        batches = self.make(first)
+        yield from ahead(map(_pinned, batches), AHEAD) if self.to_gpu else batches
 
 
-class _ResumableLoader(DataLoader):
-    """A loader of `_Batches` that goes on in the middle of an epoch, where a checkpoint was saved."""
+class _ResumableLoader(Loader):
+    """A loader that goes on in the middle of an epoch, where a checkpoint was saved."""
 
-    def __init__(self, cells: Cells, batches: _Batches, trainer: pl.Trainer):
-        super().__init__(_BatchDataset(cells), sampler=batches, batch_size=None)
-        self.batches, self.trainer = batches, trainer
+    def __init__(self, trainer: pl.Trainer, make: Make, num_batches: int, *, to_gpu: bool):
+        super().__init__(make, num_batches, to_gpu=to_gpu)
+        self.trainer = trainer
 
     def state_dict(self) -> dict[str, int]:
         progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        return {"done": progress.ready % len(self.batches)}
+        return {"done": progress.ready % len(self)}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        self.batches.done = state_dict["done"]
+        self.done = state_dict["done"]
+
+
+def _pinned(labelled: Labelled) -> Labelled:
+    tokens, labels_B = labelled
+    return tokens.pin_memory(), labels_B.pin_memory()
 
 
 class CellsDataModule(pl.LightningDataModule):
-    """Training and validation cells in memory."""
+    """Training cells, in memory or on disk, and validation cells in memory.
 
-    def __init__(self, train: Cells, val: Cells, batch_size: int, seed: int):
+    Parameters
+    ----------
+    balance
+        How often cells of rare labels are seen, as `data.drawn_rows` takes it.
+    """
+
+    def __init__(self, train: Cells | StreamedCells, val: Cells, batch_size: int, seed: int, balance: str = "none"):
         super().__init__()
         self.train, self.val = train, val
-        self.batch_size, self.seed = batch_size, seed
+        self.batch_size, self.seed, self.balance = batch_size, seed, balance
 
-    def train_dataloader(self) -> DataLoader:
-        assert self.trainer is not None
-        rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        batches = _Batches(self.train, self.batch_size, seed=self.seed, rank=rank, world_size=world_size)
-        return _ResumableLoader(self.train, batches, self.trainer)
+    def train_dataloader(self) -> Loader:
+        trainer = self.trainer
+        assert trainer is not None
 
-    def val_dataloader(self) -> DataLoader:
+        def batches(first: int) -> Iterator[Labelled]:
+            process = {"rank": trainer.global_rank, "world_size": trainer.world_size}
+            shared = {"seed": self.seed, "epoch": trainer.current_epoch, **process}
+            return self.train.epoch_batches(self.batch_size, balance=self.balance, first=first, **shared)
+
+        steps = self.train.num_steps(self.batch_size, trainer.world_size)
+        return _ResumableLoader(trainer, batches, steps, to_gpu=self._to_gpu)
+
+    def val_dataloader(self) -> Loader:
         # Every process looks at all of them: the numbers are then the same on one device and on many.
         rows = np.argsort(self.val.lengths, kind="stable")
         batches = [rows[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)]
-        return DataLoader(_BatchDataset(self.val), sampler=batches, batch_size=None)
+        return Loader(lambda first: map(self.val.labelled_batch, batches[first:]), len(batches), to_gpu=self._to_gpu)
 
-    def transfer_batch_to_device(self, batch: tuple[Batch, torch.Tensor], device: torch.device, dataloader_idx: int):
+    @property
+    def _to_gpu(self) -> bool:
+        """Whether the batches go to a GPU: not where they are looked at without a trainer, after training."""
+        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+
+    def transfer_batch_to_device(self, batch: Labelled, device: torch.device, dataloader_idx: int) -> Labelled:
         tokens, labels_B = batch
-        return tokens.to(device), labels_B.to(device)
+        return tokens.to(device), labels_B.to(device, non_blocking=True)

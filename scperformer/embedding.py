@@ -31,8 +31,15 @@ class Batch:
         return cls(*(torch.from_numpy(array) for array in arrays))
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on another device."""
-        return Batch(*(tensor.to(device) for tensor in (self.genes_BL, self.values_BL, self.x_BL, self.keep_BL)))
+        """The same batch on another device; from pinned memory the copy does not wait, nor is it waited for."""
+        return Batch(*(tensor.to(device, non_blocking=tensor.is_pinned()) for tensor in self._tensors()))
+
+    def pin_memory(self) -> "Batch":
+        """The same batch in memory from which a GPU fetches by itself."""
+        return Batch(*(tensor.pin_memory() for tensor in self._tensors()))
+
+    def _tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.genes_BL, self.values_BL, self.x_BL, self.keep_BL
 
 
 class ContinuousEmbedding(nn.Module):

@@ -14,6 +14,7 @@ import torch
 
 from scperformer import baseline
 from scperformer.batchsize import with_batch_size
+from scperformer.collection import settle_in_memory
 from scperformer.config import TrainConfig
 from scperformer.data import Cells, shuffled_batches
 from scperformer.encoder import require_encoder
@@ -21,10 +22,9 @@ from scperformer.encoder_start import start_attention
 from scperformer.inference import torch_state_kept
 from scperformer.learner import has_to_learn, train_network
 from scperformer.model import CellTypeModel
-from scperformer.readers import read_cells, require_readable
-from scperformer.reference import Reference, make_reference
+from scperformer.reference import Reference
 from scperformer.resources import in_bytes, in_time, peak_memory
-from scperformer.training import fit_wide, move_wide, new_network, wide_recipe
+from scperformer.training import fit_wide, load_reference, move_wide, new_network, wide_recipe
 from scperformer.transfer import adopt_options, in_order_of_init
 
 BUDGET = 20.0  # seconds that measuring epochs may take, about
@@ -96,13 +96,14 @@ def estimate(reference: Reference, cfg: TrainConfig, prepare: float) -> Estimate
     network.require_length(int(max(train.lengths.max(), val.lengths.max())))
     start_attention(network.encoder, train, cfg)
     move_wide(network, start)
-    num_steps = math.ceil(len(train) / cfg.trainer.batch_size)
+    num_train = len(train) if reference.stream is None else len(reference.stream.cells)
+    num_steps = math.ceil(num_train / cfg.trainer.batch_size)
     options = cfg.trainer
     learns = has_to_learn(network, cfg.optim)
     once, epoch = epoch_seconds(network, train, val, cfg) if learns else (0.0, 0.0)
     max_epochs = options.max_epochs if learns else 0
     return Estimate(
-        num_train_cells=len(train),
+        num_train_cells=num_train,
         num_val_cells=len(val),
         num_genes=len(reference.genes),
         num_labels=len(reference.label_names),
@@ -111,7 +112,7 @@ def estimate(reference: Reference, cfg: TrainConfig, prepare: float) -> Estimate
         prepare=prepare,
         linear=linear,
         once=once,
-        epoch=epoch / (options.devices * options.num_nodes),
+        epoch=epoch * num_train / len(train) / (options.devices * options.num_nodes),
         max_epochs=max_epochs,
         least_epochs=min(max_epochs, options.patience + 1),
         memory=peak_memory(),
@@ -189,22 +190,21 @@ def _silence() -> Iterator[None]:
 
 
 def run_estimate(cfg: TrainConfig) -> Estimate:
-    """Print how long training on `cfg.inputs[0]` will take and how much memory it needs; write nothing.
+    """Print how long training on the files `cfg.inputs` will take and how much memory it needs; write nothing.
 
     Raises
     ------
     InputError
         As `run_train`: the file, its labels, its expression or an option cannot be used.
     """
-    path = Path(cfg.inputs[0])
-    require_readable(path)
+    paths = [Path(name) for name in cfg.inputs]
     begin = time.perf_counter()
-    adata = read_cells(path, cfg.orientation)
+    cfg = settle_in_memory(cfg, paths)
     cfg = adopt_options(cfg)
     if cfg.model.deep:
         require_encoder(cfg.tokens, cfg.model, cfg.attention)
     with torch_state_kept(cfg.trainer.threads):
-        reference = in_order_of_init(make_reference(adata, cfg, path), cfg)
+        reference = in_order_of_init(load_reference(paths, cfg), cfg)
         result = estimate(reference, cfg, prepare=time.perf_counter() - begin)
-    print(f"estimate for {path.name}; nothing was written\n{result.text()}", flush=True)
+    print(f"estimate for {', '.join(path.name for path in paths)}; nothing was written\n{result.text()}", flush=True)
     return result

@@ -12,7 +12,8 @@ import torch
 
 from scperformer.baseline import LinearModel
 from scperformer.bundle import Bundle, damaged_model, encoder_is_silent, load_bundle, require_annotator, resolve_model
-from scperformer.data import Cells, fixed_batch_size, prediction_batches
+from scperformer.data import AHEAD, Cells, ahead, fixed_batch_size, prediction_batches
+from scperformer.embedding import Batch
 from scperformer.errors import InputError
 from scperformer.groups import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model import CellTypeModel
@@ -104,7 +105,9 @@ class Predictions:
     embedding: np.ndarray
 
 
-def predict_cells(network: CellTypeModel, cells: Cells, batch_size: int, device: str = "cpu") -> Predictions:
+def predict_cells(
+    network: CellTypeModel, cells: Cells, batch_size: int, device: str = "cpu", precision: str = "32-true"
+) -> Predictions:
     """Probabilities and embeddings of cells; what a cell gets does not depend on the cells beside it.
 
     On a CPU that holds bit for bit: batches of an encoder have one size for each length, and are filled up to it; and
@@ -118,6 +121,8 @@ def predict_cells(network: CellTypeModel, cells: Cells, batch_size: int, device:
         Expression aligned to the model's genes.
     batch_size
         Cells per batch on a GPU, and where there is no encoder to run; long cells share a batch with fewer others.
+    precision
+        On a GPU `bf16-mixed` computes most products in bfloat16. The next batches are made while it works.
     """
     was_training = network.training
     network.eval().to(device)
@@ -127,12 +132,18 @@ def predict_cells(network: CellTypeModel, cells: Cells, batch_size: int, device:
     def size(length: int) -> int:
         return 1 if alone else fixed_batch_size(length)
 
-    def call(batch: tuple[np.ndarray, int]) -> tuple[np.ndarray, np.ndarray]:
+    def tokens(batch: tuple[np.ndarray, int]) -> Batch:
         rows, length = batch
-        filled = np.resize(rows, size(length)) if fixed else rows
-        with torch.inference_mode():  # of this thread
-            logits_BC, embedding_BD = (part[: len(rows)] for part in network(cells.batch(filled, length).to(device)))
+        return cells.batch(np.resize(rows, size(length)) if fixed else rows, length)
+
+    def run(tokens: Batch, num_cells: int) -> tuple[np.ndarray, np.ndarray]:
+        mixed = torch.autocast(device, torch.bfloat16, enabled=precision == "bf16-mixed")
+        with torch.inference_mode(), mixed:  # of this thread
+            logits_BC, embedding_BD = (part[:num_cells] for part in network(tokens.to(device)))
             return logits_BC.float().softmax(-1).cpu().numpy(), embedding_BD.float().cpu().numpy()
+
+    def call(batch: tuple[np.ndarray, int]) -> tuple[np.ndarray, np.ndarray]:
+        return run(tokens(batch), len(batch[0]))
 
     batches = list(prediction_batches(cells.lengths, size if fixed else batch_size))
     num_threads = torch.get_num_threads()
@@ -143,7 +154,8 @@ def predict_cells(network: CellTypeModel, cells: Cells, batch_size: int, device:
                 # The first batch alone: what the network keeps for all cells is computed once.
                 found = [*map(call, batches[:1]), *pool.map(call, batches[1:])]
         else:
-            found = list(map(call, batches))
+            made = ahead((tokens(batch).pin_memory() for batch in batches), AHEAD)
+            found = [run(batch, len(rows)) for batch, (rows, _) in zip(made, batches, strict=True)]
     network.train(was_training).cpu()
     order = np.argsort(np.concatenate([rows for rows, _ in batches]))
     proba, embedding = (np.concatenate(parts)[order] for parts in zip(*found, strict=True))
@@ -164,14 +176,16 @@ def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tupl
     return wide, deep
 
 
-def choose_device(device: str) -> str:
+def choose_device(device: str, precision: str = "32-true") -> str:
     """`cuda` or `cpu`; `auto` takes a GPU where there is one.
 
     Raises
     ------
     InputError
-        A GPU is asked for and there is none.
+        A GPU is asked for, by `device` or by `precision`, and there is none.
     """
+    if precision != "32-true" and (device == "cpu" or not torch.cuda.is_available()):
+        raise InputError(f"precision={precision} without a GPU", "precision=32-true on a CPU", "leave precision out")
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():

@@ -3,10 +3,9 @@
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pandas as pd
-from anndata import AnnData
 
 from scperformer.errors import InputError
 from scperformer.groups import DataConfig
@@ -33,7 +32,13 @@ def label_columns(obs: pd.DataFrame) -> dict[str, int]:
     return found
 
 
-def require_labels(adata: AnnData, label_key: str, path: str | Path) -> pd.Series:
+class HasObs(Protocol):
+    """Cells of which a table is known: an AnnData, say."""
+
+    obs: pd.DataFrame
+
+
+def require_labels(adata: HasObs, label_key: str, path: str | Path) -> pd.Series:
     """The labels of the cells as strings, surrounding blanks removed; NaN where a cell has none.
 
     Returns

@@ -22,6 +22,7 @@ from scperformer.fitting import checkpoints, load_best, make_trainer, run_traine
 from scperformer.groups import OptimConfig
 from scperformer.metrics import score
 from scperformer.model import CellTypeModel
+from scperformer.streaming import StreamedCells
 
 F1, SCORE = "val_macro_f1", "val_score"
 # Macro-F1 of few cells is a coarse number that many epochs share: a tenth of the loss decides between them.
@@ -187,7 +188,9 @@ class Learner(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def train_network(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainConfig, run_folder: Path) -> int | None:
+def train_network(
+    network: CellTypeModel, train: Cells | StreamedCells, val: Cells, cfg: TrainConfig, run_folder: Path
+) -> int | None:
     """Train with Lightning and leave the weights of the best epoch in `network`.
 
     A checkpoint `last.ckpt` in the run folder is continued from.
@@ -213,5 +216,6 @@ def train_network(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainCo
     )
     best, callbacks = checkpoints(folder, cfg.trainer, EpochLog(folder.parent), monitor=SCORE, mode="max")
     trainer = make_trainer(cfg, callbacks, run_folder)
-    run_trainer(trainer, learner, CellsDataModule(train, val, cfg.trainer.batch_size, cfg.seed), cfg, folder)
+    data = CellsDataModule(train, val, cfg.trainer.batch_size, cfg.seed, cfg.data.balance)
+    run_trainer(trainer, learner, data, cfg, folder)
     return load_best(network, best) if trainer.is_global_zero else None

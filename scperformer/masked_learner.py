@@ -22,6 +22,7 @@ from scperformer.fitting import checkpoints, load_best, make_trainer, run_traine
 from scperformer.learner import lr_factor, seed_of
 from scperformer.masked_model import MaskedModel
 from scperformer.masking import bin_weights, hidden_loss, hide_values, naive_guess, naive_table
+from scperformer.streaming import StreamedCells
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class MaskedLearner(pl.LightningModule):
     network
         The model to train.
     train
-        The training cells: what the naive guess and the weights of the bins are made of.
+        Training cells in memory: what the naive guess and the weights of the bins are made of.
     num_steps
         Optimiser steps of the whole run, for the learning-rate schedule.
     """
@@ -140,7 +141,7 @@ class PretrainingLog(Callback):
 
 
 def train_masked(
-    network: MaskedModel, train: Cells, val: Cells, cfg: PretrainConfig, run_folder: Path
+    network: MaskedModel, train: Cells | StreamedCells, val: Cells, cfg: PretrainConfig, run_folder: Path
 ) -> Pretrained | None:
     """Pretrain with Lightning and leave the weights of the best epoch in `network`.
 
@@ -152,11 +153,12 @@ def train_masked(
     """
     world_size = cfg.trainer.devices * cfg.trainer.num_nodes
     num_batches = math.ceil(len(train) / cfg.trainer.batch_size)
-    learner = MaskedLearner(network, train, cfg, cfg.trainer.max_epochs * math.ceil(num_batches / world_size))
+    num_steps = cfg.trainer.max_epochs * math.ceil(num_batches / world_size)
+    learner = MaskedLearner(network, train.sample, cfg, num_steps)
     folder = run_folder / "checkpoints"
     best, callbacks = checkpoints(folder, cfg.trainer, PretrainingLog(), monitor=LOSS, mode="min")
     trainer = make_trainer(cfg, callbacks, run_folder)
-    data = CellsDataModule(train, val, cfg.trainer.batch_size, cfg.seed)
+    data = CellsDataModule(train, val, cfg.trainer.batch_size, cfg.seed, cfg.data.balance)
     run_trainer(trainer, learner, data, cfg, folder)
     if not trainer.is_global_zero:
         return None

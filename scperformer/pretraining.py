@@ -6,7 +6,7 @@ import math
 import shlex
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ import torch
 from anndata import AnnData
 
 from scperformer.bundle import ENCODER, INFO, Bundle, save_bundle
+from scperformer.collection import require_loadable, settle_in_memory
 from scperformer.config import PretrainConfig
-from scperformer.corpus import Corpus, Sample, make_corpus, read_genes, split_cells
+from scperformer.corpus import Corpus, Sample, make_corpus, read_genes, split_cells, stream_corpus
 from scperformer.data import Cells
 from scperformer.encoder import Encoder, require_encoder
 from scperformer.encoder_start import start_attention, start_gene_vectors
@@ -25,8 +26,9 @@ from scperformer.errors import InputError
 from scperformer.inference import torch_state_kept
 from scperformer.io import require_absent
 from scperformer.masked_model import MaskedModel
-from scperformer.readers import beside, checksum, read_cells, require_readable
+from scperformer.readers import beside, checksum, read_cells
 from scperformer.runs import changed_options, hush_helper, is_helper, open_run, recorded_options, recorded_versions
+from scperformer.streaming import StreamedCells
 from scperformer.transfer import adopt_options, init_hash, load_encoder, load_init, origin, place_new_genes
 
 log = logging.getLogger(__name__)
@@ -65,23 +67,22 @@ def fit(corpus: Corpus, cfg: PretrainConfig, run_folder: Path) -> tuple[dict[str
     from scperformer.masked_learner import train_masked  # Lightning takes seconds to import
 
     start = time.perf_counter()
-    # The loader hands a label on with every cell: here it is the same for all, and nobody looks at it.
-    train, val = (
-        Cells(corpus.x[rows], cfg.tokens, np.zeros(len(rows), dtype=np.int64))
-        for rows in split_cells(corpus, cfg.data.val_fraction, cfg.seed)
-    )
+    # The loader hands a label on with every cell: here it is the cell's file, which only data.balance looks at.
+    split = corpus.split or split_cells(corpus.file_of_cell, cfg.data.val_fraction, cfg.seed)
+    train, val = (Cells(corpus.x[rows], cfg.tokens, corpus.file_of_cell[rows]) for rows in split)
+    cells = train if corpus.stream is None else StreamedCells(corpus.stream, cfg.tokens, train)
     network = new_masked_model(corpus, train, cfg)
     network.encoder.require_length(int(max(train.lengths.max(), val.lengths.max())))
     log.info(
         "pretraining on %d cells, validating on %d: %d genes, %d parameters, attention %s, tokens %s",
-        len(train),
+        len(cells),
         len(val),
         len(corpus.genes),
         sum(p.numel() for p in network.parameters()),
         cfg.attention["name"],
         cfg.tokens.name,
     )
-    found = train_masked(network, train, val, cfg, run_folder)
+    found = train_masked(network, cells, val, cfg, run_folder)
     if found is None:
         return None
     if not math.isfinite(found.loss):
@@ -112,7 +113,7 @@ def to_bundle(
         groups["model"]["gene2vec_path"] = Path(cfg.model.gene2vec_path).name
     provenance = {
         "corpus": corpus.files,
-        "num_cells": corpus.x.shape[0],
+        "num_cells": corpus.num_cells,
         **origin(cfg, corpus.genes),
         "seed": cfg.seed,
         "command": command(cfg, corpus),
@@ -151,14 +152,19 @@ def run_pretrain(cfg: PretrainConfig) -> Path:
     """
     hush_helper(cfg)
     paths = [Path(name) for name in cfg.inputs]
-    for path in paths:
-        require_readable(path)
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise InputError("the same file twice", "every file once", "name each file of the corpus once")
+    cfg = settle_in_memory(cfg, paths)
     output = Path(cfg.output) if cfg.output else beside(paths[0], ".encoder")
     require_absent(output, cfg.overwrite, marker=INFO)
-    _pretrain((Sample(read_cells(path, cfg.orientation), path, checksum(path)) for path in paths), cfg, output)
+    _pretrain(lambda cfg, vocabulary: load_corpus(paths, cfg, vocabulary), cfg, output)
     return output
+
+
+def load_corpus(paths: Sequence[Path], cfg: PretrainConfig, vocabulary: Sequence[str] | None) -> Corpus:
+    """The cells of files in memory or, as `data.in_memory` says, on disk."""
+    if cfg.data.in_memory == "false":
+        return stream_corpus(paths, cfg, vocabulary)
+    samples = (Sample(read_cells(path, cfg.orientation), path, checksum(path)) for path in paths)
+    return make_corpus(samples, cfg, vocabulary)
 
 
 def pretrain(adatas: AnnData | Sequence[AnnData], *, output: str | Path, overrides: Sequence[str] = ()) -> Path:
@@ -184,7 +190,8 @@ def pretrain(adatas: AnnData | Sequence[AnnData], *, output: str | Path, overrid
     require_absent(output, cfg.overwrite, marker=INFO)
     every = [adatas] if isinstance(adatas, AnnData) else list(adatas)
     named = (Sample(adata, Path(f"AnnData {number} in memory"), "") for number, adata in enumerate(every, start=1))
-    _pretrain(named, cfg, Path(output))
+    require_loadable(cfg)
+    _pretrain(lambda cfg, vocabulary: make_corpus(named, cfg, vocabulary), cfg, Path(output))
     return Path(output)
 
 
@@ -196,10 +203,12 @@ def _vocabulary(cfg: PretrainConfig) -> list[str] | None:
 
 
 @torch_state_kept()  # other libraries change the number of threads, too, when they are imported
-def _pretrain(samples: Iterable[Sample], cfg: PretrainConfig, output: Path) -> None:
+def _pretrain(
+    load: Callable[[PretrainConfig, Sequence[str] | None], Corpus], cfg: PretrainConfig, output: Path
+) -> None:
     cfg = adopt_options(cfg)
     require_encoder(cfg.tokens, cfg.model, cfg.attention)
-    corpus = make_corpus(samples, cfg, _vocabulary(cfg))
+    corpus = load(cfg, _vocabulary(cfg))
     checksums = " ".join([*(file["sha256"] for file in corpus.files), init_hash(cfg), *corpus.genes])
     run_folder = open_run(cfg, output, hashlib.sha256(checksums.encode()).hexdigest())
     try:

@@ -4,7 +4,7 @@ import hashlib
 import logging
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anndata as ad
@@ -243,3 +243,9 @@ def checksum(path: str | Path) -> str:
         files = sorted(entry for entry in path.rglob("*") if entry.is_file())
     lines = "".join(f"{file.name if path.is_file() else file.relative_to(path)} {sha256(file)}\n" for file in files)
     return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def checksums(paths: Sequence[Path]) -> str:
+    """That of the only input, or of several inputs the SHA-256 of theirs."""
+    found = [checksum(path) for path in paths]
+    return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()

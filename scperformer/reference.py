@@ -1,8 +1,8 @@
 """A labelled file as training wants it: filtered, normalised, with a label index for every cell."""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import pandas as pd
 from anndata import AnnData
 from scipy.sparse import csr_matrix
 
+from scperformer.backed import open_stored, reading
+from scperformer.collection import MAX_FIT_CELLS, MAX_VAL_CELLS, Stream, make_collection, stratified_rows
 from scperformer.config import TrainConfig
 from scperformer.detect import Findings
 from scperformer.errors import InputError
@@ -35,6 +37,15 @@ class Reference:
     summary: str
     split: Split
     rare: Settled
+    stream: Stream | None = None  # all training cells, where they stay on disk; x then holds a sample of them
+
+    @property
+    def counts(self) -> np.ndarray:
+        """How many cells each label has among those that are trained or validated on; int64."""
+        if self.stream is None:
+            return np.bincount(self.labels)
+        held_out = self.labels[self.split.val]
+        return np.bincount(np.concatenate([self.stream.labels, held_out]), minlength=len(self.label_names))
 
     @property
     def notes(self) -> list[str]:
@@ -79,15 +90,99 @@ def make_reference(adata: AnnData, cfg: TrainConfig, path: str | Path, findings:
         x=x,
         labels=indices,
         label_names=label_names,
-        ontology_term_ids=[
-            UNKNOWN_TERM if name == settled.done.get("into") else term
-            for name, term in zip(label_names, terms, strict=True)
-        ],
+        ontology_term_ids=known_terms(label_names, terms, settled),
         genes=list(map(str, kept.var_names)),
         summary=describe_preparation(prepared.uns[PREPARED]),
         split=split_cells(indices, label_names, sides, cfg.data, cfg.seed),
         rare=settled,
     )
+
+
+@dataclass
+class Table:
+    """What is known of cells that stay on disk, as far as training asks for it."""
+
+    obs: pd.DataFrame
+
+
+def stream_reference(paths: Sequence[Path], cfg: TrainConfig) -> Reference:
+    """As `make_reference`, of cells that stay on disk; only those to validate and to fit on are loaded.
+
+    Raises
+    ------
+    InputError
+        As `make_reference` and `make_collection`.
+    """
+    where = paths[0] if len(paths) == 1 else f"the {len(paths)} files"
+    columns = [
+        cfg.label_key,
+        f"{cfg.label_key}_ontology_term_id",
+        *([cfg.data.split_key] if cfg.data.split_key else []),
+    ]
+    table = read_table(paths, columns)
+    labels = require_labels(table, cfg.label_key, where)
+    values = split_values(table.obs, cfg.data, labels.notna().to_numpy(), where)
+    is_test = (values == TEST).to_numpy() if cfg.data.split == "column" and values is not None else None
+    if is_test is not None and is_test.any():
+        log.info("%d of %d cells are test cells: nothing is learnt from them", is_test.sum(), len(is_test))
+    collection = make_collection(paths, cfg, left_out=is_test)
+    begins = np.cumsum([0, *(part.findings.num_cells for part in collection.parts)])
+    rows = np.concatenate([begin + part.kept for begin, part in zip(begins, collection.parts, strict=False)])
+    table = Table(table.obs.iloc[rows].reset_index(drop=True))
+    settled = settle_rare_labels(require_labels(table, cfg.label_key, where), cfg.data, where)
+    usable = usable_cells(settled, cfg, where)
+    obs, labels = table.obs[usable], settled.labels[usable]
+    label_names = sorted(labels.unique())
+    indices = np.searchsorted(label_names, labels.to_numpy(str)).astype(np.int64)
+    values = split_values(obs, cfg.data, usable[usable], where)
+    sides = None if values is None else values.to_numpy(str)
+    enough = replace(cfg.data, val_fraction=min(cfg.data.val_fraction, MAX_VAL_CELLS / len(indices)))
+    split = split_cells(indices, label_names, sides, enough if sides is None else cfg.data, cfg.seed)
+    fit_rows = split.train[stratified_rows(indices[split.train], MAX_FIT_CELLS, cfg.seed)]
+    val_rows = split.val
+    if sides is not None:
+        val_rows = val_rows[stratified_rows(indices[val_rows], MAX_VAL_CELLS, cfg.seed)]
+    split.notes += held_notes(len(fit_rows), len(split.train), len(val_rows), len(split.val))
+    held = np.concatenate([fit_rows, val_rows])
+    cells = np.flatnonzero(usable)
+    terms = ontology_terms(obs, cfg.label_key, labels)
+    marks = [part.findings for part in collection.parts]
+    return Reference(
+        x=collection.read(cells[held]),
+        labels=indices[held],
+        label_names=label_names,
+        ontology_term_ids=known_terms(label_names, terms, settled),
+        genes=collection.genes,
+        summary=f"{'; '.join(dict.fromkeys(f'{mark.kind} from {mark.source}' for mark in marks))}, "
+        f"as ln(1 + counts per {cfg.data.target_sum:,.0f}); {len(begins)} files",
+        split=replace(split, train=np.arange(len(fit_rows)), val=np.arange(len(fit_rows), len(held))),
+        rare=settled,
+        stream=Stream(collection, cells[split.train], indices[split.train]),
+    )
+
+
+def read_table(paths: Sequence[Path], columns: Sequence[str]) -> Table:
+    """Some columns of obs of several files, one below the other."""
+    parts = []
+    for path in paths:
+        with reading(path):
+            cells = open_stored(path)
+            found = cells.columns(columns)
+            # Whoever asks for a label that is not there is to be told what there is.
+            parts.append(found if columns[0] in found else cells.obs)
+    return Table(pd.concat(parts, ignore_index=True))
+
+
+def held_notes(num_fit: int, num_train: int, num_val: int, num_held_out: int) -> list[str]:
+    """What is not done with all cells where they stay on disk, a sentence each; logged."""
+    notes = [f"Cells stayed on disk while the encoder learned from {num_train:,} of them."]
+    if num_fit < num_train:
+        notes.append(f"Linear fits are on a sample of {num_fit:,} of these, each label in proportion.")
+    if num_val < num_held_out:
+        notes.append(f"{num_val:,} of {num_held_out:,} validation cells are looked at.")
+    for note in notes:
+        log.info("%s", note)
+    return notes
 
 
 def without_test_cells(adata: AnnData, values: pd.Series) -> AnnData:
@@ -128,6 +223,12 @@ def describe_preparation(mark: Mapping[str, Any]) -> str:
         f"{mark['kind']} from {mark['source']}, as ln(1 + counts per {mark['target_sum']:,.0f}); "
         f"{mark['cells_dropped']} cells and {mark['genes_dropped']} genes dropped by the filters"
     )
+
+
+def known_terms(label_names: list[str], terms: list[str], settled: Settled) -> list[str]:
+    """The id of each label; a label into which others were merged has none."""
+    into = settled.done.get("into")
+    return [UNKNOWN_TERM if name == into else term for name, term in zip(label_names, terms, strict=True)]
 
 
 def ontology_terms(obs: pd.DataFrame, label_key: str, labels: pd.Series) -> list[str]:

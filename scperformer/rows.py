@@ -26,8 +26,8 @@ class Rows:
     Parameters
     ----------
     matrix
-        In memory: sparse or dense. On disk: what `anndata.io.sparse_dataset` opens, or an h5py dataset. Columns
-        that are stored together (CSC) are put into rows: in memory once, on disk by reading them again for each
+        In memory: sparse or dense. On disk: what `anndata.io.sparse_dataset` opens, or an array of h5py or zarr.
+        Columns that are stored together (CSC) are put into rows: in memory once, on disk by reading them again for each
         part of the rows.
 
     Raises
@@ -50,6 +50,11 @@ class Rows:
         self._part: tuple[int, sparse.csr_matrix] | None = None
 
     @property
+    def by_columns(self) -> bool:
+        """Whether rows on disk are scattered over all of it."""
+        return isinstance(self.matrix, CSCDataset)
+
+    @property
     def num_values(self) -> int:
         """Stored values; of a dense matrix, its places."""
         if isinstance(self.matrix, CSRDataset | CSCDataset):
@@ -66,7 +71,7 @@ class Rows:
         """Rows `start` to `stop`: CSR, or an array of a dense matrix."""
         if isinstance(self.matrix, CSCDataset):
             return self._from_columns(start, stop)
-        if isinstance(self.matrix, h5py.Dataset | np.ndarray):
+        if not sparse.issparse(self.matrix) and not isinstance(self.matrix, CSRDataset):
             return np.asarray(self.matrix[start:stop])
         block = sparse.csr_matrix(self.matrix[start:stop])
         if isinstance(self.matrix, CSRDataset):

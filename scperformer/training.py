@@ -4,7 +4,7 @@ import logging
 import shlex
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from scperformer.attention import MECHANISMS
 from scperformer.batchsize import with_batch_size
 from scperformer.bundle import INFO, Bundle, save_bundle, sum_of_branches
 from scperformer.calibrate import earned_scales
+from scperformer.collection import require_loadable, settle_in_memory
 from scperformer.config import TrainConfig
 from scperformer.data import Cells
 from scperformer.encoder import require_encoder
@@ -29,8 +30,8 @@ from scperformer.inference import branch_logits, torch_state_kept
 from scperformer.io import require_absent
 from scperformer.metrics import score
 from scperformer.model import CellTypeModel
-from scperformer.readers import beside, checksum, read_cells, require_readable
-from scperformer.reference import Reference, make_reference
+from scperformer.readers import beside, checksums, read_cells
+from scperformer.reference import Reference, make_reference, stream_reference
 from scperformer.runs import (
     changed_options,
     hush_helper,
@@ -41,6 +42,7 @@ from scperformer.runs import (
     recorded_options,
     recorded_versions,
 )
+from scperformer.streaming import StreamedCells
 from scperformer.transfer import adopt_options, in_order_of_init, init_hash, origin, start_from_init
 
 log = logging.getLogger(__name__)
@@ -79,14 +81,15 @@ def fit(
     move_wide(network, wide_start)
     log.info(
         "training on %d cells, validating on %d: %d genes, %d labels, %d parameters, attention %s",
-        len(train),
+        len(train) if reference.stream is None else len(reference.stream.cells),
         len(val),
         x.shape[1],
         len(reference.label_names),
         sum(p.numel() for p in network.parameters()),
         cfg.attention["name"],
     )
-    best_epoch = train_network(network, train, val, cfg, run_folder)
+    cells = train if reference.stream is None else StreamedCells(reference.stream, cfg.tokens, train)
+    best_epoch = train_network(network, cells, val, cfg, run_folder)
     if best_epoch is None:
         return None
     try:
@@ -95,7 +98,8 @@ def fit(
     except InputError:  # it diverged: resume=true must not go on from here
         shutil.rmtree(run_folder / "checkpoints")
         raise
-    # The held-out cells have done their work: the linear part learns from them too, as the baseline does.
+    # The held-out cells have done their work: the linear part learns from them too, as the baseline does. (Of cells
+    # that stay on disk these are the sample and the held-out ones.)
     everything = Cells(x, cfg.tokens, labels)
     scale = metrics["scales"].get("wide", 0.0)
     move_wide(network, wide_start, by=-scale)
@@ -182,12 +186,12 @@ def provenance(reference: Reference, cfg: TrainConfig, source: dict[str, str]) -
     source
         `reference` (file name) and `reference_sha256`.
     """
-    counts = np.bincount(reference.labels)
+    counts = reference.counts
     return {
         **source,
         **origin(cfg, reference.genes),
         "label_key": cfg.label_key,
-        "num_cells": len(reference.labels),
+        "num_cells": int(counts.sum()),
         "cells_per_label": {label: int(n) for label, n in zip(reference.label_names, counts, strict=True)},
         "input": reference.summary,
         "split": reference.split.done,
@@ -233,7 +237,7 @@ def command(cfg: TrainConfig, source: dict[str, str]) -> str:
     """What trains such a model again: a line for a shell or, for cells in memory, a call in Python."""
     options = changed_options(cfg)
     if source["reference_sha256"]:
-        return shlex.join(["scperformer", "train", source["reference"], *options])
+        return shlex.join(["scperformer", "train", *(Path(name).name for name in cfg.inputs), *options])
     overrides = [option for option in options if not option.startswith("label_key=")]
     return f"scperformer.train(adata, label_key={cfg.label_key!r}, overrides={overrides})"
 
@@ -247,13 +251,20 @@ def run_train(cfg: TrainConfig) -> Path:
         The file, its labels or its expression cannot be used, or the output exists.
     """
     hush_helper(cfg)
-    path = Path(cfg.inputs[0])
-    require_readable(path)
-    output = Path(cfg.output) if cfg.output else beside(path, ".model")
+    paths = [Path(name) for name in cfg.inputs]
+    cfg = settle_in_memory(cfg, paths)
+    output = Path(cfg.output) if cfg.output else beside(paths[0], ".model")
     require_absent(output, cfg.overwrite, marker=INFO)
-    adata = read_cells(path, cfg.orientation)
-    _train(adata, cfg, output, path=path, checksum=checksum(path))
+    source = {"reference": ", ".join(path.name for path in paths), "reference_sha256": checksums(paths)}
+    _train(lambda cfg: load_reference(paths, cfg), cfg, output, source)
     return output
+
+
+def load_reference(paths: Sequence[Path], cfg: TrainConfig) -> Reference:
+    """The cells of a file in memory or, as `data.in_memory` says, those of one or more files on disk."""
+    if cfg.data.in_memory == "false":
+        return stream_reference(paths, cfg)
+    return make_reference(read_cells(paths[0], cfg.orientation), cfg, paths[0])
 
 
 def train(adata: AnnData, label_key: str, *, output: str | Path, overrides: Sequence[str] = ()) -> Path:
@@ -280,7 +291,9 @@ def train(adata: AnnData, label_key: str, *, output: str | Path, overrides: Sequ
     cfg = make_config("train", [*required, *overrides])
     hush_helper(cfg)
     require_absent(output, cfg.overwrite, marker=INFO)
-    _train(adata, cfg, Path(output), path=Path("AnnData in memory"), checksum="")
+    require_loadable(cfg)
+    source = {"reference": "AnnData in memory", "reference_sha256": ""}
+    _train(lambda cfg: make_reference(adata, cfg, source["reference"]), cfg, Path(output), source)
     return Path(output)
 
 
@@ -297,7 +310,7 @@ def ignored_options(cfg: TrainConfig) -> dict[str, str]:
 
 
 @torch_state_kept()  # other libraries change the number of threads, too, when they are imported
-def _train(adata: AnnData, cfg: TrainConfig, output: Path, *, path: Path, checksum: str) -> None:
+def _train(load: Callable[[TrainConfig], Reference], cfg: TrainConfig, output: Path, source: dict[str, str]) -> None:
     if cfg.estimate:
         remedy = "call scperformer.estimate.run_estimate, or add --estimate to 'scperformer train'"
         raise InputError("estimate=true in a training", "estimate=false", remedy)
@@ -306,14 +319,14 @@ def _train(adata: AnnData, cfg: TrainConfig, output: Path, *, path: Path, checks
         require_encoder(cfg.tokens, cfg.model, cfg.attention)
         for option, why in ignored_options(cfg).items():
             log.warning("%s is ignored: %s", option, why)
-    reference = in_order_of_init(make_reference(adata, cfg, path), cfg)
-    run_folder = open_run(cfg, output, checksum + init_hash(cfg))
+    reference = in_order_of_init(load(cfg), cfg)
+    run_folder = open_run(cfg, output, source["reference_sha256"] + init_hash(cfg))
     try:
         with torch_state_kept(cfg.trainer.threads):
             if cfg.trainer.batch_size == AUTO:
                 train_cells = Cells(reference.x, cfg.tokens, reference.labels).subset(reference.split.train)
                 cfg = with_batch_size(cfg, train_cells, new_network(reference, cfg), run_folder)
-            made = provenance(reference, cfg, {"reference": path.name, "reference_sha256": checksum})
+            made = provenance(reference, cfg, source)
             record_start(run_folder, cfg, made)
             fitted = fit(reference, cfg, run_folder)
     except InputError:  # an option that cannot be, or it diverged: nothing worth keeping has been written

@@ -240,7 +240,11 @@ def in_order_of_init(reference: Reference, cfg: TrainConfig) -> Reference:
     target = np.empty(num_genes, dtype=np.int64)
     target[order] = np.arange(num_genes)
     x = gene_names.align(reference.x, target, num_genes)
-    return replace(reference, x=x, genes=[reference.genes[gene] for gene in order])
+    genes = [reference.genes[gene] for gene in order]
+    stream = reference.stream
+    if stream is not None:
+        stream = replace(stream, collection=stream.collection.with_columns(target, genes))
+    return replace(reference, x=x, genes=genes, stream=stream)
 
 
 def origin(cfg: NetworkConfig, genes: list[str]) -> dict[str, Any]:

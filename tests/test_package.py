@@ -17,7 +17,7 @@ MODULES = {
 
 # A new mechanism needs no line here: it may import what the others may, and those that others build on.
 BUILT_ON = ("attention.favor", "attention.window")
-SHARED = ("attention.base", "attention.additive", "attention.projections", "attention.fastfood")
+SHARED = ("attention.base", "attention.additive", "attention.projections", "attention.fastfood", "attention.fused")
 MECHANISM = " ".join((*SHARED, "errors", "options"))
 OTHERS = [name for name in MODULES if name.startswith("attention.") and name not in (*SHARED, *BUILT_ON)]
 
@@ -57,6 +57,7 @@ LAYERS = {
     "attention.additive": "attention.base",
     "attention.projections": "",
     "attention.fastfood": "",
+    "attention.fused": "",
     **dict.fromkeys(BUILT_ON, MECHANISM),
     **dict.fromkeys(OTHERS, " ".join((MECHANISM, *BUILT_ON))),
     "attention": " ".join(("errors", "options", "attention.base", *BUILT_ON, *OTHERS)),
@@ -73,10 +74,12 @@ LAYERS = {
     "splits": "errors groups labels",
     "alignment": "detect genenames genes logarithms overlap",
     "preprocess": "alignment bundle config groups detect errors genes io readers",
-    "reference": "config detect errors labels preprocess splits",
     "h5ad_copy": "errors io outputs",
     "zarr_copy": "h5ad_copy io outputs",
     "backed": "detect errors h5ad_copy io trust",
+    "joining": "errors genenames genes overlap",
+    "collection": "alignment backed config detect errors genenames genes joining preprocess readers rows",
+    "reference": "backed collection config detect errors labels preprocess splits",
     "query": "alignment backed bundle config detect errors h5ad_copy overlap readers rows",
     "quality": "detect genenames genes genetables rows",
     "check_text": "config detect errors genes groups labels quality texts",
@@ -89,13 +92,14 @@ LAYERS = {
     "encoder": "attention attention.additive groups embedding errors pieces",
     "model": "groups embedding encoder linear",
     "data": "groups embedding tokens",
+    "streaming": "collection data embedding groups",
     "encoder_start": "config data encoder gene2vec",
     "masking": "embedding groups tokens",
     "masked_model": "embedding encoder",
-    "corpus": "alignment config errors genes genenames overlap preprocess",
+    "corpus": "alignment collection config errors genes joining preprocess readers",
     "transfer": "attention bundle config embedding encoder errors genenames genes groups masked_model model reference",
     "head_start": "baseline config data model",
-    "inference": "baseline bundle groups data errors model products",
+    "inference": "baseline bundle groups data embedding errors model products",
     "partial": "errors outputs",
     "calls_table": "outputs texts",
     "annotation": "backed bundle config data h5ad_copy inference overlap partial query",
@@ -108,20 +112,21 @@ LAYERS = {
     "analysis.figures": "analysis.spectrum figures",
     "analyze": "analysis.approximation analysis.figures analysis.inputs analysis.spectrum annotation config data "
     "errors inference io readers",
-    "datamodule": "data embedding",
+    "datamodule": "data embedding streaming",
     "processes": "errors",
     "interruption": "",
     "cluster": "errors groups",
     "fitting": "cluster config datamodule errors groups interruption processes products",
-    "learner": "calibrate config groups data datamodule embedding epochs fitting metrics model",
-    "masked_learner": "fitting config data datamodule embedding learner masked_model masking",
+    "learner": "calibrate config groups data datamodule embedding epochs fitting metrics model streaming",
+    "masked_learner": "fitting config data datamodule embedding learner masked_model masking streaming",
     "batchsize": "config data errors groups learner model resources runs",
     "training": "batchsize groups baseline linear bundle calibrate compose config data errors inference io "
-    "learner metrics model readers reference runs attention encoder encoder_start transfer head_start",
-    "estimate": "baseline batchsize config data encoder encoder_start inference learner model readers reference "
+    "learner metrics model readers reference runs attention encoder encoder_start transfer head_start collection "
+    "streaming",
+    "estimate": "baseline batchsize collection config data encoder encoder_start inference learner model reference "
     "resources training transfer",
-    "pretraining": "bundle compose config corpus data encoder encoder_start errors inference io masked_learner "
-    "masked_model readers runs transfer",
+    "pretraining": "bundle collection compose config corpus data encoder encoder_start errors inference io "
+    "masked_learner masked_model readers runs streaming transfer",
     "annotated": "errors io",
     "evaluate": "annotated config errors io metrics texts",
     "summary": "annotated evaluate figures",
@@ -138,11 +143,13 @@ ONLY = {
     "omegaconf": "compose",
     "pytorch_lightning": "cluster epochs fitting interruption processes learner masked_learner datamodule",
     "torch": " ".join(name for name in MODULES if name.startswith("attention"))
-    + " embedding encoder model pieces products data datamodule inference fitting processes learner batchsize training "
-    "estimate masking masked_model masked_learner encoder_start head_start transfer pretraining library "
-    "analysis.approximation analysis.inputs analysis.spectrum",
-    "anndata": "io rows detect check labels preprocess reference annotation backed h5ad_copy predict training corpus "
+    + " embedding encoder model pieces products data streaming datamodule inference fitting processes learner "
+    "batchsize training estimate masking masked_model masked_learner encoder_start head_start transfer pretraining "
+    "library analysis.approximation analysis.inputs analysis.spectrum",
+    "anndata": "io rows detect check preprocess reference annotation backed h5ad_copy predict training corpus "
     "pretraining annotated analyze lenient trust tenx loom tables readers quality query zarr_copy",
+    "zarr": "backed zarr_copy",
+    "triton": "attention.fused",
     "h5py": "io rows annotated backed h5ad_copy lenient trust tenx loom readers zarr_copy",
     "scanpy": "preprocess quality",
     "safetensors": "bundle",

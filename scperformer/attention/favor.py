@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 
@@ -12,7 +14,15 @@ from scperformer.attention.fastfood import Fastfood
 from scperformer.attention.projections import gaussian_directions
 from scperformer.options import require, require_choice
 
+MAX_FUSED_WIDTH = 128  # of a head: wider tiles do not fit beside each other
+FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EPSILON = 0.001  # added to the features of kernels that can be 0, as in generalized attention
+
+
+@cache
+def has_triton() -> bool:
+    """Whether Triton can be imported, without doing so."""
+    return find_spec("triton") is not None
 
 
 def elu1(x: torch.Tensor) -> torch.Tensor:
@@ -103,6 +113,24 @@ class Favor(Additive):
             num_features, head_dim = self.directions_ME.shape
             orthogonal = self.options.projection == "orthogonal"
             self.directions_ME.copy_(gaussian_directions(num_features, head_dim, orthogonal, generator))
+
+    def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
+        if self.is_fused(v_BHLE):
+            from scperformer.attention import fused  # needs Triton
+
+            q_BHLE, k_BHLE = q_BHLE.to(v_BHLE.dtype), k_BHLE.to(v_BHLE.dtype)
+            return fused.favor(q_BHLE, k_BHLE, v_BHLE, keep_BL, self.directions_ME, self.factor)
+        return super().forward(q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL)
+
+    def is_fused(self, v_BHLE: torch.Tensor) -> bool:
+        """Whether the kernels of fused.py mix the tokens, without room for phi: on a GPU, if Triton is there.
+
+        They are for the dense form: softmax's kernel without epsilon, not causal, directions written out.
+        """
+        options = self.options
+        plain = options.kernel == "softmax" and not self.is_published and not self.is_causal
+        dense = options.projection in ("orthogonal", "gaussian") and v_BHLE.shape[-1] <= MAX_FUSED_WIDTH
+        return plain and dense and v_BHLE.is_cuda and v_BHLE.dtype in FUSED_DTYPES and has_triton()
 
     def features(self, x_BHLE: torch.Tensor, queries: bool) -> torch.Tensor:
         projected_BHLM = self.projected(x_BHLE, queries)

@@ -1,0 +1,118 @@
+"""Training from disk beside training in memory: cells a second in one run, and the memory of whole runs.
+
+    python benchmarks/streaming.py pbmc3k.h5ad
+    python benchmarks/streaming.py pbmc3k.h5ad --cells 20000 --rounds 3 model=small
+
+The scratch files are cells of the given file, drawn with replacement. Memory: `scperformer pretrain` of a very small
+network for an epoch, each run a process of its own, imports included. Cells a second: steps of pretraining (forward,
+backward, optimiser) of the default network on batches from disk and from memory, in turn; a turn has as many cells as
+are read at a time. More words are options of `scperformer pretrain` for that network.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+
+import torch
+from machine import machine
+from predict_memory import resample
+
+from scperformer.compose import make_config
+from scperformer.config import PretrainConfig
+from scperformer.corpus import Corpus, stream_corpus
+from scperformer.data import Cells, drop_genes
+from scperformer.masking import hidden_loss, hide_values
+from scperformer.pretraining import new_masked_model
+from scperformer.streaming import StreamedCells
+
+# Memory is that of the cells: with the default network an epoch of 200,000 of them would take most of an hour.
+SMALL = ["model.dim=8", "model.num_heads=1", "model.head_dim=8", "model.gene_dropout=0.95", "trainer.batch_size=128"]
+BUFFER = 4096  # cells of a turn: as many as are read at a time
+
+
+def endless(cells: Cells | StreamedCells, batch_size: int) -> Iterator:
+    epoch = 0
+    while True:
+        yield from cells.epoch_batches(batch_size, balance="none", seed=0, epoch=epoch, rank=0, world_size=1)
+        epoch += 1
+
+
+def throughput(corpus: Corpus, cfg: PretrainConfig, rounds: int) -> dict[str, list[float]]:
+    """Cells a second of each turn, from disk and in memory; the first turn of each is left out."""
+    assert corpus.stream is not None
+    stream = corpus.stream
+    sample = Cells(corpus.x, cfg.tokens, corpus.file_of_cell)
+    in_memory = Cells(stream.collection.read(stream.cells), cfg.tokens, stream.labels)
+    network = new_masked_model(corpus, sample, cfg)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4)
+    size = cfg.trainer.batch_size
+    sources = {"disk": endless(StreamedCells(stream, cfg.tokens, sample), size), "memory": endless(in_memory, size)}
+    found: dict[str, list[float]] = {name: [] for name in sources}
+    for _ in range(rounds + 1):
+        for name, batches in sources.items():
+            start = time.perf_counter()
+            for _ in range(BUFFER // size):
+                tokens, _ = next(batches)
+                seen = drop_genes(tokens, cfg.model.gene_dropout)
+                hidden, chosen_BL = hide_values(seen, cfg.tokens, cfg.masking, torch.Generator().manual_seed(0))
+                hidden_loss(network(hidden, chosen_BL), seen.values_BL[chosen_BL], cfg.masking).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            found[name].append(BUFFER // size * size / (time.perf_counter() - start))
+            print(f"{name}: {found[name][-1]:.0f} cells/s", file=sys.stderr, flush=True)
+    return {name: speeds[1:] for name, speeds in found.items()}
+
+
+def run(words: list[str]) -> tuple[float, float]:
+    """Seconds and GiB of `scperformer pretrain`."""
+    start = time.perf_counter()
+    with subprocess.Popen(
+        [sys.executable, "-m", "scperformer", "pretrain", *words], stderr=subprocess.DEVNULL
+    ) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"scperformer pretrain {' '.join(words)} failed")
+    return time.perf_counter() - start, usage.ru_maxrss / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path")
+    parser.add_argument("--cells", type=lambda text: [int(n) for n in text.split(",")], default=[20_000, 200_000])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("overrides", nargs="*")
+    arguments = parser.parse_intermixed_args()
+    print(f"{machine()}\n\n| cells | file (GB) | from disk: peak GiB | seconds | in memory: peak GiB | seconds |")
+    print("|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for num_cells in arguments.cells:
+            corpus = folder / f"{num_cells}.h5ad"
+            # In a process of its own: the highest memory of a child counts what its parent had when it was forked.
+            writer = get_context("spawn").Process(target=resample, args=(arguments.path, num_cells, "csr", corpus))
+            writer.start()
+            writer.join()
+            row = f"| {num_cells:,} | {corpus.stat().st_size / 1e9:.2f} "
+            for in_memory in ("false", "true"):
+                words = [str(corpus), f"output={folder / 'encoder'}", "overwrite=true", "trainer.max_epochs=1"]
+                seconds, memory = run([*words, f"data.in_memory={in_memory}", "logger=none", *SMALL])
+                row += f"| {memory:.2f} | {seconds:.0f} "
+            print(f"{row}|", flush=True)
+        cfg = make_config("pretrain", [f"inputs=['{corpus}']", "data.in_memory=false", *arguments.overrides])
+        speeds = throughput(stream_corpus([corpus], cfg), cfg, arguments.rounds)
+    disk, memory = (median(speeds[name]) for name in ("disk", "memory"))
+    ratio = median(one / other for one, other in zip(speeds["disk"], speeds["memory"], strict=True))
+    print(f"\n{num_cells:,} cells, cells a second (medians of {arguments.rounds}): {disk:.0f} from disk, ", end="")
+    print(f"{memory:.0f} in memory; median of the ratios of neighbouring turns {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    main()
