@@ -118,8 +118,8 @@ class Favor(Additive):
         if self.is_fused(v_BHLE):
             from scperformer.attention.fused import favor  # needs Triton
 
-            given = (x_BHLE.to(v_BHLE.dtype) for x_BHLE in (q_BHLE, k_BHLE, v_BHLE))
-            return favor(*given, keep_BL, self.directions_ME, self.factor)
+            q_BHLE, k_BHLE = q_BHLE.to(v_BHLE.dtype), k_BHLE.to(v_BHLE.dtype)
+            return favor(q_BHLE, k_BHLE, v_BHLE, keep_BL, self.directions_ME, self.factor)
         return super().forward(q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL)
 
     def is_fused(self, v_BHLE: torch.Tensor) -> bool:
