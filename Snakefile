@@ -10,6 +10,9 @@ min_version("9.0")
 configfile: f"{workflow.basedir}/workflows/config.yaml"
 
 
+container: config["container"]
+
+
 report: "workflows/report/workflow.rst"
 
 

@@ -288,7 +288,7 @@ def test_print_is_for_the_command_line_and_reports(module):
 # The project's files
 
 
-FOLDERS = ("scperformer", "conf", "workflows", "docs", "tests", "data", "benchmarks", ".ci")
+FOLDERS = ("scperformer", "conf", "workflows", "docs", "tests", "data", "benchmarks", "containers", ".ci")
 TEXT = {"", ".py", ".md", ".yaml", ".toml", ".smk", ".sh", ".txt", ".jinja", ".css", ".rst", ".tsv", ".csv", ".json"}
 PLACES = tuple(f"/{name}/" for name in ("work", "tmp", "root", "home", "Users"))  # folders of one machine
 

@@ -116,10 +116,10 @@ class Favor(Additive):
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         if self.is_fused(v_BHLE):
-            from scperformer.attention import fused  # needs Triton
+            from scperformer.attention.fused import favor  # needs Triton
 
             q_BHLE, k_BHLE = q_BHLE.to(v_BHLE.dtype), k_BHLE.to(v_BHLE.dtype)
-            return fused.favor(q_BHLE, k_BHLE, v_BHLE, keep_BL, self.directions_ME, self.factor)
+            return favor(q_BHLE, k_BHLE, v_BHLE, keep_BL, self.directions_ME, self.factor)
         return super().forward(q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL)
 
     def is_fused(self, v_BHLE: torch.Tensor) -> bool:
