@@ -230,7 +230,7 @@ def run_step(step: str, words: list[str]) -> None:
     import hydra
 
     from scperformer import compose
-    from scperformer.sweep import LOST, Sweep, wait_for_jobs
+    from scperformer.sweep import Sweep
 
     typed = list(sys.argv)
     overrides = to_overrides(words, FIRST_WORDS.get(step))
@@ -269,14 +269,8 @@ def run_step(step: str, words: list[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach main() instead of being printed and swallowed
     try:
         compose.require_choices(overrides)
-        hydra.main(config_path=str(compose.conf_dir()), config_name=step, version_base="1.3")(task)()
-        sweep.end()
-    except RuntimeError as error:
-        if type(error).__name__ not in LOST or sweep.folder is None:
-            raise
-        log.warning("a job of the cluster was lost: waiting for the others")
-        wait_for_jobs(sweep.folder)
-        sweep.end()
+        with sweep.to_its_end():
+            hydra.main(config_path=str(compose.conf_dir()), config_name=step, version_base="1.3")(task)()
     except compose.OVERRIDE_ERRORS as error:
         raise compose.override_error(error, step, overrides) from error
     finally:

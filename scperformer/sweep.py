@@ -2,9 +2,12 @@
 
 import csv
 import json
+import logging
 import os
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +16,8 @@ from typing import Any
 from scperformer.errors import one_line
 from scperformer.outputs import new_file
 from scperformer.texts import defused
+
+log = logging.getLogger(__name__)
 
 TABLE = "runs.csv"
 RECORD = "run.json"  # of one run, in its folder
@@ -80,6 +85,18 @@ class Sweep:
         assert self.folder is not None
         with new_file(self.folder / row.job / RECORD, overwrite=True) as temporary:
             temporary.write_text(json.dumps(asdict(row)), encoding="utf-8")
+
+    @contextmanager
+    def to_its_end(self) -> Iterator[None]:
+        """Go on until all runs have ended, also after one of them was lost in a cluster."""
+        try:
+            yield
+        except RuntimeError as error:
+            if type(error).__name__ not in LOST or self.folder is None:
+                raise
+            log.warning("a job of the cluster was lost: waiting for the others")
+            wait_for_jobs(self.folder)
+        self.end()
 
     def end(self) -> None:
         """Count runs that have not said how they ended as failed: they were killed."""
