@@ -72,7 +72,8 @@ class Rows:
         if isinstance(self.matrix, CSCDataset):
             return self._from_columns(start, stop)
         if not sparse.issparse(self.matrix) and not isinstance(self.matrix, CSRDataset):
-            return np.asarray(self.matrix[start:stop])
+            dense = np.asarray(self.matrix[start:stop])
+            return dense.astype(np.float32) if dense.dtype == np.float16 else dense  # SciPy has no half precision
         block = sparse.csr_matrix(self.matrix[start:stop])
         if isinstance(self.matrix, CSRDataset):
             block.check_format(full_check=True)

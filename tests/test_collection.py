@@ -355,3 +355,15 @@ def test_cells_in_memory_cannot_stay_on_disk(counts_adata, tmp_path):
     for call in (pretraining.pretrain, lambda adata, **kw: training.train(adata, "cell_type", **kw)):
         with pytest.raises(InputError, match=r"data\.in_memory=false and cells in memory"):
             call(counts_adata, output=tmp_path / "m", overrides=["data.in_memory=false"])
+
+
+def test_dense_files_of_half_precision(counts_adata, tmp_path):
+    expected = counts_adata.copy()
+    counts_adata.X = counts_adata.X.toarray().astype(np.float16)
+    for name, adata in (("half", counts_adata), ("single", expected)):
+        adata.write_h5ad(tmp_path / f"{name}.h5ad")
+    half, single = (
+        make_collection([tmp_path / f"{name}.h5ad"], make_config("train", ["inputs=[x]", "label_key=cell_type"]))
+        for name in ("half", "single")
+    )
+    np.testing.assert_array_equal(half.read(np.arange(50)).toarray(), single.read(np.arange(50)).toarray())
