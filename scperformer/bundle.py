@@ -214,8 +214,10 @@ def _read_info(folder: Path) -> tuple[str, dict[str, Any]]:
     if not folder.is_dir() or not _is_own_file(folder, INFO):
         expected = f"a model folder with {INFO}, {WEIGHTS} and {GENES}"
         if folder.is_file():
-            remedy = f"if it is an archive of a model, 'scperformer models import {folder}' unpacks it"
-            raise InputError(f"model_path={folder} is a file", expected, remedy)
+            remedy = (
+                "give model_path the output folder of 'scperformer train'; 'scperformer models import' unpacks archives"
+            )
+            raise InputError(f"a file at '{folder}'", expected, remedy)
         found = "no bundle.json" if folder.is_dir() else "no folder"
         raise InputError(
             f"{found} at '{folder}'",

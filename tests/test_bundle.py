@@ -163,7 +163,7 @@ def test_refuses_a_folder_that_is_no_model(tmp_path):
 
 def test_refuses_a_file_in_place_of_the_folder(tmp_path):
     (tmp_path / "model.ckpt").write_bytes(b"x")
-    with pytest.raises(InputError, match=r"model\.ckpt is a file; .*'scperformer models import .*ckpt' unpacks it"):
+    with pytest.raises(InputError, match=r"a file at '.*model\.ckpt'; .*'scperformer models import' unpacks"):
         load_bundle(tmp_path / "model.ckpt")
 
 
