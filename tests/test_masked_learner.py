@@ -31,7 +31,7 @@ def config(*overrides):
 
 def parts(adata, cfg):
     corpus = make_corpus([Sample(adata, Path("a.h5ad"), "")], cfg)
-    rows = split_cells(corpus, 0.2, cfg.seed)
+    rows = split_cells(corpus.file_of_cell, 0.2, cfg.seed)
     train, val = (Cells(corpus.x[part], cfg.tokens, np.zeros(len(part), dtype=np.int64)) for part in rows)
     return corpus, train, val
 
