@@ -93,4 +93,4 @@ def test_snakemake_wants_apptainer_once_it_is_asked_for(tmp_path):
     within = [*words, *image, "--software-deployment-method", "apptainer"]
     ran = subprocess.run(within, capture_output=True, text=True, check=False)
     assert ran.returncode != 0
-    assert "apptainer or singularity command has to be available" in ran.stderr
+    assert "apptainer or singularity command has to be available" in ran.stdout + ran.stderr
