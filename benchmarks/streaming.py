@@ -10,8 +10,6 @@ are read at a time. More words are options of `scperformer pretrain` for that ne
 """
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +20,7 @@ from statistics import median
 
 import torch
 from machine import machine
-from predict_memory import resample
+from predict_memory import resample, run
 
 from scperformer.compose import make_config
 from scperformer.config import PretrainConfig
@@ -70,19 +68,6 @@ def throughput(corpus: Corpus, cfg: PretrainConfig, rounds: int) -> dict[str, li
     return {name: speeds[1:] for name, speeds in found.items()}
 
 
-def run(words: list[str]) -> tuple[float, float]:
-    """Seconds and GiB of `scperformer pretrain`."""
-    start = time.perf_counter()
-    with subprocess.Popen(
-        [sys.executable, "-m", "scperformer", "pretrain", *words], stderr=subprocess.DEVNULL
-    ) as process:
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"scperformer pretrain {' '.join(words)} failed")
-    return time.perf_counter() - start, usage.ru_maxrss / 2**20
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path")
@@ -103,7 +88,18 @@ def main() -> None:
             row = f"| {num_cells:,} | {corpus.stat().st_size / 1e9:.2f} "
             for in_memory in ("false", "true"):
                 words = [str(corpus), f"output={folder / 'encoder'}", "overwrite=true", "trainer.max_epochs=1"]
-                seconds, memory = run([*words, f"data.in_memory={in_memory}", "logger=none", *SMALL])
+                seconds, memory = run(
+                    [
+                        sys.executable,
+                        "-m",
+                        "scperformer",
+                        "pretrain",
+                        *words,
+                        f"data.in_memory={in_memory}",
+                        "logger=none",
+                        *SMALL,
+                    ]
+                )
                 row += f"| {memory:.2f} | {seconds:.0f} "
             print(f"{row}|", flush=True)
         cfg = make_config("pretrain", [f"inputs=['{corpus}']", "data.in_memory=false", *arguments.overrides])

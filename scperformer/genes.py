@@ -66,7 +66,7 @@ def without_genome(names: Sequence[str], species: str) -> tuple[list[str], list[
     genome = GENOMES.get(species, GENOMES["human"])
     plain = [genome.sub("", name, count=1) if genome.match(name) else name for name in names]
     num = sum(old != new for old, new in zip(names, plain, strict=True))
-    return plain, [f"{num:,} genes were matched without the genome in front of their names"] if num else []
+    return plain, [f"{num:,} genes were looked for without the genome in front of their names"] if num else []
 
 
 def guess_species(names: Sequence[str]) -> str:

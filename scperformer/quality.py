@@ -15,7 +15,7 @@ from scipy.ndimage import uniform_filter1d
 
 from scperformer.detect import Findings
 from scperformer.genenames import name_columns
-from scperformer.genes import parts
+from scperformer.genes import parts, without_genome
 from scperformer.genetables import gencode
 from scperformer.rows import Rows
 
@@ -57,7 +57,8 @@ def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings) -> Qualit
     var
         The table of these genes, its index their names.
     """
-    is_mito = mitochondrial(list(map(str, var.index)), var)
+    names, _ = without_genome(without_genome(list(map(str, var.index)), "human")[0], "mouse")
+    is_mito = mitochondrial(names, var)
     num_genes, totals, shares = (np.zeros(rows.shape[0]) for _ in range(3))
     for start, stored in rows.blocks():
         block = sparse.csr_matrix(stored, dtype=np.float64, copy=True)

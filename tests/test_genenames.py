@@ -261,4 +261,4 @@ def test_genomes_in_front_of_names(prefix):
     human, mouse = ["CD3D", "MS4A1", "LYZ", "GNLY", "PPBP"], ["mm10_Cd3d", "mm10_Nkg7", "mm10_Lyz"]
     found = map_genes([prefix + gene for gene in human[:4]] + mouse, [*human, "NKG7"])
     assert found.target.tolist() == [0, 1, 2, 3, -1, -1, -1]
-    assert any("4 genes were matched without the genome" in note for note in found.notes)
+    assert any("4 genes were looked for without the genome" in note for note in found.notes)

@@ -152,3 +152,10 @@ def test_the_valley_between_two_peaks():
     assert 3 < valley(values) < 7
     assert valley(np.zeros(100)) is None
     assert valley(rng.uniform(size=1)) is None
+
+
+def test_mitochondrial_genes_behind_the_name_of_a_genome(cells):
+    cells.var_names = [f"GRCh38_{name}" for name in cells.var_names]
+    cells.var = cells.var[[]]
+    quality = measure_quality(Rows(cells.X), cells.var, detect(cells))
+    assert quality.num_mitochondrial_genes == 10
