@@ -5,7 +5,7 @@ filter its cells and to count the cells that express each gene. Nothing but numb
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 MAX_OPEN = 64  # files at a time
 MAX_GAP, MAX_RUN = 64, 1024  # rows between two wanted ones that are read with them; rows that are read at a time
+READ_CELLS = (
+    4096  # cells that are on their way from disk at a time: until they are done, they take several times as much
+)
 STREAM_ABOVE = 2 * 2**30  # bytes of expression: in memory, training takes about four times as many
 VALUE_BYTES = 8  # a number and its column
 STREAMED = ("h5ad", "zarr")
@@ -106,8 +109,12 @@ class Collection:
         InputError
             A file is damaged, or is not what it was.
         """
+        pieces = (self._read(cells[i : i + READ_CELLS]) for i in range(0, len(cells), READ_CELLS))
+        return stacked(pieces, len(self.genes))
+
+    def _read(self, cells: np.ndarray) -> csr_matrix:
         wanted, place = np.unique(cells, return_inverse=True)
-        found = [csr_matrix((0, len(self.genes)), dtype=np.float32)]
+        found = []
         for file in np.unique(np.searchsorted(self.starts, wanted, side="right") - 1):
             first, last = np.searchsorted(wanted, self.starts[file : file + 2])
             part = self.parts[file]
@@ -124,6 +131,20 @@ class Collection:
             rows = self._rows(file)
             runs = np.split(numbers, ends)
             return sparse.vstack([csr_matrix(rows.block(run[0], run[-1] + 1))[run - run[0]] for run in runs], "csr")
+
+
+def stacked(pieces: Iterable[csr_matrix], num_genes: int) -> csr_matrix:
+    """CSR float32 of pieces, one below the other; at no time are there more than about two numbers for one."""
+    data, indices, lengths = [], [], [np.zeros(1, dtype=np.int64)]
+    for piece in pieces:
+        data.append(piece.data)
+        indices.append(piece.indices)
+        lengths.append(np.diff(piece.indptr))
+    indptr = np.cumsum(np.concatenate(lengths))
+    values = np.concatenate([np.empty(0, dtype=np.float32), *data])
+    data.clear()
+    columns = np.concatenate([np.empty(0, dtype=np.int32), *indices])
+    return csr_matrix((values, columns, indptr), shape=(len(indptr) - 1, num_genes))
 
 
 @dataclass

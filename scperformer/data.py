@@ -14,6 +14,7 @@ from scperformer.groups import TokensConfig
 from scperformer.tokens import token_counts, tokenize
 
 POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, still well mixed
+MEAN_CELLS = 4096  # of a mean, at a time
 FIXED_TOKENS, MAX_FIXED_CELLS = 2**12, 64  # of a prediction batch on a CPU
 AHEAD = 4  # batches that are made while a GPU works on earlier ones
 MAX_BATCH_TOKENS = 2**16  # of a prediction batch, padding included: bounds its memory (64 cells of 1,024 tokens)
@@ -56,7 +57,7 @@ class Cells:
 
     def subset(self, rows: np.ndarray) -> "Cells":
         """The labelled cells with these row numbers."""
-        return Cells(self.x[rows], self.tokens, self.known_labels[rows])
+        return Cells(row_subset(self.x, rows), self.tokens, self.known_labels[rows])
 
     def batch(self, cells: Sequence[int] | np.ndarray, length: int | None = None) -> Batch:
         """Tokens of the cells with these row numbers, padded to `length` or the longest of them."""
@@ -81,6 +82,21 @@ class Cells:
         dealt = {"seed": seed, "epoch": epoch, "rank": rank, "world_size": world_size}
         for cells in shared_batches(self.lengths[rows], batch_size, **dealt)[first:]:
             yield self.labelled_batch(rows[cells])
+
+
+def row_subset(x: csr_matrix, rows: np.ndarray) -> csr_matrix:
+    """Rows of a matrix; half of it or more, one after the other, are no copy. (SciPy copies what is less.)"""
+    if len(rows) == 0 or (np.diff(rows) != 1).any():
+        return x[rows]
+    indptr = x.indptr[rows[0] : rows[-1] + 2]
+    span = slice(indptr[0], indptr[-1])
+    return csr_matrix((x.data[span], x.indices[span], indptr - indptr[0]), shape=(len(rows), x.shape[1]), copy=False)
+
+
+def gene_means(x: csr_matrix) -> np.ndarray:
+    """Mean expression of each gene, float64; added up block by block, as only a block is to become float64."""
+    blocks = (row_subset(x, np.arange(i, min(i + MEAN_CELLS, x.shape[0]))) for i in range(0, x.shape[0], MEAN_CELLS))
+    return sum(np.asarray(block.astype(np.float64).sum(axis=0)).ravel() for block in blocks) / x.shape[0]
 
 
 def drawn_rows(labels: np.ndarray, balance: str, seed: int, epoch: int) -> np.ndarray:

@@ -19,7 +19,7 @@ from scperformer.data import Cells, drop_genes
 from scperformer.datamodule import CellsDataModule
 from scperformer.embedding import Batch
 from scperformer.fitting import checkpoints, load_best, make_trainer, run_trainer
-from scperformer.learner import lr_factor, seed_of
+from scperformer.learner import lr_factor, seed_of, share_of_step
 from scperformer.masked_model import MaskedModel
 from scperformer.masking import bin_weights, hidden_loss, hide_values, naive_guess, naive_table
 from scperformer.streaming import StreamedCells
@@ -77,7 +77,8 @@ class MaskedLearner(pl.LightningModule):
         seen = drop_genes(tokens, share, self.network.encoder.places_matter) if share else tokens
         seed = seed_of(self.cfg.seed, self.global_step, self.global_rank, TRAINING)
         hidden, chosen_BL = self.hide(seen, seed)
-        loss = self.loss(self.network(hidden, chosen_BL), seen.values_BL[chosen_BL])
+        true_K = seen.values_BL[chosen_BL]
+        loss = self.loss(self.network(hidden, chosen_BL), true_K) * share_of_step(self.weight(true_K))
         loss = loss + self.network.encoder.penalty().to(loss.device)
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(tokens.keep_BL), sync_dist=True)
         return loss
@@ -90,12 +91,16 @@ class MaskedLearner(pl.LightningModule):
         """Mean loss of predictions of hidden values."""
         return hidden_loss(predicted, true_K, self.cfg.masking, self.bin_weights)
 
+    def weight(self, true_K: torch.Tensor) -> torch.Tensor:
+        """What the mean loss of hidden values is to be multiplied with before it is added to that of others."""
+        weights = self.bin_weights
+        return torch.tensor(float(len(true_K)), device=true_K.device) if weights is None else weights[true_K].sum()
+
     def losses(self, tokens: Batch, batch_idx: int) -> torch.Tensor:
         """Of a batch of validation cells: summed loss, that of the naive guess, and what they are to be divided by."""
         hidden, chosen_BL = self.hide(tokens, seed_of(self.cfg.seed, batch_idx, 0, VALIDATION))
         true_K = tokens.values_BL[chosen_BL]
-        weights = self.bin_weights
-        total = torch.tensor(float(len(true_K))) if weights is None else weights[true_K].sum()
+        total = self.weight(true_K)
         naive = self.loss(naive_guess(self.naive, tokens, chosen_BL), true_K)
         found = torch.stack([self.loss(self.network(hidden, chosen_BL), true_K), naive])
         return torch.cat([found * total.to(found.device), total.to(found.device)[None]]).double().cpu()

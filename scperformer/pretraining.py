@@ -19,7 +19,7 @@ from scperformer.bundle import ENCODER, INFO, Bundle, save_bundle
 from scperformer.collection import require_loadable, settle_in_memory
 from scperformer.config import PretrainConfig
 from scperformer.corpus import Corpus, Sample, make_corpus, read_genes, split_cells, stream_corpus
-from scperformer.data import Cells
+from scperformer.data import Cells, gene_means, row_subset
 from scperformer.encoder import Encoder, require_encoder
 from scperformer.encoder_start import start_attention, start_gene_vectors
 from scperformer.errors import InputError
@@ -69,7 +69,7 @@ def fit(corpus: Corpus, cfg: PretrainConfig, run_folder: Path) -> tuple[dict[str
     start = time.perf_counter()
     # The loader hands a label on with every cell: here it is the cell's file, which only data.balance looks at.
     split = corpus.split or split_cells(corpus.file_of_cell, cfg.data.val_fraction, cfg.seed)
-    train, val = (Cells(corpus.x[rows], cfg.tokens, corpus.file_of_cell[rows]) for rows in split)
+    train, val = (Cells(row_subset(corpus.x, rows), cfg.tokens, corpus.file_of_cell[rows]) for rows in split)
     cells = train if corpus.stream is None else StreamedCells(corpus.stream, cfg.tokens, train)
     network = new_masked_model(corpus, train, cfg)
     network.encoder.require_length(int(max(train.lengths.max(), val.lengths.max())))
@@ -124,7 +124,7 @@ def to_bundle(
         name=name,
         kind=ENCODER,
         genes=corpus.genes,
-        gene_means=np.asarray(corpus.x.mean(axis=0)).ravel(),
+        gene_means=gene_means(corpus.x),
         labels=[],
         ontology_term_ids=[],
         config={"target_sum": cfg.data.target_sum, **groups},

@@ -20,7 +20,7 @@ from scperformer.bundle import INFO, Bundle, save_bundle, sum_of_branches
 from scperformer.calibrate import earned_scales
 from scperformer.collection import require_loadable, settle_in_memory
 from scperformer.config import TrainConfig
-from scperformer.data import Cells
+from scperformer.data import Cells, gene_means, row_subset
 from scperformer.encoder import require_encoder
 from scperformer.encoder_start import start_attention, start_gene_vectors
 from scperformer.errors import InputError
@@ -70,8 +70,8 @@ def fit(
     start = time.perf_counter()
     x, labels = reference.x, reference.labels
     train_rows, val_rows = reference.split.train, reference.split.val
-    train = Cells(x[train_rows], cfg.tokens, labels[train_rows])
-    val = Cells(x[val_rows], cfg.tokens, labels[val_rows])
+    train = Cells(row_subset(x, train_rows), cfg.tokens, labels[train_rows])
+    val = Cells(row_subset(x, val_rows), cfg.tokens, labels[val_rows])
     network = new_network(reference, cfg)
     network.require_length(int(max(train.lengths.max(), val.lengths.max())))
     start_attention(network.encoder, train, cfg)
@@ -223,7 +223,7 @@ def to_bundle(
     return Bundle(
         name=name,
         genes=reference.genes,
-        gene_means=np.asarray(reference.x.mean(axis=0)).ravel(),
+        gene_means=gene_means(reference.x),
         labels=reference.label_names,
         ontology_term_ids=reference.ontology_term_ids,
         config={"target_sum": cfg.data.target_sum, **groups},

@@ -18,6 +18,7 @@ from scperformer.corpus import Sample, make_corpus, stream_corpus
 from scperformer.data import Cells, ahead, drawn_rows
 from scperformer.errors import InputError
 from scperformer.groups import TokensConfig
+from scperformer.learner import Learner
 from scperformer.masked_learner import MaskedLearner
 from scperformer.pretraining import run_pretrain
 from scperformer.reference import make_reference, stream_reference
@@ -52,7 +53,7 @@ def read_either(files):
     return [Sample(readers[path.suffix](path), path, "") for path in files]
 
 
-def test_cells_and_genes_are_those_of_memory_bit_for_bit(files, read_either, tmp_path):
+def test_cells_and_genes_are_those_of_memory_bit_for_bit(files, read_either, monkeypatch):
     cfg = config("pretrain", "data.min_genes=125", "data.min_cells=60", "data.val_fraction=0.2")
     expected = make_corpus(read_either, cfg)
     assert 20 < len(expected.genes) < 200
@@ -63,6 +64,11 @@ def test_cells_and_genes_are_those_of_memory_bit_for_bit(files, read_either, tmp
     order = np.random.default_rng(0).permutation(len(found))[:40]
     order[3] = order[4]  # a cell that is asked for twice
     assert (found.read(order) != expected.x[order]).nnz == 0
+    monkeypatch.setattr(collection, "READ_CELLS", 7)
+    in_pieces = found.read(order)
+    assert in_pieces.dtype == np.float32
+    assert (in_pieces != expected.x[order]).nnz == 0
+    assert found.read(order[:0]).shape == (0, len(found.genes))
     streamed = stream_corpus(files, cfg)
     assert [file["num_cells"] for file in streamed.files] == [file["num_cells"] for file in expected.files]
     assert [file["input"] for file in streamed.files] == [file["input"] for file in expected.files]
@@ -286,15 +292,18 @@ def test_several_labelled_files_train_one_model(counts_adata, write, tmp_path):
         run_train(config("train", paths=[paths[0], paths[0]]))
 
 
-def test_a_cut_pretraining_from_disk_ends_with_the_same_encoder(counts_adata, write, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("step", "learner"), [("pretrain", MaskedLearner), ("train", Learner)])
+def test_what_is_cut_while_it_learns_from_disk_ends_with_the_same_weights(
+    counts_adata, write, tmp_path, monkeypatch, step, learner
+):
     path = write(counts_adata)
 
     def run(name, *words):
         options = ["data.in_memory=false", f"output='{tmp_path / name}'", "tokens=bins", *words]
-        return run_pretrain(config("pretrain", *options, paths=[path]))
+        return {"pretrain": run_pretrain, "train": run_train}[step](config(step, *options, paths=[path]))
 
     whole = load_bundle(run("whole"))
-    run_until_killed(monkeypatch, MaskedLearner, lambda: run("cut"))
+    run_until_killed(monkeypatch, learner, lambda: run("cut"))
     cut = load_bundle(run("cut", "resume=true"))
     assert all(np.array_equal(whole.weights[name], cut.weights[name]) for name in whole.weights)
     assert whole.provenance["num_cells"] == 120

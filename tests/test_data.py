@@ -5,13 +5,16 @@ import pytest
 import torch
 from scipy import sparse
 
+from scperformer import data
 from scperformer.data import (
     MAX_BATCH_TOKENS,
     POOL_BATCHES,
     Cells,
     drop_genes,
+    gene_means,
     padded_length,
     prediction_batches,
+    row_subset,
     shuffled_batches,
 )
 from scperformer.groups import TokensConfig
@@ -110,6 +113,21 @@ def test_prediction_batches_of_a_subset_give_its_cells_the_same_length():
 
 
 # --- cells ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [[], [3], [2, 3, 4, 5, 6, 7, 8, 9], [2, 4], [4, 3], [3, 3]])
+def test_rows_are_those_that_were_asked_for_and_many_neighbours_are_not_copied(rows):
+    x = sparse.random(10, 40, density=0.4, format="csr", dtype=np.float32, random_state=0)
+    found = row_subset(x, np.array(rows, dtype=np.int64))
+    assert found.shape == (len(rows), 40)
+    assert np.array_equal(found.toarray(), x.toarray()[rows])
+    assert np.shares_memory(found.data, x.data) == (len(rows) > 5)
+
+
+def test_means_of_genes_block_by_block(monkeypatch):
+    x = sparse.random(10, 40, density=0.4, format="csr", dtype=np.float32, random_state=0)
+    monkeypatch.setattr(data, "MEAN_CELLS", 3)
+    np.testing.assert_allclose(gene_means(x), x.toarray().astype(np.float64).mean(axis=0), rtol=1e-12)
 
 
 def test_cells_give_the_tokens_and_labels_of_the_asked_rows():

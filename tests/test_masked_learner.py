@@ -7,6 +7,7 @@ import pytest
 import torch
 from killed import run_until_killed
 
+from scperformer import masked_learner
 from scperformer.attention import MECHANISMS
 from scperformer.compose import make_config
 from scperformer.corpus import Sample, make_corpus, split_cells
@@ -117,6 +118,30 @@ def test_weighted_losses_add_up_over_batches(counts_adata):
     by_hand = (weights * (logits.logsumexp(1) - logits.gather(1, true[:, None])[:, 0])).sum()
     assert float(sums[0]) == pytest.approx(float(by_hand), rel=1e-4)
     assert float(sums[2]) == pytest.approx(float(weights.sum()), rel=1e-5)
+
+
+@pytest.mark.parametrize("options", [[], ["tokens=bins", "masking.class_weights=balanced"]], ids=str)
+def test_processes_together_learn_from_every_hidden_value_alike(counts_adata, monkeypatch, options):
+    """The mean of the gradients of two processes is the gradient of the mean over the hidden values of both."""
+    cfg = config("model.gene_dropout=0", "model.dropout=0", *options)
+    corpus, train, _ = parts(counts_adata, cfg)
+    learner = MaskedLearner(new_masked_model(corpus, train, cfg), train, cfg, 1)
+    monkeypatch.setattr(learner, "log", lambda *arguments, **options: None)
+    shares = [train.batch(np.arange(3)), train.batch(np.arange(3, 12))]
+    hidden = [learner.hide(tokens, seed_of(cfg.seed, 0, rank, 1)) for rank, tokens in enumerate(shares)]
+    true = [tokens.values_BL[chosen] for tokens, (_, chosen) in zip(shares, hidden, strict=True)]
+    weight = learner.weight(torch.cat(true))
+    monkeypatch.setattr(masked_learner, "share_of_step", lambda own: own * 2 / weight)
+    of_processes = []
+    for rank, tokens in enumerate(shares):
+        monkeypatch.setattr(MaskedLearner, "global_rank", rank)
+        loss = learner.training_step((tokens, torch.zeros(len(tokens.keep_BL))), 0)
+        of_processes.append(torch.autograd.grad(loss, learner.network.decoder.parameters(), allow_unused=True))
+    predicted = torch.cat([learner.network(*pair) for pair in hidden])
+    loss = learner.loss(predicted, torch.cat(true))
+    together = torch.autograd.grad(loss, learner.network.decoder.parameters(), allow_unused=True)
+    for mine, yours, all_of_them in zip(*of_processes, together, strict=True):
+        torch.testing.assert_close((mine + yours) / 2, all_of_them, rtol=1e-4, atol=1e-6)
 
 
 def test_every_mechanism_can_be_pretrained(counts_adata, tmp_path):

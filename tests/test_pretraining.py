@@ -1,8 +1,11 @@
 """Pretraining from files to a folder, by hand and from the shell, and what such a folder is good for."""
 
 import json
+import os
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -229,3 +232,23 @@ def test_scberts_tokens_with_its_own_vectors(corpus, tmp_path):
     cfg = config(corpus[1], overrides=[f"init='{tmp_path / 'enc'}'", f"output='{tmp_path / 'next'}'"])
     again = load_bundle(run_pretrain(cfg))  # without the file: the vectors are in the encoder
     np.testing.assert_array_equal(again.weights["model.encoder.embedding.gene.weight"][:-1], wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_memory", ["true", "false"])
+def test_two_processes_pretrain_one_encoder(corpus, tmp_path, in_memory):
+    options = [*FAST, "trainer=ddp", "trainer.accelerator=cpu", f"data.in_memory={in_memory}", "output=enc"]
+    done = subprocess.run(
+        [sys.executable, "-m", "scperformer", "pretrain", *map(str, corpus), *options],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    for line in ("written:", "pretraining on", "epoch 1/1"):
+        assert done.stderr.count(line) == 1, done.stderr
+    bundle = load_bundle(tmp_path / "enc")
+    assert np.isfinite(bundle.metrics["loss"])
+    assert bundle.provenance["num_cells"] == 120

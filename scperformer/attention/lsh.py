@@ -12,7 +12,7 @@ from scperformer.attention.additive import widened
 from scperformer.attention.base import Attention, Sizes
 from scperformer.options import require
 
-CHUNKS = 64  # of tokens, at a time
+CHUNKS = 256  # of tokens of one head, at a time
 # Added to scores. A token with itself: far below what another key can have (Reformer's -1e5 would do for scores of
 # ordinary size). No real key: far below that, so that a token that is alone has itself.
 ITSELF = -1e30
@@ -91,30 +91,28 @@ class Lsh(Attention):
         # the chunk before the first one has nothing
         q, v = (pad(take(x, order_BHL), (0, 0, size, missing)) for x in (q_BHLE, v_BHLE))
         real = pad(real_BHL, (size, missing))
-        # Some chunks at a time: what they need fits into a cache, and its memory serves the next ones.
-        span = CHUNKS * size
-        spans = [slice(i, i + span + size) for i in range(0, length, span)]
-        parts = [self._of_chunks(q[:, :, part], v[:, :, part], real[:, :, part], size) for part in spans]
-        back_BHL = order_BHL.argsort(2)
-        return tuple(take(torch.cat(x, dim=2)[:, :, :length], back_BHL) for x in zip(*parts, strict=True))
-
-    def _of_chunks(self, q_BHLE, v_BHLE, real_BHL, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the tokens of whole chunks find; the first chunk is only there as the one before the second."""
+        q_BHPCE, v_BHPCE = (x.unflatten(2, (-1, size)) for x in (q, v))
         # keys of a chunk: the one before it, and its own
-        k_BHPCE, v_BHPCE = (
-            torch.cat([chunks[:, :, :-1], chunks[:, :, 1:]], dim=3)
-            for chunks in (x.unflatten(2, (-1, size)) for x in (q_BHLE, v_BHLE))
-        )
-        real_BHPC = real_BHL.unfold(2, 2 * size, size)
-        q_BHPCE = q_BHLE[:, :, size:].unflatten(2, (-1, size)) * self.sizes.head_dim**-0.5
+        keys = [torch.cat([x[:, :, :-1], x[:, :, 1:]], dim=3) for x in (q_BHPCE, v_BHPCE)]
+        unreal_BHPK = ~real.unfold(2, 2 * size, size)
+        q_BHPCE = q_BHPCE[:, :, 1:] * self.sizes.head_dim**-0.5
+        # Some chunks at a time: what they need fits into a cache, and its memory serves the next ones.
+        span = max(1, CHUNKS // (batch * heads))
+        pieces = zip(*(x.split(span, dim=2) for x in (q_BHPCE, *keys, unreal_BHPK)), strict=True)
+        found = zip(*(self._of_chunks(*piece) for piece in pieces), strict=True)
+        back_BHL = order_BHL.argsort(2)
+        return tuple(take(torch.cat(x, dim=2).flatten(2, 3)[:, :, :length], back_BHL) for x in found)
+
+    def _of_chunks(self, q_BHPCE, k_BHPKE, v_BHPKE, unreal_BHPK) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the tokens of whole chunks find: see `one_round`."""
+        size = q_BHPCE.shape[3]
         # In place: these are the largest tensors by far, and one of them is all that the backward pass needs.
-        weights = q_BHPCE @ k_BHPCE.mT
+        weights = q_BHPCE @ k_BHPKE.mT
         weights += pad(torch.eye(size, dtype=weights.dtype, device=weights.device) * ITSELF, (size, 0))
-        weights += ((~real_BHPC).to(weights.dtype) * NOTHING).unsqueeze(3)
+        weights += (unreal_BHPK.to(weights.dtype) * NOTHING).unsqueeze(3)
         scale = weights.detach().amax(-1, keepdim=True)
         weights.sub_(scale).exp_()
-        sums = torch.cat([weights @ v_BHPCE, weights.sum(-1, keepdim=True)], dim=-1)
-        return sums.flatten(2, 3), scale.flatten(2, 3)
+        return torch.cat([weights @ v_BHPKE, weights.sum(-1, keepdim=True)], dim=-1), scale
 
     def buckets(self, q_BHLE: torch.Tensor, rotation_EM: torch.Tensor) -> torch.Tensor:
         """argmax of [qR, -qR], B x H x L; always in float32: two precisions must not disagree on buckets."""

@@ -14,7 +14,7 @@ from scperformer.attention.base import Attention, Sizes
 from scperformer.options import require, require_choice
 
 NOISE = 0.1  # of the starting kernels beside their middle tap of 1: root of the sum of squares
-BLOCKS = 32  # of tokens, at a time
+BLOCKS = 128  # of tokens of one head, at a time
 MIN_BLOCK = 64  # tokens: smaller matrix products are slower than the work that larger ones waste
 
 
@@ -56,67 +56,59 @@ class Window(Attention):
         self.taps_NHW = nn.Parameter(taps_NHW)
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
-        length = q_BHLE.shape[2]
+        batch, heads, length, _ = q_BHLE.shape
         half_width = min(self.half_width, length - 1)  # there is nothing further away
         block = min(length, max(MIN_BLOCK, 2 * half_width))
         around = (half_width, half_width + -length % block)  # r on each side, and what fills the last block
-        drop_B1L1 = ~keep_BL[:, None, :, None]
+        drop_1BL1 = ~keep_BL[None, :, :, None]
         with torch.autocast(q_BHLE.device.type, enabled=False):  # scores need more than bf16's 8 bits
-            q, k, v = (widened(x_BHLE).masked_fill(drop_B1L1, 0.0) for x_BHLE in (q_BHLE, k_BHLE, v_BHLE))
+            # heads first: a kernel then meets the scores of all cells in one product
+            q, k, v = (widened(x.transpose(0, 1)).masked_fill(drop_1BL1, 0.0) for x in (q_BHLE, k_BHLE, v_BHLE))
             q = pad(q * self.sizes.head_dim**-0.5, (0, 0, 0, -length % block))
-            k, v = (pad(x_BHLE, (0, 0, *around)) for x_BHLE in (k, v))
-            real = pad(keep_BL, around)
+            q_HPCE = q.unflatten(2, (-1, block)).flatten(1, 2)
+            # keys and values of a block: its own tokens and r on each side of them
+            k_HPKE, v_HPKE = (overlapping(pad(x, (0, 0, *around)), block, block + 2 * half_width) for x in (k, v))
+            unreal_PCW = ~pad(keep_BL, around).unfold(1, 2 * half_width + 1, 1).unflatten(1, (-1, block)).flatten(0, 1)
             # Some blocks at a time: what they need fits into a cache, and its memory serves the next ones.
-            span, overlap = BLOCKS * block, 2 * half_width
-            out = [
-                self._of_blocks(
-                    q[:, :, i : i + span],
-                    k[:, :, i : i + span + overlap],
-                    v[:, :, i : i + span + overlap],
-                    real[:, i : i + span + overlap],
-                    block,
-                )
-                for i in range(0, length, span)
-            ]
-        return torch.cat(out, dim=2)[:, :, :length].to(v_BHLE.dtype)
+            span = max(1, BLOCKS // heads)
+            pieces = (*(x.split(span, dim=1) for x in (q_HPCE, k_HPKE, v_HPKE)), unreal_PCW.split(span))
+            out_HPCE = torch.cat([self._of_blocks(*piece) for piece in zip(*pieces, strict=True)], dim=1)
+        out_BHLE = out_HPCE.unflatten(1, (batch, -1)).flatten(2, 3).transpose(0, 1)
+        return out_BHLE[:, :, :length].to(v_BHLE.dtype)
 
-    def _of_blocks(self, q_BHLE, k_BHKE, v_BHKE, real_BK, block: int) -> torch.Tensor:
-        """Mixed values of whole blocks of tokens; keys and values are theirs and r more on each side."""
-        num_keys = block + k_BHKE.shape[2] - q_BHLE.shape[2]
-        q_BHPCE = q_BHLE.unflatten(2, (-1, block))
-        # keys and values of a block: its own tokens and r on each side of them, B x H x P x (C + 2r) x E
-        k, v = (overlapping(x_BHKE, block, num_keys) for x_BHKE in (k_BHKE, v_BHKE))
-        real_BPCW = real_BK.unfold(1, num_keys - block + 1, 1).unflatten(1, (-1, block))
-        weights = unskewed(self.weights(skewed(q_BHPCE @ k.mT), ~real_BPCW.unsqueeze(1)))
-        return (weights @ v).flatten(2, 3)
+    def _of_blocks(self, q_HPCE, k_HPKE, v_HPKE, unreal_PCW) -> torch.Tensor:
+        """Mixed values of blocks of tokens."""
+        return unskewed(self.weights(skewed(q_HPCE @ k_HPKE.mT), unreal_PCW)) @ v_HPKE
 
-    def weights(self, scores_BHPCW: torch.Tensor, unreal_B1PCW: torch.Tensor) -> torch.Tensor:
+    def weights(self, scores_HPCW: torch.Tensor, unreal_PCW: torch.Tensor) -> torch.Tensor:
         """The band of weights from the band of scores, which is 0 where there is no real key."""
-        spare = (self.taps_NHW.shape[-1] - scores_BHPCW.shape[-1]) // 2  # taps on each side that reach too far
-        for taps_HW in self.taps_NHW[..., spare : self.taps_NHW.shape[-1] - spare]:
-            toeplitz_HWW = toeplitz(taps_HW.to(scores_BHPCW.dtype))
-            scores_BHPCW = (scores_BHPCW @ toeplitz_HWW[:, None]).masked_fill(unreal_B1PCW, 0.0)
+        spare = (self.taps_NHW.shape[-1] - scores_HPCW.shape[-1]) // 2  # taps on each side that reach too far
+        for i, taps_HW in enumerate(self.taps_NHW[..., spare : self.taps_NHW.shape[-1] - spare]):
+            if i > 0:
+                scores_HPCW = scores_HPCW.masked_fill(unreal_PCW, 0.0)
+            mixed_HRW = scores_HPCW.flatten(1, 2) @ toeplitz(taps_HW.to(scores_HPCW.dtype))
+            scores_HPCW = mixed_HRW.view_as(scores_HPCW)
         if self.normalize == "softmax":
             # Rows without any real key become uniform: their values are all 0.
-            lowest = torch.finfo(scores_BHPCW.dtype).min
-            return scores_BHPCW.masked_fill(unreal_B1PCW, lowest).softmax(-1)
+            return scores_HPCW.masked_fill(unreal_PCW, torch.finfo(scores_HPCW.dtype).min).softmax(-1)
+        scores_HPCW = scores_HPCW.masked_fill(unreal_PCW, 0.0)
         if self.normalize == "l1":
-            sums_BHPC1 = scores_BHPCW.abs().sum(-1, keepdim=True)
-            return scores_BHPCW / sums_BHPC1.masked_fill(sums_BHPC1 == 0, 1.0)
-        return scores_BHPCW
+            sums_HPC1 = scores_HPCW.abs().sum(-1, keepdim=True)
+            return scores_HPCW / sums_HPC1.masked_fill(sums_HPC1 == 0, 1.0)
+        return scores_HPCW
 
 
-def overlapping(x_BHKE: torch.Tensor, block: int, num_keys: int) -> torch.Tensor:
-    """Pieces of `num_keys` tokens that begin `block` apart, B x H x P x num_keys x E; of several, at most 2 `block`.
+def overlapping(x_HBKE: torch.Tensor, block: int, num_keys: int) -> torch.Tensor:
+    """Pieces of `num_keys` tokens that begin `block` apart, H x P x num_keys x E; of several, at most 2 `block`.
 
     As `unfold` gives, whose backward pass is several times as slow.
     """
-    num_blocks = (x_BHKE.shape[2] - num_keys) // block + 1
+    num_blocks = (x_HBKE.shape[2] - num_keys) // block + 1
     if num_blocks == 1:
-        return x_BHKE.unsqueeze(2)
-    x_BHKE = pad(x_BHKE, (0, 0, 0, (num_blocks + 1) * block - x_BHKE.shape[2]))
-    blocks_BHPCE = x_BHKE.unflatten(2, (num_blocks + 1, block))
-    return torch.cat([blocks_BHPCE[:, :, :-1], blocks_BHPCE[:, :, 1:, : num_keys - block]], dim=3)
+        return x_HBKE
+    x_HBKE = pad(x_HBKE, (0, 0, 0, (num_blocks + 1) * block - x_HBKE.shape[2]))
+    blocks = x_HBKE.unflatten(2, (num_blocks + 1, block))
+    return torch.cat([blocks[:, :, :-1], blocks[:, :, 1:, : num_keys - block]], dim=3).flatten(1, 2)
 
 
 def toeplitz(taps_HW: torch.Tensor) -> torch.Tensor:
