@@ -93,18 +93,19 @@ class Lsh(Attention):
         real = pad(real_BHL, (size, missing))
         q_BHPCE, v_BHPCE = (x.unflatten(2, (-1, size)) for x in (q, v))
         # keys of a chunk: the one before it, and its own
-        keys = [torch.cat([x[:, :, :-1], x[:, :, 1:]], dim=3) for x in (q_BHPCE, v_BHPCE)]
+        keys_values = [part for x in (q_BHPCE, v_BHPCE) for part in (x[:, :, :-1], x[:, :, 1:])]
         unreal_BHPK = ~real.unfold(2, 2 * size, size)
         q_BHPCE = q_BHPCE[:, :, 1:] * self.sizes.head_dim**-0.5
         # Some chunks at a time: what they need fits into a cache, and its memory serves the next ones.
         span = max(1, CHUNKS // (batch * heads))
-        pieces = zip(*(x.split(span, dim=2) for x in (q_BHPCE, *keys, unreal_BHPK)), strict=True)
+        pieces = zip(*(x.split(span, dim=2) for x in (q_BHPCE, *keys_values, unreal_BHPK)), strict=True)
         found = zip(*(self._of_chunks(*piece) for piece in pieces), strict=True)
         back_BHL = order_BHL.argsort(2)
         return tuple(take(torch.cat(x, dim=2).flatten(2, 3)[:, :, :length], back_BHL) for x in found)
 
-    def _of_chunks(self, q_BHPCE, k_BHPKE, v_BHPKE, unreal_BHPK) -> tuple[torch.Tensor, torch.Tensor]:
+    def _of_chunks(self, q_BHPCE, k_before, k_own, v_before, v_own, unreal_BHPK) -> tuple[torch.Tensor, torch.Tensor]:
         """What the tokens of whole chunks find: see `one_round`."""
+        k_BHPKE, v_BHPKE = torch.cat([k_before, k_own], dim=3), torch.cat([v_before, v_own], dim=3)
         size = q_BHPCE.shape[3]
         # In place: these are the largest tensors by far, and one of them is all that the backward pass needs.
         weights = q_BHPCE @ k_BHPKE.mT
