@@ -25,7 +25,7 @@ from machine import machine, peak_gb
 
 from scperformer.encoder import Encoder
 from scperformer.groups import ModelConfig, TokensConfig
-from scperformer.products import fast_products
+from scperformer.processor import fast_cpu
 
 LENGTH = 16_907
 CHUNK = 512  # tokens at a time
@@ -90,7 +90,7 @@ def work(variant: str, mode: str, out: str) -> None:
             return network(x)
     else:
         network = our_layers({"epsilon": 1e-4} if variant == PUBLISHED else {})
-        precision = torch.autocast("cpu", dtype=torch.bfloat16) if variant == BF16 else fast_products("cpu")
+        precision = torch.autocast("cpu", dtype=torch.bfloat16) if variant == BF16 else fast_cpu("cpu")
 
         def function(x):
             return run_ours(x, network)

@@ -18,7 +18,7 @@ from scperformer.errors import InputError
 from scperformer.groups import TrainerConfig
 from scperformer.interruption import Interruption
 from scperformer.processes import helpers_watched, lost_process, processes_ended
-from scperformer.products import fast_products
+from scperformer.processor import fast_cpu
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def run_trainer(
         Another process of a distributed run has ended.
     """
     last = folder / LAST
-    with warnings.catch_warnings(), processes_ended(), helpers_watched(), fast_products(cfg.trainer.accelerator):
+    with warnings.catch_warnings(), processes_ended(), helpers_watched(), fast_cpu(cfg.trainer.accelerator):
         # Advice about data-loading workers and the like: ours has none to start, on purpose.
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
         try:

@@ -17,7 +17,7 @@ from scperformer.embedding import Batch
 from scperformer.errors import InputError
 from scperformer.groups import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model import CellTypeModel
-from scperformer.products import fast_products
+from scperformer.processor import fast_cpu
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ def predict_cells(
 
     batches = list(prediction_batches(cells.lengths, size if fixed else batch_size))
     num_threads = torch.get_num_threads()
-    with torch_state_kept(threads=1), fast_products(device):
+    with torch_state_kept(threads=1), fast_cpu(device):
         if device == "cpu":
             # A thread's first products may take more threads than it was set to here, unless it is told itself.
             with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -168,7 +168,7 @@ def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tupl
     wide, deep = (np.zeros((len(cells), num_labels), dtype=np.float32) for _ in range(2))
     was_training = network.training
     network.eval()
-    with torch.inference_mode(), fast_products("cpu"):
+    with torch.inference_mode(), fast_cpu("cpu"):
         for rows, length in prediction_batches(cells.lengths, batch_size):
             wide_BC, deep_BC, _ = network.branches(cells.batch(rows, length))
             wide[rows], deep[rows] = wide_BC.numpy(), deep_BC.numpy()

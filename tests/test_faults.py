@@ -90,9 +90,10 @@ def words_of(case: str, disk: Path) -> tuple[object, ...]:
 
 
 SLOW = ("predict csv", "train", "preprocess", "report")
+MOSTLY_FAST = [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in STEPS]
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in STEPS])
+@pytest.mark.parametrize("case", MOSTLY_FAST)
 def test_a_full_disk_is_one_line_and_leaves_nothing(case, inputs, small_disk):
     disk, mount = small_disk
     (disk / "filler").write_bytes(bytes(64 * 1024))
@@ -107,7 +108,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(case, inputs, small_disk):
     assert (disk / STEPS[case][2]).exists()
 
 
-@pytest.mark.parametrize("case", STEPS)
+@pytest.mark.parametrize("case", MOSTLY_FAST)
 def test_a_disk_that_cannot_be_written(case, inputs, small_disk):
     disk, mount = small_disk
     mount("remount,ro")
@@ -177,6 +178,7 @@ def test_a_helper_process_that_dies_ends_the_training(inputs):
     assert not (inputs / "cut").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("helper", "code", "says"), [("false", 2, "one of the 2 processes"), ("true", 0, "")])
 def test_the_wait_for_a_helper_ends_when_it_dies_unnoticed(helper, code, says):
     """Nothing but our own watch is there to notice, and the training waits for an answer."""

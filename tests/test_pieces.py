@@ -1,5 +1,6 @@
 """An encoder that works through tokens in pieces: same result, same gradients, less memory, no influence of batches."""
 
+import platform
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ from measured import LargestTensor
 from scperformer.embedding import Batch
 from scperformer.encoder import Encoder
 from scperformer.groups import ModelConfig, TokensConfig
-from scperformer.products import fast_products
+from scperformer.processor import fast_cpu
 
 GENES = 40
 ADDITIVE = {
@@ -133,15 +134,48 @@ def test_features_exist_for_one_piece_only(with_gradients):
 def test_products_through_onednn_are_exact_and_the_setting_comes_back():
     before = torch.backends.mkldnn.matmul.fp32_precision
     a, b = torch.randn(2, 300, 300, generator=torch.Generator().manual_seed(0))
-    with fast_products("cpu"):
+    with fast_cpu("cpu"):
         product = a @ b
     assert torch.backends.mkldnn.matmul.fp32_precision == before
     exact = a.double() @ b.double()
     # float32 has 24 bits: sums of 300 products of size 1.
     torch.testing.assert_close(product.double(), exact, rtol=0, atol=1e-4)
-    with pytest.raises(RuntimeError, match="stop"), fast_products("cpu"):
+    with pytest.raises(RuntimeError, match="stop"), fast_cpu("cpu"):
         raise RuntimeError("stop")
     assert torch.backends.mkldnn.matmul.fp32_precision == before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have other ways")
+def test_memory_of_tensors_is_kept_for_the_next_ones_and_given_back_in_the_end():
+    """Page faults, in a process of its own: what other tests left in the heap does not count."""
+    code = """
+import resource, torch
+from scperformer.processor import fast_cpu
+torch.set_num_threads(1)
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for size in range(4_000_000, 4_000_010):  # floats: about 4,000 pages
+        torch.ones(size)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+def in_use():
+    return int(open("/proc/self/statm").read().split()[1])
+outside, start = faults(), in_use()
+with fast_cpu("cpu"):
+    faults()
+    kept = faults()
+    with fast_cpu("cpu"):
+        pass
+    still = faults()
+    with fast_cpu("cuda"):
+        held = in_use()
+print(outside, kept, still, held - start, in_use() - start)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    outside, kept, still, held, left = map(int, done.stdout.split())
+    assert outside > 5000
+    assert kept + still < 500
+    assert held > 3500
+    assert left < 1000
 
 
 @pytest.mark.slow

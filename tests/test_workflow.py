@@ -123,6 +123,12 @@ def test_only_training_asks_for_gpus(user: Path, count: int) -> None:
 
 # --- refusals ------------------------------------------------------------------------------------------------
 
+
+def mostly_slow(cases: dict) -> list:
+    """The names of the cases; snakemake takes three seconds to refuse one, and the first three show that it does."""
+    return [pytest.param(case, marks=[pytest.mark.slow] * (place > 2)) for place, case in enumerate(cases)]
+
+
 REFUSED = {
     "unknown key": (["refrence=reference.h5ad"], r"'refrence' was unexpected.*expected the keys reference, samples"),
     "wrong type": (["label_key=3"], r"label_key: 3 is not of type 'string'; expected the obs column"),
@@ -137,7 +143,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", mostly_slow(REFUSED))
 def test_bad_config_is_refused_in_one_line(user: Path, case: str) -> None:
     config, message = REFUSED[case]
     run = snakemake(user, "--dry-run", "--config", *config)
@@ -160,7 +166,7 @@ BAD_SHEETS = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_SHEETS)
+@pytest.mark.parametrize("case", mostly_slow(BAD_SHEETS))
 def test_bad_sheet_is_refused_in_one_line(user: Path, case: str) -> None:
     rows, message = BAD_SHEETS[case]
     write_sheet(user / "samples.tsv", *rows)
