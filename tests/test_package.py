@@ -37,7 +37,7 @@ LAYERS = {
     "options": "errors",
     "groups": "options",
     "config": "errors groups options",
-    "products": "",
+    "processor": "",
     "resources": "",
     "outputs": "errors",
     "history": "outputs",
@@ -99,7 +99,7 @@ LAYERS = {
     "corpus": "alignment collection config errors genes joining preprocess readers",
     "transfer": "attention bundle config embedding encoder errors genenames genes groups masked_model model reference",
     "head_start": "baseline config data model",
-    "inference": "baseline bundle groups data embedding errors model products",
+    "inference": "baseline bundle groups data embedding errors model processor",
     "partial": "errors outputs",
     "calls_table": "outputs texts",
     "annotation": "backed bundle config data h5ad_copy inference overlap partial query",
@@ -116,7 +116,7 @@ LAYERS = {
     "processes": "errors",
     "interruption": "",
     "cluster": "errors groups",
-    "fitting": "cluster config datamodule errors groups interruption processes products",
+    "fitting": "cluster config datamodule errors groups interruption processes processor",
     "learner": "calibrate config groups data datamodule embedding epochs fitting metrics model streaming",
     "masked_learner": "fitting config data datamodule embedding learner masked_model masking streaming",
     "batchsize": "config data errors groups learner model resources runs",
@@ -143,7 +143,7 @@ ONLY = {
     "omegaconf": "compose",
     "pytorch_lightning": "cluster epochs fitting interruption processes learner masked_learner datamodule",
     "torch": " ".join(name for name in MODULES if name.startswith("attention"))
-    + " embedding encoder model pieces products data streaming datamodule inference fitting processes learner "
+    + " embedding encoder model pieces processor data streaming datamodule inference fitting processes learner "
     "batchsize training estimate masking masked_model masked_learner encoder_start head_start transfer pretraining "
     "library analysis.approximation analysis.inputs analysis.spectrum",
     "anndata": "io rows detect check preprocess reference annotation backed h5ad_copy predict training corpus "
