@@ -88,18 +88,8 @@ def main() -> None:
             row = f"| {num_cells:,} | {corpus.stat().st_size / 1e9:.2f} "
             for in_memory in ("false", "true"):
                 words = [str(corpus), f"output={folder / 'encoder'}", "overwrite=true", "trainer.max_epochs=1"]
-                seconds, memory = run(
-                    [
-                        sys.executable,
-                        "-m",
-                        "scperformer",
-                        "pretrain",
-                        *words,
-                        f"data.in_memory={in_memory}",
-                        "logger=none",
-                        *SMALL,
-                    ]
-                )
+                options = [f"data.in_memory={in_memory}", "logger=none", *SMALL]
+                seconds, memory = run([sys.executable, "-m", "scperformer", "pretrain", *words, *options])
                 row += f"| {memory:.2f} | {seconds:.0f} "
             print(f"{row}|", flush=True)
         cfg = make_config("pretrain", [f"inputs=['{corpus}']", "data.in_memory=false", *arguments.overrides])
