@@ -71,7 +71,8 @@ presets: model=tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=
     "predict": """\
   scperformer predict sample.h5ad                       # packaged model -> sample.annotated.h5ad
   scperformer predict sample.h5ad model_path=my_model output=out.h5ad
-  scperformer predict run1.h5ad run2.h5ad model_path=my_model min_confidence=0.5""",
+  scperformer predict run1.h5ad run2.h5ad model_path=my_model min_confidence=0.5
+  scperformer predict runs/*.h5ad keep_going=true       # those that can be; what is wrong with the others""",
     "evaluate": """\
   scperformer evaluate sample.annotated.h5ad truth_key=cell_type output=evaluation
   scperformer evaluate a.h5ad b.h5ad truth_key=cell_type truth_path=[a.csv,b.csv] output=evaluation""",

@@ -162,9 +162,11 @@ class PredictConfig(_InputOptions):
 
     model_path: str | None = None  # None: $SCPERFORMER_MODEL, else the packaged model
     output: str | None = None  # .h5ad, .zarr, or a table: .csv, .tsv (.gz), .parquet; None: beside each input
+    outputs: list[str] = field(default_factory=list)  # several files: the output of each, in the order of the files
     output_format: str = "h5ad"  # without output: h5ad, zarr, csv, tsv or parquet, as <input>.annotated.FORMAT
     overwrite: bool = False
     resume: bool = False  # keep the parts that a run which was cut off had finished
+    keep_going: bool = False  # a file that cannot be annotated does not keep the others from it
     share: str | None = None  # K/N: call only the Kth of N shares of the cells; the output is a folder for `shares`
     shares: list[str] = field(default_factory=list)  # all the folders that `share` made of the file: nothing is called
     key_added: str = "scperformer"  # prefix of everything written
@@ -179,7 +181,13 @@ class PredictConfig(_InputOptions):
         super().__post_init__()
         _check_inputs(self.inputs, "predict")
         many = len(self.inputs) > 1 and self.output is not None
-        require(not many, "output", self.output, "no output option with several files (each gets its own)")
+        require(
+            not many, "output", self.output, "no output option with several files (outputs=[...] names one for each)"
+        )
+        if self.outputs:
+            require(self.output is None, "output", self.output, "no output beside outputs")
+            fit = len(self.outputs) == len(self.inputs)
+            require(fit, "outputs", self.outputs, f"{len(self.inputs)} outputs, one per input file")
         self._check_shares()
         require_choice("output_format", self.output_format, ("h5ad", "zarr", "csv", "tsv", "parquet"))
         require(bool(self.key_added.strip()), "key_added", repr(self.key_added), "a name")

@@ -5,7 +5,8 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -37,9 +38,11 @@ NOT_IN_IDENTITY = (
     "inputs",
     "model_path",
     "output",
+    "outputs",
     "output_format",
     "overwrite",
     "resume",
+    "keep_going",
     "share",
     "shares",
     "batch_size",
@@ -79,8 +82,9 @@ def annotate(
     """
     named = ["inputs=[adata]", f"key_added={quoted(key_added)}", f"overwrite={str(overwrite).lower()}"]
     cfg = make_config("predict", [*named, *overrides])
-    if cfg.output is not None:
-        raise InputError(f"output={cfg.output}", "no output: the AnnData itself is annotated", "leave it out")
+    if cfg.output is not None or cfg.outputs:
+        found = f"output={cfg.output}" if cfg.output is not None else f"outputs={cfg.outputs}"
+        raise InputError(found, "no output: the AnnData itself is annotated", "leave it out")
     if model is not None and cfg.model_path is not None:
         raise InputError(f"a model and model_path={cfg.model_path}", "one of them", "leave the other out")
     if not cfg.overwrite:
@@ -248,34 +252,73 @@ def _predict_in_memory(path: str, output: Path, model: Model, cfg: PredictConfig
         write_calls(output, lambda first, last: names[first:last], blocks, record, overwrite=cfg.overwrite)
 
 
+def outputs_of(cfg: PredictConfig) -> list[Path]:
+    """Where the annotation of each input goes.
+
+    Raises
+    ------
+    InputError
+        Two inputs give the same output.
+    """
+    named = cfg.outputs or ([cfg.output] if cfg.output else [])
+    outputs = [Path(name) for name in named] or [default_output(Path(path), cfg) for path in cfg.inputs]
+    for number, output in enumerate(outputs):
+        if output in outputs[:number]:
+            raise InputError(f"two inputs give {output}", "one input per output", "leave one of them out")
+    return outputs
+
+
+def _predict_file(path: str, kind: str, output: Path, model: Model, cfg: PredictConfig) -> None:
+    """Annotate one file, in the way that its kind allows."""
+    if kind == "h5ad" and can_stream(path):
+        _predict_streaming(path, output, model, cfg)
+    elif cfg.share is not None or cfg.shares:
+        found = f"shares of {path}, which can only be read as a whole"
+        raise InputError(found, "an h5ad file that anndata 0.8 or newer has written", "leave shares out")
+    else:
+        if cfg.resume:
+            log.info("nothing to resume: %s is of a kind that is annotated as a whole", path)
+        _predict_in_memory(path, output, model, cfg)
+    log.info("written: %s", output)
+
+
 def run_predict(cfg: PredictConfig) -> list[Path]:
     """Annotate files; each is copied with the annotation added and nothing else changed, or a table is written.
 
     Returns
     -------
-    The files that were written: `cfg.output`, or `<input>.annotated.h5ad` beside each input.
+    The files that were written: `cfg.output` or `cfg.outputs`, or `<input>.annotated.h5ad` beside each input.
 
     Raises
     ------
     InputError
-        A file or the model cannot be used, or an output exists; nothing is written for that file.
+        A file or the model cannot be used, or an output exists; nothing is written for that file. With
+        `cfg.keep_going` what is wrong with a file is logged, and the error is raised after the others.
     """
-    kinds = [require_readable(path) for path in cfg.inputs]  # all of them before the first one is annotated
-    outputs = [Path(cfg.output) if cfg.output else default_output(Path(path), cfg) for path in cfg.inputs]
-    for number, output in enumerate(outputs):
-        if output in outputs[:number]:
-            raise InputError(f"two inputs give {output}", "one input per output", "leave one of them out")
-        require_place(output, cfg)
+    failed: list[str] = []
+
+    @contextmanager
+    def about(path: str) -> Iterator[None]:
+        """An error in here is one of the file, and with keep_going no reason to stop."""
+        try:
+            yield
+        except InputError as error:
+            if not cfg.keep_going or len(cfg.inputs) == 1:
+                raise
+            log.error("%s: %s", path, error)
+            failed.append(path)
+
+    outputs, ready = outputs_of(cfg), []
+    for path, output in zip(cfg.inputs, outputs, strict=True):  # all of them before the first one is annotated
+        with about(path):
+            kind = require_readable(path)
+            require_place(output, cfg)
+            ready.append((path, kind, output))
     model = load_model(cfg.model_path)
-    for path, kind, output in zip(cfg.inputs, kinds, outputs, strict=True):
-        if kind == "h5ad" and can_stream(path):
-            _predict_streaming(path, output, model, cfg)
-        elif cfg.share is not None or cfg.shares:
-            found = f"shares of {path}, which can only be read as a whole"
-            raise InputError(found, "an h5ad file that anndata 0.8 or newer has written", "leave shares out")
-        else:
-            if cfg.resume:
-                log.info("nothing to resume: %s is of a kind that is annotated as a whole", path)
-            _predict_in_memory(path, output, model, cfg)
-        log.info("written: %s", output)
+    for path, kind, output in ready:
+        with about(path):
+            _predict_file(path, kind, output, model, cfg)
+    if failed:
+        found = f"{len(failed)} of {len(outputs)} files that cannot be annotated: {', '.join(failed)}"
+        raise InputError(found, "files like the others", "the line of each, above, says what to do")
     return outputs

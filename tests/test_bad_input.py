@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
+import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
@@ -129,6 +131,34 @@ def test_a_second_file_that_is_missing_stops_the_first(sample, model, refused):
 
 def test_a_file_named_twice(sample, model, refused):
     assert mentions(refused("predict", sample, sample, "model_path=model"), "two inputs give", "sample.annotated.h5ad")
+
+
+def test_bad_files_do_not_stop_the_others_when_told_to_keep_going(counts_adata, write, model, tmp_path, command):
+    write(counts_adata, "a.h5ad")
+    (tmp_path / "b.h5ad").write_text("no h5ad file")
+    write(counts_adata[:, :3].copy(), "c.h5ad")
+    write(counts_adata[:7].copy(), "d.h5ad")
+    files = [f"{name}.h5ad" for name in "abcd"]
+    outputs = ",".join(f"out/{name}" for name in files)
+    run = command("predict", *files, "model_path=model", f"outputs=[{outputs}]", "keep_going=true")
+    assert run.code == 2
+    lines = [line for line in run.err.splitlines() if line.startswith("error: ")]
+    assert re.match(r"error: b\.h5ad: .*b\.h5ad.*; expected ", lines[0]), lines
+    assert re.match(r"error: c\.h5ad: .*; expected ", lines[1]), lines
+    assert lines[2].startswith("error: 2 of 4 files that cannot be annotated: b.h5ad, c.h5ad; expected ")
+    assert len(lines) == 3
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.h5ad", "d.h5ad"]
+    assert "scperformer_label" in ad.read_h5ad(tmp_path / "out/d.h5ad").obs
+
+
+def test_outputs_that_do_not_fit_the_files(sample, model, refused):
+    few = refused("predict", sample, sample, "model_path=model", "outputs=[a.h5ad]")
+    assert mentions(few, "2 outputs, one per input file")
+    both = refused("predict", sample, "model_path=model", "outputs=[a.h5ad]", "output=b.h5ad")
+    assert mentions(both, "no output beside outputs")
+    same = refused("predict", sample, sample, "model_path=model", "outputs=[a.h5ad,a.h5ad]")
+    assert mentions(same, "two inputs give a.h5ad")
+    assert mentions(refused("predict", sample, sample, "model_path=model", "output=a.h5ad"), "outputs=[...]")
 
 
 # Labels

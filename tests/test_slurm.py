@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
 
 # What the test cluster needs beside the profile: it keeps no accounts, its nodes are small, and nobody wants to wait.
 HERE = [
-    *("--profile", str(ROOT / "workflows/profiles/slurm"), "--group-components", "samples=2"),
+    *("--profile", str(ROOT / "workflows/profiles/slurm")),
     *("--slurm-status-command", "squeue", "--slurm-no-account"),
     *("--slurm-init-seconds-before-status-checks", "2", "--seconds-between-status-checks", "2"),
 ]
@@ -100,14 +100,15 @@ def test_small_samples_share_a_job_and_a_large_one_is_shared_by_jobs(tmp_path, p
     program.parent.mkdir()
     program.write_text(f'#!/bin/bash\n{hang}\nexec {shlex.quote(sys.executable)} -m scperformer "$@"\n')
     program.chmod(0o755)
-    config = ["annotate", "--config", "samples=samples.tsv", f"model_path={PACKAGED}"]
+    config = ["annotate", "--config", "samples=samples.tsv", f"model_path={PACKAGED}", "predict_jobs=1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ENVIRONMENT, "PATH", f"{program.parent}{os.pathsep}{ENVIRONMENT['PATH']}")
-        run = snakemake(tmp_path, *config, *HERE, "--set-resources", "predict:runtime=2")
+        run = snakemake(tmp_path, *config, *HERE, "--set-resources", "predict_together:runtime=2")
         finish(run, tmp_path)
-    # What Slurm says of a group is in a log of its own.
-    said = "".join(log.read_text() for log in tmp_path.glob(".snakemake/slurm_logs/group_samples_predict/*.log"))
-    assert "DUE TO TIME LIMIT" in said
+    logs = list(tmp_path.glob(".snakemake/slurm_logs/rule_predict_together/**/*.log"))
+    assert len(logs) == 2  # the one that hung, and the one after it
+    assert any("DUE TO TIME LIMIT" in log.read_text() for log in logs)
+    assert not list(tmp_path.glob(".snakemake/slurm_logs/rule_predict/**/*.log"))
     assert not (tmp_path / "results/shares/large").exists()
     local = tmp_path / "local"
     local.mkdir()

@@ -30,13 +30,13 @@ def snakemake(folder: Path, *words: str, root: Path = ROOT) -> subprocess.Comple
 
 
 def plan(folder: Path, *words: str, root: Path = ROOT) -> list[str]:
-    """The jobs of a dry run, sorted; a job of one sample is "predict sample"."""
+    """The jobs of a dry run, sorted: "predict sample", and for one that annotates several samples the first of them."""
     run = snakemake(folder, "--dry-run", *words, root=root)
     assert run.returncode == 0, run.stdout
     blocks = re.findall(r"^(?:local)?rule (\w+):\n((?:    .*\n)+)", run.stdout, flags=re.MULTILINE)
     jobs = set()
     for rule, block in blocks:
-        sample = re.search(r"wildcards: sample=([^\s,]+)", block)
+        sample = re.search(r"wildcards: (?:sample|first)=([^\s,]+)", block)
         jobs.add(f"{rule} {sample[1]}" if sample else rule)
     return sorted(jobs - {"annotate", "all"})
 
@@ -108,6 +108,25 @@ def test_a_large_sample_is_called_in_shares(user: Path) -> None:
     assert "predict b.h5ad model_path=model output=results/annotated/b.h5ad threads=1" in run.stdout
 
 
+def test_many_small_samples_share_jobs(user: Path) -> None:
+    """a and b are large, and c to g small; as many in a job as a power of two."""
+    for name in "defg":
+        (user / f"{name}.h5ad").touch()
+    os.truncate(user / "b.h5ad", 2 * 10**7 + 1)
+    write_sheet(
+        user / "samples.tsv", "sample path shares", "a a.h5ad 2", *(f"{name} {name}.h5ad " for name in "bcdefg")
+    )
+    words = ["--config", "model_path=model", "samples=samples.tsv"]
+    alone = ["gather a", "predict b", "predict_share a", "report"]
+    assert plan(user, *words, "predict_jobs=5") == sorted([*alone, *(f"predict {name}" for name in "cdefg")])
+    together = ["predict_together c", "predict_together e", "predict g", *(f"deliver {name}" for name in "cdef")]
+    assert plan(user, *words, "predict_jobs=3") == sorted([*alone, *together])
+    assert plan(user, *words, "predict_jobs=4") == sorted([*alone, *together])
+    run = snakemake(user, "--dry-run", "--printshellcmds", *words, "predict_jobs=2")
+    assert "predict c.h5ad d.h5ad e.h5ad f.h5ad model_path=model" in run.stdout
+    assert "predict g.h5ad model_path=model output=results/annotated/g.h5ad" in run.stdout
+
+
 GPUS = {0: "overwrite=true  trainer.threads", 1: "trainer=gpu trainer.threads"}
 GPUS[2] = "trainer=gpu trainer.devices=2 trainer.strategy=ddp trainer.threads"
 
@@ -134,6 +153,7 @@ REFUSED = {
     "wrong type": (["label_key=3"], r"label_key: 3 is not of type 'string'; expected the obs column"),
     "unknown option": (["overrides={predict: [batchsize=8]}"], r"overrides: predict: .*batchsize.*--cfg job"),
     "no number of GPUs": (["gpu=yes"], r"gpu: .* is not of type 'integer'; expected the number of GPUs"),
+    "no jobs": (["predict_jobs=0"], r"predict_jobs: 0 is less than the minimum of 1; expected the number of jobs"),
     "unknown step": (["overrides={fit: [model=tiny]}"], r"'fit' was unexpected.*for preprocess, train, predict"),
     "reference alone": (["reference=reference.h5ad"], r"no samples=; expected a sample sheet"),
     "samples alone": (["samples=samples.tsv"], r"samples= alone; .* add reference=.* or model_path="),
@@ -302,8 +322,11 @@ def test_snakemake_report_has_captions(finished: Path, checkout: Path) -> None:
 
 @pytest.mark.workflow
 @pytest.mark.slow
-def test_failed_step_ends_with_its_one_line_error(finished: Path, checkout: Path, tmp_path: Path) -> None:
-    """An awkward path everywhere, two samples that go through, and one that cannot."""
+@pytest.mark.parametrize("together", [False, True])
+def test_failed_step_ends_with_its_one_line_error(
+    finished: Path, checkout: Path, tmp_path: Path, together: bool
+) -> None:
+    """An awkward path everywhere, a sample that goes through, and one that cannot, in two jobs or in one."""
     example = finished / "results/example"
     odd = tmp_path / "cells, day=1 (it's odd)"
     odd.mkdir()
@@ -313,7 +336,8 @@ def test_failed_step_ends_with_its_one_line_error(finished: Path, checkout: Path
     (odd / "broken.h5ad").write_text("not an h5ad file")
     rows = ["good\tsample_a.h5ad\tsample_a.csv", "broken\tbroken.h5ad\t"]
     (odd / "samples.tsv").write_text("\n".join(["sample\tpath\ttruth", *rows]) + "\n")
-    config = [f"samples={odd}/samples.tsv", f"model_path={odd}/model v=2", "outdir=my results"]
+    jobs = "predict_jobs=1" if together else "predict_jobs=2"
+    config = [f"samples={odd}/samples.tsv", f"model_path={odd}/model v=2", "outdir=my results", jobs]
     run = snakemake(tmp_path, "--keep-going", "--config", *config, root=checkout)
     assert run.returncode != 0
     assert re.search(r"^my results/logs/predict/broken\.log: error: .*broken\.h5ad", run.stdout, re.MULTILINE)
@@ -322,3 +346,19 @@ def test_failed_step_ends_with_its_one_line_error(finished: Path, checkout: Path
     assert json.loads((results / "evaluation/metrics.json").read_text())["num_cells"] == 142
     assert not (results / "annotated/broken.h5ad").exists()
     assert not (results / "report.html").exists()
+    assert (results / "logs/predict_together/good.log").exists() == together
+    assert not (results / "together").exists()
+    if not together:
+        return
+    # Once it is mended, it goes through, and nothing is left of how it came about.
+    shutil.copy(example / "sample_b.h5ad", odd / "broken.h5ad")
+    run = snakemake(tmp_path, "--config", *config, root=checkout)
+    assert run.returncode == 0, run.stdout
+    for name, same, path in (("good", "sample_a", "sample_a.h5ad"), ("broken", "sample_b", "broken.h5ad")):
+        annotated = ad.read_h5ad(results / f"annotated/{name}.h5ad")
+        pd.testing.assert_frame_equal(annotated.obs, ad.read_h5ad(finished / f"results/annotated/{same}.h5ad").obs)
+        lines = (results / f"logs/predict/{name}.log").read_text().splitlines()
+        assert all(f"odd)/{path}: " in line for line in lines)
+        assert "142 cells annotated" in lines[-1]
+    assert not list(results.glob("together/*"))
+    assert "Nothing to be done" in snakemake(tmp_path, "--config", *config, root=checkout).stdout

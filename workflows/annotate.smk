@@ -1,4 +1,5 @@
-"""The samples, each annotated by a job of its own; the cells of large ones in several (column `shares`)."""
+"""The samples: each annotated by a job of its own; where there are many small ones, several by one job; the cells of
+a huge one by several jobs (column `shares`)."""
 
 
 rule predict:
@@ -9,7 +10,7 @@ rule predict:
     output:
         ANNOTATED,
     wildcard_constraints:
-        sample=one_of(name for name in SAMPLES if num_shares(name) == 1),
+        sample=one_of(name for name in SAMPLES if num_shares(name) == 1 and name not in JOB_OF),
     log:
         f"{OUT}/logs/predict/{{sample}}.log",
     benchmark:
@@ -26,6 +27,65 @@ rule predict:
     shell:
         "scperformer predict {input.sample:q} model_path={input.model:q} output={output:q}"
         " threads={threads} {params.overrides:q} > {log:q} 2>&1"
+
+
+rule predict_together:
+    """Annotate several small samples in one program, which takes longer to start than to annotate one of them."""
+    input:
+        sample=lambda wildcards: [SAMPLES[name]["path"] for name in TOGETHER[wildcards.first]],
+        model=lambda wildcards: MODEL,
+    output:
+        temp(directory(f"{OUT}/together/{{first}}")),
+    wildcard_constraints:
+        first=one_of(TOGETHER),
+    log:
+        f"{OUT}/logs/predict_together/{{first}}.log",
+    benchmark:
+        f"{OUT}/benchmarks/predict_together/{{first}}.tsv"
+    conda:
+        "envs/scperformer.yaml"
+    params:
+        outputs=lambda wildcards, output: option(
+            "outputs", [f"{output}/{name}.h5ad" for name in TOGETHER[wildcards.first]]
+        ),
+        overrides=OVERRIDES.get("predict", []),
+        config=resolved("predict"),
+    threads: 1
+    resources:
+        mem_mb=flat_memory,
+        runtime=lambda wildcards, input: sum(map(minutes, input.sample)) + 60,
+    shell:
+        # 2: a sample that cannot be annotated, which fails the rule `deliver` for it and no other
+        "scperformer predict {input.sample:q} model_path={input.model:q} {params.outputs:q} keep_going=true"
+        " threads={threads} {params.overrides:q} > {log:q} 2>&1 || [ $? = 2 ]; mkdir -p {output:q}"
+
+
+rule deliver:
+    """Put a sample that was annotated together with others in its place."""
+    input:
+        sample=lambda wildcards: SAMPLES[wildcards.sample]["path"],
+        model=lambda wildcards: MODEL,
+        together=lambda wildcards: f"{OUT}/together/{JOB_OF[wildcards.sample]}",
+    output:
+        ANNOTATED,
+    wildcard_constraints:
+        sample=one_of(JOB_OF),
+    localrule: True
+    log:
+        f"{OUT}/logs/predict/{{sample}}.log",
+    conda:
+        "envs/scperformer.yaml"
+    params:
+        log=lambda wildcards: f"{OUT}/logs/predict_together/{JOB_OF[wildcards.sample]}.log",
+        annotated=lambda wildcards, input: f"{input.together}/{wildcards.sample}.h5ad",
+        overrides=OVERRIDES.get("predict", []),
+        config=resolved("predict"),
+    shell:
+        # the lines of the log that are about this sample; without any, what was wrong for all of them
+        "SAMPLE={input.sample:q} awk '{{line = $0; sub(/^(error|warning): /, \"\")}}"
+        " index($0, ENVIRON[\"SAMPLE\"] \": \") == 1 {{print line}}' {params.log:q} > {log:q};"
+        " [ -s {log:q} ] || tail -n 1 {params.log:q} > {log:q};"
+        " [ -e {params.annotated:q} ] && mv {params.annotated:q} {output:q}"
 
 
 rule predict_share:

@@ -13,6 +13,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.utils import validate
 
 EXAMPLE_SAMPLES = ("sample_a", "sample_b")
+SMALL = 20 * 10**6  # bytes of a sample, about 10,000 cells, that may share a job with others
 
 # For every job. Threads that spin while they wait make jobs many times slower when there are more jobs than cores;
 # how many threads there are (OMP_NUM_THREADS and its relatives) snakemake sets from the rule.
@@ -130,8 +131,9 @@ def gpu_options(count):
 
 
 def flat_memory(wildcards, input, attempt):
-    """Megabytes for a job that reads its sample a block at a time (docs/inputs.md#memory); more after each failure."""
-    return attempt * (2000 + os.path.getsize(input.sample) // (20 * 10**6))
+    """Megabytes for a job that reads samples a block at a time (docs/inputs.md#memory); more after each failure."""
+    paths = [input.sample] if isinstance(input.sample, str) else input.sample
+    return attempt * (2000 + max(map(os.path.getsize, paths)) // (20 * 10**6))
 
 
 def minutes(sample):
@@ -148,6 +150,21 @@ def shares_of(sample):
     """The folders of the shares of a sample."""
     count = num_shares(sample)
     return expand(SHARE, sample=sample, part=range(1, count + 1), parts=count)
+
+
+def together():
+    """Small samples that are annotated by one job, by the name of the first of them.
+
+    No more jobs than `predict_jobs`, so that the start of programs does not take most of the time. Their number of samples is
+    doubled where needed, and not changed for every sample that is added, since that makes jobs run again.
+    """
+    sizes = {name: os.path.getsize(row["path"]) if os.path.exists(row["path"]) else 0 for name, row in SAMPLES.items()}
+    small = [name for name, size in sizes.items() if size <= SMALL and num_shares(name) == 1]
+    count = 1
+    while count * config["predict_jobs"] < len(small):
+        count *= 2
+    jobs = (small[first : first + count] for first in range(0, len(small), count))
+    return {names[0]: names for names in jobs if len(names) > 1}
 
 
 def one_of(names):
@@ -189,6 +206,9 @@ ANNOTATED = f"{OUT}/annotated/{{sample}}.h5ad"
 SHARE = f"{OUT}/shares/{{sample}}/{{part}}-of-{{parts}}"
 EVALUATION = f"{OUT}/evaluation"
 REPORT = f"{OUT}/report.html"
+
+TOGETHER = together()
+JOB_OF = {name: first for first, names in TOGETHER.items() for name in names}
 
 
 wildcard_constraints:
