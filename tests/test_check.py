@@ -342,7 +342,9 @@ def test_verdict_of_predict_on_damaged_files(damage, counts_adata, write, same_v
     assert same_verdict(path, "predict", "output=out.h5ad")["problem"] is not None
 
 
-@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (i % 2)) for i, kind in enumerate(WRITERS)]
+)
 def test_verdict_of_predict_on_every_kind(kind, counts_adata, tmp_path, same_verdict):
     path = WRITERS[kind](sample(counts_adata), tmp_path)
     assert same_verdict(path, "predict", "output=out.h5ad")["problem"] is None

@@ -33,7 +33,13 @@ OPTIONS = {name: [f"attention={name}"] for name in MECHANISMS} | {
 }
 
 
-@pytest.mark.parametrize("case", OPTIONS)
+# The way through the encoder is another one with these; the other variants differ in what has tests of its own.
+FAST = (*MECHANISMS, "memory", "checkpointing")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in FAST)) for case in OPTIONS]
+)
 def test_trains_and_predicts(case, counts_adata, write, command, tmp_path):
     reference = write(counts_adata, "reference.h5ad")
     sample = write(counts_adata[::4].copy(), "sample.h5ad")

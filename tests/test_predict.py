@@ -51,7 +51,7 @@ def test_does_not_depend_on_order_on_other_cells_or_on_threads(model, cells, tor
         np.testing.assert_array_equal(predict_cells(model.network, cells, batch_size=16).proba, whole)
 
 
-@pytest.mark.parametrize("unexpressed", ["skip", "full"])
+@pytest.mark.parametrize("unexpressed", ["skip", pytest.param("full", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
 def test_every_mechanism_gives_a_cell_the_same_bits_in_any_company(cells, case, unexpressed):
     """Random weights, cells of very different lengths; with several threads, too."""

@@ -61,7 +61,7 @@ STORED = {
 
 
 @pytest.mark.parametrize("how", STORED)
-@pytest.mark.parametrize("place", ["X", "layers", "raw"])
+@pytest.mark.parametrize("place", ["X", *(pytest.param(place, marks=pytest.mark.slow) for place in ("layers", "raw"))])
 def test_blocks_of_a_file_give_what_the_whole_gives(
     counts_adata, whole, tiny_model, write, small_blocks, monkeypatch, how, place
 ):
@@ -110,7 +110,7 @@ def test_columns_on_disk_are_read_in_several_passes(counts_adata, tmp_path, monk
         np.testing.assert_array_equal(found.some(wanted).toarray(), counts_adata.X[wanted].toarray())
 
 
-@pytest.mark.parametrize("values", [299, 10**6])
+@pytest.mark.parametrize("values", [299, pytest.param(10**6, marks=pytest.mark.slow)])
 def test_a_zarr_output_holds_all_that_the_file_has(rich, tiny_model, write, small_blocks, monkeypatch, values):
     monkeypatch.setattr(zarr_copy, "CHUNK_VALUES", values)
     rich.obsm["table"] = pd.DataFrame({"a": np.arange(rich.n_obs)}, index=rich.obs_names)
