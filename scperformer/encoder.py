@@ -183,14 +183,6 @@ class Encoder(nn.Module):
         """Training steps between calls of `redraw`; 0: never."""
         return self.mechanisms[0].redraw_interval
 
-    @property
-    def places_matter(self) -> bool:
-        """Whether tokens that training hides have to stay in their places.
-
-        Neighbours would be others than at prediction or, with `memory`, hidden genes would count as unexpressed.
-        """
-        return self.has_memory or self.mechanisms[0].order_sensitive
-
     def penalty(self) -> torch.Tensor:
         """What the attention of every layer wants to be kept small, weighted."""
         return torch.stack([m.penalty_weight * m.penalty() for m in self.mechanisms]).sum()

@@ -135,8 +135,8 @@ class Learner(pl.LightningModule):
 
     def training_step(self, batch: tuple[Batch, torch.Tensor], batch_idx: int) -> torch.Tensor:
         tokens, labels_B = batch
-        in_place = self.network.places_matter
-        seen = drop_genes(tokens, self.gene_dropout, in_place) if self.gene_dropout else tokens
+        share, in_place = self.gene_dropout, self.network.has_memory
+        seen = drop_genes(tokens, share, in_place) if share else tokens
         wide_BC, deep_BC, _ = self.network.branches(tokens, seen)
         loss = self.loss(wide_BC + deep_BC, labels_B)
         if self.network.has_both and self.optim.deep_loss_weight:

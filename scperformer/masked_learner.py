@@ -74,7 +74,7 @@ class MaskedLearner(pl.LightningModule):
     def training_step(self, batch: tuple[Batch, torch.Tensor], batch_idx: int) -> torch.Tensor:
         tokens, _ = batch
         share = self.cfg.model.gene_dropout
-        seen = drop_genes(tokens, share, self.network.encoder.places_matter) if share else tokens
+        seen = drop_genes(tokens, share, self.network.encoder.has_memory) if share else tokens
         seed = seed_of(self.cfg.seed, self.global_step, self.global_rank, TRAINING)
         hidden, chosen_BL = self.hide(seen, seed)
         true_K = seen.values_BL[chosen_BL]

@@ -182,9 +182,9 @@ class CellTypeModel(nn.Module):
         return 0 if self.encoder is None else self.encoder.redraw_interval
 
     @property
-    def places_matter(self) -> bool:
-        """Whether tokens that training hides have to stay in their places, as `Encoder.places_matter` explains."""
-        return self.encoder is not None and self.encoder.places_matter
+    def has_memory(self) -> bool:
+        """Whether genes that are no tokens count as unexpressed: those that training hides then have to stay tokens."""
+        return self.encoder is not None and self.encoder.has_memory
 
     @property
     def one_by_one(self) -> bool:
