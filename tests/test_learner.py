@@ -118,6 +118,24 @@ def test_directions_are_redrawn_in_training_as_often_as_asked(cells, cfg, tmp_pa
     assert not torch.equal(drawn, before)
 
 
+ROOM = {"attention=favor": True, "attention=window": True, "tokens.unexpressed=memory": False}
+
+
+@pytest.mark.parametrize("option", ROOM)
+def test_hidden_genes_make_room_unless_they_would_count_as_unexpressed(cells, option, monkeypatch):
+    cfg = make_config("train", [*(word for word in OVERRIDES if "redraw" not in word), option])
+    network = new_network(cells, cfg)
+    weights = torch.ones(cells[2])
+    learner = Learner(network, weights=weights, optim=cfg.optim, num_steps=10, seed=0, gene_dropout=0.6)
+    learner.log = lambda *args, **kwargs: None
+    seen, forward = [], network.encoder.forward
+    monkeypatch.setattr(network.encoder, "forward", lambda batch: seen.append(batch) or forward(batch))
+    batch = cells[0].labelled_batch(np.arange(9))
+    learner.training_step(batch, 0)
+    assert seen[0].keep_BL.sum() < 0.5 * batch[0].keep_BL.sum()
+    assert (seen[0].keep_BL.shape[1] < 0.7 * batch[0].keep_BL.shape[1]) == ROOM[option]
+
+
 def test_loss_is_cross_entropy_of_the_sum_plus_that_of_the_encoder(cells, cfg):
     train, _, num_labels = cells
     weights = loss_weights(train.labels, "balanced")

@@ -85,7 +85,7 @@ rule deliver:
         "SAMPLE={input.sample:q} awk '{{line = $0; sub(/^(error|warning): /, \"\")}}"
         " index($0, ENVIRON[\"SAMPLE\"] \": \") == 1 {{print line}}' {params.log:q} > {log:q};"
         " [ -s {log:q} ] || tail -n 1 {params.log:q} > {log:q};"
-        " [ -e {params.annotated:q} ] && mv {params.annotated:q} {output:q}"
+        " [ -e {params.annotated:q} ] && {{ ln {params.annotated:q} {output:q} || cp {params.annotated:q} {output:q}; }} 2>> {log:q}"
 
 
 rule predict_share:
