@@ -364,3 +364,19 @@ def test_failed_step_ends_with_its_one_line_error(
         assert "142 cells annotated" in lines[-1]
     assert not list(results.glob("together/*"))
     assert "Nothing to be done" in snakemake(tmp_path, "--config", *config, root=checkout).stdout
+
+
+@pytest.mark.workflow
+@pytest.mark.slow
+def test_what_is_wrong_for_all_samples_of_a_job_fails_the_job(finished: Path, checkout: Path, tmp_path: Path) -> None:
+    """Not each of its samples: it may be tried again, as with more memory."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/bundle.json").write_text("{}")
+    for name in "ab":
+        shutil.copy(finished / f"results/example/sample_{name}.h5ad", tmp_path / f"{name}.h5ad")
+    write_sheet(tmp_path / "samples.tsv", "sample path", *(f"{name} {name}.h5ad" for name in "ab"))
+    config = ["samples=samples.tsv", "model_path=model", "predict_jobs=1"]
+    run = snakemake(tmp_path, "--keep-going", "--config", *config, root=checkout)
+    assert run.returncode != 0
+    assert re.findall(r"^Error in rule (\w+):$", run.stdout, re.MULTILINE) == ["predict_together"]
+    assert re.search(r"^results/logs/predict_together/a\.log: error: damaged model", run.stdout, re.MULTILINE)

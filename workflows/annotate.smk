@@ -55,9 +55,10 @@ rule predict_together:
         mem_mb=flat_memory,
         runtime=lambda wildcards, input: sum(map(minutes, input.sample)) + 60,
     shell:
-        # 2: a sample that cannot be annotated, which fails the rule `deliver` for it and no other
+        # Samples that cannot be annotated fail the rule `deliver`, each for itself; anything else fails all of them here.
         "scperformer predict {input.sample:q} model_path={input.model:q} {params.outputs:q} keep_going=true"
-        " threads={threads} {params.overrides:q} > {log:q} 2>&1 || [ $? = 2 ]; mkdir -p {output:q}"
+        " threads={threads} {params.overrides:q} > {log:q} 2>&1 || grep -q 'files that cannot be annotated' {log:q};"
+        " mkdir -p {output:q}"
 
 
 rule deliver:
@@ -81,11 +82,11 @@ rule deliver:
         overrides=OVERRIDES.get("predict", []),
         config=resolved("predict"),
     shell:
-        # the lines of the log that are about this sample; without any, what was wrong for all of them
+        # the lines of the log that are about this sample
         "SAMPLE={input.sample:q} awk '{{line = $0; sub(/^(error|warning): /, \"\")}}"
         " index($0, ENVIRON[\"SAMPLE\"] \": \") == 1 {{print line}}' {params.log:q} > {log:q};"
-        " [ -s {log:q} ] || tail -n 1 {params.log:q} > {log:q};"
-        " [ -e {params.annotated:q} ] && {{ ln {params.annotated:q} {output:q} || cp {params.annotated:q} {output:q}; }} 2>> {log:q}"
+        " [ -e {params.annotated:q} ];"
+        " ln {params.annotated:q} {output:q} 2> /dev/null || cp {params.annotated:q} {output:q}"
 
 
 rule predict_share:

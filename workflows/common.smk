@@ -155,8 +155,8 @@ def shares_of(sample):
 def together():
     """Small samples that are annotated by one job, by the name of the first of them.
 
-    No more jobs than `predict_jobs`, so that the start of programs does not take most of the time. Their number of samples is
-    doubled where needed, and not changed for every sample that is added, since that makes jobs run again.
+    No more jobs than `predict_jobs`, so that the start of programs does not take most of the time. Their number of
+    samples is doubled where needed, and not changed for every sample that is added: that makes jobs run again.
     """
     sizes = {name: os.path.getsize(row["path"]) if os.path.exists(row["path"]) else 0 for name, row in SAMPLES.items()}
     small = [name for name, size in sizes.items() if size <= SMALL and num_shares(name) == 1]
