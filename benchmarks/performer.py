@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -80,7 +80,7 @@ def work(variant: str, mode: str, out: str) -> None:
     """One measurement: seconds and peak memory as JSON on stdout, the output tokens in a file."""
     torch.set_num_threads(1)
     h_1LD = torch.randn(1, LENGTH, 200, generator=torch.Generator().manual_seed(1))
-    precision: object = nullcontext()
+    precision = ExitStack()
     if variant in (THEIRS, SWITCHED):
         network = performer()
         if variant == SWITCHED:
@@ -90,14 +90,16 @@ def work(variant: str, mode: str, out: str) -> None:
             return network(x)
     else:
         network = our_layers({"epsilon": 1e-4} if variant == PUBLISHED else {})
-        precision = torch.autocast("cpu", dtype=torch.bfloat16) if variant == BF16 else fast_cpu("cpu")
+        precision.enter_context(fast_cpu("cpu"))
+        if variant == BF16:
+            precision.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
 
         def function(x):
             return run_ours(x, network)
 
     backward = mode != "forward"
     network.train(backward)
-    with precision, torch.enable_grad() if backward else torch.inference_mode():  # type: ignore[attr-defined]
+    with precision, torch.enable_grad() if backward else torch.inference_mode():
         start = time.perf_counter()
         h_1LD = function(h_1LD)
         if backward:

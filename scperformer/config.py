@@ -173,7 +173,7 @@ class PredictConfig(_InputOptions):
     batch_size: int = 64  # cells, on a GPU; on a CPU the length of the cells decides
     threads: int = 1
     device: str = "auto"  # auto, cpu or cuda
-    precision: str = "32-true"  # 32-true or, on a GPU, bf16-mixed
+    precision: str = "32-true"  # 32-true, or bf16-mixed on a GPU or a CPU that computes in bfloat16
     min_overlap: float = MIN_OVERLAP  # share of the model's informative expression that the file's genes must carry
     min_confidence: float = 0.0  # cells below it are flagged as unknown
 

@@ -17,7 +17,7 @@ from scperformer.embedding import Batch
 from scperformer.errors import InputError
 from scperformer.groups import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model import CellTypeModel
-from scperformer.processor import fast_cpu
+from scperformer.processor import computes_in_bfloat16, fast_cpu
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def predict_cells(
     batch_size
         Cells per batch on a GPU, and where there is no encoder to run; long cells share a batch with fewer others.
     precision
-        On a GPU `bf16-mixed` computes most products in bfloat16. The next batches are made while it works.
+        `bf16-mixed` computes most products in bfloat16. On a GPU the next batches are made while it works.
     """
     was_training = network.training
     network.eval().to(device)
@@ -182,12 +182,13 @@ def choose_device(device: str, precision: str = "32-true") -> str:
     Raises
     ------
     InputError
-        A GPU is asked for, by `device` or by `precision`, and there is none.
+        A GPU is asked for and there is none, or the CPU is not one for the precision.
     """
-    if precision != "32-true" and (device == "cpu" or not torch.cuda.is_available()):
-        raise InputError(f"precision={precision} without a GPU", "precision=32-true on a CPU", "leave precision out")
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device=cuda and no GPU", "a GPU that torch can use", "choose device=cpu")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu" and precision != "32-true" and not computes_in_bfloat16():
+        expected = "a GPU, or a CPU with avx512_bf16 or amx_bf16: others are slower with it"
+        raise InputError(f"precision={precision} on this CPU", expected, "leave precision out")
     return device

@@ -29,13 +29,13 @@ def spans(h_BLD: torch.Tensor, size: int) -> Iterator[slice]:
 
 def sum_in_pieces(function: Sum, h_BLD: torch.Tensor, keep_BL: torch.Tensor, size: int) -> KeySums:
     """`function` of pieces of at most `size` tokens, added up."""
-    return reduce(add, (function(h_BLD[:, span], keep_BL[:, span]) for span in spans(h_BLD, size)))
+    return reduce(add, map(function, h_BLD.split(size, dim=1), keep_BL.split(size, dim=1)))
 
 
 def read_in_pieces(function: Read, h_BLD: torch.Tensor, sums: KeySums, size: int) -> torch.Tensor:
     """`function` of pieces of at most `size` tokens, one after the other."""
     if torch.is_grad_enabled():
-        return torch.cat([function(h_BLD[:, span], sums) for span in spans(h_BLD, size)], dim=1)
+        return torch.cat([function(piece_BLD, sums) for piece_BLD in h_BLD.split(size, dim=1)], dim=1)
     out_BLD = torch.empty_like(h_BLD)
     for span in spans(h_BLD, size):
         out_BLD[:, span] = function(h_BLD[:, span], sums)

@@ -16,7 +16,7 @@ from scperformer.config import PredictConfig
 from scperformer.data import Cells
 from scperformer.errors import InputError
 from scperformer.groups import HeadConfig, ModelConfig, TokensConfig
-from scperformer.inference import load_model, predict_cells, torch_state_kept
+from scperformer.inference import choose_device, load_model, predict_cells, torch_state_kept
 from scperformer.model import CellTypeModel
 from scperformer.predict import run_predict
 
@@ -51,9 +51,16 @@ def test_does_not_depend_on_order_on_other_cells_or_on_threads(model, cells, tor
         np.testing.assert_array_equal(predict_cells(model.network, cells, batch_size=16).proba, whole)
 
 
-@pytest.mark.parametrize("unexpressed", ["skip", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("unexpressed", "precision"),
+    [
+        ("skip", "32-true"),
+        pytest.param("full", "32-true", marks=pytest.mark.slow),
+        pytest.param("skip", "bf16-mixed", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("case", CASES)
-def test_every_mechanism_gives_a_cell_the_same_bits_in_any_company(cells, case, unexpressed):
+def test_every_mechanism_gives_a_cell_the_same_bits_in_any_company(cells, case, unexpressed, precision):
     """Random weights, cells of very different lengths; with several threads, too."""
     rng = np.random.default_rng(0)
     x = cells.x.toarray() * (rng.random((len(cells), 1)) ** 2 > rng.random(cells.x.shape))
@@ -64,13 +71,30 @@ def test_every_mechanism_gives_a_cell_the_same_bits_in_any_company(cells, case, 
     ).eval()
     network.require_length(x.shape[1] + 1)
     some = Cells(sparse.csr_matrix(x, dtype=np.float32), tokens)
-    whole = predict_cells(network, some, batch_size=64)
+    whole = predict_cells(network, some, batch_size=64, precision=precision)
     order = rng.permutation(len(some))[:50]
     with torch_state_kept(threads=3):
-        shuffled = predict_cells(network, Cells(some.x[order], tokens), batch_size=3)
+        shuffled = predict_cells(network, Cells(some.x[order], tokens), batch_size=3, precision=precision)
     np.testing.assert_array_equal(shuffled.proba, whole.proba[order])
     np.testing.assert_array_equal(shuffled.embedding, whole.embedding[order])
     assert len(np.unique(whole.proba, axis=0)) > 100
+
+
+def test_bfloat16_on_a_cpu_is_close_and_does_not_depend_on_company(model, cells):
+    exact = predict_cells(model.network, cells, batch_size=64).proba
+    mixed = predict_cells(model.network, cells, batch_size=64, precision="bf16-mixed").proba
+    assert 0 < np.abs(mixed - exact).max() < 0.02  # 8 bits
+    few = predict_cells(model.network, Cells(cells.x[7:12], model.tokens), batch_size=64, precision="bf16-mixed").proba
+    np.testing.assert_array_equal(few, mixed[7:12])
+
+
+def test_bfloat16_on_a_cpu_that_computes_in_it_only(monkeypatch):
+    monkeypatch.setattr("scperformer.inference.computes_in_bfloat16", lambda: True)
+    assert choose_device("cpu", "bf16-mixed") == "cpu"
+    monkeypatch.setattr("scperformer.inference.computes_in_bfloat16", lambda: False)
+    with pytest.raises(InputError, match=r"precision=bf16-mixed on this CPU; expected a GPU, or a CPU"):
+        choose_device("cpu", "bf16-mixed")
+    assert choose_device("cpu", "32-true") == "cpu"
 
 
 ODD = {

@@ -117,10 +117,11 @@ class Additive(Attention):
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         if self.is_causal:
             return self.read_causally(q_BHLE, k_BHLE, v_BHLE, keep_BL).to(v_BHLE.dtype)
-        # Some tokens at a time: what they need fits into a cache, and its memory serves the next ones.
-        spans = [slice(start, start + SPAN) for start in range(0, q_BHLE.shape[2], SPAN)]
-        sums = reduce(add, (self.key_sums(k_BHLE[:, :, i], v_BHLE[:, :, i], keep_BL[:, i]) for i in spans))
-        return torch.cat([self.read(q_BHLE[:, :, i], sums) for i in spans], dim=2).to(v_BHLE.dtype)
+        # Some tokens at a time: what they need fits into a cache, and its memory serves the next ones. (Slices instead
+        # of `split` would make the backward pass quadratic: each gives back a gradient of all tokens.)
+        q, k, v = (x.split(SPAN, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE))
+        sums = reduce(add, map(self.key_sums, k, v, keep_BL.split(SPAN, dim=1)))
+        return torch.cat([self.read(piece, sums) for piece in q], dim=2).to(v_BHLE.dtype)
 
     def read_causally(self, q_BHLE, k_BHLE, v_BHLE, keep_BL):
         """As `read`, each query from the keys up to its own token only; 0 where it sees none."""
