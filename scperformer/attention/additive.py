@@ -88,19 +88,21 @@ class Additive(Attention):
     def key_sums(self, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor, keep_BL: torch.Tensor | None) -> KeySums:
         """What these tokens contribute as keys, None = all of them; float32 at least."""
         with torch.autocast(k_BHLE.device.type, enabled=False):  # exponents need more than bf16's 8 bits
-            v_BHLE = widened(v_BHLE)
-            phi_k_BHLM = self.features(widened(k_BHLE), queries=False)
-            if keep_BL is not None:
-                dropped_B1L1 = ~keep_BL[:, None, :, None]
-                # dropped tokens have phi = 0, but 0 * inf is not 0
-                v_BHLE = v_BHLE.masked_fill(dropped_B1L1, 0.0)
-                phi_k_BHLM.masked_fill_(dropped_B1L1, -torch.inf if self.logarithmic else 0.0)
-            if self.logarithmic:
-                scale_BHM = phi_k_BHLM.detach().amax(dim=2).clamp_min(LOG_OF_NOTHING)
-                phi_k_BHLM.sub_(scale_BHM.unsqueeze(2)).exp_()  # in place: half the time goes to memory otherwise
-            else:
-                scale_BHM = torch.zeros_like(phi_k_BHLM[:, :, 0])
-            return KeySums(phi_k_BHLM.transpose(2, 3) @ v_BHLE, phi_k_BHLM.sum(dim=2), scale_BHM)
+            return self.summed(self.features(widened(k_BHLE), queries=False), widened(v_BHLE), keep_BL)
+
+    def summed(self, phi_k_BHLM: torch.Tensor, v_BHLE: torch.Tensor, keep_BL: torch.Tensor | None) -> KeySums:
+        """`key_sums` from what `features` gave, which is written to."""
+        if keep_BL is not None:
+            dropped_B1L1 = ~keep_BL[:, None, :, None]
+            # dropped tokens have phi = 0, but 0 * inf is not 0
+            v_BHLE = v_BHLE.masked_fill(dropped_B1L1, 0.0)
+            phi_k_BHLM.masked_fill_(dropped_B1L1, -torch.inf if self.logarithmic else 0.0)
+        if self.logarithmic:
+            scale_BHM = phi_k_BHLM.detach().amax(dim=2).clamp_min(LOG_OF_NOTHING)
+            phi_k_BHLM.sub_(scale_BHM.unsqueeze(2)).exp_()  # in place: half the time goes to memory otherwise
+        else:
+            scale_BHM = torch.zeros_like(phi_k_BHLM[:, :, 0])
+        return KeySums(phi_k_BHLM.transpose(2, 3) @ v_BHLE, phi_k_BHLM.sum(dim=2), scale_BHM)
 
     def read(self, q_BHLE: torch.Tensor, sums: KeySums) -> torch.Tensor:
         """The mixed values that queries get from keys: B x H x L x E, dtype of the queries."""

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import torch
 
-from scperformer.attention.additive import Additive, KeySums, weighted_mean, widened
+from scperformer.attention.additive import LOG_OF_NOTHING, Additive, KeySums, widened
 from scperformer.attention.base import Sizes
 from scperformer.attention.fastfood import Fastfood
 from scperformer.attention.projections import gaussian_directions
@@ -138,12 +138,13 @@ class Favor(Additive):
             return FUNCTIONS[self.options.kernel](projected_BHLM) + self.options.floor
         if self.options.kernel == "exp":
             return self.floored(projected_BHLM)
-        if queries and not self.is_published:
+        if queries:
             return projected_BHLM  # |q|^2 / 2 is the same for every feature of a query
-        log_norm_BHL1 = x_BHLE.square().sum(-1, keepdim=True) * (-(self.factor**2) / 2)
-        if self.is_published:
-            return self.published(projected_BHLM, log_norm_BHL1, queries)
-        return projected_BHLM.add_(log_norm_BHL1)
+        return projected_BHLM.add_(self.log_norm(x_BHLE))
+
+    def log_norm(self, x_BHLE: torch.Tensor) -> torch.Tensor:
+        """-|x|^2 / 2 with x scaled, B x H x L x 1."""
+        return x_BHLE.square().sum(-1, keepdim=True) * (-(self.factor**2) / 2)
 
     def projected(self, x_BHLE: torch.Tensor, queries: bool) -> torch.Tensor:
         """W x with x scaled, B x H x L x M; a new tensor."""
@@ -166,16 +167,32 @@ class Favor(Additive):
     # --- softmax with epsilon: the published form -----------------------------------------------------------
     #
     # phi(k) = exp(W k - |k|^2 / 2 - K) + epsilon, K the largest entry of W k over all keys of the cell and all
-    # features; phi(q) the same with the largest of its own entries. K is known when all keys have been seen, so keys
-    # come with two features more: 1, whose sums are those of v and the number of keys, and the exponential of the
-    # largest entry, whose scale is K.
+    # features; phi(q) the same with the largest of its own entries. K is known when all keys have been seen. Until then
+    # the sums are those without epsilon, of M features and two more: 1, whose sums are those of v and the number of
+    # keys, and one without sums, whose scale is K.
 
-    def published(self, projected_BHLM: torch.Tensor, log_norm_BHL1: torch.Tensor, queries: bool) -> torch.Tensor:
-        """phi(q), M features, or log phi(k) without epsilon, M + 2."""
-        largest_BHL1 = projected_BHLM.detach().amax(dim=-1, keepdim=True)
-        if queries:
-            return projected_BHLM.add_(log_norm_BHL1 - largest_BHL1).exp_() + self.options.floor
-        return torch.cat([projected_BHLM + log_norm_BHL1, torch.zeros_like(largest_BHL1), largest_BHL1], dim=-1)
+    def key_sums(self, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor, keep_BL: torch.Tensor | None) -> KeySums:
+        if not self.is_published:
+            return super().key_sums(k_BHLE, v_BHLE, keep_BL)
+        with torch.autocast(k_BHLE.device.type, enabled=False):
+            k_BHLE, v_BHLE = widened(k_BHLE), widened(v_BHLE)
+            projected_BHLM = self.projected(k_BHLE, queries=False)
+            seen_BHLM = projected_BHLM.detach()
+            count_BH1 = v_BHLE.new_full((*v_BHLE.shape[:2], 1), v_BHLE.shape[2])
+            if keep_BL is not None:
+                dropped_B1L1 = ~keep_BL[:, None, :, None]
+                v_BHLE = v_BHLE.masked_fill(dropped_B1L1, 0.0)
+                seen_BHLM = seen_BHLM.masked_fill(dropped_B1L1, LOG_OF_NOTHING)
+                count_BH1 = keep_BL.sum(dim=1).to(v_BHLE)[:, None, None].expand_as(count_BH1)
+            largest_BH1 = seen_BHLM.amax(dim=2).amax(dim=-1, keepdim=True)
+            sums = self.summed(projected_BHLM.add_(self.log_norm(k_BHLE)), v_BHLE, keep_BL)
+            sum_BH1E = v_BHLE.sum(dim=2, keepdim=True)
+            nothing_BH1 = torch.zeros_like(largest_BH1)
+            return KeySums(
+                torch.cat([sums.s_BHME, sum_BH1E, torch.zeros_like(sum_BH1E)], dim=2),
+                torch.cat([sums.z_BHM, count_BH1, nothing_BH1], dim=-1),
+                torch.cat([sums.scale_BHM, nothing_BH1, largest_BH1], dim=-1),
+            )
 
     def read(self, q_BHLE: torch.Tensor, sums: KeySums) -> torch.Tensor:
         if not self.is_published:
@@ -184,6 +201,10 @@ class Favor(Additive):
         s_BHME = sums.s_BHME[:, :, :-2] * factor_BHM.unsqueeze(-1) + self.options.floor * sums.s_BHME[:, :, -2:-1]
         z_BHM = sums.z_BHM[..., :-2] * factor_BHM + self.options.floor * sums.z_BHM[..., -2:-1]
         with torch.autocast(q_BHLE.device.type, enabled=False):
-            phi_q_BHLM = self.features(widened(q_BHLE), queries=True)
-            out_BHLE = weighted_mean(phi_q_BHLM, KeySums(s_BHME, z_BHM, torch.zeros_like(z_BHM)))
+            phi_q_BHLM = self.projected(widened(q_BHLE), queries=True)
+            largest_BHL1 = phi_q_BHLM.detach().amax(dim=-1, keepdim=True)
+            phi_q_BHLM.add_(self.log_norm(widened(q_BHLE)) - largest_BHL1).exp_()  # epsilon: in the sums below
+            mixed_BHLE = phi_q_BHLM @ s_BHME + self.options.floor * s_BHME.sum(dim=2, keepdim=True)
+            total_BHL1 = phi_q_BHLM @ z_BHM.unsqueeze(-1) + self.options.floor * z_BHM.sum(-1)[..., None, None]
+            out_BHLE = mixed_BHLE / total_BHL1.masked_fill(total_BHL1 == 0, 1.0)
         return out_BHLE.to(q_BHLE.dtype)
