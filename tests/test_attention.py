@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from measured import LargestTensor
+from measured import TensorBytes
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from twins import CASES, TWINS
@@ -291,19 +291,22 @@ def test_quadratic_is_the_truth(name):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not MECHANISMS[name].quadratic])
-def test_memory_grows_linearly(name):
-    def largest(length):
+def test_memory_and_what_passes_through_it_grow_linearly(name):
+    def run(length):
         q, k, v, keep = long_inputs(length)
-        q.requires_grad_()
+        for x in (q, k, v):
+            x.requires_grad_()
         mechanism = make_long(name, length)
-        with LargestTensor() as sizes:
+        with TensorBytes() as made:
             mechanism(q, k, v, keep).sum().backward()
-        return sizes.largest
+        return made
 
-    sizes = [largest(length) for length in (4096, 8192, 16384)]
-    assert sizes[0] > 4096 * 4
-    assert sizes[2] / sizes[0] < 4.4  # tokens: four times as many
-    assert sizes[1] / sizes[0] < 2.2
+    made = [run(length) for length in (4096, 8192, 16384)]
+    assert made[0].largest > 4096 * 4
+    for what in ("largest", "total"):  # of all tensors made: what is moved through memory, hence time
+        sizes = [getattr(found, what) for found in made]
+        assert sizes[2] / sizes[0] < 4.4, what  # tokens: four times as many
+        assert sizes[1] / sizes[0] < 2.2, what
 
 
 # --- options -------------------------------------------------------------------------------------------------

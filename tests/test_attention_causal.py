@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from measured import LargestTensor
+from measured import TensorBytes
 from test_attention import E, H, inputs, kept, make
 from twins import TWINS
 
@@ -103,7 +103,7 @@ def test_memory_grows_linearly(case):
 
     def largest_tensor(num_tokens):
         q, k, v = torch.randn(3, 1, 2, num_tokens, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
-        with LargestTensor() as tensors:
+        with TensorBytes() as tensors:
             mechanism(q, k, v, torch.ones(1, num_tokens, dtype=torch.bool)).sum().backward()
         return tensors.largest // 4  # numbers
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from measured import LargestTensor
+from measured import TensorBytes
 from test_attention import SIZES, B, E, H, inputs, kept, make
 from twins import linformer, softmax
 
@@ -225,7 +225,7 @@ def largest_tensor(sharing: str, num_tokens: int, named: bool) -> int:
     )
     q, k, v = torch.randn(3, 2, 8, num_tokens, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()
     positions = torch.arange(num_tokens).flip(0).expand(2, -1) if named else None
-    with LargestTensor() as tensors:
+    with TensorBytes() as tensors:
         mechanism(q, k, v, torch.ones(2, num_tokens, dtype=torch.bool), positions).sum().backward()
     return tensors.largest // 4
 
@@ -248,6 +248,6 @@ def test_matrices_of_each_head_are_not_copied_for_each_cell():
         {"name": "linformer", "sharing": "none", "projected_length": 64}, sizes, torch.Generator().manual_seed(0)
     )
     q, k, v = torch.randn(3, 8, 4, 3000, 4, generator=torch.Generator().manual_seed(1))
-    with LargestTensor() as tensors, torch.no_grad():
+    with TensorBytes() as tensors, torch.no_grad():
         mechanism(q, k, v, torch.ones(8, 3000, dtype=torch.bool), torch.arange(3000).expand(8, -1))
     assert tensors.largest <= mechanism.matrices_CPGN.numel() * 4

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from measured import LargestTensor
+from measured import TensorBytes
 from twins import TWINS
 
 from scperformer.attention import Attention, Sizes, make_attention
@@ -170,6 +170,6 @@ def test_options_out_of_range_are_refused(name, option, value):
 def test_a_band_wider_than_the_cell_takes_no_more_than_the_cell(name):
     mechanism = make(name, half_width=2000)
     q, k, v = torch.randn(3, 1, SIZES.num_heads, 20, SIZES.head_dim, generator=torch.Generator().manual_seed(0))
-    with LargestTensor() as tensors, torch.no_grad():
+    with TensorBytes() as tensors, torch.no_grad():
         mechanism(q, k, v, torch.ones(1, 20, dtype=torch.bool))
     assert tensors.largest <= mechanism.taps_NHW.numel() * 8  # float64

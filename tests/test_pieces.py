@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from measured import LargestTensor
+from measured import TensorBytes
 
 from scperformer.embedding import Batch
 from scperformer.encoder import Encoder
@@ -123,7 +123,7 @@ def test_features_exist_for_one_piece_only(with_gradients):
     length, features = 3000, 100
     encoder = make({"name": "favor", "num_features": features}, length, chunk_tokens=64, checkpointing=True)
     batch = make_batch(1, length, length)
-    with torch.set_grad_enabled(with_gradients), LargestTensor() as tensors:
+    with torch.set_grad_enabled(with_gradients), TensorBytes() as tensors:
         out = encoder(batch)
         if with_gradients:
             out.sum().backward()
