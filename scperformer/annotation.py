@@ -43,11 +43,19 @@ def make_query(
     return query
 
 
-def call_block(x: csr_matrix, model: Model, cfg: PredictConfig) -> Calls:
-    """What a model says of aligned cells; no cell has a part in what another one gets."""
+def call_block(x: csr_matrix, model: Model, cfg: PredictConfig, path: str = "the data") -> Calls:
+    """What a model says of aligned cells of a file; no cell has a part in what another one gets.
+
+    Raises
+    ------
+    InputError
+        A cell has more tokens than the model's attention takes.
+    """
+    cells = Cells(x, model.tokens)
+    model.network.require_length(int(cells.lengths.max(initial=0)), f"a cell of {path}")
     with torch_state_kept(cfg.threads):
         device = choose_device(cfg.device, cfg.precision)
-        found = predict_cells(model.network, Cells(x, model.tokens), cfg.batch_size, device, cfg.precision)
+        found = predict_cells(model.network, cells, cfg.batch_size, device, cfg.precision)
     baseline = model.baseline.predict(x).astype(np.int32)
     return Calls(found.proba, found.embedding, baseline, np.diff(x.indptr) == 0)
 

@@ -7,6 +7,7 @@ Three ways through a layer, all with the same result: whole; in pieces of `chunk
 all genes at zero, less those that a cell expresses, are added to the cell's own.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +23,8 @@ from scperformer.embedding import Batch, Embedding
 from scperformer.errors import InputError
 from scperformer.groups import ModelConfig, TokensConfig
 from scperformer.pieces import read_in_pieces, read_recomputed, sum_in_pieces, sum_recomputed
+
+log = logging.getLogger(__name__)
 
 # Share of the genes. What few genes contribute is not the difference of what all and what most do: long keys among the
 # latter would leave rounding errors larger than it.
@@ -187,9 +190,9 @@ class Encoder(nn.Module):
         """What the attention of every layer wants to be kept small, weighted."""
         return torch.stack([m.penalty_weight * m.penalty() for m in self.mechanisms]).sum()
 
-    def require_length(self, num_tokens: int) -> None:
+    def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         """Refuse cells of so many tokens if the attention does."""
-        self.mechanisms[0].require_length(num_tokens)
+        self.mechanisms[0].require_length(num_tokens, where)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Encoded tokens, B x L x D; those of padding mean nothing."""
@@ -257,8 +260,16 @@ class Encoder(nn.Module):
 
 
 def require_encoder(tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any]) -> None:
-    """Refuse options that no encoder can have, by building a small one: errors as in `Encoder`."""
-    Encoder(1, tokens, replace(model, depth=1), attention, torch.Generator())
+    """Refuse options that no encoder can have, by building a small one: errors as in `Encoder`.
+
+    What is given and changes nothing is said in the log.
+    """
+    encoder = Encoder(1, tokens, replace(model, depth=1), attention, torch.Generator())
+    if model.gene2vec_path is not None and model.positions != "gene2vec":
+        log.warning("model.gene2vec_path is ignored: model.positions=%s", model.positions)
+    if model.chunk_tokens is not None and encoder.stack[0].chunk_tokens is None:
+        whole = "causal attention" if attention.get("causal") else f"attention={attention['name']}"
+        log.warning("model.chunk_tokens is ignored: %s is computed as a whole", whole)
 
 
 def require_memory(name: str, mechanism: Attention) -> None:

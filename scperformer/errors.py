@@ -45,7 +45,8 @@ def explained(error: BaseException) -> InputError | None:
     """What a person should know of an error of the machine: disk, permissions, memory; None for any other error."""
     if isinstance(error, InputError):
         return error
-    if isinstance(error, MemoryError):
+    # What torch says where the system refuses memory has no class of its own.
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
         remedy = (
             "close other programs, use a machine with more memory, or lower threads, trainer.batch_size or batch_size"
         )

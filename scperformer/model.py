@@ -201,10 +201,10 @@ class CellTypeModel(nn.Module):
         is_odd = any(width % 16 != 0 or width > 4096 for width in widths)
         return is_odd or isinstance(self.pool, POOLS["conv"]) or any(m.one_by_one for m in self.encoder.mechanisms)
 
-    def require_length(self, num_tokens: int) -> None:
+    def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         """Refuse cells of so many tokens if the attention does."""
-        if self.encoder is not None:
-            self.encoder.require_length(num_tokens)
+        if self.encoder is not None and not self.wide_alone:
+            self.encoder.require_length(num_tokens, where)
 
     def penalty(self) -> torch.Tensor:
         """What the attention of every layer wants to be kept small, weighted."""

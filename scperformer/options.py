@@ -1,6 +1,7 @@
 """Checks of options: each refusal is one line that names the option, its value and what it can be."""
 
 from dataclasses import fields
+from math import isfinite
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from scperformer.errors import InputError
@@ -43,4 +44,5 @@ def checked(schema: type[Schema], values: dict[str, Any], prefix: str) -> Schema
             kind is bool or not isinstance(value, bool)
         )
         require(ok, f"{prefix}{name}", value, f"a value of type {getattr(kind, '__name__', kind)}")
+        require(not isinstance(value, float) or isfinite(value), f"{prefix}{name}", value, "a finite number")
     return schema(**values)

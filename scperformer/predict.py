@@ -97,7 +97,7 @@ def annotate_in_memory(adata: AnnData, model: Model, cfg: PredictConfig, path: s
     """Add an annotation to an AnnData, and return it; errors as `make_query`."""
     start = time.perf_counter()
     query = make_query(adata, model, cfg, path)
-    parts = [call_block(query.block(first), model, cfg) for first in query.starts()]
+    parts = [call_block(query.block(first), model, cfg, path) for first in query.starts()]
     seconds = time.perf_counter() - start
     annotation = make_annotation(query, model, cfg, lambda: parts, seconds)
     announce(annotation, cfg, path, adata.n_obs)
@@ -193,7 +193,7 @@ def _call_all(query: Query, model: Model, cfg: PredictConfig, partial: Partial) 
     for part in parts_of(cfg.share, partial.num_parts):
         if not partial.has(part):
             x = query.block(query.starts()[part])
-            partial.write(part, call_block(x, model, cfg))
+            partial.write(part, call_block(x, model, cfg, query.path))
             num_called += x.shape[0]
         if time.perf_counter() - said > SECONDS_BETWEEN_LINES:
             said = time.perf_counter()

@@ -14,7 +14,6 @@ import torch
 from anndata import AnnData
 
 from scperformer import baseline, linear
-from scperformer.attention import MECHANISMS
 from scperformer.batchsize import with_batch_size
 from scperformer.bundle import INFO, Bundle, save_bundle, sum_of_branches
 from scperformer.calibrate import earned_scales
@@ -297,18 +296,6 @@ def train(adata: AnnData, label_key: str, *, output: str | Path, overrides: Sequ
     return Path(output)
 
 
-def ignored_options(cfg: TrainConfig) -> dict[str, str]:
-    """Options that were given and change nothing, and why."""
-    mechanism = MECHANISMS[cfg.attention["name"]]
-    whole = "causal attention is" if cfg.attention.get("causal") else f"attention={cfg.attention['name']} is"
-    ignored = {}
-    if cfg.model.gene2vec_path is not None and cfg.model.positions != "gene2vec":
-        ignored["model.gene2vec_path"] = f"model.positions={cfg.model.positions}"
-    if cfg.model.chunk_tokens is not None and (not mechanism.additive or cfg.attention.get("causal")):
-        ignored["model.chunk_tokens"] = f"{whole} computed as a whole"
-    return ignored
-
-
 @torch_state_kept()  # other libraries change the number of threads, too, when they are imported
 def _train(load: Callable[[TrainConfig], Reference], cfg: TrainConfig, output: Path, source: dict[str, str]) -> None:
     if cfg.estimate:
@@ -317,8 +304,6 @@ def _train(load: Callable[[TrainConfig], Reference], cfg: TrainConfig, output: P
     cfg = adopt_options(cfg)
     if cfg.model.deep:
         require_encoder(cfg.tokens, cfg.model, cfg.attention)
-        for option, why in ignored_options(cfg).items():
-            log.warning("%s is ignored: %s", option, why)
     reference = in_order_of_init(load(cfg), cfg)
     run_folder = open_run(cfg, output, source["reference_sha256"] + init_hash(cfg))
     try:

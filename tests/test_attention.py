@@ -90,6 +90,8 @@ def check_dropped_tokens_have_no_influence(mechanism):
     after = run_with_gradients(mechanism, [*garbage, keep])
     # Exactly: an influence of 1e-7 per dropped token would be one too many.
     torch.testing.assert_close(after, before, rtol=0, atol=0)
+    nothing = [torch.where(dropped, torch.nan, tensor) for tensor in (q, k, v)]
+    torch.testing.assert_close(kept(mechanism(*nothing, keep), keep), before[0], rtol=0, atol=0)
 
 
 def permuted_and_not(mechanism) -> tuple[torch.Tensor, torch.Tensor]:

@@ -134,6 +134,8 @@ def test_redrawing_reaches_the_linear_attention():
         ("kernel_sizes", [3, 4]),
         ("kernel_sizes", [3, "a"]),
         ("projected_length", 0),
+        ("penalty_weight", float("inf")),
+        ("kernel_sizes", [3, True]),
         ("penalty_weight", -1.0),
         ("penalty_threshold", -0.5),
         ("num_features", 0),

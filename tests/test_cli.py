@@ -228,6 +228,11 @@ def machine_error(error: Exception):
         (OSError(30, "Read-only file system", "x"), 2, "error: no permission (x)"),
         (OSError(5, "Input/output error"), 2, "error: Input/output error; expected a disk that can be read"),
         (MemoryError(), 2, "error: memory ran out; expected enough of it"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),
+            2,
+            "error: memory ran out; expected",
+        ),
         (KeyError("a\nb"), 1, "internal error: KeyError: 'a\\nb' (test_cli.py:"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,

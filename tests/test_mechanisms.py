@@ -117,3 +117,23 @@ def test_options_without_effect_are_named(line, counts_adata, write, command):
     ran = command("train", write(counts_adata, "reference.h5ad"), *TRAIN, "trainer.max_epochs=1", *IGNORED[line])
     assert ran.code == 0, ran.err
     assert line in ran.err
+
+
+def test_options_without_effect_on_pretraining_are_named(counts_adata, write, command):
+    options = ["trainer.max_epochs=1", "logger=none", "data.min_genes=0", "attention=window", "model.chunk_tokens=9"]
+    ran = command("pretrain", write(counts_adata, "corpus.h5ad"), *options)
+    assert ran.code == 0, ran.err
+    assert "model.chunk_tokens is ignored: attention=window is" in ran.err
+
+
+def test_a_sample_with_longer_cells_than_the_model_takes_is_named(counts_adata, write, command, tmp_path):
+    few = counts_adata.copy()
+    few.X = few.X.multiply(np.random.default_rng(0).random(few.shape) < 0.1).tocsr()
+    options = ["trainer.max_epochs=1", "data.min_genes=0", "attention=softmax", "attention.max_length=30"]
+    ran = command("train", write(few, "reference.h5ad"), *TRAIN, *options)
+    assert ran.code == 0, ran.err
+    ran = command("predict", write(counts_adata, "long.h5ad"), "model_path=model")
+    assert ran.code == 2
+    line = ran.err.splitlines()[-1]
+    assert re.search(r"error: \d+ tokens in a cell of .*long\.h5ad; expected at most 30 .*: train with", line), line
+    assert not (tmp_path / "long.annotated.h5ad").exists()

@@ -253,3 +253,5 @@ def test_causal_and_published_forms_are_refused():
         make({"name": "favor", "causal": True}, TOKENS["continuous"])
     with pytest.raises(InputError, match=r"attention\.epsilon"):
         make({"name": "favor", "epsilon": 1e-4}, TOKENS["continuous"])
+    with pytest.raises(InputError, match=r"attention\.epsilon=0"):  # 0 / 0 where only keys that were taken away are met
+        make({"name": "favor", "kernel": "relu", "epsilon": 0.0}, TOKENS["continuous"])

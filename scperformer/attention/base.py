@@ -105,7 +105,7 @@ class Attention(nn.Module):
         is_causal = getattr(self.options, "causal", False)  # works on pieces, the last of which has any length
         return is_causal or (size is not None and size % 16 != 0)
 
-    def require_length(self, num_tokens: int) -> None:
+    def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         """Refuse cells with more tokens than the mechanism can have: with `fixed_length`, than there are positions.
 
         Raises
@@ -115,7 +115,7 @@ class Attention(nn.Module):
         """
         if self.fixed_length and num_tokens > self.sizes.length:
             raise InputError(
-                f"{num_tokens} tokens in a cell",
+                f"{num_tokens} tokens in {where}",
                 f"at most the {self.sizes.length} positions that attention={type(self).__name__.lower()} was built for",
                 "align the cells to the model's genes, or choose another attention",
             )

@@ -30,7 +30,7 @@ class ConvOptions:
 
     def __post_init__(self) -> None:
         sizes = self.kernel_sizes
-        odd = len(sizes) > 0 and all(isinstance(size, int) and size >= 1 and size % 2 == 1 for size in sizes)
+        odd = len(sizes) > 0 and all(type(size) is int and size >= 1 and size % 2 == 1 for size in sizes)
         require(odd, "attention.kernel_sizes", sizes, "one or more odd numbers")
         require(self.projected_length >= 1, "attention.projected_length", self.projected_length, "1 or more")
         require(self.penalty_weight >= 0, "attention.penalty_weight", self.penalty_weight, "0 or more")
@@ -68,7 +68,7 @@ class Conv(Attention):
         self.kernels_3CT = nn.ParameterList(
             starting_kernels(channels, size, generator) / len(options.kernel_sizes) for size in options.kernel_sizes
         )
-        shape = (sizes.length, options.projected_length)
+        shape = (sizes.length, min(options.projected_length, sizes.length))
         # What sums over all positions then has the scale of a token, and scores have unit scale.
         std = sizes.length**-0.5
         self.rows_PK = nn.Parameter(std * torch.randn(shape, generator=generator))

@@ -93,7 +93,8 @@ class Favor(Additive):
         self.is_causal = options.causal
         self.logarithmic = options.kernel in LOGARITHMIC
         self.is_published = options.kernel == "softmax" and options.floor > 0
-        self.can_subtract = not self.is_published
+        # Without a floor, a query may meet the features of keys that are taken away only: 0 / 0, but for rounding.
+        self.can_subtract = not self.is_published and not (options.kernel == "relu" and options.floor == 0)
         # E ln E features, as in the paper's experiments (266 at E = 64)
         num_features = options.num_features or max(1, int(sizes.head_dim * math.log(sizes.head_dim)))
         self.redraw_interval = 0 if options.projection == "identity" else options.redraw_interval

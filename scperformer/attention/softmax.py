@@ -39,12 +39,12 @@ class Softmax(Attention):
         super().__init__(sizes, options, generator)
         self.max_length = options.max_length
 
-    def require_length(self, num_tokens: int) -> None:
+    def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         if num_tokens > self.max_length:
             raise InputError(
-                f"{num_tokens} tokens in a cell",
+                f"{num_tokens} tokens in {where}",
                 f"at most {self.max_length} with exact attention, whose cost grows with the square",
-                f"choose attention=favor, tokens.unexpressed=skip (if not yet) or attention.max_length={num_tokens}",
+                f"train with attention=favor, tokens.unexpressed=skip or attention.max_length={num_tokens}",
             )
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
@@ -52,7 +52,7 @@ class Softmax(Attention):
         if length > self.max_length:
             # Prediction pads more than training does: what counts is real tokens (looked at only when in doubt).
             self.require_length(int(keep_BL.sum(1).max()))
-        v_BHLE = v_BHLE.masked_fill(~keep_BL[:, None, :, None], 0.0)  # 0 * nan is not 0
+        k_BHLE, v_BHLE = (x.masked_fill(~keep_BL[:, None, :, None], 0.0) for x in (k_BHLE, v_BHLE))  # 0 * nan is not 0
         mask_B11L = keep_BL[:, None, None, :]
         if not self.options.causal:
             return scaled_dot_product_attention(q_BHLE, k_BHLE, v_BHLE, attn_mask=mask_B11L)
