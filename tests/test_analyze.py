@@ -36,11 +36,11 @@ def make_cells(unexpressed: str = "skip", num_cells: int = 6, num_genes: int = 4
     return Cells(x, TokensConfig(unexpressed=unexpressed))
 
 
-def make_encoder(cells: Cells, attention: str = "favor", depth: int = 2, norm: str = "pre") -> Encoder:
+def make_encoder(cells: Cells, attention: str = "favor", depth: int = 2, norm: str = "pre", **options) -> Encoder:
     torch.manual_seed(0)
     model = ModelConfig(dim=16, depth=depth, num_heads=2, head_dim=8, norm=norm)
     generator = torch.Generator().manual_seed(0)
-    return Encoder(cells.x.shape[1], cells.tokens, model, {"name": attention}, generator).eval()
+    return Encoder(cells.x.shape[1], cells.tokens, model, {"name": attention, **options}, generator).eval()
 
 
 def random_inputs(num_tokens: int, head_dim: int = 8, num_heads: int = 2, scale: float = 1.0) -> HeadInputs:
@@ -100,6 +100,13 @@ def test_cells_are_chosen_by_the_seed_and_express_something():
     assert rows.tolist() == choose_cells(cells, 20, seed=3).tolist()
     assert rows.tolist() != choose_cells(cells, 20, seed=4).tolist()
     assert choose_cells(cells, 1000, seed=0).tolist() == [row for row in range(50) if row != 7]
+
+
+def test_of_a_causal_model_it_is_said_that_every_token_sees_every_token(caplog):
+    cells = make_cells()
+    with caplog.at_level("INFO", "scperformer"):
+        next(layers_of(make_encoder(cells, causal=True), cells, np.arange(1), max_tokens=1000, seed=0))
+    assert "the model's attention is causal; here every token sees every token" in caplog.text
 
 
 def test_of_long_cells_the_same_random_tokens_in_every_layer(caplog):
