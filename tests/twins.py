@@ -95,7 +95,7 @@ def linformer(mechanism, q, k, v, keep):
 
 def window(mechanism, q, k, v, keep):
     """Scores within the band and 0 elsewhere, convolved along the keys with one kernel after the other."""
-    length, r = q.shape[2], mechanism.half_width
+    length, r = q.shape[2], mechanism.options.half_width
     place = torch.arange(length)
     allowed = ((place[:, None] - place).abs() <= r) & keep[:, None, None, :]
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) * allowed

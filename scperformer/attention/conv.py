@@ -68,7 +68,7 @@ class Conv(Attention):
         self.kernels_3CT = nn.ParameterList(
             starting_kernels(channels, size, generator) / len(options.kernel_sizes) for size in options.kernel_sizes
         )
-        shape = (sizes.length, min(options.projected_length, sizes.length))
+        shape = (sizes.length, options.projected_length)
         # What sums over all positions then has the scale of a token, and scores have unit scale.
         std = sizes.length**-0.5
         self.rows_PK = nn.Parameter(std * torch.randn(shape, generator=generator))

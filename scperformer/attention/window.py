@@ -47,17 +47,17 @@ class Window(Attention):
 
     def __init__(self, sizes: Sizes, options: WindowOptions, generator: torch.Generator, *, num_convolutions: int = 1):
         super().__init__(sizes, options, generator)
-        self.half_width = min(options.half_width, sizes.length - 1)  # there is nothing further away
+        self.half_width = options.half_width
         self.normalize = options.normalize
-        width = 2 * self.half_width + 1
+        width = 2 * options.half_width + 1
         taps_NHW = torch.randn(num_convolutions, sizes.num_heads, width, generator=generator)
         taps_NHW *= NOISE / width**0.5
-        taps_NHW[:, :, self.half_width] += 1
+        taps_NHW[:, :, options.half_width] += 1
         self.taps_NHW = nn.Parameter(taps_NHW)
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         batch, heads, length, _ = q_BHLE.shape
-        half_width = min(self.half_width, length - 1)
+        half_width = min(self.half_width, length - 1)  # there is nothing further away
         block = min(length, max(MIN_BLOCK, 2 * half_width))
         around = (half_width, half_width + -length % block)  # r on each side, and what fills the last block
         drop_1BL1 = ~keep_BL[None, :, :, None]
