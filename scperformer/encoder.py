@@ -282,7 +282,7 @@ def require_memory(name: str, mechanism: Attention) -> None:
     """
     can = [name for name, other in MECHANISMS.items() if other.additive]
     if not isinstance(mechanism, Additive) or mechanism.is_causal or not mechanism.can_subtract:
-        causal = " causal" if isinstance(mechanism, Additive) and mechanism.is_causal else ""
+        causal = " causal" if mechanism.is_causal else ""
         summable = not isinstance(mechanism, Additive) or mechanism.can_subtract
         epsilon = "" if summable else f" and attention.epsilon={mechanism.options.epsilon}"
         raise InputError(

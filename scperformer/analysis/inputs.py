@@ -79,7 +79,7 @@ def layers_of(
             max_tokens,
             max(lengths),
         )
-    if getattr(encoder.mechanisms[0].options, "causal", False):
+    if encoder.mechanisms[0].is_causal:
         log.info("the model's attention is causal; here every token sees every token")
     for _ in encoder.stack:
         yield [_taken(walk, batch, tokens) for (walk, batch), tokens in zip(walks, chosen, strict=True)]

@@ -75,7 +75,6 @@ class Additive(Attention):
 
     additive = True
     logarithmic: bool = True  # `features` gives log phi
-    is_causal: bool = False
     can_subtract: bool = True  # sums of keys can be taken away from those of more keys
 
     def features(self, x_BHLE: torch.Tensor, queries: bool) -> torch.Tensor:

@@ -95,6 +95,11 @@ class Attention(nn.Module):
         raise NotImplementedError
 
     @property
+    def is_causal(self) -> bool:
+        """Whether a token sees those before it and itself only."""
+        return getattr(self.options, "causal", False)
+
+    @property
     def one_by_one(self) -> bool:
         """Whether a cell must be in a batch of its own to get the same bits in any company.
 
@@ -102,8 +107,8 @@ class Attention(nn.Module):
         differently in memory, and products of small matrices then add up in different ways.
         """
         size = None if self.size_option is None else getattr(self.options, self.size_option)
-        is_causal = getattr(self.options, "causal", False)  # works on pieces, the last of which has any length
-        return is_causal or (size is not None and size % 16 != 0)
+        # what is causal works on pieces, the last of which has any length
+        return self.is_causal or (size is not None and size % 16 != 0)
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         """Refuse cells with more tokens than the mechanism can have: with `fixed_length`, than there are positions.

@@ -90,7 +90,6 @@ class Favor(Additive):
 
     def __init__(self, sizes: Sizes, options: FavorOptions, generator: torch.Generator):
         super().__init__(sizes, options, generator)
-        self.is_causal = options.causal
         self.logarithmic = options.kernel in LOGARITHMIC
         self.is_published = options.kernel == "softmax" and options.floor > 0
         # Without a floor, a query may meet the features of keys that are taken away only: 0 / 0, but for rounding.

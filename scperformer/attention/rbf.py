@@ -45,7 +45,6 @@ class Rbf(Additive):
 
     def __init__(self, sizes: Sizes, options: RbfOptions, generator: torch.Generator):
         super().__init__(sizes, options, generator)
-        self.is_causal = options.causal
         self.variance = sizes.head_dim**0.5 if options.sigma is None else options.sigma**2
         anchors_HME = torch.randn(sizes.num_heads, options.num_anchors, sizes.head_dim, generator=generator)
         self.anchors_HME: torch.Tensor
