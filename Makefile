@@ -39,7 +39,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch "$@"
 
 # The model in the package, trained on all 700 PBMC that scanpy carries (data/README.md says where they are from).
-PACKAGED := scperformer/models/pbmc68k_reduced
+PACKAGED := scperformer/model/packaged/pbmc68k_reduced
 packaged-model: $(INSTALLED)
 	$(ACTIVATE) && $(SINGLE) scperformer train \
 	    "$$(python -c 'import pathlib, scanpy.datasets as d; print(pathlib.Path(d.__file__).with_name("10x_pbmc68k_reduced.h5ad"))')" \

@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from machine import machine, peak_gb
 
-from scperformer.attention import MECHANISMS, Sizes, make_attention
-from scperformer.encoder import Layer
-from scperformer.groups import ModelConfig
-from scperformer.processor import fast_cpu
+from scperformer.attention import MECHANISMS, make_attention
+from scperformer.attention.base import Sizes
+from scperformer.config.groups import ModelConfig
+from scperformer.network.cpu import fast_cpu
+from scperformer.network.encoder import Layer
 
 LENGTHS = (1000, 4000, 16_907)
 PRESETS = {

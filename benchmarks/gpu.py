@@ -25,14 +25,14 @@ from performer import LENGTH, our_layers, performer, run_ours
 from scipy import sparse
 from torch.utils.flop_counter import FlopCounterMode
 
-from scperformer.batchsize import with_batch_size
-from scperformer.compose import make_config
-from scperformer.config import TrainConfig
-from scperformer.data import Cells
-from scperformer.history import read_history
-from scperformer.inference import predict_cells
-from scperformer.learner import train_network
-from scperformer.model import CellTypeModel
+from scperformer.config.compose import make_config
+from scperformer.config.steps import TrainConfig
+from scperformer.network.batches import Cells
+from scperformer.network.inference import predict_cells
+from scperformer.network.network import CellTypeModel
+from scperformer.training.batch_size import with_batch_size
+from scperformer.training.history import read_history
+from scperformer.training.learner import train_network
 
 PRESETS = {"scbert": ["model=scbert", "model.positions=gene"], "base": ["model=base", "model.wide=false"]}
 NUM_LABELS = 11

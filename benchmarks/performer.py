@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from machine import machine, peak_gb
 
-from scperformer.encoder import Encoder
-from scperformer.groups import ModelConfig, TokensConfig
-from scperformer.processor import fast_cpu
+from scperformer.config.groups import ModelConfig, TokensConfig
+from scperformer.network.cpu import fast_cpu
+from scperformer.network.encoder import Encoder
 
 LENGTH = 16_907
 CHUNK = 512  # tokens at a time

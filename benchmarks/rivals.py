@@ -21,13 +21,13 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import LinearSVC
 
-from scperformer.alignment import align_rows, plan_alignment
-from scperformer.detect import detect, expression, gene_table
-from scperformer.groups import DataConfig
-from scperformer.inference import load_model
-from scperformer.predict import annotate
-from scperformer.preprocess import prepare_reference
-from scperformer.training import train
+from scperformer.config.groups import DataConfig
+from scperformer.dataset.preprocess import prepare_reference
+from scperformer.expression.alignment import align_rows, plan_alignment
+from scperformer.expression.detect import detect_expression, gene_table, stored_expression
+from scperformer.network.load import load_model
+from scperformer.prediction.predict import annotate
+from scperformer.training.train import train
 
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 INNER_FOLDS = 3
@@ -37,10 +37,10 @@ CELLTYPIST = Path(__file__).with_name("celltypist_calls.py")
 def matrices(reference: ad.AnnData, query: ad.AnnData) -> tuple[csr_matrix, np.ndarray, csr_matrix]:
     """ln(1 + cp10k) of both on the genes of the reference, all of them, as scperformer itself makes it; and labels."""
     prepared = prepare_reference(reference, DataConfig())
-    findings = detect(query)
+    findings = detect_expression(query)
     genes = gene_table(query, findings.source)
     plan = plan_alignment(genes, findings, list(prepared.var_names), target_sum=1e4, min_overlap=0.0)
-    x = align_rows(expression(query, findings)[0], plan)
+    x = align_rows(stored_expression(query, findings)[0], plan)
     return csr_matrix(prepared.X), prepared.obs[LABEL].to_numpy(str), x
 
 

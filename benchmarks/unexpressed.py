@@ -18,11 +18,11 @@ import torch
 from machine import machine
 from scipy.sparse import csr_matrix
 
-from scperformer.compose import make_config
-from scperformer.data import Cells
-from scperformer.groups import TokensConfig
-from scperformer.inference import predict_cells
-from scperformer.model import CellTypeModel
+from scperformer.config.compose import make_config
+from scperformer.config.groups import TokensConfig
+from scperformer.network.batches import Cells
+from scperformer.network.inference import predict_cells
+from scperformer.network.network import CellTypeModel
 
 WAYS = ("full", "skip", "memory")
 BATCH_SIZE = 64

@@ -12,7 +12,12 @@ from typing import Any
 __version__ = "0.1.0"
 
 # function -> its module
-_HOME = {"load_model": "inference", "annotate": "predict", "train": "training", "pretrain": "pretraining"}
+_HOME = {
+    "load_model": "network.load",
+    "annotate": "prediction.predict",
+    "train": "training.train",
+    "pretrain": "training.pretrain",
+}
 __all__ = ["__version__", *_HOME]
 
 

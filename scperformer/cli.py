@@ -18,26 +18,37 @@ from pathlib import Path
 from typing import Any
 
 from scperformer import __version__
+from scperformer.config import (
+    OVERRIDE_ERRORS,
+    conf_dir,
+    override_error,
+    quoted,
+    register_schemas,
+    require_choices,
+    sweep_folder,
+    sweep_job,
+    to_config,
+)
 from scperformer.errors import InputError, explained, one_line
 
 log = logging.getLogger(__name__)
 
 # step -> module with run_<step>, one line of help, usage
 STEPS = {
-    "check": ("check", "say what files hold and whether they can be annotated", "check FILE..."),
-    "preprocess": ("preprocess", "filter, normalise and log-transform a file", "preprocess FILE"),
-    "pretrain": ("pretraining", "train an encoder on unlabelled cells", "pretrain FILE..."),
-    "train": ("training", "train a model on a labelled reference", "train REFERENCE label_key=COLUMN"),
-    "predict": ("predict", "annotate the cells of files", "predict FILE..."),
+    "check": ("reports.check", "say what files hold and whether they can be annotated", "check FILE..."),
+    "preprocess": ("dataset.preprocess", "filter, normalise and log-transform a file", "preprocess FILE"),
+    "pretrain": ("training.pretrain", "train an encoder on unlabelled cells", "pretrain FILE..."),
+    "train": ("training.train", "train a model on a labelled reference", "train REFERENCE label_key=COLUMN"),
+    "predict": ("prediction.predict", "annotate the cells of files", "predict FILE..."),
     "evaluate": (
-        "evaluate",
+        "reports.evaluate",
         "compare with the truth, beside logistic regression",
         "evaluate ANNOTATED... truth_key=COLUMN",
     ),
-    "report": ("report", "make one HTML page about annotated files", "report ANNOTATED..."),
-    "analyze": ("analyze", "look into the attention of a trained model", "analyze spectrum|approximation FILE"),
-    "genes": ("hgnc", "fetch previous names of human genes (once)", "genes update"),
-    "models": ("library", "import a model from somewhere else, or list models", "models import PATH | list"),
+    "report": ("reports.report", "make one HTML page about annotated files", "report ANNOTATED..."),
+    "analyze": ("reports.analyze", "look into the attention of a trained model", "analyze spectrum|approximation FILE"),
+    "genes": ("genes.hgnc", "fetch previous names of human genes (once)", "genes update"),
+    "models": ("network.library", "import a model from somewhere else, or list models", "models import PATH | list"),
 }
 # Steps whose first plain word is no file -> the option that it sets.
 FIRST_WORDS = {"analyze": "analysis", "genes": "action", "models": "action"}
@@ -178,7 +189,7 @@ def to_overrides(words: list[str], first_word: str | None = None) -> list[str]:
     InputError
         A flag that does not exist, or one without the value that it needs.
     """
-    from scperformer.compose import group_names, quoted
+    from scperformer.config import group_names, quoted
 
     sweep = "-m" in words or "--multirun" in words
     is_text = {*TEXT_OPTIONS, *group_names()}
@@ -230,33 +241,32 @@ def run_step(step: str, words: list[str]) -> None:
     """Compose the configuration of a step with Hydra and run it, once or as a sweep."""
     import hydra
 
-    from scperformer import compose
     from scperformer.sweep import Sweep
 
     typed = list(sys.argv)
     overrides = to_overrides(words, FIRST_WORDS.get(step))
     sweep = Sweep()
     if {"-m", "--multirun"} & set(overrides):
-        sweep.folder, overrides = compose.sweep_folder(overrides)
+        sweep.folder, overrides = sweep_folder(overrides)
 
     def task(cfg) -> None:
         # Lightning starts the other processes of a ddp run from sys.argv: give it back what the user typed.
         sys.argv = [typed[0], step, *words]
         set_up_logging()  # a job of a sweep that a cluster runs begins here
-        job = compose.sweep_job()
+        job = sweep_job()
         try:
             if job is None:
-                _run(step, compose.to_config(cfg, step))
+                _run(step, to_config(cfg, step))
                 return
             folder, chosen = job
             log.info("%s: %s", folder, " ".join(word for word in chosen if not word.startswith("inputs=")))
             with sweep.job(folder, chosen) as run:
-                config = compose.to_config(cfg, step)
+                config = to_config(cfg, step)
                 name = Path(config.output).name if config.output else SWEEP_OUTPUTS[step]
                 config = replace(config, output=str(folder / name))
                 run.wrote(config.output)
                 # In a sweep they are to run this job, not another sweep.
-                output = f"output={compose.quoted(config.output)}"
+                output = f"output={quoted(config.output)}"
                 sys.argv = [typed[0], step, *chosen, output, *_own_presets(words)]
                 _run(step, config)
         except Exception as error:
@@ -265,15 +275,15 @@ def run_step(step: str, words: list[str]) -> None:
                 # Hydra announces every exception of a job with a line of its own, but lets SystemExit pass.
                 raise _Refused(code) from error
 
-    compose.register_schemas()
+    register_schemas()
     sys.argv = [typed[0], *overrides]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors reach main() instead of being printed and swallowed
     try:
-        compose.require_choices(overrides)
+        require_choices(overrides)
         with sweep.to_its_end():
-            hydra.main(config_path=str(compose.conf_dir()), config_name=step, version_base="1.3")(task)()
-    except compose.OVERRIDE_ERRORS as error:
-        raise compose.override_error(error, step, overrides) from error
+            hydra.main(config_path=str(conf_dir()), config_name=step, version_base="1.3")(task)()
+    except OVERRIDE_ERRORS as error:
+        raise override_error(error, step, overrides) from error
     finally:
         sys.argv = typed
         if sweep.rows:
@@ -283,7 +293,7 @@ def run_step(step: str, words: list[str]) -> None:
 
 
 def _run(step: str, config: Any) -> None:
-    module, name = ("estimate", "estimate") if getattr(config, "estimate", False) else (STEPS[step][0], step)
+    module, name = ("training.estimate", "estimate") if getattr(config, "estimate", False) else (STEPS[step][0], step)
     getattr(importlib.import_module(f"scperformer.{module}"), f"run_{name}")(config)
 
 

@@ -144,3 +144,14 @@ def score(truth: npt.ArrayLike, predicted: npt.ArrayLike) -> Scores:
     """
     labels = np.unique(np.concatenate([np.asarray(truth), np.asarray(predicted)])).tolist()
     return scores(confusion_matrix(truth, predicted, labels))
+
+
+def cell_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """-ln(probability of the true label) of each cell, N; logits N x C, labels N indices."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]
+
+
+def negative_log_likelihood(logits: np.ndarray, labels: np.ndarray) -> float:
+    """Mean of `cell_losses`."""
+    return float(cell_losses(logits, labels).mean())

@@ -15,7 +15,7 @@ from typing import Any
 
 from scperformer.errors import one_line
 from scperformer.outputs import new_file
-from scperformer.texts import defused
+from scperformer.text import defused
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Row:
 
     def scores(self, folder: Path) -> dict[str, Any]:
         """Validation scores of the model that the run has written, beside the baseline's; nothing for other outputs."""
-        from scperformer.bundle import INFO  # with what reads h5ad: --cfg job can do without
+        from scperformer.model import INFO  # with what reads h5ad: --cfg job can do without
 
         info = folder / (self.output or "") / INFO
         if self.status != "ok" or not info.is_file():

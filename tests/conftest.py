@@ -15,9 +15,9 @@ import pandas as pd
 import pytest
 import scanpy
 import torch
-import tried
-from inputs import small_cells
 from scipy import sparse
+from support import tried
+from support.inputs import small_cells
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which parts of torch do
@@ -99,8 +99,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Its encoder has a say whether it has earned it or not: tests are to see what it does.
     """
-    from scperformer.compose import make_config
-    from scperformer.training import run_train
+    from scperformer.config.compose import make_config
+    from scperformer.training.train import run_train
 
     reference = tmp_path_factory.mktemp("tiny_model") / "reference.h5ad"
     make_counts().write_h5ad(reference)

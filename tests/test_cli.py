@@ -11,10 +11,10 @@ from pathlib import Path
 import anndata as ad
 import pytest
 
-from scperformer.bundle import PACKAGED
 from scperformer.cli import EXAMPLES, STEPS, SWEEP_OUTPUTS, to_overrides
-from scperformer.config import STEPS as SCHEMAS
+from scperformer.config.steps import STEPS as SCHEMAS
 from scperformer.errors import InputError
+from scperformer.model.folder import PACKAGED
 
 AWKWARD = [
     "a b.h5ad",
@@ -238,7 +238,7 @@ def machine_error(error: Exception):
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
 def test_no_traceback_reaches_a_user(command, sample, monkeypatch, error, code, line):
-    monkeypatch.setattr("scperformer.predict.run_predict", machine_error(error))
+    monkeypatch.setattr("scperformer.prediction.predict.run_predict", machine_error(error))
     ran = command("predict", sample)
     assert ran.code == code
     assert ran.err.startswith(line)
@@ -296,7 +296,7 @@ def test_sweep_of_predict_names_its_files(command, sample, tiny_model, tmp_path)
 def test_helpers_of_a_distributed_run_are_started_with_this_job_alone(command, sample, tmp_path, monkeypatch):
     """Lightning starts them from sys.argv: not the sweep again, but this job with its output."""
     seen = []
-    monkeypatch.setattr("scperformer.training.run_train", lambda cfg: seen.append((cfg, sys.argv[1:])))
+    monkeypatch.setattr("scperformer.training.train.run_train", lambda cfg: seen.append((cfg, sys.argv[1:])))
     presets = tmp_path / "presets"
     (presets / "experiment").mkdir(parents=True)
     (presets / "experiment" / "mine.yaml").write_text("# @package _global_\noptim: {lr: 0.5}\n")
@@ -359,7 +359,7 @@ def test_a_run_that_crashes_is_in_the_table_and_the_others_run(command, sample, 
         if cfg.seed == 0:
             raise RuntimeError("no more | memory")
 
-    monkeypatch.setattr("scperformer.training.run_train", crash)
+    monkeypatch.setattr("scperformer.training.train.run_train", crash)
     ran = command("train", sample, "label_key=cell_type", "-m", "seed=0,1")
     assert ran.code == 2
     assert "internal error: RuntimeError: no more | memory (test_cli.py:" in ran.err

@@ -7,7 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from scperformer.compose import quoted, resolved_text
+from scperformer.config.compose import quoted, resolved_text
 from scperformer.errors import InputError
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import validate

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from scperformer.attention.additive import Additive, KeySums
 from scperformer.attention.base import Attention, Sizes
 from scperformer.attention.conv import Conv
 from scperformer.attention.evo import Evo
@@ -13,8 +14,8 @@ from scperformer.attention.lsh import Lsh
 from scperformer.attention.rbf import Rbf
 from scperformer.attention.softmax import Softmax
 from scperformer.attention.window import Window
+from scperformer.config import checked
 from scperformer.errors import InputError
-from scperformer.options import checked
 
 MECHANISMS: dict[str, type[Attention]] = {
     "conv": Conv,
@@ -27,7 +28,7 @@ MECHANISMS: dict[str, type[Attention]] = {
     "window": Window,
 }
 
-__all__ = ["MECHANISMS", "Attention", "Sizes", "attention_options", "make_attention"]
+__all__ = ["MECHANISMS", "Additive", "Attention", "KeySums", "Sizes", "attention_options", "make_attention"]
 
 
 def attention_options(attention: dict[str, Any]) -> tuple[type[Attention], Any]:

@@ -12,7 +12,7 @@ from torch.nn.functional import conv1d, pad, relu, scaled_dot_product_attention
 from scperformer.attention.additive import widened
 from scperformer.attention.base import Attention, Sizes, of_positions
 from scperformer.attention.favor import Favor, FavorOptions
-from scperformer.options import require
+from scperformer.config import require
 
 NOISE = 0.1  # of the starting kernels beside their middle tap of 1: root of the sum of squares
 

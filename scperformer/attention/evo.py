@@ -6,7 +6,7 @@ import torch
 
 from scperformer.attention.base import Sizes
 from scperformer.attention.window import Window, WindowOptions
-from scperformer.options import require
+from scperformer.config import require
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,7 @@ from scperformer.attention.additive import LOG_OF_NOTHING, Additive, KeySums, wi
 from scperformer.attention.base import Sizes
 from scperformer.attention.fastfood import Fastfood
 from scperformer.attention.projections import gaussian_directions
-from scperformer.options import require, require_choice
+from scperformer.config import require, require_choice
 
 MAX_FUSED_WIDTH = 128  # of a head: wider tiles do not fit beside each other
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from scperformer.attention.additive import widened
 from scperformer.attention.base import Attention, Sizes, of_positions
-from scperformer.options import require, require_choice
+from scperformer.config import require, require_choice
 
 
 @dataclass(kw_only=True)

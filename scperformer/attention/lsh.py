@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from scperformer.attention.additive import widened
 from scperformer.attention.base import Attention, Sizes
-from scperformer.options import require
+from scperformer.config import require
 
 CHUNKS = 256  # of tokens of one head, at a time
 # Added to scores. A token with itself: far below what another key can have (Reformer's -1e5 would do for scores of

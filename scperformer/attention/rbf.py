@@ -7,7 +7,7 @@ from torch import nn
 
 from scperformer.attention.additive import Additive
 from scperformer.attention.base import Sizes
-from scperformer.options import require, require_choice
+from scperformer.config import require, require_choice
 
 
 @dataclass(kw_only=True)

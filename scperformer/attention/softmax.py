@@ -6,8 +6,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from scperformer.attention.base import Attention, Sizes
+from scperformer.config import require
 from scperformer.errors import InputError
-from scperformer.options import require
 
 CAUSAL_BLOCK = 256  # queries whose mask is written out at a time
 

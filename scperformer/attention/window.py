@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from scperformer.attention.additive import widened
 from scperformer.attention.base import Attention, Sizes
-from scperformer.options import require, require_choice
+from scperformer.config import require, require_choice
 
 NOISE = 0.1  # of the starting kernels beside their middle tap of 1: root of the sum of squares
 BLOCKS = 128  # of tokens of one head, at a time

@@ -1,0 +1,39 @@
+"""Names of genes, tables of names, and matching."""
+
+from scperformer.genes.matching import GeneMap, map_genes, name_columns
+from scperformer.genes.names import (
+    ENSEMBL,
+    KIND_NAMES,
+    first_of_each,
+    guess_species,
+    id_kind,
+    parts,
+    repeated_note,
+    require_named,
+    require_unique,
+    without_genome,
+)
+from scperformer.genes.overlap import Overlap, measure_overlap, require_overlap
+from scperformer.genes.tables import gencode
+from scperformer.genes.vocabulary import gene_maps
+
+__all__ = [
+    "ENSEMBL",
+    "KIND_NAMES",
+    "GeneMap",
+    "Overlap",
+    "first_of_each",
+    "gencode",
+    "gene_maps",
+    "guess_species",
+    "id_kind",
+    "map_genes",
+    "measure_overlap",
+    "name_columns",
+    "parts",
+    "repeated_note",
+    "require_named",
+    "require_overlap",
+    "require_unique",
+    "without_genome",
+]

@@ -1,0 +1,136 @@
+"""Names of genes: which kind of id they are, their parts, whose genes they are; columns moved and added up by gene."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from scperformer.errors import InputError
+from scperformer.text import shortened
+
+# Ensembl gene ids: ENS, a species code of up to four letters (none for human), G, digits: ENSG00000187634,
+# ENSMUSG00000051951; a version follows after a dot, and GENCODE marks copies on Y.
+ENSEMBL = r"ENS[A-Z]{0,4}G\d{6,}"
+VERSION = r"\.\d+(?:_PAR_Y)?"
+KIND_NAMES = {
+    "symbol": "gene symbols",
+    "ensembl": "Ensembl ids",
+    "ensembl_versioned": "Ensembl ids with versions",
+    "unknown": "names of an unknown kind",
+}
+# ENSG00000167286_CD3D and CD3D_ENSG00000167286.9, with any of the usual separators.
+ID_FIRST = re.compile(rf"(?P<id>{ENSEMBL})(?:{VERSION})?(?:[_|;:,/ (-]+(?P<symbol>.+?)\)?)?", re.IGNORECASE)
+ID_LAST = re.compile(rf"(?P<symbol>.+?)[_|;:,/ (-]+(?P<id>{ENSEMBL})(?:{VERSION})?\)?", re.IGNORECASE)
+BLANK = ("", "nan", "none", "<na>")  # what missing names become in files
+SPECIES = {"ENSG": "human", "ENSMUSG": "mouse"}
+# What Cell Ranger puts in front of a gene where the reference has several genomes: GRCh38_CD3D, mm10___Cd3d.
+GENOMES = {
+    "human": re.compile(r"(GRCh3[78]|hg19|hg38)_+(?=.)", re.IGNORECASE),
+    "mouse": re.compile(r"(GRCm3[89]|mm9|mm10|mm39)_+(?=.)", re.IGNORECASE),
+}
+MOUSE_SYMBOL = re.compile(r"[A-Z][a-z]|mt-[A-Z]")  # how one begins: Gapdh, mt-Nd1
+
+
+def id_kind(names: Sequence[str]) -> str:
+    """The kind of gene id of most of `names`.
+
+    Returns
+    -------
+    "ensembl", "ensembl_versioned" (as ENSG00000187634.12), "symbol", or "unknown" (no names, or mostly
+    numbers or empty names).
+    """
+    series = pd.Series(list(names), dtype=str)
+    if series.empty:
+        return "unknown"
+    versioned = series.str.fullmatch(ENSEMBL + VERSION, case=False).mean()
+    plain = series.str.fullmatch(ENSEMBL, case=False).mean()
+    if versioned + plain > 0.5:
+        return "ensembl_versioned" if versioned > plain else "ensembl"
+    letters = series.str.contains("[A-Za-z]", regex=True).mean()
+    return "symbol" if letters > 0.5 else "unknown"
+
+
+def parts(name: str) -> tuple[str | None, str | None]:
+    """The Ensembl id in a name (upper case, without version) and the symbol in it; None for what it has not."""
+    if "ENS" not in name.upper():
+        return None, name or None
+    found = ID_FIRST.fullmatch(name) or ID_LAST.fullmatch(name)
+    return (found["id"].upper(), found["symbol"]) if found else (None, name)
+
+
+def without_genome(names: Sequence[str], species: str) -> tuple[list[str], list[str]]:
+    """The names without a genome of this species in front, and a sentence about it; other genomes stay."""
+    genome = GENOMES.get(species, GENOMES["human"])
+    plain = [genome.sub("", name, count=1) if genome.match(name) else name for name in names]
+    num = sum(old != new for old, new in zip(names, plain, strict=True))
+    return plain, [f"{num:,} genes were looked for without the genome in front of their names"] if num else []
+
+
+def guess_species(names: Sequence[str]) -> str:
+    """Whose genes most of `names` are: human, mouse, other (Ensembl ids of neither) or unknown.
+
+    Symbols are told apart by their capitals (GAPDH and Gapdh, MT-ND1 and mt-Nd1); gapdh says nothing.
+    """
+    split = [parts(name) for name in names]
+    prefixes = Counter(identifier.rstrip("0123456789") for identifier, _ in split if identifier)
+    if prefixes.total() > len(split) / 2:
+        prefix, _ = prefixes.most_common(1)[0]
+        return SPECIES.get(prefix, "other")
+    symbols = [symbol for _, symbol in split if symbol and any(map(str.isalpha, symbol))]
+    if sum(symbol.isupper() for symbol in symbols) > len(symbols) / 2:
+        return "human"
+    return "mouse" if sum(bool(MOUSE_SYMBOL.match(symbol)) for symbol in symbols) > len(symbols) / 2 else "unknown"
+
+
+def require_unique(names: Sequence[str], where: str) -> None:
+    """Fail when gene names repeat in a list that is to define the genes.
+
+    Raises
+    ------
+    InputError
+        Names examples of the repeated genes.
+    """
+    index = pd.Index(names)
+    repeated = index[index.duplicated()].unique()
+    if len(repeated):
+        examples = ", ".join(repr(str(name)) for name in repeated[:3])
+        raise InputError(
+            f"{len(repeated)} gene names occur more than once in {where} (e.g. {examples})",
+            "unique gene names",
+            "leave the repetitions out",
+        )
+
+
+def require_named(names: Sequence[str], where: str) -> None:
+    """Fail when several genes have no name: repeated names are one gene, but these are not.
+
+    Raises
+    ------
+    InputError
+        Says how many.
+    """
+    num = sum(name.lower() in BLANK for name in names)
+    if num > 1:
+        raise InputError(
+            f"{num} genes of {where} have an empty name or NaN for one",
+            "a name for every gene",
+            "drop these genes, or take other names as var_names, and save the file",
+        )
+
+
+def repeated_note(names: Sequence[str]) -> list[str]:
+    """A sentence on names that occur more than once, if any do."""
+    repeated = [name for name, num in Counter(names).items() if num > 1]
+    if not repeated:
+        return []
+    examples = ", ".join(repr(shortened(name)) for name in repeated[:3])
+    return [f"{len(repeated):,} gene names occur more than once ({examples}): the values of each are added up"]
+
+
+def first_of_each(keys: Sequence[str] | np.ndarray) -> np.ndarray:
+    """For each key the position of the first one that equals it, int64."""
+    codes, _ = pd.factorize(np.asarray(keys), use_na_sentinel=False)
+    _, first = np.unique(codes, return_index=True)
+    return first[codes]

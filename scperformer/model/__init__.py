@@ -1,0 +1,46 @@
+"""The saved model: a folder of plain data."""
+
+from scperformer.model.archive import is_archive, unpack
+from scperformer.model.folder import (
+    ANNOTATOR,
+    BRANCHES,
+    CARD,
+    ENCODER,
+    FORMAT_VERSION,
+    GENES,
+    INFO,
+    PACKAGED,
+    WEIGHTS,
+    Bundle,
+    damaged_model,
+    encoder_is_silent,
+    library_folder,
+    load_bundle,
+    require_annotator,
+    resolve_model,
+    save_bundle,
+    sum_of_branches,
+)
+
+__all__ = [
+    "ANNOTATOR",
+    "BRANCHES",
+    "CARD",
+    "ENCODER",
+    "FORMAT_VERSION",
+    "GENES",
+    "INFO",
+    "PACKAGED",
+    "WEIGHTS",
+    "Bundle",
+    "damaged_model",
+    "encoder_is_silent",
+    "is_archive",
+    "library_folder",
+    "load_bundle",
+    "require_annotator",
+    "resolve_model",
+    "save_bundle",
+    "sum_of_branches",
+    "unpack",
+]

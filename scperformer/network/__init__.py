@@ -1,0 +1,66 @@
+"""The network in torch: tokens, batches, encoder, linear branch, inference."""
+
+from scperformer.network.baseline import LinearModel, fit_baseline, fit_logistic
+from scperformer.network.batches import (
+    AHEAD,
+    POOL_BATCHES,
+    Cells,
+    ahead,
+    drawn_rows,
+    drop_genes,
+    gene_means,
+    prediction_batches,
+    row_subset,
+    shuffled_batches,
+)
+from scperformer.network.cpu import fast_cpu, torch_state_kept
+from scperformer.network.embedding import EMBEDDING_STD, Batch, ContinuousEmbedding, TokenLogits, sinusoids
+from scperformer.network.encoder import Encoder, require_encoder
+from scperformer.network.gene_vectors import read_gene_vectors
+from scperformer.network.inference import branch_logits, choose_device, predict_cells
+from scperformer.network.linear_branch import Recipe, fit_linear_branch, settle_recipe
+from scperformer.network.load import ENCODER, PRETRAINING, Model, load_encoder, load_model, shared_rows
+from scperformer.network.network import CellTypeModel
+from scperformer.network.tokens import log2_bins, mask_token, num_tokens
+
+__all__ = [
+    "AHEAD",
+    "EMBEDDING_STD",
+    "ENCODER",
+    "POOL_BATCHES",
+    "PRETRAINING",
+    "Batch",
+    "CellTypeModel",
+    "Cells",
+    "ContinuousEmbedding",
+    "Encoder",
+    "LinearModel",
+    "Model",
+    "Recipe",
+    "TokenLogits",
+    "ahead",
+    "branch_logits",
+    "choose_device",
+    "drawn_rows",
+    "drop_genes",
+    "fast_cpu",
+    "fit_baseline",
+    "fit_linear_branch",
+    "fit_logistic",
+    "gene_means",
+    "load_encoder",
+    "load_model",
+    "log2_bins",
+    "mask_token",
+    "num_tokens",
+    "predict_cells",
+    "prediction_batches",
+    "read_gene_vectors",
+    "require_encoder",
+    "row_subset",
+    "settle_recipe",
+    "shared_rows",
+    "shuffled_batches",
+    "sinusoids",
+    "torch_state_kept",
+]

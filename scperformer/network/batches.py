@@ -1,0 +1,240 @@
+"""From aligned expression to batches: which cells, in which order, and their tokens as tensors."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+
+from scperformer.config import TokensConfig
+from scperformer.network.embedding import Batch
+from scperformer.network.tokens import token_counts, tokenize
+
+POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, still well mixed
+MEAN_CELLS = 4096  # of a mean, at a time
+FIXED_TOKENS, MAX_FIXED_CELLS = 2**12, 64  # of a prediction batch on a CPU
+AHEAD = 4  # batches that are made while a GPU works on earlier ones
+MAX_BATCH_TOKENS = 2**16  # of a prediction batch, padding included: bounds its memory (64 cells of 1,024 tokens)
+END = object()
+Item = TypeVar("Item")
+
+
+class Cells:
+    """Cells in memory: expression aligned to the model's genes and, for training, a label index each.
+
+    Parameters
+    ----------
+    x
+        CSR float32, N cells x G genes of the model, ln(1 + cp10k).
+    tokens
+        How cells become tokens.
+    labels
+        int64, N, index of the label; None for cells to be annotated.
+    """
+
+    def __init__(self, x: csr_matrix, tokens: TokensConfig, labels: np.ndarray | None = None):
+        self.x = x
+        self.tokens = tokens
+        self.labels = labels
+        self.lengths = token_counts(x, tokens)
+
+    @property
+    def sample(self) -> "Cells":
+        """The cells that are fitted to before the network learns: all of them, as they are in memory."""
+        return self
+
+    @property
+    def known_labels(self) -> np.ndarray:
+        """The label indices of labelled cells."""
+        assert self.labels is not None
+        return self.labels
+
+    def __len__(self) -> int:
+        return self.x.shape[0]
+
+    def subset(self, rows: np.ndarray) -> "Cells":
+        """The labelled cells with these row numbers."""
+        return Cells(row_subset(self.x, rows), self.tokens, self.known_labels[rows])
+
+    def batch(self, cells: Sequence[int] | np.ndarray, length: int | None = None) -> Batch:
+        """Tokens of the cells with these row numbers, padded to `length` or the longest of them."""
+        return Batch.from_tokens(tokenize(self.x[np.asarray(cells)], self.tokens, length))
+
+    def labelled_batch(self, cells: Sequence[int] | np.ndarray) -> tuple[Batch, torch.Tensor]:
+        """Tokens and label indices of the cells with these row numbers."""
+        # Few different lengths: the allocator can reuse the memory of earlier batches instead of growing for ever.
+        length = padded_length(int(self.lengths[np.asarray(cells)].max()))
+        return self.batch(cells, length), torch.from_numpy(self.known_labels[np.asarray(cells)])
+
+    def num_steps(self, batch_size: int, world_size: int) -> int:
+        """The steps of an epoch, the same for each of the processes."""
+        whole, rest = divmod(len(self), batch_size * world_size)
+        return whole + (rest >= world_size or whole == 0)
+
+    def epoch_batches(
+        self, batch_size: int, *, balance: str, seed: int, epoch: int, rank: int, world_size: int, first: int = 0
+    ) -> Iterator[tuple[Batch, torch.Tensor]]:
+        """The batches of one of the processes in an epoch, from the step with the number `first` on."""
+        rows = drawn_rows(self.known_labels, balance, seed, epoch)
+        dealt = {"seed": seed, "epoch": epoch, "rank": rank, "world_size": world_size}
+        for cells in shared_batches(self.lengths[rows], batch_size, **dealt)[first:]:
+            yield self.labelled_batch(rows[cells])
+
+
+def row_subset(x: csr_matrix, rows: np.ndarray) -> csr_matrix:
+    """Rows of a matrix; half of it or more, one after the other, are no copy. (SciPy copies what is less.)"""
+    if len(rows) == 0 or (np.diff(rows) != 1).any():
+        return x[rows]
+    indptr = x.indptr[rows[0] : rows[-1] + 2]
+    span = slice(indptr[0], indptr[-1])
+    return csr_matrix((x.data[span], x.indices[span], indptr - indptr[0]), shape=(len(rows), x.shape[1]), copy=False)
+
+
+def gene_means(x: csr_matrix) -> np.ndarray:
+    """Mean expression of each gene, float64; added up block by block, as only a block is to become float64."""
+    blocks = (row_subset(x, np.arange(i, min(i + MEAN_CELLS, x.shape[0]))) for i in range(0, x.shape[0], MEAN_CELLS))
+    return sum(np.asarray(block.astype(np.float64).sum(axis=0)).ravel() for block in blocks) / x.shape[0]
+
+
+def drawn_rows(labels: np.ndarray, balance: str, seed: int, epoch: int) -> np.ndarray:
+    """As many row numbers as there are cells, ascending: each once or, with `balance`, those of rare labels oftener.
+
+    Parameters
+    ----------
+    labels
+        Label index of each cell.
+    balance
+        `none`: as they are. `balanced`: every label alike. `sqrt`: as often as the root of its number of cells.
+
+    Source
+    ------
+    Systematic resampling: each cell is drawn as often as its weight says, rounded up or down by one common random
+    number. (Kitagawa 1996, J. Comput. Graph. Stat. 5:1, appendix.)
+    """
+    if balance == "none":
+        return np.arange(len(labels))
+    counts = np.bincount(labels).astype(np.float64)
+    with np.errstate(divide="ignore"):  # of labels without cells here
+        weights = (counts ** {"sqrt": -0.5, "balanced": -1.0}[balance])[labels]
+    ends = np.cumsum(weights) / weights.sum() * len(labels)
+    ends[-1] = len(labels)
+    offset = np.random.default_rng([seed, epoch, 1]).random()
+    return np.repeat(np.arange(len(labels)), np.diff(np.floor(ends + offset).astype(np.int64), prepend=0))
+
+
+def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:
+    """The batch without a random share of its gene tokens.
+
+    Parameters
+    ----------
+    batch
+        Tokens of B cells; special positions are never dropped.
+    share
+        Probability of each gene token to be dropped, 0 to 1. Draws from torch's global generator.
+    in_place
+        Dropped tokens stay where they are, with `keep` False. Otherwise the others are packed into as few positions
+        as they need.
+    """
+    last_B1 = batch.keep_BL.sum(1, keepdim=True) - 1
+    is_special = torch.zeros_like(batch.keep_BL).scatter(1, last_B1, True)
+    draws = torch.rand(batch.keep_BL.shape).to(batch.keep_BL.device)
+    kept_BL = batch.keep_BL & ((draws >= share) | is_special)
+    if in_place:
+        return Batch(batch.genes_BL, batch.values_BL, batch.x_BL, kept_BL)
+    # Real tokens move to the front in their order, so the special position stays the last of them.
+    order = torch.argsort(~kept_BL, dim=1, stable=True)[:, : padded_length(int(kept_BL.sum(1).max()))]
+    return Batch(*(tensor.gather(1, order) for tensor in (batch.genes_BL, batch.values_BL, batch.x_BL, kept_BL)))
+
+
+def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, buffer: int = 0) -> list[np.ndarray]:
+    """Every cell once, in batches of cells of similar length, in an order given by seed, epoch and buffer alone.
+
+    Parameters
+    ----------
+    lengths
+        Tokens of each cell.
+    batch_size
+        Cells per batch; the last one may have fewer.
+    buffer
+        Which part of an epoch's cells these are.
+
+    Returns
+    -------
+    Row numbers of each batch.
+    """
+    rng = np.random.default_rng([seed, epoch, buffer])  # a last 0 changes nothing
+    order = rng.permutation(len(lengths))
+    pool = POOL_BATCHES * batch_size
+    batches = []
+    for start in range(0, len(order), pool):
+        cells = order[start : start + pool]
+        cells = cells[np.argsort(lengths[cells], kind="stable")]
+        batches += [cells[i : i + batch_size] for i in range(0, len(cells), batch_size)]
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def shared_batches(
+    lengths: np.ndarray, batch_size: int, *, seed: int, epoch: int, rank: int, world_size: int
+) -> list[np.ndarray]:
+    """The share of one process in each batch, every cell once over all of them.
+
+    All processes together take the batches that a single one with their sizes added up would take.
+
+    Returns
+    -------
+    Row numbers of each batch of this process.
+    """
+    batches = shuffled_batches(lengths, batch_size * world_size, seed, epoch)
+    smallest = min(range(len(batches)), key=lambda i: len(batches[i]))
+    if len(batches[smallest]) < world_size and len(batches) > 1:
+        # The rest of the cells is too small for all processes, and one without any would be waited for.
+        rest = batches.pop(smallest)
+        batches[0] = np.concatenate([batches[0], rest])
+    return [np.resize(batch, max(len(batch), world_size))[rank::world_size] for batch in batches]
+
+
+def padded_length(num_tokens: int) -> int:
+    """The number of positions a cell is given at prediction: the next of 16, 32, 48, 64, 80, 96, ... (steps of 1/8).
+
+    It depends on the cell alone, so that its numbers do not depend on the cells beside it.
+    """
+    step = max(16, 2 ** (int(num_tokens - 1).bit_length() - 3)) if num_tokens > 1 else 16
+    return -(-num_tokens // step) * step
+
+
+def prediction_batches(lengths: np.ndarray, batch_size: int | Callable[[int], int]) -> Iterator[tuple[np.ndarray, int]]:
+    """Every cell once, in batches of cells that share their padded length: (row numbers, length).
+
+    A batch holds at most `batch_size` cells, and fewer of long ones: at most MAX_BATCH_TOKENS tokens, but one cell.
+    Or as many as a function of the length says.
+    """
+    padded = np.array([padded_length(n) for n in lengths], dtype=np.int64)
+    for length in np.unique(padded):
+        cells = np.flatnonzero(padded == length)
+        most = max(1, MAX_BATCH_TOKENS // int(length))
+        size = min(batch_size, most) if isinstance(batch_size, int) else batch_size(int(length))
+        for start in range(0, len(cells), size):
+            yield cells[start : start + size], int(length)
+
+
+def fixed_batch_size(length: int) -> int:
+    """Cells of a batch on a CPU, by their padded length alone: a good size there, and always the same.
+
+    The last bits of a product depend on how many rows it has.
+    """
+    return max(1, min(MAX_FIXED_CELLS, FIXED_TOKENS // length))
+
+
+def ahead(items: Iterator[Item], num: int) -> Iterator[Item]:
+    """The same items, each made in a thread while `num` earlier ones are used.
+
+    A thread, not processes: an HDF5 file stays open in one process, and nothing is copied from one to another.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        futures = deque(pool.submit(next, items, END) for _ in range(num))
+        while (item := futures.popleft().result()) is not END:
+            futures.append(pool.submit(next, items, END))
+            yield item  # type: ignore[misc]

@@ -1,0 +1,140 @@
+"""Tokens to vectors: which gene (position) + how much (expression).
+
+Shape letters: B cells, L tokens, D model width, G genes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from scperformer.config import ModelConfig, TokensConfig
+from scperformer.network.tokens import CellTokens, num_tokens
+
+EMBEDDING_STD = 0.1  # of a gene's and of a bin's embedding at the start
+TYPICAL_X = 4.0  # ln(1 + cp10k) of an expressed gene is about 1 to 6
+SINUSOID_BASE = 10000.0  # longest wavelength / 2 pi of the sinusoidal positions, as Vaswani et al. 2017
+
+
+@dataclass
+class Batch:
+    """Tokens of some cells as tensors; fields as in `tokens.CellTokens`."""
+
+    genes_BL: torch.Tensor
+    values_BL: torch.Tensor
+    x_BL: torch.Tensor
+    keep_BL: torch.Tensor
+
+    @classmethod
+    def from_tokens(cls, tokens: CellTokens) -> "Batch":
+        arrays = (tokens.genes, tokens.values, tokens.x, tokens.keep)
+        return cls(*(torch.from_numpy(array) for array in arrays))
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same batch on another device; from pinned memory the copy does not wait, nor is it waited for."""
+        return Batch(*(tensor.to(device, non_blocking=tensor.is_pinned()) for tensor in self._tensors()))
+
+    def pin_memory(self) -> "Batch":
+        """The same batch in memory from which a GPU fetches by itself."""
+        return Batch(*(tensor.pin_memory() for tensor in self._tensors()))
+
+    def _tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.genes_BL, self.values_BL, self.x_BL, self.keep_BL
+
+
+class ContinuousEmbedding(nn.Module):
+    """Embeds the value itself: a two-layer network from one number to D."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        last = nn.Linear(dim, dim)
+        self.layers = nn.Sequential(nn.Linear(1, dim), nn.GELU(), last)
+        # The value must not drown which gene it belongs to: larger, and even easy labels are not learned.
+        nn.init.normal_(last.weight, std=2 * EMBEDDING_STD / dim**0.5)
+        nn.init.zeros_(last.bias)
+
+    def forward(self, x_BL: torch.Tensor) -> torch.Tensor:
+        return self.layers(x_BL.unsqueeze(-1) / TYPICAL_X)
+
+
+def sinusoids(num_positions: int, dim: int) -> torch.Tensor:
+    """Sines and cosines of the position at geometrically growing wavelengths, float32, positions x dim.
+
+    Source
+    ------
+    Vaswani et al. 2017, arXiv 1706.03762, section 3.5.
+    """
+    rates = SINUSOID_BASE ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    angles = torch.arange(num_positions, dtype=torch.float64)[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)[:, :dim].float()
+
+
+def position_table(num_genes: int, model: ModelConfig) -> nn.Embedding | None:
+    """One vector per gene and, in the last row, for the special position; None with positions=none.
+
+    `gene` is learned. `gene2vec` is 0 until `set_gene_vectors` fills it, and fixed, as in scBERT; so is `sinusoidal`.
+    """
+    if model.positions == "none":
+        return None
+    table = nn.Embedding(num_genes + 1, model.dim)
+    if model.positions == "gene":
+        nn.init.normal_(table.weight, std=EMBEDDING_STD)
+        return table
+    table.weight.requires_grad_(False)
+    fixed = sinusoids(num_genes + 1, model.dim) if model.positions == "sinusoidal" else torch.zeros(())
+    with torch.no_grad():
+        table.weight.copy_(fixed)
+    return table
+
+
+class Embedding(nn.Module):
+    """Gene embedding (which gene, as a position) + expression embedding (how much)."""
+
+    def __init__(self, num_genes: int, model: ModelConfig, tokens: TokensConfig):
+        super().__init__()
+        self.num_genes = num_genes
+        self.gene = position_table(num_genes, model)
+        if tokens.name == "continuous":
+            self.expression: nn.Module = ContinuousEmbedding(model.dim)
+        else:
+            self.expression = nn.Embedding(num_tokens(tokens), model.dim)
+            nn.init.normal_(self.expression.weight, std=EMBEDDING_STD)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        expression_BLD = self.expression(batch.values_BL)
+        return expression_BLD if self.gene is None else self.gene(batch.genes_BL) + expression_BLD
+
+    def unexpressed(self) -> torch.Tensor:
+        """Every gene at value 0: 1 x G x D."""
+        weight = next(self.expression.parameters())
+        dtype = torch.int64 if isinstance(self.expression, nn.Embedding) else weight.dtype
+        zeros_1G = torch.zeros(1, self.num_genes, dtype=dtype, device=weight.device)
+        h_1GD = self.expression(zeros_1G)
+        return h_1GD if self.gene is None else h_1GD + self.gene.weight[: self.num_genes]
+
+    @torch.no_grad()
+    def set_gene_vectors(self, vectors_GD: torch.Tensor) -> None:
+        """Fill the gene embedding; the special position's row becomes 0."""
+        assert self.gene is not None
+        self.gene.weight[:-1].copy_(vectors_GD)
+        self.gene.weight[-1].zero_()
+
+
+class TokenLogits(nn.Module):
+    """Logits of every bin for every token, for masked expression modelling.
+
+    Parameters
+    ----------
+    embedding
+        The table of bins; `tied` uses its weight as the output layer's.
+    """
+
+    def __init__(self, embedding: nn.Embedding, tied: bool):
+        super().__init__()
+        num_bins, dim = embedding.weight.shape
+        self.output = nn.Linear(dim, num_bins, bias=not tied)
+        if tied:
+            self.output.weight = embedding.weight
+
+    def forward(self, h_BLD: torch.Tensor) -> torch.Tensor:
+        return self.output(h_BLD)

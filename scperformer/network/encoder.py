@@ -1,0 +1,291 @@
+"""The encoder: layers of attention between the tokens and a feed-forward network on each.
+
+Shape letters: B cells, L tokens, D model width, H heads, E head width, M features, G genes.
+
+Three ways through a layer, all with the same result: whole; in pieces of `chunk_tokens` with an additive mechanism
+(phi exists for one piece at a time; with `checkpointing`, also in training); and with `memory`, where the sums of
+all genes at zero, less those that a cell expresses, are added to the cell's own.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
+
+from scperformer.attention import MECHANISMS, Additive, Attention, KeySums, Sizes, make_attention
+from scperformer.config import ModelConfig, TokensConfig
+from scperformer.errors import InputError
+from scperformer.network.chunked import read_in_pieces, read_recomputed, sum_in_pieces, sum_recomputed
+from scperformer.network.embedding import Batch, Embedding
+
+log = logging.getLogger(__name__)
+
+# Share of the genes. What few genes contribute is not the difference of what all and what most do: long keys among the
+# latter would leave rounding errors larger than it.
+MOST = 1 / 3
+ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
+
+
+class Layer(nn.Module):
+    """Attention between the tokens, then a feed-forward network on each, both with residual and layer norm."""
+
+    def __init__(self, model: ModelConfig, attention: Attention):
+        super().__init__()
+        assert model.head_dim is not None
+        self.heads = (model.num_heads, model.head_dim)
+        self.inner = model.num_heads * model.head_dim
+        self.pre_norm = model.norm == "pre"
+        in_pieces = isinstance(attention, Additive) and not attention.is_causal
+        self.chunk_tokens = model.chunk_tokens if in_pieces else None
+        self.checkpointing = model.checkpointing
+        self.norm_attention = nn.LayerNorm(model.dim)
+        # rows: queries (which are the keys too, where they are shared), keys, values
+        self.to_qkv = nn.Linear(model.dim, (2 if attention.shared_qk else 3) * self.inner, bias=False)
+        self.attention = attention
+        self.to_out = nn.Linear(self.inner, model.dim)
+        self.norm_feedforward = nn.LayerNorm(model.dim)
+        hidden = model.dim * model.feedforward_factor
+        self.feedforward = nn.Sequential(
+            nn.Linear(model.dim, hidden), ACTIVATIONS[model.activation](), nn.Linear(hidden, model.dim)
+        )
+        self.dropout = nn.Dropout(model.dropout)
+
+    def queries(self, h_BLD: torch.Tensor) -> torch.Tensor:
+        """Queries of tokens, B x H x L x E."""
+        return self._projected(h_BLD, self.to_qkv.weight[: self.inner])[0]
+
+    def keys_values(self, h_BLD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of tokens, B x H x L x E each."""
+        start = 0 if self.attention.shared_qk else self.inner
+        k_BHLE, v_BHLE = self._projected(h_BLD, self.to_qkv.weight[start:])
+        return k_BHLE, v_BHLE
+
+    def _projected(self, h_BLD: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x_BLD = self.norm_attention(h_BLD) if self.pre_norm else h_BLD
+        return linear(x_BLD, weight).unflatten(-1, (-1, *self.heads)).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def finished(self, h_BLD: torch.Tensor, mixed_BHLE: torch.Tensor) -> torch.Tensor:
+        """The layer's output for tokens, once attention has mixed the values."""
+        h_BLD = h_BLD + self.dropout(self.to_out(mixed_BHLE.transpose(1, 2).flatten(2)))
+        if self.pre_norm:
+            return h_BLD + self.dropout(self.feedforward(self.norm_feedforward(h_BLD)))
+        h_BLD = self.norm_attention(h_BLD)
+        return self.norm_feedforward(h_BLD + self.dropout(self.feedforward(h_BLD)))
+
+    def forward(self, h_BLD: torch.Tensor, keep_BL: torch.Tensor, positions_BL: torch.Tensor) -> torch.Tensor:
+        """The layer's output for tokens that attend to each other, B x L x D, whole or in pieces."""
+        if self.chunk_tokens is not None and h_BLD.shape[1] > self.chunk_tokens:
+            # Cell by cell: what a cell gets, to the last bit, cannot depend on those beside it.
+            cells = zip(h_BLD.split(1), keep_BL.split(1), strict=True)
+            outputs = [self.read(h_1LD, self.key_sums(h_1LD, keep_1L)) for h_1LD, keep_1L in cells]
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        if self.checkpointing and torch.is_grad_enabled():
+            return checkpoint(self._whole, h_BLD, keep_BL, positions_BL, use_reentrant=False)
+        return self._whole(h_BLD, keep_BL, positions_BL)
+
+    def _whole(self, h_BLD, keep_BL, positions_BL):
+        x_BLD = self.norm_attention(h_BLD) if self.pre_norm else h_BLD
+        qkv = self.to_qkv(x_BLD).unflatten(-1, (-1, *self.heads)).permute(2, 0, 3, 1, 4).unbind(0)
+        q_BHLE, k_BHLE, v_BHLE = qkv if len(qkv) == 3 else (qkv[0], *qkv)
+        return self.finished(h_BLD, self.attention(q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL))
+
+    # --- with an additive mechanism, the two halves of the above --------------------------------------------
+
+    def key_sums(self, h_BLD: torch.Tensor, keep_BL: torch.Tensor) -> KeySums:
+        """What tokens contribute to the layer as keys."""
+        size = self.chunk_tokens or h_BLD.shape[1]
+        if self.checkpointing and torch.is_grad_enabled():
+            return sum_recomputed(self._key_sums, h_BLD, keep_BL, size, self)
+        return sum_in_pieces(self._key_sums, h_BLD, keep_BL, size)
+
+    def read(self, h_BLD: torch.Tensor, sums: KeySums) -> torch.Tensor:
+        """The layer's output for tokens, given what all keys contribute."""
+        size = self.chunk_tokens or h_BLD.shape[1]
+        if self.checkpointing and torch.is_grad_enabled():
+            return read_recomputed(self._read, h_BLD, sums, size, self)
+        return read_in_pieces(self._read, h_BLD, sums, size)
+
+    def _key_sums(self, h_BLD, keep_BL):
+        assert isinstance(self.attention, Additive)
+        # Leaving out the mask saves a tenth of the time where there is nothing to mask. (On a GPU, looking would wait.)
+        all_real = not keep_BL.is_cuda and bool(keep_BL.all())
+        return self.attention.key_sums(*self.keys_values(h_BLD), None if all_real else keep_BL)
+
+    def _read(self, h_BLD, sums):
+        assert isinstance(self.attention, Additive)
+        return self.finished(h_BLD, self.attention.read(self.queries(h_BLD), sums))
+
+
+@dataclass
+class Memory:
+    """Every gene at value 0, as each layer sees it: a stream of tokens that does not depend on any cell."""
+
+    h_1GD: list[torch.Tensor]  # one per layer: what enters it
+    sums: list[KeySums]  # one per layer: what all G genes contribute as keys
+
+    def without(self, layer: Layer, index: int, batch: Batch) -> KeySums:
+        """What the genes that are not tokens of a cell contribute to a layer, be these dropped (hidden) or not."""
+        h_GD = self.h_1GD[index][0]
+        is_gene_BL = batch.genes_BL < len(h_GD)  # special positions and padding have the number after the last gene
+        h_BLD = h_GD[batch.genes_BL.clamp_max(len(h_GD) - 1)]
+        sums = self.sums[index] + -layer.key_sums(h_BLD, is_gene_BL)
+        rows = torch.nonzero(is_gene_BL.sum(1) > MOST * len(h_GD)).flatten()
+        if len(rows):
+            others_BG = is_gene_BL.new_ones(len(rows), len(h_GD) + 1)
+            others_BG = others_BG.scatter(1, batch.genes_BL[rows], False)[:, :-1]
+            sums = sums.replaced(rows, layer.key_sums(h_GD.expand(len(rows), -1, -1), others_BG))
+        return sums
+
+
+class Encoder(nn.Module):
+    """Embedding, layers and final norm: tokens in, one vector per token out.
+
+    Raises
+    ------
+    InputError
+        An unknown mechanism or option, or `memory` tokens with a mechanism that cannot have them.
+    """
+
+    def __init__(
+        self,
+        num_genes: int,
+        tokens: TokensConfig,
+        model: ModelConfig,
+        attention: dict[str, Any],
+        generator: torch.Generator,
+    ):
+        super().__init__()
+        assert model.head_dim is not None
+        sizes = Sizes(num_heads=model.num_heads, head_dim=model.head_dim, length=num_genes + 1)
+        self.embedding = Embedding(num_genes, model, tokens)
+        self.stack = [Layer(model, make_attention(attention, sizes, generator)) for _ in range(model.depth)]
+        self.layers = nn.ModuleList(self.stack)
+        self.mechanisms = [layer.attention for layer in self.stack]
+        for mechanism in self.mechanisms[1:]:
+            mechanism.share_with(self.mechanisms[0])
+        self.norm = nn.LayerNorm(model.dim) if model.norm == "pre" else nn.Identity()
+        self.dropout = nn.Dropout(model.dropout)
+        self.has_memory = tokens.unexpressed == "memory"
+        self.kept_memory: tuple[list[Any], Memory] | None = None  # and what it was made with
+        if self.has_memory:
+            require_memory(attention["name"], self.mechanisms[0])
+
+    def redraw(self, generator: torch.Generator) -> None:
+        """Draw the random parts of every layer's attention anew (during training only)."""
+        for mechanism in self.mechanisms:
+            mechanism.redraw(generator)
+
+    @property
+    def redraw_interval(self) -> int:
+        """Training steps between calls of `redraw`; 0: never."""
+        return self.mechanisms[0].redraw_interval
+
+    def penalty(self) -> torch.Tensor:
+        """What the attention of every layer wants to be kept small, weighted."""
+        return torch.stack([m.penalty_weight * m.penalty() for m in self.mechanisms]).sum()
+
+    def require_length(self, num_tokens: int, where: str = "a cell") -> None:
+        """Refuse cells of so many tokens if the attention does."""
+        self.mechanisms[0].require_length(num_tokens, where)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Encoded tokens, B x L x D; those of padding mean nothing."""
+        h_BLD = self.dropout(self.embedding(batch))
+        memory = self.memory() if self.has_memory else None
+        for index in range(len(self.stack)):
+            h_BLD = self.after_layer(index, h_BLD, batch, memory)
+        return self.norm(h_BLD)
+
+    def after_layer(self, index: int, h_BLD: torch.Tensor, batch: Batch, memory: Memory | None) -> torch.Tensor:
+        """What leaves a layer when `h_BLD` enters it."""
+        layer = self.stack[index]
+        if memory is None:
+            return layer(h_BLD, batch.keep_BL, batch.genes_BL)
+        others = memory.without(layer, index, batch)
+        return layer.read(h_BLD, layer.key_sums(h_BLD, batch.keep_BL) + others)
+
+    def attention_inputs(self, batch: Batch) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Queries, keys and values of each layer in turn, B x H x L x E each, as the model itself computes them.
+
+        They are those of the cells' own tokens: with `memory` tokens, unexpressed genes only have their part in
+        what enters the next layer.
+        """
+        h_BLD = self.dropout(self.embedding(batch))
+        memory = self.memory() if self.has_memory else None
+        for index, layer in enumerate(self.stack):
+            yield layer.queries(h_BLD), *layer.keys_values(h_BLD)
+            if index + 1 < len(self.stack):
+                h_BLD = self.after_layer(index, h_BLD, batch, memory)
+
+    def memory(self) -> Memory:
+        """The stream of unexpressed genes; at prediction, the same one until a weight changes."""
+        learns = self.training or torch.is_grad_enabled()
+        made_with = [] if learns else self._state()
+        if not learns and self.kept_memory is not None and self.kept_memory[0] == made_with:
+            return self.kept_memory[1]
+        memory = Memory([], [])
+        h_1GD = self.dropout(self.embedding.unexpressed())
+        keep_1G = torch.ones(h_1GD.shape[:2], dtype=torch.bool, device=h_1GD.device)
+        for index, layer in enumerate(self.stack):
+            memory.h_1GD.append(h_1GD)
+            memory.sums.append(layer.key_sums(h_1GD, keep_1G))
+            if index + 1 < len(self.stack):
+                h_1GD = layer.read(h_1GD, memory.sums[index])
+        self.kept_memory = None if learns else (made_with, memory)
+        return memory
+
+    def _state(self) -> list[Any]:
+        """What the memory depends on; compares unequal as soon as a weight, its place or the precision changes."""
+        weights = self.state_dict(keep_vars=True).values()
+        device = next(self.parameters()).device.type
+        precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        return [precision, *((x.data_ptr(), 0 if x.is_inference() else x._version) for x in weights)]
+
+    @torch.no_grad()
+    def start(self, batch: Batch, generator: torch.Generator) -> None:
+        """Let every mechanism look at the keys of training cells, layer after layer."""
+        was_training = self.training
+        self.eval()  # no dropout
+        h_BLD = self.embedding(batch)
+        for index, layer in enumerate(self.stack):
+            layer.attention.start(layer.keys_values(h_BLD)[0], batch.keep_BL, generator)
+            h_BLD = self.after_layer(index, h_BLD, batch, self.memory() if self.has_memory else None)
+        self.train(was_training)
+
+
+def require_encoder(tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any]) -> None:
+    """Refuse options that no encoder can have, by building a small one: errors as in `Encoder`.
+
+    What is given and changes nothing is said in the log.
+    """
+    encoder = Encoder(1, tokens, replace(model, depth=1), attention, torch.Generator())
+    if model.gene2vec_path is not None and model.positions != "gene2vec":
+        log.warning("model.gene2vec_path is ignored: model.positions=%s", model.positions)
+    if model.chunk_tokens is not None and encoder.stack[0].chunk_tokens is None:
+        whole = "causal attention" if attention.get("causal") else f"attention={attention['name']}"
+        log.warning("model.chunk_tokens is ignored: %s is computed as a whole", whole)
+
+
+def require_memory(name: str, mechanism: Attention) -> None:
+    """Refuse `memory` tokens with a mechanism whose keys do not just add up.
+
+    Raises
+    ------
+    InputError
+        It is not additive, or it is causal (memory has no place in the order), or its sums cannot be taken away.
+    """
+    can = [name for name, other in MECHANISMS.items() if other.additive]
+    if not isinstance(mechanism, Additive) or mechanism.is_causal or not mechanism.can_subtract:
+        causal = " causal" if mechanism.is_causal else ""
+        summable = not isinstance(mechanism, Additive) or mechanism.can_subtract
+        epsilon = "" if summable else f" and attention.epsilon={mechanism.options.epsilon}"
+        raise InputError(
+            f"tokens.unexpressed=memory with{causal} attention={name}{epsilon}",
+            f"attention that adds up over its keys ({', '.join(can)}), not causal, epsilon=null",
+            "choose one of them, or tokens.unexpressed=skip",
+        )

@@ -1,0 +1,211 @@
+"""The network: gene + expression embedding -> encoder -> pooling -> labels, beside a linear (wide) branch.
+
+Shape letters: B cells, L tokens, D model width, H heads, E head width, C labels, G genes, V views of the expression.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from scperformer.config import HeadConfig, ModelConfig, TokensConfig
+from scperformer.network.embedding import Batch
+from scperformer.network.encoder import Encoder
+from scperformer.network.linear_branch import LENGTH
+
+TINY = 1e-12  # length of a cell without expression in place of 0
+
+
+class MeanPool(nn.Module):
+    """The mean of the real tokens."""
+
+    def __init__(self, num_genes: int, dim: int):
+        super().__init__()
+        self.width = dim
+
+    def forward(self, h_BLD: torch.Tensor, batch: Batch) -> torch.Tensor:
+        keep_BL1 = batch.keep_BL.unsqueeze(-1)
+        return (h_BLD * keep_BL1).sum(1) / keep_BL1.sum(1)
+
+
+class ClsPool(nn.Module):
+    """The special last token."""
+
+    def __init__(self, num_genes: int, dim: int):
+        super().__init__()
+        self.width = dim
+        self.num_genes = num_genes
+
+    def forward(self, h_BLD: torch.Tensor, batch: Batch) -> torch.Tensor:
+        place_B = (batch.keep_BL & (batch.genes_BL == self.num_genes)).int().argmax(1)
+        return h_BLD[torch.arange(len(place_B), device=place_B.device), place_B]
+
+
+class ConvPool(nn.Module):
+    """scBERT's: one projection to a number shared by all genes, ReLU, one entry per gene of the model.
+
+    Genes that are not tokens of a cell have entry 0, as a gene has whose projection is negative.
+
+    Source
+    ------
+    Yang et al. 2022, Nature Machine Intelligence, Methods (a 1 x D convolution over the token axis).
+    """
+
+    def __init__(self, num_genes: int, dim: int):
+        super().__init__()
+        self.width = num_genes + 1
+        self.projection = nn.Linear(dim, 1)
+
+    def forward(self, h_BLD: torch.Tensor, batch: Batch) -> torch.Tensor:
+        s_BL = torch.relu(self.projection(h_BLD)).squeeze(-1) * batch.keep_BL
+        s_BG = torch.zeros(len(s_BL), self.width, dtype=s_BL.dtype, device=s_BL.device)
+        # Padding shares the special position's index but adds exactly 0 to it.
+        return s_BG.scatter_add(1, batch.genes_BL, s_BL)
+
+
+POOLS: dict[str, type[MeanPool] | type[ClsPool] | type[ConvPool]] = {"mean": MeanPool, "cls": ClsPool, "conv": ConvPool}
+
+
+class Head(nn.Module):
+    """Hidden layers with ReLU and dropout, then one logit per label; also gives what the last layer sees."""
+
+    def __init__(self, width: int, num_labels: int, head: HeadConfig):
+        super().__init__()
+        layers: list[nn.Module] = []
+        for hidden in head.hidden:
+            layers += [nn.Linear(width, hidden), nn.ReLU(), nn.Dropout(head.dropout)]
+            width = hidden
+        self.hidden = nn.Sequential(*layers)
+        self.labels = nn.Linear(width, num_labels)
+
+    def forward(self, pooled_BD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden_BD = self.hidden(pooled_BD)
+        return self.labels(hidden_BD), hidden_BD
+
+
+class Wide(nn.Module):
+    """Logits linear in views of normalised expression, plus a bias; starts at 0.
+
+    A view is x to a power, each cell scaled to the same length (linear.py says why).
+    """
+
+    def __init__(self, num_genes: int, num_labels: int, powers: Sequence[float]):
+        super().__init__()
+        self.powers = list(powers)
+        self.weight = nn.Embedding(num_genes + 1, len(powers) * num_labels)
+        nn.init.zeros_(self.weight.weight)
+        self.bias = nn.Parameter(torch.zeros(num_labels))
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        with torch.autocast(batch.x_BL.device.type, enabled=False):  # a start fitted in float32 stays what it is
+            v_BLV = torch.stack([batch.x_BL**power for power in self.powers], dim=-1)
+            v_BLV = v_BLV * (LENGTH / v_BLV.norm(dim=1, keepdim=True).clamp(min=TINY))
+            w_BLVC = self.weight(batch.genes_BL).unflatten(-1, (len(self.powers), -1))
+            # Not a product of matrices: its last bits would depend on where in memory a cell lies.
+            return (v_BLV.unsqueeze(-1) * w_BLVC).sum((1, 2)) + self.bias
+
+
+class CellTypeModel(nn.Module):
+    """Logits of every label for a batch of cells, and the vector (embedding) they came from.
+
+    With both branches on, logits are the sum of the deep and the wide ones, and the last layer of the deep
+    branch starts at 0: the network starts as the wide branch alone.
+    """
+
+    def __init__(
+        self,
+        num_genes: int,
+        num_labels: int,
+        *,
+        tokens: TokensConfig,
+        model: ModelConfig,
+        attention: dict[str, Any],
+        head: HeadConfig,
+        seed: int = 0,
+    ):
+        super().__init__()
+        self.num_labels = num_labels
+        self.wide = Wide(num_genes, num_labels, model.wide_powers) if model.wide else None
+        self.has_both = model.wide and model.deep
+        self.wide_alone = False  # set where the encoder has no say: it is then not run
+        self.encoder: Encoder | None = None
+        if model.deep:
+            generator = torch.Generator().manual_seed(seed)
+            self.encoder = Encoder(num_genes, tokens, model, attention, generator)
+            pool = POOLS[head.name](num_genes, model.dim)
+            self.pool = pool
+            self.head = Head(pool.width, num_labels, head)
+            if model.wide:
+                nn.init.zeros_(self.head.labels.weight)
+                nn.init.zeros_(self.head.labels.bias)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits, B x C, and embeddings, B x D (what the last layer sees; of the wide branch alone, its logits)."""
+        wide_BC, deep_BC, embedding_BD = self.branches(batch)
+        return wide_BC + deep_BC, embedding_BD
+
+    def branches(
+        self, batch: Batch, seen_by_encoder: Batch | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits of the wide and of the deep branch (0 where it is off), and the embeddings, as in `forward`.
+
+        In training the encoder may be shown other tokens of the same cells than the wide branch.
+        """
+        wide_BC = torch.zeros(()) if self.wide is None else self.wide(batch)
+        if self.encoder is None or self.wide_alone:
+            return wide_BC, torch.zeros_like(wide_BC), wide_BC
+        seen = batch if seen_by_encoder is None else seen_by_encoder
+        deep_BC, hidden_BD = self.head(self.pool(self.encoder(seen), seen))
+        return wide_BC.to(deep_BC.device), deep_BC, hidden_BD
+
+    @torch.no_grad()
+    def scale_branches(self, wide: float, deep: float) -> None:
+        """Multiply the logits of each branch by a number, by scaling their last layers."""
+        if self.wide is not None:
+            self.wide.weight.weight.mul_(wide)
+            self.wide.bias.mul_(wide)
+        if self.encoder is not None:
+            self.head.labels.weight.mul_(deep)
+            self.head.labels.bias.mul_(deep)
+
+    # A network without an encoder has nothing to draw, to keep small or to refuse.
+
+    def redraw(self, generator: torch.Generator) -> None:
+        """Draw the random parts of every layer's attention anew (during training only)."""
+        if self.encoder is not None:
+            self.encoder.redraw(generator)
+
+    @property
+    def redraw_interval(self) -> int:
+        """Training steps between calls of `redraw`; 0: never."""
+        return 0 if self.encoder is None else self.encoder.redraw_interval
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether genes that are no tokens count as unexpressed: those that training hides then have to stay tokens."""
+        return self.encoder is not None and self.encoder.has_memory
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether cells must be in batches of their own to get the same bits in any company.
+
+        Products give a row the same bits wherever it is where all widths are multiples of 16, and few thousand at most
+        are added up. `Attention.one_by_one` has the rest.
+        """
+        if self.encoder is None:
+            return False
+        parts = (*self.encoder.layers.modules(), *self.pool.modules(), *self.head.modules())
+        widths = [part.in_features for part in parts if isinstance(part, nn.Linear)]
+        widths += [mechanism.sizes.head_dim for mechanism in self.encoder.mechanisms]
+        is_odd = any(width % 16 != 0 or width > 4096 for width in widths)
+        return is_odd or isinstance(self.pool, POOLS["conv"]) or any(m.one_by_one for m in self.encoder.mechanisms)
+
+    def require_length(self, num_tokens: int, where: str = "a cell") -> None:
+        """Refuse cells of so many tokens if the attention does."""
+        if self.encoder is not None and not self.wide_alone:
+            self.encoder.require_length(num_tokens, where)
+
+    def penalty(self) -> torch.Tensor:
+        """What the attention of every layer wants to be kept small, weighted."""
+        return torch.zeros(()) if self.encoder is None else self.encoder.penalty()

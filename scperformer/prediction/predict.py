@@ -1,0 +1,332 @@
+"""Prediction: a model folder and cells in, labels with their probabilities out, written into AnnData or a file."""
+
+import hashlib
+import json
+import logging
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from anndata import AnnData
+
+from scperformer import __version__
+from scperformer.config import PredictConfig, make_config, quoted
+from scperformer.dataset import Query, keys_of, require_not_annotated
+from scperformer.errors import InputError
+from scperformer.files import (
+    BackedH5ad,
+    beside,
+    can_stream,
+    fingerprint,
+    open_backed,
+    read_cells,
+    require_readable,
+    require_unchanged,
+    write_h5ad,
+)
+from scperformer.network import Model, load_model
+from scperformer.outputs import new_folder, require_absent
+from scperformer.prediction.annotation import Annotation, call_block, make_annotation, make_query
+from scperformer.prediction.parts import IDENTITY, Partial, partial_results
+from scperformer.prediction.write_h5ad import add_to_h5ad
+from scperformer.prediction.write_table import PARQUET, SEPARATORS, write_calls
+from scperformer.prediction.write_zarr import MARKER, copy_to_zarr
+
+log = logging.getLogger(__name__)
+
+TABLES = (*SEPARATORS, PARQUET)
+FORMATS = (".h5ad", ".zarr", *TABLES)
+TABLE_ROWS = 100_000  # of a table at a time
+SECONDS_BETWEEN_LINES = 20.0
+# Options that change no call: a run may be resumed with others.
+NOT_IN_IDENTITY = (
+    "inputs",
+    "model_path",
+    "output",
+    "outputs",
+    "output_format",
+    "overwrite",
+    "resume",
+    "keep_going",
+    "share",
+    "shares",
+    "batch_size",
+    "threads",
+    "device",
+)
+
+
+def annotate(
+    adata: AnnData,
+    model: Model | None = None,
+    *,
+    key_added: str = "scperformer",
+    overwrite: bool = False,
+    overrides: Sequence[str] = (),
+) -> AnnData:
+    """Annotate the cells of an AnnData in place, and return it.
+
+    Parameters
+    ----------
+    adata
+        N cells x G genes: counts or log-normalised expression in X, a layer or `.raw`.
+    model
+        From `load_model`; None loads $SCPERFORMER_MODEL, else the packaged model.
+    key_added
+        Prefix of what is added (docs/formats.md lists the keys).
+    overwrite
+        Replace an earlier annotation with the same prefix.
+    overrides
+        More options of `predict` as on the command line, such as `["source=layers/counts", "min_confidence=0.5"]`.
+
+    Raises
+    ------
+    InputError
+        An option is wrong, the expression cannot be used, too few genes are shared, or the keys exist and
+        `overwrite` is off.
+    """
+    named = ["inputs=[adata]", f"key_added={quoted(key_added)}", f"overwrite={str(overwrite).lower()}"]
+    cfg = make_config("predict", [*named, *overrides])
+    if cfg.output is not None or cfg.outputs:
+        found = f"output={cfg.output}" if cfg.output is not None else f"outputs={cfg.outputs}"
+        raise InputError(found, "no output: the AnnData itself is annotated", "leave it out")
+    if model is not None and cfg.model_path is not None:
+        raise InputError(f"a model and model_path={cfg.model_path}", "one of them", "leave the other out")
+    if not cfg.overwrite:
+        require_not_annotated(keys_of(adata), cfg.key_added)
+    annotate_in_memory(adata, model or load_model(cfg.model_path), cfg)
+    return adata
+
+
+def annotate_in_memory(adata: AnnData, model: Model, cfg: PredictConfig, path: str = "the data") -> Annotation:
+    """Add an annotation to an AnnData, and return it; errors as `make_query`."""
+    start = time.perf_counter()
+    query = make_query(adata, model, cfg, path)
+    parts = [call_block(query.block(first), model, cfg, path) for first in query.starts()]
+    seconds = time.perf_counter() - start
+    annotation = make_annotation(query, model, cfg, lambda: parts, seconds)
+    announce(annotation, cfg, path, adata.n_obs)
+    annotation.write_into(adata)
+    return annotation
+
+
+def announce(annotation: Annotation, cfg: PredictConfig, path: str, num_called: int) -> None:
+    """One line about what was done; `num_called` of the cells in the seconds of the record, others before."""
+    record = annotation.uns[cfg.key_added]
+    num, seconds = len(annotation.obs), record["seconds"]
+    earlier = f", {num - num_called} of them before" if num_called < num else ""
+    text = "%s: %d cells annotated%s in %.1f s (%.0f cells/s), %d flagged unknown"
+    log.info(text, path, num, earlier, seconds, num_called / seconds, record["num_unknown"])
+
+
+def format_of(output: Path) -> str:
+    """The ending of an output that says what it is.
+
+    Raises
+    ------
+    InputError
+        It has none of those that we write.
+    """
+    for ending in FORMATS:
+        if output.name.endswith(ending):
+            return ending
+    raise InputError(f"output={output}", f"a name that ends in {', '.join(FORMATS)}", "rename it")
+
+
+def default_output(path: Path, cfg: PredictConfig) -> Path:
+    """Where the annotation of a file goes unless told otherwise: beside it."""
+    if cfg.share is not None:
+        return beside(path, f".share-{cfg.share.replace('/', '-of-')}")
+    return beside(path, f".annotated.{cfg.output_format}")
+
+
+def require_place(output: Path, cfg: PredictConfig) -> None:
+    """Fail before any work is done when the output cannot be written or its name does not say what it is."""
+    if cfg.share is not None:
+        require_absent(output, cfg.overwrite, marker=IDENTITY)
+        return
+    require_absent(output, cfg.overwrite, marker=MARKER if output.suffix == ".zarr" else None)
+    format_of(output)
+
+
+def identity_of(query: Query, model: Model, cfg: PredictConfig) -> dict[str, str]:
+    """What the calls of a file depend on; a run that was cut off only goes on if it is the same."""
+    options = {name: value for name, value in asdict(cfg).items() if name not in NOT_IN_IDENTITY}
+    return {
+        "input": query.sha256,
+        "model": model.bundle.hash,
+        "options": json.dumps(options),
+        "genes": hashlib.sha256(query.plan.mapping.target.tobytes()).hexdigest(),  # another table of names, other genes
+        "expression": query.findings.text,
+        "blocks": f"{len(query.starts())} of {query.rows.block_cells} cells",
+        "version": __version__,
+    }
+
+
+def _predict_streaming(path: str, output: Path, model: Model, cfg: PredictConfig) -> None:
+    """Annotate an h5ad file of any size: a block of cells at a time, finished blocks on disk."""
+    seen = fingerprint(path)
+    with open_backed(path) as cells:
+        if not cfg.overwrite and output.suffix in (".h5ad", ".zarr"):
+            require_not_annotated(cells.keys(), cfg.key_added, path)  # before the work; writing checks again
+        query = make_query(cells, model, cfg, path)
+        identity, num_parts = identity_of(query, model, cfg), len(query.starts())
+        shares = [Path(folder) for folder in cfg.shares]
+        with partial_results(output, identity, num_parts, resume=cfg.resume, shares=shares) as partial:
+            start = time.perf_counter()
+            num_called = _call_all(query, model, cfg, partial)
+            if cfg.share is not None:
+                require_unchanged(path, seen)
+                log.info("%s, share %s: %d cells called", path, cfg.share, num_called)
+                partial.keep_as(output)
+                return
+            annotation = make_annotation(query, model, cfg, partial.read, time.perf_counter() - start)
+            announce(annotation, cfg, path, num_called)
+            require_unchanged(path, seen)
+            _write(annotation, path, output, cells, partial.folder, cfg, seen)
+
+
+def parts_of(share: str | None, num_parts: int) -> range:
+    """The parts of a file that a share such as `2/8` is made of; all of them without one."""
+    number, count = map(int, (share or "1/1").split("/"))
+    return range(num_parts * (number - 1) // count, num_parts * number // count)
+
+
+def _call_all(query: Query, model: Model, cfg: PredictConfig, partial: Partial) -> int:
+    """Call the blocks that are not finished yet, saying how far it is now and then; the number of their cells."""
+    said, num_called = time.perf_counter(), 0
+    for part in parts_of(cfg.share, partial.num_parts):
+        if not partial.has(part):
+            x = query.block(query.starts()[part])
+            partial.write(part, call_block(x, model, cfg, query.path))
+            num_called += x.shape[0]
+        if time.perf_counter() - said > SECONDS_BETWEEN_LINES:
+            said = time.perf_counter()
+            log.info("%s: %d of %d parts", query.path, part + 1, partial.num_parts)
+    return num_called
+
+
+def _write(
+    annotation: Annotation,
+    path: str,
+    output: Path,
+    cells: BackedH5ad,
+    scratch: Path,
+    cfg: PredictConfig,
+    seen: dict[Path, tuple[int, int, int]],
+) -> None:
+    parts = {"obs": annotation.obs, "obsm": annotation.obsm, "uns": annotation.uns}
+    if output.suffix == ".zarr":
+        copy_to_zarr(path, output, **parts, overwrite=cfg.overwrite, seen=seen)
+        return
+    if output.suffix == ".h5ad":
+        add_to_h5ad(
+            path,
+            output,
+            **parts,
+            overwrite=cfg.overwrite,
+            overwrite_keys=cfg.overwrite,
+            scratch=scratch,
+            seen=seen,
+        )
+        return
+    starts = range(0, len(annotation.obs), TABLE_ROWS)
+    blocks = (annotation.obs[first : first + TABLE_ROWS].copy() for first in starts)
+    record = annotation.uns[cfg.key_added]
+    write_calls(output, cells.names, blocks, record, overwrite=cfg.overwrite, scratch=scratch)
+
+
+def _predict_in_memory(path: str, output: Path, model: Model, cfg: PredictConfig) -> None:
+    """Annotate a file that cannot be read block by block."""
+    seen = fingerprint(path)
+    adata = read_cells(path, cfg.orientation)
+    if not cfg.overwrite:
+        require_not_annotated(keys_of(adata), cfg.key_added, path)
+    annotation = annotate_in_memory(adata, model, cfg, path)
+    require_unchanged(path, seen)
+    if output.suffix == ".h5ad":
+        write_h5ad(adata, output, cfg.overwrite)
+    elif output.suffix == ".zarr":
+        with new_folder(output, cfg.overwrite, MARKER) as temporary, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Writing zarr v2")  # on purpose: every program reads it
+            adata.write_zarr(temporary)
+    else:
+        names = [str(name) for name in adata.obs_names]
+        record = annotation.uns[cfg.key_added]
+        blocks = [annotation.obs]
+        write_calls(output, lambda first, last: names[first:last], blocks, record, overwrite=cfg.overwrite)
+
+
+def outputs_of(cfg: PredictConfig) -> list[Path]:
+    """Where the annotation of each input goes.
+
+    Raises
+    ------
+    InputError
+        Two inputs give the same output.
+    """
+    named = cfg.outputs or ([cfg.output] if cfg.output else [])
+    outputs = [Path(name) for name in named] or [default_output(Path(path), cfg) for path in cfg.inputs]
+    for number, output in enumerate(outputs):
+        if output in outputs[:number]:
+            raise InputError(f"two inputs give {output}", "one input per output", "leave one of them out")
+    return outputs
+
+
+def _predict_file(path: str, kind: str, output: Path, model: Model, cfg: PredictConfig) -> None:
+    """Annotate one file, in the way that its kind allows."""
+    if kind == "h5ad" and can_stream(path):
+        _predict_streaming(path, output, model, cfg)
+    elif cfg.share is not None or cfg.shares:
+        found = f"shares of {path}, which can only be read as a whole"
+        raise InputError(found, "an h5ad file that anndata 0.8 or newer has written", "leave shares out")
+    else:
+        if cfg.resume:
+            log.info("nothing to resume: %s is of a kind that is annotated as a whole", path)
+        _predict_in_memory(path, output, model, cfg)
+    log.info("written: %s", output)
+
+
+def run_predict(cfg: PredictConfig) -> list[Path]:
+    """Annotate files; each is copied with the annotation added and nothing else changed, or a table is written.
+
+    Returns
+    -------
+    The files that were written: `cfg.output` or `cfg.outputs`, or `<input>.annotated.h5ad` beside each input.
+
+    Raises
+    ------
+    InputError
+        A file or the model cannot be used, or an output exists; nothing is written for that file. With
+        `cfg.keep_going` what is wrong with a file is logged, and the error is raised after the others.
+    """
+    failed: list[str] = []
+
+    @contextmanager
+    def about(path: str) -> Iterator[None]:
+        """An error in here is one of the file, and with keep_going no reason to stop."""
+        try:
+            yield
+        except InputError as error:
+            if not cfg.keep_going or len(cfg.inputs) == 1:
+                raise
+            log.error("%s: %s", path, error)
+            failed.append(path)
+
+    outputs, ready = outputs_of(cfg), []
+    for path, output in zip(cfg.inputs, outputs, strict=True):  # all of them before the first one is annotated
+        with about(path):
+            kind = require_readable(path)
+            require_place(output, cfg)
+            ready.append((path, kind, output))
+    model = load_model(cfg.model_path)
+    for path, kind, output in ready:
+        with about(path):
+            _predict_file(path, kind, output, model, cfg)
+    if failed:
+        found = f"{len(failed)} of {len(outputs)} files that cannot be annotated: {', '.join(failed)}"
+        raise InputError(found, "files like the others", "the line of each, above, says what to do")
+    return outputs

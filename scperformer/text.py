@@ -1,0 +1,52 @@
+"""Texts that others wrote: which can be names, and which a spreadsheet would run."""
+
+import re
+import unicodedata
+
+NUM_SHOWN = 60  # characters of a name in a line for people
+LONGEST_NAME = 1000  # characters; the longest label of the Cell Ontology has some 150
+MIB, GIB = 2**20, 2**30
+BREAKS = ("Cc", "Cs", "Zl", "Zp")  # kinds of characters that end lines, steer terminals or cannot be written
+FORMULA = r"^[=+\-@\t\r\n]"  # spreadsheets run what starts like this
+
+
+def unfit(name: object) -> str | None:
+    """Why something cannot be the name of a label or a model; None if it can."""
+    if not isinstance(name, str):
+        return "is no text"
+    if not name.strip():
+        return "is empty"
+    if len(name) > LONGEST_NAME:
+        return f"has {len(name):,} characters (most: {LONGEST_NAME:,})"
+    odd = next((letter for letter in name if unicodedata.category(letter) in BREAKS), None)
+    return None if odd is None else f"has the control character U+{ord(odd):04X}"
+
+
+def defused(text: str) -> str:
+    """A text for a table: with a ' in front if a spreadsheet would run it."""
+    return f"'{text}" if re.match(FORMULA, text) else text
+
+
+def shortened(name: object) -> str:
+    """A name for a line among others: the beginning of one that is very long."""
+    text = str(name)
+    return text if len(text) <= NUM_SHOWN else f"{text[:NUM_SHOWN]}..."
+
+
+def in_time(seconds: float) -> str:
+    """A duration as people say it: "0.8 s", "42 s", "3 min 20 s", "2 h 05 min"."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{rest} s"
+    hours, left = divmod(minutes, 60)
+    return f"{hours} h {left:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def in_bytes(num_bytes: float) -> str:
+    """A size as people say it: "420 MiB", "3.1 GiB", "24 GiB"."""
+    size = num_bytes / GIB
+    if size < 0.995:
+        return f"{num_bytes / MIB:.0f} MiB"
+    return f"{size:.1f} GiB" if size < 9.95 else f"{size:.0f} GiB"

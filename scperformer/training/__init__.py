@@ -1,0 +1,1 @@
+"""From a reference to a model folder."""

@@ -1,0 +1,187 @@
+"""A trained encoder as the start of another: its options, its weights by gene, and what of it learns on."""
+
+import logging
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from scperformer.attention import attention_options
+from scperformer.config import DataConfig, ModelConfig, NetworkConfig, PretrainConfig, TokensConfig, TrainConfig
+from scperformer.dataset import Reference
+from scperformer.errors import InputError
+from scperformer.expression import align
+from scperformer.model import INFO, Bundle, damaged_model, load_bundle, resolve_model
+from scperformer.network import ENCODER, CellTypeModel, Encoder, load_encoder, shared_rows, sinusoids
+
+log = logging.getLogger(__name__)
+
+# Options of `model` that weights depend on; the others are of training.
+SHAPE = ("dim", "depth", "num_heads", "head_dim", "feedforward_factor", "activation", "norm", "positions")
+Config = TypeVar("Config", TrainConfig, PretrainConfig)
+
+
+def load_init(path: str) -> Bundle:
+    """The model folder that an encoder is taken from.
+
+    Raises
+    ------
+    InputError
+        There is none, it is damaged, or it has no encoder.
+    """
+    folder, _ = resolve_model(path)
+    if not (folder / INFO).is_file():
+        expected = "a folder that 'scperformer pretrain' or 'scperformer train' wrote"
+        raise InputError(f"no {INFO} at init='{path}'", expected, "check the path")
+    bundle = load_bundle(folder)
+    if not any(name.startswith(ENCODER) for name in bundle.weights):
+        found = f"no encoder in init='{path}' (trained with model.deep=false)"
+        raise InputError(found, "a model with an encoder", "choose another, or leave init out")
+    return bundle
+
+
+# --- options -------------------------------------------------------------------------------------------------
+
+
+def adopt_options(cfg: Config) -> Config:
+    """The configuration with the encoder's options of `init`; as it is without one.
+
+    An option that is at its default gives way to the encoder's.
+
+    Raises
+    ------
+    InputError
+        Another value was given for an option that the encoder's weights depend on.
+    """
+    if cfg.init is None:
+        return cfg
+    if not cfg.model.deep:
+        raise InputError("model.deep=false with init", "an encoder to start", "leave one of the two out")
+    bundle = load_init(cfg.init)
+    try:
+        tokens, model = TokensConfig(**bundle.config["tokens"]), ModelConfig(**bundle.config["model"])
+        attention, target_sum = bundle.config["attention"], float(bundle.config["target_sum"])
+        theirs = encoder_options(tokens, model, attention, target_sum)
+    except (InputError, KeyError, TypeError) as error:
+        raise damaged_model(Path(cfg.init), "its configuration cannot be read") from error
+    mine = encoder_options(cfg.tokens, cfg.model, cfg.attention, cfg.data.target_sum)
+    plain = {"name": cfg.attention["name"]}
+    default = encoder_options(TokensConfig(), ModelConfig(), plain, DataConfig().target_sum)
+    default["attention.name"] = TrainConfig(inputs=[""], label_key="").attention["name"]
+    for option, value in mine.items():
+        if value not in (default[option], theirs.get(option)):
+            expected = f"{option}={theirs[option]}" if option in theirs else f"attention={attention['name']}"
+            raise InputError(
+                f"{option}={value}",
+                f"{expected}, as the encoder of init='{cfg.init}' has it",
+                "leave the options of the encoder out: they are taken from init",
+            )
+    log.info("encoder of %s (%s): its options are taken from there", bundle.name, bundle.hash[:12])
+    return replace(
+        cfg,
+        data=replace(cfg.data, target_sum=target_sum),
+        tokens=tokens,
+        model=replace(cfg.model, **{name: getattr(model, name) for name in SHAPE}),
+        attention=dict(attention),
+    )
+
+
+def encoder_options(
+    tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any], target_sum: float
+) -> dict[str, Any]:
+    """What the weights of an encoder depend on, by the names of the options."""
+    mechanism = {"name": attention["name"], **asdict(attention_options(attention)[1])}
+    return {
+        "data.target_sum": float(target_sum),
+        **{f"tokens.{part.name}": getattr(tokens, part.name) for part in fields(tokens)},
+        **{f"model.{name}": getattr(model, name) for name in SHAPE},
+        **{f"attention.{name}": value for name, value in mechanism.items()},
+    }
+
+
+# --- weights -------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def place_new_genes(encoder: Encoder, known: list[int], num_theirs: int, positions: str, learns: bool) -> None:
+    """Give the genes that an encoder did not know vectors that make sense beside those that it knew.
+
+    Sinusoidal ones must not occur twice. Learned ones start at random where they learn; where they do not, as the mean
+    of the others.
+    """
+    table = encoder.embedding.gene
+    if table is None:
+        return
+    is_new = torch.ones(len(table.weight), dtype=torch.bool)
+    is_new[[*known, len(is_new) - 1]] = False
+    num_new = int(is_new.sum())
+    if positions == "sinusoidal":
+        table.weight[is_new] = sinusoids(num_theirs + 1 + num_new, table.weight.shape[1])[num_theirs + 1 :]
+    elif positions == "gene" and not learns:
+        table.weight[is_new] = table.weight[known].mean(0)
+
+
+def freeze(encoder: Encoder, init_mode: str) -> None:
+    """Stop the encoder from learning: not at all (full), all but its last layer and final norm, or all of it (head)."""
+    if init_mode == "full":
+        return
+    last = [*encoder.stack[-1].parameters(), *encoder.norm.parameters()] if init_mode == "last_layer" else []
+    stays = [parameter for parameter in last if parameter.requires_grad]
+    encoder.requires_grad_(False)
+    for parameter in stays:
+        parameter.requires_grad_(True)
+
+
+def start_from_init(network: CellTypeModel, genes: list[str], cfg: TrainConfig) -> None:
+    """Start the encoder of an untrained network from `init`, if there is one; errors as in `load_encoder`."""
+    if cfg.init is None or network.encoder is None:
+        return
+    bundle = load_init(cfg.init)
+    known = load_encoder(network.encoder, bundle, genes, cfg.init, cfg.species)
+    place_new_genes(network.encoder, known, len(bundle.genes), cfg.model.positions, cfg.init_mode == "full")
+    freeze(network.encoder, cfg.init_mode)
+    log.info(
+        "encoder starts from %s, which knows %d of %d genes; init_mode=%s",
+        bundle.name,
+        len(known),
+        len(genes),
+        cfg.init_mode,
+    )
+
+
+# --- the reference -------------------------------------------------------------------------------------------
+
+
+def in_order_of_init(reference: Reference, cfg: TrainConfig) -> Reference:
+    """The reference with the genes of `init` first, in its order: tokens then have the neighbours they had there."""
+    if cfg.init is None:
+        return reference
+    here, there = shared_rows(reference.genes, load_init(cfg.init).genes, cfg.init, cfg.species)
+    place = dict(zip(here, there, strict=True))
+    num_genes = len(reference.genes)
+    order = sorted(range(num_genes), key=lambda gene: (gene not in place, place.get(gene, gene)))
+    target = np.empty(num_genes, dtype=np.int64)
+    target[order] = np.arange(num_genes)
+    x = align(reference.x, target, num_genes)
+    genes = [reference.genes[gene] for gene in order]
+    stream = reference.stream
+    if stream is not None:
+        stream = replace(stream, collection=stream.collection.with_columns(target, genes))
+    return replace(reference, x=x, genes=genes, stream=stream)
+
+
+def origin(cfg: NetworkConfig, genes: list[str]) -> dict[str, Any]:
+    """What the provenance of a model says of its start; nothing without `init`."""
+    if cfg.init is None:
+        return {}
+    bundle = load_init(cfg.init)
+    num_known = len(shared_rows(genes, bundle.genes, cfg.init, cfg.species)[0])
+    record = {"name": bundle.name, "hash": bundle.hash, "kind": bundle.kind, "num_known_genes": num_known}
+    return {"init": record | ({"mode": cfg.init_mode} if isinstance(cfg, TrainConfig) else {})}
+
+
+def init_hash(cfg: NetworkConfig) -> str:
+    """The hash of the model that is the start; "" for none."""
+    return "" if cfg.init is None else load_init(cfg.init).hash

@@ -1,0 +1,124 @@
+"""Causal linear attention: no look at the future, no underflow, memory that grows linearly."""
+
+import pytest
+import torch
+from support.measured import TensorBytes
+from support.mechanisms import E, H, inputs, kept, log_weights, make
+from support.twins import TWINS
+
+from scperformer.attention import MECHANISMS, make_attention
+from scperformer.attention.additive import CAUSAL_CHUNK
+from scperformer.attention.base import Sizes
+from scperformer.config.groups import ModelConfig, TokensConfig
+from scperformer.network.embedding import Batch
+from scperformer.network.encoder import Encoder
+
+ADDITIVE = {
+    "favor": {"name": "favor"},
+    "favor fastfood": {"name": "favor", "projection": "fastfood"},
+    "favor relu": {"name": "favor", "kernel": "relu"},
+    "favor elu1 identity": {"name": "favor", "kernel": "elu1", "projection": "identity"},
+    "favor exp": {"name": "favor", "kernel": "exp"},
+    "rbf": {"name": "rbf"},
+}
+each_kind = pytest.mark.parametrize("case", list(ADDITIVE))
+
+
+def causal(case: str):
+    return make(**ADDITIVE[case], causal=True)
+
+
+def test_every_additive_mechanism_is_tested():
+    assert {options["name"] for options in ADDITIVE.values()} == {n for n, m in MECHANISMS.items() if m.additive}
+    assert all(MECHANISMS[options["name"]].causal for options in ADDITIVE.values())
+
+
+@each_kind
+@pytest.mark.parametrize("length", [CAUSAL_CHUNK - 1, CAUSAL_CHUNK, CAUSAL_CHUNK + 1, 3 * CAUSAL_CHUNK + 5])
+def test_equals_the_naive_form_across_pieces(case, length):
+    q, k, v, keep = inputs(length)
+    mechanism = causal(case).double()
+    expected = TWINS[ADDITIVE[case]["name"]](mechanism, q, k, v, keep)
+    for with_gradients in (True, False):
+        with torch.set_grad_enabled(with_gradients):
+            actual = mechanism(q, k, v, keep)
+        torch.testing.assert_close(kept(actual, keep), kept(expected, keep), rtol=1e-9, atol=1e-11)
+
+
+@each_kind
+def test_the_future_has_no_influence(case):
+    q, k, v, keep = inputs(70)
+    mechanism = causal(case)
+    before = mechanism(*(x.float() for x in (q, k, v)), keep)
+    for x in (q, k, v):
+        x[:, :, 41:] = 50 * x[:, :, 41:].roll(1, 2)
+    keep[:, 45:] = ~keep[:, 45:]
+    after = mechanism(*(x.float() for x in (q, k, v)), keep)
+    assert torch.equal(after[:, :, :41], before[:, :, :41])
+    assert not torch.isclose(after[:, :, 41:], before[:, :, 41:]).any(-1).all()
+
+
+@each_kind
+def test_tokens_without_anything_to_see_get_zeros(case):
+    q, k, v, keep = inputs(40)
+    keep[:, :35] = False
+    out = causal(case)(q, k, v, keep)
+    assert not out[:, :, :35].any()
+    assert out[:, :, 39].any()
+
+
+@pytest.mark.parametrize("case", ["favor", "favor fastfood", "favor exp", "rbf"])
+def test_a_strong_key_does_not_erase_those_before_it(case):
+    """Sums with one scale for all keys of a piece would be 0 for every query before the strong one."""
+    q, k, v, keep = inputs(CAUSAL_CHUNK)
+    keep[:] = True
+    # Long keys have large features exp(W k), and small ones of the other kinds.
+    weak, strong = (1.0, 60.0) if case == "favor exp" else (20.0, 0.1)
+    k[:, :, :-1] *= weak
+    k[:, :, -1] *= strong
+    mechanism = causal(case)
+    given = [x.float() for x in (q, k, v)]
+    log_phi_k = mechanism.features(given[1], queries=False)
+    erased = log_phi_k[:, :, :-1].amax(2) - log_phi_k.amax(2) < -104  # exp of it is 0 in float32
+    assert erased.float().mean() > 0.1
+    actual = mechanism(*given, keep).double()
+    q, k, v = (x.double() for x in given)
+    future = torch.full((CAUSAL_CHUNK, CAUSAL_CHUNK), -torch.inf).triu(1)
+    expected = torch.softmax(log_weights(mechanism.double(), q, k) + future, dim=-1) @ v
+    # Exponents of up to 1e3 in float32.
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("case", ["favor", "favor relu"])
+def test_memory_grows_linearly(case):
+    sizes = Sizes(num_heads=2, head_dim=8, length=9)
+    mechanism = make_attention(
+        {**ADDITIVE[case], "num_features": 16, "causal": True}, sizes, torch.Generator().manual_seed(0)
+    )
+
+    def largest_tensor(num_tokens):
+        q, k, v = torch.randn(3, 1, 2, num_tokens, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        with TensorBytes() as tensors:
+            mechanism(q, k, v, torch.ones(1, num_tokens, dtype=torch.bool)).sum().backward()
+        return tensors.largest // 4  # numbers
+
+    # q, k and v come in one tensor of 3 x H x L x E; within a piece there is one of H x C x C x M.
+    for num_tokens in (160, 320):
+        assert largest_tensor(num_tokens) <= max(3 * 2 * num_tokens * 8, 2 * CAUSAL_CHUNK**2 * 16)
+    assert 3 * 2 * 320 * 8 < 2 * 320 * 320  # less than L x L for each head
+
+
+@pytest.mark.parametrize("name", ["favor", "rbf"])
+def test_pieces_of_the_encoder_leave_causal_attention_alone(name):
+    """The encoder's pieces read from the sums of all keys, which a causal token must not."""
+    genes = torch.arange(13)[None]
+    x = torch.rand(1, 13, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    batch = Batch(genes, x, x, torch.ones(1, 13, dtype=torch.bool))
+
+    def encoded(chunk_tokens):
+        torch.manual_seed(0)
+        model = ModelConfig(num_heads=H, head_dim=E, depth=2, chunk_tokens=chunk_tokens)
+        options = {"name": name, "causal": True}
+        return Encoder(12, TokensConfig(), model, options, torch.Generator().manual_seed(0)).eval().double()(batch)
+
+    torch.testing.assert_close(encoded(4), encoded(None), rtol=0, atol=0)

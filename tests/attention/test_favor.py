@@ -1,0 +1,276 @@
+"""FAVOR+: accuracy, random directions, kernels, projections, against published numbers and other code."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from support.mechanisms import E, inputs, kept, make
+from support.twins import favor, published_favor, softmax
+
+from scperformer.attention import make_attention
+from scperformer.attention.base import Sizes
+from scperformer.attention.projections import gaussian_directions
+from scperformer.config.groups import ModelConfig, TokensConfig
+from scperformer.errors import InputError
+from scperformer.network.encoder import Encoder
+
+
+def test_favor_is_accurate_where_the_published_stabilisers_are_not():
+    q, k, v, keep = inputs(65, scale=10.0)
+    mechanism = make("favor", num_features=64)
+    exact = kept(favor(mechanism, q, k, v, keep), keep)
+    given = [q.float(), k.float(), v.float(), keep]
+    # Exponents of size ~300 in float32 are known to 3e-5, and so are the weights.
+    torch.testing.assert_close(kept(mechanism(*given), keep).double(), exact, rtol=0, atol=1e-3)
+    published = kept(published_favor(mechanism, *given, epsilon=1e-4), keep).double()
+    assert (published - exact).abs().mean() > 0.2  # its floor of 1e-4 drowns almost every key
+
+
+def test_favor_has_performers_number_of_features():
+    published = make_attention({"name": "favor"}, Sizes(num_heads=1, head_dim=64, length=9), torch.Generator())
+    assert published.directions_ME.shape == (266, 64)  # Choromanski et al. 2021
+    assert make("favor", num_features=7).directions_ME.shape == (7, E)
+
+
+@pytest.mark.parametrize("orthogonal", [True, False], ids=["orthogonal", "independent"])
+def test_favor_features_are_unbiased(orthogonal):
+    generator = torch.Generator().manual_seed(0)
+    dim, num_blocks = 8, 4000
+    q, k = torch.randn(2, dim, generator=generator, dtype=torch.float64) * 0.25
+    w = gaussian_directions(dim * num_blocks, dim, orthogonal, generator).double()
+    estimates = torch.exp(w @ (q + k) - (q @ q + k @ k) / 2).reshape(num_blocks, dim).mean(1)
+    standard_error = estimates.std() / math.sqrt(num_blocks)
+    assert standard_error < 0.05 * torch.exp(q @ k)
+    assert abs(estimates.mean() - torch.exp(q @ k)) < 3 * standard_error
+
+
+@pytest.mark.parametrize("orthogonal", [True, False], ids=["orthogonal", "independent"])
+def test_favor_comes_closer_to_softmax_as_one_over_root_m(orthogonal):
+    q, k, v, keep = inputs(40, scale=0.3)  # larger ones reach the 1 / sqrt(M) regime later
+    exact = kept(softmax(make("softmax"), q, k, v, keep), keep)
+
+    def error(num_features):
+        draws = [
+            make(
+                "favor", seed, num_features=num_features, projection="orthogonal" if orthogonal else "gaussian"
+            ).double()
+            for seed in range(40)
+        ]
+        return float(np.sqrt(np.mean([(kept(m(q, k, v, keep), keep) - exact).square().mean() for m in draws])))
+
+    sizes = [64, 256, 1024]
+    errors = [error(num_features) for num_features in sizes]
+    slope = np.polyfit(np.log(sizes), np.log(errors), 1)[0]
+    assert slope == pytest.approx(-0.5, abs=0.07)  # draws leave a few per cent of noise in each error
+    assert errors[-1] < 0.05 * float(exact.abs().max())
+
+
+def test_directions_are_orthogonal_within_blocks_and_uniform():
+    dim, num_blocks = 6, 1500
+    w = gaussian_directions(dim * num_blocks, dim, True, torch.Generator().manual_seed(0)).double()
+    blocks = w.reshape(num_blocks, dim, dim)
+    gram = blocks @ blocks.transpose(1, 2)
+    # float32 entries, lengths of about 2.5
+    assert (gram - torch.diag_embed(gram.diagonal(dim1=1, dim2=2))).abs().max() < 1e-5
+    lengths = w.norm(dim=1)
+    assert stats.kstest(lengths, stats.chi(dim).cdf).pvalue > 0.01
+    # An entry of a uniform unit vector: (u + 1) / 2 has a Beta((E - 1) / 2, (E - 1) / 2) distribution.
+    entries = (blocks[:, :, 0] / blocks.norm(dim=2)).numpy()
+    for row in range(dim):
+        assert stats.kstest((entries[:, row] + 1) / 2, stats.beta((dim - 1) / 2, (dim - 1) / 2).cdf).pvalue > 0.001
+
+
+def test_independent_directions_are_gaussian():
+    w = gaussian_directions(5000, 4, False, torch.Generator().manual_seed(0))
+    assert w.dtype == torch.float32
+    assert stats.kstest(w.ravel(), stats.norm.cdf).pvalue > 0.01
+
+
+def test_number_of_directions_need_not_be_a_multiple_of_the_width():
+    w = gaussian_directions(10, 4, True, torch.Generator().manual_seed(0))
+    assert w.shape == (10, 4)
+    assert abs(float(w[8] @ w[9])) < 1e-5
+
+
+def test_redraw_depends_on_the_generator_alone():
+    mechanism = make("favor", seed=0)
+    first = mechanism.directions_ME.clone()
+    torch.manual_seed(123)
+    state = torch.get_rng_state()
+    mechanism.redraw(torch.Generator().manual_seed(1))
+    assert torch.equal(torch.get_rng_state(), state)
+    second = mechanism.directions_ME.clone()
+    assert not torch.isclose(first, second).any()
+    mechanism.redraw(torch.Generator().manual_seed(0))
+    assert torch.equal(mechanism.directions_ME, first)
+    assert torch.equal(make("favor", seed=1).directions_ME, second)
+
+
+def test_directions_are_saved_but_not_trained():
+    mechanism = make("favor")
+    assert list(mechanism.state_dict()) == ["directions_ME"]
+    assert list(mechanism.parameters()) == []
+
+
+# --- kernels -------------------------------------------------------------------------------------------------
+
+FIVE = [[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9], [1.0, 1.1, 1.2], [1.3, 1.4, 1.5]]
+
+
+def five_tokens() -> torch.Tensor:
+    return torch.tensor(FIVE, dtype=torch.float64)[None, None]
+
+
+def three_wide(**options):
+    sizes = Sizes(num_heads=1, head_dim=3, length=9)
+    return make_attention({"name": "favor", **options}, sizes, torch.Generator().manual_seed(0)).double()
+
+
+def test_worked_example_of_square_features():
+    mechanism = three_wide(kernel="square", projection="identity", epsilon=0.0)
+    phi = mechanism.features(five_tokens(), queries=False)[0, 0]
+    expected = [[0.01, 0.04, 0.09], [0.16, 0.25, 0.36], [0.49, 0.64, 0.81], [1.0, 1.21, 1.44], [1.69, 1.96, 2.25]]
+    torch.testing.assert_close(phi, torch.tensor(expected, dtype=torch.float64))
+
+
+# By hand, with q = k = v: z = (3.35, 4.10, 4.95) and the first column of S = (3.605, 4.31, 5.085). Of the first
+# query, (.01, .04, .09) S / (.01, .04, .09) z = .6661 / .643. The values' second and third entry are .1 and .2 above
+# the first, and so are those of their averages.
+FIRST_ENTRIES = [0.6661 / 0.643, 3.4849 / 3.343, 8.6437 / 8.275, 16.1425 / 15.439, 25.9813 / 24.835]
+
+
+@pytest.mark.parametrize("projection", ["identity", "orthogonal"])
+def test_worked_example_of_square_attention(projection):
+    mechanism = three_wide(kernel="square", projection=projection, epsilon=0.0)
+    if projection == "orthogonal":
+        # With a W, x is scaled by E^(-1/4): a factor that f(x) = x^2 takes out of the features, and the division
+        # out of the result.
+        mechanism.directions_ME = torch.eye(3, dtype=torch.float64)
+    x = five_tokens()
+    out = mechanism(x, x, x, torch.ones(1, 5, dtype=torch.bool))[0, 0]
+    expected = torch.tensor(FIRST_ENTRIES, dtype=torch.float64)[:, None] + torch.tensor([0.0, 0.1, 0.2])
+    torch.testing.assert_close(out, expected.double(), rtol=1e-7, atol=0)  # 0.1 of float32
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        ("relu", [0.001, 0.001, 2.001]),
+        ("elu1", [math.exp(-20) + 0.001, 1.001, 3.001]),
+        ("square", [400.001, 0.001, 4.001]),
+        ("exp", [math.exp(-20), 1.0, math.exp(2)]),
+    ],
+)
+def test_features_of_other_kernels(kernel, expected):
+    mechanism = three_wide(kernel=kernel, projection="identity")
+    x = torch.tensor([-20.0, 0.0, 2.0], dtype=torch.float64)
+    phi = mechanism.features(x.expand(1, 1, 1, 3), queries=True)[0, 0, 0]
+    if kernel == "exp":
+        phi = phi.exp()
+    torch.testing.assert_close(phi, torch.tensor(expected, dtype=torch.float64))
+    small = torch.full((1, 1, 1, 3), -20.0)
+    # elu(-20) + 1 in float32 would be 0
+    elu1 = three_wide(kernel="elu1", projection="identity", epsilon=0.0)
+    assert elu1.float().features(small, queries=True)[0, 0, 0, 0].item() == pytest.approx(math.exp(-20), rel=1e-6)
+
+
+def test_gradient_of_elu1_is_one_at_zero():
+    x = torch.zeros(1, 1, 1, 3, dtype=torch.float64, requires_grad=True)
+    three_wide(kernel="elu1", projection="identity").features(x, queries=True).sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
+def test_vectors_are_scaled_before_random_projections():
+    mechanism = three_wide(kernel="relu", num_features=5)
+    x = five_tokens()
+    expected = torch.relu(x * 3**-0.25 @ mechanism.directions_ME.T) + 0.001
+    torch.testing.assert_close(mechanism.features(x, queries=True), expected)
+
+
+def test_queries_that_meet_no_key_get_zeros():
+    mechanism = three_wide(kernel="relu", projection="identity", epsilon=0.0)
+    q, k = torch.tensor([[[[1.0, 0, 0], [0, 1.0, 0]]], [[[0, 2.0, -1.0], [0, 3.0, 0]]]], dtype=torch.float64)
+    q, k = (x[None].clone().requires_grad_() for x in (q, k))
+    v = torch.tensor([[[[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]]]], dtype=torch.float64)
+    out = mechanism(q, k, v, torch.ones(1, 2, dtype=torch.bool))
+    torch.testing.assert_close(out[0, 0], torch.tensor([[0.0, 0, 0], [2.2, 3.2, 4.2]], dtype=torch.float64))
+    out.sum().backward()
+    assert q.grad.isfinite().all()
+    assert k.grad.isfinite().all()
+
+
+# --- epsilon -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("projection", ["orthogonal", "fastfood"])
+def test_published_form_adds_up_over_pieces(projection):
+    q, k, v, keep = inputs(30)
+    keep[:, 10:20] = False  # a piece without any token
+    k[:, :, 25] *= 5  # the last piece has the largest exponents
+    mechanism = make("favor", epsilon=1e-3, projection=projection).double()
+    pieces = zip(k.split(10, dim=2), v.split(10, dim=2), keep.split(10, dim=1), strict=True)
+    first, second, third = (mechanism.key_sums(*piece) for piece in pieces)
+    expected = mechanism(q, k, v, keep)
+    for order in (first + second + third, third + (second + first)):
+        # float64: rounding only
+        torch.testing.assert_close(mechanism.read(q, order), expected, rtol=1e-11, atol=1e-12)
+
+
+def test_published_form_tends_to_ours():
+    q, k, v, keep = inputs(40)
+    expected = make("favor").double()(q, k, v, keep)
+    distances = [
+        float((make("favor", epsilon=epsilon).double()(q, k, v, keep) - expected).abs().max())
+        for epsilon in (1e-2, 1e-4, 1e-8, 1e-12)
+    ]
+    assert distances == sorted(distances, reverse=True)
+    assert distances[0] > 0.05
+    assert distances[-1] < 1e-6
+
+
+def test_epsilon_without_epsilon_is_the_default():
+    q, k, v, keep = inputs(40)
+    assert torch.equal(make("favor", epsilon=0)(q, k, v, keep), make("favor")(q, k, v, keep))
+
+
+def encoder_with_memory(**options) -> Encoder:
+    tokens = TokensConfig(unexpressed="memory")
+    return Encoder(12, tokens, ModelConfig(), {"name": "favor", **options}, torch.Generator().manual_seed(0))
+
+
+def test_memory_is_refused_where_sums_cannot_be_taken_away():
+    with pytest.raises(
+        InputError, match=r"unexpressed=memory with attention=favor and attention\.epsilon=0\.1; .*skip"
+    ):
+        encoder_with_memory(epsilon=0.1)
+    with pytest.raises(InputError, match=r"unexpressed=memory with causal attention=favor; .*skip"):
+        encoder_with_memory(causal=True)
+    for options in ({}, {"kernel": "relu"}, {"kernel": "exp", "epsilon": 0.1}, {"projection": "fastfood"}):
+        encoder_with_memory(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_features": 0}, r"num_features=0; expected 1 or more, or null"),
+        ({"projection": "sparse"}, r"projection=sparse; expected one of orthogonal, gaussian, fastfood, identity"),
+        ({"kernel": "tanh"}, r"kernel=tanh; expected one of softmax, exp, relu, elu1, square"),
+        ({"epsilon": -1.0}, r"epsilon=-1\.0; expected 0 or more, or null"),
+        ({"projection": "identity"}, r"projection=identity; expected orthogonal, gaussian or fastfood with .*softmax"),
+        ({"projection": "identity", "kernel": "elu1", "num_features": 4}, r"num_features=4; expected null with"),
+        ({"epsilon": 0.1, "causal": True}, r"epsilon=0\.1; expected 0 with attention\.causal=true"),
+        ({"redraw_interval": -1}, r"redraw_interval=-1; expected 0 or more"),
+    ],
+)
+def test_refuses_options_that_do_not_go(options, message):
+    with pytest.raises(InputError, match=message):
+        make("favor", **options)
+
+
+def test_identity_has_nothing_to_draw():
+    mechanism = make("favor", kernel="elu1", projection="identity")
+    assert mechanism.redraw_interval == 0
+    assert list(mechanism.state_dict()) == []
+    mechanism.redraw(torch.Generator())

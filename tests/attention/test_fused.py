@@ -1,0 +1,149 @@
+"""FAVOR+'s kernels for GPUs against the naive twin: on a GPU, else by Triton's interpreter (conftest.py) in float32."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.mechanisms import inputs, kept, make
+from support.twins import favor
+
+pytest.importorskip("triton")
+from scperformer.attention import fused
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+
+
+def run(mechanism, q, k, v, keep):
+    """The kernels on float32 copies; output and, by the gradient of a fixed sum of it, those of q, k and v."""
+    given = [x.detach().float().to(DEVICE).requires_grad_() for x in (q, k, v)]
+    out = fused.favor(*given, keep.to(DEVICE), mechanism.directions_ME.to(DEVICE), mechanism.factor)
+    weighted_sum(out, keep).backward()
+    return [x.cpu() for x in (out.detach(), *(x.grad for x in given))]
+
+
+def exact(mechanism, q, k, v, keep):
+    """The same by the naive twin, in float64."""
+    given = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    out = favor(mechanism, *given, keep)
+    weighted_sum(out, keep).backward()
+    return [out.detach(), *(x.grad for x in given)]
+
+
+def weighted_sum(out, keep):
+    """A sum in which every number of every kept token counts differently."""
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape).sin().to(out.device)
+    return (out * weights * keep[:, None, :, None].to(out)).sum()
+
+
+@pytest.mark.parametrize(("length", "num_features"), [(1, 5), (63, 70), (64, 64), (65, 16), (130, 9)])
+def test_values_and_gradients_are_the_naive_twins(length, num_features):
+    q, k, v, keep = inputs(length)
+    mechanism = make("favor", num_features=num_features)
+    found, expected = run(mechanism, q, k, v, keep), exact(mechanism, q, k, v, keep)
+    for ours, theirs in zip(found, expected, strict=True):
+        # float32 logits of size ~10 are known to 1e-6, and sums are over up to 130 of them
+        torch.testing.assert_close(kept(ours, keep).double(), kept(theirs, keep), rtol=1e-4, atol=2e-5)
+
+
+def test_they_are_what_the_layers_compute_on_a_cpu():
+    q, k, v, keep = (x.float() if x.is_floating_point() else x for x in inputs(65, scale=3.0))
+    mechanism = make("favor")
+    expected = kept(mechanism(q, k, v, keep), keep)
+    torch.testing.assert_close(kept(run(mechanism, q, k, v, keep)[0], keep), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_dropped_tokens_have_no_say_and_no_gradient():
+    q, k, v, keep = inputs(65)
+    mechanism = make("favor")
+    before = run(mechanism, q, k, v, keep)
+    dropped = ~keep[:, None, :, None]
+    garbage = [torch.where(dropped, torch.tensor(number, dtype=x.dtype), x) for number, x in ((1e4, k), (-1e4, v))]
+    after = run(mechanism, q, *garbage, keep)
+    for ours, theirs in zip(after, before, strict=True):
+        assert torch.equal(kept(ours, keep), kept(theirs, keep))
+    for grad in after[2:]:
+        assert not grad.masked_select(dropped.expand_as(grad)).any()
+
+
+def test_cells_without_tokens_give_zeros():
+    q, k, v, keep = inputs(20)
+    keep[0] = False
+    found = run(make("favor"), q, k, v, keep)
+    assert all(x.isfinite().all() for x in found)
+    assert not found[0][0].any()
+    assert all(not x[0].any() for x in found[1:])
+
+
+def test_long_keys_overflow_nothing():
+    q, k, v, keep = inputs(40, scale=30.0)
+    mechanism = make("favor")
+    found, expected = run(mechanism, q, k, v, keep), exact_in_logarithms(mechanism, q, k, v, keep)
+    assert all(x.isfinite().all() for x in found)
+    # Exponents of size ~3000 in float32 are known to 2e-4, and so are the weights.
+    torch.testing.assert_close(kept(found[0], keep).double(), kept(expected, keep), rtol=0, atol=1e-2)
+
+
+def exact_in_logarithms(mechanism, q, k, v, keep):
+    """The twin's formula where its exponentials would overflow float64."""
+    w, scale = mechanism.directions_ME.double(), q.shape[-1] ** -0.25
+    q, k = q * scale, k * scale
+    log_phi_k = k @ w.T - k.square().sum(-1, keepdim=True) / 2
+    log_weights = torch.logsumexp((q @ w.T).unsqueeze(3) + log_phi_k.unsqueeze(2), -1)
+    return log_weights.masked_fill(~keep[:, None, None, :], -torch.inf).softmax(-1) @ v
+
+
+def test_a_wrong_stabiliser_would_be_seen(monkeypatch):
+    """The control: without the norm of the keys nothing of the above holds."""
+    q, k, v, keep = inputs(65)
+    mechanism = make("favor")
+    attend = fused._Attend.apply
+    monkeypatch.setattr(fused._Attend, "apply", lambda q, k, v, bias: attend(q, k, v, bias.clamp(min=-0.01)))
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(run(mechanism, q, k, v, keep)[0].double(), exact(mechanism, q, k, v, keep)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_the_kernels_compile_for_gpus_that_are_not_here(dtype):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    words = [sys.executable, str(Path(__file__).parents[1] / "support" / "compiled.py"), dtype, "64"]
+    ran = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    rows = [line.split() for line in ran.stdout.splitlines()]
+    assert [name for name, _, _ in rows] == ["_forward", "_backward_q", "_backward_kv"]
+    assert all(int(shared) < 99 * 1024 for _, shared, _ in rows)  # what the smallest GPUs of the last years have
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
+def test_a_layer_on_a_gpu_takes_them(dtype, atol):
+    q, k, v, keep = (x.cuda() for x in inputs(130))
+    mechanism = make("favor").cuda()
+    given = [x.to(dtype) for x in (q, k, v)]
+    assert mechanism.is_fused(given[2])
+    expected = favor(make("favor"), *(x.cpu().double() for x in given), keep.cpu())
+    out = mechanism(*given, keep)
+    assert out.dtype == dtype
+    # bfloat16 has 8 bits: values of size 1 are known to 4e-3, and the directions are rounded too
+    torch.testing.assert_close(kept(out, keep).cpu().double(), kept(expected, keep.cpu()), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"causal": True}, {"epsilon": 1e-3}, {"kernel": "relu"}, {"projection": "fastfood"}],
+    ids=lambda options: next(iter(options)),
+)
+def test_other_forms_do_without(options):
+    class OnGpu:
+        """What a tensor on a GPU says of itself."""
+
+        is_cuda, dtype, shape = True, torch.float32, (1, 2, 3, 64)
+
+    assert make("favor").is_fused(OnGpu())
+    assert not make("favor", **options).is_fused(OnGpu())
+    assert not make("favor").is_fused(torch.zeros(1, 2, 3, 64))

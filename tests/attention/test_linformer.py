@@ -1,0 +1,254 @@
+"""Linformer: what its matrices are shared between, which position a column belongs to, and how much memory it takes."""
+
+import pytest
+import torch
+from support.measured import TensorBytes
+from support.mechanisms import SIZES, B, E, H, inputs, kept, make
+from support.twins import linformer, softmax
+
+from scperformer.attention import make_attention
+from scperformer.attention.base import Sizes
+from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
+from scperformer.errors import InputError
+from scperformer.network.embedding import Batch
+from scperformer.network.load import load_model
+from scperformer.network.network import CellTypeModel
+from scperformer.training.train import train
+
+SHARING = ("none", "headwise", "key_value", "layerwise")
+each_sharing = pytest.mark.parametrize("sharing", SHARING)
+
+
+def short(sharing: str, **options):
+    return make("linformer", sharing=sharing, projected_length=7, **options).double()
+
+
+# --- matrices ------------------------------------------------------------------------------------------------
+
+
+def matrices_of_two_layers(sharing: str) -> int:
+    """Numbers that a network of two layers learns in its E and F."""
+    torch.manual_seed(0)
+    network = CellTypeModel(
+        12,
+        3,
+        tokens=TokensConfig(),
+        model=ModelConfig(dim=6, depth=2, num_heads=3, head_dim=4),
+        attention={"name": "linformer", "sharing": sharing, "projected_length": 5},
+        head=HeadConfig(),
+    )
+    return sum(p.numel() for name, p in network.named_parameters() if ".attention." in name)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "matrices"), [("none", 2 * 2 * 3), ("headwise", 2 * 2), ("key_value", 2), ("layerwise", 1)]
+)
+def test_sharing_is_what_it_says(sharing, matrices):
+    positions = 13  # 12 genes and the special one
+    assert matrices_of_two_layers(sharing) == matrices * 5 * positions
+
+
+@each_sharing
+def test_matrices_that_are_not_shared_differ(sharing):
+    mechanism = short(sharing)
+    numbers = mechanism.matrices_CPGN.flatten().tolist()
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_more_rows_than_positions_are_cut_to_these():
+    assert make("linformer", projected_length=10**6).matrices_CPGN.shape[-1] == SIZES.length
+
+
+def test_identity_matrices_give_softmax():
+    q, k, v, _ = inputs(SIZES.length)
+    keep = torch.ones(B, SIZES.length, dtype=torch.bool)
+    mechanism = make("linformer", projected_length=SIZES.length).double()
+    with torch.no_grad():
+        mechanism.matrices_CPGN.copy_(torch.eye(SIZES.length)[None, :, None])
+    expected = softmax(make("softmax"), q, k, v, keep)
+    # float64: rounding only
+    torch.testing.assert_close(mechanism(q, k, v, keep), expected, rtol=1e-11, atol=1e-12)
+
+
+def test_scores_start_as_large_as_those_of_softmax():
+    sizes = Sizes(num_heads=2, head_dim=16, length=4000)
+    mechanism = make_attention({"name": "linformer"}, sizes, torch.Generator().manual_seed(0))
+    k = torch.randn(1, 2, 4000, 16, generator=torch.Generator().manual_seed(1))
+    projected = torch.einsum("pn,bhpe->bhne", mechanism.matrices_CPGN[0, :, 0], k)
+    # 2 x 256 x 16 nearly independent numbers: their standard deviation is known to about 1 / sqrt(2 * 8192) = 0.8 %.
+    assert float(projected.std().detach()) == pytest.approx(1.0, abs=0.04)
+
+
+# --- positions -----------------------------------------------------------------------------------------------
+
+
+def some_positions(num_tokens: int) -> torch.Tensor:
+    """Different positions for each cell, none of them twice."""
+    generator = torch.Generator().manual_seed(4)
+    return torch.stack([torch.randperm(SIZES.length, generator=generator)[:num_tokens] for _ in range(B)])
+
+
+def spread(x_BHLE, positions_BL):
+    """Tokens at their positions among all; the other positions hold 7, which has to be without influence."""
+    full = torch.full((B, H, SIZES.length, E), 7.0, dtype=x_BHLE.dtype)
+    for cell in range(B):
+        full[cell, :, positions_BL[cell]] = x_BHLE[cell]
+    return full
+
+
+@each_sharing
+def test_a_column_belongs_to_a_position_not_to_a_place_in_the_list(sharing):
+    q, k, v, keep = inputs(20)
+    positions = some_positions(20)
+    mechanism = short(sharing)
+    actual = mechanism(q, k, v, keep, positions)
+    keep_all = torch.zeros(B, SIZES.length, dtype=torch.bool)
+    for cell in range(B):
+        keep_all[cell, positions[cell, keep[cell]]] = True
+    expected = linformer(mechanism, *(spread(x, positions) for x in (q, k, v)), keep_all)
+    for cell in range(B):
+        at = positions[cell, keep[cell]]
+        torch.testing.assert_close(actual[cell][:, keep[cell]], expected[cell][:, at], rtol=1e-11, atol=1e-12)
+
+
+@each_sharing
+def test_tokens_may_come_in_any_order_with_their_positions(sharing):
+    q, k, v, keep = inputs(33)
+    positions = some_positions(33)
+    order = torch.randperm(33, generator=torch.Generator().manual_seed(3))
+    mechanism = short(sharing)
+    expected = mechanism(q, k, v, keep, positions)[:, :, order]
+    actual = mechanism(*(x[:, :, order] for x in (q, k, v)), keep[:, order], positions[:, order])
+    # Sums over tokens run in another order: rounding of float64.
+    torch.testing.assert_close(kept(actual, keep[:, order]), kept(expected, keep[:, order]), rtol=1e-11, atol=1e-12)
+
+
+@each_sharing
+def test_all_positions_in_order_need_not_be_named(sharing):
+    q, k, v, keep = inputs(SIZES.length)
+    named = torch.arange(SIZES.length).expand(B, -1)
+    mechanism = short(sharing)
+    assert torch.equal(mechanism(q, k, v, keep, named), mechanism(q, k, v, keep))
+    last_swapped = named.clone()
+    last_swapped[1, -2:] = named[1, -2:].flip(0)
+    swapped = mechanism(q, k, v, keep, last_swapped)
+    torch.testing.assert_close(swapped[0], mechanism(q, k, v, keep)[0])
+    assert not torch.isclose(swapped[1], mechanism(q, k, v, keep)[1]).all()
+
+
+@each_sharing
+def test_gradients_with_positions_are_those_of_finite_differences(sharing):
+    q, k, v, keep = inputs(5)
+    positions = some_positions(5)
+    mechanism = short(sharing)
+
+    def outputs(matrices, *tensors):
+        return torch.func.functional_call(mechanism, {"matrices_CPGN": matrices}, (*tensors, keep, positions))[0, 0]
+
+    matrices = mechanism.matrices_CPGN.detach().clone().requires_grad_()
+    torch.autograd.gradcheck(outputs, (matrices, *(x.requires_grad_() for x in (q, k, v))), fast_mode=True)
+
+
+def test_refuses_cells_with_more_tokens_than_positions():
+    mechanism = short("none")
+    q, k, v, keep = inputs(SIZES.length + 1)
+    with pytest.raises(InputError, match=r"66 tokens in a cell; expected at most the 65 positions .* align the cells"):
+        mechanism(q, k, v, keep)
+    with pytest.raises(InputError, match="66 tokens"):
+        mechanism.require_length(66)
+    mechanism.require_length(65)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"projected_length": 0}, r"attention\.projected_length=0; expected 1 or more"),
+        ({"sharing": "all"}, r"attention\.sharing=all; expected one of none, headwise, key_value, layerwise"),
+    ],
+)
+def test_refuses_options_out_of_range(options, message):
+    with pytest.raises(InputError, match=message):
+        make("linformer", **options)
+
+
+# --- in a network --------------------------------------------------------------------------------------------
+
+
+def test_one_matrix_for_all_layers_survives_training_saving_and_loading(counts_adata, tmp_path):
+    options = ["model=tiny", "model.depth=2", "trainer.max_epochs=1", "logger=none"]
+    options += ["attention=linformer", "attention.sharing=layerwise", "attention.projected_length=8"]
+    path = train(counts_adata, "cell_type", output=tmp_path / "model", overrides=options)
+    network = load_model(path).network
+    first, second = network.encoder.mechanisms
+    assert first.matrices_CPGN is second.matrices_CPGN
+    names = [name for name, _ in network.named_parameters() if ".attention." in name]
+    assert names == ["encoder.layers.0.attention.matrices_CPGN"]
+    # It learned: weights at the start follow from the seed alone.
+    start = make_attention(
+        load_model(path).bundle.config["attention"], first.sizes, torch.Generator().manual_seed(0)
+    ).matrices_CPGN
+    assert not torch.equal(start, first.matrices_CPGN)
+    assert torch.allclose(start, first.matrices_CPGN, atol=0.1)
+
+
+def test_both_layers_give_their_gradients_to_the_one_matrix():
+    torch.manual_seed(0)
+    network = CellTypeModel(
+        12,
+        3,
+        tokens=TokensConfig(),
+        model=ModelConfig(dim=6, depth=2, num_heads=2, head_dim=4, dropout=0.0, wide=False),
+        attention={"name": "linformer", "sharing": "layerwise", "projected_length": 5},
+        head=HeadConfig(),
+    ).double()
+    genes = torch.tensor([[0, 3, 7, 12]])
+    x = torch.tensor([[1.0, 2.0, 3.0, 0.0]], dtype=torch.float64)
+    batch = Batch(genes, x, x, torch.ones(1, 4, dtype=torch.bool))
+    shared = network.encoder.mechanisms[0].matrices_CPGN
+    network(batch)[0][0, 0].backward()
+    together = shared.grad.clone()
+    for mechanism in network.encoder.mechanisms:
+        mechanism.matrices_CPGN = torch.nn.Parameter(shared.detach().clone())
+    network(batch)[0][0, 0].backward()
+    alone = [mechanism.matrices_CPGN.grad for mechanism in network.encoder.mechanisms]
+    assert all(gradient.any() for gradient in alone)
+    torch.testing.assert_close(together, sum(alone), rtol=1e-10, atol=1e-14)
+
+
+# --- memory --------------------------------------------------------------------------------------------------
+
+
+def largest_tensor(sharing: str, num_tokens: int, named: bool) -> int:
+    """Numbers in the largest tensor of forward and backward."""
+    sizes = Sizes(num_heads=8, head_dim=4, length=3000)
+    mechanism = make_attention(
+        {"name": "linformer", "sharing": sharing, "projected_length": 64}, sizes, torch.Generator().manual_seed(0)
+    )
+    q, k, v = torch.randn(3, 2, 8, num_tokens, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    positions = torch.arange(num_tokens).flip(0).expand(2, -1) if named else None
+    with TensorBytes() as tensors:
+        mechanism(q, k, v, torch.ones(2, num_tokens, dtype=torch.bool), positions).sum().backward()
+    return tensors.largest // 4
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["in order", "with positions"])
+@pytest.mark.parametrize("sharing", ["headwise", "key_value", "layerwise"])
+def test_shared_matrices_take_no_memory_for_each_head(sharing, named):
+    matrices = 2 if sharing == "headwise" else 1
+    parameters = matrices * 3000 * 64
+    for num_tokens in (1500, 3000):
+        # q, k and v come in one tensor of 3 x B x H x L x E; looked-up columns are C x B x L x N.
+        bound = max(parameters, 3 * 2 * 8 * num_tokens * 4, matrices * 2 * num_tokens * 64)
+        assert bound < 2 * 8 * num_tokens * 64  # less than L x N for each head
+        assert largest_tensor(sharing, num_tokens, named) <= bound
+
+
+def test_matrices_of_each_head_are_not_copied_for_each_cell():
+    sizes = Sizes(num_heads=4, head_dim=4, length=3000)
+    mechanism = make_attention(
+        {"name": "linformer", "sharing": "none", "projected_length": 64}, sizes, torch.Generator().manual_seed(0)
+    )
+    q, k, v = torch.randn(3, 8, 4, 3000, 4, generator=torch.Generator().manual_seed(1))
+    with TensorBytes() as tensors, torch.no_grad():
+        mechanism(q, k, v, torch.ones(8, 3000, dtype=torch.bool), torch.arange(3000).expand(8, -1))
+    assert tensors.largest <= mechanism.matrices_CPGN.numel() * 4

@@ -1,0 +1,363 @@
+"""Every attention mechanism against its naive twin: full L x L weights in float64, straight from the formula."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from support.measured import TensorBytes
+from support.mechanisms import (
+    AVERAGES,
+    NAMES,
+    SIZES,
+    B,
+    E,
+    H,
+    digest,
+    each_average,
+    each_case,
+    each_mechanism,
+    inputs,
+    kept,
+    make,
+    make_case,
+    twin_of,
+)
+from support.twins import CASES, TWINS
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from scperformer.attention import MECHANISMS, attention_options, make_attention
+from scperformer.attention.additive import Additive
+from scperformer.attention.base import Attention, Sizes
+from scperformer.config.compose import make_config
+from scperformer.errors import InputError
+
+# --- the contract --------------------------------------------------------------------------------------------
+
+
+def run_with_gradients(attend, tensors):
+    q, k, v = (tensor.clone().requires_grad_() for tensor in tensors[:3])
+    keep = tensors[3]
+    out = kept(attend(q, k, v, keep), keep)
+    generator = torch.Generator().manual_seed(1)
+    (out * torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out)).sum().backward()
+    # Shared q and k: what is given as keys is not looked at.
+    return out.detach(), q.grad, torch.zeros_like(k) if k.grad is None else k.grad, v.grad
+
+
+def check_values_and_gradients(mechanism, twin, length):
+    tensors = inputs(length)
+    expected = run_with_gradients(lambda *args: twin(mechanism, *args), tensors)
+    # float64: the two differ by rounding only.
+    torch.testing.assert_close(run_with_gradients(mechanism.double(), tensors), expected, rtol=1e-9, atol=1e-10)
+
+
+def check_dropped_tokens_have_no_influence(mechanism):
+    q, k, v, keep = (tensor.float() if tensor.is_floating_point() else tensor for tensor in inputs(33))
+    before = run_with_gradients(mechanism, [q, k, v, keep])
+    dropped = (~keep)[:, None, :, None]
+    sign = torch.randint(0, 2, q.shape, generator=torch.Generator().manual_seed(2)) * 2 - 1
+    garbage = [torch.where(dropped, 1e4 * sign, tensor) for tensor in (q, k, v)]
+    after = run_with_gradients(mechanism, [*garbage, keep])
+    # Exactly: an influence of 1e-7 per dropped token would be one too many.
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    nothing = [torch.where(dropped, torch.nan, tensor) for tensor in (q, k, v)]
+    torch.testing.assert_close(kept(mechanism(*nothing, keep), keep), before[0], rtol=0, atol=0)
+
+
+def permuted_and_not(mechanism) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output for permuted tokens, and the permuted output for tokens in order; positions go with their tokens."""
+    q, k, v, keep = inputs(33)
+    order = torch.randperm(33, generator=torch.Generator().manual_seed(3))
+    positions = torch.arange(33).expand(B, 33)
+    mechanism = mechanism.double()
+    expected = mechanism(q, k, v, keep, positions)[:, :, order]
+    actual = mechanism(q[:, :, order], k[:, :, order], v[:, :, order], keep[:, order], positions[:, order])
+    return kept(actual, keep[:, order]), kept(expected, keep[:, order])
+
+
+def check_permutation(mechanism):
+    # Sums over tokens run in another order: rounding of float64.
+    torch.testing.assert_close(*permuted_and_not(mechanism), rtol=1e-10, atol=1e-12)
+
+
+def test_every_mechanism_has_a_twin_and_a_case():
+    assert set(TWINS) == set(MECHANISMS)
+    assert {options["name"] for options in CASES.values()} == set(MECHANISMS)
+
+
+@each_case
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65])
+def test_values_and_gradients_equal_the_naive_twin(case, length):
+    check_values_and_gradients(make_case(case), twin_of(case), length)
+
+
+@each_case
+def test_float32_is_close_to_the_twin(case):
+    q, k, v, keep = inputs(65)
+    expected = twin_of(case)(make_case(case), q, k, v, keep)
+    actual = make_case(case)(q.float(), k.float(), v.float(), keep)
+    assert actual.dtype == torch.float32
+    # float32 has 24 bits; exponents of size ~10 cost another three or four of them.
+    torch.testing.assert_close(kept(actual, keep).double(), kept(expected, keep), rtol=1e-5, atol=1e-5)
+
+
+@each_case
+@pytest.mark.parametrize("autocast", [False, True], ids=["bf16 inputs", "autocast"])
+def test_bf16_is_close_to_the_twin_of_the_rounded_inputs(case, autocast):
+    q, k, v, keep = inputs(65)
+    q, k, v = (tensor.bfloat16() for tensor in (q, k, v))
+    expected = twin_of(case)(make_case(case), q.double(), k.double(), v.double(), keep)
+    given = [tensor.float() if autocast else tensor for tensor in (q, k, v)]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        actual = make_case(case)(*given, keep)
+    if not autocast:
+        assert actual.dtype == torch.bfloat16
+    # bf16 keeps 8 bits: weights and outputs of size up to 3 are each rounded by 2^-9 of themselves.
+    torch.testing.assert_close(kept(actual, keep).double(), kept(expected, keep), rtol=0.01, atol=0.01)
+
+
+@each_case
+def test_dropped_tokens_have_no_influence(case):
+    check_dropped_tokens_have_no_influence(make_case(case))
+
+
+@each_case
+def test_padding_changes_nothing(case):
+    q, k, v, keep = (tensor.float() if tensor.is_floating_point() else tensor for tensor in inputs(33))
+    longer = [torch.cat([x, torch.full((B, H, 32, E), 7.0)], dim=2) for x in (q, k, v)]
+    keep_longer = torch.cat([keep, torch.zeros(B, 32, dtype=torch.bool)], dim=1)
+    expected = kept(make_case(case)(q, k, v, keep), keep)
+    actual = kept(make_case(case)(*longer, keep_longer), keep_longer)
+    # Longer rows may be added up in other groups: rounding of float32.
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@each_average
+def test_one_token_gets_its_own_value(case):
+    q, k, v, _ = inputs(1)
+    torch.testing.assert_close(make_case(case).double()(q, k, v, torch.ones(B, 1, dtype=torch.bool)), v)
+
+
+@each_case
+@pytest.mark.parametrize("scale", [10.0, 100.0])
+def test_large_inputs_stay_finite(case, scale):
+    q, k, v, keep = inputs(65, scale=scale)
+    out = kept(make_case(case)(q.float(), k.float(), v.float(), keep), keep)
+    assert out.isfinite().all()
+    if case in AVERAGES:
+        assert out.abs().max() <= v.abs().max() * (1 + 1e-5)
+
+
+def test_same_seed_gives_the_same_bits_in_another_process():
+    code = "from support import mechanisms as m; print(*map(m.digest, m.CASES))"
+    folder = Path(__file__).parents[1]
+    other = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    assert other.stdout.split() == [digest(case) for case in CASES]
+
+
+@each_case
+def test_evaluation_is_repeatable_and_independent_of_the_global_generator(case):
+    q, k, v, keep = inputs(33)
+    mechanism = make_case(case).double()
+    torch.manual_seed(1)
+    first = mechanism(q, k, v, keep)
+    state = torch.get_rng_state()
+    assert torch.equal(mechanism(q, k, v, keep), first)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# --- what the classes say of themselves ----------------------------------------------------------------------
+
+
+@each_mechanism
+def test_order_sensitive_is_the_truth(name):
+    if MECHANISMS[name].order_sensitive:
+        small = {"window": {"half_width": 3}, "evo": {"half_width": 3}, "lsh": {"chunk_size": 5}}.get(name, {})
+        actual, expected = permuted_and_not(make(name, **small))
+        assert (actual - expected).abs().max() > 1e-3
+    else:
+        check_permutation(make(name))
+
+
+@each_mechanism
+def test_fixed_length_is_the_truth(name):
+    def shapes(length):
+        sizes = Sizes(num_heads=H, head_dim=E, length=length)
+        mechanism = make_attention({"name": name}, sizes, torch.Generator().manual_seed(0))
+        return {key: tensor.shape for key, tensor in mechanism.state_dict().items()}
+
+    assert (shapes(300) != shapes(400)) == MECHANISMS[name].fixed_length
+
+
+@each_mechanism
+def test_mechanisms_of_fixed_length_refuse_more_tokens(name):
+    q, k, v, _ = inputs(66)
+    call = (q, k, v, torch.ones(B, 66, dtype=torch.bool))
+    if MECHANISMS[name].fixed_length:
+        with pytest.raises(InputError, match=r"66 .*expected at most the 65 positions"):
+            make(name).double()(*call)
+    else:
+        assert make(name).double()(*call).shape == v.shape
+
+
+@each_mechanism
+def test_causal_is_the_truth(name):
+    options = MECHANISMS[name].Options.__dataclass_fields__
+    assert ("causal" in options) == MECHANISMS[name].causal
+    if MECHANISMS[name].causal:
+        q, k, v, keep = inputs(40)
+        mechanism = make(name, causal=True).double()
+        before = mechanism(q, k, v, keep)
+        for x in (q, k, v):
+            x[:, :, 20:] = 5.0
+        after = mechanism(q, k, v, keep)
+        torch.testing.assert_close(after[:, :, :20], before[:, :, :20], rtol=1e-10, atol=1e-12)
+        assert (after[:, :, 20:] - before[:, :, 20:]).abs().max() > 0.1
+
+
+@each_mechanism
+def test_additive_is_the_truth(name):
+    mechanism = make(name).double()
+    assert isinstance(mechanism, Additive) == mechanism.additive
+    if mechanism.additive:
+        q, k, v, keep = inputs(50)
+        parts = [(k[:, :, span], v[:, :, span], keep[:, span]) for span in (slice(20), slice(20, 50))]
+        first, second = (mechanism.key_sums(*part) for part in parts)
+        expected = kept(mechanism(q, k, v, keep), keep)
+        # Another order of summation, and in float64 a loss of some digits in the difference.
+        torch.testing.assert_close(kept(mechanism.read(q, first + second), keep), expected, rtol=1e-10, atol=1e-12)
+        without_second = mechanism.read(q, first + second + -second)
+        torch.testing.assert_close(without_second, mechanism.read(q, first), rtol=1e-8, atol=1e-9)
+
+
+def long_inputs(length):
+    """One cell with one head, all tokens real."""
+    q, k, v = torch.randn(3, 1, 1, length, 4, generator=torch.Generator().manual_seed(0))
+    return q, k, v, torch.ones(1, length, dtype=torch.bool)
+
+
+def make_long(name, length):
+    options = {"softmax": {"max_length": length}, "window": {"half_width": 4}, "evo": {"half_width": 4}}.get(name, {})
+    sizes = Sizes(num_heads=1, head_dim=4, length=length)
+    return make_attention({"name": name, **options}, sizes, torch.Generator().manual_seed(0)).eval()
+
+
+@each_mechanism
+def test_quadratic_is_the_truth(name):
+    def flops(length):
+        # The counter does not know torch's fused kernel for CPUs.
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            make_long(name, length)(*long_inputs(length))
+        return counter.get_total_flops()
+
+    growth = flops(8192) / flops(4096)
+    assert growth > 3 if MECHANISMS[name].quadratic else growth < 2.2  # tokens: twice as many
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not MECHANISMS[name].quadratic])
+def test_memory_and_what_passes_through_it_grow_linearly(name):
+    def run(length):
+        q, k, v, keep = long_inputs(length)
+        for x in (q, k, v):
+            x.requires_grad_()
+        mechanism = make_long(name, length)
+        with TensorBytes() as made:
+            mechanism(q, k, v, keep).sum().backward()
+        return made
+
+    made = [run(length) for length in (4096, 8192, 16384)]
+    assert made[0].largest > 4096 * 4
+    for what in ("largest", "total"):  # of all tensors made: what is moved through memory, hence time
+        sizes = [getattr(found, what) for found in made]
+        assert sizes[2] / sizes[0] < 4.4, what  # tokens: four times as many
+        assert sizes[1] / sizes[0] < 2.2, what
+
+
+# --- options -------------------------------------------------------------------------------------------------
+
+
+def test_unknown_mechanisms_and_options_are_refused_with_those_there_are():
+    with pytest.raises(InputError, match=r"attention=nystrom; expected one of conv, evo, favor.*: choose with"):
+        attention_options({"name": "nystrom"})
+    with pytest.raises(InputError, match=r"attention\.half_width; .*attention\.num_features.*: leave it out"):
+        attention_options({"name": "favor", "half_width": 3})
+    with pytest.raises(InputError, match=r"attention\.half_width=wide; expected a value of type int"):
+        attention_options({"name": "window", "half_width": "wide"})
+    with pytest.raises(InputError, match=r"attention\.half_width=True; expected a value of type int"):
+        attention_options({"name": "window", "half_width": True})
+
+
+@each_mechanism
+def test_yaml_and_page_give_every_option_with_its_default(name):
+    yaml = make_config("train", ["inputs=[a.h5ad]", "label_key=x", f"attention={name}"]).attention
+    mechanism, options = attention_options(yaml)
+    assert options == mechanism.Options()
+    assert set(yaml) == {"name", *asdict(options)}
+    page = (Path(__file__).parents[2] / "docs" / "attention.md").read_text(encoding="utf-8")
+    section = re.search(rf"^## {name}\b.*?(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL)
+    assert section, f"a section '## {name}' in docs/attention.md"
+    for option, value in asdict(options).items():
+        is_word = value is None or isinstance(value, bool)
+        written = json.dumps(value) if is_word else f"{value:g}" if isinstance(value, float) else str(value)
+        assert f"| `attention.{option}` | `{written}` |" in section[0]
+
+
+# --- controls: wrong mechanisms that the contract has to notice ----------------------------------------------
+
+
+class Zeros(Attention):
+    def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
+        return (q_BHLE + k_BHLE + v_BHLE) * 0
+
+
+class IgnoresKeep(Attention):
+    def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
+        return v_BHLE.mean(2, keepdim=True) + 0 * (q_BHLE + k_BHLE)
+
+
+class ReadsOrder(Attention):
+    def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
+        return (v_BHLE * keep_BL[:, None, :, None]).cumsum(2)
+
+
+@each_case
+def test_zeros_fail_the_contract(case):
+    # A module of the right kind, with all that the twin needs, but with another forward.
+    zeros = make_case(case)
+    zeros.forward = Zeros(SIZES, None, None).forward
+    with pytest.raises(AssertionError):
+        check_values_and_gradients(zeros, twin_of(case), 63)
+
+
+def test_influence_of_dropped_tokens_fails_the_contract():
+    with pytest.raises(AssertionError):
+        check_dropped_tokens_have_no_influence(IgnoresKeep(SIZES, None, None))
+
+
+def test_order_sensitivity_fails_the_contract():
+    with pytest.raises(AssertionError):
+        check_permutation(ReadsOrder(SIZES, None, None))
+
+
+# --- softmax -------------------------------------------------------------------------------------------------
+
+
+def test_softmax_refuses_cells_above_its_length():
+    q, k, v, _ = inputs(9)
+    mechanism = make("softmax", max_length=8).double()
+    with pytest.raises(InputError, match=r"9 tokens in a cell; expected at most 8 .*attention=favor.*max_length=9"):
+        mechanism(q, k, v, torch.ones(B, 9, dtype=torch.bool))
+    mechanism(q[:, :, :8], k[:, :, :8], v[:, :, :8], torch.ones(B, 8, dtype=torch.bool))
+
+
+def test_softmax_counts_real_tokens_not_padding():
+    # Prediction pads more than training does: a cell that could be trained on must not be refused there.
+    q, k, v, _ = inputs(9)
+    keep = (torch.arange(9) < 8).expand(B, 9)
+    make("softmax", max_length=8).double()(q, k, v, keep)

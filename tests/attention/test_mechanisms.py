@@ -1,0 +1,139 @@
+"""Every mechanism from the shell: trained, saved, loaded, predicting; and what does not go together is refused."""
+
+import re
+
+import anndata as ad
+import numpy as np
+import pytest
+import torch
+
+import scperformer
+from scperformer.attention import MECHANISMS
+from scperformer.model.folder import load_bundle
+from scperformer.network.load import load_model
+
+TRAIN = ("label_key=cell_type", "model.wide=false", "logger=none", "output=model", "overwrite=true")
+OPTIONS = {name: [f"attention={name}"] for name in MECHANISMS} | {
+    "favor, fastfood, redrawn": ["attention.projection=fastfood", "attention.redraw_interval=2"],
+    "favor, relu": ["attention.kernel=relu"],
+    "favor, causal": ["attention.causal=true"],
+    "rbf, learned": ["attention=rbf", "attention.init=learned", "model.depth=2"],
+    "linformer, layerwise": ["attention=linformer", "attention.sharing=layerwise", "model.depth=2"],
+    "memory": ["tokens.unexpressed=memory", "model.depth=2"],
+    "memory in pieces": [
+        "tokens.unexpressed=memory",
+        "attention=rbf",
+        "model.chunk_tokens=64",
+        "model.checkpointing=true",
+    ],
+    "scBERT's tokens": ["tokens=scbert", "head=conv", "model.chunk_tokens=64", "model.checkpointing=true"],
+    "bf16": ["trainer.precision=bf16-mixed", "tokens.unexpressed=full", "model.chunk_tokens=64"],
+    "post-norm, ReLU, sinusoidal": ["model.norm=post", "model.activation=relu", "model.positions=sinusoidal"],
+    "checkpointing": ["model.checkpointing=true", "attention=window"],
+}
+
+
+# The way through the encoder is another one with these; the other variants differ in what has tests of its own.
+FAST = (*MECHANISMS, "memory", "checkpointing")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in FAST)) for case in OPTIONS]
+)
+def test_trains_and_predicts(case, counts_adata, write, command, tmp_path):
+    reference = write(counts_adata, "reference.h5ad")
+    sample = write(counts_adata[::4].copy(), "sample.h5ad")
+    ran = command("train", reference, *TRAIN, "trainer.max_epochs=3", *OPTIONS[case])
+    assert ran.code == 0, ran.err
+    losses = [float(loss) for loss in re.findall(r"training loss ([\d.]+)", ran.err)]
+    assert losses[-1] < losses[0]
+    ran = command("predict", sample, "model_path=model")
+    assert ran.code == 0, ran.err
+    obs = ad.read_h5ad(tmp_path / "sample.annotated.h5ad").obs
+    # What was saved is the whole model: read again, it says the same.
+    again = scperformer.annotate(ad.read_h5ad(sample), scperformer.load_model("model")).obs
+    np.testing.assert_array_equal(again["scperformer_confidence"], obs["scperformer_confidence"])
+
+
+def test_layers_that_share_a_matrix_still_do_after_loading(counts_adata, write, command):
+    reference = write(counts_adata, "reference.h5ad")
+    assert command("train", reference, *TRAIN, "trainer.max_epochs=1", *OPTIONS["linformer, layerwise"]).code == 0
+    first, second = (layer.attention.matrices_CPGN for layer in load_model("model").network.encoder.stack)
+    assert first.data_ptr() == second.data_ptr()
+    weights = load_bundle("model").weights
+    shared = [name for name in weights if name.endswith("matrices_CPGN")]
+    np.testing.assert_array_equal(weights[shared[0]], torch.Tensor(first.detach()).numpy())
+
+
+BAD = {
+    "unknown mechanism": (["attention=nystrom"], ("'attention/nystrom'", "conv, evo, favor, linformer")),
+    "unknown option": (["attention.colour=red"], ("attention.colour", "attention.num_features")),
+    "unknown option added": (["+attention.colour=red"], ("attention.colour", "attention.num_features")),
+    "option of another": (["attention=window", "+attention.num_features=8"], ("attention.half_width",)),
+    "text for a number": (["attention.num_features=many"], ("attention.num_features=many", "int")),
+    "memory that does not add up": (
+        ["attention=linformer", "tokens.unexpressed=memory"],
+        ("memory with attention=linformer", "favor, rbf", "tokens.unexpressed=skip"),
+    ),
+    "memory and epsilon": (
+        ["attention.epsilon=1e-4", "tokens.unexpressed=memory"],
+        ("attention.epsilon=0.0001", "epsilon=null"),
+    ),
+    "heads that do not divide": (["model.head_dim=null", "model.num_heads=5"], ("model.num_heads=5", "model.dim=32")),
+    "too many tokens": (["attention=softmax", "attention.max_length=3"], ("at most 3", "attention=favor")),
+    "no gene vectors": (["model.positions=gene2vec"], ("no model.gene2vec_path", "model.positions=gene")),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_refused_in_one_line(case, counts_adata, write, command, tmp_path):
+    options, words = BAD[case]
+    ran = command("train", write(counts_adata, "reference.h5ad"), *TRAIN, *options)
+    assert ran.code == 2
+    line = ran.err.strip().splitlines()[-1]
+    assert line.startswith("error: ")
+    assert all(word in line for word in words), line
+    assert not (tmp_path / "model").exists()
+
+
+def test_refused_before_an_unfinished_run_is_lost(counts_adata, write, command, tmp_path):
+    (tmp_path / "model.run" / "checkpoints").mkdir(parents=True)
+    last = tmp_path / "model.run" / "checkpoints" / "last.ckpt"
+    last.write_bytes(b"hours of work")
+    for options in (["attention.num_features=-3"], ["attention=window", "tokens.unexpressed=memory"]):
+        assert command("train", write(counts_adata, "reference.h5ad"), *TRAIN, *options).code == 2
+        assert last.read_bytes() == b"hours of work"
+
+
+IGNORED = {
+    "model.gene2vec_path is ignored: model.positions=gene": ["model.gene2vec_path=my vectors (v2), x.txt"],
+    "model.chunk_tokens is ignored: attention=window is": ["attention=window", "model.chunk_tokens=9"],
+    "model.chunk_tokens is ignored: causal attention": ["attention.causal=true", "model.chunk_tokens=9"],
+}
+
+
+@pytest.mark.parametrize("line", IGNORED)
+def test_options_without_effect_are_named(line, counts_adata, write, command):
+    ran = command("train", write(counts_adata, "reference.h5ad"), *TRAIN, "trainer.max_epochs=1", *IGNORED[line])
+    assert ran.code == 0, ran.err
+    assert line in ran.err
+
+
+def test_options_without_effect_on_pretraining_are_named(counts_adata, write, command):
+    options = ["trainer.max_epochs=1", "logger=none", "data.min_genes=0", "attention=window", "model.chunk_tokens=9"]
+    ran = command("pretrain", write(counts_adata, "corpus.h5ad"), *options)
+    assert ran.code == 0, ran.err
+    assert "model.chunk_tokens is ignored: attention=window is" in ran.err
+
+
+def test_a_sample_with_longer_cells_than_the_model_takes_is_named(counts_adata, write, command, tmp_path):
+    few = counts_adata.copy()
+    few.X = few.X.multiply(np.random.default_rng(0).random(few.shape) < 0.1).tocsr()
+    options = ["trainer.max_epochs=1", "data.min_genes=0", "attention=softmax", "attention.max_length=30"]
+    ran = command("train", write(few, "reference.h5ad"), *TRAIN, *options)
+    assert ran.code == 0, ran.err
+    ran = command("predict", write(counts_adata, "long.h5ad"), "model_path=model")
+    assert ran.code == 2
+    line = ran.err.splitlines()[-1]
+    assert re.search(r"error: \d+ tokens in a cell of .*long\.h5ad; expected at most 30 .*: train with", line), line
+    assert not (tmp_path / "long.annotated.h5ad").exists()

@@ -1,0 +1,145 @@
+"""YAML files and overrides become checked dataclasses, and nothing else does."""
+
+import string
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from scperformer.config.compose import composed, conf_dir, group_names, make_config, quoted, resolved_text
+from scperformer.config.steps import STEPS, PretrainConfig
+from scperformer.errors import InputError
+
+TRAIN = ["inputs=[a.h5ad]", "label_key=cell_type"]
+VECTORS = "model.gene2vec_path=vectors.txt"  # model=scbert does not go without
+CHOICES = sorted(
+    (path.parent.name, path.stem) for path in conf_dir().glob("*/*.yaml") if path.parent.name != "experiment"
+)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_every_step_composes_to_its_dataclass(step):
+    needed = {"train": ["label_key=x"], "evaluate": ["truth_key=x"], "analyze": ["analysis=spectrum"]}
+    actions = {"genes": ["action=update"], "models": ["action=import", "inputs=[m]"]}
+    config = make_config(step, actions.get(step, ["inputs=[a.h5ad]", *needed.get(step, [])]))
+    assert type(config) is STEPS[step]
+    if step not in actions:
+        assert config.inputs == ["a.h5ad"]
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])
+def test_every_choice_composes(group, choice):
+    step, options = ("pretrain", TRAIN[:1]) if group == "masking" else ("train", TRAIN)
+    assert isinstance(make_config(step, [*options, f"{group}={choice}", VECTORS]), STEPS[step])
+
+
+@pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])
+def test_every_choice_composes_for_pretraining(group, choice):
+    assert isinstance(make_config("pretrain", [*TRAIN[:1], f"{group}={choice}", VECTORS]), PretrainConfig)
+
+
+def test_groups_are_the_folders():
+    assert set(group_names()) >= {
+        "attention",
+        "data",
+        "head",
+        "logger",
+        "masking",
+        "model",
+        "optim",
+        "tokens",
+        "trainer",
+    }
+
+
+def test_scbert_preset_is_the_published_model():
+    """Dim 200, depth 6, 10 heads of 64, 5 bins, all genes, convolution head (Yang et al. 2022)."""
+    config = make_config("train", [*TRAIN, "model=scbert", VECTORS])
+    size = config.model
+    assert (size.dim, size.depth, size.num_heads, size.head_dim) == (200, 6, 10, 64)
+    assert (config.tokens.name, config.tokens.num_bins, config.tokens.unexpressed) == ("scbert", 5, "full")
+    assert (config.head.name, config.head.hidden) == ("conv", [512, 128])
+    assert not size.wide
+    assert (size.positions, size.norm, size.activation) == ("gene2vec", "pre", "gelu")
+    assert config.attention["name"] == "favor"
+
+
+def test_scbert_preset_asks_for_its_gene_vectors_before_any_work():
+    with pytest.raises(InputError, match=r"no model\.gene2vec_path; expected .*: name the file, or .*positions=gene"):
+        make_config("train", [*TRAIN, "model=scbert"])
+    make_config("train", [*TRAIN, "model=scbert", "model.positions=gene"])
+    make_config("train", [*TRAIN, "model=scbert", "model.deep=false", "model.wide=true"])
+
+
+def test_a_choice_beside_scbert_wins():
+    assert make_config("train", [*TRAIN, "model=scbert", "tokens=bins", VECTORS]).tokens.name == "bins"
+    assert make_config("train", [*TRAIN, "model=scbert", "model.dim=64", VECTORS]).model.dim == 64
+
+
+def test_sizes_grow_with_the_presets():
+    names = ("tiny", "small", "base", "scbert")
+    sizes = [make_config("train", [*TRAIN, f"model={name}", VECTORS]).model for name in names]
+    assert [size.dim for size in sizes] == sorted({size.dim for size in sizes})
+    assert [size.depth for size in sizes] == sorted({size.depth for size in sizes})
+
+
+@pytest.mark.parametrize("option", ["colour=red", "+colour=red", "+trainer.max_epoch=5", "trainer.max_epoch=5"])
+def test_unknown_options_are_refused(option):
+    with pytest.raises(InputError, match="--cfg job"):
+        make_config("train", [*TRAIN, option])
+
+
+def test_number_as_a_choice_is_refused():
+    with pytest.raises(
+        InputError, match=r"model=5; expected a preset of the group 'model' \(base, scbert, small, tiny\)"
+    ):
+        make_config("train", [*TRAIN, "model=5"])
+
+
+def test_required_options():
+    with pytest.raises(InputError, match=r"no label_key; expected a value .* add label_key=\.\.\."):
+        make_config("train", ["inputs=[a.h5ad]"])
+
+
+@pytest.mark.parametrize("override", ["foo.bar=3", "hydra.foo=1", "attention.foo=1", "colour=red"])
+def test_unknown_options_are_refused_in_one_line(override):
+    with pytest.raises(InputError) as refused:
+        make_config("train", [*TRAIN, override])
+    assert "\n" not in str(refused.value)
+
+
+def test_an_unknown_option_of_a_group_is_answered_with_those_there_are():
+    with pytest.raises(InputError, match=r"option attention\.num_features; expected one of .*attention\.half_width"):
+        make_config("train", [*TRAIN, "attention=window", "attention.num_features=3"])
+
+
+def test_text_changes_with_the_options_alone():
+    assert resolved_text("train", ["seed=0"]) == resolved_text("train")
+    assert resolved_text("train", ["seed=1"]) != resolved_text("train")
+    assert "hydra" not in composed("train")
+
+
+LETTERS = st.sampled_from(string.punctuation + " ")
+UNICODE = st.characters(codec="utf-8", exclude_categories=["Cc"])  # Hydra has no notation for control characters
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(st.one_of(LETTERS, UNICODE), min_size=1))
+def test_quoted_text_is_read_as_it_was(text):
+    """Through Hydra's parser, and through the interpolation of OmegaConf."""
+    parsed = OverridesParser.create().parse_override(f"x={quoted(text)}").value()
+    assert OmegaConf.create({"x": str(parsed)}).x == text
+
+
+@pytest.mark.parametrize("text", ["a${b}", r"\${b}", r"c:\x\\", "'", r"\'", "${", "a=b, [c] {d}: e"])
+def test_quoted_text_survives_the_whole_way(text):
+    assert make_config("check", [f"inputs=[{quoted(text)}]"]).inputs == [text]
+
+
+@pytest.mark.parametrize("recipe", [path.stem for path in (conf_dir() / "experiment").glob("*.yaml")])
+def test_every_recipe_changes_something_and_is_explained(recipe):
+    assert make_config("train", [*TRAIN, f"experiment={recipe}"]) != make_config("train", TRAIN)
+    assert f"experiment={recipe}" in (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")

@@ -1,0 +1,128 @@
+"""Labels of cells: the columns that could hold them; what each policy does with those of few cells, and says."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from scperformer.config.groups import DataConfig
+from scperformer.dataset.labels import (
+    label_columns,
+    rare_labels,
+    require_cells_per_label,
+    require_labels,
+    settle_rare_labels,
+)
+from scperformer.errors import InputError
+
+LABELS = pd.Series(["a"] * 5 + ["b", "c", "c", None])
+
+
+def settled(policy, min_cells=3, **options):
+    return settle_rare_labels(
+        LABELS, DataConfig(rare_labels=policy, min_cells_per_label=min_cells, **options), "r.h5ad"
+    )
+
+
+def test_rare_labels_are_counted_by_name():
+    assert rare_labels(LABELS, 3) == {"b": 1, "c": 2}
+    assert rare_labels(LABELS, 1) == {}
+
+
+def test_rare_labels_are_named_when_refused():
+    text = r"2 of 3 labels of r.h5ad have fewer than 3 cells: 'b' \(1\), 'c' \(2\).*keep, merge or drop"
+    with pytest.raises(InputError, match=text):
+        require_cells_per_label(LABELS, 3, "r.h5ad")
+    with pytest.raises(InputError, match=text):
+        settled("error")
+    require_cells_per_label(LABELS, 1, "r.h5ad")
+
+
+def test_of_many_rare_labels_five_are_named():
+    with pytest.raises(InputError, match=r"9 of 9 labels .*'0' \(1\).*'4' \(1\) and 4 more;"):
+        require_cells_per_label(pd.Series([str(i) for i in range(9)]), 2, "r.h5ad")
+
+
+def test_kept_labels_are_as_they_were_and_warned_of(caplog):
+    result = settled("keep")
+    pd.testing.assert_series_equal(result.labels, LABELS)
+    assert result.done == {"policy": "keep", "min_cells": 3, "labels": {"b": 1, "c": 2}}
+    assert "2 labels have fewer than 3 cells: 'b' (1), 'c' (2); kept" in caplog.text
+    assert "data.rare_labels=merge, drop or error does otherwise" in caplog.text
+
+
+def test_dropped_labels_are_gone(caplog):
+    result = settled("drop")
+    assert result.labels.tolist()[:5] == ["a"] * 5
+    assert result.labels[5:].isna().all()
+    assert "their 3 cells are left out" in caplog.text
+
+
+def test_merged_labels_are_one(caplog):
+    result = settled("merge", rare_label_name="few")
+    assert result.labels.dropna().tolist() == ["a"] * 5 + ["few"] * 3
+    assert result.labels.isna().tolist() == [False] * 8 + [True]
+    assert result.done["into"] == "few"
+    assert "merged into 'few' (3)" in caplog.text
+
+
+def test_merged_labels_take_no_other_labels_name():
+    with pytest.raises(InputError, match=r"label 'a' of 5 cells in r.h5ad; expected .*: set data.rare_label_name"):
+        settled("merge", rare_label_name="a")
+    assert settled("merge", rare_label_name="b").labels.dropna().tolist() == ["a"] * 5 + ["b"] * 3
+
+
+@pytest.mark.parametrize("policy", ["keep", "merge", "drop", "error"])
+def test_nothing_is_said_where_no_label_is_rare(policy, caplog):
+    result = settled(policy, min_cells=1)
+    pd.testing.assert_series_equal(result.labels, LABELS)
+    assert (result.done, result.note, caplog.text) == ({}, "", "")
+
+
+# the column
+
+
+def test_label_columns_are_those_with_few_values(counts_adata):
+    obs = counts_adata.obs
+    obs["donor"] = np.repeat(["d1", "d2"], 60)
+    obs["cluster"] = np.arange(120) % 7
+    obs["flag"] = np.arange(120) < 5
+    obs["constant"] = "x"
+    obs["barcode"] = obs.index
+    obs["score"] = np.linspace(0, 1, 120)
+    assert label_columns(obs) == {"cell_type": 3, "donor": 2, "flag": 2}
+
+
+def test_labels_are_strings_and_blank_ones_missing(counts_adata):
+    values = [" T cell ", "", "  ", None, np.nan, 7] + ["B"] * 114
+    counts_adata.obs["mixed"] = pd.Series(values, index=counts_adata.obs_names, dtype=object)
+    labels = require_labels(counts_adata, "mixed", "r.h5ad")
+    assert labels.iloc[0] == "T cell"
+    assert labels.iloc[1:5].isna().all()
+    assert labels.iloc[5] == "7"
+    assert list(labels.index) == list(counts_adata.obs_names)
+
+
+def test_labels_from_categories_leave_out_unused_ones(counts_adata):
+    column = counts_adata.obs["cell_type"].cat.add_categories(["unused"])
+    column.iloc[0] = np.nan
+    counts_adata.obs["cell_type"] = column
+    labels = require_labels(counts_adata, "cell_type", "r.h5ad")
+    assert labels.isna().sum() == 1
+    assert set(labels.dropna()) == {"B cell", "T cell", "Monocyte"}
+    assert set(labels.value_counts().index) == {"B cell", "T cell", "Monocyte"}
+
+
+def test_wrong_label_key_lists_the_keys_there_are(counts_adata):
+    counts_adata.obs["score"] = 0.5
+    with pytest.raises(
+        InputError, match=r"no column 'celltype' in obs of r.h5ad; expected cell_type \(3 values\): set"
+    ):
+        require_labels(counts_adata, "celltype", "r.h5ad")
+    with pytest.raises(InputError, match="holds numbers with decimals"):
+        require_labels(counts_adata, "score", "r.h5ad")
+    counts_adata.obs["none"] = ""
+    with pytest.raises(InputError, match=r"no cell of r.h5ad has a label"):
+        require_labels(counts_adata, "none", "r.h5ad")
+    del counts_adata.obs["cell_type"], counts_adata.obs["none"], counts_adata.obs["score"]
+    with pytest.raises(InputError, match="it has none"):
+        require_labels(counts_adata, "celltype", "r.h5ad")

@@ -1,0 +1,247 @@
+"""Faults of the machine, for real: full disks, folders that cannot be written, kills, inputs that change.
+
+A training that is killed is in tests/test_training.py.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import pytest
+from support.annotated import annotated_sample
+
+from scperformer.config.steps import PredictConfig
+from scperformer.errors import InputError
+from scperformer.prediction import predict
+from scperformer.prediction.predict import run_predict
+
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+TRAIN = ("label_key=cell_type", "model=tiny", "trainer.max_epochs=3", "logger=none")
+
+
+def started(*words: object, cwd: Path, before: str = "") -> subprocess.Popen:
+    """The command in a process of its own, after some lines of Python."""
+    program = f"import sys, time\n{before}\nfrom scperformer.cli import main\nsys.exit(main(sys.argv[1:]))"
+    pipe = subprocess.PIPE
+    line = [sys.executable, "-c", program, *map(str, words)]
+    return subprocess.Popen(line, cwd=cwd, env=ENVIRONMENT, stderr=pipe, stdout=pipe, text=True, start_new_session=True)
+
+
+def ran(*words: object, cwd: Path, before: str = "") -> tuple[int, str]:
+    with started(*words, cwd=cwd, before=before) as process:
+        _, errors = process.communicate(timeout=240)
+    return process.returncode, errors
+
+
+def error_line(errors: str) -> str:
+    assert "Traceback" not in errors
+    (line,) = [line for line in errors.splitlines() if line.startswith(("error", "internal"))]
+    return line
+
+
+@pytest.fixture
+def inputs(tmp_path, counts_adata, tiny_model) -> Path:
+    """A folder with cells, annotated cells and a model."""
+    folder = tmp_path / "inputs"
+    folder.mkdir()
+    counts_adata.write_h5ad(folder / "cells.h5ad")
+    annotated_sample().write_h5ad(folder / "annotated.h5ad")
+    shutil.copytree(tiny_model, folder / "model")
+    return folder
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk with 64 KiB, and a way to change it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def mount(options: str) -> None:
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)], capture_output=True)
+        if done.returncode != 0:
+            pytest.skip("disks cannot be mounted here")
+
+    try:
+        mount("size=64k")
+    except FileNotFoundError:
+        pytest.skip("there is no mount")
+    yield disk, mount
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+STEPS = {
+    "predict": ("cells.h5ad", ("model_path=model",), "out.h5ad"),
+    "predict csv": ("cells.h5ad", ("model_path=model",), "out.csv"),
+    "train": ("cells.h5ad", TRAIN, "trained"),
+    "preprocess": ("cells.h5ad", (), "prepared.h5ad"),
+    "report": ("annotated.h5ad", (), "report.html"),
+    "evaluate": ("annotated.h5ad", ("truth_key=bulk_labels",), "scores"),
+}
+
+
+def words_of(case: str, disk: Path) -> tuple[object, ...]:
+    path, options, output = STEPS[case]
+    return case.split()[0], path, *options, f"output={disk / output}"
+
+
+SLOW = ("predict csv", "train", "preprocess", "report")
+MOSTLY_FAST = [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in STEPS]
+
+
+@pytest.mark.parametrize("case", MOSTLY_FAST)
+def test_a_full_disk_is_one_line_and_leaves_nothing(case, inputs, small_disk):
+    disk, mount = small_disk
+    (disk / "filler").write_bytes(bytes(64 * 1024))
+    code, errors = ran(*words_of(case, disk), cwd=inputs)
+    assert code == 2, errors
+    assert "the disk is full" in error_line(errors)
+    assert [entry.name for entry in disk.iterdir()] == ["filler"]
+    (disk / "filler").unlink()
+    mount("remount,size=64m")
+    code, errors = ran(*words_of(case, disk), cwd=inputs)
+    assert code == 0, errors
+    assert (disk / STEPS[case][2]).exists()
+
+
+@pytest.mark.parametrize("case", MOSTLY_FAST)
+def test_a_disk_that_cannot_be_written(case, inputs, small_disk):
+    disk, mount = small_disk
+    mount("remount,ro")
+    code, errors = ran(*words_of(case, disk), cwd=inputs)
+    assert code == 2, errors
+    line = error_line(errors)
+    assert "permission" in line or "cannot be written" in line or "cannot be made" in line
+    assert list(disk.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="tests/test_bad_input.py does it as a user")
+def test_a_file_that_may_not_be_read(inputs):
+    """As the user nobody, who may not read what is root's."""
+    (inputs / "cells.h5ad").chmod(0o600)
+    inputs.chmod(0o755)
+    drop = "import os\nfrom scperformer import cli, predict\nrun = cli._run\n"
+    drop += "cli._run = lambda *rest: (os.setgid(65534), os.setuid(65534), run(*rest))"
+    code, errors = ran("predict", "cells.h5ad", cwd=inputs, before=drop)
+    assert code == 2, errors
+    assert "permission" in error_line(errors).lower()
+
+
+# Killed
+
+
+def killed_when(process: subprocess.Popen, is_time) -> None:
+    """Kill -9 a process as soon as something is the case."""
+    for _ in range(1200):
+        if is_time() or process.poll() is not None:
+            break
+        time.sleep(0.05)
+    assert process.poll() is None, process.communicate()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.slow
+def test_kill_9_while_the_output_is_copied(inputs):
+    slow = "import shutil\ncopy = shutil.copyfile\n"
+    slow += "shutil.copyfile = lambda *rest: (open('copying', 'w').close(), copy(*rest), time.sleep(60))"
+    words = ("predict", "cells.h5ad", "model_path=model", "output=out.h5ad")
+    with started(*words, cwd=inputs, before=slow) as process:
+        killed_when(process, (inputs / "copying").exists)
+    assert not (inputs / "out.h5ad").exists()
+    code, errors = ran(*words, "resume=true", cwd=inputs)
+    assert code == 0, errors
+    left = sorted(entry.name for entry in inputs.iterdir())
+    assert left == ["annotated.h5ad", "cells.h5ad", "copying", "model", "out.h5ad"]
+
+
+@pytest.mark.slow
+def test_a_helper_process_that_dies_ends_the_training(inputs):
+    """The second process of two dies in its first step: no hang, no model, no exit code 0."""
+    die = (
+        "import os\nfrom scperformer.learner import Learner\n"
+        "Learner.training_step = lambda self, *_: os._exit(9) if self.global_rank == 1 else None"
+    )
+    (inputs / "sitecustomize.py").write_text(
+        f"import os\nif os.environ.get('LOCAL_RANK') == '1':\n    exec({die!r})\n", encoding="utf-8"
+    )
+    words = ("train", "cells.h5ad", *TRAIN, "trainer=ddp", "trainer.devices=2", "output=cut")
+    environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join([str(inputs), ENVIRONMENT.get("PYTHONPATH", "")])}
+    line = [sys.executable, "-m", "scperformer", *words]
+    done = subprocess.run(line, cwd=inputs, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 2, done.stderr
+    assert "one of the 2 processes of this training ended" in error_line(done.stderr)
+    assert not (inputs / "cut").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("helper", "code", "says"), [("false", 2, "one of the 2 processes"), ("true", 0, "")])
+def test_the_wait_for_a_helper_ends_when_it_dies_unnoticed(helper, code, says):
+    """Nothing but our own watch is there to notice, and the training waits for an answer."""
+    script = f"""
+import subprocess, time
+from pytorch_lightning.strategies.launchers import subprocess_script
+from scperformer import cli, processes
+cli.set_up_logging()
+processes.GRACE_SECONDS, processes.SECONDS_BETWEEN_LOOKS = 0.2, 0.05
+with processes.helpers_watched():
+    subprocess_script._launch_process_observer([subprocess.Popen(["{helper}"])])
+    time.sleep(3)
+time.sleep(0.5)
+"""
+    line = [sys.executable, "-c", script]
+    done = subprocess.run(line, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr
+    assert (says in error_line(done.stderr)) if says else done.stderr == ""
+
+
+# Inputs that change
+
+
+@pytest.mark.parametrize("how", ["changed", "replaced", "gone"])
+@pytest.mark.parametrize("output", ["out.h5ad", "out.csv", "out.zarr"])
+def test_an_input_that_changes_meanwhile_is_noticed(how, output, inputs, tmp_path, monkeypatch):
+    path = inputs / "cells.h5ad"
+    make = predict.make_annotation
+
+    def change(*rest):
+        found = make(*rest)
+        if how == "replaced":
+            shutil.copyfile(path, inputs / "other.h5ad")
+            os.replace(inputs / "other.h5ad", path)
+        elif how == "gone":
+            path.unlink()
+        else:
+            with path.open("r+b") as file:
+                file.write(b"\x89")
+        return found
+
+    monkeypatch.setattr(predict, "make_annotation", change)
+    monkeypatch.setattr("scperformer.prediction.predict.annotate_in_memory", change_in_memory(change))
+    options = {"model_path": str(inputs / "model"), "output": str(tmp_path / output)}
+    with pytest.raises(InputError, match=r"cells\.h5ad was changed while it was read; expected the same input"):
+        run_predict(PredictConfig(inputs=[str(path)], **options))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["inputs"]
+
+
+def change_in_memory(change):
+    def annotate(adata, model, cfg, path):
+        query = predict.make_query(adata, model, cfg, path)
+        calls = [predict.call_block(query.block(first), model, cfg) for first in query.starts()]
+        return change(query, model, cfg, lambda: calls, 1.0)
+
+    return annotate
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.8, 0.99])
+def test_cut_files(share, inputs):
+    content = (inputs / "cells.h5ad").read_bytes()
+    (inputs / "cut.h5ad").write_bytes(content[: int(share * len(content))])
+    with pytest.raises(InputError, match="truncated"):
+        run_predict(PredictConfig(inputs=[str(inputs / "cut.h5ad")], model_path=str(inputs / "model")))
+    assert not (inputs / "cut.annotated.h5ad").exists()
+    assert h5py.is_hdf5(inputs / "cells.h5ad")

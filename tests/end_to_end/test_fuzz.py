@@ -1,0 +1,205 @@
+"""Inputs drawn by chance, always the same ones: a right answer or one line of error, and nothing else."""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pyarrow.parquet
+import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+from scipy import sparse
+from support import tried
+from support.fuzzing import KINDS, anndatas, faults, spoil, write
+from support.inputs import WRITERS, small_cells
+
+from scperformer import cli
+from scperformer.config.compose import make_config
+from scperformer.model.folder import load_bundle
+
+FUZZED, DAMAGED = (int(os.environ.get(name, number)) for name, number in (("FUZZED", 15), ("DAMAGED", 25)))
+BY_CHANCE, DAMAGE = "cells of every shape, type and name, by chance", "damaged bytes, by chance"
+STEPS = ("check", "predict", "preprocess", "train")
+OUTPUTS = {
+    "check": [".json"],
+    "predict": [".h5ad", ".h5ad", ".zarr", ".csv", ".parquet"],
+    "preprocess": [".h5ad"],
+    "train": [""],
+}
+SLOW = pytest.mark.slow
+SPOILED = ("h5ad", "10x h5 v3", "10x folder v2", "zarr 3", "csv", "loom")
+MARGIN = 0.01  # of the logits of two labels; less may be rounding
+FUZZ = settings(
+    derandomize=True,
+    deadline=None,
+    database=None,
+    print_blob=False,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+@pytest.fixture(scope="module")
+def configs(tiny_model):
+    """The options of each step, composed once: Hydra takes longer than the rest."""
+    options = {
+        "check": [f"model_path={tiny_model}"],
+        "predict": [f"model_path={tiny_model}", "min_overlap=0"],
+        "preprocess": ["data.min_genes=0", "data.min_cells=0"],
+        "train": ["label_key=cell_type", "experiment=linear", "logger=none", "data.min_genes=0", "data.min_cells=0"],
+    }
+    return {step: make_config(step, ["inputs=[x]", *words]) for step, words in options.items()}
+
+
+@pytest.fixture
+def run(command, configs, monkeypatch):
+    """The command line without Hydra: a step, an input and an output."""
+
+    def run_step(step, words):
+        path, output = words
+        cli._run(step, dataclasses.replace(configs[step], inputs=[path], output=output))
+
+    monkeypatch.setattr(cli, "run_step", run_step)
+    return command
+
+
+def outcome(run, step: str, path: Path, output: Path, look=lambda output: None) -> str:
+    """Run a step on an input: `right` or `refused`; anything else fails. `look` is shown what was written."""
+    folder = path.parent
+    before = contents(folder)
+    ran = run(step, path, output)
+    errors = [line for line in ran.err.splitlines() if line.startswith(("error", "internal", "Traceback"))]
+    if ran.code == 2:
+        assert len(errors) == 1, ran.err
+        assert ran.err.splitlines()[-1].startswith("error: "), ran.err
+        if step == "check":
+            output.unlink(missing_ok=True)
+        assert contents(folder) == before, "something was left behind"
+        return "refused"
+    assert ran.code == 0, ran.err
+    assert errors == []
+    look(output)
+    for written in (output, output.with_name(f"{output.name}.run")):
+        if written.is_dir():
+            shutil.rmtree(written)
+        else:
+            written.unlink(missing_ok=True)
+    assert contents(folder) == before, "something was left behind"
+    return "right"
+
+
+def calls_of(output: Path) -> tuple[list[str], dict]:
+    """The baseline's calls in an output, and what it says of the input; probabilities are looked at on the way."""
+    if output.suffix in (".csv", ".parquet"):
+        table = pd.read_parquet(output) if output.suffix == ".parquet" else pd.read_csv(output)
+        assert table["scperformer_confidence"].between(0, 1).all()
+        metadata = pyarrow.parquet.read_schema(output).metadata if output.suffix == ".parquet" else {}
+        return list(table["scperformer_baseline_label"]), json.loads(metadata.get(b"scperformer", b"{}"))
+    found = ad.read_zarr(output) if output.suffix == ".zarr" else ad.read_h5ad(output)
+    proba = found.obsm["scperformer_proba"].to_numpy()
+    assert np.isfinite(proba).all()
+    np.testing.assert_allclose(proba.sum(1), 1, atol=1e-5)
+    return list(found.obs["scperformer_baseline_label"]), found.uns["scperformer"]
+
+
+def naive_logits(adata: ad.AnnData, facts: dict, bundle) -> np.ndarray:
+    """What logistic regression says of cells, from the formulas: float64, dense, gene by gene."""
+    source, kind = facts["source"], facts["kind"]
+    x = adata.raw.X if source == "raw" else adata.X if source == "X" else adata.layers[source.removeprefix("layers/")]
+    names = [str(name).strip() for name in (adata.raw.var_names if source == "raw" else adata.var_names)]
+    values = np.asarray(x.todense() if sparse.issparse(x) else x, dtype=np.float64)
+    if kind == "log1p":
+        values = np.expm1(values * math.log(facts["log_base"]))
+    sums = values.sum(1)
+    if kind == "log1p" and not facts["relative"]:
+        sums = np.full(len(values), 1e4 if math.isnan(facts["total"]) else facts["total"])
+    values = values * np.divide(bundle.config["target_sum"], sums, out=np.zeros_like(sums), where=sums > 0)[:, None]
+    place = {gene.upper(): i for i, gene in enumerate(bundle.genes)}
+    aligned = np.zeros((len(values), len(bundle.genes)))
+    for name, column in zip(names, values.T, strict=True):
+        if name.upper() in place:
+            aligned[:, place[name.upper()]] += column
+    return np.log1p(aligned) @ bundle.weights["baseline.weight"] + bundle.weights["baseline.bias"]
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[] if kind == "h5ad" else SLOW) for kind in KINDS])
+def test_cells_of_every_shape_type_and_name(kind, run, tiny_model):
+    seen: Counter[str] = Counter()
+    bundle = load_bundle(tiny_model)
+
+    @settings(FUZZ, max_examples=FUZZED)
+    @given(anndatas(), st.data())
+    def look(adata, data):
+        def compare(output):
+            labels, record = calls_of(output)
+            if kind in ("h5ad", "zarr"):
+                assert len(labels) == adata.n_obs
+            if len(labels) != adata.n_obs or not record:  # a table whose names say cells x genes as much as the other
+                return
+            if kind == "loom" and record["input"]["source"] != "X":  # a layer that its writer has added
+                return
+            with np.errstate(over="ignore"):
+                logits = naive_logits(adata, record["input"], bundle)
+            best = np.sort(logits, axis=1)[:, -2:]
+            sure = best[:, 1] - best[:, 0] > MARGIN
+            expected = np.array(bundle.labels)[logits.argmax(1)]
+            assert np.array(labels)[sure].tolist() == expected[sure].tolist()
+            seen["compared"] += int(sure.sum())
+
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            try:
+                path = write(adata, kind, folder)
+            except (ValueError, TypeError, KeyError, AttributeError, UnicodeError, OSError):
+                reject()  # it cannot even be written
+            for step in STEPS:
+                output = folder / f"out{data.draw(st.sampled_from(OUTPUTS[step]))}"
+                found = outcome(run, step, path, output, compare if step == "predict" else lambda output: None)
+                seen[found] += 1
+                tried.record(BY_CHANCE, found, f"{kind}, {step}")
+
+    look()
+    assert min(seen["right"], seen["refused"]) >= 3, seen
+    assert seen["compared"] >= 10, seen
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["h5ad", *(pytest.param(kind, marks=SLOW) for kind in ("10x h5 v3", "10x folder v2", "zarr 3", "csv", "loom"))],
+)
+def test_damaged_bytes(kind, run, tmp_path_factory):
+    cells = small_cells()
+    cells.var_names = [f"GENE{i}" for i in range(cells.n_vars)]
+    whole = WRITERS[kind](cells, tmp_path_factory.mktemp("whole"))
+    files = sorted(file for file in whole.rglob("*") if file.is_file()) if whole.is_dir() else [whole]
+    seen: Counter[str] = Counter()
+
+    @settings(FUZZ, max_examples=DAMAGED)
+    @given(st.sampled_from(files), faults(), st.sampled_from(STEPS[:3]))
+    def look(file, fault, step):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            path = folder / whole.name
+            (shutil.copytree if whole.is_dir() else shutil.copyfile)(whole, path)
+            target = path / file.relative_to(whole) if whole.is_dir() else path
+            content = file.read_bytes()
+            if not content:
+                reject()
+            target.write_bytes(spoil(content, fault))
+            found = outcome(run, step, path, folder / f"out{OUTPUTS[step][0]}")
+            seen[found] += 1
+            tried.record(DAMAGE, found, f"{kind}, {step}")
+
+    look()
+    assert seen["refused"] >= 2, seen

@@ -1,0 +1,392 @@
+"""Prediction of files that are never in memory as a whole: the same answers, cut off and continued, as tables."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+import scanpy
+from anndata.tests.helpers import assert_equal
+from scipy import sparse
+
+import scperformer
+from scperformer.config.steps import PredictConfig
+from scperformer.errors import InputError
+from scperformer.files import row_blocks as rows
+from scperformer.files.h5ad import read_h5ad
+from scperformer.network.load import load_model
+from scperformer.prediction import annotation, predict
+from scperformer.prediction import parts as partial
+from scperformer.prediction import write_zarr as zarr_copy
+from scperformer.prediction.predict import run_predict
+
+BLOCK = 17  # cells; 120 of them make eight blocks
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(rows, "MAX_BLOCK_CELLS", BLOCK)
+
+
+@pytest.fixture
+def whole(counts_adata, tiny_model):
+    """The cells annotated in memory."""
+    return scperformer.annotate(counts_adata.copy(), load_model(tiny_model))
+
+
+def config(path: Path, model: Path, **options) -> PredictConfig:
+    return PredictConfig(inputs=[str(path)], model_path=str(model), **options)
+
+
+def require_same(found: ad.AnnData, expected: ad.AnnData) -> None:
+    ours = [name for name in expected.obs if name.startswith("scperformer_")]
+    pd.testing.assert_frame_equal(found.obs[ours], expected.obs[ours])
+    np.testing.assert_array_equal(found.obsm["X_scperformer"], expected.obsm["X_scperformer"])
+    pd.testing.assert_frame_equal(found.obsm["scperformer_proba"], expected.obsm["scperformer_proba"])
+
+
+STORED = {
+    "csr": lambda x: x,
+    "csc": lambda x: x.tocsc(),
+    "dense": lambda x: x.toarray(),
+    "int": lambda x: x.astype(np.int32),
+    "int csc": lambda x: x.astype(np.int64).tocsc(),
+    "float64": lambda x: x.toarray().astype(np.float64),
+}
+
+
+@pytest.mark.parametrize("how", STORED)
+@pytest.mark.parametrize("place", ["X", *(pytest.param(place, marks=pytest.mark.slow) for place in ("layers", "raw"))])
+def test_blocks_of_a_file_give_what_the_whole_gives(
+    counts_adata, whole, tiny_model, write, small_blocks, monkeypatch, how, place
+):
+    x = STORED[how](counts_adata.X)
+    adata = ad.AnnData(x, obs=counts_adata.obs, var=counts_adata.var)
+    if place == "layers":
+        adata = ad.AnnData(None, obs=counts_adata.obs, var=counts_adata.var, layers={"counts": x})
+    if place == "raw":
+        adata.raw = adata.copy()
+        adata.X = np.full(adata.shape, -1.0, dtype=np.float32)
+    path = write(adata)
+    monkeypatch.setattr(predict, "read_cells", lambda *_: pytest.fail("the file was read into memory"))
+    (output,) = run_predict(config(path, tiny_model))
+    require_same(ad.read_h5ad(output), whole)
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["sample.annotated.h5ad", "sample.h5ad"]
+
+
+def test_a_file_of_an_old_format_is_annotated_as_a_whole(tmp_path):
+    old = Path(scanpy.__file__).parent / "datasets" / "10x_pbmc68k_reduced.h5ad"  # anndata before 0.7
+    run_predict(PredictConfig(inputs=[str(old)], output=str(tmp_path / "out.h5ad")))
+    before, after = read_h5ad(old), ad.read_h5ad(tmp_path / "out.h5ad")
+    assert (after.obs["scperformer_label"] == after.obs["bulk_labels"]).mean() > 0.8  # of its own training cells
+    np.testing.assert_array_equal(after.X, before.X)
+    assert set(before.obs) < set(after.obs)
+    assert set(before.obsm) < set(after.obsm)
+
+
+def _mixed_within_columns(x):
+    """The same matrix, its values within a column in an order by chance."""
+    order = np.lexsort((np.random.default_rng(0).random(x.nnz), np.repeat(np.arange(x.shape[1]), np.diff(x.indptr))))
+    return sparse.csc_matrix((x.data[order], x.indices[order], x.indptr), shape=x.shape)
+
+
+def test_columns_on_disk_are_read_in_several_passes(counts_adata, tmp_path, monkeypatch):
+    monkeypatch.setattr(rows, "BLOCK_VALUES", 300)
+    monkeypatch.setattr(rows, "PART_VALUES", 1000)
+    path = tmp_path / "csc.h5ad"
+    ad.AnnData(_mixed_within_columns(counts_adata.X.tocsc())).write_h5ad(path)
+    with h5py.File(path) as file:
+        found = rows.Rows(ad.io.sparse_dataset(file["X"]))
+        assert 1 < found.block_cells < 10
+        blocks = [block for _, block in found.blocks()]
+        assert len(blocks) > 10
+        np.testing.assert_array_equal(sparse.vstack(blocks).toarray(), counts_adata.X.toarray())
+        wanted = np.array([0, 3, 77, 119])
+        np.testing.assert_array_equal(found.some(wanted).toarray(), counts_adata.X[wanted].toarray())
+
+
+@pytest.mark.parametrize("values", [299, pytest.param(10**6, marks=pytest.mark.slow)])
+def test_a_zarr_output_holds_all_that_the_file_has(rich, tiny_model, write, small_blocks, monkeypatch, values):
+    monkeypatch.setattr(zarr_copy, "CHUNK_VALUES", values)
+    rich.obsm["table"] = pd.DataFrame({"a": np.arange(rich.n_obs)}, index=rich.obs_names)
+    rich.layers["csc"] = rich.X.tocsc()
+    rich.uns["nothing"] = None
+    rich.uns["names"] = np.array(["a", "ö"], dtype=object)
+    path = write(rich)
+    expected = scperformer.annotate(ad.read_h5ad(path), load_model(tiny_model))
+    monkeypatch.setattr(predict, "read_cells", lambda *_: pytest.fail("the file was read into memory"))
+    (output,) = run_predict(config(path, tiny_model, output=str(path.with_name("out.zarr"))))
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["out.zarr", "sample.h5ad"]
+    found = ad.read_zarr(output)
+    for recorded in (found, expected):  # where it was, and how long it took
+        del recorded.uns["scperformer"]
+    assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["calls.csv", "calls.tsv.gz", "calls.parquet", "calls.zarr"])
+def test_other_outputs_hold_the_same_calls(counts_adata, whole, tiny_model, write, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(predict, "TABLE_ROWS", 50)
+    path, output = write(counts_adata), tmp_path / name
+    run_predict(config(path, tiny_model, output=str(output)))
+    if name.endswith("zarr"):
+        found = ad.read_zarr(output)
+        require_same(found, whole)
+        np.testing.assert_array_equal(found.X.toarray(), counts_adata.X.toarray())
+        return
+    table = pd.read_parquet(output) if "parquet" in name else pd.read_csv(output, sep=None, engine="python")
+    assert list(table["cell"]) == list(counts_adata.obs_names)
+    expected = whole.obs[[column for column in whole.obs if column.startswith("scperformer_")]]
+    assert list(table.columns[1:]) == list(expected.columns)
+    for column in expected:
+        if expected[column].dtype == "float32":
+            np.testing.assert_allclose(table[column], expected[column], rtol=1e-6)
+        else:
+            assert list(table[column].astype(str)) == list(expected[column].astype(str))
+
+
+def test_parquet_says_how_it_was_made(counts_adata, tiny_model, write, tmp_path):
+    from pyarrow.parquet import read_schema
+
+    output = tmp_path / "calls.parquet"
+    run_predict(config(write(counts_adata), tiny_model, output=str(output)))
+    assert load_model(tiny_model).bundle.hash.encode() in read_schema(output).metadata[b"scperformer"]
+
+
+def test_formats_without_output_are_beside_the_input(counts_adata, tiny_model, write):
+    path = write(counts_adata)
+    (output,) = run_predict(config(path, tiny_model, output_format="csv"))
+    assert output == path.with_name("sample.annotated.csv")
+
+
+def test_formulas_in_names_do_not_run_in_a_spreadsheet(counts_adata, tiny_model, write, tmp_path, caplog):
+    names = ["=1+1", "+cmd|' /C calc'!A0", "-2", "@SUM(1)", *counts_adata.obs_names[4:]]
+    counts_adata.obs_names = names
+    output = tmp_path / "calls.csv"
+    run_predict(config(write(counts_adata), tiny_model, output=str(output)))
+    assert [line[:2] for line in output.read_text().splitlines()[1:5]] == ["'=", "'+", "'-", "'@"]
+    assert "4 texts that spreadsheets would run as formulas have a ' in front" in caplog.text
+
+
+def test_an_unknown_ending_is_refused(counts_adata, tiny_model, write, tmp_path):
+    with pytest.raises(InputError, match=r"output=.*calls\.xlsx; expected a name that ends in \.h5ad, \.zarr, \.csv"):
+        run_predict(config(write(counts_adata), tiny_model, output=str(tmp_path / "calls.xlsx")))
+
+
+# cut off
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.fixture
+def cut_off(counts_adata, tiny_model, write, small_blocks, monkeypatch):
+    """A run that was cut off in its fourth block: (path, calls that are still to be made)."""
+    path = write(counts_adata)
+    with monkeypatch.context() as patch:
+        num = iter(range(100))
+
+        def call(*arguments):
+            if next(num) == 3:
+                raise Killed
+            return original(*arguments)
+
+        original = predict.call_block
+        patch.setattr(predict, "call_block", call)
+        with pytest.raises(Killed):
+            run_predict(config(path, tiny_model))
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["sample.annotated.h5ad.partial", "sample.h5ad"]
+    called = []
+    monkeypatch.setattr(
+        predict, "call_block", lambda x, *rest: called.append(x.shape[0]) or annotation.call_block(x, *rest)
+    )
+    return path, called
+
+
+def test_a_run_that_was_cut_off_goes_on(whole, cut_off, tiny_model, caplog):
+    path, called = cut_off
+    with caplog.at_level("INFO", logger="scperformer"):
+        (output,) = run_predict(config(path, tiny_model, resume=True, batch_size=5))
+    assert called == [BLOCK] * 4 + [1]
+    assert "3 of 8 parts are there" in caplog.text
+    require_same(ad.read_h5ad(output), whole)
+    assert not output.with_name(f"{output.name}.partial").exists()
+
+
+def test_without_resume_it_starts_anew(whole, cut_off, tiny_model, caplog):
+    path, called = cut_off
+    with caplog.at_level("INFO", logger="scperformer"):
+        (output,) = run_predict(config(path, tiny_model))
+    assert len(called) == 8
+    assert "resume=true would have kept them" in caplog.text
+    require_same(ad.read_h5ad(output), whole)
+
+
+def test_parts_of_another_run_are_refused(cut_off, counts_adata, tiny_model, tmp_path):
+    path, _ = cut_off
+    with pytest.raises(InputError, match=r"of another run \(other options\).*leave out resume=true"):
+        run_predict(config(path, tiny_model, resume=True, min_overlap=0.3))
+    counts_adata[::-1].copy().write_h5ad(path)
+    with pytest.raises(InputError, match=r"of another run \(other input\)"):
+        run_predict(config(path, tiny_model, resume=True))
+    assert len(list((tmp_path / "sample.annotated.h5ad.partial").glob("part-*"))) == 3
+
+
+def test_parts_of_other_blocks_are_refused(cut_off, tiny_model, monkeypatch):
+    path, _ = cut_off
+    monkeypatch.setattr(rows, "MAX_BLOCK_CELLS", BLOCK + 3)
+    with pytest.raises(InputError, match=r"of another run \(other blocks\)"):
+        run_predict(config(path, tiny_model, resume=True))
+
+
+def test_a_second_run_with_the_same_output_is_refused(
+    counts_adata, whole, tiny_model, write, small_blocks, monkeypatch
+):
+    path = write(counts_adata)
+    call, refusals = predict.call_block, []
+
+    def meanwhile(*arguments):
+        if not refusals:
+            refusals.append(None)
+            with pytest.raises(
+                InputError, match=r"another run that writes into .*sample\.annotated\.h5ad\.partial"
+            ) as error:
+                run_predict(config(path, tiny_model))
+            refusals[0] = error.value
+        return call(*arguments)
+
+    monkeypatch.setattr(predict, "call_block", meanwhile)
+    (output,) = run_predict(config(path, tiny_model))
+    assert refusals[0] is not None
+    require_same(ad.read_h5ad(output), whole)
+
+
+@pytest.mark.parametrize(("name", "text"), [("thesis.txt", "x"), ("run.json", "[1]")])
+def test_what_is_not_ours_in_a_folder_of_parts_stays(cut_off, tiny_model, tmp_path, name, text):
+    path, _ = cut_off
+    folder = tmp_path / "sample.annotated.h5ad.partial"
+    (folder / name).write_text(text)
+    with pytest.raises(InputError, match="in the way and not ours"):
+        run_predict(config(path, tiny_model))
+    assert (folder / name).read_text() == text
+    assert len(list(folder.glob("part-*"))) == 3
+
+
+def test_an_output_that_is_a_link_is_written_where_it_points(counts_adata, whole, tiny_model, write, tmp_path):
+    disk = Path("/dev/shm")
+    if not disk.is_dir() or not os.access(disk, os.W_OK):
+        pytest.skip("there is no second disk")
+    with tempfile.TemporaryDirectory(dir=disk) as folder:
+        (tmp_path / "link.h5ad").symlink_to(Path(folder) / "out.h5ad")
+        run_predict(config(write(counts_adata), tiny_model, output=str(tmp_path / "link.h5ad")))
+        require_same(ad.read_h5ad(tmp_path / "link.h5ad"), whole)
+        assert [entry.name for entry in Path(folder).iterdir()] == ["out.h5ad"]
+
+
+def test_another_zarr_store_is_not_replaced(counts_adata, tiny_model, write, tmp_path):
+    import zarr
+
+    theirs = tmp_path / "image.zarr"
+    zarr.open_group(theirs, mode="w", zarr_format=2).create_array("image", data=np.ones(3))
+    with pytest.raises(InputError, match="is not replaced"):
+        run_predict(config(write(counts_adata), tiny_model, output=str(theirs), overwrite=True))
+    assert (theirs / "image").exists()
+
+
+def test_names_that_are_no_utf8_do_not_stop_a_table(counts_adata, tiny_model, write, tmp_path):
+    path = write(counts_adata)
+    with h5py.File(path, "r+") as file:
+        names = [name.encode() for name in counts_adata.obs_names]
+        names[3] = b"caf\xe9"
+        index = file["obs"].attrs["_index"]
+        attributes = dict(file["obs"][index].attrs)
+        del file["obs"][index]
+        file["obs"].create_dataset(index, data=names, dtype=h5py.string_dtype())
+        file["obs"][index].attrs.update(attributes)
+    run_predict(config(path, tiny_model, output=str(tmp_path / "calls.csv")))
+    assert pd.read_csv(tmp_path / "calls.csv")["cell"][3] == "caf\ufffd"
+
+
+def test_a_damaged_part_is_refused(cut_off, tiny_model, tmp_path):
+    path, _ = cut_off
+    (tmp_path / "sample.annotated.h5ad.partial" / "part-000001.npz").write_bytes(b"PK half")
+    with pytest.raises(InputError, match=r"damaged partial result .*part-000001\.npz.*without resume=true"):
+        run_predict(config(path, tiny_model, resume=True))
+
+
+def test_a_folder_that_is_not_ours_stays(counts_adata, tiny_model, write, tmp_path):
+    theirs = tmp_path / "sample.annotated.h5ad.partial"
+    theirs.mkdir()
+    (theirs / "thesis.tex").write_text("x")
+    with pytest.raises(InputError, match="in the way and not ours"):
+        run_predict(config(write(counts_adata), tiny_model))
+    assert (theirs / "thesis.tex").exists()
+
+
+def test_damage_in_the_middle_of_a_file_is_one_line(counts_adata, tiny_model, write, small_blocks, tmp_path):
+    path = write(counts_adata)
+    with h5py.File(path, "r+") as file:
+        file["X/indices"][1000] = 10**6
+    with pytest.raises(InputError, match=r"a damaged matrix in X of .*sample\.h5ad"):
+        run_predict(config(path, tiny_model))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["sample.h5ad"]
+
+
+@pytest.mark.slow
+def test_kill_9_leaves_no_half_file_and_the_next_run_goes_on(counts_adata, whole, tiny_model, write, tmp_path):
+    """A process that is really killed, while its calls are made slowly."""
+    path = write(counts_adata)
+    program = f"""
+import sys, time
+from scperformer import predict, rows
+from scperformer.cli import main
+rows.MAX_BLOCK_CELLS = {BLOCK}
+call = predict.call_block
+predict.call_block = lambda *rest: (time.sleep(0.3), call(*rest))[1]
+sys.exit(main(sys.argv[1:]))
+"""
+    words = ["predict", str(path), f"model_path={tiny_model}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([sys.executable, "-c", program, *words], env=environment, stderr=subprocess.DEVNULL) as run:
+        folder = tmp_path / "sample.annotated.h5ad.partial"
+        for _ in range(600):
+            if len(list(folder.glob("part-*"))) >= 2 or run.poll() is not None:
+                break
+            time.sleep(0.1)
+        run.send_signal(signal.SIGKILL)
+    assert run.returncode == -signal.SIGKILL
+    assert not (tmp_path / "sample.annotated.h5ad").exists()
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words, "resume=true"], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "going on where" in done.stderr
+    require_same(ad.read_h5ad(tmp_path / "sample.annotated.h5ad"), whole)
+    assert not folder.exists()
+
+
+def test_parts_are_written_whole(tmp_path, monkeypatch):
+    calls = partial.Calls(np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32), np.zeros(2, int), np.zeros(2, bool))
+
+    def full(file, **_):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    with partial.partial_results(tmp_path / "out.h5ad", {"a": "b"}, 2, resume=False) as parts:
+        with monkeypatch.context() as patch:
+            patch.setattr(partial.np, "savez", full)
+            with pytest.raises(OSError, match="No space"):
+                parts.write(0, calls)
+        assert not parts.has(0)
+        assert sorted(entry.name for entry in parts.folder.iterdir()) == [".unfinished", "run.json"]
+        for part in range(2):
+            parts.write(part, calls)
+        assert sum(1 for _ in parts.read()) == 2

@@ -1,0 +1,222 @@
+"""Readers: the same cells from every kind of input, and the steps that read them."""
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import anndata as ad
+import h5py
+import numpy as np
+import pytest
+import scanpy
+from support.inputs import (
+    NUM_CELLS,
+    NUM_GENES,
+    WRITERS,
+    same,
+    table,
+    write_csv,
+    write_loom,
+    write_mtx,
+    write_tenx_v3,
+)
+
+from scperformer.errors import InputError
+from scperformer.files import read as readers
+from scperformer.files.read import read_cells, require_readable, stem
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_every_kind_gives_the_same_cells(kind, cells, tmp_path, caplog, recwarn):
+    caplog.set_level(logging.INFO, "scperformer")
+    path = WRITERS[kind](cells.copy(), tmp_path)
+    recwarn.clear()
+    found = read_cells(path)
+    assert same(found, cells)
+    assert np.issubdtype(found.X.dtype, np.floating if "float64" in kind else np.integer)
+    assert len(recwarn) == 0
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"read {path}: " in line
+    assert "30 cells x 60 genes" in line
+    if "table" not in line:
+        ids = found.var["Accession" if kind == "loom" else "gene_ids"]
+        assert list(ids) == list(cells.var["gene_ids"])
+
+
+@pytest.mark.parametrize("kind", ["10x h5 v2", "10x h5 v3"])
+def test_10x_files_as_scanpy_reads_them(kind, cells, tmp_path):
+    path = WRITERS[kind](cells, tmp_path)
+    expected = scanpy.read_10x_h5(path)
+    found = read_cells(path)
+    assert same(found, expected)
+    assert found.var["gene_ids"].tolist() == expected.var["gene_ids"].tolist()
+
+
+def test_a_loom_file_keeps_labels_and_layers_and_is_read_in_blocks(cells, tmp_path, monkeypatch):
+    monkeypatch.setattr("scperformer.files.loom.BLOCK", 8 * NUM_CELLS)  # chunks of 7 genes: 9 blocks
+    found = read_cells(write_loom(cells, tmp_path))
+    assert same(found, cells)
+    assert list(found.obs["label"]) == list(cells.obs["label"])
+    np.testing.assert_array_equal(found.layers["spliced"].toarray(), 2 * cells.X.toarray())
+
+
+def test_a_table_is_read_in_blocks(cells, tmp_path, monkeypatch):
+    monkeypatch.setattr("scperformer.files.tables.BLOCK", 7 * NUM_GENES)
+    cells.X = cells.X.astype(np.float64)
+    cells.X.data[-1] = 0.25  # only in the last block
+    assert same(read_cells(write_csv(cells, tmp_path)), cells)
+
+
+def test_what_is_no_file(tmp_path):
+    with pytest.raises(InputError, match=r"no file .*nowhere.*check the path"):
+        require_readable(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="neither a file nor a folder"):
+        require_readable(tmp_path / "pipe")
+
+
+FOREIGN_HDF5 = {"mod": "it looks like MuData", "assays": "it looks like h5Seurat", "some": "holds some"}
+
+
+@pytest.mark.parametrize("group", FOREIGN_HDF5)
+def test_other_hdf5_files(group, tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_group(group)
+    with pytest.raises(InputError, match=FOREIGN_HDF5[group]):
+        read_cells(tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.98])
+@pytest.mark.parametrize("kind", ["10x h5 v2", "10x h5 v3", "loom", "csv.gz of genes x cells"])
+def test_truncated_files(kind, share, cells, tmp_path):
+    path = WRITERS[kind](cells, tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(InputError, match=r"is truncated|is damaged|is no table"):
+        read_cells(path)
+
+
+def test_a_loom_file_without_names_of_genes(cells, tmp_path):
+    path = write_loom(cells, tmp_path)
+    with h5py.File(path, "r+") as file:
+        del file["row_attrs/Gene"]
+    assert list(read_cells(path).var_names) == list(cells.var["gene_ids"])
+    with h5py.File(path, "r+") as file:
+        file.move("row_attrs/Accession", "row_attrs/Whatever")
+    with pytest.raises(InputError, match=r"no names of genes \(row attributes: Whatever\)"):
+        read_cells(path)
+
+
+# Names
+
+
+NAMES = {
+    "a.csv.gz": "a",
+    "b.h5": "b",
+    "a.b.h5ad": "a.b",
+    "GSM1_matrix.mtx.gz": "GSM1",
+    "run1/matrix.mtx": "run1",
+    "x.zarr": "x",
+    "A.TSV": "A",
+    "sample": "sample",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stem(name, tmp_path):
+    assert stem(tmp_path / name) == NAMES[name]
+
+
+def test_outputs_lie_beside_the_input(tmp_path, monkeypatch):
+    (tmp_path / "run.1").mkdir()
+    assert stem(tmp_path / "run.1") == "run.1"
+    assert readers.beside(tmp_path / "run.1", ".model") == tmp_path / "run.1.model"
+    monkeypatch.chdir(tmp_path / "run.1")
+    assert readers.beside(".", ".model") == tmp_path / "run.1.model"
+    assert readers.beside("a.csv", ".model") == Path("a.model")
+
+
+@pytest.mark.parametrize("kind", ["csv", "10x folder", "mtx file", "zarr 3"])
+def test_the_checksum_changes_with_the_content(kind, cells, tmp_path):
+    path = WRITERS[kind](cells, tmp_path)
+    before = readers.checksum(path)
+    assert before == readers.checksum(path)
+    assert len(before) == 64
+    part = next(file for file in sorted((path if path.is_dir() else path.parent).rglob("*")) if file.is_file())
+    part.write_bytes(part.read_bytes() + b" ")
+    assert readers.checksum(path) != before
+
+
+# Steps
+
+
+@pytest.mark.parametrize("kind", ["csv", "10x h5 v3", "10x folder", "loom", "zarr 3"])
+def test_check_of_any_kind(kind, counts_adata, tiny_model, tmp_path, command):
+    counts_adata.var["gene_ids"] = counts_adata.var_names
+    counts_adata.obs["label"] = counts_adata.obs["cell_type"].astype(str)
+    counts_adata.X = counts_adata.X.astype(np.int64)
+    path = WRITERS[kind](counts_adata, tmp_path)
+    ran = command("check", path, f"model_path={tiny_model}")
+    assert ran.code == 0
+    assert "counts in X" in ran.out
+    assert "200 of 200 genes" in ran.out
+    assert "120 cells x 200 genes" in ran.err
+
+
+def test_a_table_of_unclear_orientation_is_refused_by_check_unless_told(tmp_path, tiny_model, command):
+    path = tmp_path / "a.csv"
+    table([f"r{i}" for i in range(3)], [f"c{i}" for i in range(4)]).to_csv(path)
+    ran = command("check", path, f"model_path={tiny_model}")
+    assert ran.code == 2
+    assert "add orientation=cells_by_genes" in ran.out
+    ran = command("check", path, f"model_path={tiny_model}", "orientation=sideways")
+    assert "orientation=sideways" in ran.err
+    assert "auto, cells_by_genes, genes_by_cells" in ran.err
+
+
+def test_train_and_preprocess_from_a_folder(counts_adata, tmp_path, command):
+    counts_adata.var["gene_ids"] = counts_adata.var_names
+    counts_adata.X = counts_adata.X.astype(np.int64)
+    folder = write_mtx(counts_adata, tmp_path, zipped=False)
+    rows = [f"{name}\t{label}\n" for name, label in counts_adata.obs["cell_type"].items()]
+    (folder / "barcodes.tsv").write_text("barcode\tcell_type\n" + "".join(rows))
+    options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none"]
+    ran = command("train", folder, *options)
+    assert ran.code == 0, ran.err
+    info = json.loads((tmp_path / "run.model/bundle.json").read_text())
+    assert info["provenance"]["reference"] == "run"
+    assert info["provenance"]["reference_sha256"] == readers.checksum(folder)
+    ran = command("preprocess", folder / "matrix.mtx", f"model_path={tmp_path / 'run.model'}")
+    assert ran.code == 0, ran.err
+    assert ad.read_h5ad(folder / "run.prepared.h5ad").shape == (120, len(info["labels"]) and 200)
+
+
+def test_pretrain_from_a_table_and_a_10x_file(counts_adata, tmp_path, command):
+    counts_adata.var["gene_ids"] = counts_adata.var_names
+    counts_adata.X = counts_adata.X.astype(np.int64)
+    first, second = write_csv(counts_adata[:60], tmp_path), write_tenx_v3(counts_adata[60:].copy(), tmp_path)
+    ran = command("pretrain", first, second, "trainer.max_epochs=1", "logger=none")
+    assert ran.code == 0, ran.err
+    corpus = json.loads((tmp_path / "run.encoder/bundle.json").read_text())["provenance"]["corpus"]
+    assert [file["name"] for file in corpus] == ["run.csv", "run.h5"]
+
+
+def test_real_files(shared_data):
+    files = sorted((shared_data / "wild").glob("*.h5ad"))
+    assert files
+    for path in files:
+        if "zero_cells" in path.name:
+            with pytest.raises(InputError, match="no cells in"):
+                read_cells(path)
+        else:
+            assert same(read_cells(path), ad.read_h5ad(path))
+
+
+def test_a_loom_file_of_half_precision(cells, tmp_path):
+    path = WRITERS["loom"](cells, tmp_path)
+    with h5py.File(path, "r+") as file:
+        x = file["matrix"][:]
+        del file["matrix"]
+        file["matrix"] = x.astype(np.float16)
+    assert same(read_cells(path), cells)

@@ -1,0 +1,121 @@
+"""Nothing outside of an input is read, nothing in it is executed."""
+
+import json
+import os
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+from support.inputs import (
+    WRITERS,
+    same,
+    write_h5ad,
+    write_zarr,
+)
+
+from scperformer.errors import InputError
+from scperformer.files.read import read_cells, require_readable
+
+# Safety
+
+
+def external_link(file, other):
+    file["uns/away"] = h5py.ExternalLink(str(other), "/secret")
+
+
+def external_storage(file, other):
+    file.create_dataset("uns/away", shape=(2,), dtype="u1", external=[(str(other), 0, 2)])
+
+
+def virtual_dataset(file, other):
+    layout = h5py.VirtualLayout(shape=(2,), dtype="i8")
+    layout[:] = h5py.VirtualSource(str(other), "secret", shape=(2,))
+    file.create_virtual_dataset("uns/away", layout)
+
+
+def link_in_a_hidden_group(file, other):
+    file.create_group("uns/deep/deeper")["away"] = h5py.ExternalLink(str(other), "/secret")
+
+
+LINKS = [external_link, external_storage, virtual_dataset, link_in_a_hidden_group]
+
+
+@pytest.mark.parametrize("add", LINKS, ids=lambda add: add.__name__)
+@pytest.mark.parametrize("kind", ["h5ad", "10x h5 v3", "loom"])
+def test_nothing_in_another_file_is_read(kind, add, cells, tmp_path):
+    with h5py.File(tmp_path / "secret.h5", "w") as file:
+        file["secret"] = np.arange(2)
+    path = WRITERS[kind](cells, tmp_path)
+    with h5py.File(path, "r+") as file:
+        add(file, tmp_path / "secret.h5")
+    for read in (read_cells, require_readable):
+        with pytest.raises(InputError, match=r"another file \('/uns/.*away' -> .*secret.h5\)"):
+            read(path)
+
+
+def test_links_within_a_file_are_fine(cells, tmp_path):
+    path = write_h5ad(cells, tmp_path)
+    with h5py.File(path, "r+") as file:
+        file["uns/same"] = h5py.SoftLink("/obs/label")
+        file["uns/hard"] = file["obs/label"]
+        file["uns/loop"] = file["uns"]
+    assert require_readable(path) == "h5ad"
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_links_that_leave_a_zarr_folder(zarr_format, cells, tmp_path):
+    path = write_zarr(cells, tmp_path, zarr_format)
+    (tmp_path / "secret").write_text("secret")
+    os.symlink(path / "obs", path / "inside")
+    assert same(read_cells(path), cells)
+    os.symlink(tmp_path / "secret", path / "obs" / "away")
+    with pytest.raises(InputError, match=r"with a link that leaves it \('obs/away'\)"):
+        read_cells(path)
+    (path / "obs" / "away").unlink()
+    os.mkfifo(path / "pipe")
+    with pytest.raises(InputError, match="'pipe', neither a file nor a folder"):
+        require_readable(path)
+
+
+@pytest.mark.parametrize("where", [".zarray", ".zmetadata"])
+@pytest.mark.parametrize(("codec", "match"), [("pickle", "pickled objects"), ("json2", "Python objects")])
+def test_pickled_arrays_are_never_loaded(where, codec, match, cells, tmp_path):
+    path = write_zarr(cells, tmp_path, 2)
+    info = json.loads((path / "obs/_index/.zarray").read_text())
+    bad = info | {"dtype": "|O", "filters": [{"id": codec}]}
+    if where == ".zarray":
+        (path / "obs/_index/.zarray").write_text(json.dumps(bad))
+    else:
+        (path / where).write_text(json.dumps({"metadata": {"obs/_index/.zarray": bad}, "zarr_consolidated_format": 1}))
+    with pytest.raises(InputError, match=match):
+        read_cells(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [("barcodes.tsv", b"A", b"\0"), ("genes.tsv", b"CD", b"C\0"), ("genes.tsv", b"ENSG", b"EN\0G")],
+    ids=["cell", "gene", "gene id"],
+)
+def test_null_characters_in_names(name, old, new, cells, tmp_path):
+    path = WRITERS["10x folder v2"](cells, tmp_path)
+    content = (path / name).read_bytes()
+    (path / name).write_bytes(content.replace(old, new, 1))
+    with pytest.raises(InputError, match="a null character in what it says of the"):
+        read_cells(path)
+
+
+@pytest.mark.parametrize("damage", ["no JSON", "chunk", "not AnnData"])
+def test_damaged_zarr(damage, cells, tmp_path):
+    path = write_zarr(cells, tmp_path, 3)
+    if damage == "no JSON":
+        (path / "zarr.json").write_text("{")
+    elif damage == "chunk":
+        next(file for file in (path / "X/data").rglob("*") if file.is_file() and file.name != "zarr.json").write_bytes(
+            b"damaged"
+        )
+    else:
+        shutil.rmtree(path / "var")
+        (path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group", "attributes": {}}')
+    with pytest.raises(InputError, match=r"is damaged|a zarr store without obs and var"):
+        read_cells(path)

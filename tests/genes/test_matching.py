@@ -1,0 +1,265 @@
+"""Genes of a file and of a model under different names: each kind of name against plain symbols, and what is unsure."""
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+
+from scperformer.errors import InputError
+from scperformer.expression.alignment import align_rows, plan_alignment
+from scperformer.expression.detect import detect_expression
+from scperformer.genes import hgnc
+from scperformer.genes import matching as genenames
+from scperformer.genes.matching import map_genes
+from scperformer.genes.tables import gencode, orthologs
+
+# Symbols of today with their Ensembl ids (GENCODE), and what SEPTIN7 and KMT2A were called before (HGNC).
+IDS = {
+    "CD3D": "ENSG00000167286",
+    "MS4A1": "ENSG00000156738",
+    "GAPDH": "ENSG00000111640",
+    "HLA-DRA": "ENSG00000204287",
+    "MT-ND1": "ENSG00000198888",
+    "NKG7": "ENSG00000105374",
+    "SEPTIN7": "ENSG00000122545",
+    "KMT2A": "ENSG00000118058",
+}
+SYMBOLS = list(IDS)
+FORMER = {"SEPTIN7": "SEPT7", "KMT2A": "MLL"}
+MOUSE = ["Cd3d", "Ms4a1", "Gapdh", "mt-Nd1", "Nkg7", "Kmt2a"]
+HGNC = [
+    ("SEPTIN7", "ENSG00000122545", "SEPT7|CDC10"),
+    ("KMT2A", "ENSG00000118058", "MLL|TRX1|HRX"),
+    ("CD3D", "ENSG00000167286", "T3D|HRX"),  # HRX fits two genes
+    ("NKG7", "ENSG00000105374", "GAPDH"),  # a current symbol of another gene
+    ("GAPDH", "ENSG00000111640", ""),
+    ("LATER", "ENSG90000000001", ""),
+]
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """A small table of HGNC in the cache."""
+    monkeypatch.setenv("SCPERFORMER_CACHE", str(tmp_path / "cache"))
+    header = "\t".join(hgnc.COLUMNS)
+    rows = [f"{symbol}\tApproved\t{names}\t\t{identifier}" for symbol, identifier, names in HGNC]
+    (tmp_path / "hgnc.txt").write_text("\n".join([header, *rows]) + "\n")
+    hgnc.update(str(tmp_path / "hgnc.txt"), hgnc.cache_folder(), min_rows=5)
+
+
+def cells(names, var=None, seed=0) -> ad.AnnData:
+    counts = np.random.default_rng(seed).poisson(3.0, (20, len(names))).astype(np.float32)
+    return ad.AnnData(sparse.csr_matrix(counts), var=pd.DataFrame(var or {}, index=names))
+
+
+def aligned(adata, model_genes, **options) -> np.ndarray:
+    plan = plan_alignment(adata.var, detect_expression(adata), model_genes, target_sum=1e4, min_overlap=0.0, **options)
+    return align_rows(adata.X, plan).toarray()
+
+
+EXTRA = ["ERCC-00002", "NOVEL1"]  # of the file alone
+ENSEMBL = [*IDS.values()]
+NAMINGS = {
+    "ids": (ENSEMBL, {}, "symbol<->Ensembl by GENCODE"),
+    "ids with versions": ([f"{gene}.7" for gene in ENSEMBL], {}, "symbol<->Ensembl by GENCODE"),
+    "lower case": ([gene.lower() for gene in SYMBOLS], {}, "case"),
+    "mixed case": ([gene.title() for gene in SYMBOLS[:3]] + [gene.lower() for gene in SYMBOLS[3:]], {}, "case"),
+    "symbol_id": ([f"{gene}_{IDS[gene]}.2" for gene in SYMBOLS], {}, "part of a compound name"),
+    "id_symbol": ([f"{IDS[gene]}_{gene}" for gene in SYMBOLS], {}, "part of a compound name"),
+    "mixed": ([gene if i % 2 else IDS[gene] for i, gene in enumerate(SYMBOLS)], {}, None),
+    "CELLxGENE": (["ENSG9" + gene[5:] for gene in ENSEMBL], {"feature_name": SYMBOLS}, "var column feature_name"),
+    "numbers": ([str(i) for i in range(8)], {"Gene_Symbols": SYMBOLS}, "var column Gene_Symbols"),
+    "10x ids beside numbers": ([str(i) for i in range(8)], {"gene_ids": ENSEMBL}, "symbol<->Ensembl by GENCODE"),
+    "spaces": ([f" {gene} " for gene in SYMBOLS], {}, "exact"),
+}
+
+
+@pytest.mark.parametrize("case", NAMINGS)
+def test_every_naming_gives_the_matrix_of_plain_symbols(case):
+    names, var, how = NAMINGS[case]
+    model = ["ABSENT1", *SYMBOLS[::-1]]
+    options = {"species": "human"} if case == "mixed case" else {}
+    wanted = aligned(cells([*SYMBOLS, *EXTRA]), model)
+    assert (wanted.sum(0) > 0).tolist() == [False, *[True] * 8]
+    var = {key: [*values, *EXTRA] for key, values in var.items()}
+    np.testing.assert_array_equal(aligned(cells([*names, *EXTRA], var), model, **options), wanted)
+    found = map_genes([*names, *EXTRA], model, pd.DataFrame(var), **options)
+    assert found.target.tolist() == [8, 7, 6, 5, 4, 3, 2, 1, -1, -1]
+    if how is not None:
+        assert set(found.how[:8]) == {how}
+    assert list(found.how[8:]) == ["", ""]
+
+
+MODELS = {
+    "ids": ENSEMBL,
+    "ids with versions": [f"{gene}.3" for gene in ENSEMBL],
+    "compound": [f"{IDS[gene]}_{gene}" for gene in SYMBOLS],
+    "symbols": SYMBOLS,
+    "lower case": [gene.lower() for gene in SYMBOLS],
+}
+FILES = {**MODELS, "other versions": [f"{gene}.15" for gene in ENSEMBL]}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("file", FILES)
+def test_any_naming_finds_any_other(file, model):
+    found = map_genes(FILES[file], MODELS[model])
+    assert found.target.tolist() == list(range(8))
+    assert ("case" in found.how) == (file != model and "lower case" in (file, model))
+
+
+# --- what is added up ----------------------------------------------------------------------------------------
+
+
+def test_genes_that_become_one_are_added_up():
+    names = ["CD3D", IDS["CD3D"], "CD3D_" + IDS["CD3D"], "GAPDH", "GAPDH", "NOVEL"]
+    adata = cells(names)
+    counts = adata.X.toarray()
+    wanted = np.column_stack([counts[:, 3:5].sum(1), counts[:, :3].sum(1)]) / counts.sum(1, keepdims=True) * 1e4
+    np.testing.assert_allclose(aligned(adata, ["GAPDH", "CD3D"]), np.log1p(wanted), rtol=1e-6)
+    found = map_genes(names, ["GAPDH", "CD3D"])
+    assert found.first.tolist() == [0, 0, 0, 3, 3, 5]
+    assert "1 gene names occur more than once ('GAPDH'): the values of each are added up" in found.notes
+    assert "1 genes of the model are sums of several genes of the file" in found.notes
+
+
+# --- what is not sure ----------------------------------------------------------------------------------------
+
+
+UNSURE = {
+    "the exact name wins": (["Cd3d", "CD3D"], ["CD3D"], [-1, 0]),
+    "two in the file": (["Cd3d", "cd3d"], ["CD3D"], [-1, -1]),
+    "two in the model": (["cd3d"], ["CD3D", "Cd3d"], [-1]),
+    "a symbol of many genes": (["Y_RNA"], ["ENSG00000199347", "ENSG00000201098"], [-1]),
+    "two versions in the model": (["ENSG00000167286"], ["ENSG00000167286.1", "ENSG00000167286.2"], [-1]),
+    "an exact id beside its symbol": (["CD3D", IDS["CD3D"]], [IDS["CD3D"]], [0, 0]),
+    "clones are no versions": (["AL627309"], ["AL627309.1"], [-1]),
+}
+
+
+@pytest.mark.parametrize("case", UNSURE)
+def test_ambiguous_names(case):
+    names, model, target = UNSURE[case]
+    assert map_genes(names, model, species="human").target.tolist() == target
+
+
+RENAMED = {
+    "old name in the file": (["SEPT7", "MLL"], ["KMT2A", "SEPTIN7"], [1, 0]),
+    "old name in the model": (["SEPTIN7", "KMT2A"], ["MLL", "SEPT7"], [1, 0]),
+    "two old names": (["CDC10"], ["SEPT7"], [0]),
+    "old name and id": ([IDS["KMT2A"], "SEPT7"], ["MLL", IDS["SEPTIN7"]], [0, 1]),
+    "old name, lower case": (["sept7"], ["SEPTIN7"], [0]),
+    "current symbol of another gene": (["GAPDH"], ["NKG7"], [-1]),
+    "fits two genes": (["HRX"], ["KMT2A"], [-1]),
+    "the file has the gene": (["MLL", "KMT2A"], ["KMT2A"], [-1, 0]),
+    "two in the model": (["SEPT7"], ["CDC10", "SEPTIN7"], [-1]),
+    "an id that GENCODE does not know": (["ENSG90000000001"], ["LATER"], [0]),
+}
+
+
+@pytest.mark.parametrize("case", RENAMED)
+def test_previous_symbols_and_aliases(case, table):
+    names, model, target = RENAMED[case]
+    found = map_genes(names, model)
+    assert found.target.tolist() == target
+    if case == "old name in the file":
+        assert set(found.how) == {"previous symbol or alias"}
+        assert found.notes[0].startswith("2 genes were matched by a previous symbol or alias (HGNC, 20")
+
+
+def test_without_the_table_old_names_are_hinted_at():
+    found = map_genes(["SEPT7", "MLL"], ["KMT2A", "SEPTIN7"])
+    assert found.target.tolist() == [-1, -1]
+    assert found.notes == [
+        "previous symbols and aliases were not looked up: 'scperformer genes update' fetches the table once"
+    ]
+
+
+def test_a_damaged_table_is_not_passed_over(table):
+    (hgnc.cache_folder() / hgnc.TABLE).write_text("x")
+    with pytest.raises(InputError, match="run 'scperformer genes update'"):
+        map_genes(["SEPT7"], ["SEPTIN7"])
+
+
+def test_without_the_package_ids_are_not_translated(monkeypatch):
+    monkeypatch.setattr(genenames, "gencode", lambda: None)
+    found = map_genes(ENSEMBL, SYMBOLS)
+    assert (found.target == -1).all()
+    assert any("the package celltypist has the table and is missing" in note for note in found.notes)
+
+
+def test_notes_name_the_column_and_count():
+    names = [f"{i}" for i in range(8)]
+    found = map_genes(names, SYMBOLS, pd.DataFrame({"feature_name": SYMBOLS}))
+    assert found.notes == ["names of 8 genes were taken from var['feature_name']"]
+    many = [f"G{i}" for i in range(1203)]
+    assert map_genes([name.lower() for name in many], many).notes == ["1,203 names were matched in upper case"]
+
+
+def test_missing_values_in_a_column_are_no_names():
+    var = pd.DataFrame({"gene_symbols": pd.Categorical(["CD3D", None, "nan"])})
+    assert map_genes(["1", "2", "3"], ["CD3D", "GAPDH"], var).target.tolist() == [0, -1, -1]
+    assert map_genes(["1", "2", "3"], [IDS["CD3D"], IDS["GAPDH"]], var).target.tolist() == [0, -1, -1]
+
+
+# --- species -------------------------------------------------------------------------------------------------
+
+
+def test_another_species_is_refused_with_the_option():
+    with pytest.raises(
+        InputError,
+        match=r"gene names in m\.h5ad that look mouse \(e\.g\. 'mt-Nd1'\) for a model whose genes look human .*"
+        r"species=human if these are human genes, or species=mouse to match genes by their orthologs",
+    ):
+        map_genes(MOUSE, SYMBOLS, path="m.h5ad")
+    with pytest.raises(InputError, match=r"look human .* look mouse .*species=human to match"):
+        map_genes(SYMBOLS, MOUSE)
+    with pytest.raises(InputError, match=r"look other .*species=human if these are human genes\.$"):
+        map_genes(["ENSRNOG00000061316", "ENSRNOG00000029897"], SYMBOLS)
+    with pytest.raises(InputError, match="look mouse") as error:
+        map_genes(["ENSMUSG00000032094", "ENSMUSG00000024673"], SYMBOLS)
+    assert error.value.mends == ("species=human",)  # orthologs go by symbol, and there is none
+
+
+def test_orthologs_to_and_from_mouse():
+    partner = {mouse: human for mouse, human in orthologs().items() if mouse in MOUSE}
+    assert partner["mt-Nd1"] == "MT-ND1"
+    to_human = map_genes(MOUSE, SYMBOLS, species="mouse")
+    wanted = [SYMBOLS.index(partner[gene]) if gene in partner else -1 for gene in MOUSE]
+    assert to_human.target.tolist() == wanted
+    assert sum(target >= 0 for target in wanted) >= 4
+    assert set(to_human.how[to_human.target >= 0]) == {"ortholog"}
+    assert (to_human.species, to_human.model_species) == ("mouse", "human")
+    assert any("genes were matched to their only ortholog in the other species" in note for note in to_human.notes)
+    assert map_genes(MOUSE, ENSEMBL, species="mouse").target.tolist() == wanted  # by GENCODE behind them
+    ids = pd.DataFrame({"gene_symbols": MOUSE}, index=[f"ENSMUSG{i:011d}" for i in range(len(MOUSE))])
+    assert map_genes(list(ids.index), SYMBOLS, ids, species="mouse").target.tolist() == wanted
+    back = map_genes(SYMBOLS, MOUSE, species="human").target
+    assert {(SYMBOLS[i], MOUSE[j]) for i, j in enumerate(back) if j >= 0} == {(b, a) for a, b in partner.items()}
+
+
+def test_what_is_told_is_believed():
+    told = map_genes(["Cd3d", "Gapdh"], SYMBOLS, species="human")
+    assert (told.target.tolist(), set(told.how)) == ([0, 2], {"case"})
+    assert map_genes([gene.upper() for gene in MOUSE], MOUSE, species="mouse").target.tolist() == list(range(6))
+
+
+def test_lower_case_is_not_taken_for_mouse():
+    found = map_genes([gene.lower() for gene in SYMBOLS], SYMBOLS)
+    assert (found.species, found.target.tolist()) == ("unknown", list(range(8)))
+
+
+def test_human_tables_are_not_used_for_mouse():
+    assert map_genes(["ENSMUSG00000032094", "ENSMUSG00000024673"], MOUSE).target.tolist() == [-1, -1]
+    assert gencode().ids["CD3D"] == IDS["CD3D"]
+    assert map_genes([IDS["CD3D"], "Ms4a1", "Gapdh", "Nkg7"], MOUSE).target.tolist() == [-1, 1, 2, 4]
+
+
+@pytest.mark.parametrize("prefix", ["GRCh38_", "hg19_", "GRCh38______"])
+def test_genomes_in_front_of_names(prefix):
+    """As Cell Ranger writes them; genes of the other genome are not taken for human ones."""
+    human, mouse = ["CD3D", "MS4A1", "LYZ", "GNLY", "PPBP"], ["mm10_Cd3d", "mm10_Nkg7", "mm10_Lyz"]
+    found = map_genes([prefix + gene for gene in human[:4]] + mouse, [*human, "NKG7"])
+    assert found.target.tolist() == [0, 1, 2, 3, -1, -1, -1]
+    assert any("4 genes were looked for without the genome" in note for note in found.notes)

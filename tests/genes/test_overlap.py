@@ -1,0 +1,84 @@
+"""How much of a model a file has, and the refusal of too little."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from scperformer.errors import InputError
+from scperformer.genes.overlap import measure_overlap, require_overlap
+
+
+def exact(file_genes, model_genes, importance=None):
+    target = [model_genes.index(gene) if gene in model_genes else -1 for gene in file_genes]
+    return measure_overlap(np.array(target), file_genes, model_genes, importance=importance)
+
+
+def test_counts_and_the_order_of_each_side():
+    found = exact(["Z", "B", "Y", "A"], ["A", "C", "B", "D"])
+    assert (found.num_file, found.num_model, found.num_shared, found.share_of_model) == (4, 4, 2, 0.5)
+    assert (found.absent, found.num_absent) == (["C", "D"], 2)
+    assert (found.dropped, found.num_dropped) == (["Z", "Y"], 2)
+    assert found.informative_share == 0.5  # all count alike
+
+
+def test_twenty_are_listed_and_all_counted():
+    found = exact([f"F{i}" for i in range(50)], [f"M{i}" for i in range(30)])
+    assert found.absent == [f"M{i}" for i in range(20)]
+    assert (found.num_absent, found.num_dropped, found.share_of_model) == (30, 50, 0.0)
+
+
+def test_the_informative_share_weighs_each_gene_once():
+    found = measure_overlap(np.array([0, 0, 2]), ["A", "a", "C"], ["A", "B", "C"], importance=np.array([3.0, 6.0, 1.0]))
+    assert (found.num_shared, found.informative_share) == (2, 0.4)
+    assert found.notes == [
+        "only 40.0% of what the model looks at is in the file: look at the labels before you trust them"
+    ]
+    assert exact(["A"], ["A", "B"], np.zeros(2)).informative_share == 0.5  # a model that looks at nothing
+
+
+@pytest.mark.parametrize(
+    ("file_genes", "model_genes", "match"),
+    [
+        (
+            ["ENSG90000187634", "ENSG90000188976"],
+            ["SAMD11", "NOC2L"],
+            r"0 of 2 model genes \(0.0 %\) found in q.h5ad, with 0.0 % of the model's informative expression "
+            r"\(e.g. 'ENSG90000188976'; model has e.g. 'NOC2L'\); expected at least 10 % of that expression: "
+            "convert var_names from Ensembl ids to gene symbols",
+        ),
+        (["CD3D"], ["SAMD11"], "same species"),
+        (["ENSG90000187634.2"], ["ENSG00000187634"], "same species"),
+    ],
+    ids=["ensembl", "other", "other ids"],
+)
+def test_require_overlap_shows_both_sides(file_genes, model_genes, match):
+    with pytest.raises(InputError, match=match):
+        require_overlap(exact(file_genes, model_genes), 0.1, "q.h5ad", file_genes=file_genes, model_genes=model_genes)
+
+
+@pytest.mark.parametrize(
+    ("var", "remedy"),
+    [
+        ({"mine": ["SAMD11", "NOC2L"]}, r'take the names in var\["mine"\] as var_names \(gene symbols'),
+        ({"n": [1, 2], "x": pd.Categorical(["X", "NOC2L"])}, r'take the names in var\["x"\]'),
+        ({"mine": ["X", "Y"]}, "convert var_names from Ensembl ids to gene symbols"),
+        ({}, "convert var_names from Ensembl ids to gene symbols"),
+    ],
+    ids=["names", "some names", "other names", "no columns"],
+)
+def test_require_overlap_names_the_column_that_helps(var, remedy):
+    ours, models = ["ENSG90000187634", "ENSG90000188976"], ["SAMD11", "NOC2L"]
+    table = pd.DataFrame(var, index=ours)
+    with pytest.raises(InputError, match=remedy):
+        require_overlap(exact(ours, models), 0.1, "q.h5ad", file_genes=ours, model_genes=models, var=table)
+
+
+def test_require_overlap_at_its_threshold():
+    ours, models = ["A", "X"], ["A", "B", "C", "D"]
+    sides = {"file_genes": ours, "model_genes": models}
+    found = exact(ours, models, np.array([2.0, 4.0, 1.0, 1.0]))
+    require_overlap(found, 0.25, "q.h5ad", **sides)
+    with pytest.raises(InputError, match=r"1 of 4 model genes .* with 25.0 % of .*at least 26 %"):
+        require_overlap(found, 0.26, "q.h5ad", **sides)
+    with pytest.raises(InputError, match="at least one gene"):
+        require_overlap(exact(["X"], models), 0.0, "q.h5ad", **sides)

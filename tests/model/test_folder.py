@@ -1,0 +1,373 @@
+"""Model folders: what is written comes back, and nothing damaged, foreign or newer is taken for a model."""
+
+import dataclasses
+import hashlib
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from scperformer.errors import InputError
+from scperformer.files.h5ad import sha256
+from scperformer.model.folder import (
+    CARD,
+    GENES,
+    INFO,
+    PACKAGED,
+    WEIGHTS,
+    Bundle,
+    load_bundle,
+    model_card,
+    resolve_model,
+    save_bundle,
+)
+
+
+@pytest.fixture
+def bundle() -> Bundle:
+    rng = np.random.default_rng(0)
+    return Bundle(
+        name="tiny",
+        genes=["SAMD11", "HLA-A", "ENSG00000187634.12", "Gène-β"],
+        gene_means=np.array([0.0, 0.1234567, 3.5, 1e-7], dtype=np.float32),
+        labels=["B cell", "T <cell> | Naïve"],
+        ontology_term_ids=["CL:0000236", "unknown"],
+        config={"target_sum": 1e4, "tokens": {"name": "bins"}},
+        metrics={
+            "num_val_cells": 20,
+            "scales": {"wide": 1.0, "deep": 0.5},
+            "model": {"accuracy": 0.9, "macro_f1": 0.81},
+            "baseline": {"accuracy": 0.8, "macro_f1": 0.7},
+        },
+        provenance={
+            "versions": {"scperformer": "0.1.0"},
+            "reference": "ref.h5ad",
+            "reference_sha256": "ab" * 32,
+            "label_key": "cell_type",
+            "num_cells": 100,
+            "cells_per_label": {"B cell": 60, "T <cell> | Naïve": 40},
+            "input": "counts from X",
+            "command": "scperformer train ref.h5ad label_key=cell_type",
+            "seed": 3,
+        },
+        weights={
+            "model.a": rng.normal(size=(3, 4)).astype(np.float32).T,  # not contiguous
+            "model.b": np.arange(5),
+            "baseline.weight": rng.normal(size=(4, 2)).astype(np.float32),
+        },
+    )
+
+
+@pytest.fixture
+def folder(bundle, tmp_path) -> Path:
+    save_bundle(bundle, tmp_path / "m.model")
+    return tmp_path / "m.model"
+
+
+def names(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def change_info(folder: Path, change) -> None:
+    """Rewrite bundle.json with one thing changed in place."""
+    info = json.loads((folder / INFO).read_text())
+    change(info)
+    (folder / INFO).write_text(json.dumps(info))
+
+
+# --- round trip ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_saved_comes_back(bundle, folder):
+    loaded = load_bundle(folder)
+    for field in dataclasses.fields(Bundle):
+        if field.name not in ("gene_means", "weights", "hash"):
+            assert getattr(loaded, field.name) == getattr(bundle, field.name), field.name
+    np.testing.assert_allclose(loaded.gene_means, bundle.gene_means, rtol=5e-6)  # six digits are written
+    assert set(loaded.weights) == set(bundle.weights)
+    for name, array in bundle.weights.items():
+        np.testing.assert_array_equal(loaded.weights[name], array)
+        assert loaded.weights[name].dtype == array.dtype
+    assert loaded.hash == hashlib.sha256((folder / INFO).read_bytes()).hexdigest()
+
+
+def test_folder_holds_four_files_and_the_same_model_has_the_same_hash(bundle, folder, tmp_path):
+    assert names(folder) == sorted([WEIGHTS, GENES, INFO, CARD])
+    save_bundle(bundle, tmp_path / "again.model")
+    assert load_bundle(tmp_path / "again.model").hash == load_bundle(folder).hash
+    save_bundle(dataclasses.replace(bundle, labels=["b", "a"], provenance=relabelled(bundle)), tmp_path / "other")
+    assert load_bundle(tmp_path / "other").hash != load_bundle(folder).hash
+
+
+def relabelled(bundle):
+    return bundle.provenance | {"cells_per_label": {"a": 60, "b": 40}}
+
+
+@pytest.mark.parametrize("gene", ["a\tb", "a\u2028b", "a\x0bb", "a\x85b", " padded "], ids=ascii)
+def test_strange_gene_names_come_back(bundle, tmp_path, gene):
+    save_bundle(dataclasses.replace(bundle, genes=["A", gene, "B", "C"]), tmp_path / "m")
+    loaded = load_bundle(tmp_path / "m")
+    assert loaded.genes == ["A", gene, "B", "C"]
+    np.testing.assert_allclose(loaded.gene_means, bundle.gene_means, rtol=5e-6)
+
+
+def test_model_card_names_labels_data_and_both_scores(bundle, folder):
+    card = (folder / CARD).read_text(encoding="utf-8")
+    assert card == model_card(bundle)
+    for text in ("# tiny", "| B cell | 60 |", "ref.h5ad", "cell_type", "0.810", "0.700", "seed 3"):
+        assert text in card
+
+
+@pytest.mark.parametrize(
+    ("scales", "line"),
+    [
+        ({"wide": 1.234, "deep": 0.5}, "- Logits are 1.23 x linear branch + 0.50 x encoder, as is most likely on"),
+        ({"wide": 1.5}, "- Logits are 1.50 x linear branch, as"),
+        ({"deep": 0.004}, "- Logits are 0.00 x encoder, as"),
+    ],
+    ids=["both", "wide", "deep"],
+)
+def test_model_card_names_the_scales_of_the_branches_that_are_on(bundle, scales, line):
+    card = model_card(dataclasses.replace(bundle, metrics=bundle.metrics | {"scales": scales}))
+    assert line in card
+    assert "linear branch alone" not in card
+
+
+def test_model_card_says_when_the_encoder_has_no_say(bundle):
+    silent = dataclasses.replace(bundle, metrics=bundle.metrics | {"scales": {"wide": 1.0, "deep": 0.0099}})
+    assert "The labels come from the linear branch alone." in model_card(silent)
+
+
+def test_model_card_of_cells_in_memory_has_no_checksum(bundle):
+    card = model_card(dataclasses.replace(bundle, provenance=bundle.provenance | {"reference_sha256": ""}))
+    assert "- Trained on `ref.h5ad`, labels in `cell_type`" in card
+
+
+# --- refusals ------------------------------------------------------------------------------------------------
+
+
+def test_refuses_a_missing_folder(tmp_path):
+    with pytest.raises(InputError, match=r"no folder at '.*nothing'; expected a model folder.*model_path"):
+        load_bundle(tmp_path / "nothing")
+
+
+def test_refuses_a_folder_that_is_no_model(tmp_path):
+    with pytest.raises(InputError, match=r"no bundle.json at '.*'; expected a model folder"):
+        load_bundle(tmp_path)
+
+
+def test_refuses_a_file_in_place_of_the_folder(tmp_path):
+    (tmp_path / "model.ckpt").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"a file at '.*model\.ckpt'; .*'scperformer models import' unpacks"):
+        load_bundle(tmp_path / "model.ckpt")
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, GENES])
+def test_refuses_a_missing_file(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(InputError, match=rf"damaged model '.*': '{name}' missing or changed.*copy it or train"):
+        load_bundle(folder)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, GENES])
+@pytest.mark.parametrize("where", [0, -2], ids=["first byte", "last but one"])
+def test_refuses_one_changed_byte(folder, name, where):
+    content = bytearray((folder / name).read_bytes())
+    content[where] ^= 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(InputError, match=f"'{name}' missing or changed since it was written"):
+        load_bundle(folder)
+
+
+def test_refuses_a_truncated_file(folder):
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-5])
+    with pytest.raises(InputError, match=f"'{WEIGHTS}' missing or changed"):
+        load_bundle(folder)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"3", b"null", b"{}", b'{"format_version": 1', b"\xff\xfe\x00", b"[" * 100_000],
+    ids=["empty", "brace", "list", "number", "null", "no version", "cut off", "not utf-8", "nested"],
+)
+def test_refuses_broken_json(folder, content):
+    (folder / INFO).write_bytes(content)
+    with pytest.raises(InputError, match=r"damaged model '.*': 'bundle.json' unreadable"):
+        load_bundle(folder)
+
+
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [(1, "train"), (2, "train"), (4, "update"), (10**9, "update"), ("3", "update"), (1.5, "update"), (None, "update")],
+)
+def test_refuses_other_format_versions(folder, version, remedy):
+    change_info(folder, lambda info: info.update(format_version=version))
+    with pytest.raises(InputError, match=rf"model format {version} in .*; expected format 3: {remedy}"):
+        load_bundle(folder)
+
+
+@pytest.mark.parametrize("key", ["name", "labels", "ontology_term_ids", "config", "metrics", "provenance", "files"])
+def test_refuses_missing_keys(folder, key):
+    change_info(folder, lambda info: info.pop(key))
+    with pytest.raises(InputError, match=f"damaged model .*: 'bundle.json' without {key}"):
+        load_bundle(folder)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, GENES])
+def test_refuses_a_missing_checksum(folder, name):
+    change_info(folder, lambda info: info["files"].pop(name))
+    with pytest.raises(InputError, match=f"'bundle.json' without files of {name}"):
+        load_bundle(folder)
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [("provenance", "seed"), ("provenance", "reference"), ("config", "target_sum"), ("metrics", "scales")],
+)
+def test_refuses_what_prediction_would_miss_later(folder, group, name):
+    change_info(folder, lambda info: info[group].pop(name))
+    with pytest.raises(InputError, match=f"'bundle.json' without {group} of {name}"):
+        load_bundle(folder)
+
+
+@pytest.mark.parametrize("files", [3, None, [WEIGHTS, GENES], "model.safetensors genes.tsv"], ids=repr)
+def test_refuses_checksums_of_another_shape(folder, files):
+    change_info(folder, lambda info: info.update(files=files))
+    with pytest.raises(InputError, match=r"damaged model"):
+        load_bundle(folder)
+
+
+def test_refuses_checksums_of_files_elsewhere(folder):
+    (folder.parent / "elsewhere").write_text("x")
+    change_info(folder, lambda info: info["files"].update({"../elsewhere": sha256(folder.parent / "elsewhere")}))
+    with pytest.raises(InputError, match=r"damaged model"):
+        load_bundle(folder)
+
+
+def rewrite(folder: Path, name: str, content: bytes) -> None:
+    """Replace a file and its checksum, as somebody who wants it to be accepted would."""
+    (folder / name).write_bytes(content)
+    change_info(folder, lambda info: info["files"].update({name: sha256(folder / name)}))
+
+
+@pytest.mark.parametrize("content", [b"gene\tmean\nA\n", b"gene\tmean\nA\tx\n", b"\xff\xfe"], ids=ascii)
+def test_refuses_an_unreadable_gene_table(folder, content):
+    rewrite(folder, GENES, content)
+    with pytest.raises(InputError, match=f"'{GENES}' unreadable"):
+        load_bundle(folder)
+
+
+# --- nothing executes ----------------------------------------------------------------------------------------
+
+
+class Exploit:
+    """Unpickling it creates a file."""
+
+    def __init__(self, target: Path):
+        self.target = target
+
+    def __reduce__(self):
+        return (Path.touch, (self.target,))
+
+
+def test_refuses_a_pickle_in_place_of_the_weights_and_never_runs_it(folder, tmp_path):
+    ran = tmp_path / "ran"
+    content = pickle.dumps(Exploit(ran))
+    pickle.loads(content)
+    assert ran.exists()
+    ran.unlink()
+    (folder / WEIGHTS).write_bytes(content)
+    with pytest.raises(InputError, match=f"'{WEIGHTS}' missing or changed"):
+        load_bundle(folder)
+    rewrite(folder, WEIGHTS, content)
+    with pytest.raises(InputError, match=f"'{WEIGHTS}' unreadable"):
+        load_bundle(folder)
+    assert not ran.exists()
+
+
+def test_loading_neither_imports_torch_nor_unpickles(folder):
+    code = f"""
+import pickle, sys
+def refuse(*args, **options):
+    raise AssertionError("unpickled")
+pickle.load = pickle.loads = pickle.Unpickler = refuse
+from scperformer.bundle import load_bundle
+assert load_bundle({str(folder)!r}).name == "tiny"
+print([name for name in ("torch", "scanpy", "sklearn", "matplotlib") if name in sys.modules])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_files_have_the_usual_permissions(folder, tmp_path):
+    (tmp_path / "plain").touch()
+    assert {(folder / name).stat().st_mode for name in names(folder)} == {(tmp_path / "plain").stat().st_mode}
+
+
+def test_weights_are_plain_safetensors(bundle, folder):
+    assert set(load_file(folder / WEIGHTS)) == set(bundle.weights)
+    save_file(load_file(folder / WEIGHTS), folder / WEIGHTS)
+    load_bundle(folder)  # written again by their library, byte for byte the same
+
+
+# --- overwriting and failing ---------------------------------------------------------------------------------
+
+
+def test_existing_model_is_kept_unless_overwrite(bundle, folder):
+    before = load_bundle(folder).hash
+    newer = dataclasses.replace(bundle, name="newer")
+    with pytest.raises(InputError, match=r"m.model exists; .*overwrite=true"):
+        save_bundle(newer, folder)
+    assert load_bundle(folder).hash == before
+    (folder / "old notes.txt").write_text("x")
+    save_bundle(newer, folder, overwrite=True)
+    assert load_bundle(folder).name == "newer"
+    assert names(folder) == sorted([WEIGHTS, GENES, INFO, CARD])
+    assert names(folder.parent) == ["m.model"]
+
+
+def test_overwrite_never_replaces_a_folder_that_is_no_model(bundle, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1.tex").write_text("years of work")
+    with pytest.raises(InputError, match=r"folder without bundle.json, so it is not replaced"):
+        save_bundle(bundle, tmp_path / "thesis", overwrite=True)
+    assert (tmp_path / "thesis" / "chapter1.tex").read_text() == "years of work"
+
+
+def test_failed_save_leaves_nothing_behind_and_the_old_model_as_it_was(bundle, folder, tmp_path):
+    before = load_bundle(folder).hash
+    broken = dataclasses.replace(bundle, metrics={"model": object()})  # JSON has no such thing
+    with pytest.raises(TypeError):
+        save_bundle(broken, tmp_path / "new")
+    with pytest.raises(TypeError):
+        save_bundle(broken, folder, overwrite=True)
+    assert names(tmp_path) == ["m.model"]
+    assert load_bundle(folder).hash == before
+
+
+# --- which model ---------------------------------------------------------------------------------------------
+
+
+def test_model_path_then_environment_then_package(monkeypatch):
+    monkeypatch.setenv("SCPERFORMER_MODEL", "/models/ours")
+    assert resolve_model("mine") == (Path("mine"), "given")
+    assert resolve_model(None) == (Path("/models/ours"), "from $SCPERFORMER_MODEL")
+    monkeypatch.setenv("SCPERFORMER_MODEL", "")
+    assert resolve_model(None) == (PACKAGED, "packaged")
+    monkeypatch.delenv("SCPERFORMER_MODEL")
+    assert resolve_model(None) == (PACKAGED, "packaged")
+
+
+def test_importance_is_mean_expression_times_the_spread_of_the_weights(bundle):
+    weight, naive = bundle.weights["baseline.weight"], []
+    for gene, mean in enumerate(bundle.gene_means):
+        centre = sum(weight[gene]) / 2
+        naive.append(mean * (sum((value - centre) ** 2 for value in weight[gene]) / 2) ** 0.5)
+    np.testing.assert_allclose(bundle.importance, naive, rtol=1e-5)
+    del bundle.weights["baseline.weight"]
+    np.testing.assert_array_equal(bundle.importance, bundle.gene_means)

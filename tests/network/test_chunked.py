@@ -1,0 +1,198 @@
+"""An encoder that works through tokens in pieces: same result, same gradients, less memory, no influence of batches."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+from support.measured import TensorBytes
+
+from scperformer.config.groups import ModelConfig, TokensConfig
+from scperformer.network.cpu import fast_cpu
+from scperformer.network.embedding import Batch
+from scperformer.network.encoder import Encoder
+
+GENES = 40
+ADDITIVE = {
+    "favor": {"name": "favor", "num_features": 9},
+    "favor published": {"name": "favor", "num_features": 9, "epsilon": 1e-4},
+    "favor relu": {"name": "favor", "kernel": "relu", "num_features": 9},
+    "rbf": {"name": "rbf", "num_anchors": 7},
+}
+each_additive = pytest.mark.parametrize("attention", ADDITIVE.values(), ids=ADDITIVE)
+
+
+def make(attention: dict, num_genes: int = GENES, **options) -> Encoder:
+    """An encoder in eval mode; the same weights for the same attention."""
+    torch.manual_seed(0)
+    sizes = {"dim": 12, "depth": 2, "num_heads": 3, "head_dim": 4, "dropout": 0.0}
+    tokens = TokensConfig(name="continuous", unexpressed="skip")
+    generator = torch.Generator().manual_seed(0)
+    return Encoder(num_genes, tokens, ModelConfig(**{**sizes, **options}), attention, generator).eval()
+
+
+def make_batch(num_cells: int = 3, length: int = 33, num_genes: int = GENES) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    genes = torch.stack([torch.randperm(num_genes, generator=generator)[:length] for _ in range(num_cells)])
+    x = torch.rand(num_cells, length, generator=generator, dtype=torch.float32) * 5
+    keep = torch.arange(length) < torch.tensor([length, length // 2, 3, length])[:num_cells, None]
+    return Batch(genes, x, x, keep)
+
+
+def run(encoder: Encoder, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The output for real tokens and the gradients of every parameter."""
+    encoder.zero_grad()
+    out = encoder(batch)[batch.keep_BL]
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(out)
+    (out * weights).sum().backward()
+    return out.detach(), {name: p.grad for name, p in encoder.named_parameters() if p.grad is not None}
+
+
+def in_float64(batch: Batch) -> Batch:
+    return Batch(batch.genes_BL, batch.values_BL.double(), batch.x_BL.double(), batch.keep_BL)
+
+
+@each_additive
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("size", [1, 7, 32, 33, 100])
+def test_pieces_give_the_same_result_and_gradients(attention, checkpointing, size):
+    batch = in_float64(make_batch())
+    expected = run(make(attention).double(), batch)
+    actual = run(make(attention, chunk_tokens=size, checkpointing=checkpointing).double(), batch)
+    # float64: sums in another order.
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
+
+
+@each_additive
+def test_pieces_without_gradients_give_the_same_result(attention):
+    batch = make_batch()
+    with torch.inference_mode():
+        expected, actual = (make(attention, chunk_tokens=size)(batch)[batch.keep_BL] for size in (None, 7))
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["softmax", "window", "lsh", "conv", "linformer"])
+def test_checkpointing_gives_the_same_gradients_with_other_mechanisms(name):
+    batch = in_float64(make_batch())
+    attention = {"name": name}
+    expected = run(make(attention).double(), batch)
+    actual = run(make(attention, checkpointing=True, chunk_tokens=7).double(), batch)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def test_recomputed_pieces_repeat_their_dropout():
+    def gradients(checkpointing):
+        encoder = make(ADDITIVE["favor"], dropout=0.5, chunk_tokens=7, checkpointing=checkpointing).double().train()
+        torch.manual_seed(3)
+        return run(encoder, in_float64(make_batch(num_cells=1)))
+
+    torch.testing.assert_close(gradients(True), gradients(False), rtol=1e-9, atol=1e-10)
+
+
+def test_recomputed_pieces_repeat_their_precision():
+    def gradients(checkpointing):
+        encoder = make(ADDITIVE["favor"], chunk_tokens=7, checkpointing=checkpointing)
+        with torch.autocast("cpu", torch.bfloat16):
+            return run(encoder, make_batch(num_cells=1))
+
+    # Gradients of the pieces are added up in float32 here, in bf16 there: 8 bits.
+    torch.testing.assert_close(gradients(True), gradients(False), rtol=0.05, atol=0.05)
+
+
+def test_a_cell_gets_the_same_bits_alone_and_among_others():
+    encoder = make(ADDITIVE["favor"], chunk_tokens=7)
+    batch = make_batch()
+    with torch.inference_mode():
+        together = encoder(batch)
+        for cell in range(len(batch.keep_BL)):
+            fields = (batch.genes_BL, batch.values_BL, batch.x_BL, batch.keep_BL)
+            alone = encoder(Batch(*(field[cell : cell + 1] for field in fields)))
+            assert torch.equal(together[cell : cell + 1], alone)
+
+
+def test_causal_attention_is_not_cut_into_pieces():
+    batch = in_float64(make_batch())
+    attention = {"name": "favor", "num_features": 9, "causal": True}
+    expected = run(make(attention).double(), batch)
+    torch.testing.assert_close(run(make(attention, chunk_tokens=7).double(), batch), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_features_exist_for_one_piece_only(with_gradients):
+    length, features = 3000, 100
+    encoder = make({"name": "favor", "num_features": features}, length, chunk_tokens=64, checkpointing=True)
+    batch = make_batch(1, length, length)
+    with torch.set_grad_enabled(with_gradients), TensorBytes() as tensors:
+        out = encoder(batch)
+        if with_gradients:
+            out.sum().backward()
+    # The largest are those of the token stream and of the gene table, not phi (3 heads x 3,000 tokens x 100).
+    assert tensors.largest <= 4 * (length + 1) * 12 * 2
+
+
+def test_products_through_onednn_are_exact_and_the_setting_comes_back():
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    a, b = torch.randn(2, 300, 300, generator=torch.Generator().manual_seed(0))
+    with fast_cpu("cpu"):
+        product = a @ b
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
+    exact = a.double() @ b.double()
+    # float32 has 24 bits: sums of 300 products of size 1.
+    torch.testing.assert_close(product.double(), exact, rtol=0, atol=1e-4)
+    with pytest.raises(RuntimeError, match="stop"), fast_cpu("cpu"):
+        raise RuntimeError("stop")
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have other ways")
+def test_memory_of_tensors_is_kept_for_the_next_ones_and_given_back_in_the_end():
+    """Page faults, in a process of its own: what other tests left in the heap does not count."""
+    code = """
+import resource, torch
+from scperformer.processor import fast_cpu
+torch.set_num_threads(1)
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for size in range(4_000_000, 4_000_010):  # floats: about 4,000 pages
+        torch.ones(size)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+def in_use():
+    return int(open("/proc/self/statm").read().split()[1])
+outside, start = faults(), in_use()
+with fast_cpu("cpu"):
+    faults()
+    kept = faults()
+    with fast_cpu("cpu"):
+        pass
+    still = faults()
+    with fast_cpu("cuda"):
+        held = in_use()
+print(outside, kept, still, held - start, in_use() - start)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    outside, kept, still, held, left = map(int, done.stdout.split())
+    assert outside > 5000
+    assert kept + still < 500
+    assert held > 3500
+    assert left < 1000
+
+
+@pytest.mark.slow
+def test_peak_memory_of_scberts_encoder_in_pieces():
+    """Forward and backward at 16,907 tokens: below a gigabyte, where phi of one layer alone would take 0.36."""
+    code = """
+import re, torch
+from scperformer.groups import ModelConfig, TokensConfig
+from scperformer.embedding import Batch
+from scperformer.encoder import Encoder
+model = ModelConfig(dim=200, depth=2, num_heads=10, head_dim=64, chunk_tokens=256, checkpointing=True)
+tokens = TokensConfig(name="scbert", unexpressed="full")
+encoder = Encoder(16906, tokens, model, {"name": "favor"}, torch.Generator().manual_seed(0))
+genes = torch.arange(16907)[None]
+encoder(Batch(genes, genes % 6, torch.zeros(1, 16907), genes >= 0)).sum().backward()
+print(int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 2**20)
+"""
+    # (ru_maxrss would count what this process held when it started the other.)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(ran.stdout) < 1.0

@@ -1,0 +1,161 @@
+"""The start of the linear branch: views, weights of genes, and the fit, each beside a plain loop or scikit-learn."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.linear_model import LogisticRegression
+
+from scperformer.network import linear_branch as linear
+from scperformer.network.baseline import LinearModel
+
+RECIPE = linear.Recipe((0.5, 2.0), c=0.1, class_weights="none", weighting="signal")
+
+
+def cells(num_cells=90, num_genes=40, num_labels=3, telling=4, seed=0):
+    """Counts like expression: the first `telling` genes differ between the labels, the others are noise."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(num_cells) % num_labels
+    means = np.full((num_labels, num_genes), 0.6)
+    means[:, :telling] = rng.permuted(np.tile([0.1, 0.8, 2.5], (telling, 1))[:, :num_labels], axis=1).T
+    return sparse.csr_matrix(np.log1p(rng.poisson(means[labels])).astype(np.float32)), labels
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
+def test_view_equals_a_loop(power):
+    x, _ = cells()
+    x = sparse.vstack([x, sparse.csr_matrix((1, x.shape[1]), dtype=np.float32)], format="csr")
+    found = linear.view(x, power)
+    for row, expected in zip(found.toarray(), x.toarray().astype(np.float64), strict=True):
+        powered = np.where(expected > 0, expected**power, 0)
+        length = np.sqrt((powered**2).sum())
+        np.testing.assert_allclose(row, powered * 20 / length if length else 0, rtol=1e-5)
+    assert found.dtype == np.float32
+    assert x.max() < 10  # the input is as it was
+
+
+def test_a_view_does_not_depend_on_the_depth_of_a_cell_when_values_are_linear():
+    x, _ = cells()
+    np.testing.assert_allclose(linear.view(x * 3, 1.0).toarray(), linear.view(x, 1.0).toarray(), rtol=1e-5)
+
+
+def naive_weights(x, labels, signal):
+    """Gene by gene: 1 / (deviation within labels + median), times the fourth root of the squared signal and a floor."""
+    dense, kinds = x.toarray().astype(np.float64), np.unique(labels)
+    within, between = [], []
+    for gene in dense.T:
+        parts = [gene[labels == kind] for kind in kinds]
+        within.append(sum(((part - part.mean()) ** 2).sum() for part in parts) / (len(gene) - len(kinds)))
+        chance = within[-1] * np.mean([1 / len(part) for part in parts])
+        between.append(max(0.0, np.var([part.mean() for part in parts]) - chance))
+    within, between = np.array(within), np.array(between)
+    deviation = np.sqrt(within) + np.sqrt(np.median(within[within > 0]))
+    weights = 1 / deviation
+    if signal:
+        weights = weights * (between / deviation**2 + 0.01) ** 0.25
+    return weights * np.sqrt((within + between).sum() / (weights**2 * (within + between)).sum())
+
+
+@pytest.mark.parametrize("how", ["standard", "signal"])
+def test_gene_weights_equal_a_loop(how):
+    x, labels = cells(num_cells=61)
+    np.testing.assert_allclose(
+        linear.gene_weights(x, labels, how), naive_weights(x, labels, how == "signal"), rtol=1e-5
+    )
+
+
+def test_signal_raises_the_genes_that_tell_labels_apart():
+    x, labels = cells(num_cells=300)
+    gain = linear.gene_weights(x, labels, "signal") / linear.gene_weights(x, labels, "standard")
+    assert gain[:4].min() > 1.5 * np.median(gain[4:])
+    shuffled = np.random.default_rng(0).permutation(labels)  # the control: labels that no gene tells apart
+    gain = linear.gene_weights(x, shuffled, "signal") / linear.gene_weights(x, shuffled, "standard")
+    assert gain[:4].max() < 1.5 * np.median(gain[4:])
+
+
+@pytest.mark.parametrize("how", ["standard", "signal"])
+def test_genes_that_never_vary_do_no_harm(how):
+    x = sparse.csr_matrix(np.tile([0.0, 1.0, 2.0], (6, 1)).astype(np.float32))
+    np.testing.assert_array_equal(linear.gene_weights(sparse.csr_matrix((6, 3)), np.arange(6) % 2, how), 1.0)
+    assert np.isfinite(linear.gene_weights(x, np.arange(6) % 2, how)).all()
+    assert np.isfinite(linear.gene_weights(x[:2], np.arange(2), how)).all()  # one cell a label
+
+
+def test_one_plain_view_is_scikit_learns_logistic_regression():
+    x, labels = cells()
+    recipe = linear.Recipe((1.0,), c=0.1, class_weights="none", weighting="none")
+    expected = LogisticRegression(C=0.1, max_iter=1000, tol=1e-3).fit(linear.view(x, 1.0), labels)
+    found = linear.fit(x, labels, recipe)
+    np.testing.assert_allclose(found.weight, expected.coef_.T, atol=1e-5)
+    np.testing.assert_array_equal(
+        linear.predict_logits(found, x, recipe).argmax(1), expected.predict(linear.view(x, 1.0))
+    )
+
+
+def test_logits_are_those_of_the_weighted_fit():
+    x, labels = cells()
+    model = linear.fit(x, labels, RECIPE)
+    views = [linear.view(x, power).toarray() for power in RECIPE.powers]
+    scales = [
+        linear.gene_weights(sparse.csr_matrix(v), labels, "signal") / max(1, p)
+        for v, p in zip(views, (0.5, 2.0), strict=True)
+    ]
+    weighted = np.hstack([v * s for v, s in zip(views, scales, strict=True)])
+    expected = LogisticRegression(C=0.1, max_iter=1000, tol=1e-3).fit(weighted, labels).decision_function(weighted)
+    assert model.weight.shape == (40, 6)
+    np.testing.assert_allclose(linear.predict_logits(model, x, RECIPE), expected, rtol=2e-2, atol=1e-2)
+
+
+AUTO = linear.replace(RECIPE, weighting="auto")
+
+
+def test_few_telling_genes_among_many_want_signal():
+    x, labels = cells(num_cells=60, num_genes=300, telling=6)
+    assert linear.settle(x, labels, AUTO, seed=0).weighting == "signal"
+
+
+def test_the_choice_is_the_likelier_one(monkeypatch):
+    x, labels = cells(num_cells=30)
+    losses = {"signal": 0.4, "standard": 0.3}
+    monkeypatch.setattr(linear, "held_out_loss", lambda x, labels, folds, recipe: losses[recipe.weighting])
+    assert linear.settle(x, labels, AUTO, seed=0) == linear.replace(AUTO, weighting="standard")
+    losses = {"none": 0.4, "balanced": 0.3}
+    monkeypatch.setattr(linear, "held_out_loss", lambda x, labels, folds, recipe: losses[recipe.class_weights])
+    auto = linear.replace(RECIPE, class_weights="auto")
+    assert linear.settle(x, labels, auto, seed=0) == linear.replace(auto, class_weights="balanced")
+
+
+@pytest.mark.parametrize("how", ["signal", "standard", "none"])
+def test_a_weighting_that_was_chosen_is_kept(how):
+    x, labels = cells()
+    recipe = linear.Recipe((0.5, 2.0), c=0.1, class_weights="none", weighting=how)
+    assert linear.settle(x, labels, recipe, seed=0) is recipe
+
+
+def test_folds_leave_no_label_out_of_training():
+    labels = np.array([0] * 7 + [1] * 2 + [2] + [3] * 900)
+    rows, folds = linear.label_folds(labels, seed=0)
+    assert len(set(rows)) == len(rows) == 7 + 2 + 1 + 200
+    for fold in range(3):
+        assert set(labels[rows[folds != fold]]) == {0, 1, 2, 3}
+    assert folds[labels[rows] == 2].tolist() == [-1]
+    again, _ = linear.label_folds(labels, seed=0)
+    other, _ = linear.label_folds(labels, seed=1)
+    assert again.tolist() == rows.tolist() != other.tolist()
+
+
+def test_labels_of_one_cell_each_leave_nothing_to_choose_by():
+    x, _ = cells(num_cells=3)
+    assert linear.settle(x, np.arange(3), AUTO, seed=0).weighting == "signal"
+
+
+def test_held_out_loss_never_looks_at_its_own_fold():
+    x, labels = cells(num_cells=30)
+    folds = np.arange(30) // 3 % 3
+    expected = []
+    for fold in range(3):
+        model = linear.fit(x[folds != fold], labels[folds != fold], RECIPE)
+        logits = linear.predict_logits(model, x[folds == fold], RECIPE)
+        proba = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        expected += list(-np.log(proba[np.arange(len(proba)), labels[folds == fold]]))
+    np.testing.assert_allclose(linear.held_out_loss(x, labels, folds, RECIPE), np.mean(expected), rtol=1e-5)
+    assert isinstance(linear.fit(x, labels, RECIPE), LinearModel)

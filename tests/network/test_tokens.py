@@ -1,0 +1,187 @@
+"""Expression to tokens: bins against exact fractions, and which genes of a cell become tokens."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from scperformer.config.groups import TokensConfig
+from scperformer.expression.alignment import normalise
+from scperformer.expression.detect import Findings
+from scperformer.network.tokens import log2_bins, mask_token, num_tokens, token_counts, tokenize
+
+SCBERT = TokensConfig(name="scbert", unexpressed="full")
+SCBERT_SKIP = TokensConfig(name="scbert", unexpressed="skip")
+BINS = TokensConfig(name="bins", num_bins=40, bins_per_log2=4.0)
+CONTINUOUS = TokensConfig(name="continuous")
+MAX_TOTAL = 50_000
+
+
+def exact_bin(count: int, total: int) -> int:
+    """floor(log2(1 + 1e4 count / total)), at most 5, without any rounding."""
+    value = 1 + Fraction(10_000 * count, total)
+    return max(power for power in range(6) if 2**power <= value)
+
+
+def stored(count, total):
+    """ln(1 + 1e4 count / total) as it is stored, in float32."""
+    return np.log1p(1e4 * np.asarray(count) / np.asarray(total)).astype(np.float32)
+
+
+def cells_csr(rows) -> sparse.csr_matrix:
+    return sparse.csr_matrix(np.array(rows, dtype=np.float32))
+
+
+# --- bins ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "total", "expected"),
+    [
+        (0, 5_000, 0),
+        (1, 10_000, 1),  # 1 + 1 = 2 exactly
+        (1, 10_001, 0),  # a hair below 2
+        (3, 10_000, 2),
+        (7, 10_000, 3),
+        (15, 10_000, 4),
+        (31, 10_000, 5),
+        (31, 10_001, 4),
+        (5_000, 5_000, 5),  # log2(10,001) = 13.3 is clipped
+    ],
+)
+def test_scbert_bins_of_known_counts(count, total, expected):
+    assert exact_bin(count, total) == expected
+    assert log2_bins(stored(count, total), SCBERT) == expected
+
+
+def test_scbert_bins_are_exact_next_to_every_edge_of_every_total():
+    total = np.arange(1, MAX_TOTAL + 1)[:, None, None]
+    edge = np.array([1, 3, 7, 15, 31])[None, :, None]
+    nearest = edge * total // 10_000 + np.arange(-1, 3)
+    count = np.clip(nearest, 0, total)
+    # Integer products compare the fractions 1e4 count / total and 2^p - 1 without rounding.
+    expected = sum((10_000 * count >= (2**power - 1) * total).astype(int) for power in range(1, 6))
+    wrong = log2_bins(stored(count, total), SCBERT) != expected
+    assert not wrong.any(), f"{wrong.sum()} wrong, smallest total {total[wrong.any(axis=(1, 2))].min()}"
+
+
+@pytest.mark.parametrize("power", range(1, 6))
+def test_scbert_edges_bear_the_rounding_of_any_float32_logarithm(power):
+    # numpy's, R's and a GPU's logarithms differ in the last unit; the counts are the same.
+    edge = stored(2**power - 1, 10_000)
+    for x in (np.nextafter(edge, np.float32(0)), edge, np.nextafter(edge, np.float32(9))):
+        assert log2_bins(x, SCBERT) == power
+
+
+def test_scbert_bins_of_random_counts_equal_fractions():
+    rng = np.random.default_rng(0)
+    total = rng.integers(1, MAX_TOTAL + 1, 5_000)
+    count = rng.integers(0, np.minimum(total, 1 + total // 200) + 1)
+    expected = [exact_bin(int(c), int(t)) for c, t in zip(count, total, strict=True)]
+    assert set(expected) == set(range(6))
+    np.testing.assert_array_equal(log2_bins(stored(count, total), SCBERT), expected)
+
+
+def test_scbert_bins_are_exact_after_scanpy():
+    # The real path: scanpy divides and takes logs in float32. Two genes: the one at an edge, and the rest.
+    total = np.random.default_rng(0).integers(1_000, MAX_TOTAL + 1, 3_000)
+    total = np.concatenate([total, np.arange(10_000, MAX_TOTAL + 1, 10_000)])
+    edge = np.array([1, 3, 7, 15, 31])
+    count = (edge * total[:, None] // 10_000 + np.arange(2)[:, None, None]).ravel()
+    total = np.broadcast_to(total[:, None], (2, len(total), len(edge))).ravel()
+    findings = Findings(
+        source="X", kind="counts", total=None, log_base=None, num_cells=len(total), num_genes=2, id_kind="symbol"
+    )
+    x = normalise(np.stack([count, total - count], axis=1).astype(np.float32), findings, 1e4).toarray()
+    expected = [exact_bin(int(c), int(t)) for c, t in zip(count, total, strict=True)]
+    np.testing.assert_array_equal(log2_bins(x[:, 0], SCBERT), expected)
+
+
+def test_scbert_table_has_seven_rows_and_mask_six():
+    assert mask_token(SCBERT) == 6
+    assert num_tokens(SCBERT) == 7
+
+
+def test_finer_bins_hold_one_part_of_a_doubling_each():
+    # 1 + cp10k at the middle of each quarter of a doubling; bin 0 is for genes that are not expressed.
+    step = np.arange(40)
+    x = (np.log(2.0) * (step + 0.5) / 4).astype(np.float32)
+    np.testing.assert_array_equal(log2_bins(x, BINS), np.minimum(step + 1, 40))
+    assert log2_bins(np.float32(0), BINS) == 0
+    assert log2_bins(np.float32(1e-6), BINS) == 1
+    assert log2_bins(np.float32(9.2), BINS) == 40
+    assert (mask_token(BINS), num_tokens(BINS)) == (41, 42)
+
+
+@pytest.mark.parametrize("power", range(1, 10))
+def test_finer_bins_begin_exactly_at_powers_of_two(power):
+    assert log2_bins(stored(2**power - 1, 10_000), BINS) == 4 * power + 1
+
+
+# --- which genes are tokens ----------------------------------------------------------------------------------
+
+X = [[0.0, 0.7, 0.0, 4.0], [0.0, 0.0, 0.0, 0.0], [1.5, 0.2, 0.9, 2.3]]  # the second cell is empty
+
+
+def test_full_makes_every_gene_a_token_and_ends_with_the_special_position():
+    tokens = tokenize(cells_csr(X), SCBERT)
+    np.testing.assert_array_equal(tokens.genes, [[0, 1, 2, 3, 4]] * 3)
+    np.testing.assert_array_equal(tokens.x, np.pad(np.float32(X), ((0, 0), (0, 1))))
+    # floor(x / ln 2): 0.7 -> 1, 4.0 -> 5.8 clipped, 1.5 -> 2, 0.2 -> 0, 0.9 -> 1, 2.3 -> 3
+    np.testing.assert_array_equal(tokens.values, [[0, 1, 0, 5, 0], [0, 0, 0, 0, 0], [2, 0, 1, 3, 0]])
+    assert tokens.keep.all()
+    np.testing.assert_array_equal(token_counts(cells_csr(X), SCBERT), [5, 5, 5])
+
+
+def test_skip_leaves_out_unexpressed_genes_and_pads_behind_the_special_position():
+    tokens = tokenize(cells_csr(X), SCBERT_SKIP)
+    np.testing.assert_array_equal(tokens.genes, [[1, 3, 4, 4, 4], [4, 4, 4, 4, 4], [0, 1, 2, 3, 4]])
+    np.testing.assert_array_equal(tokens.values, [[1, 5, 0, 0, 0], [0, 0, 0, 0, 0], [2, 0, 1, 3, 0]])
+    np.testing.assert_array_equal(tokens.x, np.float32([[0.7, 4.0, 0, 0, 0], [0, 0, 0, 0, 0], [1.5, 0.2, 0.9, 2.3, 0]]))
+    np.testing.assert_array_equal(tokens.keep, np.arange(5) <= np.array([[2], [0], [4]]))
+    np.testing.assert_array_equal(token_counts(cells_csr(X), SCBERT_SKIP), [3, 1, 5])
+
+
+def test_continuous_tokens_carry_the_value_itself():
+    tokens = tokenize(cells_csr(X), CONTINUOUS)
+    assert tokens.values.dtype == np.float32
+    np.testing.assert_array_equal(tokens.values, tokens.x)
+
+
+@pytest.mark.parametrize("config", [SCBERT, SCBERT_SKIP, BINS, CONTINUOUS], ids=lambda c: f"{c.name}-{c.unexpressed}")
+def test_number_of_tokens_is_what_token_counts_says(config):
+    cells = sparse.random(9, 30, density=0.3, format="csr", dtype=np.float32, random_state=0)
+    tokens = tokenize(cells, config)
+    np.testing.assert_array_equal(tokens.keep.sum(axis=1), token_counts(cells, config))
+    last = tokens.keep.sum(axis=1) - 1
+    assert (tokens.genes[np.arange(9), last] == 30).all()
+    assert (tokens.values[np.arange(9), last] == 0).all()
+
+
+def test_a_given_length_only_adds_padding():
+    short, long = tokenize(cells_csr(X), BINS), tokenize(cells_csr(X), BINS, length=16)
+    assert long.genes.shape == (3, 16)
+    for field in ("genes", "values", "x", "keep"):
+        np.testing.assert_array_equal(getattr(long, field)[:, :5], getattr(short, field))
+    assert not long.keep[:, 5:].any()
+    assert (long.genes[:, 5:] == 4).all()
+
+
+def test_a_length_below_the_longest_cell_cuts_nothing():
+    assert tokenize(cells_csr(X), BINS, length=2).genes.shape == (3, 5)
+
+
+@pytest.mark.parametrize("config", [SCBERT, SCBERT_SKIP], ids=["full", "skip"])
+def test_cells_without_any_expression(config):
+    tokens = tokenize(cells_csr(np.zeros((2, 3))), config)
+    assert (tokens.values == 0).all()
+    assert (tokens.keep.sum(axis=1) == (4 if config is SCBERT else 1)).all()
+
+
+def test_a_cell_has_the_same_tokens_as_a_row_of_a_larger_matrix():
+    cells = sparse.random(9, 30, density=0.3, format="csr", dtype=np.float32, random_state=0)
+    alone, together = tokenize(cells[4], CONTINUOUS), tokenize(cells, CONTINUOUS)
+    num = alone.keep.sum()
+    np.testing.assert_array_equal(alone.genes[0, :num], together.genes[4, :num])
+    np.testing.assert_array_equal(alone.x[0, :num], together.x[4, :num])

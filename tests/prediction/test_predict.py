@@ -1,0 +1,330 @@
+"""Prediction: the same answer whatever is around a cell, everything in its place, the user's file as it was."""
+
+import json
+import shutil
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import sparse
+from support.twins import CASES
+
+import scperformer
+from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
+from scperformer.config.steps import PredictConfig
+from scperformer.errors import InputError
+from scperformer.network.batches import Cells
+from scperformer.network.cpu import torch_state_kept
+from scperformer.network.inference import choose_device, predict_cells
+from scperformer.network.load import load_model
+from scperformer.network.network import CellTypeModel
+from scperformer.prediction.predict import run_predict
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    return load_model(tiny_model)
+
+
+@pytest.fixture
+def cells(counts_adata, model):
+    logged = np.log1p(counts_adata.X.toarray() / counts_adata.X.sum(1) * 1e4).astype(np.float32)
+    columns = [counts_adata.var_names.get_loc(gene) for gene in model.bundle.genes]
+    return Cells(sparse.csr_matrix(logged[:, columns]), model.tokens)
+
+
+def test_does_not_depend_on_batch_size(model, cells):
+    together = predict_cells(model.network, cells, batch_size=64)
+    alone = predict_cells(model.network, cells, batch_size=1)
+    np.testing.assert_array_equal(together.proba, alone.proba)
+    np.testing.assert_array_equal(together.embedding, alone.embedding)
+
+
+def test_does_not_depend_on_order_on_other_cells_or_on_threads(model, cells, torch_unchanged):
+    whole = predict_cells(model.network, cells, batch_size=16).proba
+    order = np.random.default_rng(0).permutation(len(cells))
+    shuffled = predict_cells(model.network, Cells(cells.x[order], model.tokens), batch_size=16).proba
+    np.testing.assert_array_equal(shuffled, whole[order])
+    few = predict_cells(model.network, Cells(cells.x[:5], model.tokens), batch_size=16).proba
+    np.testing.assert_array_equal(few, whole[:5])
+    with torch_state_kept(threads=2):
+        np.testing.assert_array_equal(predict_cells(model.network, cells, batch_size=16).proba, whole)
+
+
+@pytest.mark.parametrize(
+    ("unexpressed", "precision"),
+    [
+        ("skip", "32-true"),
+        pytest.param("full", "32-true", marks=pytest.mark.slow),
+        pytest.param("skip", "bf16-mixed", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("case", CASES)
+def test_every_mechanism_gives_a_cell_the_same_bits_in_any_company(cells, case, unexpressed, precision):
+    """Random weights, cells of very different lengths; with several threads, too."""
+    rng = np.random.default_rng(0)
+    x = cells.x.toarray() * (rng.random((len(cells), 1)) ** 2 > rng.random(cells.x.shape))
+    tokens = TokensConfig(unexpressed=unexpressed)
+    torch.manual_seed(0)
+    network = CellTypeModel(
+        x.shape[1], 3, tokens=tokens, model=ModelConfig(wide=False), attention=CASES[case], head=HeadConfig()
+    ).eval()
+    network.require_length(x.shape[1] + 1)
+    some = Cells(sparse.csr_matrix(x, dtype=np.float32), tokens)
+    whole = predict_cells(network, some, batch_size=64, precision=precision)
+    order = rng.permutation(len(some))[:50]
+    with torch_state_kept(threads=3):
+        shuffled = predict_cells(network, Cells(some.x[order], tokens), batch_size=3, precision=precision)
+    np.testing.assert_array_equal(shuffled.proba, whole.proba[order])
+    np.testing.assert_array_equal(shuffled.embedding, whole.embedding[order])
+    assert len(np.unique(whole.proba, axis=0)) > 100
+
+
+def test_bfloat16_on_a_cpu_is_close_and_does_not_depend_on_company(model, cells):
+    exact = predict_cells(model.network, cells, batch_size=64).proba
+    mixed = predict_cells(model.network, cells, batch_size=64, precision="bf16-mixed").proba
+    assert 0 < np.abs(mixed - exact).max() < 0.02  # 8 bits
+    few = predict_cells(model.network, Cells(cells.x[7:12], model.tokens), batch_size=64, precision="bf16-mixed").proba
+    np.testing.assert_array_equal(few, mixed[7:12])
+
+
+def test_bfloat16_on_a_cpu_that_computes_in_it_only(monkeypatch):
+    monkeypatch.setattr("scperformer.network.inference.computes_in_bfloat16", lambda: True)
+    assert choose_device("cpu", "bf16-mixed") == "cpu"
+    monkeypatch.setattr("scperformer.network.inference.computes_in_bfloat16", lambda: False)
+    with pytest.raises(InputError, match=r"precision=bf16-mixed on this CPU; expected a GPU, or a CPU"):
+        choose_device("cpu", "bf16-mixed")
+    assert choose_device("cpu", "32-true") == "cpu"
+
+
+ODD = {
+    "dim": {"model": {"dim": 33}},
+    "width of heads": {"model": {"head_dim": 7}},
+    "heads": {"model": {"dim": 50, "num_heads": 5, "head_dim": None}, "attention": {"name": "softmax"}},
+    "head": {"head": {"name": "conv", "hidden": []}},
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_sizes_that_are_no_multiples_of_cache_lines(cells, case):
+    options = {"attention": {"name": "favor"}} | ODD[case]
+    torch.manual_seed(0)
+    network = CellTypeModel(
+        cells.x.shape[1],
+        3,
+        tokens=cells.tokens,
+        model=ModelConfig(wide=False, **options.get("model", {})),
+        attention=options["attention"],
+        head=HeadConfig(**options.get("head", {})),
+    ).eval()
+    whole = predict_cells(network, cells, batch_size=64)
+    order = np.random.default_rng(0).permutation(len(cells))[:37]
+    some = predict_cells(network, Cells(cells.x[order], cells.tokens), batch_size=3)
+    np.testing.assert_array_equal(some.proba, whole.proba[order])
+    np.testing.assert_array_equal(some.embedding, whole.embedding[order])
+
+
+def test_probabilities_are_the_softmax_of_the_logits(model, cells):
+
+    predictions = predict_cells(model.network, cells, batch_size=64)
+    with torch.no_grad():
+        logits = model.network(cells.batch([7]))[0].numpy()[0].astype(np.float64)
+    expected = np.exp(logits - logits.max())
+    np.testing.assert_allclose(predictions.proba[7], expected / expected.sum(), atol=1e-5)
+    np.testing.assert_allclose(predictions.proba.sum(1), 1, atol=1e-5)
+
+
+def test_writes_every_key_and_leaves_the_rest(counts_adata, tiny_model, write):
+    counts_adata.layers["spliced"] = counts_adata.X * 2
+    counts_adata.obsm["X_mine"] = np.arange(240.0).reshape(120, 2)
+    counts_adata.uns["mine"] = {"a": 1}
+    path = write(counts_adata)
+    (output,) = run_predict(PredictConfig(inputs=[str(path)], model_path=str(tiny_model)))
+    assert output == path.with_name("sample.annotated.h5ad")
+    before, after = ad.read_h5ad(path), ad.read_h5ad(output)
+
+    np.testing.assert_array_equal(after.X.toarray(), before.X.toarray())
+    np.testing.assert_array_equal(after.layers["spliced"].toarray(), before.layers["spliced"].toarray())
+    np.testing.assert_array_equal(after.obsm["X_mine"], before.obsm["X_mine"])
+    assert after.uns["mine"] == {"a": 1}
+    assert list(after.obs_names) == list(before.obs_names)
+    assert list(after.obs["cell_type"]) == list(before.obs["cell_type"])
+
+    labels = list(after.uns["scperformer"]["model"]["labels"])
+    proba = after.obsm["scperformer_proba"]
+    assert list(proba.columns) == labels
+    assert list(after.obs["scperformer_label"]) == [labels[i] for i in proba.to_numpy().argmax(1)]
+    ordered = np.sort(proba.to_numpy(), axis=1)
+    np.testing.assert_allclose(after.obs["scperformer_confidence"], ordered[:, -1], atol=1e-6)
+    np.testing.assert_allclose(after.obs["scperformer_margin"], ordered[:, -1] - ordered[:, -2], atol=1e-6)
+    assert after.obs["scperformer_unknown"].dtype == bool
+    assert not after.obs["scperformer_unknown"].any()
+    assert set(after.obs["scperformer_ontology_term_id"]) == {"unknown"}
+    assert set(after.obs["scperformer_baseline_label"]) <= set(labels)
+    assert after.obsm["X_scperformer"].shape == (120, 32)
+    record = after.uns["scperformer"]
+    assert record["input"]["source"] == "X"
+    assert record["input"]["kind"] == "counts"
+    assert record["genes"]["num_shared"] == record["genes"]["num_model"]
+    assert len(record["model"]["hash"]) == 64
+    assert record["model"]["scales"] == load_model(tiny_model).bundle.scales
+    assert set(record["model"]["scales"]) == {"wide", "deep"}
+
+
+def test_counts_and_their_logarithm_give_the_same_labels(counts_adata, tiny_model, write):
+    logged = counts_adata.copy()
+    logged.X = sparse.csr_matrix(np.log1p(counts_adata.X.toarray() / counts_adata.X.sum(1) * 1e4))
+    paths = [str(write(counts_adata, "counts.h5ad")), str(write(logged, "logged.h5ad"))]
+    outputs = run_predict(PredictConfig(inputs=paths, model_path=str(tiny_model)))
+    first, second = (ad.read_h5ad(output) for output in outputs)
+    assert second.uns["scperformer"]["input"]["kind"] == "log1p"
+    np.testing.assert_allclose(
+        first.obsm["scperformer_proba"].to_numpy(), second.obsm["scperformer_proba"].to_numpy(), atol=1e-4
+    )
+
+
+def test_a_shuffled_gene_order_and_extra_genes_change_nothing(counts_adata, model):
+    order = np.random.default_rng(1).permutation(counts_adata.n_vars)
+    plain = scperformer.annotate(counts_adata.copy(), model)
+    shuffled = scperformer.annotate(counts_adata[:, order].copy(), model)
+    np.testing.assert_array_equal(plain.obsm["scperformer_proba"], shuffled.obsm["scperformer_proba"])
+
+
+def test_other_names_of_the_same_genes_change_nothing_and_are_noted(counts_adata, model):
+    plain = scperformer.annotate(counts_adata.copy(), model)
+    assert plain.uns["scperformer"]["genes"]["informative_share"] == 1
+    counts_adata.var_names = counts_adata.var_names.str.lower()
+    scperformer.annotate(counts_adata, model)
+    np.testing.assert_array_equal(plain.obsm["scperformer_proba"], counts_adata.obsm["scperformer_proba"])
+    assert list(counts_adata.uns["scperformer"]["genes"]["notes"]) == ["200 names were matched in upper case"]
+
+
+def test_the_species_can_be_told(counts_adata, model):
+    counts_adata.var_names = counts_adata.var_names.str.title()
+    with pytest.raises(InputError, match=r"look mouse .*species=human if these are human genes"):
+        scperformer.annotate(counts_adata, model)
+    scperformer.annotate(counts_adata, model, overrides=["species=human"])
+
+
+def test_a_cell_without_counts_is_unknown(counts_adata, model):
+    x = counts_adata.X.tolil()
+    x[3] = 0
+    counts_adata.X = x.tocsr()
+    scperformer.annotate(counts_adata, model)
+    assert list(np.flatnonzero(counts_adata.obs["scperformer_unknown"])) == [3]
+
+
+def test_low_confidence_is_flagged_and_the_label_stays(counts_adata, tiny_model, write):
+    path = str(write(counts_adata))
+    cfg = PredictConfig(inputs=[path], model_path=str(tiny_model), min_confidence=0.9)
+    (output,) = run_predict(cfg)
+    obs = ad.read_h5ad(output).obs
+    assert list(obs["scperformer_unknown"]) == list(obs["scperformer_confidence"] < 0.9)
+    assert obs["scperformer_label"].notna().all()
+
+
+def test_annotate_refuses_to_replace_what_is_there(counts_adata, model):
+    scperformer.annotate(counts_adata, model)
+    with pytest.raises(InputError, match="scperformer"):
+        scperformer.annotate(counts_adata, model)
+    first = counts_adata.obsm["scperformer_proba"].copy()
+    scperformer.annotate(counts_adata, model, overwrite=True)
+    np.testing.assert_array_equal(counts_adata.obsm["scperformer_proba"], first)
+    scperformer.annotate(counts_adata, model, key_added="second")
+    assert list(counts_adata.obs["second_label"]) == list(counts_adata.obs["scperformer_label"])
+
+
+def test_options_of_predict_are_overrides_of_annotate(counts_adata, model, write, tiny_model):
+    path = write(counts_adata)
+    plain = scperformer.annotate(counts_adata.copy(), model).obs["scperformer_confidence"]
+    least = float(np.median(plain)) + 2e-6
+    options = ["source=layers/counts", f"min_confidence={least}", "batch_size=7", "key_added=mine"]
+    counts_adata.layers["counts"] = counts_adata.X
+    counts_adata.X = np.full(counts_adata.shape, np.nan, dtype=np.float32)
+    scperformer.annotate(counts_adata, model, overrides=options)
+    cfg = PredictConfig(inputs=[str(path)], model_path=str(tiny_model), key_added="mine", min_confidence=least)
+    expected = ad.read_h5ad(run_predict(cfg)[0])
+    columns = [name for name in expected.obs if name.startswith("mine_")]
+    assert len(columns) == 6
+    assert 0.3 < counts_adata.obs["mine_unknown"].mean() < 0.7
+    pd.testing.assert_frame_equal(counts_adata.obs[columns], expected.obs[columns])
+    assert counts_adata.uns["mine"]["input"]["source"] == "layers/counts"
+
+
+def test_annotate_takes_the_model_of_an_override(counts_adata, tiny_model):
+    scperformer.annotate(counts_adata, overrides=[f"model_path='{tiny_model}'", "min_overlap=0.9"])
+    assert counts_adata.uns["scperformer"]["model"]["path"] == str(tiny_model)
+
+
+@pytest.mark.parametrize(
+    ("option", "match"),
+    [
+        ("min_confidence=2", r"min_confidence=2\.0; expected a probability"),
+        ("colour=red", "'colour'"),
+        ("output=a.h5ad", r"output=a\.h5ad; expected no output.*leave it out"),
+        ("model_path=m", r"a model and model_path=m; expected one of them"),
+    ],
+)
+def test_wrong_overrides_of_annotate_change_nothing(counts_adata, model, option, match):
+    before = list(counts_adata.obs)
+    with pytest.raises(InputError, match=match):
+        scperformer.annotate(counts_adata, model, overrides=[option])
+    assert list(counts_adata.obs) == before
+
+
+def test_slashes_in_labels_are_the_same_in_memory_and_in_a_file(counts_adata, tiny_model, write, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "m")
+    info = json.loads((folder / "bundle.json").read_text())
+    info["labels"][0] = "B/plasma cell"
+    (folder / "bundle.json").write_text(json.dumps(info))
+    (output,) = run_predict(PredictConfig(inputs=[str(write(counts_adata))], model_path=str(folder)))
+    for adata in (ad.read_h5ad(output), scperformer.annotate(counts_adata, load_model(folder))):
+        assert list(adata.obsm["scperformer_proba"].columns) == ["B|plasma cell", "Monocyte", "T cell"]
+        assert list(adata.obs["scperformer_label"].cat.categories) == ["B/plasma cell", "Monocyte", "T cell"]
+
+
+def test_torch_is_as_it_was_after_loading_and_annotating(counts_adata, tiny_model, torch_unchanged):
+    with torch_unchanged():
+        model = load_model(tiny_model)
+    with torch_unchanged():
+        scperformer.annotate(counts_adata, model)
+    with torch_unchanged(), pytest.raises(InputError):
+        scperformer.annotate(counts_adata[:, :3].copy(), model, overwrite=True)
+
+
+@pytest.mark.parametrize(("deep", "said"), [(0.02, False), (0.009, True)])
+def test_an_encoder_without_a_say_is_named_at_loading(tiny_model, tmp_path, caplog, deep, said):
+    folder = shutil.copytree(tiny_model, tmp_path / "m")
+    info = json.loads((folder / "bundle.json").read_text())
+    info["metrics"]["scales"]["deep"] = deep
+    (folder / "bundle.json").write_text(json.dumps(info))
+    with caplog.at_level("INFO", logger="scperformer"):
+        load_model(folder)
+    assert ("the labels come from its linear branch alone" in caplog.text) == said
+
+
+def test_an_encoder_that_has_not_earned_a_say_is_not_run(counts_adata, tmp_path, monkeypatch):
+    """A threshold that nothing reaches leaves the linear branch alone; labels are those that its logits give."""
+    overrides = ["model=tiny", "trainer.max_epochs=1", "logger=none", "optim.deep_min_gain=1e9"]
+    model = load_model(scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=overrides))
+    assert model.bundle.scales["deep"] == 0
+    assert model.bundle.metrics["encoder_gain"].keys() == {"mean", "standard_error"}
+    model.network.wide_alone = False
+    both = scperformer.annotate(counts_adata.copy(), model)
+    model.network.wide_alone = True
+    monkeypatch.setattr(type(model.network.encoder), "forward", lambda *_: pytest.fail("the encoder was run"))
+    alone = scperformer.annotate(counts_adata.copy(), model)
+    pd.testing.assert_frame_equal(both.obs, alone.obs)
+    assert alone.obsm["X_scperformer"].shape == (counts_adata.n_obs, len(model.bundle.labels))
+    assert load_model(tmp_path / "m").network.wide_alone
+
+
+def test_no_gpu_is_one_clear_line(counts_adata, tiny_model, write):
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    cfg = PredictConfig(inputs=[str(write(counts_adata))], model_path=str(tiny_model), device="cuda")
+    with pytest.raises(InputError, match=r"no GPU.*device=cpu"):
+        run_predict(cfg)

@@ -1,0 +1,100 @@
+"""Reading annotations back: names of samples, what is read, what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.annotated import annotated_sample, write_sample
+
+from scperformer.errors import InputError
+from scperformer.reports.annotated import read_annotated, sample_names
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (["x/a.annotated.h5ad", "x/b.h5ad"], ["a", "b"]),
+        (["x/a.prepared.annotated.h5ad"], ["a"]),
+        (["run1/s.annotated.h5ad", "run2/s.annotated.h5ad"], ["run1/s", "run2/s"]),
+        (["x/s.h5ad", "x/s.annotated.h5ad"], ["s.h5ad", "s.annotated.h5ad"]),
+        (["x/.annotated.h5ad"], [".annotated"]),
+    ],
+    ids=["plain", "two-suffixes", "two-folders", "same-stem", "nothing-left"],
+)
+def test_sample_names(files, names):
+    assert sample_names([Path(file) for file in files]) == names
+
+
+def test_reads_the_annotation_and_not_the_expression(tmp_path, monkeypatch):
+    sample = annotated_sample(num_cells=30, min_confidence=0.5)
+    path = write_sample(tmp_path, "one", sample)
+    monkeypatch.setattr("scanpy.read_h5ad", None)
+    [read] = read_annotated([path], "scperformer", embedding=True)
+    assert read.name == "one"
+    assert read.labels.tolist() == sample.obs["scperformer_label"].astype(str).tolist()
+    assert read.baseline_labels.tolist() == sample.obs["scperformer_baseline_label"].astype(str).tolist()
+    assert read.model_labels == list(sample.uns["scperformer"]["model"]["labels"])
+    np.testing.assert_array_equal(read.embedding, sample.obsm["X_scperformer"])
+    np.testing.assert_array_equal(read.column("unknown"), sample.obs["scperformer_unknown"])
+
+
+def test_embedding_only_when_asked_for(tmp_path):
+    path = write_sample(tmp_path, "one", annotated_sample(num_cells=20))
+    assert read_annotated([path], "scperformer")[0].embedding is None
+
+
+@pytest.mark.parametrize(
+    "missing", ["scperformer_label", "scperformer_confidence", "scperformer_unknown", "scperformer_baseline_label"]
+)
+def test_missing_column_is_refused(tmp_path, missing):
+    sample = annotated_sample(num_cells=20)
+    del sample.obs[missing]
+    path = write_sample(tmp_path, "one", sample)
+    with pytest.raises(
+        InputError, match=f"no obs column '{missing}' in .*one.annotated.h5ad; expected an annotated file"
+    ):
+        read_annotated([path], "scperformer")
+
+
+def test_missing_facts_or_embedding_are_refused(tmp_path):
+    sample = annotated_sample(num_cells=20)
+    del sample.obsm["X_scperformer"]
+    path = write_sample(tmp_path, "one", sample)
+    with pytest.raises(InputError, match=r"no obsm\['X_scperformer'\]"):
+        read_annotated([path], "scperformer", embedding=True)
+    del sample.uns["scperformer"]
+    path = write_sample(tmp_path, "two", sample)
+    with pytest.raises(InputError, match=r"no uns\['scperformer'\]"):
+        read_annotated([path], "scperformer")
+
+
+def test_remedy_for_a_file_without_annotation_is_predict(tmp_path, pbmc):
+    path = write_sample(tmp_path, "plain", pbmc)
+    with pytest.raises(InputError, match=r"run 'scperformer predict .*plain.annotated.h5ad' first"):
+        read_annotated([path], "scperformer")
+
+
+def test_remedy_for_another_key_names_it(tmp_path):
+    path = write_sample(tmp_path, "one", annotated_sample(num_cells=20, key="mine"))
+    with pytest.raises(InputError, match="add key_added=mine"):
+        read_annotated([path], "scperformer")
+
+
+def test_file_named_twice_is_refused(tmp_path):
+    path = write_sample(tmp_path, "one", annotated_sample(num_cells=20))
+    with pytest.raises(InputError, match="is named twice"):
+        read_annotated([path, str(tmp_path / ".." / tmp_path.name / "one.annotated.h5ad")], "scperformer")
+
+
+def test_files_of_two_models_are_refused(tmp_path):
+    one = write_sample(tmp_path, "one", annotated_sample(num_cells=20))
+    two = write_sample(tmp_path, "two", annotated_sample(20, 20, model_hash="f" * 64))
+    with pytest.raises(InputError, match=r"0123456789ab.*ffffffffffff.*expected files annotated with one model"):
+        read_annotated([one, two], "scperformer")
+
+
+def test_truncated_file_is_refused(tmp_path):
+    path = Path(write_sample(tmp_path, "one", annotated_sample(num_cells=20)))
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(InputError, match=r"one.annotated.h5ad is (truncated|damaged)"):
+        read_annotated([str(path)], "scperformer")

@@ -1,0 +1,223 @@
+"""Evaluation folders: the numbers against scikit-learn, the truth from files and tables, what is refused."""
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import metrics as reference
+from support.annotated import TRUTH_KEY, annotated_sample, write_sample
+
+from scperformer.config.steps import EvaluateConfig
+from scperformer.errors import InputError
+from scperformer.reports.evaluate import read_evaluation, run_evaluate
+
+
+@pytest.fixture
+def samples():
+    """Two samples of 60 and 40 cells, truth in obs."""
+    return [annotated_sample(0, 60), annotated_sample(60, 40)]
+
+
+def evaluate(folder: Path, samples, tables=None, **options) -> Path:
+    inputs = [write_sample(folder, f"s{number}", sample) for number, sample in enumerate(samples)]
+    output = str(folder / "evaluation")
+    options = {"truth_key": TRUTH_KEY, "output": output, "truth_path": tables} | options
+    return run_evaluate(EvaluateConfig(inputs=inputs, **options))
+
+
+def truth_table(folder: Path, sample, name: str = "truth.csv", separator: str = ",") -> str:
+    """The truth of a sample in reversed order of its cells, taken out of obs."""
+    table = sample.obs[[TRUTH_KEY]][::-1].rename_axis("cell").rename(columns={TRUTH_KEY: "type"})
+    table.to_csv(folder / name, sep=separator)
+    del sample.obs[TRUTH_KEY]
+    return str(folder / name)
+
+
+def scores_of(truth, predicted) -> dict[str, float]:
+    return {
+        "accuracy": reference.accuracy_score(truth, predicted),
+        "macro_f1": reference.f1_score(truth, predicted, labels=np.unique(truth), average="macro", zero_division=0),
+        "weighted_f1": reference.f1_score(truth, predicted, average="weighted", zero_division=0),
+    }
+
+
+def test_metrics_equal_scikit_learn(tmp_path, samples):
+    folder = evaluate(tmp_path, samples)
+    metrics = json.loads((folder / "metrics.json").read_text())
+    obs = pd.concat([sample.obs.astype(str) for sample in samples])
+    truth, called, baseline = (obs[name] for name in (TRUTH_KEY, "scperformer_label", "scperformer_baseline_label"))
+    assert metrics["model"] == pytest.approx(scores_of(truth, called))
+    assert metrics["baseline"] == pytest.approx(scores_of(truth, baseline))
+    first = samples[0].obs.astype(str)
+    assert metrics["samples"]["s0"]["model"] == pytest.approx(scores_of(first[TRUTH_KEY], first["scperformer_label"]))
+    assert [sample["num_cells"] for sample in metrics["samples"].values()] == [60, 40]
+    assert (metrics["num_cells"], metrics["num_without_truth"], metrics["truth_key"]) == (100, 0, TRUTH_KEY)
+    assert metrics["truth_labels_not_in_model"] == []
+
+
+def test_tables_equal_scikit_learn(tmp_path, samples):
+    evaluation = read_evaluation(evaluate(tmp_path, samples))
+    obs = pd.concat([sample.obs.astype(str) for sample in samples])
+    labels = list(samples[0].uns["scperformer"]["model"]["labels"])
+    assert evaluation.metrics["labels"] == labels
+    truth, called, baseline = (obs[name] for name in (TRUTH_KEY, "scperformer_label", "scperformer_baseline_label"))
+    matrix = reference.confusion_matrix(truth, called, labels=labels)
+    np.testing.assert_array_equal(evaluation.confusion.to_numpy(), matrix)
+    assert list(evaluation.confusion.index) == list(evaluation.confusion.columns) == labels
+    theirs = reference.precision_recall_fscore_support(truth, called, labels=labels, zero_division=np.nan)
+    for name, values in zip(("precision", "recall", "f1", "support"), theirs, strict=True):
+        # Written with six decimals; scikit-learn gives F1 = 0 where we and it have no precision.
+        ours = evaluation.per_class[name].fillna(0)
+        np.testing.assert_allclose(ours, np.nan_to_num(values), atol=5e-7)
+    f1 = reference.f1_score(truth, baseline, labels=labels, average=None, zero_division=0)
+    np.testing.assert_allclose(evaluation.per_class["baseline_f1"].fillna(0), f1, atol=5e-7)
+
+
+def test_cells_without_truth_are_counted_and_left_out(tmp_path, samples):
+    truth = samples[0].obs[TRUTH_KEY].astype(object)
+    truth.iloc[:3], truth.iloc[3] = np.nan, "  "
+    samples[0].obs[TRUTH_KEY] = truth
+    metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
+    assert (metrics["num_cells"], metrics["num_without_truth"]) == (96, 4)
+    assert metrics["samples"]["s0"]["num_cells"] == 56
+
+
+def test_sample_without_truth_has_no_scores(tmp_path, samples):
+    samples[1].obs[TRUTH_KEY] = ""
+    metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
+    nothing = {"accuracy": None, "macro_f1": None, "weighted_f1": None}
+    assert metrics["samples"]["s1"] == {"num_cells": 0, "model": nothing, "baseline": nothing}
+
+
+def test_truth_unknown_to_the_model_counts_as_error(tmp_path, samples, caplog):
+    before = read_evaluation(evaluate(tmp_path, samples)).metrics
+    truth = samples[0].obs[TRUTH_KEY].astype(str).to_numpy(object)
+    right = np.flatnonzero(truth == samples[0].obs["scperformer_label"].astype(str).to_numpy(object))
+    truth[right[:5]] = "mast cell"
+    samples[0].obs[TRUTH_KEY] = truth
+    evaluation = read_evaluation(evaluate(tmp_path, samples, overwrite=True))
+    assert evaluation.metrics["truth_labels_not_in_model"] == ["mast cell"]
+    assert evaluation.metrics["model"]["accuracy"] == pytest.approx(before["model"]["accuracy"] - 5 / 100)
+    assert evaluation.confusion.loc["mast cell"].sum() == 5
+    assert "counted as errors: 'mast cell'" in caplog.text
+
+
+@pytest.mark.parametrize(("name", "separator"), [("truth.csv", ","), ("truth.tsv", "\t")], ids=["csv", "tsv"])
+def test_truth_from_a_table_equals_truth_in_obs(tmp_path, samples, name, separator):
+    in_obs = read_evaluation(evaluate(tmp_path, samples[:1])).metrics
+    table = truth_table(tmp_path, samples[0], name, separator)
+    from_table = read_evaluation(evaluate(tmp_path, samples[:1], [table], truth_key="type", overwrite=True)).metrics
+    assert from_table["samples"] == in_obs["samples"]
+
+
+def test_table_that_lacks_cells_leaves_them_out(tmp_path, samples, caplog):
+    table = Path(truth_table(tmp_path, samples[0]))
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([*lines[:-10], "another-cell,Dendritic"]))
+    metrics = read_evaluation(evaluate(tmp_path, samples[:1], [str(table)], truth_key="type")).metrics
+    assert (metrics["num_cells"], metrics["num_without_truth"]) == (50, 10)
+    assert "10 of 60 cells have no row; 1 of its rows are for other cells" in caplog.text
+
+
+def test_labels_survive_the_folder_whatever_they_look_like(tmp_path):
+    odd = {"CD19+ B": "NA", "Dendritic": "1", "CD34+": 'a,b\n"c"', "CD56+ NK": "truth"}
+    sample = annotated_sample(num_cells=60, rename=odd)
+    evaluation = read_evaluation(evaluate(tmp_path, [sample]))
+    labels = list(sample.uns["scperformer"]["model"]["labels"])
+    assert set(odd.values()) <= set(labels)
+    assert evaluation.per_class["label"].tolist() == list(evaluation.confusion.index) == labels
+    assert list(evaluation.confusion.columns) == labels
+
+
+def test_log_says_the_scores_beside_the_baseline(tmp_path, samples, caplog):
+    samples[0].obs.loc[samples[0].obs_names[:2], TRUTH_KEY] = np.nan
+    caplog.set_level(logging.INFO)
+    metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
+    model, baseline = metrics["model"], metrics["baseline"]
+    assert (
+        f"98 cells in 2 samples against 'bulk_labels' (2 without truth left out): "
+        f"accuracy {model['accuracy']:.3f} (logistic regression {baseline['accuracy']:.3f}), "
+        f"macro-F1 {model['macro_f1']:.3f} (logistic regression {baseline['macro_f1']:.3f})"
+    ) in caplog.text
+
+
+def test_default_output_is_beside_the_first_input(tmp_path, samples):
+    assert evaluate(tmp_path, samples, output=None) == tmp_path / "s0.annotated.evaluation"
+
+
+def test_missing_truth_key_lists_the_columns(tmp_path, samples):
+    with pytest.raises(InputError, match=r"no column 'nope' in .*s0.*; expected one of bulk_labels, percent_mito"):
+        evaluate(tmp_path, samples, truth_key="nope")
+    table = truth_table(tmp_path, samples[0])
+    with pytest.raises(InputError, match=r"no column 'nope' in .*truth.csv; expected one of type"):
+        evaluate(tmp_path, samples[:1], [table], truth_key="nope")
+
+
+def test_column_that_holds_other_things_is_refused(tmp_path, samples):
+    with pytest.raises(InputError, match="none of the true labels in 'percent_mito' is known to model pbmc"):
+        evaluate(tmp_path, samples, truth_key="percent_mito")
+
+
+def test_no_truth_at_all_is_refused(tmp_path, samples):
+    samples[0].obs[TRUTH_KEY] = np.nan
+    with pytest.raises(InputError, match="no cell has a true label in 'bulk_labels'"):
+        evaluate(tmp_path, samples[:1])
+
+
+def test_table_of_other_cells_is_refused(tmp_path, samples):
+    table = truth_table(tmp_path, samples[1])
+    with pytest.raises(InputError, match=r"none of the 60 cells of .*s0.* is in .*truth.csv; expected cell names"):
+        evaluate(tmp_path, samples[:1], [table], truth_key="type")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"truth.csv cannot be read \(No such file"),
+        ("", "truth.csv cannot be read"),
+        ("cell,type\na,B\na,T\n", "cell 'a' is twice in"),
+        ("cell,type\n", "none of the 60 cells"),
+    ],
+    ids=["missing", "empty", "cell-twice", "no-rows"],
+)
+def test_bad_table_is_refused(tmp_path, samples, content, message):
+    path = tmp_path / "truth.csv"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(InputError, match=message):
+        evaluate(tmp_path, samples[:1], [str(path)], truth_key="type")
+
+
+def test_repeated_cell_names_cannot_be_looked_up(tmp_path, samples):
+    table = truth_table(tmp_path, samples[0])
+    samples[0].obs_names = [samples[0].obs_names[0], *samples[0].obs_names[:-1]]
+    with pytest.raises(InputError, match="is more than once in"):
+        evaluate(tmp_path, samples[:1], [table], truth_key="type")
+
+
+def test_existing_output_is_refused_and_kept(tmp_path, samples):
+    folder = evaluate(tmp_path, samples)
+    before = (folder / "metrics.json").read_bytes()
+    with pytest.raises(InputError, match="evaluation exists; expected a new output"):
+        evaluate(tmp_path, samples[:1])
+    assert (folder / "metrics.json").read_bytes() == before
+
+
+def test_failure_leaves_no_output(tmp_path, samples):
+    with pytest.raises(InputError):
+        evaluate(tmp_path, samples, truth_key="nope")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s0.annotated.h5ad", "s1.annotated.h5ad"]
+
+
+@pytest.mark.parametrize("damage", ["metrics.json", "per_class.csv", "confusion.csv"])
+def test_damaged_evaluation_is_refused(tmp_path, samples, damage):
+    folder = evaluate(tmp_path, samples)
+    (folder / damage).unlink()
+    with pytest.raises(InputError, match=r"no evaluation in .*; expected the folder that 'scperformer evaluate' wrote"):
+        read_evaluation(folder)
+    (folder / damage).write_text("{")
+    with pytest.raises(InputError, match=r"no evaluation in .* \(a damaged file\)"):
+        read_evaluation(folder)

@@ -1,0 +1,122 @@
+"""What the report says, against counts made by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from scperformer.reports import summary
+from scperformer.reports.annotated import Annotated
+from scperformer.reports.evaluate import compare
+
+KNOWN = ["B", "T", "NK", "never"]
+
+
+def sample(name: str, labels: str, baseline: str, confidence: list[float], share_of_model: float = 0.9) -> Annotated:
+    """A sample from labels written as words; cells below .5 are flagged unknown."""
+    obs = pd.DataFrame(
+        {
+            "k_label": pd.Categorical(labels.split()),
+            "k_baseline_label": pd.Categorical(baseline.split()),
+            "k_confidence": confidence,
+            "k_unknown": np.array(confidence) < 0.5,
+        }
+    )
+    facts = {"model": {"hash": "a" * 64, "name": "m", "labels": KNOWN}, "genes": {"share_of_model": share_of_model}}
+    return Annotated(name=name, path=Path(name), key="k", obs=obs, embedding=None, facts=facts)
+
+
+@pytest.fixture
+def samples() -> list[Annotated]:
+    return [
+        sample("one", "T T T B", "T T B B", [0.9, 0.8, 0.3, 1.0]),
+        sample("two", "T B NK T B", "T T T T T", [0.2, 0.6, 0.7, 0.95, 0.4], share_of_model=0.5),
+    ]
+
+
+@pytest.fixture
+def labels(samples) -> list[summary.Label]:
+    return summary.order_labels(samples)
+
+
+def test_labels_are_numbered_by_frequency_then_in_the_models_order(labels):
+    assert [(label.name, label.number) for label in labels] == [("T", 1), ("B", 2), ("NK", 3), ("never", 4)]
+    assert len({label.colour for label in labels}) == 4
+
+
+def test_true_labels_unknown_to_the_model_come_last_without_a_number(samples):
+    truths = [np.array(words.split(), dtype=object) for words in ("T T mast B", "T B NK T B")]
+    labels = summary.order_labels(samples, compare(samples, truths, "truth"))
+    assert (labels[-1].name, labels[-1].number) == ("mast", None)
+
+
+def test_counts_shares_and_agreement(samples, labels):
+    two = summary.summarise(samples[1], labels)
+    assert two.counts == [2, 2, 1, 0]
+    assert two.shares == pytest.approx([0.4, 0.4, 0.2, 0])
+    assert (two.num_cells, two.num_unknown) == (5, 2)
+    assert two.agreement == pytest.approx(2 / 5)
+
+
+def test_confidence_per_label(samples, labels):
+    rows = summary.confidence_rows(summary.all_cells(samples, labels), labels)
+    assert [row.label.name for row in rows] == ["T", "B", "NK"]
+    assert (rows[0].num_cells, rows[0].num_unknown) == (5, 2)
+    assert (rows[0].low, rows[0].median, rows[0].high) == pytest.approx((0.3, 0.8, 0.9))
+
+
+def test_histogram_holds_every_cell_and_both_ends(samples, labels):
+    bars = summary.histogram(summary.all_cells(samples, labels))
+    assert len(bars) == 20
+    assert sum(every for every, _ in bars) == 9
+    assert sum(unknown for _, unknown in bars) == 3
+    assert bars[-1] == (2, 0)  # .95 and 1.0
+    assert bars[6] == (1, 1)  # .3
+
+
+def test_disagreements_are_counted(samples, labels):
+    found = summary.disagreements(summary.all_cells(samples, labels), labels)
+    assert [(label.name, other.name, num, share) for label, other, num, share in found] == [
+        ("B", "T", 2, pytest.approx(2 / 3)),
+        ("T", "B", 1, pytest.approx(1 / 5)),
+        ("NK", "T", 1, 1.0),
+    ]
+
+
+def test_no_disagreement(labels):
+    same = sample("same", "T B", "T B", [0.9, 0.9])
+    assert summary.disagreements(summary.all_cells([same], labels), labels) == []
+
+
+def test_things_to_check(samples, labels):
+    summaries = [summary.summarise(one, labels) for one in samples]
+    truths = [np.array(words.split(), dtype=object) for words in ("T T mast B", "T B NK T B")]
+    found = "\n".join(summary.things_to_check(summaries, compare(samples, truths, "truth")))
+    assert "two has only 50% of what the model looks at" in found
+    samples[1].facts["genes"]["informative_share"] = 0.3
+    assert any("two has only 30% of what" in text for text in summary.things_to_check(summaries, None))
+    assert "40% of the cells of two are flagged as unknown" in found
+    assert "25% of the cells of one are flagged" in found
+    assert "Logistic regression agrees on only 40% of the cells of two" in found
+    assert "The model does not know these true labels, so it cannot be right: mast" in found
+    assert "one has only" not in found
+
+
+def test_nothing_to_check(labels):
+    fine = summary.summarise(sample("fine", "T B", "T B", [0.9, 0.9]), labels)
+    assert summary.things_to_check([fine], None) == []
+
+
+def test_evaluation_rows_are_shares_of_the_true_label(samples):
+    truths = [np.array(words.split(), dtype=object) for words in ("T T T T", "mast B B T B")]
+    evaluation = compare(samples, truths, "truth")
+    labels = summary.order_labels(samples, evaluation)
+    content = summary.evaluation_content(evaluation, labels)
+    assert [column.name for column in content["columns"]] == ["T", "B", "NK"]
+    rows = {row.label.name: row for row in content["rows"]}
+    assert rows["T"].num_cells == 5
+    assert rows["T"].cells == [(0.8, 4, True), (0.2, 1, False), (0.0, 0, False)]
+    assert rows["B"].cells[1:] == [(pytest.approx(2 / 3), 2, True), (pytest.approx(1 / 3), 1, False)]
+    assert rows["mast"].cells == [(1.0, 1, False), (0.0, 0, False), (0.0, 0, False)]
+    assert [label.name for label, _ in content["per_class"]] == ["T", "B", "mast"]

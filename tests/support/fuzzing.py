@@ -1,0 +1,159 @@
+"""Inputs drawn by chance: every shape, type, kind of name and fault that a file of cells can have."""
+
+import warnings
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import scipy.io
+from hypothesis import strategies as st
+from scipy import sparse
+from support.inputs import write_loom, write_tenx_v3
+
+MOST_CELLS, MOST_GENES = 20, 30
+DTYPES = ("float32", "float32", "int32", "float64", "float16", "int8", "uint8", "int32", "uint32", "int64", "bool")
+SPOILS = {
+    "NaN": np.nan,
+    "inf": np.inf,
+    "negative": -3.0,
+    "huge": 1e30,
+    "most": 1.7e308,
+    "tiny": 1e-300,
+    "beyond int32": 3e9,
+}
+ODD_NAMES = (
+    "",
+    "nan",
+    "1",
+    "-2.5",
+    "=1+1",
+    "<script>alert(1)</script>",
+    "a\nb",
+    "Ünïcödé-β",
+    "../../x",
+    "x" * 5000,
+    " ",
+    "a/b",
+    "a,b",
+    'q"q',
+    "\x1b[31m",
+    "_index",
+    "1e5",
+)
+GENES = {
+    "model": lambda i: f"GENE{i}",
+    "mixed": lambda i: f"GENE{i}" if i % 2 else f"Other{i}",
+    "Ensembl": lambda i: f"ENSG{i:011d}.{i % 3}",
+    "numbers": lambda i: str(i),
+    "other case": lambda i: f"gene{i}",
+    "repeated": lambda i: f"GENE{i // 2}",
+    "one": lambda i: "GENE1",
+}
+OBS = {
+    "categorical": lambda n: pd.Categorical([f"type {i % 3}" for i in range(n)]),
+    "object": lambda n: np.array([f"<b>{i}</b>\n" for i in range(n)], dtype=object),
+    "missing": lambda n: pd.Categorical([None, *["B"] * (n - 1)]),
+    "numbers": lambda n: np.linspace(-1, np.nan, n) if n > 1 else np.zeros(n),
+    "booleans": lambda n: np.arange(n) % 2 == 0,
+    "nullable": lambda n: pd.array([None, *range(n - 1)], dtype="Int64"),
+}
+COLUMNS = ("cell_type", "scperformer_label", "=cmd", "name with blanks", "sample")
+WAYS = ("dense", "csr", "csc")
+KINDS = ("h5ad", "zarr", "csv", "tsv", "mtx", "10x h5", "loom")
+
+
+@st.composite
+def matrices(draw, num_cells: int, num_genes: int):
+    """Counts or logarithms or neither, of any type, sparse or dense, whole or spoiled in one place."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    x = rng.poisson(draw(st.sampled_from([3.0, 0.5, 50.0, 0.0])), (num_cells, num_genes)).astype(float)
+    kind = draw(st.sampled_from(["counts", "counts", "counts", "log", "floats"]))
+    if kind == "log":
+        x = np.log1p(x / np.maximum(x.sum(1, keepdims=True), 1) * 1e4)
+    elif kind == "floats":
+        x = x * rng.random(x.shape)
+    if draw(st.integers(0, 3)) == 0:
+        x[rng.integers(num_cells), rng.integers(num_genes)] = SPOILS[draw(st.sampled_from(sorted(SPOILS)))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # casts of NaN and of what is too large are wanted
+        x = x.astype(draw(st.sampled_from(DTYPES)))
+    way = draw(st.sampled_from(WAYS)) if x.dtype != "float16" else "dense"
+    return {"dense": np.asarray, "csr": sparse.csr_matrix, "csc": sparse.csc_matrix}[way](x)
+
+
+@st.composite
+def names(draw, count: int, make):
+    """Names of one make, up to two of them odd."""
+    found = [make(i) for i in range(count)]
+    for _ in range(draw(st.sampled_from([0, 0, 0, 0, 0, 0, 1, 2]))):
+        found[draw(st.integers(0, count - 1))] = draw(st.sampled_from(ODD_NAMES))
+    return found
+
+
+@st.composite
+def anndatas(draw) -> ad.AnnData:
+    """Cells and genes with a matrix in X, a layer or raw."""
+    num_cells, num_genes = draw(st.integers(1, MOST_CELLS)), draw(st.integers(1, MOST_GENES))
+    cells = draw(names(num_cells, lambda i: f"cell{i}" if num_cells % 3 else f"cell{i // 2}"))
+    genes = draw(names(num_genes, GENES[draw(st.sampled_from(["model"] * 4 + sorted(GENES)))]))
+    columns = draw(st.lists(st.sampled_from(COLUMNS), max_size=2, unique=True))
+    obs = {name: OBS[draw(st.sampled_from(sorted(OBS)))](num_cells) for name in columns}
+    place = draw(st.sampled_from(["X", "X", "X", "layers", "raw", "nowhere"]))
+    x = draw(matrices(num_cells, num_genes))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about names that repeat
+        index = pd.Index(cells, dtype=object)
+        frame = pd.DataFrame(obs, index=index)
+        var = pd.DataFrame(index=pd.Index(genes, dtype=object))
+        adata = ad.AnnData(x if place in ("X", "raw") else None, obs=frame, var=var)
+        if place == "layers":
+            adata.layers[draw(st.sampled_from(["counts", "<odd>", "log1p"]))] = x
+        if place == "raw":
+            adata.raw = adata.copy()
+            adata.X = draw(st.sampled_from([None, np.zeros(adata.shape, dtype=np.float32)]))
+    return adata
+
+
+def write(adata: ad.AnnData, kind: str, folder: Path) -> Path:
+    """An input of a kind; may raise what anndata raises when it refuses to write."""
+    path = folder / f"in.{kind.replace(' ', '.')}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about names, formats and types of the file
+        if kind == "h5ad":
+            adata.write_h5ad(path)
+        elif kind == "zarr":
+            adata.write_zarr(path)
+        elif kind in ("10x h5", "loom"):
+            adata = ad.AnnData(sparse.csr_matrix(adata.X), adata.obs[[]], adata.var)
+            adata.var["gene_ids"] = [f"ID{i}" for i in range(adata.n_vars)]
+            (write_tenx_v3 if kind == "10x h5" else write_loom)(adata, folder).rename(path)
+        elif kind in ("csv", "tsv"):
+            adata.to_df().to_csv(path, sep="," if kind == "csv" else "\t")
+        else:
+            path.mkdir()
+            scipy.io.mmwrite(path / "matrix.mtx", sparse.coo_matrix(adata.X).T)
+            for name, rows in (("barcodes", adata.obs_names), ("features", adata.var_names)):
+                (path / f"{name}.tsv").write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@st.composite
+def faults(draw):
+    """A fault of a file's bytes: a place as a share of its length, and what happens there."""
+    how = draw(st.sampled_from(["cut", "flip", "flip", "zeros", "ones", "grow"]))
+    return how, draw(st.floats(0, 1, exclude_max=True)), draw(st.integers(1, 255)), draw(st.integers(1, 64))
+
+
+def spoil(content: bytes, fault) -> bytes:
+    """The content with a fault."""
+    how, share, mask, length = fault
+    place = int(share * len(content))
+    if how == "cut":
+        return content[:place]
+    if how == "grow":
+        return content[:place] + bytes([mask]) * length + content[place:]
+    if how == "flip":
+        return content[:place] + bytes([content[place] ^ mask]) + content[place + 1 :]
+    filler = b"\x00" if how == "zeros" else b"\xff"
+    return content[:place] + (filler * length)[: len(content) - place] + content[place + length :]

@@ -1,0 +1,58 @@
+"""A small training run, for the tests of the learner and of interruptions."""
+
+import numpy as np
+import pytest
+import torch
+
+from scperformer.config.compose import make_config
+from scperformer.dataset.preprocess import prepare_reference
+from scperformer.dataset.splits import stratified_split
+from scperformer.network.batches import Cells
+from scperformer.network.network import CellTypeModel
+
+OVERRIDES = [
+    "inputs=[reference.h5ad]",
+    "label_key=cell_type",
+    "model=tiny",
+    "logger=none",
+    "trainer.max_epochs=3",
+    "attention.redraw_interval=4",
+    "data.min_genes=0",
+]
+
+
+@pytest.fixture
+def cfg():
+    return make_config("train", OVERRIDES)
+
+
+@pytest.fixture
+def cells(counts_adata, cfg):
+    prepared = prepare_reference(counts_adata, cfg.data)
+    names, labels = np.unique(prepared.obs["cell_type"].astype(str), return_inverse=True)
+    train, val = stratified_split(labels, 0.2, seed=0)
+    x = prepared.X
+    return (
+        Cells(x[train], cfg.tokens, labels[train]),
+        Cells(x[val], cfg.tokens, labels[val]),
+        len(names),
+    )
+
+
+def new_network(cells, cfg) -> CellTypeModel:
+    train, _, num_labels = cells
+    torch.manual_seed(cfg.seed)
+    return CellTypeModel(
+        train.x.shape[1],
+        num_labels,
+        tokens=cfg.tokens,
+        model=cfg.model,
+        attention=cfg.attention,
+        head=cfg.head,
+        seed=cfg.seed,
+    )
+
+
+def last_state(folder) -> dict[str, torch.Tensor]:
+    saved = torch.load(folder / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=True)
+    return saved["state_dict"]

@@ -1,0 +1,166 @@
+"""Training: the schedule, the label weights, and above all that a run which was cut off ends as if it had not been."""
+
+import numpy as np
+import pytest
+import torch
+from support.killed import run_until_killed
+from support.learning import OVERRIDES, cells, cfg, last_state, new_network  # noqa: F401 - fixtures
+from torch.nn.functional import cross_entropy
+
+from scperformer.config.compose import make_config
+from scperformer.config.groups import OptimConfig
+from scperformer.training.learner import Learner, loss_weights, lr_factor, seed_of, train_network
+
+
+def test_resumed_run_ends_with_the_same_weights(cells, cfg, tmp_path, monkeypatch):
+    train, val, _ = cells
+    torch.set_num_threads(1)
+    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "whole")
+
+    run_until_killed(
+        monkeypatch, Learner, lambda: train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "cut")
+    )
+    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "cut")
+
+    whole, resumed = last_state(tmp_path / "whole"), last_state(tmp_path / "cut")
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_same_seed_same_weights_and_other_seed_others(cells, cfg, tmp_path):
+    train, val, _ = cells
+    cfg.trainer.max_epochs = 1
+    states = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        cfg.seed = seed
+        train_network(new_network(cells, cfg), train, val, cfg, tmp_path / name)
+        states.append(last_state(tmp_path / name))
+    key = "network.encoder.layers.0.to_qkv.weight"
+    assert torch.equal(states[0][key], states[1][key])
+    assert not torch.equal(states[0][key], states[2][key])
+
+
+def test_training_learns_what_a_linear_start_does_not_know(cells, cfg, tmp_path):
+    train, val, num_labels = cells
+    cfg.trainer.max_epochs = 8
+    cfg.optim.wide_start = "zero"
+    network = new_network(cells, cfg)  # nothing is known
+    best_epoch = train_network(network, train, val, cfg, tmp_path)
+    network.eval()
+    with torch.no_grad():
+        calls = network(val.batch(np.arange(len(val))))[0].argmax(1).numpy()
+    assert best_epoch is not None
+    assert best_epoch >= 1
+    assert (calls == val.labels).mean() > 1.5 / num_labels
+
+
+def test_directions_are_redrawn_in_training_as_often_as_asked(cells, cfg, tmp_path):
+    train, val, _ = cells
+    cfg.trainer.max_epochs = 1
+    network = new_network(cells, cfg)
+    before = network.encoder.layers[0].attention.directions_ME.clone()
+    cfg.attention["redraw_interval"] = 0
+    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "never")
+    assert torch.equal(last_state(tmp_path / "never")["network.encoder.layers.0.attention.directions_ME"], before)
+    cfg.attention["redraw_interval"] = 2
+    train_network(new_network(cells, cfg), train, val, cfg, tmp_path / "often")
+    drawn = last_state(tmp_path / "often")["network.encoder.layers.0.attention.directions_ME"]
+    assert not torch.equal(drawn, before)
+
+
+ROOM = {"attention=favor": True, "attention=window": True, "tokens.unexpressed=memory": False}
+
+
+@pytest.mark.parametrize("option", ROOM)
+def test_hidden_genes_make_room_unless_they_would_count_as_unexpressed(cells, option, monkeypatch):
+    cfg = make_config("train", [*(word for word in OVERRIDES if "redraw" not in word), option])
+    network = new_network(cells, cfg)
+    weights = torch.ones(cells[2])
+    learner = Learner(network, weights=weights, optim=cfg.optim, num_steps=10, seed=0, gene_dropout=0.6)
+    learner.log = lambda *args, **kwargs: None
+    seen, forward = [], network.encoder.forward
+    monkeypatch.setattr(network.encoder, "forward", lambda batch: seen.append(batch) or forward(batch))
+    batch = cells[0].labelled_batch(np.arange(9))
+    learner.training_step(batch, 0)
+    assert seen[0].keep_BL.sum() < 0.5 * batch[0].keep_BL.sum()
+    assert (seen[0].keep_BL.shape[1] < 0.7 * batch[0].keep_BL.shape[1]) == ROOM[option]
+
+
+def test_loss_is_cross_entropy_of_the_sum_plus_that_of_the_encoder(cells, cfg):
+    train, _, num_labels = cells
+    weights = loss_weights(train.labels, "balanced")
+    optim = OptimConfig(label_smoothing=0.1, deep_loss_weight=0.5)
+    network = new_network(cells, cfg).eval()
+    learner = Learner(network, weights=weights, optim=optim, num_steps=10, seed=0)
+    learner.log = lambda *args, **kwargs: None
+    batch, labels = train.labelled_batch(np.arange(9))
+    wide, deep, _ = network.branches(batch)
+    one_hot = torch.eye(num_labels)[labels] * 0.9 + 0.1 / num_labels
+    expected = 0.0
+    for logits, share in ((wide + deep, 1.0), (deep, 0.5)):
+        terms = -(one_hot * weights * logits.log_softmax(1)).sum(1)
+        expected += share * terms.sum() / weights[labels].sum()
+    torch.testing.assert_close(learner.training_step((batch, labels), 0), expected)
+    # the control: without the second term the loss is another one
+    plain = cross_entropy(wide + deep, labels, weight=weights, label_smoothing=0.1)
+    assert abs(plain - expected) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("none", [1, 1]), ("balanced", [0.625, 2.5]), ("sqrt", [0.8333333, 1.6666667])],
+)
+def test_loss_weights_have_mean_one_over_the_cells(kind, expected):
+    labels = np.array([0, 0, 0, 0, 1])
+    weights = loss_weights(labels, kind)
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
+    np.testing.assert_allclose(weights[labels].mean(), 1, rtol=1e-6)
+
+
+def test_learning_rate_warms_up_and_follows_a_cosine():
+    optim = OptimConfig(warmup_fraction=0.1, final_lr_fraction=0.2)
+    factors = [lr_factor(step, 100, optim) for step in range(101)]
+    np.testing.assert_allclose(factors[:10], np.arange(1, 11) / 10)
+    np.testing.assert_allclose(factors[55], 0.6)  # half-way through the cosine: the mean of 1 and 0.2
+    np.testing.assert_allclose(factors[100], 0.2)
+    assert all(np.diff(factors[10:]) <= 0)
+
+
+def test_seeds_of_different_numbers_differ():
+    seeds = {seed_of(seed, epoch) for seed in range(10) for epoch in range(100)}
+    assert len(seeds) == 1000
+    assert seed_of(3, 4) == seed_of(3, 4) != seed_of(4, 3)
+
+
+@pytest.mark.parametrize(("factor", "moves"), [(0.0, False), (0.5, True)])
+def test_a_fitted_wide_branch_stays_or_learns_as_asked(cells, cfg, tmp_path, factor, moves):
+    train, val, _ = cells
+    cfg.trainer.max_epochs = 1
+    cfg.optim.wide_lr_factor = factor
+    network = new_network(cells, cfg)
+    with torch.no_grad():
+        network.wide.weight.weight.normal_(std=0.1)
+    before = network.wide.weight.weight.clone()
+    train_network(network, train, val, cfg, tmp_path)
+    assert torch.equal(network.wide.weight.weight, before) != moves
+    assert network.head.labels.weight.abs().max() > 0  # the encoder learns in any case
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.1])
+def test_an_encoder_from_elsewhere_learns_slowly(cells, cfg, factor):
+    network = new_network(cells, cfg)
+    weights = loss_weights(cells[0].labels, "none")
+    learner = Learner(
+        network,
+        weights=weights,
+        optim=OptimConfig(lr=0.5, wide_lr_factor=0.1),
+        num_steps=10,
+        seed=0,
+        encoder_lr_factor=factor,
+    )
+    groups = learner.configure_optimizers()["optimizer"].param_groups
+    rate = {id(p): group["initial_lr"] for group in groups for p in group["params"]}
+    for name, parameter in network.named_parameters():
+        wanted = 0.05 if name.startswith("wide.") else 0.5 * factor if name.startswith("encoder.") else 0.5
+        assert rate[id(parameter)] == pytest.approx(wanted), name
+    assert len(groups) == (2 if factor == 1 else 3)  # without a factor, the groups of every other training

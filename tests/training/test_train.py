@@ -1,0 +1,308 @@
+"""Training from files: what is written, which cells take part, and runs that were cut off."""
+
+import ast
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+
+import anndata as ad
+import numpy as np
+import pytest
+import yaml
+from sklearn.linear_model import LogisticRegression
+from support.distributed import said
+
+import scperformer
+from scperformer.cli import to_overrides
+from scperformer.config.compose import make_config, quoted
+from scperformer.dataset.reference import make_reference
+from scperformer.errors import InputError
+from scperformer.model.folder import load_bundle
+from scperformer.training.history import read_history
+from scperformer.training.run_folder import open_run, run_options
+from scperformer.training.train import run_train
+
+FAST = ["model=tiny", "trainer.max_epochs=1", "logger=csv", "data.min_genes=0"]
+
+
+def config(path, *overrides):
+    return make_config("train", [f"inputs=['{path}']", "label_key=cell_type", *FAST, *overrides])
+
+
+def test_model_folder_says_everything(counts_adata, write, tmp_path):
+    counts_adata.obs["cell_type_ontology_term_id"] = counts_adata.obs["cell_type"].map(
+        {"B cell": "CL:0000236", "T cell": "CL:0000084", "Monocyte": "CL:0000576"}
+    )
+    path = write(counts_adata, "reference.h5ad")
+    output = run_train(config(path, f"output='{tmp_path / 'model'}'", "seed=3"))
+    bundle = load_bundle(output)
+    assert bundle.labels == ["B cell", "Monocyte", "T cell"]
+    assert bundle.ontology_term_ids == ["CL:0000236", "CL:0000576", "CL:0000084"]
+    assert bundle.provenance["reference"] == "reference.h5ad"
+    assert bundle.provenance["cells_per_label"] == {"B cell": 40, "Monocyte": 40, "T cell": 40}
+    assert bundle.provenance["seed"] == 3
+    assert str(tmp_path) not in (output / "bundle.json").read_text()
+    logged = np.log1p(counts_adata.X.toarray() / counts_adata.X.sum(1) * 1e4)
+    columns = [counts_adata.var_names.get_loc(gene) for gene in bundle.genes]
+    np.testing.assert_allclose(bundle.gene_means, np.asarray(logged)[:, columns].mean(0), rtol=1e-4)
+    assert (tmp_path / "model.run" / "csv" / "version_0" / "metrics.csv").is_file()
+    assert not (tmp_path / "model.run" / "checkpoints").exists()
+
+
+def test_run_folder_says_everything(counts_adata, write, tmp_path):
+    output = run_train(config(write(counts_adata, "reference.h5ad"), f"output='{tmp_path / 'model'}'", "seed=3"))
+    run, bundle = tmp_path / "model.run", load_bundle(output)
+    options = yaml.safe_load((run / "config.yaml").read_text())
+    given = config(tmp_path / "reference.h5ad", f"output='{tmp_path / 'model'}'", "seed=3")
+    assert options == asdict(given)
+    origin = json.loads((run / "provenance.json").read_text())
+    assert origin == bundle.provenance
+    assert len(origin["reference_sha256"]) == 64
+    assert origin["command"].startswith("scperformer train reference.h5ad")
+    assert {"scperformer", "torch", "python"} <= set(origin["versions"])
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics == bundle.metrics
+    assert set(metrics["baseline"]) == set(metrics["model"]) == {"accuracy", "macro_f1", "weighted_f1"}
+    for name in ("learning_curve.png", "metrics.csv"):
+        assert (run / name).read_bytes() == (output / name).read_bytes()
+    assert "![learning curve](learning_curve.png)" in (output / "MODEL_CARD.md").read_text()
+    [epoch] = read_history(run)
+    assert epoch["val_macro_f1"] == pytest.approx(metrics["model"]["macro_f1"], abs=1e-6)  # as written: six digits
+
+
+def test_baseline_in_the_model_is_logistic_regression_on_the_whole_reference(counts_adata, write, tmp_path):
+    output = run_train(config(write(counts_adata), f"output='{tmp_path / 'model'}'"))
+    bundle = load_bundle(output)
+    cfg = config("x")
+    reference = make_reference(counts_adata, cfg, "x")
+    theirs = LogisticRegression(max_iter=1000).fit(reference.x, reference.labels)
+    np.testing.assert_allclose(bundle.weights["baseline.weight"], theirs.coef_.T, atol=1e-5)
+
+
+def test_unlabelled_cells_are_left_out_and_said(counts_adata, caplog):
+    labels = counts_adata.obs["cell_type"].astype(object)
+    labels.iloc[:6] = None
+    counts_adata.obs["cell_type"] = labels
+    reference = make_reference(counts_adata, config("x"), "x")
+    assert reference.x.shape[0] == 114
+    assert "6 cells are left out: 6 without a label" in caplog.text
+
+
+def test_labels_follow_their_cells(counts_adata):
+    # The filters drop cells: the labels of those that stay must still be theirs.
+    x = counts_adata.X.tolil()
+    x[[0, 5, 50]] = 0
+    counts_adata.X = x.tocsr()
+    reference = make_reference(counts_adata, config("x", "data.min_genes=10"), "x")
+    names = np.array(reference.label_names)[reference.labels]
+    assert list(names) == list(np.delete(counts_adata.obs["cell_type"].to_numpy(str), [0, 5, 50]))
+
+
+def test_training_in_memory_gives_a_model_that_annotates(counts_adata, tmp_path):
+    half = np.arange(120) % 2 == 0
+    path = scperformer.train(counts_adata[half].copy(), "cell_type", output=tmp_path / "m", overrides=FAST)
+    sample = counts_adata[~half].copy()
+    scperformer.annotate(sample, scperformer.load_model(path))
+    right = sample.obs["scperformer_label"].astype(str) == sample.obs["cell_type"].astype(str)
+    assert right.mean() > 0.9  # the labels differ fivefold in 30 genes; a third would be right by chance
+
+
+def test_torch_is_as_it_was_after_training(counts_adata, tmp_path, torch_unchanged):
+    with torch_unchanged():
+        scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=FAST)
+    with torch_unchanged(), pytest.raises(InputError, match="diverged"):
+        scperformer.train(counts_adata, "cell_type", output=tmp_path / "n", overrides=[*FAST, "optim.lr=1e12"])
+
+
+@pytest.mark.parametrize(("branch", "other"), [("wide", "deep"), ("deep", "wide")])
+def test_a_branch_that_is_off_has_no_scale(counts_adata, write, tmp_path, caplog, branch, other):
+    with caplog.at_level("INFO", logger="scperformer"):
+        output = run_train(config(write(counts_adata), f"output='{tmp_path / 'm'}'", f"model.{branch}=false"))
+    assert set(load_bundle(output).scales) == {other}
+    name = {"wide": "linear branch", "deep": "encoder"}
+    how = {"wide": "best epoch 1", "deep": "fitted, without training"}[branch]
+    assert re.search(rf"{how} \(\d\.\d\d x {name[other]}\): accuracy", caplog.text)
+    assert (output / "learning_curve.png").exists() == (branch == "wide")  # no epochs, no curve
+    assert f"x {name[branch]}" not in caplog.text + (output / "MODEL_CARD.md").read_text()
+    annotated = scperformer.annotate(counts_adata, scperformer.load_model(output))
+    assert set(annotated.uns["scperformer"]["model"]["scales"]) == {other}
+    assert "linear branch alone" not in caplog.text  # nobody expects anything else
+
+
+def test_the_command_on_record_can_be_run(counts_adata, write, tmp_path):
+    key = "cell type (it's $5)"
+    counts_adata.obs[key] = counts_adata.obs["cell_type"]
+    path = write(counts_adata, "my reference.h5ad")
+    options = [f"inputs=['{path}']", f"label_key={quoted(key)}", *FAST, "head.hidden=[8,4]", f"output={tmp_path}/m"]
+    bundle = load_bundle(run_train(make_config("train", options)))
+    program, step, *words = shlex.split(bundle.provenance["command"])
+    assert (program, step) == ("scperformer", "train")
+    assert words[0] == "my reference.h5ad"
+    again = make_config("train", to_overrides(words))
+    assert again.label_key == key
+    assert again.head.hidden == [8, 4]
+    assert again.trainer.max_epochs == 1
+
+
+def test_the_record_of_training_in_memory_is_a_call(counts_adata, tmp_path):
+    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=[*FAST, "optim.lr=0.01"])
+    text = load_bundle(path).provenance["command"]
+    assert text in (path / "MODEL_CARD.md").read_text()
+    call = ast.parse(text).body[0].value
+    assert ast.unparse(call.func) == "scperformer.train"
+    assert [ast.unparse(value) for value in call.args] == ["adata"]
+    options = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+    assert set(options) == {"label_key", "overrides"}
+    assert options["label_key"] == "cell_type"
+    assert "optim.lr=0.01" in options["overrides"]
+    assert not [word for word in options["overrides"] if word.startswith("label_key")]
+
+
+@pytest.mark.parametrize(("folder", "name"), [("my.v2", "my.v2"), ("pbmc.model", "pbmc"), ("pbmc.v1.model", "pbmc.v1")])
+def test_a_model_is_named_like_its_folder(counts_adata, tmp_path, folder, name):
+    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / folder, overrides=FAST)
+    assert load_bundle(path).name == name
+
+
+def test_unfinished_runs_are_neither_lost_nor_mixed(tmp_path, caplog):
+    cfg, output = config("x"), tmp_path / "model"
+    folder = open_run(cfg, output, "checksum")
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "last.ckpt").write_bytes(b"state")
+    with pytest.raises(InputError, match=r"an unfinished run in .*resume=true"):
+        open_run(cfg, output, "checksum")
+    cfg.resume = True
+    assert open_run(cfg, output, "checksum") == folder
+    assert (folder / "checkpoints" / "last.ckpt").is_file()
+    with pytest.raises(InputError, match="an unfinished run with another reference in"):
+        open_run(cfg, output, "other")
+    cfg.seed = 7
+    with pytest.raises(InputError, match=r"an unfinished run with other options \(seed=7, was 0\) in"):
+        open_run(cfg, output, "checksum")
+    cfg.optim.lr, cfg.trainer.batch_size, cfg.head.hidden, cfg.data.min_genes = 0.5, 1, [3], 9
+    with pytest.raises(
+        InputError, match=r"other options \(.*data\.min_genes=9, was 0.*; 2 more\) and another reference"
+    ):
+        open_run(cfg, output, "other")
+    cfg.overwrite = True
+    with caplog.at_level("INFO", logger="scperformer"):
+        open_run(cfg, output, "checksum")
+    assert "has other options (seed=7, was 0; " in caplog.text
+    assert not (folder / "checkpoints").exists()
+
+
+def test_nothing_to_resume_is_said(tmp_path, caplog):
+    with caplog.at_level("INFO", logger="scperformer"):
+        folder = open_run(config("x", "resume=true"), tmp_path / "model", "checksum")
+    assert f"nothing to resume in {folder}: starting anew" in caplog.text
+    caplog.clear()
+    with caplog.at_level("INFO", logger="scperformer"):
+        open_run(config("x"), tmp_path / "other", "checksum")
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("variable", ["LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"])
+def test_a_helping_process_leaves_the_run_folder_to_the_first(tmp_path, monkeypatch, variable):
+    options = ["trainer=ddp", "trainer.accelerator=cpu"]
+    first = open_run(config("x", *options), tmp_path / "model", "checksum")
+    (first / "checkpoints").mkdir()
+    (first / "checkpoints" / "last.ckpt").write_bytes(b"state")
+    monkeypatch.setenv(variable, "1")
+    assert open_run(config("x", *options), tmp_path / "model", "checksum") == first
+    assert (first / "checkpoints" / "last.ckpt").is_file()
+    # the control: a run of one process is nobody's helper, whatever the environment says
+    with pytest.raises(InputError, match="an unfinished run"):
+        open_run(config("x"), tmp_path / "model", "checksum")
+
+
+def test_options_that_change_nothing_do_not_stop_a_resume():
+    one, two = config("a.h5ad"), config("b/a.h5ad", "output=elsewhere", "trainer.progress_bar=false", "resume=true")
+    assert run_options(one, "sum") == run_options(two, "sum")
+    assert run_options(one, "sum") != run_options(config("a.h5ad", "optim.lr=0.1"), "sum")
+
+
+def command(*words):
+    return [sys.executable, "-m", "scperformer", "train", *words]
+
+
+@pytest.mark.slow
+def test_killed_run_resumes_to_the_same_model(counts_adata, write, tmp_path):
+    path = write(counts_adata, "reference.h5ad")
+    # Without the wide branch every epoch gets better, so that the model is a late epoch's.
+    more = ["model.wide=false", "trainer.batch_size=8", "trainer.max_epochs=12", "seed=1"]
+    options = [str(path), "label_key=cell_type", *FAST, *more]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(command(*options, f"output={tmp_path}/whole"), check=True, env=environment)
+    process = subprocess.Popen(command(*options, f"output={tmp_path}/cut"), env=environment)
+    last = tmp_path / "cut.run" / "checkpoints" / "last.ckpt"
+    while not last.is_file():
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "cut").exists()
+    subprocess.run(command(*options, f"output={tmp_path}/cut", "resume=true"), check=True, env=environment)
+    whole, cut = load_bundle(tmp_path / "whole"), load_bundle(tmp_path / "cut")
+    assert whole.metrics["best_epoch"] > 1
+    assert whole.weights.keys() == cut.weights.keys()
+    assert all(np.array_equal(whole.weights[name], cut.weights[name]) for name in whole.weights)
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_model(counts_adata, write, tmp_path):
+    path = write(counts_adata, "reference.h5ad")
+    options = [str(path), "label_key=cell_type", *FAST, "trainer.max_epochs=2", "resume=true"]
+    errors = said(tmp_path, "train", *options, f"output={tmp_path}/model")
+    for line in ("written:", "training on", "epoch 2/2", "nothing to resume"):
+        assert errors.count(line) == 1, errors
+    assert "distributed" not in errors
+    info = json.loads((tmp_path / "model" / "bundle.json").read_text())
+    assert info["metrics"]["model"]["accuracy"] > 0.8
+    adata = ad.read_h5ad(path)
+    scperformer.annotate(adata, scperformer.load_model(tmp_path / "model"))
+    assert "scperformer_label" in adata.obs
+
+
+def test_training_that_diverged_gives_no_model(counts_adata, write, tmp_path):
+    with pytest.raises(InputError, match=r"diverged.*lower optim\.lr"):
+        run_train(config(write(counts_adata), f"output='{tmp_path / 'model'}'", "optim.lr=1e12"))
+    assert not (tmp_path / "model").exists()
+    assert not (tmp_path / "model.run").exists()  # or resume=true would go on from what is broken
+
+
+@pytest.mark.slow
+def test_a_sweep_of_distributed_runs_trains_each_once(counts_adata, write, tmp_path):
+    options = [str(write(counts_adata)), "label_key=cell_type", *FAST]
+    assert said(tmp_path, "train", *options, "-m", "seed=3,4").count("written:") == 2
+    [sweep] = (tmp_path / "multirun").iterdir()
+    assert [load_bundle(sweep / job / "model").provenance["seed"] for job in "01"] == [3, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_run_says_so_and_does_not_look_like_success(counts_adata, write, tmp_path, number, code):
+    options = [
+        str(write(counts_adata)),
+        "label_key=cell_type",
+        *FAST,
+        "trainer.max_epochs=2000",
+        "trainer.patience=2000",
+    ]
+    words = command(*options, f"output={tmp_path}/model")
+    process = subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True)
+    last = tmp_path / "model.run" / "checkpoints" / "last.ckpt"
+    while not last.is_file():
+        assert process.poll() is None, "the run ended before it could be stopped"
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "resume=true continues it" in errors
+    assert not (tmp_path / "model").exists()
+    assert last.is_file()

@@ -1,0 +1,126 @@
+"""The workflow on a real Slurm of two nodes, with all that goes wrong there."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from support.cluster import ENVIRONMENT, ROOT, fail_node, mend_nodes, slurm_says, wait_for
+
+from scperformer.model.folder import PACKAGED
+
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
+
+# What the test cluster needs beside the profile: it keeps no accounts, its nodes are small, and nobody wants to wait.
+HERE = [
+    *("--profile", str(ROOT / "workflows/profiles/slurm")),
+    *("--slurm-status-command", "squeue", "--slurm-no-account"),
+    *("--slurm-init-seconds-before-status-checks", "2", "--seconds-between-status-checks", "2"),
+]
+RUNNING: list[subprocess.Popen[str]] = []
+
+
+def snakemake(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Start the workflow in a folder; what it says is in the file `log` there."""
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), *words]
+    with (folder / "log").open("w") as log:
+        RUNNING.append(subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, text=True, stdout=log, stderr=log))
+    return RUNNING[-1]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """What a test that failed has started is ended, and what it has broken is mended."""
+    yield
+    for process in RUNNING:
+        process.kill()
+    RUNNING.clear()
+    subprocess.run(["scancel", "--user=root"], check=True)
+    mend_nodes()
+
+
+def finish(process: subprocess.Popen[str], folder: Path, seconds: float = 600) -> str:
+    """Wait for the workflow, which has to end well; what it said."""
+    code = process.wait(timeout=seconds)
+    said = (folder / "log").read_text()
+    assert code == 0, said
+    return said
+
+
+def require_same_calls(one: Path, other: Path) -> None:
+    """Fail unless two annotated files say the same of the same cells, bit for bit."""
+    first, second = ad.read_h5ad(one), ad.read_h5ad(other)
+    pd.testing.assert_frame_equal(first.obs, second.obs)
+    pd.testing.assert_frame_equal(first.obsm["scperformer_proba"], second.obsm["scperformer_proba"])
+    np.testing.assert_array_equal(first.obsm["X_scperformer"], second.obsm["X_scperformer"])
+
+
+def test_annotate_survives_lack_of_memory_and_a_node_that_fails(tmp_path):
+    """The whole target on the embedded data, with a GPU asked for; the results are those of the same run here."""
+    here, cluster = tmp_path / "here", tmp_path / "cluster"
+    epochs = ["trainer.max_epochs=60", "trainer.patience=60"]  # long enough to be interrupted
+    train = ["trainer.accelerator=cpu", "trainer.precision=32-true", "model.wide=false", *epochs]
+    config = ["annotate", "--config", "gpu=1", f"overrides={{train: [{','.join(train)}]}}"]
+    for folder in (here, cluster):
+        folder.mkdir()
+    # The first try gets less than scanpy takes, the second one plenty.
+    little = ["--set-resources", "prepare:mem_mb=350 if attempt == 1 else 3000"]
+    run = snakemake(cluster, *config, *HERE, *little)
+    wait_for((cluster / "results/model.run/checkpoints/last.ckpt").exists, 300, run)
+    job, node = slurm_says("squeue", "-h", "-t", "R", "-o", "%i %N").split()
+    assert "gpu:1" in slurm_says("scontrol", "show", "job", job)
+    fail_node(node)
+    finish(run, cluster)
+    said = "".join(log.read_text() for log in cluster.glob(".snakemake/slurm_logs/rule_prepare/*.log"))
+    assert "exceeded memory limit" in said
+    assert "continuing the run" in (cluster / "results/logs/train.log").read_text()
+    assert "Restarts=1" in slurm_says("scontrol", "show", "job", job)
+    finish(snakemake(here, *config, "--cores", "2"), here)
+    for name in ("sample_a", "sample_b"):
+        require_same_calls(*(folder / f"results/annotated/{name}.h5ad" for folder in (here, cluster)))
+    assert (cluster / "results/report.html").stat().st_size > 0
+
+
+def test_small_samples_share_a_job_and_a_large_one_is_shared_by_jobs(tmp_path, pbmc):
+    """With a job that hangs: it is ended when its time is over, and tried again."""
+    many = ad.concat([pbmc.raw.to_adata()] * 30, index_unique="-")  # 21,000 cells: three blocks
+    many.write_h5ad(tmp_path / "large.h5ad")
+    for name in ("small", "tiny"):
+        pbmc[:50].copy().write_h5ad(tmp_path / f"{name}.h5ad")
+    rows = ["sample\tpath\tshares", "large\tlarge.h5ad\t3", "small\tsmall.h5ad\t", "tiny\ttiny.h5ad\t"]
+    (tmp_path / "samples.tsv").write_text("\n".join(rows) + "\n")
+    # The first prediction of `tiny` never ends.
+    hang = 'case "$*" in *tiny.h5ad*) [ -e hung ] || { touch hung; sleep 1000; };; esac'
+    program = tmp_path / "bin/scperformer"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/bash\n{hang}\nexec {shlex.quote(sys.executable)} -m scperformer "$@"\n')
+    program.chmod(0o755)
+    config = ["annotate", "--config", "samples=samples.tsv", f"model_path={PACKAGED}", "predict_jobs=1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ENVIRONMENT, "PATH", f"{program.parent}{os.pathsep}{ENVIRONMENT['PATH']}")
+        run = snakemake(tmp_path, *config, *HERE, "--set-resources", "predict_together:runtime=2")
+        finish(run, tmp_path)
+    # Logs of jobs that ended well are not kept: this is the one that hung.
+    (log,) = tmp_path.glob(".snakemake/slurm_logs/rule_predict_together/**/*.log")
+    assert "DUE TO TIME LIMIT" in log.read_text()
+    said = (tmp_path / "log").read_text()
+    assert len(re.findall(r"^rule predict_together:$", said, flags=re.MULTILINE)) == 2
+    assert not re.search(r"^rule predict:$", said, flags=re.MULTILINE)
+    assert not (tmp_path / "results/shares/large").exists()
+    local = tmp_path / "local"
+    local.mkdir()
+    (tmp_path / "samples.tsv").write_text(
+        "\n".join(["sample\tpath", *(row.rsplit("\t", 1)[0] for row in rows[1:])]) + "\n"
+    )
+    finish(
+        snakemake(local, "annotate", "--cores", "2", "--config", "samples=../samples.tsv", f"model_path={PACKAGED}"),
+        local,
+    )
+    for name in ("large", "small", "tiny"):
+        require_same_calls(*(folder / f"results/annotated/{name}.h5ad" for folder in (tmp_path, local)))

@@ -1,0 +1,140 @@
+"""Training in the jobs of a real Slurm: on two nodes as in one process, stopped and requeued, in sweeps."""
+
+import csv
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.cluster import ENVIRONMENT, ROOT, slurm_says, wait_for
+
+from scperformer.model.folder import load_bundle
+
+pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
+
+# The encoder alone, with nothing that is drawn anew for each process.
+PLAIN = ["model=tiny", "model.wide=false", "model.dropout=0", "model.gene_dropout=0", "logger=none"]
+TWO_NODES = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1", "trainer.num_nodes=2"]
+SRUN = ["srun", "--nodes=2", "--ntasks-per-node=1", "--mem=2000"]
+TIMES = ["seconds"]
+
+
+def train(folder: Path, output: str, *words: str, on: list[str]) -> Path:
+    """Train on the cells in a folder, on one or two nodes; the model folder."""
+    command = [*on, "scperformer", "train", "cells.h5ad", "label_key=cell_type", f"output={output}", *PLAIN, *words]
+    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("written:") == 1
+    return folder / output
+
+
+def history(model: Path) -> dict[str, np.ndarray]:
+    """The table of epochs by column."""
+    with (model / "metrics.csv").open() as table:
+        rows = list(csv.DictReader(table))
+    return {name: np.array([float(row[name]) for row in rows]) for name in rows[0] if name not in TIMES}
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    first, second = load_bundle(one).weights, load_bundle(other).weights
+    return all(np.array_equal(first[name], second[name]) for name in first)
+
+
+@pytest.fixture
+def folder(counts_adata, tmp_path) -> Path:
+    counts_adata[:101].copy().write_h5ad(
+        tmp_path / "cells.h5ad"
+    )  # an odd number: the last batch has halves of two sizes
+    return tmp_path
+
+
+def test_two_nodes_train_as_one_process_with_twice_the_batch(folder):
+    options = ["trainer.max_epochs=4", "seed=1"]
+    one = train(folder, "one", *options, "trainer.batch_size=16", on=["srun", "--mem=2000"])
+    two = train(folder, "two", *options, "trainer.batch_size=8", *TWO_NODES, on=SRUN)
+    again = train(folder, "again", *options, "trainer.batch_size=8", *TWO_NODES, on=SRUN)
+    other = train(folder, "other", *options[:1], "seed=2", "trainer.batch_size=8", *TWO_NODES, on=SRUN)
+    for name, values in history(one).items():
+        np.testing.assert_allclose(history(two)[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
+    weights = load_bundle(one).weights
+    for name, values in load_bundle(two).weights.items():
+        # Adam divides by the size of a gradient: where that is nearly 0, rounding is of its size.
+        np.testing.assert_allclose(values, weights[name], atol=1e-3, err_msg=name)
+    assert same_weights(two, again)
+    assert not same_weights(two, other)
+
+
+def test_more_processes_than_asked_for_are_refused(folder):
+    command = ["scperformer", "train", "cells.h5ad", "label_key=cell_type", *PLAIN, "trainer=cpu"]
+    done = subprocess.run([*SRUN, *command], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "in 2 processes of srun on 2 nodes; expected 1 on 1" in done.stderr
+
+
+def test_a_requeued_job_goes_on_where_it_was(folder):
+    """The batch script of docs/hpc.md, stopped by `scontrol requeue`, and by the signal before the time is over."""
+    page = (ROOT / "docs/hpc.md").read_text(encoding="utf-8")
+    script = re.search(r"^#!/bin/bash\n(?:.*\n)*?.*--signal=USR1(?:.*\n)*?(?=```)", page, flags=re.MULTILINE)[0]
+    options = [
+        *PLAIN,
+        "trainer.max_epochs=150",
+        "trainer.patience=150",
+        "trainer.batch_size=4",
+        "trainer.accelerator=cpu",
+    ]
+    ours = script.replace("reference.h5ad", "cells.h5ad").replace("trainer=ddp", f"trainer=ddp {' '.join(options)}")
+    ours = re.sub(r"^#SBATCH --(partition|account|gpus-per-node).*\n", "", ours, flags=re.MULTILINE)
+    ours = ours.replace("--mem=16G", "--mem=2000").replace("--cpus-per-task=4", "--cpus-per-task=1")
+    (folder / "train.sbatch").write_text(ours)
+    job = subprocess.run(
+        ["sbatch", "--parsable", "train.sbatch"],
+        cwd=folder,
+        env=ENVIRONMENT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+
+    def said(what: str) -> int:
+        log = folder / "train.log"
+        return log.read_text().count(what) if log.exists() else 0
+
+    wait_for(lambda: said("epoch 3/"), 120)
+    subprocess.run(["scontrol", "requeue", job], check=True)
+    wait_for(lambda: said("SIGTERM: saved after step") and said("continuing the run"), 240)
+    wait_for(lambda: said("epoch 30/"), 240)
+    subprocess.run(["scancel", "--signal=USR1", job], check=True)
+    wait_for(lambda: said("SIGUSR1: saved after step") and said("continuing the run") == 2, 240)
+    wait_for(lambda: said("written: my_model"), 300)
+    wait_for(lambda: "COMPLETED" in slurm_says("scontrol", "show", "job", job), 60)
+    assert "Restarts=2" in slurm_says("scontrol", "show", "job", job)
+    whole = train(folder, "whole", *options, "trainer=ddp", "trainer.devices=1", "trainer.num_nodes=2", on=SRUN)
+    assert same_weights(folder / "my_model", whole)
+
+
+def test_a_sweep_on_the_cluster_ends_with_one_table(folder):
+    """Four runs as four jobs, one of which is killed: it is in the table, and the others are waited for."""
+    slurm = ["hydra/launcher=submitit_slurm", "hydra.launcher.mem_gb=2", "hydra.launcher.timeout_min=10"]
+    options = [*PLAIN, "trainer.max_epochs=25", "trainer.patience=25", "attention=favor,linformer", "seed=0,1"]
+    # submitit asks the accounting, which this Slurm has none of: squeue knows the same here.
+    (folder / "sacct").write_text("#!/bin/sh\necho 'JobID|State|NodeList'\nsqueue -h -r -t all -o '%F_%K|%T|%N'\n")
+    (folder / "sacct").chmod(0o755)
+    environment = ENVIRONMENT | {"PATH": f"{folder}:{ENVIRONMENT['PATH']}"}
+    command = ["scperformer", "train", "cells.h5ad", "label_key=cell_type", *options, "-m", *slurm]
+    with (folder / "log").open("w") as log:
+        sweep = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+    wait_for(lambda: list(folder.glob("multirun/*/1/model.run/checkpoints")), 200, sweep)
+    [job] = {line.split("_")[0] for line in slurm_says("squeue", "-h", "-r", "-o", "%i").split()}
+    subprocess.run(["scancel", "--signal=KILL", f"{job}_1"], check=True)
+    assert sweep.wait(timeout=400) == 2, (folder / "log").read_text()
+    [table] = folder.glob("multirun/*/runs.csv")
+    rows = list(csv.DictReader(table.open()))
+    assert [(row["attention"], row["seed"]) for row in rows] == [(a, s) for a in ("favor", "linformer") for s in "01"]
+    assert [row["status"] for row in rows] == ["ok", "failed", "ok", "ok"]
+    assert rows[1]["error"]
+    assert "4 runs, 1 failed" in (folder / "log").read_text()
+    for row in rows:
+        if row["status"] == "ok":
+            metrics = load_bundle(table.parent / row["output"]).metrics
+            assert row["val_macro_f1"] == f"{metrics['model']['macro_f1']:.4f}"

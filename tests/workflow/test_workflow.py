@@ -1,0 +1,382 @@
+"""The Snakemake workflow: what it refuses, what it plans (dry runs), and one real run on the embedded data."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anndata as ad
+import pandas as pd
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STEPS_AFTER_PREDICT = ["evaluate", "report"]
+
+
+def snakemake(folder: Path, *words: str, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run snakemake in a folder with the workflow and the package of a checkout; both outputs in stdout."""
+    here = str(Path(sys.executable).parent)
+    env = {**os.environ, "PATH": f"{here}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(root)}
+    env |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(root / "Snakefile"), "--cores", "2", *words]
+    return subprocess.run(
+        command, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+
+
+def planned(folder: Path, *words: str, root: Path = ROOT) -> tuple[list[str], str]:
+    """The jobs of a dry run, sorted: "predict sample", of a job for several samples the first; and all that it says."""
+    run = snakemake(folder, "--dry-run", "--printshellcmds", *words, root=root)
+    assert run.returncode == 0, run.stdout
+    blocks = re.findall(r"^(?:local)?rule (\w+):\n((?:    .*\n)+)", run.stdout, flags=re.MULTILINE)
+    jobs = set()
+    for rule, block in blocks:
+        sample = re.search(r"wildcards: (?:sample|first)=([^\s,]+)", block)
+        jobs.add(f"{rule} {sample[1]}" if sample else rule)
+    return sorted(jobs - {"annotate", "all"}), run.stdout
+
+
+def plan(folder: Path, *words: str, root: Path = ROOT) -> list[str]:
+    """The jobs of a dry run."""
+    return planned(folder, *words, root=root)[0]
+
+
+def write_sheet(path: Path, *rows: str) -> None:
+    """A sample sheet from rows whose fields are separated by one space."""
+    path.write_text("".join("\t".join(row.split(" ")) + "\n" for row in rows))
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Path:
+    """A folder with a reference and three samples; dry runs never look into the files."""
+    for name in ("reference.h5ad", "a.h5ad", "b.h5ad", "c.h5ad", "a.csv", "b.csv"):
+        (tmp_path / name).touch()
+    (tmp_path / "model").mkdir()
+    write_sheet(tmp_path / "samples.tsv", "sample path truth", "a a.h5ad a.csv", "b b.h5ad b.csv", "c c.h5ad ")
+    return tmp_path
+
+
+# --- plans ---------------------------------------------------------------------------------------------------
+
+
+def test_default_plan_is_the_embedded_example(tmp_path: Path) -> None:
+    expected = ["example", "prepare", "train", "predict sample_a", "predict sample_b", *STEPS_AFTER_PREDICT]
+    assert plan(tmp_path) == sorted(expected)
+
+
+def test_user_plan_takes_every_sample_of_the_sheet(user: Path) -> None:
+    jobs = plan(user, "all", "--config", "reference=reference.h5ad", "samples=samples.tsv", "label_key=cell type")
+    assert jobs == sorted(["prepare", "train", "predict a", "predict b", "predict c", *STEPS_AFTER_PREDICT])
+
+
+def test_configfile_and_outdir(user: Path) -> None:
+    (user / "my.yaml").write_text("reference: reference.h5ad\nsamples: samples.tsv\noutdir: my results\n")
+    run = snakemake(user, "--dry-run", "--printshellcmds", "--configfile", "my.yaml")
+    assert run.returncode == 0, run.stdout
+    # c has no truth: it is annotated and reported, but not evaluated
+    annotated = {name: f"'my results/annotated/{name}.h5ad'" for name in "abc"}
+    assert f"scperformer evaluate {annotated['a']} {annotated['b']} truth_key=cell_type" in run.stdout
+    assert (
+        f"scperformer report {annotated['a']} {annotated['b']} {annotated['c']} 'evaluation=my results/evaluation'"
+        in run.stdout
+    )
+
+
+@pytest.mark.slow
+def test_without_truth_nothing_is_evaluated(user: Path) -> None:
+    write_sheet(user / "samples.tsv", "sample path", "a a.h5ad")
+    jobs = plan(user, "--config", "reference=reference.h5ad", "samples=samples.tsv")
+    assert jobs == ["predict a", "prepare", "report", "train"]
+
+
+def test_with_a_model_nothing_is_trained(user: Path) -> None:
+    write_sheet(user / "samples.csv", "sample,path,truth_key", "a,a.h5ad,cell_type")
+    jobs = plan(user, "--config", "model_path=model", "samples=samples.csv")
+    assert jobs == ["evaluate", "predict a", "report"]
+
+
+def test_a_large_sample_is_called_in_shares(user: Path) -> None:
+    write_sheet(user / "samples.tsv", "sample path shares", "a a.h5ad 3", "b b.h5ad ", "c c.h5ad 1")
+    jobs, said = planned(user, "--config", "model_path=model", "samples=samples.tsv")
+    assert jobs == ["gather a", "predict b", "predict c", "predict_share a", "report"]
+    for number in (1, 2, 3):
+        share = f"results/shares/a/{number}-of-3"
+        assert f"predict a.h5ad model_path=model share={number}/3 output={share} threads=1" in said
+    shares = ",".join(f"'results/shares/a/{number}-of-3'" for number in (1, 2, 3))
+    assert f"shares=[{shares}]" in said.replace("""'"'"'""", "'")
+    assert "predict b.h5ad model_path=model output=results/annotated/b.h5ad threads=1" in said
+
+
+def test_many_small_samples_share_jobs(user: Path) -> None:
+    """a and b are large, and c to g small; as many in a job as a power of two."""
+    for name in "defg":
+        (user / f"{name}.h5ad").touch()
+    os.truncate(user / "b.h5ad", 2 * 10**7 + 1)
+    write_sheet(
+        user / "samples.tsv", "sample path shares", "a a.h5ad 2", *(f"{name} {name}.h5ad " for name in "bcdefg")
+    )
+    words = ["--config", "model_path=model", "samples=samples.tsv"]
+    alone = ["gather a", "predict b", "predict_share a", "report"]
+    assert plan(user, *words, "predict_jobs=5") == sorted([*alone, *(f"predict {name}" for name in "cdefg")])
+    jobs, said = planned(user, *words, "predict_jobs=2")
+    assert jobs == sorted([*alone, "predict_together c", *(f"deliver {name}" for name in "cdef"), "predict g"])
+    assert "predict c.h5ad d.h5ad e.h5ad f.h5ad model_path=model" in said
+    assert "predict g.h5ad model_path=model output=results/annotated/g.h5ad" in said
+
+
+GPUS = {0: "overwrite=true  trainer.threads", 1: "trainer=gpu trainer.threads"}
+GPUS[2] = "trainer=gpu trainer.devices=2 trainer.strategy=ddp trainer.threads"
+
+
+@pytest.mark.parametrize("count", [1, *(pytest.param(count, marks=pytest.mark.slow) for count in (0, 2))])
+def test_only_training_asks_for_gpus(user: Path, count: int) -> None:
+    config = ["reference=reference.h5ad", "samples=samples.tsv", f"gpu={count}"]
+    run = snakemake(user, "--dry-run", "--printshellcmds", "--config", *config)
+    assert GPUS[count] in run.stdout
+    asking = re.findall(r"^rule (\w+):(?:\n    .*)*?\n    resources: .*\bgpu=(\d)", run.stdout, flags=re.MULTILINE)
+    assert asking == [("train", str(count))]
+
+
+# --- refusals ------------------------------------------------------------------------------------------------
+
+
+def mostly_slow(cases: dict) -> list:
+    """The names of the cases; snakemake takes three seconds to refuse one, and the first three show that it does."""
+    return [pytest.param(case, marks=[pytest.mark.slow] * (place > 2)) for place, case in enumerate(cases)]
+
+
+REFUSED = {
+    "unknown key": (["refrence=reference.h5ad"], r"'refrence' was unexpected.*expected the keys reference, samples"),
+    "wrong type": (["label_key=3"], r"label_key: 3 is not of type 'string'; expected the obs column"),
+    "unknown option": (["overrides={predict: [batchsize=8]}"], r"overrides: predict: .*batchsize.*--cfg job"),
+    "no number of GPUs": (["gpu=yes"], r"gpu: .* is not of type 'integer'; expected the number of GPUs"),
+    "no jobs": (["predict_jobs=0"], r"predict_jobs: 0 is less than the minimum of 1; expected the number of jobs"),
+    "unknown step": (["overrides={fit: [model=tiny]}"], r"'fit' was unexpected.*for preprocess, train, predict"),
+    "reference alone": (["reference=reference.h5ad"], r"no samples=; expected a sample sheet"),
+    "samples alone": (["samples=samples.tsv"], r"samples= alone; .* add reference=.* or model_path="),
+    "no reference": (["reference=gone.h5ad", "samples=samples.tsv"], r"no gone\.h5ad; expected the labelled file"),
+    "no sheet": (["reference=reference.h5ad", "samples=gone.tsv"], r"no gone\.tsv; expected the sample sheet"),
+    "two models": (["reference=reference.h5ad", "model_path=model", "samples=samples.tsv"], r"expected one of them"),
+}
+
+
+@pytest.mark.parametrize("case", mostly_slow(REFUSED))
+def test_bad_config_is_refused_in_one_line(user: Path, case: str) -> None:
+    config, message = REFUSED[case]
+    run = snakemake(user, "--dry-run", "--config", *config)
+    assert run.returncode != 0
+    assert re.search(message, run.stdout), run.stdout
+
+
+BAD_SHEETS = {
+    "same sample twice": (["sample path", "a a.h5ad", "a b.h5ad"], r"sample a twice in samples\.tsv"),
+    "illegal name": (["sample path", "a/b a.h5ad"], r"'a/b' does not match.*expected a name made of letters"),
+    "missing file": (["sample path", "a gone.h5ad"], r"no gone\.h5ad; expected the path of sample a in samples\.tsv"),
+    "missing truth": (["sample path truth", "a a.h5ad x.csv"], r"no x\.csv; expected the truth of sample a"),
+    "unknown column": (["sample file", "a a.h5ad"], r"'file' was unexpected.*expected the columns sample, path"),
+    "no number of shares": (["sample path shares", "a a.h5ad many"], r"'many' does not match.*in how many jobs"),
+    "no rows": (["sample path"], r"should be non-empty; expected a line of column names and at least one sample"),
+    "mixed truth": (
+        ["sample path truth truth_key", "a a.h5ad a.csv ", "b b.h5ad  label"],
+        r"table column cell_type for a and obs column label for b; expected the same kind of truth",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", mostly_slow(BAD_SHEETS))
+def test_bad_sheet_is_refused_in_one_line(user: Path, case: str) -> None:
+    rows, message = BAD_SHEETS[case]
+    write_sheet(user / "samples.tsv", *rows)
+    run = snakemake(user, "--dry-run", "--config", "reference=reference.h5ad", "samples=samples.tsv")
+    assert run.returncode != 0
+    assert re.search(message, run.stdout), run.stdout
+
+
+def test_lint_is_clean(tmp_path: Path) -> None:
+    run = snakemake(tmp_path, "--lint")
+    assert run.returncode == 0, run.stdout
+
+
+# --- one real run --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the workflow and the package that tests may edit; its path has a space."""
+    copy = tmp_path_factory.mktemp("workflow") / "my checkout"
+    copy.mkdir()
+    shutil.copy(ROOT / "Snakefile", copy)
+    for part in ("workflows", "conf", "data", "scperformer"):
+        shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def finished(checkout: Path) -> Path:
+    """The working directory of a whole run on the embedded data."""
+    folder = checkout.parent / "run"
+    folder.mkdir()
+    run = snakemake(folder, root=checkout)
+    assert run.returncode == 0, run.stdout
+    return folder
+
+
+@contextmanager
+def edited(path: Path, addition: str = "") -> Iterator[None]:
+    """The file with a line more, and in any case newer; afterwards as it was."""
+    text, times = path.read_bytes(), path.stat()
+    path.write_bytes(text + addition.encode())
+    try:
+        yield
+    finally:
+        path.write_bytes(text)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.mark.workflow
+@pytest.mark.slow
+def test_run_annotates_evaluates_and_reports(finished: Path) -> None:
+    results = finished / "results"
+    metrics = json.loads((results / "evaluation/metrics.json").read_text())
+    assert metrics["num_cells"] == 284
+    for name in ("sample_a", "sample_b"):
+        sample = ad.read_h5ad(results / f"annotated/{name}.h5ad")
+        truth = pd.read_csv(results / f"example/truth/{name}.csv", index_col="cell")["cell_type"]
+        agree = (sample.obs["scperformer_label"].astype(str) == truth.loc[sample.obs_names]).mean()
+        # Logistic regression gets .83 of such cells right; a label at random .2.
+        assert agree > 0.7
+        assert metrics["samples"][name]["model"]["accuracy"] == pytest.approx(agree, abs=1e-6)
+    assert "<html" in (results / "report.html").read_text()[:500].lower()
+    jobs = ["example", "prepare", "train", "predict/sample_a", "predict/sample_b", *STEPS_AFTER_PREDICT]
+    assert all((results / f"logs/{job}.log").exists() for job in jobs)
+    assert all((results / f"benchmarks/{job}.tsv").stat().st_size > 0 for job in jobs)
+
+
+@pytest.mark.workflow
+@pytest.mark.slow
+def test_example_keeps_labels_apart(finished: Path) -> None:
+    folder = finished / "results/example"
+    reference = ad.read_h5ad(folder / "reference.h5ad")
+    labels = set(reference.obs["cell_type"])
+    cells = list(reference.obs_names)
+    for name in ("sample_a", "sample_b"):
+        sample = ad.read_h5ad(folder / f"{name}.h5ad")
+        truth = pd.read_csv(folder / f"truth/{name}.csv", index_col="cell")["cell_type"]
+        assert list(truth.index) == list(sample.obs_names)
+        assert set(truth) == labels
+        assert not any(labels & set(sample.obs[key].astype(str)) for key in sample.obs)
+        assert not {"louvain", "rank_genes_groups", "bulk_labels_colors"} & (set(sample.obs) | set(sample.uns))
+        cells += list(sample.obs_names)
+    assert len(cells) == len(set(cells)) == 700
+
+
+@pytest.mark.workflow
+@pytest.mark.slow
+def test_second_run_does_nothing(finished: Path, checkout: Path) -> None:
+    assert "Nothing to be done" in snakemake(finished, root=checkout).stdout
+
+
+@pytest.mark.workflow
+@pytest.mark.slow
+def test_touched_sample_reruns_alone(finished: Path, checkout: Path) -> None:
+    with edited(finished / "results/example/sample_b.h5ad"):
+        assert plan(finished, root=checkout) == ["evaluate", "predict sample_b", "report"]
+
+
+EDITED_YAML = {
+    "predict.yaml": ("batch_size: 16\n", ["predict sample_a", "predict sample_b", *STEPS_AFTER_PREDICT]),
+    "model/tiny.yaml": ("dropout: 0.3\n", ["train", "predict sample_a", "predict sample_b", *STEPS_AFTER_PREDICT]),
+    "report.yaml": ("title: Mine\n", ["report"]),
+    "model/base.yaml": ("dropout: 0.3\n", []),  # a model that this run does not use
+}
+
+
+@pytest.mark.workflow
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EDITED_YAML)
+def test_edited_yaml_reruns_what_uses_it(finished: Path, checkout: Path, name: str) -> None:
+    addition, expected = EDITED_YAML[name]
+    with edited(checkout / "conf" / name, addition):
+        assert plan(finished, root=checkout) == sorted(expected)
+
+
+@pytest.mark.workflow
+@pytest.mark.slow
+def test_overrides_rerun_their_step(finished: Path, checkout: Path) -> None:
+    jobs = plan(finished, "--config", "overrides={predict: [min_confidence=0.5]}", root=checkout)
+    assert jobs == ["evaluate", "predict sample_a", "predict sample_b", "report"]
+
+
+@pytest.mark.workflow
+@pytest.mark.slow
+def test_snakemake_report_has_captions(finished: Path, checkout: Path) -> None:
+    run = snakemake(finished, "--report", "results/snakemake-report.html", root=checkout)
+    assert run.returncode == 0, run.stdout
+    page = (finished / "results/snakemake-report.html").read_text()
+    assert "Precision, recall and F1 of every label" in page
+    assert "Number of cells for every pair of true label" in page
+
+
+@pytest.mark.workflow
+@pytest.mark.slow
+@pytest.mark.parametrize("together", [False, True])
+def test_failed_step_ends_with_its_one_line_error(
+    finished: Path, checkout: Path, tmp_path: Path, together: bool
+) -> None:
+    """An awkward path everywhere, a sample that goes through, and one that cannot, in two jobs or in one."""
+    example = finished / "results/example"
+    odd = tmp_path / "cells, day=1 (it's odd)"
+    odd.mkdir()
+    shutil.copytree(finished / "results/model", odd / "model v=2")
+    for name in ("sample_a.h5ad", "truth/sample_a.csv"):
+        shutil.copy(example / name, odd)
+    (odd / "broken.h5ad").write_text("not an h5ad file")
+    rows = ["good\tsample_a.h5ad\tsample_a.csv", "broken\tbroken.h5ad\t"]
+    (odd / "samples.tsv").write_text("\n".join(["sample\tpath\ttruth", *rows]) + "\n")
+    jobs = "predict_jobs=1" if together else "predict_jobs=2"
+    config = [f"samples={odd}/samples.tsv", f"model_path={odd}/model v=2", "outdir=my results", jobs]
+    run = snakemake(tmp_path, "--keep-going", "--config", *config, root=checkout)
+    assert run.returncode != 0
+    assert re.search(r"^my results/logs/predict/broken\.log: error: .*broken\.h5ad", run.stdout, re.MULTILINE)
+    results = tmp_path / "my results"
+    assert (results / "annotated/good.h5ad").exists()
+    assert json.loads((results / "evaluation/metrics.json").read_text())["num_cells"] == 142
+    assert not (results / "annotated/broken.h5ad").exists()
+    assert not (results / "report.html").exists()
+    assert (results / "logs/predict_together/good.log").exists() == together
+    assert not (results / "together").exists()
+    if not together:
+        return
+    # Once it is mended, it goes through, and nothing is left of how it came about.
+    shutil.copy(example / "sample_b.h5ad", odd / "broken.h5ad")
+    run = snakemake(tmp_path, "--config", *config, root=checkout)
+    assert run.returncode == 0, run.stdout
+    for name, same, path in (("good", "sample_a", "sample_a.h5ad"), ("broken", "sample_b", "broken.h5ad")):
+        annotated = ad.read_h5ad(results / f"annotated/{name}.h5ad")
+        pd.testing.assert_frame_equal(annotated.obs, ad.read_h5ad(finished / f"results/annotated/{same}.h5ad").obs)
+        lines = (results / f"logs/predict/{name}.log").read_text().splitlines()
+        assert all(f"odd)/{path}: " in line for line in lines)
+        assert "142 cells annotated" in lines[-1]
+    assert not list(results.glob("together/*"))
+    assert "Nothing to be done" in snakemake(tmp_path, "--config", *config, root=checkout).stdout
+
+
+@pytest.mark.workflow
+@pytest.mark.slow
+def test_what_is_wrong_for_all_samples_of_a_job_fails_the_job(finished: Path, checkout: Path, tmp_path: Path) -> None:
+    """Not each of its samples: it may be tried again, as with more memory."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/bundle.json").write_text("{}")
+    for name in "ab":
+        shutil.copy(finished / f"results/example/sample_{name}.h5ad", tmp_path / f"{name}.h5ad")
+    write_sheet(tmp_path / "samples.tsv", "sample path", *(f"{name} {name}.h5ad" for name in "ab"))
+    config = ["samples=samples.tsv", "model_path=model", "predict_jobs=1"]
+    run = snakemake(tmp_path, "--keep-going", "--config", *config, root=checkout)
+    assert run.returncode != 0
+    assert re.findall(r"^Error in rule (\w+):$", run.stdout, re.MULTILINE) == ["predict_together"]
+    assert re.search(r"^results/logs/predict_together/a\.log: error: damaged model", run.stdout, re.MULTILINE)
