@@ -21,6 +21,7 @@ from scperformer.network.inference import branch_logits, choose_device, predict_
 from scperformer.network.linear_branch import Recipe, fit_linear_branch, settle_recipe
 from scperformer.network.load import ENCODER, PRETRAINING, Model, load_encoder, load_model, shared_rows
 from scperformer.network.network import CellTypeModel
+from scperformer.network.seeds import seed_of, seed_sequence
 from scperformer.network.tokens import log2_bins, mask_token, num_tokens
 
 __all__ = [
@@ -58,6 +59,8 @@ __all__ = [
     "read_gene_vectors",
     "require_encoder",
     "row_subset",
+    "seed_of",
+    "seed_sequence",
     "settle_recipe",
     "shared_rows",
     "shuffled_batches",

@@ -11,6 +11,7 @@ from scipy.sparse import csr_matrix
 
 from scperformer.config import TokensConfig
 from scperformer.network.embedding import Batch
+from scperformer.network.seeds import seed_sequence
 from scperformer.network.tokens import token_counts, tokenize
 
 POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, still well mixed
@@ -121,7 +122,7 @@ def drawn_rows(labels: np.ndarray, balance: str, seed: int, epoch: int) -> np.nd
         weights = (counts ** {"sqrt": -0.5, "balanced": -1.0}[balance])[labels]
     ends = np.cumsum(weights) / weights.sum() * len(labels)
     ends[-1] = len(labels)
-    offset = np.random.default_rng([seed, epoch, 1]).random()
+    offset = np.random.default_rng(seed_sequence("drawn cells", seed, epoch)).random()
     return np.repeat(np.arange(len(labels)), np.diff(np.floor(ends + offset).astype(np.int64), prepend=0))
 
 
@@ -165,7 +166,7 @@ def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int
     -------
     Row numbers of each batch.
     """
-    rng = np.random.default_rng([seed, epoch, buffer])  # a last 0 changes nothing
+    rng = np.random.default_rng(seed_sequence("batches", seed, epoch, buffer))
     order = rng.permutation(len(lengths))
     pool = POOL_BATCHES * batch_size
     batches = []

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from scperformer.config import OptimConfig, TrainConfig
 from scperformer.metrics import negative_log_likelihood, score
-from scperformer.network import Batch, Cells, CellTypeModel, drop_genes
+from scperformer.network import Batch, Cells, CellTypeModel, drop_genes, seed_of
 from scperformer.training.datamodule import CellsDataModule
 from scperformer.training.epochs import EpochLog
 from scperformer.training.scales import branch_scales
@@ -40,11 +40,6 @@ def loss_weights(labels: np.ndarray, class_weights: str) -> torch.Tensor:
     counts = np.bincount(labels).astype(np.float64)
     weights = counts**-power
     return torch.tensor(weights / np.average(weights, weights=counts), dtype=torch.float32)
-
-
-def seed_of(*parts: int) -> int:
-    """One seed from several numbers, such as (seed, epoch); different numbers give unrelated seeds."""
-    return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
 
 def lr_factor(step: int, num_steps: int, optim: OptimConfig) -> float:
@@ -126,9 +121,9 @@ class Learner(pl.LightningModule):
         step = self.global_step
         # Dropout: the same masks whether the run came here in one go or was resumed. Not once an epoch: loaders
         # draw from the same generator, and how often depends on whether the run was resumed.
-        torch.manual_seed(seed_of(self.seed, step, self.global_rank))
+        torch.manual_seed(seed_of("dropout", self.seed, step, self.global_rank))
         if self.redraw_interval and step > 0 and step % self.redraw_interval == 0:
-            self.network.redraw(torch.Generator().manual_seed(seed_of(self.seed, step)))
+            self.network.redraw(torch.Generator().manual_seed(seed_of("redraw", self.seed, step)))
 
     def training_step(self, batch: tuple[Batch, torch.Tensor], batch_idx: int) -> torch.Tensor:
         tokens, labels_B = batch

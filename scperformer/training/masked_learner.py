@@ -15,9 +15,9 @@ import torch
 from pytorch_lightning.callbacks import Callback
 
 from scperformer.config import PretrainConfig
-from scperformer.network import Batch, Cells, drop_genes
+from scperformer.network import Batch, Cells, drop_genes, seed_of
 from scperformer.training.datamodule import CellsDataModule
-from scperformer.training.learner import lr_factor, seed_of, share_of_step
+from scperformer.training.learner import lr_factor, share_of_step
 from scperformer.training.masked_model import MaskedModel
 from scperformer.training.masking import bin_weights, hidden_loss, hide_values, naive_guess, naive_table
 from scperformer.training.streaming import StreamedCells
@@ -26,7 +26,6 @@ from scperformer.training.trainer import checkpoints, load_best, make_trainer, r
 log = logging.getLogger(__name__)
 
 LOSS, NAIVE = "val_loss", "val_naive_loss"
-TRAINING, VALIDATION = 1, 2  # which values are hidden has seeds of its own in each
 
 
 @dataclass
@@ -65,16 +64,16 @@ class MaskedLearner(pl.LightningModule):
 
     def on_train_batch_start(self, batch: tuple[Batch, torch.Tensor], batch_idx: int) -> None:
         step = self.global_step
-        torch.manual_seed(seed_of(self.cfg.seed, step, self.global_rank))
+        torch.manual_seed(seed_of("dropout", self.cfg.seed, step, self.global_rank))
         interval = self.network.encoder.redraw_interval
         if interval and step > 0 and step % interval == 0:
-            self.network.encoder.redraw(torch.Generator().manual_seed(seed_of(self.cfg.seed, step)))
+            self.network.encoder.redraw(torch.Generator().manual_seed(seed_of("redraw", self.cfg.seed, step)))
 
     def training_step(self, batch: tuple[Batch, torch.Tensor], batch_idx: int) -> torch.Tensor:
         tokens, _ = batch
         share = self.cfg.model.gene_dropout
         seen = drop_genes(tokens, share, self.network.encoder.has_memory) if share else tokens
-        seed = seed_of(self.cfg.seed, self.global_step, self.global_rank, TRAINING)
+        seed = seed_of("masked in training", self.cfg.seed, self.global_step, self.global_rank)
         hidden, chosen_BL = self.hide(seen, seed)
         true_K = seen.values_BL[chosen_BL]
         loss = self.loss(self.network(hidden, chosen_BL), true_K) * share_of_step(self.weight(true_K))
@@ -97,7 +96,7 @@ class MaskedLearner(pl.LightningModule):
 
     def losses(self, tokens: Batch, batch_idx: int) -> torch.Tensor:
         """Of a batch of validation cells: summed loss, that of the naive guess, and what they are to be divided by."""
-        hidden, chosen_BL = self.hide(tokens, seed_of(self.cfg.seed, batch_idx, 0, VALIDATION))
+        hidden, chosen_BL = self.hide(tokens, seed_of("masked in validation", self.cfg.seed, batch_idx))
         true_K = tokens.values_BL[chosen_BL]
         total = self.weight(true_K)
         naive = self.loss(naive_guess(self.naive, tokens, chosen_BL), true_K)

@@ -11,7 +11,7 @@ import torch
 
 from scperformer.config import TokensConfig
 from scperformer.dataset import Stream
-from scperformer.network import POOL_BATCHES, Batch, Cells, ahead, drawn_rows, shuffled_batches
+from scperformer.network import POOL_BATCHES, Batch, Cells, ahead, drawn_rows, seed_sequence, shuffled_batches
 
 BLOCK_CELLS = 64  # neighbours that are read together
 MIN_BUFFER_CELLS = 4096  # mixed with each other: 64 blocks from anywhere
@@ -69,7 +69,7 @@ class StreamedCells:
 
 def block_order(rows: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     """Row numbers in blocks of neighbours, the blocks in an order given by seed and epoch alone."""
-    rng = np.random.default_rng([seed, epoch])
+    rng = np.random.default_rng(seed_sequence("blocks", seed, epoch))
     rows = np.roll(rows, rng.integers(len(rows)))  # each epoch has its own blocks
     num_whole = len(rows) // BLOCK_CELLS * BLOCK_CELLS
     shuffled = rng.permutation(rows[:num_whole].reshape(-1, BLOCK_CELLS))

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from scperformer.config.compose import make_config
 from scperformer.config.groups import OptimConfig
-from scperformer.training.learner import Learner, loss_weights, lr_factor, seed_of, train_network
+from scperformer.training.learner import Learner, loss_weights, lr_factor, train_network
 
 
 def test_resumed_run_ends_with_the_same_weights(cells, cfg, tmp_path, monkeypatch):
@@ -124,12 +124,6 @@ def test_learning_rate_warms_up_and_follows_a_cosine():
     np.testing.assert_allclose(factors[55], 0.6)  # half-way through the cosine: the mean of 1 and 0.2
     np.testing.assert_allclose(factors[100], 0.2)
     assert all(np.diff(factors[10:]) <= 0)
-
-
-def test_seeds_of_different_numbers_differ():
-    seeds = {seed_of(seed, epoch) for seed in range(10) for epoch in range(100)}
-    assert len(seeds) == 1000
-    assert seed_of(3, 4) == seed_of(3, 4) != seed_of(4, 3)
 
 
 @pytest.mark.parametrize(("factor", "moves"), [(0.0, False), (0.5, True)])

@@ -11,8 +11,8 @@ from scperformer.attention import MECHANISMS
 from scperformer.config.compose import make_config
 from scperformer.dataset.corpus import Sample, make_corpus, split_cells
 from scperformer.network.batches import Cells
+from scperformer.network.seeds import seed_of
 from scperformer.training import masked_learner
-from scperformer.training.learner import seed_of
 from scperformer.training.masked_learner import MaskedLearner, train_masked
 from scperformer.training.pretrain import new_masked_model
 
@@ -111,7 +111,7 @@ def test_weighted_losses_add_up_over_batches(counts_adata):
     batch = val.batch(np.arange(len(val)))
     with torch.no_grad():
         sums = learner.losses(batch, 3)
-        seen, chosen = learner.hide(batch, seed_of(cfg.seed, 3, 0, 2))
+        seen, chosen = learner.hide(batch, seed_of("masked in validation", cfg.seed, 3))
         true = batch.values_BL[chosen]
         logits = learner.network(seen, chosen)
     weights = learner.bin_weights[true]
@@ -128,7 +128,9 @@ def test_processes_together_learn_from_every_hidden_value_alike(counts_adata, mo
     learner = MaskedLearner(new_masked_model(corpus, train, cfg), train, cfg, 1)
     monkeypatch.setattr(learner, "log", lambda *arguments, **options: None)
     shares = [train.batch(np.arange(3)), train.batch(np.arange(3, 12))]
-    hidden = [learner.hide(tokens, seed_of(cfg.seed, 0, rank, 1)) for rank, tokens in enumerate(shares)]
+    hidden = [
+        learner.hide(tokens, seed_of("masked in training", cfg.seed, 0, rank)) for rank, tokens in enumerate(shares)
+    ]
     true = [tokens.values_BL[chosen] for tokens, (_, chosen) in zip(shares, hidden, strict=True)]
     weight = learner.weight(torch.cat(true))
     monkeypatch.setattr(masked_learner, "share_of_step", lambda own: own * 2 / weight)
