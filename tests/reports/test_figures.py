@@ -7,46 +7,10 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 from sklearn.neighbors import NearestNeighbors
+from support.colours import linear, oklab
 
+from scperformer.pictures import colour_of
 from scperformer.reports import figures
-
-# Machado, Oliveira and Fernandes 2009, severity 1: what linear RGB looks like to a colour-blind eye.
-DEUTERANOPIA = np.array(
-    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]]
-)
-PROTANOPIA = np.array(
-    [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
-)
-
-
-def linear(colours) -> np.ndarray:
-    values = np.array([to_rgb(colour) for colour in colours])
-    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
-
-
-def oklab(values: np.ndarray) -> np.ndarray:
-    """Linear RGB to OKLab (Ottosson 2020), in which distances are about as large as they look."""
-    to_cones = [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566]]
-    to_cones.append([0.0883024619, 0.2817188376, 0.6299787005])
-    to_lab = [[0.2104542553, 0.793617785, -0.0040720468], [1.9779984951, -2.428592205, 0.4505937099]]
-    to_lab.append([0.0259040371, 0.7827717662, -0.808675766])
-    return np.cbrt(np.clip(values, 0, None) @ np.array(to_cones).T) @ np.array(to_lab).T
-
-
-@pytest.mark.parametrize("seen", [np.eye(3), DEUTERANOPIA, PROTANOPIA], ids=["normal", "deuteranopia", "protanopia"])
-@pytest.mark.parametrize(("num_colours", "least"), [(20, 0.07), (30, 0.055)])
-def test_colours_differ_for_every_eye(seen, num_colours, least):
-    colours = [figures.colour_of(place) for place in range(num_colours)]
-    lab = oklab(np.vstack([linear(colours), np.ones((1, 3))]) @ seen.T)  # and from the white page
-    gaps = np.linalg.norm(lab[:, None] - lab[None], axis=2)
-    # OKLab .02 is about the smallest difference that can be seen.
-    assert gaps[~np.eye(len(lab), dtype=bool)].min() > least
-
-
-def test_text_on_a_colour_is_readable():
-    for colour in figures.PALETTE:
-        light, dark = sorted((linear([colour, figures.ink_on(colour)]) @ [0.2126, 0.7152, 0.0722]).tolist())[::-1]
-        assert (light + 0.05) / (dark + 0.05) > 4.5  # WCAG 2, AA
 
 
 def test_confidence_colours_fall_evenly_in_lightness():
@@ -99,7 +63,7 @@ def test_pictures_are_the_same_bytes_and_hold_the_colours(clouds, xy):
     pixels = (imread(io.BytesIO(picture))[..., :3].reshape(-1, 3) * 255).round().astype(int)
     seen = {tuple(pixel) for pixel in np.unique(pixels, axis=0).tolist()}
     for code, expected in ((0, True), (1, True), (2, True), (3, False)):
-        colour = tuple((np.array(to_rgb(figures.colour_of(code))) * 255).round().astype(int).tolist())
+        colour = tuple((np.array(to_rgb(colour_of(code))) * 255).round().astype(int).tolist())
         assert (colour in seen) == expected
 
 
