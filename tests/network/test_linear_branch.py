@@ -84,7 +84,7 @@ def test_one_plain_view_is_scikit_learns_logistic_regression():
     x, labels = cells()
     recipe = linear.Recipe((1.0,), c=0.1, class_weights="none", weighting="none")
     expected = LogisticRegression(C=0.1, max_iter=1000, tol=1e-3).fit(linear.view(x, 1.0), labels)
-    found = linear.fit(x, labels, recipe)
+    found = linear.fit_linear_branch(x, labels, recipe)
     np.testing.assert_allclose(found.weight, expected.coef_.T, atol=1e-5)
     np.testing.assert_array_equal(
         linear.predict_logits(found, x, recipe).argmax(1), expected.predict(linear.view(x, 1.0))
@@ -93,7 +93,7 @@ def test_one_plain_view_is_scikit_learns_logistic_regression():
 
 def test_logits_are_those_of_the_weighted_fit():
     x, labels = cells()
-    model = linear.fit(x, labels, RECIPE)
+    model = linear.fit_linear_branch(x, labels, RECIPE)
     views = [linear.view(x, power).toarray() for power in RECIPE.powers]
     scales = [
         linear.gene_weights(sparse.csr_matrix(v), labels, "signal") / max(1, p)
@@ -110,25 +110,25 @@ AUTO = linear.replace(RECIPE, weighting="auto")
 
 def test_few_telling_genes_among_many_want_signal():
     x, labels = cells(num_cells=60, num_genes=300, telling=6)
-    assert linear.settle(x, labels, AUTO, seed=0).weighting == "signal"
+    assert linear.settle_recipe(x, labels, AUTO, seed=0).weighting == "signal"
 
 
 def test_the_choice_is_the_likelier_one(monkeypatch):
     x, labels = cells(num_cells=30)
     losses = {"signal": 0.4, "standard": 0.3}
     monkeypatch.setattr(linear, "held_out_loss", lambda x, labels, folds, recipe: losses[recipe.weighting])
-    assert linear.settle(x, labels, AUTO, seed=0) == linear.replace(AUTO, weighting="standard")
+    assert linear.settle_recipe(x, labels, AUTO, seed=0) == linear.replace(AUTO, weighting="standard")
     losses = {"none": 0.4, "balanced": 0.3}
     monkeypatch.setattr(linear, "held_out_loss", lambda x, labels, folds, recipe: losses[recipe.class_weights])
     auto = linear.replace(RECIPE, class_weights="auto")
-    assert linear.settle(x, labels, auto, seed=0) == linear.replace(auto, class_weights="balanced")
+    assert linear.settle_recipe(x, labels, auto, seed=0) == linear.replace(auto, class_weights="balanced")
 
 
 @pytest.mark.parametrize("how", ["signal", "standard", "none"])
 def test_a_weighting_that_was_chosen_is_kept(how):
     x, labels = cells()
     recipe = linear.Recipe((0.5, 2.0), c=0.1, class_weights="none", weighting=how)
-    assert linear.settle(x, labels, recipe, seed=0) is recipe
+    assert linear.settle_recipe(x, labels, recipe, seed=0) is recipe
 
 
 def test_folds_leave_no_label_out_of_training():
@@ -145,7 +145,7 @@ def test_folds_leave_no_label_out_of_training():
 
 def test_labels_of_one_cell_each_leave_nothing_to_choose_by():
     x, _ = cells(num_cells=3)
-    assert linear.settle(x, np.arange(3), AUTO, seed=0).weighting == "signal"
+    assert linear.settle_recipe(x, np.arange(3), AUTO, seed=0).weighting == "signal"
 
 
 def test_held_out_loss_never_looks_at_its_own_fold():
@@ -153,9 +153,9 @@ def test_held_out_loss_never_looks_at_its_own_fold():
     folds = np.arange(30) // 3 % 3
     expected = []
     for fold in range(3):
-        model = linear.fit(x[folds != fold], labels[folds != fold], RECIPE)
+        model = linear.fit_linear_branch(x[folds != fold], labels[folds != fold], RECIPE)
         logits = linear.predict_logits(model, x[folds == fold], RECIPE)
         proba = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
         expected += list(-np.log(proba[np.arange(len(proba)), labels[folds == fold]]))
     np.testing.assert_allclose(linear.held_out_loss(x, labels, folds, RECIPE), np.mean(expected), rtol=1e-5)
-    assert isinstance(linear.fit(x, labels, RECIPE), LinearModel)
+    assert isinstance(linear.fit_linear_branch(x, labels, RECIPE), LinearModel)
