@@ -12,7 +12,6 @@ from scperformer.dataset.reference import make_reference
 from scperformer.dataset.splits import group_split, split_cells, split_values, stratified_split
 from scperformer.errors import InputError
 from scperformer.model.folder import load_bundle
-from scperformer.network import baseline
 from scperformer.network.batches import Cells
 from scperformer.training import train as training
 
@@ -166,7 +165,7 @@ def test_test_cells_are_gone_before_anything_is_computed(sides):
 def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
     """The model is bit for bit the one that a file without the test cells gives, and says so of every fit."""
     seen = []
-    fit, scale = baseline.fit, training.scale_on_held_out
+    fit, scale = training.fit_baseline, training.scale_on_held_out
 
     def watched_fit(x, labels, **options):
         seen.append(x.shape[0])

@@ -296,7 +296,7 @@ import pickle, sys
 def refuse(*args, **options):
     raise AssertionError("unpickled")
 pickle.load = pickle.loads = pickle.Unpickler = refuse
-from scperformer.bundle import load_bundle
+from scperformer.model import load_bundle
 assert load_bundle({str(folder)!r}).name == "tiny"
 print([name for name in ("torch", "scanpy", "sklearn", "matplotlib") if name in sys.modules])
 """
