@@ -184,7 +184,7 @@ def _loop(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainConfig, nu
 @contextmanager
 def _silence() -> Iterator[None]:
     """No lines about epochs that are only tried."""
-    logger = logging.getLogger("scperformer.epochs")
+    logger = logging.getLogger("scperformer.training.epochs")
     before = logger.level
     logger.setLevel(logging.WARNING)
     try:
