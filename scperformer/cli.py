@@ -18,17 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from scperformer import __version__
-from scperformer.config import (
-    OVERRIDE_ERRORS,
-    conf_dir,
-    override_error,
-    quoted,
-    register_schemas,
-    require_choices,
-    sweep_folder,
-    sweep_job,
-    to_config,
-)
 from scperformer.errors import InputError, explained, one_line
 
 log = logging.getLogger(__name__)
@@ -189,7 +178,7 @@ def to_overrides(words: list[str], first_word: str | None = None) -> list[str]:
     InputError
         A flag that does not exist, or one without the value that it needs.
     """
-    from scperformer.config import group_names, quoted
+    from scperformer.config import group_names, quoted  # Hydra takes a while to import: help answers at once
 
     sweep = "-m" in words or "--multirun" in words
     is_text = {*TEXT_OPTIONS, *group_names()}
@@ -241,6 +230,17 @@ def run_step(step: str, words: list[str]) -> None:
     """Compose the configuration of a step with Hydra and run it, once or as a sweep."""
     import hydra
 
+    from scperformer.config import (
+        OVERRIDE_ERRORS,
+        conf_dir,
+        override_error,
+        quoted,
+        register_schemas,
+        require_choices,
+        sweep_folder,
+        sweep_job,
+        to_config,
+    )
     from scperformer.sweep import Sweep
 
     typed = list(sys.argv)

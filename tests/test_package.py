@@ -137,7 +137,7 @@ def project_files() -> list[Path]:
     return [
         path
         for path in sorted([*ROOT.glob("*"), *set(inside).difference(hidden)])
-        if path.is_file() and path.suffix in TEXT
+        if path.is_file() and path.suffix in TEXT and path.name != ".git"  # a file in a worktree
     ]
 
 
