@@ -166,7 +166,8 @@ class PredictConfig(_InputOptions):
     output_format: str = "h5ad"  # without output: h5ad, zarr, csv, tsv or parquet, as <input>.annotated.FORMAT
     overwrite: bool = False
     resume: bool = False  # keep the parts that a run which was cut off had finished
-    keep_going: bool = False  # a file that cannot be annotated does not keep the others from it
+    keep_going: bool = False  # annotate the other files when one is refused; the exit code is 2 all the same
+    error_files: bool = False  # with keep_going: write why a file is refused into OUTPUT.error, and exit with 0
     share: str | None = None  # K/N: call only the Kth of N shares of the cells; the output is a folder for `shares`
     shares: list[str] = field(default_factory=list)  # all the folders that `share` made of the file: nothing is called
     key_added: str = "scperformer"  # prefix of everything written
@@ -188,6 +189,7 @@ class PredictConfig(_InputOptions):
             require(self.output is None, "output", self.output, "no output beside outputs")
             fit = len(self.outputs) == len(self.inputs)
             require(fit, "outputs", self.outputs, f"{len(self.inputs)} outputs, one per input file")
+        require(self.keep_going or not self.error_files, "error_files", "true", "keep_going=true beside it")
         self._check_shares()
         require_choice("output_format", self.output_format, ("h5ad", "zarr", "csv", "tsv", "parquet"))
         require(bool(self.key_added.strip()), "key_added", repr(self.key_added), "a name")

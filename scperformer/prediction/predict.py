@@ -27,8 +27,8 @@ from scperformer.files import (
     require_unchanged,
     write_h5ad,
 )
-from scperformer.network import Model, load_model
-from scperformer.outputs import new_folder, require_absent
+from scperformer.network import Model, choose_device, load_model
+from scperformer.outputs import new_file, new_folder, require_absent
 from scperformer.prediction.annotation import Annotation, call_block, make_annotation, make_query
 from scperformer.prediction.parts import IDENTITY, Partial, partial_results
 from scperformer.prediction.write_h5ad import add_to_h5ad
@@ -51,6 +51,7 @@ NOT_IN_IDENTITY = (
     "overwrite",
     "resume",
     "keep_going",
+    "error_files",
     "share",
     "shares",
     "batch_size",
@@ -276,6 +277,11 @@ def outputs_of(cfg: PredictConfig) -> list[Path]:
     return outputs
 
 
+def error_file(output: Path) -> Path:
+    """Return where the error of a file that is refused is written, with `error_files`."""
+    return output.with_name(f"{output.name}.error")
+
+
 def _predict_file(path: str, kind: str, output: Path, model: Model, cfg: PredictConfig) -> None:
     """Annotate one file, in the way that its kind allows."""
     if kind == "h5ad" and can_stream(path):
@@ -295,38 +301,45 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
 
     Returns
     -------
-    The files that were written: `cfg.output` or `cfg.outputs`, or `<input>.annotated.h5ad` beside each input.
+    Where the annotations go: `cfg.output` or `cfg.outputs`, or `<input>.annotated.h5ad` beside each input.
 
     Raises
     ------
     InputError
-        A file or the model cannot be used, or an output exists; nothing is written for that file. With
-        `cfg.keep_going` what is wrong with a file is logged, and the error is raised after the others.
+        A file or the model cannot be used, or an output exists; nothing is written for that file. With `cfg.keep_going`
+        the error of a file is logged, and one error is raised after the other files. With `cfg.error_files` it is
+        written into `<output>.error` instead, and nothing is raised for it.
     """
-    failed: list[str] = []
+    refused: list[str] = []
 
     @contextmanager
-    def about(path: str) -> Iterator[None]:
-        """An error in here is one of the file, and with keep_going no reason to stop."""
+    def about(path: str, output: Path) -> Iterator[None]:
+        """Keep an error about one file from stopping the others, with keep_going."""
         try:
             yield
         except InputError as error:
-            if not cfg.keep_going or len(cfg.inputs) == 1:
+            if not cfg.keep_going or (len(cfg.inputs) == 1 and not cfg.error_files):
                 raise
             log.error("%s: %s", path, error)
-            failed.append(path)
+            refused.append(path)
+            if cfg.error_files:
+                with new_file(error_file(output), overwrite=True) as temporary:
+                    temporary.write_text(f"{error}\n", encoding="utf-8")
 
     outputs, ready = outputs_of(cfg), []
     for path, output in zip(cfg.inputs, outputs, strict=True):  # all of them before the first one is annotated
-        with about(path):
+        if cfg.error_files:
+            error_file(output).unlink(missing_ok=True)  # of an earlier run
+        with about(path, output):
             kind = require_readable(path)
             require_place(output, cfg)
             ready.append((path, kind, output))
     model = load_model(cfg.model_path)
+    choose_device(cfg.device, cfg.precision)  # a missing GPU is not an error of each file
     for path, kind, output in ready:
-        with about(path):
+        with about(path, output):
             _predict_file(path, kind, output, model, cfg)
-    if failed:
-        found = f"{len(failed)} of {len(outputs)} files that cannot be annotated: {', '.join(failed)}"
+    if refused and not cfg.error_files:
+        found = f"{len(refused)} of {len(outputs)} files that cannot be annotated: {', '.join(refused)}"
         raise InputError(found, "files like the others", "the line of each, above, says what to do")
     return outputs

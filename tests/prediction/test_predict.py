@@ -328,3 +328,40 @@ def test_no_gpu_is_one_clear_line(counts_adata, tiny_model, write):
     cfg = PredictConfig(inputs=[str(write(counts_adata))], model_path=str(tiny_model), device="cuda")
     with pytest.raises(InputError, match=r"no GPU.*device=cpu"):
         run_predict(cfg)
+
+
+def test_refused_files_have_an_error_file_each(counts_adata, tiny_model, write, tmp_path, command):
+    write(counts_adata, "good.h5ad")
+    (tmp_path / "bad.h5ad").write_text("no h5ad file")
+    write(counts_adata[:, :3].copy(), "few.h5ad")
+    out = tmp_path / "out"
+    options = [f"model_path={tiny_model}", "keep_going=true", "error_files=true"]
+    words = [
+        "predict",
+        "bad.h5ad",
+        "good.h5ad",
+        "few.h5ad",
+        "outputs=[out/bad.h5ad,out/good.h5ad,out/few.h5ad]",
+        *options,
+    ]
+    ran = command(*words)
+    assert ran.code == 0, ran.err
+    assert sorted(path.name for path in out.iterdir()) == ["bad.h5ad.error", "few.h5ad.error", "good.h5ad"]
+    errors = [line.removeprefix("error: ") for line in ran.err.splitlines() if line.startswith("error: ")]
+    written = [f"{name}: {(out / name).with_suffix('.h5ad.error').read_text()}" for name in ("bad.h5ad", "few.h5ad")]
+    assert [f"{line}\n" for line in errors] == written
+    write(counts_adata, "few.h5ad")
+    assert command(*words, "overwrite=true").code == 0
+    assert sorted(path.name for path in out.iterdir()) == ["bad.h5ad.error", "few.h5ad", "good.h5ad"]
+    assert command("predict", "bad.h5ad", "output=out/alone.h5ad", *options).code == 0
+    assert (out / "alone.h5ad.error").read_text() == (out / "bad.h5ad.error").read_text()
+
+
+@pytest.mark.parametrize("option", ["model_path=none", "device=cuda", "keep_going=false"])
+def test_other_errors_than_those_of_a_file_are_raised(counts_adata, tiny_model, write, tmp_path, command, option):
+    if option == "device=cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    options = [f"model_path={tiny_model}", "keep_going=true", "error_files=true"]
+    ran = command("predict", write(counts_adata), *options, option)
+    assert ran.code == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sample.h5ad"]
