@@ -32,10 +32,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    # After a failure the table would hide what else came out, and count the tries of hypothesis to make it small.
-    every_test = session.config.option.markexpr == ""
-    if os.environ.get("SCPERFORMER_TRIED") == "1" and exitstatus == 0 and every_test:
-        tried.write_tables()
+    tried.write_tables(exitstatus, session.config.option.markexpr)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,6 @@
 """Faults of the machine, for real: full disks, folders that cannot be written, kills, inputs that change.
 
-A training that is killed is in tests/test_training.py.
+A training that is killed is in tests/training/test_train.py.
 """
 
 import os
@@ -119,12 +119,12 @@ def test_a_disk_that_cannot_be_written(case, inputs, small_disk):
     assert list(disk.iterdir()) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="tests/test_bad_input.py does it as a user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="tests/end_to_end/test_bad_input.py does it as a user")
 def test_a_file_that_may_not_be_read(inputs):
     """As the user nobody, who may not read what is root's."""
     (inputs / "cells.h5ad").chmod(0o600)
     inputs.chmod(0o755)
-    drop = "import os\nfrom scperformer import cli, predict\nrun = cli._run\n"
+    drop = "import os\nfrom scperformer import cli\nfrom scperformer.prediction import predict\nrun = cli._run\n"
     drop += "cli._run = lambda *rest: (os.setgid(65534), os.setuid(65534), run(*rest))"
     code, errors = ran("predict", "cells.h5ad", cwd=inputs, before=drop)
     assert code == 2, errors
@@ -163,7 +163,7 @@ def test_kill_9_while_the_output_is_copied(inputs):
 def test_a_helper_process_that_dies_ends_the_training(inputs):
     """The second process of two dies in its first step: no hang, no model, no exit code 0."""
     die = (
-        "import os\nfrom scperformer.learner import Learner\n"
+        "import os\nfrom scperformer.training.learner import Learner\n"
         "Learner.training_step = lambda self, *_: os._exit(9) if self.global_rank == 1 else None"
     )
     (inputs / "sitecustomize.py").write_text(
@@ -185,7 +185,8 @@ def test_the_wait_for_a_helper_ends_when_it_dies_unnoticed(helper, code, says):
     script = f"""
 import subprocess, time
 from pytorch_lightning.strategies.launchers import subprocess_script
-from scperformer import cli, processes
+from scperformer import cli
+from scperformer.training import processes
 cli.set_up_logging()
 processes.GRACE_SECONDS, processes.SECONDS_BETWEEN_LOOKS = 0.2, 0.05
 with processes.helpers_watched():

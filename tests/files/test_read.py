@@ -68,7 +68,7 @@ def test_a_table_is_read_in_blocks(cells, tmp_path, monkeypatch):
     assert same(read_cells(write_csv(cells, tmp_path)), cells)
 
 
-def test_what_is_no_file(tmp_path):
+def test_paths_that_are_not_a_file(tmp_path):
     with pytest.raises(InputError, match=r"no file .*nowhere.*check the path"):
         require_readable(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe")

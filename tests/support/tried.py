@@ -1,96 +1,75 @@
-"""What of inputs and faults has been tried, counted by the tests themselves: the tables in docs/inputs.md and tried.md.
+"""Count the inputs and faults that the tests try, and write them as tables.
 
-A row belongs to tests: each of their cases that passes is one input or fault with one outcome, `right` or `refused`;
-tests that draw inputs by chance count each of them with `record`. With SCPERFORMER_TRIED=1, a run of the tests that
-all pass writes the tables, the sums and the list of all cases:
+A row of the table belongs to some tests. Each of their cases that passes is one input or fault with one outcome; tests
+that draw inputs by chance count each of them with `record`. If all tests pass, this writes the tables to PATH:
 
-    SCPERFORMER_TRIED=1 python -m pytest tests -p no:xdist -m ""
+    SCPERFORMER_TRIED=PATH python -m pytest tests -p no:xdist -m ""
 """
 
-import re
+import os
 from collections import Counter
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "inputs.md"
-CASES_PAGE = PAGE.with_name("tried.md")
-BEGIN, END = "<!-- tried -->", "<!-- end of tried -->"
 RIGHT, REFUSED, EITHER = "right", "refused", "either"
 OUTCOMES = {RIGHT: "right answer", REFUSED: "one line of error"}
-# Row -> what comes out of its cases, and the tests that try them.
-ROWS = {
+# Row -> the outcome of its cases, and the tests that try them: the room of the test and how its name begins.
+ROWS: dict[str, tuple[str, ...]] = {
     "every kind of file, well made": (
         RIGHT,
-        *("test_streaming.py::test_blocks_of_a_file", "test_streaming.py::test_other_outputs"),
-        "test_readers.py::test_every_kind",
-        "test_readers.py::test_check_of_any_kind",
+        *("files::test_every_kind", "files::test_check_of_any_kind"),
+        *("end_to_end::test_blocks_of_a_file", "end_to_end::test_other_outputs"),
     ),
-    "odd h5ad files of other programs": (RIGHT, "test_lenient.py::"),
-    "files that are no input": (REFUSED, "test_readers.py::test_what_is_no_file", "test_readers.py::test_other_hdf5"),
-    "truncated files": (
-        REFUSED,
-        *("test_readers.py::test_truncated", "test_bad_input.py::test_truncated", "test_faults.py::test_cut_files"),
-    ),
+    "odd h5ad files of other programs": (RIGHT, "files::test_odd_h5ad_files"),
+    "files that are not an input": (REFUSED, "files::test_paths_that_are_not_a_file", "files::test_other_hdf5"),
+    "truncated files": (REFUSED, "files::test_truncated", "end_to_end::test_truncated", "end_to_end::test_cut_files"),
     "files that point to others, or hold objects or null characters": (
         REFUSED,
-        "test_trust.py::test_nothing",
-        "test_trust.py::test_pickled",
-        "test_trust.py::test_null",
+        *("files::test_nothing_in_another", "files::test_pickled", "files::test_null"),
     ),
+    "tables that cannot be used": (REFUSED, "files::test_tables_that_are_refused", "files::test_names_that_do_not"),
     "cells of every shape, type and name, by chance": (EITHER,),
     "damaged bytes, by chance": (EITHER,),
     "unusable expression, labels or genes": (
         REFUSED,
-        *("test_bad_input.py::test_unusable", "test_bad_input.py::test_bad_labels", "test_bad_input.py::test_genes_"),
+        *("end_to_end::test_unusable", "end_to_end::test_bad_labels", "end_to_end::test_genes_without"),
     ),
-    "wrong options": (REFUSED, "test_bad_input.py::test_bad_options"),
+    "too few of the model's genes, or another species": (
+        REFUSED,
+        *("end_to_end::test_no_overlap", "genes::test_another"),
+    ),
+    "values of one kind in some cells, of another in others": (
+        REFUSED,
+        *("expression::test_a_mix", "expression::test_logarithms_of_two", "expression::test_a_sample_of"),
+        "expression::test_corrected_counts_beside_logarithms",
+    ),
+    "samples normalised apart and put together": (RIGHT, "expression::test_samples_normalised_apart"),
+    "values that are no known logarithms": (REFUSED, "expression::test_values_that_are_no_known"),
+    "wrong options": (REFUSED, "end_to_end::test_bad_options"),
     "damaged or hostile models": (
         REFUSED,
-        *(
-            "test_bad_input.py::test_damaged_model",
-            "test_bad_input.py::test_model_changed",
-            "test_bundle.py::test_refuses",
-        ),
-        *("test_hostile.py::test_sizes", "test_hostile.py::test_weights", "test_hostile.py::test_logistic"),
-        *("test_hostile.py::test_json", "test_hostile.py::test_links", "test_hostile.py::test_content"),
+        *("end_to_end::test_damaged_model", "end_to_end::test_model_changed", "model::test_refuses"),
+        *("end_to_end::test_sizes", "end_to_end::test_weights_that", "end_to_end::test_logistic"),
+        *("end_to_end::test_json", "end_to_end::test_links", "end_to_end::test_content"),
     ),
     "hostile or damaged archives of models": (
         REFUSED,
-        *("test_library.py::test_hostile", "test_library.py::test_cut", "test_library.py::test_bombs"),
-        *("test_library.py::test_a_header", "test_library.py::test_names"),
+        *("network::test_hostile", "network::test_cut_archives", "network::test_bombs"),
+        *("network::test_a_header", "network::test_names_that_no"),
     ),
     "hostile names and labels": (
         RIGHT,
-        *("test_hostile.py::test_hostile_names", "test_hostile.py::test_labels_that_differ"),
-        *("test_hostile.py::test_names_of", "test_hostile.py::test_tables"),
+        *("end_to_end::test_hostile_names", "end_to_end::test_labels_that_differ"),
+        *("end_to_end::test_names_of", "end_to_end::test_tables_of"),
     ),
-    "labels that no line can hold": (REFUSED, "test_hostile.py::test_labels_that_no_line"),
-    "full disk, then room": (REFUSED, "test_faults.py::test_a_full_disk"),
+    "labels that a line cannot hold": (REFUSED, "end_to_end::test_labels_that_no_line"),
+    "full disk, then room": (REFUSED, "end_to_end::test_a_full_disk"),
     "no permission to read or write": (
         REFUSED,
-        *(
-            "test_faults.py::test_a_disk_that",
-            "test_faults.py::test_a_file_that",
-            "test_bad_input.py::test_folder_without",
-        ),
+        *("end_to_end::test_a_disk_that", "end_to_end::test_a_file_that_may", "end_to_end::test_folder_without"),
     ),
-    "killed, then resumed": (
-        RIGHT,
-        *("test_training.py::test_killed_run", "test_faults.py::test_kill", "test_streaming.py::test_kill"),
-    ),
-    "a process of a distributed training dies": (REFUSED, "test_faults.py::test_a_helper"),
-    "values of one kind in some cells, of another in others": (
-        REFUSED,
-        *("test_detect.py::test_a_mix", "test_detect.py::test_logarithms_of_two", "test_detect.py::test_a_sample_of"),
-        "test_detect.py::test_corrected_counts_beside_logarithms",
-    ),
-    "samples normalised apart and put together": (RIGHT, "test_detect.py::test_samples_normalised_apart"),
-    "values that are no known logarithms": (REFUSED, "test_detect.py::test_values_that_are_no_known"),
-    "too few of the model's genes, or another species": (
-        REFUSED,
-        *("test_bad_input.py::test_no_overlap", "test_genenames.py::test_another"),
-    ),
-    "tables that are none": (REFUSED, "test_tables.py::test_tables_that_are_refused"),
-    "input changed meanwhile": (REFUSED, "test_faults.py::test_an_input"),
+    "killed, then resumed": (RIGHT, "training::test_killed_run", "end_to_end::test_kill"),
+    "a process of a distributed training dies": (REFUSED, "end_to_end::test_a_helper"),
+    "input changed meanwhile": (REFUSED, "end_to_end::test_an_input"),
 }
 counts: Counter[tuple[str, str, str]] = Counter()
 
@@ -103,65 +82,38 @@ def record(row: str, outcome: str, case: str) -> None:
 
 
 def record_test(nodeid: str) -> None:
-    """Count a case that has passed, if it belongs to a row."""
-    name = nodeid.partition("[")[0].rpartition("/")[2]
-    words, _, parameter = nodeid.partition("::")[2].removeprefix("test_").partition("[")
+    """Count a test case that has passed, if it belongs to a row."""
+    path, _, test = nodeid.partition("::")
+    words, _, parameter = test.removeprefix("test_").partition("[")
     case = ": ".join(part for part in (words.replace("_", " "), parameter.removesuffix("]")) if part)
     for row, (outcome, *tests) in ROWS.items():
-        if any(name.startswith(test) for test in tests):
+        if any(f"{Path(path).parent.name}::{test}".startswith(known) for known in tests):
             record(row, outcome, case)
 
 
-def table() -> str:
-    """The table as Markdown."""
-    lines = ["| Tried | Inputs or faults | Right answer | One line of error | Anything else |", "|---|---|---|---|---|"]
-    total: Counter[str] = Counter()
-    for row in ROWS:
-        right, refused = (
-            sum(number for (of, _, outcome), number in counts.items() if (of, outcome) == (row, which))
-            for which in OUTCOMES
-        )
-        total += Counter({RIGHT: right, REFUSED: refused})
-        lines.append(f"| {row} | {right + refused} | {right} | {refused} | 0 |")
-    all_of_them = f"| all | {total[RIGHT] + total[REFUSED]} | {total[RIGHT]} | {total[REFUSED]} | 0 |"
-    return "\n".join([*lines, all_of_them])
-
-
-def cases_table() -> str:
-    """All cases as Markdown: a table for each row of the other one, in alphabetical order."""
-    lines = []
+def tables() -> str:
+    """The sums of all rows, then all cases of each row, as Markdown."""
+    lines = ["| Tried | Inputs or faults | Right answer | One line of error |", "|---|---|---|---|"]
+    numbers = {
+        row: [sum(n for (of, _, out), n in counts.items() if (of, out) == (row, o)) for o in OUTCOMES] for row in ROWS
+    }
+    for row, (right, refused) in [*numbers.items(), ("all", tuple(map(sum, zip(*numbers.values(), strict=True))))]:
+        lines.append(f"| {row} | {right + refused} | {right} | {refused} |")
     for row in ROWS:
         lines += ["", f"## {row[0].upper()}{row[1:]}", "", "| Input or fault | Outcome | Times |", "|---|---|---|"]
-        of_row = sorted((case, outcome, number) for (of, case, outcome), number in counts.items() if of == row)
-        lines += [f"| {_cell(case)} | {OUTCOMES[outcome]} | {number} |" for case, outcome, number in of_row]
+        for (of, case, outcome), number in sorted(counts.items()):
+            if of == row:
+                escaped = case.replace("|", "\\|").replace("<", "&lt;")[:150]
+                lines.append(f"| {escaped} | {OUTCOMES[outcome]} | {number} |")
     return "\n".join([*lines, ""])
 
 
-def _cell(text: str) -> str:
-    escaped = text.replace("|", "\\|").replace("<", "&lt;")
-    return escaped if len(escaped) <= 150 else f"{escaped[:150]}..."
-
-
-def write_tables() -> None:
-    """Put the tables into the pages."""
-    for page, content in ((PAGE, table()), (CASES_PAGE, cases_table())):
-        before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-        _, _, after = rest.partition(END)
-        page.write_text(f"{before}{BEGIN}\n{content}\n{END}{after}", encoding="utf-8")
-
-
-def cases_of_page() -> dict[str, int]:
-    """Row -> how many inputs and faults the list of cases has of it."""
-    part = CASES_PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
-    sections = {section.partition("\n")[0]: section for section in part.split("\n## ")[1:]}
-    numbers = {
-        title: sum(map(int, re.findall(r"\| (\d+) \|$", section, re.MULTILINE))) for title, section in sections.items()
-    }
-    return {row: numbers[f"{row[0].upper()}{row[1:]}"] for row in ROWS}
-
-
-def rows_of_page() -> dict[str, list[int]]:
-    """Row -> its numbers, as the page has them."""
-    part = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
-    found = re.findall(r"^\| ([^|]+) ((?:\| \d+ )+)\|$", part, flags=re.MULTILINE)
-    return {name: [int(number) for number in numbers.split("|")[1:]] for name, numbers in found}
+def write_tables(exit_status: int, markers: str) -> None:
+    """Write the tables to $SCPERFORMER_TRIED after a run of all tests in which all passed."""
+    path = os.environ.get("SCPERFORMER_TRIED")
+    # After a failure the tables would hide the failed cases, and count the tries of hypothesis to make them small.
+    if not path or exit_status != 0 or markers != "":
+        return
+    Path(path).write_text(f"# Every input and every fault that the tests try\n\n{tables()}", encoding="utf-8")
+    missing = [row for row in ROWS if not any(of == row for of, _, _ in counts)]
+    assert not missing, f"no test counts for these rows of {__file__}: {missing}"
