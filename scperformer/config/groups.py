@@ -21,7 +21,7 @@ class DataConfig:
     rare_labels: str = "keep"  # labels with fewer than min_cells_per_label cells: keep, merge, drop or error
     min_cells_per_label: int = 2
     rare_label_name: str = "other"  # with rare_labels=merge: the label that they become
-    in_memory: str = "auto"  # true: all cells are loaded; false: they stay on disk during training; auto: by size
+    in_memory: Any = AUTO  # true: all cells are loaded; false: they stay on disk during training; auto: by size
     balance: str = "none"  # how often cells of rare labels are seen: none (as they are), sqrt or balanced (alike)
 
     def __post_init__(self) -> None:
@@ -35,8 +35,10 @@ class DataConfig:
         require(has_key == needs_key, "data.split_key", self.split_key, expected)
         require_choice("data.rare_labels", self.rare_labels, ("keep", "merge", "drop", "error"))
         require(self.min_cells_per_label >= 1, "data.min_cells_per_label", self.min_cells_per_label, "1 or more")
-        self.in_memory = self.in_memory.lower()  # of a word true Hydra makes True
-        require_choice("data.in_memory", self.in_memory, ("auto", "true", "false"))
+        if self.in_memory in ("true", "false"):  # quoted words, as Python callers may give them
+            self.in_memory = self.in_memory == "true"
+        ok = self.in_memory == AUTO or isinstance(self.in_memory, bool)
+        require(ok, "data.in_memory", self.in_memory, "true, false or auto")
         require_choice("data.balance", self.balance, ("none", "sqrt", "balanced"))
         require(bool(self.rare_label_name.strip()), "data.rare_label_name", repr(self.rare_label_name), "a name")
 

@@ -16,7 +16,7 @@ import pandas as pd
 from scipy import sparse
 from scipy.sparse import csr_matrix
 
-from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig
+from scperformer.config import AUTO, NetworkConfig, PretrainConfig, TrainConfig
 from scperformer.dataset.preprocess import is_prepared
 from scperformer.errors import InputError
 from scperformer.expression import (
@@ -173,22 +173,22 @@ def settle_in_memory(cfg: Config, paths: Sequence[Path]) -> Config:
     if len({path.resolve() for path in paths}) < len(paths):
         raise InputError("the same file twice", "every file once", "name each file once")
     several = isinstance(cfg, TrainConfig) and len(paths) > 1
-    if cfg.data.in_memory == "true" and several:
+    if cfg.data.in_memory is True and several:
         found = f"{len(paths)} files to train on and data.in_memory=true"
         raise InputError(found, "one file, or cells that stay on disk", "leave data.in_memory out")
-    if cfg.data.in_memory != "auto":
+    if cfg.data.in_memory != AUTO:
         return cfg
     total = sum(size or 0 for size in sizes)
     on_disk = several or (total > STREAM_ABOVE and None not in sizes)
     if not on_disk:
         return cfg
     log.info("%.1f GiB of expression stay on disk during training (data.in_memory=false)", total / 2**30)
-    return replace(cfg, data=replace(cfg.data, in_memory="false"))
+    return replace(cfg, data=replace(cfg.data, in_memory=False))
 
 
 def require_loadable(cfg: NetworkConfig) -> None:
     """Refuse `data.in_memory=false` for cells that are in memory already."""
-    if cfg.data.in_memory == "false":
+    if cfg.data.in_memory is False:
         raise InputError("data.in_memory=false and cells in memory", "files", "leave it out, or name files")
 
 

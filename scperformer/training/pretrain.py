@@ -174,7 +174,7 @@ def run_pretrain(cfg: PretrainConfig) -> Path:
 
 def load_corpus(paths: Sequence[Path], cfg: PretrainConfig, vocabulary: Sequence[str] | None) -> Corpus:
     """The cells of files in memory or, as `data.in_memory` says, on disk."""
-    if cfg.data.in_memory == "false":
+    if cfg.data.in_memory is False:
         return stream_corpus(paths, cfg, vocabulary)
     samples = (Sample(read_cells(path, cfg.orientation), path, checksum(path)) for path in paths)
     return make_corpus(samples, cfg, vocabulary)

@@ -64,6 +64,10 @@ def recorded_versions() -> dict[str, str]:
 
 def changed_options(cfg: NetworkConfig) -> list[str]:
     """The options that are not at their defaults, as they would be typed; neither paths nor the seed."""
+
+    def typed(value: Any) -> str:
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
     blank = PretrainConfig(inputs=[""]) if isinstance(cfg, PretrainConfig) else TrainConfig(inputs=[""], label_key="")
     default = run_options(blank, "")["options"]
     changed = []
@@ -74,9 +78,9 @@ def changed_options(cfg: NetworkConfig) -> list[str]:
             default[name] |= asdict(mechanism.Options())
             value = asdict(options)
         if isinstance(value, dict):
-            changed += [f"{name}.{key}={item}" for key, item in value.items() if item != default[name][key]]
+            changed += [f"{name}.{key}={typed(item)}" for key, item in value.items() if item != default[name][key]]
         elif value != default[name] and name != "seed":
-            changed.append(f"{name}={Path(value).name if name in PATHS else value}")
+            changed.append(f"{name}={Path(value).name if name in PATHS else typed(value)}")
     return changed
 
 

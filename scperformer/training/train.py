@@ -268,7 +268,7 @@ def run_train(cfg: TrainConfig) -> Path:
 
 def load_reference(paths: Sequence[Path], cfg: TrainConfig) -> Reference:
     """The cells of a file in memory or, as `data.in_memory` says, those of one or more files on disk."""
-    if cfg.data.in_memory == "false":
+    if cfg.data.in_memory is False:
         return stream_reference(paths, cfg)
     return make_reference(read_cells(paths[0], cfg.orientation), cfg, paths[0])
 

@@ -173,3 +173,17 @@ def test_species_and_actions():
 def test_input_total(value):
     with pytest.raises(InputError, match=r"input_total=.*a number above 0"):
         config.PredictConfig(inputs=["a"], input_total=value)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("true", True), ("false", False), ("False", False), ("'false'", False), ("auto", "auto")]
+)
+def test_in_memory_is_true_false_or_auto(word, value):
+    cfg = make_config("train", ["inputs=[a.h5ad]", "label_key=x", f"data.in_memory={word}"])
+    assert cfg.data.in_memory is value or cfg.data.in_memory == value == "auto"
+
+
+def test_other_values_of_in_memory_are_refused():
+    for word in ("maybe", "null", "1", "[true]"):
+        with pytest.raises(InputError, match=r"data\.in_memory=.*; expected true, false or auto"):
+            make_config("train", ["inputs=[a.h5ad]", "label_key=x", f"data.in_memory={word}"])

@@ -330,7 +330,7 @@ def test_large_files_stay_on_disk_by_themselves(counts_adata, write, monkeypatch
     cfg = config("pretrain", paths=[path])
     assert collection.settle_in_memory(cfg, [path]) is cfg
     monkeypatch.setattr(collection, "STREAM_ABOVE", 8 * counts_adata.X.nnz - 1)
-    assert collection.settle_in_memory(cfg, [path]).data.in_memory == "false"
+    assert collection.settle_in_memory(cfg, [path]).data.in_memory is False
     assert "stay on disk during training (data.in_memory=false)" in caplog.text
     told = config("pretrain", "data.in_memory=true", paths=[path])
     assert collection.settle_in_memory(told, [path]) is told
