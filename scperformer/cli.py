@@ -36,11 +36,10 @@ STEPS = {
     ),
     "report": ("reports.report", "make one HTML page about annotated files", "report ANNOTATED..."),
     "analyze": ("reports.analyze", "look into the attention of a trained model", "analyze spectrum|approximation FILE"),
-    "genes": ("genes.hgnc", "fetch previous names of human genes (once)", "genes update"),
     "models": ("network.library", "import a model from somewhere else, or list models", "models import PATH | list"),
 }
 # Steps whose first plain word is no file -> the option that it sets.
-FIRST_WORDS = {"analyze": "analysis", "genes": "action", "models": "action"}
+FIRST_WORDS = {"analyze": "analysis", "models": "action"}
 
 EXAMPLES = {
     "check": """\
@@ -83,10 +82,6 @@ presets: model=tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=
   scperformer analyze spectrum sample.h5ad model_path=my_model          # -> sample.spectrum/
   scperformer analyze spectrum sample.h5ad num_cells=20 max_tokens=1024 output=spectrum
   scperformer analyze approximation sample.h5ad model_path=my_model sizes=[64,256,1024]""",
-    "genes": """\
-  scperformer genes update                               # from HGNC's address into the cache
-  scperformer genes update url=hgnc_complete_set.txt --offline
-  scperformer genes update output=shared/hgnc            # a copy for SCPERFORMER_CACHE=shared""",
     "models": """\
   scperformer models import a_model.zip                  # checked; then model_path=NAME finds it
   scperformer models import their_model output=shared    # for SCPERFORMER_MODELS=shared
@@ -96,7 +91,7 @@ presets: model=tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=
 # Values of these are the user's own words and may hold any character.
 TEXT_OPTIONS = (
     *("output", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title"),
-    *("init", "url", "genes_path", "model.gene2vec_path", "data.split_key", "data.rare_label_name"),
+    *("init", "genes_path", "model.gene2vec_path", "data.split_key", "data.rare_label_name"),
 )
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
 # Hydra's flags that make sense here and the values they take: these, none, or any.
@@ -110,7 +105,7 @@ FLAGS: dict[str, tuple[str, ...] | None] = {
     "--config-dir": None,
     "-cd": None,
 }
-SHORT = {"--estimate": "estimate=true", "--offline": "offline=true", "--json": "json=true"}  # flags that are options
+SHORT = {"--estimate": "estimate=true", "--json": "json=true"}  # flags that are options
 # What a run of a sweep writes into its folder when no output is named.
 SWEEP_OUTPUTS = {
     "check": "check.json",
@@ -121,7 +116,6 @@ SWEEP_OUTPUTS = {
     "evaluate": "evaluation",
     "report": "report.html",
     "analyze": "analysis",
-    "genes": "hgnc",
     "models": "models",
 }
 
@@ -351,8 +345,6 @@ def main(argv: list[str] | None = None) -> int:
         if "-h" in rest or "--help" in rest:
             print(step_help(step))
             return 0
-        if step != "genes":
-            rest = [word for word in rest if word != "--offline"]  # no other step ever uses the network
         set_up_logging()
         run_step(step, rest)
     except _Refused as refused:

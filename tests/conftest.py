@@ -35,15 +35,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     tried.write_tables(exitstatus, session.config.option.markexpr)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def gene_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty cache of gene names: no test sees what the user has fetched."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SCPERFORMER_CACHE", str(folder))
-        yield folder
-
-
 @pytest.fixture(scope="session")
 def _pbmc() -> ad.AnnData:
     return scanpy.datasets.pbmc68k_reduced()

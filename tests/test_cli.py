@@ -367,9 +367,3 @@ def test_a_run_that_crashes_is_in_the_table_and_the_others_run(command, sample, 
     with table.open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["status"], row["error"]) for row in rows] == [("failed", "no more | memory"), ("ok", "")]
-
-
-def test_offline_is_said_where_nothing_uses_the_network(command, tiny_model, counts_adata, write):
-    path = write(counts_adata)
-    ran = command("predict", path, f"model_path={tiny_model}", "--offline", "output=out.h5ad")
-    assert ran.code == 0, ran.err

@@ -25,7 +25,6 @@ INPUT_KINDS = ("auto", "counts", "linear", "log1p")
 INPUT_BASES = ("auto", "e", "2", "10")
 INIT_MODES = ("full", "last_layer", "head")
 SPECIES = ("auto", "human", "mouse")
-HGNC_URL = "https://storage.googleapis.com/public-download-files/hgnc/tsv/tsv/hgnc_complete_set.txt"
 # Measured: docs/inputs.md#genes says how accuracy falls with this share.
 MIN_OVERLAP = 0.2
 ANALYSES = ("spectrum", "approximation")
@@ -282,21 +281,6 @@ MODELS_ACTIONS = ("import", "list")
 
 
 @dataclass(kw_only=True)
-class GenesConfig:
-    """Fetch the table by which previous symbols and aliases of human genes are known."""
-
-    action: str | None = None  # the first plain word: update
-    url: str = HGNC_URL  # where HGNC's complete set is: an address, or a file
-    output: str | None = None  # a folder; None: the user's cache, where the other steps look
-    offline: bool = False  # do not use the network; also --offline
-
-    def __post_init__(self) -> None:
-        if self.action != "update":
-            found = "no action" if self.action is None else f"action '{self.action}'"
-            raise InputError(found, "update", "name it: 'scperformer genes update'")
-
-
-@dataclass(kw_only=True)
 class ModelsConfig:
     """Import a model from somewhere else, or list the models that are there."""
 
@@ -324,6 +308,5 @@ STEPS: dict[str, type] = {
     "evaluate": EvaluateConfig,
     "report": ReportConfig,
     "analyze": AnalyzeConfig,
-    "genes": GenesConfig,
     "models": ModelsConfig,
 }

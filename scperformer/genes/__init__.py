@@ -14,7 +14,7 @@ from scperformer.genes.names import (
     without_genome,
 )
 from scperformer.genes.overlap import Overlap, measure_overlap, require_overlap
-from scperformer.genes.tables import gencode
+from scperformer.genes.tables import human_genes
 from scperformer.genes.vocabulary import gene_maps
 
 __all__ = [
@@ -23,9 +23,9 @@ __all__ = [
     "GeneMap",
     "Overlap",
     "first_of_each",
-    "gencode",
     "gene_maps",
     "guess_species",
+    "human_genes",
     "id_kind",
     "map_genes",
     "measure_overlap",

@@ -1,83 +1,83 @@
-"""Tables of gene names that come with an installed package: Ensembl ids and symbols, mouse and human orthologs.
+"""The package's table of human genes: Ensembl ids, symbols, previous symbols, aliases and mouse orthologs.
 
-CellTypist (MIT licence) ships them as data. Only these files are read; the package itself is not imported.
+`data/make_gene_table.py` makes it from HGNC's complete set, GENCODE 44 and Ensembl 105.
 """
 
+import gzip
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
-from scperformer.errors import InputError
-
-PACKAGE = "celltypist"
-GENCODE, ORTHOLOGS = "GENCODEv44_Gene_id2name.csv", "Ensembl105_Human2Mouse_Genes.csv"
-REMEDY = f"install the package again: pip install --force-reinstall {PACKAGE}"
+TABLE = Path(__file__).with_name("gene_table.tsv.gz")
 
 
 @dataclass(frozen=True)
-class Gencode:
-    """Human genes of GENCODE 44: the symbol of an Ensembl id, and the id of a symbol that is one gene's alone.
+class HumanGenes:
+    """Human genes by their ids and names; names that fit several genes are left out.
 
-    `folded` has the same for symbols in upper case.
+    Attributes
+    ----------
+    symbols, ids
+        GENCODE: the symbol of an Ensembl id, and the id of a symbol.
+    folded
+        As `ids`, for symbols in upper case.
+    current, approved
+        HGNC: the current symbol of an Ensembl id, and all current symbols.
+    former
+        HGNC: the current symbol of a previous symbol or alias (in upper case) that is not a current symbol itself.
+    orthologs
+        Ensembl 105: the human symbol of a mouse symbol.
+    hgnc_date
+        Day of HGNC's last change in the table.
     """
 
     symbols: dict[str, str]
     ids: dict[str, str]
     folded: dict[str, str]
+    current: dict[str, str]
+    approved: frozenset[str]
+    former: dict[str, str]
+    orthologs: dict[str, str]
+    hgnc_date: str
 
 
 @cache
-def gencode() -> Gencode | None:
-    """GENCODE's ids and symbols; None where the package is not installed.
+def human_genes() -> HumanGenes:
+    """Read the package's table of human genes."""
+    with gzip.open(TABLE, "rt", encoding="utf-8") as file:
+        return parse_genes(file.readlines())
 
-    Raises
-    ------
-    InputError
-        The file is not what it should be.
-    """
-    rows = _rows(GENCODE)
-    if rows is None:
-        return None
-    symbols = {identifier: symbol for identifier, symbol in rows if symbol and symbol != identifier}
+
+def parse_genes(lines: Sequence[str]) -> HumanGenes:
+    """Index the lines of a table that `data/make_gene_table.py` wrote."""
+    rows = [line.rstrip("\n").split("\t") for line in lines if not line.startswith("#")][1:]
+    symbols = {identifier: symbol for identifier, symbol, *_ in rows if identifier and symbol}
     ids = one_to_one((symbol, identifier) for identifier, symbol in symbols.items())
-    return Gencode(symbols, ids, one_to_one((symbol.upper(), identifier) for symbol, identifier in ids.items()))
-
-
-@cache
-def orthologs() -> dict[str, str]:
-    """Human symbol of each mouse symbol, of genes that have one partner only on both sides (Ensembl 105).
-
-    Raises
-    ------
-    InputError
-        The package is not installed, or the file is not what it should be.
-    """
-    rows = _rows(ORTHOLOGS)
-    if rows is None:
-        found = "no table of orthologs (the package celltypist is not installed)"
-        raise InputError(found, "it, to take mouse genes for human ones", f"pip install {PACKAGE}")
-    return one_to_one((mouse, human) for human, mouse in rows if human and mouse)
+    approved = frozenset(current for _, _, current, *_ in rows if current)
+    taken = {symbol.upper() for symbol in approved}
+    renamed = {
+        (name.upper(), current)
+        for _, _, current, previous, aliases, _ in rows
+        for name in (*previous.split("|"), *aliases.split("|"))
+        if name
+    }
+    num_genes = Counter(name for name, _ in renamed)
+    return HumanGenes(
+        symbols=symbols,
+        ids=ids,
+        folded=one_to_one((symbol.upper(), identifier) for symbol, identifier in ids.items()),
+        current=one_to_one((identifier, current) for identifier, _, current, *_ in rows if identifier and current),
+        approved=approved,
+        former={name: current for name, current in renamed if num_genes[name] == 1 and name not in taken},
+        orthologs={mouse: human for _, human, *_, mouse in rows if mouse},
+        hgnc_date=lines[0].split()[2],
+    )
 
 
 def one_to_one(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The pairs of which neither side stands in another pair; a pair may be given several times."""
+    """Return the pairs whose names occur in no other pair; a pair may be given several times."""
     distinct = set(pairs)
     left, right = Counter(a for a, _ in distinct), Counter(b for _, b in distinct)
     return {a: b for a, b in distinct if left[a] == right[b] == 1}
-
-
-def _rows(name: str) -> list[tuple[str, str]] | None:
-    """The rows of one of the tables, two texts each; None where there is no such file."""
-    spec = find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        return None
-    path = Path(spec.origin).parent / "data" / "samples" / name
-    if not path.is_file():
-        return None
-    rows = [line.split(",") for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
-    if not rows or any(len(row) != 2 for row in rows):
-        raise InputError(f"{name} of {PACKAGE} has rows that are not two names", "its table of genes", REMEDY)
-    return [(first.strip(), second.strip()) for first, second in rows]

@@ -15,7 +15,7 @@ from scipy.ndimage import uniform_filter1d
 
 from scperformer.expression import Findings
 from scperformer.files import Rows
-from scperformer.genes import gencode, name_columns, parts, without_genome
+from scperformer.genes import human_genes, name_columns, parts, without_genome
 
 FEW_GENES = 200  # where scanpy's and Seurat's tutorials cut
 HIGH_SHARE = 0.2  # of a cell's expression is mitochondrial: usually a dying cell
@@ -90,8 +90,7 @@ def mitochondrial(names: Sequence[str], var: pd.DataFrame | None = None) -> np.n
     var
         A table of the same genes: a column of it may hold their symbols.
     """
-    table = gencode()
-    ids = set() if table is None else {i for i, symbol in table.symbols.items() if symbol.startswith(MITOCHONDRIAL)}
+    ids = {identifier for identifier, symbol in human_genes().symbols.items() if symbol.startswith(MITOCHONDRIAL)}
     found = np.zeros(len(names), dtype=bool)
     for values in (names, *name_columns(var).values()):
         split = [parts(value.strip()) for value in values]

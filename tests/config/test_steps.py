@@ -17,7 +17,6 @@ NEEDED = {
     "train": ["label_key=x"],
     "evaluate": ["truth_key=x"],
     "analyze": ["analysis=spectrum"],
-    "genes": ["action=update"],
     "models": ["action=import"],
 }
 GROUPS = {
@@ -35,8 +34,7 @@ GROUPS = {
 def defaults(step: str) -> dict[str, object]:
     """Every option of a step by its full name, with the value it has on the command line."""
     found: dict[str, object] = {}
-    files = [] if step == "genes" else ["inputs=[a.h5ad]"]
-    options = make_config(step, [*files, *NEEDED.get(step, [])])
+    options = make_config(step, ["inputs=[a.h5ad]", *NEEDED.get(step, [])])
     for option in fields(options):
         value = getattr(options, option.name)
         if is_dataclass(value):
@@ -161,12 +159,9 @@ def test_scbert_tokens_have_five_bins():
         groups.TokensConfig(name="scbert", num_bins=7)
 
 
-def test_species_and_actions():
+def test_species():
     with pytest.raises(InputError, match=r"species='?rat'?; expected one of auto, human, mouse"):
         config.PredictConfig(inputs=["a"], species="rat")
-    for action in (None, "fetch"):
-        with pytest.raises(InputError, match="expected update: name it: 'scperformer genes update'"):
-            config.GenesConfig(action=action)
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1.0])

@@ -19,7 +19,7 @@ from support.inputs import (
 from scperformer.errors import InputError
 from scperformer.files import tables
 from scperformer.files.read import read_cells
-from scperformer.genes.tables import gencode, orthologs
+from scperformer.genes import human_genes
 
 # Orientation
 
@@ -163,7 +163,8 @@ def test_decimal_commas(tmp_path, caplog):
 
 
 def test_no_gene_has_a_name_that_is_about_cells():
-    names = {*gencode().symbols.values(), *orthologs(), *tables._known_genes()}
+    table = human_genes()
+    names = {*table.symbols.values(), *table.orthologs, *tables._known_genes()}
     assert len(names) > 30_000
     assert [name for name in names if tables._describes_cells(name)] == []
 

@@ -9,12 +9,11 @@ from scipy import sparse
 from scperformer.errors import InputError
 from scperformer.expression.alignment import align_rows, plan_alignment
 from scperformer.expression.detect import detect_expression
-from scperformer.genes import hgnc
-from scperformer.genes import matching as genenames
+from scperformer.genes import matching
 from scperformer.genes.matching import map_genes
-from scperformer.genes.tables import gencode, orthologs
+from scperformer.genes.tables import human_genes, parse_genes
 
-# Symbols of today with their Ensembl ids (GENCODE), and what SEPTIN7 and KMT2A were called before (HGNC).
+# Current symbols with their Ensembl ids.
 IDS = {
     "CD3D": "ENSG00000167286",
     "MS4A1": "ENSG00000156738",
@@ -26,26 +25,23 @@ IDS = {
     "KMT2A": "ENSG00000118058",
 }
 SYMBOLS = list(IDS)
-FORMER = {"SEPTIN7": "SEPT7", "KMT2A": "MLL"}
 MOUSE = ["Cd3d", "Ms4a1", "Gapdh", "mt-Nd1", "Nkg7", "Kmt2a"]
-HGNC = [
-    ("SEPTIN7", "ENSG00000122545", "SEPT7|CDC10"),
-    ("KMT2A", "ENSG00000118058", "MLL|TRX1|HRX"),
-    ("CD3D", "ENSG00000167286", "T3D|HRX"),  # HRX fits two genes
-    ("NKG7", "ENSG00000105374", "GAPDH"),  # a current symbol of another gene
-    ("GAPDH", "ENSG00000111640", ""),
-    ("LATER", "ENSG90000000001", ""),
+# Ensembl id, GENCODE's and HGNC's symbols, previous symbols, aliases
+TABLE = [
+    ("ENSG00000122545", "SEPTIN7", "SEPTIN7", "SEPT7", "CDC10"),
+    ("ENSG00000118058", "KMT2A", "KMT2A", "MLL", "TRX1|HRX"),
+    ("ENSG00000167286", "CD3D", "CD3D", "", "T3D|HRX"),  # HRX fits two genes
+    ("ENSG00000105374", "NKG7", "NKG7", "GAPDH", ""),  # a current symbol of another gene
+    ("ENSG00000111640", "GAPDH", "GAPDH", "", ""),
+    ("ENSG90000000001", "", "LATER", "", ""),
 ]
 
 
 @pytest.fixture
-def table(tmp_path, monkeypatch):
-    """A small table of HGNC in the cache."""
-    monkeypatch.setenv("SCPERFORMER_CACHE", str(tmp_path / "cache"))
-    header = "\t".join(hgnc.COLUMNS)
-    rows = [f"{symbol}\tApproved\t{names}\t\t{identifier}" for symbol, identifier, names in HGNC]
-    (tmp_path / "hgnc.txt").write_text("\n".join([header, *rows]) + "\n")
-    hgnc.update(str(tmp_path / "hgnc.txt"), hgnc.cache_folder(), min_rows=5)
+def table(monkeypatch):
+    """A small table of genes in place of the package's."""
+    small = parse_genes(["# HGNC 2020-02-03", "header", *("\t".join([*row, ""]) for row in TABLE)])
+    monkeypatch.setattr(matching, "human_genes", lambda: small)
 
 
 def cells(names, var=None, seed=0) -> ad.AnnData:
@@ -165,28 +161,14 @@ def test_previous_symbols_and_aliases(case, table):
     assert found.target.tolist() == target
     if case == "old name in the file":
         assert set(found.how) == {"previous symbol or alias"}
-        assert found.notes[0].startswith("2 genes were matched by a previous symbol or alias (HGNC, 20")
+        assert found.notes == ["2 genes were matched by a previous symbol or alias (HGNC, 2020-02-03)"]
 
 
-def test_without_the_table_old_names_are_hinted_at():
+def test_previous_symbols_of_the_packages_table():
     found = map_genes(["SEPT7", "MLL"], ["KMT2A", "SEPTIN7"])
-    assert found.target.tolist() == [-1, -1]
-    assert found.notes == [
-        "previous symbols and aliases were not looked up: 'scperformer genes update' fetches the table once"
-    ]
-
-
-def test_a_damaged_table_is_not_passed_over(table):
-    (hgnc.cache_folder() / hgnc.TABLE).write_text("x")
-    with pytest.raises(InputError, match="run 'scperformer genes update'"):
-        map_genes(["SEPT7"], ["SEPTIN7"])
-
-
-def test_without_the_package_ids_are_not_translated(monkeypatch):
-    monkeypatch.setattr(genenames, "gencode", lambda: None)
-    found = map_genes(ENSEMBL, SYMBOLS)
-    assert (found.target == -1).all()
-    assert any("the package celltypist has the table and is missing" in note for note in found.notes)
+    assert found.target.tolist() == [1, 0]
+    date = human_genes().hgnc_date
+    assert found.notes == [f"2 genes were matched by a previous symbol or alias (HGNC, {date})"]
 
 
 def test_notes_name_the_column_and_count():
@@ -223,7 +205,7 @@ def test_another_species_is_refused_with_the_option():
 
 
 def test_orthologs_to_and_from_mouse():
-    partner = {mouse: human for mouse, human in orthologs().items() if mouse in MOUSE}
+    partner = {mouse: human for mouse, human in human_genes().orthologs.items() if mouse in MOUSE}
     assert partner["mt-Nd1"] == "MT-ND1"
     to_human = map_genes(MOUSE, SYMBOLS, species="mouse")
     wanted = [SYMBOLS.index(partner[gene]) if gene in partner else -1 for gene in MOUSE]
@@ -252,7 +234,7 @@ def test_lower_case_is_not_taken_for_mouse():
 
 def test_human_tables_are_not_used_for_mouse():
     assert map_genes(["ENSMUSG00000032094", "ENSMUSG00000024673"], MOUSE).target.tolist() == [-1, -1]
-    assert gencode().ids["CD3D"] == IDS["CD3D"]
+    assert human_genes().ids["CD3D"] == IDS["CD3D"]
     assert map_genes([IDS["CD3D"], "Ms4a1", "Gapdh", "Nkg7"], MOUSE).target.tolist() == [-1, 1, 2, 4]
 
 

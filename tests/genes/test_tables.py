@@ -1,62 +1,96 @@
-"""Tables of gene names in an installed package, read without importing it."""
+"""The package's table of human genes, and the script that makes it."""
 
-import subprocess
-import sys
+import gzip
+import hashlib
+import runpy
+from pathlib import Path
 
 import pytest
 
-from scperformer.errors import InputError
-from scperformer.genes import tables as genetables
+from scperformer.genes.tables import TABLE, human_genes, one_to_one, parse_genes
+
+SCRIPT = Path(__file__).parents[2] / "data" / "make_gene_table.py"
+SHA256 = (
+    "a6a02298ec24314be507d7d896c2eb8f2c13487c651dec9ce389a21d0de4f495"  # of the unpacked table, as the script prints it
+)
+
+HGNC = """\
+hgnc_id\tsymbol\tstatus\talias_symbol\tprev_symbol\tensembl_gene_id\tdate_modified
+HGNC:1\tSEPTIN7\tApproved\tCDC10\tSEPT7\tENSG1\t2024-01-02
+HGNC:2\tKMT2A\tApproved\t"TRX1|HRX"\tMLL\tENSG2\t2024-03-01
+HGNC:3\tOTHER\tApproved\tHRX\tKMT2A\tENSG3\t2023-12-31
+HGNC:4\tNOID\tApproved\t\t\t\t2020-01-01
+HGNC:5\tOLD\tEntry Withdrawn\tGONE\t\t\t2025-01-01
+"""
+GENCODE = "ENSG1,SEPTIN7\nENSG2,Kmt2a\nENSG4,ENSG4\nENSG5,Y_RNA\nENSG6,Y_RNA\nENSG7,C1orf5\n"
+ORTHOLOGS = "SEPTIN7,Sept7\nSEPTIN7,Sept7\nY_RNA,b1\nY_RNA,b2\nC1orf5,c1\nD,d1\nE,d1\nF,\nGONE1,g1\n"
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch):
-    """A package that would fail to be imported, with tables of a test's own: `package(name, text)`."""
-    folder = tmp_path / "celltypist" / "data" / "samples"
-    folder.mkdir(parents=True)
-    (tmp_path / "celltypist" / "__init__.py").write_text("raise RuntimeError('imported')\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    for table in (genetables.gencode, genetables.orthologs):
-        table.cache_clear()
-    yield lambda name, text: (folder / name).write_text(text)
-    for table in (genetables.gencode, genetables.orthologs):
-        table.cache_clear()
+def made(tmp_path):
+    """The script's table of three small sources."""
+    main = runpy.run_path(str(SCRIPT))["main"]
+    for name, text in (("hgnc.txt", HGNC), ("gencode.csv", GENCODE), ("orthologs.csv", ORTHOLOGS)):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "hgnc.txt.gz").write_bytes(gzip.compress((tmp_path / "hgnc.txt").read_bytes()))
+    for hgnc, output in (("hgnc.txt", "a.tsv.gz"), ("hgnc.txt.gz", "b.tsv.gz")):
+        main([str(tmp_path / name) for name in (hgnc, "gencode.csv", "orthologs.csv", output)])
+    assert (tmp_path / "a.tsv.gz").read_bytes() == (tmp_path / "b.tsv.gz").read_bytes()
+    return gzip.decompress((tmp_path / "a.tsv.gz").read_bytes()).decode()
 
 
-def test_symbols_of_several_genes_have_no_id(package):
-    package(genetables.GENCODE, "ENSG1,A\nENSG2,Y_RNA\nENSG3,Y_RNA\nENSG4,ENSG4\nENSG5,C1orf5\n")
-    table = genetables.gencode()
-    assert table.symbols == {"ENSG1": "A", "ENSG2": "Y_RNA", "ENSG3": "Y_RNA", "ENSG5": "C1orf5"}
-    assert table.ids == {"A": "ENSG1", "C1orf5": "ENSG5"}
-    assert table.folded == {"A": "ENSG1", "C1ORF5": "ENSG5"}
+def test_the_script_joins_its_sources_and_names_them(made):
+    lines = made.splitlines()
+    checksums = [hashlib.sha256(text.encode()).hexdigest() for text in (HGNC, GENCODE, ORTHOLOGS)]
+    sources = ("HGNC 2024-03-01", "GENCODE 44", "Ensembl 105 orthologs")
+    assert lines[:3] == [f"# {name} sha256 {number}" for name, number in zip(sources, checksums, strict=True)]
+    assert lines[3] == "ensembl_id\tsymbol\thgnc_symbol\tprevious_symbols\taliases\tmouse_symbol"
+    assert lines[4:] == [
+        "\t\tNOID\t\t\t",
+        "\tGONE1\t\t\t\tg1",
+        "ENSG1\tSEPTIN7\tSEPTIN7\tSEPT7\tCDC10\tSept7",
+        "ENSG2\tKmt2a\tKMT2A\tMLL\tTRX1|HRX\t",
+        "ENSG3\t\tOTHER\tKMT2A\tHRX\t",
+        "ENSG5\tY_RNA\t\t\t\t",
+        "ENSG6\tY_RNA\t\t\t\t",
+        "ENSG7\tC1orf5\t\t\t\tc1",
+    ]
 
 
-def test_orthologs_have_one_partner_on_both_sides(package):
-    package(genetables.ORTHOLOGS, "A,a1\nA,a1\nB,b1\nB,b2\nC,c1\nD,c1\nE,\nF,f1\n")
-    assert genetables.orthologs() == {"a1": "A", "f1": "F"}
+def test_names_that_fit_several_genes_are_left_out(made):
+    table = parse_genes(made.splitlines())
+    assert table.symbols == {
+        "ENSG1": "SEPTIN7",
+        "ENSG2": "Kmt2a",
+        "ENSG5": "Y_RNA",
+        "ENSG6": "Y_RNA",
+        "ENSG7": "C1orf5",
+    }
+    assert table.ids == {"SEPTIN7": "ENSG1", "Kmt2a": "ENSG2", "C1orf5": "ENSG7"}
+    assert table.folded == {"SEPTIN7": "ENSG1", "KMT2A": "ENSG2", "C1ORF5": "ENSG7"}
+    assert table.current == {"ENSG1": "SEPTIN7", "ENSG2": "KMT2A", "ENSG3": "OTHER"}
+    assert table.approved == {"SEPTIN7", "KMT2A", "OTHER", "NOID"}
+    # HRX fits two genes; KMT2A is a current symbol.
+    assert table.former == {"CDC10": "SEPTIN7", "SEPT7": "SEPTIN7", "TRX1": "KMT2A", "MLL": "KMT2A"}
+    assert table.orthologs == {"Sept7": "SEPTIN7", "c1": "C1orf5", "g1": "GONE1"}
+    assert table.hgnc_date == "2024-03-01"
 
 
-def test_absent_tables(package):
-    assert genetables.gencode() is None
-    with pytest.raises(InputError, match=r"no table of orthologs .*: pip install celltypist"):
-        genetables.orthologs()
+def test_one_to_one():
+    assert one_to_one([("A", "a"), ("A", "a"), ("B", "b"), ("B", "c"), ("C", "d"), ("D", "d")]) == {"A": "a"}
 
 
-def test_tables_that_are_none(package):
-    package(genetables.GENCODE, "ENSG1,A,B\n")
-    with pytest.raises(InputError, match=r"GENCODEv44_Gene_id2name\.csv of celltypist has rows that are not two names"):
-        genetables.gencode()
+def test_the_table_is_the_one_that_was_made():
+    assert hashlib.sha256(gzip.decompress(TABLE.read_bytes())).hexdigest() == SHA256
+    assert TABLE.stat().st_size < 2_000_000
 
 
-def test_the_installed_tables_know_what_a_textbook_knows():
-    table, mouse = genetables.gencode(), genetables.orthologs()
+def test_the_table_knows_well_known_genes():
+    table = human_genes()
     assert (table.ids["CD3D"], table.symbols["ENSG00000111640"]) == ("ENSG00000167286", "GAPDH")
-    assert (mouse["Cd3d"], mouse["mt-Nd1"]) == ("CD3D", "MT-ND1")
+    assert (table.orthologs["Cd3d"], table.orthologs["mt-Nd1"]) == ("CD3D", "MT-ND1")
+    assert (table.former["SEPT7"], table.former["MLL"]) == ("SEPTIN7", "KMT2A")
     assert "Y_RNA" not in table.ids
     assert len(table.ids) > 35_000
-    assert 14_000 < len(mouse) < 20_000
-
-
-def test_the_package_is_not_imported():
-    code = "import sys; from scperformer.genetables import gencode; gencode(); print('celltypist' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert len(table.approved) > 40_000
+    assert 14_000 < len(table.orthologs) < 20_000

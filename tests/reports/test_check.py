@@ -54,7 +54,7 @@ def test_good_file(counts_adata, write, tmp_path, capsys):
         "obs columns": "cell_type (3 values)",
         "model": "toy (packaged): 100 of 125 genes (80.0%) found, with 80.0% of its informative expression, "
         "not GENE200, GENE202, GENE204 ...",
-        "note": "previous symbols and aliases were not looked up: 'scperformer genes update' fetches the table once",
+        "note": "120 cells (100.0%) with fewer than 200 genes",
         "ok": f"scperformer predict '{path}'",
     }
     assert results[0]["problem"] is None
