@@ -103,8 +103,7 @@ class Favor(Additive):
             self.fastfood = Fastfood(num_features, sizes.head_dim)
         elif options.projection != "identity":
             self.register_buffer("directions_ME", torch.empty(num_features, sizes.head_dim))
-        if not any(buffer.is_meta for buffer in self.buffers()):  # there is nothing to draw for shapes alone
-            self.redraw(generator)
+        self.redraw(generator)
 
     @torch.no_grad()
     def redraw(self, generator: torch.Generator) -> None:

@@ -52,7 +52,7 @@ class Linformer(Attention):
         # A projected key sums P keys, so that 1 / sqrt(P) leaves it as large as they are, and scores as large as
         # those of softmax. (1 / sqrt(N), which preserves distances, makes scores sqrt(P / N) times as large: at
         # 16,907 genes and 256 rows the softmax would start as the choice of a single row.)
-        self.matrices_CPGN = nn.Parameter(matrices_CPGN.mul_(sizes.length**-0.5))
+        self.matrices_CPGN = nn.Parameter(matrices_CPGN * sizes.length**-0.5)
 
     def share_with(self, first: Attention) -> None:
         if self.options.sharing == "layerwise":

@@ -1,46 +1,21 @@
-"""The saved model: a folder of plain data."""
+"""The saved model as plain data, without torch.
 
-from scperformer.model.archive import is_archive, unpack
+Files in reading order: bundle, card, folder_checks, folder, archive.
+"""
+
+from scperformer.model.archive import unpack
+from scperformer.model.bundle import ANNOTATOR, BRANCHES, ENCODER, Bundle, encoder_is_silent, sum_of_branches
 from scperformer.model.folder import (
-    ANNOTATOR,
-    BRANCHES,
     CARD,
-    ENCODER,
     FORMAT_VERSION,
     GENES,
     INFO,
     PACKAGED,
     WEIGHTS,
-    Bundle,
     damaged_model,
-    encoder_is_silent,
     library_folder,
     load_bundle,
     require_annotator,
     resolve_model,
     save_bundle,
-    sum_of_branches,
 )
-
-__all__ = [
-    "ANNOTATOR",
-    "BRANCHES",
-    "CARD",
-    "ENCODER",
-    "FORMAT_VERSION",
-    "GENES",
-    "INFO",
-    "PACKAGED",
-    "WEIGHTS",
-    "Bundle",
-    "damaged_model",
-    "encoder_is_silent",
-    "is_archive",
-    "library_folder",
-    "load_bundle",
-    "require_annotator",
-    "resolve_model",
-    "save_bundle",
-    "sum_of_branches",
-    "unpack",
-]

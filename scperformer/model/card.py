@@ -1,33 +1,74 @@
-"""What a person should know about a pretrained encoder, as Markdown."""
+"""MODEL_CARD.md: what a person should know before using a model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from scperformer.model.bundle import ANNOTATOR, Bundle, encoder_is_silent, sum_of_branches
 
-def encoder_card(name: str, genes: Sequence[str], info: dict[str, Any]) -> str:
-    """The model card of an encoder without labels, from its genes and the content of its bundle.json."""
-    made, metrics, masking = info["provenance"], info["metrics"], info["config"]["masking"]
+
+def model_card(bundle: Bundle, pictures: Mapping[str, Any] | None = None) -> str:
+    """Return the model card as Markdown; it shows the PNG files among `pictures`."""
+    text = annotator_card(bundle) if bundle.kind == ANNOTATOR else encoder_card(bundle)
+    shown = {name: Path(name).stem.replace("_", " ") for name in pictures or {} if name.endswith(".png")}
+    return text + "".join(f"\n![{caption}]({name})\n" for name, caption in shown.items())
+
+
+def annotator_card(bundle: Bundle) -> str:
+    """Return the card of a model that annotates cells."""
+    made, metrics = bundle.provenance, bundle.metrics
+    counts = made["cells_per_label"]
+    labels = "\n".join(f"| {label} | {counts[label]} |" for label in bundle.labels)
+    ours, baseline = metrics["model"], metrics["baseline"]
+    checksum = f" (SHA-256 `{made['reference_sha256']}`)" if made["reference_sha256"] else ""
+    alone = " The labels come from the linear branch alone." if encoder_is_silent(bundle.scales) else ""
+    notes = "".join(f"- {note}\n" for note in made.get("notes", []))
+    return f"""\
+# {bundle.name}
+
+A cell-type model of scperformer {made["versions"]["scperformer"]}. It distinguishes the {len(bundle.labels)} labels
+below and no others: a cell of any other type still gets one of them.
+
+| label | cells in the reference |
+|---|---|
+{labels}
+
+- Trained on `{made["reference"]}`{checksum}, labels in `{made["label_key"]}`,
+  {made["num_cells"]} cells, {len(bundle.genes)} genes.
+- Input: {made["input"]}.
+{notes}\
+- Scores on {metrics["num_val_cells"]} validation cells of the reference. They also chose the epoch, so the scores are
+  optimistic: accuracy {ours["accuracy"]:.3f}, macro-F1 {ours["macro_f1"]:.3f}; logistic regression trained on the same
+  cells: accuracy {baseline["accuracy"]:.3f}, macro-F1 {baseline["macro_f1"]:.3f}.
+- Logits are {sum_of_branches(bundle.scales)}; the factors were fitted on those cells.{alone}
+- Confidences are probabilities scaled on the same validation cells: they hold for cells like those of the reference.
+- Made by `{made["command"]}` with seed {made["seed"]}; all options are in bundle.json.
+"""
+
+
+def encoder_card(bundle: Bundle) -> str:
+    """Return the card of an encoder without labels."""
+    made, metrics, share = bundle.provenance, bundle.metrics, f"{bundle.config['masking']['share']:.0%}"
     corpus = "\n".join(f"| {file['name']} | {file['num_cells']} | {file['input']} |" for file in made["corpus"])
     start = f"\n- It started from `{made['init']['name']}` (`{made['init']['hash'][:12]}`)." if "init" in made else ""
     verdict = (
-        "lower is better: it has learned more than what is usual for gene and cell"
+        "lower is better: it has learned more than the usual values of gene and cell"
         if metrics["loss"] < metrics["naive_loss"]
-        else "lower is better: **it has learned nothing beyond what is usual for gene and cell**"
+        else "lower is better: **it has learned nothing beyond the usual values of gene and cell**"
     )
-    share, num_val_cells = f"{masking['share']:.0%}", metrics["num_val_cells"]
     return f"""\
-# {name}
+# {bundle.name}
 
 An encoder of scperformer {made["versions"]["scperformer"]} without labels: it cannot annotate. It is the start of
-models that can: `scperformer train reference.h5ad label_key=cell_type init={name}`.
+models that can: `scperformer train reference.h5ad label_key=cell_type init={bundle.name}`.
 
 | file | cells | input |
 |---|---|---|
 {corpus}
 
-- Pretrained on {made["num_cells"]} cells, {len(genes)} genes, to predict the expression of {share} of the genes that a
-  cell expresses from the others.
-- On hidden values of {num_val_cells} held-out cells, which also chose the epoch: loss {metrics["loss"]:.4f}, of a naive
-  guess {metrics["naive_loss"]:.4f} ({verdict}).{start}
+- Pretrained on {made["num_cells"]} cells, {len(bundle.genes)} genes, to predict the expression of {share} of the genes
+  that a cell expresses from the others.
+- On masked values of {metrics["num_val_cells"]} validation cells, which also chose the epoch: loss
+  {metrics["loss"]:.4f}, of a naive guess {metrics["naive_loss"]:.4f} ({verdict}).{start}
 - Made by `{made["command"]}` with seed {made["seed"]}; all options are in bundle.json.
 """

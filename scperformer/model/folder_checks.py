@@ -1,7 +1,7 @@
-"""What a model folder must not hold: other types, names that break lines, weights that are no numbers, false sizes.
+"""Checks of a model folder's content that need neither torch nor memory: types, names, ranges and finite numbers.
 
-A folder may come from anywhere and its checksums may fit: all that is used later is looked at here, before memory is
-taken for it.
+A folder may come from anywhere, and its checksums may fit all the same. Whether its weights are those of the network
+that its configuration describes is checked by `load_model`, before it makes the network.
 """
 
 import math
@@ -12,50 +12,72 @@ from typing import Any
 import numpy as np
 
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig, checked
+from scperformer.model.bundle import ANNOTATOR, BRANCHES, ENCODER
 from scperformer.text import unfit
 
-GROUPS: dict[str, type] = {"tokens": TokensConfig, "model": ModelConfig, "head": HeadConfig}
-PROVENANCE = {"reference": str, "label_key": str, "num_cells": int, "seed": int}  # what predictions record of it
 MOST_NAMED = 100  # characters of a name in a message
-MOST_FEATURES = 4096  # of an attention mechanism, unless its weights are there in such numbers
-NO_SIZES = ("redraw_interval", "max_length")  # whole numbers among its options that take no memory
+CONTENT = {  # entries of bundle.json beside format_version
+    "name": str,
+    "labels": list,
+    "ontology_term_ids": list,
+    "config": dict,
+    "metrics": dict,
+    "provenance": dict,
+    "files": dict,
+}
+PROVENANCE = {"reference": str, "label_key": str, "num_cells": int, "seed": int}  # predictions record these
+NEEDED: dict[str, dict[str, tuple[str, ...]]] = {  # in these entries, for each kind of model
+    ANNOTATOR: {"config": ("target_sum",), "metrics": ("scales",), "provenance": tuple(PROVENANCE)},
+    ENCODER: {"config": ("target_sum", "tokens", "model", "attention"), "provenance": ("corpus", "seed")},
+}
 
 
 def require_sound_info(info: Mapping[str, Any]) -> None:
-    """Refuse the content of a bundle.json of wrong types, and names that cannot be names.
+    """Refuse the content of a bundle.json with missing entries, wrong types or names that cannot be names.
 
     Raises
     ------
     ValueError
-        Says what is wrong.
+        Says what is wrong, as the end of a sentence that begins with "bundle.json".
     """
-    _require_names([info["name"]], "the name")
-    _require_names(info["labels"], "a label")
-    if len(set(info["labels"])) < len(info["labels"]):
-        raise ValueError("a label twice")
-    terms = info["ontology_term_ids"]
-    _require_names(terms, "an ontology term")
-    if len(terms) != len(info["labels"]):
-        raise ValueError(f"{len(terms)} ontology terms for {len(info['labels'])} labels")
-    total = info["config"].get("target_sum")
-    if not _is_finite(total) or total <= 0:
-        raise ValueError("target_sum is no number above 0")
+    for name, kind in CONTENT.items():
+        if not isinstance(info.get(name), kind):
+            raise ValueError(f"without {name}")
+    if info.get("kind", ANNOTATOR) not in NEEDED:
+        raise ValueError("of an unknown kind")
+    for group, names in NEEDED[info.get("kind", ANNOTATOR)].items():
+        if missing := [name for name in names if name not in info[group]]:
+            raise ValueError(f"without {', '.join(missing)} in {group}")
+
+    labels, terms = info["labels"], info["ontology_term_ids"]
+    for what, names in {"the name": [info["name"]], "a label": labels, "an ontology term": terms}.items():
+        if why := next(filter(None, map(unfit, names)), None):
+            raise ValueError(f"with {what} that {why}")
+    if len(set(labels)) < len(labels):
+        raise ValueError("with a label twice")
+    if len(terms) != len(labels):
+        raise ValueError(f"with {len(terms)} ontology terms for {len(labels)} labels")
+
+    if not _is_finite(info["config"]["target_sum"]) or info["config"]["target_sum"] <= 0:
+        raise ValueError("with a target_sum that is not a number above 0")
+    for group in ("tokens", "model", "attention", "head"):
+        if not isinstance(info["config"].get(group, {}), dict):
+            raise ValueError(f"with a {group} that is not a group of options")
     scales = info["metrics"].get("scales", {})
-    known = isinstance(scales, dict) and set(scales) <= {"wide", "deep"}
-    if not known or not all(_is_finite(scale) for scale in scales.values()):
-        raise ValueError("scales are no numbers")
-    for name, kind in PROVENANCE.items():
-        value = info["provenance"].get(name, kind())
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ValueError(f"{name} is not of type {kind.__name__}")
+    if not isinstance(scales, dict) or set(scales) - set(BRANCHES) or not all(map(_is_finite, scales.values())):
+        raise ValueError("with scales that are not numbers, or of other branches")
+    for name, expected in PROVENANCE.items():
+        value = info["provenance"].get(name, expected())
+        if not isinstance(value, expected) or isinstance(value, bool):
+            raise ValueError(f"with a {name} that is not of type {expected.__name__}")
         if isinstance(value, int) and not 0 <= value < 2**63:
-            raise ValueError(f"{name} is out of range")
+            raise ValueError(f"with a {name} out of range")
 
 
 def require_sound_weights(
-    info: Mapping[str, Any], genes: list[str], means: np.ndarray, weights: Mapping[str, np.ndarray]
+    genes: list[str], means: np.ndarray, num_labels: int, weights: Mapping[str, np.ndarray]
 ) -> None:
-    """Refuse weights that are not finite numbers or of which the configuration wants more than there are.
+    """Refuse repeated genes, numbers that are not finite, and logistic regression of other genes or labels.
 
     Raises
     ------
@@ -64,17 +86,26 @@ def require_sound_weights(
     """
     if len(set(genes)) < len(genes):
         raise ValueError("a gene twice")
-    if not np.isfinite(means).all():
-        raise ValueError("a mean of a gene that is no number")
-    for name, array in weights.items():
+    for name, array in {"the means of genes": means, **weights}.items():
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
-            raise ValueError(f"NaN or infinite weights in {name[:MOST_NAMED]}")
-    num_genes, num_labels = len(genes), len(info["labels"])
-    for name, shape in {"baseline.weight": (num_genes, num_labels), "baseline.bias": (num_labels,)}.items():
+            raise ValueError(f"NaN or infinite numbers in {name[:MOST_NAMED]}")
+    for name, shape in {"baseline.weight": (len(genes), num_labels), "baseline.bias": (num_labels,)}.items():
         if name in weights and weights[name].shape != shape:
-            raise ValueError(f"{name} does not fit {num_genes} genes and {num_labels} labels")
+            raise ValueError(f"{name} does not fit {len(genes)} genes and {num_labels} labels")
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+GROUPS: dict[str, type] = {"tokens": TokensConfig, "model": ModelConfig, "head": HeadConfig}
+MOST_FEATURES = 4096  # of an attention mechanism, unless its weights are there in such numbers
+NO_SIZES = ("redraw_interval", "max_length")  # whole numbers among its options that take no memory
+
+
+def require_sizes_of_weights(info: Mapping[str, Any], genes: list[str], weights: Mapping[str, np.ndarray]) -> None:
     num_values = sum(array.size for array in weights.values())
-    if least_values(info["config"], num_genes, num_labels) > num_values:
+    if least_values(info["config"], len(genes), len(info["labels"])) > num_values:
         raise ValueError(f"a configuration of more than the {num_values:,} weights that are there")
     _require_small(info["config"].get("attention", {}), weights)
 
@@ -111,12 +142,6 @@ def least_values(config: Mapping[str, Any], num_genes: int, num_labels: int) -> 
     return total
 
 
-def _require_names(names: list[Any], what: str) -> None:
-    for name in names:
-        if why := unfit(name):
-            raise ValueError(f"{what} that {why}")
-
-
 def _require_small(attention: Any, weights: Mapping[str, np.ndarray]) -> None:
     """Sizes of attention are those of its weights, or small."""
     if not isinstance(attention, dict) or not isinstance(attention.get("name", ""), str):
@@ -126,7 +151,3 @@ def _require_small(attention: Any, weights: Mapping[str, np.ndarray]) -> None:
     for name, value in attention.items():
         if isinstance(value, int) and value > most and name not in NO_SIZES:
             raise ValueError(f"attention.{name[:MOST_NAMED]} above {most:,}")
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -81,11 +81,9 @@ def position_table(num_genes: int, model: ModelConfig) -> nn.Embedding | None:
         nn.init.normal_(table.weight, std=EMBEDDING_STD)
         return table
     table.weight.requires_grad_(False)
-    if not table.weight.is_meta:
-        with torch.no_grad():
-            table.weight.copy_(
-                sinusoids(num_genes + 1, model.dim) if model.positions == "sinusoidal" else torch.zeros(())
-            )
+    fixed = sinusoids(num_genes + 1, model.dim) if model.positions == "sinusoidal" else torch.zeros(())
+    with torch.no_grad():
+        table.weight.copy_(fixed)
     return table
 
 

@@ -103,7 +103,7 @@ def test_weights_that_are_no_numbers(name, value, model):
     array = load_file(model / "model.safetensors")[name].copy()
     array.flat[0] = value
     change_weights(model, **{name: array})
-    with pytest.raises(InputError, match=f"NaN or infinite weights in {name}"):
+    with pytest.raises(InputError, match=f"NaN or infinite numbers in {name}"):
         load_bundle(model)
 
 

@@ -1,4 +1,4 @@
-"""Model folders: what is written comes back, and nothing damaged, foreign or newer is taken for a model."""
+"""Model folders: a saved bundle is loaded unchanged; damaged, foreign and newer folders are refused."""
 
 import dataclasses
 import hashlib
@@ -14,18 +14,9 @@ from safetensors.numpy import load_file, save_file
 
 from scperformer.errors import InputError
 from scperformer.files.h5ad import sha256
-from scperformer.model.folder import (
-    CARD,
-    GENES,
-    INFO,
-    PACKAGED,
-    WEIGHTS,
-    Bundle,
-    load_bundle,
-    model_card,
-    resolve_model,
-    save_bundle,
-)
+from scperformer.model.bundle import Bundle
+from scperformer.model.card import model_card
+from scperformer.model.folder import CARD, GENES, INFO, PACKAGED, WEIGHTS, load_bundle, resolve_model, save_bundle
 
 
 @pytest.fixture
@@ -83,7 +74,7 @@ def change_info(folder: Path, change) -> None:
 # --- round trip ----------------------------------------------------------------------------------------------
 
 
-def test_what_is_saved_comes_back(bundle, folder):
+def test_a_saved_bundle_is_loaded_unchanged(bundle, folder):
     loaded = load_bundle(folder)
     for field in dataclasses.fields(Bundle):
         if field.name not in ("gene_means", "weights", "hash"):
@@ -108,11 +99,11 @@ def relabelled(bundle):
     return bundle.provenance | {"cells_per_label": {"a": 60, "b": 40}}
 
 
-@pytest.mark.parametrize("gene", ["a\tb", "a\u2028b", "a\x0bb", "a\x85b", " padded "], ids=ascii)
-def test_strange_gene_names_come_back(bundle, tmp_path, gene):
-    save_bundle(dataclasses.replace(bundle, genes=["A", gene, "B", "C"]), tmp_path / "m")
+@pytest.mark.parametrize("genes", [["a\tb", "a\u2028b", "a\x0bb", "a\x85b"], ["A", " padded ", "B", "C"]], ids=ascii)
+def test_gene_names_with_odd_characters_are_loaded_unchanged(bundle, tmp_path, genes):
+    save_bundle(dataclasses.replace(bundle, genes=genes), tmp_path / "m")
     loaded = load_bundle(tmp_path / "m")
-    assert loaded.genes == ["A", gene, "B", "C"]
+    assert loaded.genes == genes
     np.testing.assert_allclose(loaded.gene_means, bundle.gene_means, rtol=5e-6)
 
 
@@ -126,9 +117,12 @@ def test_model_card_names_labels_data_and_both_scores(bundle, folder):
 @pytest.mark.parametrize(
     ("scales", "line"),
     [
-        ({"wide": 1.234, "deep": 0.5}, "- Logits are 1.23 x linear branch + 0.50 x encoder, as is most likely on"),
-        ({"wide": 1.5}, "- Logits are 1.50 x linear branch, as"),
-        ({"deep": 0.004}, "- Logits are 0.00 x encoder, as"),
+        (
+            {"wide": 1.234, "deep": 0.5},
+            "- Logits are 1.23 x linear branch + 0.50 x encoder; the factors",
+        ),
+        ({"wide": 1.5}, "- Logits are 1.50 x linear branch; the"),
+        ({"deep": 0.004}, "- Logits are 0.00 x encoder; the"),
     ],
     ids=["both", "wide", "deep"],
 )
@@ -138,7 +132,7 @@ def test_model_card_names_the_scales_of_the_branches_that_are_on(bundle, scales,
     assert "linear branch alone" not in card
 
 
-def test_model_card_says_when_the_encoder_has_no_say(bundle):
+def test_model_card_says_when_the_labels_come_from_the_linear_branch_alone(bundle):
     silent = dataclasses.replace(bundle, metrics=bundle.metrics | {"scales": {"wide": 1.0, "deep": 0.0099}})
     assert "The labels come from the linear branch alone." in model_card(silent)
 
@@ -156,7 +150,7 @@ def test_refuses_a_missing_folder(tmp_path):
         load_bundle(tmp_path / "nothing")
 
 
-def test_refuses_a_folder_that_is_no_model(tmp_path):
+def test_refuses_a_folder_without_a_model(tmp_path):
     with pytest.raises(InputError, match=r"no bundle.json at '.*'; expected a model folder"):
         load_bundle(tmp_path)
 
@@ -221,7 +215,7 @@ def test_refuses_missing_keys(folder, key):
 @pytest.mark.parametrize("name", [WEIGHTS, GENES])
 def test_refuses_a_missing_checksum(folder, name):
     change_info(folder, lambda info: info["files"].pop(name))
-    with pytest.raises(InputError, match=f"'bundle.json' without files of {name}"):
+    with pytest.raises(InputError, match=f"'bundle.json' without the checksum of {name}"):
         load_bundle(folder)
 
 
@@ -229,9 +223,9 @@ def test_refuses_a_missing_checksum(folder, name):
     ("group", "name"),
     [("provenance", "seed"), ("provenance", "reference"), ("config", "target_sum"), ("metrics", "scales")],
 )
-def test_refuses_what_prediction_would_miss_later(folder, group, name):
+def test_refuses_missing_entries_of_provenance_config_and_metrics(folder, group, name):
     change_info(folder, lambda info: info[group].pop(name))
-    with pytest.raises(InputError, match=f"'bundle.json' without {group} of {name}"):
+    with pytest.raises(InputError, match=f"'bundle.json' without {name} in {group}"):
         load_bundle(folder)
 
 
@@ -250,7 +244,7 @@ def test_refuses_checksums_of_files_elsewhere(folder):
 
 
 def rewrite(folder: Path, name: str, content: bytes) -> None:
-    """Replace a file and its checksum, as somebody who wants it to be accepted would."""
+    """Replace a file and its checksum, as an attacker would."""
     (folder / name).write_bytes(content)
     change_info(folder, lambda info: info["files"].update({name: sha256(folder / name)}))
 
@@ -331,7 +325,7 @@ def test_existing_model_is_kept_unless_overwrite(bundle, folder):
     assert names(folder.parent) == ["m.model"]
 
 
-def test_overwrite_never_replaces_a_folder_that_is_no_model(bundle, tmp_path):
+def test_overwrite_never_replaces_a_folder_without_a_model(bundle, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.tex").write_text("years of work")
     with pytest.raises(InputError, match=r"folder without bundle.json, so it is not replaced"):

@@ -1,0 +1,69 @@
+"""A trained model as plain data, and the few facts that follow from it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+ANNOTATOR, ENCODER = "annotator", "encoder"  # kinds of model: with labels, or an encoder alone
+BRANCHES = {"wide": "linear branch", "deep": "encoder"}
+SILENT = 0.01  # an encoder with a smaller scale decides no label
+
+
+@dataclass(kw_only=True)
+class Bundle:
+    """A trained model as plain data.
+
+    Attributes
+    ----------
+    genes, gene_means
+        Names of the G genes in order, and their mean ln(1 + cp10k) over the reference.
+    labels, ontology_term_ids
+        C label names in the order of the logits, and a Cell Ontology id or "unknown" for each.
+    config
+        Groups `tokens`, `model`, `attention`, `head` and the number `target_sum`: all that rebuilding needs.
+    weights
+        Arrays by name: `model.*` (the network's state) and `baseline.weight`, `baseline.bias`.
+    hash
+        SHA-256 of bundle.json, which holds the checksums of the other files; "" before saving.
+    kind
+        `annotator`, or `encoder` for a model of `pretrain`: without labels, head and logistic regression.
+    """
+
+    name: str
+    genes: list[str]
+    gene_means: np.ndarray
+    labels: list[str]
+    ontology_term_ids: list[str]
+    config: dict[str, Any]
+    metrics: dict[str, Any]
+    provenance: dict[str, Any]
+    weights: dict[str, np.ndarray] = field(repr=False)
+    hash: str = ""
+    kind: str = ANNOTATOR
+
+    @property
+    def scales(self) -> dict[str, float]:
+        """The factor of each branch (`wide`, `deep`) in the logits; a branch that is off is left out."""
+        return {name: float(scale) for name, scale in self.metrics["scales"].items()}
+
+    @property
+    def importance(self) -> np.ndarray:
+        """How much the labels depend on each gene, float64 G: its mean times the spread of its weights over labels.
+
+        The weights are those of logistic regression; an encoder has none, and the means stand alone.
+        """
+        means = np.asarray(self.gene_means, dtype=np.float64)
+        weight = self.weights.get("baseline.weight")
+        return means if weight is None else means * np.asarray(weight, dtype=np.float64).std(axis=1)
+
+
+def encoder_is_silent(scales: Mapping[str, float]) -> bool:
+    """Whether a model has both branches and its labels come from the linear branch alone."""
+    return len(scales) == len(BRANCHES) and scales["deep"] < SILENT
+
+
+def sum_of_branches(scales: Mapping[str, float]) -> str:
+    """Describe the logits, as in "1.20 x linear branch + 0.35 x encoder"."""
+    return " + ".join(f"{scale:.2f} x {BRANCHES[name]}" for name, scale in scales.items())
