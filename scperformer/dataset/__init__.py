@@ -3,7 +3,7 @@
 from scperformer.dataset.collection import Stream, require_loadable, settle_in_memory
 from scperformer.dataset.corpus import Corpus, Sample, make_corpus, read_genes, split_cells, stream_corpus
 from scperformer.dataset.labels import label_columns, rare_labels, rare_note, require_labels
-from scperformer.dataset.query import Query, Seen, find_query, keys_of, require_not_annotated
+from scperformer.dataset.query import Query, find_query, keys_of, require_not_annotated
 from scperformer.dataset.reference import Reference, make_reference, stream_reference
 
 __all__ = [
@@ -11,7 +11,6 @@ __all__ = [
     "Query",
     "Reference",
     "Sample",
-    "Seen",
     "Stream",
     "find_query",
     "keys_of",

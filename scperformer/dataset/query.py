@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from anndata import AnnData
 from scipy.sparse import csr_matrix, vstack
 
-from scperformer.config import AnalyzeConfig, CheckConfig, PredictConfig
+from scperformer.config import AnalyzeConfig, PredictConfig
 from scperformer.expression import (
     Alignment,
     Findings,
@@ -72,45 +72,29 @@ class Query:
         return vstack([self.block(start) for start in self.starts()], "csr")
 
 
-@dataclass
-class Seen:
-    """What was found out about some cells, as far as it came."""
-
-    findings: Findings | None = None
-    rows: Rows | None = None
-    plan: Alignment | None = None
-
-
 def find_query(
     cells: AnnData | BackedH5ad,
     model: "Bundle",
-    cfg: PredictConfig | AnalyzeConfig | CheckConfig,
+    cfg: PredictConfig | AnalyzeConfig,
     path: str = "the data",
-    seen: Seen | None = None,
 ) -> Query:
     """Find the expression of some cells, and how their genes fit a model.
-
-    Parameters
-    ----------
-    seen
-        Is filled on the way, also where an error ends it.
 
     Raises
     ------
     InputError
         No usable expression, or too few of the model's genes.
     """
-    seen = Seen() if seen is None else seen
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
-        seen.findings = detect_expression(
+        findings = detect_expression(
             cells, cfg.source, cfg.input_kind, input_total=cfg.input_total, input_base=cfg.input_base, path=path
         )
-        matrix, names = stored_expression(cells, seen.findings, path=path)
-        seen.rows = Rows(matrix)
-    var = gene_table(cells, seen.findings.source)
-    seen.plan = plan = plan_alignment(
+        matrix, names = stored_expression(cells, findings, path=path)
+        rows = Rows(matrix)
+    var = gene_table(cells, findings.source)
+    plan = plan_alignment(
         var,
-        seen.findings,
+        findings,
         model.genes,
         importance=model.importance,
         target_sum=model.config["target_sum"],
@@ -119,7 +103,7 @@ def find_query(
         path=path,
     )
     require_overlap(plan.overlap, cfg.min_overlap, path, file_genes=names, model_genes=model.genes, var=var)
-    return Query(path, seen.rows, plan)
+    return Query(path, rows, plan)
 
 
 def keys_of(adata: AnnData) -> dict[str, set[str]]:

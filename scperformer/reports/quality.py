@@ -1,68 +1,65 @@
-"""Hints at the quality of cells: empty ones, few genes, much mitochondrial expression, likely doublets. No filter."""
+"""Quality of cells: empty cells, few genes, mitochondrial expression, likely doublets. Nothing is filtered."""
 
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import pairwise
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from anndata import AnnData
 from scipy import sparse
 from scipy.ndimage import uniform_filter1d
+from scipy.signal import find_peaks
 
 from scperformer.expression import Findings
 from scperformer.files import Rows
 from scperformer.genes import human_genes, name_columns, parts, without_genome
 
-FEW_GENES = 200  # where scanpy's and Seurat's tutorials cut
-HIGH_SHARE = 0.2  # of a cell's expression is mitochondrial: usually a dying cell
+FEW_GENES = 200  # the filter in the tutorials of scanpy and Seurat
+HIGH_SHARE = 0.2  # mitochondrial share of a cell's expression; a higher one usually means a dying cell
 MITOCHONDRIAL = "MT-"
-MIN_DOUBLET_CELLS, MAX_DOUBLET_CELLS = 100, 20_000  # of 60 real cells it calls 8 % to 60 %, of 100 2 % to 8 %
-QUICK_CELLS = 3000  # in which doublets are looked for unless told otherwise: that takes seconds
+# Of 60 real cells Scrublet calls 8 to 60 % doublets, of 100 cells 2 to 8 %: with fewer cells it is unreliable.
+MIN_DOUBLET_CELLS, MAX_DOUBLET_CELLS = 100, 20_000
+QUICK_CELLS = 3000  # more cells take longer than some seconds, so they need doublets=true
 MIN_DOUBLET_GENES = 100
-NUM_BINS = 256  # of the histogram in which a threshold is looked for, as scikit-image does
+NUM_BINS = 256  # of the histogram of doublet scores, as in scikit-image
+MAX_SMOOTHINGS = 10_000  # as in scikit-image
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """What the expression of some cells says about them."""
+    """Quality of the cells of one file."""
 
     num_empty: int  # cells without any expression
-    num_few_genes: int  # cells with fewer than 200 genes, the empty ones among them
-    median_genes: float  # of a cell
-    median_counts: float | None  # of a cell; None: there are no counts
+    num_few_genes: int  # cells with fewer than 200 genes, including the empty ones
+    median_genes: float  # per cell
+    median_counts: float | None  # per cell; None: the expression is not counts
     num_mitochondrial_genes: int
-    median_mitochondrial: float | None  # share of a cell's expression; None: there are no such genes
-    num_high_mitochondrial: int  # cells with more than 20 %
-    num_doublets: int | None = None  # likely ones; None: not looked for, or not to be told
-    doublet_note: str = ""  # why not
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-able values."""
-        return asdict(self)
+    median_mitochondrial: float | None  # share of a cell's expression; None: the file has no such genes
+    num_high_mitochondrial: int  # cells above a share of 0.2
+    num_doublets: int | None  # likely doublets; None: see doublet_note
+    doublet_note: str  # why there is no number of doublets
 
 
-def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings) -> Quality:
-    """Look at all cells, a block at a time; doublets are not looked for.
+def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets: str = "auto") -> Quality:
+    """Measure the quality of all cells, one block at a time.
 
     Parameters
     ----------
     rows
-        The expression that `findings` names, N cells x G genes.
+        The expression that `findings` describes, N cells x G genes.
     var
-        The table of these genes, its index their names.
+        The table of these genes, indexed by name.
+    doublets
+        auto (only for few cells), true or false.
     """
-    names, _ = without_genome(without_genome(list(map(str, var.index)), "human")[0], "mouse")
-    is_mito = mitochondrial(names, var)
+    is_mito = mitochondrial(var)
     num_genes, totals, shares = (np.zeros(rows.shape[0]) for _ in range(3))
     for start, stored in rows.blocks():
         block = sparse.csr_matrix(stored, dtype=np.float64, copy=True)
         block.sum_duplicates()
         block.eliminate_zeros()
-        if findings.log_base is not None:  # shares are the same before normalisation and after it
+        if findings.log_base is not None:  # shares are the same before and after normalisation
             block.data = np.expm1(block.data * math.log(findings.log_base))
         cells = slice(start, start + block.shape[0])
         num_genes[cells] = np.diff(block.indptr)
@@ -70,26 +67,28 @@ def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings) -> Qualit
         shares[cells] = block @ is_mito.astype(np.float64)
     filled = num_genes > 0
     shares[filled] /= totals[filled]
-    has_shares = bool(is_mito.any() and filled.any())
+    num_doublets, note = None, why_no_doublets(findings, doublets)
+    if not note:
+        num_doublets, note = count_doublets(rows)
     return Quality(
         num_empty=int((~filled).sum()),
         num_few_genes=int((num_genes < FEW_GENES).sum()),
         median_genes=float(np.median(num_genes)),
         median_counts=float(np.median(totals)) if findings.kind == "counts" else None,
         num_mitochondrial_genes=int(is_mito.sum()),
-        median_mitochondrial=float(np.median(shares[filled])) if has_shares else None,
+        median_mitochondrial=float(np.median(shares[filled])) if is_mito.any() and filled.any() else None,
         num_high_mitochondrial=int((shares > HIGH_SHARE).sum()),
+        num_doublets=num_doublets,
+        doublet_note=note,
     )
 
 
-def mitochondrial(names: Sequence[str], var: pd.DataFrame | None = None) -> np.ndarray:
-    """Which genes are of the mitochondrial genome: MT-ND1, mt-Nd1 or a human Ensembl id of such a gene; boolean.
+def mitochondrial(var: pd.DataFrame) -> np.ndarray:
+    """Mark the mitochondrial genes of a table: MT-ND1, mt-Nd1 or the Ensembl id of a human one; G booleans.
 
-    Parameters
-    ----------
-    var
-        A table of the same genes: a column of it may hold their symbols.
+    The names are in the index or in a column of the table.
     """
+    names = without_genome(without_genome(list(map(str, var.index)), "human")[0], "mouse")[0]
     ids = {identifier for identifier, symbol in human_genes().symbols.items() if symbol.startswith(MITOCHONDRIAL)}
     found = np.zeros(len(names), dtype=bool)
     for values in (names, *name_columns(var).values()):
@@ -98,34 +97,25 @@ def mitochondrial(names: Sequence[str], var: pd.DataFrame | None = None) -> np.n
     return found
 
 
-# Doublets
-
-
-def why_no_doublets(findings: Findings, wanted: str) -> str:
-    """Why doublets are not looked for, "" if they are.
-
-    Parameters
-    ----------
-    wanted
-        auto (few cells only), true or false.
-    """
+def why_no_doublets(findings: Findings, doublets: str) -> str:
+    """Why doublets are not counted; empty if they are."""
     num = findings.num_cells
-    if wanted == "false":
-        return "not looked for, as told"
+    if doublets == "false":
+        return "not counted (doublets=false)"
     if findings.kind != "counts":
-        return "not looked for: that takes counts"
+        return "not counted: Scrublet needs raw counts"
     if num < MIN_DOUBLET_CELLS or num > MAX_DOUBLET_CELLS:
-        return f"not looked for: that takes {MIN_DOUBLET_CELLS} to {MAX_DOUBLET_CELLS:,} cells"
-    if wanted == "auto" and num > QUICK_CELLS:
-        return f"not looked for in more than {QUICK_CELLS:,} cells unless told: doublets=true"
+        return f"not counted: Scrublet needs {MIN_DOUBLET_CELLS} to {MAX_DOUBLET_CELLS:,} cells"
+    if doublets == "auto" and num > QUICK_CELLS:
+        return f"not counted for more than {QUICK_CELLS:,} cells: add doublets=true to count them"
     return ""
 
 
 def count_doublets(rows: Rows) -> tuple[int | None, str]:
-    """How many cells are likely doublets of unlike cells, by Scrublet (Wolock et al. 2019) as scanpy has it.
+    """Count the likely doublets of different cells with Scrublet, as in scanpy; the result is deterministic.
 
-    Scrublet adds up pairs of cells and scores each cell by how many of its neighbours are such pairs. The threshold is
-    the valley between the two peaks of the scores of the pairs. The same every time.
+    Scrublet simulates doublets by adding up pairs of cells, and scores each cell by how many of its neighbours are
+    simulated. The threshold is the minimum between the two modes of the scores of the simulated doublets.
 
     Parameters
     ----------
@@ -134,53 +124,44 @@ def count_doublets(rows: Rows) -> tuple[int | None, str]:
 
     Returns
     -------
-    The number, or None and why there is none.
+    The number, or None and the reason.
+
+    Source: Wolock, Lopez and Klein 2019.
     """
-    import scanpy  # takes seconds, so only here
+    import scanpy  # takes seconds to import
 
     counts = sparse.csr_matrix(rows.some(np.arange(rows.shape[0])), dtype=np.float32)
     counts = counts[np.diff(counts.indptr) > 0]
     num_expressed = int((counts.getnnz(axis=0) > 0).sum())
     if counts.shape[0] < MIN_DOUBLET_CELLS or num_expressed < MIN_DOUBLET_GENES:
-        return None, f"not looked for: {counts.shape[0]} cells express {num_expressed} genes"
+        return None, f"not counted: {counts.shape[0]} cells express {num_expressed} genes, which is too few"
     cells = AnnData(counts)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about names and flat genes: of no interest in a hint
-            # With few cells exact neighbours are faster; the threshold is set below, as scanpy's needs scikit-image.
+            warnings.simplefilter("ignore")  # about repeated names and constant genes, which do not matter here
+            # Exact neighbours are faster for few cells. scanpy's own threshold would need scikit-image.
             scanpy.pp.scrublet(cells, threshold=1.0, use_approx_neighbors=False, random_state=0, verbose=False)
     except (ValueError, ArithmeticError, IndexError) as error:
-        return None, f"Scrublet cannot tell ({' '.join(str(error).split())[:100]})"
+        return None, f"Scrublet failed ({' '.join(str(error).split())[:100]})"
     threshold = valley(np.asarray(cells.uns["scrublet"]["doublet_scores_sim"]))
     if threshold is None:
-        return None, "Scrublet cannot tell: the cells are too much alike"
+        return None, "Scrublet found no threshold: the cells are too similar"
     return int((cells.obs["doublet_score"] > threshold).sum()), ""
 
 
 def valley(values: np.ndarray) -> float | None:
-    """The lowest place between the two peaks of a histogram, smoothed until it has no more; None: it has not two.
+    """The minimum between the two modes of a histogram, which is smoothed until two are left; None if they are not two.
 
-    Source: Prewitt and Mendelsohn 1966, as `skimage.filters.threshold_minimum` does it.
+    Source: Prewitt and Mendelsohn 1966, as in `skimage.filters.threshold_minimum`.
     """
     counts, edges = np.histogram(values, NUM_BINS)
     height = counts.astype(np.float64)
-    peaks = _peaks(height)
-    for _ in range(10_000):
+    for _ in range(MAX_SMOOTHINGS):
+        peaks = find_peaks(np.insert(height, 0, -1.0))[0] - 1  # a curve that begins with its peak has one there
         if len(peaks) <= 2:
             break
         height = uniform_filter1d(height, 3)
-        peaks = _peaks(height)
     if len(peaks) != 2:
         return None
     lowest = peaks[0] + int(np.argmin(height[peaks[0] : peaks[1] + 1]))
     return float((edges[lowest] + edges[lowest + 1]) / 2)
-
-
-def _peaks(height: np.ndarray) -> list[int]:
-    """Where a curve stops rising."""
-    found, rising = [], True
-    for place, (here, after) in enumerate(pairwise(height.tolist())):
-        if rising and after < here:
-            found.append(place)
-        rising = after > here or (rising and after == here)
-    return found
