@@ -14,7 +14,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, QuotedString
 from hydra.errors import HydraException, OverrideParseException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -144,10 +143,8 @@ def sweep_folder(overrides: Sequence[str]) -> tuple[Path, list[str]]:
     return folder, [f"{option}{folder}", *overrides]
 
 
-def sweep_job() -> tuple[Path, list[str]] | None:
-    """The folder and the overrides of this job of a sweep (`-m`), or None outside of sweeps."""
-    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
-        return None
+def sweep_job() -> tuple[Path, list[str]]:
+    """Return the folder and the overrides of the job of a sweep (`-m`) in which this is called."""
     job = HydraConfig.get()
     return Path(job.runtime.output_dir), list(job.overrides.task)
 
