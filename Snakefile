@@ -1,6 +1,6 @@
 # Reference and samples in, annotated samples and a report out. How to use it: docs/workflow.md.
 # Which data and which options: workflows/config.yaml. The rules, in the order of the data, are in workflows/.
-import sys
+import shutil
 
 from snakemake.utils import min_version
 
@@ -16,6 +16,7 @@ container: config["container"]
 report: "workflows/report/workflow.rst"
 
 
+include: "workflows/sheet.smk"
 include: "workflows/common.smk"
 include: "workflows/prepare.smk"
 include: "workflows/train.smk"
@@ -36,6 +37,5 @@ rule all:
 
 
 onerror:
-    print(failures(log), file=sys.stderr, flush=True)
-    # What a sample in there could not be annotated for may be mended without a trace in any file: begin again next time.
-    shutil.rmtree(f"{OUT}/together", ignore_errors=True)
+    # The reason why a sample could not be annotated may go away without a change to any file: try it again next time.
+    shutil.rmtree(f"{OUT}/predicted", ignore_errors=True)

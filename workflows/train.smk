@@ -1,5 +1,9 @@
 """The model, trained on the prepared reference."""
 
+TRAINER = ["trainer=gpu"] if config["gpu"] else []
+if config["gpu"] > 1:
+    TRAINER += [f"trainer.devices={config['gpu']}", "trainer.strategy=ddp"]
+
 
 rule train:
     """Train the model and, on the same cells, its baseline."""
@@ -24,6 +28,6 @@ rule train:
         gpu=config["gpu"],
         runtime=24 * 60,
     shell:
-        # both: a run that was cut off is continued, but with other options or another reference started again
+        # resume and overwrite: an interrupted run goes on, but starts anew with other options or another reference
         "scperformer train {input:q} {params.label_key:q} output={output:q} resume=true overwrite=true"
         " {params.trainer:q} trainer.threads={threads} {params.overrides:q} > {log:q} 2>&1"

@@ -104,14 +104,13 @@ def test_small_samples_share_a_job_and_a_large_one_is_shared_by_jobs(tmp_path, p
     config = ["annotate", "--config", "samples=samples.tsv", f"model_path={PACKAGED}", "predict_jobs=1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ENVIRONMENT, "PATH", f"{program.parent}{os.pathsep}{ENVIRONMENT['PATH']}")
-        run = snakemake(tmp_path, *config, *HERE, "--set-resources", "predict_together:runtime=2")
+        run = snakemake(tmp_path, *config, *HERE, "--set-resources", "predict:runtime=2")
         finish(run, tmp_path)
     # Logs of jobs that ended well are not kept: this is the one that hung.
-    (log,) = tmp_path.glob(".snakemake/slurm_logs/rule_predict_together/**/*.log")
+    (log,) = tmp_path.glob(".snakemake/slurm_logs/rule_predict/**/*.log")
     assert "DUE TO TIME LIMIT" in log.read_text()
     said = (tmp_path / "log").read_text()
-    assert len(re.findall(r"^rule predict_together:$", said, flags=re.MULTILINE)) == 2
-    assert not re.search(r"^rule predict:$", said, flags=re.MULTILINE)
+    assert len(re.findall(r"^rule predict:$", said, flags=re.MULTILINE)) == 2
     assert not (tmp_path / "results/shares/large").exists()
     local = tmp_path / "local"
     local.mkdir()

@@ -54,7 +54,6 @@ def test_two_nodes_train_as_one_process_with_twice_the_batch(folder):
     one = train(folder, "one", *options, "trainer.batch_size=16", on=["srun", "--mem=2000"])
     two = train(folder, "two", *options, "trainer.batch_size=8", *TWO_NODES, on=SRUN)
     again = train(folder, "again", *options, "trainer.batch_size=8", *TWO_NODES, on=SRUN)
-    other = train(folder, "other", *options[:1], "seed=2", "trainer.batch_size=8", *TWO_NODES, on=SRUN)
     for name, values in history(one).items():
         np.testing.assert_allclose(history(two)[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
     weights = load_bundle(one).weights
@@ -62,7 +61,6 @@ def test_two_nodes_train_as_one_process_with_twice_the_batch(folder):
         # Adam divides by the size of a gradient: where that is nearly 0, rounding is of its size.
         np.testing.assert_allclose(values, weights[name], atol=1e-3, err_msg=name)
     assert same_weights(two, again)
-    assert not same_weights(two, other)
 
 
 def test_more_processes_than_asked_for_are_refused(folder):
@@ -72,14 +70,14 @@ def test_more_processes_than_asked_for_are_refused(folder):
     assert "in 2 processes of srun on 2 nodes; expected 1 on 1" in done.stderr
 
 
-def test_a_requeued_job_goes_on_where_it_was(folder):
+def test_a_requeued_job_continues_from_its_last_step(folder):
     """The batch script of docs/hpc.md, stopped by `scontrol requeue`, and by the signal before the time is over."""
     page = (ROOT / "docs/hpc.md").read_text(encoding="utf-8")
     script = re.search(r"^#!/bin/bash\n(?:.*\n)*?.*--signal=USR1(?:.*\n)*?(?=```)", page, flags=re.MULTILINE)[0]
     options = [
         *PLAIN,
-        "trainer.max_epochs=150",
-        "trainer.patience=150",
+        "trainer.max_epochs=80",
+        "trainer.patience=80",
         "trainer.batch_size=4",
         "trainer.accelerator=cpu",
     ]

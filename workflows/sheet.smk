@@ -1,0 +1,78 @@
+"""The configuration and the sample sheet, checked: what is wrong is said in one line before any job starts."""
+
+import csv
+import os
+
+from scperformer.errors import InputError
+from snakemake.exceptions import WorkflowError
+from snakemake.utils import validate
+
+
+def stop(found, expected, remedy):
+    """Refuse the user's configuration with one line."""
+    raise WorkflowError(str(InputError(found, expected, remedy)))
+
+
+def check_schema(data, schema, where):
+    """Validate against a file of schemas/, whose descriptions say what is expected; the error names the place."""
+    try:
+        validate(data, schema)
+    except WorkflowError as error:
+        problem = error.__context__  # the error of jsonschema, without the whole schema that snakemake prints
+        place = f"{where}: {problem.json_path.removeprefix('$').removeprefix('.')}".rstrip(": ")
+        stop(f"{place}: {problem.message}", problem.schema["description"], f"see workflows/{schema}")
+
+
+def require(path, what):
+    """Return a path that exists."""
+    if not os.path.exists(path):
+        stop(f"no {path}", what, "correct the path, or make the file first")
+    return path
+
+
+def read_samples(sheet):
+    """Read the rows of the sample sheet by sample name; their paths are made relative to the working directory."""
+    folder = os.path.dirname(require(sheet, "the sample sheet named by samples="))
+    with open(sheet, newline="", encoding="utf-8-sig") as lines:
+        dialect = csv.excel if sheet.endswith(".csv") else csv.excel_tab
+        table = csv.DictReader(lines, restkey="(beyond the last column)", dialect=dialect)
+        rows = [{str(key).strip(): str(value).strip() for key, value in row.items() if value} for row in table]
+    rows = [filled for row in rows if (filled := {key: value for key, value in row.items() if value})]
+    check_schema({"samples": rows}, "schemas/samples.schema.yaml", sheet)
+    samples = {}
+    for row in rows:
+        name = row.pop("sample")
+        if name in samples:
+            stop(f"sample {name} twice in {sheet}", "every sample name once", "rename one of them")
+        for column in {"path", "truth"} & row.keys():
+            path = os.path.normpath(os.path.join(folder, os.path.expanduser(row[column])))
+            row[column] = require(path, f"the {column} of sample {name} in {sheet}")
+        samples[name] = row
+    return samples
+
+
+def truth_column(samples):
+    """Return the name of the column with the true labels, which must be the same for all samples that have any."""
+    columns = {}
+    for name, row in samples.items():
+        if "truth" in row or "truth_key" in row:
+            where = "table" if "truth" in row else "obs"
+            columns.setdefault((where, row.get("truth_key", config["label_key"])), name)
+    if len(columns) > 1:
+        found = " and ".join(f"{where} column {key} for {name}" for (where, key), name in columns.items())
+        stop(f"truth in {found}", "the same kind of truth for all samples", "give all of them a truth table alike")
+    return next((key for _, key in columns), config["label_key"])
+
+
+check_schema(config, "schemas/config.schema.yaml", "configuration")
+reference, model, sheet = (config.get(key) for key in ("reference", "model_path", "samples"))
+if reference and model:
+    stop("reference= and model_path=", "one of them", "drop model_path= to train, reference= to use the model")
+if (reference or model) and not sheet:
+    stop("no samples=", "a sample sheet", "write one with the columns sample and path, add samples=samples.tsv")
+if sheet and not (reference or model):
+    stop("samples= alone", "what to annotate them with", "add reference=labelled.h5ad or model_path=FOLDER")
+if reference:
+    require(reference, "the labelled file named by reference=")
+if model:
+    require(model, "the model folder named by model_path=")
