@@ -1,4 +1,8 @@
-"""Attention mechanisms by name; each in a file of its own, all behind the contract in base.py."""
+"""Attention: mechanisms by name, each in a file of its own, all behind the contract in base.py.
+
+Files in reading order: base (the contract), softmax (the exact reference), additive (what linear attention shares),
+favor (with random_directions and, on a GPU, fused), rbf, linformer, window, evo, conv, lsh.
+"""
 
 from typing import Any
 
@@ -8,7 +12,7 @@ from scperformer.attention.additive import Additive, KeySums
 from scperformer.attention.base import Attention, Sizes
 from scperformer.attention.conv import Conv
 from scperformer.attention.evo import Evo
-from scperformer.attention.favor import Favor
+from scperformer.attention.favor import Favor, FavorOptions, PublishedFavor
 from scperformer.attention.linformer import Linformer
 from scperformer.attention.lsh import Lsh
 from scperformer.attention.rbf import Rbf
@@ -16,6 +20,8 @@ from scperformer.attention.softmax import Softmax
 from scperformer.attention.window import Window
 from scperformer.config import checked
 from scperformer.errors import InputError
+
+__all__ = ["MECHANISMS", "Additive", "Attention", "KeySums", "Sizes", "attention_options", "make_attention"]
 
 MECHANISMS: dict[str, type[Attention]] = {
     "conv": Conv,
@@ -28,11 +34,9 @@ MECHANISMS: dict[str, type[Attention]] = {
     "window": Window,
 }
 
-__all__ = ["MECHANISMS", "Additive", "Attention", "KeySums", "Sizes", "attention_options", "make_attention"]
-
 
 def attention_options(attention: dict[str, Any]) -> tuple[type[Attention], Any]:
-    """The class of a mechanism and its checked options, from `name` and the options that differ from the defaults.
+    """Return the class of a mechanism and its checked options, given `name` and options that differ from the defaults.
 
     Raises
     ------
@@ -44,10 +48,12 @@ def attention_options(attention: dict[str, Any]) -> tuple[type[Attention], Any]:
     if name not in MECHANISMS:
         raise InputError(f"attention={name}", f"one of {', '.join(MECHANISMS)}", "choose with attention=NAME")
     mechanism = MECHANISMS[name]
-    return mechanism, checked(mechanism.Options, options, "attention.")
+    checked_options: Any = checked(mechanism.Options, options, "attention.")
+    is_published = isinstance(checked_options, FavorOptions) and checked_options.is_published
+    return PublishedFavor if is_published else mechanism, checked_options
 
 
 def make_attention(attention: dict[str, Any], sizes: Sizes, generator: torch.Generator) -> Attention:
-    """A mechanism from its name and options; errors as in `attention_options`."""
+    """Make a mechanism from its name and options; errors as in `attention_options`."""
     mechanism, options = attention_options(attention)
     return mechanism(sizes, options, generator)

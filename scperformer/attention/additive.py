@@ -7,9 +7,9 @@ with c_m the largest exponent of feature m over the real keys, s_m and z_m sum e
 
     out(q) = sum_m w_m s_m / z_m,   w = softmax over the features m of log phi(q) + c + log z
 
-Every feature holds a mean of values, s_m / z_m, and a query takes a mean of these. So no denominator comes near 0
-whatever the size of q and k: no floor is added, and none can swallow the attention. Sums of different keys are carried
-with their c (`KeySums.scale`) and can be added and taken away: tokens can be processed in pieces.
+Every feature holds a mean of values, s_m / z_m, and a query takes a mean of these. So no denominator comes near 0,
+however large q and k are, and no floor has to be added that could hide the attention. Sums of different keys carry
+their c (`KeySums.scale`) and can be added and taken away, so tokens can be processed in pieces.
 """
 
 from dataclasses import dataclass
@@ -21,21 +21,19 @@ from torch.utils.checkpoint import checkpoint
 
 from scperformer.attention.base import Attention
 
-# Stands for the logarithm of 0 where exponents are subtracted from each other, which -inf must not be.
-LOG_OF_NOTHING = -1e30
-# Stands for a sum of phi(k) over no keys, or over keys that were all taken away but for rounding.
-EMPTY = 1e-20
-SPAN = 1024  # tokens whose features are written out at a time
-CAUSAL_CHUNK = 32  # tokens whose L x L x M weights are written out at a time
+LOG_OF_NOTHING = -1e30  # in place of log 0 = -inf, which cannot be subtracted from itself
+EMPTY = 1e-20  # in place of a sum of phi(k) over no keys, or over keys that were all taken away but for rounding
+SPAN = 1024  # tokens whose features exist at a time
+CAUSAL_CHUNK = 32  # tokens whose L x L x M weights exist at a time
 
 
 @dataclass
 class KeySums:
-    """What some keys contribute, divided by exp(scale) per feature: s = sum phi(k) v^T, z = sum phi(k)."""
+    """Sums over some keys, divided by exp(scale) per feature: s = sum phi(k) v^T, z = sum phi(k)."""
 
     s_BHME: torch.Tensor
     z_BHM: torch.Tensor
-    scale_BHM: torch.Tensor  # no gradient passes through it: it cancels
+    scale_BHM: torch.Tensor  # without gradient: it cancels
 
     def rescaled(self, scale_BHM: torch.Tensor) -> "KeySums":
         """The same sums divided by exp(scale) of another scale."""
@@ -48,21 +46,14 @@ class KeySums:
         a, b = self.rescaled(scale_BHM), other.rescaled(scale_BHM)
         return KeySums(a.s_BHME + b.s_BHME, a.z_BHM + b.z_BHM, scale_BHM)
 
-    def replaced(self, cells: torch.Tensor, sums: "KeySums") -> "KeySums":
-        """With the sums of some cells (row numbers) replaced."""
-        s_BHME, z_BHM, scale_BHM = (
-            ours.expand(-1, *theirs.shape[1:]).index_copy(0, cells, theirs)
-            for ours, theirs in (
-                (self.s_BHME, sums.s_BHME),
-                (self.z_BHM, sums.z_BHM),
-                (self.scale_BHM, sums.scale_BHM),
-            )
-        )
-        return KeySums(s_BHME, z_BHM, scale_BHM)
-
     def __neg__(self) -> "KeySums":
-        """Added, it takes keys away."""
+        """The sums that take these keys away when they are added."""
         return KeySums(-self.s_BHME, -self.z_BHM, self.scale_BHM)
+
+    def replaced(self, cells: torch.Tensor, sums: "KeySums") -> "KeySums":
+        """These sums with those of some cells (row numbers) replaced."""
+        pairs = ((self.s_BHME, sums.s_BHME), (self.z_BHM, sums.z_BHM), (self.scale_BHM, sums.scale_BHM))
+        return KeySums(*(old.expand(-1, *new.shape[1:]).index_copy(0, cells, new) for old, new in pairs))
 
 
 class Additive(Attention):
@@ -85,12 +76,12 @@ class Additive(Attention):
         raise NotImplementedError
 
     def key_sums(self, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor, keep_BL: torch.Tensor | None) -> KeySums:
-        """What these tokens contribute as keys, None = all of them; float32 at least."""
+        """The sums over these tokens as keys (keep None: over all of them); float32 at least."""
         with torch.autocast(k_BHLE.device.type, enabled=False):  # exponents need more than bf16's 8 bits
             return self.summed(self.features(widened(k_BHLE), queries=False), widened(v_BHLE), keep_BL)
 
     def summed(self, phi_k_BHLM: torch.Tensor, v_BHLE: torch.Tensor, keep_BL: torch.Tensor | None) -> KeySums:
-        """`key_sums` from what `features` gave, which is written to."""
+        """`key_sums` from the result of `features`, which is overwritten."""
         if keep_BL is not None:
             dropped_B1L1 = ~keep_BL[:, None, :, None]
             # dropped tokens have phi = 0, but 0 * inf is not 0
@@ -112,26 +103,28 @@ class Additive(Attention):
                 phi_q_BHLM.add_((sums.scale_BHM + z_BHM.log()).unsqueeze(2))
                 out_BHLE = phi_q_BHLM.softmax(-1) @ (sums.s_BHME / z_BHM.unsqueeze(-1))
             else:
-                out_BHLE = weighted_mean(phi_q_BHLM, sums)
+                # features may all be 0: such a query sees nothing and gets 0
+                total_BHL1 = phi_q_BHLM @ sums.z_BHM.unsqueeze(-1)
+                out_BHLE = phi_q_BHLM @ sums.s_BHME / total_BHL1.masked_fill(total_BHL1 == 0, 1.0)
         return out_BHLE.to(q_BHLE.dtype)
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         if self.is_causal:
-            return self.read_causally(q_BHLE, k_BHLE, v_BHLE, keep_BL).to(v_BHLE.dtype)
-        # Some tokens at a time: what they need fits into a cache, and its memory serves the next ones. (Slices instead
-        # of `split` would make the backward pass quadratic: each gives back a gradient of all tokens.)
+            return self._read_causally(q_BHLE, k_BHLE, v_BHLE, keep_BL).to(v_BHLE.dtype)
+        # Some tokens at a time: their temporary tensors fit into a cache, and the next ones reuse the memory. (Slices
+        # instead of `split` would make the backward pass quadratic: each gives back a gradient of all tokens.)
         q, k, v = (x.split(SPAN, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE))
         sums = reduce(add, map(self.key_sums, k, v, keep_BL.split(SPAN, dim=1)))
         return torch.cat([self.read(piece, sums) for piece in q], dim=2).to(v_BHLE.dtype)
 
-    def read_causally(self, q_BHLE, k_BHLE, v_BHLE, keep_BL):
-        """As `read`, each query from the keys up to its own token only; 0 where it sees none."""
+    def _read_causally(self, q_BHLE, k_BHLE, v_BHLE, keep_BL):
+        """Read as `read` does, each query from the keys up to its own token only; 0 where it sees none."""
         nothing_BL = torch.zeros_like(keep_BL[:, :1])
         before = self.key_sums(k_BHLE[:, :, :1], v_BHLE[:, :, :1], nothing_BL)
         out = []
         split = (x.split(CAUSAL_CHUNK, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE))
         for q, k, v, keep in zip(*split, keep_BL.split(CAUSAL_CHUNK, dim=1), strict=True):
-            if torch.is_grad_enabled():  # or every piece's C x C x M tensor would wait for the backward pass
+            if torch.is_grad_enabled():  # otherwise every piece's C x C x M tensor would wait for the backward pass
                 mixed, before = checkpoint(self._read_piece, q, k, v, keep, before, use_reentrant=False)
             else:
                 mixed, before = self._read_piece(q, k, v, keep, before)
@@ -139,10 +132,10 @@ class Additive(Attention):
         return torch.cat(out, dim=2)
 
     def _read_piece(self, q_BHCE, k_BHCE, v_BHCE, keep_BC, before):
-        """What C tokens get from those before them, whose sums are given, and each other; and the sums with theirs.
+        """Mix the values of C tokens for each other, and of those `before` them; return also the sums with theirs.
 
-        Within the piece, sums over tokens with one scale for all would not do: a key far above the others would
-        leave 0 of those that a query before it sees. Each pair's weight is its own sum over the features.
+        Within the piece, each pair's weight is its own sum over the features. Sums over its tokens with one scale for
+        all would not do: a key far above the others would leave 0 of those that a query before it sees.
         """
         with torch.autocast(q_BHCE.device.type, enabled=False):
             k_BHCE, v_BHCE = (widened(x).masked_fill(~keep_BC[:, None, :, None], 0.0) for x in (k_BHCE, v_BHCE))
@@ -162,12 +155,6 @@ class Additive(Attention):
             mixed_BHCE = weights_BHCC @ v_BHCE + phi_q_BHCM @ before.s_BHME
             mixed_BHCE = mixed_BHCE / total_BHC1.masked_fill(total_BHC1 == 0, 1.0)
             return mixed_BHCE, before + self.key_sums(k_BHCE, v_BHCE, keep_BC)
-
-
-def weighted_mean(phi_q_BHLM: torch.Tensor, sums: KeySums) -> torch.Tensor:
-    """phi(q) S / phi(q) z; features may all be 0: nothing is seen, which gives 0."""
-    total_BHL1 = phi_q_BHLM @ sums.z_BHM.unsqueeze(-1)
-    return phi_q_BHLM @ sums.s_BHME / total_BHL1.masked_fill(total_BHL1 == 0, 1.0)
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:

@@ -15,14 +15,9 @@ from scperformer.errors import InputError
 
 @dataclass(kw_only=True)
 class Sizes:
-    """What a mechanism is built for.
+    """Sizes that a mechanism is built for: H heads of width E, and the positions that a cell can have.
 
-    Attributes
-    ----------
-    num_heads, head_dim
-        H and E.
-    length
-        Positions that a cell can have: the genes of the model and the special one.
+    Positions are the genes of the model and the special one.
     """
 
     num_heads: int
@@ -30,13 +25,8 @@ class Sizes:
     length: int
 
 
-@dataclass(kw_only=True)
-class NoOptions:
-    """The options of a mechanism that has none."""
-
-
 class Attention(nn.Module):
-    """Mixes the values of the tokens of a cell; owns no q/k/v/out projections, dropout or residual.
+    """Mix the values of the tokens of a cell; has no q/k/v/out projections, dropout or residual.
 
     In `eval()` the result depends on the inputs alone. The class-level flags are statements that tests prove.
 
@@ -47,18 +37,18 @@ class Attention(nn.Module):
     options
         An instance of the class's `Options`.
     generator
-        The only source of randomness, for parameters as for projections.
+        The only source of randomness, for parameters and for random projections.
     """
 
-    Options: ClassVar[type] = NoOptions
+    Options: ClassVar[type]
     quadratic: ClassVar[bool] = False  # time grows with the square of L
     fixed_length: ClassVar[bool] = False  # parameters depend on the number of positions
     order_sensitive: ClassVar[bool] = False  # permuting the tokens does more than permute the output
     additive: ClassVar[bool] = False  # keys contribute a plain sum of phi(k) v^T: see additive.py
-    causal: ClassVar[bool] = False  # has an option `causal`: tokens see those before them and themselves only
+    causal: ClassVar[bool] = False  # has an option `causal`: a token sees only itself and those before it
     starts_from_keys: ClassVar[bool] = False  # `start` has to be called before training
-    shared_qk: ClassVar[bool] = False  # queries are the keys too: `k_BHLE` is not looked at
-    size_option: ClassVar[str | None] = None  # the option (a whole number) that trades work for accuracy, if any
+    shared_qk: ClassVar[bool] = False  # queries are the keys too: `k_BHLE` is ignored
+    size_option: ClassVar[str | None] = None  # the whole-number option that trades work for accuracy, if any
 
     redraw_interval: int = 0  # training steps between calls of `redraw`; 0: never
     penalty_weight: float = 0.0  # of `penalty()` in the training loss
@@ -76,7 +66,7 @@ class Attention(nn.Module):
         keep_BL: torch.Tensor,
         positions_BL: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Mixed values.
+        """Return the mixed values: B x H x L x E, dtype of `v_BHLE`.
 
         Parameters
         ----------
@@ -85,29 +75,25 @@ class Attention(nn.Module):
         keep_BL
             True = a real token; the others influence nothing, and their own output means nothing.
         positions_BL
-            int64, 0 .. length - 1: which of the positions each token has (its gene). Only mechanisms of
-            `fixed_length` look at it. None: 0, 1, 2, ...
-
-        Returns
-        -------
-        Tensor, B x H x L x E, dtype of `v_BHLE`.
+            int64, 0 .. length - 1: the position (gene) of each token, used by mechanisms of `fixed_length` only.
+            None: 0, 1, 2, ...
         """
         raise NotImplementedError
 
     @property
     def is_causal(self) -> bool:
-        """Whether a token sees those before it and itself only."""
+        """Whether a token sees only itself and those before it."""
         return getattr(self.options, "causal", False)
 
     @property
     def one_by_one(self) -> bool:
-        """Whether a cell must be in a batch of its own to get the same bits in any company.
+        """Whether a cell must be in a batch of its own to get the same bits beside any other cells.
 
-        Where a cell's part of a tensor has not a whole number of cache lines, those of the cells of a batch lie
-        differently in memory, and products of small matrices then add up in different ways.
+        Unless a cell's part of a tensor fills whole cache lines, the cells of a batch lie differently in memory, and
+        products of small matrices then add up in different orders.
         """
         size = None if self.size_option is None else getattr(self.options, self.size_option)
-        # what is causal works on pieces, the last of which has any length
+        # causal mechanisms work on pieces, the last of which has any length
         return self.is_causal or (size is not None and size % 16 != 0)
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
@@ -126,24 +112,21 @@ class Attention(nn.Module):
             )
 
     def redraw(self, generator: torch.Generator) -> None:
-        """Draw what is random anew (called during training only); nothing by default."""
+        """Draw the random parts anew (called during training only); nothing by default."""
 
     def start(self, k_BHLE: torch.Tensor, keep_BL: torch.Tensor, generator: torch.Generator) -> None:
         """Look at keys of training cells before training starts; nothing by default."""
 
     def share_with(self, first: "Attention") -> None:
-        """Use parameters of the first layer's mechanism as its own; nothing by default."""
+        """Use parameters of the first layer's mechanism in this one; nothing by default."""
 
     def penalty(self) -> torch.Tensor:
-        """What training should keep small, times `penalty_weight`; 0 by default."""
+        """A number that training should keep small, before `penalty_weight`; 0 by default."""
         return torch.zeros(())
 
 
 def of_positions(table_PN: torch.Tensor, num_tokens: int, positions_BL: torch.Tensor | None) -> torch.Tensor:
-    """The rows of a table that belong to the tokens: B x L x N, B = 1 if all cells have the positions in their order.
-
-    No copy is made then.
-    """
+    """Rows of a table by the positions of tokens: B x L x N; without a copy, B = 1, if all cells have them in order."""
     if positions_BL is None:
         return table_PN[None, :num_tokens]
     in_order_P = torch.arange(len(table_PN), device=table_PN.device)

@@ -1,4 +1,4 @@
-"""Performer with a second look: convolved queries, keys and values, attending at a fixed length, are added to it.
+"""Performer plus attention at a fixed length between convolved queries, keys and values.
 
 Shape letters beyond those of base.py: P positions, K projected rows, C = H E channels, T taps of a kernel.
 """
@@ -14,7 +14,7 @@ from scperformer.attention.base import Attention, Sizes, of_positions
 from scperformer.attention.favor import Favor, FavorOptions
 from scperformer.config import require
 
-NOISE = 0.1  # of the starting kernels beside their middle tap of 1: root of the sum of squares
+NOISE = 0.1  # norm of the random part of the starting kernels, whose middle tap is 1 more
 
 
 @dataclass(kw_only=True)
@@ -23,9 +23,9 @@ class ConvOptions:
 
     kernel_sizes: list[int] = field(default_factory=lambda: [3, 7])  # tokens per convolution; odd
     projected_length: int = 64  # K: rows and columns of the attention between convolved tokens
-    penalty_weight: float = 1e-4  # in the loss, of what the norms of the kernels exceed the threshold by
-    penalty_threshold: float = 1.0  # Frobenius norm that the kernels of q, k or v of one size may have
-    num_features: int | None = None  # of the linear attention that is added, as in favor
+    penalty_weight: float = 1e-4  # weight in the loss of norms above the threshold
+    penalty_threshold: float = 1.0  # Frobenius norm of the kernels of q, k or v of one size without penalty
+    num_features: int | None = None  # of the added linear attention, as in favor
     redraw_interval: int = 1000  # as in favor
 
     def __post_init__(self) -> None:
@@ -38,7 +38,7 @@ class ConvOptions:
         self.favor()
 
     def favor(self) -> FavorOptions:
-        """The options of the linear attention that is added."""
+        """The options of the added linear attention."""
         return FavorOptions(num_features=self.num_features, redraw_interval=self.redraw_interval)
 
 
@@ -50,7 +50,7 @@ class Conv(Attention):
 
     Source
     ------
-    Of this project; the linear attention is that of Choromanski et al. 2021, arXiv 2009.14794.
+    Of this project; the linear attention: Choromanski et al. 2021, arXiv 2009.14794.
     """
 
     Options = ConvOptions
@@ -64,12 +64,12 @@ class Conv(Attention):
         self.redraw_interval = options.redraw_interval
         self.skip = Favor(sizes, options.favor(), generator)
         channels = sizes.num_heads * sizes.head_dim
-        # one per size; q, k and v have kernels of their own
+        # one parameter per size, with separate kernels for q, k and v
         self.kernels_3CT = nn.ParameterList(
             starting_kernels(channels, size, generator) / len(options.kernel_sizes) for size in options.kernel_sizes
         )
         shape = (sizes.length, options.projected_length)
-        # What sums over all positions then has the scale of a token, and scores have unit scale.
+        # Sums over all positions then have the scale of a token, and scores have unit scale.
         std = sizes.length**-0.5
         self.rows_PK = nn.Parameter(std * torch.randn(shape, generator=generator))
         self.columns_PK = nn.Parameter(std * torch.randn(shape, generator=generator))
@@ -98,32 +98,32 @@ class Conv(Attention):
                 for x, kernel_CT, table_BLK in zip((q, k, v), kernels_3CT, of_each, strict=True)
             )
             mixed_BHKE = scaled_dot_product_attention(q_BHKE, k_BHKE, v_BHKE)
-            # all heads share R: further columns of one product
+            # all heads share R: they become columns of one product
             out_BLC = rows_BLK @ mixed_BHKE.transpose(1, 2).flatten(2)
             out_BHLE = out_BLC.unflatten(2, (self.sizes.num_heads, -1)).transpose(1, 2) + skip_BHLE
         return out_BHLE.to(v_BHLE.dtype)
 
     def _sum_of_kernels(self) -> torch.Tensor:
-        """One kernel that does what all of them do: the sum of convolutions is the convolution with the sum."""
+        """Add up the kernels: the sum of convolutions is the convolution with the sum."""
         longest = max(kernel_3CT.shape[2] for kernel_3CT in self.kernels_3CT)
         sides = [(longest - kernel_3CT.shape[2]) // 2 for kernel_3CT in self.kernels_3CT]
         padded = [pad(kernel_3CT, (side, side)) for kernel_3CT, side in zip(self.kernels_3CT, sides, strict=True)]
         return torch.stack(padded).sum(0)
 
     def _projected(self, x_BCL: torch.Tensor, table_BLK: torch.Tensor) -> torch.Tensor:
-        """Sums over the tokens weighted by their columns, B x H x K x E."""
+        """Sum over the tokens, weighted by their columns: B x H x K x E."""
         return (x_BCL @ table_BLK).unflatten(1, (self.sizes.num_heads, -1)).mT
 
 
 def starting_kernels(channels: int, size: int, generator: torch.Generator) -> torch.Tensor:
-    """Kernels of q, k and v that nearly leave them as they are: 3 x C x T."""
+    """Draw kernels of q, k and v that are close to the identity: 3 x C x T."""
     kernels_3CT = torch.randn(3, channels, size, generator=generator) * NOISE / size**0.5
     kernels_3CT[:, :, size // 2] += 1
     return kernels_3CT
 
 
 def convolved(x_BHLE: torch.Tensor, kernel_CT: torch.Tensor) -> torch.Tensor:
-    """Each channel convolved with its kernel along the tokens, 0 beyond the ends: B x C x L."""
+    """Convolve each channel with its kernel along the tokens, 0 beyond the ends: B x C x L."""
     x_BCL = x_BHLE.transpose(2, 3).flatten(1, 2)
-    # torch's grouped convolution: 2 to 3 times as fast on a CPU, with gradients, as adding up shifted copies
+    # torch's grouped convolution is 2 to 3 times as fast on a CPU, with gradients, as adding up shifted copies
     return conv1d(x_BCL, kernel_CT[:, None], padding=kernel_CT.shape[1] // 2, groups=len(kernel_CT))

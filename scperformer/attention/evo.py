@@ -1,4 +1,4 @@
-"""Window attention with several convolutions of the scores, one after the other."""
+"""Window attention whose scores are convolved several times."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from scperformer.config import require
 class EvoOptions(WindowOptions):
     """Options of `attention=evo`."""
 
-    num_convolutions: int = 2  # N: learned kernels per head; 1 is `window`
+    num_convolutions: int = 2  # N: learned kernels per head; 1 equals `window`
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -21,7 +21,7 @@ class EvoOptions(WindowOptions):
 
 
 class Evo(Window):
-    """As `window`, the scores being convolved N times, the entries without a real key set to 0 before each.
+    """As `window`, but scores are convolved N times; entries without a real key are set to 0 before each.
 
     Source
     ------

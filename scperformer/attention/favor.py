@@ -10,13 +10,13 @@ import torch
 
 from scperformer.attention.additive import LOG_OF_NOTHING, Additive, KeySums, widened
 from scperformer.attention.base import Sizes
-from scperformer.attention.fastfood import Fastfood
-from scperformer.attention.projections import gaussian_directions
+from scperformer.attention.random_directions import Fastfood, gaussian_directions
 from scperformer.config import require, require_choice
 
-MAX_FUSED_WIDTH = 128  # of a head: wider tiles do not fit beside each other
+MAX_FUSED_WIDTH = 128  # of a head: the tiles of wider ones do not fit beside each other
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EPSILON = 0.001  # added to the features of kernels that can be 0, as in generalized attention
+LOGARITHMIC = ("softmax", "exp")  # kernels whose features are exponentials, handled as logarithms
 
 
 @cache
@@ -30,7 +30,6 @@ def elu1(x: torch.Tensor) -> torch.Tensor:
     return x.clamp_min(0.0) + torch.exp(-torch.relu(-x))
 
 
-LOGARITHMIC = ("softmax", "exp")  # kernels whose features are exponentials, handled as logarithms
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": torch.relu,
     "elu1": elu1,
@@ -45,10 +44,10 @@ class FavorOptions:
     num_features: int | None = None  # random features; null: head_dim * ln(head_dim), as Performer
     # W: orthogonal in blocks, independent (gaussian), structured (fastfood), or none at all (identity)
     projection: str = "orthogonal"
-    kernel: str = "softmax"  # whose features: softmax's, or phi(x) = f(W x) for f = relu, elu1, square or exp
+    kernel: str = "softmax"  # features of the softmax kernel, or phi(x) = f(W x) for f = relu, elu1, square or exp
     epsilon: float | None = None  # added to every feature; null: 0 with softmax and exp, else 0.001
     redraw_interval: int = 1000  # training steps between new projections; 0: never
-    causal: bool = False  # a token sees those before it and itself only
+    causal: bool = False  # a token sees only itself and those before it
 
     def __post_init__(self) -> None:
         require_choice("attention.projection", self.projection, ("orthogonal", "gaussian", "fastfood", "identity"))
@@ -69,14 +68,19 @@ class FavorOptions:
 
     @property
     def floor(self) -> float:
-        """What is added to every feature."""
+        """The number that is added to every feature."""
         return (0.0 if self.kernel in LOGARITHMIC else EPSILON) if self.epsilon is None else self.epsilon
+
+    @property
+    def is_published(self) -> bool:
+        """Whether these options need `PublishedFavor`."""
+        return self.kernel == "softmax" and self.floor > 0
 
 
 class Favor(Additive):
     """Linear attention with phi(x) = exp(W x - |x|^2 / 2), or f(W x) + epsilon, x scaled by E^(-1/4).
 
-    With `projection=identity`, phi(x) = f(x) + epsilon of x as it is.
+    With `projection=identity`, phi(x) = f(x) + epsilon of the unscaled x.
 
     Source
     ------
@@ -87,23 +91,23 @@ class Favor(Additive):
     Options = FavorOptions
     causal = True
     size_option = "num_features"
+    directions_ME: torch.Tensor
 
     def __init__(self, sizes: Sizes, options: FavorOptions, generator: torch.Generator):
         super().__init__(sizes, options, generator)
         self.logarithmic = options.kernel in LOGARITHMIC
-        self.is_published = options.kernel == "softmax" and options.floor > 0
-        # Without a floor, a query may meet the features of keys that are taken away only: 0 / 0, but for rounding.
-        self.can_subtract = not self.is_published and not (options.kernel == "relu" and options.floor == 0)
+        # With relu and no floor, a query may meet only the features of keys that were taken away: 0 / 0, or rounding.
+        self.can_subtract = not (options.kernel == "relu" and options.floor == 0)
         # E ln E features, as in the paper's experiments (266 at E = 64)
         num_features = options.num_features or max(1, int(sizes.head_dim * math.log(sizes.head_dim)))
         self.redraw_interval = 0 if options.projection == "identity" else options.redraw_interval
         self.factor = 1.0 if options.projection == "identity" else sizes.head_dim**-0.25  # of queries and keys
-        self.directions_ME: torch.Tensor
         if options.projection == "fastfood":
             self.fastfood = Fastfood(num_features, sizes.head_dim)
         elif options.projection != "identity":
             self.register_buffer("directions_ME", torch.empty(num_features, sizes.head_dim))
-        self.redraw(generator)
+        if not any(buffer.is_meta for buffer in self.buffers()):  # on the meta device there is nothing to draw
+            self.redraw(generator)
 
     @torch.no_grad()
     def redraw(self, generator: torch.Generator) -> None:
@@ -123,21 +127,23 @@ class Favor(Additive):
         return super().forward(q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL)
 
     def is_fused(self, v_BHLE: torch.Tensor) -> bool:
-        """Whether the kernels of fused.py mix the tokens, without room for phi: on a GPU, if Triton is there.
+        """Whether the kernels of fused.py compute the result, which never hold phi: on a GPU, if Triton is there.
 
-        They are for the dense form: softmax's kernel without epsilon, not causal, directions written out.
+        They are for the dense form: softmax's kernel without epsilon, not causal, with directions written out.
         """
         options = self.options
-        plain = options.kernel == "softmax" and not self.is_published and not self.is_causal
+        plain = options.kernel == "softmax" and not options.is_published and not self.is_causal
         dense = options.projection in ("orthogonal", "gaussian") and v_BHLE.shape[-1] <= MAX_FUSED_WIDTH
         return plain and dense and v_BHLE.is_cuda and v_BHLE.dtype in FUSED_DTYPES and has_triton()
 
     def features(self, x_BHLE: torch.Tensor, queries: bool) -> torch.Tensor:
-        projected_BHLM = self.projected(x_BHLE, queries)
+        floor, projected_BHLM = self.options.floor, self.projected(x_BHLE, queries)
         if not self.logarithmic:
-            return FUNCTIONS[self.options.kernel](projected_BHLM) + self.options.floor
+            return FUNCTIONS[self.options.kernel](projected_BHLM) + floor
         if self.options.kernel == "exp":
-            return self.floored(projected_BHLM)
+            if floor:
+                projected_BHLM = torch.logaddexp(projected_BHLM, projected_BHLM.new_tensor(math.log(floor)))
+            return projected_BHLM  # log(phi + epsilon)
         if queries:
             return projected_BHLM  # |q|^2 / 2 is the same for every feature of a query
         return projected_BHLM.add_(self.log_norm(x_BHLE))
@@ -155,25 +161,27 @@ class Favor(Additive):
         directions_ME = self.directions_ME.to(x_BHLE.dtype) * self.factor
         if queries or torch.is_grad_enabled():
             return x_BHLE @ directions_ME.T
-        # Sums and maxima of keys run over the tokens: these last in memory, a tenth of the time is saved. (With
-        # gradients it would be lost: what is written to a view is copied.)
+        # Sums and maxima of keys run over the tokens: with these last in memory, they take a tenth less time. (With
+        # gradients the gain would be lost: writing to a view copies it.)
         return (directions_ME @ x_BHLE.transpose(2, 3)).transpose(2, 3)
 
-    def floored(self, log_phi_BHLM: torch.Tensor) -> torch.Tensor:
-        """log(phi + epsilon)."""
-        floor = self.options.floor
-        return torch.logaddexp(log_phi_BHLM, log_phi_BHLM.new_tensor(math.log(floor))) if floor else log_phi_BHLM
 
-    # --- softmax with epsilon: the published form -----------------------------------------------------------
-    #
-    # phi(k) = exp(W k - |k|^2 / 2 - K) + epsilon, K the largest entry of W k over all keys of the cell and all
-    # features; phi(q) the same with the largest of its own entries. K is known when all keys have been seen. Until then
-    # the sums are those without epsilon, of M features and two more: 1, whose sums are those of v and the number of
-    # keys, and one without sums, whose scale is K.
+class PublishedFavor(Favor):
+    """FAVOR+ as published, with epsilon added to the features of the softmax kernel.
+
+        phi(k) = exp(W k - |k|^2 / 2 - K) + epsilon,   K = the largest entry of W k over all keys and features
+        phi(q) = exp(W q - |q|^2 / 2 - max_m (W q)_m) + epsilon
+
+    K is known only after the last key. Until then the sums are those of the M features without epsilon and of two more
+    entries: first a feature that is always 1, whose sums are those of v and the number of keys; last, K as the scale of
+    an empty feature.
+    """
+
+    def __init__(self, sizes: Sizes, options: FavorOptions, generator: torch.Generator):
+        super().__init__(sizes, options, generator)
+        self.can_subtract = False  # a maximum cannot be taken back
 
     def key_sums(self, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor, keep_BL: torch.Tensor | None) -> KeySums:
-        if not self.is_published:
-            return super().key_sums(k_BHLE, v_BHLE, keep_BL)
         with torch.autocast(k_BHLE.device.type, enabled=False):
             k_BHLE, v_BHLE = widened(k_BHLE), widened(v_BHLE)
             projected_BHLM = self.projected(k_BHLE, queries=False)
@@ -195,16 +203,15 @@ class Favor(Additive):
             )
 
     def read(self, q_BHLE: torch.Tensor, sums: KeySums) -> torch.Tensor:
-        if not self.is_published:
-            return super().read(q_BHLE, sums)
+        epsilon = self.options.floor
         factor_BHM = torch.exp(sums.scale_BHM[..., :-2] - sums.scale_BHM[..., -1:])
-        s_BHME = sums.s_BHME[:, :, :-2] * factor_BHM.unsqueeze(-1) + self.options.floor * sums.s_BHME[:, :, -2:-1]
-        z_BHM = sums.z_BHM[..., :-2] * factor_BHM + self.options.floor * sums.z_BHM[..., -2:-1]
+        s_BHME = sums.s_BHME[:, :, :-2] * factor_BHM.unsqueeze(-1) + epsilon * sums.s_BHME[:, :, -2:-1]
+        z_BHM = sums.z_BHM[..., :-2] * factor_BHM + epsilon * sums.z_BHM[..., -2:-1]
         with torch.autocast(q_BHLE.device.type, enabled=False):
             phi_q_BHLM = self.projected(widened(q_BHLE), queries=True)
             largest_BHL1 = phi_q_BHLM.detach().amax(dim=-1, keepdim=True)
-            phi_q_BHLM.add_(self.log_norm(widened(q_BHLE)) - largest_BHL1).exp_()  # epsilon: in the sums below
-            mixed_BHLE = phi_q_BHLM @ s_BHME + self.options.floor * s_BHME.sum(dim=2, keepdim=True)
-            total_BHL1 = phi_q_BHLM @ z_BHM.unsqueeze(-1) + self.options.floor * z_BHM.sum(-1)[..., None, None]
+            phi_q_BHLM.add_(self.log_norm(widened(q_BHLE)) - largest_BHL1).exp_()  # the sums below add epsilon
+            mixed_BHLE = phi_q_BHLM @ s_BHME + epsilon * s_BHME.sum(dim=2, keepdim=True)
+            total_BHL1 = phi_q_BHLM @ z_BHM.unsqueeze(-1) + epsilon * z_BHM.sum(-1)[..., None, None]
             out_BHLE = mixed_BHLE / total_BHL1.masked_fill(total_BHL1 == 0, 1.0)
         return out_BHLE.to(q_BHLE.dtype)

@@ -1,4 +1,4 @@
-"""Linformer: keys and values projected to a fixed number of rows, then softmax attention to those.
+"""Linformer: softmax attention to keys and values that are projected to a fixed number of rows.
 
 Shape letters beyond those of base.py: P positions, N projected rows, G heads with matrices of their own (H, or 1 for
 all), C matrices per layer (2: one for keys and one for values; 1 for both).
@@ -19,7 +19,7 @@ from scperformer.config import require, require_choice
 class LinformerOptions:
     """Options of `attention=linformer`."""
 
-    projected_length: int = 256  # rows that keys and values are projected to; at most as many as there are positions
+    projected_length: int = 256  # rows of projected keys and values; at most the number of positions
     sharing: str = "headwise"  # matrices E, F: none (of each head), headwise (of each layer), key_value, layerwise
 
     def __post_init__(self) -> None:
@@ -30,7 +30,7 @@ class LinformerOptions:
 class Linformer(Attention):
     """softmax(Q (E K)^T / sqrt(E)) (F V) with learned matrices E and F, N x P; dropped tokens add 0 to E K and F V.
 
-    A column of E and F belongs to a position (a gene): tokens bring theirs along, in whatever order they come.
+    A column of E and F belongs to a position (a gene), so the order of the tokens does not matter.
     `sharing`: `none`, E and F for each head; `headwise`, E and F for all heads of a layer; `key_value`, E = F for all
     heads of a layer; `layerwise`, E = F for all heads of all layers.
 
@@ -47,12 +47,12 @@ class Linformer(Attention):
         super().__init__(sizes, options, generator)
         num_matrices = 2 if options.sharing in ("none", "headwise") else 1
         num_groups = sizes.num_heads if options.sharing == "none" else 1
-        num_rows = min(options.projected_length, sizes.length)  # more than P rows have nothing more to tell
+        num_rows = min(options.projected_length, sizes.length)  # more than P rows add nothing
         matrices_CPGN = torch.randn(num_matrices, sizes.length, num_groups, num_rows, generator=generator)
-        # A projected key sums P keys, so that 1 / sqrt(P) leaves it as large as they are, and scores as large as
-        # those of softmax. (1 / sqrt(N), which preserves distances, makes scores sqrt(P / N) times as large: at
-        # 16,907 genes and 256 rows the softmax would start as the choice of a single row.)
-        self.matrices_CPGN = nn.Parameter(matrices_CPGN * sizes.length**-0.5)
+        # A projected key sums P keys: 1 / sqrt(P) keeps it, and the scores, as large as without projection. (With
+        # 1 / sqrt(N), which preserves distances, scores are sqrt(P / N) times as large: at 16,907 genes and 256 rows
+        # the softmax would start by choosing a single row.)
+        self.matrices_CPGN = nn.Parameter(matrices_CPGN.mul_(sizes.length**-0.5))
 
     def share_with(self, first: Attention) -> None:
         if self.options.sharing == "layerwise":
@@ -70,13 +70,13 @@ class Linformer(Attention):
             return scaled_dot_product_attention(widened(q_BHLE), k_BHNE, v_BHNE).to(v_BHLE.dtype)
 
     def _projected(self, matrix_PGN: torch.Tensor, x_BHLE: torch.Tensor, positions_BL) -> torch.Tensor:
-        """Sums over the tokens weighted by the entries of their columns: B x H x N x E."""
+        """Sum over the tokens, weighted by the entries of their columns: B x H x N x E."""
         batch, heads, length, width = x_BHLE.shape
         if positions_BL is None:
             self.require_length(length)
         columns_BLX = of_positions(matrix_PGN.flatten(1), length, positions_BL)
         weights_BGNL = columns_BLX.unflatten(2, matrix_PGN.shape[1:]).permute(0, 2, 3, 1)
-        # Heads, or cells, that share a matrix are further columns of one product: no copy of the matrix for each.
+        # Heads, or cells, that share a matrix become columns of one product; the matrix is not copied for each.
         if weights_BGNL.shape[1] == 1:
             rows_BNX = weights_BGNL[:, 0] @ x_BHLE.transpose(1, 2).flatten(2)
             return rows_BNX.unflatten(2, (heads, width)).transpose(1, 2)

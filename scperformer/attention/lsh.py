@@ -1,4 +1,4 @@
-"""Reformer attention: tokens are sorted by a hash of their query, which is their key too, and attend to neighbours.
+"""Reformer attention: tokens are sorted by a hash of their query, which is also their key, and attend to neighbours.
 
 Shape letters beyond those of base.py: R rounds, P chunks of C tokens.
 """
@@ -12,9 +12,9 @@ from scperformer.attention.additive import widened
 from scperformer.attention.base import Attention, Sizes
 from scperformer.config import require
 
-CHUNKS = 256  # of tokens of one head, at a time
-# Added to scores. A token with itself: far below what another key can have (Reformer's -1e5 would do for scores of
-# ordinary size). No real key: far below that, so that a token that is alone has itself.
+CHUNKS = 256  # chunks of one head that are computed at a time
+# Added to scores. ITSELF, for a token with itself, is far below the score of any other key (Reformer's -1e5 is enough
+# for scores of ordinary size). NOTHING, for dropped keys, is far below ITSELF: a token without others sees itself.
 ITSELF = -1e30
 NOTHING = -1e35
 
@@ -24,9 +24,9 @@ class LshOptions:
     """Options of `attention=lsh`."""
 
     num_rounds: int = 2  # independent hashings
-    num_buckets: int = 16  # values of a hash; even, or 1: no hashing
-    chunk_size: int = 64  # tokens that attend to each other and to those of the chunk before
-    redraw_interval: int = 1  # training steps between new rotations, as Reformer has them; 0: never
+    num_buckets: int = 16  # values of the hash: an even number, or 1 for no hashing
+    chunk_size: int = 64  # tokens that attend to each other and to the chunk before
+    redraw_interval: int = 1  # training steps between new rotations, 1 as in Reformer; 0: never
 
     def __post_init__(self) -> None:
         require(self.num_rounds >= 1, "attention.num_rounds", self.num_rounds, "1 or more")
@@ -40,8 +40,8 @@ class Lsh(Attention):
     """sum_r exp(z_r - log sum_r' exp z_r') softmax_r(Q Q^T / sqrt(E)) V, z_r the log of a row's normaliser in round r.
 
     In a round, the real tokens of a cell are sorted by (bucket, place) and cut into chunks; a token attends to those of
-    its chunk and of the one before, and to itself only where there is no other. A key that several rounds find counts
-    as often. No gradient passes through the hash.
+    its chunk and of the one before, and to itself only if there is no other. A key counts once for each round that
+    finds it. No gradient passes through the hash.
 
     Source
     ------
@@ -49,16 +49,16 @@ class Lsh(Attention):
     """
 
     Options = LshOptions
-    order_sensitive = True  # it decides where chunks of tokens of one bucket end
+    order_sensitive = True  # the order decides where a chunk ends within a bucket
     shared_qk = True
     size_option = "chunk_size"
+    rotations_REM: torch.Tensor
 
     def __init__(self, sizes: Sizes, options: LshOptions, generator: torch.Generator):
         super().__init__(sizes, options, generator)
         self.chunk_size = options.chunk_size
-        # One hashing is soon learnt by heart, as which tokens can see each other never changes.
+        # With one hashing throughout, training would fit which tokens happen to see each other.
         self.redraw_interval = options.redraw_interval
-        self.rotations_REM: torch.Tensor
         shape = (options.num_rounds, sizes.head_dim, options.num_buckets // 2)
         self.register_buffer("rotations_REM", torch.empty(shape))
         self.redraw(generator)
@@ -77,7 +77,7 @@ class Lsh(Attention):
             return (sums_BHLE[..., :-1] / sums_BHLE[..., -1:]).to(v_BHLE.dtype)
 
     def one_round(self, q_BHLE, v_BHLE, keep_BL, rotation_EM):
-        """What one hashing finds, divided by exp(scale): sums of exp(score) v and, as last entry, of exp(score).
+        """Sum exp(score) v and, as last entry, exp(score) over the keys that one hashing finds, divided by exp(scale).
 
         Returns
         -------
@@ -88,7 +88,7 @@ class Lsh(Attention):
         real_BHL = keep_BL[:, None].expand(batch, heads, length).gather(2, order_BHL)
         size = min(self.chunk_size, length)
         missing = -length % size  # tokens that fill the last chunk
-        # the chunk before the first one has nothing
+        # the chunk before the first one is empty
         q, v = (pad(take(x, order_BHL), (0, 0, size, missing)) for x in (q_BHLE, v_BHLE))
         real = pad(real_BHL, (size, missing))
         q_BHPCE, v_BHPCE = (x.unflatten(2, (-1, size)) for x in (q, v))
@@ -96,7 +96,7 @@ class Lsh(Attention):
         keys_values = [part for x in (q_BHPCE, v_BHPCE) for part in (x[:, :, :-1], x[:, :, 1:])]
         unreal_BHPK = ~real.unfold(2, 2 * size, size)
         q_BHPCE = q_BHPCE[:, :, 1:] * self.sizes.head_dim**-0.5
-        # Some chunks at a time: what they need fits into a cache, and its memory serves the next ones.
+        # Some chunks at a time: their temporary tensors fit into a cache, and the next ones reuse the memory.
         span = max(1, CHUNKS // (batch * heads))
         pieces = zip(*(x.split(span, dim=2) for x in (q_BHPCE, *keys_values, unreal_BHPK)), strict=True)
         found = zip(*(self._of_chunks(*piece) for piece in pieces), strict=True)
@@ -104,10 +104,10 @@ class Lsh(Attention):
         return tuple(take(torch.cat(x, dim=2).flatten(2, 3)[:, :, :length], back_BHL) for x in found)
 
     def _of_chunks(self, q_BHPCE, k_before, k_own, v_before, v_own, unreal_BHPK) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the tokens of whole chunks find: see `one_round`."""
+        """The sums of `one_round` for whole chunks."""
         k_BHPKE, v_BHPKE = torch.cat([k_before, k_own], dim=3), torch.cat([v_before, v_own], dim=3)
         size = q_BHPCE.shape[3]
-        # In place: these are the largest tensors by far, and one of them is all that the backward pass needs.
+        # In place: these tensors are the largest by far, and the backward pass needs only one of them.
         weights = q_BHPCE @ k_BHPKE.mT
         weights += pad(torch.eye(size, dtype=weights.dtype, device=weights.device) * ITSELF, (size, 0))
         weights += (unreal_BHPK.to(weights.dtype) * NOTHING).unsqueeze(3)
@@ -116,7 +116,7 @@ class Lsh(Attention):
         return torch.cat([weights @ v_BHPKE, weights.sum(-1, keepdim=True)], dim=-1), scale
 
     def buckets(self, q_BHLE: torch.Tensor, rotation_EM: torch.Tensor) -> torch.Tensor:
-        """argmax of [qR, -qR], B x H x L; always in float32: two precisions must not disagree on buckets."""
+        """argmax of [qR, -qR], B x H x L; always in float32, so that precisions do not disagree on buckets."""
         if rotation_EM.shape[1] == 0:
             return torch.zeros(q_BHLE.shape[:3], dtype=torch.int64, device=q_BHLE.device)
         rotated_BHLM = q_BHLE.detach().float() @ rotation_EM.float()
@@ -124,14 +124,14 @@ class Lsh(Attention):
 
 
 def sorting(buckets_BHL: torch.Tensor, keep_BL: torch.Tensor) -> torch.Tensor:
-    """The order by (bucket, place), dropped tokens last: chunks do not depend on how many there are."""
+    """The order by (bucket, place), with dropped tokens last so that the chunks do not depend on their number."""
     last = torch.iinfo(buckets_BHL.dtype).max
     return buckets_BHL.masked_fill(~keep_BL[:, None], last).argsort(dim=2, stable=True)
 
 
 def take(x_BHLE: torch.Tensor, order_BHL: torch.Tensor) -> torch.Tensor:
-    """The tokens of each head in an order of its own."""
+    """Take the tokens of each head in an order of its own."""
     batch, heads, length, width = x_BHLE.shape
     start_BH1 = torch.arange(batch * heads, device=x_BHLE.device).view(batch, heads, 1) * length
-    # Whole rows of a matrix: several times as fast as `gather`, which looks up each entry.
+    # Indexing whole rows is several times as fast as `gather`, which looks up each entry.
     return x_BHLE.reshape(-1, width)[start_BH1 + order_BHL]

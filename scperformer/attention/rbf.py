@@ -1,4 +1,4 @@
-"""Linear attention with Gaussian features: how close queries and keys are to anchors."""
+"""Linear attention with Gaussian features of the distance to anchors."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,9 @@ class RbfOptions:
     """Options of `attention=rbf`."""
 
     num_anchors: int = 64  # per head
-    sigma: float | None = None  # width of the features; null: head_dim**0.25, the width of softmax's kernel
-    init: str = "sample"  # anchors: sample, keys of training cells that stay as they are; or learned, starting there
-    causal: bool = False  # a token sees those before it and itself only
+    sigma: float | None = None  # width of the features; null: head_dim**0.25, as softmax's kernel has
+    init: str = "sample"  # anchors: sample, fixed keys of training cells; learned, trained from there
+    causal: bool = False  # a token sees only itself and those before it
 
     def __post_init__(self) -> None:
         require(self.num_anchors >= 1, "attention.num_anchors", self.num_anchors, "1 or more")
@@ -29,8 +29,8 @@ class RbfOptions:
 class Rbf(Additive):
     """Linear attention with phi_m(x) = exp(-|x - a_m|^2 / (2 sigma^2)) for anchors a_1 .. a_M of each head.
 
-    Softmax attention weighs keys by exp(q k / sqrt(E)), that is by exp(-|q - k|^2 / (2 sqrt(E))) and by the length
-    of the key: a Gaussian with sigma = E^(1/4), the default.
+    Softmax attention weights keys by exp(q k / sqrt(E)), that is by exp(-|q - k|^2 / (2 sqrt(E))) and a factor for
+    the length of the key: a Gaussian with sigma = E^(1/4), the default.
 
     Source
     ------
@@ -42,12 +42,12 @@ class Rbf(Additive):
     causal = True
     starts_from_keys = True
     size_option = "num_anchors"
+    anchors_HME: torch.Tensor
 
     def __init__(self, sizes: Sizes, options: RbfOptions, generator: torch.Generator):
         super().__init__(sizes, options, generator)
         self.variance = sizes.head_dim**0.5 if options.sigma is None else options.sigma**2
         anchors_HME = torch.randn(sizes.num_heads, options.num_anchors, sizes.head_dim, generator=generator)
-        self.anchors_HME: torch.Tensor
         if options.init == "learned":
             self.anchors_HME = nn.Parameter(anchors_HME)
         else:
@@ -55,7 +55,7 @@ class Rbf(Additive):
 
     @torch.no_grad()
     def start(self, k_BHLE: torch.Tensor, keep_BL: torch.Tensor, generator: torch.Generator) -> None:
-        """Draw the anchors of each head from the keys of real tokens; all of them, repeated, if there are too few."""
+        """Draw the anchors of each head from its keys of real tokens; if there are too few, repeat them."""
         k_HTE = k_BHLE.transpose(1, 2)[keep_BL].transpose(0, 1)  # T real tokens
         num_heads, num_anchors, _ = self.anchors_HME.shape
         num_tokens = k_HTE.shape[1]

@@ -9,7 +9,7 @@ from scperformer.attention.base import Attention, Sizes
 from scperformer.config import require
 from scperformer.errors import InputError
 
-CAUSAL_BLOCK = 256  # queries whose mask is written out at a time
+CAUSAL_BLOCK = 256  # queries whose mask exists at a time
 
 
 @dataclass(kw_only=True)
@@ -17,7 +17,7 @@ class SoftmaxOptions:
     """Options of `attention=softmax`."""
 
     max_length: int = 4096  # more tokens than this are refused
-    causal: bool = False  # a token sees those before it and itself only
+    causal: bool = False  # a token sees only itself and those before it
 
     def __post_init__(self) -> None:
         require(self.max_length >= 1, "attention.max_length", self.max_length, "1 or more")
@@ -50,7 +50,7 @@ class Softmax(Attention):
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         length = q_BHLE.shape[2]
         if length > self.max_length:
-            # Prediction pads more than training does: what counts is real tokens (looked at only when in doubt).
+            # Prediction pads more than training does; the limit is on real tokens, counted only here, where in doubt.
             self.require_length(int(keep_BL.sum(1).max()))
         k_BHLE, v_BHLE = (x.masked_fill(~keep_BL[:, None, :, None], 0.0) for x in (k_BHLE, v_BHLE))  # 0 * nan is not 0
         mask_B11L = keep_BL[:, None, None, :]
@@ -62,6 +62,6 @@ class Softmax(Attention):
             earlier_CL = torch.ones(seen - start, seen, dtype=torch.bool, device=keep_BL.device).tril(start)
             mask = mask_B11L[..., :seen] & earlier_CL
             q, k, v = q_BHLE[:, :, start:seen], k_BHLE[:, :, :seen], v_BHLE[:, :, :seen]
-            # Tokens before the first real one have nothing to see: their output means nothing, but must be finite.
+            # Tokens before the first real one see nothing: their output means nothing, but must be finite.
             out.append(scaled_dot_product_attention(q, k, v, attn_mask=mask).nan_to_num(nan=0.0))
         return torch.cat(out, dim=2)

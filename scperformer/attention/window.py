@@ -1,4 +1,4 @@
-"""A linear transformer with a learned kernel: each token attends to its neighbours, its scores being convolved first.
+"""A linear transformer with a learned kernel: each token attends to its neighbours with convolved scores.
 
 Shape letters beyond those of base.py: P blocks of C tokens, N convolutions, W = 2r + 1 entries of a row of the band.
 """
@@ -13,17 +13,17 @@ from scperformer.attention.additive import widened
 from scperformer.attention.base import Attention, Sizes
 from scperformer.config import require, require_choice
 
-NOISE = 0.1  # of the starting kernels beside their middle tap of 1: root of the sum of squares
-BLOCKS = 128  # of tokens of one head, at a time
-MIN_BLOCK = 64  # tokens: smaller matrix products are slower than the work that larger ones waste
+NOISE = 0.1  # norm of the random part of the starting kernels, whose middle tap is 1 more
+BLOCKS = 128  # blocks of one head that are computed at a time
+MIN_BLOCK = 64  # tokens: smaller products are slower, although larger ones compute scores outside the band
 
 
 @dataclass(kw_only=True)
 class WindowOptions:
     """Options of `attention=window`."""
 
-    half_width: int = 32  # r: tokens that a token sees on each side of itself
-    normalize: str = "softmax"  # rows of convolved scores over the real keys: softmax, l1 (sum of sizes is 1) or none
+    half_width: int = 32  # r: tokens that a token sees on each side
+    normalize: str = "softmax"  # rows of convolved scores: softmax, l1 (absolute values sum to 1) or none
 
     def __post_init__(self) -> None:
         require(self.half_width >= 0, "attention.half_width", self.half_width, "0 or more")
@@ -57,19 +57,19 @@ class Window(Attention):
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         batch, heads, length, _ = q_BHLE.shape
-        half_width = min(self.half_width, length - 1)  # there is nothing further away
+        half_width = min(self.half_width, length - 1)  # no token is further away
         block = min(length, max(MIN_BLOCK, 2 * half_width))
-        around = (half_width, half_width + -length % block)  # r on each side, and what fills the last block
+        around = (half_width, half_width + -length % block)  # r on each side, and the rest of the last block
         drop_1BL1 = ~keep_BL[None, :, :, None]
         with torch.autocast(q_BHLE.device.type, enabled=False):  # scores need more than bf16's 8 bits
-            # heads first: a kernel then meets the scores of all cells in one product
+            # heads first: one product then convolves the scores of all cells with a kernel
             q, k, v = (widened(x.transpose(0, 1)).masked_fill(drop_1BL1, 0.0) for x in (q_BHLE, k_BHLE, v_BHLE))
             q = pad(q * self.sizes.head_dim**-0.5, (0, 0, 0, -length % block))
             q_HBPCE = q.unflatten(2, (-1, block))
             # keys and values of a block: its own tokens and r on each side of them
             keys_values = [part for x in (k, v) for part in overlapping(pad(x, (0, 0, *around)), block, 2 * half_width)]
             unreal_1BPCW = ~pad(keep_BL, around).unfold(1, 2 * half_width + 1, 1).unflatten(1, (-1, block))[None]
-            # Some blocks at a time: what they need fits into a cache, and its memory serves the next ones.
+            # Some blocks at a time: their temporary tensors fit into a cache, and the next ones reuse the memory.
             span = max(1, BLOCKS // heads)
             cells = max(1, span // q_HBPCE.shape[2])
             pieces = zip(*(_split(x, cells, span) for x in (q_HBPCE, *keys_values, unreal_1BPCW)), strict=True)
@@ -78,19 +78,19 @@ class Window(Attention):
         return out_BHLE[:, :, :length].to(v_BHLE.dtype)
 
     def _of_blocks(self, q_HPCE, k_own, k_next, v_own, v_next, unreal_1PCW) -> torch.Tensor:
-        """Mixed values of blocks of tokens, of some cells or some of one cell."""
+        """Mixed values of blocks of tokens: all blocks of some cells, or some of one cell."""
         k_HPKE, v_HPKE = torch.cat([k_own, k_next], dim=2), torch.cat([v_own, v_next], dim=2)
         return unskewed(self.weights(skewed(q_HPCE @ k_HPKE.mT), unreal_1PCW)) @ v_HPKE
 
     def weights(self, scores_HPCW: torch.Tensor, unreal_1PCW: torch.Tensor) -> torch.Tensor:
-        """The band of weights from the band of scores, which is 0 where there is no real key."""
-        spare = (self.taps_NHW.shape[-1] - scores_HPCW.shape[-1]) // 2  # taps on each side that reach too far
+        """Turn the band of scores, which is 0 where there is no real key, into the band of weights."""
+        spare = (self.taps_NHW.shape[-1] - scores_HPCW.shape[-1]) // 2  # taps on each side that reach beyond the cell
         for i, taps_HW in enumerate(self.taps_NHW[..., spare : self.taps_NHW.shape[-1] - spare]):
             if i > 0:
                 scores_HPCW = scores_HPCW.masked_fill(unreal_1PCW, 0.0)
             scores_HPCW = of_all_blocks(scores_HPCW, toeplitz(taps_HW.to(scores_HPCW.dtype)))
         if self.normalize == "softmax":
-            # Rows without any real key become uniform: their values are all 0.
+            # Rows without a real key become uniform, which does not matter: their values are all 0.
             return scores_HPCW.masked_fill(unreal_1PCW, torch.finfo(scores_HPCW.dtype).min).softmax(-1)
         scores_HPCW = scores_HPCW.masked_fill(unreal_1PCW, 0.0)
         if self.normalize == "l1":
@@ -100,10 +100,10 @@ class Window(Attention):
 
 
 def of_all_blocks(scores_HPCW: torch.Tensor, matrix_HWW: torch.Tensor) -> torch.Tensor:
-    """Scores times the matrix of their head.
+    """Multiply scores by the matrix of their head.
 
-    The last bits of a product depend on how many rows it has, and at prediction nothing may depend on the cells beside
-    a cell: a product for each block. In training one for all of them saves a fifth of the time.
+    The last bits of a product depend on its number of rows. At prediction a result must not depend on the other cells,
+    so each block has a product of its own. In training one product for all blocks saves a fifth of the time.
     """
     if torch.is_grad_enabled():
         return (scores_HPCW.flatten(1, 2) @ matrix_HWW).view_as(scores_HPCW)
@@ -111,9 +111,9 @@ def of_all_blocks(scores_HPCW: torch.Tensor, matrix_HWW: torch.Tensor) -> torch.
 
 
 def overlapping(x_HBKE: torch.Tensor, block: int, more: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pieces of `block + more` tokens that begin `block` apart, each in two parts: H x B x P x tokens x E.
+    """Cut into pieces of `block + more` tokens that begin `block` apart, each in two parts: H x B x P x tokens x E.
 
-    As `unfold` gives, whose backward pass is several times as slow.
+    `unfold` gives the same, but its backward pass is several times as slow.
     """
     num_blocks = (x_HBKE.shape[2] - more) // block
     if num_blocks == 1:
@@ -124,27 +124,27 @@ def overlapping(x_HBKE: torch.Tensor, block: int, more: int) -> tuple[torch.Tens
 
 
 def _split(x: torch.Tensor, cells: int, blocks: int) -> list[torch.Tensor]:
-    """The blocks of several cells at a time, or several of one cell: ... x B x P x ... to ... x P x ..."""
+    """Split into the blocks of several cells, or several blocks of one cell: ... x B x P x ... to ... x P x ..."""
     return [piece.flatten(1, 2) for some in x.split(cells, dim=1) for piece in some.split(blocks, dim=2)]
 
 
 def toeplitz(taps_HW: torch.Tensor) -> torch.Tensor:
     """Matrices T with (S T)[j] = sum_t w[t] S[j+t] for t = -r..r, T[s,j] = w[s-j], H x W x W."""
     width = taps_HW.shape[-1]
-    # between row s and column j lie -2r .. 2r, and there is a tap for -r .. r
+    # j - s runs from -2r to 2r, and there are taps for -r .. r
     return pad(taps_HW, (width // 2, width // 2)).unfold(-1, width, 1).flip(-1)
 
 
 def skewed(scores: torch.Tensor) -> torch.Tensor:
-    """The band of blocks, ... x C x (2r+1), out of all their products, ... x C x (C+2r): row a begins at column a."""
+    """Take the band, ... x C x (2r+1), out of all products, ... x C x (C+2r): row a begins at column a."""
     block, num_keys = scores.shape[-2:]
-    # rows one entry longer begin one column later each
+    # in rows that are one entry longer, each row begins one column later
     return pad(scores.flatten(-2), (0, block)).unflatten(-1, (block, num_keys + 1))[..., : num_keys - block + 1]
 
 
 def unskewed(band: torch.Tensor) -> torch.Tensor:
-    """The opposite of `skewed`, with 0 outside the band."""
+    """Invert `skewed`, with 0 outside the band."""
     block, width = band.shape[-2:]
     num_keys = block + width - 1
-    # each row one entry too long moves the next one to the right by one
+    # a row that is one entry too long moves the next one to the right by one
     return pad(band, (0, block)).flatten(-2)[..., : block * num_keys].unflatten(-1, (block, num_keys))

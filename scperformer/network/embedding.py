@@ -81,9 +81,9 @@ def position_table(num_genes: int, model: ModelConfig) -> nn.Embedding | None:
         nn.init.normal_(table.weight, std=EMBEDDING_STD)
         return table
     table.weight.requires_grad_(False)
-    fixed = sinusoids(num_genes + 1, model.dim) if model.positions == "sinusoidal" else torch.zeros(())
-    with torch.no_grad():
-        table.weight.copy_(fixed)
+    if not table.weight.is_meta:
+        sinusoidal = model.positions == "sinusoidal"
+        table.weight.data = sinusoids(num_genes + 1, model.dim) if sinusoidal else torch.zeros_like(table.weight)
     return table
 
 

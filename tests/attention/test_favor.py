@@ -11,7 +11,7 @@ from support.twins import favor, published_favor, softmax
 
 from scperformer.attention import make_attention
 from scperformer.attention.base import Sizes
-from scperformer.attention.projections import gaussian_directions
+from scperformer.attention.random_directions import gaussian_directions
 from scperformer.config.groups import ModelConfig, TokensConfig
 from scperformer.errors import InputError
 from scperformer.network.encoder import Encoder

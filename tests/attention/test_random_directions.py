@@ -10,7 +10,7 @@ from support.twins import favor_matrix
 
 from scperformer.attention import make_attention
 from scperformer.attention.base import Sizes
-from scperformer.attention.fastfood import Fastfood, hadamard
+from scperformer.attention.random_directions import Fastfood, hadamard
 
 
 def drawn(num_features: int, head_dim: int, seed: int = 0) -> Fastfood:
