@@ -60,7 +60,7 @@ def test_sizes_are_those_of_the_weights(case, model):
     for group, options in SIZES[case].items():
         config[group] = options if "name" in options and group == "attention" else config[group] | options
     change(model, config=config)
-    with TensorBytes() as tensors, pytest.raises(InputError, match="damaged model '.*': "):
+    with TensorBytes() as tensors, pytest.raises(InputError, match=r"damaged model '.*': "):
         load_model(model)
     assert tensors.largest < 2**20
 
