@@ -1,9 +1,9 @@
-"""Where an AnnData keeps its expression (X, raw, a layer), and what kind of values they are."""
+"""Finding the expression of an AnnData (in X, raw or a layer) and the kind of its values."""
 
 import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from scperformer.files import LOG_MARK, PREPARED, Matrix
 from scperformer.genes import id_kind, require_named
 
 COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
-PARTIAL_LAYERS = ("unspliced", "ambiguous")  # velocyto: parts of the counts, never used unless asked for
-BASES = {"e": math.e, "2": 2.0, "10": 10.0}  # input_base
+PARTIAL_LAYERS = ("unspliced", "ambiguous")  # velocyto: parts of the counts, only used if source=... names them
+INPUT_BASES = {"e": math.e, "2": 2.0, "10": 10.0}  # input_base
 
 
 @dataclass(frozen=True)
@@ -27,34 +27,34 @@ class Place:
     """One place of a file that may hold expression."""
 
     source: str  # X, raw or layers/NAME
-    text: str  # what it holds, for a person
+    text: str  # its values, for people
     used: bool = False
 
     @property
     def note(self) -> str:
-        """That it is not used, as a sentence."""
+        """A sentence for a place that is not used."""
         return f"{self.source} is not used: {self.text}"
 
 
 @dataclass(kw_only=True)
 class Findings:
-    """Where the expression is and what it is."""
+    """The place of the expression, and the kind of its values."""
 
     source: str  # X, raw or layers/NAME
     kind: str  # counts, linear or log1p
-    total: float | None  # log1p: what a cell adds up to before the logarithm; None: cannot be seen
+    total: float | None  # log1p: total of a cell before the logarithm; None: not recognised
     log_base: float | None  # log1p: e, 2 or 10
-    relative: bool = False  # log1p: each cell's smallest value is one count, and nothing else is known of its total
+    relative: bool = False  # log1p: the smallest value of each cell is one count, and its total is otherwise unknown
     num_cells: int
     num_genes: int
     id_kind: str
-    why: str = ""  # this place and no other one
-    places: list[Place] = field(default_factory=list)  # all of them, in the order in which they were looked at
-    notes: list[str] = field(default_factory=list)  # plain sentences: what was seen, what is assumed
+    why: str = ""  # this place was chosen
+    places: list[Place] = field(default_factory=list)  # all of them, in the order in which they were judged
+    notes: list[str] = field(default_factory=list)  # sentences for people: observations and assumptions
 
     @property
     def text(self) -> str:
-        """What is used, as in "log1p in X (natural logarithm, 10,000 counts per cell)"."""
+        """The values in words: "log1p in X (natural logarithm, 10,000 counts per cell)"."""
         if self.log_base is None:
             return f"{self.kind} in {self.source}"
         per = "unknown total" if self.total is None else f"{self.total:,.6g} counts per cell"
@@ -62,11 +62,11 @@ class Findings:
 
     @property
     def sentence(self) -> str:
-        """What is used, why, and everything that was noted, on one line for the log."""
+        """The values, the reason for this place, and all notes, on one line for the log."""
         return "; ".join([f"takes {self.text}: {self.why}", *self.notes])
 
     def as_dict(self) -> dict[str, Any]:
-        """The findings as JSON-able values."""
+        """Return the findings as values for JSON."""
         return asdict(self) | {"text": self.text}
 
 
@@ -79,19 +79,20 @@ def detect_expression(
     input_base: str = "auto",
     path: str | Path = "the data",
 ) -> Findings:
-    """Find the expression in X, raw and layers, and say what kind of values they are.
+    """Find the expression in X, raw and layers, and the kind of its values.
 
-    Counts are preferred (most genes first), then log1p values whose normalisation can be recognised, then the
-    rest. X of a file that `preprocess` wrote is taken as its mark says.
+    Counts are preferred (most genes first), then log1p values whose normalisation is recognised, then the
+    rest. X of a file that `preprocess` wrote is used as its mark says.
 
     Parameters
     ----------
     source
-        auto, X, raw or layers/NAME: look there only.
+        auto, X, raw or layers/NAME: the only place to use.
     input_kind
-        auto, counts, linear or log1p: taken as told, whatever the values look like.
+        auto, counts, linear or log1p: the kind of the values, whatever they look like.
     input_total, input_base
-        What log1p values were normalised to, in counts per cell; their base (auto, e, 2 or 10). Win over what is seen.
+        log1p values: counts per cell before the logarithm, and its base (auto, e, 2 or 10), whatever the values look
+        like.
     path
         Where `adata` came from, for messages.
 
@@ -100,138 +101,48 @@ def detect_expression(
     InputError
         No place holds usable values (NaN and negative values never are), or `source` does not exist.
     """
-    total = prepared_total(adata) if source in ("auto", "X") and input_kind == "auto" else None
-    slots = _slots(adata, source if total is None else "X", path)
-    if total is not None and (slots[0].largest > MAX_LOG or (slots[0].kind == "counts" and slots[0].largest > 1)):
-        warnings.warn(f"X of {path} is not what scperformer had prepared: it is looked at anew", stacklevel=2)
-        total, slots = None, _slots(adata, source, path)
+    prepared = prepared_total(adata) if source in ("auto", "X") and input_kind == "auto" else None
+    slots: list[Slot] = []
+    for name, x in _places(adata, source, path):
+        slots.append(_judge_place(adata, name, x, prepared, path))
+        if slots[-1].prepared:
+            break
     usable = [slot for slot in slots if slot.kind != "unusable"]
     if not usable:
-        raise _nothing_usable(slots, path)
-    if total is not None:
-        chosen = usable[0]
-        chosen.kind, chosen.log_base, chosen.total, chosen.confirmed = "log1p", math.e, total, True
-        chosen.too_large = False
-        notes = [f"X was prepared by scperformer ({total:g} counts per cell)"]
-        why = "prepared by scperformer"
-    else:
-        wanted = [slot for slot in usable if slot.kind == input_kind] or usable
-        chosen = min(wanted, key=_preference)  # the first of equals: X before layers before raw
-        why = _reason(chosen, slots, source, input_kind)
-        notes = []
+        there = "; ".join(f"{slot.source}: {slot.text}" for slot in slots) or "X is empty"
+        expected = "counts, or log-normalised values without NaN or negative values"
+        raise InputError(f"no usable expression in {path} ({there})", expected, _remedy(slots))
+    chosen, why = _choose(usable, slots, source, input_kind)
+
     places = [Place(slot.source, slot.text, slot is chosen) for slot in slots]
-    if total is None:
-        notes += [place.note for place in places if not place.used]
-        notes += _obey(chosen, input_kind, path)
-    if source == "auto" and total is None:
-        places += [Place(f"layers/{name}", "a part of the counts by its name") for name in _parts_of_counts(adata)]
-    if chosen.too_large and (input_kind, input_total, input_base) == ("auto", None, "auto"):
-        raise _no_known_logarithm(chosen, path)
-    notes += _base_notes(chosen, input_base) + _total_notes(chosen, input_total)
-    return replace(_findings(adata, chosen, notes), why=why, places=places)
-
-
-def _nothing_usable(slots: list[Slot], path: str | Path) -> InputError:
-    there = "; ".join(f"{slot.source}: {slot.text}" for slot in slots) or "X is empty"
-    expected = "counts, or log-normalised values without NaN or negative values"
-    return InputError(f"no usable expression in {path} ({there})", expected, _remedy(slots))
-
-
-def _slots(adata: AnnData, source: str, path: str | Path) -> list[Slot]:
-    """What each of the places to look at holds."""
-    slots = [_judged(adata, name, x, path) for name, x in _places(adata, source, path)]
-    for slot in slots:
-        _believe_scanpy(slot, adata)
-    return slots
-
-
-def _parts_of_counts(adata: AnnData) -> list[str]:
-    return [name for name in adata.layers if name in PARTIAL_LAYERS]
-
-
-def _reason(chosen: Slot, slots: list[Slot], source: str, input_kind: str) -> str:
-    """Why this place and no other one."""
-    usable = [slot for slot in slots if slot.kind != "unusable"]
-    if source != "auto":
-        return "as told"
-    if len(slots) == 1:
-        return "there is no other"
-    if len(usable) == 1:
-        return "nothing else can be used"
-    if input_kind != "auto" and chosen.kind == input_kind:
-        return f"it is what input_kind={input_kind} says"
-    tier, _ = _preference(chosen)
-    rivals = [slot for slot in usable if slot is not chosen and _preference(slot)[0] == tier]
-    if any(slot.x.shape[1] < chosen.x.shape[1] for slot in rivals):
-        return "it has the most genes"
-    if rivals:
-        return "the first of those that would do"
-    return {0: "counts come first", 1: "logarithms that are sure come next to counts"}.get(tier, "nothing is better")
-
-
-def _remedy(slots: list[Slot]) -> str:
-    """What can be done where no place is usable."""
-    start = "put the counts into X or layers['counts']"
-    if any(slot.mixed for slot in slots):
-        return f"{start} for all cells, or save the cells of each kind as a file of its own"
-    if slots and all("scaled" in slot.text for slot in slots):
-        return f"{start}, or the values from before scaling, and save the file"
-    if slots and all("NaN" in slot.text for slot in slots):
-        how = "numpy.nan_to_num of adata.X, or of adata.X.data if it is sparse"
-        return f"{start}, or set NaN that mean 0 to 0 ({how}), and save the file"
-    return f"{start}, or mend the values, and save the file"
-
-
-def prepared_total(adata: AnnData) -> float | None:
-    """What X was normalised to, if a mark says that `preprocess` wrote it; such a mark may outlive its X."""
-    mark = adata.uns.get(PREPARED)
-    total = mark.get("target_sum") if isinstance(mark, Mapping) else None
-    if adata.X is None or not isinstance(total, int | float | np.number):
-        return None
-    return float(total) if 0 < total < math.inf else None
-
-
-def _believe_scanpy(slot: Slot, adata: AnnData) -> None:
-    """Take the base of logarithms from the mark of `scanpy.pp.log1p`, where their values do not tell it."""
-    mark = adata.uns.get(LOG_MARK)
-    if slot.kind != "log1p" or slot.confirmed or slot.source not in ("X", "raw") or not isinstance(mark, Mapping):
-        return
-    said = mark.get("base")
-    said = math.e if said is None else said
-    known = [base for base in BASE_NAMES if isinstance(said, int | float | np.number) and math.isclose(said, base)]
-    if known:
-        # Too large for the usual total: the base is known, and the sum of a cell stands for its total.
-        slot.log_base, slot.confirmed, slot.relative, slot.too_large = known[0], True, slot.too_large, False
-        slot.text = f"log1p ({BASE_NAMES[known[0]]}, by uns['{LOG_MARK}'])"
-
-
-def _judged(adata: AnnData, source: str, x: Matrix, path: str | Path) -> Slot:
-    """What `judge` says; of a mix of kinds it names some cells of each."""
-    try:
-        slot = judge(source, x)
-    except ValueError as error:
-        found = f"a damaged matrix in {source} of {path} ({error})"
-        raise InputError(found, "arrays that fit each other", "write the file anew") from error
-    if slot.mixed:
-        names = np.asarray(adata.obs_names)
-        parts = [f"{kind} in {_these(rows, names)}" for kind, rows in slot.mixed]
-        slot.text = f"a mix: {' and '.join(parts)}"
-    return slot
-
-
-def _these(rows: np.ndarray, names: np.ndarray) -> str:
-    """Some cells by number, name and row, the first of them if they are many: rows that follow each other as one."""
-    runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
-    ranges = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:3]]
-    more = [" ..." if len(all_of_them) > 3 else "" for all_of_them in (rows, runs)]
-    named = ", ".join(str(name) for name in names[rows[:3]])
-    return (
-        f"{len(rows)} cell{'s' if len(rows) > 1 else ''} ({named}{more[0]}; rows from 0: {', '.join(ranges)}{more[1]})"
+    notes = [place.note for place in places if not place.used]
+    if chosen.prepared:
+        notes.append(f"X was prepared by scperformer ({chosen.total:g} counts per cell)")
+    elif source == "auto":
+        partial = [name for name in adata.layers if name in PARTIAL_LAYERS]
+        places += [Place(f"layers/{name}", "a part of the counts by its name") for name in partial]
+    notes += _interpret(chosen, input_kind, input_total, input_base, path)
+    if chosen.num_empty:
+        notes.append(f"{chosen.num_empty} cell{'s' if chosen.num_empty > 1 else ''} without any count")
+    if chosen.kind == "counts" and chosen.largest == 1:
+        notes.append("no count is above 1: were the values made binary?")
+    return Findings(
+        source=chosen.source,
+        kind=chosen.kind,
+        total=chosen.total,
+        log_base=chosen.log_base,
+        relative=chosen.relative,
+        num_cells=chosen.x.shape[0],
+        num_genes=chosen.x.shape[1],
+        id_kind=id_kind(_gene_names(adata, chosen.source)),
+        why=why,
+        places=places,
+        notes=notes,
     )
 
 
 def _places(adata: AnnData, source: str, path: str | Path) -> list[tuple[str, Matrix]]:
-    """Name and matrix of each place to look at, in order of preference."""
+    """List name and matrix of each place to judge, in order of preference."""
     named = sorted(adata.layers, key=lambda name: str(name).lower() not in COUNT_LAYERS)
     places = {"X": adata.X} | {f"layers/{name}": adata.layers[name] for name in named}
     if adata.raw is not None:
@@ -246,108 +157,158 @@ def _places(adata: AnnData, source: str, path: str | Path) -> list[tuple[str, Ma
     return [(source, places[source])]
 
 
-def _preference(slot: Slot) -> tuple[int, int]:
-    """Sort key: the most trustworthy kind first, then the most genes."""
-    trusted = slot.source in ("X", "raw") or slot.source.removeprefix("layers/").lower() in COUNT_LAYERS
-    if slot.kind == "counts":
-        tier = 0 if trusted else 2  # a layer of whole numbers may be anything, a mask for instance
-    elif slot.kind == "log1p":
-        tier = 1 if slot.confirmed else 3
-    else:
-        tier = 4
-    return tier, -slot.x.shape[1]
+def prepared_total(adata: AnnData) -> float | None:
+    """Return the total that `preprocess` normalised X to, by its mark; None without a mark.
+
+    The mark may remain in a file whose X was changed afterwards.
+    """
+    mark = adata.uns.get(PREPARED)
+    total = mark.get("target_sum") if isinstance(mark, Mapping) else None
+    if adata.X is None or not isinstance(total, int | float | np.number):
+        return None
+    return float(total) if 0 < total < math.inf else None
 
 
-def _obey(slot: Slot, input_kind: str, path: str | Path) -> list[str]:
-    """Take the values as told, with a note where they look otherwise."""
-    if input_kind in ("auto", slot.kind):
-        return []
-    if input_kind == "log1p" and slot.largest > MAX_LOG:
-        raise InputError(
-            f"values up to {slot.largest:g} in {slot.source} of {path}",
-            f"log1p values of at most {MAX_LOG:g}",
-            "leave out input_kind=log1p",
-            ["input_kind=auto"],
-        )
-    note = f"taken as {input_kind} as told, though {slot.source} looks like {slot.text}"
-    slot.kind, slot.total, slot.relative = input_kind, None, False
-    slot.log_base = math.e if input_kind == "log1p" else None
-    return [note]
+def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None, path: str | Path) -> Slot:
+    """Judge the values of a place, with the marks of `preprocess` and scanpy; in a mix, name cells of each kind."""
+    try:
+        slot = judge(source, x)
+    except ValueError as error:
+        found = f"a damaged matrix in {source} of {path} ({error})"
+        raise InputError(found, "arrays that fit each other", "write the file again") from error
+    if source == "X" and prepared is not None:
+        slot.prepared = slot.largest <= MAX_LOG and not (slot.kind == "counts" and slot.largest > 1)
+        if slot.prepared and slot.kind != "unusable":
+            slot.kind, slot.log_base, slot.total = "log1p", math.e, prepared
+            slot.confirmed, slot.relative, slot.too_large = True, False, False
+        elif not slot.prepared:
+            warnings.warn(
+                f"X of {path} was changed after scperformer had prepared it: its mark is ignored", stacklevel=3
+            )
+    if slot.mixed:
+        names = np.asarray(adata.obs_names)
+        parts = [f"{kind} in {_some_cells(rows, names)}" for kind, rows in slot.mixed]
+        slot.text = f"a mix: {' and '.join(parts)}"
+
+    mark = adata.uns.get(LOG_MARK)  # of scanpy.pp.log1p
+    if slot.kind == "log1p" and not slot.confirmed and source in ("X", "raw") and isinstance(mark, Mapping):
+        said = math.e if mark.get("base") is None else mark["base"]
+        known = [base for base in BASE_NAMES if isinstance(said, int | float | np.number) and math.isclose(said, base)]
+        if known:
+            # Values too large for the usual total: the base is known, and a cell's total is the sum of its genes.
+            slot.log_base, slot.confirmed, slot.relative, slot.too_large = known[0], True, slot.too_large, False
+            slot.text = f"log1p ({BASE_NAMES[known[0]]}, by uns['{LOG_MARK}'])"
+    return slot
 
 
-def _no_known_logarithm(slot: Slot, path: str | Path) -> InputError:
-    usual = f"ln(1 + counts per {ASSUMED_TOTAL:g})"
-    found = (
-        f"values up to {slot.largest:.4g} in {slot.source} of {path}, too large for {usual} and of no base and total"
-    )
-    remedy = (
-        "put counts into X or layers['counts'], or say what the values are, such as input_kind=linear, "
-        "or input_kind=log1p input_base=2 input_total=1000000"
-    )
-    expected = "counts, or logarithms of a base and a total that can be seen"
-    return InputError(found, expected, remedy, ["input_kind=linear", "input_kind=log1p"])
+def _some_cells(rows: np.ndarray, names: np.ndarray) -> str:
+    """Name the first of some cells by name and row; rows that follow each other are a range."""
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
+    ranges = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:3])
+    named = ", ".join(str(name) for name in names[rows[:3]])
+    more, more_runs = (" ..." if len(all_of_them) > 3 else "" for all_of_them in (rows, runs))
+    return f"{len(rows)} cell{'s' if len(rows) > 1 else ''} ({named}{more}; rows from 0: {ranges}{more_runs})"
 
 
-def _base_notes(slot: Slot, input_base: str) -> list[str]:
-    if input_base == "auto":
-        return []
-    if slot.kind != "log1p":
-        warnings.warn(f"input_base is not used: {slot.source} holds {slot.kind}", stacklevel=3)
-        return []
-    base = BASES[input_base]
-    if base != slot.log_base:  # what was seen of the total was seen with another base
-        slot.total, slot.relative = None, False
-    slot.log_base, slot.confirmed = base, True
-    return [f"taken as log1p to base {input_base} as told"]
+def _remedy(slots: Sequence[Slot]) -> str:
+    """Say how to repair a file without a usable place."""
+    start = "put the counts into X or layers['counts']"
+    if any(slot.mixed for slot in slots):
+        return f"{start} for all cells, or save the cells of each kind as a file of its own"
+    if slots and all("scaled" in slot.text for slot in slots):
+        return f"{start}, or the values from before scaling, and save the file"
+    if slots and all("NaN" in slot.text for slot in slots):
+        how = "numpy.nan_to_num of adata.X, or of adata.X.data if it is sparse"
+        return f"{start}, or set NaN that mean 0 to 0 ({how}), and save the file"
+    return f"{start}, or fix the values, and save the file"
 
 
-def _total_notes(slot: Slot, input_total: float | None) -> list[str]:
-    if slot.kind != "log1p":
-        if input_total is not None:
-            warnings.warn(f"input_total is not used: {slot.source} holds {slot.kind}", stacklevel=3)
-        return []
+def _choose(usable: list[Slot], slots: list[Slot], source: str, input_kind: str) -> tuple[Slot, str]:
+    """Choose the most trustworthy kind with the most genes, and say why; of equals X, then layers, then raw."""
+
+    def rank(slot: Slot) -> int:
+        trusted = slot.source in ("X", "raw") or slot.source.removeprefix("layers/").lower() in COUNT_LAYERS
+        if slot.kind == "counts":
+            return 0 if trusted else 2  # another layer of whole numbers may be a mask, for instance
+        return (1 if slot.confirmed else 3) if slot.kind == "log1p" else 4
+
+    wanted = [slot for slot in usable if slot.kind == input_kind] or usable
+    chosen = min(wanted, key=lambda slot: (rank(slot), -slot.x.shape[1]))
+    rivals = [slot for slot in usable if slot is not chosen and rank(slot) == rank(chosen)]
+    if chosen.prepared:
+        return chosen, "prepared by scperformer"
+    if source != "auto":
+        return chosen, "as told"
+    if len(usable) == 1:
+        return chosen, "there is no other" if len(slots) == 1 else "nothing else can be used"
+    if chosen.kind == input_kind:
+        return chosen, f"it is what input_kind={input_kind} says"
+    if any(slot.x.shape[1] < chosen.x.shape[1] for slot in rivals):
+        return chosen, "it has the most genes"
+    if rivals:
+        return chosen, "it is the first of several that could be used"
+    reasons = {0: "counts come first", 1: "recognised logarithms come next to counts"}
+    return chosen, reasons.get(rank(chosen), "nothing is better")
+
+
+def _interpret(slot: Slot, input_kind: str, input_total: float | None, input_base: str, path: str | Path) -> list[str]:
+    """Set kind, base and total of the chosen values as told, and return notes on them and on all assumptions."""
     notes = []
+    if input_kind not in ("auto", slot.kind):
+        if input_kind == "log1p" and slot.largest > MAX_LOG:
+            raise InputError(
+                f"values up to {slot.largest:g} in {slot.source} of {path}",
+                f"log1p values of at most {MAX_LOG:g}",
+                "leave out input_kind=log1p",
+                ["input_kind=auto"],
+            )
+        notes.append(f"used as {input_kind} as told, though {slot.source} looks like {slot.text}")
+        slot.kind, slot.total, slot.relative = input_kind, None, False
+        slot.log_base = math.e if input_kind == "log1p" else None
+    if slot.too_large and (input_kind, input_total, input_base) == ("auto", None, "auto"):
+        raise InputError(
+            f"values up to {slot.largest:.4g} in {slot.source} of {path}, too large for "
+            f"ln(1 + counts per {ASSUMED_TOTAL:g}), and without a recognised base and total",
+            "counts, or logarithms whose base and total can be recognised",
+            "put counts into X or layers['counts'], or say what the values are, such as input_kind=linear, "
+            "or input_kind=log1p input_base=2 input_total=1000000",
+            ["input_kind=linear", "input_kind=log1p"],
+        )
+    if slot.kind != "log1p":
+        for option, is_told in (("input_base", input_base != "auto"), ("input_total", input_total is not None)):
+            if is_told:
+                warnings.warn(f"{option} is not used: {slot.source} holds {slot.kind}", stacklevel=3)
+        return notes
+
+    if input_base != "auto":
+        base = INPUT_BASES[input_base]
+        if base != slot.log_base:  # the total was recognised with another base
+            slot.total, slot.relative = None, False
+        slot.log_base, slot.confirmed = base, True
+        notes.append(f"used as log1p to base {input_base} as told")
     if not slot.confirmed:
         notes.append(
-            "taken as natural log1p by the range of the values alone; "
+            "used as natural log1p by the range of the values alone; "
             "set input_kind=... if they are not, or input_base=... if the base is another"
         )
     if input_total is not None:
-        notes.append(f"taken as {input_total:g} counts per cell as told")
+        notes.append(f"used as {input_total:g} counts per cell as told")
         slot.total, slot.relative = float(input_total), False
     elif slot.relative:
         notes.append(
-            "what the values were normalised to cannot be seen, or is not the same for all; the total of each cell is "
-            "taken as that of the genes in the file (set input_total=... if you know better)"
+            "the total that cells were normalised to is not recognised, or differs between cells; "
+            "the sum of the genes in the file is used for each cell (set input_total=... if you know the total)"
         )
     elif slot.total is None:
         notes.append(
-            "what the values were normalised to cannot be seen (genes dropped afterwards?); "
-            f"they are taken as per {ASSUMED_TOTAL:g} counts, set input_total=... if that is wrong"
+            "the total that cells were normalised to is not recognised (were genes removed afterwards?); "
+            f"{ASSUMED_TOTAL:g} counts per cell are assumed, set input_total=... if that is wrong"
         )
     return notes
 
 
-def _findings(adata: AnnData, slot: Slot, notes: list[str]) -> Findings:
-    if slot.num_empty:
-        notes.append(f"{slot.num_empty} cell{'s' if slot.num_empty > 1 else ''} without any count")
-    if slot.kind == "counts" and slot.largest == 1:
-        notes.append("no count is above 1: were the values made binary?")
-    return Findings(
-        source=slot.source,
-        kind=slot.kind,
-        total=slot.total,
-        log_base=slot.log_base,
-        relative=slot.relative,
-        num_cells=slot.x.shape[0],
-        num_genes=slot.x.shape[1],
-        id_kind=id_kind(_gene_names(adata, slot.source)),
-        notes=notes,
-    )
-
-
 def gene_table(adata: AnnData, source: str) -> pd.DataFrame:
-    """The var table of the genes of X, layers or raw."""
+    """Return the var table of the genes of X, layers or raw."""
     return adata.raw.var if source == "raw" else adata.var
 
 
@@ -356,7 +317,7 @@ def _gene_names(adata: AnnData, source: str) -> list[str]:
 
 
 def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "the data") -> tuple[Matrix, list[str]]:
-    """The matrix that `findings` names, and the gene name of each of its columns; names may repeat.
+    """Return the matrix that `findings` name, and the gene name of each of its columns; names may repeat.
 
     Raises
     ------
