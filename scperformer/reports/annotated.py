@@ -1,4 +1,4 @@
-"""Read what `predict` wrote into h5ad files, without loading the expression."""
+"""Annotations read back from the h5ad files that `predict` wrote, without the expression."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from anndata.io import read_elem
 from scperformer.errors import InputError
 from scperformer.files import READ_ERRORS, damaged, require_h5ad
 
-SUFFIXES = (".h5ad", ".annotated", ".prepared")  # of files that the steps write; not part of a sample's name
+SUFFIXES = (".h5ad", ".annotated", ".prepared")  # endings that the steps add to the name of a sample
 
 
 @dataclass(kw_only=True)
@@ -24,8 +24,8 @@ class Annotated:
     name: str  # of the sample, unique among the files read together
     path: Path
     key: str  # prefix of the annotation
-    obs: pd.DataFrame  # N rows, every obs column of the file
-    embedding: npt.NDArray[np.float32] | None  # N x dim, None unless asked for
+    obs: pd.DataFrame  # N rows, all obs columns of the file
+    embedding: npt.NDArray[np.float32] | None  # N x dim; None unless requested
     facts: dict[str, Any]  # uns[key]: model, input, genes, baseline, versions
 
     def column(self, name: str) -> pd.Series:
@@ -34,18 +34,24 @@ class Annotated:
 
     @property
     def labels(self) -> npt.NDArray[np.object_]:
-        """What the model called each cell, N strings."""
+        """The label of each cell by the model, N strings."""
         return as_text(self.column("label"))
 
     @property
     def baseline_labels(self) -> npt.NDArray[np.object_]:
-        """What plain logistic regression called each cell, N strings."""
+        """The label of each cell by logistic regression, N strings."""
         return as_text(self.column("baseline_label"))
 
     @property
     def model_labels(self) -> list[str]:
-        """The labels that the model knows."""
+        """The labels of the model."""
         return [str(label) for label in self.facts["model"]["labels"]]
+
+    @property
+    def model_id(self) -> str:
+        """Name and short hash of the model that annotated the file."""
+        model = self.facts["model"]
+        return f"model {model['name']} ({model['hash'][:12]})"
 
 
 def as_text(values: pd.Series) -> npt.NDArray[np.object_]:
@@ -54,53 +60,41 @@ def as_text(values: pd.Series) -> npt.NDArray[np.object_]:
 
 
 def sample_names(paths: Sequence[Path]) -> list[str]:
-    """A short name for each file: `sample` for `sample.annotated.h5ad`, more of the path where needed.
+    """A short unique name for each file: `sample` for `sample.annotated.h5ad`, or more of the path.
 
     Raises
     ------
     InputError
         A file is named twice.
     """
-    whole = [path.resolve() for path in paths]
-    if len(set(whole)) < len(whole):
-        twice = paths[next(i for i, path in enumerate(whole) if whole.index(path) < i)]
-        raise InputError(f"{twice} is named twice", "each file once", "leave the second one out")
-    ways = (
-        _stem,
-        lambda path: f"{path.parent.name}/{_stem(path)}",
-        lambda path: path.name,
-        lambda path: f"{path.parent.name}/{path.name}",
-    )
-    for way in ways:
-        names = [way(path) for path in whole]
+    files = [path.resolve() for path in paths]
+    stems = [file.name for file in files]
+    for suffix in SUFFIXES:
+        stems = [stem.removesuffix(suffix) or stem for stem in stems]
+    in_folders = [f"{file.parent.name}/{stem}" for file, stem in zip(files, stems, strict=True)]
+    for names in (stems, in_folders, [file.name for file in files], [str(file) for file in files]):
         if len(set(names)) == len(names):
             return names
-    return [str(path) for path in whole]
-
-
-def _stem(path: Path) -> str:
-    name = path.name
-    for suffix in SUFFIXES:
-        name = name.removesuffix(suffix) or name
-    return name
+    twice = next(path for place, path in enumerate(paths) if files[place] in files[:place])
+    raise InputError(f"{twice} is named twice", "each file once", "remove the repeated file")
 
 
 def read_annotated(paths: Sequence[str], key: str, *, embedding: bool = False) -> list[Annotated]:
-    """The annotations of files that were annotated with one and the same model.
+    """Read the annotations of files that one model has annotated.
 
     Parameters
     ----------
     paths
         h5ad files that `predict` wrote.
     key
-        Prefix of what it wrote (`key_added`).
+        Prefix of the annotation (`key_added`).
     embedding
-        Whether to read obsm[X_key] as well.
+        True: read obsm[X_key] as well.
 
     Raises
     ------
     InputError
-        A file cannot be read, is named twice, holds no annotation under `key`, or another model made it.
+        A file cannot be read, is named twice, has no annotation under `key`, or was annotated by another model.
     """
     files = [Path(path) for path in paths]
     for path in files:
@@ -110,17 +104,11 @@ def read_annotated(paths: Sequence[str], key: str, *, embedding: bool = False) -
     for other in samples[1:]:
         if other.facts["model"]["hash"] != first.facts["model"]["hash"]:
             raise InputError(
-                f"{first.path} was annotated with {model_id(first)}, {other.path} with {model_id(other)}",
-                "files annotated with one model",
+                f"{first.path} was annotated by {first.model_id}, {other.path} by {other.model_id}",
+                "files annotated by one model",
                 "annotate them again with the same model_path, or give one file at a time",
             )
     return samples
-
-
-def model_id(sample: Annotated) -> str:
-    """Name and short hash of the model that annotated a file."""
-    model = sample.facts["model"]
-    return f"model {model['name']} ({model['hash'][:12]})"
 
 
 def _read(path: Path, name: str, key: str, embedding: bool) -> Annotated:
@@ -132,20 +120,16 @@ def _read(path: Path, name: str, key: str, embedding: bool) -> Annotated:
     except READ_ERRORS as error:
         raise damaged(path, error) from error
     columns = [str(column) for column in obs.columns] if isinstance(obs, pd.DataFrame) else []
-    wanted = [f"{key}_{what}" for what in ("label", "confidence", "unknown", "baseline_label")]
-    missing = [f"obs column '{column}'" for column in wanted if column not in columns]
+    required = [f"{key}_{column}" for column in ("label", "confidence", "unknown", "baseline_label")]
+    missing = [f"obs column '{column}'" for column in required if column not in columns]
     missing += [f"obsm['X_{key}']"] if embedding and coordinates is None else []
     if missing or facts is None:
         missing.append(f"uns['{key}']")
-        raise InputError(f"no {missing[0]} in {path}", "an annotated file", _remedy(path, columns))
+        suffix = "_baseline_label"
+        other = next((column.removesuffix(suffix) for column in columns if column.endswith(suffix)), None)
+        remedy = f"run 'scperformer predict {path}' first and give the file that it writes"
+        if other is not None:
+            remedy = f"add key_added={other}, the key of the annotations in this file"
+        raise InputError(f"no {missing[0]} in {path}", "an annotated file", remedy)
     values = None if coordinates is None else np.asarray(coordinates, dtype=np.float32)
     return Annotated(name=name, path=path, key=key, obs=obs, embedding=values, facts=facts)
-
-
-def _remedy(path: Path, columns: list[str]) -> str:
-    """What to do about a file without annotation: name the key it has, or annotate it."""
-    suffix = "_baseline_label"
-    keys = [column.removesuffix(suffix) for column in columns if column.endswith(suffix)]
-    if keys:
-        return f"it has annotations of the name '{keys[0]}': add key_added={keys[0]}"
-    return f"run 'scperformer predict {path}' first and give the file it writes"

@@ -1,7 +1,6 @@
-"""Colours of labels and the UMAP pictures of the report.
+"""UMAP pictures of the report.
 
-No text of the user is ever drawn: pictures show numbers, and the page says beside them what each one means.
-So nothing in them needs escaping, and no label is read as a formula.
+They show no text of the user, only numbers, which the page explains: nothing needs to be escaped for matplotlib.
 """
 
 import warnings
@@ -15,9 +14,9 @@ from matplotlib.figure import Figure
 
 from scperformer.pictures import colour_of, png
 
-# Low confidence is what to look for: bright among dark cells. Lightness falls evenly, so it also works in grey.
+# Low confidence, which readers look for, is bright. Lightness falls evenly, so that the scale also works in grey.
 CONFIDENCE_STOPS = ("#F9B233", "#E8785A", "#B5527D", "#6A4590", "#1F3B73")
-MIN_CELLS = 15  # fewer cells than UMAP's default neighbourhood have no shape to show
+MIN_CELLS = 15  # UMAP's default number of neighbours
 PICTURE_INCHES, PICTURE_DPI = (6.0, 5.1), 180
 BADGE_POINTS = 17  # diameter of the circle around a number
 
@@ -28,16 +27,16 @@ def confidence_gradient() -> str:
 
 
 def umap_coordinates(embedding: npt.NDArray[np.float32], seed: int) -> npt.NDArray[np.float32] | None:
-    """Place cells in the plane so that neighbours in the embedding stay neighbours.
+    """UMAP of an embedding.
 
     Parameters
     ----------
     embedding
-        N x dim, one row per cell.
+        N x dim, a row per cell.
 
     Returns
     -------
-    N x 2; None when there are fewer than `MIN_CELLS` cells or all of them have the same embedding.
+    N x 2; None for fewer than `MIN_CELLS` cells, or if all cells have the same embedding.
 
     Source: McInnes, Healy and Melville 2018; the parameters are scanpy's defaults.
     """
@@ -46,12 +45,12 @@ def umap_coordinates(embedding: npt.NDArray[np.float32], seed: int) -> npt.NDArr
     import umap  # 2 s; needed nowhere else
     from sklearn.neighbors import NearestNeighbors
 
-    # Exact neighbours: for the cells of one picture faster than compiling the approximate search of umap-learn.
+    # For 20,000 cells the exact search is faster than compiling umap-learn's approximate one.
     num_neighbours = min(15, len(embedding) - 1)
     search = NearestNeighbors(n_neighbors=num_neighbours, algorithm="brute").fit(embedding)
     distances, neighbours = search.kneighbors(embedding)
     with warnings.catch_warnings():
-        # It announces that a seed means one thread, and that without its own search it cannot place new cells.
+        # UMAP warns that a seed means one thread, and that it cannot place new cells without its own search.
         warnings.simplefilter("ignore", UserWarning)
         layout = umap.UMAP(
             n_neighbors=num_neighbours,
@@ -63,7 +62,7 @@ def umap_coordinates(embedding: npt.NDArray[np.float32], seed: int) -> npt.NDArr
 
 
 def draw_labels(xy: npt.NDArray[np.float32], codes: npt.NDArray[np.int64]) -> bytes:
-    """A PNG of cells coloured by label, with the number of each label in its midst.
+    """A PNG of cells coloured by label, with the number of each label drawn in its centre.
 
     Parameters
     ----------
@@ -73,14 +72,17 @@ def draw_labels(xy: npt.NDArray[np.float32], codes: npt.NDArray[np.int64]) -> by
         N positions of labels, 0 and up; the number drawn is the position + 1.
     """
     figure, axes = _canvas(xy)
-    order = np.random.default_rng(0).permutation(len(xy))  # or the last label would cover the others
+    order = np.random.default_rng(0).permutation(len(xy))  # otherwise the last label covers the others
     colours = [colour_of(code) for code in codes[order].tolist()]
     axes.scatter(xy[order, 0], xy[order, 1], c=colours, s=_dot_area(len(xy)), linewidths=0)
     present = np.unique(codes).tolist()
-    pixels = axes.transData.transform([_midst(xy[codes == code]) for code in present])
+    # The centre is the cell nearest to the median: a mean can lie between two groups.
+    groups = [xy[codes == code] for code in present]
+    middles = [group[np.square(group - np.median(group, axis=0)).sum(axis=1).argmin()] for group in groups]
+    pixels = axes.transData.transform(middles)
     centres = axes.transData.inverted().transform(_apart(pixels, BADGE_POINTS * 1.2 / 72 * PICTURE_DPI))
     rings = [colour_of(code) for code in present]
-    # White inside: a number has to stand out from cells of its own colour.
+    # White circles, so that a number stands out from cells of its own colour.
     axes.scatter(centres[:, 0], centres[:, 1], c="white", s=BADGE_POINTS**2, edgecolors=rings, linewidths=2)
     for code, (x, y) in zip(present, centres, strict=True):
         axes.text(x, y, str(code + 1), size=10, weight="bold", ha="center", va="center_baseline")
@@ -92,19 +94,14 @@ def draw_confidence(xy: npt.NDArray[np.float32], confidence: npt.NDArray[np.floa
     figure, axes = _canvas(xy)
     order = np.argsort(-confidence, kind="stable")
     scale = LinearSegmentedColormap.from_list("confidence", CONFIDENCE_STOPS)
-    axes.scatter(
-        xy[order, 0],
-        xy[order, 1],
-        c=scale(confidence[order].astype(float)),
-        s=_dot_area(len(xy)),
-        linewidths=0,
-    )
+    colours = scale(confidence[order].astype(float))
+    axes.scatter(xy[order, 0], xy[order, 1], c=colours, s=_dot_area(len(xy)), linewidths=0)
     return png(figure)
 
 
 def _canvas(xy: npt.NDArray[np.float32]) -> tuple[Figure, Axes]:
     figure = Figure(figsize=PICTURE_INCHES, dpi=PICTURE_DPI)
-    FigureCanvasAgg(figure)  # draws without a display, whatever backend the user has set
+    FigureCanvasAgg(figure)  # needs no display, whatever the user's backend
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     low, high = xy.min(axis=0), xy.max(axis=0)
@@ -115,18 +112,13 @@ def _canvas(xy: npt.NDArray[np.float32]) -> tuple[Figure, Axes]:
 
 
 def _dot_area(num_cells: int) -> float:
-    """Square points of a dot: large for few cells, and never so small that a lone cell vanishes."""
+    """Square points of a dot: larger for fewer cells, and large enough to see a single one."""
     return float(np.clip(20_000 / num_cells, 2.5, 40))
 
 
-def _midst(xy: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """The cell nearest to the median: unlike a mean it never lies between two groups."""
-    return xy[np.square(xy - np.median(xy, axis=0)).sum(axis=1).argmin()]
-
-
 def _apart(points: npt.NDArray[np.float64], distance: float) -> npt.NDArray[np.float64]:
-    """Move points (K x 2) as little as needed until none is nearer to another than `distance`, nearly."""
-    # Points at the very same place need a direction to part in: a different one each.
+    """Push points (K x 2) apart until they are about `distance` from each other."""
+    # Points at the same place get different directions to move in.
     angles = np.arange(len(points)) * 2.4
     points = points + 1e-3 * np.column_stack([np.cos(angles), np.sin(angles)])
     for _ in range(200):

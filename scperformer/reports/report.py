@@ -1,26 +1,25 @@
-"""One self-contained HTML page about annotated files: no script, nothing loaded from anywhere."""
+"""One self-contained HTML page about annotated files, without scripts and external resources."""
 
 import base64
 import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import numpy as np
+import pandas as pd
 
 from scperformer.config import ReportConfig
 from scperformer.errors import InputError
 from scperformer.model import BRANCHES, encoder_is_silent
 from scperformer.outputs import new_file, require_absent
-from scperformer.reports.annotated import Annotated, model_id, read_annotated
+from scperformer.reports.annotated import Annotated, read_annotated
 from scperformer.reports.evaluate import Evaluation, read_evaluation
 from scperformer.reports.figures import MIN_CELLS, confidence_gradient, draw_confidence, draw_labels, umap_coordinates
 from scperformer.reports.summary import (
-    Label,
     all_cells,
     confidence_rows,
     disagreements,
@@ -34,6 +33,7 @@ from scperformer.reports.summary import (
 
 log = logging.getLogger(__name__)
 
+TEMPLATES = Path(__file__).parent / "templates"
 KINDS = {
     "counts": "counts",
     "linear": "linear values that are not counts (such as TPM)",
@@ -41,51 +41,58 @@ KINDS = {
 }
 
 
-@dataclass(kw_only=True)
-class Map:
-    """The two pictures of the embedding, as base64 PNG."""
-
-    by_label: str
-    by_confidence: str
-    num_cells: int  # drawn
-    num_all: int
-
-
-def draw_map(samples: Sequence[Annotated], labels: Sequence[Label], max_cells: int, seed: int) -> Map | None:
-    """UMAP of all samples together, at most `max_cells` cells drawn at random; None for too few cells."""
-    embedding = np.concatenate([_embedding(sample) for sample in samples])
-    cells = all_cells(samples, labels)
-    chosen = np.arange(len(cells))
-    if len(cells) > max_cells:
-        chosen = np.sort(np.random.default_rng(seed).choice(len(cells), max_cells, replace=False))
-    log.info("drawing the map of %s cells", f"{len(chosen):,}")
-    xy = umap_coordinates(embedding[chosen], seed)
-    if xy is None:
-        return None
-    drawn = cells.iloc[chosen]
-    pictures = (
-        draw_labels(xy, drawn["code"].to_numpy()),
-        draw_confidence(xy, drawn["confidence"].to_numpy()),
-    )
-    by_label, by_confidence = (base64.b64encode(picture).decode("ascii") for picture in pictures)
-    return Map(by_label=by_label, by_confidence=by_confidence, num_cells=len(drawn), num_all=len(cells))
-
-
-def _embedding(sample: Annotated) -> np.ndarray:
-    if sample.embedding is None:
-        raise InputError(f"no embedding of {sample.path}", "one", "read it with embedding=True")
-    return sample.embedding
-
-
 def require_same_run(samples: Sequence[Annotated], evaluation: Evaluation, folder: str) -> None:
-    """InputError unless the evaluation is of these samples as they are now."""
-    names = {sample.name: len(sample.obs) for sample in samples}
+    """Raise an InputError unless the evaluation is of these samples, annotated by the same model."""
+    names = [sample.name for sample in samples]
     others = [name for name in evaluation.metrics["samples"] if name not in names]
     remedy = "run 'scperformer evaluate' again on the same files"
     if others:
-        raise InputError(f"{folder} is an evaluation of '{others[0]}'", f"one of {', '.join(names)} only", remedy)
+        raise InputError(f"{folder} evaluates '{others[0]}'", f"an evaluation of {', '.join(names)} only", remedy)
     if evaluation.metrics["model_hash"] != samples[0].facts["model"]["hash"]:
-        raise InputError(f"{folder} is an evaluation of another model", f"one of {model_id(samples[0])}", remedy)
+        raise InputError(f"{folder} evaluates another model", f"an evaluation of {samples[0].model_id}", remedy)
+
+
+def draw_umap(samples: Sequence[Annotated], cells: pd.DataFrame, max_cells: int, seed: int) -> dict[str, Any] | None:
+    """UMAP of the cells of all samples, of at most `max_cells` random ones; None for too few cells.
+
+    Returns
+    -------
+    by_label, by_confidence: pictures as base64 PNG; num_cells: cells drawn; num_all: all cells.
+    """
+    embeddings = [sample.embedding for sample in samples if sample.embedding is not None]
+    assert len(embeddings) == len(samples), "samples are read with embedding=True"
+    chosen = np.arange(len(cells))
+    if len(cells) > max_cells:
+        chosen = np.sort(np.random.default_rng(seed).choice(len(cells), max_cells, replace=False))
+    log.info("computing the UMAP of %s cells", f"{len(chosen):,}")
+    xy = umap_coordinates(np.concatenate(embeddings)[chosen], seed)
+    if xy is None:
+        return None
+    drawn = cells.iloc[chosen]
+    by_label = draw_labels(xy, drawn["code"].to_numpy())
+    by_confidence = draw_confidence(xy, drawn["confidence"].to_numpy())
+    pictures = {"by_label": by_label, "by_confidence": by_confidence}
+    encoded = {name: base64.b64encode(picture).decode("ascii") for name, picture in pictures.items()}
+    return {**encoded, "num_cells": len(drawn), "num_all": len(cells)}
+
+
+def _percent(share: float) -> str:
+    """A share as text; a share above 0 is never shown as 0.0%."""
+    return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
+
+
+def _score(value: float | None) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.3f}"
+
+
+def _expression(facts: dict[str, Any]) -> str:
+    """Which values of a file were used and what they are, in words."""
+    source, kind, total = str(facts["source"]), str(facts["kind"]), float(facts["total"])
+    place = {"X": "X", "raw": ".raw"}.get(source, f"layer {source.removeprefix('layers/')}")
+    text = f"{KINDS.get(kind, kind)} in {place}"
+    if kind != "log1p":
+        return text
+    return text + (", total per cell not recorded" if math.isnan(total) else f", {total:,.0f} counts per cell")
 
 
 def render(
@@ -105,54 +112,14 @@ def render(
     evaluation
         Of the same samples.
     max_cells
-        Cells drawn in the map; more are subsampled.
+        Cells in the UMAP; of more cells a random subset is drawn.
 
     Returns
     -------
-    HTML; every label, gene, file and sample name in it is escaped.
+    HTML; all labels, genes, file and sample names in it are escaped.
     """
-    labels = order_labels(samples, evaluation)
-    summaries = [summarise(sample, labels) for sample in samples]
-    cells = all_cells(samples, labels)
-    names = cells["code"].map(dict(enumerate(label.name for label in labels)))
-    scales = samples[0].facts["model"].get("scales", {})  # files of the first models lack it
-    num_used = cells["code"].nunique()  # labels are sorted by frequency: these come first
-    return (
-        _environment()
-        .get_template("report.html.jinja")
-        .render(
-            title=title,
-            model=samples[0].facts["model"],
-            versions=samples[0].facts["versions"],
-            key=samples[0].key,
-            samples=summaries,
-            num_cells=len(cells),
-            num_unknown=int(cells["unknown"].sum()),
-            used=labels[:num_used],
-            not_used=[label for label in labels[num_used:] if label.number],
-            threshold=threshold(samples[0]),
-            agreement=float((names == cells["baseline"]).mean()),
-            checks=things_to_check(summaries, evaluation),
-            totals=np.bincount(cells["code"], minlength=len(labels)).tolist(),
-            confidence=confidence_rows(cells, labels),
-            median=float(cells["confidence"].median()),
-            histogram=histogram(cells),
-            disagreements=disagreements(cells, labels),
-            map=draw_map(samples, labels, max_cells, seed),
-            scales=scales,
-            branches=BRANCHES,
-            encoder_is_silent=encoder_is_silent(scales),
-            gradient=confidence_gradient(),
-            evaluation=evaluation_content(evaluation, labels) if evaluation else None,
-            min_cells=MIN_CELLS,
-            seed=seed,
-        )
-    )
-
-
-def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,  # labels, genes and file names are user data
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -161,33 +128,43 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {
         "count": lambda value: f"{int(value):,}",
         "percent": _percent,
-        "score": lambda value: "–" if _is_missing(value) else f"{value:.3f}",
+        "score": _score,
         "file_name": lambda path: Path(str(path)).name,
         "expression": _expression,
     }
-    return environment
-
-
-def _is_missing(value: float | None) -> bool:
-    return value is None or math.isnan(value)
-
-
-def _percent(share: float, digits: int = 1) -> str:
-    """A share as text; what is not 0 is not shown as 0."""
-    least = 10.0**-digits
-    if 0 < 100 * share < least / 2:
-        return f"<{least:.{digits}f}%"
-    return f"{100 * share:.{digits}f}%"
-
-
-def _expression(facts: dict[str, Any]) -> str:
-    """Which values of a file were used and what they are, in words."""
-    source, kind, total = str(facts["source"]), str(facts["kind"]), float(facts["total"])
-    place = {"X": "X", "raw": ".raw"}.get(source, f"layer {source.removeprefix('layers/')}")
-    text = f"{KINDS.get(kind, kind)} in {place}"
-    if kind != "log1p":
-        return text
-    return text + (", total per cell not recorded" if math.isnan(total) else f", {total:,.0f} counts per cell")
+    labels = order_labels(samples, evaluation)
+    cells = all_cells(samples, labels)
+    summaries = [summarise(sample, cells, labels) for sample in samples]
+    facts = samples[0].facts
+    scales = facts["model"].get("scales", {})  # files of the first versions lack them
+    num_used = cells["code"].nunique()  # labels are sorted by frequency: those with cells come first
+    return environment.get_template("report.html.jinja").render(
+        title=title,
+        model=facts["model"],
+        versions=facts["versions"],
+        key=samples[0].key,
+        samples=summaries,
+        num_cells=len(cells),
+        num_unknown=int(cells["unknown"].sum()),
+        used=labels[:num_used],
+        not_used=[label for label in labels[num_used:] if label.number],
+        threshold=threshold(samples[0]),
+        agreement=float((cells["label"] == cells["baseline"]).mean()),
+        checks=things_to_check(summaries, evaluation),
+        totals=np.bincount(cells["code"], minlength=len(labels)).tolist(),
+        confidence=confidence_rows(cells, labels),
+        median=float(cells["confidence"].median()),
+        histogram=histogram(cells),
+        disagreements=disagreements(cells, labels),
+        umap=draw_umap(samples, cells, max_cells, seed),
+        scales=scales,
+        branches=BRANCHES,
+        encoder_is_silent=encoder_is_silent(scales),
+        gradient=confidence_gradient(),
+        evaluation=evaluation_content(evaluation, labels) if evaluation else None,
+        min_cells=MIN_CELLS,
+        seed=seed,
+    )
 
 
 def run_report(cfg: ReportConfig) -> Path:
@@ -212,7 +189,7 @@ def run_report(cfg: ReportConfig) -> Path:
         require_same_run(samples, evaluation, str(cfg.evaluation))
     page = render(samples, evaluation, title=cfg.title, max_cells=cfg.max_cells, seed=cfg.seed)
     with new_file(output, cfg.overwrite) as temporary:
-        # A file name need not be valid Unicode; what is not becomes a character reference.
+        # File names need not be valid Unicode: invalid characters become character references.
         temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
     log.info(
         "report on %s cells in %d sample%s: %s (%.1f MB, %.0f s)",

@@ -1,4 +1,4 @@
-"""Reading annotations back: names of samples, what is read, what is refused."""
+"""Annotations read back: names of samples, content, refused files."""
 
 from pathlib import Path
 
@@ -89,7 +89,7 @@ def test_file_named_twice_is_refused(tmp_path):
 def test_files_of_two_models_are_refused(tmp_path):
     one = write_sample(tmp_path, "one", annotated_sample(num_cells=20))
     two = write_sample(tmp_path, "two", annotated_sample(20, 20, model_hash="f" * 64))
-    with pytest.raises(InputError, match=r"0123456789ab.*ffffffffffff.*expected files annotated with one model"):
+    with pytest.raises(InputError, match=r"0123456789ab.*ffffffffffff.*expected files annotated by one model"):
         read_annotated([one, two], "scperformer")
 
 

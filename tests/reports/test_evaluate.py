@@ -1,4 +1,4 @@
-"""Evaluation folders: the numbers against scikit-learn, the truth from files and tables, what is refused."""
+"""Evaluation folders: scores compared with scikit-learn, true labels from files and tables, refused inputs."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ def evaluate(folder: Path, samples, tables=None, **options) -> Path:
 
 
 def truth_table(folder: Path, sample, name: str = "truth.csv", separator: str = ",") -> str:
-    """The truth of a sample in reversed order of its cells, taken out of obs."""
+    """Move the truth of a sample from obs to a table with the cells in reverse order."""
     table = sample.obs[[TRUTH_KEY]][::-1].rename_axis("cell").rename(columns={TRUTH_KEY: "type"})
     table.to_csv(folder / name, sep=separator)
     del sample.obs[TRUTH_KEY]
@@ -122,7 +122,7 @@ def test_table_that_lacks_cells_leaves_them_out(tmp_path, samples, caplog):
     assert "10 of 60 cells have no row; 1 of its rows are for other cells" in caplog.text
 
 
-def test_labels_survive_the_folder_whatever_they_look_like(tmp_path):
+def test_unusual_labels_are_read_back_unchanged(tmp_path):
     odd = {"CD19+ B": "NA", "Dendritic": "1", "CD34+": 'a,b\n"c"', "CD56+ NK": "truth"}
     sample = annotated_sample(num_cells=60, rename=odd)
     evaluation = read_evaluation(evaluate(tmp_path, [sample]))
@@ -132,13 +132,13 @@ def test_labels_survive_the_folder_whatever_they_look_like(tmp_path):
     assert list(evaluation.confusion.columns) == labels
 
 
-def test_log_says_the_scores_beside_the_baseline(tmp_path, samples, caplog):
+def test_log_has_the_scores_beside_those_of_logistic_regression(tmp_path, samples, caplog):
     samples[0].obs.loc[samples[0].obs_names[:2], TRUTH_KEY] = np.nan
     caplog.set_level(logging.INFO)
     metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
     model, baseline = metrics["model"], metrics["baseline"]
     assert (
-        f"98 cells in 2 samples against 'bulk_labels' (2 without truth left out): "
+        f"98 cells in 2 samples against 'bulk_labels' (2 without a true label left out): "
         f"accuracy {model['accuracy']:.3f} (logistic regression {baseline['accuracy']:.3f}), "
         f"macro-F1 {model['macro_f1']:.3f} (logistic regression {baseline['macro_f1']:.3f})"
     ) in caplog.text
@@ -156,8 +156,8 @@ def test_missing_truth_key_lists_the_columns(tmp_path, samples):
         evaluate(tmp_path, samples[:1], [table], truth_key="nope")
 
 
-def test_column_that_holds_other_things_is_refused(tmp_path, samples):
-    with pytest.raises(InputError, match="none of the true labels in 'percent_mito' is known to model pbmc"):
+def test_column_without_known_labels_is_refused(tmp_path, samples):
+    with pytest.raises(InputError, match="knows none of the true labels in 'percent_mito'"):
         evaluate(tmp_path, samples, truth_key="percent_mito")
 
 

@@ -1,4 +1,4 @@
-"""Colours and maps of the report."""
+"""UMAP coordinates and pictures of the report."""
 
 import io
 
@@ -37,13 +37,13 @@ def test_neighbours_stay_neighbours(clouds, xy):
     assert (codes[nearest] == codes[:, None]).mean() > 0.95
 
 
-def test_same_seed_same_map(clouds, xy):
+def test_same_seed_same_coordinates(clouds, xy):
     np.testing.assert_array_equal(figures.umap_coordinates(clouds[0], seed=0), xy)
     assert not np.array_equal(figures.umap_coordinates(clouds[0], seed=1), xy)
 
 
 @pytest.mark.parametrize("num_cells", [figures.MIN_CELLS, figures.MIN_CELLS + 1])
-def test_few_cells_have_a_map(clouds, num_cells):
+def test_few_cells_are_enough(clouds, num_cells):
     assert np.isfinite(figures.umap_coordinates(clouds[0][:num_cells], seed=0)).all()
 
 
@@ -52,7 +52,7 @@ def test_few_cells_have_a_map(clouds, num_cells):
     [np.random.default_rng(0).normal(size=(figures.MIN_CELLS - 1, 4)), np.ones((40, 4)), np.ones((40, 0))],
     ids=["too-few", "all-equal", "no-dimension"],
 )
-def test_no_map_where_there_is_nothing_to_show(embedding):
+def test_no_coordinates_for_too_few_or_equal_cells(embedding):
     assert figures.umap_coordinates(embedding.astype(np.float32), seed=0) is None
 
 
@@ -75,7 +75,7 @@ def test_least_confident_cells_are_on_top():
     np.testing.assert_allclose(middle, to_rgb(figures.CONFIDENCE_STOPS[0]), atol=1 / 255)
 
 
-def test_numbers_at_one_place_are_moved_apart():
+def test_numbers_at_one_place_are_pushed_apart():
     points = figures._apart(np.zeros((5, 2)), 10.0)
     gaps = np.linalg.norm(points[:, None] - points[None], axis=2)
     assert gaps[~np.eye(5, dtype=bool)].min() > 9.9

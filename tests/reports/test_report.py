@@ -1,4 +1,4 @@
-"""The page: complete, self-contained, escaped, the same every time; and what is refused."""
+"""The page: complete, self-contained, escaped, reproducible; and the inputs that are refused."""
 
 import re
 import shutil
@@ -24,7 +24,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 
 class Page(HTMLParser):
-    """Text and elements of a page."""
+    """The text and the elements of a page."""
 
     def __init__(self, html: str):
         super().__init__()
@@ -82,7 +82,7 @@ def page(html) -> Page:
 
 @pytest.fixture(scope="module")
 def plain_html(tmp_path_factory) -> str:
-    """A page about 14 cells without evaluation: too few for a map."""
+    """A page about 14 cells without evaluation: too few for a UMAP."""
     folder = tmp_path_factory.mktemp("plain")
     path = write_sample(folder, "small", annotated_sample(num_cells=14))
     return run_report(ReportConfig(inputs=[path])).read_text(encoding="utf-8")
@@ -102,7 +102,7 @@ def test_user_text_makes_no_element(page):
     assert len(page.values("img", "src")) == 2
 
 
-def test_user_text_is_shown_as_it_is(page):
+def test_user_text_is_shown_unchanged(page):
     for label in EVIL.values():
         assert label in page.words
     assert page.words.count(SCRIPT) > 10
@@ -110,7 +110,7 @@ def test_user_text_is_shown_as_it_is(page):
     assert any(SCRIPT in title for title in page.values("span", "title"))
 
 
-def test_nothing_is_loaded_from_elsewhere(html, page):
+def test_page_loads_nothing(html, page):
     assert not re.search(r"(https?:)?//[a-z]", re.sub(r"base64,[\w+/=]+", "", html).replace(IMAGE, ""))
     assert "url(" not in html
     assert "@import" not in html
@@ -149,12 +149,12 @@ def test_numbers_are_those_of_the_files(folder, page):
     metrics = read_evaluation(folder / "evaluation").metrics
     assert "120 cells in 2 samples were annotated" in page.words
     assert (
-        f"{unknown} of them ({unknown / 120:.1%}) are flagged as unknown, because the confidence is below 0.4"
+        f"{unknown} of them ({unknown / 120:.1%}) are flagged as unknown, because their confidence is below 0.4"
         in page.words
     )
     assert f"{SCRIPT} {dendritic} {dendritic / 120:.1%}" in page.words
-    assert f"the label is right for {metrics['model']['accuracy']:.1%} of 120 cells" in page.words
-    assert f"is right for {metrics['baseline']['accuracy']:.1%}" in page.words
+    assert f"the label is correct for {metrics['model']['accuracy']:.1%} of 120 cells" in page.words
+    assert f"is correct for {metrics['baseline']['accuracy']:.1%}" in page.words
     assert (
         f"Macro-F1 {metrics['model']['macro_f1']:.3f} logistic regression {metrics['baseline']['macro_f1']:.3f}"
         in page.words
@@ -162,76 +162,72 @@ def test_numbers_are_those_of_the_files(folder, page):
     assert "752 of the model’s 800 (94.0%)" in page.words
 
 
-def test_model_section_says_how_much_each_branch_counts(page, plain):
+def test_scales_of_the_branches_are_shown(page, plain):
     for each in (page, plain):
-        assert "0.90 × the linear branch + 0.40 × the encoder: by how much each part of the model" in each.words
-        assert "which has no say in the labels" not in each.words
+        assert "0.90 × the linear branch + 0.40 × the encoder, with scales fitted on held-out cells" in each.words
+        assert "linear branch only" not in each.words
 
 
-def silent_page(tmp_path: Path, scales: dict[str, float] | None) -> Page:
+def page_with_scales(tmp_path: Path, scales: dict[str, float] | None) -> Page:
     sample = annotated_sample(num_cells=20)
     sample.uns["scperformer"]["model"].pop("scales")
     if scales is not None:
         sample.uns["scperformer"]["model"]["scales"] = scales
     path = write_sample(tmp_path, "s", sample)
-    return Page(run_report(ReportConfig(inputs=[path])).read_text(encoding="utf-8"))
+    return Page(run_report(ReportConfig(inputs=[path], overwrite=True)).read_text(encoding="utf-8"))
 
 
-def test_a_map_of_an_encoder_without_a_say_says_so(tmp_path):
-    page = silent_page(tmp_path, {"deep": 0.009, "wide": 1.5})
-    assert "The map is drawn from the encoder, which has no say in the labels: they come from the model’s" in page.words
-    assert "1.50 × the linear branch + 0.01 × the encoder: by how much" in page.words
-    assert "The labels come from the linear branch alone." in page.words
-
-
-def test_a_map_without_an_encoder_is_just_a_map(tmp_path):
-    page = silent_page(tmp_path, {"deep": 0.0, "wide": 1.5})
-    assert "no say in the labels" not in page.words
-    assert "The labels come from the linear branch alone." in page.words
+def test_page_says_when_the_labels_do_not_depend_on_the_encoder(tmp_path):
+    page = page_with_scales(tmp_path, {"deep": 0.009, "wide": 1.5})
+    assert "The embedding comes from the encoder, which the labels do not depend on:" in page.words
+    assert "1.50 × the linear branch + 0.01 × the encoder, with scales" in page.words
+    assert "This model uses its linear branch only." in page.words
+    page = page_with_scales(tmp_path, {"deep": 0.0, "wide": 1.5})  # the embedding comes from the linear branch, too
+    assert "which the labels do not depend on" not in page.words
+    assert "This model uses its linear branch only." in page.words
 
 
 @pytest.mark.parametrize("scales", [{"wide": 1.5}, {"deep": 0.5}, None], ids=["wide", "deep", "not recorded"])
-def test_a_branch_that_is_off_is_left_out(tmp_path, scales):
-    page = silent_page(tmp_path, scales)
-    assert "no say in the labels" not in page.words
-    assert "linear branch alone" not in page.words
+def test_a_branch_that_is_off_is_not_shown(tmp_path, scales):
+    page = page_with_scales(tmp_path, scales)
+    assert "linear branch only" not in page.words
     assert page.words.count("× the") == (1 if scales else 0)
 
 
-def test_column_heads_of_the_confusion_matrix_have_the_whole_label(folder, page):
+def test_columns_of_the_confusion_matrix_are_titled_with_the_label(folder, page):
     heads = page.values("th", "title")
     assert set(heads) <= set(read_evaluation(folder / "evaluation").metrics["labels"])
     assert {SCRIPT, IMAGE} <= set(heads)
 
 
-def test_labels_of_both_methods_look_alike_where_they_differ(html):
-    table = html.partition("Most frequent differences</caption>")[2].partition("</table>")[0]
+def test_labels_of_both_methods_look_alike_in_disagreements(html):
+    table = html.partition("Most frequent disagreements</caption>")[2].partition("</table>")[0]
     rows = table.partition("<tbody>")[2].split("<tr>")[1:]
     assert len(rows) > 1
     for row in rows:
         assert re.findall(r'class="(chip|named)"', row) == ["named", "chip"] * 2
 
 
-def test_the_long_part_is_announced(tmp_path, caplog):
+def test_umap_is_announced_in_the_log(tmp_path, caplog):
     path = write_sample(tmp_path, "s", annotated_sample(num_cells=20))
     with caplog.at_level("INFO", logger="scperformer"):
         run_report(ReportConfig(inputs=[path]))
     said = [record.getMessage() for record in caplog.records]
-    assert said[0] == "drawing the map of 20 cells"
+    assert said[0] == "computing the UMAP of 20 cells"
     assert said[1].startswith("report on 20 cells")
 
 
-def test_page_without_evaluation_says_what_it_can(plain):
+def test_page_without_evaluation(plain):
     assert "14 cells in 1 sample were annotated" in plain.words
     assert "No confidence threshold was set, so no cell is flagged as unknown" in plain.words
-    assert "It holds for cells like those" in plain.words
-    assert "logistic regression, trained on the same reference, gives" in plain.words
-    assert "Against the truth" not in plain.words
+    assert "It holds for similar cells only" in plain.words
+    assert "Logistic regression, trained on the same reference, gives" in plain.words
+    assert "Comparison with true labels" not in plain.words
     assert "log-normalised values in .raw" in plain.words
 
 
-def test_too_few_cells_have_no_map_but_a_reason(plain):
-    assert "No map: it needs at least 15 cells" in plain.words
+def test_too_few_cells_have_a_reason_instead_of_a_umap(plain):
+    assert "No UMAP: it needs at least 15 cells" in plain.words
     assert not plain.values("img", "src")
 
 
@@ -248,7 +244,7 @@ def test_same_input_same_page(folder, html):
     assert again == html
 
 
-def test_subsampling_is_said_and_seeded(tmp_path):
+def test_random_subset_is_seeded_and_mentioned(tmp_path):
     path = write_sample(tmp_path, "s", annotated_sample(num_cells=60))
     outputs = [str(tmp_path / name) for name in ("one.html", "two.html")]
     one, two = (run_report(ReportConfig(inputs=[path], max_cells=20, output=output)) for output in outputs)
@@ -259,7 +255,7 @@ def test_subsampling_is_said_and_seeded(tmp_path):
 def test_evaluation_of_other_files_is_refused(folder, tmp_path):
     other = write_sample(tmp_path, "other", annotated_sample(num_cells=20))
     with pytest.raises(
-        InputError, match=r"is an evaluation of .*; expected one of other only: run 'scperformer evaluate'"
+        InputError, match=r"evaluates '.*; expected an evaluation of other only: run 'scperformer evaluate'"
     ):
         run_report(ReportConfig(inputs=[other], evaluation=str(folder / "evaluation")))
     assert not (tmp_path / "report.html").exists()
@@ -270,7 +266,7 @@ def test_evaluation_of_another_model_is_refused(folder, tmp_path):
     output = str(tmp_path / "evaluation")
     run_evaluate(EvaluateConfig(inputs=[path], truth_key=TRUTH_KEY, output=output))
     write_sample(tmp_path, "s", annotated_sample(num_cells=20, model_hash="f" * 64))
-    with pytest.raises(InputError, match="is an evaluation of another model"):
+    with pytest.raises(InputError, match="evaluates another model"):
         run_report(ReportConfig(inputs=[path], evaluation=output))
 
 
@@ -317,8 +313,7 @@ def test_page_opens_in_a_browser_and_runs_nothing(folder, tmp_path, width):
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 @pytest.mark.parametrize(("width", "beside"), [(1600, True), (700, False)])
-def test_a_wide_window_is_used_to_the_right(plain_html, tmp_path, width, beside):
-    # Histogram and table of the confidence: beside each other, or below.
+def test_histogram_is_beside_the_table_in_a_wide_window(plain_html, tmp_path, width, beside):
     probe = tmp_path / "probe.html"
     probe.write_text(
         f'<iframe id="f" style="width:{width}px;height:900px;border:0" srcdoc="{html_quoted(plain_html)}"></iframe>'

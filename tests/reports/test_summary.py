@@ -1,4 +1,4 @@
-"""What the report says, against counts made by hand."""
+"""The content of the report, compared with counts made by hand."""
 
 from pathlib import Path
 
@@ -36,6 +36,11 @@ def samples() -> list[Annotated]:
 
 
 @pytest.fixture
+def cells(samples, labels) -> pd.DataFrame:
+    return summary.all_cells(samples, labels)
+
+
+@pytest.fixture
 def labels(samples) -> list[summary.Label]:
     return summary.order_labels(samples)
 
@@ -51,23 +56,23 @@ def test_true_labels_unknown_to_the_model_come_last_without_a_number(samples):
     assert (labels[-1].name, labels[-1].number) == ("mast", None)
 
 
-def test_counts_shares_and_agreement(samples, labels):
-    two = summary.summarise(samples[1], labels)
+def test_counts_shares_and_agreement(samples, cells, labels):
+    two = summary.summarise(samples[1], cells, labels)
     assert two.counts == [2, 2, 1, 0]
     assert two.shares == pytest.approx([0.4, 0.4, 0.2, 0])
     assert (two.num_cells, two.num_unknown) == (5, 2)
     assert two.agreement == pytest.approx(2 / 5)
 
 
-def test_confidence_per_label(samples, labels):
-    rows = summary.confidence_rows(summary.all_cells(samples, labels), labels)
+def test_confidence_per_label(cells, labels):
+    rows = summary.confidence_rows(cells, labels)
     assert [row.label.name for row in rows] == ["T", "B", "NK"]
     assert (rows[0].num_cells, rows[0].num_unknown) == (5, 2)
     assert (rows[0].low, rows[0].median, rows[0].high) == pytest.approx((0.3, 0.8, 0.9))
 
 
-def test_histogram_holds_every_cell_and_both_ends(samples, labels):
-    bars = summary.histogram(summary.all_cells(samples, labels))
+def test_histogram_holds_every_cell_and_both_ends(cells):
+    bars = summary.histogram(cells)
     assert len(bars) == 20
     assert sum(every for every, _ in bars) == 9
     assert sum(unknown for _, unknown in bars) == 3
@@ -75,8 +80,8 @@ def test_histogram_holds_every_cell_and_both_ends(samples, labels):
     assert bars[6] == (1, 1)  # .3
 
 
-def test_disagreements_are_counted(samples, labels):
-    found = summary.disagreements(summary.all_cells(samples, labels), labels)
+def test_disagreements_are_counted(cells, labels):
+    found = summary.disagreements(cells, labels)
     assert [(label.name, other.name, num, share) for label, other, num, share in found] == [
         ("B", "T", 2, pytest.approx(2 / 3)),
         ("T", "B", 1, pytest.approx(1 / 5)),
@@ -89,23 +94,24 @@ def test_no_disagreement(labels):
     assert summary.disagreements(summary.all_cells([same], labels), labels) == []
 
 
-def test_things_to_check(samples, labels):
-    summaries = [summary.summarise(one, labels) for one in samples]
+def test_things_to_check(samples, cells, labels):
+    summaries = [summary.summarise(one, cells, labels) for one in samples]
     truths = [np.array(words.split(), dtype=object) for words in ("T T mast B", "T B NK T B")]
     found = "\n".join(summary.things_to_check(summaries, compare(samples, truths, "truth")))
-    assert "two has only 50% of what the model looks at" in found
+    assert "two has only 50% of the model's informative expression" in found
     samples[1].facts["genes"]["informative_share"] = 0.3
-    assert any("two has only 30% of what" in text for text in summary.things_to_check(summaries, None))
+    assert any("two has only 30% of" in text for text in summary.things_to_check(summaries, None))
     assert "40% of the cells of two are flagged as unknown" in found
     assert "25% of the cells of one are flagged" in found
-    assert "Logistic regression agrees on only 40% of the cells of two" in found
-    assert "The model does not know these true labels, so it cannot be right: mast" in found
+    assert "Logistic regression gives only 40% of the cells of two the same label" in found
+    assert "The model does not know these true labels, so their cells count as errors: mast" in found
     assert "one has only" not in found
 
 
 def test_nothing_to_check(labels):
-    fine = summary.summarise(sample("fine", "T B", "T B", [0.9, 0.9]), labels)
-    assert summary.things_to_check([fine], None) == []
+    fine = sample("fine", "T B", "T B", [0.9, 0.9])
+    summaries = [summary.summarise(fine, summary.all_cells([fine], labels), labels)]
+    assert summary.things_to_check(summaries, None) == []
 
 
 def test_evaluation_rows_are_shares_of_the_true_label(samples):
