@@ -1,8 +1,7 @@
-"""From a user's cells to a prepared reference: filtered by scanpy, normalised; or aligned to a model's genes."""
+"""Prepare the cells of a file: filter and normalise them as a reference, or align them to the genes of a model."""
 
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,24 +11,33 @@ import pandas as pd
 from anndata import AnnData
 from scipy import sparse
 
-from scperformer.config import DataConfig, PredictConfig, PreprocessConfig
+from scperformer.config import DataConfig, PreprocessConfig
+from scperformer.dataset.query import find_query
 from scperformer.errors import InputError
 from scperformer.expression import (
     Findings,
-    align_rows,
     detect_expression,
     gene_table,
     merge_genes,
     normalise,
-    plan_alignment,
     prepared_total,
     stored_expression,
 )
-from scperformer.files import PREPARED, beside, read_cells, require_readable, write_h5ad
+from scperformer.files import PREPARED, BackedH5ad, beside, read_cells, require_readable, write_h5ad
 from scperformer.genes import first_of_each, repeated_note
 from scperformer.outputs import require_absent
 
 log = logging.getLogger(__name__)
+
+
+def is_prepared(cells: AnnData | BackedH5ad, findings: Findings, target_sum: float) -> bool:
+    """Whether the expression was written by `preprocess` with the same target sum."""
+    return findings.source == "X" and prepared_total(cells) is not None and findings.total == target_sum
+
+
+def describe_input(kind: str, source: str, target_sum: float) -> str:
+    """Say what a file held, and as what it was used."""
+    return f"{kind} from {source}, as ln(1 + counts per {target_sum:,.0f})"
 
 
 def prepare_reference(
@@ -43,21 +51,26 @@ def prepare_reference(
     path: str | Path = "the reference",
     findings: Findings | None = None,
 ) -> AnnData:
-    """A reference ready for training: filtered and normalised, genes in the order of the file.
+    """Filter and normalise a reference for training; genes stay in the order of the file.
 
-    Cells with fewer than `data.min_genes` genes are dropped, then genes expressed in fewer than
-    `data.min_cells` of the remaining cells; normalised over all genes before that. Genes of the same name are added
-    up. What was prepared to the same target sum is returned as it is. `findings` are those of `detect` if it was asked.
+    Cells with fewer than `data.min_genes` genes are dropped, then genes expressed in fewer than `data.min_cells` of the
+    remaining cells. Values are normalised over all genes before that. Genes of the same name are summed. Cells that
+    were prepared to the same target sum are returned unchanged.
+
+    Parameters
+    ----------
+    findings
+        The result of `detect_expression` for these cells, if it is known.
 
     Returns
     -------
-    N' x G' AnnData: X CSR float32 ln(1 + target_sum * share), obs and var of what was kept, and in
-    uns["scperformer_prepared"] what was done.
+    N' x G' AnnData: X CSR float32 ln(1 + target_sum * share), obs and var of the cells and genes that were kept, and a
+    record of the preparation in uns["scperformer_prepared"].
 
     Raises
     ------
     InputError
-        As `detect` and `expression`, or the filters leave nothing.
+        As `detect_expression` and `stored_expression`, or the filters leave nothing.
     """
     if findings is None:
         findings = detect_expression(
@@ -66,95 +79,56 @@ def prepare_reference(
         log.info("%s: %s", path, findings.sentence)
     x, names = stored_expression(adata, findings, path=path)
     notes = repeated_note(names)
-    if is_prepared(adata, findings) and findings.total == data.target_sum and not notes:
+    if is_prepared(adata, findings, data.target_sum) and not notes:
         return adata
-    import scanpy  # takes seconds, so only here
-
     rows, is_gene = sparse.csr_matrix(x), np.ones(len(names), dtype=bool)
     if notes:
         first = first_of_each(names)
         rows, is_gene = merge_genes(rows, first, findings.log_base), first == np.arange(len(names))
         findings = replace(findings, notes=[*findings.notes, *notes])
-    keep_cells, _ = scanpy.pp.filter_cells(rows, min_genes=data.min_genes)
-    _require_some(keep_cells, "cells", f"data.min_genes={data.min_genes}", path)
+    keep_cells = (rows > 0).getnnz(axis=1) >= data.min_genes
     rows = rows[keep_cells]
-    keep_genes, _ = scanpy.pp.filter_genes(rows, min_cells=data.min_cells)
-    keep_genes &= is_gene
-    _require_some(keep_genes, "genes", f"data.min_cells={data.min_cells}", path)
+    keep_genes = ((rows > 0).getnnz(axis=0) >= data.min_cells) & is_gene
+    for what, option, keep in (("cells", "min_genes", keep_cells), ("genes", "min_cells", keep_genes)):
+        if not keep.any():
+            found = f"data.{option}={getattr(data, option)} drops all {len(keep)} {what} of {path}"
+            raise InputError(found, f"at least some {what} to be kept", "lower it", [f"data.{option}=1"])
     prepared = AnnData(
         normalise(rows, findings, data.target_sum)[:, keep_genes],
         obs=adata.obs[keep_cells].copy(),
         var=gene_table(adata, findings.source).set_axis(names)[keep_genes].copy(),
     )
-    prepared.uns[PREPARED] = _mark(
-        prepared,
-        findings,
-        data.target_sum,
-        cells_dropped=int((~keep_cells).sum()),
-        genes_dropped=int((~keep_genes).sum()),
-    )
+    dropped = {"cells_dropped": int((~keep_cells).sum()), "genes_dropped": int((~keep_genes).sum())}
+    prepared.uns[PREPARED] = _record(prepared, findings, data.target_sum) | dropped
     return prepared
 
 
-def is_prepared(adata: AnnData, findings: Findings) -> bool:
-    """Whether what `findings` names was written by this module."""
-    return findings.source == "X" and prepared_total(adata) is not None
-
-
-def _require_some(keep: np.ndarray, what: str, option: str, path: str | Path) -> None:
-    if not keep.any():
-        raise InputError(
-            f"{option} drops all {len(keep)} {what} of {path}",
-            f"at least some {what} to be kept",
-            "lower it",
-            [f"{option.partition('=')[0]}=1"],
-        )
-
-
-def _mark(
-    adata: AnnData, findings: Findings, target_sum: float, *, cells_dropped: int, genes_dropped: int
-) -> dict[str, Any]:
-    """What was done, for the file and for the provenance of a model."""
+def _record(prepared: AnnData, findings: Findings, target_sum: float) -> dict[str, Any]:
+    """What is written into the file about its preparation; docs/formats.md describes it."""
     return {
         "target_sum": float(target_sum),
         "source": findings.source,
         "kind": findings.kind,
         "notes": np.array(findings.notes, dtype=str),
-        "cells": adata.n_obs,
-        "genes": adata.n_vars,
-        "cells_dropped": cells_dropped,
-        "genes_dropped": genes_dropped,
+        "cells": prepared.n_obs,
+        "genes": prepared.n_vars,
     }
 
 
-def _prepare_for_model(adata: AnnData, cfg: PreprocessConfig, path: Path) -> AnnData:
+def _align_to_model(adata: AnnData, cfg: PreprocessConfig, path: Path) -> AnnData:
     """All cells of a file with the genes of the model `cfg.model_path`."""
     from scperformer.model import load_bundle, resolve_model
 
-    assert cfg.model_path is not None
     model = load_bundle(resolve_model(cfg.model_path)[0])
-    target_sum = float(model.config["target_sum"])
-    findings = detect_expression(
-        adata, cfg.source, cfg.input_kind, input_total=cfg.input_total, input_base=cfg.input_base, path=path
-    )
-    plan = plan_alignment(
-        gene_table(adata, findings.source),
-        findings,
-        model.genes,
-        importance=model.importance,
-        target_sum=target_sum,
-        min_overlap=PredictConfig.min_overlap,
-        species=cfg.species,
-        path=path,
-    )
-    for note in [findings.sentence, *plan.overlap.notes]:
+    query = find_query(adata, model, cfg, str(path))
+    for note in [query.findings.sentence, *query.overlap.notes]:
         log.info("%s: %s", path, note)
-    x, _ = stored_expression(adata, findings, path=path)
-    prepared = AnnData(align_rows(x, plan), obs=adata.obs.copy(), var=pd.DataFrame(index=model.genes))
-    findings = replace(findings, notes=[*findings.notes, *plan.overlap.notes])
-    mark = _mark(prepared, findings, target_sum, cells_dropped=0, genes_dropped=plan.overlap.num_dropped)
-    prepared.uns[PREPARED] = mark | {"model": model.name, "genes_absent": plan.overlap.num_absent}
-    return prepared
+    aligned = AnnData(query.all_cells(), obs=adata.obs.copy(), var=pd.DataFrame(index=model.genes))
+    findings = replace(query.findings, notes=[*query.findings.notes, *query.overlap.notes])
+    dropped = {"cells_dropped": 0, "genes_dropped": query.overlap.num_dropped}
+    fit = {"model": model.name, "genes_absent": query.overlap.num_absent}
+    aligned.uns[PREPARED] = _record(aligned, findings, query.plan.target_sum) | dropped | fit
+    return aligned
 
 
 def run_preprocess(cfg: PreprocessConfig) -> Path:
@@ -176,24 +150,14 @@ def run_preprocess(cfg: PreprocessConfig) -> Path:
     require_absent(output, cfg.overwrite)
     adata = read_cells(path, cfg.orientation)
     if cfg.model_path is not None:
-        prepared = _prepare_for_model(adata, cfg, path)
+        prepared = _align_to_model(adata, cfg, path)
     else:
         told = cfg.source, cfg.input_kind, cfg.input_total, cfg.input_base
         prepared = prepare_reference(adata, cfg.data, *told, path=path)
-    _log_mark(prepared.uns[PREPARED])
+    done = prepared.uns[PREPARED]
+    absent = f", {done['genes_absent']} genes of model {done['model']} absent" if "model" in done else ""
+    cells, genes = (f"{done[name]} {name} ({done[f'{name}_dropped']} dropped" for name in ("cells", "genes"))
+    log.info("kept %s) and %s%s), %g counts per cell", cells, genes, absent, done["target_sum"])
     write_h5ad(prepared, output, cfg.overwrite)
     log.info("wrote %s in %.1f s", output, time.perf_counter() - start)
     return output
-
-
-def _log_mark(mark: Mapping[str, Any]) -> None:
-    absent = f", {mark['genes_absent']} genes of model {mark['model']} absent" if "model" in mark else ""
-    log.info(
-        "kept %d cells (%d dropped) and %d genes (%d dropped%s), %g counts per cell",
-        mark["cells"],
-        mark["cells_dropped"],
-        mark["genes"],
-        mark["genes_dropped"],
-        absent,
-        mark["target_sum"],
-    )

@@ -1,4 +1,4 @@
-"""The cells of a file as a model wants them, block by block; which files that works for, and which it does not."""
+"""The cells of a file with the genes of a model, block by block."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from anndata import AnnData
 from scipy.sparse import csr_matrix, vstack
 
-from scperformer.config import AnalyzeConfig, PredictConfig
+from scperformer.config import AnalyzeConfig, PredictConfig, PreprocessConfig
 from scperformer.expression import (
     Alignment,
     Findings,
@@ -21,7 +21,7 @@ from scperformer.expression import (
     stored_expression,
 )
 from scperformer.files import BackedH5ad, Rows, checksum, reading, require_new_keys
-from scperformer.genes import Overlap, require_overlap
+from scperformer.genes import Overlap
 
 if TYPE_CHECKING:
     from scperformer.model import Bundle
@@ -31,7 +31,7 @@ OBS_COLUMNS = ("label", "confidence", "margin", "unknown", "ontology_term_id", "
 
 @dataclass
 class Query:
-    """The cells of one file as a model wants them, a block at a time."""
+    """The cells of one file with the genes of a model, a block at a time."""
 
     path: str
     rows: Rows
@@ -47,15 +47,15 @@ class Query:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the file or folder; empty for cells in memory."""
+        """The SHA-256 of the file or folder; empty for cells in memory."""
         return checksum(self.path) if Path(self.path).exists() else ""
 
     def starts(self) -> range:
-        """The first row of each block."""
+        """Return the first row of each block."""
         return range(0, self.rows.shape[0], self.rows.block_cells)
 
     def block(self, start: int) -> csr_matrix:
-        """The aligned cells of a block.
+        """Return the aligned cells of a block.
 
         Raises
         ------
@@ -68,65 +68,58 @@ class Query:
         return align_rows(stored, self.plan)
 
     def all_cells(self) -> csr_matrix:
-        """All aligned cells."""
+        """Return all aligned cells."""
         return vstack([self.block(start) for start in self.starts()], "csr")
 
 
 def find_query(
     cells: AnnData | BackedH5ad,
     model: "Bundle",
-    cfg: PredictConfig | AnalyzeConfig,
+    cfg: PredictConfig | AnalyzeConfig | PreprocessConfig,
     path: str = "the data",
 ) -> Query:
-    """Find the expression of some cells, and how their genes fit a model.
+    """Find the expression of the cells of an open file, and map its genes to those of a model.
 
     Raises
     ------
     InputError
-        No usable expression, or too few of the model's genes.
+        There is no usable expression, or the file has too few of the model's genes.
     """
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
         findings = detect_expression(
             cells, cfg.source, cfg.input_kind, input_total=cfg.input_total, input_base=cfg.input_base, path=path
         )
-        matrix, names = stored_expression(cells, findings, path=path)
-        rows = Rows(matrix)
-    var = gene_table(cells, findings.source)
+        rows = Rows(stored_expression(cells, findings, path=path)[0])
     plan = plan_alignment(
-        var,
+        gene_table(cells, findings.source),
         findings,
         model.genes,
         importance=model.importance,
-        target_sum=model.config["target_sum"],
-        min_overlap=None,
+        target_sum=float(model.config["target_sum"]),
+        min_overlap=PredictConfig.min_overlap if isinstance(cfg, PreprocessConfig) else cfg.min_overlap,
         species=cfg.species,
         path=path,
     )
-    require_overlap(plan.overlap, cfg.min_overlap, path, file_genes=names, model_genes=model.genes, var=var)
     return Query(path, rows, plan)
 
 
 def keys_of(adata: AnnData) -> dict[str, set[str]]:
-    """The names of what obs, obsm and uns hold."""
+    """Return the names of the entries of obs, obsm and uns."""
     return {"obs": set(adata.obs), "obsm": set(adata.obsm), "uns": set(adata.uns)}
 
 
-def added_keys(key: str) -> dict[str, list[str]]:
-    """The names that an annotation with this prefix adds to obs, obsm and uns."""
-    return {"obs": [f"{key}_{name}" for name in OBS_COLUMNS], "obsm": [f"X_{key}", f"{key}_proba"], "uns": [key]}
-
-
 def require_not_annotated(existing: Mapping[str, set[str]], key: str, path: str = "the data") -> None:
-    """Fail when there is anything of the names that an annotation with this prefix would add.
+    """Refuse cells that have entries which an annotation with this prefix would add.
 
     Parameters
     ----------
     existing
-        Names by place, as `keys_of` gives them.
+        Names by place, as `keys_of` returns them.
 
     Raises
     ------
     InputError
-        Names what is there.
+        Names the entries.
     """
-    require_new_keys(existing, added_keys(key), path, mends=["overwrite=true", f"key_added={key}_2"])
+    added = {"obs": [f"{key}_{name}" for name in OBS_COLUMNS], "obsm": [f"X_{key}", f"{key}_proba"], "uns": [key]}
+    require_new_keys(existing, added, path, mends=["overwrite=true", f"key_added={key}_2"])

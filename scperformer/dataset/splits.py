@@ -1,6 +1,7 @@
-"""Which labelled cells train and which validate: by chance within each label, by whole groups, or as a column says."""
+"""Split labelled cells into training and validation cells: at random within each label, by group, or by a column."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,17 @@ from scperformer.errors import InputError
 log = logging.getLogger(__name__)
 
 TRAIN, VAL, TEST = SIDES = ("train", "val", "test")
-NUM_DRAWS = 20  # orders in which groups are tried; the choice nearest to the wanted share is taken
+NUM_DRAWS = 20  # random orders of groups that are tried; the choice nearest to the wanted share is taken
 NUM_NAMED = 5  # values named in a line
-FAR = 2.0  # a share so many times larger or smaller than asked for is worth a warning
+FAR = 2.0  # a share that is larger or smaller than the wanted one by this factor is worth a warning
+# Cells that are loaded if the others stay on disk: for linear fits and statistics, and for validation. The results of
+# more cells would hardly differ.
+MAX_FIT_CELLS, MAX_VAL_CELLS = 20_000, 10_000
 
 
 @dataclass
 class Split:
-    """Row numbers for training and for validation, and how they were chosen.
-
-    `done` says it in numbers and names, `notes` in sentences for people.
-    """
+    """Row numbers for training and validation; `done` describes the split as data, `notes` in sentences."""
 
     train: np.ndarray
     val: np.ndarray
@@ -33,45 +34,46 @@ class Split:
     notes: list[str] = field(default_factory=list)
 
 
+def stratified_sample(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
+    """Draw about `most` rows, ascending: the same share of each label, but at least one row."""
+    if len(labels) <= most:
+        return np.arange(len(labels))
+    rng = np.random.default_rng(seed)
+    cells = (rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels))
+    return np.sort(np.concatenate([rows[: max(1, round(len(rows) * most / len(labels)))] for rows in cells]))
+
+
 def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Row numbers for training and for validation; every label is in training, and in both if it has two cells.
+    """Split rows for training and validation; every label is in training, and in both if it has two cells.
 
     Parameters
     ----------
     labels
         N label indices.
     fraction
-        Share of each label for validation, rounded, at least one cell and never all.
-    seed
-        Chooses the cells.
+        Share of each label for validation; rounded, at least one cell and never all.
     """
     rng = np.random.default_rng(seed)
-    val = []
+    is_val = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         cells = rng.permutation(np.flatnonzero(labels == label))
-        val.append(cells[: min(max(1, round(fraction * len(cells))), len(cells) - 1)])
-    is_val = np.zeros(len(labels), dtype=bool)
-    is_val[np.concatenate(val)] = True
+        is_val[cells[: min(max(1, round(fraction * len(cells))), len(cells) - 1)]] = True
     return np.flatnonzero(~is_val), np.flatnonzero(is_val)
 
 
 def group_split(groups: np.ndarray, labels: np.ndarray, fraction: float, seed: int) -> np.ndarray | None:
-    """The groups to validate on: whole ones, near the wanted share of the cells, and no label loses its last group.
+    """Choose whole groups for validation, near the wanted share of the cells; no label loses its last group.
 
     Parameters
     ----------
-    groups
-        N group indices 0..K-1, each occurring.
-    labels
-        N label indices 0..C-1, each occurring.
+    groups, labels
+        N indices 0..K-1 of groups and 0..C-1 of labels, each of which occurs.
     fraction
         Wanted share of the cells in the chosen groups.
-    seed
-        Chooses among the groups that come near it.
 
     Returns
     -------
-    Chosen group indices, sorted; None where each group alone holds all cells of some label.
+    Indices of the chosen groups, sorted; None if each group has all cells of some label.
     """
     table = np.zeros((groups.max() + 1, labels.max() + 1), dtype=np.int64)
     np.add.at(table, (groups, labels), 1)
@@ -92,7 +94,7 @@ def group_split(groups: np.ndarray, labels: np.ndarray, fraction: float, seed: i
 
 
 def split_values(obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path: str | Path) -> pd.Series | None:
-    """What `data.split_key` says of each cell, as strings without blanks around; None for splits that need no column.
+    """Return the values of `data.split_key` as strings without surrounding blanks; None for a stratified split.
 
     Parameters
     ----------
@@ -102,81 +104,45 @@ def split_values(obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path
     Raises
     ------
     InputError
-        There is no such column, a labelled cell has no value in it, or (`data.split=column`) another one than train,
-        val or test.
+        The column is missing, a labelled cell has no value, or (`data.split=column`) a value is not train, val or test.
     """
     key = data.split_key
     if key is None:
         return None
     remedy = "set data.split_key to another column, or choose data.split=stratified"
     if key not in obs:
-        there = ", ".join(map(str, obs.columns))
-        raise InputError(f"no column '{key}' in obs of {path}", f"data.split_key to be one of {there}", remedy)
+        expected = f"data.split_key to be one of {', '.join(map(str, obs.columns))}"
+        raise InputError(f"no column '{key}' in obs of {path}", expected, remedy)
     values = obs[key].astype(object).map(lambda value: str(value).strip(), na_action="ignore")
     values = values.where(values.notna() & (values != ""))
     if missing := int((values.isna() & labelled).sum()):
         raise InputError(f"{missing} labelled cells of {path} without a value in obs['{key}']", "one in each", remedy)
-    wrong = sorted(set(values[labelled]) - set(SIDES)) if data.split == "column" else []
-    if wrong:
-        found = ", ".join(f"'{value}'" for value in wrong[:NUM_NAMED]) + (" ..." if len(wrong) > NUM_NAMED else "")
-        advice = f"mend the column, or choose data.split=group to keep each value of '{key}' on one side"
-        raise InputError(f"{found} in obs['{key}'] of {path}", "train, val or test", advice)
+    if data.split == "column" and (wrong := sorted(set(values[labelled]) - set(SIDES))):
+        advice = f"fix the column, or choose data.split=group to keep each value of '{key}' on one side"
+        raise InputError(f"{_quoted(wrong)} in obs['{key}'] of {path}", "train, val or test", advice)
     return values
 
 
-def split_cells(
-    labels: np.ndarray, label_names: list[str], values: np.ndarray | None, data: DataConfig, seed: int
-) -> Split:
-    """Part the cells as `data.split` says, and log what is worth knowing about it.
-
-    Parameters
-    ----------
-    labels
-        N indices of `label_names`, each occurring.
-    values
-        N strings: the group of each cell, or its side; None for `data.split=stratified`.
-
-    Raises
-    ------
-    InputError
-        No such split leaves cells to validate on, and cells of every label to train on.
-    """
-    if data.split == "group":
-        assert values is not None
-        split = _by_group(labels, label_names, values, data, seed)
-    elif data.split == "column":
-        assert values is not None
-        split = Split(np.flatnonzero(values == TRAIN), np.flatnonzero(values == VAL))
-        split.notes.append(f"Training and validation cells are those of obs['{data.split_key}'].")
-    else:
-        split = Split(*stratified_split(labels, data.val_fraction, seed))
-    _require_both_sides(split, labels, label_names, data)
-    about = {"key": data.split_key} if data.split_key else {}
-    sizes = {"num_train_cells": len(split.train), "num_val_cells": len(split.val)}
-    split.done = {"how": data.split, **about, **sizes, **split.done}
-    _note_labels_without_validation(split, labels, label_names)
-    return split
+def _quoted(values: Sequence[str]) -> str:
+    return ", ".join(f"'{value}'" for value in values[:NUM_NAMED]) + (" ..." if len(values) > NUM_NAMED else "")
 
 
 def _by_group(labels: np.ndarray, label_names: list[str], values: np.ndarray, data: DataConfig, seed: int) -> Split:
     names, groups = np.unique(values.astype(str), return_inverse=True)
-    remedy = "choose another data.split_key, or data.split=stratified"
+    column, remedy = f"obs['{data.split_key}']", "choose another data.split_key, or data.split=stratified"
     if len(names) < 2:
-        found = f"one value ('{names[0]}') in obs['{data.split_key}'] of the labelled cells"
-        raise InputError(found, "two or more groups to part", remedy)
+        found = f"one value ('{names[0]}') in {column} of the labelled cells"
+        raise InputError(found, "two or more groups to split", remedy)
     chosen = group_split(groups, labels, data.val_fraction, seed)
     if chosen is None:
         only = next(label for label in np.unique(labels) if len(np.unique(groups[labels == label])) == 1)
         group = names[groups[labels == only][0]]
-        found = f"each of the {len(names)} values of obs['{data.split_key}'] alone has all cells of some label"
-        found += f", as '{group}' of '{label_names[only]}'"
+        found = f"each of the {len(names)} values of {column} has all cells of some label, as '{group}' of"
         advice = f"leave such labels out with data.rare_labels=drop and data.min_cells_per_label, or {remedy}"
-        raise InputError(found, "a group that training can do without", advice)
+        raise InputError(f"{found} '{label_names[only]}'", "a group that training can do without", advice)
     is_val = np.isin(groups, chosen)
-    share = is_val.mean()
-    held_out = [str(names[group]) for group in chosen]
-    text = ", ".join(f"'{name}'" for name in held_out[:NUM_NAMED]) + (" ..." if len(held_out) > NUM_NAMED else "")
-    note = f"{len(held_out)} of {len(names)} values of obs['{data.split_key}'] are held out whole: {text}"
+    share, held_out = is_val.mean(), [str(names[group]) for group in chosen]
+    note = f"{len(held_out)} of {len(names)} values of {column} are held out whole: {_quoted(held_out)}"
     note += f" ({share:.1%} of the cells)"
     far = max(share / data.val_fraction, data.val_fraction / share) > FAR
     log.log(logging.WARNING if far else logging.INFO, "%s%s", note, f", not {data.val_fraction:.1%}" if far else "")
@@ -184,27 +150,50 @@ def _by_group(labels: np.ndarray, label_names: list[str], values: np.ndarray, da
     return Split(np.flatnonzero(~is_val), np.flatnonzero(is_val), done, [f"{note}."])
 
 
-def _require_both_sides(split: Split, labels: np.ndarray, label_names: list[str], data: DataConfig) -> None:
-    where = f"obs['{data.split_key}']" if data.split == "column" else f"data.split={data.split}"
+def split_cells(
+    labels: np.ndarray, label_names: list[str], values: np.ndarray | None, data: DataConfig, seed: int
+) -> Split:
+    """Split cells into training and validation cells as `data.split` says, and log what is noteworthy.
+
+    Parameters
+    ----------
+    labels
+        N indices of `label_names`, each of which occurs.
+    values
+        N strings: the group or the side of each cell; None for `data.split=stratified`.
+
+    Raises
+    ------
+    InputError
+        The split would leave no validation cells, or no training cells of some label.
+    """
+    if data.split == "stratified":
+        split = Split(*stratified_split(labels, data.val_fraction, seed))
+    elif data.split == "group":
+        assert values is not None
+        split = _by_group(labels, label_names, values, data, seed)
+    else:
+        split = Split(np.flatnonzero(values == TRAIN), np.flatnonzero(values == VAL))
+        split.notes.append(f"Training and validation cells are those of obs['{data.split_key}'].")
+    by_column = data.split == "column"
+    where = f"obs['{data.split_key}']" if by_column else f"data.split={data.split}"
     for side, rows in ((TRAIN, split.train), (VAL, split.val)):
         if len(rows) == 0:
-            remedy = f"mark some cells as '{side}'" if data.split == "column" else "add cells: no label has two"
+            remedy = f"mark some cells as '{side}'" if by_column else "add cells: no label has two"
             raise InputError(f"no labelled {side} cell with {where}", "cells on both sides", remedy)
-    counts = np.bincount(labels[split.train], minlength=len(label_names))
-    lost = np.flatnonzero(counts == 0)
-    if len(lost):
-        in_val = np.bincount(labels[split.val], minlength=len(label_names))
-        text = named({label_names[label]: int(in_val[label]) for label in lost})
-        advice = "mark cells of these labels as 'train', or as 'test' to leave them out"
-        raise InputError(f"labels whose cells are all '{VAL}' in {where}: {text}", "training cells of each", advice)
-
-
-def _note_labels_without_validation(split: Split, labels: np.ndarray, label_names: list[str]) -> None:
-    total = np.bincount(labels, minlength=len(label_names))
-    without = np.flatnonzero(np.bincount(labels[split.val], minlength=len(label_names)) == 0)
-    if len(without):
-        cells = {label_names[label]: int(total[label]) for label in without}
-        note = f"no validation cell, and so no score, of these labels: {named(cells)}"
+    num_train, num_val = (np.bincount(labels[rows], minlength=len(label_names)) for rows in (split.train, split.val))
+    if (num_train == 0).any():
+        lost = named({label_names[label]: int(num_val[label]) for label in np.flatnonzero(num_train == 0)})
+        remedy = "mark cells of these labels as 'train', or as 'test' to leave them out"
+        raise InputError(f"labels whose cells are all '{VAL}' in {where}: {lost}", "training cells of each", remedy)
+    key = {"key": data.split_key} if data.split_key else {}
+    sizes = {"num_train_cells": len(split.train), "num_val_cells": len(split.val)}
+    split.done = {"how": data.split, **key, **sizes, **split.done}
+    if (num_val == 0).any():
+        total = np.bincount(labels, minlength=len(label_names))
+        without = {label_names[label]: int(total[label]) for label in np.flatnonzero(num_val == 0)}
+        note = f"no validation cell, and so no score, of these labels: {named(without)}"
         log.warning("%s", note)
-        split.done["labels_without_val_cells"] = cells
+        split.done["labels_without_val_cells"] = without
         split.notes.append(f"{note[0].upper()}{note[1:]}.")
+    return split

@@ -60,7 +60,7 @@ def _check_tables(cells: Cells, cfg: CheckConfig, path: str, result: Checked) ->
     if cfg.label_key is not None:
         assert isinstance(cells, AnnData), "train reads the whole file"
         with suppress(InputError):  # make_reference raises it again
-            labels = require_labels(cells, cfg.label_key, path)
+            labels = require_labels(cells.obs, cfg.label_key, path)
             result["labels"] = {
                 "cells": {str(label): int(num) for label, num in labels.value_counts().items()},
                 "num_unlabelled": int(labels.isna().sum()),

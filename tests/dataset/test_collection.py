@@ -12,8 +12,8 @@ from support.killed import run_until_killed
 
 from scperformer.config.compose import make_config
 from scperformer.config.groups import TokensConfig
-from scperformer.dataset import collection, reference
-from scperformer.dataset.collection import make_collection, stratified_rows
+from scperformer.dataset import collection, in_memory, part, reference
+from scperformer.dataset.collection import make_collection
 from scperformer.dataset.corpus import Sample, make_corpus, stream_corpus
 from scperformer.dataset.reference import make_reference, stream_reference
 from scperformer.errors import InputError
@@ -87,13 +87,13 @@ def test_a_given_vocabulary_and_genes_that_become_one(files, read_either):
 
 
 def test_scattered_rows_are_read_in_short_runs(files, monkeypatch):
-    monkeypatch.setattr(collection, "MAX_GAP", 3)
-    monkeypatch.setattr(collection, "MAX_RUN", 10)
+    monkeypatch.setattr(part, "MAX_GAP", 3)
+    monkeypatch.setattr(part, "MAX_RUN", 10)
     found = make_collection(files, config("pretrain"))
     everything = found.read(np.arange(120))
     read = []
-    block = collection.Rows.block
-    monkeypatch.setattr(collection.Rows, "block", lambda rows, a, b: read.append(b - a) or block(rows, a, b))
+    block = part.Rows.block
+    monkeypatch.setattr(part.Rows, "block", lambda rows, a, b: read.append(b - a) or block(rows, a, b))
     wanted = np.array([119, 0, 1, 2, 5, 9, 40, *range(60, 85)])
     assert (found.read(wanted) != everything[wanted]).nnz == 0
     assert max(read) <= 10
@@ -136,14 +136,6 @@ def test_large_references_hold_a_sample_with_every_label(counts_adata, tmp_path,
     assert found.counts.tolist() == [100, 18, 2]
     assert "Linear fits are on a sample of 21 of these" in " ".join(found.notes)
     assert "Linear fits are on a sample" in caplog.text
-
-
-def test_rows_are_sampled_in_proportion():
-    labels = np.repeat([0, 1, 2], [8000, 1999, 1])
-    rows = stratified_rows(labels, 1000, seed=0)
-    assert np.bincount(labels[rows]).tolist() == [800, 200, 1]
-    assert np.array_equal(rows, stratified_rows(labels, 1000, seed=0))
-    assert not np.array_equal(rows, stratified_rows(labels, 1000, seed=1))
 
 
 # --- epochs --------------------------------------------------------------------------------------------------
@@ -270,9 +262,9 @@ def test_what_is_made_ahead_comes_in_order_and_errors_too():
 def test_training_from_disk_gives_almost_the_model_of_memory(counts_adata, write, tmp_path):
     path = write(counts_adata, "reference.h5ad")
     made = {}
-    for in_memory in ("true", "false"):
-        words = [f"data.in_memory={in_memory}", f"output='{tmp_path / in_memory}'", "optim.deep_min_gain=0"]
-        made[in_memory] = load_bundle(run_train(config("train", *words, paths=[path])))
+    for word in ("true", "false"):
+        words = [f"data.in_memory={word}", f"output='{tmp_path / word}'", "optim.deep_min_gain=0"]
+        made[word] = load_bundle(run_train(config("train", *words, paths=[path])))
     one, two = made["true"], made["false"]
     assert (one.genes, one.labels) == (two.genes, two.labels)
     np.testing.assert_allclose(one.gene_means, two.gene_means, rtol=1e-5)
@@ -328,15 +320,15 @@ def test_large_files_stay_on_disk_by_themselves(counts_adata, write, monkeypatch
     caplog.set_level("INFO", logger="scperformer")
     path = write(counts_adata)
     cfg = config("pretrain", paths=[path])
-    assert collection.settle_in_memory(cfg, [path]) is cfg
-    monkeypatch.setattr(collection, "STREAM_ABOVE", 8 * counts_adata.X.nnz - 1)
-    assert collection.settle_in_memory(cfg, [path]).data.in_memory is False
+    assert in_memory.settle_in_memory(cfg, [path]) is cfg
+    monkeypatch.setattr(in_memory, "STREAM_ABOVE", 8 * counts_adata.X.nnz - 1)
+    assert in_memory.settle_in_memory(cfg, [path]).data.in_memory is False
     assert "stay on disk during training (data.in_memory=false)" in caplog.text
     told = config("pretrain", "data.in_memory=true", paths=[path])
-    assert collection.settle_in_memory(told, [path]) is told
+    assert in_memory.settle_in_memory(told, [path]) is told
     counts_adata.X = counts_adata.X.tocsc()  # cannot be read by rows: it is loaded
     by_columns = write(counts_adata, "csc.h5ad")
-    assert collection.settle_in_memory(cfg, [by_columns]) is cfg
+    assert in_memory.settle_in_memory(cfg, [by_columns]) is cfg
 
 
 def test_files_that_cannot_be_read_by_rows_are_refused(counts_adata, write, tmp_path):

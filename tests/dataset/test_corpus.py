@@ -151,9 +151,9 @@ def test_genes_from_a_file(tmp_path):
 
 
 BAD_FILES = {
-    "none": (None, "cannot be read"),
-    "empty": (b"\n\n", "no genes in"),
-    "binary": (b"\xff\xfe\x00A", "bytes that are no text"),
+    "none": (None, "no readable file"),
+    "empty": (b"\n\n", "no genes at"),
+    "binary": (b"\xff\xfe\x00A", "bytes that are not text"),
     "twice": (b"A\nB\nA\n", r"1 gene names occur more than once in .*'A'"),
     "table": (b"gene\tmean\nA\t1\n", "several columns"),
 }

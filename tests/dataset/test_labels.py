@@ -8,7 +8,6 @@ from scperformer.config.groups import DataConfig
 from scperformer.dataset.labels import (
     label_columns,
     rare_labels,
-    require_cells_per_label,
     require_labels,
     settle_rare_labels,
 )
@@ -31,15 +30,13 @@ def test_rare_labels_are_counted_by_name():
 def test_rare_labels_are_named_when_refused():
     text = r"2 of 3 labels of r.h5ad have fewer than 3 cells: 'b' \(1\), 'c' \(2\).*keep, merge or drop"
     with pytest.raises(InputError, match=text):
-        require_cells_per_label(LABELS, 3, "r.h5ad")
-    with pytest.raises(InputError, match=text):
         settled("error")
-    require_cells_per_label(LABELS, 1, "r.h5ad")
+    settled("error", min_cells=1)
 
 
 def test_of_many_rare_labels_five_are_named():
     with pytest.raises(InputError, match=r"9 of 9 labels .*'0' \(1\).*'4' \(1\) and 4 more;"):
-        require_cells_per_label(pd.Series([str(i) for i in range(9)]), 2, "r.h5ad")
+        settle_rare_labels(pd.Series([str(i) for i in range(9)]), DataConfig(rare_labels="error"), "r.h5ad")
 
 
 def test_kept_labels_are_as_they_were_and_warned_of(caplog):
@@ -47,7 +44,7 @@ def test_kept_labels_are_as_they_were_and_warned_of(caplog):
     pd.testing.assert_series_equal(result.labels, LABELS)
     assert result.done == {"policy": "keep", "min_cells": 3, "labels": {"b": 1, "c": 2}}
     assert "2 labels have fewer than 3 cells: 'b' (1), 'c' (2); kept" in caplog.text
-    assert "data.rare_labels=merge, drop or error does otherwise" in caplog.text
+    assert "data.rare_labels=merge, drop or error changes this" in caplog.text
 
 
 def test_dropped_labels_are_gone(caplog):
@@ -95,7 +92,7 @@ def test_label_columns_are_those_with_few_values(counts_adata):
 def test_labels_are_strings_and_blank_ones_missing(counts_adata):
     values = [" T cell ", "", "  ", None, np.nan, 7] + ["B"] * 114
     counts_adata.obs["mixed"] = pd.Series(values, index=counts_adata.obs_names, dtype=object)
-    labels = require_labels(counts_adata, "mixed", "r.h5ad")
+    labels = require_labels(counts_adata.obs, "mixed", "r.h5ad")
     assert labels.iloc[0] == "T cell"
     assert labels.iloc[1:5].isna().all()
     assert labels.iloc[5] == "7"
@@ -106,7 +103,7 @@ def test_labels_from_categories_leave_out_unused_ones(counts_adata):
     column = counts_adata.obs["cell_type"].cat.add_categories(["unused"])
     column.iloc[0] = np.nan
     counts_adata.obs["cell_type"] = column
-    labels = require_labels(counts_adata, "cell_type", "r.h5ad")
+    labels = require_labels(counts_adata.obs, "cell_type", "r.h5ad")
     assert labels.isna().sum() == 1
     assert set(labels.dropna()) == {"B cell", "T cell", "Monocyte"}
     assert set(labels.value_counts().index) == {"B cell", "T cell", "Monocyte"}
@@ -117,12 +114,12 @@ def test_wrong_label_key_lists_the_keys_there_are(counts_adata):
     with pytest.raises(
         InputError, match=r"no column 'celltype' in obs of r.h5ad; expected cell_type \(3 values\): set"
     ):
-        require_labels(counts_adata, "celltype", "r.h5ad")
+        require_labels(counts_adata.obs, "celltype", "r.h5ad")
     with pytest.raises(InputError, match="holds numbers with decimals"):
-        require_labels(counts_adata, "score", "r.h5ad")
+        require_labels(counts_adata.obs, "score", "r.h5ad")
     counts_adata.obs["none"] = ""
     with pytest.raises(InputError, match=r"no cell of r.h5ad has a label"):
-        require_labels(counts_adata, "none", "r.h5ad")
+        require_labels(counts_adata.obs, "none", "r.h5ad")
     del counts_adata.obs["cell_type"], counts_adata.obs["none"], counts_adata.obs["score"]
     with pytest.raises(InputError, match="it has none"):
-        require_labels(counts_adata, "celltype", "r.h5ad")
+        require_labels(counts_adata.obs, "celltype", "r.h5ad")

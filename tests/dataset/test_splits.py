@@ -9,7 +9,7 @@ import pytest
 from scperformer.config.compose import make_config
 from scperformer.config.groups import DataConfig
 from scperformer.dataset.reference import make_reference
-from scperformer.dataset.splits import group_split, split_cells, split_values, stratified_split
+from scperformer.dataset.splits import group_split, split_cells, split_values, stratified_sample, stratified_split
 from scperformer.errors import InputError
 from scperformer.model.folder import load_bundle
 from scperformer.network.batches import Cells
@@ -64,6 +64,14 @@ def test_labels_without_validation_cells_are_named(caplog):
     assert split.done["num_train_cells"] == 4
     with pytest.raises(InputError, match=r"no labelled val cell.*no label has two"):
         split_cells(np.arange(5), list("abcde"), None, DataConfig(), seed=0)
+
+
+def test_rows_are_sampled_in_proportion():
+    labels = np.repeat([0, 1, 2], [8000, 1999, 1])
+    rows = stratified_sample(labels, 1000, seed=0)
+    assert np.bincount(labels[rows]).tolist() == [800, 200, 1]
+    assert np.array_equal(rows, stratified_sample(labels, 1000, seed=0))
+    assert not np.array_equal(rows, stratified_sample(labels, 1000, seed=1))
 
 
 # whole groups
@@ -194,7 +202,7 @@ def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
 
 def test_a_column_with_other_values_is_refused(sides):
     sides.obs["side"] = np.where(sides.obs["side"] == "val", "valid", sides.obs["side"])
-    with pytest.raises(InputError, match=r"'valid' in obs\['side'\] of x; expected train, val or test: mend"):
+    with pytest.raises(InputError, match=r"'valid' in obs\['side'\] of x; expected train, val or test: fix"):
         make_reference(sides, config("x", *BY_COLUMN), "x")
 
 
