@@ -31,8 +31,8 @@ from scperformer.network.batches import Cells
 from scperformer.network.inference import predict_cells
 from scperformer.network.network import CellTypeModel
 from scperformer.training.batch_size import with_batch_size
-from scperformer.training.history import read_history
 from scperformer.training.learner import train_network
+from scperformer.training.learning_curve import read_history
 
 PRESETS = {"scbert": ["model=scbert", "model.positions=gene"], "base": ["model=base", "model.wide=false"]}
 NUM_LABELS = 11

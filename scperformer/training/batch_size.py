@@ -1,24 +1,25 @@
-"""`trainer.batch_size=auto`: the largest batch that fits into memory, from the bytes that real training steps need."""
+"""`trainer.batch_size=auto`: the largest batch that fits into memory, from the memory of real training steps."""
 
+import itertools
+import json
 import logging
+import os
+import tempfile
 import warnings
-import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.profiler import ProfilerActivity, profile
 
 from scperformer.config import AUTO, TrainConfig
 from scperformer.errors import InputError
 from scperformer.network import Cells, CellTypeModel
 from scperformer.text import GIB, in_bytes
-from scperformer.training.learner import Learner, loss_weights
+from scperformer.training.learner import Learner
 from scperformer.training.memory import available_memory
 from scperformer.training.run_folder import is_helper, record_batch_size, recorded_batch_size
 
@@ -26,81 +27,63 @@ log = logging.getLogger(__name__)
 
 MOST = 256  # cells: larger batches learn no faster
 FEWEST_STEPS, USUAL = 16, 32  # steps of an epoch; but the usual batch size is never too large for an epoch
-SHARE = 0.6  # of the memory: processes on CPUs grew by up to 1.5 times the bytes counted (scratch space, gaps)
-OF_WEIGHTS = 4  # times their bytes: weights, two moments of AdamW, and what its step computes
+SHARE = 0.6  # of the memory: processes on CPUs grew by up to 1.5 times the bytes measured (scratch space, gaps)
+OF_WEIGHTS = 4  # times their bytes: weights, two moments of AdamW, and the results of its step
 TRIED = (2, 4)  # cells; the bytes of larger batches lie on the line through these
 
 
-class PeakBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that are made within the block: those in use now, and the most at a time.
+def peak_bytes(step: Callable[[], None], device: str) -> int:
+    """Run a step and measure the most bytes of tensors that it had in use at a time, beside those there before.
 
-    It sees what operations return, in forward and backward passes on the CPU alike, and so gives the same number on
-    every machine; it does not see scratch space inside of an operation.
+    On a CPU the number is the same on every machine; scratch space inside an operation is not counted.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self.known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = {id(tensor.untyped_storage()) for tensor in _tensors((args, kwargs))}
-        for tensor in _tensors(result):
-            storage = tensor.untyped_storage()
-            if id(storage) not in given and storage not in self.known:  # else a view, or changed in place
-                self.known.add(storage)
-                self.now += storage.nbytes()
-                weakref.finalize(storage, self._gone, storage.nbytes())
-        self.peak = max(self.peak, self.now)
-        return result
-
-    def _gone(self, num_bytes: int) -> None:
-        self.now -= num_bytes
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+    if device == "cuda":
+        step()  # the first step also allocates the workspaces of cuBLAS, which stay
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        return torch.cuda.max_memory_allocated() - before
+    # The profiler writes lines of its own to the terminal unless told otherwise.
+    quiet = patch.dict(os.environ, {"KINETO_LOG_LEVEL": "99"})
+    with quiet, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    changes = sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"])
+    return max(itertools.accumulate(event["args"]["Bytes"] for event in changes))
 
 
 def step_bytes(network: CellTypeModel, train: Cells, num_cells: int, cfg: TrainConfig) -> int:
-    """The most bytes in use during a training step on the `num_cells` longest cells, beside the weights.
+    """Measure the bytes of a training step on the `num_cells` longest cells, beside the weights.
 
-    The network is left without gradients; what dropout draws depends on the seed alone.
+    The network is left without gradients; dropout depends on the seed alone.
     """
-    learner = Learner(
-        network,
-        weights=loss_weights(train.known_labels, cfg.optim.class_weights),
-        optim=cfg.optim,
-        num_steps=1,
-        seed=cfg.seed,
-        gene_dropout=cfg.model.gene_dropout,
-    )
+    learner = Learner(network, train.known_labels, cfg, num_steps=1)
     rows = np.argsort(-train.lengths, kind="stable")[:num_cells]
     # Where it will be trained: the steps of a large network on a CPU would take minutes, and memory of their own.
     device = "cuda" if cfg.trainer.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
     learner.to(device).train()
-    mixed = torch.autocast(device, torch.bfloat16, enabled=cfg.trainer.precision == "bf16-mixed")
-    with torch.random.fork_rng(()), _no_advice(), mixed:
+
+    def step() -> None:
         torch.manual_seed(cfg.seed)
-        with PeakBytes() as count:
+        with torch.autocast(device, torch.bfloat16, enabled=cfg.trainer.precision == "bf16-mixed"):
             tokens, labels_B = train.labelled_batch(rows)
-            learner.training_step((tokens.to(device), labels_B.to(device)), 0).backward()
-    learner.cpu()
-    network.zero_grad(set_to_none=True)
-    return count.peak
+            loss = learner.training_step((tokens.to(device), labels_B.to(device)), 0)
+        loss.backward()
+        network.zero_grad(set_to_none=True)
 
-
-@contextmanager
-def _no_advice() -> Iterator[None]:
-    """Lightning warns that a step without a trainer logs nothing."""
-    with warnings.catch_warnings():
+    with torch.random.fork_rng(()), warnings.catch_warnings():
+        # Lightning warns that a step without a trainer logs nothing.
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
-        yield
+        found = peak_bytes(step, device)
+    learner.cpu()
+    return found
 
 
 def fitting_batch_size(network: CellTypeModel, train: Cells, cfg: TrainConfig, memory: float) -> int:
-    """The largest power of two that fits into so many bytes; the same for the same budget, cells and options.
+    """Find the largest power of two that fits into `memory` bytes.
 
     Raises
     ------
@@ -135,7 +118,7 @@ def fitting_batch_size(network: CellTypeModel, train: Cells, cfg: TrainConfig, m
 
 
 def memory_budget(cfg: TrainConfig) -> float:
-    """Bytes that training steps of each process may take: `trainer.memory_gib`, or what is free where they run."""
+    """The bytes that each process may use: `trainer.memory_gib`, or the memory that is free on its device."""
     if cfg.trainer.memory_gib is not None:
         return cfg.trainer.memory_gib * GIB
     if cfg.trainer.accelerator != "cpu" and torch.cuda.is_available():
@@ -144,14 +127,14 @@ def memory_budget(cfg: TrainConfig) -> float:
 
 
 def with_batch_size(cfg: TrainConfig, train: Cells, network: CellTypeModel, run_folder: Path | None) -> TrainConfig:
-    """The options with a number instead of `auto`: that of the run that is continued, or one that fits.
+    """Replace `auto` by a number: the batch size of the run that is continued, or one that fits.
 
     Parameters
     ----------
     network
-        An untrained network to try steps with; it is not changed.
+        An untrained network to try steps with; its weights are not changed.
     run_folder
-        Where the number is looked up and recorded; None: nowhere.
+        The number is looked up and recorded here; None: nowhere.
     """
     if cfg.trainer.batch_size != AUTO:
         return cfg

@@ -1,4 +1,4 @@
-"""A training that is told to stop: it saves where it is after the step that it is at, and ends."""
+"""Stop a training on a signal: save after the step at which the signal came, and exit."""
 
 import logging
 import signal
@@ -12,17 +12,17 @@ from pytorch_lightning.callbacks import Callback
 
 log = logging.getLogger(__name__)
 
-# What clusters send before they kill; SIGUSR1 is what Slurm can be asked to send some time before.
+# Clusters send SIGTERM before they kill; Slurm can be asked to send SIGUSR1 some time before.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Interruption(Callback):
-    """Save and stop at the end of the step in which a signal came, in all processes at the same one.
+    """Save and stop at the end of the step in which a signal came, in all processes at the same step.
 
     Parameters
     ----------
     checkpoint
-        The file that a resumed run goes on from.
+        The file from which a resumed run continues.
     """
 
     def __init__(self, checkpoint: Path):
@@ -30,8 +30,8 @@ class Interruption(Callback):
         self.received = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # Lightning has just registered its own, which talk to other processes in the middle of anything; at the end it
-        # puts back what was there before it.
+        # These replace Lightning's handlers, which communicate with other processes in the middle of a step. At the end
+        # Lightning restores the handlers that were there before its own.
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 signal.signal(number, self._note)
@@ -46,7 +46,7 @@ class Interruption(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # Not after the last step: a run that went on from there would leave out the validation.
+        # Not after the last step of an epoch: a run resumed from there would leave out the validation.
         if not trainer.is_last_batch and self._is_over(trainer):
             trainer.save_checkpoint(self.checkpoint)
             self._stop(trainer)
@@ -57,5 +57,5 @@ class Interruption(Callback):
     def _stop(self, trainer: pl.Trainer) -> None:
         number = signal.Signals(self.received or signal.SIGTERM)
         log.warning("%s: saved after step %d, in epoch %d", number.name, trainer.global_step, trainer.current_epoch + 1)
-        # Of a process that only helps, the first one would take another code for a failure.
+        # The first process would take another exit code of a helper for a failure.
         raise SystemExit(128 + number if trainer.is_global_zero else 0)

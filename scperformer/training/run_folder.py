@@ -1,11 +1,16 @@
-"""The run folder beside a model: what was asked for and of what, checkpoints to continue from, what came out."""
+"""The run folder beside a model, and the frame of every training: open the folder, train in it, write the model.
+
+The folder holds the options and the checksum of the data, checkpoints to continue from, the logs, and the results.
+"""
 
 import json
 import logging
 import os
 import platform
+import shlex
 import shutil
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -14,13 +19,15 @@ from typing import Any
 from scperformer.attention import attention_options
 from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig, yaml_text
 from scperformer.errors import InputError
+from scperformer.model import Bundle, save_bundle
+from scperformer.network import torch_state_kept
 from scperformer.outputs import new_file
-from scperformer.training.curve import draw_learning_curve
-from scperformer.training.history import TABLE, read_history
+from scperformer.training.learning_curve import TABLE, draw_learning_curve, read_history
+from scperformer.training.trainer import CHECKPOINTS, LAST
 
 log = logging.getLogger(__name__)
 
-# Set in every process of a distributed run, above 0 in all but the first, by Lightning or by Slurm's srun.
+# Lightning or Slurm's srun sets these in every process of a distributed run, to 0 in the first.
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 CONFIG, ORIGIN, RESULT, CURVE = "config.yaml", "provenance.json", "metrics.json", "learning_curve.png"
 RECORD = "run.json"
@@ -29,64 +36,72 @@ PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn"
 NUM_NAMED = 3  # options named in an error
 
 
+class Diverged(InputError):
+    """A training whose losses are not finite any more; resuming it cannot help."""
+
+    def __init__(self, sign: str, cfg: NetworkConfig):
+        found = f"training that diverged ({sign} not finite)"
+        super().__init__(found, "a loss that falls", f"lower optim.lr (now {cfg.optim.lr:g})")
+
+
+# --- processes -----------------------------------------------------------------------------------------------
+
+
 def is_helper(cfg: NetworkConfig) -> bool:
-    """Whether this process only helps the first one of a distributed run, which writes and says everything."""
+    """Whether this process only helps the first one of a distributed run, which alone writes and logs."""
     distributed = cfg.trainer.devices * cfg.trainer.num_nodes > 1
     return distributed and any(int(os.environ.get(name) or 0) > 0 for name in RANKS)
 
 
 def hush_helper(cfg: NetworkConfig) -> None:
-    """In a helping process: leave log lines and warnings to the first process."""
+    """In a helping process, leave log lines and warnings to the first process."""
     if is_helper(cfg):
         logging.getLogger("scperformer").setLevel(logging.ERROR)
         warnings.simplefilter("ignore")
 
 
-def run_options(cfg: NetworkConfig, reference_sha256: str) -> dict[str, Any]:
-    """What must be the same for a run to be continued: every option but where it writes and how it shows progress."""
+# --- options -------------------------------------------------------------------------------------------------
+
+
+def run_options(cfg: NetworkConfig, checksum: str) -> dict[str, Any]:
+    """The options that must be the same for a run to be continued, and the checksum of its data.
+
+    Left out are the options that say where a run writes and how it shows progress.
+    """
     options = asdict(cfg)
     for name in ("inputs", "output", "overwrite", "resume", "estimate"):
         options.pop(name, None)  # a pretraining has no estimate
     del options["trainer"]["progress_bar"]
-    return {"options": options, "reference_sha256": reference_sha256}
+    return {"options": options, "reference_sha256": checksum}
 
 
-def recorded_options(cfg: NetworkConfig) -> dict[str, Any]:
-    """The options for the record of a model: as `run_options`, but files without their folders."""
-    options = run_options(cfg, "")["options"]
-    return options | {name: Path(options[name]).name for name in PATHS if options.get(name)}
-
-
-def recorded_versions() -> dict[str, str]:
-    """The versions of what takes part in training."""
-    return {package: version(package) for package in PACKAGES} | {"python": platform.python_version()}
+def flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Options by their full names, such as `trainer.max_epochs`."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
 
 
 def changed_options(cfg: NetworkConfig) -> list[str]:
     """The options that are not at their defaults, as they would be typed; neither paths nor the seed."""
-
-    def typed(value: Any) -> str:
-        return str(value).lower() if isinstance(value, bool) else str(value)
-
     blank = PretrainConfig(inputs=[""]) if isinstance(cfg, PretrainConfig) else TrainConfig(inputs=[""], label_key="")
-    default = run_options(blank, "")["options"]
-    changed = []
-    for name, value in run_options(cfg, "")["options"].items():
-        if name == "attention":
-            mechanism, options = attention_options(value)
-            changed += [f"attention={value['name']}"] if value["name"] != default[name]["name"] else []
-            default[name] |= asdict(mechanism.Options())
-            value = asdict(options)
-        if isinstance(value, dict):
-            changed += [f"{name}.{key}={typed(item)}" for key, item in value.items() if item != default[name][key]]
-        elif value != default[name] and name != "seed":
-            changed.append(f"{name}={Path(value).name if name in PATHS else typed(value)}")
+    default, options = (run_options(each, "")["options"] for each in (blank, cfg))
+    mechanism, own = attention_options(options["attention"])
+    name = options["attention"]["name"]
+    changed = [] if name == default["attention"]["name"] else [f"attention={name}"]
+    default["attention"], options["attention"] = asdict(mechanism.Options()), asdict(own)
+    known = flat(default)
+    for option, value in flat(options).items():
+        if value != known[option] and option != "seed":
+            typed = Path(value).name if option in PATHS else str(value).lower() if isinstance(value, bool) else value
+            changed.append(f"{option}={typed}")
     return changed
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """What differs between two results of `run_options`, in a few words; "" for nothing."""
-    old, new = _flat(before["options"]), _flat(now["options"])
+    """Name the differences between two results of `run_options` in a few words; "" for none."""
+    old, new = flat(before["options"]), flat(now["options"])
     differ = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     named = [f"{name}={new.get(name)}, was {old.get(name)}" for name in differ[:NUM_NAMED]]
     named += [f"{len(differ) - NUM_NAMED} more"] if len(differ) > NUM_NAMED else []
@@ -95,16 +110,45 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> str:
     return " and ".join(found)
 
 
-def _flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Options by their full names, such as `trainer.max_epochs`."""
-    flat: dict[str, Any] = {}
-    for name, value in options.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
+def how_it_was_made(cfg: NetworkConfig, files: Sequence[str]) -> dict[str, Any]:
+    """The part of a model's provenance that says how to make it again: seed, command, options, versions.
+
+    Parameters
+    ----------
+    files
+        Names of the input files; none for cells in memory, whose command is a call in Python.
+    """
+    options = changed_options(cfg)
+    if files:
+        step = "train" if isinstance(cfg, TrainConfig) else "pretrain"
+        command = shlex.join(["scperformer", step, *files, *options])
+    elif isinstance(cfg, TrainConfig):
+        overrides = [option for option in options if not option.startswith("label_key=")]
+        command = f"scperformer.train(adata, label_key={cfg.label_key!r}, overrides={overrides})"
+    else:
+        command = f"scperformer.pretrain(adatas, overrides={options})"
+    recorded = run_options(cfg, "")["options"]
+    return {
+        "seed": cfg.seed,
+        "command": command,
+        "options": recorded | {name: Path(recorded[name]).name for name in PATHS if recorded.get(name)},
+        "versions": {package: version(package) for package in PACKAGES} | {"python": platform.python_version()},
+    }
 
 
-def open_run(cfg: NetworkConfig, output: Path, reference_sha256: str) -> Path:
-    """The run folder `<output>.run`, ready: empty, or holding the checkpoints of the same run that was cut off.
+def model_config(cfg: NetworkConfig, groups: Sequence[str]) -> dict[str, Any]:
+    """The options that a model folder needs to be used: these groups, and the total of normalisation."""
+    config = {"target_sum": cfg.data.target_sum, **{group: asdict(cfg)[group] for group in groups}}
+    if cfg.model.gene2vec_path is not None:
+        config["model"]["gene2vec_path"] = Path(cfg.model.gene2vec_path).name  # the folders of a user are private
+    return config
+
+
+# --- the folder ----------------------------------------------------------------------------------------------
+
+
+def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
+    """Open the run folder `<output>.run`: empty, or with the checkpoints of the same run that was cut off.
 
     Raises
     ------
@@ -114,9 +158,9 @@ def open_run(cfg: NetworkConfig, output: Path, reference_sha256: str) -> Path:
     folder = output.with_name(output.name + ".run")
     if is_helper(cfg):
         return folder
-    record, last = folder / RECORD, folder / "checkpoints" / "last.ckpt"
-    options = run_options(cfg, reference_sha256)
-    if last.is_file() and (cfg.resume or not cfg.overwrite):
+    record = folder / RECORD
+    options = run_options(cfg, checksum)
+    if (folder / CHECKPOINTS / LAST).is_file() and (cfg.resume or not cfg.overwrite):
         before = json.loads(record.read_text("utf-8")) if record.is_file() else {"options": {}, "reference_sha256": ""}
         differ = changes(before, json.loads(json.dumps(options)))
         if cfg.resume and not differ:
@@ -141,19 +185,19 @@ def open_run(cfg: NetworkConfig, output: Path, reference_sha256: str) -> Path:
 
 
 def recorded_batch_size(folder: Path) -> int | None:
-    """The batch size that was chosen when the run began; None: none yet."""
+    """The batch size that was chosen when the run began; None before that."""
     record = folder / RECORD
     return json.loads(record.read_text("utf-8")).get("batch_size") if record.is_file() else None
 
 
 def record_batch_size(folder: Path, size: int) -> None:
-    """Add the chosen batch size to what the run folder says of the run."""
+    """Add the chosen batch size to the record of the run."""
     before = json.loads((folder / RECORD).read_text("utf-8"))
     _write_json(folder / RECORD, before | {"batch_size": size})
 
 
-def record_start(folder: Path, cfg: TrainConfig, provenance: dict[str, Any]) -> None:
-    """Write what is known before training: the whole configuration, and where data and program come from."""
+def record_start(folder: Path, cfg: NetworkConfig, provenance: dict[str, Any]) -> None:
+    """Write what is known before training: the whole configuration, and the provenance of data and program."""
     if is_helper(cfg):
         return
     with new_file(folder / CONFIG, overwrite=True) as temporary:
@@ -162,12 +206,15 @@ def record_start(folder: Path, cfg: TrainConfig, provenance: dict[str, Any]) -> 
 
 
 def record_end(folder: Path, metrics: dict[str, Any]) -> dict[str, bytes]:
-    """Write what came out, and the learning curve; the table of epochs and the curve, for the model folder.
+    """Write the metrics and, after training with labels, draw the learning curve.
 
-    A linear branch that is fitted and not trained has no epochs, hence neither.
+    Returns
+    -------
+    Files for the model folder: the curve and the table of epochs. A linear branch that is fitted and not trained has no
+    epochs, hence neither.
     """
     _write_json(folder / RESULT, metrics)
-    if not metrics["best_epoch"]:
+    if not metrics["best_epoch"] or "baseline" not in metrics:
         return {}
     picture = draw_learning_curve(read_history(folder), metrics["best_epoch"], metrics["baseline"])
     with new_file(folder / CURVE, overwrite=True) as temporary:
@@ -178,3 +225,34 @@ def record_end(folder: Path, metrics: dict[str, Any]) -> dict[str, bytes]:
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     with new_file(path, overwrite=True) as temporary:
         temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+# --- the frame of every training -----------------------------------------------------------------------------
+
+
+def train_in_run_folder(cfg: NetworkConfig, output: Path, checksum: str, fit: Callable[[Path], Bundle | None]) -> None:
+    """Open the run folder, train in it, and write the model folder.
+
+    Parameters
+    ----------
+    checksum
+        Of the data: a run is resumed only with the same.
+    fit
+        Trains in the run folder. The result is None in the helping processes of a distributed run.
+    """
+    folder = open_run(cfg, output, checksum)
+    checkpoints = folder / CHECKPOINTS
+    try:
+        with torch_state_kept(cfg.trainer.threads):
+            bundle = fit(folder)
+    except InputError as error:
+        if isinstance(error, Diverged):  # resume=true must not continue from here
+            shutil.rmtree(checkpoints)
+        if not is_helper(cfg) and not checkpoints.exists():  # nothing worth keeping has been written
+            shutil.rmtree(folder)
+        raise
+    if bundle is None:
+        return
+    save_bundle(bundle, output, overwrite=cfg.overwrite, more=record_end(folder, bundle.metrics))
+    shutil.rmtree(checkpoints, ignore_errors=True)  # the logs stay
+    log.info("written: %s", output)

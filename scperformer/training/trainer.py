@@ -1,6 +1,7 @@
-"""Lightning's trainer: made as configured, run to the end or on from where it was cut off, its best epoch loaded."""
+"""The one loop over epochs, with Lightning: make the trainer, train or resume, load the weights of the best epoch."""
 
 import logging
+import math
 import re
 import sys
 import warnings
@@ -13,81 +14,28 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from scperformer.config import NetworkConfig, TrainerConfig
 from scperformer.errors import InputError
-from scperformer.network import fast_cpu
-from scperformer.training.cluster import processes_from
-from scperformer.training.datamodule import CellsDataModule
+from scperformer.network import Cells, fast_cpu
+from scperformer.training.datamodule import CellsDataModule, StreamedCells
+from scperformer.training.distributed import helpers_watched, lost_process, processes_ended, processes_from
 from scperformer.training.interruption import Interruption
-from scperformer.training.processes import helpers_watched, lost_process, processes_ended
 
 log = logging.getLogger(__name__)
 
-LAST = "last.ckpt"
-# What gloo and NCCL say when they wait for a process that is no more.
+CHECKPOINTS, LAST = "checkpoints", "last.ckpt"
+# Messages of gloo and NCCL when they wait for a process that has ended.
 PEER_LOST = re.compile(
     r"(closed|reset) by (remote )?peer|connection (was )?(closed|reset)|remote process exited", re.IGNORECASE
 )
 
 
-def checkpoints(
-    folder: Path, trainer: TrainerConfig, epoch_log: Callback, *, monitor: str, mode: str
-) -> tuple[ModelCheckpoint, list[Callback]]:
-    """The checkpoint of the best epoch, and all callbacks that save, stop or log.
-
-    `best.ckpt` has the best `monitor`, the highest or the lowest as `mode` says: `max` or `min`. `last.ckpt` is the
-    state after the last whole epoch, or where a signal stopped the run.
-    """
-    best = ModelCheckpoint(
-        folder, filename="best", monitor=monitor, mode=mode, save_top_k=1, enable_version_counter=False
-    )
-    last = ModelCheckpoint(folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
-    # `last` comes after `stop`: what it saves must know how long the patience still is.
-    stop = EarlyStopping(monitor, mode=mode, patience=trainer.patience, check_on_train_epoch_end=True)
-    return best, [best, stop, epoch_log, last, Interruption(folder / LAST)]
-
-
-def run_trainer(
-    trainer: pl.Trainer, learner: pl.LightningModule, data: CellsDataModule, cfg: NetworkConfig, folder: Path
-) -> None:
-    """Train to the end, from `last.ckpt` in the folder of checkpoints if it is there.
-
-    Raises
-    ------
-    SystemExit
-        The run was interrupted: with the exit code that tells how.
-    InputError
-        Another process of a distributed run has ended.
-    """
-    last = folder / LAST
-    with warnings.catch_warnings(), processes_ended(), helpers_watched(), fast_cpu(cfg.trainer.accelerator):
-        # Advice about data-loading workers and the like: ours has none to start, on purpose.
-        warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
-        try:
-            trainer.fit(
-                learner,
-                data,
-                ckpt_path=last if last.is_file() else None,
-                weights_only=True,  # checkpoints hold tensors and plain values: nothing in them is executed
-            )
-        except SystemExit as stopped:
-            log.warning("interrupted: the same command with resume=true continues it")
-            # Lightning's answer to SIGINT has code 1, to SIGTERM none: the shell would take that for success.
-            raise SystemExit({1: 130, None: 143}.get(stopped.code, stopped.code)) from None  # type: ignore[arg-type]
-        except RuntimeError as error:
-            if trainer.world_size == 1 or not PEER_LOST.search(str(error)):
-                raise
-            raise lost_process(trainer.world_size, str(error).splitlines()[0]) from error
-
-
-def load_best(network: torch.nn.Module, best: ModelCheckpoint) -> int:
-    """Put the weights of the best epoch into `network`; that epoch, counted from 1."""
-    saved = torch.load(best.best_model_path, map_location="cpu", weights_only=True)
-    state = {name.removeprefix("network."): tensor for name, tensor in saved["state_dict"].items()}
-    network.cpu().load_state_dict({name: state[name] for name in network.state_dict()})
-    return int(saved["epoch"]) + 1
+def num_steps(num_cells: int, trainer: TrainerConfig) -> int:
+    """Count the optimiser steps of the whole run, for the learning-rate schedule."""
+    batches = math.ceil(num_cells / trainer.batch_size)
+    return trainer.max_epochs * math.ceil(batches / (trainer.devices * trainer.num_nodes))
 
 
 def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path) -> pl.Trainer:
-    """The Lightning trainer of a run.
+    """Make the Lightning trainer of a run.
 
     Raises
     ------
@@ -107,7 +55,7 @@ def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path
     processes = processes_from(options)
     interactive = sys.stderr.isatty() or "ipykernel" in sys.modules
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The `srun` command is available")  # outside of jobs nobody needs it
+        warnings.filterwarnings("ignore", "The `srun` command is available")  # advice for the login node only
         return pl.Trainer(
             plugins=[processes] if processes else None,
             accelerator=options.accelerator,
@@ -123,6 +71,74 @@ def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path
             num_sanity_val_steps=0,
             enable_model_summary=False,
             enable_progress_bar=options.progress_bar and interactive,
-            use_distributed_sampler=False,  # our batches are dealt out to the processes already
+            use_distributed_sampler=False,  # our data module deals out the batches to the processes
             default_root_dir=run_folder,
         )
+
+
+def run_epochs(
+    learner: pl.LightningModule,
+    train: Cells | StreamedCells,
+    val: Cells,
+    cfg: NetworkConfig,
+    run_folder: Path,
+    *,
+    epoch_log: Callback,
+    monitor: str,
+    mode: str,
+) -> int | None:
+    """Train to the end, and leave the weights of the best epoch in `learner.network`.
+
+    `best.ckpt` in the run folder is the epoch with the best `monitor`. `last.ckpt` is the state after the last whole
+    epoch, or where a signal stopped the run; if it is there at the start, the run continues from it.
+
+    Parameters
+    ----------
+    mode
+        `max` or `min`: which `monitor` is the best.
+
+    Returns
+    -------
+    The best epoch, counted from 1; None in the helping processes of a distributed run.
+
+    Raises
+    ------
+    SystemExit
+        The run was interrupted; the exit code tells how.
+    InputError
+        Another process of a distributed run has ended, or as `make_trainer`.
+    """
+    folder = run_folder / CHECKPOINTS
+    best = ModelCheckpoint(
+        folder, filename="best", monitor=monitor, mode=mode, save_top_k=1, enable_version_counter=False
+    )
+    stop = EarlyStopping(monitor, mode=mode, patience=cfg.trainer.patience, check_on_train_epoch_end=True)
+    # `last` comes after `stop`: it has to save how much of the patience is left.
+    last = ModelCheckpoint(folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
+    trainer = make_trainer(cfg, [best, stop, epoch_log, last, Interruption(folder / LAST)], run_folder)
+    data = CellsDataModule(train, val, cfg.trainer.batch_size, cfg.seed, cfg.data.balance)
+    with warnings.catch_warnings(), processes_ended(), helpers_watched(), fast_cpu(cfg.trainer.accelerator):
+        # Advice about data-loading workers and the like: ours has none to start, on purpose.
+        warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
+        try:
+            trainer.fit(
+                learner,
+                data,
+                ckpt_path=folder / LAST if (folder / LAST).is_file() else None,
+                weights_only=True,  # checkpoints hold tensors and plain values: nothing in them is executed
+            )
+        except SystemExit as stopped:
+            log.warning("interrupted: the same command with resume=true continues it")
+            # Lightning exits with code 1 after SIGINT; after SIGTERM without one, which a shell takes for success.
+            raise SystemExit({1: 130, None: 143}.get(stopped.code, stopped.code)) from None  # type: ignore[arg-type]
+        except RuntimeError as error:
+            if trainer.world_size == 1 or not PEER_LOST.search(str(error)):
+                raise
+            raise lost_process(trainer.world_size, str(error).splitlines()[0]) from error
+    if not trainer.is_global_zero:
+        return None
+    saved = torch.load(best.best_model_path, map_location="cpu", weights_only=True)
+    assert isinstance(learner.network, torch.nn.Module)
+    network = learner.network.cpu()
+    network.load_state_dict({name: saved["state_dict"][f"network.{name}"] for name in network.state_dict()})
+    return int(saved["epoch"]) + 1

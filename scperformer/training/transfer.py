@@ -1,4 +1,4 @@
-"""A trained encoder as the start of another: its options, its weights by gene, and what of it learns on."""
+"""Start an encoder from a trained one (`init`): its options, its weights by gene, and which of them learn on."""
 
 import logging
 from dataclasses import asdict, fields, replace
@@ -14,17 +14,17 @@ from scperformer.dataset import Reference
 from scperformer.errors import InputError
 from scperformer.expression import align
 from scperformer.model import INFO, Bundle, damaged_model, load_bundle, resolve_model
-from scperformer.network import ENCODER, CellTypeModel, Encoder, load_encoder, shared_rows, sinusoids
+from scperformer.network import ENCODER, Encoder, load_encoder, require_encoder, shared_rows, sinusoids
 
 log = logging.getLogger(__name__)
 
-# Options of `model` that weights depend on; the others are of training.
+# Options of `model` that the weights depend on; the others only matter in training.
 SHAPE = ("dim", "depth", "num_heads", "head_dim", "feedforward_factor", "activation", "norm", "positions")
 Config = TypeVar("Config", TrainConfig, PretrainConfig)
 
 
 def load_init(path: str) -> Bundle:
-    """The model folder that an encoder is taken from.
+    """Load the model folder from which an encoder is taken.
 
     Raises
     ------
@@ -46,16 +46,16 @@ def load_init(path: str) -> Bundle:
 
 
 def adopt_options(cfg: Config) -> Config:
-    """The configuration with the encoder's options of `init`; as it is without one.
-
-    An option that is at its default gives way to the encoder's.
+    """Take the encoder's options from `init`, if there is one; options at their defaults give way to them.
 
     Raises
     ------
     InputError
-        Another value was given for an option that the encoder's weights depend on.
+        Another value was given for an option that the encoder's weights depend on, or the options do not fit together.
     """
     if cfg.init is None:
+        if cfg.model.deep:
+            require_encoder(cfg.tokens, cfg.model, cfg.attention)
         return cfg
     if not cfg.model.deep:
         raise InputError("model.deep=false with init", "an encoder to start", "leave one of the two out")
@@ -79,19 +79,16 @@ def adopt_options(cfg: Config) -> Config:
                 "leave the options of the encoder out: they are taken from init",
             )
     log.info("encoder of %s (%s): its options are taken from there", bundle.name, bundle.hash[:12])
-    return replace(
-        cfg,
-        data=replace(cfg.data, target_sum=target_sum),
-        tokens=tokens,
-        model=replace(cfg.model, **{name: getattr(model, name) for name in SHAPE}),
-        attention=dict(attention),
-    )
+    shape = {name: getattr(model, name) for name in SHAPE}
+    data, model = replace(cfg.data, target_sum=target_sum), replace(cfg.model, **shape)
+    require_encoder(tokens, model, attention)
+    return replace(cfg, data=data, tokens=tokens, model=model, attention=dict(attention))
 
 
 def encoder_options(
     tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any], target_sum: float
 ) -> dict[str, Any]:
-    """What the weights of an encoder depend on, by the names of the options."""
+    """The options that the weights of an encoder depend on, by their full names."""
     mechanism = {"name": attention["name"], **asdict(attention_options(attention)[1])}
     return {
         "data.target_sum": float(target_sum),
@@ -104,12 +101,40 @@ def encoder_options(
 # --- weights -------------------------------------------------------------------------------------------------
 
 
+def start_from_init(encoder: Encoder, genes: list[str], cfg: NetworkConfig) -> Bundle | None:
+    """Copy the weights of `init` into an encoder, and freeze the parts that are not to learn.
+
+    Returns
+    -------
+    The model of `init`; None without `init`.
+
+    Raises
+    ------
+    InputError
+        As `load_encoder`.
+    """
+    if cfg.init is None:
+        return None
+    bundle = load_init(cfg.init)
+    mode = cfg.init_mode if isinstance(cfg, TrainConfig) else "full"
+    known = load_encoder(encoder, bundle, genes, cfg.init, _species(cfg))
+    place_new_genes(encoder, known, len(bundle.genes), cfg.model.positions, learns=mode == "full")
+    freeze(encoder, mode)
+    facts = bundle.name, len(known), len(genes), mode
+    log.info("encoder starts from %s, which knows %d of %d genes; init_mode=%s", *facts)
+    return bundle
+
+
+def _species(cfg: NetworkConfig) -> str:
+    """The species of the genes: a corpus is aligned to the genes of `init`, so they are already the encoder's."""
+    return cfg.species if isinstance(cfg, TrainConfig) else "auto"
+
+
 @torch.no_grad()
 def place_new_genes(encoder: Encoder, known: list[int], num_theirs: int, positions: str, learns: bool) -> None:
-    """Give the genes that an encoder did not know vectors that make sense beside those that it knew.
+    """Give vectors to the genes that the encoder of `init` does not know.
 
-    Sinusoidal ones must not occur twice. Learned ones start at random where they learn; where they do not, as the mean
-    of the others.
+    Sinusoidal ones must not occur twice. Learned ones start at random if they learn on, else as the mean of the others.
     """
     table = encoder.embedding.gene
     if table is None:
@@ -124,38 +149,21 @@ def place_new_genes(encoder: Encoder, known: list[int], num_theirs: int, positio
 
 
 def freeze(encoder: Encoder, init_mode: str) -> None:
-    """Stop the encoder from learning: not at all (full), all but its last layer and final norm, or all of it (head)."""
+    """Freeze nothing (full), all of the encoder but its last layer and final norm (last_layer), or all of it (head)."""
     if init_mode == "full":
         return
     last = [*encoder.stack[-1].parameters(), *encoder.norm.parameters()] if init_mode == "last_layer" else []
-    stays = [parameter for parameter in last if parameter.requires_grad]
+    learning = [parameter for parameter in last if parameter.requires_grad]
     encoder.requires_grad_(False)
-    for parameter in stays:
+    for parameter in learning:
         parameter.requires_grad_(True)
-
-
-def start_from_init(network: CellTypeModel, genes: list[str], cfg: TrainConfig) -> None:
-    """Start the encoder of an untrained network from `init`, if there is one; errors as in `load_encoder`."""
-    if cfg.init is None or network.encoder is None:
-        return
-    bundle = load_init(cfg.init)
-    known = load_encoder(network.encoder, bundle, genes, cfg.init, cfg.species)
-    place_new_genes(network.encoder, known, len(bundle.genes), cfg.model.positions, cfg.init_mode == "full")
-    freeze(network.encoder, cfg.init_mode)
-    log.info(
-        "encoder starts from %s, which knows %d of %d genes; init_mode=%s",
-        bundle.name,
-        len(known),
-        len(genes),
-        cfg.init_mode,
-    )
 
 
 # --- the reference -------------------------------------------------------------------------------------------
 
 
 def in_order_of_init(reference: Reference, cfg: TrainConfig) -> Reference:
-    """The reference with the genes of `init` first, in its order: tokens then have the neighbours they had there."""
+    """Put the genes of `init` first, in its order: tokens then have the same neighbours as in its training."""
     if cfg.init is None:
         return reference
     here, there = shared_rows(reference.genes, load_init(cfg.init).genes, cfg.init, cfg.species)
@@ -173,15 +181,15 @@ def in_order_of_init(reference: Reference, cfg: TrainConfig) -> Reference:
 
 
 def origin(cfg: NetworkConfig, genes: list[str]) -> dict[str, Any]:
-    """What the provenance of a model says of its start; nothing without `init`."""
+    """The entry of the provenance that names the model of `init`; nothing without `init`."""
     if cfg.init is None:
         return {}
     bundle = load_init(cfg.init)
-    num_known = len(shared_rows(genes, bundle.genes, cfg.init, cfg.species)[0])
+    num_known = len(shared_rows(genes, bundle.genes, cfg.init, _species(cfg))[0])
     record = {"name": bundle.name, "hash": bundle.hash, "kind": bundle.kind, "num_known_genes": num_known}
     return {"init": record | ({"mode": cfg.init_mode} if isinstance(cfg, TrainConfig) else {})}
 
 
 def init_hash(cfg: NetworkConfig) -> str:
-    """The hash of the model that is the start; "" for none."""
+    """The hash of the model of `init`; "" without `init`."""
     return "" if cfg.init is None else load_init(cfg.init).hash

@@ -19,13 +19,13 @@ from scperformer.dataset.reference import make_reference, stream_reference
 from scperformer.errors import InputError
 from scperformer.model.folder import load_bundle
 from scperformer.network.batches import Cells, ahead, drawn_rows
+from scperformer.training import datamodule
 from scperformer.training import pretrain as pretraining
-from scperformer.training import streaming
 from scperformer.training import train as training
+from scperformer.training.datamodule import BLOCK_CELLS, StreamedCells, block_order
 from scperformer.training.learner import Learner
 from scperformer.training.masked_learner import MaskedLearner
 from scperformer.training.pretrain import run_pretrain
-from scperformer.training.streaming import BLOCK_CELLS, StreamedCells, block_order
 from scperformer.training.train import run_train
 
 FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]
@@ -178,7 +178,7 @@ def test_an_epoch_has_every_cell_once(num_cells):
 
 @pytest.mark.parametrize("first", [1, 127, 128, 300])
 def test_an_epoch_that_was_cut_off_goes_on_there_without_reading_what_is_done(first, monkeypatch):
-    monkeypatch.setattr(streaming, "MIN_BUFFER_CELLS", 1024)
+    monkeypatch.setattr(datamodule, "MIN_BUFFER_CELLS", 1024)
     whole, _, reads = epoch(5000)
     rest, _, read_again = epoch(5000, first=first)
     assert rest == whole[first:]
@@ -193,7 +193,7 @@ def test_epochs_repeat_and_differ():
 
 
 def test_neighbours_are_read_together_and_mixed(monkeypatch):
-    monkeypatch.setattr(streaming, "MIN_BUFFER_CELLS", 1024)
+    monkeypatch.setattr(datamodule, "MIN_BUFFER_CELLS", 1024)
     batches, lengths, reads = epoch(20_000, batch_size=32)
     for read in reads:
         jumps = np.count_nonzero(np.diff(read) != 1)

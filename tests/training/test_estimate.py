@@ -102,7 +102,7 @@ def test_the_longest_cells_come_first_and_epochs_are_scaled(cells, monkeypatch):
         calls.append((train, val, num_epochs))
         return 10.0 + num_epochs * len(train)
 
-    monkeypatch.setattr(estimates, "_loop", loop)
+    monkeypatch.setattr(estimates, "loop_seconds", loop)
     monkeypatch.setattr(estimates, "BUDGET", 1e-3)  # measured on two batches
     cfg = config("x", "trainer.batch_size=16")
     once, epoch = epoch_seconds(None, cells, cells, cfg)
@@ -121,7 +121,7 @@ def test_large_linear_fits_are_measured_on_fewer_cells(cells, monkeypatch):
     sizes = []
     monkeypatch.setattr(estimates, "MAX_FIT_CELLS", 50)
     monkeypatch.setattr(estimates, "fit_baseline", lambda x, labels: sizes.append((len(labels), set(labels))))
-    monkeypatch.setattr(estimates, "fit_wide", lambda cells, recipe: sizes.append((len(cells), set(cells.labels))))
+    monkeypatch.setattr(estimates, "fit_linear_branch", lambda x, y, recipe: sizes.append((len(y), set(y))))
     linear_seconds(cells, 400, config("x"))
     assert all(num <= 51 and labels == {0, 1, 2, 3} for num, labels in sizes)
     assert len(sizes) == 2
@@ -135,7 +135,7 @@ def test_a_sample_has_every_label(cells):
 def test_training_itself_refuses_to_estimate(counts_adata, tmp_path):
     import scperformer
 
-    with pytest.raises(InputError, match=r"estimate=true.*scperformer\.estimate\.run_estimate"):
+    with pytest.raises(InputError, match=r"estimate=true.*scperformer\.training\.estimate\.run_estimate"):
         scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=["estimate=true"])
     assert os.listdir(tmp_path) == []
 

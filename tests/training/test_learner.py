@@ -75,8 +75,7 @@ ROOM = {"attention=favor": True, "attention=window": True, "tokens.unexpressed=m
 def test_hidden_genes_make_room_unless_they_would_count_as_unexpressed(cells, option, monkeypatch):
     cfg = make_config("train", [*(word for word in OVERRIDES if "redraw" not in word), option])
     network = new_network(cells, cfg)
-    weights = torch.ones(cells[2])
-    learner = Learner(network, weights=weights, optim=cfg.optim, num_steps=10, seed=0, gene_dropout=0.6)
+    learner = Learner(network, cells[0].labels, cfg, num_steps=10)
     learner.log = lambda *args, **kwargs: None
     seen, forward = [], network.encoder.forward
     monkeypatch.setattr(network.encoder, "forward", lambda batch: seen.append(batch) or forward(batch))
@@ -89,9 +88,10 @@ def test_hidden_genes_make_room_unless_they_would_count_as_unexpressed(cells, op
 def test_loss_is_cross_entropy_of_the_sum_plus_that_of_the_encoder(cells, cfg):
     train, _, num_labels = cells
     weights = loss_weights(train.labels, "balanced")
-    optim = OptimConfig(label_smoothing=0.1, deep_loss_weight=0.5)
+    cfg.optim = OptimConfig(label_smoothing=0.1, deep_loss_weight=0.5, class_weights="balanced")
+    cfg.model.gene_dropout = 0.0
     network = new_network(cells, cfg).eval()
-    learner = Learner(network, weights=weights, optim=optim, num_steps=10, seed=0)
+    learner = Learner(network, train.labels, cfg, num_steps=10)
     learner.log = lambda *args, **kwargs: None
     batch, labels = train.labelled_batch(np.arange(9))
     wide, deep, _ = network.branches(batch)
@@ -143,15 +143,9 @@ def test_a_fitted_wide_branch_stays_or_learns_as_asked(cells, cfg, tmp_path, fac
 @pytest.mark.parametrize("factor", [1.0, 0.1])
 def test_an_encoder_from_elsewhere_learns_slowly(cells, cfg, factor):
     network = new_network(cells, cfg)
-    weights = loss_weights(cells[0].labels, "none")
-    learner = Learner(
-        network,
-        weights=weights,
-        optim=OptimConfig(lr=0.5, wide_lr_factor=0.1),
-        num_steps=10,
-        seed=0,
-        encoder_lr_factor=factor,
-    )
+    cfg.optim = OptimConfig(lr=0.5, wide_lr_factor=0.1, init_lr_factor=0.1)
+    cfg.init = None if factor == 1 else "encoder"
+    learner = Learner(network, cells[0].labels, cfg, num_steps=10)
     groups = learner.configure_optimizers()["optimizer"].param_groups
     rate = {id(p): group["initial_lr"] for group in groups for p in group["params"]}
     for name, parameter in network.named_parameters():

@@ -24,7 +24,7 @@ from scperformer.config.compose import make_config, quoted
 from scperformer.dataset.reference import make_reference
 from scperformer.errors import InputError
 from scperformer.model.folder import load_bundle
-from scperformer.training.history import read_history
+from scperformer.training.learning_curve import read_history
 from scperformer.training.run_folder import open_run, run_options
 from scperformer.training.train import run_train
 

@@ -10,7 +10,7 @@ from sklearn.preprocessing import StandardScaler
 from scperformer.config.compose import make_config
 from scperformer.dataset.reference import make_reference
 from scperformer.network.batches import Cells
-from scperformer.training.head_start import pooled, start_head
+from scperformer.training.start import pooled, start_head
 from scperformer.training.train import new_network
 
 
