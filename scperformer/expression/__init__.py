@@ -1,4 +1,8 @@
-"""What values are, normalised, aligned to genes."""
+"""The expression in a file: its place, the kind of its values, normalised values with a model's genes as columns.
+
+logarithms: base and total of log1p values. values: counts, log1p, linear or unusable. detect: X, raw or a layer is
+chosen. alignment: normalised rows in the order of a model's genes.
+"""
 
 from scperformer.expression.alignment import (
     Alignment,
@@ -17,23 +21,16 @@ from scperformer.expression.detect import (
     prepared_total,
     stored_expression,
 )
-from scperformer.expression.logarithms import ASSUMED_TOTAL
-from scperformer.expression.values import BASE_NAMES, MAX_LOG, Slot, judge
 
 __all__ = [
-    "ASSUMED_TOTAL",
-    "BASE_NAMES",
-    "MAX_LOG",
     "Alignment",
     "Findings",
     "Place",
-    "Slot",
     "align",
     "align_normalised",
     "align_rows",
     "detect_expression",
     "gene_table",
-    "judge",
     "merge_genes",
     "normalise",
     "plan_alignment",

@@ -1,4 +1,4 @@
-"""Expression as a model wants it: ln(1 + counts per 10,000), the model's genes as columns."""
+"""Expression as a model needs it: ln(1 + counts per 10,000), with the model's genes as columns."""
 
 import math
 from collections.abc import Sequence
@@ -13,20 +13,20 @@ from scperformer.expression.detect import Findings
 from scperformer.expression.logarithms import ASSUMED_TOTAL
 from scperformer.genes import GeneMap, Overlap, map_genes, measure_overlap, require_named, require_overlap
 
+AnyMatrix = sparse.spmatrix | sparse.sparray | np.ndarray
 
-def normalise(
-    x: sparse.spmatrix | sparse.sparray | np.ndarray, findings: Findings, target_sum: float
-) -> sparse.csr_matrix:
-    """Expression as ln(1 + target_sum * value / total of the cell).
+
+def normalise(x: AnyMatrix, findings: Findings, target_sum: float) -> sparse.csr_matrix:
+    """Return expression as ln(1 + target_sum * value / total of the cell).
 
     Parameters
     ----------
     x
         N cells x G genes as stored; it is not changed. Totals are over all of its genes.
     findings
-        What the values are. log1p values are inverted and logged anew, unless they are already as wanted:
-        then they stay as they are, bit for bit. Where their total cannot be seen it is taken as 10,000 or, with
-        `relative`, as what the cell adds up to.
+        The kind of the values. Values that are already as wanted stay as they are, bit for bit. Other log1p values are
+        linear again before they are normalised: from a total of 10,000 if it is not recognised, or, with `relative`,
+        from the sum of the cell.
     target_sum
         Counts per cell after normalisation.
 
@@ -38,7 +38,7 @@ def normalise(
     rows.sum_duplicates()
     rows.eliminate_zeros()
     if findings.kind == "log1p":
-        assert findings.log_base is not None, "detect gives log1p values a base"
+        assert findings.log_base is not None, "detect_expression gives log1p values a base"
         total = findings.total or ASSUMED_TOTAL
         if not findings.relative and findings.log_base == math.e and total == target_sum:
             return rows
@@ -47,7 +47,7 @@ def normalise(
             rows.data = np.log1p(linear * (target_sum / total)).astype(np.float32)
             return rows
         rows.data = linear.astype(np.float32)
-    # As scanpy's normalize_total and log1p do it; to import scanpy would take a third of the time of a small prediction
+    # As scanpy's normalize_total and log1p; to import scanpy would take a third of the time of a small prediction.
     totals = rows @ np.ones(rows.shape[1])
     factors = np.divide(target_sum, totals, out=np.zeros_like(totals), where=totals != 0)
     rows.data *= np.repeat(factors.astype(np.float32), np.diff(rows.indptr))
@@ -55,10 +55,16 @@ def normalise(
     return rows
 
 
-def merge_genes(
-    x: sparse.spmatrix | sparse.sparray | np.ndarray, first: np.ndarray, log_base: float | None
-) -> sparse.csr_matrix:
-    """Expression with the columns of each gene added up, as if they were counts.
+def sum_columns(x: AnyMatrix, first: np.ndarray) -> sparse.csr_matrix:
+    """Add each column to column `first[column]`, in float64; moved columns are empty. CSR of the same shape."""
+    rows = sparse.csr_matrix(x, dtype=np.float64)
+    summed = sparse.csr_matrix((rows.data, first[rows.indices], rows.indptr), shape=rows.shape, copy=True)
+    summed.sum_duplicates()
+    return summed
+
+
+def merge_genes(x: AnyMatrix, first: np.ndarray, log_base: float | None) -> sparse.csr_matrix:
+    """Add up the columns of each gene as counts.
 
     Parameters
     ----------
@@ -67,11 +73,11 @@ def merge_genes(
     first
         For each column the first one of the same gene (`genes.first_of_each`), which gets the sum.
     log_base
-        Of the logarithm that the values are of, as ln(1 + value) is of e; None: they are linear.
+        Base of log1p values; None: the values are linear.
 
     Returns
     -------
-    N x G CSR float64. Rounded to float32, columns of a gene that has no other are as they were, bit for bit.
+    N x G CSR float64. Rounded to float32, the only column of a gene is unchanged, bit for bit.
     """
     if log_base is None:
         return sum_columns(x, first)
@@ -82,9 +88,35 @@ def merge_genes(
     return summed
 
 
+def align(x: AnyMatrix, target: np.ndarray, num_genes: int) -> sparse.csr_matrix:
+    """Move column j to `target[j]`, or drop it where that is -1; other columns are 0.
+
+    Parameters
+    ----------
+    x
+        Expression, N cells x len(target), sparse or dense.
+    target
+        int64; columns with values have different targets.
+
+    Returns
+    -------
+    N x num_genes, CSR float32 with sorted indices.
+    """
+    assert x.shape[1] == len(target), "one target per column"
+    rows = sparse.csr_matrix(x, dtype=np.float32)
+    # Relabelling the stored entries is one pass; a product with a selection matrix would be several.
+    column = target[rows.indices]
+    keep = column >= 0
+    kept_before = np.concatenate([[0], np.cumsum(keep)])
+    content = (rows.data[keep], column[keep], kept_before[rows.indptr])
+    aligned = sparse.csr_matrix(content, shape=(rows.shape[0], num_genes))
+    aligned.sort_indices()
+    return aligned
+
+
 @dataclass(frozen=True, kw_only=True)
 class Alignment:
-    """How rows of a file become rows of a model: made once for a file, used for any block of its rows."""
+    """The way from rows of a file to rows of a model: made once for a file, used for any block of its rows."""
 
     mapping: GeneMap
     overlap: Overlap
@@ -104,23 +136,23 @@ def plan_alignment(
     species: str = "auto",
     path: str | Path = "the data",
 ) -> Alignment:
-    """Find the genes of a model in a file, by its names alone.
+    """Find the genes of a model in a file by their names.
 
     Parameters
     ----------
     var
-        The table of the genes of `findings.source` (`detect.gene_table`), its index their names.
+        The table of the genes of `findings.source` (`gene_table`); its index is their names.
     importance
-        Of the model's genes (`Bundle.importance`); None: all count alike.
+        Of the model's genes (`Bundle.importance`); None: all genes have the same.
     min_overlap
-        Least share of the importance that the file's genes must carry, 0 to 1; None: any will do.
+        Least share of the importance that the file's genes must have, 0 to 1; None: any is enough.
     species
         Of the file: auto, human or mouse.
 
     Raises
     ------
     InputError
-        Too little of what the model looks at is there, the file is of another species, or genes have no names.
+        The file has too few of the model's genes, is of another species, or has genes without names.
     """
     names = [str(name).strip() for name in var.index]
     require_named(names, f"{findings.source} of {path}")
@@ -133,11 +165,10 @@ def plan_alignment(
     )
 
 
-def align_rows(x: sparse.spmatrix | sparse.sparray | np.ndarray, plan: Alignment) -> sparse.csr_matrix:
-    """Cells as a model wants them: normalised over all genes of the file, then the model's genes as columns.
+def align_rows(x: AnyMatrix, plan: Alignment) -> sparse.csr_matrix:
+    """Normalise cells over all genes of the file, and select the model's genes as columns.
 
-    Several genes of the file that are one gene of the model are added up before, as counts. A row does not depend on
-    the rows beside it.
+    Genes of the file that are one gene of the model are added up as counts before. A row does not depend on other rows.
 
     Parameters
     ----------
@@ -148,59 +179,23 @@ def align_rows(x: sparse.spmatrix | sparse.sparray | np.ndarray, plan: Alignment
     -------
     N x G CSR float32 with sorted indices; genes that the file lacks are 0.
     """
-    first, target = _added_up(plan.mapping)
-    if first is not None:
-        x = merge_genes(x, first, plan.findings.log_base)
-    return align(normalise(x, plan.findings, plan.target_sum), target, plan.num_genes)
+    merged, target = _merge_mapped(x, plan.mapping, plan.findings.log_base)
+    return align(normalise(merged, plan.findings, plan.target_sum), target, plan.num_genes)
 
 
 def align_normalised(x: sparse.csr_matrix, mapping: GeneMap, num_genes: int) -> sparse.csr_matrix:
-    """Cells of ln(1 + value) with other genes as columns; genes that become one are added up as values.
+    """Select genes as columns of ln(1 + value); values of genes that are one gene of the model are added up.
 
     Returns
     -------
     N x num_genes CSR float32 with sorted indices.
     """
-    first, target = _added_up(mapping)
-    return align(x if first is None else merge_genes(x, first, math.e), target, num_genes)
+    return align(*_merge_mapped(x, mapping, math.e), num_genes)
 
 
-def _added_up(mapping: GeneMap) -> tuple[np.ndarray | None, np.ndarray]:
-    """Which columns to add up (None: none), and where those that then hold values go."""
+def _merge_mapped(x: AnyMatrix, mapping: GeneMap, log_base: float | None) -> tuple[AnyMatrix, np.ndarray]:
+    """Add up genes that are one gene of the model, and return the target of each column that then has values."""
     first = mapping.first
     is_first = first == np.arange(len(first))
-    return None if is_first.all() else first, np.where(is_first, mapping.target, -1)
-
-
-def sum_columns(x: sparse.spmatrix | sparse.sparray | np.ndarray, first: np.ndarray) -> sparse.csr_matrix:
-    """Each column added to column `first[column]`, in float64; columns that moved are empty. CSR of the same shape."""
-    rows = sparse.csr_matrix(x, dtype=np.float64)
-    summed = sparse.csr_matrix((rows.data, first[rows.indices], rows.indptr), shape=rows.shape, copy=True)
-    summed.sum_duplicates()
-    return summed
-
-
-def align(x: sparse.spmatrix | sparse.sparray | np.ndarray, target: np.ndarray, num_genes: int) -> sparse.csr_matrix:
-    """Cells with other columns: column j goes to `target[j]`, or away where that is -1; the others become 0.
-
-    Parameters
-    ----------
-    x
-        Expression, N cells x len(target), sparse or dense.
-    target
-        int64, each column at most once among those that hold values.
-
-    Returns
-    -------
-    N x num_genes, CSR float32 with sorted indices.
-    """
-    assert x.shape[1] == len(target), "one target per column"
-    rows = sparse.csr_matrix(x, dtype=np.float32)
-    # Relabelling the stored entries is one pass; a product with a selection matrix would be several.
-    column = target[rows.indices]
-    keep = column >= 0
-    kept_before = np.concatenate([[0], np.cumsum(keep)])
-    content = (rows.data[keep], column[keep], kept_before[rows.indptr])
-    aligned = sparse.csr_matrix(content, shape=(rows.shape[0], num_genes))
-    aligned.sort_indices()
-    return aligned
+    merged = x if is_first.all() else merge_genes(x, first, log_base)
+    return merged, np.where(is_first, mapping.target, -1)

@@ -1,4 +1,4 @@
-"""Names of genes: which kind of id they are, their parts, whose genes they are; columns moved and added up by gene."""
+"""Names of genes: their kind of id, their parts, their species, and repeated names."""
 
 import re
 from collections import Counter
@@ -23,24 +23,18 @@ KIND_NAMES = {
 # ENSG00000167286_CD3D and CD3D_ENSG00000167286.9, with any of the usual separators.
 ID_FIRST = re.compile(rf"(?P<id>{ENSEMBL})(?:{VERSION})?(?:[_|;:,/ (-]+(?P<symbol>.+?)\)?)?", re.IGNORECASE)
 ID_LAST = re.compile(rf"(?P<symbol>.+?)[_|;:,/ (-]+(?P<id>{ENSEMBL})(?:{VERSION})?\)?", re.IGNORECASE)
-BLANK = ("", "nan", "none", "<na>")  # what missing names become in files
+BLANK = ("", "nan", "none", "<na>")  # missing names, as files store them
 SPECIES = {"ENSG": "human", "ENSMUSG": "mouse"}
-# What Cell Ranger puts in front of a gene where the reference has several genomes: GRCh38_CD3D, mm10___Cd3d.
+# Cell Ranger writes the genome in front of a gene where its reference has several: GRCh38_CD3D, mm10___Cd3d.
 GENOMES = {
     "human": re.compile(r"(GRCh3[78]|hg19|hg38)_+(?=.)", re.IGNORECASE),
     "mouse": re.compile(r"(GRCm3[89]|mm9|mm10|mm39)_+(?=.)", re.IGNORECASE),
 }
-MOUSE_SYMBOL = re.compile(r"[A-Z][a-z]|mt-[A-Z]")  # how one begins: Gapdh, mt-Nd1
+MOUSE_SYMBOL = re.compile(r"[A-Z][a-z]|mt-[A-Z]")  # its beginning: Gapdh, mt-Nd1
 
 
 def id_kind(names: Sequence[str]) -> str:
-    """The kind of gene id of most of `names`.
-
-    Returns
-    -------
-    "ensembl", "ensembl_versioned" (as ENSG00000187634.12), "symbol", or "unknown" (no names, or mostly
-    numbers or empty names).
-    """
+    """Return the kind of gene id of most names, a key of `KIND_NAMES`; unknown: mostly numbers, or empty names."""
     series = pd.Series(list(names), dtype=str)
     if series.empty:
         return "unknown"
@@ -53,7 +47,7 @@ def id_kind(names: Sequence[str]) -> str:
 
 
 def parts(name: str) -> tuple[str | None, str | None]:
-    """The Ensembl id in a name (upper case, without version) and the symbol in it; None for what it has not."""
+    """Return the Ensembl id in a name (upper case, without version) and the symbol; None for an absent part."""
     if "ENS" not in name.upper():
         return None, name or None
     found = ID_FIRST.fullmatch(name) or ID_LAST.fullmatch(name)
@@ -61,17 +55,17 @@ def parts(name: str) -> tuple[str | None, str | None]:
 
 
 def without_genome(names: Sequence[str], species: str) -> tuple[list[str], list[str]]:
-    """The names without a genome of this species in front, and a sentence about it; other genomes stay."""
+    """Remove a genome of this species from the front of names, and return them with a note; other genomes stay."""
     genome = GENOMES.get(species, GENOMES["human"])
     plain = [genome.sub("", name, count=1) if genome.match(name) else name for name in names]
     num = sum(old != new for old, new in zip(names, plain, strict=True))
-    return plain, [f"{num:,} genes were looked for without the genome in front of their names"] if num else []
+    return plain, [f"{num:,} names were matched without the genome in front of them"] if num else []
 
 
 def guess_species(names: Sequence[str]) -> str:
-    """Whose genes most of `names` are: human, mouse, other (Ensembl ids of neither) or unknown.
+    """Return the species of most names: human, mouse, other (Ensembl ids of neither) or unknown.
 
-    Symbols are told apart by their capitals (GAPDH and Gapdh, MT-ND1 and mt-Nd1); gapdh says nothing.
+    Symbols differ in their capitals (GAPDH and Gapdh, MT-ND1 and mt-Nd1); gapdh may be either.
     """
     split = [parts(name) for name in names]
     prefixes = Counter(identifier.rstrip("0123456789") for identifier, _ in split if identifier)
@@ -85,13 +79,7 @@ def guess_species(names: Sequence[str]) -> str:
 
 
 def require_unique(names: Sequence[str], where: str) -> None:
-    """Fail when gene names repeat in a list that is to define the genes.
-
-    Raises
-    ------
-    InputError
-        Names examples of the repeated genes.
-    """
+    """Refuse repeated names in a list that defines genes."""
     index = pd.Index(names)
     repeated = index[index.duplicated()].unique()
     if len(repeated):
@@ -99,38 +87,32 @@ def require_unique(names: Sequence[str], where: str) -> None:
         raise InputError(
             f"{len(repeated)} gene names occur more than once in {where} (e.g. {examples})",
             "unique gene names",
-            "leave the repetitions out",
+            "remove the repetitions",
         )
 
 
 def require_named(names: Sequence[str], where: str) -> None:
-    """Fail when several genes have no name: repeated names are one gene, but these are not.
-
-    Raises
-    ------
-    InputError
-        Says how many.
-    """
+    """Refuse several genes without a name: equal names are one gene, but these are not."""
     num = sum(name.lower() in BLANK for name in names)
     if num > 1:
         raise InputError(
-            f"{num} genes of {where} have an empty name or NaN for one",
+            f"{num} genes of {where} have an empty name or NaN",
             "a name for every gene",
-            "drop these genes, or take other names as var_names, and save the file",
+            "drop these genes, or use other names as var_names, and save the file",
         )
 
 
 def repeated_note(names: Sequence[str]) -> list[str]:
-    """A sentence on names that occur more than once, if any do."""
+    """Return a note on names that occur more than once; none if all are unique."""
     repeated = [name for name, num in Counter(names).items() if num > 1]
     if not repeated:
         return []
     examples = ", ".join(repr(shortened(name)) for name in repeated[:3])
-    return [f"{len(repeated):,} gene names occur more than once ({examples}): the values of each are added up"]
+    return [f"{len(repeated):,} gene names occur more than once ({examples}): their values are added up"]
 
 
 def first_of_each(keys: Sequence[str] | np.ndarray) -> np.ndarray:
-    """For each key the position of the first one that equals it, int64."""
+    """Return for each key the position of the first equal key, int64."""
     codes, _ = pd.factorize(np.asarray(keys), use_na_sentinel=False)
     _, first = np.unique(codes, return_index=True)
     return first[codes]

@@ -1,4 +1,4 @@
-"""How much of what a model looks at a file has, and the refusal of files that have too little of it."""
+"""The overlap of the genes of a file and of a model, and the refusal of files with too little of it."""
 
 import math
 from collections.abc import Sequence
@@ -12,24 +12,24 @@ from scperformer.errors import InputError
 from scperformer.genes.names import KIND_NAMES, id_kind
 
 NUM_EXAMPLES = 20
-MIN_OFFERED = 0.05  # no command with a lower min_overlap is offered
-LOW_SHARE = 0.7  # of the informative expression; with less, accuracy has been seen to fall (docs/inputs.md#genes)
+MIN_OFFERED = 0.05  # a lower min_overlap is not suggested
+LOW_SHARE = 0.7  # of the informative expression; accuracy is lower with less (docs/inputs.md#genes)
 
 
 @dataclass(kw_only=True)
 class Overlap:
-    """How the genes of a file and of a model overlap."""
+    """Counts and examples of the genes that a file and a model share."""
 
     num_model: int
     num_file: int
     num_shared: int  # model genes that the file has
     share_of_model: float  # num_shared / num_model
-    informative_share: float  # of the importance of the model's genes, that of the shared ones
+    informative_share: float  # importance of the shared genes / importance of all model genes
     num_absent: int  # model genes that the file lacks
-    num_dropped: int  # file genes that the model does not know
-    absent: list[str]  # the first 20 of them, in the model's order
-    dropped: list[str]  # the first 20 of them, in the file's order
-    notes: list[str] = field(default_factory=list)  # how the names were matched, in sentences
+    num_dropped: int  # file genes that the model lacks
+    absent: list[str]  # the first 20 in the model's order
+    dropped: list[str]  # the first 20 in the file's order
+    notes: list[str] = field(default_factory=list)  # sentences on how the names were matched
 
 
 def measure_overlap(
@@ -40,14 +40,14 @@ def measure_overlap(
     importance: np.ndarray | None = None,
     notes: Sequence[str] = (),
 ) -> Overlap:
-    """What of a model's genes a file has.
+    """Measure how many of a model's genes a file has.
 
     Parameters
     ----------
     target
         For each gene of the file its column in the model, or -1.
     importance
-        Of each gene of the model, 0 or more: how much the model sees of it; None: all count alike.
+        Of each gene of the model, 0 or more; None: all genes have the same.
     """
     reached = np.zeros(len(model_genes), dtype=bool)
     reached[target[target >= 0]] = True
@@ -57,11 +57,7 @@ def measure_overlap(
     absent = [gene for gene, there in zip(model_genes, reached, strict=True) if not there]
     dropped = [gene for gene, column in zip(file_genes, target, strict=True) if column < 0]
     share = float(weight[reached].sum() / weight.sum()) if len(reached) else 0.0
-    doubts = []
-    if 0 < share < LOW_SHARE:
-        doubts = [
-            f"only {share:.1%} of what the model looks at is in the file: look at the labels before you trust them"
-        ]
+    doubt = f"the file has only {share:.1%} of the model's informative expression: check the labels before you use them"
     return Overlap(
         num_model=len(model_genes),
         num_file=len(file_genes),
@@ -72,7 +68,7 @@ def measure_overlap(
         num_dropped=len(dropped),
         absent=absent[:NUM_EXAMPLES],
         dropped=dropped[:NUM_EXAMPLES],
-        notes=[*notes, *doubts],
+        notes=[*notes, doubt] if 0 < share < LOW_SHARE else list(notes),
     )
 
 
@@ -85,14 +81,14 @@ def require_overlap(
     model_genes: Sequence[str],
     var: pd.DataFrame | None = None,
 ) -> None:
-    """Fail when a file has too little of what a model looks at to say anything about its cells.
+    """Refuse a file that has too few of the model's genes to annotate its cells.
 
     Parameters
     ----------
     min_overlap
         Least share of the model's informative expression, 0 to 1. Even with 0, one shared gene is needed.
     var
-        What the file says about its genes, one row each: a column of it may hold the names that the model knows.
+        The file's table of its genes: a column of it may hold the names that the model uses.
 
     Raises
     ------
@@ -101,41 +97,28 @@ def require_overlap(
     """
     if found.num_shared > 0 and found.informative_share >= min_overlap:
         return
-    column = None if var is None else _column_with_genes(var, model_genes, more_than=found.num_shared)
+    wanted = {str(gene) for gene in model_genes}
+    num_found = (
+        {} if var is None else {str(name): len(wanted & set(values.astype(str))) for name, values in var.items()}
+    )
+    column = max(num_found, key=lambda name: num_found[name], default="")
+    kind, kind_wanted = id_kind(file_genes), id_kind(model_genes)
+    if num_found.get(column, 0) > found.num_shared:
+        remedy = f'take the names in var["{column}"] as var_names ({KIND_NAMES[kind_wanted]}, as in the model)'
+    elif kind.partition("_")[0] != kind_wanted.partition("_")[0]:
+        remedy = f"convert var_names from {KIND_NAMES[kind]} to {KIND_NAMES[kind_wanted]}"
+    else:
+        remedy = "use a model trained on the same species and platform, or lower min_overlap"
+    # Examples from the middle: the first names of a sorted list are often unusual (5_8S_rRNA, AL627309.1).
+    ours, theirs = (
+        ", ".join(repr(str(name)) for name in list(genes)[len(genes) // 2 :][:2]) for genes in (file_genes, model_genes)
+    )
+    enough = math.floor(1000 * found.informative_share) / 1000
     raise InputError(
         f"{found.num_shared} of {found.num_model} model genes ({100 * found.share_of_model:.1f} %) found in {path}, "
         f"with {100 * found.informative_share:.1f} % of the model's informative expression "
-        f"({_example(file_genes)}; model has {_example(model_genes)})",
+        f"(e.g. {ours}; model has e.g. {theirs})",
         f"at least {100 * min_overlap:g} % of that expression" if min_overlap > 0 else "at least one gene",
-        _remedy(file_genes, model_genes, column),
-        _lower(found),
+        remedy,
+        [f"min_overlap={enough:g}"] if enough >= MIN_OFFERED else [],
     )
-
-
-def _lower(found: Overlap) -> list[str]:
-    """The option that lets in what there is; none where that would be a guess."""
-    share = math.floor(1000 * found.informative_share) / 1000
-    return [f"min_overlap={share:g}"] if share >= MIN_OFFERED else []
-
-
-def _example(names: Sequence[str]) -> str:
-    # Names from the middle: the first ones of a sorted list are often odd (5_8S_rRNA, AL627309.1).
-    middle = len(names) // 2
-    return "e.g. " + ", ".join(repr(str(name)) for name in list(names)[middle : middle + 2])
-
-
-def _column_with_genes(var: pd.DataFrame, model_genes: Sequence[str], more_than: int) -> str | None:
-    """The column of `var` that holds most of the model's genes, if it holds more of them than `more_than`."""
-    wanted = {str(gene) for gene in model_genes}
-    num_found = {str(name): len(wanted.intersection(values.astype(str))) for name, values in var.items()}
-    best = max(num_found, key=lambda name: num_found[name], default=None)
-    return best if best is not None and num_found[best] > more_than else None
-
-
-def _remedy(file_genes: Sequence[str], model_genes: Sequence[str], column: str | None) -> str:
-    kind, wanted = id_kind(file_genes), id_kind(model_genes)
-    if column is not None:
-        return f'take the names in var["{column}"] as var_names ({KIND_NAMES[wanted]}, as in the model)'
-    if kind.partition("_")[0] != wanted.partition("_")[0]:
-        return f"convert var_names from {KIND_NAMES[kind]} to {KIND_NAMES[wanted]}"
-    return "use a model trained on the same species and platform, or lower min_overlap"

@@ -237,7 +237,7 @@ def test_a_reference_has_the_sum_of_repeated_genes(counts_adata, kind):
 
 def test_several_genes_without_a_name_are_refused(counts_adata):
     counts_adata.var_names = ["", "nan", *counts_adata.var_names[2:]]
-    with pytest.raises(InputError, match=r"2 genes of X of r.h5ad have an empty name or NaN for one"):
+    with pytest.raises(InputError, match=r"2 genes of X of r.h5ad have an empty name or NaN"):
         prepare_reference(counts_adata, DataConfig(), path="r.h5ad")
 
 

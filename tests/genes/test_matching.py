@@ -116,7 +116,7 @@ def test_genes_that_become_one_are_added_up():
     np.testing.assert_allclose(aligned(adata, ["GAPDH", "CD3D"]), np.log1p(wanted), rtol=1e-6)
     found = map_genes(names, ["GAPDH", "CD3D"])
     assert found.first.tolist() == [0, 0, 0, 3, 3, 5]
-    assert "1 gene names occur more than once ('GAPDH'): the values of each are added up" in found.notes
+    assert "1 gene names occur more than once ('GAPDH'): their values are added up" in found.notes
     assert "1 genes of the model are sums of several genes of the file" in found.notes
 
 
@@ -244,4 +244,4 @@ def test_genomes_in_front_of_names(prefix):
     human, mouse = ["CD3D", "MS4A1", "LYZ", "GNLY", "PPBP"], ["mm10_Cd3d", "mm10_Nkg7", "mm10_Lyz"]
     found = map_genes([prefix + gene for gene in human[:4]] + mouse, [*human, "NKG7"])
     assert found.target.tolist() == [0, 1, 2, 3, -1, -1, -1]
-    assert any("4 genes were looked for without the genome" in note for note in found.notes)
+    assert any("4 names were matched without the genome" in note for note in found.notes)

@@ -31,7 +31,7 @@ def test_the_informative_share_weighs_each_gene_once():
     found = measure_overlap(np.array([0, 0, 2]), ["A", "a", "C"], ["A", "B", "C"], importance=np.array([3.0, 6.0, 1.0]))
     assert (found.num_shared, found.informative_share) == (2, 0.4)
     assert found.notes == [
-        "only 40.0% of what the model looks at is in the file: look at the labels before you trust them"
+        "the file has only 40.0% of the model's informative expression: check the labels before you use them"
     ]
     assert exact(["A"], ["A", "B"], np.zeros(2)).informative_share == 0.5  # a model that looks at nothing
 

@@ -97,7 +97,7 @@ def test_log_values_and_notes_are_shown(pbmc, write, capsys, monkeypatch):
     assert "not used     X: negative values" in out
     assert "note         X is not used" not in out
     assert "doublets     not counted: Scrublet needs raw counts" in out
-    assert "note         only 43.3% of what the model looks at is in the file: look at the labels" in out
+    assert "note         the file has only 43.3% of the model's informative expression" in out
 
 
 def test_all_files_are_shown_before_the_error(counts_adata, write, capsys, tmp_path):
