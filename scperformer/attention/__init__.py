@@ -21,8 +21,6 @@ from scperformer.attention.window import Window
 from scperformer.config import checked
 from scperformer.errors import InputError
 
-__all__ = ["MECHANISMS", "Additive", "Attention", "KeySums", "Sizes", "attention_options", "make_attention"]
-
 MECHANISMS: dict[str, type[Attention]] = {
     "conv": Conv,
     "evo": Evo,

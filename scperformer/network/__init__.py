@@ -1,4 +1,8 @@
-"""The network in torch: tokens, batches, encoder, linear branch, inference."""
+"""The network in torch: from aligned expression to logits, and saved models back in memory.
+
+Files in reading order: tokens, batches (with seeds), embedding, encoder (with chunked), network, baseline,
+linear_branch, cpu, inference, load, library, gene_vectors.
+"""
 
 from scperformer.network.baseline import LinearModel, fit_baseline, fit_logistic
 from scperformer.network.batches import (
@@ -14,7 +18,7 @@ from scperformer.network.batches import (
     shuffled_batches,
 )
 from scperformer.network.cpu import fast_cpu, torch_state_kept
-from scperformer.network.embedding import EMBEDDING_STD, Batch, ContinuousEmbedding, TokenLogits, sinusoids
+from scperformer.network.embedding import EMBEDDING_STD, ContinuousEmbedding, TokenLogits, sinusoids
 from scperformer.network.encoder import Encoder, require_encoder
 from scperformer.network.gene_vectors import read_gene_vectors
 from scperformer.network.inference import branch_logits, choose_device, predict_cells
@@ -22,48 +26,4 @@ from scperformer.network.linear_branch import Recipe, fit_linear_branch, settle_
 from scperformer.network.load import ENCODER, PRETRAINING, Model, load_encoder, load_model, shared_rows
 from scperformer.network.network import CellTypeModel
 from scperformer.network.seeds import seed_of, seed_sequence
-from scperformer.network.tokens import log2_bins, mask_token, num_tokens
-
-__all__ = [
-    "AHEAD",
-    "EMBEDDING_STD",
-    "ENCODER",
-    "POOL_BATCHES",
-    "PRETRAINING",
-    "Batch",
-    "CellTypeModel",
-    "Cells",
-    "ContinuousEmbedding",
-    "Encoder",
-    "LinearModel",
-    "Model",
-    "Recipe",
-    "TokenLogits",
-    "ahead",
-    "branch_logits",
-    "choose_device",
-    "drawn_rows",
-    "drop_genes",
-    "fast_cpu",
-    "fit_baseline",
-    "fit_linear_branch",
-    "fit_logistic",
-    "gene_means",
-    "load_encoder",
-    "load_model",
-    "log2_bins",
-    "mask_token",
-    "num_tokens",
-    "predict_cells",
-    "prediction_batches",
-    "read_gene_vectors",
-    "require_encoder",
-    "row_subset",
-    "seed_of",
-    "seed_sequence",
-    "settle_recipe",
-    "shared_rows",
-    "shuffled_batches",
-    "sinusoids",
-    "torch_state_kept",
-]
+from scperformer.network.tokens import Batch, log2_bins, mask_token, num_tokens

@@ -1,4 +1,4 @@
-"""Logistic regression on the same cells: the honest baseline beside every result."""
+"""The baseline: logistic regression on the same cells, reported beside every result."""
 
 from dataclasses import dataclass
 
@@ -21,22 +21,14 @@ class LinearModel:
 
 
 def fit_baseline(x: csr_matrix, labels: np.ndarray) -> LinearModel:
-    """The baseline: scikit-learn's logistic regression as it comes (L2, C=1) on all genes.
-
-    Parameters
-    ----------
-    x
-        CSR float32, N cells x G genes, ln(1 + cp10k), all genes.
-    labels
-        int64, N; every one of 0..C-1 occurs.
-    """
+    """Fit scikit-learn's logistic regression with its defaults (L2, C=1) on all genes; arguments as `fit_logistic`."""
     return fit_logistic(x, labels, c=1.0)
 
 
 def fit_logistic(
     x: csr_matrix | np.ndarray, labels: np.ndarray, *, c: float, class_weights: str = "none", tolerance: float = 1e-4
 ) -> LinearModel:
-    """L2-regularised multinomial logistic regression (scikit-learn's).
+    """Fit L2-regularised multinomial logistic regression (scikit-learn's).
 
     Parameters
     ----------
@@ -47,9 +39,9 @@ def fit_logistic(
     c
         Inverse strength of the penalty.
     class_weights
-        Weight of a label's cells: `none` 1, `balanced` inverse to their number, `sqrt` the root of that.
+        Weight of a label's cells: `none` 1, `balanced` inverse to their number, `sqrt` the root of that weight.
     tolerance
-        At which largest entry of the gradient the optimiser stops.
+        Largest entry of the gradient at which the optimiser stops.
     """
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
@@ -58,9 +50,9 @@ def fit_logistic(
     counts = np.bincount(labels)
     weight_of = dict(enumerate((counts.mean() / counts) ** power))
     estimator = LogisticRegression(C=c, class_weight=weight_of, max_iter=MAX_ITERATIONS, tol=tolerance)
-    with threadpool_limits(1):  # its dense products are small: threads that wait for each other cost tenfold
+    with threadpool_limits(1):  # its dense products are small: with threads that wait for each other, ten times slower
         estimator.fit(x, labels)
     weight, bias = estimator.coef_.T, estimator.intercept_
-    if weight.shape[1] == 1:  # two labels: scikit-learn keeps only the difference of their logits
+    if weight.shape[1] == 1:  # for two labels scikit-learn keeps only the difference of their logits
         weight, bias = np.hstack([-weight / 2, weight / 2]), np.array([-bias[0] / 2, bias[0] / 2])
     return LinearModel(weight.astype(np.float32), bias.astype(np.float32))

@@ -1,4 +1,4 @@
-"""From aligned expression to batches: which cells, in which order, and their tokens as tensors."""
+"""Aligned expression to batches: which cells, in which order, and their tokens as tensors."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -10,13 +10,12 @@ import torch
 from scipy.sparse import csr_matrix
 
 from scperformer.config import TokensConfig
-from scperformer.network.embedding import Batch
 from scperformer.network.seeds import seed_sequence
-from scperformer.network.tokens import token_counts, tokenize
+from scperformer.network.tokens import Batch, token_counts, tokenize
 
 POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, still well mixed
-MEAN_CELLS = 4096  # of a mean, at a time
-FIXED_TOKENS, MAX_FIXED_CELLS = 2**12, 64  # of a prediction batch on a CPU
+MEAN_CELLS = 4096  # cells in float64 at a time, for means
+FIXED_TOKENS, MAX_FIXED_CELLS = 2**12, 64  # limits of a prediction batch on a CPU
 AHEAD = 4  # batches that are made while a GPU works on earlier ones
 MAX_BATCH_TOKENS = 2**16  # of a prediction batch, padding included: bounds its memory (64 cells of 1,024 tokens)
 END = object()
@@ -44,7 +43,7 @@ class Cells:
 
     @property
     def sample(self) -> "Cells":
-        """The cells that are fitted to before the network learns: all of them, as they are in memory."""
+        """Cells for the parts that are fitted before the network learns: all of them, as they are in memory."""
         return self
 
     @property
@@ -62,11 +61,11 @@ class Cells:
 
     def batch(self, cells: Sequence[int] | np.ndarray, length: int | None = None) -> Batch:
         """Tokens of the cells with these row numbers, padded to `length` or the longest of them."""
-        return Batch.from_tokens(tokenize(self.x[np.asarray(cells)], self.tokens, length))
+        return tokenize(self.x[np.asarray(cells)], self.tokens, length)
 
     def labelled_batch(self, cells: Sequence[int] | np.ndarray) -> tuple[Batch, torch.Tensor]:
         """Tokens and label indices of the cells with these row numbers."""
-        # Few different lengths: the allocator can reuse the memory of earlier batches instead of growing for ever.
+        # With few different lengths the allocator reuses the memory of earlier batches instead of asking for more.
         length = padded_length(int(self.lengths[np.asarray(cells)].max()))
         return self.batch(cells, length), torch.from_numpy(self.known_labels[np.asarray(cells)])
 
@@ -80,13 +79,15 @@ class Cells:
     ) -> Iterator[tuple[Batch, torch.Tensor]]:
         """The batches of one of the processes in an epoch, from the step with the number `first` on."""
         rows = drawn_rows(self.known_labels, balance, seed, epoch)
-        dealt = {"seed": seed, "epoch": epoch, "rank": rank, "world_size": world_size}
-        for cells in shared_batches(self.lengths[rows], batch_size, **dealt)[first:]:
+        batches = shared_batches(
+            self.lengths[rows], batch_size, seed=seed, epoch=epoch, rank=rank, world_size=world_size
+        )
+        for cells in batches[first:]:
             yield self.labelled_batch(rows[cells])
 
 
 def row_subset(x: csr_matrix, rows: np.ndarray) -> csr_matrix:
-    """Rows of a matrix; half of it or more, one after the other, are no copy. (SciPy copies what is less.)"""
+    """Rows of a matrix; consecutive rows share its memory if they are half of it or more (SciPy copies fewer)."""
     if len(rows) == 0 or (np.diff(rows) != 1).any():
         return x[rows]
     indptr = x.indptr[rows[0] : rows[-1] + 2]
@@ -95,30 +96,31 @@ def row_subset(x: csr_matrix, rows: np.ndarray) -> csr_matrix:
 
 
 def gene_means(x: csr_matrix) -> np.ndarray:
-    """Mean expression of each gene, float64; added up block by block, as only a block is to become float64."""
+    """Mean expression of each gene: float64, G; one block of cells after the other becomes float64."""
     blocks = (row_subset(x, np.arange(i, min(i + MEAN_CELLS, x.shape[0]))) for i in range(0, x.shape[0], MEAN_CELLS))
     return sum(np.asarray(block.astype(np.float64).sum(axis=0)).ravel() for block in blocks) / x.shape[0]
 
 
 def drawn_rows(labels: np.ndarray, balance: str, seed: int, epoch: int) -> np.ndarray:
-    """As many row numbers as there are cells, ascending: each once or, with `balance`, those of rare labels oftener.
+    """Draw as many row numbers as there are cells, ascending: each once or, with `balance`, rare labels more often.
 
     Parameters
     ----------
     labels
         Label index of each cell.
     balance
-        `none`: as they are. `balanced`: every label alike. `sqrt`: as often as the root of its number of cells.
+        `none`: each cell once. `balanced`: every label equally often. `sqrt`: as often as the root of its number of
+        cells.
 
     Source
     ------
-    Systematic resampling: each cell is drawn as often as its weight says, rounded up or down by one common random
+    Systematic resampling: each cell is drawn in proportion to its weight, rounded up or down by one common random
     number. (Kitagawa 1996, J. Comput. Graph. Stat. 5:1, appendix.)
     """
     if balance == "none":
         return np.arange(len(labels))
     counts = np.bincount(labels).astype(np.float64)
-    with np.errstate(divide="ignore"):  # of labels without cells here
+    with np.errstate(divide="ignore"):  # some labels may have no cells here
         weights = (counts ** {"sqrt": -0.5, "balanced": -1.0}[balance])[labels]
     ends = np.cumsum(weights) / weights.sum() * len(labels)
     ends[-1] = len(labels)
@@ -127,12 +129,10 @@ def drawn_rows(labels: np.ndarray, balance: str, seed: int, epoch: int) -> np.nd
 
 
 def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:
-    """The batch without a random share of its gene tokens.
+    """Drop a random share of the gene tokens; special positions stay.
 
     Parameters
     ----------
-    batch
-        Tokens of B cells; special positions are never dropped.
     share
         Probability of each gene token to be dropped, 0 to 1. Draws from torch's global generator.
     in_place
@@ -151,7 +151,7 @@ def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:
 
 
 def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, buffer: int = 0) -> list[np.ndarray]:
-    """Every cell once, in batches of cells of similar length, in an order given by seed, epoch and buffer alone.
+    """Row numbers of batches of similar length that hold every cell once; the order follows from the numbers given.
 
     Parameters
     ----------
@@ -160,11 +160,7 @@ def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int
     batch_size
         Cells per batch; the last one may have fewer.
     buffer
-        Which part of an epoch's cells these are.
-
-    Returns
-    -------
-    Row numbers of each batch.
+        Number of this part of an epoch's cells.
     """
     rng = np.random.default_rng(seed_sequence("batches", seed, epoch, buffer))
     order = rng.permutation(len(lengths))
@@ -180,25 +176,21 @@ def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int
 def shared_batches(
     lengths: np.ndarray, batch_size: int, *, seed: int, epoch: int, rank: int, world_size: int
 ) -> list[np.ndarray]:
-    """The share of one process in each batch, every cell once over all of them.
+    """Row numbers of one process's part of each batch; all processes together have every cell once.
 
-    All processes together take the batches that a single one with their sizes added up would take.
-
-    Returns
-    -------
-    Row numbers of each batch of this process.
+    Together they take the batches that a single process would take with the sum of their sizes.
     """
     batches = shuffled_batches(lengths, batch_size * world_size, seed, epoch)
     smallest = min(range(len(batches)), key=lambda i: len(batches[i]))
     if len(batches[smallest]) < world_size and len(batches) > 1:
-        # The rest of the cells is too small for all processes, and one without any would be waited for.
+        # The last cells are too few for all processes, and the others would wait for one without any.
         rest = batches.pop(smallest)
         batches[0] = np.concatenate([batches[0], rest])
     return [np.resize(batch, max(len(batch), world_size))[rank::world_size] for batch in batches]
 
 
 def padded_length(num_tokens: int) -> int:
-    """The number of positions a cell is given at prediction: the next of 16, 32, 48, 64, 80, 96, ... (steps of 1/8).
+    """Positions of a cell in a batch: the next of 16, 32, 48, 64, 80, 96, ... (steps of about 1/8).
 
     It depends on the cell alone, so that its numbers do not depend on the cells beside it.
     """
@@ -206,33 +198,32 @@ def padded_length(num_tokens: int) -> int:
     return -(-num_tokens // step) * step
 
 
-def prediction_batches(lengths: np.ndarray, batch_size: int | Callable[[int], int]) -> Iterator[tuple[np.ndarray, int]]:
-    """Every cell once, in batches of cells that share their padded length: (row numbers, length).
+def prediction_batches(
+    lengths: np.ndarray, batch_size: int | Callable[[int], int], max_tokens: int = MAX_BATCH_TOKENS
+) -> Iterator[tuple[np.ndarray, int]]:
+    """Batches of cells that share their padded length and hold every cell once: (row numbers, length).
 
-    A batch holds at most `batch_size` cells, and fewer of long ones: at most MAX_BATCH_TOKENS tokens, but one cell.
-    Or as many as a function of the length says.
+    `batch_size` is a function of the length, or a number of cells; then a batch has at most `max_tokens` tokens, or a
+    single cell.
     """
     padded = np.array([padded_length(n) for n in lengths], dtype=np.int64)
     for length in np.unique(padded):
         cells = np.flatnonzero(padded == length)
-        most = max(1, MAX_BATCH_TOKENS // int(length))
+        most = max(1, max_tokens // int(length))
         size = min(batch_size, most) if isinstance(batch_size, int) else batch_size(int(length))
         for start in range(0, len(cells), size):
             yield cells[start : start + size], int(length)
 
 
 def fixed_batch_size(length: int) -> int:
-    """Cells of a batch on a CPU, by their padded length alone: a good size there, and always the same.
-
-    The last bits of a product depend on how many rows it has.
-    """
+    """Cells of a prediction batch on a CPU, by their padded length alone: the last bits of a product depend on it."""
     return max(1, min(MAX_FIXED_CELLS, FIXED_TOKENS // length))
 
 
 def ahead(items: Iterator[Item], num: int) -> Iterator[Item]:
-    """The same items, each made in a thread while `num` earlier ones are used.
+    """The same items, made in a thread so that `num` are ready or in the making while an earlier one is used.
 
-    A thread, not processes: an HDF5 file stays open in one process, and nothing is copied from one to another.
+    In a thread, unlike in processes, an HDF5 file is open once and nothing is copied.
     """
     with ThreadPoolExecutor(1) as pool:
         futures = deque(pool.submit(next, items, END) for _ in range(num))

@@ -1,10 +1,10 @@
-"""A layer's two passes over long token axes, in pieces: the sums over keys, then what each token reads from them.
+"""A layer's two passes over long token axes, in chunks: the sums over keys, then each token reads from them.
 
 Shape letters: B cells, L tokens, D model width; others as in attention/base.py.
 
-With an additive mechanism a token needs of the others only their sums, so phi exists for one piece of tokens at a
-time. Results are written into one tensor made beforehand: pieces kept beside large temporary ones would leave memory
-in fragments. With recomputation the backward pass does each piece anew and keeps nothing but what enters the layer.
+With an additive mechanism a token needs only the sums over the others, so phi exists for one chunk of tokens at a
+time. Results are written into one tensor made beforehand: chunks kept beside large temporary tensors would fragment
+the memory. With recomputation the backward pass computes each chunk again and keeps only the input of the layer.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,25 +17,25 @@ from torch import nn
 
 from scperformer.attention import KeySums
 
-Sum = Callable[[torch.Tensor, torch.Tensor], KeySums]  # tokens and which of them are real -> what they contribute
-Read = Callable[[torch.Tensor, KeySums], torch.Tensor]  # tokens and what all keys contribute -> the layer's output
+Sum = Callable[[torch.Tensor, torch.Tensor], KeySums]  # tokens and which of them are real -> their sums as keys
+Read = Callable[[torch.Tensor, KeySums], torch.Tensor]  # tokens and the sums over all keys -> the layer's output
 
 
 def spans(h_BLD: torch.Tensor, size: int) -> Iterator[slice]:
-    """The pieces of the token axis."""
+    """The chunks of the token axis."""
     for start in range(0, h_BLD.shape[1], size):
         yield slice(start, start + size)
 
 
-def sum_in_pieces(function: Sum, h_BLD: torch.Tensor, keep_BL: torch.Tensor, size: int) -> KeySums:
-    """`function` of pieces of at most `size` tokens, added up."""
+def sum_in_chunks(function: Sum, h_BLD: torch.Tensor, keep_BL: torch.Tensor, size: int) -> KeySums:
+    """Add up `function` of chunks of at most `size` tokens."""
     return reduce(add, map(function, h_BLD.split(size, dim=1), keep_BL.split(size, dim=1)))
 
 
-def read_in_pieces(function: Read, h_BLD: torch.Tensor, sums: KeySums, size: int) -> torch.Tensor:
-    """`function` of pieces of at most `size` tokens, one after the other."""
+def read_in_chunks(function: Read, h_BLD: torch.Tensor, sums: KeySums, size: int) -> torch.Tensor:
+    """`function` of chunks of at most `size` tokens, one after the other."""
     if torch.is_grad_enabled():
-        return torch.cat([function(piece_BLD, sums) for piece_BLD in h_BLD.split(size, dim=1)], dim=1)
+        return torch.cat([function(chunk_BLD, sums) for chunk_BLD in h_BLD.split(size, dim=1)], dim=1)
     out_BLD = torch.empty_like(h_BLD)
     for span in spans(h_BLD, size):
         out_BLD[:, span] = function(h_BLD[:, span], sums)
@@ -43,20 +43,20 @@ def read_in_pieces(function: Read, h_BLD: torch.Tensor, sums: KeySums, size: int
 
 
 def sum_recomputed(function: Sum, h_BLD: torch.Tensor, keep_BL: torch.Tensor, size: int, module: nn.Module) -> KeySums:
-    """As `sum_in_pieces`; `module` holds the parameters that the function uses."""
+    """As `sum_in_chunks`; `module` holds the parameters that the function uses."""
     return KeySums(*_Sum.apply(function, size, h_BLD, keep_BL, *module.parameters()))
 
 
 def read_recomputed(function: Read, h_BLD: torch.Tensor, sums: KeySums, size: int, module: nn.Module) -> torch.Tensor:
-    """As `read_in_pieces`; `module` holds the parameters that the function uses."""
+    """As `read_in_chunks`; `module` holds the parameters that the function uses."""
     return _Read.apply(function, size, h_BLD, sums.s_BHME, sums.z_BHM, sums.scale_BHM, *module.parameters())
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, function, size, h_BLD, keep_BL, *parameters):
-        ctx.again = _Again(function, size, h_BLD.device)
-        sums = sum_in_pieces(function, h_BLD, keep_BL, size)
+        ctx.function, ctx.size, ctx.state = function, size, _State(h_BLD.device)
+        sums = sum_in_chunks(function, h_BLD, keep_BL, size)
         ctx.save_for_backward(h_BLD, keep_BL, sums.scale_BHM, *parameters)
         ctx.mark_non_differentiable(sums.scale_BHM)
         return sums.s_BHME, sums.z_BHM, sums.scale_BHM
@@ -65,49 +65,48 @@ class _Sum(torch.autograd.Function):
     def backward(ctx, grad_s_BHME, grad_z_BHM, _):
         h_BLD, keep_BL, scale_BHM, *parameters = ctx.saved_tensors
         grads = _Gradients(h_BLD, parameters)
-        with ctx.again.as_before():
-            for span in spans(h_BLD, ctx.again.size):
-                piece_BLD = h_BLD[:, span].detach().requires_grad_()
-                sums = ctx.again.function(piece_BLD, keep_BL[:, span])
+        with ctx.state.restored():
+            for span in spans(h_BLD, ctx.size):
+                chunk_BLD = h_BLD[:, span].detach().requires_grad_()
+                sums = ctx.function(chunk_BLD, keep_BL[:, span])
                 factor_BHM = torch.exp(sums.scale_BHM - scale_BHM)
                 given = (grad_s_BHME * factor_BHM.unsqueeze(-1), grad_z_BHM * factor_BHM)
-                grads.add((sums.s_BHME, sums.z_BHM), given, piece_BLD, span)
-        return None, None, grads.h_BLD, None, *grads.others
+                grads.add((sums.s_BHME, sums.z_BHM), given, chunk_BLD, span)
+        return None, None, grads.h_BLD, None, *grads.shared
 
 
 class _Read(torch.autograd.Function):
     @staticmethod
     def forward(ctx, function, size, h_BLD, s_BHME, z_BHM, scale_BHM, *parameters):
-        ctx.again = _Again(function, size, h_BLD.device)
+        ctx.function, ctx.size, ctx.state = function, size, _State(h_BLD.device)
         ctx.save_for_backward(h_BLD, s_BHME, z_BHM, scale_BHM, *parameters)
-        return read_in_pieces(function, h_BLD, KeySums(s_BHME, z_BHM, scale_BHM), size)
+        return read_in_chunks(function, h_BLD, KeySums(s_BHME, z_BHM, scale_BHM), size)
 
     @staticmethod
     def backward(ctx, grad_BLD):
         h_BLD, s_BHME, z_BHM, scale_BHM, *parameters = ctx.saved_tensors
         sums = KeySums(s_BHME.detach().requires_grad_(), z_BHM.detach().requires_grad_(), scale_BHM)
         grads = _Gradients(h_BLD, [sums.s_BHME, sums.z_BHM, *parameters])
-        with ctx.again.as_before():
-            for span in spans(h_BLD, ctx.again.size):
-                piece_BLD = h_BLD[:, span].detach().requires_grad_()
-                grads.add((ctx.again.function(piece_BLD, sums),), (grad_BLD[:, span],), piece_BLD, span)
-        grad_s_BHME, grad_z_BHM, *others = grads.others
+        with ctx.state.restored():
+            for span in spans(h_BLD, ctx.size):
+                chunk_BLD = h_BLD[:, span].detach().requires_grad_()
+                grads.add((ctx.function(chunk_BLD, sums),), (grad_BLD[:, span],), chunk_BLD, span)
+        grad_s_BHME, grad_z_BHM, *others = grads.shared
         return None, None, grads.h_BLD, grad_s_BHME, grad_z_BHM, None, *others
 
 
-class _Again:
-    """A function of pieces and the state it ran in: random numbers (dropout) and automatic mixed precision."""
+class _State:
+    """The state of the first run: its random numbers (dropout) and its automatic mixed precision."""
 
-    def __init__(self, function: Callable, size: int, device: torch.device):
-        self.function, self.size = function, size
+    def __init__(self, device: torch.device):
         self.device = device
         self.rng_state = torch.get_rng_state()
         self.device_rng_state = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state()
         self.dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
     @contextmanager
-    def as_before(self) -> Iterator[None]:
-        """Gradients on, everything else as it was at the first run; the state now comes back afterwards."""
+    def restored(self) -> Iterator[None]:
+        """Restore the state for a block, with gradients on; the present state comes back afterwards."""
         devices = [] if self.device_rng_state is None else [self.device]
         with (
             torch.random.fork_rng(devices, device_type=self.device.type),
@@ -121,20 +120,20 @@ class _Again:
 
 
 class _Gradients:
-    """Gradients of the tokens, piece by piece, and of everything that all pieces share."""
+    """Gradients of the tokens, chunk by chunk, and of the tensors that all chunks share."""
 
-    def __init__(self, h_BLD: torch.Tensor, shared: list[torch.Tensor]):
+    def __init__(self, h_BLD: torch.Tensor, tensors: list[torch.Tensor]):
         self.h_BLD = torch.empty_like(h_BLD)
-        self.shared = shared
-        self.others: list[torch.Tensor | None] = [None] * len(shared)
+        self.tensors = tensors
+        self.shared: list[torch.Tensor | None] = [None] * len(tensors)
 
-    def add(self, outputs: tuple, given: tuple, piece_BLD: torch.Tensor, span: slice) -> None:
-        """Take in the gradients of one piece, given those of its outputs."""
-        wanted = [i for i, tensor in enumerate(self.shared) if tensor.requires_grad]
-        inputs = (piece_BLD, *(self.shared[i] for i in wanted))
+    def add(self, outputs: tuple, given: tuple, chunk_BLD: torch.Tensor, span: slice) -> None:
+        """Add the gradients of one chunk, given those of its outputs."""
+        wanted = [i for i, tensor in enumerate(self.tensors) if tensor.requires_grad]
+        inputs = (chunk_BLD, *(self.tensors[i] for i in wanted))
         grad_BLD, *grads = torch.autograd.grad(outputs, inputs, given, allow_unused=True)
         self.h_BLD[:, span] = grad_BLD
         for i, grad in zip(wanted, grads, strict=True):
             if grad is not None:
-                total = self.others[i]
-                self.others[i] = grad.clone() if total is None else total.add_(grad)
+                total = self.shared[i]
+                self.shared[i] = grad.clone() if total is None else total.add_(grad)

@@ -1,31 +1,31 @@
-"""What lets a CPU compute up to twice as fast and changes no result: oneDNN's products, and memory that is kept.
+"""Two settings that make a CPU up to twice as fast and change no result: products by oneDNN, and memory that is kept.
 
-torch sends float32 products to oneDNN only if told that reduced precision would do. On CPUs without matrix units for
-bfloat16 oneDNN computes in float32 all the same. Whether this CPU is one of them is found by trying.
+torch gives float32 products to oneDNN only if it may reduce their precision. On CPUs without matrix units for bfloat16
+oneDNN computes in float32 all the same. A trial product shows whether this CPU is one of them.
 
-glibc gives the memory of every large tensor back to the system, which clears each page anew for the next one. With
-16,907 tokens that takes a third of the time of an attention layer and more.
+glibc gives the memory of every large tensor back to the system, which clears each page again for the next tensor. With
+16,907 tokens that takes a third of the time of an attention layer, or more.
 """
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from threading import Lock
 
 import torch
 
 SIZE = 256  # of the trial product
-EXACT = 1e-5  # its relative error in float32 is about 1e-6, in bfloat16 4e-3
-# Parameters of glibc's mallopt, and their values. Afterwards: the largest that glibc comes to by itself.
+EXACT = 1e-5  # largest relative error of an exact one: in float32 it is about 1e-6, in bfloat16 4e-3
+# Parameters of glibc's mallopt. USUAL holds the largest values that glibc sets by itself.
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
-KEEP = {MMAP_MAX: 0, TRIM_THRESHOLD: -1}  # no memory of its own for a tensor, nothing is given back
+KEEP = {MMAP_MAX: 0, TRIM_THRESHOLD: -1}  # tensors get no memory of their own, and none is given back
 USUAL = {MMAP_MAX: 65536, MMAP_THRESHOLD: 32 * 2**20, TRIM_THRESHOLD: 64 * 2**20}
 
 
 def computes_in_bfloat16() -> bool:
     """Whether this CPU has instructions for products of bfloat16; others take several times as long with it."""
-    if not hasattr(torch.cpu, "get_capabilities"):  # older torch does not say
+    if not hasattr(torch.cpu, "get_capabilities"):  # older versions of torch
         return False
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
@@ -35,23 +35,21 @@ def computes_in_bfloat16() -> bool:
 def fast_cpu(device: str) -> Iterator[None]:
     """Let torch use oneDNN for float32 products, if that is exact, and keep the memory of tensors for the next ones.
 
-    The setting of torch comes back afterwards, and the memory that is free then is given back.
-
-    Parameters
-    ----------
-    device
-        Nothing is changed unless it is `cpu`.
+    Afterwards torch's setting is as before, and free memory is given back. With a `device` other than `cpu` nothing
+    changes.
     """
-    with ExitStack() as stack:
-        if device == "cpu":
-            stack.enter_context(_memory_kept())
-            if _is_exact():
-                stack.enter_context(_reduced_precision_allowed())
+    if device != "cpu":
         yield
+    elif _is_exact():
+        with _memory_kept(), _reduced_precision_allowed():
+            yield
+    else:
+        with _memory_kept():
+            yield
 
 
 class _Users:
-    """How many have asked for memory to be kept."""
+    """The number of blocks that keep memory."""
 
     number = 0
     lock = Lock()
@@ -115,7 +113,7 @@ def _is_exact() -> bool:
 def torch_state_kept(threads: int | None = None) -> Iterator[None]:
     """Give torch `threads` CPU threads for a block; afterwards its threads and random numbers are as before."""
     before = torch.get_num_threads()
-    # A GPU that nobody has used yet has no state to keep; asking for it would start it.
+    # An unused GPU has no state to keep; asking for it would start the GPU.
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):
         torch.set_num_threads(threads or before)

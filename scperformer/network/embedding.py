@@ -1,55 +1,27 @@
-"""Tokens to vectors: which gene (position) + how much (expression).
+"""Tokens to vectors: an embedding of the gene plus one of its expression.
 
 Shape letters: B cells, L tokens, D model width, G genes.
 """
-
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from scperformer.config import ModelConfig, TokensConfig
-from scperformer.network.tokens import CellTokens, num_tokens
+from scperformer.network.tokens import Batch, num_tokens
 
-EMBEDDING_STD = 0.1  # of a gene's and of a bin's embedding at the start
+EMBEDDING_STD = 0.1  # standard deviation of new embeddings of genes and bins
 TYPICAL_X = 4.0  # ln(1 + cp10k) of an expressed gene is about 1 to 6
 SINUSOID_BASE = 10000.0  # longest wavelength / 2 pi of the sinusoidal positions, as Vaswani et al. 2017
 
 
-@dataclass
-class Batch:
-    """Tokens of some cells as tensors; fields as in `tokens.CellTokens`."""
-
-    genes_BL: torch.Tensor
-    values_BL: torch.Tensor
-    x_BL: torch.Tensor
-    keep_BL: torch.Tensor
-
-    @classmethod
-    def from_tokens(cls, tokens: CellTokens) -> "Batch":
-        arrays = (tokens.genes, tokens.values, tokens.x, tokens.keep)
-        return cls(*(torch.from_numpy(array) for array in arrays))
-
-    def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on another device; from pinned memory the copy does not wait, nor is it waited for."""
-        return Batch(*(tensor.to(device, non_blocking=tensor.is_pinned()) for tensor in self._tensors()))
-
-    def pin_memory(self) -> "Batch":
-        """The same batch in memory from which a GPU fetches by itself."""
-        return Batch(*(tensor.pin_memory() for tensor in self._tensors()))
-
-    def _tensors(self) -> tuple[torch.Tensor, ...]:
-        return self.genes_BL, self.values_BL, self.x_BL, self.keep_BL
-
-
 class ContinuousEmbedding(nn.Module):
-    """Embeds the value itself: a two-layer network from one number to D."""
+    """Embed the value itself: a two-layer network from one number to D."""
 
     def __init__(self, dim: int):
         super().__init__()
         last = nn.Linear(dim, dim)
         self.layers = nn.Sequential(nn.Linear(1, dim), nn.GELU(), last)
-        # The value must not drown which gene it belongs to: larger, and even easy labels are not learned.
+        # With a larger part of the value, the gene is lost beside it, and not even easy labels are learned.
         nn.init.normal_(last.weight, std=2 * EMBEDDING_STD / dim**0.5)
         nn.init.zeros_(last.bias)
 
@@ -58,7 +30,7 @@ class ContinuousEmbedding(nn.Module):
 
 
 def sinusoids(num_positions: int, dim: int) -> torch.Tensor:
-    """Sines and cosines of the position at geometrically growing wavelengths, float32, positions x dim.
+    """Sines and cosines of the position at geometrically growing wavelengths: float32, positions x dim.
 
     Source
     ------
@@ -70,9 +42,10 @@ def sinusoids(num_positions: int, dim: int) -> torch.Tensor:
 
 
 def position_table(num_genes: int, model: ModelConfig) -> nn.Embedding | None:
-    """One vector per gene and, in the last row, for the special position; None with positions=none.
+    """Make a table with a vector for each gene and, in the last row, the special position; None with positions=none.
 
-    `gene` is learned. `gene2vec` is 0 until `set_gene_vectors` fills it, and fixed, as in scBERT; so is `sinusoidal`.
+    `gene` is learned. The others are fixed: `sinusoidal`, and `gene2vec` (as in scBERT), which is 0 until
+    `set_gene_vectors` fills it.
     """
     if model.positions == "none":
         return None
@@ -88,7 +61,7 @@ def position_table(num_genes: int, model: ModelConfig) -> nn.Embedding | None:
 
 
 class Embedding(nn.Module):
-    """Gene embedding (which gene, as a position) + expression embedding (how much)."""
+    """Gene embedding plus expression embedding."""
 
     def __init__(self, num_genes: int, model: ModelConfig, tokens: TokensConfig):
         super().__init__()
@@ -105,7 +78,7 @@ class Embedding(nn.Module):
         return expression_BLD if self.gene is None else self.gene(batch.genes_BL) + expression_BLD
 
     def unexpressed(self) -> torch.Tensor:
-        """Every gene at value 0: 1 x G x D."""
+        """Embed every gene at value 0: 1 x G x D."""
         weight = next(self.expression.parameters())
         dtype = torch.int64 if isinstance(self.expression, nn.Embedding) else weight.dtype
         zeros_1G = torch.zeros(1, self.num_genes, dtype=dtype, device=weight.device)

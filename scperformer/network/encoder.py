@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from scperformer.attention import MECHANISMS, Additive, Attention, KeySums, Sizes, make_attention
 from scperformer.config import ModelConfig, TokensConfig
 from scperformer.errors import InputError
-from scperformer.network.chunked import read_in_pieces, read_recomputed, sum_in_pieces, sum_recomputed
+from scperformer.network.chunked import read_in_chunks, read_recomputed, sum_in_chunks, sum_recomputed
 from scperformer.network.embedding import Batch, Embedding
 
 log = logging.getLogger(__name__)
@@ -101,14 +101,14 @@ class Layer(nn.Module):
         size = self.chunk_tokens or h_BLD.shape[1]
         if self.checkpointing and torch.is_grad_enabled():
             return sum_recomputed(self._key_sums, h_BLD, keep_BL, size, self)
-        return sum_in_pieces(self._key_sums, h_BLD, keep_BL, size)
+        return sum_in_chunks(self._key_sums, h_BLD, keep_BL, size)
 
     def read(self, h_BLD: torch.Tensor, sums: KeySums) -> torch.Tensor:
         """The layer's output for tokens, given what all keys contribute."""
         size = self.chunk_tokens or h_BLD.shape[1]
         if self.checkpointing and torch.is_grad_enabled():
             return read_recomputed(self._read, h_BLD, sums, size, self)
-        return read_in_pieces(self._read, h_BLD, sums, size)
+        return read_in_chunks(self._read, h_BLD, sums, size)
 
     def _key_sums(self, h_BLD, keep_BL):
         assert isinstance(self.attention, Additive)

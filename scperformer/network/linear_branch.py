@@ -1,8 +1,8 @@
-"""Where the linear (wide) branch starts: logistic regression on views of the expression, its genes weighted by signal.
+"""The start of the linear branch: logistic regression on views of the expression, with weighted genes.
 
-A view is the expression raised to a power, each cell scaled to the same length: a low power says which genes a cell
-expresses, a high one which few genes dominate it. Plain logistic regression on logarithms lies between, and loses
-where two studies differ in exactly that.
+A view is the expression raised to a power, each cell scaled to the same length. A low power shows which genes a cell
+expresses, a high power which few genes dominate it. Plain logistic regression on logarithms lies between, and is less
+accurate where two studies differ in that.
 """
 
 from dataclasses import dataclass, replace
@@ -14,24 +14,24 @@ from scipy.sparse import csr_matrix, hstack
 from scperformer.metrics import negative_log_likelihood
 from scperformer.network.baseline import LinearModel, fit_logistic
 
-TOLERANCE = 1e-3  # of the optimiser; smaller changes no label
-LENGTH = 20.0  # of every cell in every view: with it, penalties mean about what they mean on logarithms
-CHOICES = {"weighting": ("signal", "standard"), "class_weights": ("none", "balanced")}  # what `auto` chooses from
-NUM_FOLDS = 3  # of that choice
-MAX_CELLS_PER_LABEL = 200  # in that choice: more cells would not change it
-SIGNAL_FLOOR = 0.01  # of the squared signal-to-noise ratio: genes without visible signal keep a small weight
+TOLERANCE = 1e-3  # of the optimiser; a smaller one changes no label
+LENGTH = 20.0  # of every cell in every view: about its length in logarithms, so that penalties mean the same
+CHOICES = {"weighting": ("signal", "standard"), "class_weights": ("none", "balanced")}  # that `auto` chooses from
+NUM_FOLDS = 3  # of the cross-validation that chooses
+MAX_CELLS_PER_LABEL = 200  # in that cross-validation: more cells would not change the choice
+SIGNAL_FLOOR = 0.01  # added to the squared signal-to-noise ratio: genes without signal keep a small weight
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the branch is fitted.
+    """Options of the fit.
 
-    powers : one view each; views with a power p above 1 count 1/p, as a few genes make up most of them
+    powers : one view each; views with a power p above 1 are scaled by 1/p, as a few genes make up most of them
     c : inverse strength of the L2 penalty
-    class_weights : `none`, `sqrt` or `balanced`, weight of a label by its number of cells
-    weighting : of genes, as `gene_weights` takes it
+    class_weights : `none`, `sqrt` or `balanced`: the weight of a label by its number of cells
+    weighting : of genes, as in `gene_weights`
 
-    The last two may be `auto` until `settle` has chosen.
+    The last two may be `auto` until `settle_recipe` has chosen.
     """
 
     powers: tuple[float, ...]
@@ -41,17 +41,7 @@ class Recipe:
 
 
 def view(x: csr_matrix, power: float) -> csr_matrix:
-    """Expression raised to a power, each cell scaled to length 20; cells without expression stay 0.
-
-    Parameters
-    ----------
-    x
-        CSR float32, N cells x G genes, ln(1 + cp10k).
-
-    Returns
-    -------
-    CSR float32, N x G.
-    """
+    """Raise expression (CSR float32, N x G) to a power, with each cell scaled to length 20; empty cells stay 0."""
     values = x.data**power
     cells = np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
     lengths = np.sqrt(np.bincount(cells, values.astype(np.float64) ** 2, minlength=x.shape[0]))
@@ -60,7 +50,7 @@ def view(x: csr_matrix, power: float) -> csr_matrix:
 
 
 def gene_weights(x: csr_matrix, labels: np.ndarray, how: str) -> np.ndarray:
-    """What to multiply each gene with before a penalised fit, float64, G: the penalty then spares telling genes.
+    """Weights that multiply the genes before a penalised fit, so that informative genes pay less penalty: float64, G.
 
     Parameters
     ----------
@@ -70,12 +60,12 @@ def gene_weights(x: csr_matrix, labels: np.ndarray, how: str) -> np.ndarray:
         int64, N; every one of 0..C-1 occurs.
     how
         `standard`: 1 / standard deviation within labels, shrunken towards the median gene's.
-        `signal`: that times the root of the gene's signal-to-noise ratio, the standard deviation of the label
-        means (less what chance alone would give) over that within labels. `none`: 1.
+        `signal`: the same times the root of the gene's signal-to-noise ratio. The signal is the standard deviation of
+        the label means, without the part expected by chance; the noise is the deviation within labels. `none`: 1.
 
     Source
     ------
-    The shrunken deviation is that of nearest shrunken centroids (Tibshirani et al. 2002, PNAS 99:6567).
+    Shrunken deviation: nearest shrunken centroids (Tibshirani et al. 2002, PNAS 99:6567).
     """
     if how == "none":
         return np.ones(x.shape[1])
@@ -90,13 +80,13 @@ def gene_weights(x: csr_matrix, labels: np.ndarray, how: str) -> np.ndarray:
     weights = 1 / deviation
     if how == "signal":
         weights *= (between / deviation**2 + SIGNAL_FLOOR) ** 0.25
-    # Cells keep about their length, so that the penalty means the same whatever the weights are.
+    # Cells keep about their length, so that the penalty means the same with all weights.
     total = between + within
     return weights * np.sqrt(total.sum() / (weights**2 * total).sum()) if total.any() else np.ones(x.shape[1])
 
 
 def fit_linear_branch(x: csr_matrix, labels: np.ndarray, recipe: Recipe) -> LinearModel:
-    """L2-penalised multinomial logistic regression on views of the expression.
+    """Fit L2-penalised multinomial logistic regression on views of the expression.
 
     Parameters
     ----------
@@ -120,51 +110,39 @@ def fit_linear_branch(x: csr_matrix, labels: np.ndarray, recipe: Recipe) -> Line
 
 
 def predict_logits(model: LinearModel, x: csr_matrix, recipe: Recipe) -> np.ndarray:
-    """Logits of cells, N x C, by a model that `fit` returned."""
+    """Logits of cells, N x C, by a model of `fit_linear_branch`."""
     blocks = np.split(model.weight, len(recipe.powers), axis=1)
     return sum(view(x, power) @ block for power, block in zip(recipe.powers, blocks, strict=True)) + model.bias
 
 
 def settle_recipe(x: csr_matrix, labels: np.ndarray, recipe: Recipe, seed: int) -> Recipe:
-    """The recipe with `auto` replaced by what predicts held-out cells of the same reference best.
+    """Replace `auto` by the option that predicts held-out cells of the same reference best.
 
-    Many genes, few cells and clear types want `signal`; a panel of genes that somebody chose already and types that
-    differ by a little of everything want `standard`. Decided by the likelihood in a cross-validation with 3 folds.
+    Many genes, few cells and clearly different types favour `signal`; a panel of chosen genes and types that differ a
+    little in many genes favour `standard`. The likelihood in a cross-validation with 3 folds decides.
 
     Parameters
     ----------
     x, labels
-        As for `fit`.
+        As for `fit_linear_branch`.
     seed
         Chooses the folds.
     """
     rows, folds = label_folds(labels, seed)
+    x, labels = x[rows], labels[rows]
     for name, options in CHOICES.items():
         if getattr(recipe, name) == "auto":
-            # While genes are weighted, labels are not yet; without a cell to hold out the first option it is.
             changes: list[dict[str, Any]] = [{name: option} for option in options]
             candidates = [replace(recipe, **change) for change in changes]
-            judged = candidates if (folds >= 0).any() else candidates[:1]
-            recipe = min(judged, key=lambda candidate: held_out_loss(x[rows], labels[rows], folds, candidate))
+            judged = candidates if (folds >= 0).any() else candidates[:1]  # without a cell to hold out, the first
+            recipe = min(judged, key=lambda candidate: held_out_loss(x, labels, folds, candidate))
     return recipe
 
 
-def held_out_loss(x: csr_matrix, labels: np.ndarray, folds: np.ndarray, recipe: Recipe) -> float:
-    """Mean negative log-likelihood of the cells of each fold by a model of the others; fold -1 is never held out."""
-    if recipe.class_weights == "auto":
-        recipe = replace(recipe, class_weights="none")
-    logits = np.zeros((len(labels), labels.max() + 1))
-    for fold in range(folds.max() + 1):
-        held_out = folds == fold
-        model = fit_linear_branch(x[~held_out], labels[~held_out], recipe)
-        logits[held_out] = predict_logits(model, x[held_out], recipe)
-    return negative_log_likelihood(logits[folds >= 0], labels[folds >= 0])
-
-
 def label_folds(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """At most 200 cells of each label, dealt out to 3 folds: row numbers, and the fold of each (-1: in no fold).
+    """Deal at most 200 cells of each label to 3 folds: row numbers, and the fold of each.
 
-    A label of a single cell is in no fold, so that there is no training without it.
+    A label with a single cell has fold -1, which is never held out: every training then has all labels.
     """
     rng = np.random.default_rng(seed)
     rows, folds = [], []
@@ -173,3 +151,15 @@ def label_folds(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
         rows.append(cells)
         folds.append(np.arange(len(cells)) % NUM_FOLDS if len(cells) > 1 else np.array([-1]))
     return np.concatenate(rows), np.concatenate(folds)
+
+
+def held_out_loss(x: csr_matrix, labels: np.ndarray, folds: np.ndarray, recipe: Recipe) -> float:
+    """Mean negative log-likelihood of the cells of each fold by a model of the others."""
+    if recipe.class_weights == "auto":  # while the weighting of genes is chosen
+        recipe = replace(recipe, class_weights="none")
+    logits = np.zeros((len(labels), labels.max() + 1))
+    for fold in range(folds.max() + 1):
+        held_out = folds == fold
+        model = fit_linear_branch(x[~held_out], labels[~held_out], recipe)
+        logits[held_out] = predict_logits(model, x[held_out], recipe)
+    return negative_log_likelihood(logits[folds >= 0], labels[folds >= 0])

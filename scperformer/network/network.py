@@ -1,4 +1,4 @@
-"""The network: gene + expression embedding -> encoder -> pooling -> labels, beside a linear (wide) branch.
+"""The network: gene + expression embedding -> encoder -> pooling -> labels, beside a linear branch ("wide").
 
 Shape letters: B cells, L tokens, D model width, H heads, E head width, C labels, G genes, V views of the expression.
 """
@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig
-from scperformer.network.embedding import Batch
 from scperformer.network.encoder import Encoder
 from scperformer.network.linear_branch import LENGTH
+from scperformer.network.tokens import Batch
 
-TINY = 1e-12  # length of a cell without expression in place of 0
+TINY = 1e-12  # length of a cell without expression, in place of 0
 
 
 class MeanPool(nn.Module):
@@ -43,9 +43,9 @@ class ClsPool(nn.Module):
 
 
 class ConvPool(nn.Module):
-    """scBERT's: one projection to a number shared by all genes, ReLU, one entry per gene of the model.
+    """As in scBERT: project each token to a number, ReLU, one entry per gene of the model.
 
-    Genes that are not tokens of a cell have entry 0, as a gene has whose projection is negative.
+    Genes that are not tokens of a cell have entry 0, like genes with a negative projection.
 
     Source
     ------
@@ -68,7 +68,7 @@ POOLS: dict[str, type[MeanPool] | type[ClsPool] | type[ConvPool]] = {"mean": Mea
 
 
 class Head(nn.Module):
-    """Hidden layers with ReLU and dropout, then one logit per label; also gives what the last layer sees."""
+    """Hidden layers with ReLU and dropout, then one logit per label; also returns the input of the last layer."""
 
     def __init__(self, width: int, num_labels: int, head: HeadConfig):
         super().__init__()
@@ -85,9 +85,9 @@ class Head(nn.Module):
 
 
 class Wide(nn.Module):
-    """Logits linear in views of normalised expression, plus a bias; starts at 0.
+    """The linear branch: logits linear in views of normalised expression, plus a bias; starts at 0.
 
-    A view is x to a power, each cell scaled to the same length (linear.py says why).
+    A view is x to a power, each cell scaled to the same length (linear_branch.py says why).
     """
 
     def __init__(self, num_genes: int, num_labels: int, powers: Sequence[float]):
@@ -98,19 +98,19 @@ class Wide(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_labels))
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        with torch.autocast(batch.x_BL.device.type, enabled=False):  # a start fitted in float32 stays what it is
+        with torch.autocast(batch.x_BL.device.type, enabled=False):  # the start was fitted in float32
             v_BLV = torch.stack([batch.x_BL**power for power in self.powers], dim=-1)
             v_BLV = v_BLV * (LENGTH / v_BLV.norm(dim=1, keepdim=True).clamp(min=TINY))
             w_BLVC = self.weight(batch.genes_BL).unflatten(-1, (len(self.powers), -1))
-            # Not a product of matrices: its last bits would depend on where in memory a cell lies.
+            # Not a matrix product: its last bits would depend on the place of a cell in memory.
             return (v_BLV.unsqueeze(-1) * w_BLVC).sum((1, 2)) + self.bias
 
 
 class CellTypeModel(nn.Module):
     """Logits of every label for a batch of cells, and the vector (embedding) they came from.
 
-    With both branches on, logits are the sum of the deep and the wide ones, and the last layer of the deep
-    branch starts at 0: the network starts as the wide branch alone.
+    With both branches on, logits are the sum of theirs, and the last layer of the encoder's ("deep") branch starts at
+    0: the network starts as the linear branch alone.
     """
 
     def __init__(
@@ -128,29 +128,28 @@ class CellTypeModel(nn.Module):
         self.num_labels = num_labels
         self.wide = Wide(num_genes, num_labels, model.wide_powers) if model.wide else None
         self.has_both = model.wide and model.deep
-        self.wide_alone = False  # set where the encoder has no say: it is then not run
+        self.wide_alone = False  # set where the encoder does not count: it is then not run
         self.encoder: Encoder | None = None
         if model.deep:
             generator = torch.Generator().manual_seed(seed)
             self.encoder = Encoder(num_genes, tokens, model, attention, generator)
-            pool = POOLS[head.name](num_genes, model.dim)
-            self.pool = pool
-            self.head = Head(pool.width, num_labels, head)
+            self.pool = POOLS[head.name](num_genes, model.dim)
+            self.head = Head(self.pool.width, num_labels, head)
             if model.wide:
                 nn.init.zeros_(self.head.labels.weight)
                 nn.init.zeros_(self.head.labels.bias)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits, B x C, and embeddings, B x D (what the last layer sees; of the wide branch alone, its logits)."""
+        """Logits, B x C, and embeddings, B x D: the input of the last layer or, without an encoder, the logits."""
         wide_BC, deep_BC, embedding_BD = self.branches(batch)
         return wide_BC + deep_BC, embedding_BD
 
     def branches(
         self, batch: Batch, seen_by_encoder: Batch | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits of the wide and of the deep branch (0 where it is off), and the embeddings, as in `forward`.
+        """Logits of the linear branch and of the encoder (0 where it is off), and the embeddings, as in `forward`.
 
-        In training the encoder may be shown other tokens of the same cells than the wide branch.
+        In training the encoder may see other tokens of the same cells than the linear branch.
         """
         wide_BC = torch.zeros(()) if self.wide is None else self.wide(batch)
         if self.encoder is None or self.wide_alone:
@@ -169,8 +168,6 @@ class CellTypeModel(nn.Module):
             self.head.labels.weight.mul_(deep)
             self.head.labels.bias.mul_(deep)
 
-    # A network without an encoder has nothing to draw, to keep small or to refuse.
-
     def redraw(self, generator: torch.Generator) -> None:
         """Draw the random parts of every layer's attention anew (during training only)."""
         if self.encoder is not None:
@@ -183,15 +180,15 @@ class CellTypeModel(nn.Module):
 
     @property
     def has_memory(self) -> bool:
-        """Whether genes that are no tokens count as unexpressed: those that training hides then have to stay tokens."""
+        """Whether genes that are not tokens count as unexpressed, so that dropped genes must stay tokens."""
         return self.encoder is not None and self.encoder.has_memory
 
     @property
     def one_by_one(self) -> bool:
-        """Whether cells must be in batches of their own to get the same bits in any company.
+        """Whether a cell must be in a batch of its own to get the same bits beside any other cells.
 
-        Products give a row the same bits wherever it is where all widths are multiples of 16, and few thousand at most
-        are added up. `Attention.one_by_one` has the rest.
+        A row of a product gets the same bits in any place if all widths are multiples of 16 and a few thousand numbers
+        at most are added up. `Attention.one_by_one` covers the mechanisms.
         """
         if self.encoder is None:
             return False
@@ -202,10 +199,10 @@ class CellTypeModel(nn.Module):
         return is_odd or isinstance(self.pool, POOLS["conv"]) or any(m.one_by_one for m in self.encoder.mechanisms)
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
-        """Refuse cells of so many tokens if the attention does."""
+        """Refuse cells with this number of tokens if the attention does."""
         if self.encoder is not None and not self.wide_alone:
             self.encoder.require_length(num_tokens, where)
 
     def penalty(self) -> torch.Tensor:
-        """What the attention of every layer wants to be kept small, weighted."""
+        """The weighted sum of the penalties of every layer's attention."""
         return torch.zeros(()) if self.encoder is None else self.encoder.penalty()

@@ -1,25 +1,28 @@
-"""Expression values to tokens: which genes of a cell become tokens, and what is fed in for each of them.
+"""Expression to tokens: which genes of a cell become tokens, and with which values.
 
-Values enter as x = ln(1 + counts per 10,000) (what preprocess.py makes). A cell's token list ends with one
-special position whose gene index is `num_genes` and whose value is 0: the position that scBERT appends to the
-genes, read by the `cls` head.
+Expression comes as x = ln(1 + counts per 10,000). A cell's token list ends with one special position whose gene index
+is `num_genes` and whose value is 0: the position that scBERT appends to the genes, and that `head=cls` reads.
+
+Shape letters: B cells, L tokens.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from scipy.sparse import csr_matrix
 
 from scperformer.config import TokensConfig
 
 LN2 = np.log(2.0)
-# x is stored in float32, and float32 logarithms of the same counts differ in their last unit: where 1 + cp10k is
-# exactly 32, log2 may read 4.9999997. Half a millionth of a doubling is above that rounding (in scBERT's range) and
-# below the distance to the next count that a cell of 50,000 counts can have.
+# x is float32, and float32 logarithms of the same counts differ in their last unit: where 1 + cp10k is exactly 32, log2
+# may be 4.9999997. This many doublings are more than that rounding (in scBERT's range), and less than the distance to
+# the next count in a cell of 50,000 counts.
 EDGE = 5e-7
 
 
 def log2_bins(x: np.ndarray, tokens: TokensConfig) -> np.ndarray:
-    """Bin of each value: floor(bins_per_log2 * log2(1 + cp10k)), clipped at `num_bins`.
+    """Bin each value: floor(bins_per_log2 * log2(1 + cp10k)), clipped at `num_bins`; int64, shape of `x`.
 
     Parameters
     ----------
@@ -28,10 +31,6 @@ def log2_bins(x: np.ndarray, tokens: TokensConfig) -> np.ndarray:
     tokens
         `scbert`: floor(log2(1 + cp10k)) in 0..5, where 0 also holds weakly expressed genes.
         `bins`: 1 is added for expressed genes, so that 0 means not expressed.
-
-    Returns
-    -------
-    int64, shape of `x`, 0..num_bins.
 
     Source
     ------
@@ -45,7 +44,7 @@ def log2_bins(x: np.ndarray, tokens: TokensConfig) -> np.ndarray:
 
 
 def mask_token(tokens: TokensConfig) -> int:
-    """The bin that stands for a hidden value (scBERT: 6), one above the highest bin."""
+    """The bin of a masked value (scBERT: 6), one above the highest bin."""
     return tokens.num_bins + 1
 
 
@@ -55,36 +54,44 @@ def num_tokens(tokens: TokensConfig) -> int:
 
 
 @dataclass
-class CellTokens:
+class Batch:
     """Padded tokens of B cells, L positions each.
 
-    genes : int64 B x L, index of the gene, `num_genes` for the special position and for padding
-    values : B x L, int64 bins (scbert, bins) or float32 x (continuous)
-    x : float32 B x L, ln(1 + cp10k), 0 in padding
-    keep : bool B x L, True = a real token
+    genes_BL : int64, index of the gene; `num_genes` for the special position and for padding
+    values_BL : int64 bins (scbert, bins) or float32 x (continuous)
+    x_BL : float32, ln(1 + cp10k), 0 in padding
+    keep_BL : bool, True = a real token
     """
 
-    genes: np.ndarray
-    values: np.ndarray
-    x: np.ndarray
-    keep: np.ndarray
+    genes_BL: torch.Tensor
+    values_BL: torch.Tensor
+    x_BL: torch.Tensor
+    keep_BL: torch.Tensor
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """Copy to another device; from pinned memory without waiting for the copy."""
+        return Batch(*(tensor.to(device, non_blocking=tensor.is_pinned()) for tensor in self.tensors))
+
+    def pin_memory(self) -> "Batch":
+        """Copy to memory from which a GPU fetches by itself."""
+        return Batch(*(tensor.pin_memory() for tensor in self.tensors))
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.genes_BL, self.values_BL, self.x_BL, self.keep_BL
 
 
-def tokenize(cells, tokens: TokensConfig, length: int | None = None) -> CellTokens:
-    """Tokens of some cells.
+def tokenize(cells: csr_matrix, tokens: TokensConfig, length: int | None = None) -> Batch:
+    """Make the tokens of some cells; the last real token of each cell is the special position.
 
     Parameters
     ----------
     cells
-        CSR matrix, B cells x G genes of the model, x = ln(1 + cp10k).
+        B cells x G genes of the model, x = ln(1 + cp10k).
     tokens
         Binning, and whether unexpressed genes are tokens (`full`) or not (`skip`, `memory`).
     length
         Pad to this many positions, or to the longest cell if that is more. None: just enough. `full` needs none.
-
-    Returns
-    -------
-    CellTokens with B x L arrays; the last real token of each cell is the special position.
     """
     num_cells, num_genes = cells.shape
     if tokens.unexpressed == "full":
@@ -102,11 +109,11 @@ def tokenize(cells, tokens: TokensConfig, length: int | None = None) -> CellToke
         x[expressed] = cells.data
         keep = np.arange(length) <= counts[:, None]
     values = x if tokens.name == "continuous" else log2_bins(x, tokens)
-    return CellTokens(genes, values, x, keep)
+    return Batch(*(torch.from_numpy(array) for array in (genes, values, x, keep)))
 
 
-def token_counts(cells, tokens: TokensConfig) -> np.ndarray:
-    """Number of tokens of each cell, the special position included; int64, one per row of the CSR matrix."""
+def token_counts(cells: csr_matrix, tokens: TokensConfig) -> np.ndarray:
+    """Count the tokens of each cell, the special position included: int64, N."""
     if tokens.unexpressed == "full":
         return np.full(cells.shape[0], cells.shape[1] + 1, dtype=np.int64)
     return np.diff(cells.indptr).astype(np.int64) + 1

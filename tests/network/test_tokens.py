@@ -4,6 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from scipy import sparse
 
 from scperformer.config.groups import TokensConfig
@@ -41,7 +42,7 @@ def cells_csr(rows) -> sparse.csr_matrix:
     [
         (0, 5_000, 0),
         (1, 10_000, 1),  # 1 + 1 = 2 exactly
-        (1, 10_001, 0),  # a hair below 2
+        (1, 10_001, 0),  # just below 2
         (3, 10_000, 2),
         (7, 10_000, 3),
         (15, 10_000, 4),
@@ -67,7 +68,7 @@ def test_scbert_bins_are_exact_next_to_every_edge_of_every_total():
 
 
 @pytest.mark.parametrize("power", range(1, 6))
-def test_scbert_edges_bear_the_rounding_of_any_float32_logarithm(power):
+def test_scbert_edges_allow_for_the_rounding_of_any_float32_logarithm(power):
     # numpy's, R's and a GPU's logarithms differ in the last unit; the counts are the same.
     edge = stored(2**power - 1, 10_000)
     for x in (np.nextafter(edge, np.float32(0)), edge, np.nextafter(edge, np.float32(9))):
@@ -84,7 +85,7 @@ def test_scbert_bins_of_random_counts_equal_fractions():
 
 
 def test_scbert_bins_are_exact_after_scanpy():
-    # The real path: scanpy divides and takes logs in float32. Two genes: the one at an edge, and the rest.
+    # As in preprocessing: scanpy divides and takes logs in float32. Two genes: the one at an edge, and the rest.
     total = np.random.default_rng(0).integers(1_000, MAX_TOTAL + 1, 3_000)
     total = np.concatenate([total, np.arange(10_000, MAX_TOTAL + 1, 10_000)])
     edge = np.array([1, 3, 7, 15, 31])
@@ -126,62 +127,63 @@ X = [[0.0, 0.7, 0.0, 4.0], [0.0, 0.0, 0.0, 0.0], [1.5, 0.2, 0.9, 2.3]]  # the se
 
 def test_full_makes_every_gene_a_token_and_ends_with_the_special_position():
     tokens = tokenize(cells_csr(X), SCBERT)
-    np.testing.assert_array_equal(tokens.genes, [[0, 1, 2, 3, 4]] * 3)
-    np.testing.assert_array_equal(tokens.x, np.pad(np.float32(X), ((0, 0), (0, 1))))
+    np.testing.assert_array_equal(tokens.genes_BL, [[0, 1, 2, 3, 4]] * 3)
+    np.testing.assert_array_equal(tokens.x_BL, np.pad(np.float32(X), ((0, 0), (0, 1))))
     # floor(x / ln 2): 0.7 -> 1, 4.0 -> 5.8 clipped, 1.5 -> 2, 0.2 -> 0, 0.9 -> 1, 2.3 -> 3
-    np.testing.assert_array_equal(tokens.values, [[0, 1, 0, 5, 0], [0, 0, 0, 0, 0], [2, 0, 1, 3, 0]])
-    assert tokens.keep.all()
+    np.testing.assert_array_equal(tokens.values_BL, [[0, 1, 0, 5, 0], [0, 0, 0, 0, 0], [2, 0, 1, 3, 0]])
+    assert tokens.keep_BL.all()
     np.testing.assert_array_equal(token_counts(cells_csr(X), SCBERT), [5, 5, 5])
 
 
 def test_skip_leaves_out_unexpressed_genes_and_pads_behind_the_special_position():
     tokens = tokenize(cells_csr(X), SCBERT_SKIP)
-    np.testing.assert_array_equal(tokens.genes, [[1, 3, 4, 4, 4], [4, 4, 4, 4, 4], [0, 1, 2, 3, 4]])
-    np.testing.assert_array_equal(tokens.values, [[1, 5, 0, 0, 0], [0, 0, 0, 0, 0], [2, 0, 1, 3, 0]])
-    np.testing.assert_array_equal(tokens.x, np.float32([[0.7, 4.0, 0, 0, 0], [0, 0, 0, 0, 0], [1.5, 0.2, 0.9, 2.3, 0]]))
-    np.testing.assert_array_equal(tokens.keep, np.arange(5) <= np.array([[2], [0], [4]]))
+    np.testing.assert_array_equal(tokens.genes_BL, [[1, 3, 4, 4, 4], [4, 4, 4, 4, 4], [0, 1, 2, 3, 4]])
+    np.testing.assert_array_equal(tokens.values_BL, [[1, 5, 0, 0, 0], [0, 0, 0, 0, 0], [2, 0, 1, 3, 0]])
+    x = np.float32([[0.7, 4.0, 0, 0, 0], [0, 0, 0, 0, 0], [1.5, 0.2, 0.9, 2.3, 0]])
+    np.testing.assert_array_equal(tokens.x_BL, x)
+    np.testing.assert_array_equal(tokens.keep_BL, np.arange(5) <= np.array([[2], [0], [4]]))
     np.testing.assert_array_equal(token_counts(cells_csr(X), SCBERT_SKIP), [3, 1, 5])
 
 
 def test_continuous_tokens_carry_the_value_itself():
     tokens = tokenize(cells_csr(X), CONTINUOUS)
-    assert tokens.values.dtype == np.float32
-    np.testing.assert_array_equal(tokens.values, tokens.x)
+    assert tokens.values_BL.dtype == torch.float32
+    np.testing.assert_array_equal(tokens.values_BL, tokens.x_BL)
 
 
 @pytest.mark.parametrize("config", [SCBERT, SCBERT_SKIP, BINS, CONTINUOUS], ids=lambda c: f"{c.name}-{c.unexpressed}")
 def test_number_of_tokens_is_what_token_counts_says(config):
     cells = sparse.random(9, 30, density=0.3, format="csr", dtype=np.float32, random_state=0)
     tokens = tokenize(cells, config)
-    np.testing.assert_array_equal(tokens.keep.sum(axis=1), token_counts(cells, config))
-    last = tokens.keep.sum(axis=1) - 1
-    assert (tokens.genes[np.arange(9), last] == 30).all()
-    assert (tokens.values[np.arange(9), last] == 0).all()
+    np.testing.assert_array_equal(tokens.keep_BL.sum(axis=1), token_counts(cells, config))
+    last = tokens.keep_BL.sum(axis=1) - 1
+    assert (tokens.genes_BL[np.arange(9), last] == 30).all()
+    assert (tokens.values_BL[np.arange(9), last] == 0).all()
 
 
 def test_a_given_length_only_adds_padding():
     short, long = tokenize(cells_csr(X), BINS), tokenize(cells_csr(X), BINS, length=16)
-    assert long.genes.shape == (3, 16)
-    for field in ("genes", "values", "x", "keep"):
+    assert long.genes_BL.shape == (3, 16)
+    for field in ("genes_BL", "values_BL", "x_BL", "keep_BL"):
         np.testing.assert_array_equal(getattr(long, field)[:, :5], getattr(short, field))
-    assert not long.keep[:, 5:].any()
-    assert (long.genes[:, 5:] == 4).all()
+    assert not long.keep_BL[:, 5:].any()
+    assert (long.genes_BL[:, 5:] == 4).all()
 
 
 def test_a_length_below_the_longest_cell_cuts_nothing():
-    assert tokenize(cells_csr(X), BINS, length=2).genes.shape == (3, 5)
+    assert tokenize(cells_csr(X), BINS, length=2).genes_BL.shape == (3, 5)
 
 
 @pytest.mark.parametrize("config", [SCBERT, SCBERT_SKIP], ids=["full", "skip"])
 def test_cells_without_any_expression(config):
     tokens = tokenize(cells_csr(np.zeros((2, 3))), config)
-    assert (tokens.values == 0).all()
-    assert (tokens.keep.sum(axis=1) == (4 if config is SCBERT else 1)).all()
+    assert (tokens.values_BL == 0).all()
+    assert (tokens.keep_BL.sum(axis=1) == (4 if config is SCBERT else 1)).all()
 
 
 def test_a_cell_has_the_same_tokens_as_a_row_of_a_larger_matrix():
     cells = sparse.random(9, 30, density=0.3, format="csr", dtype=np.float32, random_state=0)
     alone, together = tokenize(cells[4], CONTINUOUS), tokenize(cells, CONTINUOUS)
-    num = alone.keep.sum()
-    np.testing.assert_array_equal(alone.genes[0, :num], together.genes[4, :num])
-    np.testing.assert_array_equal(alone.x[0, :num], together.x[4, :num])
+    num = alone.keep_BL.sum()
+    np.testing.assert_array_equal(alone.genes_BL[0, :num], together.genes_BL[4, :num])
+    np.testing.assert_array_equal(alone.x_BL[0, :num], together.x_BL[4, :num])

@@ -280,8 +280,8 @@ def test_spectrum_of_a_file_against_numpy(command, sample, tiny_model, tmp_path)
     for row in range(3):
         tokens = tokenize(x[row], model.tokens)
         with torch.no_grad():
-            values = torch.from_numpy(tokens.x).float()
-            h = encoder.embedding.gene(torch.from_numpy(tokens.genes)) + encoder.embedding.expression(values)
+            values = tokens.x_BL
+            h = encoder.embedding.gene(tokens.genes_BL) + encoder.embedding.expression(values)
             qkv = (layer.norm_attention(h) @ layer.to_qkv.weight.T)[0].reshape(-1, 3, *layer.heads)
         curves.append([naive_curve(qkv[:, 0, head], qkv[:, 1, head]) for head in range(layer.heads[0])])
     assert summary["tokens"] == [len(curve[0]) for curve in curves]
