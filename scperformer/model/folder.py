@@ -22,12 +22,7 @@ from scperformer.errors import InputError
 from scperformer.files import sha256
 from scperformer.model.bundle import ANNOTATOR, Bundle
 from scperformer.model.card import model_card
-from scperformer.model.folder_checks import (
-    MOST_NAMED,
-    require_sizes_of_weights,
-    require_sound_info,
-    require_sound_weights,
-)
+from scperformer.model.folder_checks import MOST_NAMED, require_sound_info, require_sound_weights
 from scperformer.outputs import new_folder
 
 log = logging.getLogger(__name__)
@@ -110,7 +105,6 @@ def load_bundle(path: str | Path) -> Bundle:
         raise damaged_model(folder, f"'{GENES}' unreadable") from error
     try:
         require_sound_weights(genes, gene_means, len(info["labels"]), weights)
-        require_sizes_of_weights(info, genes, weights)
     except ValueError as error:
         raise damaged_model(folder, str(error)) from error
     content = {name: info[name] for name in ("name", "labels", "ontology_term_ids", "config", "metrics", "provenance")}

@@ -6,12 +6,10 @@ that its configuration describes is checked by `load_model`, before it makes the
 
 import math
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from scperformer.config import HeadConfig, ModelConfig, TokensConfig, checked
 from scperformer.model.bundle import ANNOTATOR, BRANCHES, ENCODER
 from scperformer.text import unfit
 
@@ -96,58 +94,3 @@ def require_sound_weights(
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-GROUPS: dict[str, type] = {"tokens": TokensConfig, "model": ModelConfig, "head": HeadConfig}
-MOST_FEATURES = 4096  # of an attention mechanism, unless its weights are there in such numbers
-NO_SIZES = ("redraw_interval", "max_length")  # whole numbers among its options that take no memory
-
-
-def require_sizes_of_weights(info: Mapping[str, Any], genes: list[str], weights: Mapping[str, np.ndarray]) -> None:
-    num_values = sum(array.size for array in weights.values())
-    if least_values(info["config"], len(genes), len(info["labels"])) > num_values:
-        raise ValueError(f"a configuration of more than the {num_values:,} weights that are there")
-    _require_small(info["config"].get("attention", {}), weights)
-
-
-def least_values(config: Mapping[str, Any], num_genes: int, num_labels: int) -> int:
-    """How many weights a network of this configuration has at least; groups that are not there count nothing.
-
-    Raises
-    ------
-    ValueError
-        A group is none, or has options that do not exist, are of another type or out of range.
-    """
-    groups: dict[str, Any] = {}
-    for name, schema in GROUPS.items():
-        if name in config:
-            if not isinstance(config[name], dict):
-                raise ValueError(f"the options of '{name}' are none")
-            groups[name] = checked(schema, config[name], f"{name}.")
-    model = groups.get("model")
-    if model is None:
-        return 0
-    total = (num_genes + 1) * num_labels * len(model.wide_powers) if model.wide else 0
-    if not model.deep:
-        return total
-    inner, hidden = model.num_heads * model.head_dim, model.dim * model.feedforward_factor
-    total += model.depth * model.dim * (3 * inner + 2 * hidden)
-    if model.positions != "none":
-        total += (num_genes + 1) * model.dim
-    if (tokens := groups.get("tokens")) is not None:
-        total += model.dim * (model.dim if tokens.name == "continuous" else tokens.num_bins)
-    if (head := groups.get("head")) is not None and num_labels:
-        widths = [num_genes if head.name == "conv" else model.dim, *head.hidden, num_labels]
-        total += sum(before * after for before, after in pairwise(widths))
-    return total
-
-
-def _require_small(attention: Any, weights: Mapping[str, np.ndarray]) -> None:
-    """Sizes of attention are those of its weights, or small."""
-    if not isinstance(attention, dict) or not isinstance(attention.get("name", ""), str):
-        raise ValueError("the options of 'attention' are none")
-    there = [size for name, array in weights.items() if "attention" in name for size in array.shape]
-    most = max([MOST_FEATURES, *there])
-    for name, value in attention.items():
-        if isinstance(value, int) and value > most and name not in NO_SIZES:
-            raise ValueError(f"attention.{name[:MOST_NAMED]} above {most:,}")
