@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from scperformer.expression.detect import Findings
 from scperformer.expression.logarithms import ASSUMED_TOTAL
 from scperformer.genes import GeneMap, Overlap, map_genes, measure_overlap, require_named, require_overlap
 
-AnyMatrix = sparse.spmatrix | sparse.sparray | np.ndarray
+AnyMatrix: TypeAlias = sparse.spmatrix | sparse.sparray | np.ndarray
 
 
 def normalise(x: AnyMatrix, findings: Findings, target_sum: float) -> sparse.csr_matrix:

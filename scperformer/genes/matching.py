@@ -140,7 +140,9 @@ def map_genes(
         if not unmatched:
             break
         times = Counter(claim.wanted)
-        place = {key: column for column, key in enumerate(claim.wanted) if key is not None and times[key] == 1}
+        place: dict[str | None, int] = {
+            key: column for column, key in enumerate(claim.wanted) if key is not None and times[key] == 1
+        }
         taken = set() if claim.sure else set(target[target >= 0].tolist())
         for gene in unmatched:
             column = place.get(claim.keys[gene], -1)
