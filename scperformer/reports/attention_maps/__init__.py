@@ -1,1 +1,1 @@
-"""Looks into the attention of a trained model: which analyses there are is said in config.py, analyze.py runs them."""
+"""Analyses of attention: inputs of the attention, the spectrum of its exact maps, errors of linear mechanisms."""

@@ -1,4 +1,4 @@
-"""What the attention of a trained encoder is given on real cells: queries, keys and values, layer after layer.
+"""The inputs of the attention of a trained encoder on real cells: queries, keys and values, layer by layer.
 
 Shape letters: H heads, L tokens, E head width.
 """
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from scperformer.network import Batch, Cells, Encoder
+from scperformer.network import Cells, Encoder
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class HeadInputs:
-    """Queries, keys and values of one cell in one layer, and which position (gene) each token has."""
+    """Queries, keys and values of one cell in one layer, and the position (gene) of each token."""
 
     q_HLE: torch.Tensor
     k_HLE: torch.Tensor
@@ -25,14 +25,12 @@ class HeadInputs:
     positions_L: torch.Tensor
 
     def exact_map(self, shared_qk: bool = False) -> torch.Tensor:
-        """softmax(Q K^T / sqrt(E)) of each head, H x L x L, float64: every token sees every token.
+        """softmax(Q K^T / sqrt(E)) of each head, H x L x L, float64; every token attends to all tokens.
 
-        With `shared_qk`, softmax(Q Q^T / sqrt(E)) in which no token sees itself (there are two at least): what
-        mechanisms whose queries are the keys too come near to (Kitaev et al. 2020, arXiv 2001.04451, section 2).
+        With `shared_qk`, softmax(Q Q^T / sqrt(E)) in which no token attends to itself: mechanisms whose queries are
+        also the keys approximate this map (Kitaev et al. 2020, arXiv 2001.04451, section 2). Needs two tokens or more.
 
-        Source
-        ------
-        Vaswani et al. 2017, arXiv 1706.03762, equation 1.
+        Source: Vaswani et al. 2017, arXiv 1706.03762, equation 1.
         """
         q_HLE, k_HLE = self.q_HLE.double(), (self.q_HLE if shared_qk else self.k_HLE).double()
         scores_HLL = q_HLE @ k_HLE.transpose(1, 2) / q_HLE.shape[-1] ** 0.5
@@ -42,7 +40,7 @@ class HeadInputs:
 
 
 def choose_cells(cells: Cells, num_cells: int, seed: int) -> np.ndarray:
-    """Row numbers of cells that express something, drawn without repetition; all of them if there are no more."""
+    """The row numbers of `num_cells` random cells with expression; of all such cells if there are no more."""
     rows = np.flatnonzero(np.diff(cells.x.indptr))
     return np.sort(np.random.default_rng(seed).permutation(rows)[:num_cells])
 
@@ -51,38 +49,32 @@ def choose_cells(cells: Cells, num_cells: int, seed: int) -> np.ndarray:
 def layers_of(
     encoder: Encoder, cells: Cells, rows: np.ndarray, *, max_tokens: int, seed: int
 ) -> Iterator[list[HeadInputs]]:
-    """For each layer of an encoder in eval mode, what its attention is given: one entry per cell.
+    """Yield the inputs of the attention for each layer of an encoder in eval mode: one entry per cell.
 
-    Hidden states come from all tokens of a cell; of a cell with more than `max_tokens`, as many of its tokens are
-    drawn once and the same ones are given for every layer.
+    Hidden states are computed from all tokens of a cell. Of a cell with more than `max_tokens` tokens, the same random
+    ones are returned for every layer.
 
     Parameters
     ----------
     rows
-        The cells to look at, row numbers of `cells`.
+        Row numbers of the cells to look at.
     """
-    walks, chosen = [], []
+    inputs, batches, chosen = [], [], []
     for row in rows:
-        batch = cells.batch([row])  # alone, so that no position is padding
-        num_tokens = batch.keep_BL.shape[1]
-        rng = np.random.default_rng([seed, int(row)])
-        chosen.append(torch.from_numpy(np.sort(rng.permutation(num_tokens)[:max_tokens])))
-        walks.append((encoder.attention_inputs(batch), batch))
-    lengths = [batch.keep_BL.shape[1] for _, batch in walks]
+        batch = cells.batch([row])  # one cell at a time, so that no position is padding
+        drawn = np.random.default_rng([seed, int(row)]).permutation(batch.keep_BL.shape[1])[:max_tokens]
+        inputs.append(encoder.attention_inputs(batch))
+        batches.append(batch)
+        chosen.append(torch.from_numpy(np.sort(drawn)))
+    lengths = [batch.keep_BL.shape[1] for batch in batches]
     if num_long := sum(length > max_tokens for length in lengths):
-        log.info(
-            "%d of %d cells have more than %d tokens (at most %d): as many tokens of each are drawn at random",
-            num_long,
-            len(lengths),
-            max_tokens,
-            max(lengths),
-        )
+        message = "%d of %d cells have more than %d tokens (at most %d): so many of each are drawn at random"
+        log.info(message, num_long, len(lengths), max_tokens, max(lengths))
     if encoder.mechanisms[0].is_causal:
-        log.info("the model's attention is causal; here every token sees every token")
+        log.info("the model's attention is causal; here every token attends to all tokens")
     for _ in encoder.stack:
-        yield [_taken(walk, batch, tokens) for (walk, batch), tokens in zip(walks, chosen, strict=True)]
-
-
-def _taken(walk: Iterator[tuple[torch.Tensor, ...]], batch: Batch, tokens: torch.Tensor) -> HeadInputs:
-    q_HLE, k_HLE, v_HLE = (x_1HLE[0, :, tokens] for x_1HLE in next(walk))
-    return HeadInputs(q_HLE, k_HLE, v_HLE, batch.genes_BL[0, tokens])
+        layer = []
+        for given, batch, tokens in zip(inputs, batches, chosen, strict=True):
+            q_HLE, k_HLE, v_HLE = (x_1HLE[0, :, tokens] for x_1HLE in next(given))
+            layer.append(HeadInputs(q_HLE, k_HLE, v_HLE, batch.genes_BL[0, tokens]))
+        yield layer

@@ -1,4 +1,4 @@
-"""How far exact softmax attention is of low rank: the singular values of its maps, as in Linformer's figure 1.
+"""The rank of exact softmax attention: singular values of its maps, as in figure 1 of Linformer.
 
 Shape letters: H heads, L tokens.
 """
@@ -6,36 +6,36 @@ Shape letters: H heads, L tokens.
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib import colormaps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
+from scperformer.config import AnalyzeConfig
+from scperformer.network import Model
+from scperformer.pictures import ink_on, png
 from scperformer.reports.attention_maps.inputs import HeadInputs
 
 log = logging.getLogger(__name__)
 
-INDEX = 128  # Linformer's heat map shows the cumulative value here
+INDEX = 128  # of the cumulative value in the heat map, as in Linformer
+MAX_NUMBERS = 12  # columns of a heat map whose cells have room for a number
+DPI = 160
+GREY = "#777777"
 
 
 @dataclass
 class Spectrum:
-    """Cumulative singular values of the softmax maps of every layer and head.
+    """Cumulative singular values of the softmax maps of every layer and head."""
 
-    Attributes
-    ----------
-    curves
-        Layers x heads x indices, mean over cells: the sum of the largest 1, 2, ... singular values of a map, as a
-        share of the sum of all. Past the last singular value of a cell with fewer tokens it is 1.
-    at_index
-        Layers x heads x cells: the same at index 128.
-    tokens
-        Number of tokens of each cell, and so of singular values.
-    """
-
-    curves: np.ndarray
-    at_index: np.ndarray
-    tokens: np.ndarray
+    curves: np.ndarray  # layers x heads x indices, mean over cells; 1 past the last singular value of a shorter cell
+    at_index: np.ndarray  # layers x heads x cells: the value at index 128
+    tokens: np.ndarray  # tokens of each cell, which is the number of its singular values
 
     def curve_table(self) -> pd.DataFrame:
         """A row per layer, head and index, all counted from 1."""
@@ -43,7 +43,7 @@ class Spectrum:
         return pd.DataFrame({"layer": layers, "head": heads, "index": indices, "cumulative": self.curves.ravel()})
 
     def index_table(self) -> pd.DataFrame:
-        """A row per layer and head: the value at index 128, and how many cells have no more than 128 of them."""
+        """A row per layer and head: the value at index 128 over the cells."""
         layers, heads = (axis.ravel() + 1 for axis in np.indices(self.at_index.shape[:2]))
         values = self.at_index.reshape(len(layers), -1)
         return pd.DataFrame(
@@ -59,31 +59,94 @@ class Spectrum:
         )
 
     def full_rank(self) -> np.ndarray:
-        """The curve of maps of the same sizes whose singular values are all equal, such as the identity."""
+        """The curve of maps with equal singular values, such as the identity, for the same cells."""
         indices = np.arange(1, self.curves.shape[2] + 1)
         return np.minimum(indices / self.tokens[:, None], 1).mean(axis=0)
 
 
 def cumulative(map_HLL: torch.Tensor) -> np.ndarray:
-    """Cumulative sums of the singular values of each map from the largest on, as shares of the whole: H x L.
+    """Cumulative sums of the singular values of each map, largest first, as shares of their sum; H x L.
 
-    Source
-    ------
-    Wang et al. 2020, arXiv 2006.04768, section 3 and figure 1.
+    Source: Wang et al. 2020, arXiv 2006.04768, section 3 and figure 1.
     """
     sums_HL = torch.linalg.svdvals(map_HLL).cumsum(dim=1)
     return (sums_HL / sums_HL[:, -1:]).numpy()
 
 
 def spectrum(layers: Iterable[list[HeadInputs]]) -> Spectrum:
-    """The spectrum of what `inputs.layers_of` gives."""
+    """The spectrum of the layers that `inputs.layers_of` yields."""
     curves, at_index = [], []
     tokens = np.zeros(0, dtype=np.int64)
     for number, cells in enumerate(layers, start=1):
         tokens = np.array([len(cell.positions_L) for cell in cells])
         by_cell = [cumulative(cell.exact_map()) for cell in cells]
-        longer = [np.pad(c, ((0, 0), (0, tokens.max() - c.shape[1])), constant_values=1.0) for c in by_cell]
-        curves.append(np.mean(longer, axis=0))
+        padded = [np.pad(c, ((0, 0), (0, tokens.max() - c.shape[1])), constant_values=1.0) for c in by_cell]
+        curves.append(np.mean(padded, axis=0))
         at_index.append(np.stack([c[:, min(INDEX, c.shape[1]) - 1] for c in by_cell], axis=1))
         log.info("layer %d: %.3f of the singular values' sum by index %d", number, at_index[-1].mean(), INDEX)
     return Spectrum(np.stack(curves), np.stack(at_index), tokens)
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def draw_spectrum(found: Spectrum) -> bytes:
+    """A PNG: the cumulative curves of every layer and head, and a heat map of their values at index 128."""
+    num_layers, num_heads, length = found.curves.shape
+    figure = Figure(figsize=(11, 4.6), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)  # needs no display, whatever the user's backend
+    axes, heat = figure.subplots(1, 2, width_ratios=(1.2, 1))
+
+    indices = np.arange(1, length + 1)
+    for layer, head in np.ndindex(num_layers, num_heads):
+        # A colour per layer, or per head of a single layer.
+        label, place, most = ("layer", layer, num_layers) if num_layers > 1 else ("head", head, num_heads)
+        style = {"color": colormaps["viridis"](0.9 * place / max(1, most - 1)), "linewidth": 1.3, "alpha": 0.85}
+        first = head == 0 or num_layers == 1
+        axes.plot(indices, found.curves[layer, head], label=f"{label} {place + 1}" if first else None, **style)
+    axes.plot(indices, found.full_rank(), color=GREY, linestyle="--", linewidth=1.3, label="all equal (identity)")
+    if length > INDEX:
+        axes.axvline(INDEX, color=GREY, linewidth=1)
+        axes.annotate(str(INDEX), (INDEX, 0), xytext=(4, 4), textcoords="offset points")
+    axes.set(xscale="log", xlim=(1, length), ylim=(0, 1.02), ylabel="cumulative share of their sum")
+    axes.set_xlabel(f"index of the singular value, largest first{' (a line per head)' if num_layers > 1 else ''}")
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.grid(alpha=0.25)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=5, frameon=False, fontsize=9)
+
+    values = found.at_index.mean(axis=2)
+    low = min(np.floor(values.min() * 20) / 20, 0.95)  # from the next lower multiple of 0.05 to 1
+    scale = colormaps["YlGnBu"]
+    image = heat.imshow(values, cmap=scale, vmin=low, vmax=1, aspect="auto")
+    heat.set_xticks(range(num_heads), [str(head + 1) for head in range(num_heads)])
+    heat.set_yticks(range(num_layers), [str(layer + 1) for layer in range(num_layers)])
+    heat.set(xlabel="head", ylabel="layer")
+    heat.set_title(f"value at index {INDEX}", fontsize=10)
+    if num_heads <= MAX_NUMBERS:
+        for (layer, head), value in np.ndenumerate(values):
+            red, green, blue, _ = scale((value - low) / (1 - low), bytes=True)
+            ink = ink_on(f"#{red:02X}{green:02X}{blue:02X}")
+            text = f"{value:.{3 if num_heads <= 8 else 2}f}"
+            heat.text(head, layer, text, ha="center", va="center", color=ink, fontsize=9)
+    figure.colorbar(image, ax=heat, pad=0.02)
+
+    least, most = found.tokens.min(), found.tokens.max()
+    tokens = f"{least:,} tokens" if least == most else f"{least:,} to {most:,} tokens"
+    sizes = f"{_plural(num_layers, 'layer')} x {_plural(num_heads, 'head')}"
+    cells = f"mean of {_plural(len(found.tokens), 'cell')} of {tokens}"
+    figure.suptitle(f"Singular values of the softmax maps of {sizes} ({cells})", fontsize=11)
+    return png(figure)
+
+
+def analyze_spectrum(
+    layers: Iterable[list[HeadInputs]], model: Model, cfg: AnalyzeConfig
+) -> tuple[dict, dict[str, Any]]:
+    """The files of `analyze spectrum` by name, and its entries of the summary."""
+    found = spectrum(layers)
+    files = {
+        "spectrum.csv": found.curve_table(),
+        "index128.csv": found.index_table(),
+        "spectrum.png": draw_spectrum(found),
+    }
+    return files, {"tokens": found.tokens.tolist(), "mean_at_index_128": float(found.at_index.mean())}
