@@ -247,8 +247,9 @@ def run_step(name: str, words: list[str]) -> int:
     overrides = to_overrides(words, STEPS[name].first_word)
     if not {"-m", "--multirun"} & set(overrides):
         composed: list[Any] = []  # stays empty with --cfg
-        _compose(name, overrides, lambda cfg: composed.append(to_config(cfg, name)))
-        for config in composed:
+        _compose(name, overrides, composed.append)
+        for cfg in composed:
+            config = to_config(cfg, name)  # not inside of Hydra, which would print errors of its own
             with command_line(sys.argv[0], name, *words):
                 _run(name, config)
         return 0

@@ -25,7 +25,7 @@ from scperformer import cli
 from scperformer.config.compose import make_config
 from scperformer.model.folder import load_bundle
 
-FUZZED, DAMAGED = (int(os.environ.get(name, number)) for name, number in (("FUZZED", 15), ("DAMAGED", 25)))
+FUZZED, DAMAGED = (int(os.environ.get(name, number)) for name, number in (("FUZZED", 10), ("DAMAGED", 25)))
 BY_CHANCE, DAMAGE = "cells of every shape, type and name, by chance", "damaged bytes, by chance"
 STEPS = ("check", "predict", "preprocess", "train")
 OUTPUTS = {
@@ -69,6 +69,7 @@ def run(command, configs, monkeypatch):
     def run_step(step, words):
         path, output = words
         cli._run(step, dataclasses.replace(configs[step], inputs=[path], output=output))
+        return 0
 
     monkeypatch.setattr(cli, "run_step", run_step)
     return command
