@@ -1,35 +1,28 @@
-"""Every kind of input in, safely."""
+"""Every kind of input in, safely; results out.
 
-from scperformer.files.h5ad import (
-    READ_ERRORS,
-    damaged,
-    fingerprint,
-    keys_in,
-    require_h5ad,
-    require_new_keys,
-    require_unchanged,
-    sha256,
-    write_h5ad,
-)
-from scperformer.files.on_disk import LOG_MARK, PREPARED, BackedH5ad, can_stream, open_backed, open_stored, reading
-from scperformer.files.read import beside, checksum, checksums, read_cells, require_readable
+In reading order: `safety` (damaged and unsafe files), `h5ad` with `old_h5ad` (files of other programs), `tenx`, `loom`,
+`tables` (text), `read` (the kind of an input, and its cells), `on_disk` and `row_blocks` (matrices that stay on disk),
+`fingerprints` (which input it was).
+"""
+
+from scperformer.files.fingerprints import checksum, fingerprint, require_unchanged, sha256
+from scperformer.files.h5ad import keys_in, require_new_keys, write_h5ad
+from scperformer.files.on_disk import LOG_MARK, PREPARED, BackedH5ad, open_stored
+from scperformer.files.read import beside, open_cells, read_cells, require_h5ad, require_readable
 from scperformer.files.row_blocks import Matrix, Rows
+from scperformer.files.safety import reading
 
 __all__ = [
     "LOG_MARK",
     "PREPARED",
-    "READ_ERRORS",
     "BackedH5ad",
     "Matrix",
     "Rows",
     "beside",
-    "can_stream",
     "checksum",
-    "checksums",
-    "damaged",
     "fingerprint",
     "keys_in",
-    "open_backed",
+    "open_cells",
     "open_stored",
     "read_cells",
     "reading",

@@ -1,4 +1,4 @@
-"""Loom files: genes x cells in HDF5, read block by block so that a sparse matrix never becomes dense as a whole."""
+"""Read loom files: genes x cells in HDF5, a block of genes at a time so that the matrix is never dense as a whole."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,23 +11,14 @@ from anndata import AnnData
 from scipy import sparse
 
 from scperformer.errors import InputError
-from scperformer.files.h5ad import READ_ERRORS, damaged
+from scperformer.files.safety import reading
 from scperformer.files.tenx import strings
 
+# Attributes that may hold the names, best first.
 GENE_NAMES = (
     *("Gene", "gene", "gene_name", "gene_names", "GeneName", "gene_symbol", "gene_symbols", "Symbol", "symbol"),
-    *(
-        "var_names",
-        "feature_name",
-        "Name",
-        "Accession",
-        "gene_id",
-        "gene_ids",
-        "GeneID",
-        "ensembl_id",
-        "index",
-        "_index",
-    ),
+    *("var_names", "feature_name", "Name", "Accession", "gene_id", "gene_ids", "GeneID", "ensembl_id"),
+    *("index", "_index"),
 )
 CELL_NAMES = (
     *("CellID", "CellIDs", "cell_id", "cellID", "obs_names", "cell_names", "cell_name", "Cell", "cell"),
@@ -37,41 +28,40 @@ BLOCK = 8 * 2**20  # values that are dense at a time
 
 
 def is_loom(file: h5py.File) -> bool:
-    """Whether an HDF5 file has the parts of a loom file."""
+    """Return whether an HDF5 file has the parts of a loom file."""
     return isinstance(file.get("matrix"), h5py.Dataset) and {"row_attrs", "col_attrs"} <= set(file)
 
 
 def read_loom(path: Path) -> tuple[AnnData, list[str]]:
-    """Cells of a loom file with its attributes in obs and var, and notes about it.
+    """Read a loom file with its attributes in obs and var.
+
+    Returns
+    -------
+    Its cells, and notes for the log.
 
     Raises
     ------
     InputError
-        It is damaged, or its attributes do not name the genes.
+        It is damaged, or none of its attributes names the genes.
     """
-    try:
-        with h5py.File(path, "r") as file:
-            shape = file["matrix"].shape
-            var, gene_name = _attributes(file["row_attrs"], GENE_NAMES, shape[0])
-            obs, cell_name = _attributes(file["col_attrs"], CELL_NAMES, shape[1])
-            if gene_name is None:
-                there = ", ".join(file["row_attrs"]) or "none"
-                expected = f"one of {', '.join(GENE_NAMES[:3])}, ..."
-                remedy = "add the names of the genes as row attribute 'Gene'"
-                raise InputError(f"{path} with no names of genes (row attributes: {there})", expected, remedy)
-            adata = AnnData(read_blocks(file["matrix"]), obs=obs, var=var)
-            for name, layer in file.get("layers", {}).items():
-                adata.layers[name] = read_blocks(layer)
-    except InputError:
-        raise
-    except READ_ERRORS as error:
-        raise damaged(path, error, "a complete loom file") from error
+    with reading(path, "a complete loom file"), h5py.File(path, "r") as file:
+        shape = file["matrix"].shape
+        var, gene_name = _attributes(file["row_attrs"], GENE_NAMES, shape[0])
+        obs, cell_name = _attributes(file["col_attrs"], CELL_NAMES, shape[1])
+        if gene_name is None:
+            there = ", ".join(file["row_attrs"]) or "none"
+            expected = f"one of {', '.join(GENE_NAMES[:3])}, ..."
+            remedy = "add the names of the genes as row attribute 'Gene'"
+            raise InputError(f"{path} without names of genes (row attributes: {there})", expected, remedy)
+        adata = AnnData(_matrix(file["matrix"]), obs=obs, var=var)
+        for name, layer in file.get("layers", {}).items():
+            adata.layers[name] = _matrix(layer)
     named = f"cells named by {cell_name}" if cell_name else "cells without names, numbered"
     return adata, [f"genes named by {gene_name}", named]
 
 
 def _attributes(group: h5py.Group, candidates: Sequence[str], size: int) -> tuple[pd.DataFrame, str | None]:
-    """The one-dimensional attributes of an axis as a table, and which of them are its names."""
+    """Read the one-dimensional attributes of an axis; also return which of them became its names."""
     columns: dict[str, Any] = {}
     for name, node in group.items():
         if isinstance(node, h5py.Dataset) and node.shape == (size,):
@@ -81,8 +71,8 @@ def _attributes(group: h5py.Group, candidates: Sequence[str], size: int) -> tupl
     return pd.DataFrame(columns, index=pd.Index([str(name) for name in names], dtype=object)), chosen
 
 
-def read_blocks(dataset: h5py.Dataset) -> sparse.csr_matrix:
-    """A dense genes x cells dataset as sparse cells x genes; only some genes are dense at a time."""
+def _matrix(dataset: h5py.Dataset) -> sparse.csr_matrix:
+    """Read a dense dataset, genes x cells, as sparse cells x genes."""
     num_genes, num_cells = dataset.shape
     chunk = dataset.chunks[0] if dataset.chunks else 1
     step = max(chunk, BLOCK // max(num_cells, 1) // chunk * chunk)

@@ -1,11 +1,8 @@
-"""h5ad files whose attributes are missing or wrong, as other programs write them, read part by part."""
+"""Read h5ad files part by part where attributes are missing or wrong, as other programs write them."""
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import anndata as ad
 import h5py
 import numpy as np
 import pandas as pd
@@ -13,40 +10,24 @@ from anndata import AnnData
 from anndata.io import read_elem
 from scipy import sparse
 
+from scperformer.files.safety import READ_ERRORS
+
 INDEX_NAMES = ("_index", "index", "cell_names", "cell_names_col", "gene_names", "cell_id", "barcodes", "barcode")
 EXTRAS = ("obsm", "varm", "obsp", "varp", "uns")
 
 
-@contextmanager
-def quiet_anndata() -> Iterator[None]:
-    """A block without anndata's warnings about names that repeat and about its older formats."""
-    with warnings.catch_warnings():
-        # Repeated cell names are announced by require_usable, repeated genes are an error of genes.require_unique.
-        warnings.filterwarnings("ignore", message=".*names are not unique", category=UserWarning)
-        # How anndata maps its older formats to today's is nothing that the user can act on.
-        for category in (ad.OldFormatWarning, FutureWarning):
-            warnings.simplefilter("ignore", category)
-        yield
-
-
 def has_lost_categories(file: h5py.File) -> bool:
-    """Whether a table of anndata 0.7 has columns of codes that do not say which categories they stand for."""
-    for name in ("obs", "var"):
-        table = file[name]
-        if isinstance(table, h5py.Group):
-            for column in table.get("__categories", ()):
-                if column in table and "categories" not in table[column].attrs:
-                    return True
-    return False
+    """Return whether a table of anndata 0.7 has columns of codes that do not name their categories."""
+    tables = [file[name] for name in ("obs", "var") if isinstance(file[name], h5py.Group)]
+    return any(
+        column in table and "categories" not in table[column].attrs
+        for table in tables
+        for column in table.get("__categories", ())
+    )
 
 
-def read_parts(file: h5py.File, errors: tuple[type[Exception], ...]) -> tuple[AnnData, list[str]]:
-    """The content of an open h5ad file: expression, obs and var must be readable, all else is left out if it is not.
-
-    Parameters
-    ----------
-    errors
-        What a part that cannot be read raises.
+def read_parts(file: h5py.File) -> tuple[AnnData, list[str]]:
+    """Read an open h5ad file; only expression, obs and var must be readable.
 
     Returns
     -------
@@ -55,7 +36,7 @@ def read_parts(file: h5py.File, errors: tuple[type[Exception], ...]) -> tuple[An
     Raises
     ------
     Exception
-        One of `errors`: expression, obs or var cannot be read.
+        One of `READ_ERRORS`: expression, obs or var cannot be read.
     """
     obs, var = read_table(file["obs"]), read_table(file["var"])
     shape = len(obs), len(var)
@@ -70,13 +51,13 @@ def read_parts(file: h5py.File, errors: tuple[type[Exception], ...]) -> tuple[An
         for name in file.get(place, ()):
             try:
                 getattr(adata, place)[name] = read_elem(file[place][name])
-            except errors:
+            except READ_ERRORS:
                 left_out.append(f"{place}/{name}")
     return adata, left_out
 
 
 def read_matrix(node: h5py.Dataset | h5py.Group, shape: tuple[int, int]) -> Any:
-    """A matrix, dense or sparse, with or without the attributes that say which."""
+    """Read a dense or sparse matrix, with or without the attributes that name its kind."""
     if isinstance(node, h5py.Dataset) or {"encoding-type", "shape"} <= set(node.attrs):
         return read_elem(node)
     parts = node["data"][:], node["indices"][:], node["indptr"][:]
@@ -85,34 +66,28 @@ def read_matrix(node: h5py.Dataset | h5py.Group, shape: tuple[int, int]) -> Any:
     if kind not in ("csr", "csc"):
         fits = [name for name, size in zip(("csr", "csc"), shape, strict=True) if len(parts[2]) == size + 1]
         if len(fits) != 1:
-            raise ValueError(f"{node.name}: it is not said whether rows or columns are compressed")
+            raise ValueError(f"{node.name}: nothing shows whether rows or columns are compressed")
         kind = fits[0]
     make: Callable[..., Any] = {"csr": sparse.csr_matrix, "csc": sparse.csc_matrix}[kind]
     return make(parts, shape=tuple(int(size) for size in stored))
 
 
 def read_table(node: h5py.Dataset | h5py.Group) -> pd.DataFrame:
-    """obs or var, whichever attributes are there; the index is the column that is named so."""
+    """Read obs or var with the attributes that it has; the index is the column that they, or `INDEX_NAMES`, name."""
     if isinstance(node, h5py.Dataset):
         return read_elem(node)
-    index = _index_name(node)
+    named = [_text(name) for name in np.atleast_1d(node.attrs.get("_index", []))]
+    index = next((name for name in (*named, *INDEX_NAMES) if name in node), None)
+    if index is None:
+        raise KeyError(f"{node.name} has no column with the names (one of {', '.join(INDEX_NAMES[:2])})")
     order = [_text(name) for name in node.attrs["column-order"]] if "column-order" in node.attrs else list(node)
     columns = [name for name in dict.fromkeys(order) if name not in (index, "__categories")]
     values = {name: read_column(node, name) for name in columns}
     return pd.DataFrame(values, index=pd.Index(np.asarray(read_column(node, index)).astype(str)))
 
 
-def _index_name(group: h5py.Group) -> str:
-    said = np.atleast_1d(group.attrs.get("_index", []))
-    names = [_text(name) for name in said] + list(INDEX_NAMES)
-    for name in names:
-        if name in group:
-            return name
-    raise KeyError(f"{group.name} has no column with the names (one of {', '.join(INDEX_NAMES[:2])})")
-
-
 def read_column(group: h5py.Group, name: str) -> Any:
-    """A column of a table; categories may be beside it, in a group `__categories`, as anndata 0.7 had them."""
+    """Read a column of a table; anndata 0.7 keeps its categories in a group `__categories` beside it."""
     node = group[name]
     if isinstance(node, h5py.Group) and "encoding-type" not in node.attrs and {"codes", "categories"} <= set(node):
         codes, categories = node["codes"][:], node["categories"]

@@ -1,10 +1,10 @@
-"""Cells from every kind of input: h5ad, 10x, mtx, loom, zarr and tables; the content says which it is."""
+"""Read cells from every kind of input: h5ad, 10x, mtx, loom, zarr and tables; the content shows the kind."""
 
-import hashlib
 import logging
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import anndata as ad
@@ -12,14 +12,22 @@ import h5py
 from anndata import AnnData
 
 from scperformer.errors import InputError
-from scperformer.files.h5ad import HDF5_SIGNATURE, READ_ERRORS, damaged, read_h5ad, sha256
+from scperformer.files.fingerprints import ZARR_ROOTS
+from scperformer.files.h5ad import read_h5ad
 from scperformer.files.loom import is_loom, read_loom
-from scperformer.files.old_h5ad import quiet_anndata
-from scperformer.files.safety import require_contained, require_contained_folder, require_usable
-from scperformer.files.tables import MARKS, read_table, sniff
+from scperformer.files.on_disk import BackedH5ad, open_stored
+from scperformer.files.safety import (
+    READ_ERRORS,
+    quiet_anndata,
+    reading,
+    require_cells_and_genes,
+    require_contained,
+    require_contained_folder,
+    require_usable,
+)
+from scperformer.files.tables import read_table, sniff
 from scperformer.files.tenx import (
     MTX_FILE,
-    TEXT_ERRORS,
     find_matrix,
     is_gzip,
     matrix_groups,
@@ -33,11 +41,12 @@ log = logging.getLogger(__name__)
 
 KINDS = "an h5ad file, 10x .h5, 10x folder, .mtx, loom, zarr or table of text"
 SAVE = "read it with scanpy and save it with write_h5ad"
+HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 HDF5_SUFFIXES = (".h5ad", ".h5", ".hdf5", ".loom")
 SUFFIXES = (*HDF5_SUFFIXES, ".zarr", ".csv", ".tsv", ".tab", ".txt", ".mtx")
-ZARR_ROOTS = (".zgroup", ".zattrs", ".zmetadata", "zarr.json")
 FROM_R = "write it from R as h5ad (zellkonverter::writeH5AD) or as a 10x folder (DropletUtils::write10xCounts)"
-# Beginnings of what is often given by mistake -> what it is, what to do.
+UTF16 = "text in UTF-16", "convert it, for example 'iconv -f utf-16 -t utf-8 FILE > NEW_FILE'"
+# How files begin that are often given by mistake -> their kind, the remedy.
 FOREIGN = (
     (b"PK\x03\x04", "a zip archive", "unpack it; save a sheet of Excel as CSV"),
     (b"BZh", "compressed with bzip2", "unpack it"),
@@ -46,50 +55,82 @@ FOREIGN = (
     (b"RDX", "an RData file", FROM_R),
     (b"X\n\x00\x00", "an RDS file", FROM_R),
     (b"\x93NUMPY", "a NumPy array, without names of cells and genes", SAVE),
+    (b"\xff\xfe", *UTF16),
+    (b"\xfe\xff", *UTF16),
     (HDF5_SIGNATURE, "HDF5 compressed with gzip", "unpack it with gunzip"),
 )
 
 
-def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
-    """Cells of a file or folder of any kind, in memory: N cells x G genes, names as they are stored.
+# The kind of an input
 
-    Parameters
-    ----------
-    orientation
-        Of a table of text: auto, cells_by_genes or genes_by_cells. The other kinds say it themselves.
 
-    Returns
-    -------
-    X as stored (CSR where the kind is none of anndata's); `obs` and `var` with what else is known of them. Cell names
-    that repeat are kept and a warning says so; so are gene names.
+def _folder_kind(path: Path) -> str:
+    if any((path / name).is_file() for name in ZARR_ROOTS):
+        require_contained_folder(path)
+        if not all((path / name).exists() for name in ("obs", "var")):
+            found = f"{path} is a zarr store without obs and var"
+            raise InputError(found, "an AnnData in zarr", "name the folder of the AnnData itself")
+        return "zarr"
+    if any(MTX_FILE.match(entry.name) for entry in path.iterdir()):
+        matrix_size(find_matrix(path)[0])
+        return "mtx"
+    found = f"{path} is a folder that holds neither an mtx file nor a zarr store"
+    raise InputError(found, KINDS, "name the h5ad file itself, or the folder in which matrix.mtx is")
 
-    Raises
-    ------
-    InputError
-        The input is of no known kind, damaged or unsafe, its parts do not fit, or it has no cells or no genes.
-    """
-    path = Path(path)
-    kind = require_readable(path)
-    if orientation != "auto" and kind != "table":
-        warnings.warn(f"orientation={orientation} is not used: {path} is no table of text", stacklevel=2)
-    notes: list[str] = []
-    if kind == "h5ad":
-        adata = read_h5ad(path)
-    else:
-        with quiet_anndata():
-            adata, notes = read_table(path, orientation) if kind == "table" else READERS[kind](path)
-        require_usable(adata, path)
-    more = f" ({'; '.join(notes)})" if notes else ""
-    log.info("read %s: %s, %d cells x %d genes%s", path, kind, adata.n_obs, adata.n_vars, more)
-    return adata
+
+def _file_kind(path: Path) -> str:
+    if path.stat().st_size == 0:
+        raise InputError(f"{path} is empty (0 bytes)", KINDS, SAVE)
+    with path.open("rb") as file:
+        start = file.read(512)
+    if start.startswith(HDF5_SIGNATURE):
+        return _hdf5_kind(path)
+    if path.suffix.lower() in HDF5_SUFFIXES:
+        raise InputError(f"{path} is not an HDF5 file", KINDS, f"{SAVE}, or give a table the name .csv")
+    if is_gzip(path):
+        with reading(path, "a complete gzip file"), open_bytes(path) as unpacked:
+            start = unpacked.read(512)
+    for signature, what, remedy in FOREIGN:
+        if start.startswith(signature):
+            raise InputError(f"{path} is {what}", KINDS, remedy)
+    if start[257:262] == b"ustar":
+        raise InputError(f"{path} is a tar archive", KINDS, "unpack it and name the folder of a sample")
+    if b"\x00" in start:
+        raise InputError(f"{path} is of no known kind", KINDS, SAVE)
+    if not start.strip():
+        raise InputError(f"{path} is empty", KINDS, SAVE)
+    if start.removeprefix(b"\xef\xbb\xbf").lower().startswith(b"%%matrixmarket"):
+        matrix_size(find_matrix(path)[0])
+        return "mtx"
+    sniff(path)
+    return "table"
+
+
+def _hdf5_kind(path: Path) -> str:
+    with reading(path, "a complete HDF5 file"), h5py.File(path, "r") as file:
+        require_contained(file, path)
+        parts = sorted(file)
+        if {"obs", "var"} <= set(parts):
+            return "h5ad"
+        if is_loom(file):
+            return "loom"
+        if matrix_groups(file):
+            return "10x h5"
+    found = f"{path} is an HDF5 file of an unknown kind (it holds {', '.join(parts[:5]) or 'nothing'})"
+    remedy = SAVE
+    if "mod" in parts:
+        remedy = "it looks like MuData: save its RNA alone, mdata.mod['rna'].write_h5ad(...)"
+    elif "assays" in parts:
+        remedy = "it looks like h5Seurat: SeuratDisk::Convert(..., dest='h5ad') makes an h5ad file of it"
+    raise InputError(found, KINDS, remedy)
 
 
 def require_readable(path: str | Path) -> str:
-    """Fail unless a file or folder is of a known kind, whole at first sight, and safe to read; little of it is read.
+    """Refuse a file or folder that is of no known kind, visibly damaged or unsafe; little of it is read.
 
     Returns
     -------
-    The kind: h5ad, 10x h5, loom, mtx, zarr or table.
+    Its kind: h5ad, 10x h5, loom, mtx, zarr or table.
 
     Raises
     ------
@@ -109,93 +150,23 @@ def require_readable(path: str | Path) -> str:
         raise InputError(f"{path} cannot be read ({error.strerror})", KINDS, "check its permissions") from error
 
 
-def _folder_kind(path: Path) -> str:
-    if any((path / name).is_file() for name in ZARR_ROOTS):
-        require_contained_folder(path)
-        if not all((path / name).exists() for name in ("obs", "var")):
-            found = f"{path} is a zarr store without obs and var"
-            raise InputError(found, "an AnnData in zarr", "name the folder of the AnnData itself")
-        return "zarr"
-    if any(MTX_FILE.match(entry.name) for entry in path.iterdir()):
-        _require_mtx(path)
-        return "mtx"
-    found = f"{path} is a folder that holds neither an mtx file nor a zarr store"
-    raise InputError(found, KINDS, "name the h5ad file itself, or the folder in which matrix.mtx is")
+def require_h5ad(path: str | Path) -> None:
+    """Refuse any input but an h5ad file; errors as `require_readable`."""
+    kind = require_readable(path)
+    if kind != "h5ad":
+        raise InputError(f"{path} is of the kind '{kind}'", "an h5ad file", SAVE)
 
 
-def _file_kind(path: Path) -> str:
-    if path.stat().st_size == 0:
-        raise InputError(f"{path} is empty (0 bytes)", KINDS, SAVE)
-    with path.open("rb") as file:
-        start = file.read(512)
-    if start.startswith(HDF5_SIGNATURE):
-        return _hdf5_kind(path)
-    if path.suffix.lower() in HDF5_SUFFIXES:
-        raise InputError(f"{path} is not an HDF5 file", KINDS, f"{SAVE}, or give a table the name .csv")
-    if is_gzip(path):
-        try:
-            with open_bytes(path) as unpacked:
-                start = unpacked.read(512)
-        except TEXT_ERRORS as error:
-            raise damaged(path, error, "a complete gzip file") from error
-    _require_text(path, start)
-    if start.removeprefix(b"\xef\xbb\xbf").lower().startswith(b"%%matrixmarket"):
-        _require_mtx(path)
-        return "mtx"
-    sniff(path)
-    return "table"
-
-
-def _hdf5_kind(path: Path) -> str:
-    try:
-        with h5py.File(path, "r") as file:
-            require_contained(file, path)
-            parts = sorted(file)
-            kinds = {
-                "h5ad": {"obs", "var"} <= set(parts),
-                "loom": is_loom(file),
-                "10x h5": bool(matrix_groups(file)),
-            }
-    except InputError:
-        raise
-    except READ_ERRORS as error:
-        raise damaged(path, error, "a complete HDF5 file") from error
-    kind = next((kind for kind, fits in kinds.items() if fits), None)
-    if kind is None:
-        found = f"{path} is an HDF5 file of an unknown kind (it holds {', '.join(parts[:5]) or 'nothing'})"
-        remedy = SAVE
-        if "mod" in parts:
-            remedy = "it looks like MuData: save its RNA alone, mdata.mod['rna'].write_h5ad(...)"
-        elif "assays" in parts:
-            remedy = "it looks like h5Seurat: SeuratDisk::Convert(..., dest='h5ad') makes an h5ad file of it"
-        raise InputError(found, KINDS, remedy)
-    return kind
-
-
-def _require_text(path: Path, start: bytes) -> None:
-    for signature, what, remedy in FOREIGN:
-        if start.startswith(signature):
-            raise InputError(f"{path} is {what}", KINDS, remedy)
-    if start[257:262] == b"ustar":
-        raise InputError(f"{path} is a tar archive", KINDS, "unpack it and name the folder of a sample")
-    if b"\x00" in start and not start.startswith(tuple(mark for mark, _ in MARKS)):
-        raise InputError(f"{path} is of no known kind", KINDS, SAVE)
-    if not start.strip():
-        raise InputError(f"{path} is empty", KINDS, SAVE)
-
-
-def _require_mtx(path: Path) -> None:
-    matrix_size(find_matrix(path)[0])
+# The cells
 
 
 def _read_zarr(path: Path) -> tuple[AnnData, list[str]]:
-    try:
+    with reading(path, "a complete AnnData in zarr"):
         return ad.read_zarr(path), []
-    except READ_ERRORS as error:
-        raise damaged(path, error, "a complete AnnData in zarr") from error
 
 
 READERS: dict[str, Callable[[Path], tuple[AnnData, list[str]]]] = {
+    "h5ad": lambda path: (read_h5ad(path), []),
     "10x h5": read_tenx_h5,
     "mtx": read_tenx_folder,
     "loom": read_loom,
@@ -203,17 +174,68 @@ READERS: dict[str, Callable[[Path], tuple[AnnData, list[str]]]] = {
 }
 
 
-# Names and fingerprints of inputs
+def _read(path: Path, kind: str, orientation: str) -> AnnData:
+    if orientation != "auto" and kind != "table":
+        warnings.warn(f"orientation={orientation} is not used: {path} is not a table of text", stacklevel=3)
+    with quiet_anndata():
+        adata, notes = read_table(path, orientation) if kind == "table" else READERS[kind](path)
+    require_usable(adata, path)
+    more = f" ({'; '.join(notes)})" if notes else ""
+    log.info("read %s: %s, %d cells x %d genes%s", path, kind, adata.n_obs, adata.n_vars, more)
+    return adata
+
+
+def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
+    """Read the cells of a file or folder of any kind into memory.
+
+    Parameters
+    ----------
+    orientation
+        Of a table of text: auto, cells_by_genes or genes_by_cells. Not used for other kinds.
+
+    Returns
+    -------
+    AnnData, N cells x G genes, names as they are stored. X as stored (CSR from kinds that are not anndata's); further
+    columns in `obs` and `var`. Repeated names of genes and cells are kept, those of cells with a warning.
+
+    Raises
+    ------
+    InputError
+        The input is of no known kind, damaged or unsafe, its parts do not fit, or it has no cells or no genes.
+    """
+    return _read(Path(path), require_readable(path), orientation)
+
+
+@contextmanager
+def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData | BackedH5ad]:
+    """Open the cells of a file or folder of any kind: a regular h5ad file stays on disk, any other input is read.
+
+    Parameters and errors as `read_cells`.
+    """
+    kind = require_readable(path)
+    stored = None
+    if kind == "h5ad":
+        try:
+            stored = open_stored(path)
+        except READ_ERRORS:  # damaged, older than anndata 0.8, or written by another program
+            stored = None
+    if stored is None:
+        yield _read(Path(path), kind, orientation)
+        return
+    with stored.file:
+        require_cells_and_genes(stored, path)
+        yield stored
+
+
+# Outputs
 
 
 def stem(path: str | Path) -> str:
-    """The name of an input without its folder, endings and what every sample's files are called.
+    """Return the name of an input without its folder, its endings and the words that all 10x files have.
 
     `run1/`, `run1.csv.gz`, `run1_matrix.mtx.gz` and `run1/matrix.mtx` all give `run1`.
     """
     path = Path(path)
-    if path.name in ("", ".."):
-        path = path.resolve()
     name = path.name
     if not path.is_dir() and name.lower().endswith(".gz"):
         name = name[:-3]
@@ -225,27 +247,8 @@ def stem(path: str | Path) -> str:
 
 
 def beside(path: str | Path, ending: str) -> Path:
-    """The default output of a step: `<stem><ending>` in the folder in which the input lies."""
+    """Return the default output of a step: `<stem><ending>` in the folder of the input."""
     path = Path(path)
     if path.name in ("", ".."):
         path = path.resolve()
     return path.parent / f"{stem(path)}{ending}"
-
-
-def checksum(path: str | Path) -> str:
-    """The SHA-256 of a file; of several files that are one input, that of their names and SHA-256s."""
-    path = Path(path)
-    if path.is_file() and not MTX_FILE.match(path.name):
-        return sha256(path)
-    if path.is_file() or not any((path / name).is_file() for name in ZARR_ROOTS):
-        files = list(find_matrix(path))
-    else:
-        files = sorted(entry for entry in path.rglob("*") if entry.is_file())
-    lines = "".join(f"{file.name if path.is_file() else file.relative_to(path)} {sha256(file)}\n" for file in files)
-    return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def checksums(paths: Sequence[Path]) -> str:
-    """That of the only input, or of several inputs the SHA-256 of theirs."""
-    found = [checksum(path) for path in paths]
-    return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""A matrix of cells read block by block, in memory or on disk, so that its size does not matter."""
+"""Read a matrix of cells block by block, from memory or from disk, so that its size does not matter."""
 
 import logging
 from collections.abc import Iterator
@@ -13,28 +13,28 @@ log = logging.getLogger(__name__)
 
 Matrix: TypeAlias = sparse.csr_matrix | sparse.csc_matrix | np.ndarray
 
-PART_VALUES = 1 << 20  # of a CSC matrix on disk that are read at a time
-BLOCK_VALUES = 1 << 22  # stored values, or places of a dense matrix, in a block: some 50 MB while one is worked on
+PART_VALUES = 1 << 20  # values of a CSC matrix on disk that are read at a time
+BLOCK_VALUES = 1 << 22  # stored values (of a dense matrix: entries) in a block; some 50 MB of memory
 MAX_BLOCK_CELLS = 8192
-PART_BLOCKS = 4  # of rows of a CSC matrix on disk that are in memory; each part costs one pass over the file
-MANY_PASSES = 10  # from here on it is worth saying how to do without them
+PART_BLOCKS = 4  # blocks of a CSC matrix on disk that are in memory; each 4 blocks take one pass over the file
+MANY_PASSES = 10  # from this number on, a log line says how to avoid them
 
 
 class Rows:
-    """Cells x genes, of which a block of rows at a time is in memory.
+    """A matrix, cells x genes, with a block of rows in memory at a time.
 
     Parameters
     ----------
     matrix
-        In memory: sparse or dense. On disk: what `anndata.io.sparse_dataset` opens, or an array of h5py or zarr.
-        Columns that are stored together (CSC) are put into rows: in memory once, on disk by reading them again for each
+        In memory: sparse or dense. On disk: opened by `anndata.io.sparse_dataset`, or an array of h5py or zarr.
+        A matrix stored by columns (CSC) is converted to rows: in memory once, on disk by reading all of it for each
         part of the rows.
 
     Raises
     ------
     ValueError
-        Sparse arrays that do not fit each other or point outside of the matrix, here or when a block is read:
-        compiled code would read whatever lies there.
+        Sparse arrays do not fit each other or point outside of the matrix, which would let compiled code read
+        foreign memory. Raised here, or when a block is read.
     """
 
     def __init__(self, matrix: Any):
@@ -45,30 +45,29 @@ class Rows:
         self.matrix = matrix
         self.shape: tuple[int, int] = (int(matrix.shape[0]), int(matrix.shape[1]))
         self.dtype = np.dtype(matrix.dtype)
-        # Of CSC on disk: how it is turned, and what is turned of it now, the first row and the rows.
-        self._columns: _Columns | None = None
-        self._part: tuple[int, sparse.csr_matrix] | None = None
+        self._columns: _Columns | None = None  # of a CSC matrix on disk
+        self._part: tuple[int, sparse.csr_matrix] | None = None  # of it, in memory now: the first row, and the rows
 
     @property
     def by_columns(self) -> bool:
-        """Whether rows on disk are scattered over all of it."""
+        """Whether the matrix is on disk and stored by columns."""
         return isinstance(self.matrix, CSCDataset)
 
     @property
     def num_values(self) -> int:
-        """Stored values; of a dense matrix, its places."""
+        """The number of stored values; of a dense matrix, of its entries."""
         if isinstance(self.matrix, CSRDataset | CSCDataset):
             return int(self.matrix.group["data"].shape[0])
         return int(self.matrix.nnz) if sparse.issparse(self.matrix) else self.shape[0] * self.shape[1]
 
     @property
     def block_cells(self) -> int:
-        """Rows in a block; a function of the matrix alone."""
+        """The number of rows in a block; it depends on the matrix alone."""
         per_cell = max(1.0, self.num_values / max(1, self.shape[0]))
         return int(np.clip(BLOCK_VALUES / per_cell, 1, MAX_BLOCK_CELLS))
 
     def block(self, start: int, stop: int) -> Matrix:
-        """Rows `start` to `stop`: CSR, or an array of a dense matrix."""
+        """Return rows `start` to `stop`: CSR, or an array if the matrix is dense."""
         if isinstance(self.matrix, CSCDataset):
             return self._from_columns(start, stop)
         if not sparse.issparse(self.matrix) and not isinstance(self.matrix, CSRDataset):
@@ -80,12 +79,12 @@ class Rows:
         return block
 
     def blocks(self) -> Iterator[tuple[int, Matrix]]:
-        """All rows in order: the first row of each block, and the block."""
+        """Iterate over all rows in order: the number of the first row of a block, and the block."""
         for start in range(0, self.shape[0], self.block_cells):
             yield start, self.block(start, min(start + self.block_cells, self.shape[0]))
 
     def some(self, rows: np.ndarray) -> sparse.csr_matrix:
-        """The rows with these ascending numbers, float64; blocks without any of them are passed over."""
+        """Return the rows with these ascending numbers, float64; blocks without any of them are not read."""
         found = [sparse.csr_matrix((0, self.shape[1]), dtype=np.float64)]
         for start in range(0, self.shape[0], self.block_cells):
             stop = min(start + self.block_cells, self.shape[0])
@@ -95,7 +94,7 @@ class Rows:
         return sparse.vstack(found, "csr")
 
     def _from_columns(self, start: int, stop: int) -> sparse.csr_matrix:
-        """Rows of a matrix on disk that is stored by columns: all of it is read for many blocks' rows at once."""
+        """Return rows of a CSC matrix on disk, from a part of several blocks for which all of it is read once."""
         if self._columns is None:
             self._columns = _Columns(self.matrix.group, self.shape)
             passes = -(-self.shape[0] // (PART_BLOCKS * self.block_cells))
@@ -110,7 +109,7 @@ class Rows:
 
 
 class _Columns:
-    """CSC arrays on disk, turned into rows a part of the values at a time; in memory are the rows alone."""
+    """CSC arrays on disk, converted to rows a part of the values at a time; only the rows are in memory."""
 
     def __init__(self, group: h5py.Group, shape: tuple[int, int]):
         self.group, self.shape = group, shape
@@ -132,16 +131,16 @@ class _Columns:
             yield part, np.asarray(self.group["indices"][part])
 
     def rows(self, start: int, stop: int) -> sparse.csr_matrix:
-        """The rows `start` to `stop`, their values in the order of the columns."""
+        """Return rows `start` to `stop`, their values in the order of the columns."""
         indptr = self.starts[start : stop + 1] - self.starts[start]
-        free = indptr[:-1].copy()  # the place of the next value of each row
+        free = indptr[:-1].copy()  # where the next value of each row goes
         data = np.empty(indptr[-1], dtype=self.group["data"].dtype)
         columns = np.empty(indptr[-1], dtype=np.int32)
         for part, rows in self._parts():
             wanted = np.flatnonzero((rows >= start) & (rows < stop))
             wanted = wanted[np.argsort(rows[wanted], kind="stable")]
             row = rows[wanted] - start
-            # Values of one row lie side by side now: each goes to the row's next free place.
+            # Values of one row lie side by side now: each goes to the next free place of its row.
             first = np.flatnonzero(np.diff(row, prepend=-1))
             lengths = np.diff(np.append(first, len(row)))
             places = np.arange(len(row)) + np.repeat(free[row[first]] - first, lengths)

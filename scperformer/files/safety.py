@@ -1,29 +1,86 @@
-"""What an input must not do: point to other files, hold code, or have matrices and tables that are unsound."""
+"""Refuse inputs that are damaged, point to other files, hold objects, or have unsound matrices and tables."""
 
 import json
 import warnings
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import anndata as ad
 import h5py
 import numpy as np
 import pandas as pd
 from anndata import AnnData
+from anndata._io.specs.registry import IORegistryError  # not public; a subclass of Exception only
 from scipy import sparse
 
 from scperformer.errors import InputError
-from scperformer.files.old_h5ad import quiet_anndata
 
+# What h5py, zarr, gzip, pandas and anndata raise on damaged content. MemoryError is left out on purpose.
+READ_ERRORS = (
+    *(OSError, KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError),
+    *(EOFError, OverflowError, zlib.error, IORegistryError),
+)
 ALONE = "a file that holds all of its data"
 COPY = "make a copy in which the data themselves are stored"
 ZARR_METADATA = (".zarray", ".zgroup", ".zmetadata", "zarr.json")
 TEXT_CODECS = ("vlen-utf8", "vlen-bytes")  # all that object arrays of anndata need
-MAX_METADATA = 256 * 2**20  # bytes of a metadata file of zarr; those of real stores are below a megabyte
+MAX_METADATA = 256 * 2**20  # bytes of a metadata file of zarr; a real one has less than a megabyte
+
+
+# Damaged files
+
+
+def reason_of(error: Exception) -> str:
+    """Return the first line of an error, or its class where it has no text."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def damaged(path: str | Path, error: Exception, expected: str = "a complete h5ad file") -> InputError:
+    """Return the error to raise where reading a file failed with one of `READ_ERRORS`."""
+    reason = reason_of(error)
+    # HDF5 names two lengths, and gzip its marker; "truncated" says more to a reader.
+    is_cut = any(words in reason for words in ("truncated file", "end-of-stream", "Truncated file"))
+    what = "is truncated" if is_cut else f"is damaged ({reason})"
+    return InputError(f"{path} {what}", expected, "copy or download it again, or write it anew")
+
+
+@contextmanager
+def reading(path: str | Path, expected: str = "a complete h5ad file") -> Iterator[None]:
+    """Report any of `READ_ERRORS` inside the block as a damaged file.
+
+    Raises
+    ------
+    InputError
+        Instead of the errors of h5py and anndata.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except READ_ERRORS as error:
+        raise damaged(path, error, expected) from error
+
+
+@contextmanager
+def quiet_anndata() -> Iterator[None]:
+    """Silence anndata's warnings about repeated names and about its older formats."""
+    with warnings.catch_warnings():
+        # require_usable announces repeated cell names; genes.require_unique refuses repeated genes.
+        warnings.filterwarnings("ignore", message=".*names are not unique", category=UserWarning)
+        # A user can do nothing about the way in which anndata reads its older formats.
+        for category in (ad.OldFormatWarning, FutureWarning):
+            warnings.simplefilter("ignore", category)
+        yield
+
+
+# Links, objects
 
 
 def require_contained(file: h5py.File, path: str | Path) -> None:
-    """Refuse an HDF5 file with entries whose data lie in other files: nothing is followed, every link is looked at.
+    """Refuse an HDF5 file whose data lie partly in other files. Every link is looked at; none is followed.
 
     Raises
     ------
@@ -39,31 +96,23 @@ def require_contained(file: h5py.File, path: str | Path) -> None:
         seen.add((info.fileno, info.addr))
         for name in group:
             where = f"{group.name.rstrip('/')}/{name}"
-            link = _link(group, name, where, path)
+            try:
+                link = group.get(name, getlink=True)
+            except TypeError as error:  # a kind of link that HDF5 itself does not have
+                raise InputError(f"{path} has a link of an unknown kind ('{where}')", ALONE, COPY) from error
             if isinstance(link, h5py.ExternalLink):
-                raise InputError(f"{path} with a link to another file ('{where}' -> {link.filename})", ALONE, COPY)
-            if isinstance(link, h5py.SoftLink):  # within this file, as there are no external links to pass through
+                raise InputError(f"{path} has a link to another file ('{where}' -> {link.filename})", ALONE, COPY)
+            if isinstance(link, h5py.SoftLink):  # it stays in this file, as all external links are refused
                 continue
             node = group[name]
             if isinstance(node, h5py.Group):
                 groups.append(node)
             elif isinstance(node, h5py.Dataset):
-                _require_own_data(node, where, path)
-
-
-def _link(group: h5py.Group, name: str, where: str, path: str | Path) -> Any:
-    try:
-        return group.get(name, getlink=True)
-    except TypeError as error:  # a kind of link that some program has made up
-        raise InputError(f"{path} with a link of an unknown kind ('{where}')", ALONE, COPY) from error
-
-
-def _require_own_data(node: h5py.Dataset, where: str, path: str | Path) -> None:
-    others = [name for name, _, _ in node.external or ()]
-    if node.is_virtual:
-        others += [source.file_name for source in node.virtual_sources() if source.file_name != "."]
-    if others:
-        raise InputError(f"{path} with data in another file ('{where}' -> {others[0]})", ALONE, COPY)
+                others = [name for name, _, _ in node.external or ()]
+                if node.is_virtual:
+                    others += [source.file_name for source in node.virtual_sources() if source.file_name != "."]
+                if others:
+                    raise InputError(f"{path} has data in another file ('{where}' -> {others[0]})", ALONE, COPY)
 
 
 def require_contained_folder(folder: Path) -> None:
@@ -76,42 +125,28 @@ def require_contained_folder(folder: Path) -> None:
     """
     root = folder.resolve()
     expected = "a zarr folder that holds all of its data"
-    for entry in _entries(folder):
+    for entry in sorted(folder.rglob("*")):  # does not follow links to folders
+        name = entry.relative_to(folder)
         if entry.is_symlink() and not entry.resolve().is_relative_to(root):
-            found = f"{folder} with a link that leaves it ('{entry.relative_to(folder)}')"
-            raise InputError(found, expected, COPY)
+            raise InputError(f"{folder} has a link that leaves it ('{name}')", expected, COPY)
         if not entry.is_file() and not entry.is_dir():
-            found = f"{folder} with '{entry.relative_to(folder)}', neither a file nor a folder"
-            raise InputError(found, expected, COPY)
-        if entry.name in ZARR_METADATA:
-            _require_no_objects(entry, folder)
-
-
-def _entries(folder: Path) -> Iterator[Path]:
-    """Everything below a folder; links to folders are named, not followed."""
-    for entry in sorted(folder.iterdir()):
-        yield entry
-        if entry.is_dir() and not entry.is_symlink():
-            yield from _entries(entry)
-
-
-def _require_no_objects(file: Path, folder: Path) -> None:
-    name = file.relative_to(folder)
-    if (size := file.stat().st_size) > MAX_METADATA:
-        raise InputError(f"{folder} with '{name}' of {size} bytes", "metadata of zarr", COPY)
-    try:
-        content = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        text = f"{folder} is damaged ('{name}' is no JSON)"
-        raise InputError(text, "a complete zarr folder", "copy it again") from error
-    found = _objects(content)
-    if found is not None:
-        remedy = "write it with anndata's write_zarr, which stores numbers and strings"
-        raise InputError(f"{folder} with {found} in '{name}', which are never loaded", "numbers and strings", remedy)
+            raise InputError(f"{folder} holds '{name}', which is neither a file nor a folder", expected, COPY)
+        if entry.name not in ZARR_METADATA:
+            continue
+        if (size := entry.stat().st_size) > MAX_METADATA:
+            raise InputError(f"{folder} holds '{name}' of {size} bytes", "metadata of zarr", COPY)
+        try:
+            content = json.loads(entry.read_bytes())
+        except (ValueError, RecursionError) as error:
+            text = f"{folder} is damaged ('{name}' is not JSON)"
+            raise InputError(text, "a complete zarr folder", "copy it again") from error
+        if (objects := _objects(content)) is not None:
+            remedy = "write it with anndata's write_zarr, which stores numbers and strings"
+            raise InputError(f"{folder} declares {objects} in '{name}'", "numbers and strings", remedy)
 
 
 def _objects(content: Any) -> str | None:
-    """What of the metadata says that an array holds pickled or other Python objects; None if nothing does."""
+    """Return the kind of objects that metadata of zarr declare in an array; None without any."""
     if isinstance(content, list):
         return next((found for found in map(_objects, content) if found), None)
     if not isinstance(content, dict):
@@ -128,8 +163,11 @@ def _objects(content: Any) -> str | None:
     return None
 
 
+# Matrices, tables
+
+
 def require_sound(x: Any, where: str, path: str | Path) -> None:
-    """Refuse a sparse matrix whose indices point outside of it: compiled code would read foreign memory there.
+    """Refuse a sparse matrix whose indices lie outside of it: compiled code would read foreign memory there.
 
     Raises
     ------
@@ -141,21 +179,14 @@ def require_sound(x: Any, where: str, path: str | Path) -> None:
     try:
         x.check_format(full_check=True)
     except ValueError as error:
-        reason = str(error).splitlines()[0]
         expected = "a sparse matrix whose indices lie within it"
-        raise InputError(f"{path} is damaged ({where}: {reason})", expected, "write the file anew") from error
+        raise InputError(f"{path} is damaged ({where}: {reason_of(error)})", expected, "write the file anew") from error
     if np.issubdtype(x.dtype, np.complexfloating):
         raise InputError(f"complex numbers in {where} of {path}", "expression values", "write the file anew")
 
 
 def require_cells_and_genes(adata: Any, path: str | Path) -> None:
-    """Refuse an AnnData, or what stands for one (`n_obs`, `n_vars`), with nothing in it.
-
-    Raises
-    ------
-    InputError
-        It has no cells or no genes.
-    """
+    """Refuse an AnnData, or another object with `n_obs` and `n_vars`, without cells or without genes."""
     for what, size in (("cell", adata.n_obs), ("gene", adata.n_vars)):
         if size == 0:
             raise InputError(
@@ -166,45 +197,36 @@ def require_cells_and_genes(adata: Any, path: str | Path) -> None:
 
 
 def require_usable(adata: AnnData, path: str | Path) -> None:
-    """Refuse what has no cells, no genes, names with null characters or unsound matrices; mend the tables.
+    """Check an AnnData that was read, remove columns of obs and var that cannot be written, warn of repeated cells.
 
-    Warn about cell names that repeat.
-
-    Columns of obs and var that occur twice keep their first one, and a column called `_index`, which would be in the
-    way of writing, is dropped.
+    Of columns with the same name the first is kept. A column called `_index` is removed.
 
     Raises
     ------
     InputError
-        As said.
+        It has no cells, no genes, a null character in a text, or an unsound matrix.
     """
     require_cells_and_genes(adata, path)
     for what, table in (("cells", adata.obs), ("genes", adata.var)):
-        if _has_null(table.index) or any(_has_null(column) for _, column in table.items()):  # no file could hold it
-            found = f"{path} is damaged (a null character in what it says of the {what})"
-            raise InputError(found, "text", "copy or download it again, or write it anew")
+        for texts in (table.index, *(column for _, column in table.items())):
+            texts = texts.dtype.categories if isinstance(texts.dtype, pd.CategoricalDtype) else texts
+            if texts.dtype.kind in "OUT" and any("\0" in text for text in texts if isinstance(text, str)):
+                found = f"{path} is damaged (a null character in the table of the {what})"  # HDF5 cannot store it
+                raise InputError(found, "text", "copy or download it again, or write it anew")
     matrices = {"X": adata.X} | {f"layers/{name}": layer for name, layer in adata.layers.items()}
     if adata.raw is not None:
         matrices["raw"] = adata.raw.X
     for where, x in matrices.items():
         require_sound(x, where, path)
     with quiet_anndata():
-        adata.obs, adata.var = _mended(adata.obs), _mended(adata.var)
+        adata.obs, adata.var = _writable(adata.obs), _writable(adata.var)
         if adata.raw is not None and "_index" in adata.raw.var:
-            adata.raw = AnnData(adata.raw.X, obs=adata.obs, var=_mended(adata.raw.var))
+            adata.raw = AnnData(adata.raw.X, obs=adata.obs, var=_writable(adata.raw.var))
     if not adata.obs_names.is_unique:
         num = int(adata.obs_names.duplicated().sum())
         warnings.warn(f"{num} cell names in {path} repeat earlier ones; they are kept as they are", stacklevel=3)
 
 
-def _has_null(texts: pd.Index | pd.Series) -> bool:
-    if isinstance(texts.dtype, pd.CategoricalDtype):
-        texts = texts.dtype.categories
-    if texts.dtype.kind not in "OUT":
-        return False
-    return any("\0" in text for text in texts if isinstance(text, str))
-
-
-def _mended(table: pd.DataFrame) -> pd.DataFrame:
+def _writable(table: pd.DataFrame) -> pd.DataFrame:
     keep = ~table.columns.duplicated() & (table.columns != "_index")
     return table if keep.all() else table.loc[:, keep].copy()

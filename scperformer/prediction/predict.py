@@ -19,10 +19,8 @@ from scperformer.errors import InputError
 from scperformer.files import (
     BackedH5ad,
     beside,
-    can_stream,
     fingerprint,
-    open_backed,
-    read_cells,
+    open_cells,
     require_readable,
     require_unchanged,
     write_h5ad,
@@ -167,27 +165,27 @@ def identity_of(query: Query, model: Model, cfg: PredictConfig) -> dict[str, str
     }
 
 
-def _predict_streaming(path: str, output: Path, model: Model, cfg: PredictConfig) -> None:
+def _predict_streaming(
+    cells: BackedH5ad, path: str, output: Path, model: Model, cfg: PredictConfig, seen: dict[Path, tuple[int, int, int]]
+) -> None:
     """Annotate an h5ad file of any size: a block of cells at a time, finished blocks on disk."""
-    seen = fingerprint(path)
-    with open_backed(path) as cells:
-        if not cfg.overwrite and output.suffix in (".h5ad", ".zarr"):
-            require_not_annotated(cells.keys(), cfg.key_added, path)  # before the work; writing checks again
-        query = make_query(cells, model, cfg, path)
-        identity, num_parts = identity_of(query, model, cfg), len(query.starts())
-        shares = [Path(folder) for folder in cfg.shares]
-        with partial_results(output, identity, num_parts, resume=cfg.resume, shares=shares) as partial:
-            start = time.perf_counter()
-            num_called = _call_all(query, model, cfg, partial)
-            if cfg.share is not None:
-                require_unchanged(path, seen)
-                log.info("%s, share %s: %d cells called", path, cfg.share, num_called)
-                partial.keep_as(output)
-                return
-            annotation = make_annotation(query, model, cfg, partial.read, time.perf_counter() - start)
-            announce(annotation, cfg, path, num_called)
+    if not cfg.overwrite and output.suffix in (".h5ad", ".zarr"):
+        require_not_annotated(cells.keys(), cfg.key_added, path)  # before the work; writing checks again
+    query = make_query(cells, model, cfg, path)
+    identity, num_parts = identity_of(query, model, cfg), len(query.starts())
+    shares = [Path(folder) for folder in cfg.shares]
+    with partial_results(output, identity, num_parts, resume=cfg.resume, shares=shares) as partial:
+        start = time.perf_counter()
+        num_called = _call_all(query, model, cfg, partial)
+        if cfg.share is not None:
             require_unchanged(path, seen)
-            _write(annotation, path, output, cells, partial.folder, cfg, seen)
+            log.info("%s, share %s: %d cells called", path, cfg.share, num_called)
+            partial.keep_as(output)
+            return
+        annotation = make_annotation(query, model, cfg, partial.read, time.perf_counter() - start)
+        announce(annotation, cfg, path, num_called)
+        require_unchanged(path, seen)
+        _write(annotation, path, output, cells, partial.folder, cfg, seen)
 
 
 def parts_of(share: str | None, num_parts: int) -> range:
@@ -240,10 +238,10 @@ def _write(
     write_calls(output, cells.names, blocks, record, overwrite=cfg.overwrite, scratch=scratch)
 
 
-def _predict_in_memory(path: str, output: Path, model: Model, cfg: PredictConfig) -> None:
-    """Annotate a file that cannot be read block by block."""
-    seen = fingerprint(path)
-    adata = read_cells(path, cfg.orientation)
+def _predict_in_memory(
+    adata: AnnData, path: str, output: Path, model: Model, cfg: PredictConfig, seen: dict[Path, tuple[int, int, int]]
+) -> None:
+    """Annotate the cells of a file that cannot be read block by block."""
     if not cfg.overwrite:
         require_not_annotated(keys_of(adata), cfg.key_added, path)
     annotation = annotate_in_memory(adata, model, cfg, path)
@@ -282,17 +280,19 @@ def error_file(output: Path) -> Path:
     return output.with_name(f"{output.name}.error")
 
 
-def _predict_file(path: str, kind: str, output: Path, model: Model, cfg: PredictConfig) -> None:
+def _predict_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> None:
     """Annotate one file, in the way that its kind allows."""
-    if kind == "h5ad" and can_stream(path):
-        _predict_streaming(path, output, model, cfg)
-    elif cfg.share is not None or cfg.shares:
-        found = f"shares of {path}, which can only be read as a whole"
-        raise InputError(found, "an h5ad file that anndata 0.8 or newer has written", "leave shares out")
-    else:
-        if cfg.resume:
-            log.info("nothing to resume: %s is of a kind that is annotated as a whole", path)
-        _predict_in_memory(path, output, model, cfg)
+    seen = fingerprint(path)
+    with open_cells(path, cfg.orientation) as cells:
+        if isinstance(cells, BackedH5ad):
+            _predict_streaming(cells, path, output, model, cfg, seen)
+        elif cfg.share is not None or cfg.shares:
+            found = f"shares of {path}, which can only be read as a whole"
+            raise InputError(found, "an h5ad file that anndata 0.8 or newer has written", "leave shares out")
+        else:
+            if cfg.resume:
+                log.info("nothing to resume: %s is of a kind that is annotated as a whole", path)
+            _predict_in_memory(cells, path, output, model, cfg, seen)
     log.info("written: %s", output)
 
 
@@ -331,14 +331,14 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
         if cfg.error_files:
             error_file(output).unlink(missing_ok=True)  # of an earlier run
         with about(path, output):
-            kind = require_readable(path)
+            require_readable(path)
             require_place(output, cfg)
-            ready.append((path, kind, output))
+            ready.append((path, output))
     model = load_model(cfg.model_path)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is not an error of each file
-    for path, kind, output in ready:
+    for path, output in ready:
         with about(path, output):
-            _predict_file(path, kind, output, model, cfg)
+            _predict_file(path, output, model, cfg)
     if refused and not cfg.error_files:
         found = f"{len(refused)} of {len(outputs)} files that cannot be annotated: {', '.join(refused)}"
         raise InputError(found, "files like the others", "the line of each, above, says what to do")

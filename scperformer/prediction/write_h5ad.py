@@ -67,7 +67,7 @@ def add_to_h5ad(
 ) -> None:
     """Copy an h5ad file and add columns and entries to the copy; everything else stays bit for bit.
 
-    Only for files that `backed.can_stream`: older and odd ones have another layout.
+    Only for files that `open_cells` leaves on disk: older and odd ones have another layout.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def add_to_h5ad(
     scratch
         A folder of the same disk for the unfinished copy; None: the one that `target` will be in.
     seen
-        The `io.fingerprint` of `source` when it was read.
+        The `fingerprint` of `source` when it was read.
 
     Raises
     ------

@@ -32,7 +32,7 @@ def copy_to_zarr(
 ) -> None:
     """Write the content of an h5ad file, and what is added to it, as a zarr store.
 
-    Only for files that `backed.can_stream`. What is there already under a name that is added is replaced.
+    Only for files that `open_cells` leaves on disk. What is there already under a name that is added is replaced.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def copy_to_zarr(
     overwrite
         Whether an existing `target`, if it holds cells, may be replaced.
     seen
-        The `io.fingerprint` of `source` when it was read.
+        The `fingerprint` of `source` when it was read.
 
     Raises
     ------

@@ -12,7 +12,7 @@ import pandas as pd
 from anndata.io import read_elem
 
 from scperformer.errors import InputError
-from scperformer.files import READ_ERRORS, damaged, require_h5ad
+from scperformer.files import reading, require_h5ad
 
 SUFFIXES = (".h5ad", ".annotated", ".prepared")  # endings that the steps add to the name of a sample
 
@@ -112,13 +112,10 @@ def read_annotated(paths: Sequence[str], key: str, *, embedding: bool = False) -
 
 
 def _read(path: Path, name: str, key: str, embedding: bool) -> Annotated:
-    try:
-        with h5py.File(path, "r") as file:
-            obs = read_elem(file["obs"])
-            facts = read_elem(file[f"uns/{key}"]) if f"uns/{key}" in file else None
-            coordinates = read_elem(file[f"obsm/X_{key}"]) if embedding and f"obsm/X_{key}" in file else None
-    except READ_ERRORS as error:
-        raise damaged(path, error) from error
+    with reading(path), h5py.File(path, "r") as file:
+        obs = read_elem(file["obs"])
+        facts = read_elem(file[f"uns/{key}"]) if f"uns/{key}" in file else None
+        coordinates = read_elem(file[f"obsm/X_{key}"]) if embedding and f"obsm/X_{key}" in file else None
     columns = [str(column) for column in obs.columns] if isinstance(obs, pd.DataFrame) else []
     required = [f"{key}_{column}" for column in ("label", "confidence", "unknown", "baseline_label")]
     missing = [f"obs column '{column}'" for column in required if column not in columns]

@@ -20,7 +20,7 @@ from scperformer.dataset import (
 )
 from scperformer.errors import InputError
 from scperformer.expression import detect_expression, gene_table, plan_alignment, stored_expression
-from scperformer.files import BackedH5ad, Rows, beside, can_stream, open_backed, read_cells, reading, require_readable
+from scperformer.files import BackedH5ad, Rows, beside, open_cells, read_cells, reading
 from scperformer.genes import guess_species, id_kind, require_overlap
 from scperformer.outputs import new_file, require_absent
 from scperformer.reports.check_text import in_words, next_command
@@ -36,8 +36,8 @@ Checked = dict[str, Any]  # the findings about one file as JSON-able values; doc
 @contextmanager
 def _opened(path: str, cfg: CheckConfig) -> Iterator[Cells]:
     """Open a file as the next step does: `predict` leaves matrices on disk, `train` reads them."""
-    if cfg.label_key is None and require_readable(path) == "h5ad" and can_stream(path):
-        with open_backed(path) as cells:
+    if cfg.label_key is None:
+        with open_cells(path, cfg.orientation) as cells:
             yield cells
     else:
         yield read_cells(path, cfg.orientation)

@@ -14,7 +14,7 @@ from anndata import AnnData
 from scperformer.config import TrainConfig
 from scperformer.dataset import Reference, make_reference, require_loadable, settle_in_memory, stream_reference
 from scperformer.errors import InputError
-from scperformer.files import beside, checksums, read_cells
+from scperformer.files import beside, checksum, read_cells
 from scperformer.metrics import score
 from scperformer.model import INFO, Bundle, sum_of_branches
 from scperformer.network import (
@@ -242,6 +242,6 @@ def run_train(cfg: TrainConfig) -> Path:
     cfg = settle_in_memory(cfg, paths)
     output = Path(cfg.output) if cfg.output else beside(paths[0], ".model")
     require_absent(output, cfg.overwrite, marker=INFO)
-    source = {"reference": ", ".join(path.name for path in paths), "reference_sha256": checksums(paths)}
+    source = {"reference": ", ".join(path.name for path in paths), "reference_sha256": checksum(*paths)}
     _train(lambda cfg: load_reference(paths, cfg), cfg, output, source)
     return output

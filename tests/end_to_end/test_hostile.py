@@ -14,7 +14,7 @@ from support.annotated import annotated_sample
 from support.measured import TensorBytes
 
 from scperformer.errors import InputError, one_line
-from scperformer.files.h5ad import sha256
+from scperformer.files import sha256
 from scperformer.model.folder import load_bundle
 from scperformer.network.load import load_model
 from scperformer.reports.evaluate import read_evaluation

@@ -95,7 +95,7 @@ def test_a_share_that_cannot_be(share):
         PredictConfig(inputs=["a.h5ad"], share=share)
 
 
-def test_a_file_that_cannot_be_read_in_blocks_has_no_shares(sample, tiny_model, monkeypatch):
-    monkeypatch.setattr(predict, "can_stream", lambda path: False)
+def test_a_file_that_cannot_be_read_in_blocks_has_no_shares(sample, tiny_model, tmp_path):
+    ad.read_h5ad(sample).to_df().to_csv(tmp_path / "sample.csv")
     with pytest.raises(InputError, match=r"shares of .* read as a whole"):
-        run_predict(config(sample, tiny_model, share="1/2"))
+        run_predict(config(tmp_path / "sample.csv", tiny_model, share="1/2"))

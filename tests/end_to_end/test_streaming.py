@@ -20,8 +20,8 @@ from scipy import sparse
 import scperformer
 from scperformer.config.steps import PredictConfig
 from scperformer.errors import InputError
+from scperformer.files import read_cells
 from scperformer.files import row_blocks as rows
-from scperformer.files.h5ad import read_h5ad
 from scperformer.network.load import load_model
 from scperformer.prediction import annotation, predict
 from scperformer.prediction import parts as partial
@@ -76,7 +76,7 @@ def test_blocks_of_a_file_give_what_the_whole_gives(
         adata.raw = adata.copy()
         adata.X = np.full(adata.shape, -1.0, dtype=np.float32)
     path = write(adata)
-    monkeypatch.setattr(predict, "read_cells", lambda *_: pytest.fail("the file was read into memory"))
+    monkeypatch.setattr("scperformer.files.read.read_h5ad", lambda *_: pytest.fail("the file was read into memory"))
     (output,) = run_predict(config(path, tiny_model))
     require_same(ad.read_h5ad(output), whole)
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["sample.annotated.h5ad", "sample.h5ad"]
@@ -85,7 +85,7 @@ def test_blocks_of_a_file_give_what_the_whole_gives(
 def test_a_file_of_an_old_format_is_annotated_as_a_whole(tmp_path):
     old = Path(scanpy.__file__).parent / "datasets" / "10x_pbmc68k_reduced.h5ad"  # anndata before 0.7
     run_predict(PredictConfig(inputs=[str(old)], output=str(tmp_path / "out.h5ad")))
-    before, after = read_h5ad(old), ad.read_h5ad(tmp_path / "out.h5ad")
+    before, after = read_cells(old), ad.read_h5ad(tmp_path / "out.h5ad")
     assert (after.obs["scperformer_label"] == after.obs["bulk_labels"]).mean() > 0.8  # of its own training cells
     np.testing.assert_array_equal(after.X, before.X)
     assert set(before.obs) < set(after.obs)
@@ -122,7 +122,7 @@ def test_a_zarr_output_holds_all_that_the_file_has(rich, tiny_model, write, smal
     rich.uns["names"] = np.array(["a", "ö"], dtype=object)
     path = write(rich)
     expected = scperformer.annotate(ad.read_h5ad(path), load_model(tiny_model))
-    monkeypatch.setattr(predict, "read_cells", lambda *_: pytest.fail("the file was read into memory"))
+    monkeypatch.setattr("scperformer.files.read.read_h5ad", lambda *_: pytest.fail("the file was read into memory"))
     (output,) = run_predict(config(path, tiny_model, output=str(path.with_name("out.zarr"))))
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["out.zarr", "sample.h5ad"]
     found = ad.read_zarr(output)

@@ -13,8 +13,9 @@ from scperformer.expression.alignment import normalise
 from scperformer.expression.detect import detect_expression, stored_expression
 from scperformer.expression.logarithms import recognise
 from scperformer.expression.values import judge
-from scperformer.files.h5ad import read_h5ad
-from scperformer.files.on_disk import PREPARED, open_backed
+from scperformer.files import read_cells
+from scperformer.files.on_disk import PREPARED
+from scperformer.files.read import open_cells
 
 
 def per_cell(counts, total):
@@ -207,7 +208,7 @@ def test_scanpys_mark_tells_the_base_where_the_values_do_not(said, base, place, 
     assert summary(findings) == (place, "log1p", None, base)
     assert not any("range of the values alone" in note for note in findings.notes)
     adata.write_h5ad(tmp_path / "x.h5ad")
-    with open_backed(tmp_path / "x.h5ad") as cells:
+    with open_cells(tmp_path / "x.h5ad") as cells:
         assert summary(detect_expression(cells)) == summary(findings)
 
 
@@ -459,18 +460,18 @@ COUNTS_IN_X = ("X", "counts", None, None)
     ids=lambda value: value.split("_", 2)[-1] if isinstance(value, str) else "",
 )
 def test_real_file(shared_data, name, expected, id_kind):
-    findings = detect_expression(read_h5ad(shared_data / f"{name}.h5ad"))
+    findings = detect_expression(read_cells(shared_data / f"{name}.h5ad"))
     assert (*summary(findings), findings.id_kind) == (*expected, id_kind)
 
 
 def test_real_file_with_nan(shared_data):
     with pytest.raises(InputError, match="X: 1 NaN or infinite value"):
-        detect_expression(read_h5ad(shared_data / "wild" / "derived_pbmc3k_nan_and_empty_cell.h5ad"))
+        detect_expression(read_cells(shared_data / "wild" / "derived_pbmc3k_nan_and_empty_cell.h5ad"))
 
 
 def test_real_file_without_cells(shared_data):
     with pytest.raises(InputError, match="no cells in"):
-        read_h5ad(shared_data / "wild" / "derived_pbmc3k_zero_cells.h5ad")
+        read_cells(shared_data / "wild" / "derived_pbmc3k_zero_cells.h5ad")
 
 
 def test_a_mark_that_has_outlived_its_x_is_not_believed(counts_adata):

@@ -8,9 +8,12 @@ import h5py
 import pytest
 import scanpy
 from anndata.tests.helpers import assert_equal
+from support.inputs import write_h5ad as write_h5ad_file
+from support.inputs import write_loom
 
 from scperformer.errors import InputError
-from scperformer.files import h5ad as io
+from scperformer.files import checksum, require_h5ad, sha256, write_h5ad
+from scperformer.files.read import read_cells
 
 OLD_FILE = Path(scanpy.__file__).parent / "datasets" / "10x_pbmc68k_reduced.h5ad"  # anndata before 0.7
 
@@ -20,11 +23,11 @@ OLD_FILE = Path(scanpy.__file__).parent / "datasets" / "10x_pbmc68k_reduced.h5ad
 
 def test_read_gives_what_anndata_gives(rich, write):
     path = write(rich)
-    assert_equal(io.read_h5ad(path), ad.read_h5ad(path), exact=True)
+    assert_equal(read_cells(path), ad.read_h5ad(path), exact=True)
 
 
 def test_read_old_format_without_warnings(recwarn):
-    adata = io.read_h5ad(OLD_FILE)
+    adata = read_cells(OLD_FILE)
     assert adata.shape == (700, 765)
     assert len(recwarn) == 0
 
@@ -34,7 +37,7 @@ def test_read_keeps_repeated_cell_names_and_warns_once(counts_adata, write, recw
     counts_adata.obs_names = names
     path = write(counts_adata)
     recwarn.clear()
-    assert list(io.read_h5ad(path).obs_names) == names
+    assert list(read_cells(path).obs_names) == names
     assert [str(warning.message) for warning in recwarn] == [
         f"1 cell names in {path} repeat earlier ones; they are kept as they are"
     ]
@@ -52,16 +55,16 @@ def test_read_errors_are_one_line(counts_adata, write, tmp_path):
     cases = {
         "missing.h5ad": r"no file .*missing.h5ad",
         ".": "is a folder",
-        "half.h5ad": r"half.h5ad is truncated; expected a complete h5ad file: copy or download it again",
+        "half.h5ad": r"half.h5ad is truncated; expected a complete HDF5 file: copy or download it again",
         "empty.h5ad": r"is empty \(0 bytes\)",
         "text.h5ad": "is not an HDF5 file",
-        "tenx.h5": r"without obs and var \(it holds matrix\).*read_10x_h5",
+        "tenx.h5": r"of an unknown kind \(it holds matrix\).*scanpy",
         "nocells.h5ad": r"no cells in .*\(0 cells x 200 genes\)",
         "nogenes.h5ad": r"no genes in .*\(120 cells x 0 genes\)",
     }
     for name, match in cases.items():
         with pytest.raises(InputError, match=match) as error:
-            io.read_h5ad(tmp_path / name)
+            read_cells(tmp_path / name)
         assert "\n" not in str(error.value)
 
 
@@ -81,7 +84,7 @@ def test_read_damaged_content(counts_adata, tmp_path, damage):
         content[start : start + 50] = b"\xff" * 50
         path.write_bytes(content)
     with pytest.raises(InputError, match="is damaged"):
-        io.read_h5ad(path)
+        read_cells(path)
 
 
 def test_truncated_real_file(shared_data, tmp_path):
@@ -89,18 +92,27 @@ def test_truncated_real_file(shared_data, tmp_path):
     path = tmp_path / "half.h5ad"
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(InputError, match="is truncated"):
-        io.read_h5ad(path)
+        read_cells(path)
+
+
+def test_only_h5ad_files_pass_require_h5ad(cells, tmp_path):
+    require_h5ad(write_h5ad_file(cells, tmp_path))
+    with pytest.raises(InputError, match=r"run.loom is of the kind 'loom'; expected an h5ad file: read it with scanpy"):
+        require_h5ad(write_loom(cells, tmp_path))
 
 
 def test_sha256(tmp_path):
     content = bytes(range(256)) * 1000
     (tmp_path / "f").write_bytes(content)
-    assert io.sha256(tmp_path / "f") == hashlib.sha256(content).hexdigest()
+    expected = hashlib.sha256(content).hexdigest()
+    assert sha256(tmp_path / "f") == checksum(tmp_path / "f") == expected
+    of_both = hashlib.sha256(f"{expected} {expected}".encode()).hexdigest()
+    assert checksum(tmp_path / "f", tmp_path / "f") == of_both
 
 
 def test_write_h5ad_round_trip(rich, tmp_path):
     path = tmp_path / "new" / "folder" / "out.h5ad"
-    io.write_h5ad(rich, path)
-    assert_equal(io.read_h5ad(path), rich, exact=True)
+    write_h5ad(rich, path)
+    assert_equal(read_cells(path), rich, exact=True)
     with pytest.raises(InputError, match="exists"):
-        io.write_h5ad(rich, path)
+        write_h5ad(rich, path)

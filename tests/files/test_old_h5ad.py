@@ -5,10 +5,8 @@ import numpy as np
 import pytest
 from support.inputs import NUM_CELLS, same, write_h5ad
 
-from scperformer.files.on_disk import can_stream
-from scperformer.files.read import read_cells
-
-# h5ad files that other programs wrote
+from scperformer.files import BackedH5ad
+from scperformer.files.read import open_cells, read_cells
 
 
 def drop_encodings(file):
@@ -89,7 +87,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("change", ODD)
-@pytest.mark.filterwarnings("ignore:.*no regular h5ad file")
+@pytest.mark.filterwarnings("ignore:.*not a regular h5ad file")
 def test_odd_h5ad_files(change, cells, tmp_path):
     cells.raw = cells.copy()
     cells.obs["label"] = cells.obs["label"].astype("category")
@@ -112,16 +110,19 @@ def test_what_is_left_out_of_an_odd_file_is_said(cells, tmp_path):
     path = write_h5ad(cells, tmp_path)
     with h5py.File(path, "r+") as file:
         unknown_in_uns(file)
-    with pytest.warns(UserWarning, match=r"run.h5ad is no regular h5ad file \(.*\); it is read without uns/new"):
+    with pytest.warns(UserWarning, match=r"run.h5ad is not a regular h5ad file \(.*\); it is read without uns/new"):
         read_cells(path)
 
 
-def test_what_is_no_regular_file_is_not_streamed(cells, tmp_path):
+@pytest.mark.filterwarnings("ignore:.*not a regular h5ad file")
+def test_only_a_regular_file_stays_on_disk(cells, tmp_path):
     path = write_h5ad(cells, tmp_path)
-    assert can_stream(path)
+    with open_cells(path) as found:
+        assert isinstance(found, BackedH5ad)
     with h5py.File(path, "r+") as file:
         lose_index(file)
-    assert not can_stream(path)
+    with open_cells(path) as found:
+        assert same(found, cells)
 
 
 def test_no_x_but_layers_or_raw(cells, tmp_path):

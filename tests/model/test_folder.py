@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from scperformer.errors import InputError
-from scperformer.files.h5ad import sha256
+from scperformer.files import sha256
 from scperformer.model.bundle import Bundle
 from scperformer.model.card import model_card
 from scperformer.model.folder import CARD, GENES, INFO, PACKAGED, WEIGHTS, load_bundle, resolve_model, save_bundle

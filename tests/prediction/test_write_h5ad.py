@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from scperformer.errors import InputError
-from scperformer.files.h5ad import read_h5ad, sha256
+from scperformer.files import read_cells, sha256
 from scperformer.prediction.write_h5ad import Blocks, add_to_h5ad
 
 
@@ -80,7 +80,7 @@ def test_adding_to_a_bare_file(counts_adata, write, tmp_path):
         del file["obsm"], file["uns"]
     obs = pd.DataFrame({"k": np.ones(bare.n_obs)}, index=bare.obs_names)
     add_to_h5ad(source, tmp_path / "out.h5ad", obs=obs, obsm={"X_k": np.ones((bare.n_obs, 2))}, uns={"k": {}})
-    result = read_h5ad(tmp_path / "out.h5ad")
+    result = read_cells(tmp_path / "out.h5ad")
     assert (list(result.obs), list(result.obsm), list(result.uns)) == (["k"], ["X_k"], ["k"])
 
 

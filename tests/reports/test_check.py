@@ -250,7 +250,7 @@ def test_repeated_cell_names_are_noted(counts_adata, write, capsys):
 
 
 def test_matrices_stay_on_disk(counts_adata, write, monkeypatch):
-    monkeypatch.setattr("scperformer.reports.check.read_cells", lambda *_: pytest.fail("the file is read as a whole"))
+    monkeypatch.setattr("scperformer.files.read.read_h5ad", lambda *_: pytest.fail("the file is read as a whole"))
     assert checked(write(counts_adata))[0]["problem"] is None
 
 

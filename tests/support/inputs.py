@@ -190,11 +190,6 @@ def write_semicolons(adata, folder: Path) -> Path:
     return folder / "run.csv"
 
 
-def write_utf16(adata, folder: Path) -> Path:
-    adata.to_df().to_csv(folder / "run.txt", sep="\t", encoding="utf-16")
-    return folder / "run.txt"
-
-
 WRITERS = {
     "h5ad": write_h5ad,
     "h5ad csc float64": write_h5ad_csc,
@@ -214,5 +209,4 @@ WRITERS = {
     "tsv of genes x cells": write_tsv,
     "txt of R": write_txt_of_r,
     "semicolons and BOM": write_semicolons,
-    "utf-16": write_utf16,
 }

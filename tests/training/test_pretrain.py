@@ -13,7 +13,7 @@ import scperformer
 from scperformer.cli import to_overrides
 from scperformer.config.compose import make_config
 from scperformer.errors import InputError
-from scperformer.files.h5ad import sha256
+from scperformer.files import sha256
 from scperformer.model.folder import CARD, INFO, load_bundle
 from scperformer.training import run_folder
 from scperformer.training.pretrain import run_pretrain
