@@ -4,7 +4,7 @@ Files in reading order: query, preprocess, labels, splits; in_memory, part, coll
 """
 
 from scperformer.dataset.collection import Stream
-from scperformer.dataset.corpus import Corpus, Sample, make_corpus, read_genes, split_cells, stream_corpus
+from scperformer.dataset.corpus import Corpus, Sample, make_corpus, read_genes, stream_corpus
 from scperformer.dataset.in_memory import require_loadable, settle_in_memory
 from scperformer.dataset.labels import label_columns, rare_labels, rare_note, require_labels
 from scperformer.dataset.query import Query, find_query, keys_of, require_not_annotated

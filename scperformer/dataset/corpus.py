@@ -52,7 +52,7 @@ class Corpus:
         return self.x.shape[0] if self.stream is None else len(self.stream.cells) + len(self.split[1])
 
 
-def split_cells(file_of_cell: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def split_by_file(file_of_cell: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Split rows for training and validation: the same share of each file, but at least one cell on each side."""
     rng = np.random.default_rng(seed)
     is_val = np.zeros(len(file_of_cell), dtype=bool)
@@ -114,7 +114,7 @@ def make_corpus(samples: Iterable[Sample], cfg: PretrainConfig, vocabulary: Sequ
     x = x[usable]
     x.sort_indices()
     file_of_cell = np.repeat(np.arange(len(parts)), [part.shape[0] for part in parts])[usable]
-    return Corpus(x, genes, file_of_cell, files, split_cells(file_of_cell, cfg.data.val_fraction, cfg.seed))
+    return Corpus(x, genes, file_of_cell, files, split_by_file(file_of_cell, cfg.data.val_fraction, cfg.seed))
 
 
 def stream_corpus(paths: Sequence[Path], cfg: PretrainConfig, vocabulary: Sequence[str] | None = None) -> Corpus:
@@ -126,7 +126,7 @@ def stream_corpus(paths: Sequence[Path], cfg: PretrainConfig, vocabulary: Sequen
     collection = make_collection(paths, at_least_one, vocabulary, min_shared=MIN_EXPRESSED)
     _require_cells(len(collection), len(paths))
     file_of_cell = collection.file_of_cell
-    train, val = split_cells(file_of_cell, min(cfg.data.val_fraction, MAX_VAL_CELLS / len(file_of_cell)), cfg.seed)
+    train, val = split_by_file(file_of_cell, min(cfg.data.val_fraction, MAX_VAL_CELLS / len(file_of_cell)), cfg.seed)
     sample = train[stratified_sample(file_of_cell[train], MAX_FIT_CELLS, cfg.seed)]
     log.info("statistics of genes are computed on a random sample of %d of %d training cells", len(sample), len(train))
     held = np.concatenate([sample, val])

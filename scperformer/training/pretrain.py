@@ -19,7 +19,6 @@ from scperformer.dataset import (
     read_genes,
     require_loadable,
     settle_in_memory,
-    split_cells,
     stream_corpus,
 )
 from scperformer.files import beside, checksum, read_cells
@@ -71,7 +70,7 @@ def fit(corpus: Corpus, cfg: PretrainConfig, name: str, run_folder: Path) -> Bun
     begin = time.perf_counter()
     # The loader gives a label with every cell: here it is the cell's file, for data.balance.
     files = corpus.file_of_cell
-    rows = corpus.split or split_cells(files, cfg.data.val_fraction, cfg.seed)
+    rows = corpus.split
     cells, val = source_of_cells(corpus.x, files, rows, stream=corpus.stream, tokens=cfg.tokens)
     train = cells.sample
     network = new_masked_model(corpus, train, cfg)

@@ -9,7 +9,7 @@ import pytest
 from scipy import sparse
 
 from scperformer.config.compose import make_config
-from scperformer.dataset.corpus import Sample, make_corpus, read_genes, split_cells
+from scperformer.dataset.corpus import Sample, make_corpus, read_genes, split_by_file
 from scperformer.errors import InputError
 
 
@@ -133,14 +133,14 @@ def test_validation_has_its_share_of_every_file(fraction):
     corpus = make_corpus(
         [sample(small(["A", "B", "C"], 40)), sample(small(["A", "B", "C"], 60, seed=1))], config("data.min_cells=1")
     )
-    train, val = split_cells(corpus.file_of_cell, fraction, seed=0)
+    train, val = split_by_file(corpus.file_of_cell, fraction, seed=0)
     assert sorted([*train, *val]) == list(range(len(corpus.file_of_cell)))
     assert len(train)
     assert len(val)
     for file in (0, 1):
         num_cells = (corpus.file_of_cell == file).sum()
         assert abs((corpus.file_of_cell[val] == file).sum() - fraction * num_cells) <= 1
-    again = split_cells(corpus.file_of_cell, fraction, seed=0)
+    again = split_by_file(corpus.file_of_cell, fraction, seed=0)
     assert all(np.array_equal(one, two) for one, two in zip((train, val), again, strict=True))
 
 

@@ -1,7 +1,5 @@
 """Training and validation cells: shares, whole groups, columns, and that nothing leaks from one side to the other."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -236,38 +234,43 @@ def test_only_labelled_cells_need_a_value():
 # what a model says of its split and labels
 
 
-@pytest.mark.parametrize("policy", ["keep", "merge", "drop"])
-def test_a_label_of_one_cell_ends_in_a_model(policy, counts_adata, write, tmp_path):
+@pytest.fixture
+def rare(counts_adata):
+    """A reference with two labels of one cell each, one of which has an ontology term, and eight batches."""
     labels = counts_adata.obs["cell_type"].astype(str)
     labels.iloc[:2] = ["Platelet", "Mast cell"]
     counts_adata.obs["cell_type"] = labels
     counts_adata.obs["cell_type_ontology_term_id"] = labels.map({"Platelet": "CL:0000233"}).fillna("CL:0000000")
-    options = [f"data.rare_labels={policy}", f"output='{tmp_path / 'model'}'"]
-    folder = training.run_train(config(write(counts_adata), *options))
-    bundle, card = load_bundle(folder), (folder / "MODEL_CARD.md").read_text()
-    extra = {"keep": {"Platelet": 1, "Mast cell": 1}, "merge": {"other": 2}, "drop": {}}[policy]
-    counts = {"B cell": 39, "T cell": 39, "Monocyte": 40}
-    assert bundle.provenance["cells_per_label"] == counts | extra
-    assert bundle.provenance["rare_labels"]["labels"] == {"Platelet": 1, "Mast cell": 1}
-    assert "2 labels have fewer than 2 cells: 'Mast cell' (1), 'Platelet' (1); " in card
-    without = bundle.provenance["split"].get("labels_without_val_cells", {})
-    assert without == (extra if policy == "keep" else {})
-    assert ("No validation cell, and so no score, of these labels" in card) == (policy == "keep")
-    if policy == "merge":
-        assert bundle.ontology_term_ids[bundle.labels.index("other")] == "unknown"
-    assert json.loads((folder / "bundle.json").read_text())["provenance"]["notes"] == bundle.provenance["notes"]
-
-
-def test_the_card_names_the_groups_held_out(counts_adata, write, tmp_path):
     counts_adata.obs["batch id"] = np.arange(120) // 3 % 8
+    return counts_adata
+
+
+@pytest.mark.parametrize("policy", ["keep", "merge", "drop"])
+def test_labels_of_one_cell_are_kept_merged_or_dropped(policy, rare):
+    reference = make_reference(rare, config("x", f"data.rare_labels={policy}"), "x")
+    extra = {"keep": {"Platelet": 1, "Mast cell": 1}, "merge": {"other": 2}, "drop": {}}[policy]
+    counts = {"B cell": 39, "T cell": 39, "Monocyte": 40} | extra
+    assert dict(zip(reference.label_names, reference.counts, strict=True)) == counts
+    assert reference.rare.done["labels"] == {"Platelet": 1, "Mast cell": 1}
+    assert reference.split.done.get("labels_without_val_cells", {}) == (extra if policy == "keep" else {})
+    terms = dict(zip(reference.label_names, reference.ontology_term_ids, strict=True))
+    assert terms.get("other", "unknown") == "unknown"
+    assert terms.get("Platelet", "CL:0000233") == "CL:0000233"
+
+
+def test_the_card_tells_rare_labels_and_the_groups_held_out(rare, write, tmp_path):
     options = ["data.split=group", "data.split_key='batch id'", f"output='{tmp_path / 'model'}'"]
-    folder = training.run_train(config(write(counts_adata), *options))
-    split = load_bundle(folder).provenance["split"]
+    folder = training.run_train(config(write(rare), *options))
+    made, card = load_bundle(folder).provenance, (folder / "MODEL_CARD.md").read_text()
+    assert made["rare_labels"]["labels"] == {"Platelet": 1, "Mast cell": 1}
+    assert "2 labels have fewer than 2 cells: 'Mast cell' (1), 'Platelet' (1); " in card
+    assert "No validation cell, and so no score, of these labels" in card
+    split = made["split"]
     assert (split["how"], split["key"], split["num_groups"]) == ("group", "batch id", 8)
     assert split["num_train_cells"] + split["num_val_cells"] == 120
     [group] = split["val_groups"]
-    text = f"1 of 8 values of obs['batch id'] are held out whole: '{group}' (12.5% of the cells)."
-    assert text in (folder / "MODEL_CARD.md").read_text()
+    assert f"1 of 8 values of obs['batch id'] are held out whole: '{group}' (12.5% of the cells)." in card
+    assert all(note in card for note in made["notes"])
 
 
 def test_the_split_is_what_the_network_trains_on(counts_adata, write, tmp_path, monkeypatch):

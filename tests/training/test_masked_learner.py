@@ -11,7 +11,7 @@ from support.masked import NUM_GENES, TOKENS, batch_of, expression
 from scperformer.attention import MECHANISMS
 from scperformer.config.compose import make_config
 from scperformer.config.groups import MaskingConfig, ModelConfig, TokensConfig
-from scperformer.dataset.corpus import Sample, make_corpus, split_cells
+from scperformer.dataset.corpus import Sample, make_corpus, split_by_file
 from scperformer.network.batches import Cells
 from scperformer.network.encoder import Encoder
 from scperformer.network.seeds import seed_of
@@ -36,7 +36,7 @@ def config(*overrides):
 
 def parts(adata, cfg):
     corpus = make_corpus([Sample(adata, Path("a.h5ad"), "")], cfg)
-    rows = split_cells(corpus.file_of_cell, 0.2, cfg.seed)
+    rows = split_by_file(corpus.file_of_cell, 0.2, cfg.seed)
     train, val = (Cells(corpus.x[part], cfg.tokens, np.zeros(len(part), dtype=np.int64)) for part in rows)
     return corpus, train, val
 

@@ -1,0 +1,62 @@
+"""A labelled file on disk gives the same reference as in memory, or a sample with every label."""
+
+import anndata as ad
+import numpy as np
+import pytest
+
+from scperformer.config.compose import make_config
+from scperformer.dataset import reference
+from scperformer.dataset.reference import make_reference, stream_reference
+from scperformer.errors import InputError
+
+FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]
+
+
+def config(step, *overrides, paths=("a.h5ad",)):
+    needed = {"train": ["label_key=cell_type"], "pretrain": []}[step]
+    inputs = ",".join(f"'{path}'" for path in paths)
+    return make_config(step, [f"inputs=[{inputs}]", *needed, *FAST, *overrides])
+
+
+@pytest.mark.parametrize("split", ["data.split=stratified", "data.split=column data.split_key=side"])
+def test_a_labelled_file_is_what_it_is_in_memory(counts_adata, tmp_path, split, caplog):
+    counts_adata.obs["cell_type"] = counts_adata.obs["cell_type"].astype(object)
+    counts_adata.obs.loc[counts_adata.obs_names[:7], "cell_type"] = np.nan
+    counts_adata.obs["side"] = np.array(["train", "val", "test", "train"])[np.arange(120) % 4]
+    counts_adata.obs["cell_type_ontology_term_id"] = counts_adata.obs["cell_type"].map({"B cell": "CL:0000236"})
+    path = tmp_path / "reference.h5ad"
+    counts_adata.write_h5ad(path)
+    cfg = config("train", "data.min_genes=125", "data.min_cells=60", *split.split())
+    expected, found = make_reference(ad.read_h5ad(path), cfg, path), stream_reference([path], cfg)
+    assert (found.genes, found.label_names) == (expected.genes, expected.label_names)
+    assert found.ontology_term_ids == expected.ontology_term_ids
+    assert np.array_equal(found.counts, expected.counts)
+    assert found.split.done == expected.split.done
+    stream = found.stream
+    for side, cells in (("train", stream.collection.read(stream.cells)), ("val", found.x[found.split.val])):
+        assert (cells != expected.x[getattr(expected.split, side)]).nnz == 0
+    assert np.array_equal(stream.labels, expected.labels[expected.split.train])
+    assert np.array_equal(found.labels[found.split.val], expected.labels[expected.split.val])
+
+
+def test_large_references_hold_a_sample_with_every_label(counts_adata, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="scperformer")
+    monkeypatch.setattr(reference, "MAX_FIT_CELLS", 20)
+    monkeypatch.setattr(reference, "MAX_VAL_CELLS", 10)
+    labels = np.array(["common"] * 100 + ["rare"] * 18 + ["rarest"] * 2)
+    counts_adata.obs["cell_type"] = labels
+    counts_adata.write_h5ad(tmp_path / "a.h5ad")
+    found = stream_reference([tmp_path / "a.h5ad"], config("train", "data.val_fraction=0.5"))
+    assert len(found.split.train) == pytest.approx(20, abs=1)
+    assert len(found.split.val) == 11  # 8 and 2 of 10, and one of the rarest
+    assert set(found.labels[found.split.train]) == {0, 1, 2}
+    assert len(found.stream.cells) + len(found.split.val) == 120  # held-out cells that are not needed train
+    assert found.counts.tolist() == [100, 18, 2]
+    assert "Linear fits are on a sample of 21 of these" in " ".join(found.notes)
+    assert "Linear fits are on a sample" in caplog.text
+
+
+def test_a_label_that_is_not_there_is_refused_with_those_that_are(counts_adata, write):
+    cfg = config("train", "label_key=celltype", "data.in_memory=false")
+    with pytest.raises(InputError, match=r"no column 'celltype' in obs of .*; expected cell_type \(3 values\)"):
+        stream_reference([write(counts_adata)], cfg)

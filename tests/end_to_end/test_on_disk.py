@@ -1,0 +1,70 @@
+"""Training and pretraining on cells that stay on disk give the models of cells in memory."""
+
+import numpy as np
+import pytest
+from support.killed import run_until_killed
+
+from scperformer.config.compose import make_config
+from scperformer.model.folder import load_bundle
+from scperformer.training.learner import Learner
+from scperformer.training.masked_learner import MaskedLearner
+from scperformer.training.pretrain import run_pretrain
+from scperformer.training.train import run_train
+
+FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]
+
+
+def config(step, *overrides, paths=("a.h5ad",)):
+    needed = {"train": ["label_key=cell_type"], "pretrain": []}[step]
+    inputs = ",".join(f"'{path}'" for path in paths)
+    return make_config(step, [f"inputs=[{inputs}]", *needed, *FAST, *overrides])
+
+
+def test_training_from_disk_gives_almost_the_model_of_memory(counts_adata, write, tmp_path):
+    path = write(counts_adata, "reference.h5ad")
+    made = {}
+    for word in ("true", "false"):
+        words = [f"data.in_memory={word}", f"output='{tmp_path / word}'", "optim.deep_min_gain=0"]
+        made[word] = load_bundle(run_train(config("train", *words, paths=[path])))
+    one, two = made["true"], made["false"]
+    assert (one.genes, one.labels) == (two.genes, two.labels)
+    np.testing.assert_allclose(one.gene_means, two.gene_means, rtol=1e-5)
+    # All cells are in the sample here, in another order: the fits are those of memory.
+    np.testing.assert_allclose(one.weights["baseline.weight"], two.weights["baseline.weight"], atol=1e-3)
+    assert one.provenance["cells_per_label"] == two.provenance["cells_per_label"]
+    assert one.provenance["reference_sha256"] == two.provenance["reference_sha256"]
+    assert "data.in_memory=false" in two.provenance["command"]
+
+
+def test_several_labelled_files_train_one_model(counts_adata, write, tmp_path):
+    paths = [write(counts_adata[start::2].copy(), f"part{start}.h5ad") for start in (0, 1)]
+    bundle = load_bundle(run_train(config("train", paths=paths)))
+    assert bundle.provenance["cells_per_label"] == {"B cell": 40, "Monocyte": 40, "T cell": 40}
+    assert bundle.provenance["reference"] == "part0.h5ad, part1.h5ad"
+    assert "scperformer train part0.h5ad part1.h5ad data.min_genes=0" in bundle.provenance["command"]
+
+
+@pytest.mark.parametrize(("step", "learner"), [("pretrain", MaskedLearner), ("train", Learner)])
+def test_what_is_cut_while_it_learns_from_disk_ends_with_the_same_weights(
+    counts_adata, write, tmp_path, monkeypatch, step, learner
+):
+    path = write(counts_adata)
+
+    def run(name, *words):
+        options = ["data.in_memory=false", f"output='{tmp_path / name}'", "tokens=bins", *words]
+        return {"pretrain": run_pretrain, "train": run_train}[step](config(step, *options, paths=[path]))
+
+    whole = load_bundle(run("whole"))
+    run_until_killed(monkeypatch, learner, lambda: run("cut"))
+    cut = load_bundle(run("cut", "resume=true"))
+    assert all(np.array_equal(whole.weights[name], cut.weights[name]) for name in whole.weights)
+    assert whole.provenance["num_cells"] == 120
+
+
+def test_init_puts_the_genes_of_streamed_cells_in_its_order(counts_adata, write, tmp_path):
+    path = write(counts_adata)
+    first = run_pretrain(config("pretrain", "model.dim=16", f"output='{tmp_path / 'enc'}'", paths=[path]))
+    mixed = counts_adata[:, np.random.default_rng(0).permutation(200)].copy()
+    words = [f"init='{first}'", "data.in_memory=false", f"output='{tmp_path / 'm'}'"]
+    model = load_bundle(run_train(config("train", *words, paths=[write(mixed, "mixed.h5ad")])))
+    assert model.genes == load_bundle(first).genes
