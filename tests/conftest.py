@@ -170,7 +170,7 @@ def slurm() -> Iterator[None]:
     subprocess.run([scripts / "stop"], check=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
     """A folder of larger real data beside the repository; tests that need it are skipped where there is none."""
     folder = Path(__file__).parents[2] / "shared" / "data"

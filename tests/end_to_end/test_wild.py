@@ -1,4 +1,4 @@
-"""The same cells in other clothes get the same calls; skips where the larger real data are not there."""
+"""The same cells in different files get the same calls; skipped where the larger real data are missing."""
 
 import anndata as ad
 import pytest
@@ -17,7 +17,7 @@ COMPLETE = (
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Of PBMC, the reference that comes with scanpy."""
+    """The packaged model, trained on scanpy's PBMC."""
     return scperformer.load_model()
 
 
@@ -25,7 +25,7 @@ def calls(adata: ad.AnnData, model):
     return scperformer.annotate(adata, model).obs["scperformer_label"].astype(str)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plain(shared_data, model):
     return calls(ad.read_h5ad(shared_data / "pbmc3k.h5ad"), model)
 
@@ -38,7 +38,7 @@ def test_the_same_calls(name, shared_data, plain, model):
     assert found.tolist() == expected.tolist()
 
 
-def test_genes_that_are_not_in_the_file_are_what_differs(shared_data, model):
+def test_calls_differ_by_missing_genes_only(shared_data, model):
     """Ensembl ids: the file lacks 2,233 genes; on the same genes the calls are the same."""
     path = shared_data / "wild" / "derived_pbmc3k_cellxgene_style_rawcounts_ensembl.h5ad"
     adata = ad.read_h5ad(path)

@@ -1,4 +1,4 @@
-"""Where the expression is and what it is, on every kind of file that people bring."""
+"""The place of the expression and the kind of its values, in all kinds of files."""
 
 import math
 
@@ -75,7 +75,7 @@ def test_log_base_is_seen_in_multiples_when_genes_were_dropped(counts_adata, bas
 @pytest.mark.parametrize("total", [345.5, 1e3, 2e3, 5e3, 1e4, 5e4, 1e5, 2e5, 1e6])
 def test_usual_totals_are_seen_in_the_smallest_values_when_genes_were_dropped(counts_adata, total):
     findings = detect_expression(ad.AnnData(logged(counts_adata.X, total, num_genes=60)))
-    usual = total in (1e4, 1e5, 1e6)  # their divisors and multiples are not taken for them
+    usual = total in (1e4, 1e5, 1e6)  # their divisors and multiples are not recognised as them
     assert summary(findings) == ("X", "log1p", total if usual else None, math.e)
     assert any("set input_total=..." in note for note in findings.notes) == (not usual)
     assert findings.relative == (total in (5e4, 2e5))
@@ -172,8 +172,8 @@ def test_genes_dropped_after_normalising_make_no_groups(counts_adata):
         assert recognise(logged(counts_adata.X, num_genes=num_genes).astype(np.float64)).groups == ()
 
 
-def test_corrected_counts_beside_counts_are_no_mix(counts_adata):
-    """What removes ambient RNA leaves some cells as they were."""
+def test_corrected_counts_beside_counts_are_not_a_mix(counts_adata):
+    """Tools that remove ambient RNA leave some cells unchanged."""
     x = counts_adata.X.toarray() * np.where(np.arange(120) % 4, 0.93, 1)[:, None]
     assert judge("X", x).kind == "linear"
 
@@ -474,7 +474,7 @@ def test_real_file_without_cells(shared_data):
         read_cells(shared_data / "wild" / "derived_pbmc3k_zero_cells.h5ad")
 
 
-def test_a_mark_that_has_outlived_its_x_is_not_believed(counts_adata):
+def test_a_mark_is_ignored_if_x_was_changed_afterwards(counts_adata):
     prepared = ad.AnnData(logged(counts_adata.X), uns={PREPARED: {"target_sum": 1e4}})
     assert detect_expression(prepared).notes == ["X was prepared by scperformer (10000 counts per cell)"]
     prepared.X = counts_adata.X
@@ -485,5 +485,5 @@ def test_a_mark_that_has_outlived_its_x_is_not_believed(counts_adata):
 @pytest.mark.parametrize(
     "mark", [None, "text", {"target_sum": "abc"}, {"target_sum": -1.0}, {"target_sum": float("nan")}]
 )
-def test_a_mark_that_is_none_is_passed_over(counts_adata, mark):
+def test_an_invalid_mark_is_ignored(counts_adata, mark):
     assert summary(detect_expression(ad.AnnData(counts_adata.X, uns={PREPARED: mark}))) == ("X", "counts", None, None)

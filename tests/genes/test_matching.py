@@ -1,4 +1,4 @@
-"""Genes of a file and of a model under different names: each kind of name against plain symbols, and what is unsure."""
+"""Genes of a file and of a model under different names: each kind of name against plain symbols, and unsure names."""
 
 import anndata as ad
 import numpy as np
@@ -105,7 +105,7 @@ def test_any_naming_finds_any_other(file, model):
     assert ("case" in found.how) == (file != model and "lower case" in (file, model))
 
 
-# --- what is added up ----------------------------------------------------------------------------------------
+# Sums
 
 
 def test_genes_that_become_one_are_added_up():
@@ -120,7 +120,7 @@ def test_genes_that_become_one_are_added_up():
     assert "1 genes of the model are sums of several genes of the file" in found.notes
 
 
-# --- what is not sure ----------------------------------------------------------------------------------------
+# Unsure names
 
 
 UNSURE = {
@@ -179,13 +179,13 @@ def test_notes_name_the_column_and_count():
     assert map_genes([name.lower() for name in many], many).notes == ["1,203 names were matched in upper case"]
 
 
-def test_missing_values_in_a_column_are_no_names():
+def test_missing_values_in_a_column_are_not_names():
     var = pd.DataFrame({"gene_symbols": pd.Categorical(["CD3D", None, "nan"])})
     assert map_genes(["1", "2", "3"], ["CD3D", "GAPDH"], var).target.tolist() == [0, -1, -1]
     assert map_genes(["1", "2", "3"], [IDS["CD3D"], IDS["GAPDH"]], var).target.tolist() == [0, -1, -1]
 
 
-# --- species -------------------------------------------------------------------------------------------------
+# Species
 
 
 def test_another_species_is_refused_with_the_option():
@@ -221,13 +221,13 @@ def test_orthologs_to_and_from_mouse():
     assert {(SYMBOLS[i], MOUSE[j]) for i, j in enumerate(back) if j >= 0} == {(b, a) for a, b in partner.items()}
 
 
-def test_what_is_told_is_believed():
+def test_a_told_species_is_used():
     told = map_genes(["Cd3d", "Gapdh"], SYMBOLS, species="human")
     assert (told.target.tolist(), set(told.how)) == ([0, 2], {"case"})
     assert map_genes([gene.upper() for gene in MOUSE], MOUSE, species="mouse").target.tolist() == list(range(6))
 
 
-def test_lower_case_is_not_taken_for_mouse():
+def test_lower_case_is_not_recognised_as_mouse():
     found = map_genes([gene.lower() for gene in SYMBOLS], SYMBOLS)
     assert (found.species, found.target.tolist()) == ("unknown", list(range(8)))
 
@@ -240,7 +240,7 @@ def test_human_tables_are_not_used_for_mouse():
 
 @pytest.mark.parametrize("prefix", ["GRCh38_", "hg19_", "GRCh38______"])
 def test_genomes_in_front_of_names(prefix):
-    """As Cell Ranger writes them; genes of the other genome are not taken for human ones."""
+    """As Cell Ranger writes them; genes of the other genome do not match human genes."""
     human, mouse = ["CD3D", "MS4A1", "LYZ", "GNLY", "PPBP"], ["mm10_Cd3d", "mm10_Nkg7", "mm10_Lyz"]
     found = map_genes([prefix + gene for gene in human[:4]] + mouse, [*human, "NKG7"])
     assert found.target.tolist() == [0, 1, 2, 3, -1, -1, -1]
