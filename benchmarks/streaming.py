@@ -26,9 +26,9 @@ from scperformer.config.compose import make_config
 from scperformer.config.steps import PretrainConfig
 from scperformer.dataset.corpus import Corpus, stream_corpus
 from scperformer.network.batches import Cells, drop_genes
-from scperformer.training.datamodule import StreamedCells
 from scperformer.training.masking import hidden_loss, hide_values
 from scperformer.training.pretrain import new_masked_model
+from scperformer.training.source import StreamedCells
 
 # Memory is that of the cells: with the default network an epoch of 200,000 of them would take most of an hour.
 SMALL = ["model.dim=8", "model.num_heads=1", "model.head_dim=8", "model.gene_dropout=0.95", "trainer.batch_size=128"]

@@ -56,10 +56,7 @@ def peak_bytes(step: Callable[[], None], device: str) -> int:
 
 
 def step_bytes(network: CellTypeModel, train: Cells, num_cells: int, cfg: TrainConfig) -> int:
-    """Measure the bytes of a training step on the `num_cells` longest cells, beside the weights.
-
-    The network is left without gradients; dropout depends on the seed alone.
-    """
+    """Measure the bytes of a training step on the `num_cells` longest cells, beside the weights."""
     learner = Learner(network, train.known_labels, cfg, num_steps=1)
     rows = np.argsort(-train.lengths, kind="stable")[:num_cells]
     # Where it will be trained: the steps of a large network on a CPU would take minutes, and memory of their own.
@@ -83,13 +80,7 @@ def step_bytes(network: CellTypeModel, train: Cells, num_cells: int, cfg: TrainC
 
 
 def fitting_batch_size(network: CellTypeModel, train: Cells, cfg: TrainConfig, memory: float) -> int:
-    """Find the largest power of two that fits into `memory` bytes.
-
-    Raises
-    ------
-    InputError
-        Not even one cell fits.
-    """
+    """Find the largest power of two that fits into `memory` bytes; refuse if not even one cell fits."""
     longest = int(train.lengths.max())
     network.require_length(longest)
     few, more = (step_bytes(network, train, num, cfg) for num in TRIED)
@@ -127,14 +118,9 @@ def memory_budget(cfg: TrainConfig) -> float:
 
 
 def with_batch_size(cfg: TrainConfig, train: Cells, network: CellTypeModel, run_folder: Path | None) -> TrainConfig:
-    """Replace `auto` by a number: the batch size of the run that is continued, or one that fits.
+    """Replace `auto` by the batch size that the run folder records, or else by one that fits, and record it there.
 
-    Parameters
-    ----------
-    network
-        An untrained network to try steps with; its weights are not changed.
-    run_folder
-        The number is looked up and recorded here; None: nowhere.
+    The weights of the network are not changed.
     """
     if cfg.trainer.batch_size != AUTO:
         return cfg

@@ -26,10 +26,7 @@ GRACE_SECONDS = 20.0  # gloo and NCCL usually notice within this time that a pro
 def processes_from(trainer: TrainerConfig, environment: Mapping[str, str] = os.environ) -> ClusterEnvironment | None:
     """Choose who starts the processes: Lightning or Slurm's srun; None outside of Slurm, where Lightning decides.
 
-    Raises
-    ------
-    InputError
-        srun has started other processes than the options ask for, or none although several machines are asked for.
+    Refused: srun has started other processes than the options ask for, or none although they ask for several machines.
     """
     if "SLURM_JOB_ID" not in environment:
         return None

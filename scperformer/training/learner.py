@@ -16,9 +16,9 @@ from torch.nn.functional import cross_entropy
 from scperformer.config import NetworkConfig, OptimConfig, TrainConfig
 from scperformer.metrics import negative_log_likelihood, score
 from scperformer.network import Batch, Cells, CellTypeModel, Encoder, drop_genes, seed_of
-from scperformer.training.datamodule import Labelled, StreamedCells
 from scperformer.training.learning_curve import EpochLog
 from scperformer.training.scales import branch_scales
+from scperformer.training.source import Labelled, StreamedCells
 from scperformer.training.trainer import num_steps, run_epochs
 
 SCORE = "val_score"
@@ -31,12 +31,7 @@ LINE = "training loss %(train_loss).3f, validation macro-F1 %(val_macro_f1).3f, 
 def loss_weights(labels: np.ndarray, class_weights: str) -> torch.Tensor:
     """Weigh each label in the loss, float32, C; the mean over the cells is 1.
 
-    Parameters
-    ----------
-    labels
-        Label index of each training cell; every label occurs.
-    class_weights
-        `none`: all 1. `balanced`: inverse to the label's number of cells. `sqrt`: the root of that.
+    `class_weights` is `none` (all 1), `balanced` (inverse to the label's number of cells) or `sqrt` (the root of that).
     """
     power = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}[class_weights]
     counts = np.bincount(labels).astype(np.float64)
@@ -78,15 +73,7 @@ def process_factor(weight: torch.Tensor) -> torch.Tensor | float:
 
 
 class EncoderLearner(pl.LightningModule):
-    """The parts that training with labels and pretraining share: seeds of each step, hidden genes, the schedule.
-
-    Parameters
-    ----------
-    network
-        The network to train; its `encoder` may be None.
-    num_steps
-        Optimiser steps of the whole run, for the learning-rate schedule.
-    """
+    """The parts that training with labels and pretraining share: seeds of each step, hidden genes, the schedule."""
 
     def __init__(self, network: torch.nn.Module, cfg: NetworkConfig, num_steps: int):
         super().__init__()
@@ -120,13 +107,7 @@ class EncoderLearner(pl.LightningModule):
 
 
 class Learner(EncoderLearner):
-    """A cell-type network with its loss, metrics and optimiser.
-
-    Parameters
-    ----------
-    labels
-        Label index of each training cell, for the weights of the labels in the loss.
-    """
+    """A cell-type network with its loss, metrics and optimiser; `labels` of the training cells give their weights."""
 
     network: CellTypeModel
 

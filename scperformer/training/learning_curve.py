@@ -44,14 +44,7 @@ def read_history(folder: Path) -> list[Epoch]:
 class EpochLog(Callback):
     """Log one line per epoch and write the table of epochs; a resumed run continues the table.
 
-    Parameters
-    ----------
-    folder
-        The table is written here, anew after each epoch.
-    columns
-        The metrics in the table, between the number of the epoch and its seconds.
-    line
-        Text about the metrics for the log line, with their names as in `%(train_loss).3f`.
+    `columns` are the metrics in the table, and `line` is the text about them, with names as in `%(train_loss).3f`.
     """
 
     def __init__(self, folder: Path, columns: Sequence[str], line: str):

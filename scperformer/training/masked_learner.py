@@ -25,10 +25,10 @@ from scperformer.network import (
     TokenLogits,
     seed_of,
 )
-from scperformer.training.datamodule import Labelled, StreamedCells, validation_batches
 from scperformer.training.learner import EncoderLearner, process_factor
 from scperformer.training.learning_curve import EpochLog
 from scperformer.training.masking import bin_weights, hidden_loss, hide_values, naive_guess, naive_table
+from scperformer.training.source import Labelled, StreamedCells, validation_batches
 from scperformer.training.trainer import num_steps, run_epochs
 
 LOSS, NAIVE = "val_loss", "val_naive_loss"
@@ -53,14 +53,8 @@ class MaskableValues(nn.Module):
 class MaskedModel(nn.Module):
     """Predicts the hidden values of tokens from their vectors in the encoder's output.
 
-    Parameters
-    ----------
-    encoder
-        Learns in place. Tables of bins have an entry for the mask already; continuous values are given one here.
-    tied
-        With bins: the output layer is the table of bins.
-    mean_x
-        With continuous values: their mean, from which predictions start.
+    With bins, `tied` makes the table of bins the output layer. Continuous values are given a mask, which bins have
+    already, and their predictions start from `mean_x`.
     """
 
     def __init__(self, encoder: Encoder, *, tied: bool = False, mean_x: float = 0.0):
@@ -102,13 +96,7 @@ class MaskedModel(nn.Module):
 
 
 class MaskedLearner(EncoderLearner):
-    """The network of pretraining with its loss, its optimiser and the naive guess.
-
-    Parameters
-    ----------
-    train
-        Training cells in memory, for the naive guess and the weights of the bins.
-    """
+    """The network of pretraining with its loss, its optimiser and the naive guess, which is made of `train`."""
 
     network: MaskedModel
 

@@ -1,4 +1,4 @@
-"""Masked expression modelling: which values are hidden, what stands in their place, the loss, and a naive guess.
+"""Masked expression modelling: which values are hidden, the loss of their predictions, and a naive guess at them.
 
 Shape letters: B cells, L tokens, K hidden tokens, G genes, N entries of the table of bins.
 """
@@ -11,43 +11,17 @@ from torch.nn.functional import cross_entropy, huber_loss, mse_loss
 from scperformer.config import MaskingConfig, TokensConfig
 from scperformer.network import Batch, log2_bins, mask_token, num_tokens
 
-HIDDEN = -1.0  # what stands for a hidden value among continuous ones, which are 0 or more
-
-
-def choose_tokens(candidates_BL: torch.Tensor, share: float, draws_BL: torch.Tensor) -> torch.Tensor:
-    """A share of the candidates of each cell: rounded, but at least one of a cell that has any.
-
-    Parameters
-    ----------
-    draws_BL
-        A number for each token; those of a cell with the smallest ones are chosen.
-
-    Returns
-    -------
-    bool, B x L.
-    """
-    num_candidates_B1 = candidates_BL.sum(1, keepdim=True)
-    wanted_B1 = (share * num_candidates_B1).round().clamp_min(1)
-    rank_BL = draws_BL.masked_fill(~candidates_BL, float("inf")).argsort(1).argsort(1)
-    return candidates_BL & (rank_BL < wanted_B1)
+HIDDEN = -1.0  # stands for a hidden value among continuous ones, which are 0 or more
 
 
 def hide_values(
     batch: Batch, tokens: TokensConfig, masking: MaskingConfig, generator: torch.Generator
 ) -> tuple[Batch, torch.Tensor]:
-    """The batch with some values hidden, and which tokens are to be predicted.
+    """Hide some values of a batch; also return bool B x L, True where the true value is to be predicted.
 
-    Expressed genes alone are chosen, never the special position. Of the chosen, `mask_share` are shown as the mask,
-    `random_share` with the value of another expressed gene of the batch that was not chosen, and the rest as they are.
-
-    Parameters
-    ----------
-    generator
-        On the CPU: the same choice on every device.
-
-    Returns
-    -------
-    The batch that the encoder sees, and bool B x L: True where the true value is to be predicted.
+    In each cell a share of the expressed genes is chosen, rounded, but at least one; never the special position. Of
+    the chosen, `mask_share` are shown as the mask, `random_share` with the value of another expressed gene of the batch
+    that was not chosen, and the rest as they are. The generator is on the CPU: the same choice on every device.
 
     Source
     ------
@@ -56,7 +30,9 @@ def hide_values(
     candidates_BL = batch.keep_BL & (batch.x_BL > 0)
     draws = torch.rand(3, *candidates_BL.shape, generator=generator).to(candidates_BL.device)
     order_BL, kind_BL, donor_BL = draws
-    chosen_BL = choose_tokens(candidates_BL, masking.share, order_BL)
+    wanted_B1 = (masking.share * candidates_BL.sum(1, keepdim=True)).round().clamp_min(1)
+    rank_BL = order_BL.masked_fill(~candidates_BL, float("inf")).argsort(1).argsort(1)
+    chosen_BL = candidates_BL & (rank_BL < wanted_B1)
     masked_BL = chosen_BL & (kind_BL < masking.mask_share)
     random_BL = chosen_BL & ~masked_BL & (kind_BL < masking.mask_share + masking.random_share)
     values_BL, x_BL = batch.values_BL, batch.x_BL
@@ -68,27 +44,16 @@ def hide_values(
             x_BL = torch.where(random_BL, batch.x_BL.flatten()[donors_BL], x_BL)
         else:
             masked_BL = masked_BL | random_BL
-    hidden = HIDDEN if tokens.name == "continuous" else mask_token(tokens)
-    values_BL = values_BL.masked_fill(masked_BL, hidden)
+    values_BL = values_BL.masked_fill(masked_BL, HIDDEN if tokens.name == "continuous" else mask_token(tokens))
     return Batch(batch.genes_BL, values_BL, x_BL.masked_fill(masked_BL, 0.0), batch.keep_BL), chosen_BL
 
 
 def hidden_loss(
-    predicted: torch.Tensor,
-    true_K: torch.Tensor,
-    masking: MaskingConfig,
-    bin_weights_N: torch.Tensor | None = None,
+    predicted: torch.Tensor, true_K: torch.Tensor, masking: MaskingConfig, bin_weights_N: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Mean loss of predictions of hidden values; 0 where nothing is hidden.
+    """Compute the mean loss of predictions of hidden values: logits of bins, K x N, or values, K; 0 if K is 0.
 
-    Parameters
-    ----------
-    predicted
-        Logits of the bins, K x N, or predicted values, K.
-    true_K
-        int64 bins or float32 values.
-    bin_weights_N
-        Weight of each bin; None: all count the same.
+    `true_K` holds int64 bins or float32 values, `bin_weights_N` the weight of each bin (None: all count the same).
     """
     if not len(true_K):
         return predicted.sum()
@@ -99,7 +64,7 @@ def hidden_loss(
 
 
 def bin_counts(x: csr_matrix, tokens: TokensConfig) -> np.ndarray:
-    """How often each expressed gene is in each bin; float64, G x N."""
+    """Count how often each expressed gene is in each bin; float64, G x N."""
     size = num_tokens(tokens)
     cells = x.shape[1] * size
     counts = np.bincount(x.indices.astype(np.int64) * size + log2_bins(x.data, tokens), minlength=cells)
@@ -107,12 +72,9 @@ def bin_counts(x: csr_matrix, tokens: TokensConfig) -> np.ndarray:
 
 
 def bin_weights(x: csr_matrix, tokens: TokensConfig, class_weights: str) -> torch.Tensor | None:
-    """Weight of each bin in the loss, float32, N, with mean 1 over the expressed values; None for equal weights.
+    """Weigh each bin in the loss, float32, N, with mean 1 over the expressed values; None for equal weights.
 
-    Parameters
-    ----------
-    class_weights
-        `none`; `balanced`: inverse to how often the bin occurs; `sqrt`: the root of that.
+    `class_weights` is `none`, `balanced` (inverse to how often the bin occurs) or `sqrt` (the root of that).
     """
     if tokens.name == "continuous" or class_weights == "none":
         return None
@@ -123,14 +85,9 @@ def bin_weights(x: csr_matrix, tokens: TokensConfig, class_weights: str) -> torc
 
 
 def naive_table(x: csr_matrix, tokens: TokensConfig) -> torch.Tensor:
-    """What is usual for each gene where it is expressed, and in the last row for all genes together.
+    """Tabulate the usual values of each gene where it is expressed, and in the last row those of all genes together.
 
     Genes that few cells express lean on all genes together, which count as one more cell.
-
-    Parameters
-    ----------
-    x
-        CSR, N cells x G genes, ln(1 + cp10k).
 
     Returns
     -------
@@ -148,21 +105,10 @@ def naive_table(x: csr_matrix, tokens: TokensConfig) -> torch.Tensor:
 
 
 def naive_guess(table: torch.Tensor, batch: Batch, chosen_BL: torch.Tensor) -> torch.Tensor:
-    """A guess at the chosen values from what is usual for the gene and how the cell's other genes differ from that.
+    """Guess the chosen values of a batch of true values, in the form of the network's predictions.
 
-    The second part is above all how deeply the cell was sequenced. A value is the gene's mean plus the mean excess of
-    the cell's other genes; the chance of a bin is proportional to P(bin | gene) P(bin | cell) / P(bin).
-
-    Parameters
-    ----------
-    table
-        As `naive_table` makes it.
-    batch
-        The true values.
-
-    Returns
-    -------
-    As predictions of the network: values, K, or logits, K x N.
+    A value is the gene's mean plus the mean excess of the cell's other genes: above all, how deeply the cell was
+    sequenced. The chance of a bin is proportional to P(bin | gene) P(bin | cell) / P(bin). `table`: see `naive_table`.
     """
     seen_BL = batch.keep_BL & (batch.x_BL > 0) & ~chosen_BL
     usual = table[batch.genes_BL]

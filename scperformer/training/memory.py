@@ -15,10 +15,7 @@ def peak_memory() -> int:
 def available_memory(root: Path = Path("/")) -> int:
     """The bytes that this process can still get: free on the machine, and within the limits of its control groups.
 
-    Parameters
-    ----------
-    root
-        The folder of `proc` and `sys`. Without them (not Linux) the answer is half of the machine's memory.
+    They are read from `proc` and `sys` in the folder `root`; without these (not Linux), half of the machine's memory.
     """
     table = root / "proc" / "meminfo"
     if not table.is_file():

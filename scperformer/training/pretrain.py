@@ -4,14 +4,14 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from anndata import AnnData
 
-from scperformer.config import PretrainConfig
+from scperformer.config import PretrainConfig, make_config, quoted
 from scperformer.dataset import (
     Corpus,
     Sample,
@@ -25,7 +25,6 @@ from scperformer.files import beside, checksum, read_cells
 from scperformer.model import ENCODER, INFO, Bundle
 from scperformer.network import Cells, Encoder, gene_means, torch_state_kept
 from scperformer.outputs import require_absent
-from scperformer.training.datamodule import source_of_cells
 from scperformer.training.masked_learner import MaskedModel, train_masked
 from scperformer.training.run_folder import (
     Diverged,
@@ -35,6 +34,7 @@ from scperformer.training.run_folder import (
     record_start,
     train_in_run_folder,
 )
+from scperformer.training.source import source_of_cells
 from scperformer.training.start import start_attention, start_gene_vectors
 from scperformer.training.transfer import adopt_options, init_hash, load_init, origin, start_from_init
 
@@ -116,28 +116,35 @@ def fit(corpus: Corpus, cfg: PretrainConfig, name: str, run_folder: Path) -> Bun
     )
 
 
-def load_corpus(paths: Sequence[Path], cfg: PretrainConfig, vocabulary: Sequence[str] | None) -> Corpus:
-    """Load the cells of files or, as `data.in_memory` says, open files whose cells stay on disk."""
-    if cfg.data.in_memory is False:
-        return stream_corpus(paths, cfg, vocabulary)
-    samples = (Sample(read_cells(path, cfg.orientation), path, checksum(path)) for path in paths)
-    return make_corpus(samples, cfg, vocabulary)
-
-
 @torch_state_kept()  # other libraries change the number of threads, too, when they are imported
-def _pretrain(
-    load: Callable[[PretrainConfig, Sequence[str] | None], Corpus], cfg: PretrainConfig, output: Path
-) -> None:
-    """The whole way from a corpus to a model folder."""
+def _pretrain(cells: Sequence[AnnData] | Sequence[Path], cfg: PretrainConfig, output: Path) -> Path:
+    """Go the whole way from a corpus, in memory or in files, to a model folder."""
+    hush_helper(cfg)
+    paths = [path for path in cells if isinstance(path, Path)]
+    if paths:
+        cfg = settle_in_memory(cfg, paths)
+    else:
+        require_loadable(cfg)
+    require_absent(output, cfg.overwrite, marker=INFO)
     cfg = adopt_options(cfg)
     vocabulary = None if cfg.genes_path is None else read_genes(cfg.genes_path)
     if cfg.init is not None:
         vocabulary = load_init(cfg.init).genes
-    corpus = load(cfg, vocabulary)
-    data = " ".join([*(file["sha256"] for file in corpus.files), init_hash(cfg), *corpus.genes])
-    name = output.name.removesuffix(".encoder")
-    checksum_of_data = hashlib.sha256(data.encode()).hexdigest()
-    train_in_run_folder(cfg, output, checksum_of_data, lambda folder: fit(corpus, cfg, name, folder))
+    if cfg.data.in_memory is False:
+        corpus = stream_corpus(paths, cfg, vocabulary)
+    else:
+        numbered = enumerate(cells, start=1)
+        samples = (
+            Sample(read_cells(item, cfg.orientation), item, checksum(item))
+            if isinstance(item, Path)
+            else Sample(item, Path(f"AnnData {number} in memory"), "")
+            for number, item in numbered
+        )
+        corpus = make_corpus(samples, cfg, vocabulary)
+    text = " ".join([*(file["sha256"] for file in corpus.files), init_hash(cfg), *corpus.genes])
+    name, data = output.name.removesuffix(".encoder"), hashlib.sha256(text.encode()).hexdigest()
+    train_in_run_folder(cfg, output, data, lambda folder: fit(corpus, cfg, name, folder))
+    return output
 
 
 def pretrain(adatas: AnnData | Sequence[AnnData], *, output: str | Path, overrides: Sequence[str] = ()) -> Path:
@@ -156,16 +163,8 @@ def pretrain(adatas: AnnData | Sequence[AnnData], *, output: str | Path, overrid
     -------
     The path of the model folder, for `train(..., overrides=["init=..."])`.
     """
-    from scperformer.config import make_config, quoted
-
     cfg = make_config("pretrain", ["inputs=[adata]", f"output={quoted(str(output))}", *overrides])
-    hush_helper(cfg)
-    require_absent(output, cfg.overwrite, marker=INFO)
-    require_loadable(cfg)
-    every = [adatas] if isinstance(adatas, AnnData) else list(adatas)
-    samples = (Sample(adata, Path(f"AnnData {number} in memory"), "") for number, adata in enumerate(every, start=1))
-    _pretrain(lambda cfg, vocabulary: make_corpus(samples, cfg, vocabulary), cfg, Path(output))
-    return Path(output)
+    return _pretrain([adatas] if isinstance(adatas, AnnData) else list(adatas), cfg, Path(output))
 
 
 def run_pretrain(cfg: PretrainConfig) -> Path:
@@ -176,10 +175,5 @@ def run_pretrain(cfg: PretrainConfig) -> Path:
     InputError
         A file or its expression cannot be used, or the output exists.
     """
-    hush_helper(cfg)
     paths = [Path(name) for name in cfg.inputs]
-    cfg = settle_in_memory(cfg, paths)
-    output = Path(cfg.output) if cfg.output else beside(paths[0], ".encoder")
-    require_absent(output, cfg.overwrite, marker=INFO)
-    _pretrain(lambda cfg, vocabulary: load_corpus(paths, cfg, vocabulary), cfg, output)
-    return output
+    return _pretrain(paths, cfg, Path(cfg.output) if cfg.output else beside(paths[0], ".encoder"))

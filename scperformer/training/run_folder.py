@@ -44,9 +44,6 @@ class Diverged(InputError):
         super().__init__(found, "a loss that falls", f"lower optim.lr (now {cfg.optim.lr:g})")
 
 
-# --- processes -----------------------------------------------------------------------------------------------
-
-
 def is_helper(cfg: NetworkConfig) -> bool:
     """Whether this process only helps the first one of a distributed run, which alone writes and logs."""
     distributed = cfg.trainer.devices * cfg.trainer.num_nodes > 1
@@ -60,14 +57,8 @@ def hush_helper(cfg: NetworkConfig) -> None:
         warnings.simplefilter("ignore")
 
 
-# --- options -------------------------------------------------------------------------------------------------
-
-
 def run_options(cfg: NetworkConfig, checksum: str) -> dict[str, Any]:
-    """The options that must be the same for a run to be continued, and the checksum of its data.
-
-    Left out are the options that say where a run writes and how it shows progress.
-    """
+    """The checksum of a run's data, and its options but for where it writes and how it shows progress."""
     options = asdict(cfg)
     for name in ("inputs", "output", "overwrite", "resume", "estimate"):
         options.pop(name, None)  # a pretraining has no estimate
@@ -113,10 +104,7 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> str:
 def how_it_was_made(cfg: NetworkConfig, files: Sequence[str]) -> dict[str, Any]:
     """The part of a model's provenance that says how to make it again: seed, command, options, versions.
 
-    Parameters
-    ----------
-    files
-        Names of the input files; none for cells in memory, whose command is a call in Python.
+    Without names of input files (cells in memory), the command is a call in Python.
     """
     options = changed_options(cfg)
     if files:
@@ -142,9 +130,6 @@ def model_config(cfg: NetworkConfig, groups: Sequence[str]) -> dict[str, Any]:
     if cfg.model.gene2vec_path is not None:
         config["model"]["gene2vec_path"] = Path(cfg.model.gene2vec_path).name  # the folders of a user are private
     return config
-
-
-# --- the folder ----------------------------------------------------------------------------------------------
 
 
 def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
@@ -206,12 +191,9 @@ def record_start(folder: Path, cfg: NetworkConfig, provenance: dict[str, Any]) -
 
 
 def record_end(folder: Path, metrics: dict[str, Any]) -> dict[str, bytes]:
-    """Write the metrics and, after training with labels, draw the learning curve.
+    """Write the metrics, and draw the learning curve; it and the table of epochs are returned for the model folder.
 
-    Returns
-    -------
-    Files for the model folder: the curve and the table of epochs. A linear branch that is fitted and not trained has no
-    epochs, hence neither.
+    A pretraining has no curve, and a linear branch that is fitted and not trained has no epochs.
     """
     _write_json(folder / RESULT, metrics)
     if not metrics["best_epoch"] or "baseline" not in metrics:
@@ -227,18 +209,11 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
         temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-# --- the frame of every training -----------------------------------------------------------------------------
-
-
 def train_in_run_folder(cfg: NetworkConfig, output: Path, checksum: str, fit: Callable[[Path], Bundle | None]) -> None:
-    """Open the run folder, train in it, and write the model folder.
+    """Open the run folder, train in it, and write the model folder: the frame of every training.
 
-    Parameters
-    ----------
-    checksum
-        Of the data: a run is resumed only with the same.
-    fit
-        Trains in the run folder. The result is None in the helping processes of a distributed run.
+    A run is resumed only if its data have the same `checksum`. `fit` trains in the run folder; it returns None in the
+    helping processes of a distributed run.
     """
     folder = open_run(cfg, output, checksum)
     checkpoints = folder / CHECKPOINTS

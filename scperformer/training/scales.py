@@ -1,4 +1,4 @@
-"""How much each branch of the network is to be trusted, and how sure the sum may be: two scales from held-out cells."""
+"""The scale of each branch of the network, fitted to held-out cells."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,15 @@ from scipy.optimize import minimize
 
 from scperformer.metrics import cell_losses, negative_log_likelihood
 
-LARGEST = 10.0  # of a scale: held-out cells that are all right would drive it to infinity
+LARGEST = 10.0  # scale: held-out cells that are all right would drive it to infinity
 
 
 def branch_scales(wide: np.ndarray, deep: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Scales a, b from 0 to `LARGEST` that make a * wide + b * deep most likely on held-out cells.
+    """Find a and b, from 0 to `LARGEST`, for which a * wide + b * deep has the lowest loss on held-out cells.
 
-    Each branch alone is surer than it should be, and the encoder of a small reference is often worse than the
-    linear branch: their plain sum then loses to the linear branch. With b = 0 nothing of the encoder is left; the
-    common size of a and b is a temperature (Guo et al. 2017, arXiv 1706.04599). The objective is convex.
+    Each branch alone is overconfident, and the encoder of a small reference is often worse than the linear branch:
+    their plain sum then loses to the linear branch. The common size of a and b is a temperature (Guo et al. 2017,
+    arXiv 1706.04599). The objective is convex.
 
     Parameters
     ----------
@@ -23,13 +23,10 @@ def branch_scales(wide: np.ndarray, deep: np.ndarray, labels: np.ndarray) -> tup
         Logits of the two branches on held-out cells, N x C; all 0 for a branch that is off.
     labels
         True label indices, N.
-
-    Returns
-    -------
-    a and b.
     """
     wide, deep = np.asarray(wide, dtype=np.float64), np.asarray(deep, dtype=np.float64)
-    # Without a word from the data: the linear branch as it was fitted, the encoder only if it is alone.
+    # Without data: the linear branch as it was fitted, the encoder only if it is alone. A prior as heavy as one cell
+    # keeps a handful of held-out cells from extreme scales.
     prior = np.array([1.0, 0.0 if wide.any() else 1.0])
     true = np.arange(len(labels)), labels
 
@@ -38,7 +35,6 @@ def branch_scales(wide: np.ndarray, deep: np.ndarray, labels: np.ndarray) -> tup
         proba = np.exp(logits - logits.max(axis=1, keepdims=True))
         proba /= proba.sum(axis=1, keepdims=True)
         slopes = [float(((proba * branch).sum(axis=1) - branch[true]).mean()) for branch in (wide, deep)]
-        # A prior as heavy as one cell keeps a handful of held-out cells from saying anything extreme.
         off = scales - prior
         loss = negative_log_likelihood(logits, labels) + (off**2).sum() / (2 * len(labels))
         return loss, np.array(slopes) + off / len(labels)
@@ -49,7 +45,7 @@ def branch_scales(wide: np.ndarray, deep: np.ndarray, labels: np.ndarray) -> tup
 
 @dataclass(frozen=True)
 class Gain:
-    """What the encoder adds to the linear branch on held-out cells: mean fall of the loss of a cell."""
+    """The mean fall of a held-out cell's loss when the encoder is added to the linear branch."""
 
     mean: float
     standard_error: float
@@ -58,21 +54,11 @@ class Gain:
 def earned_scales(
     wide: np.ndarray, deep: np.ndarray, labels: np.ndarray, min_gain: float
 ) -> tuple[float, float, Gain | None]:
-    """Scales of the branches, where an encoder beside a linear branch has to earn its share.
+    """Scale the branches as `branch_scales`, but leave out an encoder that lowers the loss by no more than chance.
 
-    Held-out cells are few, and of the study that the encoder was trained on: a share that they only seem to want is
-    paid for with cells of other studies. So the encoder counts only if the loss falls by more than chance.
-
-    Parameters
-    ----------
-    wide, deep, labels
-        As for `branch_scales`.
-    min_gain
-        How many standard errors the fall must be above 0; at 0, `branch_scales` decides alone.
-
-    Returns
-    -------
-    The scales, and the gain, which is None for a branch alone.
+    Held-out cells are few, and from the study that the encoder was trained on: without this rule, cells of other
+    studies are called less well. The loss must fall by more than `min_gain` standard errors; 0: the scales of
+    `branch_scales` stand. The gain is None for a branch alone.
     """
     both = branch_scales(wide, deep, labels)
     if not wide.any() or not deep.any():

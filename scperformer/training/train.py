@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from anndata import AnnData
 
-from scperformer.config import TrainConfig
+from scperformer.config import TrainConfig, make_config, quoted
 from scperformer.dataset import Reference, make_reference, require_loadable, settle_in_memory, stream_reference
 from scperformer.errors import InputError
 from scperformer.files import beside, checksum, read_cells
@@ -28,7 +28,6 @@ from scperformer.network import (
 )
 from scperformer.outputs import require_absent
 from scperformer.training.batch_size import with_batch_size
-from scperformer.training.datamodule import source_of_cells
 from scperformer.training.learner import train_network
 from scperformer.training.run_folder import (
     Diverged,
@@ -39,6 +38,7 @@ from scperformer.training.run_folder import (
     train_in_run_folder,
 )
 from scperformer.training.scales import earned_scales
+from scperformer.training.source import source_of_cells
 from scperformer.training.start import add_linear, linear_recipe, start_attention, start_gene_vectors, start_head
 from scperformer.training.transfer import adopt_options, in_order_of_init, init_hash, origin, start_from_init
 
@@ -187,16 +187,28 @@ def load_reference(paths: Sequence[Path], cfg: TrainConfig) -> Reference:
 
 
 @torch_state_kept()  # other libraries change the number of threads, too, when they are imported
-def _train(load: Callable[[TrainConfig], Reference], cfg: TrainConfig, output: Path, source: dict[str, str]) -> None:
-    """The whole way from a reference to a model folder."""
+def _train(cells: AnnData | Sequence[Path], cfg: TrainConfig, output: Path) -> Path:
+    """Go the whole way from a reference, in memory or in files, to a model folder."""
+    hush_helper(cfg)
     if cfg.estimate:
         remedy = "call scperformer.training.estimate.run_estimate, or add --estimate to 'scperformer train'"
         raise InputError("estimate=true in a training", "estimate=false", remedy)
+    if isinstance(cells, AnnData):
+        require_loadable(cfg)
+    else:
+        cfg = settle_in_memory(cfg, cells)
+    require_absent(output, cfg.overwrite, marker=INFO)
     cfg = adopt_options(cfg)
-    reference = in_order_of_init(load(cfg), cfg)
-    name = output.name.removesuffix(".model")
-    checksum = source["reference_sha256"] + init_hash(cfg)
-    train_in_run_folder(cfg, output, checksum, lambda folder: fit(reference, cfg, source, name, folder))
+    if isinstance(cells, AnnData):
+        source = {"reference": "AnnData in memory", "reference_sha256": ""}
+        reference = make_reference(cells, cfg, source["reference"])
+    else:
+        source = {"reference": ", ".join(path.name for path in cells), "reference_sha256": checksum(*cells)}
+        reference = load_reference(cells, cfg)
+    reference = in_order_of_init(reference, cfg)
+    name, data = output.name.removesuffix(".model"), source["reference_sha256"] + init_hash(cfg)
+    train_in_run_folder(cfg, output, data, lambda folder: fit(reference, cfg, source, name, folder))
+    return output
 
 
 def train(adata: AnnData, label_key: str, *, output: str | Path, overrides: Sequence[str] = ()) -> Path:
@@ -217,16 +229,8 @@ def train(adata: AnnData, label_key: str, *, output: str | Path, overrides: Sequ
     -------
     The path of the model folder, for `load_model`.
     """
-    from scperformer.config import make_config, quoted
-
     required = ["inputs=[adata]", f"label_key={quoted(label_key)}", f"output={quoted(str(output))}"]
-    cfg = make_config("train", [*required, *overrides])
-    hush_helper(cfg)
-    require_absent(output, cfg.overwrite, marker=INFO)
-    require_loadable(cfg)
-    source = {"reference": "AnnData in memory", "reference_sha256": ""}
-    _train(lambda cfg: make_reference(adata, cfg, source["reference"]), cfg, Path(output), source)
-    return Path(output)
+    return _train(adata, make_config("train", [*required, *overrides]), Path(output))
 
 
 def run_train(cfg: TrainConfig) -> Path:
@@ -237,11 +241,5 @@ def run_train(cfg: TrainConfig) -> Path:
     InputError
         A file, its labels or its expression cannot be used, or the output exists.
     """
-    hush_helper(cfg)
     paths = [Path(name) for name in cfg.inputs]
-    cfg = settle_in_memory(cfg, paths)
-    output = Path(cfg.output) if cfg.output else beside(paths[0], ".model")
-    require_absent(output, cfg.overwrite, marker=INFO)
-    source = {"reference": ", ".join(path.name for path in paths), "reference_sha256": checksum(*paths)}
-    _train(lambda cfg: load_reference(paths, cfg), cfg, output, source)
-    return output
+    return _train(paths, cfg, Path(cfg.output) if cfg.output else beside(paths[0], ".model"))

@@ -3,9 +3,13 @@
 import logging
 import math
 import re
+import signal
 import sys
+import threading
 import warnings
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -15,9 +19,8 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from scperformer.config import NetworkConfig, TrainerConfig
 from scperformer.errors import InputError
 from scperformer.network import Cells, fast_cpu
-from scperformer.training.datamodule import CellsDataModule, StreamedCells
 from scperformer.training.distributed import helpers_watched, lost_process, processes_ended, processes_from
-from scperformer.training.interruption import Interruption
+from scperformer.training.source import StreamedCells, loaders
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +29,47 @@ CHECKPOINTS, LAST = "checkpoints", "last.ckpt"
 PEER_LOST = re.compile(
     r"(closed|reset) by (remote )?peer|connection (was )?(closed|reset)|remote process exited", re.IGNORECASE
 )
+# Clusters send SIGTERM before they kill; Slurm can be asked to send SIGUSR1 some time before.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Interruption(Callback):
+    """Save to `checkpoint` and stop after the step in which a signal came, in all processes after the same step."""
+
+    def __init__(self, checkpoint: Path):
+        self.checkpoint = checkpoint
+        self.received = 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # These replace Lightning's handlers, which communicate with other processes in the middle of a step. At the end
+        # Lightning restores the handlers that were there before its own.
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._is_over(trainer):
+            self._stop(trainer)  # the end of the last epoch has been saved
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # Not after the last step of an epoch: a run resumed from there would leave out the validation.
+        if not trainer.is_last_batch and self._is_over(trainer):
+            trainer.save_checkpoint(self.checkpoint)
+            self._stop(trainer)
+
+    def _is_over(self, trainer: pl.Trainer) -> bool:
+        return trainer.strategy.reduce_boolean_decision(self.received > 0, all=False)
+
+    def _stop(self, trainer: pl.Trainer) -> None:
+        number = signal.Signals(self.received or signal.SIGTERM)
+        log.warning("%s: saved after step %d, in epoch %d", number.name, trainer.global_step, trainer.current_epoch + 1)
+        # The first process would take another exit code of a helper for a failure.
+        raise SystemExit(128 + number if trainer.is_global_zero else 0)
 
 
 def num_steps(num_cells: int, trainer: TrainerConfig) -> int:
@@ -89,13 +133,9 @@ def run_epochs(
 ) -> int | None:
     """Train to the end, and leave the weights of the best epoch in `learner.network`.
 
-    `best.ckpt` in the run folder is the epoch with the best `monitor`. `last.ckpt` is the state after the last whole
-    epoch, or where a signal stopped the run; if it is there at the start, the run continues from it.
-
-    Parameters
-    ----------
-    mode
-        `max` or `min`: which `monitor` is the best.
+    `best.ckpt` in the run folder is the epoch with the best `monitor`, the highest or the lowest as `mode` says (max or
+    min). `last.ckpt` is the state after the last whole epoch, or where a signal stopped the run; if it is there at the
+    start, the run continues from it.
 
     Returns
     -------
@@ -116,14 +156,15 @@ def run_epochs(
     # `last` comes after `stop`: it has to save how much of the patience is left.
     last = ModelCheckpoint(folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
     trainer = make_trainer(cfg, [best, stop, epoch_log, last, Interruption(folder / LAST)], run_folder)
-    data = CellsDataModule(train, val, cfg.trainer.batch_size, cfg.seed, cfg.data.balance)
+    train_loader, val_loader = loaders(trainer, train, val, cfg)
     with warnings.catch_warnings(), processes_ended(), helpers_watched(), fast_cpu(cfg.trainer.accelerator):
         # Advice about data-loading workers and the like: ours has none to start, on purpose.
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
         try:
             trainer.fit(
                 learner,
-                data,
+                train_loader,
+                val_loader,
                 ckpt_path=folder / LAST if (folder / LAST).is_file() else None,
                 weights_only=True,  # checkpoints hold tensors and plain values: nothing in them is executed
             )

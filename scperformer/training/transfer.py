@@ -24,13 +24,7 @@ Config = TypeVar("Config", TrainConfig, PretrainConfig)
 
 
 def load_init(path: str) -> Bundle:
-    """Load the model folder from which an encoder is taken.
-
-    Raises
-    ------
-    InputError
-        There is none, it is damaged, or it has no encoder.
-    """
+    """Load the model folder from which an encoder is taken; refuse one that is missing, damaged or without encoder."""
     folder, _ = resolve_model(path)
     if not (folder / INFO).is_file():
         expected = "a folder that 'scperformer pretrain' or 'scperformer train' wrote"
@@ -40,9 +34,6 @@ def load_init(path: str) -> Bundle:
         found = f"no encoder in init='{path}' (trained with model.deep=false)"
         raise InputError(found, "a model with an encoder", "choose another, or leave init out")
     return bundle
-
-
-# --- options -------------------------------------------------------------------------------------------------
 
 
 def adopt_options(cfg: Config) -> Config:
@@ -98,36 +89,27 @@ def encoder_options(
     }
 
 
-# --- weights -------------------------------------------------------------------------------------------------
-
-
 def start_from_init(encoder: Encoder, genes: list[str], cfg: NetworkConfig) -> Bundle | None:
-    """Copy the weights of `init` into an encoder, and freeze the parts that are not to learn.
+    """Copy the weights of `init`, if there is one, into an encoder, and freeze the parts that are not to learn.
 
-    Returns
-    -------
-    The model of `init`; None without `init`.
-
-    Raises
-    ------
-    InputError
-        As `load_encoder`.
+    Returns the model of `init`. Errors are those of `load_encoder`.
     """
     if cfg.init is None:
         return None
     bundle = load_init(cfg.init)
-    mode = cfg.init_mode if isinstance(cfg, TrainConfig) else "full"
-    known = load_encoder(encoder, bundle, genes, cfg.init, _species(cfg))
+    # A corpus is aligned to the genes of `init` already: the species of its files plays no role any more.
+    mode, species = (cfg.init_mode, cfg.species) if isinstance(cfg, TrainConfig) else ("full", "auto")
+    known = load_encoder(encoder, bundle, genes, cfg.init, species)
     place_new_genes(encoder, known, len(bundle.genes), cfg.model.positions, learns=mode == "full")
-    freeze(encoder, mode)
+    if mode != "full":
+        last = [*encoder.stack[-1].parameters(), *encoder.norm.parameters()] if mode == "last_layer" else []
+        learning = [parameter for parameter in last if parameter.requires_grad]
+        encoder.requires_grad_(False)
+        for parameter in learning:
+            parameter.requires_grad_(True)
     facts = bundle.name, len(known), len(genes), mode
     log.info("encoder starts from %s, which knows %d of %d genes; init_mode=%s", *facts)
     return bundle
-
-
-def _species(cfg: NetworkConfig) -> str:
-    """The species of the genes: a corpus is aligned to the genes of `init`, so they are already the encoder's."""
-    return cfg.species if isinstance(cfg, TrainConfig) else "auto"
 
 
 @torch.no_grad()
@@ -146,20 +128,6 @@ def place_new_genes(encoder: Encoder, known: list[int], num_theirs: int, positio
         table.weight[is_new] = sinusoids(num_theirs + 1 + num_new, table.weight.shape[1])[num_theirs + 1 :]
     elif positions == "gene" and not learns:
         table.weight[is_new] = table.weight[known].mean(0)
-
-
-def freeze(encoder: Encoder, init_mode: str) -> None:
-    """Freeze nothing (full), all of the encoder but its last layer and final norm (last_layer), or all of it (head)."""
-    if init_mode == "full":
-        return
-    last = [*encoder.stack[-1].parameters(), *encoder.norm.parameters()] if init_mode == "last_layer" else []
-    learning = [parameter for parameter in last if parameter.requires_grad]
-    encoder.requires_grad_(False)
-    for parameter in learning:
-        parameter.requires_grad_(True)
-
-
-# --- the reference -------------------------------------------------------------------------------------------
 
 
 def in_order_of_init(reference: Reference, cfg: TrainConfig) -> Reference:
@@ -185,9 +153,11 @@ def origin(cfg: NetworkConfig, genes: list[str]) -> dict[str, Any]:
     if cfg.init is None:
         return {}
     bundle = load_init(cfg.init)
-    num_known = len(shared_rows(genes, bundle.genes, cfg.init, _species(cfg))[0])
-    record = {"name": bundle.name, "hash": bundle.hash, "kind": bundle.kind, "num_known_genes": num_known}
-    return {"init": record | ({"mode": cfg.init_mode} if isinstance(cfg, TrainConfig) else {})}
+    mode, species = ({"mode": cfg.init_mode}, cfg.species) if isinstance(cfg, TrainConfig) else ({}, "auto")
+    num_known = len(shared_rows(genes, bundle.genes, cfg.init, species)[0])
+    return {
+        "init": {"name": bundle.name, "hash": bundle.hash, "kind": bundle.kind, "num_known_genes": num_known} | mode
+    }
 
 
 def init_hash(cfg: NetworkConfig) -> str:

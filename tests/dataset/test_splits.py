@@ -11,7 +11,7 @@ from scperformer.dataset.splits import group_split, split_cells, split_values, s
 from scperformer.errors import InputError
 from scperformer.model.folder import load_bundle
 from scperformer.network.batches import Cells
-from scperformer.training import datamodule
+from scperformer.training import source
 from scperformer.training import train as training
 
 FAST = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none", "data.min_genes=0"]
@@ -275,6 +275,6 @@ def test_the_card_tells_rare_labels_and_the_groups_held_out(rare, write, tmp_pat
 
 def test_the_split_is_what_the_network_trains_on(counts_adata, write, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(datamodule, "Cells", lambda x, *rest: seen.append(x.shape[0]) or Cells(x, *rest))
+    monkeypatch.setattr(source, "Cells", lambda x, *rest: seen.append(x.shape[0]) or Cells(x, *rest))
     training.run_train(config(write(counts_adata), "data.val_fraction=0.25", f"output='{tmp_path / 'model'}'"))
     assert seen[:2] == [90, 30]

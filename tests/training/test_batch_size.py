@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from support.killed import run_until_killed
 
 from scperformer.config.compose import make_config
 from scperformer.config.groups import TrainerConfig
@@ -107,45 +108,24 @@ def test_options():
 # training
 
 
-def test_auto_trains_the_model_that_the_chosen_size_trains(counts_adata, write, tmp_path, caplog):
+def test_auto_trains_the_model_of_the_chosen_size_and_a_resumed_run_keeps_it(
+    counts_adata, write, tmp_path, monkeypatch, caplog
+):
+    caplog.set_level("INFO", logger="scperformer")
+    words = ["trainer.batch_size=auto", "trainer.max_epochs=2", f"output={tmp_path}/auto"]
     path = write(counts_adata)
-    with caplog.at_level("INFO", logger="scperformer"):
-        auto = run_train(
-            config(path, f"output={tmp_path}/a", "trainer.batch_size=auto", "trainer.memory_gib=0.004", "seed=1")
-        )
-    options = load_bundle(auto).provenance["options"]["trainer"]
-    size = options["batch_size"]
+    monkeypatch.setattr(batchsize, "memory_budget", lambda cfg: 2**23)
+    run_until_killed(monkeypatch, Learner, lambda: run_train(config(path, *words)))
+    size = json.loads((tmp_path / "auto.run" / "run.json").read_text())["batch_size"]
     assert size in (2, 4, 8, 16)
     assert f"batch size {size}: steps on cells of up to" in caplog.text
-    assert f"trainer.batch_size={size}" in (auto / "MODEL_CARD.md").read_text()
-    assert json.loads((tmp_path / "a.run" / "run.json").read_text())["batch_size"] == size
-    told = run_train(config(path, f"output={tmp_path}/b", f"trainer.batch_size={size}", "seed=1"))
-    ours, theirs = load_bundle(auto).weights, load_bundle(told).weights
-    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
-
-
-def test_a_resumed_run_keeps_its_batch_size_whatever_is_free(counts_adata, write, tmp_path, monkeypatch):
-    class Killed(BaseException):
-        pass
-
-    def killed(self, batch, batch_idx):
-        if self.current_epoch == 1:
-            raise Killed
-        return original(self, batch, batch_idx)
-
-    options = ["trainer.batch_size=auto", "trainer.max_epochs=2", f"output={tmp_path}/m"]
-    cfg = config(write(counts_adata), *options)
-    original = Learner.training_step
-    monkeypatch.setattr(batchsize, "memory_budget", lambda cfg: 2**22)
-    monkeypatch.setattr(Learner, "training_step", killed)
-    with pytest.raises(Killed):
-        run_train(cfg)
-    size = json.loads((tmp_path / "m.run" / "run.json").read_text())["batch_size"]
-    monkeypatch.setattr(Learner, "training_step", original)
     monkeypatch.setattr(batchsize, "memory_budget", lambda cfg: 2**40)
-    cfg.resume = True
-    run_train(cfg)
-    assert load_bundle(tmp_path / "m").provenance["options"]["trainer"]["batch_size"] == size < 32
+    auto = run_train(config(path, *words, "resume=true"))
+    assert load_bundle(auto).provenance["options"]["trainer"]["batch_size"] == size
+    assert f"trainer.batch_size={size}" in (auto / "MODEL_CARD.md").read_text()
+    words = [f"trainer.batch_size={size}", "trainer.max_epochs=2", f"output={tmp_path}/told"]
+    ours, theirs = load_bundle(auto).weights, load_bundle(run_train(config(path, *words))).weights
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_a_budget_too_small_leaves_no_run_folder(counts_adata, write, tmp_path):

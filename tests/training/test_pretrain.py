@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import make_counts
 from support.distributed import said
 
 import scperformer
@@ -50,21 +51,23 @@ def test_from_the_shell_to_labels(command, corpus, counts_adata, write, tmp_path
     assert ran.code == 0, ran.err
 
 
-@pytest.mark.parametrize("step", ["predict", "check", "analyze"])
-def test_an_encoder_cannot_annotate(command, corpus, tmp_path, step):
-    assert command("pretrain", corpus[0], *FAST, "output=my_encoder").code == 0
-    first = ["spectrum"] if step == "analyze" else []
-    ran = command(step, *first, corpus[0], "model_path=my_encoder")
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory) -> Path:
+    """An encoder of the cells of `make_counts`; tests that change it copy it first."""
+    return scperformer.pretrain(make_counts(), output=tmp_path_factory.mktemp("encoder") / "enc", overrides=FAST)
+
+
+@pytest.mark.parametrize("words", [["predict"], ["check"], ["analyze", "spectrum"]], ids=lambda words: words[0])
+def test_an_encoder_cannot_annotate(command, corpus, encoder, words):
+    ran = command(*words, corpus[0], f"model_path={encoder}")
     assert ran.code == 2
-    assert ran.err.splitlines() == [
-        "error: an encoder without labels at 'my_encoder'; expected a model that tells labels apart: train one that "
-        "starts from it: scperformer train REFERENCE label_key=COLUMN init=my_encoder."
-    ]
+    [line] = ran.err.splitlines()
+    assert line.startswith(f"error: an encoder without labels at '{encoder}'; expected a model")
+    assert line.endswith(f"scperformer train REFERENCE label_key=COLUMN init={encoder}.")
 
 
-def test_its_genes_can_still_be_aligned_to(command, corpus):
-    assert command("pretrain", corpus[0], *FAST, "output=my_encoder").code == 0
-    assert command("preprocess", corpus[1], "model_path=my_encoder", "output=aligned.h5ad").code == 0
+def test_its_genes_can_still_be_aligned_to(command, corpus, encoder):
+    assert command("preprocess", corpus[1], f"model_path={encoder}", "output=aligned.h5ad").code == 0
 
 
 def test_the_folder_says_everything(corpus, tmp_path):
@@ -87,13 +90,16 @@ def test_the_folder_says_everything(corpus, tmp_path):
     assert (program, step, words[:2]) == ("scperformer", "pretrain", ["part0.h5ad", "part1.h5ad"])
     again = make_config("pretrain", to_overrides(words))
     assert (again.tokens.name, again.trainer.max_epochs) == ("bins", 1)
-    assert not (tmp_path / "enc.run" / "checkpoints").exists()
+    assert sorted(path.name for path in (tmp_path / "enc.run").iterdir()) == sorted(
+        ["config.yaml", "metrics.csv", "metrics.json", "provenance.json", "run.json"]
+    )
+    assert json.loads((tmp_path / "enc.run" / "provenance.json").read_text()) == made
     assert all(name.startswith(("model.encoder.", "pretraining.")) for name in bundle.weights)
 
 
-def test_the_page_on_formats_names_what_is_written(corpus):
+def test_the_page_on_formats_names_what_is_written(encoder):
     page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
-    info = json.loads((run_pretrain(config(*corpus)) / INFO).read_text())
+    info = json.loads((encoder / INFO).read_text())
     written = [*info, *info["metrics"], *info["provenance"], *info["provenance"]["corpus"][0], "init", "genes"]
     assert [name for name in written if f"`{name}`" not in page] == []
 
@@ -200,15 +206,15 @@ def test_refusals(command, corpus, tmp_path, case):
     assert not (tmp_path / "enc.run").exists()
 
 
-def test_an_encoder_of_an_unknown_kind_is_damaged(corpus):
-    output = run_pretrain(config(corpus[0]))
+def test_an_encoder_of_an_unknown_kind_is_damaged(encoder, tmp_path):
+    output = Path(shutil.copytree(encoder, tmp_path / "other"))
     info = json.loads((output / INFO).read_text())
     (output / INFO).write_text(json.dumps(info | {"kind": "other"}))
     with pytest.raises(InputError, match=r"damaged model .*of an unknown kind"):
         load_bundle(output)
     del info["provenance"]["corpus"]
     (output / INFO).write_text(json.dumps(info))
-    with pytest.raises(InputError, match="without provenance of corpus"):
+    with pytest.raises(InputError, match=r"without .*corpus"):
         load_bundle(output)
 
 

@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 from scipy.sparse import csr_matrix
 
-from scperformer.config import TokensConfig
+from scperformer.config import NetworkConfig, TokensConfig
 from scperformer.dataset import Stream
 from scperformer.network import (
     AHEAD,
@@ -30,7 +30,6 @@ BLOCK_CELLS = 64  # neighbours that are read together
 MIN_BUFFER_CELLS = 4096  # mixed with each other: 64 blocks from anywhere
 
 Labelled = tuple[Batch, torch.Tensor]
-Make = Callable[[int], Iterator[Labelled]]
 
 
 def block_order(rows: np.ndarray, seed: int, epoch: int) -> np.ndarray:
@@ -45,14 +44,7 @@ def block_order(rows: np.ndarray, seed: int, epoch: int) -> np.ndarray:
 class StreamedCells:
     """Labelled cells on disk, with the methods of `Cells` that training needs.
 
-    Parameters
-    ----------
-    stream
-        The cells to train on.
-    tokens
-        How cells become tokens.
-    sample
-        Some of them, in memory, for the fits and statistics that come before the network learns.
+    `sample` holds some of them in memory, for the fits and statistics that come before the network learns.
     """
 
     def __init__(self, stream: Stream, tokens: TokensConfig, sample: Cells):
@@ -123,20 +115,12 @@ def validation_batches(val: Cells, batch_size: int) -> list[np.ndarray]:
 class Loader:
     """The batches of an epoch, made anew in each; Lightning takes it for a data loader.
 
-    Parameters
-    ----------
-    make
-        Yields the batches of the epoch that begins, from the given number on.
-    num_batches
-        The number of batches in every epoch.
-    to_gpu
-        Batches are made ahead in a thread, in memory that a GPU can copy while it computes.
-    trainer
-        Given for training batches: a checkpoint then says how many of them a resumed epoch leaves out.
+    `make` yields the batches from a given number on. For a GPU they are made ahead in a thread, in memory that it can
+    copy while it computes. Only training is resumed within an epoch: its checkpoints say how many batches are done.
     """
 
-    def __init__(self, make: Make, num_batches: int, *, to_gpu: bool, trainer: pl.Trainer | None = None):
-        self.make, self.num_batches, self.to_gpu, self.trainer = make, num_batches, to_gpu, trainer
+    def __init__(self, trainer: pl.Trainer, make: Callable[[int], Iterator[Labelled]], num_batches: int):
+        self.trainer, self.make, self.num_batches = trainer, make, num_batches
         self.done = 0
 
     def __len__(self) -> int:
@@ -146,55 +130,27 @@ class Loader:
         # Not before the first batch is asked for: Lightning counts the epoch up after it has got its iterator.
         first, self.done = self.done, 0
         batches = self.make(first)
-        if self.to_gpu:
+        if self.trainer.strategy.root_device.type == "cuda":
             batches = ahead(((tokens.pin_memory(), labels_B.pin_memory()) for tokens, labels_B in batches), AHEAD)
         yield from batches
 
     def state_dict(self) -> dict[str, int]:
-        if self.trainer is None:
-            return {}
         return {"done": self.trainer.fit_loop.epoch_loop.batch_progress.current.ready % len(self)}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        self.done = state_dict.get("done", 0)
+        self.done = state_dict["done"]
 
 
-class CellsDataModule(pl.LightningDataModule):
-    """Training cells, in memory or on disk, and validation cells in memory.
+def loaders(trainer: pl.Trainer, train: Cells | StreamedCells, val: Cells, cfg: NetworkConfig) -> tuple[Loader, Loader]:
+    """Make the loaders of a run: training batches, dealt out to the processes, and validation batches."""
+    size = cfg.trainer.batch_size
 
-    Parameters
-    ----------
-    balance
-        How often cells of rare labels are seen, as `drawn_rows` takes it.
-    """
+    def batches(first: int) -> Iterator[Labelled]:
+        process = {"rank": trainer.global_rank, "world_size": trainer.world_size}
+        when = {"seed": cfg.seed, "epoch": trainer.current_epoch}
+        return train.epoch_batches(size, balance=cfg.data.balance, first=first, **when, **process)
 
-    def __init__(self, train: Cells | StreamedCells, val: Cells, batch_size: int, seed: int, balance: str = "none"):
-        super().__init__()
-        self.train, self.val = train, val
-        self.batch_size, self.seed, self.balance = batch_size, seed, balance
-
-    def train_dataloader(self) -> Loader:
-        trainer = self.trainer
-        assert trainer is not None
-
-        def batches(first: int) -> Iterator[Labelled]:
-            process = {"rank": trainer.global_rank, "world_size": trainer.world_size}
-            shared = {"seed": self.seed, "epoch": trainer.current_epoch, **process}
-            return self.train.epoch_batches(self.batch_size, balance=self.balance, first=first, **shared)
-
-        steps = self.train.num_steps(self.batch_size, trainer.world_size)
-        return Loader(batches, steps, to_gpu=self._to_gpu, trainer=trainer)
-
-    def val_dataloader(self) -> Loader:
-        # Every process validates on all of them: the numbers are then the same on one device and on many.
-        batches = validation_batches(self.val, self.batch_size)
-        return Loader(lambda first: map(self.val.labelled_batch, batches[first:]), len(batches), to_gpu=self._to_gpu)
-
-    @property
-    def _to_gpu(self) -> bool:
-        assert self.trainer is not None
-        return self.trainer.strategy.root_device.type == "cuda"
-
-    def transfer_batch_to_device(self, batch: Labelled, device: torch.device, dataloader_idx: int) -> Labelled:
-        tokens, labels_B = batch
-        return tokens.to(device), labels_B.to(device, non_blocking=True)
+    # Every process validates on all cells: the numbers are then the same on one device and on many.
+    rows = validation_batches(val, size)
+    validation = Loader(trainer, lambda first: map(val.labelled_batch, rows), len(rows))
+    return Loader(trainer, batches, train.num_steps(size, trainer.world_size)), validation

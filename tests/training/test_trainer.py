@@ -27,8 +27,11 @@ def interrupted(monkeypatch, train, number: int, epoch: int, step: int) -> int:
     return stopped.value.code
 
 
-@pytest.mark.parametrize(("epoch", "step"), [(0, 1), (1, 2), (1, -1)], ids=["first epoch", "later", "last step"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=["TERM", "USR1"])
+@pytest.mark.parametrize(
+    ("number", "epoch", "step"),
+    [(signal.SIGTERM, 0, 1), (signal.SIGUSR1, 1, 2), (signal.SIGTERM, 1, -1)],
+    ids=["TERM in the first epoch", "USR1 later", "TERM in the last step"],
+)
 def test_a_signal_loses_nothing(cells, cfg, tmp_path, monkeypatch, number, epoch, step):
     train, val, _ = cells
     torch.set_num_threads(1)

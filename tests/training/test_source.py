@@ -11,8 +11,8 @@ from scperformer.config.groups import TokensConfig
 from scperformer.dataset import collection
 from scperformer.errors import InputError
 from scperformer.network.batches import Cells, ahead, drawn_rows, shared_batches, shuffled_batches
-from scperformer.training import datamodule
-from scperformer.training.datamodule import BLOCK_CELLS, StreamedCells, block_order
+from scperformer.training import source
+from scperformer.training.source import BLOCK_CELLS, StreamedCells, block_order
 
 
 def make_cells(num: int) -> Cells:
@@ -96,7 +96,7 @@ def test_an_epoch_has_every_cell_once(num_cells):
 
 @pytest.mark.parametrize("first", [1, 127, 128, 300])
 def test_an_epoch_that_was_cut_off_goes_on_there_without_reading_what_is_done(first, monkeypatch):
-    monkeypatch.setattr(datamodule, "MIN_BUFFER_CELLS", 1024)
+    monkeypatch.setattr(source, "MIN_BUFFER_CELLS", 1024)
     whole, _, reads = epoch(5000)
     rest, _, read_again = epoch(5000, first=first)
     assert rest == whole[first:]
@@ -111,7 +111,7 @@ def test_epochs_repeat_and_differ():
 
 
 def test_neighbours_are_read_together_and_mixed(monkeypatch):
-    monkeypatch.setattr(datamodule, "MIN_BUFFER_CELLS", 1024)
+    monkeypatch.setattr(source, "MIN_BUFFER_CELLS", 1024)
     batches, lengths, reads = epoch(20_000, batch_size=32)
     for read in reads:
         jumps = np.count_nonzero(np.diff(read) != 1)
