@@ -6,10 +6,15 @@
 Cells are made up: 16,906 genes, of which each expresses about 1,500. Training runs as `scperformer train` does, loading
 of batches and optimiser included; prediction as `scperformer predict`. The share is that of the fastest bf16 product of
 two square matrices in the same run; operations are counted by torch on one cell, in the plain form of attention. The
-last table has the layers of scBERT's encoder alone, ours and performer-pytorch's with the same weights.
+last table has the layers of scBERT's encoder alone, ours and performer-pytorch's with the same weights; their error is
+that of the output, as a share of its norm, against the same layers in float64.
+
+Every row is a process of its own. One that fails, or takes longer than `--timeout` seconds, says so in its place.
 """
 
 import argparse
+import copy
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +28,7 @@ import torch
 from machine import machine, peak_gb
 from performer import LENGTH, our_layers, performer, run_ours
 from scipy import sparse
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from scperformer.config.compose import make_config
@@ -35,6 +41,14 @@ from scperformer.training.learner import train_network
 from scperformer.training.learning_curve import read_history
 
 PRESETS = {"scbert": ["model=scbert", "model.positions=gene"], "base": ["model=base", "model.wide=false"]}
+NUM_CELLS = {"scbert": 512, "base": 4096}  # a few seconds of work each
+THEIRS, OURS = "performer-pytorch", "scperformer"
+PRECISIONS = ("float32", "tf32", "bf16")  # tf32: float32 whose products may round their factors to 10 bits
+PRESET_COLUMNS = (
+    *("cells a step", "training: cells/s", "share of peak", "GB"),
+    *("prediction: cells/s", "share of peak", "GB", "prediction in float32: cells/s"),
+)
+LAYER_COLUMNS = ("forward: cells/s", "forward and backward: cells/s", "GB", "error")
 NUM_LABELS = 11
 EPOCHS = 3  # of which the first is left out
 NO_GPU = "error: no GPU; expected one that torch can use: see docs/training.md, or try --device cpu --tiny"
@@ -67,71 +81,117 @@ def peak_flops(device: str, size: int, rounds: int) -> float:
 
 
 def flops_of_a_cell(network: CellTypeModel, cells: Cells) -> tuple[int, int]:
-    """Operations of a forward pass on a typical cell, and of a training step."""
+    """Operations of a forward pass on a typical cell, and of a training step; counted, not done."""
     batch, labels_B = cells.labelled_batch(np.argsort(cells.lengths)[[len(cells) // 2]])
-    with FlopCounterMode(display=False) as forward:
+    with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as forward:
         logits_BC, _ = network(batch)
-    with FlopCounterMode(display=False) as backward:
-        torch.nn.functional.cross_entropy(logits_BC, labels_B).backward()
+        loss = torch.nn.functional.cross_entropy(logits_BC, labels_B)
+    with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as backward:
+        loss.backward()
     network.zero_grad(set_to_none=True)
     return forward.get_total_flops(), forward.get_total_flops() + backward.get_total_flops()
 
 
 def in_use(device: str) -> float:
-    """GB at most: of the GPU, or of the process."""
-    return torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else peak_gb()
+    """GB at most: of the GPU since the last call, or of the process."""
+    if device != "cuda":
+        return peak_gb()
+    found = torch.cuda.max_memory_allocated() / 1e9
+    torch.cuda.reset_peak_memory_stats()
+    return found
 
 
-def measure(preset: str, device: str, tiny: bool, peak: float) -> str:
+def preset_row(preset: str, device: str, tiny: bool, peak: float) -> list[str]:
     """A row of the first table."""
     kind = ["trainer=gpu", "trainer.batch_size=auto"] if device == "cuda" else ["trainer.batch_size=4"]
     smaller = ["model.dim=8", "model.depth=1", "model.num_heads=2", "model.head_dim=4"] if tiny else []
     words = ["inputs=[x]", "label_key=x", "logger=none", f"trainer.max_epochs={EPOCHS}", *PRESETS[preset], *kind]
     cfg = make_config("train", [*words, *smaller, "trainer.progress_bar=false"])
-    num_genes, num_cells = (60, 16) if tiny else (16_906, 2048)
+    num_genes, num_cells = (60, 16) if tiny else (16_906, NUM_CELLS[preset])
     cells, held_out = made_up(num_cells, num_genes, cfg), made_up(NUM_LABELS, num_genes, cfg)
     parts = {"tokens": cfg.tokens, "model": cfg.model, "attention": cfg.attention, "head": cfg.head}
     network = CellTypeModel(num_genes, NUM_LABELS, **parts)
     forward, step = flops_of_a_cell(network, cells)
     cfg = with_batch_size(cfg, cells, network, None)
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+    size, precision = cfg.trainer.batch_size, "bf16-mixed" if device == "cuda" else "32-true"
+    in_use(device)
     with tempfile.TemporaryDirectory() as folder:
         train_network(network, cells, held_out, cfg, Path(folder))
         seconds = median(epoch["seconds"] for epoch in read_history(Path(folder))[1:])
     training, memory = num_cells / seconds, in_use(device)
-    precision = "bf16-mixed" if device == "cuda" else "32-true"
-    size = cfg.trainer.batch_size
-    predicting = num_cells / median_seconds(lambda: predict_cells(network, cells, size, device, precision), device, 3)
-    shares = (f"{speed * flops / peak:.1%}" for speed, flops in ((training, step), (predicting, forward)))
-    speeds = (f"{training:,.0f}", f"{predicting:,.0f}")
-    both = (word for pair in zip(speeds, shares, strict=True) for word in pair)
-    return " | ".join([preset, str(size), *both, f"{memory:.1f}"])
+
+    def predicting(precision: str) -> float:
+        return num_cells / median_seconds(lambda: predict_cells(network, cells, size, device, precision), device, 3)
+
+    mixed = predicting(precision)
+    return [
+        *(str(size), f"{training:,.0f}", f"{training * step / peak:.1%}", f"{memory:.1f}"),
+        *(f"{mixed:,.0f}", f"{mixed * forward / peak:.1%}", f"{in_use(device):.1f}", f"{predicting('32-true'):,.0f}"),
+    ]
 
 
-def layers(network: torch.nn.Module, run: Callable, precision: str, sizes: tuple[int, int], device: str) -> list[str]:
-    """Cells a second of scBERT's layers, forward and with the backward pass, and memory."""
+def layers_row(name: str, precision: str, sizes: tuple[int, int], device: str) -> list[str]:
+    """Cells a second of scBERT's layers, forward and with the backward pass, memory and error: of the last table."""
+    network, run = (
+        (performer(), lambda h_BLD, network: network(h_BLD))
+        if name == THEIRS
+        else (our_layers({}, chunk_tokens=None), run_ours)
+    )
     network = network.to(device)
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
     h_BLD = torch.randn(*sizes, 200, device=device, generator=torch.Generator(device).manual_seed(1))
+    exact_1LD = in_float64(network, run, h_BLD[:1])
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     mixed = torch.autocast(device, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
     def forward() -> torch.Tensor:
         with mixed:
             return run(h_BLD, network)
 
-    def without_gradients() -> None:
+    def without_gradients() -> torch.Tensor:
         with torch.no_grad():
-            forward()
+            return forward()
 
     def both() -> None:
         forward().float().square().mean().backward()
 
+    found_1LD = without_gradients()[:1].double()
+    error = float((found_1LD - exact_1LD).norm() / exact_1LD.norm())
+    in_use(device)
     speeds = [sizes[0] / median_seconds(call, device, 5) for call in (without_gradients, both)]
-    found = [*(f"{speed:.1f}" for speed in speeds), f"{in_use(device):.1f}"]
-    network.to("cpu")
-    return found
+    return [*(f"{speed:.1f}" for speed in speeds), f"{in_use(device):.1f}", f"{error:.1e}"]
+
+
+def in_float64(network: torch.nn.Module, run: Callable, h_1LD: torch.Tensor) -> torch.Tensor:
+    """The output for one cell of the same layers in float64."""
+    with torch.no_grad():
+        return run(h_1LD.double(), copy.deepcopy(network).double())
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Measure one row and print it."""
+    device, tiny, name = arguments.device, arguments.tiny, arguments.work
+    if name in PRESETS:
+        row = preset_row(name, device, tiny, arguments.peak)
+    else:
+        sizes = (1, 65) if tiny else (arguments.cells, LENGTH)
+        row = layers_row(*name.split(", "), sizes, device)
+    print(f"| {' | '.join([name, *row])} |")
+
+
+def row_of(name: str, peak: float, arguments: argparse.Namespace) -> str:
+    """The row that a process of its own has measured, or why there is none."""
+    options = ["--tiny"] if arguments.tiny else []
+    options += ["--device", arguments.device, "--cells", str(arguments.cells), "--peak", str(peak), "--work", name]
+    try:
+        ran = subprocess.run(
+            [sys.executable, __file__, *options], capture_output=True, text=True, check=False, timeout=arguments.timeout
+        )
+    except subprocess.TimeoutExpired:
+        return f"| {name} | not done after {arguments.timeout} s |"
+    if ran.returncode == 0:
+        return ran.stdout.splitlines()[-1]
+    print(ran.stderr, file=sys.stderr)
+    return f"| {name} | failed: {ran.stderr.strip().splitlines()[-1] if ran.stderr.strip() else ran.returncode} |"
 
 
 def main() -> int:
@@ -139,26 +199,28 @@ def main() -> int:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes that mean nothing, to try the script")
     parser.add_argument("--cells", type=int, default=4, help="cells of a batch in the table of layers")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds that a row may take")
+    parser.add_argument("--peak", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     device, tiny = arguments.device, arguments.tiny
     if device == "cuda" and not torch.cuda.is_available():
         print(NO_GPU, file=sys.stderr)
         return 2
+    if arguments.work:
+        work(arguments)
+        return 0
     peak = peak_flops(device, 256 if tiny else 8192, 20)
     print(f"{machine()}; bf16 product of {peak / 1e12:.3g} TFLOP/s\n", flush=True)
-    print("| preset | cells a step | training: cells/s | share of peak | prediction: cells/s | share of peak | GB |")
-    print("|---|---|---|---|---|---|---|")
-    for preset in PRESETS:
-        print(f"| {measure(preset, device, tiny, peak)} |", flush=True)
-    print("\n| layers of scBERT | forward: cells/s | forward and backward: cells/s | GB |\n|---|---|---|---|")
-    sizes = (1, 65) if tiny else (arguments.cells, LENGTH)
-    for precision in ("float32", "bf16"):
-        for name, make, run in (
-            ("performer-pytorch", performer, lambda h, network: network(h)),
-            ("scperformer", lambda: our_layers({}, chunk_tokens=None), run_ours),
-        ):
-            row = layers(make(), run, precision, sizes, device)
-            print(f"| {name}, {precision} | {' | '.join(row)} |", flush=True)
+    tables = (
+        ("preset", PRESET_COLUMNS, list(PRESETS)),
+        ("layers of scBERT", LAYER_COLUMNS, [f"{name}, {precision}" for precision in PRECISIONS for name in (THEIRS, OURS)]),
+    )
+    for first, columns, names in tables:
+        print(f"| {' | '.join([first, *columns])} |\n|{'---|' * (len(columns) + 1)}")
+        for name in names:
+            print(row_of(name, peak, arguments), flush=True)
+        print()
     return 0
 
 

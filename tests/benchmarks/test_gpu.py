@@ -33,7 +33,7 @@ def test_a_tiny_run_on_the_cpu_fills_every_row():
     found = {row[0]: row[1:] for row in rows if not row[0].startswith("-")}
     assert {"scbert", "base"} < set(found)
     for name in ("performer-pytorch", "scperformer"):
-        assert {f"{name}, float32", f"{name}, bf16"} < set(found)
+        assert {f"{name}, float32", f"{name}, tf32", f"{name}, bf16"} < set(found)
     measured = [row for name, row in found.items() if name in ("scbert", "base") or ", " in name]
-    assert len(measured) == 6
+    assert len(measured) == 8
     assert all(float(cell.rstrip("%").replace(",", "")) >= 0 for row in measured for cell in row)
