@@ -12,7 +12,7 @@ from scperformer.attention.additive import Additive, KeySums
 from scperformer.attention.base import Attention, Sizes
 from scperformer.attention.conv import Conv
 from scperformer.attention.evo import Evo
-from scperformer.attention.favor import Favor, FavorOptions, PublishedFavor
+from scperformer.attention.favor import Favor, FavorOptions, PublishedFavor, has_triton
 from scperformer.attention.linformer import Linformer
 from scperformer.attention.lsh import Lsh
 from scperformer.attention.rbf import Rbf

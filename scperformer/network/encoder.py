@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from scperformer.attention import MECHANISMS, Additive, Attention, KeySums, Sizes, make_attention
+from scperformer.attention import MECHANISMS, Additive, Attention, KeySums, Sizes, has_triton, make_attention
 from scperformer.config import ModelConfig, TokensConfig
 from scperformer.errors import InputError
 from scperformer.network.chunked import read_in_chunks, read_recomputed, sum_in_chunks, sum_recomputed
@@ -29,6 +29,17 @@ log = logging.getLogger(__name__)
 # latter would leave rounding errors larger than it.
 MOST = 1 / 3
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer norm before products: on a GPU, if Triton is there, one pass gives it in their precision."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_cuda and x.dtype == torch.float32 and has_triton():
+            from scperformer.network.fused_norm import layer_norm  # needs Triton
+
+            return layer_norm(x, self.weight, self.bias, self.eps)
+        return super().forward(x)
 
 
 class Layer(nn.Module):
@@ -43,12 +54,14 @@ class Layer(nn.Module):
         in_pieces = isinstance(attention, Additive) and not attention.is_causal
         self.chunk_tokens = model.chunk_tokens if in_pieces else None
         self.checkpointing = model.checkpointing
-        self.norm_attention = nn.LayerNorm(model.dim)
+        # after the residual, what is normalised goes into the next one, and must stay float32
+        norm = LayerNorm if self.pre_norm else nn.LayerNorm
+        self.norm_attention = norm(model.dim)
         # rows: queries (which are the keys too, where they are shared), keys, values
         self.to_qkv = nn.Linear(model.dim, (2 if attention.shared_qk else 3) * self.inner, bias=False)
         self.attention = attention
         self.to_out = nn.Linear(self.inner, model.dim)
-        self.norm_feedforward = nn.LayerNorm(model.dim)
+        self.norm_feedforward = norm(model.dim)
         hidden = model.dim * model.feedforward_factor
         self.feedforward = nn.Sequential(
             nn.Linear(model.dim, hidden), ACTIVATIONS[model.activation](), nn.Linear(hidden, model.dim)

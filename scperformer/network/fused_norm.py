@@ -1,0 +1,98 @@
+"""Layer norm on a GPU in one pass, in the precision that the products after it take (Triton).
+
+torch computes it in float32 under automatic mixed precision, and converts what comes out in a pass of its own.
+
+Shape letters: R rows, D width, P programs of the backward pass.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+ROWS = 16  # of a tile
+PROGRAMS = 1024  # of the backward pass at most: each adds up gradients of the weights on its own
+
+
+@triton.jit
+def _forward(x, weight, bias, out, means, scales, R, D, epsilon, TILE_R: tl.constexpr, TILE_D: tl.constexpr):
+    rows, dims = tl.program_id(0).to(tl.int64) * TILE_R + tl.arange(0, TILE_R), tl.arange(0, TILE_D)
+    inside = (rows < R)[:, None] & (dims < D)[None, :]
+    x_RD = tl.load(x + rows[:, None] * D + dims[None, :], mask=inside, other=0.0).to(tl.float32)
+    mean_R = tl.sum(x_RD, 1) / D
+    centred_RD = tl.where(inside, x_RD - mean_R[:, None], 0.0)
+    scale_R = 1.0 / tl.sqrt(tl.sum(centred_RD * centred_RD, 1) / D + epsilon)
+    weight_D, bias_D = tl.load(weight + dims, mask=dims < D), tl.load(bias + dims, mask=dims < D)
+    out_RD = centred_RD * scale_R[:, None] * weight_D[None, :] + bias_D[None, :]
+    tl.store(out + rows[:, None] * D + dims[None, :], out_RD, mask=inside)
+    tl.store(means + rows, mean_R, mask=rows < R)
+    tl.store(scales + rows, scale_R, mask=rows < R)
+
+
+@triton.jit
+def _backward(
+    x, weight, means, scales, grad, grad_x, grad_weight, grad_bias, R, D, num_tiles, TILE_R: tl.constexpr,
+    TILE_D: tl.constexpr
+):  # fmt: skip
+    program, dims = tl.program_id(0), tl.arange(0, TILE_D)
+    weight_D = tl.load(weight + dims, mask=dims < D, other=0.0)
+    weight_sum_D, bias_sum_D = tl.zeros([TILE_D], tl.float32), tl.zeros([TILE_D], tl.float32)
+    for tile in range(program, num_tiles, tl.num_programs(0)):
+        rows = (tile * TILE_R + tl.arange(0, TILE_R)).to(tl.int64)
+        inside = (rows < R)[:, None] & (dims < D)[None, :]
+        place = rows[:, None] * D + dims[None, :]
+        mean_R = tl.load(means + rows, mask=rows < R, other=0.0)
+        scale_R = tl.load(scales + rows, mask=rows < R, other=0.0)
+        x_RD = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        normed_RD = (x_RD - mean_R[:, None]) * scale_R[:, None]
+        grad_RD = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32)
+        weight_sum_D += tl.sum(grad_RD * normed_RD, 0)
+        bias_sum_D += tl.sum(grad_RD, 0)
+        grad_RD = grad_RD * weight_D[None, :]
+        parallel_R = tl.sum(grad_RD * normed_RD, 1) / D
+        grad_RD = (grad_RD - tl.sum(grad_RD, 1)[:, None] / D - normed_RD * parallel_R[:, None]) * scale_R[:, None]
+        tl.store(grad_x + place, grad_RD, mask=inside)
+    tl.store(grad_weight + program * D + dims, weight_sum_D, mask=dims < D)
+    tl.store(grad_bias + program * D + dims, bias_sum_D, mask=dims < D)
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x_RD, weight_D, bias_D, epsilon, dtype):
+        R, D = x_RD.shape
+        out_RD = torch.empty_like(x_RD, dtype=dtype)
+        mean_R, scale_R = torch.empty(2, R, dtype=torch.float32, device=x_RD.device)
+        sizes = {"TILE_R": ROWS, "TILE_D": triton.next_power_of_2(D)}
+        _forward[(triton.cdiv(R, ROWS),)](x_RD, weight_D, bias_D, out_RD, mean_R, scale_R, R, D, epsilon, **sizes)
+        ctx.save_for_backward(x_RD, weight_D, mean_R, scale_R)
+        return out_RD
+
+    @staticmethod
+    def backward(ctx, grad_RD):
+        x_RD, weight_D, mean_R, scale_R = ctx.saved_tensors
+        R, D = x_RD.shape
+        num_tiles = triton.cdiv(R, ROWS)
+        num_programs = min(PROGRAMS, num_tiles)
+        grad_x_RD = torch.empty_like(x_RD)
+        sums_2PD = mean_R.new_empty(2, num_programs, D)
+        made = (grad_x_RD, sums_2PD[0], sums_2PD[1])
+        sizes = {"TILE_R": ROWS, "TILE_D": triton.next_power_of_2(D)}
+        given = (x_RD, weight_D, mean_R, scale_R, grad_RD.contiguous())
+        _backward[(num_programs,)](*given, *made, R, D, num_tiles, **sizes)
+        return grad_x_RD, *sums_2PD.sum(1).to(weight_D.dtype), None, None
+
+
+def layer_norm(x: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Layer norm over the last axis, computed in float32.
+
+    Parameters
+    ----------
+    x
+        float32, ... x D.
+
+    Returns
+    -------
+    As `x`, in the precision of products: bfloat16 where automatic mixed precision says so.
+    """
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    return _LayerNorm.apply(x.reshape(-1, x.shape[-1]).contiguous(), weight_D, bias_D, epsilon, dtype).view(x.shape)

@@ -1,0 +1,56 @@
+"""Layer norm's kernels against the formula in float64: on a GPU, else by Triton's interpreter (conftest.py)."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from scperformer.network.fused_norm import layer_norm
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+
+
+def inputs(rows: int, width: int) -> list[torch.Tensor]:
+    """Tokens of two cells far from 0, weights and biases, and the gradient of the output; float64."""
+    generator = torch.Generator().manual_seed(0)
+    x, grad = torch.randn(2, 2, rows, width, generator=generator, dtype=torch.float64)
+    weight, bias = torch.randn(2, width, generator=generator, dtype=torch.float64)
+    return [5 + 3 * x, weight, bias, grad]
+
+
+def by_formula(x, weight, bias):
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight + bias
+
+
+def with_gradients(function, x, weight, bias, grad):
+    """What comes out, and the gradients of what went in."""
+    given = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
+    out = function(*given)
+    out.backward(grad.to(out))
+    return [tensor.cpu().double() for tensor in (out.detach(), *(tensor.grad for tensor in given))]
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (9, 16), (40, 200)])
+def test_values_and_gradients_are_those_of_the_formula(rows, width, monkeypatch):
+    monkeypatch.setattr("scperformer.network.fused_norm.PROGRAMS", 2)  # each has several tiles
+    given = inputs(rows, width)
+    expected = with_gradients(by_formula, *given)
+    given = [tensor.float().to(DEVICE) for tensor in given]
+    found = with_gradients(lambda *tensors: layer_norm(*tensors, 1e-5), *given)
+    for ours, theirs in zip(found, expected, strict=True):
+        # float32 numbers of size ~10; the gradients of the weights are sums over up to 80 of them
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+def test_mixed_precision_rounds_once():
+    given = [tensor.float().cuda() for tensor in inputs(130, 200)]
+    exact = with_gradients(by_formula, *(tensor.double() for tensor in given))
+    with torch.autocast("cuda", torch.bfloat16):
+        assert layer_norm(*given[:3], 1e-5).dtype == torch.bfloat16
+        found = with_gradients(lambda *tensors: layer_norm(*tensors, 1e-5), *given)
+    for ours, theirs in zip(found, exact, strict=True):
+        # bfloat16 has 8 bits: 4e-3 of the output, and of the gradient that comes in
+        assert (ours - theirs).norm() < 4e-3 * theirs.norm()
