@@ -120,11 +120,16 @@ class Favor(Additive):
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         if self.is_fused(v_BHLE):
+            qkv_TBHLE = torch.stack([x.to(v_BHLE.dtype) for x in (q_BHLE, k_BHLE, v_BHLE)])
+            return self.packed(qkv_TBHLE, keep_BL, positions_BL)
+        return super().forward(q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL)
+
+    def packed(self, qkv_TBHLE, keep_BL, positions_BL=None):
+        if self.is_fused(qkv_TBHLE[0]):
             from scperformer.attention.fused import favor  # needs Triton
 
-            q_BHLE, k_BHLE = q_BHLE.to(v_BHLE.dtype), k_BHLE.to(v_BHLE.dtype)
-            return favor(q_BHLE, k_BHLE, v_BHLE, keep_BL, self.directions_ME, self.factor)
-        return super().forward(q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL)
+            return favor(qkv_TBHLE, keep_BL, self.directions_ME, self.factor)
+        return super().packed(qkv_TBHLE, keep_BL, positions_BL)
 
     def is_fused(self, v_BHLE: torch.Tensor) -> bool:
         """Whether the kernels of fused.py compute the result, which never hold phi: on a GPU, if Triton is there.

@@ -24,7 +24,7 @@ import triton.language as tl
 NARROWEST = 16  # what the matrix units take
 NOTHING = tl.constexpr(-1e30)  # the logarithm of a sum over nothing
 LN2 = tl.constexpr(math.log(2.0))
-PROGRAMS = 1024  # that a sum over tokens is shared by, at least: a few for each multiprocessor of the largest GPUs
+PROGRAMS = 2048  # that a sum over tokens is shared by, at least: a few for each multiprocessor of the largest GPUs
 FEWEST_TOKENS = 512  # of such a part
 
 
@@ -218,7 +218,7 @@ def _row_dots(
 # Rows and columns of a tile, warps of a program and steps in flight, by kernel: the fastest on an H100 for heads of 64.
 TILES: dict[str, tuple[int, int, int, int]] = {
     "sum": (64, 64, 4, 3),
-    "read": (64, 64, 4, 3),
+    "read": (64, 64, 4, 2),
     "backward_q": (64, 64, 4, 3),
     "backward_features": (64, 64, 4, 3),
     "backward_tokens": (64, 64, 4, 3),
@@ -305,7 +305,8 @@ class _Favor(torch.autograd.Function):
     """Forward and backward pass for directions that are scaled for base-2 logits, and `square`, the factor squared."""
 
     @staticmethod
-    def forward(ctx, q_BHLE, k_BHLE, v_BHLE, keep_BL, directions_ME, square):
+    def forward(ctx, qkv_TBHLE, keep_BL, directions_ME, square):
+        q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
         B, H, L, E = q_BHLE.shape
         M = len(directions_ME)
         bias_GL = row_dots(k_BHLE, k_BHLE, -square / 2 / LN2.value, keep_BL)
@@ -313,18 +314,18 @@ class _Favor(torch.autograd.Function):
         means_BHME = means_GME.view(B, H, M, E)
         out_BHLE, lse_GL = read_features(q_BHLE, directions_ME, means_BHME, log_totals_GM)
         ctx.square = square
-        ctx.save_for_backward(
-            q_BHLE, k_BHLE, v_BHLE, bias_GL, directions_ME, means_BHME, log_totals_GM, out_BHLE, lse_GL
-        )
+        ctx.save_for_backward(qkv_TBHLE, bias_GL, directions_ME, means_BHME, log_totals_GM, out_BHLE, lse_GL)
         return out_BHLE
 
     @staticmethod
     def backward(ctx, grad_BHLE):
-        q_BHLE, k_BHLE, v_BHLE, bias_GL, directions_ME, means_BHME, log_totals_GM, out_BHLE, lse_GL = ctx.saved_tensors
+        qkv_TBHLE, bias_GL, directions_ME, means_BHME, log_totals_GM, out_BHLE, lse_GL = ctx.saved_tensors
+        q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
         B, H, L, E = q_BHLE.shape
         M, G = len(directions_ME), B * H
         grad_BHLE = rows_in_place(grad_BHLE.to(out_BHLE.dtype))
-        dq_BHLE, dk_BHLE, dv_BHLE = (q_BHLE.new_empty(B, L, 3, H, E).permute(2, 0, 3, 1, 4))
+        grad_TBHLE = qkv_TBHLE.new_empty(B, L, 3, H, E).permute(2, 0, 3, 1, 4)  # as a linear layer gives them
+        dq_BHLE, dk_BHLE, dv_BHLE = grad_TBHLE.unbind(0)
         # queries
         delta_GL = row_dots(out_BHLE, grad_BHLE, 1.0)
         given = (q_BHLE, directions_ME, means_BHME, log_totals_GM, lse_GL, grad_BHLE, delta_GL)
@@ -353,28 +354,23 @@ class _Favor(torch.autograd.Function):
         _backward_kv[triton.cdiv(L, options["TILE_L"]), G, 1](
             *given, *made, *strides, *places, H, M, L, M, ctx.square, TOKENS=True, **options
         )
-        return dq_BHLE, dk_BHLE, dv_BHLE, None, None, None
+        return grad_TBHLE, None, None, None
 
 
-def rows_in_place(x_BHLE: torch.Tensor) -> torch.Tensor:
+def rows_in_place(x: torch.Tensor) -> torch.Tensor:
     """The tensor, copied unless the numbers of a row lie beside each other."""
-    return x_BHLE if x_BHLE.stride(-1) == 1 else x_BHLE.contiguous()
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def favor(
-    q_BHLE: torch.Tensor,
-    k_BHLE: torch.Tensor,
-    v_BHLE: torch.Tensor,
-    keep_BL: torch.Tensor,
-    directions_ME: torch.Tensor,
-    factor: float,
+    qkv_TBHLE: torch.Tensor, keep_BL: torch.Tensor, directions_ME: torch.Tensor, factor: float
 ) -> torch.Tensor:
     """What `Favor` gives with the softmax kernel, not causal, and no epsilon.
 
     Parameters
     ----------
-    q_BHLE, k_BHLE, v_BHLE
-        All of one dtype: float32, bfloat16 or float16.
+    qkv_TBHLE
+        Queries, keys and values, T = 3: float32, bfloat16 or float16.
     factor
         Of queries and keys: E^(-1/4).
 
@@ -382,6 +378,5 @@ def favor(
     -------
     B x H x L x E. With bfloat16 inputs the directions are rounded to it, the same for queries and keys.
     """
-    directions_ME = (directions_ME.float() * (factor / LN2.value)).to(k_BHLE.dtype)
-    given = map(rows_in_place, (q_BHLE, k_BHLE, v_BHLE))
-    return _Favor.apply(*given, keep_BL.contiguous(), directions_ME, factor**2)
+    directions_ME = (directions_ME.float() * (factor / LN2.value)).to(qkv_TBHLE.dtype)
+    return _Favor.apply(rows_in_place(qkv_TBHLE), keep_BL.contiguous(), directions_ME, factor**2)

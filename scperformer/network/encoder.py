@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 # Share of the genes. What few genes contribute is not the difference of what all and what most do: long keys among the
 # latter would leave rounding errors larger than it.
 MOST = 1 / 3
+MAX_FUSED_WIDTH = 256  # of a model, in kernels of Triton: wider tiles do not fit beside each other
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 
 
@@ -84,11 +85,29 @@ class Layer(nn.Module):
 
     def finished(self, h_BLD: torch.Tensor, mixed_BHLE: torch.Tensor) -> torch.Tensor:
         """The layer's output for tokens, once attention has mixed the values."""
+        if self.is_fused(h_BLD):
+            return self._finished_fused(h_BLD, mixed_BHLE)
         h_BLD = h_BLD + self.dropout(self.to_out(mixed_BHLE.transpose(1, 2).flatten(2)))
         if self.pre_norm:
             return h_BLD + self.dropout(self.feedforward(self.norm_feedforward(h_BLD)))
         h_BLD = self.norm_attention(h_BLD)
         return self.norm_feedforward(h_BLD + self.dropout(self.feedforward(h_BLD)))
+
+    def is_fused(self, h_BLD: torch.Tensor) -> bool:
+        """Whether `finished` is done by kernels: for predictions in mixed precision on a GPU, if Triton is there."""
+        fits = self.pre_norm and h_BLD.dtype == torch.float32 and h_BLD.shape[-1] <= MAX_FUSED_WIDTH
+        predicts = h_BLD.is_cuda and not self.training and not torch.is_grad_enabled()
+        return fits and predicts and torch.is_autocast_enabled("cuda") and has_triton()
+
+    def _finished_fused(self, h_BLD, mixed_BHLE):
+        from scperformer.fused_feedforward import feedforward  # these need Triton
+        from scperformer.network.fused_norm import add_norm
+
+        norm, (first, activation, second) = self.norm_feedforward, self.feedforward
+        added_BLD = self.to_out(mixed_BHLE.transpose(1, 2).flatten(2))
+        h_BLD, x_BLD = add_norm(h_BLD.contiguous(), added_BLD, norm.weight, norm.bias, norm.eps)
+        is_gelu = isinstance(activation, nn.GELU)
+        return feedforward(x_BLD.flatten(0, 1), h_BLD.flatten(0, 1), first, second, is_gelu).view_as(h_BLD)
 
     def forward(self, h_BLD: torch.Tensor, keep_BL: torch.Tensor, positions_BL: torch.Tensor) -> torch.Tensor:
         """The layer's output for tokens that attend to each other, B x L x D, whole or in pieces."""
@@ -103,9 +122,8 @@ class Layer(nn.Module):
 
     def _whole(self, h_BLD, keep_BL, positions_BL):
         x_BLD = self.norm_attention(h_BLD) if self.pre_norm else h_BLD
-        qkv = self.to_qkv(x_BLD).unflatten(-1, (-1, *self.heads)).permute(2, 0, 3, 1, 4).unbind(0)
-        q_BHLE, k_BHLE, v_BHLE = qkv if len(qkv) == 3 else (qkv[0], *qkv)
-        return self.finished(h_BLD, self.attention(q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL))
+        qkv_TBHLE = self.to_qkv(x_BLD).unflatten(-1, (-1, *self.heads)).permute(2, 0, 3, 1, 4)
+        return self.finished(h_BLD, self.attention.packed(qkv_TBHLE, keep_BL, positions_BL))
 
     # --- with an additive mechanism, the two halves of the above --------------------------------------------
 

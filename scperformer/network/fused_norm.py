@@ -14,16 +14,23 @@ PROGRAMS = 1024  # of the backward pass at most: each adds up gradients of the w
 
 
 @triton.jit
-def _forward(x, weight, bias, out, means, scales, R, D, epsilon, TILE_R: tl.constexpr, TILE_D: tl.constexpr):
+def _forward(
+    x, added, total, weight, bias, out, means, scales, R, D, epsilon, ADD: tl.constexpr, TILE_R: tl.constexpr,
+    TILE_D: tl.constexpr
+):  # fmt: skip
     rows, dims = tl.program_id(0).to(tl.int64) * TILE_R + tl.arange(0, TILE_R), tl.arange(0, TILE_D)
     inside = (rows < R)[:, None] & (dims < D)[None, :]
-    x_RD = tl.load(x + rows[:, None] * D + dims[None, :], mask=inside, other=0.0).to(tl.float32)
+    place = rows[:, None] * D + dims[None, :]
+    x_RD = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        x_RD += tl.load(added + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(total + place, x_RD, mask=inside)
     mean_R = tl.sum(x_RD, 1) / D
     centred_RD = tl.where(inside, x_RD - mean_R[:, None], 0.0)
     scale_R = 1.0 / tl.sqrt(tl.sum(centred_RD * centred_RD, 1) / D + epsilon)
     weight_D, bias_D = tl.load(weight + dims, mask=dims < D), tl.load(bias + dims, mask=dims < D)
     out_RD = centred_RD * scale_R[:, None] * weight_D[None, :] + bias_D[None, :]
-    tl.store(out + rows[:, None] * D + dims[None, :], out_RD, mask=inside)
+    tl.store(out + place, out_RD, mask=inside)
     tl.store(means + rows, mean_R, mask=rows < R)
     tl.store(scales + rows, scale_R, mask=rows < R)
 
@@ -62,7 +69,8 @@ class _LayerNorm(torch.autograd.Function):
         out_RD = torch.empty_like(x_RD, dtype=dtype)
         mean_R, scale_R = torch.empty(2, R, dtype=torch.float32, device=x_RD.device)
         sizes = {"TILE_R": ROWS, "TILE_D": triton.next_power_of_2(D)}
-        _forward[(triton.cdiv(R, ROWS),)](x_RD, weight_D, bias_D, out_RD, mean_R, scale_R, R, D, epsilon, **sizes)
+        given = (x_RD, x_RD, x_RD, weight_D, bias_D, out_RD, mean_R, scale_R, R, D, epsilon)
+        _forward[(triton.cdiv(R, ROWS),)](*given, ADD=False, **sizes)
         ctx.save_for_backward(x_RD, weight_D, mean_R, scale_R)
         return out_RD
 
@@ -96,3 +104,16 @@ def layer_norm(x: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor, ep
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     return _LayerNorm.apply(x.reshape(-1, x.shape[-1]).contiguous(), weight_D, bias_D, epsilon, dtype).view(x.shape)
+
+
+def add_norm(
+    h: torch.Tensor, added: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of two tensors, as the first, and its layer norm, as the second; no gradients."""
+    D = h.shape[-1]
+    R = h.numel() // D
+    total, out = torch.empty_like(h), torch.empty_like(added)
+    means_R, scales_R = torch.empty(2, R, dtype=torch.float32, device=h.device)
+    given = (h, added, total, weight_D, bias_D, out, means_R, scales_R, R, D, epsilon)
+    _forward[(triton.cdiv(R, ROWS),)](*given, ADD=True, TILE_R=ROWS, TILE_D=triton.next_power_of_2(D))
+    return total, out

@@ -8,12 +8,15 @@ import numpy as np
 import torch
 
 from scperformer.errors import InputError
-from scperformer.network.batches import AHEAD, Cells, ahead, fixed_batch_size, prediction_batches
+from scperformer.network.batches import AHEAD, MAX_BATCH_TOKENS, Cells, ahead, fixed_batch_size, prediction_batches
 from scperformer.network.cpu import computes_in_bfloat16, fast_cpu, torch_state_kept
 from scperformer.network.embedding import Batch
 from scperformer.network.network import CellTypeModel
 
 log = logging.getLogger(__name__)
+
+GPU_BATCH_TOKENS = 2**18  # 12 cells of scBERT's 16,907 tokens: with fewer an H100 waits for the next operation
+BYTES_OF_TOKEN = 2**15  # that a token takes on a GPU at scBERT's sizes, in float32
 
 
 @dataclass
@@ -22,6 +25,11 @@ class Predictions:
 
     proba: np.ndarray
     embedding: np.ndarray
+
+
+def gpu_batch_tokens() -> int:
+    """Tokens of a prediction batch on a GPU, padding included: enough to keep it busy, within its memory."""
+    return max(MAX_BATCH_TOKENS, min(GPU_BATCH_TOKENS, torch.cuda.mem_get_info()[0] // BYTES_OF_TOKEN))
 
 
 def predict_cells(
@@ -55,16 +63,20 @@ def predict_cells(
         rows, length = batch
         return cells.batch(np.resize(rows, size(length)) if fixed else rows, length)
 
-    def run(tokens: Batch, num_cells: int) -> tuple[np.ndarray, np.ndarray]:
+    def run(tokens: Batch, num_cells: int) -> tuple[torch.Tensor, torch.Tensor]:
         mixed = torch.autocast(device, torch.bfloat16, enabled=precision == "bf16-mixed")
         with torch.inference_mode(), mixed:  # of this thread
             logits_BC, embedding_BD = (part[:num_cells] for part in network(tokens.to(device)))
-            return logits_BC.float().softmax(-1).cpu().numpy(), embedding_BD.float().cpu().numpy()
+            return logits_BC.float().softmax(-1), embedding_BD.float()
+
+    def fetched(parts: tuple[torch.Tensor, torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
+        return parts[0].cpu().numpy(), parts[1].cpu().numpy()
 
     def call(batch: tuple[np.ndarray, int]) -> tuple[np.ndarray, np.ndarray]:
-        return run(tokens(batch), len(batch[0]))
+        return fetched(run(tokens(batch), len(batch[0])))
 
-    batches = list(prediction_batches(cells.lengths, size if fixed else batch_size))
+    max_tokens = MAX_BATCH_TOKENS if device == "cpu" else gpu_batch_tokens()
+    batches = list(prediction_batches(cells.lengths, size if fixed else batch_size, max_tokens))
     num_threads = torch.get_num_threads()
     with torch_state_kept(threads=1), fast_cpu(device):
         if device == "cpu":
@@ -74,7 +86,9 @@ def predict_cells(
                 found = [*map(call, batches[:1]), *pool.map(call, batches[1:])]
         else:
             made = ahead((tokens(batch).pin_memory() for batch in batches), AHEAD)
-            found = [run(batch, len(rows)) for batch, (rows, _) in zip(made, batches, strict=True)]
+            # Fetched at the end: to fetch is to wait, and the GPU would have nothing to do until the next batch comes.
+            found_there = [run(batch, len(rows)) for batch, (rows, _) in zip(made, batches, strict=True)]
+            found = [fetched(parts) for parts in found_there]
     network.train(was_training).cpu()
     order = np.argsort(np.concatenate([rows for rows, _ in batches]))
     proba, embedding = (np.concatenate(parts)[order] for parts in zip(*found, strict=True))

@@ -20,7 +20,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 def run(mechanism, q, k, v, keep):
     """The kernels on float32 copies; output and, by the gradient of a fixed sum of it, those of q, k and v."""
     given = [x.detach().float().to(DEVICE).requires_grad_() for x in (q, k, v)]
-    out = fused.favor(*given, keep.to(DEVICE), mechanism.directions_ME.to(DEVICE), mechanism.factor)
+    out = fused.favor(torch.stack(given), keep.to(DEVICE), mechanism.directions_ME.to(DEVICE), mechanism.factor)
     weighted_sum(out, keep).backward()
     return [x.cpu() for x in (out.detach(), *(x.grad for x in given))]
 
@@ -47,6 +47,11 @@ def test_values_and_gradients_are_the_naive_twins(length, num_features):
     for ours, theirs in zip(found, expected, strict=True):
         # float32 logits of size ~10 are known to 1e-6, and sums are over up to 130 of them
         torch.testing.assert_close(kept(ours, keep).double(), kept(theirs, keep), rtol=1e-4, atol=2e-5)
+
+
+def test_sums_in_parts_are_those_of_all_tokens(monkeypatch):
+    monkeypatch.setattr(fused, "FEWEST_TOKENS", 32)
+    test_values_and_gradients_are_the_naive_twins(130, 70)
 
 
 def test_they_are_what_the_layers_compute_on_a_cpu():
@@ -114,7 +119,7 @@ def test_the_kernels_compile_for_gpus_that_are_not_here(dtype):
     words = [sys.executable, str(Path(__file__).parents[1] / "support" / "compiled.py"), dtype, "64"]
     ran = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     rows = [line.split() for line in ran.stdout.splitlines()]
-    assert [name for name, _, _ in rows] == ["_forward", "_backward_q", "_backward_kv"]
+    assert [name for name, _, _ in rows] == list(fused.TILES)
     assert all(int(shared) < 99 * 1024 for _, shared, _ in rows)  # what the smallest GPUs of the last years have
 
 
@@ -127,10 +132,26 @@ def test_a_layer_on_a_gpu_takes_them(dtype, atol):
     given = [x.to(dtype) for x in (q, k, v)]
     assert mechanism.is_fused(given[2])
     expected = favor(make("favor"), *(x.cpu().double() for x in given), keep.cpu())
-    out = mechanism(*given, keep)
-    assert out.dtype == dtype
-    # bfloat16 has 8 bits: values of size 1 are known to 4e-3, and the directions are rounded too
-    torch.testing.assert_close(kept(out, keep).cpu().double(), kept(expected, keep.cpu()), rtol=0, atol=atol)
+    packed = torch.stack(given, dim=2).transpose(1, 3).contiguous().permute(2, 0, 3, 1, 4)  # as a layer has them
+    for out in (mechanism(*given, keep), mechanism.packed(packed, keep)):
+        assert out.dtype == dtype
+        # bfloat16 has 8 bits: values of size 1 are known to 4e-3, and the directions are rounded too
+        torch.testing.assert_close(kept(out, keep).cpu().double(), kept(expected, keep.cpu()), rtol=0, atol=atol)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+def test_gradients_in_bfloat16_are_the_naive_twins_but_for_rounding():
+    q, k, v, keep = inputs(1300)
+    mechanism = make("favor")
+    qkv = torch.stack([q, k, v]).bfloat16().cuda().requires_grad_()
+    out = fused.favor(qkv, keep.cuda(), mechanism.directions_ME.cuda(), mechanism.factor)
+    weighted_sum(out.float(), keep).backward()
+    expected = exact(mechanism, *qkv.detach().cpu(), keep)
+    for ours, theirs in zip((out.detach(), *qkv.grad), expected, strict=True):
+        off = kept(ours.cpu().double(), keep) - kept(theirs, keep)
+        # Weights, their slopes and the features' means are rounded to 8 bits, 4e-3 each.
+        assert off.norm() < 2e-2 * kept(theirs, keep).norm()
 
 
 @pytest.mark.parametrize(

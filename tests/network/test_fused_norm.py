@@ -4,7 +4,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from scperformer.network.fused_norm import layer_norm
+from scperformer.network.fused_norm import add_norm, layer_norm
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -54,3 +54,10 @@ def test_mixed_precision_rounds_once():
     for ours, theirs in zip(found, exact, strict=True):
         # bfloat16 has 8 bits: 4e-3 of the output, and of the gradient that comes in
         assert (ours - theirs).norm() < 4e-3 * theirs.norm()
+
+
+def test_a_sum_and_its_norm():
+    h, weight, bias, added = (tensor.float().to(DEVICE) for tensor in inputs(9, 40))
+    total, normed = add_norm(h, added, weight, bias, 1e-5)
+    assert torch.equal(total, h + added)
+    torch.testing.assert_close(normed, layer_norm(h + added, weight, bias, 1e-5), rtol=1e-6, atol=1e-6)

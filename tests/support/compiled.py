@@ -13,20 +13,33 @@ from triton.compiler import ASTSource
 from scperformer.attention import fused
 
 A100 = GPUTarget("cuda", 80, 32)
-NUMBERS = ("q_step", "k_step", "N", "L", "E")
-OF_INPUTS = ("q", "k", "v", "out", "grad")
+OF_FLOAT32 = ("bias", "lse", "total", "delta", "grad_bias")
+KERNELS = (
+    (fused._forward, "sum", {"SPLIT": True, "TAIL": 0}),
+    (fused._forward, "read", {"SPLIT": False, "TAIL": 16}),
+    (fused._backward_q, "backward_q", {}),
+    (fused._backward_kv, "backward_features", {"TOKENS": False}),
+    (fused._backward_kv, "backward_tokens", {"TOKENS": True}),
+)
 
 
 def main(dtype: str, width: int) -> None:
     name = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
-    for kernel in (fused._forward, fused._backward_q, fused._backward_kv):
-        constants = fused.launch_options(width, name) | ({"WITH_K": True} if kernel is fused._backward_kv else {})
-        types = dict.fromkeys(kernel.arg_names, "*fp32") | dict.fromkeys(NUMBERS, "i32")
-        types |= dict.fromkeys(OF_INPUTS, f"*{dtype}") | dict.fromkeys(constants, "constexpr")
+    for kernel, options, more in KERNELS:
+        constants = fused.launch_options(options, width, name) | more
+        compiler = {key: constants.pop(key) for key in ("num_warps", "num_stages")}
+        first_number = kernel.arg_names.index("q_B")
+        types = {arg: f"*{dtype}" if i < first_number else "i32" for i, arg in enumerate(kernel.arg_names)}
+        types |= dict.fromkeys((arg for arg in OF_FLOAT32 if arg in types), "*fp32") | dict.fromkeys(constants, "constexpr")
+        if "square" in types:
+            types["square"] = "fp32"
+        if more.get("SPLIT") or more.get("TOKENS") is False:  # parts of sums
+            types |= dict.fromkeys((arg for arg in ("out", "grad_k", "grad_v") if arg in types), "*fp32")
         signature = {arg: types[arg] for arg in kernel.arg_names}
         places = {(kernel.arg_names.index(arg),): value for arg, value in constants.items()}
-        made = triton.compile(ASTSource(fn=kernel, signature=signature, constexprs=places), target=A100)
-        print(kernel.__name__, made.metadata.shared, len(made.asm["cubin"]))
+        source = ASTSource(fn=kernel, signature=signature, constexprs=places)
+        made = triton.compile(source, target=A100, options=compiler)
+        print(options, made.metadata.shared, len(made.asm["cubin"]))
 
 
 if __name__ == "__main__":
