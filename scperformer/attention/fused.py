@@ -45,12 +45,12 @@ def _store(x, rows, step, real, tile_RE, E: tl.constexpr, TILE_E: tl.constexpr):
 
 @triton.jit
 def _absorb(
-    q_NE, k, v, bias, cols, stop, k_step, v_step, top_N, total_N, sum_NE, E: tl.constexpr, TILE_E: tl.constexpr,
-    PRECISION: tl.constexpr
+    q_NE, k, v, bias, cols, stop, k_step, v_step, top_N, total_N, sum_NE, E: tl.constexpr, ALL_REAL: tl.constexpr,
+    TILE_E: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """The softmax of some rows over the columns so far and these."""
     bias_L = tl.load(bias + cols, mask=cols < stop, other=-float("inf"))
-    real = bias_L > -float("inf")
+    real = cols < stop if ALL_REAL else bias_L > -float("inf")
     k_LE = _tile(k, cols, k_step, real, E, TILE_E)
     v_LE = _tile(v, cols, v_step, real, E, TILE_E)
     logits_NL = tl.dot(q_NE, tl.trans(k_LE), input_precision=PRECISION) + bias_L[None, :]
@@ -65,8 +65,8 @@ def _absorb(
 @triton.jit
 def _forward(
     q, k, v, bias, out, lse, total, q_B, q_H, q_N, k_B, k_H, k_L, v_B, v_H, v_L, out_B, out_H, out_N, H, N, L, span,
-    E: tl.constexpr, SPLIT: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr, TAIL: tl.constexpr,
-    TILE_E: tl.constexpr, PRECISION: tl.constexpr
+    E: tl.constexpr, SPLIT: tl.constexpr, ALL_REAL: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr,
+    TAIL: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     group, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
     cell, head = group // H, group % H
@@ -81,12 +81,12 @@ def _forward(
     for start in range(first, whole, TILE_L):
         cols = start + tl.arange(0, TILE_L)
         top_N, total_N, sum_NE = _absorb(
-            q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, E, TILE_E, PRECISION
+            q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, E, ALL_REAL, TILE_E, PRECISION
         )
     if TAIL > 0:  # few columns are left: a tile of their own wastes less
         cols = whole + tl.arange(0, TAIL)
         top_N, total_N, sum_NE = _absorb(
-            q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, E, TILE_E, PRECISION
+            q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, E, ALL_REAL, TILE_E, PRECISION
         )
     if SPLIT:
         group += part * tl.num_programs(1)
@@ -223,7 +223,8 @@ TILES: dict[str, tuple[int, int, int, int]] = {
     "backward_features": (64, 64, 4, 3),
     "backward_tokens": (64, 64, 4, 3),
 }
-SMALL = (32, 32, 4, 3)  # of float32 and of wide heads: tiles have to fit into 100 kB beside each other
+FLOAT32_TILES = {"sum": (64, 32, 4, 2), "read": (64, 32, 4, 2)}
+SMALL = (32, 32, 4, 3)  # of wide heads, and of float32 in the backward pass: tiles have to fit into 100 kB
 
 
 def launch_options(kernel: str, width: int, dtype: torch.dtype) -> dict[str, int | str]:
@@ -231,7 +232,8 @@ def launch_options(kernel: str, width: int, dtype: torch.dtype) -> dict[str, int
 
     float32 products are made of three of tf32, which lose next to nothing, unless torch's may be of one.
     """
-    tile_n, tile_l, warps, stages = SMALL if dtype == torch.float32 or width > 64 else TILES[kernel]
+    tiles = FLOAT32_TILES if dtype == torch.float32 else TILES
+    tile_n, tile_l, warps, stages = SMALL if width > 64 else tiles.get(kernel, SMALL)
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
     sizes: dict[str, int | str] = {"TILE_N": tile_n, "TILE_L": tile_l, "TILE_E": padded(width), "PRECISION": precision}
     return {"E": width, **sizes, "num_warps": warps, "num_stages": stages}
@@ -278,7 +280,7 @@ def sum_keys(directions_ME, k_BHLE, v_BHLE, bias_GL) -> tuple[torch.Tensor, torc
     tops, totals = bias_GL.new_empty(2, num_parts, G, M)
     given = (directions_ME, k_BHLE, v_BHLE, bias_GL, sums, tops, totals)
     strides = (*steps(directions_ME), *steps(k_BHLE), *steps(v_BHLE), 0, 0, 0)
-    _forward[num_tiles, G, num_parts](*given, *strides, H, M, L, span, SPLIT=True, TAIL=0, **options)
+    _forward[num_tiles, G, num_parts](*given, *strides, H, M, L, span, SPLIT=True, ALL_REAL=False, TAIL=0, **options)
     means_GME, log_totals_GM = v_BHLE.new_empty(G, M, E), bias_GL.new_empty(G, M)
     sizes = {"E": E, "TILE_N": 32, "TILE_E": options["TILE_E"]}
     _join[triton.cdiv(M, 32), G](sums, tops, totals, means_GME, log_totals_GM, G, M, num_parts, **sizes)
@@ -297,7 +299,7 @@ def read_features(q_BHLE, directions_ME, means_BHME, log_totals_GM) -> tuple[tor
     given = (q_BHLE, directions_ME, means_BHME, log_totals_GM, out_BHLE, lse_GL, lse_GL)
     strides = (*steps(q_BHLE), *steps(directions_ME), *steps(means_BHME), *steps(out_BHLE))
     grid = (triton.cdiv(L, options["TILE_N"]), B * H, 1)
-    _forward[grid](*given, *strides, H, L, M, M, SPLIT=False, TAIL=tail, **options)
+    _forward[grid](*given, *strides, H, L, M, M, SPLIT=False, ALL_REAL=True, TAIL=tail, **options)
     return out_BHLE, lse_GL
 
 

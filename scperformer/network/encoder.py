@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 # Share of the genes. What few genes contribute is not the difference of what all and what most do: long keys among the
 # latter would leave rounding errors larger than it.
 MOST = 1 / 3
-MAX_FUSED_WIDTH = 256  # of a model, in kernels of Triton: wider tiles do not fit beside each other
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 
 
@@ -39,7 +38,20 @@ class LayerNorm(nn.LayerNorm):
         if x.is_cuda and x.dtype == torch.float32 and has_triton():
             from scperformer.network.fused_norm import layer_norm  # needs Triton
 
-            return layer_norm(x, self.weight, self.bias, self.eps)
+            device = x.device.type
+            dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+            return layer_norm(x, self.weight, self.bias, self.eps, dtype)
+        return super().forward(x)
+
+
+class LastNorm(nn.LayerNorm):
+    """Layer norm of what leaves the encoder; it stays float32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_cuda and x.dtype == torch.float32 and has_triton():
+            from scperformer.network.fused_norm import layer_norm  # needs Triton
+
+            return layer_norm(x, self.weight, self.bias, self.eps, x.dtype)
         return super().forward(x)
 
 
@@ -94,20 +106,18 @@ class Layer(nn.Module):
         return self.norm_feedforward(h_BLD + self.dropout(self.feedforward(h_BLD)))
 
     def is_fused(self, h_BLD: torch.Tensor) -> bool:
-        """Whether `finished` is done by kernels: for predictions in mixed precision on a GPU, if Triton is there."""
-        fits = self.pre_norm and h_BLD.dtype == torch.float32 and h_BLD.shape[-1] <= MAX_FUSED_WIDTH
+        """Whether a sum and the norm after it are one pass: for predictions on a GPU, if Triton is there."""
+        fits = self.pre_norm and h_BLD.dtype == torch.float32
         predicts = h_BLD.is_cuda and not self.training and not torch.is_grad_enabled()
-        return fits and predicts and torch.is_autocast_enabled("cuda") and has_triton()
+        return fits and predicts and has_triton()
 
     def _finished_fused(self, h_BLD, mixed_BHLE):
-        from scperformer.fused_feedforward import feedforward  # these need Triton
-        from scperformer.network.fused_norm import add_norm
+        from scperformer.network.fused_norm import add_norm  # needs Triton
 
-        norm, (first, activation, second) = self.norm_feedforward, self.feedforward
+        norm = self.norm_feedforward
         added_BLD = self.to_out(mixed_BHLE.transpose(1, 2).flatten(2))
         h_BLD, x_BLD = add_norm(h_BLD.contiguous(), added_BLD, norm.weight, norm.bias, norm.eps)
-        is_gelu = isinstance(activation, nn.GELU)
-        return feedforward(x_BLD.flatten(0, 1), h_BLD.flatten(0, 1), first, second, is_gelu).view_as(h_BLD)
+        return h_BLD + self.feedforward(x_BLD)
 
     def forward(self, h_BLD: torch.Tensor, keep_BL: torch.Tensor, positions_BL: torch.Tensor) -> torch.Tensor:
         """The layer's output for tokens that attend to each other, B x L x D, whole or in pieces."""
@@ -199,7 +209,7 @@ class Encoder(nn.Module):
         self.mechanisms = [layer.attention for layer in self.stack]
         for mechanism in self.mechanisms[1:]:
             mechanism.share_with(self.mechanisms[0])
-        self.norm = nn.LayerNorm(model.dim) if model.norm == "pre" else nn.Identity()
+        self.norm = LastNorm(model.dim) if model.norm == "pre" else nn.Identity()
         self.dropout = nn.Dropout(model.dropout)
         self.has_memory = tokens.unexpressed == "memory"
         self.kept_memory: tuple[list[Any], Memory] | None = None  # and what it was made with

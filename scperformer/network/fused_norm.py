@@ -1,6 +1,7 @@
 """Layer norm on a GPU in one pass, in the precision that the products after it take (Triton).
 
-torch computes it in float32 under automatic mixed precision, and converts what comes out in a pass of its own.
+torch computes it in float32 under automatic mixed precision, and converts what comes out in a pass of its own. Widths
+are constants of the kernels, so that their compiler sees which rows begin where 16 bytes can be read at once.
 
 Shape letters: R rows, D width, P programs of the backward pass.
 """
@@ -15,7 +16,7 @@ PROGRAMS = 1024  # of the backward pass at most: each adds up gradients of the w
 
 @triton.jit
 def _forward(
-    x, added, total, weight, bias, out, means, scales, R, D, epsilon, ADD: tl.constexpr, TILE_R: tl.constexpr,
+    x, added, total, weight, bias, out, means, scales, R, D: tl.constexpr, epsilon, ADD: tl.constexpr, TILE_R: tl.constexpr,
     TILE_D: tl.constexpr
 ):  # fmt: skip
     rows, dims = tl.program_id(0).to(tl.int64) * TILE_R + tl.arange(0, TILE_R), tl.arange(0, TILE_D)
@@ -37,7 +38,7 @@ def _forward(
 
 @triton.jit
 def _backward(
-    x, weight, means, scales, grad, grad_x, grad_weight, grad_bias, R, D, num_tiles, TILE_R: tl.constexpr,
+    x, weight, means, scales, grad, grad_x, grad_weight, grad_bias, R, D: tl.constexpr, num_tiles, TILE_R: tl.constexpr,
     TILE_D: tl.constexpr
 ):  # fmt: skip
     program, dims = tl.program_id(0), tl.arange(0, TILE_D)
@@ -89,20 +90,10 @@ class _LayerNorm(torch.autograd.Function):
         return grad_x_RD, *sums_2PD.sum(1).to(weight_D.dtype), None, None
 
 
-def layer_norm(x: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Layer norm over the last axis, computed in float32.
-
-    Parameters
-    ----------
-    x
-        float32, ... x D.
-
-    Returns
-    -------
-    As `x`, in the precision of products: bfloat16 where automatic mixed precision says so.
-    """
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+def layer_norm(
+    x: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor, epsilon: float, dtype: torch.dtype
+) -> torch.Tensor:
+    """Layer norm over the last axis of float32 numbers, computed in float32, rounded to another precision."""
     return _LayerNorm.apply(x.reshape(-1, x.shape[-1]).contiguous(), weight_D, bias_D, epsilon, dtype).view(x.shape)
 
 

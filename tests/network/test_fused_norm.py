@@ -4,7 +4,10 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from scperformer.attention import Sizes, make_attention
+from scperformer.network.encoder import Layer
 from scperformer.network.fused_norm import add_norm, layer_norm
+from scperformer.config import ModelConfig
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -37,7 +40,7 @@ def test_values_and_gradients_are_those_of_the_formula(rows, width, monkeypatch)
     given = inputs(rows, width)
     expected = with_gradients(by_formula, *given)
     given = [tensor.float().to(DEVICE) for tensor in given]
-    found = with_gradients(lambda *tensors: layer_norm(*tensors, 1e-5), *given)
+    found = with_gradients(lambda *tensors: layer_norm(*tensors, 1e-5, torch.float32), *given)
     for ours, theirs in zip(found, expected, strict=True):
         # float32 numbers of size ~10; the gradients of the weights are sums over up to 80 of them
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
@@ -48,9 +51,8 @@ def test_values_and_gradients_are_those_of_the_formula(rows, width, monkeypatch)
 def test_mixed_precision_rounds_once():
     given = [tensor.float().cuda() for tensor in inputs(130, 200)]
     exact = with_gradients(by_formula, *(tensor.double() for tensor in given))
-    with torch.autocast("cuda", torch.bfloat16):
-        assert layer_norm(*given[:3], 1e-5).dtype == torch.bfloat16
-        found = with_gradients(lambda *tensors: layer_norm(*tensors, 1e-5), *given)
+    assert layer_norm(*given[:3], 1e-5, torch.bfloat16).dtype == torch.bfloat16
+    found = with_gradients(lambda *tensors: layer_norm(*tensors, 1e-5, torch.bfloat16), *given)
     for ours, theirs in zip(found, exact, strict=True):
         # bfloat16 has 8 bits: 4e-3 of the output, and of the gradient that comes in
         assert (ours - theirs).norm() < 4e-3 * theirs.norm()
@@ -60,4 +62,28 @@ def test_a_sum_and_its_norm():
     h, weight, bias, added = (tensor.float().to(DEVICE) for tensor in inputs(9, 40))
     total, normed = add_norm(h, added, weight, bias, 1e-5)
     assert torch.equal(total, h + added)
-    torch.testing.assert_close(normed, layer_norm(h + added, weight, bias, 1e-5), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(normed, layer_norm(h + added, weight, bias, 1e-5, h.dtype), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
+def test_a_layer_that_predicts_on_a_gpu_is_the_one_that_learns_but_for_rounding():
+    model = ModelConfig(dim=200, depth=1, num_heads=10, head_dim=64)
+    generator = torch.Generator().manual_seed(0)
+    attention = make_attention({"name": "favor"}, Sizes(num_heads=10, head_dim=64, length=301), generator)
+    layer = Layer(model, attention).eval()
+    h, keep = torch.randn(2, 300, 200, generator=generator), torch.ones(2, 300, dtype=torch.bool)
+    with torch.no_grad():
+        expected = layer.double()(h.double(), keep, torch.arange(300)[None])
+    layer.float().cuda()
+    given = (h.cuda(), keep.cuda(), torch.arange(300).cuda()[None])
+    with torch.autocast("cuda", torch.bfloat16):
+        with torch.no_grad():
+            assert layer.is_fused(given[0])
+            predicting = layer(*given)
+        assert not layer.is_fused(given[0])
+        learning = layer(*given)
+    for found in (predicting, learning):
+        assert found.dtype == torch.float32
+        # what attention and the network add, of size 1 and below, is known to 8 bits
+        assert (found.detach().cpu().double() - expected).norm() < 5e-3 * (expected - h).norm()

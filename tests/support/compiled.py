@@ -15,8 +15,8 @@ from scperformer.attention import fused
 A100 = GPUTarget("cuda", 80, 32)
 OF_FLOAT32 = ("bias", "lse", "total", "delta", "grad_bias")
 KERNELS = (
-    (fused._forward, "sum", {"SPLIT": True, "TAIL": 0}),
-    (fused._forward, "read", {"SPLIT": False, "TAIL": 16}),
+    (fused._forward, "sum", {"SPLIT": True, "ALL_REAL": False, "TAIL": 0}),
+    (fused._forward, "read", {"SPLIT": False, "ALL_REAL": True, "TAIL": 16}),
     (fused._backward_q, "backward_q", {}),
     (fused._backward_kv, "backward_features", {"TOKENS": False}),
     (fused._backward_kv, "backward_tokens", {"TOKENS": True}),
