@@ -16,6 +16,7 @@ Dao et al. 2022, arXiv 2205.14135 (FlashAttention), algorithms 1 and 4.
 """
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -227,7 +228,7 @@ FLOAT32_TILES = {"sum": (64, 32, 4, 2), "read": (64, 32, 4, 2)}
 SMALL = (32, 32, 4, 3)  # of wide heads, and of float32 in the backward pass: tiles have to fit into 100 kB
 
 
-def launch_options(kernel: str, width: int, dtype: torch.dtype) -> dict[str, int | str]:
+def launch_options(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
     """The constants of a kernel for heads of this width.
 
     float32 products are made of three of tf32, which lose next to nothing, unless torch's may be of one.
@@ -235,7 +236,7 @@ def launch_options(kernel: str, width: int, dtype: torch.dtype) -> dict[str, int
     tiles = FLOAT32_TILES if dtype == torch.float32 else TILES
     tile_n, tile_l, warps, stages = SMALL if width > 64 else tiles.get(kernel, SMALL)
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
-    sizes: dict[str, int | str] = {"TILE_N": tile_n, "TILE_L": tile_l, "TILE_E": padded(width), "PRECISION": precision}
+    sizes = {"TILE_N": tile_n, "TILE_L": tile_l, "TILE_E": padded(width), "PRECISION": precision}
     return {"E": width, **sizes, "num_warps": warps, "num_stages": stages}
 
 
@@ -309,7 +310,7 @@ class _Favor(torch.autograd.Function):
     @staticmethod
     def forward(ctx, qkv_TBHLE, keep_BL, directions_ME, square):
         q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
-        B, H, L, E = q_BHLE.shape
+        B, H, _, E = q_BHLE.shape
         M = len(directions_ME)
         bias_GL = row_dots(k_BHLE, k_BHLE, -square / 2 / LN2.value, keep_BL)
         means_GME, log_totals_GM = sum_keys(directions_ME, k_BHLE, v_BHLE, bias_GL)
@@ -364,9 +365,7 @@ def rows_in_place(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def favor(
-    qkv_TBHLE: torch.Tensor, keep_BL: torch.Tensor, directions_ME: torch.Tensor, factor: float
-) -> torch.Tensor:
+def favor(qkv_TBHLE: torch.Tensor, keep_BL: torch.Tensor, directions_ME: torch.Tensor, factor: float) -> torch.Tensor:
     """What `Favor` gives with the softmax kernel, not causal, and no epsilon.
 
     Parameters

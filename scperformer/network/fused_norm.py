@@ -16,8 +16,8 @@ PROGRAMS = 1024  # of the backward pass at most: each adds up gradients of the w
 
 @triton.jit
 def _forward(
-    x, added, total, weight, bias, out, means, scales, R, D: tl.constexpr, epsilon, ADD: tl.constexpr, TILE_R: tl.constexpr,
-    TILE_D: tl.constexpr
+    x, added, total, weight, bias, out, means, scales, R, D: tl.constexpr, epsilon, ADD: tl.constexpr,
+    TILE_R: tl.constexpr, TILE_D: tl.constexpr
 ):  # fmt: skip
     rows, dims = tl.program_id(0).to(tl.int64) * TILE_R + tl.arange(0, TILE_R), tl.arange(0, TILE_D)
     inside = (rows < R)[:, None] & (dims < D)[None, :]

@@ -87,12 +87,12 @@ def predict_cells(
         else:
             made = ahead((tokens(batch).pin_memory() for batch in batches), AHEAD)
             # Fetched at the end: to fetch is to wait, and the GPU would have nothing to do until the next batch comes.
-            found_there = [run(batch, len(rows)) for batch, (rows, _) in zip(made, batches, strict=True)]
-            found = [fetched(parts) for parts in found_there]
+            parts = [run(batch, len(rows)) for batch, (rows, _) in zip(made, batches, strict=True)]
+            proba, embedding = (torch.cat(part) for part in zip(*parts, strict=True))
+            found = [fetched((proba, embedding))]
     network.train(was_training).cpu()
     order = np.argsort(np.concatenate([rows for rows, _ in batches]))
-    proba, embedding = (np.concatenate(parts)[order] for parts in zip(*found, strict=True))
-    return Predictions(proba, embedding)
+    return Predictions(*(np.concatenate(parts)[order] for parts in zip(*found, strict=True)))
 
 
 def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -30,7 +30,8 @@ def main(dtype: str, width: int) -> None:
         compiler = {key: constants.pop(key) for key in ("num_warps", "num_stages")}
         first_number = kernel.arg_names.index("q_B")
         types = {arg: f"*{dtype}" if i < first_number else "i32" for i, arg in enumerate(kernel.arg_names)}
-        types |= dict.fromkeys((arg for arg in OF_FLOAT32 if arg in types), "*fp32") | dict.fromkeys(constants, "constexpr")
+        types |= dict.fromkeys((arg for arg in OF_FLOAT32 if arg in types), "*fp32")
+        types |= dict.fromkeys(constants, "constexpr")
         if "square" in types:
             types["square"] = "fp32"
         if more.get("SPLIT") or more.get("TOKENS") is False:  # parts of sums
