@@ -245,7 +245,7 @@ def padded(width: int) -> int:
     return max(NARROWEST, triton.next_power_of_2(width))
 
 
-def steps(x: torch.Tensor) -> tuple[int, int, int]:
+def steps(x: torch.Tensor) -> tuple[int, ...]:
     """Numbers from one cell's matrix to the next one's, from head to head, and from row to row."""
     assert x.stride(-1) == 1
     return (0, 0, x.stride(0)) if x.dim() == 2 else x.stride()[:3]
