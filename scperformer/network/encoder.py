@@ -2,9 +2,9 @@
 
 Shape letters: B cells, L tokens, D model width, H heads, E head width, M features, G genes.
 
-Three ways through a layer, all with the same result: whole; in pieces of `chunk_tokens` with an additive mechanism
-(phi exists for one piece at a time; with `checkpointing`, also in training); and with `memory`, where the sums of
-all genes at zero, less those that a cell expresses, are added to the cell's own.
+A layer is computed in one of three ways with the same result: whole; in chunks of `chunk_tokens` with an additive
+mechanism (phi exists for one chunk at a time; with `checkpointing`, also in training); and with `memory`, where the
+sums over all genes at zero, without those that a cell expresses, are added to the cell's own.
 """
 
 import logging
@@ -25,34 +25,33 @@ from scperformer.network.embedding import Batch, Embedding
 
 log = logging.getLogger(__name__)
 
-# Share of the genes. What few genes contribute is not the difference of what all and what most do: long keys among the
-# latter would leave rounding errors larger than it.
+# Above this share of expressed genes, sum the unexpressed ones directly: subtracting nearly equal sums loses the result
+# to rounding.
 MOST = 1 / 3
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer norm before products: on a GPU, if Triton is there, one pass gives it in their precision."""
+    """Layer norm; on a GPU, if Triton is there, one pass computes it in the precision of the products that follow.
+
+    Parameters
+    ----------
+    is_last
+        The output leaves the encoder and stays float32.
+    """
+
+    def __init__(self, dim: int, is_last: bool = False):
+        super().__init__(dim)
+        self.is_last = is_last
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.is_cuda and x.dtype == torch.float32 and has_triton():
-            from scperformer.network.fused_norm import layer_norm  # needs Triton
+        if not (x.is_cuda and x.dtype == torch.float32 and has_triton()):
+            return super().forward(x)
+        from scperformer.network.fused_norm import layer_norm  # needs Triton
 
-            device = x.device.type
-            dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-            return layer_norm(x, self.weight, self.bias, self.eps, dtype)
-        return super().forward(x)
-
-
-class LastNorm(nn.LayerNorm):
-    """Layer norm of what leaves the encoder; it stays float32."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.is_cuda and x.dtype == torch.float32 and has_triton():
-            from scperformer.network.fused_norm import layer_norm  # needs Triton
-
-            return layer_norm(x, self.weight, self.bias, self.eps, x.dtype)
-        return super().forward(x)
+        is_mixed = torch.is_autocast_enabled("cuda") and not self.is_last
+        dtype = torch.get_autocast_dtype("cuda") if is_mixed else x.dtype
+        return layer_norm(x, self.weight, self.bias, self.eps, dtype)
 
 
 class Layer(nn.Module):
@@ -64,13 +63,13 @@ class Layer(nn.Module):
         self.heads = (model.num_heads, model.head_dim)
         self.inner = model.num_heads * model.head_dim
         self.pre_norm = model.norm == "pre"
-        in_pieces = isinstance(attention, Additive) and not attention.is_causal
-        self.chunk_tokens = model.chunk_tokens if in_pieces else None
+        in_chunks = isinstance(attention, Additive) and not attention.is_causal
+        self.chunk_tokens = model.chunk_tokens if in_chunks else None
         self.checkpointing = model.checkpointing
-        # after the residual, what is normalised goes into the next one, and must stay float32
+        # with post-norm the output of a norm is the next residual, and must stay float32
         norm = LayerNorm if self.pre_norm else nn.LayerNorm
         self.norm_attention = norm(model.dim)
-        # rows: queries (which are the keys too, where they are shared), keys, values
+        # rows: queries (also the keys where they are shared), keys, values
         self.to_qkv = nn.Linear(model.dim, (2 if attention.shared_qk else 3) * self.inner, bias=False)
         self.attention = attention
         self.to_out = nn.Linear(self.inner, model.dim)
@@ -96,7 +95,7 @@ class Layer(nn.Module):
         return linear(x_BLD, weight).unflatten(-1, (-1, *self.heads)).permute(2, 0, 3, 1, 4).unbind(0)
 
     def finished(self, h_BLD: torch.Tensor, mixed_BHLE: torch.Tensor) -> torch.Tensor:
-        """The layer's output for tokens, once attention has mixed the values."""
+        """The layer's output for tokens, given the values that attention has mixed."""
         if self.is_fused(h_BLD):
             return self._finished_fused(h_BLD, mixed_BHLE)
         h_BLD = h_BLD + self.dropout(self.to_out(mixed_BHLE.transpose(1, 2).flatten(2)))
@@ -106,7 +105,7 @@ class Layer(nn.Module):
         return self.norm_feedforward(h_BLD + self.dropout(self.feedforward(h_BLD)))
 
     def is_fused(self, h_BLD: torch.Tensor) -> bool:
-        """Whether a sum and the norm after it are one pass: for predictions on a GPU, if Triton is there."""
+        """Whether one pass computes a sum and the norm after it: for predictions on a GPU, if Triton is there."""
         fits = self.pre_norm and h_BLD.dtype == torch.float32
         predicts = h_BLD.is_cuda and not self.training and not torch.is_grad_enabled()
         return fits and predicts and has_triton()
@@ -120,9 +119,9 @@ class Layer(nn.Module):
         return h_BLD + self.feedforward(x_BLD)
 
     def forward(self, h_BLD: torch.Tensor, keep_BL: torch.Tensor, positions_BL: torch.Tensor) -> torch.Tensor:
-        """The layer's output for tokens that attend to each other, B x L x D, whole or in pieces."""
+        """The layer's output for tokens that attend to each other, B x L x D, whole or in chunks."""
         if self.chunk_tokens is not None and h_BLD.shape[1] > self.chunk_tokens:
-            # Cell by cell: what a cell gets, to the last bit, cannot depend on those beside it.
+            # Cell by cell, so that not even the last bit of a cell depends on those beside it.
             cells = zip(h_BLD.split(1), keep_BL.split(1), strict=True)
             outputs = [self.read(h_1LD, self.key_sums(h_1LD, keep_1L)) for h_1LD, keep_1L in cells]
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -138,14 +137,14 @@ class Layer(nn.Module):
     # --- with an additive mechanism, the two halves of the above --------------------------------------------
 
     def key_sums(self, h_BLD: torch.Tensor, keep_BL: torch.Tensor) -> KeySums:
-        """What tokens contribute to the layer as keys."""
+        """The sums over tokens as keys of the layer."""
         size = self.chunk_tokens or h_BLD.shape[1]
         if self.checkpointing and torch.is_grad_enabled():
             return sum_recomputed(self._key_sums, h_BLD, keep_BL, size, self)
         return sum_in_chunks(self._key_sums, h_BLD, keep_BL, size)
 
     def read(self, h_BLD: torch.Tensor, sums: KeySums) -> torch.Tensor:
-        """The layer's output for tokens, given what all keys contribute."""
+        """The layer's output for tokens, given the sums over all keys."""
         size = self.chunk_tokens or h_BLD.shape[1]
         if self.checkpointing and torch.is_grad_enabled():
             return read_recomputed(self._read, h_BLD, sums, size, self)
@@ -153,7 +152,7 @@ class Layer(nn.Module):
 
     def _key_sums(self, h_BLD, keep_BL):
         assert isinstance(self.attention, Additive)
-        # Leaving out the mask saves a tenth of the time where there is nothing to mask. (On a GPU, looking would wait.)
+        # Without the mask a tenth of the time is saved if there is nothing to mask. (On a GPU this check would wait.)
         all_real = not keep_BL.is_cuda and bool(keep_BL.all())
         return self.attention.key_sums(*self.keys_values(h_BLD), None if all_real else keep_BL)
 
@@ -166,11 +165,11 @@ class Layer(nn.Module):
 class Memory:
     """Every gene at value 0, as each layer sees it: a stream of tokens that does not depend on any cell."""
 
-    h_1GD: list[torch.Tensor]  # one per layer: what enters it
-    sums: list[KeySums]  # one per layer: what all G genes contribute as keys
+    h_1GD: list[torch.Tensor]  # one per layer: its input
+    sums: list[KeySums]  # one per layer: over all G genes as keys
 
     def without(self, layer: Layer, index: int, batch: Batch) -> KeySums:
-        """What the genes that are not tokens of a cell contribute to a layer, be these dropped (hidden) or not."""
+        """The sums in a layer over the genes that are not tokens of a cell; dropped tokens are tokens."""
         h_GD = self.h_1GD[index][0]
         is_gene_BL = batch.genes_BL < len(h_GD)  # special positions and padding have the number after the last gene
         h_BLD = h_GD[batch.genes_BL.clamp_max(len(h_GD) - 1)]
@@ -209,10 +208,10 @@ class Encoder(nn.Module):
         self.mechanisms = [layer.attention for layer in self.stack]
         for mechanism in self.mechanisms[1:]:
             mechanism.share_with(self.mechanisms[0])
-        self.norm = LastNorm(model.dim) if model.norm == "pre" else nn.Identity()
+        self.norm = LayerNorm(model.dim, is_last=True) if model.norm == "pre" else nn.Identity()
         self.dropout = nn.Dropout(model.dropout)
         self.has_memory = tokens.unexpressed == "memory"
-        self.kept_memory: tuple[list[Any], Memory] | None = None  # and what it was made with
+        self.kept_memory: tuple[list[Any], Memory] | None = None  # and the state it was made with
         if self.has_memory:
             require_memory(attention["name"], self.mechanisms[0])
 
@@ -227,11 +226,11 @@ class Encoder(nn.Module):
         return self.mechanisms[0].redraw_interval
 
     def penalty(self) -> torch.Tensor:
-        """What the attention of every layer wants to be kept small, weighted."""
+        """The weighted sum of the penalties of every layer's attention."""
         return torch.stack([m.penalty_weight * m.penalty() for m in self.mechanisms]).sum()
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
-        """Refuse cells of so many tokens if the attention does."""
+        """Refuse cells with this number of tokens if the attention does."""
         self.mechanisms[0].require_length(num_tokens, where)
 
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -243,7 +242,7 @@ class Encoder(nn.Module):
         return self.norm(h_BLD)
 
     def after_layer(self, index: int, h_BLD: torch.Tensor, batch: Batch, memory: Memory | None) -> torch.Tensor:
-        """What leaves a layer when `h_BLD` enters it."""
+        """The output of a layer for the input `h_BLD`."""
         layer = self.stack[index]
         if memory is None:
             return layer(h_BLD, batch.keep_BL, batch.genes_BL)
@@ -253,8 +252,8 @@ class Encoder(nn.Module):
     def attention_inputs(self, batch: Batch) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Queries, keys and values of each layer in turn, B x H x L x E each, as the model itself computes them.
 
-        They are those of the cells' own tokens: with `memory` tokens, unexpressed genes only have their part in
-        what enters the next layer.
+        They belong to the cells' own tokens: with `memory` tokens, unexpressed genes only influence the input of the
+        next layer.
         """
         h_BLD = self.dropout(self.embedding(batch))
         memory = self.memory() if self.has_memory else None
@@ -264,7 +263,7 @@ class Encoder(nn.Module):
                 h_BLD = self.after_layer(index, h_BLD, batch, memory)
 
     def memory(self) -> Memory:
-        """The stream of unexpressed genes; at prediction, the same one until a weight changes."""
+        """The stream of unexpressed genes; at prediction it is kept until a weight changes."""
         learns = self.training or torch.is_grad_enabled()
         made_with = [] if learns else self._state()
         if not learns and self.kept_memory is not None and self.kept_memory[0] == made_with:
@@ -281,7 +280,7 @@ class Encoder(nn.Module):
         return memory
 
     def _state(self) -> list[Any]:
-        """What the memory depends on; compares unequal as soon as a weight, its place or the precision changes."""
+        """A key of the kept memory, which changes with a weight, its place or the precision."""
         weights = self.state_dict(keep_vars=True).values()
         device = next(self.parameters()).device.type
         precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -302,7 +301,7 @@ class Encoder(nn.Module):
 def require_encoder(tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any]) -> None:
     """Refuse options that no encoder can have, by building a small one: errors as in `Encoder`.
 
-    What is given and changes nothing is said in the log.
+    The log names options that have no effect.
     """
     encoder = Encoder(1, tokens, replace(model, depth=1), attention, torch.Generator())
     if model.gene2vec_path is not None and model.positions != "gene2vec":
@@ -313,12 +312,12 @@ def require_encoder(tokens: TokensConfig, model: ModelConfig, attention: dict[st
 
 
 def require_memory(name: str, mechanism: Attention) -> None:
-    """Refuse `memory` tokens with a mechanism whose keys do not just add up.
+    """Refuse `memory` tokens with a mechanism whose sums over keys cannot be added and taken away.
 
     Raises
     ------
     InputError
-        It is not additive, or it is causal (memory has no place in the order), or its sums cannot be taken away.
+        It is not additive, it is causal (memory has no place in the order), or its sums cannot be taken away.
     """
     can = [name for name, other in MECHANISMS.items() if other.additive]
     if not isinstance(mechanism, Additive) or mechanism.is_causal or not mechanism.can_subtract:

@@ -1,6 +1,5 @@
-"""A trained model in memory, and what it says of cells; knows nothing of AnnData."""
+"""Predict cells with a network in memory: probabilities, embeddings, and the logits of each branch."""
 
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -10,10 +9,8 @@ import torch
 from scperformer.errors import InputError
 from scperformer.network.batches import AHEAD, MAX_BATCH_TOKENS, Cells, ahead, fixed_batch_size, prediction_batches
 from scperformer.network.cpu import computes_in_bfloat16, fast_cpu, torch_state_kept
-from scperformer.network.embedding import Batch
 from scperformer.network.network import CellTypeModel
-
-log = logging.getLogger(__name__)
+from scperformer.network.tokens import Batch
 
 GPU_BATCH_TOKENS = 2**18  # 12 cells of scBERT's 16,907 tokens: with fewer an H100 waits for the next operation
 BYTES_OF_TOKEN = 2**15  # that a token takes on a GPU at scBERT's sizes, in float32
@@ -27,18 +24,10 @@ class Predictions:
     embedding: np.ndarray
 
 
-def gpu_batch_tokens() -> int:
-    """Tokens of a prediction batch on a GPU, padding included: enough to keep it busy, within its memory."""
-    return max(MAX_BATCH_TOKENS, min(GPU_BATCH_TOKENS, torch.cuda.mem_get_info()[0] // BYTES_OF_TOKEN))
-
-
 def predict_cells(
     network: CellTypeModel, cells: Cells, batch_size: int, device: str = "cpu", precision: str = "32-true"
 ) -> Predictions:
-    """Probabilities and embeddings of cells; what a cell gets does not depend on the cells beside it.
-
-    On a CPU that holds bit for bit: batches of an encoder have one size for each length, and are filled up to it; and
-    torch's threads take whole batches, as the sums of a product would depend on how many of them share it.
+    """Predict probabilities and embeddings of cells; the result of a cell does not depend on the cells beside it.
 
     Parameters
     ----------
@@ -47,58 +36,77 @@ def predict_cells(
     cells
         Expression aligned to the model's genes.
     batch_size
-        Cells per batch on a GPU, and where there is no encoder to run; long cells share a batch with fewer others.
+        Cells per batch on a GPU, and where no encoder is run; long cells share a batch with fewer others.
     precision
-        `bf16-mixed` computes most products in bfloat16. On a GPU the next batches are made while it works.
+        `bf16-mixed` computes most products in bfloat16.
     """
     was_training = network.training
     network.eval().to(device)
-    fixed = device == "cpu" and network.encoder is not None and not network.wide_alone
+    num_threads = torch.get_num_threads()
+    with torch_state_kept(threads=1), fast_cpu(device):
+        if device == "cpu":
+            rows, parts = _predict_on_cpu(network, cells, batch_size, precision, num_threads)
+        else:
+            rows, parts = _predict_on_gpu(network, cells, batch_size, precision)
+    network.train(was_training).cpu()
+    order = np.argsort(np.concatenate(rows))
+    return Predictions(*(np.concatenate(part)[order] for part in zip(*parts, strict=True)))
+
+
+Found = tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]  # row numbers; probabilities and embeddings
+
+
+def _predict_on_cpu(network: CellTypeModel, cells: Cells, batch_size: int, precision: str, num_threads: int) -> Found:
+    """Predict on a CPU with the same bits for a cell beside any others.
+
+    Batches of an encoder have one size for each length, and are filled up to it. A thread takes whole batches: the
+    sums of a product would depend on the number of threads that share it.
+    """
+    runs_encoder = network.encoder is not None and not network.wide_alone
     alone = network.one_by_one
 
     def size(length: int) -> int:
         return 1 if alone else fixed_batch_size(length)
 
-    def tokens(batch: tuple[np.ndarray, int]) -> Batch:
+    def predict(batch: tuple[np.ndarray, int]) -> tuple[np.ndarray, np.ndarray]:
         rows, length = batch
-        return cells.batch(np.resize(rows, size(length)) if fixed else rows, length)
+        filled = cells.batch(np.resize(rows, size(length)) if runs_encoder else rows, length)
+        proba_BC, embedding_BD = _predict_batch(network, filled, len(rows), "cpu", precision)
+        return proba_BC.numpy(), embedding_BD.numpy()
 
-    def run(tokens: Batch, num_cells: int) -> tuple[torch.Tensor, torch.Tensor]:
-        mixed = torch.autocast(device, torch.bfloat16, enabled=precision == "bf16-mixed")
-        with torch.inference_mode(), mixed:  # of this thread
-            logits_BC, embedding_BD = (part[:num_cells] for part in network(tokens.to(device)))
-            return logits_BC.float().softmax(-1), embedding_BD.float()
+    batches = list(prediction_batches(cells.lengths, size if runs_encoder else batch_size))
+    # Each thread sets its own number of threads, or its first products may use more than one.
+    with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        # The first batch alone: it computes, once, the memory of unexpressed genes that all cells share.
+        parts = [*map(predict, batches[:1]), *pool.map(predict, batches[1:])]
+    return [rows for rows, _ in batches], parts
 
-    def fetched(parts: tuple[torch.Tensor, torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
-        return parts[0].cpu().numpy(), parts[1].cpu().numpy()
 
-    def call(batch: tuple[np.ndarray, int]) -> tuple[np.ndarray, np.ndarray]:
-        return fetched(run(tokens(batch), len(batch[0])))
+def _predict_on_gpu(network: CellTypeModel, cells: Cells, batch_size: int, precision: str) -> Found:
+    """Predict on a GPU; while it works, the next batches are made."""
+    # enough tokens to keep the GPU busy, within its memory
+    most = max(MAX_BATCH_TOKENS, min(GPU_BATCH_TOKENS, torch.cuda.mem_get_info()[0] // BYTES_OF_TOKEN))
+    batches = list(prediction_batches(cells.lengths, batch_size, most))
+    made = ahead((cells.batch(rows, length).pin_memory() for rows, length in batches), AHEAD)
+    parts = [_predict_batch(network, batch, len(batch.keep_BL), "cuda", precision) for batch in made]
+    # Copied at the end: each copy waits for the GPU, which would then wait for the next batch.
+    proba, embedding = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+    return [rows for rows, _ in batches], [(proba, embedding)]
 
-    max_tokens = MAX_BATCH_TOKENS if device == "cpu" else gpu_batch_tokens()
-    batches = list(prediction_batches(cells.lengths, size if fixed else batch_size, max_tokens))
-    num_threads = torch.get_num_threads()
-    with torch_state_kept(threads=1), fast_cpu(device):
-        if device == "cpu":
-            # A thread's first products may take more threads than it was set to here, unless it is told itself.
-            with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                # The first batch alone: what the network keeps for all cells is computed once.
-                found = [*map(call, batches[:1]), *pool.map(call, batches[1:])]
-        else:
-            made = ahead((tokens(batch).pin_memory() for batch in batches), AHEAD)
-            # Fetched at the end: to fetch is to wait, and the GPU would have nothing to do until the next batch comes.
-            parts = [run(batch, len(rows)) for batch, (rows, _) in zip(made, batches, strict=True)]
-            proba, embedding = (torch.cat(part) for part in zip(*parts, strict=True))
-            found = [fetched((proba, embedding))]
-    network.train(was_training).cpu()
-    order = np.argsort(np.concatenate([rows for rows, _ in batches]))
-    return Predictions(*(np.concatenate(parts)[order] for parts in zip(*found, strict=True)))
+
+def _predict_batch(
+    network: CellTypeModel, batch: Batch, num_cells: int, device: str, precision: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities and embeddings of the first cells of a batch, in float32."""
+    mixed = torch.autocast(device, torch.bfloat16, enabled=precision == "bf16-mixed")
+    with torch.inference_mode(), mixed:  # these settings hold for the thread that makes them
+        logits_BC, embedding_BD = (part[:num_cells] for part in network(batch.to(device)))
+        return logits_BC.float().softmax(-1), embedding_BD.float()
 
 
 def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Logits of the wide and of the deep branch, float32 N x C each; 0 where a branch is off."""
-    num_labels = network.num_labels
-    wide, deep = (np.zeros((len(cells), num_labels), dtype=np.float32) for _ in range(2))
+    """Logits of the linear branch and of the encoder, float32 N x C each; 0 where a branch is off."""
+    wide, deep = np.zeros((2, len(cells), network.num_labels), dtype=np.float32)
     was_training = network.training
     network.eval()
     with torch.inference_mode(), fast_cpu("cpu"):
@@ -110,12 +118,12 @@ def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tupl
 
 
 def choose_device(device: str, precision: str = "32-true") -> str:
-    """`cuda` or `cpu`; `auto` takes a GPU where there is one.
+    """`cuda` or `cpu`; `auto` takes a GPU if there is one.
 
     Raises
     ------
     InputError
-        A GPU is asked for and there is none, or the CPU is not one for the precision.
+        There is no GPU but one is asked for, or the CPU has no instructions for the precision.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device=cuda and no GPU", "a GPU that torch can use", "choose device=cpu")

@@ -5,9 +5,9 @@ import torch
 
 pytest.importorskip("triton")
 from scperformer.attention import Sizes, make_attention
+from scperformer.config import ModelConfig
 from scperformer.network.encoder import Layer
 from scperformer.network.fused_norm import add_norm, layer_norm
-from scperformer.config import ModelConfig
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
