@@ -11,8 +11,6 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -220,20 +218,6 @@ def to_overrides(words: list[str], first_word: str | None = None) -> list[str]:
     return overrides + flags
 
 
-@contextmanager
-def command_line(program: str, *words: str) -> Iterator[None]:
-    """Set `sys.argv` for a block, the only place that does so.
-
-    Hydra reads its arguments from there, and Lightning starts the other processes of a ddp run from there.
-    """
-    before = sys.argv
-    sys.argv = [program, *words]
-    try:
-        yield
-    finally:
-        sys.argv = before
-
-
 def run_step(name: str, words: list[str]) -> int:
     """Compose the configuration of a step with Hydra and run the step, once or as a sweep; return the exit code.
 
@@ -242,12 +226,12 @@ def run_step(name: str, words: list[str]) -> int:
     InputError
         A word or an option is wrong.
     """
-    from scperformer.config import sweep_folder, to_config
+    from scperformer.config import command_line, hand_to_hydra, sweep_folder, to_config
 
     overrides = to_overrides(words, STEPS[name].first_word)
     if not {"-m", "--multirun"} & set(overrides):
         composed: list[Any] = []  # stays empty with --cfg
-        _compose(name, overrides, composed.append)
+        hand_to_hydra(name, overrides, composed.append)
         for cfg in composed:
             config = to_config(cfg, name)  # not inside of Hydra, which would print errors of its own
             with command_line(sys.argv[0], name, *words):
@@ -280,27 +264,11 @@ def run_step(name: str, words: list[str]) -> int:
 
     try:
         with sweep.to_its_end():
-            _compose(name, overrides, run_job)
+            hand_to_hydra(name, overrides, run_job)
     finally:
         if sweep.rows:
             print(sweep.markdown(), flush=True)
     return 2 if sweep.num_failed else 0
-
-
-def _compose(name: str, overrides: list[str], task: Callable[[Any], None]) -> None:
-    """Call a task with the configuration that Hydra composes; with -m, with each of them in a job of the launcher."""
-    import hydra
-
-    from scperformer.config import OVERRIDE_ERRORS, conf_dir, override_error, register_schemas, require_choices
-
-    register_schemas()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
-    try:
-        require_choices(overrides)
-        with command_line(sys.argv[0], *overrides):
-            hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")(task)()
-    except OVERRIDE_ERRORS as error:
-        raise override_error(error, name, overrides) from error
 
 
 def _run(name: str, config: Any) -> None:

@@ -1,15 +1,15 @@
-"""Every option with its type and checks; the only room that knows Hydra."""
+"""Every option with its type, default and range; the only room that knows Hydra.
+
+checks (rules for values), groups (options of training), steps (options of each step), compose (YAML and overrides).
+"""
 
 from scperformer.config.checks import checked, require, require_choice
 from scperformer.config.compose import (
-    OVERRIDE_ERRORS,
-    conf_dir,
+    command_line,
     group_names,
+    hand_to_hydra,
     make_config,
-    override_error,
     quoted,
-    register_schemas,
-    require_choices,
     sweep_folder,
     sweep_job,
     to_config,
@@ -37,39 +37,3 @@ from scperformer.config.steps import (
     ReportConfig,
     TrainConfig,
 )
-
-__all__ = [
-    "AUTO",
-    "OVERRIDE_ERRORS",
-    "AnalyzeConfig",
-    "CheckConfig",
-    "DataConfig",
-    "EvaluateConfig",
-    "HeadConfig",
-    "MaskingConfig",
-    "ModelConfig",
-    "ModelsConfig",
-    "NetworkConfig",
-    "OptimConfig",
-    "PredictConfig",
-    "PreprocessConfig",
-    "PretrainConfig",
-    "ReportConfig",
-    "TokensConfig",
-    "TrainConfig",
-    "TrainerConfig",
-    "checked",
-    "conf_dir",
-    "group_names",
-    "make_config",
-    "override_error",
-    "quoted",
-    "register_schemas",
-    "require",
-    "require_choice",
-    "require_choices",
-    "sweep_folder",
-    "sweep_job",
-    "to_config",
-    "yaml_text",
-]

@@ -1,14 +1,17 @@
-"""The only place that knows Hydra: YAML files and overrides in, plain checked dataclasses out."""
+"""Turn YAML files and overrides into checked dataclasses, with Hydra, which no other file uses."""
 
+import os
 import re
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
+import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -23,27 +26,33 @@ from scperformer.errors import InputError
 OVERRIDE_ERRORS = (HydraException, OmegaConfBaseException)
 
 
+@cache
 def conf_dir() -> Path:
-    """The folder of YAML files: inside an installed package, beside it in a source checkout."""
+    """Return the folder of YAML files: inside an installed package, beside it in a source checkout."""
     package = Path(__file__).parents[1]
     installed = package / "conf"
     return installed if installed.is_dir() else package.parent / "conf"
 
 
+@cache
 def group_names() -> list[str]:
-    """The config groups, such as `model`: the folders of YAML files."""
+    """Return the config groups, such as `model`: the folders of YAML files."""
     return sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
 
 
-def require_choices(overrides: Sequence[str]) -> None:
+def quoted(value: str) -> str:
+    """Return a text as a Hydra value, whatever characters it holds."""
+    # '${' would interpolate: it is escaped, and so are backslashes before it.
+    value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    # In Hydra's quoted strings backslashes are literal, except for those right before a quote.
+    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
+    return f"'{escaped}'"
+
+
+def _require_choices(overrides: Sequence[str]) -> None:
     """Refuse `model=null`, `model=5` and the like: the choice of a group is the name of a preset.
 
     Hydra answers them with a plain ValueError, which cannot be told from a failure of the step itself.
-
-    Raises
-    ------
-    InputError
-        Names the group and its presets.
     """
     groups = group_names()
     words = [word for word in overrides if word.lstrip("+").partition("=")[0] in groups and "=" in word]
@@ -56,85 +65,106 @@ def require_choices(overrides: Sequence[str]) -> None:
             raise InputError(str(override.input_line), expected, f"choose one, or leave {group}=... out")
 
 
-@cache
-def register_schemas() -> None:
-    """Tell Hydra the dataclass of each step, so that unknown keys and wrong types are refused."""
-    for step, schema in STEPS.items():
-        ConfigStore.instance().store(name=f"{step}_schema", node=schema)
+@contextmanager
+def _explained(step: str, overrides: Sequence[str]) -> Iterator[None]:
+    """Check overrides before a block in which Hydra uses them, and turn its errors about them into one line."""
+    # Hydra is told the dataclass of each step, so that it refuses unknown keys and wrong types.
+    for name, schema in STEPS.items():
+        ConfigStore.instance().store(name=f"{name}_schema", node=schema)
+    try:
+        _require_choices(overrides)
+        yield
+    except OVERRIDE_ERRORS as error:
+        raise _override_error(error, step, overrides) from error
 
 
 def composed(step: str, overrides: Sequence[str] = ()) -> DictConfig:
-    """The composed configuration of a step as Hydra sees it.
+    """Return the composed configuration of a step as Hydra sees it.
 
     Raises
     ------
     InputError
         An override names an unknown key or group choice, or a value of the wrong type.
     """
-    register_schemas()
-    try:
-        require_choices(overrides)
-        with initialize_config_dir(str(conf_dir()), job_name=step, version_base="1.3"):
-            return compose(step, list(overrides))
-    except OVERRIDE_ERRORS as error:
-        raise override_error(error, step, overrides) from error
+    with (
+        _explained(step, overrides),
+        hydra.initialize_config_dir(str(conf_dir()), job_name=step, version_base="1.3"),
+    ):
+        return hydra.compose(step, list(overrides))
 
 
 def to_config(cfg: DictConfig, step: str) -> Any:
-    """The checked dataclass of a step (`STEPS[step]`) from a composed configuration.
+    """Make the checked dataclass of a step (`STEPS[step]`) from a composed configuration.
 
     Raises
     ------
     InputError
-        A required option is missing, of the wrong type or out of range.
+        A required option is missing, or an option is unknown, of the wrong type or out of range.
     """
-    try:
+    with _explained(step, []):
         missing = sorted(OmegaConf.missing_keys(cfg))
         if missing:
-            raise InputError(
-                f"no {missing[0]}", f"a value for {missing[0]}", f"add {missing[0]}=... to 'scperformer {step}'"
-            )
-        config = OmegaConf.to_object(cfg)
-    except OmegaConfBaseException as error:
-        raise override_error(error, step, []) from error
-    _require_known(config, step)
+            remedy = f"add {missing[0]}=... to 'scperformer {step}'"
+            raise InputError(f"no {missing[0]}", f"a value for {missing[0]}", remedy)
+        config: Any = OmegaConf.to_object(cfg)
+    # Hydra puts the option of '+option=value' into a dataclass whether it has such a field or not.
+    parts = {"": config} | {f"{name}.": part for name, part in vars(config).items() if is_dataclass(part)}
+    for prefix, part in parts.items():
+        for name in vars(part).keys() - {field.name for field in fields(part)}:
+            remedy = f"'scperformer {step} --cfg job' lists the options"
+            raise InputError(f"option {prefix}{name}", f"an option of '{step}'", remedy)
     return config
 
 
-def _require_known(config: Any, step: str, prefix: str = "") -> None:
-    """Refuse what '+option=value' added: Hydra puts it into the dataclass whether it has such a field or not."""
-    known = {field.name for field in fields(config)}
-    for name, value in vars(config).items():
-        if name not in known:
-            remedy = f"'scperformer {step} --cfg job' lists the options"
-            raise InputError(f"option {prefix}{name}", f"an option of '{step}'", remedy)
-        if is_dataclass(value):
-            _require_known(value, step, f"{prefix}{name}.")
-
-
 def make_config(step: str, overrides: Sequence[str] = ()) -> Any:
-    """`STEPS[step]` from Hydra overrides such as `["label_key=cell_type", "model=tiny"]`.
-
-    Raises
-    ------
-    InputError
-        An override is unknown, of the wrong type or out of range, or a required one is missing.
-    """
+    """Make `STEPS[step]` from Hydra overrides such as `["label_key=cell_type", "model=tiny"]`; errors as above."""
     return to_config(composed(step, overrides), step)
 
 
 def resolved_text(step: str, overrides: Sequence[str] = ()) -> str:
-    """The composed configuration as YAML text: changes when, and only when, the step's options change."""
+    """Return the composed configuration as YAML text: it changes if, and only if, the options of the step change."""
     return OmegaConf.to_yaml(composed(step, overrides), sort_keys=True)
 
 
 def yaml_text(options: dict[str, Any]) -> str:
-    """Options as YAML text, in the order they have."""
+    """Return options as YAML text, in their order."""
     return OmegaConf.to_yaml(OmegaConf.create({"options": options}).options)
 
 
+@contextmanager
+def command_line(program: str, *words: str) -> Iterator[None]:
+    """Set `sys.argv` for a block, the only place that does so.
+
+    Hydra reads its arguments from there, and Lightning starts the other processes of a ddp run from there.
+    """
+    before = sys.argv
+    sys.argv = [program, *words]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def hand_to_hydra(step: str, words: list[str], task: Callable[[DictConfig], None]) -> None:
+    """Call a task with the composed configuration of a step; with -m once per job, where Hydra's launcher runs it.
+
+    Parameters
+    ----------
+    words
+        Overrides and flags of Hydra; with `--cfg` it prints the configuration and does not call the task.
+
+    Raises
+    ------
+    InputError
+        An override is wrong.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
+    with _explained(step, words), command_line(sys.argv[0], *words):
+        hydra.main(config_path=str(conf_dir()), config_name=step, version_base="1.3")(task)()
+
+
 def sweep_folder(overrides: Sequence[str]) -> tuple[Path, list[str]]:
-    """The folder of a sweep, named after the time unless the user has chosen one, and the overrides with it."""
+    """Return the folder of a sweep, named after the time unless the user names one, and the overrides with it."""
     option = "hydra.sweep.dir="
     for word in overrides:
         if word.startswith(option):
@@ -149,20 +179,16 @@ def sweep_job() -> tuple[Path, list[str]]:
     return Path(job.runtime.output_dir), list(job.overrides.task)
 
 
-def quoted(value: str) -> str:
-    """A path as a Hydra value, whatever characters it holds."""
-    # '${' would interpolate: it is escaped, and so are backslashes before it.
-    value = re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
-    # In Hydra's quoted strings backslashes are literal, but for those right before a quote.
-    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
-    return f"'{escaped}'"
-
-
-def override_error(error: Exception, step: str, overrides: Sequence[str]) -> InputError:
-    """Hydra's explanation of a bad override as one line with a remedy."""
+def _override_error(error: Exception, step: str, overrides: Sequence[str]) -> InputError:
+    """Return Hydra's explanation of a bad override as one line with a remedy."""
+    remedy = f"'scperformer {step} --cfg job' lists the options and 'scperformer {step} --help' shows examples"
+    groups = group_names()
     unknown = re.search(r"Could not override '(\w+)\.(\w+)'", str(error))
-    if unknown and unknown[1] in group_names():
-        return unknown_option(unknown[1], unknown[2], step, overrides)
+    if unknown and unknown[1] in groups:  # Hydra does not list the options of the group
+        first = (word.partition(",")[0] for word in overrides)  # of a sweep, the first run
+        choices = [word for word in first if word.partition("=")[0] in groups]
+        known = ", ".join(f"{unknown[1]}.{name}" for name in composed(step, choices)[unknown[1]])
+        return InputError(f"option {unknown[1]}.{unknown[2]}", f"one of {known}", remedy)
     text = f"{error}\n{error.__cause__ or ''}".partition("Config search path")[0]
     text = re.sub(r":\n\t", ": ", text).replace("\n\t", ", ")  # the list of available options
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -171,16 +197,7 @@ def override_error(error: Exception, step: str, overrides: Sequence[str]) -> Inp
     # Hydra advises '+option' to add what does not exist: here that would only be refused one step later.
     noise = ("To append to your ", "See https", "object_type", "reference_type", "full_key", "^")
     found = "; ".join(dict.fromkeys(line.rstrip(".;:") for line in lines if not line.startswith(noise)))
-    remedy = f"'scperformer {step} --cfg job' lists the options and 'scperformer {step} --help' shows examples"
     options = {field.name for field in fields(STEPS[step])}
     if "'model'" in found and "model_path" in options and "model" not in options:
         remedy = f"name a trained model with model_path=FOLDER; {remedy}"
     return InputError(found, f"an option of '{step}' and a value it can take", remedy)
-
-
-def unknown_option(group: str, name: str, step: str, overrides: Sequence[str]) -> InputError:
-    """The refusal of an option that its group does not have, with those it has (Hydra would not say)."""
-    words = (word.partition(",")[0] for word in overrides)  # of a sweep, the first run
-    choices = [word for word in words if word.partition("=")[0] in group_names()]
-    known = ", ".join(f"{group}.{option}" for option in composed(step, choices)[group])
-    return InputError(f"option {group}.{name}", f"one of {known}", f"'scperformer {step} --cfg job' lists all options")
