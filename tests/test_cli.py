@@ -160,7 +160,7 @@ def test_predict_writes_one_file_beside_the_input(command, sample, tiny_model, t
     ran = command("predict", sample, f"model_path={tiny_model}", "key_added=mine")
     assert ran.code == 0
     assert ran.out == ""
-    assert "tells apart 3 labels: B cell, Monocyte, T cell" in ran.err
+    assert "3 labels: B cell, Monocyte, T cell" in ran.err
     assert names(tmp_path) == ["sample.annotated.h5ad", "sample.h5ad"]
     annotated = ad.read_h5ad(tmp_path / "sample.annotated.h5ad")
     assert set(annotated.obs["mine_label"]) <= {"B cell", "Monocyte", "T cell"}
