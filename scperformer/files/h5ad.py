@@ -18,11 +18,6 @@ def read_h5ad(path: str | Path) -> AnnData:
     """Read an h5ad file that `require_readable` has accepted into memory.
 
     If anndata refuses the file but its expression, obs and var can be read, the rest is left out with a warning.
-
-    Raises
-    ------
-    InputError
-        The file is damaged.
     """
     try:
         with h5py.File(path, "r") as file:

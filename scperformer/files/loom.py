@@ -33,17 +33,7 @@ def is_loom(file: h5py.File) -> bool:
 
 
 def read_loom(path: Path) -> tuple[AnnData, list[str]]:
-    """Read a loom file with its attributes in obs and var.
-
-    Returns
-    -------
-    Its cells, and notes for the log.
-
-    Raises
-    ------
-    InputError
-        It is damaged, or none of its attributes names the genes.
-    """
+    """Read a loom file with its attributes in obs and var; also return notes for the log."""
     with reading(path, "a complete loom file"), h5py.File(path, "r") as file:
         shape = file["matrix"].shape
         var, gene_name = _attributes(file["row_attrs"], GENE_NAMES, shape[0])

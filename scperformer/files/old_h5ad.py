@@ -27,17 +27,7 @@ def has_lost_categories(file: h5py.File) -> bool:
 
 
 def read_parts(file: h5py.File) -> tuple[AnnData, list[str]]:
-    """Read an open h5ad file; only expression, obs and var must be readable.
-
-    Returns
-    -------
-    The AnnData, and the names of the parts that were left out.
-
-    Raises
-    ------
-    Exception
-        One of `READ_ERRORS`: expression, obs or var cannot be read.
-    """
+    """Read an open h5ad file of which expression, obs and var can be read; also return the names of the other parts."""
     obs, var = read_table(file["obs"]), read_table(file["var"])
     shape = len(obs), len(var)
     adata = AnnData(read_matrix(file["X"], shape) if "X" in file else None, obs=obs, var=var)

@@ -49,13 +49,7 @@ def damaged(path: str | Path, error: Exception, expected: str = "a complete h5ad
 
 @contextmanager
 def reading(path: str | Path, expected: str = "a complete h5ad file") -> Iterator[None]:
-    """Report any of `READ_ERRORS` inside the block as a damaged file.
-
-    Raises
-    ------
-    InputError
-        Instead of the errors of h5py and anndata.
-    """
+    """Raise an `InputError` about a damaged file instead of any of `READ_ERRORS` inside the block."""
     try:
         yield
     except InputError:
@@ -80,13 +74,7 @@ def quiet_anndata() -> Iterator[None]:
 
 
 def require_contained(file: h5py.File, path: str | Path) -> None:
-    """Refuse an HDF5 file whose data lie partly in other files. Every link is looked at; none is followed.
-
-    Raises
-    ------
-    InputError
-        Names the first external link, virtual dataset or external storage.
-    """
+    """Refuse an HDF5 file with external links, virtual datasets or external storage; no link is followed."""
     groups, seen = [file["/"]], set()
     while groups:
         group = groups.pop()
@@ -116,13 +104,7 @@ def require_contained(file: h5py.File, path: str | Path) -> None:
 
 
 def require_contained_folder(folder: Path) -> None:
-    """Refuse a zarr folder with links that leave it, anything but files and folders, or pickled objects.
-
-    Raises
-    ------
-    InputError
-        Names the first of them.
-    """
+    """Refuse a zarr folder with links that leave it, anything but files and folders, or pickled objects."""
     root = folder.resolve()
     expected = "a zarr folder that holds all of its data"
     for entry in sorted(folder.rglob("*")):  # does not follow links to folders
@@ -167,13 +149,7 @@ def _objects(content: Any) -> str | None:
 
 
 def require_sound(x: Any, where: str, path: str | Path) -> None:
-    """Refuse a sparse matrix whose indices lie outside of it: compiled code would read foreign memory there.
-
-    Raises
-    ------
-    InputError
-        Names the matrix.
-    """
+    """Refuse a sparse matrix whose indices lie outside of it: compiled code would read foreign memory there."""
     if not sparse.issparse(x) or x.format not in ("csr", "csc"):
         return
     try:
@@ -200,11 +176,6 @@ def require_usable(adata: AnnData, path: str | Path) -> None:
     """Check an AnnData that was read, remove columns of obs and var that cannot be written, warn of repeated cells.
 
     Of columns with the same name the first is kept. A column called `_index` is removed.
-
-    Raises
-    ------
-    InputError
-        It has no cells, no genes, a null character in a text, or an unsound matrix.
     """
     require_cells_and_genes(adata, path)
     for what, table in (("cells", adata.obs), ("genes", adata.var)):

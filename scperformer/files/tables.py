@@ -93,13 +93,7 @@ def _open_table(path: Path) -> Iterator[IO[str]]:
 
 
 def sniff(path: Path) -> Layout:
-    """Find out how a table is written, from its first lines.
-
-    Raises
-    ------
-    InputError
-        It is not text, its first lines do not agree on a delimiter, or numbers have decimal commas.
-    """
+    """Find out how a table is written; refuse first lines without a common delimiter, and decimal commas."""
     with _open_table(path) as stream:
         lines = list(islice(stream, NUM_SNIFFED))
     tried: dict[str, list[list[str]]] = {}
@@ -161,17 +155,7 @@ def _shares(names: Sequence[str]) -> tuple[float, float]:
 
 
 def find_orientation(rows: Sequence[str], columns: Sequence[str], path: str | Path) -> tuple[str, str]:
-    """Find out which axis of a table is the genes, by the names on both.
-
-    Returns
-    -------
-    `cells_by_genes` or `genes_by_cells`; the reason in words.
-
-    Raises
-    ------
-    InputError
-        Neither axis, or both, could be the genes.
-    """
+    """Find out which axis of a table is the genes, by the names on both; also return the reason in words."""
     (row_genes, row_cells), (column_genes, column_cells) = _shares(rows), _shares(columns)
     why = f"rows: {row_genes:.0%} genes, {row_cells:.0%} like cells; "
     why += f"columns: {column_genes:.0%} genes, {column_cells:.0%} like cells"
@@ -193,23 +177,9 @@ def find_orientation(rows: Sequence[str], columns: Sequence[str], path: str | Pa
 
 
 def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
-    """Read the cells of a table of text.
+    """Read the cells of a table of text; also return notes for the log.
 
     Leading columns that describe genes go into var, columns or rows that describe cells into obs.
-
-    Parameters
-    ----------
-    orientation
-        auto, cells_by_genes or genes_by_cells.
-
-    Returns
-    -------
-    Its cells, and notes for the log.
-
-    Raises
-    ------
-    InputError
-        It is not a table of numbers, or its names do not show its orientation.
     """
     layout, why = sniff(path), "as told"
     if orientation == "auto":

@@ -57,16 +57,9 @@ def _read_group(group: h5py.Group, name: str, path: Path) -> AnnData:
 
 
 def read_tenx_h5(path: Path) -> tuple[AnnData, list[str]]:
-    """Read a 10x HDF5 file: of Cell Ranger 2, with a group for each genome, or of a later one, with one group.
+    """Read the gene expression of a 10x HDF5 file; also return notes for the log.
 
-    Returns
-    -------
-    Its cells, with the features that are gene expression, and notes for the log.
-
-    Raises
-    ------
-    InputError
-        It is damaged, has no gene expression, or its genomes have different cells.
+    Cell Ranger 2 writes a group for each genome, later versions write one group.
     """
     with reading(path, "a complete 10x file"), h5py.File(path, "r") as file:
         names = matrix_groups(file)
@@ -102,13 +95,7 @@ def _expression_only(adata: AnnData, notes: list[str], path: Path) -> tuple[AnnD
 
 
 def find_matrix(path: Path) -> tuple[Path, Path, Path]:
-    """Find the matrix, the barcodes and the features of a folder, or of an mtx file and its neighbours.
-
-    Raises
-    ------
-    InputError
-        A part is missing, or there are several.
-    """
+    """Find the matrix, the barcodes and the features of a folder, or of an mtx file and its neighbours."""
     folder, matrix = path.parent, path
     if path.is_dir():
         every = sorted(entry for entry in path.iterdir() if MTX_FILE.match(entry.name) and entry.is_file())
@@ -160,13 +147,7 @@ def _banner(file: IO[bytes]) -> list[bytes]:
 
 
 def matrix_size(path: Path) -> tuple[int, int]:
-    """Read the numbers of rows and columns from the header of an mtx file.
-
-    Raises
-    ------
-    InputError
-        It has no such header, or is too short for the number of entries in it.
-    """
+    """Read the numbers of rows and columns from the header of an mtx file, and check its number of entries."""
     with reading(path, "a complete mtx file"), open_bytes(path) as file:
         banner = _banner(file)
         line = next((line for line in file if line.strip() and not line.startswith(b"%")), b"")
@@ -229,19 +210,10 @@ def _as_table(lines: list[list[str]], size: int, path: Path) -> pd.DataFrame:
 
 
 def read_tenx_folder(path: Path) -> tuple[AnnData, list[str]]:
-    """Read a folder, or an mtx file, with the barcodes and features beside it.
+    """Read a folder, or an mtx file, with the barcodes and features beside it; also return notes for the log.
 
     The numbers of barcodes and features show which axis is the cells. If a file has one line more, its first line is
     taken as names of columns. Further columns of the barcodes go into obs.
-
-    Returns
-    -------
-    Its cells, with the features that are gene expression, and notes for the log.
-
-    Raises
-    ------
-    InputError
-        A part is missing or damaged, or the numbers do not fit.
     """
     matrix, barcode_file, feature_file = find_matrix(path)
     num_rows, num_columns = matrix_size(matrix)

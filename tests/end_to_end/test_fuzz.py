@@ -1,4 +1,4 @@
-"""Inputs drawn by chance, always the same ones: a right answer or one line of error, and nothing else."""
+"""Inputs drawn by chance, with fixed seeds, give a right answer or one line of error."""
 
 import dataclasses
 import json
@@ -52,7 +52,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def configs(tiny_model):
-    """The options of each step, composed once: Hydra takes longer than the rest."""
+    """The options of each step, composed once, as Hydra takes longer than the step."""
     options = {
         "check": [f"model_path={tiny_model}"],
         "predict": [f"model_path={tiny_model}", "min_overlap=0"],
@@ -64,7 +64,7 @@ def configs(tiny_model):
 
 @pytest.fixture
 def run(command, configs, monkeypatch):
-    """The command line without Hydra: a step, an input and an output."""
+    """Run the command line without Hydra, with a step, an input and an output."""
 
     def run_step(step, words):
         path, output = words
@@ -76,7 +76,7 @@ def run(command, configs, monkeypatch):
 
 
 def outcome(run, step: str, path: Path, output: Path, look=lambda output: None) -> str:
-    """Run a step on an input: `right` or `refused`; anything else fails. `look` is shown what was written."""
+    """Run a step on an input; return `right` or `refused`, and fail on any other outcome. `look` checks the output."""
     folder = path.parent
     before = contents(folder)
     ran = run(step, path, output)
@@ -101,7 +101,7 @@ def outcome(run, step: str, path: Path, output: Path, look=lambda output: None) 
 
 
 def calls_of(output: Path) -> tuple[list[str], dict]:
-    """The baseline's calls in an output, and what it says of the input; probabilities are looked at on the way."""
+    """Return the baseline's calls in an output and its record of the input; check the probabilities."""
     if output.suffix in (".csv", ".parquet"):
         table = pd.read_parquet(output) if output.suffix == ".parquet" else pd.read_csv(output)
         assert table["scperformer_confidence"].between(0, 1).all()
@@ -115,7 +115,7 @@ def calls_of(output: Path) -> tuple[list[str], dict]:
 
 
 def naive_logits(adata: ad.AnnData, facts: dict, bundle) -> np.ndarray:
-    """What logistic regression says of cells, from the formulas: float64, dense, gene by gene."""
+    """Compute the logits of logistic regression from the formulas: float64, dense, gene by gene."""
     source, kind = facts["source"], facts["kind"]
     x = adata.raw.X if source == "raw" else adata.X if source == "X" else adata.layers[source.removeprefix("layers/")]
     names = [str(name).strip() for name in (adata.raw.var_names if source == "raw" else adata.var_names)]

@@ -1,4 +1,4 @@
-"""Inputs drawn by chance: every shape, type, kind of name and fault that a file of cells can have."""
+"""Draw inputs by chance: shapes, types, kinds of names and faults of files of cells."""
 
 import warnings
 from pathlib import Path
@@ -65,7 +65,7 @@ KINDS = ("h5ad", "zarr", "csv", "tsv", "mtx", "10x h5", "loom")
 
 @st.composite
 def matrices(draw, num_cells: int, num_genes: int):
-    """Counts or logarithms or neither, of any type, sparse or dense, whole or spoiled in one place."""
+    """Draw counts, logarithms or other numbers of any type, sparse or dense, sometimes with one bad value."""
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     x = rng.poisson(draw(st.sampled_from([3.0, 0.5, 50.0, 0.0])), (num_cells, num_genes)).astype(float)
     kind = draw(st.sampled_from(["counts", "counts", "counts", "log", "floats"]))
@@ -84,7 +84,7 @@ def matrices(draw, num_cells: int, num_genes: int):
 
 @st.composite
 def names(draw, count: int, make):
-    """Names of one make, up to two of them odd."""
+    """Draw names of one kind, up to two of them odd."""
     found = [make(i) for i in range(count)]
     for _ in range(draw(st.sampled_from([0, 0, 0, 0, 0, 0, 1, 2]))):
         found[draw(st.integers(0, count - 1))] = draw(st.sampled_from(ODD_NAMES))
@@ -93,7 +93,7 @@ def names(draw, count: int, make):
 
 @st.composite
 def anndatas(draw) -> ad.AnnData:
-    """Cells and genes with a matrix in X, a layer or raw."""
+    """Draw cells and genes with a matrix in X, a layer or raw."""
     num_cells, num_genes = draw(st.integers(1, MOST_CELLS)), draw(st.integers(1, MOST_GENES))
     cells = draw(names(num_cells, lambda i: f"cell{i}" if num_cells % 3 else f"cell{i // 2}"))
     genes = draw(names(num_genes, GENES[draw(st.sampled_from(["model"] * 4 + sorted(GENES)))]))
@@ -116,7 +116,7 @@ def anndatas(draw) -> ad.AnnData:
 
 
 def write(adata: ad.AnnData, kind: str, folder: Path) -> Path:
-    """An input of a kind; may raise what anndata raises when it refuses to write."""
+    """Write an input of a kind; anndata may refuse with one of its errors."""
     path = folder / f"in.{kind.replace(' ', '.')}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about names, formats and types of the file
@@ -140,13 +140,13 @@ def write(adata: ad.AnnData, kind: str, folder: Path) -> Path:
 
 @st.composite
 def faults(draw):
-    """A fault of a file's bytes: a place as a share of its length, and what happens there."""
+    """Draw a fault: its kind, its place as a share of the length of the file, a byte, and a number of bytes."""
     how = draw(st.sampled_from(["cut", "flip", "flip", "zeros", "ones", "grow"]))
     return how, draw(st.floats(0, 1, exclude_max=True)), draw(st.integers(1, 255)), draw(st.integers(1, 64))
 
 
 def spoil(content: bytes, fault) -> bytes:
-    """The content with a fault."""
+    """Return the content with a fault."""
     how, share, mask, length = fault
     place = int(share * len(content))
     if how == "cut":

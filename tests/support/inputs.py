@@ -1,4 +1,4 @@
-"""The same small cells as every kind of input, for tests of readers."""
+"""Write the same small cells as every kind of input."""
 
 import gzip
 import warnings
@@ -15,7 +15,7 @@ NUM_CELLS, NUM_GENES = 30, 60
 
 
 def small_cells() -> ad.AnnData:
-    """30 cells x 60 genes of counts, barcodes and symbols as names, Ensembl ids in var, two labels in obs."""
+    """Make 30 cells x 60 genes of counts: barcodes and symbols as names, Ensembl ids in var, two labels in obs."""
     rng = np.random.default_rng(5)
     x = rng.poisson(rng.gamma(1.0, 1.0, NUM_GENES), (NUM_CELLS, NUM_GENES))
     x[:, 0] += 1  # no cell is empty
@@ -35,7 +35,7 @@ def table(rows, columns) -> pd.DataFrame:
 
 
 def same(found: ad.AnnData, expected: ad.AnnData) -> bool:
-    """Whether matrix and names are the very same; it says where they are not."""
+    """Fail unless matrix and names are equal."""
     np.testing.assert_array_equal(dense(found.X), dense(expected.X))
     assert list(found.obs_names) == list(expected.obs_names)
     assert list(found.var_names) == list(expected.var_names)
@@ -46,7 +46,7 @@ def dense(x) -> np.ndarray:
     return x.toarray() if sparse.issparse(x) else np.asarray(x)
 
 
-# Writers, one for each kind; each gives the path of the input
+# Writers, one for each kind; each returns the path of the input
 
 
 def write_h5ad(adata, folder: Path) -> Path:
@@ -65,7 +65,7 @@ def write_h5ad_dense(adata, folder: Path) -> Path:
 
 
 def tenx_group(file: h5py.File, name: str, adata) -> h5py.Group:
-    """What both versions have in common."""
+    """Write the parts that both versions have."""
     group = file.create_group(name)
     x = sparse.csr_matrix(adata.X)
     for part in ("data", "indices", "indptr"):
@@ -177,7 +177,7 @@ def write_tsv(adata, folder: Path) -> Path:
 
 
 def write_txt_of_r(adata, folder: Path) -> Path:
-    """As R's write.table: names in quotes, the first row one field shorter, Windows' line ends."""
+    """Write as R's write.table: names in quotes, the first row one field shorter; line ends of Windows."""
     table = adata.to_df().T
     header = " ".join(f'"{name}"' for name in table.columns)
     rows = [f'"{name}" ' + " ".join(map(str, row)) for name, row in zip(table.index, table.to_numpy(), strict=True)]
