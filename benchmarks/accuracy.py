@@ -1,13 +1,13 @@
-"""Accuracy panel: scperformer beside logistic regression, linear SVM, nearest neighbours and CellTypist.
+"""Accuracy of scperformer, logistic regression, linear SVM, nearest neighbours and CellTypist on a panel of tasks.
 
     python benchmarks/accuracy.py runs.csv --data FOLDER                      # every task of panel.yaml
     python benchmarks/accuracy.py runs.csv --data FOLDER --tasks mine.yaml    # your own reference/query pairs
     python benchmarks/accuracy.py runs.csv --data FOLDER --only embedded --methods LR,ours trainer.max_epochs=10
 
-The folder with the data may also be named by $SCPERFORMER_BENCHMARK_DATA; tasks whose files are not there are named and
-left out. CellTypist runs where `--celltypist PYTHON` names the Python of an environment that has it. Each run appends a
-row to the CSV, and runs that it has are not repeated: what was cut off continues. Trailing words are options of
-`scperformer train` and appear as a method of their own. At the end Markdown tables are printed: mean ± standard
+$SCPERFORMER_BENCHMARK_DATA can also name the folder with the data; tasks without their files are listed and skipped.
+CellTypist runs if `--celltypist PYTHON` names the Python of an environment that has it. Each run appends a row to the
+CSV, and runs in the CSV are not repeated, so an interrupted benchmark can continue. Trailing words are options of
+`scperformer train` and appear as a separate method. The result is printed as Markdown tables: mean ± standard
 deviation over seeds and folds.
 """
 
@@ -30,7 +30,7 @@ METHODS = {"LR": rivals.best_logistic, "SVM": rivals.linear_svm, "kNN": rivals.n
 
 
 def scored(task: Task, pair: Pair, calls: np.ndarray) -> dict[str, float]:
-    """Accuracy and macro-F1 after merging labels; macro-F1 over the labels of the truth, and over called ones too."""
+    """Accuracy and macro-F1 after merging labels; macro-F1 over the true labels, and also over the predicted ones."""
     truth, called = (np.array([task.merge.get(str(v), str(v)) for v in part]) for part in (pair.truth, calls))
     return {
         "accuracy": float((truth == called).mean()),
@@ -47,7 +47,7 @@ def call(method: str, pair: Pair, arguments: argparse.Namespace) -> np.ndarray:
 
 
 def run_task(task: Task, methods: list[str], arguments: argparse.Namespace, path: Path) -> None:
-    """Run what the CSV does not have yet."""
+    """Run the methods on a task, except for runs that the CSV already has."""
     for pair in pairs(task, arguments.data, arguments.seeds):
         for method in methods:
             key = [task.name, method, str(pair.seed), str(pair.fold)]
@@ -62,9 +62,9 @@ def run_task(task: Task, methods: list[str], arguments: argparse.Namespace, path
 
 
 def table(rows: pd.DataFrame, tasks: list[Task], score: str) -> str:
-    """Markdown: a row per task, a column per method; the last row is the mean over the tasks.
+    """A Markdown table: a row per task, a column per method; the last row is the mean over the tasks.
 
-    A method that has fewer runs of a task than another one has its number beside its score.
+    If a method has fewer runs of a task than another one, its number of runs is shown.
     """
     methods = list(dict.fromkeys(rows["method"]))
     lines = [f"| {score} | {' | '.join(methods)} |", "|---" * (1 + len(methods)) + "|"]
@@ -89,14 +89,14 @@ def table(rows: pd.DataFrame, tasks: list[Task], score: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("csv", type=Path, help="where the runs are written, and read when it exists")
+    parser.add_argument("csv", type=Path, help="table of the runs; created or continued")
     folder = os.environ.get("SCPERFORMER_BENCHMARK_DATA")
     parser.add_argument("--data", type=Path, default=Path(folder) if folder else None)
     parser.add_argument("--tasks", type=Path, default=Path(__file__).with_name("panel.yaml"))
-    parser.add_argument("--only", action="append", help="the name of a task; may be given again for another one")
+    parser.add_argument("--only", action="append", help="name of a task; can be repeated")
     parser.add_argument("--methods", type=lambda text: text.split(","), help="LR,SVM,kNN,CellTypist,ours")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--celltypist", help="the Python of an environment with CellTypist")
+    parser.add_argument("--celltypist", help="Python of an environment with CellTypist")
     parser.add_argument("overrides", nargs="*", help="options of 'scperformer train'")
     arguments = parser.parse_intermixed_args()
     warnings.simplefilter("ignore")

@@ -2,10 +2,10 @@
 
     python benchmarks/attention.py --rounds 3
 
-One cell, one thread, float32; on a GPU where there is one (`--device cpu` to leave it alone). Every measurement is a
-process of its own: what other measurements left behind does not count. Memory is what the process, or the GPU, holds
-at most above the weights and the cell. Slopes are of the logarithm against that of the number of tokens, a straight
-line through the three lengths. Printed as Markdown.
+One cell, one thread, float32, on a GPU if there is one (`--device cpu` prevents this). Every measurement runs in a new
+process, so that measurements do not affect each other. Memory is the peak of the process or the GPU without the weights
+and the cell. Slopes are those of a straight line through log(value) against log(tokens) of the three lengths. The
+result is printed as Markdown.
 """
 
 import argparse
@@ -35,11 +35,11 @@ IN_PIECES = {"chunk_tokens": 512, "checkpointing": True}
 VARIANTS: dict[str, tuple[str, dict]] = {name: (name, {}) for name in MECHANISMS}
 VARIANTS |= {f"{name}, in pieces": (name, IN_PIECES) for name, kind in MECHANISMS.items() if kind.additive}
 MODES = ("forward", "forward and backward")
-LONG = 10.0  # seconds; what takes longer is run once
+LONG = 10.0  # seconds; longer measurements run once
 
 
 def layer_and_cell(variant: str, preset: str, length: int, device: str) -> Callable[[bool], None]:
-    """A function that runs the layer once, forward or both ways."""
+    """A function that runs the layer once, forward only or forward and backward."""
     name, options = VARIANTS[variant]
     model = ModelConfig(**PRESETS[preset], **options, depth=1, dropout=0.0)
     assert model.head_dim is not None
@@ -64,18 +64,18 @@ def layer_and_cell(variant: str, preset: str, length: int, device: str) -> Calla
 
 
 def work(sender, variant: str, preset: str, mode: str, length: int, device: str, rounds: int) -> None:
-    """Sends seconds (median) and GB of one measurement."""
+    """Send the seconds (median) and GB of one measurement."""
     run = layer_and_cell(variant, preset, length, device)
     backward = mode != "forward"
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated() / 1e9
     else:
-        Path("/proc/self/clear_refs").write_text("5")  # the most so far is what there is now
+        Path("/proc/self/clear_refs").write_text("5")  # resets the recorded peak to the current memory
         before = peak_gb()
     seconds: list[float] = []
     with fast_cpu(device):
-        for index in range(rounds + 1):  # the first one meets cold memory: it gives the peak, not the time
+        for index in range(rounds + 1):  # the first round warms up: it gives the peak, not the time
             start = time.perf_counter()
             run(backward)
             seconds.append(time.perf_counter() - start)
@@ -87,8 +87,8 @@ def work(sender, variant: str, preset: str, mode: str, length: int, device: str,
 
 
 def measure(*arguments) -> tuple[float, float]:
-    """`work` in a process of its own."""
-    # A fork has torch already; but what has used a GPU, if only to learn its name, cannot use it in a fork.
+    """Run `work` in a new process."""
+    # A fork saves the import of torch, but a process that has used the GPU cannot use it in a fork.
     context = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=work, args=(sender, *arguments))

@@ -1,6 +1,6 @@
-"""Calls of CellTypist for rivals.py, run by a Python that has it: celltypist_calls.py FOLDER.
+"""Labels by CellTypist for rivals.py, run by the Python of an environment with CellTypist: celltypist_calls.py FOLDER.
 
-Reads reference.h5ad (ln(1 + cp10k), obs: label) and query.h5ad in the folder, writes calls.txt, a label a line.
+Reads reference.h5ad (ln(1 + cp10k), obs: label) and query.h5ad in the folder, writes calls.txt with one label per line.
 """
 
 import sys

@@ -1,15 +1,15 @@
-"""Training and prediction on a GPU: cells a second, share of what it can do, memory; beside performer-pytorch.
+"""Training and prediction on a GPU: cells per second, share of its peak speed, memory; compared with performer-pytorch.
 
     python benchmarks/gpu.py                     # the presets scbert and base, in bf16-mixed
-    python benchmarks/gpu.py --device cpu --tiny # does the script work? its numbers mean nothing
+    python benchmarks/gpu.py --device cpu --tiny # tests the script; the numbers are meaningless
 
-Cells are made up: 16,906 genes, of which each expresses about 1,500. Training runs as `scperformer train` does, loading
-of batches and optimiser included; prediction as `scperformer predict`. The share is that of the fastest bf16 product of
-two square matrices in the same run; operations are counted by torch on one cell, in the plain form of attention. The
-last table has the layers of scBERT's encoder alone, ours and performer-pytorch's with the same weights; their error is
-that of the output, as a share of its norm, against the same layers in float64.
+The cells are simulated: each expresses about 1,500 of 16,906 genes. Training is measured as in `scperformer train`,
+including the loading of batches and the optimiser, prediction as in `scperformer predict`. The peak speed is that of
+the fastest bf16 product of two square matrices in the same run. torch counts the operations on one cell, with the
+plain form of attention. The last table compares the layers of scBERT's encoder with performer-pytorch's, with the same
+weights; the error is that of the output relative to its norm, compared with the same layers in float64.
 
-Every row is a process of its own. One that fails, or takes longer than `--timeout` seconds, says so in its place.
+Every row is a new process. A row that fails, or takes longer than `--timeout` seconds, says so instead of its numbers.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Train on 80 % of a labelled file and predict the rest, from the shell, as a user would: accuracy, time, memory.
+"""Accuracy, time and memory of the commands `train` and `predict`: 80 % of a labelled file, then the rest.
 
     python benchmarks/holdout.py pbmc3k.h5ad cell_type                 # seed 0
     python benchmarks/holdout.py pbmc3k.h5ad cell_type --seeds 3 model=tiny
@@ -22,7 +22,7 @@ from sklearn.model_selection import train_test_split
 
 
 def run(*words: str) -> tuple[float, float, float]:
-    """Run a command; its wall seconds, peak memory in GiB and CPU seconds."""
+    """Run a command and return its wall seconds, peak memory in GiB and CPU seconds."""
     start = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-m", "scperformer", *words])
     _, status, usage = os.wait4(process.pid, 0)
@@ -32,7 +32,7 @@ def run(*words: str) -> tuple[float, float, float]:
 
 
 def measure(adata: ad.AnnData, label_key: str, seed: int, overrides: list[str]) -> dict[str, float]:
-    """One split: everything that is printed about it."""
+    """All measurements of one split."""
     labels = adata.obs[label_key].astype(str)
     rows, held_out = train_test_split(np.arange(adata.n_obs), test_size=0.2, stratify=labels, random_state=seed)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""What a benchmark says of the machine it ran on, and what it asks of it."""
+"""Description of the machine of a benchmark, and the peak memory of a process."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ import torch
 
 
 def machine() -> str:
-    """Processor, cores, torch and, where there is one, the GPU."""
+    """Processor, cores, torch and, if there is one, the GPU."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
     found = re.search(r"model name\s*:\s*(.+)", text)
     processor = found[1] if found else platform.processor()
@@ -19,9 +19,9 @@ def machine() -> str:
 
 
 def peak_gb() -> float:
-    """The most memory that this process has held, in GB (10^9 bytes).
+    """Peak memory of this process in GB (10^9 bytes).
 
-    Not `ru_maxrss`, which a process inherits from the one that starts it.
+    `ru_maxrss` is not used, because a process inherits it from its parent.
     """
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     found = re.search(r"VmHWM:\s*(\d+) kB", status)

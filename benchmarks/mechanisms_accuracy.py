@@ -1,13 +1,13 @@
-"""Accuracy of every attention mechanism: train on 80 % of a labelled file, predict the rest; and logistic regression.
+"""Accuracy of every attention mechanism and of logistic regression: 80 % of a labelled file, then the rest.
 
     python benchmarks/mechanisms_accuracy.py pbmc3k.h5ad cell_type results.csv
     python benchmarks/mechanisms_accuracy.py pbmc3k.h5ad cell_type results.csv --mechanisms favor,window --seeds 1
 
-Mechanisms that look at the order of the tokens run twice: with the genes as they are in the file, and with a seeded
-permutation of them. By default models have no linear branch (`model.wide=false`), which would hide what the mechanism
-adds; `--with-wide` keeps it. Each run appends a row to the CSV, and runs that it has are skipped: what was cut off
-continues. At the end a Markdown table is printed, mean ± standard deviation over the seeds. Times are of the CPU, for
-whole commands with their imports (about 6 s).
+Mechanisms that depend on the order of the tokens run twice: with the genes in the order of the file, and in a random
+order. By default models have no linear branch (`model.wide=false`), which would hide the effect of the mechanism;
+`--with-wide` keeps it. Each run appends a row to the CSV, and runs in the CSV are not repeated, so an interrupted
+benchmark can continue. The result is printed as a Markdown table: mean ± standard deviation over the seeds. Times are
+CPU times of whole commands, including imports (about 6 s).
 """
 
 import argparse
@@ -27,14 +27,14 @@ SHOWN = {"accuracy": 3, "macro-F1": 3, "training CPU s": 0, "predict CPU s": 1} 
 
 
 def in_order(adata: ad.AnnData, order: str, seed: int) -> ad.AnnData:
-    """The cells with their genes as in the file, or in an order drawn by the seed."""
+    """The cells with their genes in the order of the file, or in a random order."""
     if order == "file":
         return adata
     return adata[:, np.random.default_rng(seed).permutation(adata.n_vars)].copy()
 
 
 def run_all(adata: ad.AnnData, arguments: argparse.Namespace, options: list[str]) -> pd.DataFrame:
-    """A row per mechanism, order and seed; those that the CSV has are not run again."""
+    """Run each mechanism, order and seed that the CSV does not have yet; a row per run."""
     path = Path(arguments.csv)
     text = " ".join(options)
     for seed, name, order in product(range(arguments.seeds), arguments.mechanisms, ORDERS):
@@ -55,7 +55,7 @@ def run_all(adata: ad.AnnData, arguments: argparse.Namespace, options: list[str]
 
 
 def table(rows: pd.DataFrame) -> str:
-    """Markdown: a row per mechanism and order, and logistic regression on the same splits."""
+    """A Markdown table: a row per mechanism and order, and logistic regression on the same splits."""
     lines = [f"| Attention | Genes | {' | '.join(SHOWN)} |", "|---" * (2 + len(SHOWN)) + "|"]
     for (name, order), runs in rows.groupby(["mechanism", "order"], sort=False):
         numbers = [f"{runs[key].mean():.{n}f} ± {runs[key].std(ddof=0):.{n}f}" for key, n in SHOWN.items()]
@@ -69,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path")
     parser.add_argument("label_key")
-    parser.add_argument("csv", help="where the runs are written, and read when it exists")
+    parser.add_argument("csv", help="table of the runs; created or continued")
     parser.add_argument("--mechanisms", type=lambda text: text.split(","), default=list(MECHANISMS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=8)

@@ -1,4 +1,4 @@
-"""The tasks of the accuracy panel: which cells are trained on, which are predicted, and what counts as right."""
+"""The tasks of the accuracy panel: training cells, predicted cells and true labels."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ import yaml
 from sklearn.model_selection import StratifiedKFold, StratifiedShuffleSplit
 
 LABEL = "label"  # obs column of both parts of a pair
-REFERENCE_SHARE = 0.9  # of a whole reference, drawn by the seed
+REFERENCE_SHARE = 0.9  # of the cells of a reference with a separate query, drawn by the seed
 
 
 @dataclass(kw_only=True)
 class Task:
-    """One entry of the YAML file, which says what each field means."""
+    """One entry of the YAML file, which explains the fields."""
 
     name: str
     reference: str | list[str]
@@ -45,11 +45,11 @@ class Task:
 
 @dataclass
 class Pair:
-    """What methods get: labelled cells, and cells without their labels; the truth stays with the benchmark."""
+    """One split: labelled cells, cells without labels, and their true labels, which methods do not get."""
 
     seed: int
     fold: int
-    reference: ad.AnnData  # obs holds LABEL alone
+    reference: ad.AnnData  # obs has LABEL only
     query: ad.AnnData  # obs is empty
     truth: np.ndarray
 
@@ -59,19 +59,19 @@ def read_tasks(path: Path) -> list[Task]:
 
 
 def missing_files(task: Task, data: Path | None) -> list[str]:
-    """The files of a task that are not there."""
+    """The missing files of a task."""
     names = [name for name in (*task.references, task.query) if name not in (None, "embedded")]
     return [str(name) for name in dict.fromkeys(names) if data is None or not (data / str(name)).exists()]
 
 
 def read_reference(task: Task, data: Path | None) -> ad.AnnData:
-    """The cells of one file, or of several with the genes that all of them have."""
+    """The cells of one file, or of several files with their common genes."""
     parts = [read_cells(name, task.label_key, task.where, data) for name in task.references]
     return parts[0] if len(parts) == 1 else ad.concat(parts, join="inner", index_unique="-")
 
 
 def read_cells(name: str, label_key: str, where: dict[str, list[str]], data: Path | None) -> ad.AnnData:
-    """The cells of a file that have a label and the values of `where`; obs holds the labels alone."""
+    """The cells of a file that have a label and the values of `where`; obs has the labels only."""
     if name == "embedded":
         adata = scanpy.datasets.pbmc68k_reduced()
         adata = ad.AnnData(adata.raw.X, obs=adata.obs, var=adata.raw.var)
@@ -103,7 +103,7 @@ def pairs(task: Task, data: Path | None, seeds: int) -> Iterator[Pair]:
 
 
 def splits(task: Task, labels: np.ndarray, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Row numbers to train on and to predict; with a query, which is predicted as a whole, the latter are nothing."""
+    """Row numbers of training and predicted cells; the latter are empty for a task with a separate query."""
     if task.folds is not None:
         yield from StratifiedKFold(task.folds, shuffle=True, random_state=seed).split(labels, labels)
     elif task.holdout is not None:

@@ -1,10 +1,11 @@
-"""scBERT's encoder (6 layers, 10 heads of 64, 266 features, width 200, 16,907 tokens) beside performer-pytorch's.
+"""scBERT's encoder (6 layers, 10 heads of 64, 266 features, width 200, 16,907 tokens), ours and performer-pytorch's.
 
     python benchmarks/performer.py --rounds 3
 
-Every run is a process of its own with one thread, the variants in turn, so that all see the same machine; medians and
-ratios are printed as Markdown. Weights, directions and tokens are the same; the largest difference of the outputs to
-those of performer-pytorch as it comes is printed too (ours adds no epsilon to the features; `epsilon=1e-4` is theirs).
+Every run is a new process with one thread. The variants run in turn, so that changes of the machine's load affect all
+of them. Medians and ratios are printed as Markdown. Weights, directions and tokens are the same. The largest
+difference of the outputs from performer-pytorch's is printed, too (ours adds no epsilon to the features;
+`epsilon=1e-4` is theirs).
 """
 
 import argparse
@@ -28,7 +29,7 @@ from scperformer.network.cpu import fast_cpu
 from scperformer.network.encoder import Encoder
 
 LENGTH = 16_907
-CHUNK = 512  # tokens at a time
+CHUNK = 512  # tokens
 THEIRS = "performer-pytorch"
 SWITCHED = "performer-pytorch, huge pages and oneDNN"
 OURS = "scperformer"
@@ -41,7 +42,7 @@ VARIANTS = {
 
 
 def our_layers(options: dict, chunk_tokens: int | None = CHUNK) -> Encoder:
-    """Our encoder, of which the layers are run: in pieces that are computed anew in the backward pass, or whole."""
+    """Our encoder: in chunks that are recomputed in the backward pass, or whole."""
     model = ModelConfig(dim=200, depth=6, num_heads=10, head_dim=64, dropout=0.0)
     model = replace(model, chunk_tokens=chunk_tokens, checkpointing=chunk_tokens is not None)
     torch.manual_seed(0)
@@ -59,7 +60,7 @@ def run_ours(h_BLD: torch.Tensor, encoder: Encoder) -> torch.Tensor:
 
 
 def performer() -> torch.nn.Module:
-    """Theirs, with the weights and directions of ours."""
+    """performer-pytorch's encoder with our weights and directions."""
     from performer_pytorch import Performer
 
     network = Performer(dim=200, depth=6, heads=10, dim_head=64, nb_features=266, qkv_bias=False)
@@ -110,7 +111,7 @@ def work(variant: str, mode: str, out: str) -> None:
 
 
 def measure(variant: str, mode: str, folder: Path) -> tuple[dict[str, float], np.ndarray]:
-    """Run one variant in a process of its own."""
+    """Run one variant in a new process."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     if variant == SWITCHED:
         environment["THP_MEM_ALLOC_ENABLE"] = "1"

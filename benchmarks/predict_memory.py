@@ -1,12 +1,12 @@
-"""Memory and time of `scperformer predict` against the number of cells, which are resampled from a real file.
+"""Memory and time of `scperformer predict` for growing numbers of cells, resampled from a real file.
 
     python benchmarks/predict_memory.py pbmc3k.h5ad cell_type                        # 10k, 100k and 1M cells
     python benchmarks/predict_memory.py pbmc3k.h5ad cell_type --cells 10000 --stored csc --output calls.parquet
     python benchmarks/predict_memory.py pbmc3k.h5ad cell_type --cells 10000 model.wide=false trainer.max_epochs=2
 
 A model is trained on the file first (`experiment=linear` unless other options of `scperformer train` follow). Each
-prediction is a process of its own; what is printed is its wall-clock time and its highest memory, imports included.
-The scratch files (8 GB for a million cells of PBMC 3k, and as much for the copy with the annotation) are deleted.
+prediction is a new process; its wall-clock time and its peak memory are printed, including imports. The temporary files
+(8 GB for a million cells of PBMC 3k, and as much for the annotated copy) are deleted.
 """
 
 import argparse
@@ -31,7 +31,7 @@ BLOCK = 20_000  # cells resampled at a time
 
 
 def resample(source: str, num_cells: int, stored: str, path: Path) -> None:
-    """Write a file of cells drawn with replacement, seeded; CSR block by block, anything else at once."""
+    """Write a file of cells drawn with replacement by the seed; CSR block by block, other formats at once."""
     adata = ad.read_h5ad(source)
     rows = np.random.default_rng(0).integers(0, adata.n_obs, num_cells)
     x = csr_matrix(adata.X)
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("label_key")
     parser.add_argument("--cells", type=lambda text: [int(n) for n in text.split(",")], default=[10**4, 10**5, 10**6])
     parser.add_argument("--stored", choices=["csr", "csc", "dense"], default="csr")
-    parser.add_argument("--output", default="out.h5ad", help="its ending says what is written")
+    parser.add_argument("--output", default="out.h5ad", help="its ending decides the format")
     parser.add_argument("overrides", nargs="*", help="options of 'scperformer train'")
     arguments = parser.parse_intermixed_args()
     command = [sys.executable, "-m", "scperformer"]
@@ -75,7 +75,7 @@ def main() -> None:
         options = arguments.overrides or ["experiment=linear"]
         run([*command, "train", arguments.path, f"label_key={arguments.label_key}", f"output={model}", *options])
         for num_cells in arguments.cells:
-            # In a process of its own: the highest memory of a child counts what its parent had when it was forked.
+            # In a new process: the peak memory of a child includes that of its parent at the fork.
             writer = get_context("spawn").Process(
                 target=resample, args=(arguments.path, num_cells, arguments.stored, sample)
             )

@@ -1,12 +1,12 @@
-"""Does pretraining help when few cells are labelled? A labelled file plays both parts: few labels, many cells.
+"""The effect of pretraining with few labelled cells: one labelled file is the reference, the corpus and the test.
 
     python benchmarks/pretraining.py pbmc3k.h5ad cell_type
     python benchmarks/pretraining.py pbmc3k.h5ad cell_type --cells 10 25 --seeds 3 --pretrain trainer.max_epochs=20
 
-Of each type N cells are labelled (at most half of the type). Half of the cells that are never labelled are there
-without their labels, and the other half is the test. The encoder is pretrained on all cells but the test, once for all
-N; what does not start from it sees the labelled cells alone. Prints the mean macro-F1 and accuracy on the test cells
-over the seeds, with the standard deviation, and saves nothing.
+N cells of each type are labelled (at most half of the type). Half of the other cells are used without their labels, the
+other half is the test. The encoder is pretrained on all cells except the test, once for all N; models without
+pretraining see the labelled cells only. Prints the mean and standard deviation of macro-F1 and accuracy on the test
+cells over the seeds, and saves nothing.
 """
 
 import argparse
@@ -27,7 +27,7 @@ BRANCHES = {"encoder alone": ["model.wide=false"], "default": []}
 
 
 def split(labels: np.ndarray, sizes: list[int], seed: int) -> tuple[dict[int, np.ndarray], np.ndarray, np.ndarray]:
-    """Row numbers of the labelled cells for each size, of all cells of the corpus, and of the test."""
+    """Row numbers of the labelled cells for each N, of the corpus and of the test."""
     rng = np.random.default_rng(seed)
     labelled: dict[int, list[np.ndarray]] = {size: [] for size in sizes}
     rest = []
@@ -44,12 +44,12 @@ def split(labels: np.ndarray, sizes: list[int], seed: int) -> tuple[dict[int, np
 
 
 def scores(truth: np.ndarray, calls: np.ndarray) -> tuple[float, float]:
-    """Macro-F1 over the types of the test, and accuracy."""
+    """Macro-F1 over the true labels of the test, and accuracy."""
     return f1_score(truth, calls, average="macro", labels=np.unique(truth)), accuracy_score(truth, calls)
 
 
 def measure(adata: ad.AnnData, arguments: argparse.Namespace, seed: int) -> dict[tuple[int, str], tuple[float, float]]:
-    """Scores of everything that is compared, by number of cells and name, on one split."""
+    """Scores of all models on one split, by number of labelled cells and name."""
     labels = adata.obs[arguments.label_key].astype(str).to_numpy()
     labelled, corpus, test = split(labels, arguments.cells, seed)
     found = {}
@@ -62,7 +62,7 @@ def measure(adata: ad.AnnData, arguments: argparse.Namespace, seed: int) -> dict
         text = f"loss {losses['loss']:.4f}, naive guess {losses['naive_loss']:.4f}, epoch {losses['best_epoch']}"
         print(f"# seed {seed}: pretrained in {time.perf_counter() - start:.0f} s: {text}", flush=True)
         starts = {"from scratch": []} | {f"init, {mode}": [f"init={encoder}", f"init_mode={mode}"] for mode in MODES}
-        # Without a start the encoder has to be told what it is like.
+        # Without a pretrained encoder, options have to define it.
         shape = [word for word in arguments.pretrain if word.startswith(("tokens", "model", "attention"))]
         for size, (branches, options), (name, init) in product(arguments.cells, BRANCHES.items(), starts.items()):
             output = Path(folder) / f"{size} {branches} {name}"

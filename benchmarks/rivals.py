@@ -1,6 +1,6 @@
-"""The methods of the accuracy panel: each learns from a reference and calls the cells of a query.
+"""The methods of the accuracy panel: each learns from a reference and predicts the labels of a query.
 
-None of them sees the labels of the query: `panel.Pair` does not hold them where methods can look.
+The query has no labels: `panel.Pair` holds the true labels separately.
 """
 
 import subprocess
@@ -35,7 +35,7 @@ CELLTYPIST = Path(__file__).with_name("celltypist_calls.py")
 
 
 def matrices(reference: ad.AnnData, query: ad.AnnData) -> tuple[csr_matrix, np.ndarray, csr_matrix]:
-    """ln(1 + cp10k) of both on the genes of the reference, all of them, as scperformer itself makes it; and labels."""
+    """ln(1 + cp10k) of both on all genes of the reference, made by scperformer's functions; and the labels."""
     prepared = prepare_reference(reference, DataConfig())
     findings = detect_expression(query)
     genes = gene_table(query, findings.source)
@@ -51,7 +51,7 @@ def logistic(c: float, penalty: str):
 
 
 def best_logistic(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
-    """Logistic regression on all genes; C and L1 or L2 have the best macro-F1 in an inner cross-validation."""
+    """Logistic regression on all genes; an inner cross-validation chooses C and L1 or L2 by macro-F1."""
     x, labels, x_query = matrices(reference, query)
     folds = list(StratifiedKFold(INNER_FOLDS, shuffle=True, random_state=0).split(x, labels))
 
@@ -66,7 +66,7 @@ def best_logistic(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
 
 
 def linear_svm(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
-    """scikit-learn's linear support vector machine as it comes, on all genes."""
+    """scikit-learn's linear support vector machine with its defaults, on all genes."""
     x, labels, x_query = matrices(reference, query)
     return LinearSVC(max_iter=10_000).fit(x, labels).predict(x_query)
 
@@ -79,7 +79,7 @@ def neighbours(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
 
 
 def celltypist(python: str) -> Callable[[ad.AnnData, ad.AnnData], np.ndarray]:
-    """CellTypist trained on the reference, in an environment of its own: it needs scikit-learn < 1.8."""
+    """CellTypist trained on the reference, in a separate environment because it needs scikit-learn < 1.8."""
 
     def run(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
         x, labels, x_query = matrices(reference, query)
@@ -98,7 +98,7 @@ def celltypist(python: str) -> Callable[[ad.AnnData, ad.AnnData], np.ndarray]:
 
 
 def scperformer(overrides: list[str]) -> Callable[[ad.AnnData, ad.AnnData, int], np.ndarray]:
-    """This package, its Python functions as users call them."""
+    """This package, through its public Python functions."""
 
     def run(reference: ad.AnnData, query: ad.AnnData, seed: int) -> np.ndarray:
         with tempfile.TemporaryDirectory() as folder:

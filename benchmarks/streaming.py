@@ -1,12 +1,12 @@
-"""Training from disk beside training in memory: cells a second in one run, and the memory of whole runs.
+"""Training from disk compared with training in memory: cells per second, and memory of whole runs.
 
     python benchmarks/streaming.py pbmc3k.h5ad
     python benchmarks/streaming.py pbmc3k.h5ad --cells 20000 --rounds 3 model=small
 
-The scratch files are cells of the given file, drawn with replacement. Memory: `scperformer pretrain` of a very small
-network for an epoch, each run a process of its own, imports included. Cells a second: steps of pretraining (forward,
-backward, optimiser) of the default network on batches from disk and from memory, in turn; a turn has as many cells as
-are read at a time. More words are options of `scperformer pretrain` for that network.
+The temporary files have cells of the given file, drawn with replacement. Memory is that of `scperformer pretrain`
+with a very small network for one epoch; each run is a new process, including imports. Cells per second are those of
+pretraining steps (forward, backward, optimiser) of the default network, in turns from disk and from memory; a turn
+has as many cells as are read at a time. Trailing words are options of `scperformer pretrain` for the default network.
 """
 
 import argparse
@@ -30,9 +30,9 @@ from scperformer.training.masking import hidden_loss, hide_values
 from scperformer.training.pretrain import new_masked_model
 from scperformer.training.source import StreamedCells
 
-# Memory is that of the cells: with the default network an epoch of 200,000 of them would take most of an hour.
+# A small network: with the default one an epoch of 200,000 cells would take most of an hour.
 SMALL = ["model.dim=8", "model.num_heads=1", "model.head_dim=8", "model.gene_dropout=0.95", "trainer.batch_size=128"]
-BUFFER = 4096  # cells of a turn: as many as are read at a time
+BUFFER = 4096  # cells of a turn, as many as are read at a time
 
 
 def endless(cells: Cells | StreamedCells, batch_size: int) -> Iterator:
@@ -43,7 +43,7 @@ def endless(cells: Cells | StreamedCells, batch_size: int) -> Iterator:
 
 
 def throughput(corpus: Corpus, cfg: PretrainConfig, rounds: int) -> dict[str, list[float]]:
-    """Cells a second of each turn, from disk and in memory; the first turn of each is left out."""
+    """Cells per second of each turn, from disk and in memory, without the first turn of each."""
     assert corpus.stream is not None
     stream = corpus.stream
     sample = Cells(corpus.x, cfg.tokens, corpus.file_of_cell)
@@ -81,7 +81,7 @@ def main() -> None:
         folder = Path(name)
         for num_cells in arguments.cells:
             corpus = folder / f"{num_cells}.h5ad"
-            # In a process of its own: the highest memory of a child counts what its parent had when it was forked.
+            # In a new process: the peak memory of a child includes that of its parent at the fork.
             writer = get_context("spawn").Process(target=resample, args=(arguments.path, num_cells, "csr", corpus))
             writer.start()
             writer.join()

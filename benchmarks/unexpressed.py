@@ -1,10 +1,10 @@
-"""Time per cell with unexpressed genes as tokens (`full`), left out (`skip`), or there as keys and values (`memory`).
+"""Time per cell with unexpressed genes as tokens (`full`), left out (`skip`), or as keys and values only (`memory`).
 
     python benchmarks/unexpressed.py pbmc3k.h5ad --preset small --cells 64
 
-Encoders of equal widths that know all genes of the file, with scBERT's bins and `attention=favor`, annotate the same
-cells of it (raw counts in X) on one thread, in turn; medians over the rounds, printed as Markdown. What `memory` needs
-once per model is not counted, but printed.
+Encoders of equal widths with all genes of the file, scBERT's bins and `attention=favor` annotate the same cells of the
+file (raw counts in X) in turn, on one thread. Medians over the rounds are printed as Markdown. The time that `memory`
+needs once per model is printed separately.
 """
 
 import argparse
@@ -29,7 +29,7 @@ BATCH_SIZE = 64
 
 
 def normalised(path: str, num_cells: int) -> csr_matrix:
-    """ln(1 + counts per 10,000) of some cells of the file."""
+    """ln(1 + counts per 10,000) of random cells of the file."""
     adata = sc.read_h5ad(path)
     rows = np.random.default_rng(0).choice(adata.n_obs, min(num_cells, adata.n_obs), replace=False)
     adata = adata[np.sort(rows)].copy()

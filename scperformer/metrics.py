@@ -3,12 +3,11 @@
 Conventions, the same everywhere in this package:
 
 - F1 of a label is `2 TP / (2 TP + FP + FN)`, the harmonic mean of precision and recall (van Rijsbergen 1979);
-  TP: its cells that were called so, FP: other cells called so, FN: its cells called otherwise.
-- macro-F1 is the plain mean of F1 over the labels that occur in the truth. A label that is only ever
-  predicted costs the true labels of those cells their recall, but is no class of its own (scikit-learn's
-  default adds it to the mean with F1 = 0).
+  TP: its cells with this predicted label, FP: other cells with this predicted label, FN: its cells with another one.
+- macro-F1 is the mean of F1 over the true labels. A label that is only predicted lowers the recall of the true
+  labels of its cells, but is not a class of the mean (scikit-learn's default adds it with F1 = 0).
 - weighted-F1 is the mean of F1 weighted by the number of true cells of each label.
-- What is 0 / 0 is NaN: the precision of a label that is never predicted, the recall of one that never occurs.
+- 0 / 0 is NaN: the precision of a label that is never predicted, the recall of a label that never occurs.
 """
 
 from collections.abc import Sequence
@@ -46,7 +45,7 @@ def confusion_matrix(truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Seq
     truth, predicted
         N labels each, text or integers.
     labels
-        L different labels: all that occur in `truth` and `predicted`, and possibly more.
+        L different labels: all labels of `truth` and `predicted`, and possibly more.
 
     Returns
     -------
@@ -59,7 +58,7 @@ def confusion_matrix(truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Seq
     """
     rows, columns = _codes(truth, labels), _codes(predicted, labels)
     if len(rows) != len(columns):
-        raise ValueError(f"{len(rows)} true and {len(columns)} predicted labels; expected as many")
+        raise ValueError(f"{len(rows)} true and {len(columns)} predicted labels; expected equal numbers")
     flat = np.bincount(rows * len(labels) + columns, minlength=len(labels) ** 2)
     return flat.astype(np.int64).reshape(len(labels), len(labels))
 
@@ -87,12 +86,12 @@ def class_scores(confusion: npt.NDArray[np.int64]) -> ClassScores:
     ClassScores with L entries, in the order of the rows.
     """
     hits = np.diag(confusion).astype(float)
-    support, called = confusion.sum(axis=1), confusion.sum(axis=0)
+    support, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
     return ClassScores(
         support=support,
-        precision=_ratio(hits, called),
+        precision=_ratio(hits, predicted),
         recall=_ratio(hits, support),
-        f1=_ratio(2 * hits, support + called),
+        f1=_ratio(2 * hits, support + predicted),
     )
 
 
@@ -110,7 +109,7 @@ def scores(confusion: npt.NDArray[np.int64]) -> Scores:
 
     Returns
     -------
-    Scores; macro-F1 is over the labels with at least one true cell.
+    Scores; macro-F1 is the mean over the labels with true cells.
     """
     num_cells = int(confusion.sum())
     if num_cells == 0:
@@ -135,7 +134,7 @@ def score(truth: npt.ArrayLike, predicted: npt.ArrayLike) -> Scores:
 
     Returns
     -------
-    Scores; macro-F1 is over the labels that occur in `truth`.
+    Scores; macro-F1 is the mean over the labels of `truth`.
 
     Raises
     ------

@@ -5,8 +5,8 @@ import io
 import numpy as np
 from matplotlib.figure import Figure
 
-# The six mid-tones of Okabe and Ito (2008), then greedily the colour farthest from white and from all before
-# it in OKLab, as seen with normal vision, deuteranopia and protanopia (Machado et al. 2009, severity 1).
+# The six mid-tones of Okabe and Ito (2008). Each further colour has the largest distance in OKLab from white and all
+# earlier colours, for normal vision, deuteranopia and protanopia (Machado et al. 2009, severity 1).
 PALETTE = (
     *("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#78000F", "#003C78", "#C3D2B4"),
     *("#5A87FF", "#A52D3C", "#2D3CB4", "#B4D2FF", "#C3E13C", "#2D5A78", "#A5B487", "#2D7878", "#691E4B"),
@@ -16,7 +16,7 @@ PALETTE = (
 
 
 def colour_of(position: int) -> str:
-    """The colour of the label at a position; after the last colour they begin again."""
+    """The colour of the label at a position; after the last colour the palette starts again."""
     return PALETTE[position % len(PALETTE)]
 
 
@@ -25,13 +25,13 @@ def ink_on(colour: str) -> str:
     channels = np.array([int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)])
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     luminance = float(linear @ [0.2126, 0.7152, 0.0722])
-    # Contrast with white is 1.05 / (L + .05), with black (L + .05) / .05: they are equal at L = .179.
+    # Contrast is 1.05 / (L + .05) with white and (L + .05) / .05 with black: they are equal at L = .179.
     return "#000000" if luminance > 0.179 else "#FFFFFF"
 
 
 def png(figure: Figure) -> bytes:
     """A figure as the bytes of a PNG file."""
     file = io.BytesIO()
-    # No matplotlib version inside: the same cells give the same bytes.
+    # Without matplotlib's version in the file, the same figure gives the same bytes.
     figure.savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()

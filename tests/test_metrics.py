@@ -1,4 +1,4 @@
-"""Scores against scikit-learn and tables made by hand."""
+"""Scores compared with scikit-learn and with tables made by hand."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_scores_equal_scikit_learn(seed, num_labels, num_cells):
         reference.f1_score(truth, predicted, labels=present, average="macro", zero_division=0),
         reference.f1_score(truth, predicted, average="weighted", zero_division=0),
     ]
-    # Both divide the same integers in float64; only the order of the sum over labels may differ.
+    # Both divide the same integers in float64; only the order of the sum over labels can differ.
     np.testing.assert_allclose([ours.accuracy, ours.macro_f1, ours.weighted_f1], theirs, rtol=1e-12)
 
 
@@ -54,11 +54,11 @@ def test_scores_of_a_table_made_by_hand():
     np.testing.assert_allclose(by_class.f1, [16 / 20, 12 / 17, 0, 0])
     overall = scores(TABLE)
     assert overall.accuracy == pytest.approx(14 / 20)
-    assert overall.macro_f1 == pytest.approx((16 / 20 + 12 / 17 + 0) / 3)  # D is no true label
+    assert overall.macro_f1 == pytest.approx((16 / 20 + 12 / 17 + 0) / 3)  # D is not a true label
     assert overall.weighted_f1 == pytest.approx((10 * 16 / 20 + 8 * 12 / 17) / 20)
 
 
-def test_labels_never_seen_do_not_change_the_scores():
+def test_labels_without_cells_do_not_change_the_scores():
     wider = np.zeros((6, 6), dtype=np.int64)
     wider[:4, :4] = TABLE
     assert scores(wider) == scores(TABLE)

@@ -1,4 +1,4 @@
-"""The benchmark for GPUs, where there is none: one line that says so, and a tiny run on the CPU."""
+"""The benchmark for GPUs: its error without a GPU, and a tiny run on the CPU."""
 
 import os
 import subprocess
@@ -19,14 +19,14 @@ def run(*words: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so_in_a_line():
+def test_error_without_a_gpu():
     ran = run()
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr.splitlines()[-1].startswith("error: no GPU; expected one that torch can use")
 
 
 @pytest.mark.slow
-def test_a_tiny_run_on_the_cpu_fills_every_row():
+def test_tiny_run_on_the_cpu_fills_every_row():
     ran = run("--device", "cpu", "--tiny")
     assert ran.returncode == 0, ran.stderr
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in ran.stdout.splitlines() if "|" in line]

@@ -1,4 +1,4 @@
-"""The accuracy panel keeps its promise: methods never see the labels, or the cells, that they are judged by."""
+"""The accuracy panel: methods see neither the labels nor the cells that they are tested on."""
 
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ def panel():
 
 @pytest.fixture
 def data(tmp_path):
-    """Two studies of cells whose first gene is their number."""
+    """Two studies; the first gene of each cell is its number."""
     rng = np.random.default_rng(0)
     for study, num_cells in (("one", 60), ("two", 30)):
         x = rng.poisson(1.0, (num_cells, 5)).astype(np.float32)
@@ -40,14 +40,14 @@ SPLITS = {"folds": {"folds": 3}, "few": {"cells_per_label": 5}, "holdout": {"hol
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_no_cell_is_on_both_sides_and_labels_stay_behind(panel, data, split):
+def test_no_cell_is_in_both_parts_and_the_query_has_no_labels(panel, data, split):
     task = panel.Task(name="t", reference="one.h5ad", label_key="kind", **SPLITS[split])
     found = list(panel.pairs(task, data, seeds=2))
     assert len(found) == (6 if split == "folds" else 2)
     for pair in found:
-        trained, judged = (set(part.X[:, 0].tolist()) for part in (pair.reference, pair.query))
-        assert not trained & judged
-        assert len(trained | judged) == 60
+        trained, predicted = (set(part.X[:, 0].tolist()) for part in (pair.reference, pair.query))
+        assert not trained & predicted
+        assert len(trained | predicted) == 60
         assert list(pair.query.obs) == [] == list(pair.query.uns)
         assert list(pair.reference.obs) == [panel.LABEL]
         expected = np.array(["a", "b", "c", "c"])[pair.query.X[:, 0].astype(int) % 4]
@@ -55,7 +55,7 @@ def test_no_cell_is_on_both_sides_and_labels_stay_behind(panel, data, split):
     assert not np.array_equal(found[0].query.X, found[-1].query.X)
 
 
-def test_few_labels_are_few(panel, data):
+def test_number_of_labelled_cells(panel, data):
     task = panel.Task(name="t", reference="one.h5ad", label_key="kind", cells_per_label=5)
     for pair in panel.pairs(task, data, seeds=1):
         assert pair.reference.obs[panel.LABEL].value_counts().to_dict() == {"a": 5, "b": 5, "c": 5}
@@ -64,7 +64,7 @@ def test_few_labels_are_few(panel, data):
         assert pair.reference.obs[panel.LABEL].value_counts().to_dict() == {"a": 7, "b": 7, "c": 15}
 
 
-def test_a_query_is_predicted_whole_but_for_labels_that_nobody_could_know(panel, data):
+def test_query_keeps_all_cells_with_labels_of_the_reference(panel, data):
     task = panel.Task(
         name="t",
         reference="one.h5ad",
@@ -82,7 +82,7 @@ def test_a_query_is_predicted_whole_but_for_labels_that_nobody_could_know(panel,
     assert set(next(panel.pairs(odd, data, seeds=1)).truth) == {"b"}
 
 
-def test_several_studies_make_one_reference(panel, data):
+def test_several_files_make_one_reference(panel, data):
     task = panel.Task(name="t", reference=["one.h5ad", "two.h5ad"], label_key="kind", holdout=0.5)
     pair = next(panel.pairs(task, data, seeds=1))
     assert sorted([*pair.reference.X[:, 0], *pair.query.X[:, 0]]) == [*range(60), *range(1000, 1030)]
@@ -91,7 +91,7 @@ def test_several_studies_make_one_reference(panel, data):
     ) == ["no.h5ad"]
 
 
-def test_what_is_missing_is_named(panel, data):
+def test_missing_files_are_named(panel, data):
     task = panel.Task(name="t", reference="one.h5ad", label_key="kind", query="three.h5ad")
     assert panel.missing_files(task, data) == ["three.h5ad"]
     assert panel.missing_files(task, None) == ["one.h5ad", "three.h5ad"]
@@ -100,12 +100,12 @@ def test_what_is_missing_is_named(panel, data):
 
 
 @pytest.mark.parametrize("name", ["panel.yaml", "panel_download.yaml"])
-def test_the_tasks_that_come_along_can_be_read(panel, name):
+def test_task_files_can_be_read(panel, name):
     tasks = panel.read_tasks(BENCHMARKS / name)
     assert len({task.name for task in tasks}) == len(tasks) >= 5
 
 
-def test_the_embedded_task_runs_on_what_scanpy_carries(panel):
+def test_embedded_task_uses_the_cells_of_scanpy(panel):
     (task,) = [task for task in panel.read_tasks(BENCHMARKS / "panel.yaml") if task.reference == "embedded"]
     pair = next(panel.pairs(task, None, seeds=1))
     assert pair.reference.shape == (560, 765)
