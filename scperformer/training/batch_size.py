@@ -21,7 +21,7 @@ from scperformer.network import Cells, CellTypeModel
 from scperformer.text import GIB, in_bytes
 from scperformer.training.learner import Learner
 from scperformer.training.memory import available_memory
-from scperformer.training.run_folder import is_helper, record_batch_size, recorded_batch_size
+from scperformer.training.run_folder import RECORD, is_helper, read_record, write_json
 
 log = logging.getLogger(__name__)
 
@@ -124,9 +124,10 @@ def with_batch_size(cfg: TrainConfig, train: Cells, network: CellTypeModel, run_
     """
     if cfg.trainer.batch_size != AUTO:
         return cfg
-    size = None if run_folder is None else recorded_batch_size(run_folder)
+    record = {} if run_folder is None else read_record(run_folder)
+    size = record.get("batch_size")
     if size is None:
         size = fitting_batch_size(network, train, cfg, memory_budget(cfg))
         if run_folder is not None and not is_helper(cfg):
-            record_batch_size(run_folder, size)
+            write_json(run_folder / RECORD, record | {"batch_size": size})
     return replace(cfg, trainer=replace(cfg.trainer, batch_size=size, memory_gib=None))

@@ -159,12 +159,9 @@ class Learner(EncoderLearner):
 
     def configure_optimizers(self) -> Any:
         optim = self.optim
-        slow: list[torch.nn.Parameter] = []
-        rest: list[torch.nn.Parameter] = []
-        for name, parameter in self.network.named_parameters():
-            if not name.startswith("wide."):
-                is_slow = self.encoder_lr_factor != 1 and name.startswith("encoder.")
-                (slow if is_slow else rest).append(parameter)
+        deep = [(name, p) for name, p in self.network.named_parameters() if not name.startswith("wide.")]
+        slow = [p for name, p in deep if self.encoder_lr_factor != 1 and name.startswith("encoder.")]
+        rest = [p for name, p in deep if self.encoder_lr_factor == 1 or not name.startswith("encoder.")]
         rates = ((rest, optim.lr), (slow, optim.lr * self.encoder_lr_factor))
         groups = [{"params": part, "lr": lr, "weight_decay": optim.weight_decay} for part, lr in rates if part]
         if self.wide_lr_factor and self.network.wide is not None:

@@ -132,6 +132,18 @@ def model_config(cfg: NetworkConfig, groups: Sequence[str]) -> dict[str, Any]:
     return config
 
 
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file in place of an earlier one."""
+    with new_file(path, overwrite=True) as temporary:
+        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The record of a run: its options, the checksum of its data, and a batch size that was chosen; {} for none."""
+    record = folder / RECORD
+    return json.loads(record.read_text("utf-8")) if record.is_file() else {}
+
+
 def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
     """Open the run folder `<output>.run`: empty, or with the checkpoints of the same run that was cut off.
 
@@ -143,10 +155,9 @@ def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
     folder = output.with_name(output.name + ".run")
     if is_helper(cfg):
         return folder
-    record = folder / RECORD
     options = run_options(cfg, checksum)
     if (folder / CHECKPOINTS / LAST).is_file() and (cfg.resume or not cfg.overwrite):
-        before = json.loads(record.read_text("utf-8")) if record.is_file() else {"options": {}, "reference_sha256": ""}
+        before = {"options": {}, "reference_sha256": ""} | read_record(folder)
         differ = changes(before, json.loads(json.dumps(options)))
         if cfg.resume and not differ:
             log.info("continuing the run in %s", folder)
@@ -162,23 +173,11 @@ def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     try:
-        _write_json(record, options)
+        write_json(folder / RECORD, options)
     except OSError:  # a full disk
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder
-
-
-def recorded_batch_size(folder: Path) -> int | None:
-    """The batch size that was chosen when the run began; None before that."""
-    record = folder / RECORD
-    return json.loads(record.read_text("utf-8")).get("batch_size") if record.is_file() else None
-
-
-def record_batch_size(folder: Path, size: int) -> None:
-    """Add the chosen batch size to the record of the run."""
-    before = json.loads((folder / RECORD).read_text("utf-8"))
-    _write_json(folder / RECORD, before | {"batch_size": size})
 
 
 def record_start(folder: Path, cfg: NetworkConfig, provenance: dict[str, Any]) -> None:
@@ -187,7 +186,7 @@ def record_start(folder: Path, cfg: NetworkConfig, provenance: dict[str, Any]) -
         return
     with new_file(folder / CONFIG, overwrite=True) as temporary:
         temporary.write_text(yaml_text(asdict(cfg)), encoding="utf-8")
-    _write_json(folder / ORIGIN, provenance)
+    write_json(folder / ORIGIN, provenance)
 
 
 def record_end(folder: Path, metrics: dict[str, Any]) -> dict[str, bytes]:
@@ -195,18 +194,13 @@ def record_end(folder: Path, metrics: dict[str, Any]) -> dict[str, bytes]:
 
     A pretraining has no curve, and a linear branch that is fitted and not trained has no epochs.
     """
-    _write_json(folder / RESULT, metrics)
+    write_json(folder / RESULT, metrics)
     if not metrics["best_epoch"] or "baseline" not in metrics:
         return {}
     picture = draw_learning_curve(read_history(folder), metrics["best_epoch"], metrics["baseline"])
     with new_file(folder / CURVE, overwrite=True) as temporary:
         temporary.write_bytes(picture)
     return {CURVE: picture, TABLE: (folder / TABLE).read_bytes()}
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    with new_file(path, overwrite=True) as temporary:
-        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def train_in_run_folder(cfg: NetworkConfig, output: Path, checksum: str, fit: Callable[[Path], Bundle | None]) -> None:

@@ -83,7 +83,7 @@ def linear_recipe(train: Cells, cfg: TrainConfig) -> Recipe | None:
     settled = settle_recipe(train.x, train.known_labels, recipe, cfg.seed)
     if settled != recipe:
         chosen = settled.weighting, settled.class_weights
-        log.info("linear branch: gene weights '%s', class weights '%s', the likelier ones on held-out cells", *chosen)
+        log.info("linear branch: gene weights '%s', class weights '%s', chosen by the loss of held-out cells", *chosen)
     return settled
 
 

@@ -79,13 +79,7 @@ def num_steps(num_cells: int, trainer: TrainerConfig) -> int:
 
 
 def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path) -> pl.Trainer:
-    """Make the Lightning trainer of a run.
-
-    Raises
-    ------
-    InputError
-        A GPU is asked for and there is none, or Slurm has started other processes than are asked for.
-    """
+    """Make the Lightning trainer of a run; refuse a GPU that is not there, and as `processes_from`."""
     options = cfg.trainer
     if options.accelerator == "gpu" and not torch.cuda.is_available() and not torch.backends.mps.is_available():
         raise InputError("trainer.accelerator=gpu and no GPU", "a GPU that torch can use", "choose trainer=cpu")
