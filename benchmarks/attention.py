@@ -31,9 +31,9 @@ PRESETS = {
     "scbert: width 200, 10 heads of 64": {"dim": 200, "num_heads": 10, "head_dim": 64},
     "small: width 64, 4 heads of 16": {"dim": 64, "num_heads": 4, "head_dim": 16},
 }
-IN_PIECES = {"chunk_tokens": 512, "checkpointing": True}
+IN_CHUNKS = {"chunk_tokens": 512, "checkpointing": True}
 VARIANTS: dict[str, tuple[str, dict]] = {name: (name, {}) for name in MECHANISMS}
-VARIANTS |= {f"{name}, in pieces": (name, IN_PIECES) for name, kind in MECHANISMS.items() if kind.additive}
+VARIANTS |= {f"{name}, in chunks": (name, IN_CHUNKS) for name, kind in MECHANISMS.items() if kind.additive}
 MODES = ("forward", "forward and backward")
 LONG = 10.0  # seconds; longer measurements run once
 

@@ -83,7 +83,7 @@ class Attention(nn.Module):
     def packed(
         self, qkv_TBHLE: torch.Tensor, keep_BL: torch.Tensor, positions_BL: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As `forward`, of queries, keys and values in one tensor; T = 2 with `shared_qk`, else 3."""
+        """`forward` with queries, keys and values in one tensor; T = 2 with `shared_qk`, else 3."""
         q_BHLE, *k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
         return self(q_BHLE, *(k_BHLE or [q_BHLE]), v_BHLE, keep_BL, positions_BL)
 

@@ -1,9 +1,9 @@
 """FAVOR+ on a GPU without phi: each of its two sums is a softmax attention, computed tile by tile (Triton).
 
-With log phi(k) = W k - |k|^2 / 2 the mean of values that a feature holds, s_m / z_m (additive.py), is what W_m gets
-from the keys by softmax attention with -|k|^2 / 2 added to the logits; and a query gets from the features what softmax
-attention with log z_m added to the logits gives. So phi(K) and phi(Q), 2 x L x M numbers per head, are never written
-out, in the backward pass neither, and logits and sums are float32 whatever the inputs are.
+With log phi(k) = W k - |k|^2 / 2 the mean of values of a feature, s_m / z_m (additive.py), is softmax attention of W_m
+to the keys with -|k|^2 / 2 added to the logits. A query's result is softmax attention to the features with log z_m
+added to the logits. So phi(K) and phi(Q), 2 x L x M numbers per head, are never written out, not even backward.
+Logits and sums are float32 for all inputs.
 
 Logarithms are to base 2, the only one for which GPUs have instructions. Matrices are read where they lie, be it between
 others; a sum over many rows is shared by several programs, and their parts are added up in a fixed order.
@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-NARROWEST = 16  # what the matrix units take
+NARROWEST = 16  # smallest width of the matrix units
 NOTHING = tl.constexpr(-1e30)  # the logarithm of a sum over nothing
 LN2 = tl.constexpr(math.log(2.0))
 PROGRAMS = 2048  # that a sum over tokens is shared by, at least: a few for each multiprocessor of the largest GPUs
@@ -366,7 +366,7 @@ def rows_in_place(x: torch.Tensor) -> torch.Tensor:
 
 
 def favor(qkv_TBHLE: torch.Tensor, keep_BL: torch.Tensor, directions_ME: torch.Tensor, factor: float) -> torch.Tensor:
-    """What `Favor` gives with the softmax kernel, not causal, and no epsilon.
+    """The result of `Favor` with the softmax kernel, not causal, without epsilon.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
-"""Layer norm on a GPU in one pass, in the precision that the products after it take (Triton).
+"""Layer norm on a GPU in one pass, in the precision of the products after it (Triton).
 
-torch computes it in float32 under automatic mixed precision, and converts what comes out in a pass of its own. Widths
+torch computes it in float32 under automatic mixed precision, and converts the result in another pass. Widths
 are constants of the kernels, so that their compiler sees which rows begin where 16 bytes can be read at once.
 
 Shape letters: R rows, D width, P programs of the backward pass.
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 ROWS = 16  # of a tile
-PROGRAMS = 1024  # of the backward pass at most: each adds up gradients of the weights on its own
+PROGRAMS = 1024  # of the backward pass at most; each sums its part of the gradients of the weights
 
 
 @triton.jit

@@ -20,7 +20,7 @@ OPTIONS = {name: [f"attention={name}"] for name in MECHANISMS} | {
     "rbf, learned": ["attention=rbf", "attention.init=learned", "model.depth=2"],
     "linformer, layerwise": ["attention=linformer", "attention.sharing=layerwise", "model.depth=2"],
     "memory": ["tokens.unexpressed=memory", "model.depth=2"],
-    "memory in pieces": [
+    "memory in chunks": [
         "tokens.unexpressed=memory",
         "attention=rbf",
         "model.chunk_tokens=64",
