@@ -1,4 +1,4 @@
-"""The one error that a user can cause and mend: found, expected, remedy, on one line."""
+"""The one error that a user can cause and fix: found, expected, remedy, on one line."""
 
 import errno
 import os
@@ -11,23 +11,23 @@ LONGEST_PART = 2000  # characters of what was found, expected, or is to be done
 
 
 def one_line(text: str) -> str:
-    """A text on one line, without characters that steer a terminal."""
+    """Return a text on one line, without characters that steer a terminal."""
     return STEERING.sub("\ufffd", " ".join(text.split()))
 
 
 class InputError(ValueError):
-    """Input that cannot be used; its text is one line: what was found, what was expected, what to do.
+    """Input that cannot be used; the message is one line with found, expected and remedy.
 
     Parameters
     ----------
     found
-        What is there, with the file or option it was found in.
+        The value, with its file or option.
     expected
-        What was needed instead.
+        The values that could be used instead.
     remedy
-        What the user can do about it, preferably the exact option or command.
+        Action of the user, preferably the exact option or command.
     mends
-        Options of the same command, such as `species=mouse`, each of which mends it.
+        Options of the same command, such as `species=mouse`, each of which would fix the error.
     """
 
     def __init__(self, found: str, expected: str, remedy: str, mends: Sequence[str] = ()):
@@ -42,17 +42,17 @@ def _shortened(part: str) -> str:
 
 
 def explained(error: BaseException) -> InputError | None:
-    """What a person should know of an error of the machine: disk, permissions, memory; None for any other error."""
+    """Return an error of the machine (disk, permissions, memory) as an `InputError`; None for any other error."""
     if isinstance(error, InputError):
         return error
-    # What torch says where the system refuses memory has no class of its own.
+    # torch has no class of its own for memory that the system refuses.
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
         remedy = (
             "close other programs, use a machine with more memory, or lower threads, trainer.batch_size or batch_size"
         )
         return InputError("memory ran out", "enough of it", remedy)
     text = str(error)
-    # h5py hides the number of the error in its text, and some of its errors are no OSError.
+    # h5py hides the number of the error in its text, and some of its errors are not an OSError.
     hidden = re.search(r"errno = (\d+)", text)
     number = int(hidden[1]) if hidden else error.errno if isinstance(error, OSError) else None
     if number is None:

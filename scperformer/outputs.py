@@ -23,13 +23,13 @@ def require_absent(path: str | Path, overwrite: bool, marker: str | None = None)
         True: something that exists may be replaced.
     marker
         A file that an existing folder must hold to be replaced. It proves that the folder was written by us, so
-        that `output=. overwrite=true` never deletes somebody's work.
+        that `output=. overwrite=true` never deletes other work.
 
     Raises
     ------
     InputError
-        It exists and `overwrite` is off, it is a folder instead of a file or the other way round, or it is
-        nothing that we may replace, or its folder cannot be written.
+        It exists and `overwrite` is off, is a folder instead of a file or the reverse, may not be replaced, or its
+        folder cannot be written.
     """
     path = Path(path)
     if marker is None and path.is_dir():
@@ -126,7 +126,7 @@ def new_folder(path: str | Path, overwrite: bool = False, marker: str | None = N
 
 
 def make_parent(path: Path) -> Path:
-    """The folder of an output, made if it is not there.
+    """Return the folder of an output; make it if it is missing.
 
     Raises
     ------
@@ -144,21 +144,21 @@ def make_parent(path: Path) -> Path:
 
 
 def _beside(target: Path) -> Path:
-    """An unused path in the folder of `target` (so that a rename is atomic), with the same suffix."""
+    """Return an unused path in the folder of `target` (so that a rename is atomic), with the same suffix."""
     folder = make_parent(target)
     _remove_abandoned(folder)
     return folder / f"{_mark()}{os.getpid()}-{uuid.uuid4().hex}{target.suffix}"
 
 
 def _mark() -> str:
-    """How the temporary files of processes begin that this one can see: of this machine, and this container."""
+    """Return the start of names of temporary files, the same for all processes of this machine or container."""
     machine = re.sub(r"\W", "", socket.gethostname())
     space = Path("/proc/self/ns/pid")
     return f".scperformer-{machine}_{space.stat().st_ino if space.exists() else 0}-"
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove what processes have left half-written that are no more; best effort."""
+    """Remove the temporary files of processes that have ended, where possible."""
     for path in folder.glob(f"{_mark()}*"):
         number = path.name.removeprefix(_mark()).partition("-")[0]
         if number.isdigit() and not _is_alive(int(number)):
@@ -174,6 +174,6 @@ def _is_alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it is somebody else's
+    except OSError:  # a process of another user
         return True
     return True

@@ -1,4 +1,4 @@
-"""The table of a sweep: a row for each run, with what was chosen, what came out, and what failed."""
+"""The table of a sweep: a row for each run, with its options, its scores and its error."""
 
 import csv
 import json
@@ -40,8 +40,8 @@ class Row:
     error: str = ""
 
     def scores(self, folder: Path) -> dict[str, Any]:
-        """Validation scores of the model that the run has written, beside the baseline's; nothing for other outputs."""
-        from scperformer.model import INFO  # with what reads h5ad: --cfg job can do without
+        """Return the validation scores of the model of the run and of the baseline; nothing for other outputs."""
+        from scperformer.model import INFO  # imports readers of h5ad, which --cfg job does not need
 
         info = folder / (self.output or "") / INFO
         if self.status != "ok" or not info.is_file():
@@ -54,15 +54,15 @@ class Row:
 
 @dataclass
 class Sweep:
-    """All runs of a sweep so far; `runs.csv` in its folder is written anew after each of them.
+    """All runs of a sweep so far; `runs.csv` in its folder is written again after each of them.
 
-    Runs may be in other processes, on other machines: what is known of each lies in its folder.
+    Runs may be in other processes, on other machines: each has its record in its folder.
     """
 
     folder: Path | None = None
 
     def job(self, folder: Path, overrides: list[str]) -> "Job":
-        """A block that is one run, with a folder inside the sweep's and overrides such as `seed=1`."""
+        """Return the block of one run, with a folder inside that of the sweep and overrides such as `seed=1`."""
         self.folder = folder.parent
         chosen = dict(word.lstrip("+").partition("=")[::2] for word in overrides)
         row = Row(folder.name, {name: value for name, value in chosen.items() if name not in NOT_CHOSEN})
@@ -70,25 +70,25 @@ class Sweep:
 
     @property
     def rows(self) -> list[Row]:
-        """The runs that have begun, in their order."""
+        """Return the runs that have begun, in their order."""
         records = [] if self.folder is None else self.folder.glob(f"*/{RECORD}")
         rows = [Row(**json.loads(record.read_text(encoding="utf-8"))) for record in records]
         return sorted(rows, key=lambda row: (len(row.job), row.job))
 
     @property
     def num_failed(self) -> int:
-        """How many runs have failed."""
+        """Return how many runs have failed."""
         return sum(row.status == "failed" for row in self.rows)
 
     def save(self, row: Row) -> None:
-        """Keep what is known of a run."""
+        """Write the record of a run."""
         assert self.folder is not None
         with new_file(self.folder / row.job / RECORD, overwrite=True) as temporary:
             temporary.write_text(json.dumps(asdict(row)), encoding="utf-8")
 
     @contextmanager
     def to_its_end(self) -> Iterator[None]:
-        """Go on until all runs have ended, also after one of them was lost in a cluster."""
+        """Wait until all runs have ended, also if the cluster loses one of them."""
         try:
             yield
         except RuntimeError as error:
@@ -99,7 +99,7 @@ class Sweep:
         self.end()
 
     def end(self) -> None:
-        """Count runs that have not said how they ended as failed: they were killed."""
+        """Mark runs without an end as failed: they were killed."""
         killed = [row for row in self.rows if row.status == "running"]
         for row in killed:
             row.status, row.error = "failed", "ended without a word: killed, out of memory or out of time"
@@ -108,7 +108,7 @@ class Sweep:
             self.write()
 
     def records(self) -> list[dict[str, Any]]:
-        """The rows by column; all have the same columns, "" where one has nothing to say."""
+        """Return the rows as dicts with the same columns; missing values are ""."""
         assert self.folder is not None
         rows = self.rows
         records = [
@@ -133,7 +133,7 @@ class Sweep:
             table.writerows({name: _safe(value) for name, value in record.items()} for record in records)
 
     def markdown(self) -> str:
-        """The table for people: the best run first, failed ones last, without columns that say the same in all."""
+        """Return the printed table: the best run first, failed runs last, without columns equal in all rows."""
         assert self.folder is not None
         records = sorted(self.records(), key=lambda record: -float(record.get(SCORE) or -1))
         chosen = {name for row in self.rows for name in row.overrides}
@@ -145,13 +145,13 @@ class Sweep:
         return "\n".join([*rows, "", f"{len(records)} runs, {self.num_failed} failed: {self.path()}"])
 
     def path(self) -> str:
-        """The place of `runs.csv`, as short as it can be said from here."""
+        """Return the path of `runs.csv`, relative to the working directory if that is shorter."""
         assert self.folder is not None
         return min(str(self.folder / TABLE), os.path.relpath(self.folder / TABLE), key=len)
 
 
 def _safe(value: object) -> str:
-    """A value for the CSV file; only numbers may start with a sign."""
+    """Return a value for the CSV file; only numbers may start with a sign."""
     text = str(value)
     return text if NUMBER.fullmatch(text) else defused(text)
 
@@ -170,7 +170,7 @@ def wait_for_jobs(folder: Path) -> None:
 
 
 class Job:
-    """The block of one run: takes its time, and notes how it ended; errors go on to whoever handles them."""
+    """The block of one run: it records the time and the end of the run; errors are raised further."""
 
     def __init__(self, sweep: Sweep, row: Row):
         self.sweep, self.row = sweep, row
@@ -181,7 +181,7 @@ class Job:
         return self
 
     def wrote(self, output: str) -> None:
-        """Note what the run is going to write."""
+        """Record the output of the run."""
         assert self.sweep.folder is not None
         self.row.output = os.path.relpath(output, self.sweep.folder)
         self.sweep.save(self.row)

@@ -1,4 +1,4 @@
-"""Texts that others wrote: which can be names, and which a spreadsheet would run."""
+"""Texts of users: names that can be used, cells that a spreadsheet would run, times and sizes in words."""
 
 import re
 import unicodedata
@@ -11,7 +11,7 @@ FORMULA = r"^[=+\-@\t\r\n]"  # spreadsheets run what starts like this
 
 
 def unfit(name: object) -> str | None:
-    """Why something cannot be the name of a label or a model; None if it can."""
+    """Return why something cannot be the name of a label or a model; None if it can."""
     if not isinstance(name, str):
         return "is no text"
     if not name.strip():
@@ -23,18 +23,18 @@ def unfit(name: object) -> str | None:
 
 
 def defused(text: str) -> str:
-    """A text for a table: with a ' in front if a spreadsheet would run it."""
+    """Return a text for a table, with a ' in front if a spreadsheet would run it."""
     return f"'{text}" if re.match(FORMULA, text) else text
 
 
 def shortened(name: object) -> str:
-    """A name for a line among others: the beginning of one that is very long."""
+    """Return a name for a line of text, cut if it is very long."""
     text = str(name)
     return text if len(text) <= NUM_SHOWN else f"{text[:NUM_SHOWN]}..."
 
 
 def in_time(seconds: float) -> str:
-    """A duration as people say it: "0.8 s", "42 s", "3 min 20 s", "2 h 05 min"."""
+    """Return a duration in words: "0.8 s", "42 s", "3 min 20 s", "2 h 05 min"."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -45,7 +45,7 @@ def in_time(seconds: float) -> str:
 
 
 def in_bytes(num_bytes: float) -> str:
-    """A size as people say it: "420 MiB", "3.1 GiB", "24 GiB"."""
+    """Return a size in words: "420 MiB", "3.1 GiB", "24 GiB"."""
     size = num_bytes / GIB
     if size < 0.995:
         return f"{num_bytes / MIB:.0f} MiB"

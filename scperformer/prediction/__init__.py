@@ -1,4 +1,8 @@
-"""From a model folder and cells to annotations."""
+"""From a model folder and cells to annotations.
+
+In reading order: annotation (calls, and what is written about them), parts (finished blocks on disk), write_h5ad,
+write_zarr, write_table, predict (files and AnnData).
+"""
 
 from scperformer.prediction.annotation import (
     describe_input,
@@ -7,5 +11,3 @@ from scperformer.prediction.annotation import (
     make_query,
     package_versions,
 )
-
-__all__ = ["describe_input", "describe_model", "describe_overlap", "make_query", "package_versions"]

@@ -1,4 +1,4 @@
-"""Annotation of cells by a model: calls block by block, and everything that is written about them."""
+"""Calls of cells by a model, block by block, and the annotation that is made of them."""
 
 import json
 import logging
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 def make_query(
     cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig | AnalyzeConfig, path: str = "the data"
 ) -> Query:
-    """Find the expression of some cells, and how their genes fit a model; says what it took, and why.
+    """Find the expression of some cells and match their genes to a model; log the choices and their reasons.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def make_query(
 
 
 def call_block(x: csr_matrix, model: Model, cfg: PredictConfig, path: str = "the data") -> Calls:
-    """What a model says of aligned cells of a file; no cell has a part in what another one gets.
+    """Call aligned cells of a file; the calls of a cell do not depend on the other cells.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def call_block(x: csr_matrix, model: Model, cfg: PredictConfig, path: str = "the
 
 
 def obs_columns(calls: Calls, model: Model, cfg: PredictConfig) -> pd.DataFrame:
-    """What is written of each cell: label, confidence, margin, unknown, ontology term and the baseline's label.
+    """Return the obs columns: label, confidence, margin, unknown, ontology term and the label of the baseline.
 
     Confidence is the probability of the label, margin its lead over the second one. A cell is flagged unknown
     when its confidence is below `min_confidence` or it expresses no gene of the model; its label stays.
@@ -83,7 +83,7 @@ def obs_columns(calls: Calls, model: Model, cfg: PredictConfig) -> pd.DataFrame:
 
 @dataclass
 class Annotation:
-    """What is added to the cells of a file: obs columns, obsm entries and one uns entry, all named with the prefix.
+    """Additions to the cells of a file: obs columns, obsm entries and one uns entry, all named with the prefix.
 
     obs : one row per cell, numbered
     """
@@ -103,14 +103,14 @@ class Annotation:
 def make_annotation(
     query: Query, model: Model, cfg: PredictConfig, read: Callable[[], Iterable[Calls]], seconds: float
 ) -> Annotation:
-    """Everything that is written about the cells of a query.
+    """Make the annotation of the cells of a query.
 
     Parameters
     ----------
     read
-        Gives the calls of all blocks, as often as it is asked.
+        Returns the calls of all blocks; it is called several times.
     seconds
-        That they took.
+        Time that the calls took.
     """
     bundle, key = model.bundle, cfg.key_added
     obs = pd.concat([obs_columns(calls, model, cfg) for calls in read()], ignore_index=True)
@@ -134,13 +134,13 @@ def make_annotation(
 
 
 def package_versions() -> dict[str, str]:
-    """What is recorded about the software."""
+    """Return the record of the software."""
     packages = {name: version(name) for name in ("scperformer", "torch", "scanpy", "anndata", "numpy")}
     return packages | {"python": platform.python_version()}
 
 
 def describe_model(model: Model) -> dict[str, Any]:
-    """What is recorded about the model beside its calls."""
+    """Return the record of the model beside its calls."""
     bundle, provenance = model.bundle, model.bundle.provenance
     return {
         "name": bundle.name,
@@ -157,7 +157,7 @@ def describe_model(model: Model) -> dict[str, Any]:
 
 
 def describe_input(query: Query) -> dict[str, Any]:
-    """What is recorded about the expression that was used."""
+    """Return the record of the expression that was used."""
     findings = query.findings
     return {
         "file": Path(query.path).name,
@@ -172,7 +172,7 @@ def describe_input(query: Query) -> dict[str, Any]:
 
 
 def describe_overlap(overlap: Overlap) -> dict[str, Any]:
-    """What is recorded about shared and missing genes."""
+    """Return the record of shared and missing genes."""
     return {
         "num_model": overlap.num_model,
         "num_file": overlap.num_file,

@@ -1,4 +1,4 @@
-"""The finished parts of a prediction on disk, so that memory stays flat and a run that was cut off can go on."""
+"""Keep the finished parts of a prediction on disk, so that memory stays flat and a run that was cut off can resume."""
 
 import fcntl
 import json
@@ -22,15 +22,13 @@ from scperformer.outputs import make_parent
 log = logging.getLogger(__name__)
 
 UNFINISHED = ".unfinished"  # the part that is being written
-IDENTITY = "run.json"  # what the parts are of; also the mark of a folder that is ours
-
-
+IDENTITY = "run.json"  # input, model and options of the parts; also the mark of a folder that predict has made
 OURS = re.compile(r"run\.json|part-\d{6,}\.npz|\.unfinished|\.scperformer-.*")
 
 
 @dataclass
 class Calls:
-    """What a model says of N cells.
+    """Calls of N cells.
 
     proba : float32 N x C, each row adds up to 1
     embedding : float32 N x D
@@ -45,25 +43,16 @@ class Calls:
 
 
 class Partial:
-    """A folder with one file for each finished part.
+    """A folder with one file for each finished part of `num_parts`.
 
-    Parameters
-    ----------
-    folder
-        Beside the output, named after it.
-    num_parts
-        Of the whole run.
-    shares
-        More folders, of other processes that each made some of the parts; they are only read.
+    `shares` are more folders, of other processes that each made some of the parts; they are only read.
     """
 
     def __init__(self, folder: Path, num_parts: int, shares: Sequence[Path] = ()):
-        self.folder = folder
-        self.num_parts = num_parts
-        self.shares = shares
+        self.folder, self.num_parts, self.shares = folder, num_parts, shares
 
     def has(self, part: int) -> bool:
-        """Whether this part is finished."""
+        """Return whether a part is finished."""
         return self._file(part).exists()
 
     @property
@@ -78,7 +67,7 @@ class Partial:
         os.replace(unfinished, self.folder / f"part-{part:06d}.npz")
 
     def read(self) -> Iterator[Calls]:
-        """All parts in order.
+        """Return all parts in order.
 
         Raises
         ------
@@ -90,10 +79,8 @@ class Partial:
                 with np.load(self._file(part), allow_pickle=False) as arrays:
                     calls = Calls(**{field.name: arrays[field.name] for field in fields(Calls)})
             except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-                remedy = "run the same command without resume=true"
-                raise InputError(
-                    f"damaged partial result {self._file(part)}", "it as it was written", remedy
-                ) from error
+                found, remedy = f"damaged partial result {self._file(part)}", "run the same command without resume=true"
+                raise InputError(found, "it as it was written", remedy) from error
             yield calls
 
     def keep_as(self, output: Path) -> None:
@@ -111,14 +98,14 @@ class Partial:
 def partial_results(
     output: Path, identity: dict[str, str], num_parts: int, *, resume: bool, shares: Sequence[Path] = ()
 ) -> Iterator[Partial]:
-    """The parts of a run; removed when the block ends well, kept when it does not and any part is finished.
+    """Make the folder of the parts of a run; it is removed at the end, but kept with its finished parts after an error.
 
     Parameters
     ----------
     output
-        What the run writes; the folder of the parts is `<output>.partial` beside it.
+        The output of the run; the folder of the parts is `<output>.partial` beside it.
     identity
-        What the results depend on.
+        Everything that the calls depend on.
     resume
         Keep the parts of an earlier run that was cut off.
     shares
@@ -127,17 +114,19 @@ def partial_results(
     Raises
     ------
     InputError
-        With `resume`, the earlier run was another one; the shares are of something else or not all of it; or something
-        that is not ours is in the way.
+        With `resume`, the earlier run had another identity; the shares have another one or are incomplete; or a folder
+        that predict has not made is in the way.
     """
-    output = Path(os.path.realpath(output))  # parts, output and the way between them are on one disk
+    output = Path(
+        os.path.realpath(output)
+    )  # the parts are on the disk of the output, so that they can be renamed to it
     folder = make_parent(output) / f"{output.name}.partial"
     partial = Partial(folder, num_parts, shares)
     if shares:
         _require_all(partial, identity)
     if folder.exists():
         _require_ours(folder)
-        with _locked(folder):  # not while another run is at it
+        with _locked(folder):  # not while another run uses it
             if resume:
                 _require_same(folder, identity)
                 num = partial.num_finished
@@ -169,7 +158,7 @@ def _require_all(partial: Partial, identity: dict[str, str]) -> None:
         if not isinstance(_identity(folder), dict):
             remedy = "name what 'scperformer predict ... share=K/N' has written"
             raise InputError(f"{folder} in shares", "a folder with a share of the calls", remedy)
-        _require_same(folder, identity, "make all shares anew, with the same file, model and options")
+        _require_same(folder, identity, "make all shares again, with the same file, model and options")
     missing = partial.num_parts - partial.num_finished
     if missing:
         found = f"shares that lack {missing} of {partial.num_parts} parts"
@@ -188,7 +177,7 @@ def _make(folder: Path, identity: dict[str, str]) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove what we have put there; a folder with anything else in it stays."""
+    """Remove the files of a run; a folder with any other file in it stays."""
     for pattern in ("part-*.npz", UNFINISHED, ".scperformer-*"):
         for file in folder.glob(pattern):
             file.unlink()
@@ -196,19 +185,19 @@ def _remove(folder: Path) -> None:
     try:
         folder.rmdir()
     except OSError:
-        log.warning("%s holds files that are not ours: it stays", folder)
+        log.warning("%s holds other files: it stays", folder)
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder against other runs with the same output; a process that ends lets it go, however it ends."""
+    """Lock the folder against other runs with the same output; the lock ends with the process."""
     with (folder / IDENTITY).open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             found, remedy = f"another run that writes into {folder}", "wait for it, or choose another output=..."
             raise InputError(found, "one run at a time for each output", remedy) from error
-        except OSError as error:  # some network disks know no locks
+        except OSError as error:  # some network disks have no locks
             log.debug("%s cannot be locked: %s", folder, error)
         yield
 
@@ -216,7 +205,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def _require_ours(folder: Path) -> None:
     foreign = [entry.name for entry in folder.iterdir() if not OURS.fullmatch(entry.name)]
     if foreign or not isinstance(_identity(folder), dict):
-        found = f"{folder} is in the way and not ours{f' (it holds {foreign[0]})' if foreign else ''}"
+        found = f"{folder} is in the way and not made by predict{f' (it holds {foreign[0]})' if foreign else ''}"
         raise InputError(found, f"a folder with {IDENTITY}, or nothing", "move it away, or choose another output=...")
 
 
@@ -231,8 +220,5 @@ def _require_same(folder: Path, identity: dict[str, str], remedy: str = "leave o
     earlier = _identity(folder)
     if earlier != identity:
         other = ", ".join(key for key in identity if earlier.get(key) != identity[key])
-        raise InputError(
-            f"partial results in {folder} of another run (other {other})",
-            "the file, model and options that it was started with",
-            remedy,
-        )
+        found = f"partial results in {folder} of another run (other {other})"
+        raise InputError(found, "the file, model and options that it was started with", remedy)

@@ -1,4 +1,4 @@
-"""Prediction: a model folder and cells in, labels with their probabilities out, written into AnnData or a file."""
+"""Annotate cells: a model folder and cells in; labels with their probabilities out, in the AnnData or in a file."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from anndata import AnnData
 
 from scperformer import __version__
 from scperformer.config import PredictConfig, make_config, quoted
-from scperformer.dataset import Query, keys_of, require_not_annotated
+from scperformer.dataset import keys_of, require_not_annotated
 from scperformer.errors import InputError
 from scperformer.files import (
     BackedH5ad,
@@ -28,34 +28,23 @@ from scperformer.files import (
 from scperformer.network import Model, choose_device, load_model
 from scperformer.outputs import new_file, new_folder, require_absent
 from scperformer.prediction.annotation import Annotation, call_block, make_annotation, make_query
-from scperformer.prediction.parts import IDENTITY, Partial, partial_results
+from scperformer.prediction.parts import IDENTITY, partial_results
 from scperformer.prediction.write_h5ad import add_to_h5ad
 from scperformer.prediction.write_table import PARQUET, SEPARATORS, write_calls
 from scperformer.prediction.write_zarr import MARKER, copy_to_zarr
 
 log = logging.getLogger(__name__)
 
-TABLES = (*SEPARATORS, PARQUET)
-FORMATS = (".h5ad", ".zarr", *TABLES)
+Fingerprint = dict[Path, tuple[int, int, int]]
+
+FORMATS = (".h5ad", ".zarr", *SEPARATORS, PARQUET)  # endings of outputs
 TABLE_ROWS = 100_000  # of a table at a time
 SECONDS_BETWEEN_LINES = 20.0
-# Options that change no call: a run may be resumed with others.
-NOT_IN_IDENTITY = (
-    "inputs",
-    "model_path",
-    "output",
-    "outputs",
-    "output_format",
-    "overwrite",
-    "resume",
-    "keep_going",
-    "error_files",
-    "share",
-    "shares",
-    "batch_size",
-    "threads",
-    "device",
-)
+# Options that do not change any call: a run may be resumed with others.
+NOT_IN_IDENTITY = {
+    *("inputs", "model_path", "output", "outputs", "output_format", "overwrite", "resume", "keep_going", "error_files"),
+    *("share", "shares", "batch_size", "threads", "device"),
+}
 
 
 def annotate(
@@ -66,7 +55,7 @@ def annotate(
     overwrite: bool = False,
     overrides: Sequence[str] = (),
 ) -> AnnData:
-    """Annotate the cells of an AnnData in place, and return it.
+    """Annotate the cells of an AnnData in place and return it.
 
     Parameters
     ----------
@@ -101,19 +90,18 @@ def annotate(
 
 
 def annotate_in_memory(adata: AnnData, model: Model, cfg: PredictConfig, path: str = "the data") -> Annotation:
-    """Add an annotation to an AnnData, and return it; errors as `make_query`."""
+    """Add an annotation to an AnnData and return it; errors as `make_query`."""
     start = time.perf_counter()
     query = make_query(adata, model, cfg, path)
     parts = [call_block(query.block(first), model, cfg, path) for first in query.starts()]
-    seconds = time.perf_counter() - start
-    annotation = make_annotation(query, model, cfg, lambda: parts, seconds)
-    announce(annotation, cfg, path, adata.n_obs)
+    annotation = make_annotation(query, model, cfg, lambda: parts, time.perf_counter() - start)
+    _announce(annotation, cfg, path, adata.n_obs)
     annotation.write_into(adata)
     return annotation
 
 
-def announce(annotation: Annotation, cfg: PredictConfig, path: str, num_called: int) -> None:
-    """One line about what was done; `num_called` of the cells in the seconds of the record, others before."""
+def _announce(annotation: Annotation, cfg: PredictConfig, path: str, num_called: int) -> None:
+    """Log one line about a file; `num_called` cells took the recorded seconds, an earlier run called the others."""
     record = annotation.uns[cfg.key_added]
     num, seconds = len(annotation.obs), record["seconds"]
     earlier = f", {num - num_called} of them before" if num_called < num else ""
@@ -121,125 +109,63 @@ def announce(annotation: Annotation, cfg: PredictConfig, path: str, num_called: 
     log.info(text, path, num, earlier, seconds, num_called / seconds, record["num_unknown"])
 
 
-def format_of(output: Path) -> str:
-    """The ending of an output that says what it is.
-
-    Raises
-    ------
-    InputError
-        It has none of those that we write.
-    """
-    for ending in FORMATS:
-        if output.name.endswith(ending):
-            return ending
-    raise InputError(f"output={output}", f"a name that ends in {', '.join(FORMATS)}", "rename it")
+def parts_of(share: str | None, num_parts: int) -> range:
+    """Return the parts of a file that belong to a share such as `2/8`; all of them without one."""
+    number, count = map(int, (share or "1/1").split("/"))
+    return range(num_parts * (number - 1) // count, num_parts * number // count)
 
 
-def default_output(path: Path, cfg: PredictConfig) -> Path:
-    """Where the annotation of a file goes unless told otherwise: beside it."""
-    if cfg.share is not None:
-        return beside(path, f".share-{cfg.share.replace('/', '-of-')}")
-    return beside(path, f".annotated.{cfg.output_format}")
-
-
-def require_place(output: Path, cfg: PredictConfig) -> None:
-    """Fail before any work is done when the output cannot be written or its name does not say what it is."""
-    if cfg.share is not None:
-        require_absent(output, cfg.overwrite, marker=IDENTITY)
-        return
-    require_absent(output, cfg.overwrite, marker=MARKER if output.suffix == ".zarr" else None)
-    format_of(output)
-
-
-def identity_of(query: Query, model: Model, cfg: PredictConfig) -> dict[str, str]:
-    """What the calls of a file depend on; a run that was cut off only goes on if it is the same."""
-    options = {name: value for name, value in asdict(cfg).items() if name not in NOT_IN_IDENTITY}
-    return {
-        "input": query.sha256,
-        "model": model.bundle.hash,
-        "options": json.dumps(options),
-        "genes": hashlib.sha256(query.plan.mapping.target.tobytes()).hexdigest(),  # another table of names, other genes
-        "expression": query.findings.text,
-        "blocks": f"{len(query.starts())} of {query.rows.block_cells} cells",
-        "version": __version__,
-    }
-
-
-def _predict_streaming(
-    cells: BackedH5ad, path: str, output: Path, model: Model, cfg: PredictConfig, seen: dict[Path, tuple[int, int, int]]
+def _predict_on_disk(
+    cells: BackedH5ad, path: str, output: Path, model: Model, cfg: PredictConfig, seen: Fingerprint
 ) -> None:
     """Annotate an h5ad file of any size: a block of cells at a time, finished blocks on disk."""
     if not cfg.overwrite and output.suffix in (".h5ad", ".zarr"):
         require_not_annotated(cells.keys(), cfg.key_added, path)  # before the work; writing checks again
     query = make_query(cells, model, cfg, path)
-    identity, num_parts = identity_of(query, model, cfg), len(query.starts())
+    starts, options = query.starts(), asdict(cfg)
+    # The calls of a file depend on these: a run that was cut off continues only if they are the same.
+    identity = {
+        "input": query.sha256,
+        "model": model.bundle.hash,
+        "options": json.dumps({name: options[name] for name in options if name not in NOT_IN_IDENTITY}),
+        "genes": hashlib.sha256(query.plan.mapping.target.tobytes()).hexdigest(),  # changes with the table of names
+        "expression": query.findings.text,
+        "blocks": f"{len(starts)} of {query.rows.block_cells} cells",
+        "version": __version__,
+    }
     shares = [Path(folder) for folder in cfg.shares]
-    with partial_results(output, identity, num_parts, resume=cfg.resume, shares=shares) as partial:
-        start = time.perf_counter()
-        num_called = _call_all(query, model, cfg, partial)
+    with partial_results(output, identity, len(starts), resume=cfg.resume, shares=shares) as partial:
+        start = said = time.perf_counter()
+        num_called = 0
+        for part in parts_of(cfg.share, len(starts)):
+            if not partial.has(part):
+                x = query.block(starts[part])
+                partial.write(part, call_block(x, model, cfg, path))
+                num_called += x.shape[0]
+            if time.perf_counter() - said > SECONDS_BETWEEN_LINES:
+                said = time.perf_counter()
+                log.info("%s: %d of %d parts", path, part + 1, len(starts))
+        require_unchanged(path, seen)
         if cfg.share is not None:
-            require_unchanged(path, seen)
             log.info("%s, share %s: %d cells called", path, cfg.share, num_called)
             partial.keep_as(output)
             return
         annotation = make_annotation(query, model, cfg, partial.read, time.perf_counter() - start)
-        announce(annotation, cfg, path, num_called)
-        require_unchanged(path, seen)
-        _write(annotation, path, output, cells, partial.folder, cfg, seen)
-
-
-def parts_of(share: str | None, num_parts: int) -> range:
-    """The parts of a file that a share such as `2/8` is made of; all of them without one."""
-    number, count = map(int, (share or "1/1").split("/"))
-    return range(num_parts * (number - 1) // count, num_parts * number // count)
-
-
-def _call_all(query: Query, model: Model, cfg: PredictConfig, partial: Partial) -> int:
-    """Call the blocks that are not finished yet, saying how far it is now and then; the number of their cells."""
-    said, num_called = time.perf_counter(), 0
-    for part in parts_of(cfg.share, partial.num_parts):
-        if not partial.has(part):
-            x = query.block(query.starts()[part])
-            partial.write(part, call_block(x, model, cfg, query.path))
-            num_called += x.shape[0]
-        if time.perf_counter() - said > SECONDS_BETWEEN_LINES:
-            said = time.perf_counter()
-            log.info("%s: %d of %d parts", query.path, part + 1, partial.num_parts)
-    return num_called
-
-
-def _write(
-    annotation: Annotation,
-    path: str,
-    output: Path,
-    cells: BackedH5ad,
-    scratch: Path,
-    cfg: PredictConfig,
-    seen: dict[Path, tuple[int, int, int]],
-) -> None:
-    parts = {"obs": annotation.obs, "obsm": annotation.obsm, "uns": annotation.uns}
-    if output.suffix == ".zarr":
-        copy_to_zarr(path, output, **parts, overwrite=cfg.overwrite, seen=seen)
-        return
-    if output.suffix == ".h5ad":
-        add_to_h5ad(
-            path,
-            output,
-            **parts,
-            overwrite=cfg.overwrite,
-            overwrite_keys=cfg.overwrite,
-            scratch=scratch,
-            seen=seen,
-        )
-        return
-    starts = range(0, len(annotation.obs), TABLE_ROWS)
-    blocks = (annotation.obs[first : first + TABLE_ROWS].copy() for first in starts)
-    record = annotation.uns[cfg.key_added]
-    write_calls(output, cells.names, blocks, record, overwrite=cfg.overwrite, scratch=scratch)
+        _announce(annotation, cfg, path, num_called)
+        added = {"obs": annotation.obs, "obsm": annotation.obsm, "uns": annotation.uns, "overwrite": cfg.overwrite}
+        if output.suffix == ".zarr":
+            copy_to_zarr(path, output, **added, seen=seen)
+        elif output.suffix == ".h5ad":
+            add_to_h5ad(path, output, **added, overwrite_keys=cfg.overwrite, scratch=partial.folder, seen=seen)
+        else:
+            firsts = range(0, len(annotation.obs), TABLE_ROWS)
+            blocks = (annotation.obs[first : first + TABLE_ROWS].copy() for first in firsts)
+            record = annotation.uns[cfg.key_added]
+            write_calls(output, cells.names, blocks, record, overwrite=cfg.overwrite, scratch=partial.folder)
 
 
 def _predict_in_memory(
-    adata: AnnData, path: str, output: Path, model: Model, cfg: PredictConfig, seen: dict[Path, tuple[int, int, int]]
+    adata: AnnData, path: str, output: Path, model: Model, cfg: PredictConfig, seen: Fingerprint
 ) -> None:
     """Annotate the cells of a file that cannot be read block by block."""
     if not cfg.overwrite:
@@ -255,37 +181,15 @@ def _predict_in_memory(
     else:
         names = [str(name) for name in adata.obs_names]
         record = annotation.uns[cfg.key_added]
-        blocks = [annotation.obs]
-        write_calls(output, lambda first, last: names[first:last], blocks, record, overwrite=cfg.overwrite)
-
-
-def outputs_of(cfg: PredictConfig) -> list[Path]:
-    """Where the annotation of each input goes.
-
-    Raises
-    ------
-    InputError
-        Two inputs give the same output.
-    """
-    named = cfg.outputs or ([cfg.output] if cfg.output else [])
-    outputs = [Path(name) for name in named] or [default_output(Path(path), cfg) for path in cfg.inputs]
-    for number, output in enumerate(outputs):
-        if output in outputs[:number]:
-            raise InputError(f"two inputs give {output}", "one input per output", "leave one of them out")
-    return outputs
-
-
-def error_file(output: Path) -> Path:
-    """Return where the error of a file that is refused is written, with `error_files`."""
-    return output.with_name(f"{output.name}.error")
+        write_calls(output, lambda first, last: names[first:last], [annotation.obs], record, overwrite=cfg.overwrite)
 
 
 def _predict_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> None:
-    """Annotate one file, in the way that its kind allows."""
+    """Open one file and annotate it, on disk or in memory."""
     seen = fingerprint(path)
     with open_cells(path, cfg.orientation) as cells:
         if isinstance(cells, BackedH5ad):
-            _predict_streaming(cells, path, output, model, cfg, seen)
+            _predict_on_disk(cells, path, output, model, cfg, seen)
         elif cfg.share is not None or cfg.shares:
             found = f"shares of {path}, which can only be read as a whole"
             raise InputError(found, "an h5ad file that anndata 0.8 or newer has written", "leave shares out")
@@ -294,6 +198,27 @@ def _predict_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> 
                 log.info("nothing to resume: %s is of a kind that is annotated as a whole", path)
             _predict_in_memory(cells, path, output, model, cfg, seen)
     log.info("written: %s", output)
+
+
+def _outputs_of(cfg: PredictConfig) -> list[Path]:
+    """Return the output of each input, refusing two inputs that have the same."""
+    ending = f".annotated.{cfg.output_format}" if cfg.share is None else f".share-{cfg.share.replace('/', '-of-')}"
+    named = cfg.outputs or ([cfg.output] if cfg.output else [])
+    outputs = [Path(name) for name in named] or [beside(path, ending) for path in cfg.inputs]
+    for number, output in enumerate(outputs):
+        if output in outputs[:number]:
+            raise InputError(f"two inputs give {output}", "one input per output", "leave one of them out")
+    return outputs
+
+
+def _require_place(output: Path, cfg: PredictConfig) -> None:
+    """Refuse an output that cannot be written, or whose name does not end like one of the formats."""
+    if cfg.share is not None:
+        require_absent(output, cfg.overwrite, marker=IDENTITY)
+        return
+    require_absent(output, cfg.overwrite, marker=MARKER if output.suffix == ".zarr" else None)
+    if not output.name.endswith(FORMATS):
+        raise InputError(f"output={output}", f"a name that ends in {', '.join(FORMATS)}", "rename it")
 
 
 def run_predict(cfg: PredictConfig) -> list[Path]:
@@ -323,16 +248,16 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
             log.error("%s: %s", path, error)
             refused.append(path)
             if cfg.error_files:
-                with new_file(error_file(output), overwrite=True) as temporary:
+                with new_file(f"{output}.error", overwrite=True) as temporary:
                     temporary.write_text(f"{error}\n", encoding="utf-8")
 
-    outputs, ready = outputs_of(cfg), []
+    outputs, ready = _outputs_of(cfg), []
     for path, output in zip(cfg.inputs, outputs, strict=True):  # all of them before the first one is annotated
         if cfg.error_files:
-            error_file(output).unlink(missing_ok=True)  # of an earlier run
+            Path(f"{output}.error").unlink(missing_ok=True)  # of an earlier run
         with about(path, output):
             require_readable(path)
-            require_place(output, cfg)
+            _require_place(output, cfg)
             ready.append((path, output))
     model = load_model(cfg.model_path)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is not an error of each file

@@ -1,4 +1,4 @@
-"""Add results to a copy of an h5ad file; what was in it stays bit for bit, and its matrices are never in memory."""
+"""Add results to a copy of an h5ad file; its content stays bit for bit, and its matrices are never in memory."""
 
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -30,15 +30,15 @@ class Blocks:
     columns: list[str] | None = None
 
     def in_memory(self, index: pd.Index) -> Any:
-        """All of it: an array, or a DataFrame with this index."""
+        """Return all rows: an array, or a DataFrame with this index."""
         values = np.concatenate(list(self.read()))
         return values if self.columns is None else pd.DataFrame(values, index=index, columns=self.columns)
 
 
 def without_slashes(table: Any) -> Any:
-    """A DataFrame with "|" for each "/" in its column names, which h5ad files take for folders; all else as it is.
+    """Return a DataFrame with "|" for each "/" in its column names, which h5ad files take for folders.
 
-    Where another column has that name already, one more "|" follows.
+    If another column has that name already, one more "|" follows.
     """
     if not isinstance(table, pd.DataFrame):
         return table
@@ -74,7 +74,7 @@ def add_to_h5ad(
     source
         The user's file. It may be `target` itself, with `overwrite`.
     obs
-        Columns to add, N rows in the order of the cells. An index that is not just 0 to N - 1 must be the cells.
+        Columns to add, N rows in the order of the cells. An index other than 0 to N - 1 must hold the cell names.
     obsm
         Arrays, DataFrames or `Blocks` with N rows. A "/" in a column name of a DataFrame is written as "|", because
         h5ad files take it for a folder.
@@ -90,7 +90,7 @@ def add_to_h5ad(
     Raises
     ------
     InputError
-        As `new_file`; a key exists and `overwrite_keys` is off; `source` has other cells than `obs`, or was changed.
+        As `new_file`; a key exists and `overwrite_keys` is off; `source` has other cells than `obs`, or has changed.
     """
     tables = {key: without_slashes(value) for key, value in obsm.items()}
     new_keys = {"obs": list(obs.columns), "obsm": list(tables), "uns": list(uns)}
@@ -120,11 +120,9 @@ def _require_same_cells(path: str | Path, table: h5py.Group, given: pd.Index) ->
     if same and not isinstance(given, pd.RangeIndex):
         same = np.array_equal(np.asarray(read_elem(names), str), np.asarray(given, str))
     if not same:
-        raise InputError(
-            f"the cells of {path} are not those that were annotated ({len(names)} and {len(given)} cells)",
-            "the same file as when it was read",
-            "run the step again and leave the file alone meanwhile",
-        )
+        found = f"the cells of {path} are not those that were annotated ({len(names)} and {len(given)} cells)"
+        remedy = "run the step again and leave the file alone meanwhile"
+        raise InputError(found, "the same file as when it was read", remedy)
 
 
 def _write_columns(group: h5py.Group, columns: pd.DataFrame) -> None:
@@ -132,18 +130,14 @@ def _write_columns(group: h5py.Group, columns: pd.DataFrame) -> None:
     order = list(group.attrs["column-order"])
     for name, values in columns.items():
         # `array` is what anndata itself hands over for a column: Categorical, masked or NumPy values.
-        values = values.array
-        write_elem(
-            group,
-            str(name),
-            values.to_numpy() if isinstance(values, pd.arrays.NumpyExtensionArray) else values,
-        )
+        array = values.array
+        write_elem(group, str(name), array.to_numpy() if isinstance(array, pd.arrays.NumpyExtensionArray) else array)
     order += [str(name) for name in columns if name not in order]
     group.attrs.create("column-order", np.array(order, dtype=h5py.string_dtype()), shape=(len(order),))
 
 
 def _write_blocks(file: h5py.File, name: str, blocks: Blocks, num_rows: int) -> None:
-    """An array, or a table whose index is copied from obs without reading it, as anndata stores them."""
+    """Write an array, or a table whose index is copied from obs without reading it, as anndata stores them."""
     if name in file:
         del file[name]
     array = {"encoding-type": "array", "encoding-version": "0.2.0"}

@@ -27,16 +27,16 @@ def write_calls(
     overwrite: bool,
     scratch: Path | None = None,
 ) -> None:
-    """Write a table with a row per cell; the kind is that of the file name.
+    """Write a table with a row per cell; the file name says its kind.
 
     Parameters
     ----------
     names
-        Gives the names of the cells from a first to before a last one.
+        Gives the names of the cells from a first one up to, but not including, a last one.
     blocks
         The columns, some cells at a time.
     record
-        How the calls were made; kept in the metadata of Parquet files, as JSON.
+        How the calls were made; the metadata of Parquet files keep it as JSON.
     overwrite, scratch
         As for `outputs.new_file`.
     """
@@ -76,12 +76,9 @@ def _write_parquet(temporary: Path, name: str, blocks: Iterator[pd.DataFrame], r
     writer = None
     for block in blocks:
         table = pyarrow.Table.from_pandas(block, preserve_index=False)
-        table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"scperformer": _json(record)})
+        made = json.dumps(record, default=lambda array: array.tolist()).encode()
+        table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"scperformer": made})
         writer = writer or ParquetWriter(temporary, table.schema)
         writer.write_table(table)
     assert writer is not None, "there is at least one block"
     writer.close()
-
-
-def _json(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, default=lambda array: array.tolist()).encode()

@@ -70,7 +70,7 @@ def test_a_share_that_is_missing_is_not_passed_over(sample, shares, tiny_model):
 
 
 def test_shares_of_other_cells_or_options_are_refused(sample, shares, counts_adata, tiny_model):
-    with pytest.raises(InputError, match=r"of another run \(other options\).*make all shares anew"):
+    with pytest.raises(InputError, match=r"of another run \(other options\).*make all shares again"):
         run_predict(config(sample, tiny_model, shares=shares, min_overlap=0.3))
     counts_adata[::-1].copy().write_h5ad(sample)
     with pytest.raises(InputError, match=r"of another run \(other input\)"):
