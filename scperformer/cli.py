@@ -252,10 +252,10 @@ def run_step(name: str, words: list[str]) -> int:
         folder, chosen = sweep_job()
         log.info("%s: %s", folder, " ".join(word for word in chosen if not word.startswith("inputs=")))
         try:
-            with sweep.job(folder, chosen) as run:
+            with sweep.job(folder, chosen) as wrote:
                 config = to_config(cfg, name)
                 config = replace(config, output=str(folder / Path(config.output or STEPS[name].sweep_output).name))
-                run.wrote(config.output)
+                wrote(config.output)
                 # The other processes of a ddp run start this job alone, not the sweep again.
                 with command_line(program, name, *chosen, f"output={quoted(config.output)}", *presets):
                     _run(name, config)

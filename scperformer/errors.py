@@ -32,13 +32,12 @@ class InputError(ValueError):
 
     def __init__(self, found: str, expected: str, remedy: str, mends: Sequence[str] = ()):
         self.mends = tuple(mends)
+        parts = [
+            part if len(part) <= LONGEST_PART else f"{part[: LONGEST_PART - 500]} ... {part[-500:]}"
+            for part in (found, expected, remedy)
+        ]
         # Gene names, labels and paths are user data: a newline in one must not break the one-line promise.
-        found, expected, remedy = (_shortened(part) for part in (found, expected, remedy))
-        super().__init__(one_line(f"{found}; expected {expected}: {remedy}."))
-
-
-def _shortened(part: str) -> str:
-    return part if len(part) <= LONGEST_PART else f"{part[: LONGEST_PART - 500]} ... {part[-500:]}"
+        super().__init__(one_line("{}; expected {}: {}.".format(*parts)))
 
 
 def explained(error: BaseException) -> InputError | None:
@@ -47,9 +46,8 @@ def explained(error: BaseException) -> InputError | None:
         return error
     # torch has no class of its own for memory that the system refuses.
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
-        remedy = (
-            "close other programs, use a machine with more memory, or lower threads, trainer.batch_size or batch_size"
-        )
+        fewer = "lower threads, trainer.batch_size or batch_size"
+        remedy = f"close other programs, use a machine with more memory, or {fewer}"
         return InputError("memory ran out", "enough of it", remedy)
     text = str(error)
     # h5py hides the number of the error in its text, and some of its errors are not an OSError.

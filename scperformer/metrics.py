@@ -56,101 +56,55 @@ def confusion_matrix(truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Seq
     ValueError
         `truth` and `predicted` differ in length, or hold a label that is not in `labels`.
     """
-    rows, columns = _codes(truth, labels), _codes(predicted, labels)
+    position, codes = {label: code for code, label in enumerate(labels)}, []
+    for values in (truth, predicted):
+        unique, inverse = np.unique(np.asarray(values), return_inverse=True)
+        unknown = [label for label in unique.tolist() if label not in position]
+        if unknown:
+            raise ValueError(f"label {unknown[0]!r}; expected one of the {len(position)} labels: add it")
+        codes.append(np.array([position[label] for label in unique.tolist()], dtype=np.int64)[inverse])
+    rows, columns = codes
     if len(rows) != len(columns):
         raise ValueError(f"{len(rows)} true and {len(columns)} predicted labels; expected equal numbers")
     flat = np.bincount(rows * len(labels) + columns, minlength=len(labels) ** 2)
     return flat.astype(np.int64).reshape(len(labels), len(labels))
 
 
-def _codes(values: npt.ArrayLike, labels: Sequence[Any]) -> npt.NDArray[np.int64]:
-    """The position in `labels` of each value."""
-    position = {label: code for code, label in enumerate(labels)}
-    unique, inverse = np.unique(np.asarray(values), return_inverse=True)
-    unknown = [label for label in unique.tolist() if label not in position]
-    if unknown:
-        raise ValueError(f"label {unknown[0]!r}; expected one of the {len(position)} labels: add it")
-    return np.array([position[label] for label in unique.tolist()], dtype=np.int64)[inverse]
-
-
 def class_scores(confusion: npt.NDArray[np.int64]) -> ClassScores:
-    """Precision, recall and F1 of each label.
-
-    Parameters
-    ----------
-    confusion
-        Counts, L x L, rows true, columns predicted, as `confusion_matrix` returns.
-
-    Returns
-    -------
-    ClassScores with L entries, in the order of the rows.
-    """
+    """Return precision, recall and F1 of each label of a matrix as `confusion_matrix` returns it."""
     hits = np.diag(confusion).astype(float)
     support, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
-    return ClassScores(
-        support=support,
-        precision=_ratio(hits, predicted),
-        recall=_ratio(hits, support),
-        f1=_ratio(2 * hits, support + predicted),
+    pairs = (hits, predicted), (hits, support), (2 * hits, support + predicted)
+    precision, recall, f1 = (
+        np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0) for part, whole in pairs
     )
-
-
-def _ratio(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    return np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0)
+    return ClassScores(support=support, precision=precision, recall=recall, f1=f1)
 
 
 def scores(confusion: npt.NDArray[np.int64]) -> Scores:
-    """Accuracy, macro-F1 and weighted-F1 of a confusion matrix.
-
-    Parameters
-    ----------
-    confusion
-        Counts, L x L, rows true, columns predicted, as `confusion_matrix` returns.
-
-    Returns
-    -------
-    Scores; macro-F1 is the mean over the labels with true cells.
-    """
+    """Return accuracy, macro-F1 and weighted-F1 of a matrix as `confusion_matrix` returns it."""
     num_cells = int(confusion.sum())
     if num_cells == 0:
         return Scores(accuracy=np.nan, macro_f1=np.nan, weighted_f1=np.nan)
     by_class = class_scores(confusion)
     present = by_class.support > 0
     f1, support = by_class.f1[present], by_class.support[present]
-    return Scores(
-        accuracy=float(np.trace(confusion) / num_cells),
-        macro_f1=float(f1.mean()),
-        weighted_f1=float(np.average(f1, weights=support)),
-    )
+    weighted = float(np.average(f1, weights=support))
+    return Scores(accuracy=float(np.trace(confusion) / num_cells), macro_f1=float(f1.mean()), weighted_f1=weighted)
 
 
 def score(truth: npt.ArrayLike, predicted: npt.ArrayLike) -> Scores:
-    """Accuracy, macro-F1 and weighted-F1 of predicted labels.
-
-    Parameters
-    ----------
-    truth, predicted
-        N labels each, text or integers.
-
-    Returns
-    -------
-    Scores; macro-F1 is the mean over the labels of `truth`.
-
-    Raises
-    ------
-    ValueError
-        `truth` and `predicted` differ in length.
-    """
+    """Return accuracy, macro-F1 and weighted-F1 of N predicted labels, text or integers."""
     labels = np.unique(np.concatenate([np.asarray(truth), np.asarray(predicted)])).tolist()
     return scores(confusion_matrix(truth, predicted, labels))
 
 
 def cell_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """-ln(probability of the true label) of each cell, N; logits N x C, labels N indices."""
+    """Return -ln(probability of the true label) of each cell, N; logits N x C, labels N indices."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     return np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]
 
 
 def negative_log_likelihood(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Mean of `cell_losses`."""
+    """Return the mean of `cell_losses`."""
     return float(cell_losses(logits, labels).mean())

@@ -11,16 +11,16 @@ from pathlib import Path
 
 from scperformer.errors import InputError
 
+OTHER = "choose another output=..."
+
 
 def require_absent(path: str | Path, overwrite: bool, marker: str | None = None) -> None:
-    """Fail before any work is done when the output cannot be put at `path`.
+    """Refuse an output that cannot be written, before any work is done.
 
     Parameters
     ----------
     path
         A file to be written, or with `marker` a folder. An empty folder counts as absent.
-    overwrite
-        True: something that exists may be replaced.
     marker
         A file that an existing folder must hold to be replaced. It proves that the folder was written by us, so
         that `output=. overwrite=true` never deletes other work.
@@ -28,47 +28,41 @@ def require_absent(path: str | Path, overwrite: bool, marker: str | None = None)
     Raises
     ------
     InputError
-        It exists and `overwrite` is off, is a folder instead of a file or the reverse, may not be replaced, or its
-        folder cannot be written.
+        The output exists and may not be replaced, or its folder cannot be written.
     """
-    path = Path(path)
-    if marker is None and path.is_dir():
-        raise InputError(f"{path} is a folder", "a file to write", "add a file name to output=...")
-    if marker is not None and path.exists() and not path.is_dir():
-        raise InputError(f"{path} is a file", "a folder to write", "choose another output=...")
-    _require_replaceable(path, overwrite, marker)
+    _require_replaceable(Path(path), overwrite, marker, is_folder=marker is not None)
     folder = Path(os.path.realpath(path)).parent
     _require_writable(next(there for there in (folder, *folder.parents) if there.exists()))
 
 
 def _require_writable(folder: Path) -> None:
     if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(
-            f"folder {folder} cannot be written", "a folder with write permission", "choose another output=..."
-        )
+        raise InputError(f"folder {folder} cannot be written", "a folder with write permission", OTHER)
 
 
-def _require_replaceable(path: Path, overwrite: bool, marker: str | None) -> None:
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+def _require_replaceable(path: Path, overwrite: bool, marker: str | None, *, is_folder: bool) -> None:
+    if not path.exists():
+        return
+    if path.is_dir() and not is_folder:
+        raise InputError(f"{path} is a folder", "a file to write", "add a file name to output=...")
+    if is_folder and not path.is_dir():
+        raise InputError(f"{path} is a file", "a folder to write", OTHER)
+    if is_folder and not any(path.iterdir()):
         return
     if not overwrite:
-        raise InputError(f"{path} exists", "a new output", "choose another output=..., or add overwrite=true")
-    if path.is_dir():
+        raise InputError(f"{path} exists", "a new output", f"{OTHER}, or add overwrite=true")
+    if is_folder:
         holds_us = Path.cwd().resolve().is_relative_to(path.resolve())
         if holds_us or (marker is not None and not (path / marker).is_file()):
             why = "is the folder you work in" if holds_us else f"is a folder without {marker}"
-            raise InputError(
-                f"{path} {why}, so it is not replaced",
-                "an earlier output of this step",
-                "choose another output=...",
-            )
+            raise InputError(f"{path} {why}, so it is not replaced", "an earlier output of this step", OTHER)
     elif not path.is_file():
-        raise InputError(f"{path} is neither a file nor a folder", "a file", "choose another output=...")
+        raise InputError(f"{path} is neither a file nor a folder", "a file", OTHER)
 
 
 @contextmanager
 def new_file(path: str | Path, overwrite: bool = False, scratch: Path | None = None) -> Iterator[Path]:
-    """A temporary path; becomes `path` when the block ends well, is removed when it does not.
+    """Give a temporary path; it becomes `path` when the block ends well, and is removed when it does not.
 
     It is beside `path`, or in the folder `scratch` of the same disk: a process that is killed leaves it there.
     Missing parent folders are made. A link is followed: the file it points to is replaced, not the link.
@@ -94,7 +88,7 @@ def new_file(path: str | Path, overwrite: bool = False, scratch: Path | None = N
 
 @contextmanager
 def new_folder(path: str | Path, overwrite: bool = False, marker: str | None = None) -> Iterator[Path]:
-    """An empty temporary folder beside `path`; becomes `path` when the block ends well, else is removed.
+    """Give an empty temporary folder beside `path`; it becomes `path` when the block ends well, else it is removed.
 
     An existing folder is replaced as a whole (`marker`: see `require_absent`; None: whatever it holds).
 
@@ -104,14 +98,12 @@ def new_folder(path: str | Path, overwrite: bool = False, marker: str | None = N
         `path` exists and `overwrite` is off, is a file, or its parent cannot be written.
     """
     target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_dir():
-        raise InputError(f"{path} is a file", "a folder to write", "choose another output=...")
-    _require_replaceable(Path(path), overwrite, marker)
+    _require_replaceable(Path(path), overwrite, marker, is_folder=True)
     temporary, old = _beside(target), target.with_name(f".scperformer-old-{uuid.uuid4().hex}")
     temporary.mkdir()
     try:
         yield temporary
-        _require_replaceable(Path(path), overwrite, marker)
+        _require_replaceable(Path(path), overwrite, marker, is_folder=True)
         if target.exists():
             os.replace(target, old)
         try:
@@ -120,33 +112,36 @@ def new_folder(path: str | Path, overwrite: bool = False, marker: str | None = N
             if old.exists():
                 os.replace(old, target)
             raise
-        shutil.rmtree(old, ignore_errors=True)  # only here: before, it may be the one copy that is left
+        shutil.rmtree(old, ignore_errors=True)  # only here: before, it may be the only copy
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def make_parent(path: Path) -> Path:
-    """Return the folder of an output; make it if it is missing.
-
-    Raises
-    ------
-    InputError
-        It cannot be made or written.
-    """
+    """Return the folder of an output; make it if it is missing, and refuse it if it cannot be made or written."""
     parent = path.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        remedy = "choose another output=..."
-        raise InputError(f"folder {parent} cannot be made ({error.strerror})", "a folder to write", remedy) from error
+        raise InputError(f"folder {parent} cannot be made ({error.strerror})", "a folder to write", OTHER) from error
     _require_writable(parent)
     return parent
 
 
 def _beside(target: Path) -> Path:
-    """Return an unused path in the folder of `target` (so that a rename is atomic), with the same suffix."""
+    """Return an unused path in the folder of `target` (so that a rename is atomic), with the same suffix.
+
+    The temporary files of processes that have ended are removed, where possible.
+    """
     folder = make_parent(target)
-    _remove_abandoned(folder)
+    for path in folder.glob(f"{_mark()}*"):
+        process = path.name.removeprefix(_mark()).partition("-")[0]
+        if process.isdigit():
+            with suppress(OSError):  # a process or a file of another user
+                try:
+                    os.kill(int(process), 0)  # only asks whether the process exists
+                except ProcessLookupError:
+                    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
     return folder / f"{_mark()}{os.getpid()}-{uuid.uuid4().hex}{target.suffix}"
 
 
@@ -155,25 +150,3 @@ def _mark() -> str:
     machine = re.sub(r"\W", "", socket.gethostname())
     space = Path("/proc/self/ns/pid")
     return f".scperformer-{machine}_{space.stat().st_ino if space.exists() else 0}-"
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files of processes that have ended, where possible."""
-    for path in folder.glob(f"{_mark()}*"):
-        number = path.name.removeprefix(_mark()).partition("-")[0]
-        if number.isdigit() and not _is_alive(int(number)):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                with suppress(OSError):
-                    path.unlink()
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # a process of another user
-        return True
-    return True

@@ -6,11 +6,10 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from scperformer.errors import one_line
@@ -22,7 +21,7 @@ log = logging.getLogger(__name__)
 TABLE = "runs.csv"
 RECORD = "run.json"  # of one run, in its folder
 SCORE = "val_macro_f1"  # the best runs come first in the printed table
-LOST = ("UncompletedJobError", "FailedJobError")  # what submitit raises when a job has ended without a result
+LOST = ("UncompletedJobError", "FailedJobError")  # raised by submitit when a job has ended without a result
 NOT_CHOSEN = ("inputs", "output")  # the same in every run, or made for it
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
 MOST_TEXT = 80  # characters of an error in the printed table
@@ -30,7 +29,7 @@ MOST_TEXT = 80  # characters of an error in the printed table
 
 @dataclass
 class Row:
-    """One run: its number in the sweep, its overrides, what it wrote and how it ended."""
+    """One run: its number in the sweep, its overrides, its output and how it ended."""
 
     job: str
     overrides: dict[str, str]
@@ -38,18 +37,6 @@ class Row:
     status: str = "running"
     seconds: float = 0.0
     error: str = ""
-
-    def scores(self, folder: Path) -> dict[str, Any]:
-        """Return the validation scores of the model of the run and of the baseline; nothing for other outputs."""
-        from scperformer.model import INFO  # imports readers of h5ad, which --cfg job does not need
-
-        info = folder / (self.output or "") / INFO
-        if self.status != "ok" or not info.is_file():
-            return {}
-        metrics = json.loads(info.read_text(encoding="utf-8"))["metrics"]
-        sides = {"val": metrics["model"], "baseline": metrics["baseline"]}
-        scores = {f"{side}_{name}": scores[name] for name in ("macro_f1", "accuracy") for side, scores in sides.items()}
-        return {name: f"{score:.4f}" for name, score in scores.items()} | {"best_epoch": metrics["best_epoch"]}
 
 
 @dataclass
@@ -61,12 +48,33 @@ class Sweep:
 
     folder: Path | None = None
 
-    def job(self, folder: Path, overrides: list[str]) -> "Job":
-        """Return the block of one run, with a folder inside that of the sweep and overrides such as `seed=1`."""
+    @contextmanager
+    def job(self, folder: Path, overrides: list[str]) -> Iterator[Callable[[str], None]]:
+        """Record the block as one run, with a folder inside that of the sweep and overrides such as `seed=1`.
+
+        It records the time and the end of the run, and gives a function that records its output.
+        """
         self.folder = folder.parent
         chosen = dict(word.lstrip("+").partition("=")[::2] for word in overrides)
         row = Row(folder.name, {name: value for name, value in chosen.items() if name not in NOT_CHOSEN})
-        return Job(self, row)
+        self.save(row)
+
+        def wrote(output: str) -> None:
+            row.output = os.path.relpath(output, folder.parent)
+            self.save(row)
+
+        start = time.perf_counter()
+        try:
+            yield wrote
+            row.status = "ok"
+        except BaseException as error:
+            text = "interrupted" if isinstance(error, SystemExit | KeyboardInterrupt) else str(error)
+            row.status, row.error = "failed", one_line(text) or type(error).__name__
+            raise
+        finally:
+            row.seconds = time.perf_counter() - start
+            self.save(row)
+            self.write()
 
     @property
     def rows(self) -> list[Row]:
@@ -94,8 +102,11 @@ class Sweep:
         except RuntimeError as error:
             if type(error).__name__ not in LOST or self.folder is None:
                 raise
+            import submitit  # it gives up when one job is lost
+
             log.warning("a job of the cluster was lost: waiting for the others")
-            wait_for_jobs(self.folder)
+            for place in sorted((self.folder / ".submitit").glob("[0-9]*_[0-9]*")):  # the tasks of an array
+                submitit.SlurmJob(folder=place.parent / "%j", job_id=place.name).wait()
         self.end()
 
     def end(self) -> None:
@@ -108,17 +119,26 @@ class Sweep:
             self.write()
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the rows as dicts with the same columns; missing values are ""."""
+        """Return the rows by column; all have the same columns, "" for a missing value.
+
+        A run that has trained a model has its validation scores beside those of the baseline.
+        """
+        from scperformer.model import INFO  # imports readers of h5ad, which --cfg job does not need
+
         assert self.folder is not None
-        rows = self.rows
-        records = [
-            {"job": row.job, "status": row.status}
-            | row.overrides
-            | row.scores(self.folder)
-            | {"seconds": f"{row.seconds:.1f}", "output": row.output or "", "error": row.error}
-            for row in rows
-        ]
-        scores = [name for record in records for name in record if name.startswith(("val_", "baseline_", "best_"))]
+        rows, records = self.rows, []
+        scores: dict[str, None] = {}  # their names, in order
+        for row in rows:
+            info, found = self.folder / (row.output or "") / INFO, {}
+            if row.status == "ok" and info.is_file():
+                metrics = json.loads(info.read_text(encoding="utf-8"))["metrics"]
+                sides = {"val": metrics["model"], "baseline": metrics["baseline"]}
+                names = [(name, side) for name in ("macro_f1", "accuracy") for side in sides]
+                found = {f"{side}_{name}": f"{sides[side][name]:.4f}" for name, side in names}
+                found["best_epoch"] = metrics["best_epoch"]
+            ended = {"seconds": f"{row.seconds:.1f}", "output": row.output or "", "error": row.error}
+            records.append({"job": row.job, "status": row.status} | row.overrides | found | ended)
+            scores |= dict.fromkeys(found)
         chosen = [name for row in rows for name in row.overrides]
         columns = dict.fromkeys(["job", "status", *chosen, *scores, "seconds", "output", "error"])
         return [{name: record.get(name, "") for name in columns} for record in records]
@@ -130,7 +150,11 @@ class Sweep:
         with new_file(self.folder / TABLE, overwrite=True) as temporary, temporary.open("w", newline="") as file:
             table = csv.DictWriter(file, list(records[0]))
             table.writeheader()
-            table.writerows({name: _safe(value) for name, value in record.items()} for record in records)
+            for record in records:  # only numbers may start with a sign
+                texts = {name: str(value) for name, value in record.items()}
+                table.writerow(
+                    {name: text if NUMBER.fullmatch(text) else defused(text) for name, text in texts.items()}
+                )
 
     def markdown(self) -> str:
         """Return the printed table: the best run first, failed runs last, without columns equal in all rows."""
@@ -142,58 +166,10 @@ class Sweep:
         columns = [name for name in records[0] if name not in alike | silent]
         lines = [columns, ["---"] * len(columns), *([record[name] for name in columns] for record in records)]
         rows = ["| " + " | ".join(_cell(value) for value in line) + " |" for line in lines]
-        return "\n".join([*rows, "", f"{len(records)} runs, {self.num_failed} failed: {self.path()}"])
-
-    def path(self) -> str:
-        """Return the path of `runs.csv`, relative to the working directory if that is shorter."""
-        assert self.folder is not None
-        return min(str(self.folder / TABLE), os.path.relpath(self.folder / TABLE), key=len)
-
-
-def _safe(value: object) -> str:
-    """Return a value for the CSV file; only numbers may start with a sign."""
-    text = str(value)
-    return text if NUMBER.fullmatch(text) else defused(text)
+        place = min(str(self.folder / TABLE), os.path.relpath(self.folder / TABLE), key=len)
+        return "\n".join([*rows, "", f"{len(records)} runs, {self.num_failed} failed: {place}"])
 
 
 def _cell(value: object) -> str:
     text = one_line(str(value))
     return (text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 3] + "...").replace("|", "\\|")
-
-
-def wait_for_jobs(folder: Path) -> None:
-    """Wait until all jobs of a sweep on a cluster have ended; submitit gives up when one of them is lost."""
-    import submitit
-
-    for place in sorted((folder / ".submitit").glob("[0-9]*_[0-9]*")):  # the tasks of an array
-        submitit.SlurmJob(folder=place.parent / "%j", job_id=place.name).wait()
-
-
-class Job:
-    """The block of one run: it records the time and the end of the run; errors are raised further."""
-
-    def __init__(self, sweep: Sweep, row: Row):
-        self.sweep, self.row = sweep, row
-
-    def __enter__(self) -> "Job":
-        self.start = time.perf_counter()
-        self.sweep.save(self.row)
-        return self
-
-    def wrote(self, output: str) -> None:
-        """Record the output of the run."""
-        assert self.sweep.folder is not None
-        self.row.output = os.path.relpath(output, self.sweep.folder)
-        self.sweep.save(self.row)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.row.seconds = time.perf_counter() - self.start
-        if error is None:
-            self.row.status = "ok"
-        else:
-            text = "interrupted" if isinstance(error, SystemExit | KeyboardInterrupt) else str(error)
-            self.row.status, self.row.error = "failed", one_line(text) or type(error).__name__
-        self.sweep.save(self.row)
-        self.sweep.write()

@@ -11,8 +11,8 @@ from scperformer.sweep import Sweep
 def run(sweep, tmp_path, number, overrides, macro_f1=None, error=None):
     """One run of a sweep that writes a model of this score, or ends with this error."""
     folder = tmp_path / str(number)
-    with sweep.job(folder, overrides) as job:
-        job.wrote(str(folder / "model"))
+    with sweep.job(folder, overrides) as wrote:
+        wrote(str(folder / "model"))
         if error is not None:
             raise error
         (folder / "model").mkdir(parents=True)
