@@ -1,7 +1,7 @@
 """The expression in a file: its place, the kind of its values, normalised values with a model's genes as columns.
 
-logarithms: base and total of log1p values. values: counts, log1p, linear or unusable. detect: X, raw or a layer is
-chosen. alignment: normalised rows in the order of a model's genes.
+values: counts, log1p (with base and total), linear or unusable. detect: X, raw or a layer is chosen. alignment:
+normalised rows in the order of a model's genes.
 """
 
 from scperformer.expression.alignment import (
@@ -21,19 +21,3 @@ from scperformer.expression.detect import (
     prepared_total,
     stored_expression,
 )
-
-__all__ = [
-    "Alignment",
-    "Findings",
-    "Place",
-    "align",
-    "align_normalised",
-    "align_rows",
-    "detect_expression",
-    "gene_table",
-    "merge_genes",
-    "normalise",
-    "plan_alignment",
-    "prepared_total",
-    "stored_expression",
-]

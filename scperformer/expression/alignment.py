@@ -11,7 +11,7 @@ import pandas as pd
 from scipy import sparse
 
 from scperformer.expression.detect import Findings
-from scperformer.expression.logarithms import ASSUMED_TOTAL
+from scperformer.expression.values import ASSUMED_TOTAL
 from scperformer.genes import GeneMap, Overlap, map_genes, measure_overlap, require_named, require_overlap
 
 AnyMatrix: TypeAlias = sparse.spmatrix | sparse.sparray | np.ndarray
@@ -56,21 +56,11 @@ def normalise(x: AnyMatrix, findings: Findings, target_sum: float) -> sparse.csr
     return rows
 
 
-def sum_columns(x: AnyMatrix, first: np.ndarray) -> sparse.csr_matrix:
-    """Add each column to column `first[column]`, in float64; moved columns are empty. CSR of the same shape."""
-    rows = sparse.csr_matrix(x, dtype=np.float64)
-    summed = sparse.csr_matrix((rows.data, first[rows.indices], rows.indptr), shape=rows.shape, copy=True)
-    summed.sum_duplicates()
-    return summed
-
-
 def merge_genes(x: AnyMatrix, first: np.ndarray, log_base: float | None) -> sparse.csr_matrix:
-    """Add up the columns of each gene as counts.
+    """Add up the columns of each gene as counts, in float64; moved columns are empty.
 
     Parameters
     ----------
-    x
-        N cells x G columns.
     first
         For each column the first one of the same gene (`genes.first_of_each`), which gets the sum.
     log_base
@@ -78,14 +68,14 @@ def merge_genes(x: AnyMatrix, first: np.ndarray, log_base: float | None) -> spar
 
     Returns
     -------
-    N x G CSR float64. Rounded to float32, the only column of a gene is unchanged, bit for bit.
+    CSR float64 of the shape of `x`. Rounded to float32, the only column of a gene is unchanged, bit for bit.
     """
-    if log_base is None:
-        return sum_columns(x, first)
-    linear = sparse.csr_matrix(x, dtype=np.float64, copy=True)
-    linear.data = np.expm1(linear.data * math.log(log_base))
-    summed = sum_columns(linear, first)
-    summed.data = np.log1p(summed.data) / math.log(log_base)
+    rows = sparse.csr_matrix(x, dtype=np.float64)
+    linear = rows.data if log_base is None else np.expm1(rows.data * math.log(log_base))
+    summed = sparse.csr_matrix((linear, first[rows.indices], rows.indptr), shape=rows.shape, copy=True)
+    summed.sum_duplicates()
+    if log_base is not None:
+        summed.data = np.log1p(summed.data) / math.log(log_base)
     return summed
 
 
@@ -115,7 +105,7 @@ def align(x: AnyMatrix, target: np.ndarray, num_genes: int) -> sparse.csr_matrix
     return aligned
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Alignment:
     """The way from rows of a file to rows of a model: made once for a file, used for any block of its rows."""
 
@@ -161,36 +151,21 @@ def plan_alignment(
     found = measure_overlap(mapping.target, names, model_genes, importance=importance, notes=mapping.notes)
     if min_overlap is not None:
         require_overlap(found, min_overlap, path, file_genes=names, model_genes=model_genes, var=var)
-    return Alignment(
-        mapping=mapping, overlap=found, num_genes=len(model_genes), target_sum=target_sum, findings=findings
-    )
+    return Alignment(mapping, found, len(model_genes), target_sum, findings)
 
 
 def align_rows(x: AnyMatrix, plan: Alignment) -> sparse.csr_matrix:
     """Normalise cells over all genes of the file, and select the model's genes as columns.
 
     Genes of the file that are one gene of the model are added up as counts before. A row does not depend on other rows.
-
-    Parameters
-    ----------
-    x
-        Some rows of the expression that `plan.findings` names, with all its columns.
-
-    Returns
-    -------
-    N x G CSR float32 with sorted indices; genes that the file lacks are 0.
+    `x` has some rows and all columns of the expression that `plan.findings` names; returns as `align`.
     """
     merged, target = _merge_mapped(x, plan.mapping, plan.findings.log_base)
     return align(normalise(merged, plan.findings, plan.target_sum), target, plan.num_genes)
 
 
 def align_normalised(x: sparse.csr_matrix, mapping: GeneMap, num_genes: int) -> sparse.csr_matrix:
-    """Select genes as columns of ln(1 + value); values of genes that are one gene of the model are added up.
-
-    Returns
-    -------
-    N x num_genes CSR float32 with sorted indices.
-    """
+    """Select genes as columns of ln(1 + value), as `align`; genes that are one gene of the model are added up."""
     return align(*_merge_mapped(x, mapping, math.e), num_genes)
 
 

@@ -12,8 +12,7 @@ import pandas as pd
 from anndata import AnnData
 
 from scperformer.errors import InputError
-from scperformer.expression.logarithms import ASSUMED_TOTAL
-from scperformer.expression.values import BASE_NAMES, MAX_LOG, Slot, judge
+from scperformer.expression.values import ASSUMED_TOTAL, BASE_NAMES, MAX_LOG, Slot, judge
 from scperformer.files import LOG_MARK, PREPARED, Matrix
 from scperformer.genes import id_kind, require_named
 
@@ -182,9 +181,8 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None,
             slot.kind, slot.log_base, slot.total = "log1p", math.e, prepared
             slot.confirmed, slot.relative, slot.too_large = True, False, False
         elif not slot.prepared:
-            warnings.warn(
-                f"X of {path} was changed after scperformer had prepared it: its mark is ignored", stacklevel=3
-            )
+            text = f"X of {path} was changed after scperformer had prepared it: its mark is ignored"
+            warnings.warn(text, stacklevel=3)
     if slot.mixed:
         names = np.asarray(adata.obs_names)
         parts = [f"{kind} in {_some_cells(rows, names)}" for kind, rows in slot.mixed]
@@ -256,24 +254,18 @@ def _interpret(slot: Slot, input_kind: str, input_total: float | None, input_bas
     notes = []
     if input_kind not in ("auto", slot.kind):
         if input_kind == "log1p" and slot.largest > MAX_LOG:
-            raise InputError(
-                f"values up to {slot.largest:g} in {slot.source} of {path}",
-                f"log1p values of at most {MAX_LOG:g}",
-                "leave out input_kind=log1p",
-                ["input_kind=auto"],
-            )
+            found, expected = f"values up to {slot.largest:g} in {slot.source} of {path}", "log1p values of at most "
+            raise InputError(found, f"{expected}{MAX_LOG:g}", "leave out input_kind=log1p", ["input_kind=auto"])
         notes.append(f"used as {input_kind} as told, though {slot.source} looks like {slot.text}")
         slot.kind, slot.total, slot.relative = input_kind, None, False
         slot.log_base = math.e if input_kind == "log1p" else None
     if slot.too_large and (input_kind, input_total, input_base) == ("auto", None, "auto"):
-        raise InputError(
-            f"values up to {slot.largest:.4g} in {slot.source} of {path}, too large for "
-            f"ln(1 + counts per {ASSUMED_TOTAL:g}), and without a recognised base and total",
-            "counts, or logarithms whose base and total can be recognised",
-            "put counts into X or layers['counts'], or say what the values are, such as input_kind=linear, "
-            "or input_kind=log1p input_base=2 input_total=1000000",
-            ["input_kind=linear", "input_kind=log1p"],
-        )
+        found = f"values up to {slot.largest:.4g} in {slot.source} of {path}, too large for "
+        found += f"ln(1 + counts per {ASSUMED_TOTAL:g}), and without a recognised base and total"
+        remedy = "put counts into X or layers['counts'], or say what the values are, such as input_kind=linear, "
+        remedy += "or input_kind=log1p input_base=2 input_total=1000000"
+        expected = "counts, or logarithms whose base and total can be recognised"
+        raise InputError(found, expected, remedy, ["input_kind=linear", "input_kind=log1p"])
     if slot.kind != "log1p":
         for option, is_told in (("input_base", input_base != "auto"), ("input_total", input_total is not None)):
             if is_told:

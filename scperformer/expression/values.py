@@ -1,19 +1,158 @@
 """Judging the values of a matrix: counts, log1p (with base and total), linear, or unusable."""
 
+import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
 
-from scperformer.expression.logarithms import BASES, Logarithm, recognise
 from scperformer.files import Matrix, Rows
 
+ASSUMED_TOTAL = 1e4  # counts per cell, where the total cannot be recognised
+USUAL_TOTALS = (1e4, 1e5, 1e6)  # counts per cell, recognised also where genes were removed after normalising
+BASES = (math.e, 2.0, 10.0)
+MAX_SPREAD = 0.01  # standard deviation of the cells' sums / their mean, below which all cells have one total
+MIN_UNIT_SHARE = 0.9  # of the values are whole multiples of their cell's smallest value; by chance 0.1 are
+MIN_CELLS = 20  # whose smallest values show a total; by chance 0.04 of them would fit
+TOTAL_TOLERANCE = 0.02  # counts by which the number of counts of a cell may differ from a whole number
+MIN_TOTAL_SHARE = 0.9  # of the cells have a whole number of counts with the right total
+GROUP_SPREAD = 0.002  # relative spread of the sums of cells that were normalised together, also if values were rounded
+MIN_GROUP, MIN_GROUP_SHARE = 5, 0.02  # cells of a group
+MIN_GROUPED_SHARE = 0.95  # of the cells are in groups; with fewer there are no groups
 MAX_LOG = 25.0  # e**25 counts is more than any cell has, in any base that is in use
 MOST = 1e15  # larger whole numbers are not exact even in float64, and float32 ends at 3e38
 MAX_SAMPLED_CELLS = 2000
 MIN_MIXED_SUM = 50.0  # whole values that add up to less may be logarithms by chance
 BASE_NAMES = dict(zip(BASES, ("natural logarithm", "logarithm to base 2", "logarithm to base 10"), strict=True))
 PER_MILLION = 1e6
+
+
+# Logarithms: their base, and the total that each cell was normalised to
+
+
+class Group(NamedTuple):
+    """Cells that were normalised together."""
+
+    base: float  # of their logarithm
+    total: float  # of a cell before it
+
+
+class Logarithm(NamedTuple):
+    """How values were made from counts."""
+
+    base: float | None  # e, 2 or 10; None: the values are not logarithms
+    total: float | None = None  # of a cell before the logarithm; None: not recognised
+    confirmed: bool = True  # False: only the range of the values suggests logarithms
+    relative: bool = False  # the total is not the usual one, and the smallest value of each cell is one count
+    too_large: bool = False  # not confirmed, and as natural logarithms the values would exceed the usual total
+    groups: tuple[Group, ...] = ()  # of cells that were normalised each in their own way, the largest group first
+
+
+class _Reading(NamedTuple):
+    """Properties that some cells would have if their values were logarithms to a base."""
+
+    base: float | None  # None: the values are not logarithms
+    spread: float  # standard deviation of the cells' sums / their mean
+    total: float  # median sum
+    largest_sum: float
+    smallest: np.ndarray  # value of each cell
+    unit_share: float  # of the values that are whole multiples of their cell's smallest value (one count)
+
+
+def recognise(rows: sparse.csr_matrix) -> Logarithm:
+    """Recognise logarithms among small values with decimals: float64, without negative values and empty cells.
+
+    With the right base all cells have the same sum, or the values of each cell are multiples of its smallest one (one
+    count).
+    """
+    rows.eliminate_zeros()
+    readings = [_read(rows, base) for base in (*BASES, None)]
+    steady = min(readings, key=lambda reading: reading.spread)
+    # A single cell always has a constant sum: with few cells only a power of ten is believed.
+    if steady.spread < MAX_SPREAD and (rows.shape[0] >= MIN_GROUP or math.log10(steady.total).is_integer()):
+        return Logarithm(steady.base, steady.total)
+    groups = _groups(rows)
+    if len(groups) > 1:
+        return Logarithm(groups[0].base, relative=True, groups=groups)
+    whole = max(readings, key=lambda reading: reading.unit_share)  # of equals the first: base e
+    if whole.unit_share < MIN_UNIT_SHARE:
+        return Logarithm(math.e, confirmed=False, too_large=readings[0].largest_sum > 1.01 * ASSUMED_TOTAL)
+    never_normalised = np.ptp(whole.smallest) < 1e-3 * whole.smallest.mean()
+    total = None if never_normalised else _usual_total(whole.smallest)
+    # A cell cannot add up to more than the total it was normalised to.
+    unusual = total is None and (never_normalised or whole.largest_sum > 1.01 * ASSUMED_TOTAL)
+    return Logarithm(whole.base, total, relative=bool(unusual) and whole.base is not None)
+
+
+def _read(rows: sparse.csr_matrix, base: float | None) -> _Reading:
+    linear = rows.data if base is None else np.expm1(rows.data * math.log(base))
+    starts = rows.indptr[:-1]
+    sums, smallest = np.add.reduceat(linear, starts), np.minimum.reduceat(linear, starts)
+    # Values of one count would always fit. In high multiples, rounding to three decimals blurs whole numbers.
+    multiples = linear / np.repeat(smallest, np.diff(rows.indptr))
+    multiples = multiples[(multiples > 1.05) & (multiples < 20.5)]
+    fits = np.abs(multiples - np.rint(multiples)) < 0.05
+    unit_share = float(fits.mean()) if len(fits) >= 50 else 0.0
+    spread, total = float(sums.std() / sums.mean()), _rounded(float(np.median(sums)))
+    return _Reading(base, spread, total, float(sums.max()), smallest, unit_share)
+
+
+def _sums(rows: sparse.csr_matrix, base: float) -> np.ndarray:
+    """Add up the values of each cell before a logarithm to this base."""
+    return np.add.reduceat(np.expm1(rows.data * math.log(base)), rows.indptr[:-1])
+
+
+def _rounded(total: float) -> float:
+    """Round a total to a power of ten within 1 % (a few genes were removed), or to the half that float32 has blurred.
+
+    A median of counts, as scanpy normalises to by default, is a whole number or a half.
+    """
+    power = 10.0 ** round(math.log10(total))
+    if abs(total / power - 1) < 0.01:
+        return power
+    half = round(2 * total) / 2
+    return half if half and abs(total / half - 1) < 1e-5 else total
+
+
+def _usual_total(smallest: np.ndarray) -> float | None:
+    """Find the usual total with which nearly every cell has a whole number of counts.
+
+    A cell of n counts that was normalised to a total T has the value T / n for one count. This also shows where genes
+    were removed, but not in values rounded to three decimals.
+    """
+
+    def fits(total: float) -> bool:
+        counts = total / smallest
+        return bool(np.mean(np.abs(counts - np.rint(counts)) < TOTAL_TOLERANCE) >= MIN_TOTAL_SHARE)
+
+    if len(smallest) < MIN_CELLS:
+        return None
+    # Multiples of the right total fit as well.
+    return next((total for total in USUAL_TOTALS if fits(total) and not fits(total / 2) and not fits(total / 5)), None)
+
+
+def _groups(rows: sparse.csr_matrix) -> tuple[Group, ...]:
+    """Find the groups of cells that were normalised together; none if too many cells are in no group."""
+    sums = {base: _sums(rows, base) for base in BASES}
+    left, found = np.ones(rows.shape[0], dtype=bool), []
+    while left.sum() > (1 - MIN_GROUPED_SHARE) * len(left):
+        densest = []  # for each base, the most cells with nearly the same sum
+        for base, of_base in sums.items():
+            ordered = np.sort(of_base[left])
+            stops = np.searchsorted(ordered, ordered * (1 + GROUP_SPREAD), side="right")
+            start = int((stops - np.arange(len(ordered))).argmax())
+            cells = ordered[start : stops[start]]
+            densest.append((len(cells), float(np.median(cells)), base))
+        size, total, base = max(densest)
+        if size < max(MIN_GROUP, MIN_GROUP_SHARE * len(left)):
+            return ()
+        left &= np.abs(sums[base] / total - 1) >= GROUP_SPREAD
+        found.append(Group(base, _rounded(total)))
+    return tuple(found)
+
+
+# All kinds of values
 
 
 @dataclass(kw_only=True)
@@ -49,17 +188,10 @@ class _Scan:
 
 
 def judge(source: str, matrix: Matrix | Rows) -> Slot:
-    """Say what the values of a matrix are.
+    """Say what the values of a matrix, cells x genes, are; `source` is the name of its place.
 
     All values are checked for NaN, negative and whole numbers. Up to 2,000 cells show whether values are logarithms,
-    and their base and total.
-
-    Parameters
-    ----------
-    source
-        Name of the place, kept in the result.
-    matrix
-        N cells x G genes; a sparse matrix is never made dense.
+    and their base and total. A sparse matrix is never made dense.
     """
     x = matrix if isinstance(matrix, Rows) else Rows(matrix)
     if x.dtype.kind not in "buif":
@@ -129,10 +261,8 @@ def _judge_decimals(slot: Slot, scan: _Scan) -> None:
             return
     if slot.largest > MAX_LOG or seen.base is None:
         per_million = seen.total == PER_MILLION or np.allclose(scan.sums[scan.filled], PER_MILLION, rtol=0.01)
-        slot.kind = "linear"
-        slot.text = (
-            "values per million (TPM or CPM)" if per_million else "values that are neither counts nor logarithms"
-        )
+        other = "values that are neither counts nor logarithms"
+        slot.kind, slot.text = "linear", "values per million (TPM or CPM)" if per_million else other
         return
     slot.kind, slot.log_base, slot.total, slot.confirmed = "log1p", seen.base, seen.total, seen.confirmed
     slot.relative, slot.too_large = seen.relative, seen.too_large
@@ -153,5 +283,6 @@ def _rows_by_base(x: Rows, rows: np.ndarray, seen: Logarithm) -> list[tuple[str,
         some = rows[start : start + MAX_SAMPLED_CELLS]
         cells = x.some(some)
         for group in reversed(seen.groups):
-            base_of[some[group.has(cells)]] = group.base
+            fits = np.abs(_sums(cells, group.base) / group.total - 1) < GROUP_SPREAD
+            base_of[some[fits]] = group.base
     return [(BASE_NAMES[base], rows[base_of[rows] == base]) for base in bases]

@@ -27,11 +27,6 @@ CELL_NAMES = (
 BLOCK = 8 * 2**20  # values that are dense at a time
 
 
-def is_loom(file: h5py.File) -> bool:
-    """Return whether an HDF5 file has the parts of a loom file."""
-    return isinstance(file.get("matrix"), h5py.Dataset) and {"row_attrs", "col_attrs"} <= set(file)
-
-
 def read_loom(path: Path) -> tuple[AnnData, list[str]]:
     """Read a loom file with its attributes in obs and var; also return notes for the log."""
     with reading(path, "a complete loom file"), h5py.File(path, "r") as file:
@@ -39,10 +34,9 @@ def read_loom(path: Path) -> tuple[AnnData, list[str]]:
         var, gene_name = _attributes(file["row_attrs"], GENE_NAMES, shape[0])
         obs, cell_name = _attributes(file["col_attrs"], CELL_NAMES, shape[1])
         if gene_name is None:
-            there = ", ".join(file["row_attrs"]) or "none"
+            found = f"{path} without names of genes (row attributes: {', '.join(file['row_attrs']) or 'none'})"
             expected = f"one of {', '.join(GENE_NAMES[:3])}, ..."
-            remedy = "add the names of the genes as row attribute 'Gene'"
-            raise InputError(f"{path} without names of genes (row attributes: {there})", expected, remedy)
+            raise InputError(found, expected, "add the names of the genes as row attribute 'Gene'")
         adata = AnnData(_matrix(file["matrix"]), obs=obs, var=var)
         for name, layer in file.get("layers", {}).items():
             adata.layers[name] = _matrix(layer)

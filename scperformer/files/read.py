@@ -1,10 +1,11 @@
 """Read cells from every kind of input: h5ad, 10x, mtx, loom, zarr and tables; the content shows the kind."""
 
+import hashlib
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import anndata as ad
@@ -12,10 +13,8 @@ import h5py
 from anndata import AnnData
 
 from scperformer.errors import InputError
-from scperformer.files.fingerprints import ZARR_ROOTS
-from scperformer.files.h5ad import read_h5ad
-from scperformer.files.loom import is_loom, read_loom
-from scperformer.files.on_disk import BackedH5ad, open_stored
+from scperformer.files.h5ad import BackedH5ad, open_stored, read_h5ad
+from scperformer.files.loom import read_loom
 from scperformer.files.safety import (
     READ_ERRORS,
     quiet_anndata,
@@ -41,6 +40,7 @@ log = logging.getLogger(__name__)
 
 KINDS = "an h5ad file, 10x .h5, 10x folder, .mtx, loom, zarr or table of text"
 SAVE = "read it with scanpy and save it with write_h5ad"
+ZARR_ROOTS = (".zgroup", ".zattrs", ".zmetadata", "zarr.json")
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 HDF5_SUFFIXES = (".h5ad", ".h5", ".hdf5", ".loom")
 SUFFIXES = (*HDF5_SUFFIXES, ".zarr", ".csv", ".tsv", ".tab", ".txt", ".mtx")
@@ -112,7 +112,7 @@ def _hdf5_kind(path: Path) -> str:
         parts = sorted(file)
         if {"obs", "var"} <= set(parts):
             return "h5ad"
-        if is_loom(file):
+        if isinstance(file.get("matrix"), h5py.Dataset) and {"row_attrs", "col_attrs"} <= set(parts):
             return "loom"
         if matrix_groups(file):
             return "10x h5"
@@ -126,16 +126,12 @@ def _hdf5_kind(path: Path) -> str:
 
 
 def require_readable(path: str | Path) -> str:
-    """Refuse a file or folder that is of no known kind, visibly damaged or unsafe; little of it is read.
-
-    Returns
-    -------
-    Its kind: h5ad, 10x h5, loom, mtx, zarr or table.
+    """Return the kind of a file or folder: h5ad, 10x h5, loom, mtx, zarr or table; little of it is read.
 
     Raises
     ------
     InputError
-        It is missing, of no known kind, lacks parts, or points to other files.
+        It is missing, of no known kind, visibly damaged, lacks parts, or points to other files.
     """
     path = Path(path)
     if not path.exists():
@@ -160,25 +156,20 @@ def require_h5ad(path: str | Path) -> None:
 # The cells
 
 
-def _read_zarr(path: Path) -> tuple[AnnData, list[str]]:
-    with reading(path, "a complete AnnData in zarr"):
-        return ad.read_zarr(path), []
-
-
-READERS: dict[str, Callable[[Path], tuple[AnnData, list[str]]]] = {
-    "h5ad": lambda path: (read_h5ad(path), []),
-    "10x h5": read_tenx_h5,
-    "mtx": read_tenx_folder,
-    "loom": read_loom,
-    "zarr": _read_zarr,
-}
-
-
 def _read(path: Path, kind: str, orientation: str) -> AnnData:
     if orientation != "auto" and kind != "table":
         warnings.warn(f"orientation={orientation} is not used: {path} is not a table of text", stacklevel=3)
+    notes: list[str] = []
     with quiet_anndata():
-        adata, notes = read_table(path, orientation) if kind == "table" else READERS[kind](path)
+        if kind == "h5ad":
+            adata = read_h5ad(path)
+        elif kind == "zarr":
+            with reading(path, "a complete AnnData in zarr"):
+                adata = ad.read_zarr(path)
+        elif kind == "table":
+            adata, notes = read_table(path, orientation)
+        else:
+            adata, notes = {"10x h5": read_tenx_h5, "mtx": read_tenx_folder, "loom": read_loom}[kind](path)
     require_usable(adata, path)
     more = f" ({'; '.join(notes)})" if notes else ""
     log.info("read %s: %s, %d cells x %d genes%s", path, kind, adata.n_obs, adata.n_vars, more)
@@ -215,10 +206,8 @@ def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
     kind = require_readable(path)
     stored = None
     if kind == "h5ad":
-        try:
+        with suppress(*READ_ERRORS):  # damaged, older than anndata 0.8, or written by another program
             stored = open_stored(path)
-        except READ_ERRORS:  # damaged, older than anndata 0.8, or written by another program
-            stored = None
     if stored is None:
         yield _read(Path(path), kind, orientation)
         return
@@ -227,15 +216,17 @@ def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
         yield stored
 
 
-# Outputs
+# Outputs and checksums
 
 
-def stem(path: str | Path) -> str:
-    """Return the name of an input without its folder, its endings and the words that all 10x files have.
+def beside(path: str | Path, ending: str) -> Path:
+    """Return the default output of a step, in the folder of the input: its name without its endings, and `ending`.
 
-    `run1/`, `run1.csv.gz`, `run1_matrix.mtx.gz` and `run1/matrix.mtx` all give `run1`.
+    `run1/`, `run1.csv.gz`, `run1_matrix.mtx.gz` and `run1/matrix.mtx` are all named `run1`.
     """
     path = Path(path)
+    if path.name in ("", ".."):
+        path = path.resolve()
     name = path.name
     if not path.is_dir() and name.lower().endswith(".gz"):
         name = name[:-3]
@@ -243,12 +234,45 @@ def stem(path: str | Path) -> str:
     short = name[: len(name) - len(suffix)]
     if suffix == ".mtx":
         short = re.sub(r"[-_.]?matrix$", "", short) or path.resolve().parent.name
-    return short or name or "cells"
+    return path.parent / f"{short or name or 'cells'}{ending}"
 
 
-def beside(path: str | Path, ending: str) -> Path:
-    """Return the default output of a step: `<stem><ending>` in the folder of the input."""
-    path = Path(path)
-    if path.name in ("", ".."):
-        path = path.resolve()
-    return path.parent / f"{stem(path)}{ending}"
+def sha256(path: str | Path) -> str:
+    """Return the SHA-256 of a file, as 64 hexadecimal digits."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.rglob("*") if entry.is_file()) if path.is_dir() else [path]
+
+
+def checksum(*paths: str | Path) -> str:
+    """Return the SHA-256 of an input; of several inputs, the SHA-256 of their SHA-256s.
+
+    An input of several files, such as a 10x or zarr folder, has the SHA-256 of their names and SHA-256s.
+    """
+    if len(paths) > 1:
+        return hashlib.sha256(" ".join(map(checksum, paths)).encode()).hexdigest()
+    path = Path(paths[0])
+    if path.is_file() and not MTX_FILE.match(path.name):
+        return sha256(path)
+    if path.is_file() or not any((path / name).is_file() for name in ZARR_ROOTS):
+        files = list(find_matrix(path))
+    else:
+        files = _files(path)
+    lines = "".join(f"{file.name if path.is_file() else file.relative_to(path)} {sha256(file)}\n" for file in files)
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def fingerprint(path: str | Path) -> dict[Path, tuple[int, int, int]]:
+    """Return the size, time of change and inode of a file, or of every file in a folder."""
+    seen = {file: file.stat() for file in _files(Path(path)) if file.exists()}
+    return {file: (state.st_size, state.st_mtime_ns, state.st_ino) for file, state in seen.items()}
+
+
+def require_unchanged(path: str | Path, seen: dict[Path, tuple[int, int, int]]) -> None:
+    """Refuse an input that was changed, replaced or removed since `fingerprint` gave `seen`."""
+    if fingerprint(path) != seen:
+        expected = "the same input from beginning to end"
+        raise InputError(f"{path} was changed while it was read", expected, "run the step again and leave it alone")

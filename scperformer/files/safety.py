@@ -165,11 +165,9 @@ def require_cells_and_genes(adata: Any, path: str | Path) -> None:
     """Refuse an AnnData, or another object with `n_obs` and `n_vars`, without cells or without genes."""
     for what, size in (("cell", adata.n_obs), ("gene", adata.n_vars)):
         if size == 0:
-            raise InputError(
-                f"no {what}s in {path} ({adata.n_obs} cells x {adata.n_vars} genes)",
-                f"at least one {what}",
-                "check the step that wrote this file, for example a filter that dropped everything",
-            )
+            found = f"no {what}s in {path} ({adata.n_obs} cells x {adata.n_vars} genes)"
+            remedy = "check the step that wrote this file, for example a filter that dropped everything"
+            raise InputError(found, f"at least one {what}", remedy)
 
 
 def require_usable(adata: AnnData, path: str | Path) -> None:

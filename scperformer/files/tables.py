@@ -44,12 +44,10 @@ CELL = re.compile(
     re.IGNORECASE,
 )
 # Names of columns that describe genes.
-ABOUT_GENES = frozenset(
-    (
-        *("gene_id", "gene_ids", "geneid", "ensembl", "ensembl_id", "ensembl_gene_id", "entrez", "entrez_id"),
-        *("gene_name", "gene_names", "genename", "gene_symbol", "symbol", "gene_type", "gene_biotype", "biotype"),
-        *("description", "chromosome", "chr", "start", "end", "strand", "length"),
-    )
+ABOUT_GENES = (
+    *("gene_id", "gene_ids", "geneid", "ensembl", "ensembl_id", "ensembl_gene_id", "entrez", "entrez_id"),
+    *("gene_name", "gene_names", "genename", "gene_symbol", "symbol", "gene_type", "gene_biotype", "biotype"),
+    *("description", "chromosome", "chr", "start", "end", "strand", "length"),
 )
 # Names of columns or rows that describe cells, as Scanpy, Seurat and people write them.
 ABOUT_CELLS = re.compile(
@@ -147,10 +145,8 @@ def _shares(names: Sequence[str]) -> tuple[float, float]:
     known = known_symbols()
     some = [name.strip() for name in names[:: max(1, len(names) // NUM_LOOKED_AT)]]
     genes = [name in known or GENE.fullmatch(name) is not None for name in some]
-    cells = [
-        not gene and (BARCODE.search(name) or CELL.fullmatch(name)) is not None
-        for name, gene in zip(some, genes, strict=True)
-    ]
+    rest = [name for name, gene in zip(some, genes, strict=True) if not gene]
+    cells = [(BARCODE.search(name) or CELL.fullmatch(name)) is not None for name in rest]
     return sum(genes) / max(1, len(some)), sum(cells) / max(1, len(some))
 
 
@@ -167,9 +163,8 @@ def find_orientation(rows: Sequence[str], columns: Sequence[str], path: str | Pa
         found = (
             f"{path}, a table whose names do not tell genes from cells (rows e.g. {row}, columns e.g. {column}; {why})"
         )
-        raise InputError(
-            found, "gene names on one axis and cell names on the other", f"add {' or '.join(options)}", options
-        )
+        expected = "gene names on one axis and cell names on the other"
+        raise InputError(found, expected, f"add {' or '.join(options)}", options)
     return CELLS_BY_GENES if could_be_cells_by_genes else GENES_BY_CELLS, why
 
 
@@ -222,17 +217,13 @@ def _parse(path: Path, layout: Layout, is_aside: np.ndarray) -> tuple[list[str],
     rows: list[str] = []
     blocks: list[sparse.csr_matrix] = []
     described: list[pd.DataFrame] = []
+    # A column set aside may have text further down, so it is read as text.
+    dtype = {0: str} | {int(place) + 1: str for place in np.flatnonzero(is_aside)}
+    size = max(1, BLOCK // len(header))
     with _open_table(path) as stream:
         next(row for row in csv.reader(stream, delimiter=layout.delimiter) if row)
         chunks = pd.read_csv(
-            stream,
-            header=None,
-            sep=layout.delimiter,
-            # A column set aside may have text further down, so it is read as text.
-            dtype={0: str} | {int(place) + 1: str for place in np.flatnonzero(is_aside)},
-            na_filter=False,
-            low_memory=False,
-            chunksize=max(1, BLOCK // len(header)),
+            stream, header=None, sep=layout.delimiter, dtype=dtype, na_filter=False, low_memory=False, chunksize=size
         )
         for chunk in chunks:
             if chunk.shape[1] != len(header) + 1:

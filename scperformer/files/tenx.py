@@ -112,10 +112,8 @@ def find_matrix(path: Path) -> tuple[Path, Path, Path]:
     else:
         sample = re.match(r".*[-_.]", stem)  # GSM1_ of GSM1_counts
         prefixes = [f"{stem}_", f"{stem}.", f"{stem}-", *([sample[0]] if sample else []), ""]
-    barcodes, features = (
-        _companion(folder, prefixes, words, matrix) for words in (("barcodes",), ("features", "genes"))
-    )
-    return matrix, barcodes, features
+    barcodes = _companion(folder, prefixes, ["barcodes"], matrix)
+    return matrix, barcodes, _companion(folder, prefixes, ["features", "genes"], matrix)
 
 
 def _companion(folder: Path, prefixes: Sequence[str], words: Sequence[str], matrix: Path) -> Path:
@@ -123,8 +121,8 @@ def _companion(folder: Path, prefixes: Sequence[str], words: Sequence[str], matr
     for prefix in prefixes:
         found = [folder / f"{prefix}{name}" for name in names if (folder / f"{prefix}{name}").is_file()]
         if len(found) > 1:
-            text = f"{' and '.join(file.name for file in found)} beside {matrix}"
-            raise InputError(text, "one of them", "move the other one away")
+            there = " and ".join(file.name for file in found)
+            raise InputError(f"{there} beside {matrix}", "one of them", "move the other one away")
         if found:
             return found[0]
     wanted = " or ".join(f"{prefixes[0]}{word}.tsv" for word in words)
@@ -167,8 +165,7 @@ class _AsReal(io.RawIOBase):
     """The rest of an mtx file after a banner with `real`: with `integer`, SciPy would cut off decimals."""
 
     def __init__(self, rest: IO[bytes]):
-        self.start = b"%%MatrixMarket matrix coordinate real general\n"
-        self.rest = rest
+        self.start, self.rest = b"%%MatrixMarket matrix coordinate real general\n", rest
 
     def read(self, size: int = -1) -> bytes:
         start, self.start = self.start, b""
@@ -194,11 +191,9 @@ def _read_lines(path: Path) -> list[list[str]]:
 
 def _as_table(lines: list[list[str]], size: int, path: Path) -> pd.DataFrame:
     """Make a table of `size` rows; one line more than that must be a header."""
-    has_header = len(lines) == size + 1
-    first = lines[0] if lines else []
-    if has_header and (
-        any(DATA.match(field) for field in first) or (len(first) > 2 and first[2] in {line[2] for line in lines[1:3]})
-    ):
+    has_header, first = len(lines) == size + 1, lines[0] if lines else []
+    same_kind = len(first) > 2 and first[2] in {line[2] for line in lines[1:3]}
+    if has_header and (same_kind or any(DATA.match(field) for field in first)):
         found = f"{path} with {size + 1} lines for {size} in the matrix"
         raise InputError(found, "one line each, or names of columns above them", "take the files of one sample")
     num = len(lines[-1]) if lines else 1
@@ -224,23 +219,19 @@ def read_tenx_folder(path: Path) -> tuple[AnnData, list[str]]:
 
     genes_in_rows = fit(features, barcodes)
     if not genes_in_rows and not fit(barcodes, features):
-        raise InputError(
-            f"{matrix} of {num_rows} x {num_columns} beside {len(barcodes)} barcodes and {len(features)} features",
-            "a matrix with one row for each feature and one column for each barcode, or the other way round",
-            "take the three files of one sample",
-        )
+        found = f"{matrix} of {num_rows} x {num_columns} beside {len(barcodes)} barcodes and {len(features)} features"
+        expected = "a matrix with one row for each feature and one column for each barcode, or the other way round"
+        raise InputError(found, expected, "take the three files of one sample")
     num_genes, num_cells = (num_rows, num_columns) if genes_in_rows else (num_columns, num_rows)
     x = _read_matrix(matrix)
     cells, genes = _as_table(barcodes, num_cells, barcode_file), _as_table(features, num_genes, feature_file)
     obs = cells.iloc[:, 1:].set_axis(pd.Index(cells.iloc[:, 0], dtype=object, name=None))
     # Ids, symbols, kinds of feature; a file with one column has the symbols alone.
-    about = {
-        name: genes.iloc[:, place].to_numpy()
-        for name, place in (("gene_ids", 0), ("feature_types", 2))
-        if genes.shape[1] > max(1, place)
-    }
+    places = [
+        (name, place) for name, place in (("gene_ids", 0), ("feature_types", 2)) if genes.shape[1] > max(1, place)
+    ]
+    about = {name: genes.iloc[:, place].to_numpy() for name, place in places}
     symbols = genes.iloc[:, min(1, genes.shape[1] - 1)].to_numpy()
-    adata = AnnData(
-        x.T.tocsr() if genes_in_rows else x, obs=obs, var=pd.DataFrame(about, index=pd.Index(symbols, dtype=object))
-    )
+    var = pd.DataFrame(about, index=pd.Index(symbols, dtype=object))
+    adata = AnnData(x.T.tocsr() if genes_in_rows else x, obs=obs, var=var)
     return _expression_only(adata, ["genes in rows" if genes_in_rows else "cells in rows"], path)

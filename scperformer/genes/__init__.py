@@ -1,8 +1,8 @@
 """Matching the genes of a file to those of a model, by whatever names they have.
 
 names: kinds of gene id and their parts, species. tables: the package's table of human genes (gene_table.tsv.gz).
-matching: the gene of a model that each gene of a file is. overlap: files with too few genes are refused. vocabulary:
-one list of genes for several files.
+matching: the gene of a model that each gene of a file is. overlap: files with too few genes are refused, and one list
+of genes for several files.
 """
 
 from scperformer.genes.matching import GeneMap, map_genes, name_columns
@@ -18,27 +18,5 @@ from scperformer.genes.names import (
     require_unique,
     without_genome,
 )
-from scperformer.genes.overlap import Overlap, measure_overlap, require_overlap
+from scperformer.genes.overlap import Overlap, gene_maps, measure_overlap, require_overlap
 from scperformer.genes.tables import human_genes
-from scperformer.genes.vocabulary import gene_maps
-
-__all__ = [
-    "ENSEMBL",
-    "KIND_NAMES",
-    "GeneMap",
-    "Overlap",
-    "first_of_each",
-    "gene_maps",
-    "guess_species",
-    "human_genes",
-    "id_kind",
-    "map_genes",
-    "measure_overlap",
-    "name_columns",
-    "parts",
-    "repeated_note",
-    "require_named",
-    "require_overlap",
-    "require_unique",
-    "without_genome",
-]

@@ -128,8 +128,16 @@ def map_genes(
         of_file = next((guess for guess in guesses if guess != "unknown"), "unknown")
         differ = "unknown" not in (of_file, of_model) and of_file != of_model
         if differ and 2 * len({*names} & {gene.strip() for gene in model_genes}) < len(model_genes):
-            has_symbols = bool(columns) or id_kind(names) == "symbol"
-            raise _other_species(of_file, of_model, names, model_genes, path, has_symbols)
+            ours, theirs = names[len(names) // 2], model_genes[len(model_genes) // 2]
+            found = f"gene names in {path} that look {of_file} (e.g. '{ours}') for a model whose genes look {of_model} "
+            remedy, mends = "use a model of the same species", []
+            if of_model != "other":
+                remedy += f", or add species={of_model} if these are {of_model} genes"
+                mends.append(f"species={of_model}")
+            if {of_file, of_model} == {"human", "mouse"} and (columns or id_kind(names) == "symbol"):
+                remedy += f", or species={of_file} to match genes by their orthologs"  # by symbol
+                mends.insert(0, f"species={of_file}")
+            raise InputError(f"{found}(e.g. '{theirs}')", "cells of the species of the model", remedy, mends)
     model = _Names.of([str(gene).strip() for gene in model_genes])
     crossed = species != "auto" and {of_file, of_model} == {"human", "mouse"}
     is_human = of_model in ("human", "unknown") and (crossed or of_file in ("human", "unknown"))
@@ -140,9 +148,8 @@ def map_genes(
         if not unmatched:
             break
         times = Counter(claim.wanted)
-        place: dict[str | None, int] = {
-            key: column for column, key in enumerate(claim.wanted) if key is not None and times[key] == 1
-        }
+        once = ((key, column) for column, key in enumerate(claim.wanted) if key is not None and times[key] == 1)
+        place: dict[str | None, int] = dict(once)
         taken = set() if claim.sure else set(target[target >= 0].tolist())
         for gene in unmatched:
             column = place.get(claim.keys[gene], -1)
@@ -159,14 +166,8 @@ def _claims(
 ) -> Iterator[_Claim]:
     """Give all ways to match, the surest first.
 
-    Parameters
-    ----------
-    columns
-        Other names of the file's genes (`name_columns`).
-    crossed_to
-        Species of the model, if the file is of the other one: its symbols are replaced by those of their orthologs.
-    is_human
-        Whether the table of human genes can be used.
+    If the file is of the other species than the model, `crossed_to` is the model's, and the file's symbols are replaced
+    by those of their orthologs. `is_human`: the table of human genes can be used.
     """
     if crossed_to:
         file = _orthologs(file, columns, crossed_to)
@@ -186,7 +187,10 @@ def _claims(
             choices = zip(has_letters, file.symbols, other.symbols, strict=True)
             file = _Names(file.names, ids, [own if is_word else new for is_word, own, new in choices])
 
-    upper, model_upper = _upper_once(file.symbols), [symbol and symbol.upper() for symbol in model.symbols]
+    # Names that differ from another one in case only are left out.
+    times = Counter(symbol.upper() for symbol in set(file.symbols) if symbol)
+    upper = [symbol.upper() if symbol and times[symbol.upper()] == 1 else None for symbol in file.symbols]
+    model_upper = [symbol and symbol.upper() for symbol in model.symbols]
     if not is_human:
         yield _Claim("case", upper, model_upper, sure=False)
         return
@@ -216,12 +220,6 @@ def _orthologs(file: _Names, columns: dict[str, list[str]], species: str) -> _Na
     found = ([by_upper.get((symbol or "").upper()) for symbol in symbols] for symbols in named)
     symbols = [next(filter(None, choices), None) for choices in zip(*found, strict=True)]
     return _Names(file.names, [None] * len(file.names), symbols)
-
-
-def _upper_once(symbols: list[str | None]) -> list[str | None]:
-    """Return symbols in upper case; None for those that differ from another one in case only."""
-    times = Counter(symbol.upper() for symbol in set(symbols) if symbol)
-    return [symbol.upper() if symbol and times[symbol.upper()] == 1 else None for symbol in symbols]
 
 
 def _current(genes: _Names) -> list[str | None]:
@@ -263,23 +261,3 @@ def name_columns(var: pd.DataFrame | None) -> dict[str, list[str]]:
     wanted = [there[name] for name in NAME_COLUMNS if name in there]
     texts = {str(name): var[name].astype(object).where(var[name].notna(), "") for name in wanted}
     return {name: [str(value).strip() for value in values] for name, values in texts.items()}
-
-
-def _other_species(
-    of_file: str, of_model: str, names: Sequence[str], model_genes: Sequence[str], path: str | Path, has_symbols: bool
-) -> InputError:
-    ours, theirs = names[len(names) // 2], model_genes[len(model_genes) // 2]
-    remedy, mends = "use a model of the same species", []
-    if of_model != "other":
-        remedy += f", or add species={of_model} if these are {of_model} genes"
-        mends.append(f"species={of_model}")
-    if {of_file, of_model} == {"human", "mouse"} and has_symbols:  # orthologs are matched by symbol
-        remedy += f", or species={of_file} to match genes by their orthologs"
-        mends.insert(0, f"species={of_file}")
-    return InputError(
-        f"gene names in {path} that look {of_file} (e.g. '{ours}') for a model whose genes look {of_model} "
-        f"(e.g. '{theirs}')",
-        "cells of the species of the model",
-        remedy,
-        mends,
-    )

@@ -84,22 +84,16 @@ def require_unique(names: Sequence[str], where: str) -> None:
     repeated = index[index.duplicated()].unique()
     if len(repeated):
         examples = ", ".join(repr(str(name)) for name in repeated[:3])
-        raise InputError(
-            f"{len(repeated)} gene names occur more than once in {where} (e.g. {examples})",
-            "unique gene names",
-            "remove the repetitions",
-        )
+        found = f"{len(repeated)} gene names occur more than once in {where} (e.g. {examples})"
+        raise InputError(found, "unique gene names", "remove the repetitions")
 
 
 def require_named(names: Sequence[str], where: str) -> None:
     """Refuse several genes without a name: equal names are one gene, but these are not."""
     num = sum(name.lower() in BLANK for name in names)
     if num > 1:
-        raise InputError(
-            f"{num} genes of {where} have an empty name or NaN",
-            "a name for every gene",
-            "drop these genes, or use other names as var_names, and save the file",
-        )
+        remedy = "drop these genes, or use other names as var_names, and save the file"
+        raise InputError(f"{num} genes of {where} have an empty name or NaN", "a name for every gene", remedy)
 
 
 def repeated_note(names: Sequence[str]) -> list[str]:

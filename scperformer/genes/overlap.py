@@ -1,18 +1,23 @@
-"""The overlap of the genes of a file and of a model, and the refusal of files with too little of it."""
+"""The overlap of the genes of a file and of a model, files with too little of it, and one list for several files."""
 
+import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from scperformer.errors import InputError
+from scperformer.genes.matching import GeneMap, map_genes
 from scperformer.genes.names import KIND_NAMES, id_kind
+
+log = logging.getLogger(__name__)
 
 NUM_EXAMPLES = 20
 MIN_OFFERED = 0.05  # a lower min_overlap is not suggested
+MIN_SHARE = 0.1  # of the genes of the encoder that several files must have
 LOW_SHARE = 0.7  # of the informative expression; accuracy is lower with less (docs/inputs.md#genes)
 
 
@@ -89,18 +94,11 @@ def require_overlap(
         Least share of the model's informative expression, 0 to 1. Even with 0, one shared gene is needed.
     var
         The file's table of its genes: a column of it may hold the names that the model uses.
-
-    Raises
-    ------
-    InputError
-        With counts, examples of both sides, and a remedy that fits the kinds of id.
     """
     if found.num_shared > 0 and found.informative_share >= min_overlap:
         return
-    wanted = {str(gene) for gene in model_genes}
-    num_found = (
-        {} if var is None else {str(name): len(wanted & set(values.astype(str))) for name, values in var.items()}
-    )
+    wanted, tables = {str(gene) for gene in model_genes}, {} if var is None else var
+    num_found = {str(name): len(wanted & set(values.astype(str))) for name, values in tables.items()}
     column = max(num_found, key=lambda name: num_found[name], default="")
     kind, kind_wanted = id_kind(file_genes), id_kind(model_genes)
     if num_found.get(column, 0) > found.num_shared:
@@ -110,9 +108,8 @@ def require_overlap(
     else:
         remedy = "use a model trained on the same species and platform, or lower min_overlap"
     # Examples from the middle: the first names of a sorted list are often unusual (5_8S_rRNA, AL627309.1).
-    ours, theirs = (
-        ", ".join(repr(str(name)) for name in list(genes)[len(genes) // 2 :][:2]) for genes in (file_genes, model_genes)
-    )
+    middle = (list(genes)[len(genes) // 2 :][:2] for genes in (file_genes, model_genes))
+    ours, theirs = (", ".join(repr(str(name)) for name in names) for names in middle)
     enough = math.floor(1000 * found.informative_share) / 1000
     raise InputError(
         f"{found.num_shared} of {found.num_model} model genes ({100 * found.share_of_model:.1f} %) found in {path}, "
@@ -122,3 +119,54 @@ def require_overlap(
         remedy,
         [f"min_overlap={enough:g}"] if enough >= MIN_OFFERED else [],
     )
+
+
+def gene_maps(
+    tables: Sequence[pd.DataFrame], files: Sequence[str], vocabulary: Sequence[str] | None, species: str
+) -> tuple[list[str], list[GeneMap]]:
+    """Match the genes of several files to a vocabulary, or to the genes of all these files.
+
+    Without a vocabulary, genes have the name that the first file with them uses. A file with another kind of gene id
+    than the first file adds no genes: the same gene would be in the list twice.
+
+    Returns the list of genes, and a match for each file (`tables`: of their genes, `files`: their names).
+
+    Raises
+    ------
+    InputError
+        The files have too few genes of the vocabulary, a file uses another kind of gene id than the first file and its
+        names cannot be translated, or a file is of another species.
+    """
+    chosen, maps = list(vocabulary or []), []
+    first_kind = id_kind(list(map(str, tables[0].index)))
+    for var, file in zip(tables, files, strict=True):
+        names = list(map(str, var.index))
+        mapping = map_genes(names, chosen, var, species, path=file)
+        for note in mapping.notes:
+            log.info("%s: %s", file, note)
+        maps.append(mapping)
+        if vocabulary is not None:
+            continue
+        kind, is_new = id_kind(names), mapping.target < 0
+        if kind.partition("_")[0] == first_kind.partition("_")[0]:
+            target, how = mapping.target.copy(), mapping.how.copy()
+            target[is_new], how[is_new] = len(chosen) + np.arange(is_new.sum()), "exact"
+            chosen += [name for name, new in zip(names, is_new, strict=True) if new]
+            maps[-1] = replace(mapping, target=target, how=how)
+        elif is_new.mean() > 1 - MIN_SHARE:
+            text = f"{KIND_NAMES[first_kind]} in {files[0]} and {KIND_NAMES[kind]} in {file}"
+            expected = "one kind of gene id in all files of a corpus, or names that can be translated"
+            remedy = f"convert the var_names of {file} to {KIND_NAMES[first_kind]}, or leave it out"
+            raise InputError(text, expected, remedy)
+        elif is_new.any():
+            log.warning("%s: %d of %d genes could not be translated and are left out", file, is_new.sum(), len(is_new))
+    if vocabulary is not None:
+        target = np.concatenate([mapping.target for mapping in maps])
+        shared = measure_overlap(target, [str(name) for var in tables for name in var.index], chosen)
+        if not shared.num_shared or shared.share_of_model < MIN_SHARE:
+            text = f"{shared.num_shared} of the {shared.num_model} genes of the encoder in the files "
+            text += f"(e.g. {shared.dropped[:1] or ['none']}; the encoder has e.g. {shared.absent[:1]})"
+            remedy = "give files with the same kind of gene id and of the same species, or another list of genes"
+            raise InputError(text, f"at least {MIN_SHARE:.0%} of them", remedy)
+        log.info("%d of the %d genes of the encoder are in the files", shared.num_shared, shared.num_model)
+    return chosen, maps

@@ -43,13 +43,6 @@ class HumanGenes:
     hgnc_date: str
 
 
-@cache
-def human_genes() -> HumanGenes:
-    """Read the package's table of human genes."""
-    with gzip.open(TABLE, "rt", encoding="utf-8") as file:
-        return parse_genes(file.readlines())
-
-
 def parse_genes(lines: Sequence[str]) -> HumanGenes:
     """Index the lines of a table that `data/make_gene_table.py` wrote."""
     rows = [line.rstrip("\n").split("\t") for line in lines if not line.startswith("#")][1:]
@@ -57,12 +50,8 @@ def parse_genes(lines: Sequence[str]) -> HumanGenes:
     ids = one_to_one((symbol, identifier) for identifier, symbol in symbols.items())
     approved = frozenset(current for _, _, current, *_ in rows if current)
     taken = {symbol.upper() for symbol in approved}
-    renamed = {
-        (name.upper(), current)
-        for _, _, current, previous, aliases, _ in rows
-        for name in (*previous.split("|"), *aliases.split("|"))
-        if name
-    }
+    others = ((current, f"{previous}|{aliases}".split("|")) for _, _, current, previous, aliases, _ in rows)
+    renamed = {(name.upper(), current) for current, names in others for name in names if name}
     num_genes = Counter(name for name, _ in renamed)
     return HumanGenes(
         symbols=symbols,
@@ -74,6 +63,13 @@ def parse_genes(lines: Sequence[str]) -> HumanGenes:
         orthologs={mouse: human for _, human, *_, mouse in rows if mouse},
         hgnc_date=lines[0].split()[2],
     )
+
+
+@cache
+def human_genes() -> HumanGenes:
+    """Read the package's table of human genes."""
+    with gzip.open(TABLE, "rt", encoding="utf-8") as file:
+        return parse_genes(file.readlines())
 
 
 def one_to_one(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from scperformer.config.steps import PreprocessConfig
 from scperformer.dataset.preprocess import prepare_reference, run_preprocess
 from scperformer.errors import InputError
 from scperformer.expression.detect import detect_expression
-from scperformer.files.on_disk import PREPARED
+from scperformer.files import PREPARED
 
 # The values are float32 (relative precision 6e-8), and so is scanpy's division by the total.
 TOLERANCE = {"rtol": 1e-6, "atol": 0}

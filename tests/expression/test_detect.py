@@ -11,10 +11,8 @@ from scipy import sparse
 from scperformer.errors import InputError
 from scperformer.expression.alignment import normalise
 from scperformer.expression.detect import detect_expression, stored_expression
-from scperformer.expression.logarithms import recognise
-from scperformer.expression.values import judge
-from scperformer.files import read_cells
-from scperformer.files.on_disk import PREPARED
+from scperformer.expression.values import judge, recognise
+from scperformer.files import PREPARED, read_cells
 from scperformer.files.read import open_cells
 
 

@@ -24,7 +24,7 @@ from support.inputs import (
 
 from scperformer.errors import InputError
 from scperformer.files import checksum
-from scperformer.files.read import beside, read_cells, require_readable, stem
+from scperformer.files.read import beside, read_cells, require_readable
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -125,12 +125,12 @@ NAMES = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_stem(name, tmp_path):
-    assert stem(tmp_path / name) == NAMES[name]
+    assert beside(tmp_path / name, "").name == NAMES[name]
 
 
 def test_outputs_lie_beside_the_input(tmp_path, monkeypatch):
     (tmp_path / "run.1").mkdir()
-    assert stem(tmp_path / "run.1") == "run.1"
+    assert beside(tmp_path / "run.1", "").name == "run.1"
     assert beside(tmp_path / "run.1", ".model") == tmp_path / "run.1.model"
     monkeypatch.chdir(tmp_path / "run.1")
     assert beside(".", ".model") == tmp_path / "run.1.model"
