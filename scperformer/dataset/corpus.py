@@ -12,7 +12,7 @@ from scipy import sparse
 from scipy.sparse import csr_matrix
 
 from scperformer.config import PretrainConfig
-from scperformer.dataset.collection import Stream, make_collection
+from scperformer.dataset.on_disk import Stream, make_collection
 from scperformer.dataset.preprocess import describe_input, prepare_reference
 from scperformer.dataset.splits import MAX_FIT_CELLS, MAX_VAL_CELLS, stratified_sample
 from scperformer.errors import InputError
@@ -118,10 +118,7 @@ def make_corpus(samples: Iterable[Sample], cfg: PretrainConfig, vocabulary: Sequ
 
 
 def stream_corpus(paths: Sequence[Path], cfg: PretrainConfig, vocabulary: Sequence[str] | None = None) -> Corpus:
-    """As `make_corpus`, for cells that stay on disk; only the validation cells and a sample of the others are loaded.
-
-    The naive guess, the weights of bins and the means of genes are computed on the sample.
-    """
+    """As `make_corpus`, for cells that stay on disk; validation cells and a sample of the others are loaded."""
     at_least_one = replace(cfg, data=replace(cfg.data, min_cells=max(1, cfg.data.min_cells)))
     collection = make_collection(paths, at_least_one, vocabulary, min_shared=MIN_EXPRESSED)
     _require_cells(len(collection), len(paths))
@@ -130,28 +127,18 @@ def stream_corpus(paths: Sequence[Path], cfg: PretrainConfig, vocabulary: Sequen
     sample = train[stratified_sample(file_of_cell[train], MAX_FIT_CELLS, cfg.seed)]
     log.info("statistics of genes are computed on a random sample of %d of %d training cells", len(sample), len(train))
     held = np.concatenate([sample, val])
-    files = [
-        {
-            "name": part.path.name,
-            "sha256": checksum(part.path),
-            "num_cells": len(part.kept),
-            "input": describe_input(part.findings.kind, part.findings.source, cfg.data.target_sum),
-        }
-        for part in collection.parts
-    ]
+    files = []
+    for part in collection.parts:
+        summary = describe_input(part.findings.kind, part.findings.source, cfg.data.target_sum)
+        names = {"name": part.path.name, "sha256": checksum(part.path)}
+        files.append({**names, "num_cells": len(part.kept), "input": summary})
     rows = np.arange(len(sample)), np.arange(len(sample), len(held))
     stream = Stream(collection, train, file_of_cell[train])
     return Corpus(collection.read(held), collection.genes, file_of_cell[held], files, rows, stream)
 
 
 def read_genes(path: str | Path) -> list[str]:
-    """Read gene ids from a text file, one in each line; empty lines are ignored.
-
-    Raises
-    ------
-    InputError
-        The file is missing, is not text, has no genes or several columns, or names a gene twice.
-    """
+    """Read gene ids from a text file, one in each line; empty lines are ignored."""
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
         genes = [line.strip() for line in lines if line.strip()]

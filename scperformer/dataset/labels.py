@@ -14,7 +14,7 @@ from scperformer.text import unfit
 log = logging.getLogger(__name__)
 
 MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
-NUM_NAMED = 5  # labels named in a line
+NUM_NAMED = 5  # names in a line
 NUM_SHOWN = 80  # characters of a label that cannot be one
 
 
@@ -31,11 +31,7 @@ def label_columns(obs: pd.DataFrame) -> dict[str, int]:
 
 
 def require_labels(obs: pd.DataFrame, label_key: str, path: str | Path) -> pd.Series:
-    """Return the labels of the cells as strings without surrounding blanks; NaN for a cell without a label.
-
-    Returns
-    -------
-    Series of N str or NaN (missing or blank in the file), with the index of `obs`.
+    """Return the labels of the cells as strings without surrounding blanks; NaN for a missing or blank label.
 
     Raises
     ------
@@ -78,30 +74,17 @@ def rare_note(rare: dict[str, int], min_cells: int) -> str:
 
 @dataclass
 class Settled:
-    """Labels to train on (NaN: the cell is left out), and the treatment of the rare ones.
-
-    `done` has the policy, `min_cells`, the rare `labels` with their numbers of cells, and the label `into` which they
-    were merged, if they were. `note` says the same as a sentence, "" if no label is rare.
-    """
+    """Labels to train on (NaN: the cell is left out), and the treatment of the rare ones."""
 
     labels: pd.Series
-    done: dict[str, Any] = field(default_factory=dict)
-    note: str = ""
+    done: dict[str, Any] = field(default_factory=dict)  # policy, min_cells, rare labels; into: their new label
+    note: str = ""  # the same as a sentence; "": no label is rare
 
 
 def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> Settled:
     """Treat labels of fewer than `data.min_cells_per_label` cells as `data.rare_labels` says, and log it.
 
-    Parameters
-    ----------
-    labels
-        N strings, NaN for a cell without a label.
-
-    Raises
-    ------
-    InputError
-        A label is too long or has control characters, a label is rare and `data.rare_labels` is `error`, or another
-        label has the name for merged labels.
+    Labels that are too long or have control characters are refused.
     """
     for label in sorted(labels.dropna().unique()):
         if why := unfit(label):

@@ -36,7 +36,7 @@ def is_prepared(cells: AnnData | BackedH5ad, findings: Findings, target_sum: flo
 
 
 def describe_input(kind: str, source: str, target_sum: float) -> str:
-    """Say what a file held, and as what it was used."""
+    """Describe the expression of a file and the form in which it was used."""
     return f"{kind} from {source}, as ln(1 + counts per {target_sum:,.0f})"
 
 
@@ -66,16 +66,10 @@ def prepare_reference(
     -------
     N' x G' AnnData: X CSR float32 ln(1 + target_sum * share), obs and var of the cells and genes that were kept, and a
     record of the preparation in uns["scperformer_prepared"].
-
-    Raises
-    ------
-    InputError
-        As `detect_expression` and `stored_expression`, or the filters leave nothing.
     """
     if findings is None:
-        findings = detect_expression(
-            adata, source, input_kind, input_total=input_total, input_base=input_base, path=path
-        )
+        told = source, input_kind
+        findings = detect_expression(adata, *told, input_total=input_total, input_base=input_base, path=path)
         log.info("%s: %s", path, findings.sentence)
     x, names = stored_expression(adata, findings, path=path)
     notes = repeated_note(names)
@@ -104,15 +98,9 @@ def prepare_reference(
 
 
 def _record(prepared: AnnData, findings: Findings, target_sum: float) -> dict[str, Any]:
-    """What is written into the file about its preparation; docs/formats.md describes it."""
-    return {
-        "target_sum": float(target_sum),
-        "source": findings.source,
-        "kind": findings.kind,
-        "notes": np.array(findings.notes, dtype=str),
-        "cells": prepared.n_obs,
-        "genes": prepared.n_vars,
-    }
+    """The record of the preparation in the file; docs/formats.md describes it."""
+    found = {"source": findings.source, "kind": findings.kind, "notes": np.array(findings.notes, dtype=str)}
+    return {"target_sum": float(target_sum), **found, "cells": prepared.n_obs, "genes": prepared.n_vars}
 
 
 def _align_to_model(adata: AnnData, cfg: PreprocessConfig, path: Path) -> AnnData:
@@ -137,11 +125,6 @@ def run_preprocess(cfg: PreprocessConfig) -> Path:
     Returns
     -------
     The file that was written: `output`, else <input>.prepared.h5ad beside the input.
-
-    Raises
-    ------
-    InputError
-        The input cannot be used, or the output exists.
     """
     start = time.perf_counter()
     path = Path(cfg.inputs[0])

@@ -55,13 +55,7 @@ class Query:
         return range(0, self.rows.shape[0], self.rows.block_cells)
 
     def block(self, start: int) -> csr_matrix:
-        """Return the aligned cells of a block.
-
-        Raises
-        ------
-        InputError
-            The file is damaged there.
-        """
+        """Return the aligned cells of the block that starts there."""
         stop = min(start + self.rows.block_cells, self.rows.shape[0])
         with reading(self.path):
             stored = self.rows.block(start, stop)
@@ -86,9 +80,8 @@ def find_query(
         There is no usable expression, or the file has too few of the model's genes.
     """
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
-        findings = detect_expression(
-            cells, cfg.source, cfg.input_kind, input_total=cfg.input_total, input_base=cfg.input_base, path=path
-        )
+        total, base = cfg.input_total, cfg.input_base
+        findings = detect_expression(cells, cfg.source, cfg.input_kind, input_total=total, input_base=base, path=path)
         rows = Rows(stored_expression(cells, findings, path=path)[0])
     plan = plan_alignment(
         gene_table(cells, findings.source),
@@ -109,17 +102,6 @@ def keys_of(adata: AnnData) -> dict[str, set[str]]:
 
 
 def require_not_annotated(existing: Mapping[str, set[str]], key: str, path: str = "the data") -> None:
-    """Refuse cells that have entries which an annotation with this prefix would add.
-
-    Parameters
-    ----------
-    existing
-        Names by place, as `keys_of` returns them.
-
-    Raises
-    ------
-    InputError
-        Names the entries.
-    """
+    """Refuse cells that have entries which an annotation with this prefix would add; `existing` as by `keys_of`."""
     added = {"obs": [f"{key}_{name}" for name in OBS_COLUMNS], "obsm": [f"X_{key}", f"{key}_proba"], "uns": [key]}
     require_new_keys(existing, added, path, mends=["overwrite=true", f"key_added={key}_2"])

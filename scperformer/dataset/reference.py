@@ -11,8 +11,8 @@ from anndata import AnnData
 from scipy.sparse import csr_matrix
 
 from scperformer.config import TrainConfig
-from scperformer.dataset.collection import Stream, make_collection
 from scperformer.dataset.labels import Settled, require_labels, settle_rare_labels
+from scperformer.dataset.on_disk import Stream, make_collection
 from scperformer.dataset.preprocess import describe_input, prepare_reference
 from scperformer.dataset.splits import (
     MAX_FIT_CELLS,
@@ -73,13 +73,7 @@ class _Labelled:
 
 
 def _label(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> _Labelled:
-    """Settle the labels of cells that have passed the filters.
-
-    Raises
-    ------
-    InputError
-        There are fewer than two labels, or labels are rare and `data.rare_labels` is `error`.
-    """
+    """Settle the labels of cells that have passed the filters; fewer than two labels are refused."""
     rare = settle_rare_labels(require_labels(obs, cfg.label_key, path), cfg.data, path)
     usable = rare.labels.notna().to_numpy()
     if (num := rare.labels.nunique()) < 2:
@@ -165,13 +159,7 @@ def _read_obs(paths: Sequence[Path], cfg: TrainConfig) -> pd.DataFrame:
 
 
 def stream_reference(paths: Sequence[Path], cfg: TrainConfig) -> Reference:
-    """As `make_reference`, for cells that stay on disk; only cells to validate and to fit on are loaded.
-
-    Raises
-    ------
-    InputError
-        As `make_reference` and `make_collection`.
-    """
+    """As `make_reference`, for cells that stay on disk; only cells to validate and to fit on are loaded."""
     path = paths[0] if len(paths) == 1 else f"the {len(paths)} files"
     obs = _read_obs(paths, cfg)
     collection = make_collection(paths, cfg, left_out=_test_cells(obs, cfg, path))

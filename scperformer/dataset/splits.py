@@ -10,14 +10,13 @@ import numpy as np
 import pandas as pd
 
 from scperformer.config import DataConfig
-from scperformer.dataset.labels import named
+from scperformer.dataset.labels import NUM_NAMED, named
 from scperformer.errors import InputError
 
 log = logging.getLogger(__name__)
 
 TRAIN, VAL, TEST = SIDES = ("train", "val", "test")
 NUM_DRAWS = 20  # random orders of groups that are tried; the choice nearest to the wanted share is taken
-NUM_NAMED = 5  # values named in a line
 FAR = 2.0  # a share that is larger or smaller than the wanted one by this factor is worth a warning
 # Cells that are loaded if the others stay on disk: for linear fits and statistics, and for validation. The results of
 # more cells would hardly differ.
@@ -44,15 +43,7 @@ def stratified_sample(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
 
 
 def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split rows for training and validation; every label is in training, and in both if it has two cells.
-
-    Parameters
-    ----------
-    labels
-        N label indices.
-    fraction
-        Share of each label for validation; rounded, at least one cell and never all.
-    """
+    """Split rows for training and validation: a share of each label, rounded, but at least one cell and never all."""
     rng = np.random.default_rng(seed)
     is_val = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
@@ -64,16 +55,8 @@ def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> tuple[np
 def group_split(groups: np.ndarray, labels: np.ndarray, fraction: float, seed: int) -> np.ndarray | None:
     """Choose whole groups for validation, near the wanted share of the cells; no label loses its last group.
 
-    Parameters
-    ----------
-    groups, labels
-        N indices 0..K-1 of groups and 0..C-1 of labels, each of which occurs.
-    fraction
-        Wanted share of the cells in the chosen groups.
-
-    Returns
-    -------
-    Indices of the chosen groups, sorted; None if each group has all cells of some label.
+    `groups` and `labels` are N indices from 0, each of which occurs. Returns the indices of the chosen groups, sorted;
+    None if each group has all cells of some label.
     """
     table = np.zeros((groups.max() + 1, labels.max() + 1), dtype=np.int64)
     np.add.at(table, (groups, labels), 1)
@@ -96,15 +79,7 @@ def group_split(groups: np.ndarray, labels: np.ndarray, fraction: float, seed: i
 def split_values(obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path: str | Path) -> pd.Series | None:
     """Return the values of `data.split_key` as strings without surrounding blanks; None for a stratified split.
 
-    Parameters
-    ----------
-    labelled
-        Which cells have a label: only they must have a value.
-
-    Raises
-    ------
-    InputError
-        The column is missing, a labelled cell has no value, or (`data.split=column`) a value is not train, val or test.
+    Only cells with a label (`labelled`, boolean) must have a value.
     """
     key = data.split_key
     if key is None:
@@ -153,19 +128,10 @@ def _by_group(labels: np.ndarray, label_names: list[str], values: np.ndarray, da
 def split_cells(
     labels: np.ndarray, label_names: list[str], values: np.ndarray | None, data: DataConfig, seed: int
 ) -> Split:
-    """Split cells into training and validation cells as `data.split` says, and log what is noteworthy.
+    """Split cells into training and validation cells as `data.split` says, and log its notes.
 
-    Parameters
-    ----------
-    labels
-        N indices of `label_names`, each of which occurs.
-    values
-        N strings: the group or the side of each cell; None for `data.split=stratified`.
-
-    Raises
-    ------
-    InputError
-        The split would leave no validation cells, or no training cells of some label.
+    `labels` are N indices of `label_names`, each of which occurs. `values` are the group or the side of each cell; None
+    for `data.split=stratified`. A split without validation cells, or without training cells of a label, is refused.
     """
     if data.split == "stratified":
         split = Split(*stratified_split(labels, data.val_fraction, seed))

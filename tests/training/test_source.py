@@ -8,7 +8,7 @@ import torch
 from scipy import sparse
 
 from scperformer.config.groups import TokensConfig
-from scperformer.dataset import collection
+from scperformer.dataset.on_disk import Stream
 from scperformer.errors import InputError
 from scperformer.network.batches import Cells, ahead, drawn_rows, shared_batches, shuffled_batches
 from scperformer.training import source
@@ -77,7 +77,7 @@ def epoch(num_cells, batch_size=8, balance="none", labels=None, seed=0, number=0
     """The cell numbers of each batch, the lengths of its cells, and what was read."""
     source = Numbered()
     labels = np.zeros(num_cells, dtype=np.int64) if labels is None else labels
-    stream = collection.Stream(source, np.arange(num_cells), labels)
+    stream = Stream(source, np.arange(num_cells), labels)
     cells = StreamedCells(stream, TokensConfig(), Cells(sparse.csr_matrix((1, 40)), TokensConfig(), labels[:1]))
     shared = {"seed": seed, "epoch": number, "rank": rank, "world_size": world_size}
     batches = list(cells.epoch_batches(batch_size, balance=balance, first=first, **shared))

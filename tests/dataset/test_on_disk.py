@@ -1,4 +1,4 @@
-"""Cells that stay on disk are the same cells over the same genes as in memory."""
+"""Large files and several labelled files stay on disk, and are the same cells over the same genes as in memory."""
 
 from pathlib import Path
 
@@ -8,10 +8,12 @@ import pandas as pd
 import pytest
 
 from scperformer.config.compose import make_config
-from scperformer.dataset import collection, part
-from scperformer.dataset.collection import make_collection
+from scperformer.dataset import on_disk
 from scperformer.dataset.corpus import Sample, make_corpus, stream_corpus
+from scperformer.dataset.on_disk import make_collection, settle_in_memory
 from scperformer.errors import InputError
+from scperformer.training import pretrain as pretraining
+from scperformer.training import train as training
 
 FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]
 
@@ -52,7 +54,7 @@ def test_cells_and_genes_are_those_of_memory_bit_for_bit(files, read_either, mon
     order = np.random.default_rng(0).permutation(len(found))[:40]
     order[3] = order[4]  # a cell that is asked for twice
     assert (found.read(order) != expected.x[order]).nnz == 0
-    monkeypatch.setattr(collection, "READ_CELLS", 7)
+    monkeypatch.setattr(on_disk, "READ_CELLS", 7)
     in_pieces = found.read(order)
     assert in_pieces.dtype == np.float32
     assert (in_pieces != expected.x[order]).nnz == 0
@@ -72,13 +74,13 @@ def test_a_given_vocabulary_and_genes_that_become_one(files, read_either):
 
 
 def test_scattered_rows_are_read_in_short_runs(files, monkeypatch):
-    monkeypatch.setattr(part, "MAX_GAP", 3)
-    monkeypatch.setattr(part, "MAX_RUN", 10)
+    monkeypatch.setattr(on_disk, "MAX_GAP", 3)
+    monkeypatch.setattr(on_disk, "MAX_RUN", 10)
     found = make_collection(files, config("pretrain"))
     everything = found.read(np.arange(120))
     read = []
-    block = part.Rows.block
-    monkeypatch.setattr(part.Rows, "block", lambda rows, a, b: read.append(b - a) or block(rows, a, b))
+    block = on_disk.Rows.block
+    monkeypatch.setattr(on_disk.Rows, "block", lambda rows, a, b: read.append(b - a) or block(rows, a, b))
     wanted = np.array([119, 0, 1, 2, 5, 9, 40, *range(60, 85)])
     assert (found.read(wanted) != everything[wanted]).nnz == 0
     assert max(read) <= 10
@@ -113,3 +115,33 @@ def test_dense_files_of_half_precision(counts_adata, tmp_path):
         for name in ("half", "single")
     )
     np.testing.assert_array_equal(half.read(np.arange(50)).toarray(), single.read(np.arange(50)).toarray())
+
+
+def test_large_files_stay_on_disk_by_themselves(counts_adata, write, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="scperformer")
+    path = write(counts_adata)
+    cfg = config("pretrain", paths=[path])
+    assert settle_in_memory(cfg, [path]) is cfg
+    monkeypatch.setattr(on_disk, "STREAM_ABOVE", 8 * counts_adata.X.nnz - 1)
+    assert settle_in_memory(cfg, [path]).data.in_memory is False
+    assert "stay on disk during training (data.in_memory=false)" in caplog.text
+    told = config("pretrain", "data.in_memory=true", paths=[path])
+    assert settle_in_memory(told, [path]) is told
+    counts_adata.X = counts_adata.X.tocsc()  # cannot be read by rows: it is loaded
+    by_columns = write(counts_adata, "csc.h5ad")
+    assert settle_in_memory(cfg, [by_columns]) is cfg
+
+
+def test_several_labelled_files_stay_on_disk(counts_adata, write):
+    paths = [write(counts_adata[start::2].copy(), f"part{start}.h5ad") for start in (0, 1)]
+    assert settle_in_memory(config("train", paths=paths), paths).data.in_memory is False
+    with pytest.raises(InputError, match=r"2 files to train on and data\.in_memory=true; expected one file"):
+        settle_in_memory(config("train", "data.in_memory=true", paths=paths), paths)
+    with pytest.raises(InputError, match="the same file twice"):
+        settle_in_memory(config("train", paths=paths), [paths[0], paths[0]])
+
+
+def test_cells_in_memory_cannot_stay_on_disk(counts_adata, tmp_path):
+    for call in (pretraining.pretrain, lambda adata, **kw: training.train(adata, "cell_type", **kw)):
+        with pytest.raises(InputError, match=r"data\.in_memory=false and cells in memory"):
+            call(counts_adata, output=tmp_path / "m", overrides=["data.in_memory=false"])

@@ -1,0 +1,263 @@
+"""Cells that stay on disk during a training: the cells of several files as one list of cells over one list of genes.
+
+Each file is read twice before training, block by block: to recognise its values, and to filter its cells and count the
+cells that express each gene. Only the row numbers of its cells are kept in memory.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pandas as pd
+from scipy import sparse
+from scipy.sparse import csr_matrix
+
+from scperformer.config import AUTO, NetworkConfig, PretrainConfig, TrainConfig
+from scperformer.dataset.preprocess import is_prepared
+from scperformer.errors import InputError
+from scperformer.expression import (
+    Findings,
+    align_normalised,
+    detect_expression,
+    gene_table,
+    merge_genes,
+    normalise,
+    stored_expression,
+)
+from scperformer.files import Matrix, Rows, open_stored, reading, require_readable
+from scperformer.genes import GeneMap, first_of_each, gene_maps, repeated_note
+
+log = logging.getLogger(__name__)
+
+STREAMED = ("h5ad", "zarr")  # kinds of files that can stay on disk
+STREAM_ABOVE = 2 * 2**30  # bytes of expression; a training in memory takes about four times as many
+VALUE_BYTES = 8  # a value and its column
+MAX_GAP = 64  # rows between two wanted ones that are read with them: cheaper than a second access to the disk
+MAX_RUN = 1024  # rows that are read at a time
+MAX_OPEN = 64  # files at a time
+READ_CELLS = 4096  # cells that are read at a time: while they are aligned, they take several times their memory
+Config = TypeVar("Config", TrainConfig, PretrainConfig)
+
+
+def _stored_bytes(path: Path) -> int | None:
+    """The bytes that the matrices of a file take in memory; None if it cannot be read by rows from disk."""
+    if require_readable(path) not in STREAMED:
+        return None
+    try:
+        with reading(path):
+            cells = open_stored(path)
+            raw = [] if cells.raw is None else [cells.raw.X]
+            matrices = [Rows(x) for x in (cells.X, *cells.layers.values(), *raw) if x is not None]
+    except InputError:  # a file of an older format is read as a whole
+        return None
+    return None if any(x.by_columns for x in matrices) else sum(VALUE_BYTES * x.num_values for x in matrices)
+
+
+def settle_in_memory(cfg: Config, paths: Sequence[Path]) -> Config:
+    """Return the options with `data.in_memory=false` instead of `auto` if the cells are to stay on disk.
+
+    The answer depends on the files alone, so that it is the same on every machine.
+
+    Raises
+    ------
+    InputError
+        A file is of an unknown kind, a file is named twice, or several labelled files are to be loaded.
+    """
+    sizes = [_stored_bytes(path) for path in paths]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise InputError("the same file twice", "every file once", "name each file once")
+    several = isinstance(cfg, TrainConfig) and len(paths) > 1
+    if cfg.data.in_memory is True and several:
+        found = f"{len(paths)} files to train on and data.in_memory=true"
+        raise InputError(found, "one file, or cells that stay on disk", "leave data.in_memory out")
+    total = sum(size or 0 for size in sizes)
+    if cfg.data.in_memory != AUTO or not (several or (total > STREAM_ABOVE and None not in sizes)):
+        return cfg
+    log.info("%.1f GiB of expression stay on disk during training (data.in_memory=false)", total / 2**30)
+    return replace(cfg, data=replace(cfg.data, in_memory=False))
+
+
+def require_loadable(cfg: NetworkConfig) -> None:
+    """Refuse `data.in_memory=false` for cells that are in memory already."""
+    if cfg.data.in_memory is False:
+        raise InputError("data.in_memory=false and cells in memory", "files", "leave it out, or name files")
+
+
+@dataclass
+class Part:
+    """One file of a collection: the place of its expression, and how its rows become cells of the collection."""
+
+    path: Path
+    findings: Findings
+    var: pd.DataFrame  # its genes, each name once
+    first: np.ndarray | None  # for each column the first one of the same name; None: no name repeats
+    is_prepared: bool  # by `preprocess`, to the same target sum: its cells need no filter
+    target_sum: float
+    kept: np.ndarray  # numbers of the rows that are cells of the collection, ascending
+
+    def rows(self) -> Rows:
+        """Open the matrix on disk."""
+        with reading(self.path):
+            return Rows(stored_expression(open_stored(self.path), self.findings, path=self.path)[0])
+
+    def merged(self, x: Matrix) -> csr_matrix:
+        """Return stored rows with one column for each name."""
+        if self.first is None:
+            return csr_matrix(x)
+        is_gene = self.first == np.arange(len(self.first))
+        return merge_genes(x, self.first, self.findings.log_base)[:, is_gene]
+
+
+def _open_part(path: Path, cfg: NetworkConfig) -> Part:
+    """Find the expression of a file; its cells are not filtered yet, and `kept` is empty."""
+    kind = require_readable(path)
+    remedy = "write it by rows with anndata (adata.X = adata.X.tocsr(), then write_h5ad), or set data.in_memory=true"
+    if kind not in STREAMED:
+        raise InputError(f"{path}, a {kind}", "h5ad or zarr for cells that stay on disk", remedy)
+    total, base = cfg.input_total, cfg.input_base
+    with reading(path):
+        cells = open_stored(path)
+        findings = detect_expression(cells, cfg.source, cfg.input_kind, input_total=total, input_base=base, path=path)
+        log.info("%s: %s", path, findings.sentence)
+        matrix, names = stored_expression(cells, findings, path=path)
+        if Rows(matrix).by_columns:
+            found = f"{findings.source} of {path} is stored by columns (CSC)"
+            raise InputError(found, "rows (CSR or dense) for cells that stay on disk", remedy)
+    notes = repeated_note(names)
+    first = first_of_each(names) if notes else None
+    is_gene = slice(None) if first is None else first == np.arange(len(first))
+    var = gene_table(cells, findings.source).set_axis(names)[is_gene]
+    prepared = is_prepared(cells, findings, cfg.data.target_sum) and not notes
+    findings = replace(findings, notes=[*findings.notes, *notes])
+    return Part(path, findings, var, first, prepared, cfg.data.target_sum, kept=np.empty(0, dtype=np.int64))
+
+
+def _read_scattered(rows: Rows, numbers: np.ndarray) -> csr_matrix:
+    """Read the rows with these ascending numbers; rows near each other are read together."""
+    begins = np.diff(numbers, prepend=-MAX_GAP - 1) > MAX_GAP
+    start = numbers[np.maximum.accumulate(np.where(begins, np.arange(len(numbers)), 0))]
+    ends = np.flatnonzero((np.diff(start) != 0) | (np.diff((numbers - start) // MAX_RUN) != 0)) + 1
+    runs = np.split(numbers, ends)
+    return sparse.vstack([csr_matrix(rows.block(run[0], run[-1] + 1))[run - run[0]] for run in runs], "csr")
+
+
+@dataclass
+class Collection:
+    """The cells of all files, numbered in the order of the files, and the genes that they share."""
+
+    parts: list[Part]
+    maps: list[GeneMap]
+    genes: list[str]
+
+    def __post_init__(self) -> None:
+        self.starts = np.cumsum([0, *(len(part.kept) for part in self.parts)])
+        self._rows: Callable[[int], Rows] = lru_cache(MAX_OPEN)(lambda file: self.parts[file].rows())
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def file_of_cell(self) -> np.ndarray:
+        """The index of the file of each cell, int64."""
+        return np.repeat(np.arange(len(self.parts)), np.diff(self.starts))
+
+    @property
+    def stored_rows(self) -> np.ndarray:
+        """The row of each cell in all files one below the other, filtered cells included."""
+        begins = np.cumsum([0, *(part.findings.num_cells for part in self.parts[:-1])])
+        return np.concatenate([begin + part.kept for begin, part in zip(begins, self.parts, strict=True)])
+
+    def with_columns(self, target: np.ndarray, names: list[str]) -> "Collection":
+        """Return the same cells with other columns: gene j moves to `target[j]`, or is left out if that is -1."""
+        moved = np.append(target, -1)  # -1 stays -1
+        maps = [replace(mapping, target=moved[mapping.target]) for mapping in self.maps]
+        return Collection(self.parts, maps, names)
+
+    def read(self, cells: np.ndarray) -> csr_matrix:
+        """Read the cells with these numbers, in this order: CSR float32, ln(1 + cp10k).
+
+        Raises
+        ------
+        InputError
+            A file is damaged, or was changed.
+        """
+        pieces = [csr_matrix((0, len(self.genes)), dtype=np.float32)]
+        for first in range(0, len(cells), READ_CELLS):
+            wanted, place = np.unique(cells[first : first + READ_CELLS], return_inverse=True)
+            found = []  # in the order on disk
+            for file in np.unique(np.searchsorted(self.starts, wanted, side="right") - 1):
+                part = self.parts[file]
+                begin, end = np.searchsorted(wanted, self.starts[file : file + 2])
+                with reading(part.path):
+                    stored = _read_scattered(self._rows(file), part.kept[wanted[begin:end] - self.starts[file]])
+                normalised = normalise(part.merged(stored), part.findings, part.target_sum)  # over all its genes
+                found.append(align_normalised(normalised, self.maps[file], len(self.genes)))
+            pieces.append(csr_matrix(sparse.vstack(found, "csr"))[place])
+        return csr_matrix(sparse.vstack(pieces, "csr"))
+
+
+@dataclass
+class Stream:
+    """The cells of a collection for training: their numbers, ascending, and a label each."""
+
+    collection: Collection
+    cells: np.ndarray
+    labels: np.ndarray
+
+
+def make_collection(
+    paths: Sequence[Path],
+    cfg: NetworkConfig,
+    vocabulary: Sequence[str] | None = None,
+    *,
+    min_shared: int = 0,
+    left_out: np.ndarray | None = None,
+) -> Collection:
+    """Filter the cells of files, each as if it were in memory, and choose the genes of the collection.
+
+    Parameters
+    ----------
+    vocabulary
+        The genes; None: those that at least `data.min_cells` cells express, in the order in which the files have them.
+    min_shared
+        Genes of the collection that a cell must express to be used.
+    left_out
+        Rows of all files that are not looked at, boolean; None: none.
+    """
+    parts = [_open_part(path, cfg) for path in paths]
+    names, maps = gene_maps([part.var for part in parts], [path.name for path in paths], vocabulary, cfg.species)
+    num_cells, first = np.zeros(len(names), dtype=np.int64), 0
+    for part, mapping in zip(parts, maps, strict=True):
+        kept = []
+        with reading(part.path):
+            for start, block in part.rows().blocks():
+                x = part.merged(block)
+                x.eliminate_zeros()
+                x.data = np.ones_like(x.data)  # only whether a gene is expressed counts here
+                shared = align_normalised(x, mapping, len(names))
+                keep = np.diff(shared.indptr) >= min_shared
+                if not part.is_prepared:
+                    keep &= np.diff(x.indptr) >= cfg.data.min_genes
+                if left_out is not None:
+                    keep &= ~left_out[first + start : first + start + len(keep)]
+                num_cells += np.bincount(shared[keep].indices, minlength=len(names))
+                kept.append(start + np.flatnonzero(keep))
+        part.kept = np.concatenate(kept)
+        first += part.findings.num_cells
+        log.info("%s: %d of %d cells are used", part.path, len(part.kept), part.findings.num_cells)
+        if not len(part.kept):
+            found = f"no cell of {part.path} that expresses data.min_genes={cfg.data.min_genes} genes"
+            raise InputError(found, "at least some cells to be kept", "lower it, or leave the file out")
+    collection = Collection(parts, maps, names)
+    if vocabulary is not None:
+        return collection
+    keep = num_cells >= (0 if all(part.is_prepared for part in parts) else cfg.data.min_cells)
+    if not keep.any():
+        found = f"no gene that data.min_cells={cfg.data.min_cells} of the {len(collection)} cells express"
+        raise InputError(found, "at least some genes", "lower it or add cells")
+    kept_names = [name for name, is_kept in zip(names, keep, strict=True) if is_kept]
+    return collection.with_columns(np.where(keep, np.cumsum(keep) - 1, -1), kept_names)
