@@ -1,6 +1,6 @@
 """The saved model as plain data, without torch.
 
-Files in reading order: bundle, card, folder_checks, folder, archive.
+Files in reading order: bundle, card, folder, archive.
 """
 
 from scperformer.model.archive import unpack

@@ -34,11 +34,8 @@ class _SmallHeader(tarfile.TarInfo):
 def unpack(path: Path, marker: str, target: Path) -> Path:
     """Unpack an archive into the empty folder `target`, and return the one folder in it that holds `marker`.
 
-    Raises
-    ------
-    InputError
-        The file is not an archive, is damaged or declares more than it may, has files outside of its folder, links
-        that lead out of it or devices, or does not hold exactly one `marker`.
+    An archive that is damaged or too large, or has files outside of its folder, links that lead out of it or devices,
+    is refused.
     """
     try:
         if zipfile.is_zipfile(path):

@@ -9,12 +9,12 @@ from scperformer.model.bundle import ANNOTATOR, Bundle, encoder_is_silent, sum_o
 
 def model_card(bundle: Bundle, pictures: Mapping[str, Any] | None = None) -> str:
     """Return the model card as Markdown; it shows the PNG files among `pictures`."""
-    text = annotator_card(bundle) if bundle.kind == ANNOTATOR else encoder_card(bundle)
+    text = _annotator_card(bundle) if bundle.kind == ANNOTATOR else _encoder_card(bundle)
     shown = {name: Path(name).stem.replace("_", " ") for name in pictures or {} if name.endswith(".png")}
     return text + "".join(f"\n![{caption}]({name})\n" for name, caption in shown.items())
 
 
-def annotator_card(bundle: Bundle) -> str:
+def _annotator_card(bundle: Bundle) -> str:
     """Return the card of a model that annotates cells."""
     made, metrics = bundle.provenance, bundle.metrics
     counts = made["cells_per_label"]
@@ -46,16 +46,14 @@ below and no others: a cell of any other type still gets one of them.
 """
 
 
-def encoder_card(bundle: Bundle) -> str:
+def _encoder_card(bundle: Bundle) -> str:
     """Return the card of an encoder without labels."""
     made, metrics, share = bundle.provenance, bundle.metrics, f"{bundle.config['masking']['share']:.0%}"
     corpus = "\n".join(f"| {file['name']} | {file['num_cells']} | {file['input']} |" for file in made["corpus"])
     start = f"\n- It started from `{made['init']['name']}` (`{made['init']['hash'][:12]}`)." if "init" in made else ""
-    verdict = (
-        "lower is better: it has learned more than the usual values of gene and cell"
-        if metrics["loss"] < metrics["naive_loss"]
-        else "lower is better: **it has learned nothing beyond the usual values of gene and cell**"
-    )
+    usual = "the usual values of gene and cell"
+    more, nothing = "it has learned more than", "**it has learned nothing beyond"
+    verdict = f"{more} {usual}" if metrics["loss"] < metrics["naive_loss"] else f"{nothing} {usual}**"
     return f"""\
 # {bundle.name}
 
@@ -69,6 +67,6 @@ models that can: `scperformer train reference.h5ad label_key=cell_type init={bun
 - Pretrained on {made["num_cells"]} cells, {len(bundle.genes)} genes, to predict the expression of {share} of the genes
   that a cell expresses from the others.
 - On masked values of {metrics["num_val_cells"]} validation cells, which also chose the epoch: loss
-  {metrics["loss"]:.4f}, of a naive guess {metrics["naive_loss"]:.4f} ({verdict}).{start}
+  {metrics["loss"]:.4f}, of a naive guess {metrics["naive_loss"]:.4f} (lower is better: {verdict}).{start}
 - Made by `{made["command"]}` with seed {made["seed"]}; all options are in bundle.json.
 """

@@ -5,12 +5,15 @@
     genes.tsv           the model's genes in order, with their mean expression in the reference
     MODEL_CARD.md       the same for people
 
-Opening it executes nothing, and needs no torch.
+Opening it executes nothing, and needs no torch. A folder may come from anywhere with checksums that fit: its content is
+checked for types, names, ranges and finite numbers. `load_model` checks that its weights are those of the network that
+its configuration describes, before it makes the network.
 """
 
 import hashlib
 import json
 import logging
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,10 +23,10 @@ import numpy as np
 
 from scperformer.errors import InputError
 from scperformer.files import sha256
-from scperformer.model.bundle import ANNOTATOR, Bundle
+from scperformer.model.bundle import ANNOTATOR, BRANCHES, ENCODER, Bundle
 from scperformer.model.card import model_card
-from scperformer.model.folder_checks import MOST_NAMED, require_sound_info, require_sound_weights
 from scperformer.outputs import new_folder
+from scperformer.text import unfit
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,13 @@ FORMAT_VERSION = 3
 WEIGHTS, GENES, INFO, CARD = "model.safetensors", "genes.tsv", "bundle.json", "MODEL_CARD.md"
 MOST_BYTES = {INFO: 64 * 2**20, GENES: 256 * 2**20}  # of files that are read as a whole; real ones are below 2 MB
 PACKAGED = Path(__file__).parent / "packaged" / "pbmc68k_reduced"
+MOST_NAMED = 100  # characters of a name in a message
+CONTENT = {"name": str, "labels": list, "ontology_term_ids": list, "config": dict, "metrics": dict, "provenance": dict}
+PROVENANCE = {"reference": str, "label_key": str, "num_cells": int, "seed": int}  # predictions record these
+NEEDED: dict[str, dict[str, tuple[str, ...]]] = {  # entries of the groups, for each kind of model
+    ANNOTATOR: {"config": ("target_sum",), "metrics": ("scales",), "provenance": tuple(PROVENANCE)},
+    ENCODER: {"config": ("target_sum", "tokens", "model", "attention"), "provenance": ("corpus", "seed")},
+}
 
 
 def save_bundle(
@@ -38,15 +48,7 @@ def save_bundle(
 ) -> None:
     """Write a model folder, whole or not at all.
 
-    Parameters
-    ----------
-    more
-        Other files for people, by name; the model card shows the pictures among them.
-
-    Raises
-    ------
-    InputError
-        The folder exists and `overwrite` is off.
+    `more` are other files for people, by name; the model card shows the pictures among them.
     """
     from safetensors.numpy import save
 
@@ -56,60 +58,75 @@ def save_bundle(
         (folder / WEIGHTS).write_bytes(save(weights))
         rows = [f"{gene}\t{mean:.6g}" for gene, mean in zip(bundle.genes, bundle.gene_means, strict=True)]
         (folder / GENES).write_text("\n".join(["gene\tmean", *rows]) + "\n", encoding="utf-8")
-        info = {
-            "format_version": FORMAT_VERSION,
-            "kind": bundle.kind,
-            "name": bundle.name,
-            "labels": bundle.labels,
-            "ontology_term_ids": bundle.ontology_term_ids,
-            "config": bundle.config,
-            "metrics": bundle.metrics,
-            "provenance": bundle.provenance,
-            "files": {name: sha256(folder / name) for name in (WEIGHTS, GENES)},
-        }
+        info = {"format_version": FORMAT_VERSION, "kind": bundle.kind}
+        info |= {name: getattr(bundle, name) for name in CONTENT}
+        info["files"] = {name: sha256(folder / name) for name in (WEIGHTS, GENES)}
         (folder / INFO).write_text(json.dumps(info, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         for name, content in (more or {}).items():
             (folder / name).write_bytes(content)
         (folder / CARD).write_text(model_card(bundle, more), encoding="utf-8")
 
 
-def load_bundle(path: str | Path) -> Bundle:
-    """Read a model folder, verify its checksums and check its content.
+def damaged_model(folder: Path, found: str) -> InputError:
+    """Return the error for a model folder whose content is not as it was written."""
+    return InputError(f"damaged model '{folder}': {found}", "the folder as it was written", "copy it or train it again")
 
-    Raises
-    ------
-    InputError
-        The folder or one of its files is missing, damaged or of another format version.
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _require_sound_info(info: Mapping[str, Any]) -> None:
+    """Refuse the content of a bundle.json with missing entries, wrong types or names that cannot be names.
+
+    The text of its ValueError is the end of a sentence that begins with "bundle.json".
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    for name, kind in {**CONTENT, "files": dict}.items():
+        if not isinstance(info.get(name), kind):
+            raise ValueError(f"without {name}")
+    if info.get("kind", ANNOTATOR) not in NEEDED:
+        raise ValueError("of an unknown kind")
+    for group, names in NEEDED[info.get("kind", ANNOTATOR)].items():
+        if missing := [name for name in names if name not in info[group]]:
+            raise ValueError(f"without {', '.join(missing)} in {group}")
 
-    folder = Path(path)
-    text, info = _read_info(folder)
-    for name in (WEIGHTS, GENES):
-        if name not in info["files"]:
-            raise damaged_model(folder, f"'{INFO}' without the checksum of {name}")
-    for name, checksum in info["files"].items():
-        if name not in (WEIGHTS, GENES) or not _is_own_file(folder, name) or sha256(folder / name) != checksum:
-            raise damaged_model(folder, f"'{name[:MOST_NAMED]}' missing or changed since it was written")
-    try:
-        weights = load_file(folder / WEIGHTS)
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise damaged_model(folder, f"'{WEIGHTS}' unreadable") from error
-    try:
-        # Only line feeds end a row and only the last tab ends a name: gene names may hold other separators.
-        lines = (folder / GENES).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
-        rows = [line.rsplit("\t", 1) for line in lines[1:]]
-        genes, gene_means = [name for name, _ in rows], np.array([float(mean) for _, mean in rows], dtype=np.float32)
-    except ValueError as error:
-        raise damaged_model(folder, f"'{GENES}' unreadable") from error
-    try:
-        require_sound_weights(genes, gene_means, len(info["labels"]), weights)
-    except ValueError as error:
-        raise damaged_model(folder, str(error)) from error
-    content = {name: info[name] for name in ("name", "labels", "ontology_term_ids", "config", "metrics", "provenance")}
-    checksum, kind = hashlib.sha256(text.encode()).hexdigest(), info.get("kind", ANNOTATOR)
-    return Bundle(**content, genes=genes, gene_means=gene_means, weights=weights, hash=checksum, kind=kind)
+    labels, terms = info["labels"], info["ontology_term_ids"]
+    for what, names in {"the name": [info["name"]], "a label": labels, "an ontology term": terms}.items():
+        if why := next(filter(None, map(unfit, names)), None):
+            raise ValueError(f"with {what} that {why}")
+    if len(set(labels)) < len(labels):
+        raise ValueError("with a label twice")
+    if len(terms) != len(labels):
+        raise ValueError(f"with {len(terms)} ontology terms for {len(labels)} labels")
+
+    if not _is_finite(info["config"]["target_sum"]) or info["config"]["target_sum"] <= 0:
+        raise ValueError("with a target_sum that is not a number above 0")
+    for group in ("tokens", "model", "attention", "head"):
+        if not isinstance(info["config"].get(group, {}), dict):
+            raise ValueError(f"with a {group} that is not a group of options")
+    scales = info["metrics"].get("scales", {})
+    if not isinstance(scales, dict) or set(scales) - set(BRANCHES) or not all(map(_is_finite, scales.values())):
+        raise ValueError("with scales that are not numbers, or of other branches")
+    for name, expected in PROVENANCE.items():
+        value = info["provenance"].get(name, expected())
+        if not isinstance(value, expected) or isinstance(value, bool):
+            raise ValueError(f"with a {name} that is not of type {expected.__name__}")
+        if isinstance(value, int) and not 0 <= value < 2**63:
+            raise ValueError(f"with a {name} out of range")
+
+
+def _require_sound_weights(
+    genes: list[str], means: np.ndarray, num_labels: int, weights: Mapping[str, np.ndarray]
+) -> None:
+    """Refuse repeated genes, numbers that are not finite, and logistic regression of other genes or labels."""
+    if len(set(genes)) < len(genes):
+        raise ValueError("a gene twice")
+    for name, array in {"the means of genes": means, **weights}.items():
+        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+            raise ValueError(f"NaN or infinite numbers in {name[:MOST_NAMED]}")
+    for name, shape in {"baseline.weight": (len(genes), num_labels), "baseline.bias": (num_labels,)}.items():
+        if name in weights and weights[name].shape != shape:
+            raise ValueError(f"{name} does not fit {len(genes)} genes and {num_labels} labels")
 
 
 def _is_own_file(folder: Path, name: str) -> bool:
@@ -144,25 +161,53 @@ def _read_info(folder: Path) -> tuple[str, dict[str, Any]]:
         remedy = "train the model again with this version" if older else update
         raise InputError(f"model format {version} in '{folder}'", f"format {FORMAT_VERSION}", remedy)
     try:
-        require_sound_info(info)
+        _require_sound_info(info)
     except ValueError as error:
         raise damaged_model(folder, f"'{INFO}' {error}") from error
     return text, info
 
 
-def damaged_model(folder: Path, found: str) -> InputError:
-    """Return the error for a model folder whose content is not as it was written."""
-    return InputError(f"damaged model '{folder}': {found}", "the folder as it was written", "copy it or train it again")
-
-
-def require_annotator(bundle: Bundle, path: str | Path) -> None:
-    """Refuse a model that cannot annotate.
+def load_bundle(path: str | Path) -> Bundle:
+    """Read a model folder, verify its checksums and check its content.
 
     Raises
     ------
     InputError
-        It is an encoder without labels.
+        The folder or one of its files is missing, damaged or of another format version.
     """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    folder = Path(path)
+    text, info = _read_info(folder)
+    for name in (WEIGHTS, GENES):
+        if name not in info["files"]:
+            raise damaged_model(folder, f"'{INFO}' without the checksum of {name}")
+    for name, checksum in info["files"].items():
+        if name not in (WEIGHTS, GENES) or not _is_own_file(folder, name) or sha256(folder / name) != checksum:
+            raise damaged_model(folder, f"'{name[:MOST_NAMED]}' missing or changed since it was written")
+    try:
+        weights = load_file(folder / WEIGHTS)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise damaged_model(folder, f"'{WEIGHTS}' unreadable") from error
+    try:
+        # Only line feeds end a row and only the last tab ends a name: gene names may hold other separators.
+        lines = (folder / GENES).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+        rows = [line.rsplit("\t", 1) for line in lines[1:]]
+        genes, gene_means = [name for name, _ in rows], np.array([float(mean) for _, mean in rows], dtype=np.float32)
+    except ValueError as error:
+        raise damaged_model(folder, f"'{GENES}' unreadable") from error
+    try:
+        _require_sound_weights(genes, gene_means, len(info["labels"]), weights)
+    except ValueError as error:
+        raise damaged_model(folder, str(error)) from error
+    content = {name: info[name] for name in CONTENT}
+    checksum, kind = hashlib.sha256(text.encode()).hexdigest(), info.get("kind", ANNOTATOR)
+    return Bundle(**content, genes=genes, gene_means=gene_means, weights=weights, hash=checksum, kind=kind)
+
+
+def require_annotator(bundle: Bundle, path: str | Path) -> None:
+    """Refuse a model that cannot annotate: an encoder without labels."""
     if bundle.kind != ANNOTATOR:
         remedy = f"train a model that starts from it: scperformer train REFERENCE label_key=COLUMN init={path}"
         raise InputError(f"an encoder without labels at '{path}'", "a model with labels", remedy)
