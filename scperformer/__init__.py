@@ -1,4 +1,4 @@
-"""Cell-type annotation of single-cell RNA data with a Performer encoder, beside an honest baseline.
+"""Cell-type annotation of single-cell RNA data with a Performer encoder, beside logistic regression as the baseline.
 
 import scperformer as scp
 model = scp.load_model("my_model")     # or scp.load_model() for the packaged one
@@ -22,7 +22,7 @@ __all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
-    # torch and scanpy take seconds to import: they load with the first call that needs them.
+    # torch takes seconds to import: it loads with the first call that needs it.
     if name in _HOME:
         from importlib import import_module
 

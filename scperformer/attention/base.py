@@ -94,13 +94,13 @@ class Attention(nn.Module):
 
     @property
     def one_by_one(self) -> bool:
-        """Whether a cell must be in a batch of its own to get the same bits beside any other cells.
+        """Whether a cell needs a batch of its own, so that its bits do not depend on other cells.
 
         Unless a cell's part of a tensor fills whole cache lines, the cells of a batch lie differently in memory, and
         products of small matrices then add up in different orders.
         """
         size = None if self.size_option is None else getattr(self.options, self.size_option)
-        # causal mechanisms work on pieces, the last of which has any length
+        # causal mechanisms work on pieces of the tokens, and the last piece may have any length
         return self.is_causal or (size is not None and size % 16 != 0)
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:

@@ -1,4 +1,7 @@
-"""Performer attention (FAVOR+, generalized attention): random features of a kernel; cost linear in the tokens."""
+"""Performer attention (FAVOR+, generalized attention): random features of a kernel; cost linear in the tokens.
+
+Shape letters: B cells, H heads, L tokens, E head width, M features, T queries, keys and values.
+"""
 
 import math
 from collections.abc import Callable
@@ -13,7 +16,7 @@ from scperformer.attention.base import Sizes
 from scperformer.attention.random_directions import Fastfood, gaussian_directions
 from scperformer.config import require, require_choice
 
-MAX_FUSED_WIDTH = 128  # of a head: the tiles of wider ones do not fit beside each other
+MAX_FUSED_WIDTH = 128  # of a head: the tiles of wider heads do not fit together into the shared memory of a GPU
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EPSILON = 0.001  # added to the features of kernels that can be 0, as in generalized attention
 LOGARITHMIC = ("softmax", "exp")  # kernels whose features are exponentials, handled as logarithms
@@ -26,7 +29,7 @@ def has_triton() -> bool:
 
 
 def elu1(x: torch.Tensor) -> torch.Tensor:
-    """elu(x) + 1: x + 1 above 0, exp(x) below, where adding 1 to elu would lose small numbers."""
+    """elu(x) + 1, as x + 1 above 0 and exp(x) below: adding 1 to elu(x) would round small numbers away."""
     return x.clamp_min(0.0) + torch.exp(-torch.relu(-x))
 
 
@@ -96,7 +99,7 @@ class Favor(Additive):
     def __init__(self, sizes: Sizes, options: FavorOptions, generator: torch.Generator):
         super().__init__(sizes, options, generator)
         self.logarithmic = options.kernel in LOGARITHMIC
-        # With relu and no floor, a query may meet only the features of keys that were taken away: 0 / 0, or rounding.
+        # With relu and no floor, a query may share features only with keys that were subtracted: 0 / 0, or rounding.
         self.can_subtract = not (options.kernel == "relu" and options.floor == 0)
         # E ln E features, as in the paper's experiments (266 at E = 64)
         num_features = options.num_features or max(1, int(sizes.head_dim * math.log(sizes.head_dim)))
@@ -132,9 +135,9 @@ class Favor(Additive):
         return super().packed(qkv_TBHLE, keep_BL, positions_BL)
 
     def is_fused(self, v_BHLE: torch.Tensor) -> bool:
-        """Whether the kernels of fused.py compute the result, which never hold phi: on a GPU, if Triton is there.
+        """Whether the kernels of fused.py compute the result without storing phi: on a GPU with Triton.
 
-        They are for the dense form: softmax's kernel without epsilon, not causal, with directions written out.
+        They are for the kernel softmax without epsilon, not causal, with a dense matrix of directions.
         """
         options = self.options
         plain = options.kernel == "softmax" and not options.is_published and not self.is_causal
@@ -166,8 +169,8 @@ class Favor(Additive):
         directions_ME = self.directions_ME.to(x_BHLE.dtype) * self.factor
         if queries or torch.is_grad_enabled():
             return x_BHLE @ directions_ME.T
-        # Sums and maxima of keys run over the tokens: with these last in memory, they take a tenth less time. (With
-        # gradients the gain would be lost: writing to a view copies it.)
+        # Sums and maxima of keys run over the tokens: they take a tenth less time if tokens are last in memory.
+        # (With gradients there is no gain, because writing to a view copies it.)
         return (directions_ME @ x_BHLE.transpose(2, 3)).transpose(2, 3)
 
 
@@ -177,9 +180,8 @@ class PublishedFavor(Favor):
         phi(k) = exp(W k - |k|^2 / 2 - K) + epsilon,   K = the largest entry of W k over all keys and features
         phi(q) = exp(W q - |q|^2 / 2 - max_m (W q)_m) + epsilon
 
-    K is known only after the last key. Until then the sums are those of the M features without epsilon and of two more
-    entries: first a feature that is always 1, whose sums are those of v and the number of keys; last, K as the scale of
-    an empty feature.
+    K is known only after the last key. Until then, the sums have M + 2 entries: the M features without epsilon; a
+    feature that is always 1, with the sum of v and the number of keys; and an empty feature, whose scale is K.
     """
 
     def __init__(self, sizes: Sizes, options: FavorOptions, generator: torch.Generator):

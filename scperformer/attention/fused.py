@@ -264,7 +264,7 @@ def row_dots(
 
 
 def parts_of(num_tokens: int, num_programs: int, tile: int) -> tuple[int, int]:
-    """How many parts to cut the tokens into so that a GPU has enough to do, and the tokens of each."""
+    """The number of parts into which to cut the tokens to keep a GPU busy, and the number of tokens in each."""
     wanted = min(-(-PROGRAMS // num_programs), max(1, num_tokens // FEWEST_TOKENS))
     span = triton.cdiv(triton.cdiv(num_tokens, wanted), tile) * tile
     return triton.cdiv(num_tokens, span), span
@@ -289,7 +289,7 @@ def sum_keys(directions_ME, k_BHLE, v_BHLE, bias_GL) -> tuple[torch.Tensor, torc
 
 
 def read_features(q_BHLE, directions_ME, means_BHME, log_totals_GM) -> tuple[torch.Tensor, torch.Tensor]:
-    """What queries get from the features, B x H x L x E (cells, tokens, heads in memory), and their log-sums, G x L."""
+    """Outputs of the queries, B x H x L x E (order in memory: cells, tokens, heads), and their log-sums, G x L."""
     B, H, L, E = q_BHLE.shape
     M = len(directions_ME)
     out_BHLE = q_BHLE.new_empty(B, L, H, E).transpose(1, 2)

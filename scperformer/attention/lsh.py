@@ -39,9 +39,9 @@ class LshOptions:
 class Lsh(Attention):
     """sum_r exp(z_r - log sum_r' exp z_r') softmax_r(Q Q^T / sqrt(E)) V, z_r the log of a row's normaliser in round r.
 
-    In a round, the real tokens of a cell are sorted by (bucket, place) and cut into chunks; a token attends to those of
-    its chunk and of the one before, and to itself only if there is no other. A key counts once for each round that
-    finds it. No gradient passes through the hash.
+    In a round, the real tokens of a cell are sorted by (bucket, place) and cut into chunks; a token attends to the
+    tokens of its chunk and of the one before, and to itself only if it sees no other. A key counts once for each round
+    that finds it. No gradient passes through the hash.
 
     Source
     ------

@@ -83,7 +83,7 @@ class Window(Attention):
         return unskewed(self.weights(skewed(q_HPCE @ k_HPKE.mT), unreal_1PCW)) @ v_HPKE
 
     def weights(self, scores_HPCW: torch.Tensor, unreal_1PCW: torch.Tensor) -> torch.Tensor:
-        """Turn the band of scores, which is 0 where there is no real key, into the band of weights."""
+        """Turn the band of scores, which is 0 without a real key, into the band of weights."""
         spare = (self.taps_NHW.shape[-1] - scores_HPCW.shape[-1]) // 2  # taps on each side that reach beyond the cell
         for i, taps_HW in enumerate(self.taps_NHW[..., spare : self.taps_NHW.shape[-1] - spare]):
             if i > 0:

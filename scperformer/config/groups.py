@@ -33,10 +33,10 @@ class DataConfig(Options):
     target_sum: float = option(1e4, ABOVE_ZERO)  # counts per cell after normalisation
     min_genes: int = option(50, ZERO_OR_MORE)  # reference cells that express fewer genes are dropped
     min_cells: int = option(3, ZERO_OR_MORE)  # genes that fewer reference cells express are dropped
-    # share of the labelled cells that early stopping looks at; not used with `data.split=column`
+    # share of the labelled cells that is held out for early stopping; not used with `data.split=column`
     val_fraction: float = option(0.1, (lambda share: 0 < share < 1, "a share between 0 and 1"))
     # how labelled cells are split into training and validation: stratified (at random within each label), group (whole
-    # donors or batches) or column (as a column says); see docs/training.md#which-cells-validate
+    # donors or batches) or column (a column names the side of each cell); see docs/training.md#which-cells-validate
     split: str = option("stratified", one_of("stratified", "group", "column"))
     split_key: str | None = None  # obs column of the groups, or of the sides `train`, `val` and `test` (left alone)
     # labels with fewer than `data.min_cells_per_label` cells: keep, merge (into one label), drop (their cells) or error
@@ -93,7 +93,7 @@ class ModelConfig(Options):
     activation: str = option("gelu", one_of("gelu", "relu"))  # of the feed-forward part: gelu or relu
     # pre: layer norm before attention and feed-forward; post: after their residual sums
     norm: str = option("pre", one_of("pre", "post"))
-    # how a token says which gene it is: gene (a learned vector), gene2vec (a fixed one from a file), sinusoidal or none
+    # how a token encodes its gene: gene (a learned vector), gene2vec (a fixed one from a file), sinusoidal or none
     positions: str = option("gene", one_of("gene", "gene2vec", "sinusoidal", "none"))
     # with `model.positions=gene2vec`: a text file, each line a gene and its `model.dim` numbers; missing genes get 0
     gene2vec_path: str | None = None
@@ -134,13 +134,13 @@ class HeadConfig(Options):
 
 @dataclass(kw_only=True)
 class MaskingConfig(Options):
-    """Which values pretraining masks, and how their prediction is judged."""
+    """The values that pretraining masks, and the loss of their prediction."""
 
     prefix = "masking."
-    # share of the genes that a cell expresses whose values are to be predicted
+    # share of a cell's expressed genes whose values are to be predicted
     share: float = option(0.15, (lambda share: 0 < share <= 1, "a share above 0, up to 1"))
-    mask_share: float = option(0.9, SHARE)  # of these: shown to the encoder as the mask
-    # of these: shown with the value of another gene of the batch; the rest is shown as it is
+    mask_share: float = option(0.9, SHARE)  # share of these values that the encoder sees as the mask
+    # share of these values that are replaced by the value of another gene of the batch; the rest is not changed
     random_share: float = option(0.0, SHARE)
     class_weights: str = option("none", WEIGHTS)  # with bins: weight of a bin in the loss: none, sqrt or balanced
     tied: bool = False  # with bins: the output layer is the embedding's table of bins

@@ -38,10 +38,10 @@ SOURCE = (lambda source: source in ("auto", "X", "raw") or source.startswith("la
 class _FileOptions(Options):
     """Options of the steps that take files."""
 
-    step: ClassVar[str]  # how the command begins, for messages
+    step: ClassVar[str]  # the first words of the command, for messages
     takes_one: ClassVar[bool] = False
 
-    inputs: list[str] = field(default_factory=list)  # the plain words of the command
+    inputs: list[str] = field(default_factory=list)  # the files, given as plain words of the command
     overwrite: bool = False  # replace an output of this step that exists
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class _FileOptions(Options):
 
 @dataclass(kw_only=True)
 class ExpressionOptions(_FileOptions):
-    """What a file holds, where it shall not be detected."""
+    """Options that replace the detection of a file's content."""
 
     # of tables of text: cells_by_genes or genes_by_cells; see docs/inputs.md#files
     orientation: str = option("auto", one_of("auto", "cells_by_genes", "genes_by_cells"))
@@ -74,16 +74,16 @@ class _ModelOptions(ExpressionOptions):
 
     # a model folder, or the name of an imported model; null: $SCPERFORMER_MODEL, else the packaged model
     model_path: str | None = None
-    # share of the model's informative expression that the genes of the file must carry; see docs/inputs.md#genes
+    # least share of the model's informative expression that the genes of the file must carry; see docs/inputs.md#genes
     min_overlap: float = option(0.2, SHARE)
 
 
 @dataclass(kw_only=True)
 class CheckConfig(_ModelOptions):
-    """Say what files hold and whether a model can annotate them."""
+    """Describe files, and check whether a model can annotate them."""
 
     step = "check"
-    label_key: str | None = None  # check that `train` would take the file as a reference with these labels, instead
+    label_key: str | None = None  # check instead whether `train` would accept these labels
     # look for likely doublets: auto (in up to 3,000 cells), true (up to 20,000) or false
     doublets: str = option("auto", one_of("auto", "true", "false"))
     json: bool = False  # print the findings as JSON and nothing else; `--json` is the same
@@ -111,8 +111,9 @@ class NetworkConfig(ExpressionOptions):
 
     # the model folder; null: INPUT.model (`train`) or INPUT.encoder (`pretrain`) beside the first input
     output: str | None = None
-    resume: bool = False  # continue a run that was cut off
-    seed: int = option(0, SEED)  # of every random choice: split, weights, projections, order, masked values, dropout
+    resume: bool = False  # continue an interrupted run
+    # seed of every random choice: split, weights, projections, order, masked values, dropout
+    seed: int = option(0, SEED)
     # a model folder (of `pretrain` or `train`) whose encoder is the start; see docs/pretraining.md
     init: str | None = None
     data: DataConfig = field(default_factory=DataConfig)
@@ -138,7 +139,7 @@ class TrainConfig(NetworkConfig):
 
     step = "train"
     label_key: str  # obs column with the labels
-    # only say how long the training would take and how much memory it needs; `--estimate` is the same
+    # only estimate the time and memory of the training; `--estimate` is the same
     estimate: bool = False
     # part of the encoder of `init` that is trained further: full, last_layer (and the final norm) or head (none of it)
     init_mode: str = option("full", one_of("full", "last_layer", "head"))
@@ -174,10 +175,10 @@ class PredictConfig(_ModelOptions):
 
     step = "predict"
     output: str | None = None  # a name in .h5ad, .zarr, .csv, .tsv (both also .gz) or .parquet; null: beside each input
-    outputs: list[str] = field(default_factory=list)  # with several files: such a name for each of them, in their order
+    outputs: list[str] = field(default_factory=list)  # with several files: a name for each of them, in their order
     # without `output`: h5ad, zarr, csv, tsv or parquet, as INPUT.annotated.FORMAT
     output_format: str = option("h5ad", one_of("h5ad", "zarr", "csv", "tsv", "parquet"))
-    resume: bool = False  # keep the parts that a run which was cut off had finished
+    resume: bool = False  # continue an interrupted run, and keep its finished parts
     keep_going: bool = False  # annotate the other files when one is refused; the exit code is 2 all the same
     error_files: bool = False  # with `keep_going`: write why a file is refused into OUTPUT.error, and exit with 0
     # `K/N`, as in `2/8`: call only the second of eight shares of the cells; the output is a folder for `shares`
@@ -252,8 +253,8 @@ class AnalyzeConfig(_ModelOptions):
     takes_one = True
     analysis: str | None = None  # the first plain word: spectrum or approximation
     output: str | None = None  # a folder; null: INPUT.spectrum or INPUT.approximation beside the input
-    num_cells: int = option(8, ONE_OR_MORE)  # cells, drawn by the seed among those that express any gene
-    # of a cell with more tokens, as many are used, drawn by the seed
+    num_cells: int = option(8, ONE_OR_MORE)  # number of cells, a random sample of those that express any gene
+    # tokens used of each cell; a random sample of them if a cell has more
     max_tokens: int = option(2048, (lambda num: num >= 2, "2 or more"))
     # approximation: values of the option that is the size of a mechanism
     sizes: list[int] = option(

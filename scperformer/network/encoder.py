@@ -2,9 +2,11 @@
 
 Shape letters: B cells, L tokens, D model width, H heads, E head width, M features, G genes.
 
-A layer is computed in one of three ways with the same result: whole; in chunks of `chunk_tokens` with an additive
-mechanism (phi exists for one chunk at a time; with `checkpointing`, also in training); and with `memory`, where the
-sums over all genes at zero, without those that a cell expresses, are added to the cell's own.
+A layer is computed as a whole or, with an additive mechanism, in chunks of `chunk_tokens`: phi then exists for one
+chunk at a time (with `checkpointing`, also in training). Both give the same result.
+
+With `tokens.unexpressed=memory`, unexpressed genes are keys and values but not tokens. Their sums over keys are
+computed once for all cells (`Memory`); for each cell, the genes that it expresses are subtracted.
 """
 
 import logging
@@ -32,7 +34,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer norm; on a GPU, if Triton is there, one pass computes it in the precision of the products that follow.
+    """Layer norm; on a GPU with Triton, one pass computes it in the precision of the products that follow.
 
     Parameters
     ----------
@@ -66,7 +68,7 @@ class Layer(nn.Module):
         in_chunks = isinstance(attention, Additive) and not attention.is_causal
         self.chunk_tokens = model.chunk_tokens if in_chunks else None
         self.checkpointing = model.checkpointing
-        # with post-norm the output of a norm is the next residual, and must stay float32
+        # With post-norm the output of a norm is the next residual and must stay float32, so it is not fused.
         norm = LayerNorm if self.pre_norm else nn.LayerNorm
         self.norm_attention = norm(model.dim)
         # rows: queries (also the keys where they are shared), keys, values
@@ -105,7 +107,7 @@ class Layer(nn.Module):
         return self.norm_feedforward(h_BLD + self.dropout(self.feedforward(h_BLD)))
 
     def is_fused(self, h_BLD: torch.Tensor) -> bool:
-        """Whether one pass computes a sum and the norm after it: for predictions on a GPU, if Triton is there."""
+        """Whether one pass computes a residual sum and the norm after it: for predictions on a GPU with Triton."""
         fits = self.pre_norm and h_BLD.dtype == torch.float32
         predicts = h_BLD.is_cuda and not self.training and not torch.is_grad_enabled()
         return fits and predicts and has_triton()
@@ -134,10 +136,10 @@ class Layer(nn.Module):
         qkv_TBHLE = self.to_qkv(x_BLD).unflatten(-1, (-1, *self.heads)).permute(2, 0, 3, 1, 4)
         return self.finished(h_BLD, self.attention.packed(qkv_TBHLE, keep_BL, positions_BL))
 
-    # --- with an additive mechanism, the two halves of the above --------------------------------------------
+    # --- the two halves of `forward`, for additive mechanisms --------------------------------------------
 
     def key_sums(self, h_BLD: torch.Tensor, keep_BL: torch.Tensor) -> KeySums:
-        """The sums over tokens as keys of the layer."""
+        """The sums over the keys of these tokens."""
         size = self.chunk_tokens or h_BLD.shape[1]
         if self.checkpointing and torch.is_grad_enabled():
             return sum_recomputed(self._key_sums, h_BLD, keep_BL, size, self)
@@ -152,7 +154,7 @@ class Layer(nn.Module):
 
     def _key_sums(self, h_BLD, keep_BL):
         assert isinstance(self.attention, Additive)
-        # Without the mask a tenth of the time is saved if there is nothing to mask. (On a GPU this check would wait.)
+        # If all tokens are real, leaving out the mask saves a tenth of the time. (On a GPU, the check would wait.)
         all_real = not keep_BL.is_cuda and bool(keep_BL.all())
         return self.attention.key_sums(*self.keys_values(h_BLD), None if all_real else keep_BL)
 
@@ -163,13 +165,13 @@ class Layer(nn.Module):
 
 @dataclass
 class Memory:
-    """Every gene at value 0, as each layer sees it: a stream of tokens that does not depend on any cell."""
+    """The keys and values of unexpressed genes: all genes at value 0, passed through the layers once for all cells."""
 
     h_1GD: list[torch.Tensor]  # one per layer: its input
     sums: list[KeySums]  # one per layer: over all G genes as keys
 
     def without(self, layer: Layer, index: int, batch: Batch) -> KeySums:
-        """The sums in a layer over the genes that are not tokens of a cell; dropped tokens are tokens."""
+        """The sums of a layer over the genes that are not tokens of a cell; genes dropped in training are tokens."""
         h_GD = self.h_1GD[index][0]
         is_gene_BL = batch.genes_BL < len(h_GD)  # special positions and padding have the number after the last gene
         h_BLD = h_GD[batch.genes_BL.clamp_max(len(h_GD) - 1)]
@@ -188,7 +190,7 @@ class Encoder(nn.Module):
     Raises
     ------
     InputError
-        An unknown mechanism or option, or `memory` tokens with a mechanism that cannot have them.
+        An unknown mechanism or option, or `tokens.unexpressed=memory` with a mechanism that does not support it.
     """
 
     def __init__(
@@ -211,7 +213,7 @@ class Encoder(nn.Module):
         self.norm = LayerNorm(model.dim, is_last=True) if model.norm == "pre" else nn.Identity()
         self.dropout = nn.Dropout(model.dropout)
         self.has_memory = tokens.unexpressed == "memory"
-        self.kept_memory: tuple[list[Any], Memory] | None = None  # and the state it was made with
+        self.kept_memory: tuple[list[Any], Memory] | None = None  # the state it was made with, and the memory
         if self.has_memory:
             require_memory(attention["name"], self.mechanisms[0])
 
@@ -234,7 +236,7 @@ class Encoder(nn.Module):
         self.mechanisms[0].require_length(num_tokens, where)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Encoded tokens, B x L x D; those of padding mean nothing."""
+        """Encoded tokens, B x L x D; the values of padding are undefined."""
         h_BLD = self.dropout(self.embedding(batch))
         memory = self.memory() if self.has_memory else None
         for index in range(len(self.stack)):
@@ -252,8 +254,8 @@ class Encoder(nn.Module):
     def attention_inputs(self, batch: Batch) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Queries, keys and values of each layer in turn, B x H x L x E each, as the model itself computes them.
 
-        They belong to the cells' own tokens: with `memory` tokens, unexpressed genes only influence the input of the
-        next layer.
+        Unexpressed genes (`tokens.unexpressed=memory`) are not among them: they only influence the input of the next
+        layer.
         """
         h_BLD = self.dropout(self.embedding(batch))
         memory = self.memory() if self.has_memory else None
@@ -263,7 +265,7 @@ class Encoder(nn.Module):
                 h_BLD = self.after_layer(index, h_BLD, batch, memory)
 
     def memory(self) -> Memory:
-        """The stream of unexpressed genes; at prediction it is kept until a weight changes."""
+        """The memory of unexpressed genes; in prediction it is kept until a weight changes."""
         learns = self.training or torch.is_grad_enabled()
         made_with = [] if learns else self._state()
         if not learns and self.kept_memory is not None and self.kept_memory[0] == made_with:
@@ -280,7 +282,7 @@ class Encoder(nn.Module):
         return memory
 
     def _state(self) -> list[Any]:
-        """A key of the kept memory, which changes with a weight, its place or the precision."""
+        """A list that changes if a weight, its address or the precision changes; identifies the kept memory."""
         weights = self.state_dict(keep_vars=True).values()
         device = next(self.parameters()).device.type
         precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -288,7 +290,7 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def start(self, batch: Batch, generator: torch.Generator) -> None:
-        """Let every mechanism look at the keys of training cells, layer after layer."""
+        """Start the mechanisms from the keys of training cells, layer after layer (anchors of rbf, for example)."""
         was_training = self.training
         self.eval()  # no dropout
         h_BLD = self.embedding(batch)
@@ -312,12 +314,12 @@ def require_encoder(tokens: TokensConfig, model: ModelConfig, attention: dict[st
 
 
 def require_memory(name: str, mechanism: Attention) -> None:
-    """Refuse `memory` tokens with a mechanism whose sums over keys cannot be added and taken away.
+    """Refuse `tokens.unexpressed=memory` with a mechanism whose sums over keys cannot be added and subtracted.
 
     Raises
     ------
     InputError
-        It is not additive, it is causal (memory has no place in the order), or its sums cannot be taken away.
+        It is not additive, it is causal (memory has no position in the order), or its sums cannot be subtracted.
     """
     can = [name for name, other in MECHANISMS.items() if other.additive]
     if not isinstance(mechanism, Additive) or mechanism.is_causal or not mechanism.can_subtract:

@@ -1,4 +1,7 @@
-"""Predict cells with a network in memory: probabilities, embeddings, and the logits of each branch."""
+"""Predict cells with a network in memory: probabilities, embeddings, and the logits of each branch.
+
+`wide` is the linear branch, `deep` the encoder. Shape letters: B cells, C labels, D embedding width.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,13 +15,13 @@ from scperformer.network.cpu import computes_in_bfloat16, fast_cpu, torch_state_
 from scperformer.network.network import CellTypeModel
 from scperformer.network.tokens import Batch
 
-GPU_BATCH_TOKENS = 2**18  # 12 cells of scBERT's 16,907 tokens: with fewer an H100 waits for the next operation
-BYTES_OF_TOKEN = 2**15  # that a token takes on a GPU at scBERT's sizes, in float32
+GPU_BATCH_TOKENS = 2**18  # 12 cells of scBERT's length, with padding: with fewer, an H100 waits for the next operation
+BYTES_OF_TOKEN = 2**15  # bytes of GPU memory for each token, at scBERT's sizes in float32
 
 
 @dataclass
 class Predictions:
-    """Of N cells: proba float32 N x C (each row sums to 1) and embedding float32 N x D."""
+    """Results for N cells: proba, float32 N x C (each row sums to 1), and embedding, float32 N x D."""
 
     proba: np.ndarray
     embedding: np.ndarray
@@ -36,7 +39,7 @@ def predict_cells(
     cells
         Expression aligned to the model's genes.
     batch_size
-        Cells per batch on a GPU, and where no encoder is run; long cells share a batch with fewer others.
+        Cells per batch on a GPU, and on a CPU if no encoder is run; batches of long cells have fewer.
     precision
         `bf16-mixed` computes most products in bfloat16.
     """
@@ -57,10 +60,10 @@ Found = tuple[list[np.ndarray], list[tuple[np.ndarray, np.ndarray]]]  # row numb
 
 
 def _predict_on_cpu(network: CellTypeModel, cells: Cells, batch_size: int, precision: str, num_threads: int) -> Found:
-    """Predict on a CPU with the same bits for a cell beside any others.
+    """Predict on a CPU; each cell gets the same bits, whatever the other cells are.
 
-    Batches of an encoder have one size for each length, and are filled up to it. A thread takes whole batches: the
-    sums of a product would depend on the number of threads that share it.
+    The batch size of an encoder depends only on the length of the cells; smaller batches are filled up with repeated
+    cells. Each thread computes whole batches: if threads shared a product, its sums would depend on their number.
     """
     runs_encoder = network.encoder is not None and not network.wide_alone
     alone = network.one_by_one
@@ -77,13 +80,13 @@ def _predict_on_cpu(network: CellTypeModel, cells: Cells, batch_size: int, preci
     batches = list(prediction_batches(cells.lengths, size if runs_encoder else batch_size))
     # Each thread sets its own number of threads, or its first products may use more than one.
     with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        # The first batch alone: it computes, once, the memory of unexpressed genes that all cells share.
+        # The first batch runs alone: it computes the memory of unexpressed genes, which all cells share.
         parts = [*map(predict, batches[:1]), *pool.map(predict, batches[1:])]
     return [rows for rows, _ in batches], parts
 
 
 def _predict_on_gpu(network: CellTypeModel, cells: Cells, batch_size: int, precision: str) -> Found:
-    """Predict on a GPU; while it works, the next batches are made."""
+    """Predict on a GPU; the CPU prepares the next batches meanwhile."""
     # enough tokens to keep the GPU busy, within its memory
     most = max(MAX_BATCH_TOKENS, min(GPU_BATCH_TOKENS, torch.cuda.mem_get_info()[0] // BYTES_OF_TOKEN))
     batches = list(prediction_batches(cells.lengths, batch_size, most))
@@ -99,7 +102,7 @@ def _predict_batch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Probabilities and embeddings of the first cells of a batch, in float32."""
     mixed = torch.autocast(device, torch.bfloat16, enabled=precision == "bf16-mixed")
-    with torch.inference_mode(), mixed:  # these settings hold for the thread that makes them
+    with torch.inference_mode(), mixed:  # both settings apply to the current thread only
         logits_BC, embedding_BD = (part[:num_cells] for part in network(batch.to(device)))
         return logits_BC.float().softmax(-1), embedding_BD.float()
 
@@ -118,7 +121,7 @@ def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tupl
 
 
 def choose_device(device: str, precision: str = "32-true") -> str:
-    """`cuda` or `cpu`; `auto` takes a GPU if there is one.
+    """Return `cuda` or `cpu`; `auto` takes a GPU if there is one.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The network: gene + expression embedding -> encoder -> pooling -> labels, beside a linear branch ("wide").
+"""The network: the encoder branch (embedding -> encoder -> pooling -> labels, "deep") plus a linear branch ("wide").
 
 Shape letters: B cells, L tokens, D model width, H heads, E head width, C labels, G genes, V views of the expression.
 """
@@ -87,7 +87,7 @@ class Head(nn.Module):
 class Wide(nn.Module):
     """The linear branch: logits linear in views of normalised expression, plus a bias; starts at 0.
 
-    A view is x to a power, each cell scaled to the same length (linear_branch.py says why).
+    A view is x to a power, each cell scaled to the same length (linear_branch.py gives the reason).
     """
 
     def __init__(self, num_genes: int, num_labels: int, powers: Sequence[float]):
@@ -109,8 +109,8 @@ class Wide(nn.Module):
 class CellTypeModel(nn.Module):
     """Logits of every label for a batch of cells, and the vector (embedding) they came from.
 
-    With both branches on, logits are the sum of theirs, and the last layer of the encoder's ("deep") branch starts at
-    0: the network starts as the linear branch alone.
+    With both branches on, their logits are added up. The last layer of the encoder branch starts at 0, so that the
+    network starts as the linear branch alone.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class CellTypeModel(nn.Module):
         self.num_labels = num_labels
         self.wide = Wide(num_genes, num_labels, model.wide_powers) if model.wide else None
         self.has_both = model.wide and model.deep
-        self.wide_alone = False  # set where the encoder does not count: it is then not run
+        self.wide_alone = False  # set on loading a model with encoder scale 0: the encoder is then not run
         self.encoder: Encoder | None = None
         if model.deep:
             generator = torch.Generator().manual_seed(seed)
@@ -185,10 +185,10 @@ class CellTypeModel(nn.Module):
 
     @property
     def one_by_one(self) -> bool:
-        """Whether a cell must be in a batch of its own to get the same bits beside any other cells.
+        """Whether a cell needs a batch of its own, so that its bits do not depend on other cells.
 
-        A row of a product gets the same bits in any place if all widths are multiples of 16 and a few thousand numbers
-        at most are added up. `Attention.one_by_one` covers the mechanisms.
+        A row of a product gets the same bits at any position if all widths are multiples of 16 and at most a few
+        thousand numbers are added up. `Attention.one_by_one` decides for the mechanisms.
         """
         if self.encoder is None:
             return False

@@ -1,4 +1,7 @@
-"""Annotate cells: a model folder and cells in; labels with their probabilities out, in the AnnData or in a file."""
+"""Annotate cells with a model: add labels and their probabilities to an AnnData, or write them to a file.
+
+A file on disk is annotated block by block; the calls of a block are a part, and finished parts are kept on disk.
+"""
 
 import hashlib
 import json
@@ -38,9 +41,9 @@ log = logging.getLogger(__name__)
 Fingerprint = dict[Path, tuple[int, int, int]]
 
 FORMATS = (".h5ad", ".zarr", *SEPARATORS, PARQUET)  # endings of outputs
-TABLE_ROWS = 100_000  # of a table at a time
-SECONDS_BETWEEN_LINES = 20.0
-# Options that do not change any call: a run may be resumed with others.
+TABLE_ROWS = 100_000  # rows of a table that are written at a time
+SECONDS_BETWEEN_LINES = 20.0  # log lines about progress
+# Options that do not change any call: a resumed run may have other values of them.
 NOT_IN_IDENTITY = {
     *("inputs", "model_path", "output", "outputs", "output_format", "overwrite", "resume", "keep_going", "error_files"),
     *("share", "shares", "batch_size", "threads", "device"),
@@ -64,7 +67,7 @@ def annotate(
     model
         From `load_model`; None loads $SCPERFORMER_MODEL, else the packaged model.
     key_added
-        Prefix of what is added (docs/formats.md lists the keys).
+        Prefix of the keys that are added (docs/formats.md lists them).
     overwrite
         Replace an earlier annotation with the same prefix.
     overrides
@@ -101,7 +104,7 @@ def annotate_in_memory(adata: AnnData, model: Model, cfg: PredictConfig, path: s
 
 
 def _announce(annotation: Annotation, cfg: PredictConfig, path: str, num_called: int) -> None:
-    """Log one line about a file; `num_called` cells took the recorded seconds, an earlier run called the others."""
+    """Log one line about a file; this run called `num_called` cells in the recorded time, an earlier run the others."""
     record = annotation.uns[cfg.key_added]
     num, seconds = len(annotation.obs), record["seconds"]
     earlier = f", {num - num_called} of them before" if num_called < num else ""
@@ -110,7 +113,7 @@ def _announce(annotation: Annotation, cfg: PredictConfig, path: str, num_called:
 
 
 def parts_of(share: str | None, num_parts: int) -> range:
-    """Return the parts of a file that belong to a share such as `2/8`; all of them without one."""
+    """Return the numbers of the parts that belong to a share such as `2/8`; all parts for None."""
     number, count = map(int, (share or "1/1").split("/"))
     return range(num_parts * (number - 1) // count, num_parts * number // count)
 
@@ -118,12 +121,12 @@ def parts_of(share: str | None, num_parts: int) -> range:
 def _predict_on_disk(
     cells: BackedH5ad, path: str, output: Path, model: Model, cfg: PredictConfig, seen: Fingerprint
 ) -> None:
-    """Annotate an h5ad file of any size: a block of cells at a time, finished blocks on disk."""
+    """Annotate an h5ad file of any size, one block of cells at a time; finished parts are kept on disk."""
     if not cfg.overwrite and output.suffix in (".h5ad", ".zarr"):
         require_not_annotated(cells.keys(), cfg.key_added, path)  # before the work; writing checks again
     query = make_query(cells, model, cfg, path)
     starts, options = query.starts(), asdict(cfg)
-    # The calls of a file depend on these: a run that was cut off continues only if they are the same.
+    # The calls depend on these values: an interrupted run is resumed only if they are the same.
     identity = {
         "input": query.sha256,
         "model": model.bundle.hash,
@@ -222,11 +225,11 @@ def _require_place(output: Path, cfg: PredictConfig) -> None:
 
 
 def run_predict(cfg: PredictConfig) -> list[Path]:
-    """Annotate files; each is copied with the annotation added and nothing else changed, or a table is written.
+    """Annotate files: write a copy of each with the annotation added, or a table.
 
     Returns
     -------
-    Where the annotations go: `cfg.output` or `cfg.outputs`, or `<input>.annotated.h5ad` beside each input.
+    The paths of the annotations: `cfg.output` or `cfg.outputs`, or `<input>.annotated.h5ad` beside each input.
 
     Raises
     ------
@@ -266,5 +269,5 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
             _predict_file(path, output, model, cfg)
     if refused and not cfg.error_files:
         found = f"{len(refused)} of {len(outputs)} files that cannot be annotated: {', '.join(refused)}"
-        raise InputError(found, "files like the others", "the line of each, above, says what to do")
+        raise InputError(found, "files that can be annotated", "see the error of each of them above")
     return outputs

@@ -27,7 +27,7 @@ def write_calls(
     overwrite: bool,
     scratch: Path | None = None,
 ) -> None:
-    """Write a table with a row per cell; the file name says its kind.
+    """Write a table with a row per cell; the ending of the file name decides its kind.
 
     Parameters
     ----------

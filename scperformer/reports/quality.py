@@ -38,7 +38,7 @@ class Quality:
     median_mitochondrial: float | None  # share of a cell's expression; None: the file has no such genes
     num_high_mitochondrial: int  # cells above a share of 0.2
     num_doublets: int | None  # likely doublets; None: see doublet_note
-    doublet_note: str  # why there is no number of doublets
+    doublet_note: str  # the reason why doublets were not counted
 
 
 def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets: str = "auto") -> Quality:
@@ -150,7 +150,7 @@ def count_doublets(rows: Rows) -> tuple[int | None, str]:
 
 
 def valley(values: np.ndarray) -> float | None:
-    """The minimum between the two modes of a histogram, which is smoothed until two are left; None if they are not two.
+    """The minimum between the two modes of a histogram, smoothed until it has two modes; None if it never has two.
 
     Source: Prewitt and Mendelsohn 1966, as in `skimage.filters.threshold_minimum`.
     """

@@ -53,7 +53,7 @@ def require_same_run(samples: Sequence[Annotated], evaluation: Evaluation, folde
 
 
 def draw_umap(samples: Sequence[Annotated], cells: pd.DataFrame, max_cells: int, seed: int) -> dict[str, Any] | None:
-    """UMAP of the cells of all samples, of at most `max_cells` random ones; None for too few cells.
+    """Draw a UMAP of the cells of all samples, at most `max_cells` random ones; None if there are too few cells.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def _score(value: float | None) -> str:
 
 
 def _expression(facts: dict[str, Any]) -> str:
-    """Which values of a file were used and what they are, in words."""
+    """The place and kind of the values that were used, in words."""
     source, kind, total = str(facts["source"]), str(facts["kind"]), float(facts["total"])
     place = {"X": "X", "raw": ".raw"}.get(source, f"layer {source.removeprefix('layers/')}")
     text = f"{KINDS.get(kind, kind)} in {place}"
@@ -103,16 +103,16 @@ def render(
     max_cells: int = 20_000,
     seed: int = 0,
 ) -> str:
-    """The page about annotated samples; the same input and seed give the same text.
+    """Return the page about annotated samples; the same input and seed give the same text.
 
     Parameters
     ----------
     samples
         As `read_annotated(..., embedding=True)` returns them.
     evaluation
-        Of the same samples.
+        Scores of the same samples against the truth.
     max_cells
-        Cells in the UMAP; of more cells a random subset is drawn.
+        Cells in the UMAP; if there are more, a random subset is drawn.
 
     Returns
     -------

@@ -59,7 +59,7 @@ def step_bytes(network: CellTypeModel, train: Cells, num_cells: int, cfg: TrainC
     """Measure the bytes of a training step on the `num_cells` longest cells, beside the weights."""
     learner = Learner(network, train.known_labels, cfg, num_steps=1)
     rows = np.argsort(-train.lengths, kind="stable")[:num_cells]
-    # Where it will be trained: the steps of a large network on a CPU would take minutes, and memory of their own.
+    # Measure on the device of the training: on a CPU, steps of a large network take minutes and other memory.
     device = "cuda" if cfg.trainer.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
     learner.to(device).train()
 

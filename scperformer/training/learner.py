@@ -94,7 +94,7 @@ class EncoderLearner(pl.LightningModule):
             encoder.redraw(torch.Generator().manual_seed(seed_of("redraw", self.seed, step)))
 
     def with_genes_dropped(self, tokens: Batch) -> Batch:
-        """Hide a random part of each cell's genes from the encoder, as `model.gene_dropout` says."""
+        """Hide a random part of each cell's genes from the encoder, `model.gene_dropout` of them."""
         if self.encoder is None or not self.gene_dropout:
             return tokens
         return drop_genes(tokens, self.gene_dropout, self.encoder.has_memory)

@@ -1,4 +1,4 @@
-"""How much memory this process has used, and how much it can still get."""
+"""The memory that this process has used, and the memory that it can still get."""
 
 import os
 import resource
@@ -22,7 +22,7 @@ def available_memory(root: Path = Path("/")) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     lines = dict(line.split(":", 1) for line in table.read_text().splitlines())
     free = [int(lines["MemAvailable"].split()[0]) * 1024]
-    # Control groups of version 2: the limit of each group counts, from that of this process outwards.
+    # Control groups of version 2: the limits of this process's group and of all groups around it count.
     own = root / "proc" / "self" / "cgroup"
     own_lines = own.read_text().splitlines() if own.is_file() else []
     names = [line.removeprefix("0::/") for line in own_lines if line.startswith("0::/")]
@@ -31,7 +31,7 @@ def available_memory(root: Path = Path("/")) -> int:
     for folder in (group, *group.parents):
         limit, used = folder / "memory.max", folder / "memory.current"
         if limit.is_file() and used.is_file() and (text := limit.read_text().strip()) != "max":
-            # Pages of files that nobody is using count as used, but make room when it is needed.
+            # Inactive pages of cached files count as used, but the kernel frees them when memory is needed.
             stat = folder / "memory.stat"
             rows = stat.read_text().splitlines() if stat.is_file() else []
             cached = sum(int(row.split()[1]) for row in rows if row.startswith("inactive_file "))

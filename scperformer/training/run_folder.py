@@ -51,7 +51,7 @@ def is_helper(cfg: NetworkConfig) -> bool:
 
 
 def hush_helper(cfg: NetworkConfig) -> None:
-    """In a helping process, leave log lines and warnings to the first process."""
+    """In a helper (any process of a distributed run but the first), silence log lines and warnings."""
     if is_helper(cfg):
         logging.getLogger("scperformer").setLevel(logging.ERROR)
         warnings.simplefilter("ignore")
@@ -102,7 +102,7 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def how_it_was_made(cfg: NetworkConfig, files: Sequence[str]) -> dict[str, Any]:
-    """The part of a model's provenance that says how to make it again: seed, command, options, versions.
+    """The part of a model's provenance that is needed to make it again: seed, command, options, versions.
 
     Without names of input files (cells in memory), the command is a call in Python.
     """

@@ -1,4 +1,7 @@
-"""The scale of each branch of the network, fitted to held-out cells."""
+"""The scale of each branch of the network, fitted to held-out cells.
+
+`wide` is the linear branch, `deep` the encoder.
+"""
 
 from dataclasses import dataclass
 
@@ -7,15 +10,15 @@ from scipy.optimize import minimize
 
 from scperformer.metrics import cell_losses, negative_log_likelihood
 
-LARGEST = 10.0  # scale: held-out cells that are all right would drive it to infinity
+LARGEST = 10.0  # scale: without a limit it would be infinite if all held-out cells are called correctly
 
 
 def branch_scales(wide: np.ndarray, deep: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
     """Find a and b, from 0 to `LARGEST`, for which a * wide + b * deep has the lowest loss on held-out cells.
 
-    Each branch alone is overconfident, and the encoder of a small reference is often worse than the linear branch:
-    their plain sum then loses to the linear branch. The common size of a and b is a temperature (Guo et al. 2017,
-    arXiv 1706.04599). The objective is convex.
+    Each branch alone is overconfident. The encoder of a small reference is often worse than the linear branch, and so
+    is the unscaled sum of both. The common size of a and b acts as a temperature (Guo et al. 2017, arXiv 1706.04599).
+    The objective is convex.
 
     Parameters
     ----------
@@ -25,8 +28,8 @@ def branch_scales(wide: np.ndarray, deep: np.ndarray, labels: np.ndarray) -> tup
         True label indices, N.
     """
     wide, deep = np.asarray(wide, dtype=np.float64), np.asarray(deep, dtype=np.float64)
-    # Without data: the linear branch as it was fitted, the encoder only if it is alone. A prior as heavy as one cell
-    # keeps a handful of held-out cells from extreme scales.
+    # The scales without data: 1 for the linear branch; for the encoder 1 if it is alone, else 0. The prior has the
+    # weight of one cell and prevents extreme scales if there are few held-out cells.
     prior = np.array([1.0, 0.0 if wide.any() else 1.0])
     true = np.arange(len(labels)), labels
 
@@ -45,7 +48,7 @@ def branch_scales(wide: np.ndarray, deep: np.ndarray, labels: np.ndarray) -> tup
 
 @dataclass(frozen=True)
 class Gain:
-    """The mean fall of a held-out cell's loss when the encoder is added to the linear branch."""
+    """The mean decrease of a held-out cell's loss by adding the encoder to the linear branch."""
 
     mean: float
     standard_error: float
@@ -54,11 +57,15 @@ class Gain:
 def earned_scales(
     wide: np.ndarray, deep: np.ndarray, labels: np.ndarray, min_gain: float
 ) -> tuple[float, float, Gain | None]:
-    """Scale the branches as `branch_scales`, but leave out an encoder that lowers the loss by no more than chance.
+    """Scale the branches as `branch_scales`, but leave out an encoder without a significant gain.
 
-    Held-out cells are few, and from the study that the encoder was trained on: without this rule, cells of other
-    studies are called less well. The loss must fall by more than `min_gain` standard errors; 0: the scales of
-    `branch_scales` stand. The gain is None for a branch alone.
+    The loss must decrease by more than `min_gain` standard errors; with `min_gain=0` the scales of `branch_scales` are
+    used. The held-out cells are few, and from the same study as the training cells: without this rule, accuracy on
+    cells of other studies is lower.
+
+    Returns
+    -------
+    The scales of the linear branch and the encoder, and the gain; None if a branch is off.
     """
     both = branch_scales(wide, deep, labels)
     if not wide.any() or not deep.any():

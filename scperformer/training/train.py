@@ -1,4 +1,6 @@
-"""Train a model on a labelled reference: start a network, train it, scale its branches, write the model folder."""
+"""Train a model on a labelled reference: make a network, train it, scale its branches, write the model folder.
+
+`wide` is the linear branch, `deep` the encoder."""
 
 import logging
 import time
@@ -96,13 +98,13 @@ def fit(reference: Reference, cfg: TrainConfig, source: dict[str, str], name: st
     Parameters
     ----------
     source
-        `reference` (file names) and `reference_sha256` ("" for cells in memory), for the provenance.
+        Entries of the provenance: `reference` (file names) and `reference_sha256` ("" for cells in memory).
     name
-        Of the model.
+        Name of the model.
 
     Returns
     -------
-    The trained model; None in the helping processes of a distributed run.
+    The trained model; None in all processes of a distributed run but the first.
     """
     begin = time.perf_counter()
     split = reference.split
@@ -148,8 +150,8 @@ def fit(reference: Reference, cfg: TrainConfig, source: dict[str, str], name: st
     metrics = {**scale_on_held_out(network, train, val, cfg), "best_epoch": best_epoch}
     if recipe is not None:
         metrics["linear_branch"] = asdict(recipe)
-        # The scales are settled: the linear branch now learns from the held-out cells, too, as the baseline does. (Of
-        # cells that stay on disk, from the sample and the held-out cells.)
+        # The scales are settled: replace the linear branch by a fit on all cells, including the held-out ones, as for
+        # the baseline. (Cells on disk: the sample for linear fits and the held-out cells.)
         scale = metrics["scales"]["wide"]
         add_linear(network, linear, -scale)
         add_linear(network, fit_linear_branch(reference.x, reference.labels, recipe), scale)
@@ -180,15 +182,15 @@ def fit(reference: Reference, cfg: TrainConfig, source: dict[str, str], name: st
 
 
 def load_reference(paths: Sequence[Path], cfg: TrainConfig) -> Reference:
-    """Load the cells of a file or, as `data.in_memory` says, open one or more files whose cells stay on disk."""
+    """Load the cells of a file or, with `data.in_memory=false`, open one or more files whose cells stay on disk."""
     if cfg.data.in_memory is False:
         return stream_reference(paths, cfg)
     return make_reference(read_cells(paths[0], cfg.orientation), cfg, paths[0])
 
 
-@torch_state_kept()  # other libraries change the number of threads, too, when they are imported
+@torch_state_kept()  # the imports of other libraries change the number of threads, too
 def _train(cells: AnnData | Sequence[Path], cfg: TrainConfig, output: Path) -> Path:
-    """Go the whole way from a reference, in memory or in files, to a model folder."""
+    """Train on a reference, in memory or in files, and write the model folder."""
     hush_helper(cfg)
     if cfg.estimate:
         remedy = "call scperformer.training.estimate.run_estimate, or add --estimate to 'scperformer train'"

@@ -127,9 +127,9 @@ def run_epochs(
 ) -> int | None:
     """Train to the end, and leave the weights of the best epoch in `learner.network`.
 
-    `best.ckpt` in the run folder is the epoch with the best `monitor`, the highest or the lowest as `mode` says (max or
-    min). `last.ckpt` is the state after the last whole epoch, or where a signal stopped the run; if it is there at the
-    start, the run continues from it.
+    `best.ckpt` in the run folder is the epoch with the highest (`mode=max`) or lowest (`mode=min`) value of `monitor`.
+    `last.ckpt` is the state after the last whole epoch, or where a signal stopped the run; if it is there at the start,
+    the run continues from it.
 
     Returns
     -------

@@ -40,7 +40,7 @@ class HeadInputs:
 
 
 def choose_cells(cells: Cells, num_cells: int, seed: int) -> np.ndarray:
-    """The row numbers of `num_cells` random cells with expression; of all such cells if there are no more."""
+    """The row numbers of `num_cells` random cells with expression; of all such cells if there are fewer."""
     rows = np.flatnonzero(np.diff(cells.x.indptr))
     return np.sort(np.random.default_rng(seed).permutation(rows)[:num_cells])
 
