@@ -18,16 +18,8 @@ def one_line(text: str) -> str:
 class InputError(ValueError):
     """Input that cannot be used; the message is one line with found, expected and remedy.
 
-    Parameters
-    ----------
-    found
-        The value, with its file or option.
-    expected
-        The values that could be used instead.
-    remedy
-        Action of the user, preferably the exact option or command.
-    mends
-        Options of the same command, such as `species=mouse`, each of which would fix the error.
+    `found` is the value with its file or option, `remedy` an action of the user, preferably the exact option or
+    command; `mends` are options of the same command, such as `species=mouse`, each of which would fix the error.
     """
 
     def __init__(self, found: str, expected: str, remedy: str, mends: Sequence[str] = ()):

@@ -38,23 +38,10 @@ class Scores:
 
 
 def confusion_matrix(truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Sequence[Any]) -> npt.NDArray[np.int64]:
-    """Count the cells of each true and predicted label.
+    """Count the cells of each true label (rows) and predicted label (columns): L x L, in the order of `labels`.
 
-    Parameters
-    ----------
-    truth, predicted
-        N labels each, text or integers.
-    labels
-        L different labels: all labels of `truth` and `predicted`, and possibly more.
-
-    Returns
-    -------
-    Counts, L x L: rows are true labels, columns predicted labels, both in the order of `labels`.
-
-    Raises
-    ------
-    ValueError
-        `truth` and `predicted` differ in length, or hold a label that is not in `labels`.
+    `truth` and `predicted` are N labels each, text or integers. Different lengths, and a label that is not among the L
+    labels, raise a ValueError.
     """
     position, codes = {label: code for code, label in enumerate(labels)}, []
     for values in (truth, predicted):

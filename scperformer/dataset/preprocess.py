@@ -103,22 +103,6 @@ def _record(prepared: AnnData, findings: Findings, target_sum: float) -> dict[st
     return {"target_sum": float(target_sum), **found, "cells": prepared.n_obs, "genes": prepared.n_vars}
 
 
-def _align_to_model(adata: AnnData, cfg: PreprocessConfig, path: Path) -> AnnData:
-    """All cells of a file with the genes of the model `cfg.model_path`."""
-    from scperformer.model import load_bundle, resolve_model
-
-    model = load_bundle(resolve_model(cfg.model_path)[0])
-    query = find_query(adata, model, cfg, str(path))
-    for note in [query.findings.sentence, *query.overlap.notes]:
-        log.info("%s: %s", path, note)
-    aligned = AnnData(query.all_cells(), obs=adata.obs.copy(), var=pd.DataFrame(index=model.genes))
-    findings = replace(query.findings, notes=[*query.findings.notes, *query.overlap.notes])
-    dropped = {"cells_dropped": 0, "genes_dropped": query.overlap.num_dropped}
-    fit = {"model": model.name, "genes_absent": query.overlap.num_absent}
-    aligned.uns[PREPARED] = _record(aligned, findings, query.plan.target_sum) | dropped | fit
-    return aligned
-
-
 def run_preprocess(cfg: PreprocessConfig) -> Path:
     """Write a prepared copy of a file: as a reference, or with `model_path` aligned to a model's genes.
 
@@ -132,11 +116,21 @@ def run_preprocess(cfg: PreprocessConfig) -> Path:
     output = Path(cfg.output) if cfg.output is not None else beside(path, ".prepared.h5ad")
     require_absent(output, cfg.overwrite)
     adata = read_cells(path, cfg.orientation)
-    if cfg.model_path is not None:
-        prepared = _align_to_model(adata, cfg, path)
-    else:
+    if cfg.model_path is None:
         told = cfg.source, cfg.input_kind, cfg.input_total, cfg.input_base
         prepared = prepare_reference(adata, cfg.data, *told, path=path)
+    else:
+        from scperformer.model import load_bundle, resolve_model
+
+        model = load_bundle(resolve_model(cfg.model_path)[0])
+        query = find_query(adata, model, cfg, str(path))
+        for note in [query.findings.sentence, *query.overlap.notes]:
+            log.info("%s: %s", path, note)
+        prepared = AnnData(query.all_cells(), obs=adata.obs.copy(), var=pd.DataFrame(index=model.genes))
+        findings = replace(query.findings, notes=[*query.findings.notes, *query.overlap.notes])
+        dropped = {"cells_dropped": 0, "genes_dropped": query.overlap.num_dropped}
+        fit = {"model": model.name, "genes_absent": query.overlap.num_absent}
+        prepared.uns[PREPARED] = _record(prepared, findings, query.plan.target_sum) | dropped | fit
     done = prepared.uns[PREPARED]
     absent = f", {done['genes_absent']} genes of model {done['model']} absent" if "model" in done else ""
     cells, genes = (f"{done[name]} {name} ({done[f'{name}_dropped']} dropped" for name in ("cells", "genes"))

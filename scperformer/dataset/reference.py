@@ -62,7 +62,7 @@ class Reference:
 
 @dataclass
 class _Labelled:
-    """Which of some cells can be trained on, and the label, group or side of each of these."""
+    """The cells that can be trained on, and the label, group or side of each of these."""
 
     usable: np.ndarray  # boolean, over all cells
     labels: np.ndarray  # int64, of the usable cells
@@ -98,7 +98,7 @@ def _label(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> _Labelled:
 
 
 def _test_cells(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> np.ndarray | None:
-    """Which cells are test cells; None if there are none. Refuses missing columns before the long work."""
+    """Test cells, boolean; None if there are none. Refuses missing columns before the long work."""
     labelled = require_labels(obs, cfg.label_key, path).notna().to_numpy()
     values = split_values(obs, cfg.data, labelled, path)
     if cfg.data.split != "column" or values is None or not (is_test := (values == TEST).to_numpy()).any():
@@ -116,12 +116,6 @@ def make_reference(adata: AnnData, cfg: TrainConfig, path: str | Path, findings:
     ----------
     findings
         The result of `detect_expression` for these cells, if it is known.
-
-    Raises
-    ------
-    InputError
-        The label column is missing, its labels are too few, rare or cannot be split as asked, or the expression cannot
-        be used.
     """
     is_test = _test_cells(adata.obs, cfg, path)
     if is_test is not None:
@@ -133,35 +127,23 @@ def make_reference(adata: AnnData, cfg: TrainConfig, path: str | Path, findings:
     x.sort_indices()
     done = prepared.uns[PREPARED]
     dropped = f"{done['cells_dropped']} cells and {done['genes_dropped']} genes dropped by the filters"
-    return Reference(
-        x=x,
-        labels=cells.labels,
-        label_names=cells.names,
-        ontology_term_ids=cells.terms,
-        genes=list(map(str, prepared.var_names)),
-        summary=f"{describe_input(done['kind'], done['source'], done['target_sum'])}; {dropped}",
-        split=split_cells(cells.labels, cells.names, cells.values, cfg.data, cfg.seed),
-        rare=cells.rare,
-    )
-
-
-def _read_obs(paths: Sequence[Path], cfg: TrainConfig) -> pd.DataFrame:
-    """The obs columns of several files that training needs, one file below the other."""
-    parts = []
-    for path in paths:
-        with reading(path):
-            cells = open_stored(path)
-            columns = (cfg.label_key, f"{cfg.label_key}_ontology_term_id", cfg.data.split_key)
-            found = cells.columns([name for name in columns if name is not None])
-            # The error about a missing label column names the columns that there are.
-            parts.append(found if cfg.label_key in found else cells.obs)
-    return pd.concat(parts, ignore_index=True)
+    summary = f"{describe_input(done['kind'], done['source'], done['target_sum'])}; {dropped}"
+    genes = list(map(str, prepared.var_names))
+    split = split_cells(cells.labels, cells.names, cells.values, cfg.data, cfg.seed)
+    return Reference(x, cells.labels, cells.names, cells.terms, genes, summary, split, cells.rare)
 
 
 def stream_reference(paths: Sequence[Path], cfg: TrainConfig) -> Reference:
     """As `make_reference`, for cells that stay on disk; only cells to validate and to fit on are loaded."""
     path = paths[0] if len(paths) == 1 else f"the {len(paths)} files"
-    obs = _read_obs(paths, cfg)
+    wanted, columns = (cfg.label_key, f"{cfg.label_key}_ontology_term_id", cfg.data.split_key), []
+    for file in paths:
+        with reading(file):
+            stored = open_stored(file)
+            found = stored.columns([name for name in wanted if name is not None])
+            # The error about a missing label column names the columns that there are.
+            columns.append(found if cfg.label_key in found else stored.obs)
+    obs = pd.concat(columns, ignore_index=True)
     collection = make_collection(paths, cfg, left_out=_test_cells(obs, cfg, path))
     cells = _label(obs.iloc[collection.stored_rows].reset_index(drop=True), cfg, path)
     by_column = cells.values is not None
@@ -178,14 +160,9 @@ def stream_reference(paths: Sequence[Path], cfg: TrainConfig) -> Reference:
         log.info("%s", note)
     held, numbers = np.concatenate([fit, val]), np.flatnonzero(cells.usable)
     kinds = dict.fromkeys(f"{part.findings.kind} from {part.findings.source}" for part in collection.parts)
-    return Reference(
-        x=collection.read(numbers[held]),
-        labels=cells.labels[held],
-        label_names=cells.names,
-        ontology_term_ids=cells.terms,
-        genes=collection.genes,
-        summary=f"{'; '.join(kinds)}, as ln(1 + counts per {cfg.data.target_sum:,.0f}); {len(paths)} files",
-        split=Split(np.arange(len(fit)), np.arange(len(fit), len(held)), split.done, [*split.notes, *notes]),
-        rare=cells.rare,
-        stream=Stream(collection, numbers[split.train], cells.labels[split.train]),
-    )
+    summary = f"{'; '.join(kinds)}, as ln(1 + counts per {cfg.data.target_sum:,.0f}); {len(paths)} files"
+    rows = np.arange(len(fit)), np.arange(len(fit), len(held))
+    loaded = Split(*rows, split.done, [*split.notes, *notes])
+    stream = Stream(collection, numbers[split.train], cells.labels[split.train])
+    x, labels, genes = collection.read(numbers[held]), cells.labels[held], collection.genes
+    return Reference(x, labels, cells.names, cells.terms, genes, summary, loaded, cells.rare, stream)

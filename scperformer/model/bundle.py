@@ -13,35 +13,19 @@ SILENT = 0.01  # an encoder with a smaller scale decides no label
 
 @dataclass(kw_only=True)
 class Bundle:
-    """A trained model as plain data.
-
-    Attributes
-    ----------
-    genes, gene_means
-        Names of the G genes in order, and their mean ln(1 + cp10k) over the reference.
-    labels, ontology_term_ids
-        C label names in the order of the logits, and a Cell Ontology id or "unknown" for each.
-    config
-        Groups `tokens`, `model`, `attention`, `head` and the number `target_sum`: all that rebuilding needs.
-    weights
-        Arrays by name: `model.*` (the network's state) and `baseline.weight`, `baseline.bias`.
-    hash
-        SHA-256 of bundle.json, which holds the checksums of the other files; "" before saving.
-    kind
-        `annotator`, or `encoder` for a model of `pretrain`: without labels, head and logistic regression.
-    """
+    """A trained model as plain data: G genes, C labels."""
 
     name: str
-    genes: list[str]
-    gene_means: np.ndarray
-    labels: list[str]
-    ontology_term_ids: list[str]
-    config: dict[str, Any]
+    genes: list[str]  # in order
+    gene_means: np.ndarray  # float32 G: mean ln(1 + cp10k) over the reference
+    labels: list[str]  # in the order of the logits
+    ontology_term_ids: list[str]  # a Cell Ontology id or "unknown" for each label
+    config: dict[str, Any]  # groups tokens, model, attention, head and the number target_sum: all to build the network
     metrics: dict[str, Any]
     provenance: dict[str, Any]
-    weights: dict[str, np.ndarray] = field(repr=False)
-    hash: str = ""
-    kind: str = ANNOTATOR
+    weights: dict[str, np.ndarray] = field(repr=False)  # model.*: the network's state; baseline.weight, baseline.bias
+    hash: str = ""  # SHA-256 of bundle.json, which holds the checksums of the other files; "" before saving
+    kind: str = ANNOTATOR  # or ENCODER, from `pretrain`: without labels, head and logistic regression
 
     @property
     def scales(self) -> dict[str, float]:

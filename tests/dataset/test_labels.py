@@ -5,12 +5,7 @@ import pandas as pd
 import pytest
 
 from scperformer.config.groups import DataConfig
-from scperformer.dataset.labels import (
-    label_columns,
-    rare_labels,
-    require_labels,
-    settle_rare_labels,
-)
+from scperformer.dataset.labels import label_columns, rare_labels, require_labels, settle_rare_labels
 from scperformer.errors import InputError
 
 LABELS = pd.Series(["a"] * 5 + ["b", "c", "c", None])

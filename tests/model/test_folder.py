@@ -117,10 +117,7 @@ def test_model_card_names_labels_data_and_both_scores(bundle, folder):
 @pytest.mark.parametrize(
     ("scales", "line"),
     [
-        (
-            {"wide": 1.234, "deep": 0.5},
-            "- Logits are 1.23 x linear branch + 0.50 x encoder; the factors",
-        ),
+        ({"wide": 1.234, "deep": 0.5}, "- Logits are 1.23 x linear branch + 0.50 x encoder; the factors"),
         ({"wide": 1.5}, "- Logits are 1.50 x linear branch; the"),
         ({"deep": 0.004}, "- Logits are 0.00 x encoder; the"),
     ],
