@@ -84,10 +84,8 @@ def align(x: AnyMatrix, target: np.ndarray, num_genes: int) -> sparse.csr_matrix
 
     Parameters
     ----------
-    x
-        Expression, N cells x len(target), sparse or dense.
     target
-        int64; columns with values have different targets.
+        int64, for each column of `x`; columns with values have different targets.
 
     Returns
     -------

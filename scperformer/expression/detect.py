@@ -90,10 +90,7 @@ def detect_expression(
     input_kind
         auto, counts, linear or log1p: the kind of the values, whatever they look like.
     input_total, input_base
-        log1p values: counts per cell before the logarithm, and its base (auto, e, 2 or 10), whatever the values look
-        like.
-    path
-        Where `adata` came from, for messages.
+        log1p values: counts per cell before the logarithm, and its base (auto, e, 2 or 10), whatever they look like.
 
     Raises
     ------
@@ -311,10 +308,7 @@ def _gene_names(adata: AnnData, source: str) -> list[str]:
 def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "the data") -> tuple[Matrix, list[str]]:
     """Return the matrix that `findings` name, and the gene name of each of its columns; names may repeat.
 
-    Raises
-    ------
-    InputError
-        Several genes have no name.
+    Several genes without a name are refused.
     """
     names = _gene_names(adata, findings.source)
     require_named(names, f"{findings.source} of {path}")

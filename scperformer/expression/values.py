@@ -28,9 +28,6 @@ BASE_NAMES = dict(zip(BASES, ("natural logarithm", "logarithm to base 2", "logar
 PER_MILLION = 1e6
 
 
-# Logarithms: their base, and the total that each cell was normalised to
-
-
 class Group(NamedTuple):
     """Cells that were normalised together."""
 
@@ -152,9 +149,6 @@ def _groups(rows: sparse.csr_matrix) -> tuple[Group, ...]:
     return tuple(found)
 
 
-# All kinds of values
-
-
 @dataclass(kw_only=True)
 class Slot:
     """One place of an AnnData that may hold expression, and what its values are."""
@@ -174,66 +168,6 @@ class Slot:
     mixed: list[tuple[str, np.ndarray]] = field(default_factory=list)  # in a mix: each kind and its rows
 
 
-@dataclass
-class _Scan:
-    """The result of one pass over all values; arrays have an entry for each cell."""
-
-    num_bad: int
-    low: float
-    high: float
-    filled: np.ndarray  # the cell has values
-    whole: np.ndarray  # all its values are whole numbers
-    highest: np.ndarray  # value, of cells that are not whole
-    sums: np.ndarray
-
-
-def judge(source: str, matrix: Matrix | Rows) -> Slot:
-    """Say what the values of a matrix, cells x genes, are; `source` is the name of its place.
-
-    All values are checked for NaN, negative and whole numbers. Up to 2,000 cells show whether values are logarithms,
-    and their base and total. A sparse matrix is never made dense.
-    """
-    x = matrix if isinstance(matrix, Rows) else Rows(matrix)
-    if x.dtype.kind not in "buif":
-        return Slot(source=source, x=x, text=f"not numbers ({x.dtype})")
-    with np.errstate(over="ignore"):  # values that overflow are refused below
-        scan = _scan(x)
-    slot = Slot(source=source, x=x, largest=scan.high, num_empty=int((~scan.filled).sum()))
-    if scan.num_bad:
-        slot.text = f"{scan.num_bad} NaN or infinite value{'s' if scan.num_bad > 1 else ''}"
-    elif scan.low < 0:
-        slot.text = f"negative values down to {scan.low:.4g}: scaled or centred"
-    elif scan.high > MOST:
-        slot.text = f"values up to {scan.high:.4g}, which is too large for expression"
-    elif scan.high == 0:
-        slot.text = "nothing but zeros"
-    elif scan.whole.all():
-        slot.kind, slot.text = "counts", "counts"
-    else:
-        _judge_decimals(slot, scan)
-    return slot
-
-
-def _scan(x: Rows) -> _Scan:
-    num_bad, low, high = 0, 0.0, 0.0
-    filled, whole = np.zeros(x.shape[0], dtype=bool), np.ones(x.shape[0], dtype=bool)
-    highest, sums = (np.zeros(x.shape[0], dtype=np.float32) for _ in range(2))
-    for start, block in x.blocks():
-        values = np.asarray(block.data if sparse.issparse(block) else block)
-        if values.size and values.dtype.kind == "f" and not np.isfinite(values).all():
-            num_bad += int(values.size - np.count_nonzero(np.isfinite(values)))
-            continue
-        if values.size:
-            low, high = min(low, float(values.min())), max(high, float(values.max()))
-        rows = slice(start, start + block.shape[0])
-        sums[rows] = np.asarray(block.sum(axis=1, dtype=np.float64)).ravel()
-        filled[rows] = _rows_with(block, values != 0)
-        if values.dtype.kind == "f" and not np.array_equal(values, np.rint(values)):
-            whole[rows] = ~_rows_with(block, values != np.rint(values))
-            highest[rows] = np.asarray(block.max(axis=1).todense() if sparse.issparse(block) else block.max(1)).ravel()
-    return _Scan(num_bad, low, high, filled, whole, highest, sums)
-
-
 def _rows_with(block: Matrix, flags: np.ndarray) -> np.ndarray:
     """Find the rows that have any of the flagged stored values."""
     if not sparse.issparse(block):
@@ -244,23 +178,37 @@ def _rows_with(block: Matrix, flags: np.ndarray) -> np.ndarray:
     return found
 
 
-def _judge_decimals(slot: Slot, scan: _Scan) -> None:
+def _rows_by_base(x: Rows, rows: np.ndarray, seen: Logarithm) -> list[tuple[str, np.ndarray]]:
+    """Split rows by the base of their logarithms; those of no group have the base of the largest group."""
+    bases = dict.fromkeys(group.base for group in seen.groups)
+    if len(bases) < 2:
+        return [("logarithms", rows)]
+    base_of = np.full(x.shape[0], seen.groups[0].base)
+    for start in range(0, len(rows), MAX_SAMPLED_CELLS):
+        some = rows[start : start + MAX_SAMPLED_CELLS]
+        cells = x.some(some)
+        for group in reversed(seen.groups):
+            fits = np.abs(_sums(cells, group.base) / group.total - 1) < GROUP_SPREAD
+            base_of[some[fits]] = group.base
+    return [(BASE_NAMES[base], rows[base_of[rows] == base]) for base in bases]
+
+
+def _judge_decimals(slot: Slot, filled: np.ndarray, whole: np.ndarray, highest: np.ndarray, sums: np.ndarray) -> None:
     """Judge values with decimals: logarithms, linear values, or logarithms in some cells and other values in others."""
-    small = np.flatnonzero(~scan.whole & (scan.highest <= MAX_LOG))
+    small = np.flatnonzero(~whole & (highest <= MAX_LOG))
     sampled = small[np.unique(np.linspace(0, len(small) - 1, min(len(small), MAX_SAMPLED_CELLS)).astype(int))]
     seen = recognise(slot.x.some(sampled)) if len(sampled) else Logarithm(None)
     if seen.base is not None and seen.confirmed:
-        counts = np.flatnonzero(scan.whole & scan.filled & (scan.sums >= MIN_MIXED_SUM))
-        large = np.flatnonzero(~scan.whole & (scan.highest > MAX_LOG))
+        counts = np.flatnonzero(whole & filled & (sums >= MIN_MIXED_SUM))
+        large = np.flatnonzero(~whole & (highest > MAX_LOG))
         bases = _rows_by_base(slot.x, small, seen)
         if len(counts) or len(large) or len(bases) > 1:
-            logarithms = bases if len(bases) > 1 else [("logarithms", small)]
-            parts = [("counts", counts), ("values that are too large for logarithms", large), *logarithms]
+            parts = [("counts", counts), ("values that are too large for logarithms", large), *bases]
             slot.mixed = [(kind, rows) for kind, rows in parts if len(rows)]
             slot.text = " and ".join(f"{kind} in {len(rows)} cells" for kind, rows in slot.mixed)
             return
     if slot.largest > MAX_LOG or seen.base is None:
-        per_million = seen.total == PER_MILLION or np.allclose(scan.sums[scan.filled], PER_MILLION, rtol=0.01)
+        per_million = seen.total == PER_MILLION or np.allclose(sums[filled], PER_MILLION, rtol=0.01)
         other = "values that are neither counts nor logarithms"
         slot.kind, slot.text = "linear", "values per million (TPM or CPM)" if per_million else other
         return
@@ -273,16 +221,45 @@ def _judge_decimals(slot: Slot, scan: _Scan) -> None:
         slot.text = f"values up to {slot.largest:.4g} that look like logarithms"
 
 
-def _rows_by_base(x: Rows, rows: np.ndarray, seen: Logarithm) -> list[tuple[str, np.ndarray]]:
-    """Split rows by the base of their logarithms; those of no group have the base of the largest group."""
-    bases = dict.fromkeys(group.base for group in seen.groups)
-    if len(bases) < 2:
-        return []
-    base_of = np.full(x.shape[0], seen.groups[0].base)
-    for start in range(0, len(rows), MAX_SAMPLED_CELLS):
-        some = rows[start : start + MAX_SAMPLED_CELLS]
-        cells = x.some(some)
-        for group in reversed(seen.groups):
-            fits = np.abs(_sums(cells, group.base) / group.total - 1) < GROUP_SPREAD
-            base_of[some[fits]] = group.base
-    return [(BASE_NAMES[base], rows[base_of[rows] == base]) for base in bases]
+def judge(source: str, matrix: Matrix | Rows) -> Slot:
+    """Say what the values of a matrix, cells x genes, are; `source` is the name of its place.
+
+    All values are checked for NaN, negative and whole numbers. Up to 2,000 cells show whether values are logarithms,
+    and their base and total. A sparse matrix is never made dense.
+    """
+    x = matrix if isinstance(matrix, Rows) else Rows(matrix)
+    if x.dtype.kind not in "buif":
+        return Slot(source=source, x=x, text=f"not numbers ({x.dtype})")
+    num_bad, low, high = 0, 0.0, 0.0
+    # For each cell: it has values; all of them are whole numbers; the highest of a cell that is not whole; their sum.
+    filled, whole = np.zeros(x.shape[0], dtype=bool), np.ones(x.shape[0], dtype=bool)
+    highest, sums = (np.zeros(x.shape[0], dtype=np.float32) for _ in range(2))
+    with np.errstate(over="ignore"):  # values that overflow are refused below
+        for start, block in x.blocks():
+            values = np.asarray(block.data if sparse.issparse(block) else block)
+            if values.size and values.dtype.kind == "f" and not np.isfinite(values).all():
+                num_bad += int(values.size - np.count_nonzero(np.isfinite(values)))
+                continue
+            if values.size:
+                low, high = min(low, float(values.min())), max(high, float(values.max()))
+            rows = slice(start, start + block.shape[0])
+            sums[rows] = np.asarray(block.sum(axis=1, dtype=np.float64)).ravel()
+            filled[rows] = _rows_with(block, values != 0)
+            if values.dtype.kind == "f" and not np.array_equal(values, np.rint(values)):
+                whole[rows] = ~_rows_with(block, values != np.rint(values))
+                top = block.max(axis=1)
+                highest[rows] = np.asarray(top.todense() if sparse.issparse(block) else top).ravel()
+    slot = Slot(source=source, x=x, largest=high, num_empty=int((~filled).sum()))
+    if num_bad:
+        slot.text = f"{num_bad} NaN or infinite value{'s' if num_bad > 1 else ''}"
+    elif low < 0:
+        slot.text = f"negative values down to {low:.4g}: scaled or centred"
+    elif high > MOST:
+        slot.text = f"values up to {high:.4g}, which is too large for expression"
+    elif high == 0:
+        slot.text = "nothing but zeros"
+    elif whole.all():
+        slot.kind, slot.text = "counts", "counts"
+    else:
+        _judge_decimals(slot, filled, whole, highest, sums)
+    return slot

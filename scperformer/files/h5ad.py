@@ -25,9 +25,6 @@ INDEX_NAMES = ("_index", "index", "cell_names", "cell_names_col", "gene_names", 
 EXTRAS = ("obsm", "varm", "obsp", "varp", "uns")
 
 
-# Files part by part, where attributes are missing or wrong, as other programs write them
-
-
 def _read_matrix(node: h5py.Dataset | h5py.Group, shape: tuple[int, int]) -> Any:
     """Read a dense or sparse matrix, with or without the attributes that name its kind."""
     if isinstance(node, h5py.Dataset) or {"encoding-type", "shape"} <= set(node.attrs):
@@ -89,9 +86,6 @@ def _read_parts(file: h5py.File) -> tuple[AnnData, list[str]]:
     return adata, left_out
 
 
-# Whole files in memory
-
-
 def read_h5ad(path: str | Path) -> AnnData:
     """Read an h5ad file that `require_readable` has accepted into memory.
 
@@ -134,15 +128,12 @@ def require_new_keys(
     path: str | Path = "the data",
     mends: Sequence[str] = ("overwrite=true",),
 ) -> None:
-    """Refuse to add a name that exists already; names by place (obs, obsm, uns), `mends`: options to offer."""
+    """Refuse new names (by place: obs, obsm, uns) if one exists already; the error offers the options `mends`."""
     there = [f"{place}['{name}']" for place, names in new.items() for name in names if name in existing[place]]
     if there:
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""
         found, expected = f"{path} already has {', '.join(there[:3])}{more}", "no earlier annotation of this name"
         raise InputError(found, expected, "add overwrite=true to replace it, or key_added=... to keep both", mends)
-
-
-# Matrices that stay on disk
 
 
 class BackedH5ad:

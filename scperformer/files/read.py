@@ -61,9 +61,6 @@ FOREIGN = (
 )
 
 
-# The kind of an input
-
-
 def _folder_kind(path: Path) -> str:
     if any((path / name).is_file() for name in ZARR_ROOTS):
         require_contained_folder(path)
@@ -153,9 +150,6 @@ def require_h5ad(path: str | Path) -> None:
         raise InputError(f"{path} is of the kind '{kind}'", "an h5ad file", SAVE)
 
 
-# The cells
-
-
 def _read(path: Path, kind: str, orientation: str) -> AnnData:
     if orientation != "auto" and kind != "table":
         warnings.warn(f"orientation={orientation} is not used: {path} is not a table of text", stacklevel=3)
@@ -214,9 +208,6 @@ def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
     with stored.file:
         require_cells_and_genes(stored, path)
         yield stored
-
-
-# Outputs and checksums
 
 
 def beside(path: str | Path, ending: str) -> Path:

@@ -30,9 +30,6 @@ TEXT_CODECS = ("vlen-utf8", "vlen-bytes")  # all that object arrays of anndata n
 MAX_METADATA = 256 * 2**20  # bytes of a metadata file of zarr; a real one has less than a megabyte
 
 
-# Damaged files
-
-
 def reason_of(error: Exception) -> str:
     """Return the first line of an error, or its class where it has no text."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
@@ -68,9 +65,6 @@ def quiet_anndata() -> Iterator[None]:
         for category in (ad.OldFormatWarning, FutureWarning):
             warnings.simplefilter("ignore", category)
         yield
-
-
-# Links, objects
 
 
 def require_contained(file: h5py.File, path: str | Path) -> None:
@@ -143,9 +137,6 @@ def _objects(content: Any) -> str | None:
         filters = content.get("filters") or [{}]
         return None if filters[0].get("id") in TEXT_CODECS else "Python objects"
     return None
-
-
-# Matrices, tables
 
 
 def require_sound(x: Any, where: str, path: str | Path) -> None:

@@ -59,9 +59,6 @@ ABOUT_CELLS = re.compile(
 )
 
 
-# The text
-
-
 class Layout(NamedTuple):
     """How a table is written."""
 
@@ -126,9 +123,6 @@ def sniff(path: Path) -> Layout:
     return Layout(delimiter, corner, header, num_about)
 
 
-# The orientation
-
-
 def _describes_cells(name: str) -> bool:
     return ABOUT_CELLS.fullmatch(re.sub(r"\W+", "_", name.strip().lower())) is not None
 
@@ -166,9 +160,6 @@ def find_orientation(rows: Sequence[str], columns: Sequence[str], path: str | Pa
         expected = "gene names on one axis and cell names on the other"
         raise InputError(found, expected, f"add {' or '.join(options)}", options)
     return CELLS_BY_GENES if could_be_cells_by_genes else GENES_BY_CELLS, why
-
-
-# The values
 
 
 def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:

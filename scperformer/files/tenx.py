@@ -26,9 +26,6 @@ LEAST_ENTRY = 4  # bytes of an entry of an mtx file: two numbers, a blank and th
 MOST_GZIP = 1032  # gzip shrinks a file at most by this factor
 
 
-# HDF5
-
-
 def matrix_groups(file: h5py.File) -> list[str]:
     """Return the groups of an HDF5 file that hold a matrix as 10x writes it."""
     return [name for name, node in file.items() if isinstance(node, h5py.Group) and set(node) >= MATRIX_PARTS]
@@ -86,12 +83,9 @@ def _expression_only(adata: AnnData, notes: list[str], path: Path) -> tuple[AnnD
     if not keep.any():
         found = f"no features of the type '{EXPRESSION}' in {path} ({others})"
         raise InputError(found, "gene expression", "choose the file that holds it")
-    return (
-        (adata[:, keep].copy(), [*notes, f"features of other types left out ({others})"]) if others else (adata, notes)
-    )
-
-
-# Files of a folder
+    if others:
+        return adata[:, keep].copy(), [*notes, f"features of other types left out ({others})"]
+    return adata, notes
 
 
 def find_matrix(path: Path) -> tuple[Path, Path, Path]:

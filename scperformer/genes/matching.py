@@ -35,25 +35,12 @@ SENTENCES = {
 
 @dataclass(frozen=True, kw_only=True)
 class GeneMap:
-    """The gene of a model that each gene of a file is.
+    """The gene of a model that each gene of a file is."""
 
-    Attributes
-    ----------
-    target
-        int64, the column of the model; -1: none.
-    how
-        How it was found: "exact", a key of `SENTENCES`, "var column NAME"; "" where there is none.
-    notes
-        Sentences for people, with counts.
-    species, model_species
-        human, mouse, other or unknown, as told or guessed.
-    """
-
-    target: np.ndarray
-    how: np.ndarray
-    notes: list[str]
-    species: str
-    model_species: str
+    target: np.ndarray  # int64, the column of the model; -1: none
+    how: np.ndarray  # it was found: "exact", a key of `SENTENCES`, "var column NAME"; "" where there is none
+    notes: list[str]  # sentences for people, with counts
+    species: str  # of the file: human, mouse, other or unknown, as told or guessed
 
     @cached_property
     def first(self) -> np.ndarray:
@@ -105,12 +92,10 @@ def map_genes(
 
     Parameters
     ----------
-    names
-        Of the file; repeated names are one gene.
+    names, var
+        Of the file: repeated names are one gene; its table of genes, a row for each of `names`.
     model_genes
         Unique names.
-    var
-        The file's table of its genes, a row for each of `names`.
     species
         Of the file: auto, human or mouse. If it is told and differs from the model's, genes are matched by orthologs.
 
@@ -158,7 +143,7 @@ def map_genes(
     if crossed:
         how[target >= 0] = ORTHOLOG
     notes = [*genome, *repeated_note(names), *_notes(names, target, how)]
-    return GeneMap(target=target, how=how, notes=notes, species=of_file, model_species=of_model)
+    return GeneMap(target=target, how=how, notes=notes, species=of_file)
 
 
 def _claims(

@@ -15,32 +15,16 @@ TABLE = Path(__file__).with_name("gene_table.tsv.gz")
 
 @dataclass(frozen=True)
 class HumanGenes:
-    """Human genes by their ids and names; names that fit several genes are left out.
+    """Human genes by their ids and names; names that fit several genes are left out."""
 
-    Attributes
-    ----------
-    symbols, ids
-        GENCODE: the symbol of an Ensembl id, and the id of a symbol.
-    folded
-        As `ids`, for symbols in upper case.
-    current, approved
-        HGNC: the current symbol of an Ensembl id, and all current symbols.
-    former
-        HGNC: the current symbol of a previous symbol or alias (in upper case) that is not a current symbol itself.
-    orthologs
-        Ensembl 105: the human symbol of a mouse symbol.
-    hgnc_date
-        Day of HGNC's last change in the table.
-    """
-
-    symbols: dict[str, str]
-    ids: dict[str, str]
-    folded: dict[str, str]
-    current: dict[str, str]
-    approved: frozenset[str]
-    former: dict[str, str]
-    orthologs: dict[str, str]
-    hgnc_date: str
+    symbols: dict[str, str]  # GENCODE: the symbol of an Ensembl id
+    ids: dict[str, str]  # GENCODE: the Ensembl id of a symbol
+    folded: dict[str, str]  # as `ids`, for symbols in upper case
+    current: dict[str, str]  # HGNC: the current symbol of an Ensembl id
+    approved: frozenset[str]  # HGNC: all current symbols
+    former: dict[str, str]  # HGNC: the current symbol of a previous symbol or alias (upper case) that is not current
+    orthologs: dict[str, str]  # Ensembl 105: the human symbol of a mouse symbol
+    hgnc_date: str  # day of HGNC's last change in the table
 
 
 def parse_genes(lines: Sequence[str]) -> HumanGenes:
