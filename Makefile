@@ -38,7 +38,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	"$(VENV)/bin/python" -m pip install --quiet -c constraints.txt -e '.[test]'; \
 	touch "$@"
 
-# The model in the package, trained on all 700 PBMC that scanpy carries (data/README.md says where they are from).
+# The model in the package, trained on all 700 PBMC that scanpy contains (data/README.md names their source).
 PACKAGED := scperformer/model/packaged/pbmc68k_reduced
 packaged-model: $(INSTALLED)
 	$(ACTIVATE) && $(SINGLE) scperformer train \

@@ -4,12 +4,13 @@
     python benchmarks/gpu.py --device cpu --tiny # tests the script; the numbers are meaningless
 
 The cells are simulated: each expresses about 1,500 of 16,906 genes. Training is measured as in `scperformer train`,
-including the loading of batches and the optimiser, prediction as in `scperformer predict`. The peak speed is that of
-the fastest bf16 product of two square matrices in the same run. torch counts the operations on one cell, with the
-plain form of attention. The last table compares the layers of scBERT's encoder with performer-pytorch's, with the same
-weights; the error is that of the output relative to its norm, compared with the same layers in float64.
+including the loading of batches and the optimiser, prediction as in `scperformer predict`. The peak is the
+speed of the fastest bf16 product of two square matrices in the same run. torch counts the operations on one cell, with
+the plain form of attention. The last table compares the layers of scBERT's encoder with performer-pytorch's, with the
+same weights. The error is the norm of the difference from the same layers in float64, divided by the norm of the
+output.
 
-Every row is a new process. A row that fails, or takes longer than `--timeout` seconds, says so instead of its numbers.
+Every row is a new process. A row that fails, or takes longer than `--timeout` seconds, shows the reason instead.
 """
 
 import argparse
@@ -51,7 +52,7 @@ PRESET_COLUMNS = (
 )
 LAYER_COLUMNS = ("forward: cells/s", "forward and backward: cells/s", "GB", "error")
 NUM_LABELS = 11
-EPOCHS = 3  # of which the first is left out
+EPOCHS = 3  # the first is not measured
 NO_GPU = "error: no GPU; expected one that torch can use: see docs/training.md, or try --device cpu --tiny"
 
 

@@ -3,7 +3,7 @@
     python benchmarks/streaming.py pbmc3k.h5ad
     python benchmarks/streaming.py pbmc3k.h5ad --cells 20000 --rounds 3 model=small
 
-The temporary files have cells of the given file, drawn with replacement. Memory is that of `scperformer pretrain`
+The temporary files have cells of the given file, drawn with replacement. Memory is measured for `scperformer pretrain`
 with a very small network for one epoch; each run is a new process, including imports. Cells per second are those of
 pretraining steps (forward, backward, optimiser) of the default network, in turns from disk and from memory; a turn
 has as many cells as are read at a time. Trailing words are options of `scperformer pretrain` for the default network.

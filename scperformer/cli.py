@@ -27,7 +27,7 @@ class Step:
     """One step of the command line."""
 
     module: str  # has run_<step>
-    sweep_output: str  # name of the output of a run of a sweep, unless the user names one
+    sweep_output: str  # default name of the output of each run of a sweep
     first_word: str | None = None  # option that the first plain word sets; None: it is a file
 
 
@@ -46,7 +46,7 @@ STEPS = {
 HELP = {
     "check": """\
 check FILE...
-say what files hold and whether a model can annotate them
+describe files, and check whether a model can annotate them
   scperformer check sample.h5ad
   scperformer check *.h5ad model_path=my_model
   scperformer check filtered_feature_bc_matrix counts.csv.gz sample.loom
@@ -83,7 +83,7 @@ annotate the cells of files
   scperformer predict sample.h5ad                       # packaged model -> sample.annotated.h5ad
   scperformer predict sample.h5ad model_path=my_model output=out.h5ad
   scperformer predict run1.h5ad run2.h5ad model_path=my_model min_confidence=0.5
-  scperformer predict runs/*.h5ad keep_going=true       # also when some of the files are refused""",
+  scperformer predict runs/*.h5ad keep_going=true       # go on if some of the files are refused""",
     "evaluate": """\
 evaluate ANNOTATED... truth_key=COLUMN
 compare with true labels, beside logistic regression
@@ -96,7 +96,7 @@ make one HTML page about annotated files
   scperformer report a.h5ad b.h5ad evaluation=evaluation output=report.html""",
     "analyze": """\
 analyze spectrum|approximation FILE
-look into the attention of a trained model
+analyse the attention of a trained model
   scperformer analyze spectrum sample.h5ad model_path=my_model          # -> sample.spectrum/
   scperformer analyze spectrum sample.h5ad num_cells=20 max_tokens=1024 output=spectrum
   scperformer analyze approximation sample.h5ad model_path=my_model sizes=[64,256,1024]""",

@@ -30,7 +30,7 @@ class ClassScores:
 
 @dataclass(kw_only=True)
 class Scores:
-    """Scores over all labels, each 0 to 1; NaN when there is no cell."""
+    """Scores over all labels, each 0 to 1; NaN without any cells."""
 
     accuracy: float
     macro_f1: float

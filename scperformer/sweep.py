@@ -50,7 +50,7 @@ class Sweep:
 
     @contextmanager
     def job(self, folder: Path, overrides: list[str]) -> Iterator[Callable[[str], None]]:
-        """Record the block as one run, with a folder inside that of the sweep and overrides such as `seed=1`.
+        """Record the block as one run, with a folder inside the sweep's folder and overrides such as `seed=1`.
 
         It records the time and the end of the run, and gives a function that records its output.
         """

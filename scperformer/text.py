@@ -1,4 +1,4 @@
-"""Texts of users: names that can be used, cells that a spreadsheet would run, times and sizes in words."""
+"""Texts of users: names that can be used, cells that a spreadsheet would run as formulas, times and sizes in words."""
 
 import re
 import unicodedata
@@ -7,13 +7,13 @@ NUM_SHOWN = 60  # characters of a name in a line for people
 LONGEST_NAME = 1000  # characters; the longest label of the Cell Ontology has some 150
 MIB, GIB = 2**20, 2**30
 BREAKS = ("Cc", "Cs", "Zl", "Zp")  # kinds of characters that end lines, steer terminals or cannot be written
-FORMULA = r"^[=+\-@\t\r\n]"  # spreadsheets run what starts like this
+FORMULA = r"^[=+\-@\t\r\n]"  # spreadsheets run text that starts like this as a formula
 
 
 def unfit(name: object) -> str | None:
     """Return why something cannot be the name of a label or a model; None if it can."""
     if not isinstance(name, str):
-        return "is no text"
+        return "is not a text"
     if not name.strip():
         return "is empty"
     if len(name) > LONGEST_NAME:

@@ -114,7 +114,7 @@ def torch_unchanged() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     import torch
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(3)  # neither our default nor that of a machine of this project
+    torch.set_num_threads(3)  # neither our default nor a machine's usual number of cores
 
     @contextmanager
     def unchanged() -> Iterator[None]:
@@ -129,7 +129,7 @@ def torch_unchanged() -> Iterator[Callable[[], AbstractContextManager[None]]]:
 
 @dataclass
 class Ran:
-    """What a command did: its exit code and what it printed."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str

@@ -44,7 +44,7 @@ START = {
 
 
 def loaded_by(code: str, names: tuple[str, ...]) -> list[str]:
-    """Which of these packages a program has loaded after some code."""
+    """List the packages, of these, that a program has loaded after some code."""
     check = f"import sys\n{code}\nprint(*(name for name in {names} if name in sys.modules), file=sys.stderr)"
     ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, cwd=ROOT)
     return ran.stderr.split()

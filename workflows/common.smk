@@ -1,4 +1,4 @@
-"""What the rules share: paths, the samples and how they are put into jobs, options of the steps, memory and time."""
+"""Shared by the rules: paths, samples and their jobs, options of the steps, memory and time."""
 
 import os
 import re

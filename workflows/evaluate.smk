@@ -1,4 +1,4 @@
-"""What came out: scores against the truth, where there is any, and the report."""
+"""Results: scores against the truth, if it is known, and the report."""
 
 
 rule evaluate:

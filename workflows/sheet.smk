@@ -1,4 +1,4 @@
-"""The configuration and the sample sheet, checked: what is wrong is said in one line before any job starts."""
+"""Check the configuration and the sample sheet; an error is printed in one line before any job starts."""
 
 import csv
 import os

@@ -247,7 +247,7 @@ ANALYSES = ("spectrum", "approximation")
 
 @dataclass(kw_only=True)
 class AnalyzeConfig(_ModelOptions):
-    """Look into the attention of a trained model on real cells."""
+    """Analyse the attention of a trained model on real cells."""
 
     step = "analyze spectrum"
     takes_one = True

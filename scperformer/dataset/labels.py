@@ -82,7 +82,7 @@ class Settled:
 
 
 def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> Settled:
-    """Treat labels of fewer than `data.min_cells_per_label` cells as `data.rare_labels` says, and log it.
+    """Treat labels of fewer than `data.min_cells_per_label` cells according to `data.rare_labels`, and log it.
 
     Labels that are too long or have control characters are refused.
     """

@@ -34,7 +34,7 @@ UNKNOWN_TERM = "unknown"  # in the CELLxGENE schema: there is no ontology term
 
 @dataclass
 class Reference:
-    """A prepared reference: x CSR float32 N x G (ln(1 + cp10k)), labels int64 N, and where they come from."""
+    """A prepared reference: x CSR float32 N x G (ln(1 + cp10k)), labels int64 N, and their origin."""
 
     x: csr_matrix
     labels: np.ndarray
@@ -62,14 +62,14 @@ class Reference:
 
 @dataclass
 class _Labelled:
-    """The cells that can be trained on, and the label, group or side of each of these."""
+    """The cells that can be used for training, and the label of each."""
 
     usable: np.ndarray  # boolean, over all cells
     labels: np.ndarray  # int64, of the usable cells
     names: list[str]
     terms: list[str]
-    values: np.ndarray | None
-    rare: Settled
+    values: np.ndarray | None  # group or side (train or val) of each usable cell; None if the split needs none
+    rare: Settled  # the treatment of rare labels
 
 
 def _label(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> _Labelled:
@@ -98,7 +98,7 @@ def _label(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> _Labelled:
 
 
 def _test_cells(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> np.ndarray | None:
-    """Test cells, boolean; None if there are none. Refuses missing columns before the long work."""
+    """Find the test cells, boolean over all cells; None if there are none. Refuses missing columns early."""
     labelled = require_labels(obs, cfg.label_key, path).notna().to_numpy()
     values = split_values(obs, cfg.data, labelled, path)
     if cfg.data.split != "column" or values is None or not (is_test := (values == TEST).to_numpy()).any():
@@ -134,7 +134,7 @@ def make_reference(adata: AnnData, cfg: TrainConfig, path: str | Path, findings:
 
 
 def stream_reference(paths: Sequence[Path], cfg: TrainConfig) -> Reference:
-    """As `make_reference`, for cells that stay on disk; only cells to validate and to fit on are loaded."""
+    """As `make_reference`, for cells that stay on disk; only those for validation and linear fits are loaded."""
     path = paths[0] if len(paths) == 1 else f"the {len(paths)} files"
     wanted, columns = (cfg.label_key, f"{cfg.label_key}_ontology_term_id", cfg.data.split_key), []
     for file in paths:

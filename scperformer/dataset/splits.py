@@ -128,9 +128,9 @@ def _by_group(labels: np.ndarray, label_names: list[str], values: np.ndarray, da
 def split_cells(
     labels: np.ndarray, label_names: list[str], values: np.ndarray | None, data: DataConfig, seed: int
 ) -> Split:
-    """Split cells into training and validation cells as `data.split` says, and log its notes.
+    """Split cells into training and validation cells according to `data.split`, and log its notes.
 
-    `labels` are N indices of `label_names`, each of which occurs. `values` are the group or the side of each cell; None
+    `labels` are N indices of `label_names`; every index occurs. `values` are the group or the side of each cell; None
     for `data.split=stratified`. A split without validation cells, or without training cells of a label, is refused.
     """
     if data.split == "stratified":

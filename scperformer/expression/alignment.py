@@ -48,7 +48,7 @@ def normalise(x: AnyMatrix, findings: Findings, target_sum: float) -> sparse.csr
             rows.data = np.log1p(linear * (target_sum / total)).astype(np.float32)
             return rows
         rows.data = linear.astype(np.float32)
-    # As scanpy's normalize_total and log1p; to import scanpy would take a third of the time of a small prediction.
+    # As scanpy's normalize_total and log1p; importing scanpy would add seconds to each run.
     totals = rows @ np.ones(rows.shape[1])
     factors = np.divide(target_sum, totals, out=np.zeros_like(totals), where=totals != 0)
     rows.data *= np.repeat(factors.astype(np.float32), np.diff(rows.indptr))

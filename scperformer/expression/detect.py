@@ -81,7 +81,7 @@ def detect_expression(
     """Find the expression in X, raw and layers, and the kind of its values.
 
     Counts are preferred (most genes first), then log1p values whose normalisation is recognised, then the
-    rest. X of a file that `preprocess` wrote is used as its mark says.
+    rest. X of a file from `preprocess` is recognised by its mark in uns.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None,
         parts = [f"{kind} in {_some_cells(rows, names)}" for kind, rows in slot.mixed]
         slot.text = f"a mix: {' and '.join(parts)}"
 
-    mark = adata.uns.get(LOG_MARK)  # of scanpy.pp.log1p
+    mark = adata.uns.get(LOG_MARK)  # written by scanpy.pp.log1p
     if slot.kind == "log1p" and not slot.confirmed and source in ("X", "raw") and isinstance(mark, Mapping):
         said = math.e if mark.get("base") is None else mark["base"]
         known = [base for base in BASE_NAMES if isinstance(said, int | float | np.number) and math.isclose(said, base)]
@@ -219,7 +219,7 @@ def _remedy(slots: Sequence[Slot]) -> str:
 
 
 def _choose(usable: list[Slot], slots: list[Slot], source: str, input_kind: str) -> tuple[Slot, str]:
-    """Choose the most trustworthy kind with the most genes, and say why; of equals X, then layers, then raw."""
+    """Choose the most trustworthy kind with the most genes, and the reason; among equals X, then layers, then raw."""
 
     def rank(slot: Slot) -> int:
         trusted = slot.source in ("X", "raw") or slot.source.removeprefix("layers/").lower() in COUNT_LAYERS
@@ -237,7 +237,7 @@ def _choose(usable: list[Slot], slots: list[Slot], source: str, input_kind: str)
     if len(usable) == 1:
         return chosen, "there is no other" if len(slots) == 1 else "nothing else can be used"
     if chosen.kind == input_kind:
-        return chosen, f"it is what input_kind={input_kind} says"
+        return chosen, f"it fits input_kind={input_kind}"
     if any(slot.x.shape[1] < chosen.x.shape[1] for slot in rivals):
         return chosen, "it has the most genes"
     if rivals:

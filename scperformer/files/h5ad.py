@@ -67,7 +67,7 @@ def _read_table(node: h5py.Dataset | h5py.Group) -> pd.DataFrame:
 
 
 def _read_parts(file: h5py.File) -> tuple[AnnData, list[str]]:
-    """Read an open h5ad file of which expression, obs and var can be read; also return the names of the other parts."""
+    """Read expression, obs and var of an open h5ad file; also return the names of the parts that are left out."""
     obs, var = _read_table(file["obs"]), _read_table(file["var"])
     shape = len(obs), len(var)
     adata = AnnData(_read_matrix(file["X"], shape) if "X" in file else None, obs=obs, var=var)

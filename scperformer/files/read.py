@@ -46,7 +46,7 @@ HDF5_SUFFIXES = (".h5ad", ".h5", ".hdf5", ".loom")
 SUFFIXES = (*HDF5_SUFFIXES, ".zarr", ".csv", ".tsv", ".tab", ".txt", ".mtx")
 FROM_R = "write it from R as h5ad (zellkonverter::writeH5AD) or as a 10x folder (DropletUtils::write10xCounts)"
 UTF16 = "text in UTF-16", "convert it, for example 'iconv -f utf-16 -t utf-8 FILE > NEW_FILE'"
-# How files begin that are often given by mistake -> their kind, the remedy.
+# Files that are often given by mistake: their first bytes (after gunzip), their kind, the remedy.
 FOREIGN = (
     (b"PK\x03\x04", "a zip archive", "unpack it; save a sheet of Excel as CSV"),
     (b"BZh", "compressed with bzip2", "unpack it"),
@@ -180,7 +180,7 @@ def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
 
     Returns
     -------
-    AnnData, N cells x G genes, names as they are stored. X as stored (CSR from kinds that are not anndata's); further
+    AnnData, N cells x G genes, names as they are stored. X as stored (CSR, except from h5ad and zarr); further
     columns in `obs` and `var`. Repeated names of genes and cells are kept, those of cells with a warning.
 
     Raises
@@ -193,7 +193,7 @@ def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
 
 @contextmanager
 def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData | BackedH5ad]:
-    """Open the cells of a file or folder of any kind: a regular h5ad file stays on disk, any other input is read.
+    """Open the cells of a file or folder of any kind; an h5ad file of anndata 0.8 or newer stays on disk.
 
     Parameters and errors as `read_cells`.
     """

@@ -17,7 +17,7 @@ PART_VALUES = 1 << 20  # values of a CSC matrix on disk that are read at a time
 BLOCK_VALUES = 1 << 22  # stored values (of a dense matrix: entries) in a block; some 50 MB of memory
 MAX_BLOCK_CELLS = 8192
 PART_BLOCKS = 4  # blocks of a CSC matrix on disk that are in memory; each 4 blocks take one pass over the file
-MANY_PASSES = 10  # from this number on, a log line says how to avoid them
+MANY_PASSES = 10  # from this number on, a log line recommends how to avoid them
 
 
 class Rows:

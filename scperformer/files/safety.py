@@ -18,7 +18,7 @@ from scipy import sparse
 
 from scperformer.errors import InputError
 
-# What h5py, zarr, gzip, pandas and anndata raise on damaged content. MemoryError is left out on purpose.
+# Errors that h5py, zarr, gzip, pandas and anndata raise on damaged content. MemoryError is left out on purpose.
 READ_ERRORS = (
     *(OSError, KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError),
     *(EOFError, OverflowError, zlib.error, IORegistryError),
@@ -38,7 +38,7 @@ def reason_of(error: Exception) -> str:
 def damaged(path: str | Path, error: Exception, expected: str = "a complete h5ad file") -> InputError:
     """Return the error to raise where reading a file failed with one of `READ_ERRORS`."""
     reason = reason_of(error)
-    # HDF5 names two lengths, and gzip its marker; "truncated" says more to a reader.
+    # HDF5 names two lengths, and gzip its marker; "truncated" is clearer to a reader.
     is_cut = any(words in reason for words in ("truncated file", "end-of-stream", "Truncated file"))
     what = "is truncated" if is_cut else f"is damaged ({reason})"
     return InputError(f"{path} {what}", expected, "copy or download it again, or write it anew")

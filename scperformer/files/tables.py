@@ -60,7 +60,7 @@ ABOUT_CELLS = re.compile(
 
 
 class Layout(NamedTuple):
-    """How a table is written."""
+    """The format of a table of text."""
 
     delimiter: str
     corner: str  # the field above the names of the rows; R's write.table leaves it out

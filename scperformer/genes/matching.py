@@ -35,16 +35,16 @@ SENTENCES = {
 
 @dataclass(frozen=True, kw_only=True)
 class GeneMap:
-    """The gene of a model that each gene of a file is."""
+    """The gene of a model to which each gene of a file is matched."""
 
-    target: np.ndarray  # int64, the column of the model; -1: none
-    how: np.ndarray  # it was found: "exact", a key of `SENTENCES`, "var column NAME"; "" where there is none
+    target: np.ndarray  # int64, the column of the model for each gene of the file; -1: none
+    how: np.ndarray  # way of the match: "exact", a key of `SENTENCES`, "var column NAME"; "" without a match
     notes: list[str]  # sentences for people, with counts
-    species: str  # of the file: human, mouse, other or unknown, as told or guessed
+    species: str  # of the file: human, mouse, other or unknown, as given or guessed
 
     @cached_property
     def first(self) -> np.ndarray:
-        """For each gene of the file the first one with the same gene of the model; itself if it has none."""
+        """For each gene of the file, the first one matched to the same gene; itself if it is not matched."""
         own = -1 - np.arange(len(self.target))
         return first_of_each(np.where(self.target >= 0, self.target, own))
 
@@ -86,7 +86,7 @@ def map_genes(
     """Find the genes of a file among those of a model.
 
     The surest way comes first: the name itself, the Ensembl id without version, the parts of a compound name, the names
-    in `var`, translation between ids and symbols. Less sure ways only find genes of the model that are not yet found:
+    in `var`, translation between ids and symbols. Less sure ways only match genes of the model that have no match yet:
     names that differ in case only, if no other name does, and previous symbols or aliases, if they fit one gene alone
     and are not the current symbol of another.
 
@@ -97,12 +97,12 @@ def map_genes(
     model_genes
         Unique names.
     species
-        Of the file: auto, human or mouse. If it is told and differs from the model's, genes are matched by orthologs.
+        Of the file: auto, human or mouse. If it is given and differs from the model's, genes are matched by orthologs.
 
     Raises
     ------
     InputError
-        The file is of another species than the model, and `species` is not told.
+        The file is of another species than the model, and `species` is `auto`.
     """
     of_model = guess_species(model_genes)
     names, genome = without_genome([str(name).strip() for name in names], of_model if species == "auto" else species)
@@ -149,7 +149,7 @@ def map_genes(
 def _claims(
     file: _Names, model: _Names, columns: dict[str, list[str]], crossed_to: str | None, is_human: bool
 ) -> Iterator[_Claim]:
-    """Give all ways to match, the surest first.
+    """Yield all ways to match, the surest first.
 
     If the file is of the other species than the model, `crossed_to` is the model's, and the file's symbols are replaced
     by those of their orthologs. `is_human`: the table of human genes can be used.

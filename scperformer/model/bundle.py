@@ -34,7 +34,7 @@ class Bundle:
 
     @property
     def importance(self) -> np.ndarray:
-        """How much the labels depend on each gene, float64 G: its mean times the spread of its weights over labels.
+        """The importance of each gene for the labels, float64 G: its mean times the spread of its weights over labels.
 
         The weights are those of logistic regression; an encoder has none, and the means stand alone.
         """

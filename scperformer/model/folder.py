@@ -3,9 +3,9 @@
     model.safetensors   weights of the network (model.*) and of logistic regression (baseline.*)
     bundle.json         format version, labels, configuration, metrics, provenance, checksums of the other files
     genes.tsv           the model's genes in order, with their mean expression in the reference
-    MODEL_CARD.md       the same for people
+    MODEL_CARD.md       a summary for people; no program reads it
 
-Opening it executes nothing, and needs no torch. A folder may come from anywhere with checksums that fit: its content is
+Reading it executes nothing and needs no torch. A folder may come from anywhere with checksums that fit: its content is
 checked for types, names, ranges and finite numbers. `load_model` checks that its weights are those of the network that
 its configuration describes, before it makes the network.
 """
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 3
 WEIGHTS, GENES, INFO, CARD = "model.safetensors", "genes.tsv", "bundle.json", "MODEL_CARD.md"
-MOST_BYTES = {INFO: 64 * 2**20, GENES: 256 * 2**20}  # of files that are read as a whole; real ones are below 2 MB
+MOST_BYTES = {INFO: 64 * 2**20, GENES: 256 * 2**20}  # files that are read as a whole; real ones are below 2 MB
 PACKAGED = Path(__file__).parent / "packaged" / "pbmc68k_reduced"
 MOST_NAMED = 100  # characters of a name in a message
 CONTENT = {"name": str, "labels": list, "ontology_term_ids": list, "config": dict, "metrics": dict, "provenance": dict}
@@ -53,7 +53,7 @@ def save_bundle(
     from safetensors.numpy import save
 
     with new_folder(path, overwrite, marker=INFO) as folder:
-        # safetensors' own save_file makes files that their owner alone can read, but models are shared.
+        # Not safetensors' save_file: only their owner could read its files, but models are shared.
         weights = {name: np.ascontiguousarray(array) for name, array in bundle.weights.items()}
         (folder / WEIGHTS).write_bytes(save(weights))
         rows = [f"{gene}\t{mean:.6g}" for gene, mean in zip(bundle.genes, bundle.gene_means, strict=True)]

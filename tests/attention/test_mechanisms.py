@@ -50,7 +50,7 @@ def test_trains_and_predicts(case, counts_adata, write, command, tmp_path):
     ran = command("predict", sample, "model_path=model")
     assert ran.code == 0, ran.err
     obs = ad.read_h5ad(tmp_path / "sample.annotated.h5ad").obs
-    # What was saved is the whole model: read again, it says the same.
+    # The whole model was saved: loaded again, it gives the same result.
     again = scperformer.annotate(ad.read_h5ad(sample), scperformer.load_model("model")).obs
     np.testing.assert_array_equal(again["scperformer_confidence"], obs["scperformer_confidence"])
 

@@ -1,4 +1,4 @@
-"""Labels of cells: the columns that could hold them; what each policy does with those of few cells, and says."""
+"""Labels of cells: the columns that could hold them; the effect and the message of each policy for rare labels."""
 
 import numpy as np
 import pandas as pd

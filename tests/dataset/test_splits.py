@@ -139,7 +139,7 @@ def test_no_group_is_on_both_sides(counts_adata, caplog):
     assert "of 9 values of obs['donor'] are held out whole: 'donor" in caplog.text
 
 
-# as a column says
+# by a column
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_test_cells_are_gone_before_anything_is_computed(sides):
 
 
 def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
-    """The model is bit for bit the one that a file without the test cells gives, and says so of every fit."""
+    """The model is bit for bit the one from a file without the test cells, in every fit."""
     seen = []
     fit, scale = training.fit_baseline, training.scale_on_held_out
 
@@ -231,7 +231,7 @@ def test_only_labelled_cells_need_a_value():
         split_values(obs, DataConfig(split="group", split_key="donor"), labelled, "x")
 
 
-# what a model says of its split and labels
+# the model's record of its split and labels
 
 
 @pytest.fixture

@@ -174,7 +174,7 @@ TEXTS = ["<script>alert(1)</script>", "=1+1", "+cmd|' /C calc'!A0", "../../x", "
 
 def test_what_can_be_a_name():
     assert [unfit(text) for text in [*TEXTS, "Naïve T", "x" * 1000]] == [None] * (len(TEXTS) + 2)
-    assert unfit(3) == "is no text"
+    assert unfit(3) == "is not a text"
     assert unfit(" ") == "is empty"
     assert unfit("a\u2028b") == "has the control character U+2028"
     assert unfit("x" * 1001) == "has 1,001 characters (most: 1,000)"

@@ -63,7 +63,7 @@ def performer(ours: Encoder, model: ModelConfig, **options) -> theirs.Performer:
 
 
 def layers_of(ours: Encoder, h_BLD: torch.Tensor) -> torch.Tensor:
-    """What comes out of the last layer, before the final norm, which is not part of their Performer."""
+    """The output of the last layer, before the final norm, which is not part of their Performer."""
     keep_BL = torch.ones(h_BLD.shape[:2], dtype=torch.bool)
     positions_BL = torch.arange(h_BLD.shape[1]).expand(h_BLD.shape[:2])
     for layer in ours.stack:
@@ -79,7 +79,7 @@ VARIANTS = {
 
 
 def outputs_and_gradients(network, h_BLD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a network makes of tokens, and the gradients of a random sum of it."""
+    """The output of a network for tokens, and the gradients of a random sum of it."""
     weights = torch.randn(h_BLD.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(h_BLD)
     given = h_BLD.clone().requires_grad_()
     out = network(given)

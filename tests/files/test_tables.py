@@ -52,7 +52,7 @@ def test_orientation_by_names(of_cells, of_genes, tmp_path, caplog):
 
 
 UNDECIDABLE = {
-    "numbers on both": (["r0", "r1"], [f"c{i}" for i in range(900)]),  # the longer axis alone says nothing
+    "numbers on both": (["r0", "r1"], [f"c{i}" for i in range(900)]),  # the longer axis alone shows nothing
     "series of symbols": ([f"T{i}" for i in range(30)], [f"x{i}" for i in range(20)]),
     "genes on both": (GENES["known symbols"], GENES["known symbols"]),
     "cells on both": (CELLS["barcodes"], CELLS["numbered cells"]),

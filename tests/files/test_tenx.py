@@ -1,4 +1,4 @@
-"""What 10x Genomics' programs write: versions, feature types, folders and their damages."""
+"""Files of 10x Genomics' programs: versions, feature types, folders, and damage to them."""
 
 import gzip
 import logging

@@ -1,4 +1,4 @@
-"""How much of a model a file has, and the refusal of too little."""
+"""The share of a model's genes that a file has, and the refusal of too small a share."""
 
 import numpy as np
 import pandas as pd

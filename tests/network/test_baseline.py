@@ -1,4 +1,4 @@
-"""Logistic regression: what we store says what scikit-learn says."""
+"""Logistic regression: the stored weights give the same labels as scikit-learn."""
 
 import numpy as np
 import pytest

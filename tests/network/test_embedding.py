@@ -26,7 +26,7 @@ def batch(tokens: str = "scbert") -> Batch:
 
 
 def values_of(made: Embedding, tokens: str) -> torch.Tensor:
-    """What the value alone adds to a token."""
+    """The part of a token that comes from its value alone."""
     given = batch(tokens)
     if tokens == "scbert":
         return made.expression.weight[given.values_BL]

@@ -27,7 +27,7 @@ def by_formula(x, weight, bias):
 
 
 def with_gradients(function, x, weight, bias, grad):
-    """What comes out, and the gradients of what went in."""
+    """The outputs, and the gradients of the inputs."""
     given = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
     out = function(*given)
     out.backward(grad.to(out))
@@ -85,5 +85,5 @@ def test_a_layer_that_predicts_on_a_gpu_is_the_one_that_learns_but_for_rounding(
         learning = layer(*given)
     for found in (predicting, learning):
         assert found.dtype == torch.float32
-        # what attention and the network add, of size 1 and below, is known to 8 bits
+        # the sum that attention and the network add, of size 1 and below, has 8 bits
         assert (found.detach().cpu().double() - expected).norm() < 5e-3 * (expected - h).norm()

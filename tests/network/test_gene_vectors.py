@@ -91,7 +91,7 @@ def test_a_bad_line_of_a_gene_that_the_model_does_not_have_may_hold_words(table)
 
 @pytest.fixture
 def options(counts_adata, table):
-    """What trains a small model with vectors of all genes of `counts_adata` but the last."""
+    """Options to train a small model with vectors of all genes of `counts_adata` but the last."""
     rng = np.random.default_rng(0)
     lines = [f"{gene} {' '.join(f'{x:.3f}' for x in rng.normal(size=32))}" for gene in counts_adata.var_names[:-1]]
     path = table("\n".join(lines))

@@ -67,7 +67,7 @@ def test_signal_raises_the_genes_that_tell_labels_apart():
     x, labels = cells(num_cells=300)
     gain = linear.gene_weights(x, labels, "signal") / linear.gene_weights(x, labels, "standard")
     assert gain[:4].min() > 1.5 * np.median(gain[4:])
-    shuffled = np.random.default_rng(0).permutation(labels)  # the control: labels that no gene tells apart
+    shuffled = np.random.default_rng(0).permutation(labels)  # the control: labels that no gene predicts
     gain = linear.gene_weights(x, shuffled, "signal") / linear.gene_weights(x, shuffled, "standard")
     assert gain[:4].max() < 1.5 * np.median(gain[4:])
 

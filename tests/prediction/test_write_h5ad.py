@@ -30,7 +30,7 @@ def stored(path):
 
 @pytest.fixture
 def added(rich):
-    """What a step might add."""
+    """Entries that a step might add."""
     num = rich.n_obs
     obs = pd.DataFrame(
         {

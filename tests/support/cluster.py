@@ -20,7 +20,7 @@ ENVIRONMENT = os.environ | {
 
 
 def slurm_says(*command: str) -> str:
-    """What a command of Slurm prints."""
+    """The output of a command of Slurm."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 

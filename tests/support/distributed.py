@@ -9,7 +9,7 @@ TWO = ["trainer=ddp", "trainer.accelerator=cpu"]
 
 
 def said(folder: Path, *words: str) -> str:
-    """Run a step of scperformer in a folder, with two processes on the CPU; it has to end well. What it said."""
+    """Run a step of scperformer in a folder, with two processes on the CPU; it has to end well."""
     done = subprocess.run(
         [sys.executable, "-m", "scperformer", *words, *TWO],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""What operations of torch take, seen while they run."""
+"""The memory of torch's operations, measured while they run."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,4 +1,4 @@
-"""What the tests of attention share: sizes, random inputs, and mechanisms by name or by case."""
+"""Shared by the tests of attention: sizes, random inputs, and mechanisms by name or by case."""
 
 import hashlib
 
@@ -15,7 +15,7 @@ SIZES = Sizes(num_heads=H, head_dim=E, length=65)
 NAMES = list(MECHANISMS)
 each_mechanism = pytest.mark.parametrize("name", NAMES)
 each_case = pytest.mark.parametrize("case", CASES)
-# Their weights are not negative and sum to 1 over the tokens of the cell; the others' outputs are no such averages.
+# Their weights are not negative and sum to 1 over the tokens of the cell; the others' outputs are not such averages.
 AVERAGES = [
     case
     for case, options in CASES.items()

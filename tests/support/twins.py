@@ -170,7 +170,7 @@ def normalised(weights):
 
 
 def causal_mask(mechanism, length):
-    """Which key each query may see, L x L: all of them, or those up to its own token."""
+    """The keys that each query may see, L x L: all of them, or those up to its own token."""
     everything = torch.ones(length, length, dtype=torch.bool)
     return everything.tril() if getattr(mechanism.options, "causal", False) else everything
 
@@ -187,7 +187,7 @@ TWINS = {
     "lsh": lsh,
 }
 
-# What the contract is run on: every mechanism with its defaults, and with other options that change what it computes.
+# Cases of the tests of the contract: every mechanism with its defaults, and with other options that change its result.
 CASES = {
     "softmax": {"name": "softmax"},
     "softmax causal": {"name": "softmax", "causal": True},

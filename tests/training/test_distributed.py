@@ -11,7 +11,7 @@ JOB = {"SLURM_JOB_ID": "7"}
 
 
 def step(tasks: int, nodes: int) -> dict[str, str]:
-    """What srun says to its processes."""
+    """The environment that srun gives to its processes."""
     numbers = {"SLURM_STEP_NUM_TASKS": tasks, "SLURM_STEP_NUM_NODES": nodes, "SLURM_NTASKS_PER_NODE": tasks // nodes}
     return JOB | {"SLURM_STEP_ID": "0"} | {name: str(number) for name, number in numbers.items()}
 

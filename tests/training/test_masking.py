@@ -1,4 +1,4 @@
-"""Which values are hidden, that they are hidden, the loss on them, and the naive guess beside it."""
+"""Masking: the choice of values, that the network does not see them, the loss on them, and the naive guess."""
 
 import numpy as np
 import pytest

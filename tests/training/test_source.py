@@ -171,4 +171,4 @@ def test_what_is_made_ahead_comes_in_order_and_errors_too():
     some = ahead(items(), 2)
     assert next(some) == 0
     some.close()
-    assert len(made) <= 4  # nothing is made for nobody
+    assert len(made) <= 4  # no batches are made that are not used

@@ -1,4 +1,4 @@
-"""The head on a pretrained encoder starts as logistic regression on what the encoder says of the cells."""
+"""The head on a pretrained encoder starts as logistic regression on the encoder's vectors of the cells."""
 
 import numpy as np
 import pytest

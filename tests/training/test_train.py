@@ -132,7 +132,7 @@ def test_a_branch_that_is_off_has_no_scale(counts_adata, write, tmp_path, caplog
     assert f"x {name[branch]}" not in caplog.text + (output / "MODEL_CARD.md").read_text()
     annotated = scperformer.annotate(counts_adata, scperformer.load_model(output))
     assert set(annotated.uns["scperformer"]["model"]["scales"]) == {other}
-    assert "linear branch alone" not in caplog.text  # nobody expects anything else
+    assert "linear branch alone" not in caplog.text  # this was asked for
 
 
 def test_the_command_on_record_can_be_run(counts_adata, write, tmp_path):
@@ -217,7 +217,7 @@ def test_a_helping_process_leaves_the_run_folder_to_the_first(tmp_path, monkeypa
     monkeypatch.setenv(variable, "1")
     assert open_run(config("x", *options), tmp_path / "model", "checksum") == first
     assert (first / "checkpoints" / "last.ckpt").is_file()
-    # the control: a run of one process is nobody's helper, whatever the environment says
+    # the control: a run of one process is not a helper, whatever the environment
     with pytest.raises(InputError, match="an unfinished run"):
         open_run(config("x"), tmp_path / "model", "checksum")
 

@@ -31,7 +31,7 @@ def section(name: str) -> list[str]:
 
 
 def docker(word: str) -> list[str]:
-    """What follows an instruction of the Dockerfile, each time it occurs."""
+    """The arguments of an instruction of the Dockerfile, each time it occurs."""
     return re.findall(rf"^{word} (.*)$", DOCKER, flags=re.MULTILINE)
 
 

@@ -17,7 +17,7 @@ from scperformer.model.folder import PACKAGED
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
 
-# What the test cluster needs beside the profile: it keeps no accounts, its nodes are small, and nobody wants to wait.
+# Options of the test cluster beside the profile: it has no accounts, its nodes are small, and waits are short.
 HERE = [
     *("--profile", str(ROOT / "workflows/profiles/slurm")),
     *("--slurm-status-command", "squeue", "--slurm-no-account"),
@@ -27,7 +27,7 @@ RUNNING: list[subprocess.Popen[str]] = []
 
 
 def snakemake(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """Start the workflow in a folder; what it says is in the file `log` there."""
+    """Start the workflow in a folder; its output is in the file `log` there."""
     command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), *words]
     with (folder / "log").open("w") as log:
         RUNNING.append(subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, text=True, stdout=log, stderr=log))
@@ -36,7 +36,7 @@ def snakemake(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 @pytest.fixture(autouse=True)
 def nothing_left():
-    """What a test that failed has started is ended, and what it has broken is mended."""
+    """After a failed test, end its processes and repair the nodes."""
     yield
     for process in RUNNING:
         process.kill()
@@ -46,7 +46,7 @@ def nothing_left():
 
 
 def finish(process: subprocess.Popen[str], folder: Path, seconds: float = 600) -> str:
-    """Wait for the workflow, which has to end well; what it said."""
+    """Wait for the workflow, which has to end well; return its log."""
     code = process.wait(timeout=seconds)
     said = (folder / "log").read_text()
     assert code == 0, said
