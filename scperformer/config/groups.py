@@ -169,8 +169,8 @@ class OptimConfig(Options):
     # weight of a label in it: none, sqrt, balanced or auto (none or balanced, whichever has the higher likelihood in a
     # cross-validation of the training cells)
     wide_class_weights: str = option(AUTO, one_of(AUTO, "none", "sqrt", "balanced"))
-    # genes that its penalty spares: signal (those that separate labels), standard (none in particular), none (those of
-    # large variance) or auto (signal or standard, by the same cross-validation)
+    # genes with the smallest penalty in it: signal (genes that separate labels), standard (all genes alike), none
+    # (genes of large variance) or auto (signal or standard, by the same cross-validation)
     wide_gene_weights: str = option(AUTO, one_of(AUTO, "signal", "standard", "none"))
     # learning rate of a linear branch that starts fitted, as a share of `optim.lr`; 0: it stays as it is
     wide_lr_factor: float = option(0.0, ZERO_OR_MORE)

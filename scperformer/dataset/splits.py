@@ -55,7 +55,7 @@ def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> tuple[np
 def group_split(groups: np.ndarray, labels: np.ndarray, fraction: float, seed: int) -> np.ndarray | None:
     """Choose whole groups for validation, near the wanted share of the cells; no label loses its last group.
 
-    `groups` and `labels` are N indices from 0, each of which occurs. Returns the indices of the chosen groups, sorted;
+    `groups` and `labels` are N indices from 0; every index occurs. Returns the indices of the chosen groups, sorted;
     None if each group has all cells of some label.
     """
     table = np.zeros((groups.max() + 1, labels.max() + 1), dtype=np.int64)

@@ -233,7 +233,7 @@ def _choose(usable: list[Slot], slots: list[Slot], source: str, input_kind: str)
     if chosen.prepared:
         return chosen, "prepared by scperformer"
     if source != "auto":
-        return chosen, "as told"
+        return chosen, "as requested"
     if len(usable) == 1:
         return chosen, "there is no other" if len(slots) == 1 else "nothing else can be used"
     if chosen.kind == input_kind:
@@ -242,18 +242,18 @@ def _choose(usable: list[Slot], slots: list[Slot], source: str, input_kind: str)
         return chosen, "it has the most genes"
     if rivals:
         return chosen, "it is the first of several that could be used"
-    reasons = {0: "counts come first", 1: "recognised logarithms come next to counts"}
+    reasons = {0: "counts come first", 1: "recognised logarithms come after counts"}
     return chosen, reasons.get(rank(chosen), "nothing is better")
 
 
 def _interpret(slot: Slot, input_kind: str, input_total: float | None, input_base: str, path: str | Path) -> list[str]:
-    """Set kind, base and total of the chosen values as told, and return notes on them and on all assumptions."""
+    """Set kind, base and total of the chosen values as requested, and return notes on them and on all assumptions."""
     notes = []
     if input_kind not in ("auto", slot.kind):
         if input_kind == "log1p" and slot.largest > MAX_LOG:
             found, expected = f"values up to {slot.largest:g} in {slot.source} of {path}", "log1p values of at most "
             raise InputError(found, f"{expected}{MAX_LOG:g}", "leave out input_kind=log1p", ["input_kind=auto"])
-        notes.append(f"used as {input_kind} as told, though {slot.source} looks like {slot.text}")
+        notes.append(f"used as {input_kind} as requested, though {slot.source} looks like {slot.text}")
         slot.kind, slot.total, slot.relative = input_kind, None, False
         slot.log_base = math.e if input_kind == "log1p" else None
     if slot.too_large and (input_kind, input_total, input_base) == ("auto", None, "auto"):
@@ -274,14 +274,14 @@ def _interpret(slot: Slot, input_kind: str, input_total: float | None, input_bas
         if base != slot.log_base:  # the total was recognised with another base
             slot.total, slot.relative = None, False
         slot.log_base, slot.confirmed = base, True
-        notes.append(f"used as log1p to base {input_base} as told")
+        notes.append(f"used as log1p to base {input_base} as requested")
     if not slot.confirmed:
         notes.append(
             "used as natural log1p by the range of the values alone; "
             "set input_kind=... if they are not, or input_base=... if the base is another"
         )
     if input_total is not None:
-        notes.append(f"used as {input_total:g} counts per cell as told")
+        notes.append(f"used as {input_total:g} counts per cell as requested")
         slot.total, slot.relative = float(input_total), False
     elif slot.relative:
         notes.append(

@@ -167,7 +167,7 @@ def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
 
     Leading columns that describe genes go into var, columns or rows that describe cells into obs.
     """
-    layout, why = sniff(path), "as told"
+    layout, why = sniff(path), "as requested"
     if orientation == "auto":
         with _open_table(path) as stream:
             first_fields = [line.partition(layout.delimiter)[0].strip('"\r\n') for line in stream]

@@ -1,8 +1,8 @@
 """Matching the genes of a file to those of a model, by whatever names they have.
 
 names: kinds of gene id and their parts, species. tables: the package's table of human genes (gene_table.tsv.gz).
-matching: the gene of a model that each gene of a file is. overlap: files with too few genes are refused, and one list
-of genes for several files.
+matching: the gene of a model to which each gene of a file is matched. overlap: files with too few genes are refused,
+and one list of genes for several files.
 """
 
 from scperformer.genes.matching import GeneMap, map_genes, name_columns

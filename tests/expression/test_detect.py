@@ -345,7 +345,7 @@ def test_input_kind_is_obeyed_with_a_note(counts_adata):
     assert detect_expression(adata, input_kind="log1p").source == "X"
     findings = detect_expression(adata, "X", "linear")
     assert summary(findings) == ("X", "linear", None, None)
-    assert "used as linear as told, though X looks like log1p" in findings.notes[-1]
+    assert "used as linear as requested, though X looks like log1p" in findings.notes[-1]
     with pytest.raises(InputError, match=r"values up to \d+ in X of c.h5ad; expected log1p values of at most 25"):
         detect_expression(counts_adata, "X", "log1p", path="c.h5ad")
 
@@ -356,7 +356,7 @@ def test_input_base_is_obeyed(counts_adata):
         detect_expression(adata)
     found = detect_expression(adata, input_base="2", input_total=1e4)
     assert (found.log_base, found.total) == (2.0, 1e4)
-    assert "used as log1p to base 2 as told" in found.notes
+    assert "used as log1p to base 2 as requested" in found.notes
     with pytest.warns(UserWarning, match="input_base is not used: X holds counts"):
         detect_expression(counts_adata, input_base="2")
 
