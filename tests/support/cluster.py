@@ -1,4 +1,4 @@
-"""The test cluster (tests/slurm): commands in its environment, and nodes that fail."""
+"""Commands in the environment of the test cluster (tests/slurm), and nodes that fail."""
 
 import os
 import re
@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = Path(os.environ.get("SLURM_TEST_DIR", Path(os.environ.get("TMPDIR", "/tmp")) / "scperformer-slurm"))
+LONGEST_WAIT = 1200  # seconds; generous, as a busy machine takes many times as long as an idle one
 ENVIRONMENT = os.environ | {
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     "PYTHONPATH": str(ROOT),
@@ -20,13 +21,13 @@ ENVIRONMENT = os.environ | {
 
 
 def slurm_says(*command: str) -> str:
-    """The output of a command of Slurm."""
+    """Return what a command of Slurm prints."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def wait_for(what: Callable[[], object], seconds: float, process: subprocess.Popen[str] | None = None) -> None:
-    """Wait until something is true; fail after so many seconds, or when a process ends before."""
-    end = time.monotonic() + seconds
+def wait_for(what: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
+    """Wait until something is true; fail after `LONGEST_WAIT`, or when a process ends before."""
+    end = time.monotonic() + LONGEST_WAIT
     while not what():
         assert time.monotonic() < end, "it does not happen"
         assert process is None or process.poll() is None, "the process ended before"
@@ -34,7 +35,7 @@ def wait_for(what: Callable[[], object], seconds: float, process: subprocess.Pop
 
 
 def fail_node(node: str) -> None:
-    """Let a node fail: all its processes are gone at once."""
+    """Kill all processes of a node at once."""
     os.kill(int((CLUSTER / f"run/{node}.pid").read_text()), signal.SIGKILL)
     on_node = f"SLURMD_NODENAME={node}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
@@ -50,14 +51,14 @@ def fail_node(node: str) -> None:
             continue
 
 
-def mend_nodes() -> None:
+def restart_nodes() -> None:
     """Start nodes that have failed, and wait until all of them can take jobs."""
     for node in ("node1", "node2"):
         if "DOWN" in slurm_says("scontrol", "show", "node", node):
             pid = CLUSTER / f"run/{node}.pid"
             pid.unlink(missing_ok=True)
             subprocess.run(["slurmd", "-N", node], check=True)
-            wait_for(lambda pid=pid: pid.exists() and pid.read_text(), 20)
+            wait_for(lambda pid=pid: pid.exists() and pid.read_text())
             with (CLUSTER / "pids").open("a") as pids:
                 pids.write(f"slurmd {pid.read_text().strip()}\n")
-    wait_for(lambda: slurm_says("sinfo", "-h", "-N", "-o", "%t").split() == ["idle", "idle"], 60)
+    wait_for(lambda: slurm_says("sinfo", "-h", "-N", "-o", "%t").split() == ["idle", "idle"])

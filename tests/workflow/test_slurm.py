@@ -1,23 +1,25 @@
-"""The workflow on a real Slurm of two nodes, with all that goes wrong there."""
+"""The workflow on a real Slurm of two nodes: lack of memory, failing nodes, hanging jobs."""
 
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
-from support.cluster import ENVIRONMENT, ROOT, fail_node, mend_nodes, slurm_says, wait_for
+from support.cluster import ENVIRONMENT, LONGEST_WAIT, ROOT, fail_node, restart_nodes, slurm_says, wait_for
 
 from scperformer.model.folder import PACKAGED
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
 
-# Options of the test cluster beside the profile: it has no accounts, its nodes are small, and waits are short.
+# What the test cluster needs beside the profile: it keeps no accounts, its nodes are small, and nobody wants to wait.
 HERE = [
     *("--profile", str(ROOT / "workflows/profiles/slurm")),
     *("--slurm-status-command", "squeue", "--slurm-no-account"),
@@ -27,7 +29,7 @@ RUNNING: list[subprocess.Popen[str]] = []
 
 
 def snakemake(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """Start the workflow in a folder; its output is in the file `log` there."""
+    """Start the workflow in a folder; what it says is in the file `log` there."""
     command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), *words]
     with (folder / "log").open("w") as log:
         RUNNING.append(subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, text=True, stdout=log, stderr=log))
@@ -36,21 +38,34 @@ def snakemake(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 @pytest.fixture(autouse=True)
 def nothing_left():
-    """After a failed test, end its processes and repair the nodes."""
+    """After a test, also a failed one: end what it started, and restart nodes that it killed."""
     yield
     for process in RUNNING:
         process.kill()
     RUNNING.clear()
     subprocess.run(["scancel", "--user=root"], check=True)
-    mend_nodes()
+    restart_nodes()
 
 
-def finish(process: subprocess.Popen[str], folder: Path, seconds: float = 600) -> str:
-    """Wait for the workflow, which has to end well; return its log."""
+def finish(process: subprocess.Popen[str], folder: Path, seconds: float = LONGEST_WAIT) -> str:
+    """Wait for the workflow, which has to end well; what it said."""
     code = process.wait(timeout=seconds)
     said = (folder / "log").read_text()
     assert code == 0, said
     return said
+
+
+@contextmanager
+def first_run(folder: Path, word: str, does: str) -> Iterator[None]:
+    """Let the first command of scperformer with this word do something else instead."""
+    instead = f'case "$*" in *{word}*) [ -e done ] || {{ touch done; {does}; exit 1; }};; esac'
+    program = folder / "bin/scperformer"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/bash\n{instead}\nexec {shlex.quote(sys.executable)} -m scperformer "$@"\n')
+    program.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ENVIRONMENT, "PATH", f"{program.parent}{os.pathsep}{ENVIRONMENT['PATH']}")
+        yield
 
 
 def require_same_calls(one: Path, other: Path) -> None:
@@ -69,10 +84,11 @@ def test_annotate_survives_lack_of_memory_and_a_node_that_fails(tmp_path):
     config = ["annotate", "--config", "gpu=1", f"overrides={{train: [{','.join(train)}]}}"]
     for folder in (here, cluster):
         folder.mkdir()
-    # The first try gets less than scanpy takes, the second one plenty.
-    little = ["--set-resources", "prepare:mem_mb=350 if attempt == 1 else 3000"]
-    run = snakemake(cluster, *config, *HERE, *little)
-    wait_for((cluster / "results/model.run/checkpoints/last.ckpt").exists, 300, run)
+    # The first job that prepares the reference takes three times the memory that it asked for.
+    too_much = f"{shlex.quote(sys.executable)} -c 'import time; data = bytearray(2**30); time.sleep(600)'"
+    with first_run(tmp_path, "preprocess", too_much):
+        run = snakemake(cluster, *config, *HERE, "--set-resources", "prepare:mem_mb=350 * attempt")
+    wait_for((cluster / "results/model.run/checkpoints/last.ckpt").exists, run)
     job, node = slurm_says("squeue", "-h", "-t", "R", "-o", "%i %N").split()
     assert "gpu:1" in slurm_says("scontrol", "show", "job", job)
     fail_node(node)
@@ -88,24 +104,16 @@ def test_annotate_survives_lack_of_memory_and_a_node_that_fails(tmp_path):
 
 
 def test_small_samples_share_a_job_and_a_large_one_is_shared_by_jobs(tmp_path, pbmc):
-    """With a job that hangs: it is ended when its time is over, and tried again."""
+    """The first job of the small samples hangs: Slurm ends it when its time is over, and it is tried again."""
     many = ad.concat([pbmc.raw.to_adata()] * 30, index_unique="-")  # 21,000 cells: three blocks
     many.write_h5ad(tmp_path / "large.h5ad")
     for name in ("small", "tiny"):
         pbmc[:50].copy().write_h5ad(tmp_path / f"{name}.h5ad")
     rows = ["sample\tpath\tshares", "large\tlarge.h5ad\t3", "small\tsmall.h5ad\t", "tiny\ttiny.h5ad\t"]
     (tmp_path / "samples.tsv").write_text("\n".join(rows) + "\n")
-    # The first prediction of `tiny` never ends.
-    hang = 'case "$*" in *tiny.h5ad*) [ -e hung ] || { touch hung; sleep 1000; };; esac'
-    program = tmp_path / "bin/scperformer"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/bash\n{hang}\nexec {shlex.quote(sys.executable)} -m scperformer "$@"\n')
-    program.chmod(0o755)
     config = ["annotate", "--config", "samples=samples.tsv", f"model_path={PACKAGED}", "predict_jobs=1"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(ENVIRONMENT, "PATH", f"{program.parent}{os.pathsep}{ENVIRONMENT['PATH']}")
-        run = snakemake(tmp_path, *config, *HERE, "--set-resources", "predict:runtime=2")
-        finish(run, tmp_path)
+    with first_run(tmp_path, "tiny.h5ad", "sleep 1000"):
+        finish(snakemake(tmp_path, *config, *HERE, "--set-resources", "predict:runtime=2"), tmp_path)
     # Logs of jobs that ended well are not kept: this is the one that hung.
     (log,) = tmp_path.glob(".snakemake/slurm_logs/rule_predict/**/*.log")
     assert "DUE TO TIME LIMIT" in log.read_text()

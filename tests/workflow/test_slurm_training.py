@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.cluster import ENVIRONMENT, ROOT, slurm_says, wait_for
+from support.cluster import ENVIRONMENT, LONGEST_WAIT, ROOT, slurm_says, wait_for
 
 from scperformer.model.folder import load_bundle
 
@@ -23,7 +23,7 @@ TIMES = ["seconds"]
 def train(folder: Path, output: str, *words: str, on: list[str]) -> Path:
     """Train on the cells in a folder, on one or two nodes; the model folder."""
     command = [*on, "scperformer", "train", "cells.h5ad", "label_key=cell_type", f"output={output}", *PLAIN, *words]
-    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=LONGEST_WAIT)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("written:") == 1
     return folder / output
@@ -65,7 +65,9 @@ def test_two_nodes_train_as_one_process_with_twice_the_batch(folder):
 
 def test_more_processes_than_asked_for_are_refused(folder):
     command = ["scperformer", "train", "cells.h5ad", "label_key=cell_type", *PLAIN, "trainer=cpu"]
-    done = subprocess.run([*SRUN, *command], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*SRUN, *command], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=LONGEST_WAIT
+    )
     assert done.returncode == 2
     assert "in 2 processes of srun on 2 nodes; expected 1 on 1" in done.stderr
 
@@ -98,14 +100,14 @@ def test_a_requeued_job_continues_from_its_last_step(folder):
         log = folder / "train.log"
         return log.read_text().count(what) if log.exists() else 0
 
-    wait_for(lambda: said("epoch 3/"), 120)
+    wait_for(lambda: said("epoch 3/"))
     subprocess.run(["scontrol", "requeue", job], check=True)
-    wait_for(lambda: said("SIGTERM: saved after step") and said("continuing the run"), 240)
-    wait_for(lambda: said("epoch 30/"), 240)
+    wait_for(lambda: said("SIGTERM: saved after step") and said("continuing the run"))
+    wait_for(lambda: said("epoch 30/"))
     subprocess.run(["scancel", "--signal=USR1", job], check=True)
-    wait_for(lambda: said("SIGUSR1: saved after step") and said("continuing the run") == 2, 240)
-    wait_for(lambda: said("written: my_model"), 300)
-    wait_for(lambda: "COMPLETED" in slurm_says("scontrol", "show", "job", job), 60)
+    wait_for(lambda: said("SIGUSR1: saved after step") and said("continuing the run") == 2)
+    wait_for(lambda: said("written: my_model"))
+    wait_for(lambda: "COMPLETED" in slurm_says("scontrol", "show", "job", job))
     assert "Restarts=2" in slurm_says("scontrol", "show", "job", job)
     whole = train(folder, "whole", *options, "trainer=ddp", "trainer.devices=1", "trainer.num_nodes=2", on=SRUN)
     assert same_weights(folder / "my_model", whole)
@@ -122,10 +124,10 @@ def test_a_sweep_on_the_cluster_ends_with_one_table(folder):
     command = ["scperformer", "train", "cells.h5ad", "label_key=cell_type", *options, "-m", *slurm]
     with (folder / "log").open("w") as log:
         sweep = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
-    wait_for(lambda: list(folder.glob("multirun/*/1/model.run/checkpoints")), 200, sweep)
+    wait_for(lambda: list(folder.glob("multirun/*/1/model.run/checkpoints")), sweep)
     [job] = {line.split("_")[0] for line in slurm_says("squeue", "-h", "-r", "-o", "%i").split()}
     subprocess.run(["scancel", "--signal=KILL", f"{job}_1"], check=True)
-    assert sweep.wait(timeout=400) == 2, (folder / "log").read_text()
+    assert sweep.wait(timeout=LONGEST_WAIT) == 2, (folder / "log").read_text()
     [table] = folder.glob("multirun/*/runs.csv")
     rows = list(csv.DictReader(table.open()))
     assert [(row["attention"], row["seed"]) for row in rows] == [(a, s) for a in ("favor", "linformer") for s in "01"]
