@@ -85,7 +85,7 @@ def test_annotate_survives_lack_of_memory_and_a_node_that_fails(tmp_path):
     for folder in (here, cluster):
         folder.mkdir()
     # The first job that prepares the reference takes three times the memory that it asked for.
-    too_much = f"{shlex.quote(sys.executable)} -c 'import time; data = bytearray(2**30); time.sleep(600)'"
+    too_much = f"{shlex.quote(sys.executable)} -c 'import time; data = bytes(1) * 2**30; time.sleep(600)'"
     with first_run(tmp_path, "preprocess", too_much):
         run = snakemake(cluster, *config, *HERE, "--set-resources", "prepare:mem_mb=350 * attempt")
     wait_for((cluster / "results/model.run/checkpoints/last.ckpt").exists, run)
