@@ -19,11 +19,11 @@ class InputError(ValueError):
     """Input that cannot be used; the message is one line with found, expected and remedy.
 
     `found` is the value with its file or option, `remedy` an action of the user, preferably the exact option or
-    command; `mends` are options of the same command, such as `species=mouse`, each of which would fix the error.
+    command; `fixes` are options of the same command, such as `species=mouse`, each of which would fix the error.
     """
 
-    def __init__(self, found: str, expected: str, remedy: str, mends: Sequence[str] = ()):
-        self.mends = tuple(mends)
+    def __init__(self, found: str, expected: str, remedy: str, fixes: Sequence[str] = ()):
+        self.fixes = tuple(fixes)
         parts = [
             part if len(part) <= LONGEST_PART else f"{part[: LONGEST_PART - 500]} ... {part[-500:]}"
             for part in (found, expected, remedy)

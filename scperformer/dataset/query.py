@@ -104,4 +104,4 @@ def keys_of(adata: AnnData) -> dict[str, set[str]]:
 def require_not_annotated(existing: Mapping[str, set[str]], key: str, path: str = "the data") -> None:
     """Refuse cells that have entries which an annotation with this prefix would add; `existing` as by `keys_of`."""
     added = {"obs": [f"{key}_{name}" for name in OBS_COLUMNS], "obsm": [f"X_{key}", f"{key}_proba"], "uns": [key]}
-    require_new_keys(existing, added, path, mends=["overwrite=true", f"key_added={key}_2"])
+    require_new_keys(existing, added, path, fixes=["overwrite=true", f"key_added={key}_2"])

@@ -148,8 +148,8 @@ def _places(adata: AnnData, source: str, path: str | Path) -> list[tuple[str, Ma
         return [(name, x) for name, x in places.items() if name.removeprefix("layers/") not in PARTIAL_LAYERS]
     if source not in places:
         there = ", ".join(places) or "neither X nor layers nor raw"
-        remedy, mends = "set source=... to one", [f"source={name}" for name in places]
-        raise InputError(f"no {source} in {path} (it has {there})", "a place that exists", remedy, mends)
+        remedy, fixes = "set source=... to one", [f"source={name}" for name in places]
+        raise InputError(f"no {source} in {path} (it has {there})", "a place that exists", remedy, fixes)
     return [(source, places[source])]
 
 

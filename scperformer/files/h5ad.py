@@ -126,14 +126,14 @@ def require_new_keys(
     existing: Mapping[str, set[str]],
     new: Mapping[str, Sequence[str]],
     path: str | Path = "the data",
-    mends: Sequence[str] = ("overwrite=true",),
+    fixes: Sequence[str] = ("overwrite=true",),
 ) -> None:
-    """Refuse new names (by place: obs, obsm, uns) if one exists already; the error offers the options `mends`."""
+    """Refuse new names (by place: obs, obsm, uns) if one exists already; the error offers the options `fixes`."""
     there = [f"{place}['{name}']" for place, names in new.items() for name in names if name in existing[place]]
     if there:
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""
         found, expected = f"{path} already has {', '.join(there[:3])}{more}", "no earlier annotation of this name"
-        raise InputError(found, expected, "add overwrite=true to replace it, or key_added=... to keep both", mends)
+        raise InputError(found, expected, "add overwrite=true to replace it, or key_added=... to keep both", fixes)
 
 
 class BackedH5ad:

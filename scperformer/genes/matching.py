@@ -115,14 +115,14 @@ def map_genes(
         if differ and 2 * len({*names} & {gene.strip() for gene in model_genes}) < len(model_genes):
             ours, theirs = names[len(names) // 2], model_genes[len(model_genes) // 2]
             found = f"gene names in {path} that look {of_file} (e.g. '{ours}') for a model whose genes look {of_model} "
-            remedy, mends = "use a model of the same species", []
+            remedy, fixes = "use a model of the same species", []
             if of_model != "other":
                 remedy += f", or add species={of_model} if these are {of_model} genes"
-                mends.append(f"species={of_model}")
+                fixes.append(f"species={of_model}")
             if {of_file, of_model} == {"human", "mouse"} and (columns or id_kind(names) == "symbol"):
                 remedy += f", or species={of_file} to match genes by their orthologs"  # by symbol
-                mends.insert(0, f"species={of_file}")
-            raise InputError(f"{found}(e.g. '{theirs}')", "cells of the species of the model", remedy, mends)
+                fixes.insert(0, f"species={of_file}")
+            raise InputError(f"{found}(e.g. '{theirs}')", "cells of the species of the model", remedy, fixes)
     model = _Names.of([str(gene).strip() for gene in model_genes])
     crossed = species != "auto" and {of_file, of_model} == {"human", "mouse"}
     is_human = of_model in ("human", "unknown") and (crossed or of_file in ("human", "unknown"))

@@ -117,7 +117,7 @@ def check(path: str, cfg: CheckConfig, model: "Bundle") -> Checked:
     -------
     The findings, as docs/formats.md lists them; after a problem those that were found before it.
     """
-    result: Checked = {"file": path, "problem": None, "mends": [], "command": None, "notes": []}
+    result: Checked = {"file": path, "problem": None, "fixes": [], "command": None, "notes": []}
     step, ending = (
         ("predict", f".annotated.{PredictConfig.output_format}") if cfg.label_key is None else ("train", ".model")
     )
@@ -138,7 +138,7 @@ def check(path: str, cfg: CheckConfig, model: "Bundle") -> Checked:
         result["command"] = next_command(path, cfg, *options)
     else:
         result["problem"] = str(problem)
-        result["mends"] = [next_command(path, cfg, *options, fix) for fix in problem.mends]
+        result["fixes"] = [next_command(path, cfg, *options, fix) for fix in problem.fixes]
     return result
 
 

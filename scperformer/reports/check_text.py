@@ -101,7 +101,7 @@ def _rows(result: dict[str, Any], cfg: CheckConfig, model: str) -> list[Row]:
     rows += [("note", note) for note in result["notes"]]
     if result["problem"] is None:
         return [*rows, ("ok", result["command"])]
-    return [*rows, ("problem", result["problem"]), *(("try", command) for command in result["mends"])]
+    return [*rows, ("problem", result["problem"]), *(("try", command) for command in result["fixes"])]
 
 
 def in_words(result: dict[str, Any], cfg: CheckConfig, model: str) -> str:

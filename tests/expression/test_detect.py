@@ -374,7 +374,7 @@ def test_values_that_are_no_known_logarithms_are_refused_unless_told(case, count
     x = UNLIKELY[case](counts_adata.X.toarray().astype(np.float64)).astype(np.float32)
     with pytest.raises(InputError, match=r"too large for ln\(1 \+ counts per 10000\).*input_kind=linear") as error:
         detect_expression(ad.AnnData(x))
-    assert set(error.value.mends) == {"input_kind=linear", "input_kind=log1p"}
+    assert set(error.value.fixes) == {"input_kind=linear", "input_kind=log1p"}
     assert detect_expression(ad.AnnData(x), input_kind="linear").kind == "linear"
     assert detect_expression(ad.AnnData(x), input_base="2", input_total=1e6).log_base == 2.0
 

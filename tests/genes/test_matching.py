@@ -201,7 +201,7 @@ def test_another_species_is_refused_with_the_option():
         map_genes(["ENSRNOG00000061316", "ENSRNOG00000029897"], SYMBOLS)
     with pytest.raises(InputError, match="look mouse") as error:
         map_genes(["ENSMUSG00000032094", "ENSMUSG00000024673"], SYMBOLS)
-    assert error.value.mends == ("species=human",)  # orthologs go by symbol, and there is none
+    assert error.value.fixes == ("species=human",)  # orthologs go by symbol, and there is none
 
 
 def test_orthologs_to_and_from_mouse():

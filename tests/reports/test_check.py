@@ -396,7 +396,7 @@ def test_verdict_of_train_on_labels(content, counts_adata, write, agree):
 def codes(result, command, *options) -> list[int]:
     """The exit codes of the recommended commands."""
     return [
-        command(*shlex.split(line)[1:], f"output=out{i}.h5ad", *options).code for i, line in enumerate(result["mends"])
+        command(*shlex.split(line)[1:], f"output=out{i}.h5ad", *options).code for i, line in enumerate(result["fixes"])
     ]
 
 
@@ -418,7 +418,7 @@ def test_recommended_orientation_of_a_table(counts_adata, tmp_path, agree):
     table.columns = [f"G{i}" for i in range(120)]
     path = tmp_path / "table.csv"
     table.to_csv(path)
-    recommended = [line.rpartition(" ")[2] for line in agree(path)["mends"]]
+    recommended = [line.rpartition(" ")[2] for line in agree(path)["fixes"]]
     assert recommended == ["orientation=cells_by_genes", "orientation=genes_by_cells"]
 
 
@@ -427,9 +427,9 @@ def test_recommended_layer_and_label_column(counts_adata, write, agree, command)
     path = write(counts_adata)
     assert codes(agree(path, source="layers/counts"), command) == [0]
     result = agree(path, label_key="cell_type")
-    assert [shlex.split(line)[3] for line in result["mends"]] == ["label_key=my labels"]
+    assert [shlex.split(line)[3] for line in result["fixes"]] == ["label_key=my labels"]
     linear = ("experiment=linear", "logger=none", "output=model")
-    assert command(*shlex.split(result["mends"][0])[1:], *linear).code == 0
+    assert command(*shlex.split(result["fixes"][0])[1:], *linear).code == 0
 
 
 def test_names_in_the_file_cannot_control_the_terminal(counts_adata, write, tiny_model, command):
