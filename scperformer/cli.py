@@ -46,7 +46,7 @@ STEPS = {
 HELP = {
     "check": """\
 check FILE...
-describe files, and check whether a model can annotate them
+describe files, and check if a model can annotate them
   scperformer check sample.h5ad
   scperformer check *.h5ad model_path=my_model
   scperformer check filtered_feature_bc_matrix counts.csv.gz sample.loom
