@@ -5,9 +5,9 @@ write_zarr, write_table, predict (files and AnnData).
 """
 
 from scperformer.prediction.annotation import (
+    describe_genes,
     describe_input,
     describe_model,
-    describe_overlap,
     make_query,
     package_versions,
 )

@@ -17,7 +17,6 @@ from scipy.sparse import csr_matrix
 from scperformer.config import AnalyzeConfig, PredictConfig
 from scperformer.dataset import Query, find_query
 from scperformer.files import BackedH5ad
-from scperformer.genes import Overlap
 from scperformer.model import FORMAT_VERSION
 from scperformer.network import Cells, Model, choose_device, predict_cells, torch_state_kept
 from scperformer.prediction.parts import Calls
@@ -119,7 +118,7 @@ def make_annotation(
     record = {
         "model": describe_model(model),
         "input": describe_input(query),
-        "genes": describe_overlap(query.overlap),
+        "genes": describe_genes(query),
         "baseline": {"name": "logistic regression (L2, C=1)"},
         "versions": package_versions(),
         "config_json": json.dumps(asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]}),
@@ -171,8 +170,9 @@ def describe_input(query: Query) -> dict[str, Any]:
     }
 
 
-def describe_overlap(overlap: Overlap) -> dict[str, Any]:
+def describe_genes(query: Query) -> dict[str, Any]:
     """Return the record of shared and missing genes."""
+    overlap = query.overlap
     return {
         "num_model": overlap.num_model,
         "num_file": overlap.num_file,

@@ -15,7 +15,7 @@ from scperformer.errors import InputError
 from scperformer.files import beside, read_cells, require_readable
 from scperformer.network import Cells, Model, load_model, torch_state_kept
 from scperformer.outputs import new_folder, require_absent
-from scperformer.prediction import describe_input, describe_model, describe_overlap, make_query, package_versions
+from scperformer.prediction import describe_genes, describe_input, describe_model, make_query, package_versions
 from scperformer.reports.attention_maps.approximation import analyze_approximation
 from scperformer.reports.attention_maps.inputs import choose_cells, layers_of
 from scperformer.reports.attention_maps.spectrum import analyze_spectrum
@@ -58,7 +58,7 @@ def analyze(adata: AnnData, model: Model, cfg: AnalyzeConfig, path: str) -> tupl
         **numbers,
         "model": describe_model(model) | {"config": model.bundle.config},
         "input": {name: value for name, value in describe_input(query).items() if name not in ("total", "log_base")},
-        "genes": describe_overlap(query.overlap),
+        "genes": describe_genes(query),
         "options": asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]},
         "versions": package_versions(),
     }
