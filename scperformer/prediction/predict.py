@@ -148,13 +148,14 @@ def _predict_on_disk(
             if time.perf_counter() - said > SECONDS_BETWEEN_LINES:
                 said = time.perf_counter()
                 log.info("%s: %d of %d parts", path, part + 1, len(starts))
-        require_unchanged(path, seen)
         if cfg.share is not None:
+            require_unchanged(path, seen)
             log.info("%s, share %s: %d cells called", path, cfg.share, num_called)
             partial.keep_as(output)
             return
         annotation = make_annotation(query, model, cfg, partial.read, time.perf_counter() - start)
         _announce(annotation, cfg, path, num_called)
+        require_unchanged(path, seen)
         added = {"obs": annotation.obs, "obsm": annotation.obsm, "uns": annotation.uns, "overwrite": cfg.overwrite}
         if output.suffix == ".zarr":
             copy_to_zarr(path, output, **added, seen=seen)
