@@ -254,6 +254,7 @@ def test_no_traceback_reaches_a_user(command, sample, monkeypatch, error, code, 
         command("predict", sample)
 
 
+@pytest.mark.slow
 def test_all_steps_in_a_process_of_their_own_leave_no_litter(sample, tiny_model, tmp_path):
     """The exit code, and only the files that were asked for: no outputs/ folder, no log file."""
     ran = shell("predict", "sample.h5ad", f"model_path={tiny_model}", cwd=tmp_path)
@@ -288,6 +289,7 @@ def test_sweep_makes_a_model_per_value(command, sample, tmp_path):
     assert names(tmp_path) == ["multirun", "sample.h5ad"]
 
 
+@pytest.mark.slow
 def test_sweep_of_predict_names_its_files(command, sample, tiny_model, tmp_path):
     ran = command("predict", sample, f"model_path={tiny_model}", "-m", "min_confidence=0.1,0.9")
     assert ran.code == 0, ran.err
@@ -318,6 +320,7 @@ def test_helpers_of_a_distributed_run_are_started_with_this_job_alone(command, s
         assert (again.label_key, again.optim.lr) == ("it's, a key", 0.5)
 
 
+@pytest.mark.slow
 def test_a_bad_value_fails_its_own_run_alone(command, sample, tmp_path):
     ran = command("train", sample, "label_key=cell_type", "logger=none", "-m", "trainer.max_epochs=0,1", "seed=0")
     assert ran.code == 2

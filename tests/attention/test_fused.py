@@ -49,11 +49,13 @@ def test_values_and_gradients_are_the_naive_twins(length, num_features):
         torch.testing.assert_close(kept(ours, keep).double(), kept(theirs, keep), rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_sums_in_parts_are_those_of_all_tokens(monkeypatch):
     monkeypatch.setattr(fused, "FEWEST_TOKENS", 32)
     test_values_and_gradients_are_the_naive_twins(70, 40)
 
 
+@pytest.mark.slow
 def test_they_are_what_the_layers_compute_on_a_cpu():
     q, k, v, keep = (x.float() if x.is_floating_point() else x for x in inputs(65, scale=3.0))
     mechanism = make("favor")
@@ -83,6 +85,7 @@ def test_cells_without_tokens_give_zeros():
     assert all(not x[0].any() for x in found[1:])
 
 
+@pytest.mark.slow
 def test_long_keys_overflow_nothing():
     q, k, v, keep = inputs(40, scale=30.0)
     mechanism = make("favor")

@@ -154,6 +154,7 @@ def test_large_inputs_stay_finite(case, scale):
         assert out.abs().max() <= v.abs().max() * (1 + 1e-5)
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_bits_in_another_process():
     code = "from support import mechanisms as m; print(*map(m.digest, m.CASES))"
     folder = Path(__file__).parents[1]

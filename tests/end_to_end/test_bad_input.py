@@ -233,6 +233,7 @@ def test_no_overlap_with_the_genes_of_the_model(counts_adata, write, model, refu
 
 
 @pytest.mark.parametrize("place", ["X", "raw"])
+@pytest.mark.slow
 def test_the_column_that_holds_the_genes_of_the_model_is_named(place, counts_adata, write, model, refused, command):
     counts_adata.var["my_names"] = counts_adata.var_names
     counts_adata.var_names = [f"ENSG{i:011d}" for i in range(counts_adata.n_vars)]

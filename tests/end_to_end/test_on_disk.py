@@ -20,6 +20,7 @@ def config(step, *overrides, paths=("a.h5ad",)):
     return make_config(step, [f"inputs=[{inputs}]", *needed, *FAST, *overrides])
 
 
+@pytest.mark.slow
 def test_training_from_disk_gives_almost_the_model_of_memory(counts_adata, write, tmp_path):
     path = write(counts_adata, "reference.h5ad")
     made = {}

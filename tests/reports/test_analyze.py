@@ -313,6 +313,7 @@ def test_spectrum_of_a_file_against_numpy(command, sample, tiny_model, tmp_path)
     assert len(at_index) == layer.heads[0]
 
 
+@pytest.mark.slow
 def test_approximation_of_a_file(command, sample, tiny_model, tmp_path):
     words = ("num_cells=2", "sizes=[4,16]", "num_draws=2", "output=here")
     ran = command("analyze", f"model_path={tiny_model}", "approximation", *words, sample)

@@ -138,6 +138,7 @@ def test_processes_together_learn_from_every_hidden_value_alike(counts_adata, mo
         torch.testing.assert_close((mine + yours) / 2, all_of_them, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_every_mechanism_can_be_pretrained(counts_adata, monkeypatch):
     monkeypatch.setattr(MaskedLearner, "log", lambda *arguments, **options: None)
     for name in MECHANISMS:

@@ -34,6 +34,7 @@ def corpus(counts_adata, write):
     return [write(counts_adata[start::2].copy(), f"part{start}.h5ad") for start in (0, 1)]
 
 
+@pytest.mark.slow
 def test_from_the_shell_to_labels(command, corpus, counts_adata, write, tmp_path):
     ran = command("pretrain", *corpus, *FAST, "tokens=bins", "output=my_encoder")
     assert ran.code == 0, ran.err

@@ -69,6 +69,7 @@ def test_default_plan_is_the_embedded_example(tmp_path: Path) -> None:
     assert plan(tmp_path) == sorted(["example", "prepare", "train", *PREDICTED, *STEPS_AFTER_PREDICT])
 
 
+@pytest.mark.slow
 def test_user_plan_takes_every_sample_of_the_sheet(user: Path) -> None:
     jobs = plan(user, "all", "--config", "reference=reference.h5ad", "samples=samples.tsv", "label_key=cell type")
     predicted = [f"{rule} {name}" for rule in ("predict", "deliver") for name in "abc"]
@@ -95,6 +96,7 @@ def test_without_truth_nothing_is_evaluated(user: Path) -> None:
     assert jobs == ["deliver a", "predict a", "prepare", "report", "train"]
 
 
+@pytest.mark.slow
 def test_with_a_model_nothing_is_trained(user: Path) -> None:
     write_sheet(user / "samples.csv", "sample,path,truth_key", "a,a.h5ad,cell_type")
     jobs = plan(user, "--config", "model_path=model", "samples=samples.csv")
@@ -146,8 +148,8 @@ def test_only_training_asks_for_gpus(user: Path, count: int) -> None:
 
 
 def mostly_slow(cases: dict) -> list:
-    """The names of the cases; snakemake takes three seconds to refuse one, and the first three show that it does."""
-    return [pytest.param(case, marks=[pytest.mark.slow] * (place > 2)) for place, case in enumerate(cases)]
+    """The names of the cases; snakemake takes three seconds to refuse one, and the first shows that it does."""
+    return [pytest.param(case, marks=[pytest.mark.slow] * (place > 0)) for place, case in enumerate(cases)]
 
 
 REFUSED = {
@@ -197,6 +199,7 @@ def test_bad_sheet_is_refused_in_one_line(user: Path, case: str) -> None:
     assert re.search(message, run.stdout), run.stdout
 
 
+@pytest.mark.slow
 def test_lint_is_clean(tmp_path: Path) -> None:
     run = snakemake(tmp_path, "--lint")
     assert run.returncode == 0, run.stdout
