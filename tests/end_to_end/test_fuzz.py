@@ -25,7 +25,7 @@ from scperformer import cli
 from scperformer.config.compose import make_config
 from scperformer.model.folder import load_bundle
 
-FUZZED, DAMAGED = (int(os.environ.get(name, number)) for name, number in (("FUZZED", 10), ("DAMAGED", 25)))
+FUZZED, DAMAGED = (int(os.environ.get(name, number)) for name, number in (("FUZZED", 15), ("DAMAGED", 25)))
 BY_CHANCE, DAMAGE = "cells of every shape, type and name, by chance", "damaged bytes, by chance"
 STEPS = ("check", "predict", "preprocess", "train")
 OUTPUTS = {
