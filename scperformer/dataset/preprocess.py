@@ -124,8 +124,6 @@ def run_preprocess(cfg: PreprocessConfig) -> Path:
 
         model = load_bundle(resolve_model(cfg.model_path)[0])
         query = find_query(adata, model, cfg, str(path))
-        for note in [query.findings.sentence, *query.overlap.notes]:
-            log.info("%s: %s", path, note)
         prepared = AnnData(query.all_cells(), obs=adata.obs.copy(), var=pd.DataFrame(index=model.genes))
         findings = replace(query.findings, notes=[*query.findings.notes, *query.overlap.notes])
         dropped = {"cells_dropped": 0, "genes_dropped": query.overlap.num_dropped}

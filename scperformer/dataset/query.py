@@ -1,6 +1,6 @@
 """The cells of a file with the genes of a model, block by block."""
 
-from collections.abc import Mapping
+import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +11,7 @@ from anndata import AnnData
 from scipy.sparse import csr_matrix, vstack
 
 from scperformer.config import AnalyzeConfig, PredictConfig, PreprocessConfig
+from scperformer.errors import InputError
 from scperformer.expression import (
     Alignment,
     Findings,
@@ -20,11 +21,13 @@ from scperformer.expression import (
     plan_alignment,
     stored_expression,
 )
-from scperformer.files import BackedH5ad, Rows, checksum, reading, require_new_keys
+from scperformer.files import BackedH5ad, Rows, checksum, reading
 from scperformer.genes import Overlap
 
 if TYPE_CHECKING:
     from scperformer.model import Bundle
+
+log = logging.getLogger(__name__)
 
 OBS_COLUMNS = ("label", "confidence", "margin", "unknown", "ontology_term_id", "baseline_label")
 
@@ -72,7 +75,7 @@ def find_query(
     cfg: PredictConfig | AnalyzeConfig | PreprocessConfig,
     path: str = "the data",
 ) -> Query:
-    """Find the expression of the cells of an open file, and map its genes to those of a model.
+    """Find the expression of the cells of an open file, and map its genes to those of a model; log both.
 
     Raises
     ------
@@ -93,15 +96,18 @@ def find_query(
         species=cfg.species,
         path=path,
     )
+    for note in [findings.sentence, *plan.overlap.notes]:
+        log.info("%s: %s", path, note)
     return Query(path, rows, plan)
 
 
-def keys_of(adata: AnnData) -> dict[str, set[str]]:
-    """Return the names of the entries of obs, obsm and uns."""
-    return {"obs": set(adata.obs), "obsm": set(adata.obsm), "uns": set(adata.uns)}
-
-
-def require_not_annotated(existing: Mapping[str, set[str]], key: str, path: str = "the data") -> None:
-    """Refuse cells that have entries which an annotation with this prefix would add; `existing` as by `keys_of`."""
-    added = {"obs": [f"{key}_{name}" for name in OBS_COLUMNS], "obsm": [f"X_{key}", f"{key}_proba"], "uns": [key]}
-    require_new_keys(existing, added, path, fixes=["overwrite=true", f"key_added={key}_2"])
+def require_not_annotated(cells: AnnData | BackedH5ad, key: str, path: str = "the data") -> None:
+    """Refuse cells that have entries which an annotation with this prefix would add."""
+    names = {"obs": [f"{key}_{name}" for name in OBS_COLUMNS], "obsm": [f"X_{key}", f"{key}_proba"], "uns": [key]}
+    existing = cells.keys() if isinstance(cells, BackedH5ad) else {place: set(getattr(cells, place)) for place in names}
+    there = [f"{place}['{name}']" for place in names for name in names[place] if name in existing[place]]
+    if there:
+        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
+        found, expected = f"{path} already has {', '.join(there[:3])}{more}", "no earlier annotation of this name"
+        fixes = ["overwrite=true", f"key_added={key}_2"]
+        raise InputError(found, expected, "add overwrite=true to replace it, or key_added=... to keep both", fixes)

@@ -4,7 +4,7 @@ In reading order: `safety` (damaged and unsafe files), `h5ad` (in memory and on 
 `read` (the kind of an input, its cells and its checksum), `row_blocks` (matrices that stay on disk).
 """
 
-from scperformer.files.h5ad import LOG_MARK, PREPARED, BackedH5ad, keys_in, open_stored, require_new_keys, write_h5ad
+from scperformer.files.h5ad import LOG_MARK, PREPARED, BackedH5ad, open_stored, write_h5ad
 from scperformer.files.read import (
     beside,
     checksum,

@@ -1,7 +1,7 @@
 """Read h5ad files of anndata and of other programs, into memory or with matrices on disk; write them whole or not."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,6 @@ from anndata import AnnData
 from anndata.io import read_elem, sparse_dataset
 from scipy import sparse
 
-from scperformer.errors import InputError
 from scperformer.files.safety import READ_ERRORS, damaged, quiet_anndata, reason_of
 from scperformer.outputs import new_file
 
@@ -116,26 +115,6 @@ def write_h5ad(adata: AnnData, path: str | Path, overwrite: bool = False) -> Non
         adata.write_h5ad(temporary)
 
 
-def keys_in(file: h5py.File) -> dict[str, set[str]]:
-    """Return the names in obs, obsm and uns of an open h5ad file."""
-    places = {place: set(file.get(place, {})) for place in ("obsm", "uns")}
-    return places | {"obs": set(file["obs"].attrs["column-order"])}
-
-
-def require_new_keys(
-    existing: Mapping[str, set[str]],
-    new: Mapping[str, Sequence[str]],
-    path: str | Path = "the data",
-    fixes: Sequence[str] = ("overwrite=true",),
-) -> None:
-    """Refuse new names (by place: obs, obsm, uns) if one exists already; the error offers the options `fixes`."""
-    there = [f"{place}['{name}']" for place, names in new.items() for name in names if name in existing[place]]
-    if there:
-        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
-        found, expected = f"{path} already has {', '.join(there[:3])}{more}", "no earlier annotation of this name"
-        raise InputError(found, expected, "add overwrite=true to replace it, or key_added=... to keep both", fixes)
-
-
 class BackedH5ad:
     """An open h5ad file or zarr group: tables of genes in memory; X, layers and raw on disk; cells read on demand.
 
@@ -186,7 +165,8 @@ class BackedH5ad:
 
     def keys(self) -> dict[str, set[str]]:
         """Return the names in obs, obsm and uns."""
-        return keys_in(self.file)
+        places = {place: set(self.file.get(place, {})) for place in ("obsm", "uns")}
+        return places | {"obs": set(self.file["obs"].attrs["column-order"])}
 
     def _matrix(self, name: str, num_genes: int) -> Any:
         """Return a matrix as `Rows` takes it; None if it does not exist."""

@@ -1,4 +1,4 @@
-"""Calls of cells by a model, block by block, and the annotation that is made of them."""
+"""The annotation that is made of the calls of cells: columns, embedding, probabilities, and a record of the run."""
 
 import json
 import logging
@@ -12,50 +12,34 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from anndata import AnnData
-from scipy.sparse import csr_matrix
 
-from scperformer.config import AnalyzeConfig, PredictConfig
-from scperformer.dataset import Query, find_query
-from scperformer.files import BackedH5ad
+from scperformer.config import PredictConfig
+from scperformer.dataset import Query
 from scperformer.model import FORMAT_VERSION
-from scperformer.network import Cells, Model, choose_device, predict_cells, torch_state_kept
-from scperformer.prediction.parts import Calls
-from scperformer.prediction.write_h5ad import Blocks, without_slashes
+from scperformer.network import Model
+from scperformer.prediction.calls import Calls
 
 log = logging.getLogger(__name__)
 
 
-def make_query(
-    cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig | AnalyzeConfig, path: str = "the data"
-) -> Query:
-    """Find the expression of some cells and match their genes to a model; log the choices and their reasons.
+@dataclass
+class Annotation:
+    """Additions to the cells of a file: obs columns, two obsm entries and one uns entry, all named with the prefix."""
 
-    Raises
-    ------
-    InputError
-        No usable expression, or too few of the model's genes.
-    """
-    query = find_query(cells, model.bundle, cfg, path)
-    for note in [query.findings.sentence, *query.overlap.notes]:
-        log.info("%s: %s", path, note)
-    return query
+    key: str  # the prefix
+    obs: pd.DataFrame  # one row per cell, numbered
+    read: Callable[[], Iterable[Calls]]  # gives the calls in the order of the cells; it is called several times
+    labels: list[str]  # the columns of the probabilities
+    record: dict[str, Any]
 
-
-def call_block(x: csr_matrix, model: Model, cfg: PredictConfig, path: str = "the data") -> Calls:
-    """Call aligned cells of a file; the calls of a cell do not depend on the other cells.
-
-    Raises
-    ------
-    InputError
-        A cell has more tokens than the model's attention takes.
-    """
-    cells = Cells(x, model.tokens)
-    model.network.require_length(int(cells.lengths.max(initial=0)), f"a cell of {path}")
-    with torch_state_kept(cfg.threads):
-        device = choose_device(cfg.device, cfg.precision)
-        found = predict_cells(model.network, cells, cfg.batch_size, device, cfg.precision)
-    baseline = model.baseline.predict(x).astype(np.int32)
-    return Calls(found.proba, found.embedding, baseline, np.diff(x.indptr) == 0)
+    def write_into(self, adata: AnnData) -> None:
+        """Add everything to an AnnData in memory."""
+        for name, column in self.obs.items():
+            adata.obs[name] = column.array
+        proba = np.concatenate([calls.proba for calls in self.read()])
+        adata.obsm[f"X_{self.key}"] = np.concatenate([calls.embedding for calls in self.read()])
+        adata.obsm[f"{self.key}_proba"] = pd.DataFrame(proba, index=adata.obs_names, columns=self.labels)
+        adata.uns[self.key] = self.record
 
 
 def obs_columns(calls: Calls, model: Model, cfg: PredictConfig) -> pd.DataFrame:
@@ -80,106 +64,88 @@ def obs_columns(calls: Calls, model: Model, cfg: PredictConfig) -> pd.DataFrame:
     )
 
 
-@dataclass
-class Annotation:
-    """Additions to the cells of a file: obs columns, obsm entries and one uns entry, all named with the prefix.
-
-    obs : one row per cell, numbered
-    """
-
-    obs: pd.DataFrame
-    obsm: dict[str, Blocks]
-    uns: dict[str, Any]
-
-    def write_into(self, adata: AnnData) -> None:
-        """Add everything to an AnnData in memory."""
-        for name, column in self.obs.items():
-            adata.obs[name] = column.array
-        adata.obsm.update({name: blocks.in_memory(adata.obs_names) for name, blocks in self.obsm.items()})
-        adata.uns.update(self.uns)
+def without_slashes(labels: list[str]) -> list[str]:
+    """Return labels with "|" for each "/", which h5ad files take for a folder; one more "|" if that name is taken."""
+    names = list(labels)
+    taken = {name for name in names if "/" not in name}
+    for i, name in enumerate(names):
+        if "/" in name:
+            names[i] = name.replace("/", "|")
+            while names[i] in taken:
+                names[i] += "|"
+            taken.add(names[i])
+    return names
 
 
 def make_annotation(
-    query: Query, model: Model, cfg: PredictConfig, read: Callable[[], Iterable[Calls]], seconds: float
+    query: Query,
+    model: Model,
+    cfg: PredictConfig,
+    read: Callable[[], Iterable[Calls]],
+    *,
+    num_called: int,
+    seconds: float,
 ) -> Annotation:
-    """Make the annotation of the cells of a query.
+    """Make the annotation of the cells of a query, and log one line about it.
 
     Parameters
     ----------
     read
         Returns the calls of all blocks; it is called several times.
-    seconds
-        Time that the calls took.
+    num_called, seconds
+        Cells that this run has called, and the time that it took; an earlier run has called the others.
     """
-    bundle, key = model.bundle, cfg.key_added
+    key = cfg.key_added
     obs = pd.concat([obs_columns(calls, model, cfg) for calls in read()], ignore_index=True)
-    labels = [str(name) for name in without_slashes(pd.DataFrame(columns=bundle.labels)).columns]
-    width = next(iter(read())).embedding.shape[1]
-    record = {
-        "model": describe_model(model),
-        "input": describe_input(query),
-        "genes": describe_genes(query),
+    num_unknown = int(obs[f"{key}_unknown"].sum())
+    record = describe_run(query, model) | {
         "baseline": {"name": "logistic regression (L2, C=1)"},
-        "versions": package_versions(),
         "config_json": json.dumps(asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]}),
-        "num_unknown": int(obs[f"{key}_unknown"].sum()),
+        "num_unknown": num_unknown,
         "seconds": seconds,
     }
-    obsm = {
-        f"X_{key}": Blocks(lambda: (calls.embedding for calls in read()), width),
-        f"{key}_proba": Blocks(lambda: (calls.proba for calls in read()), len(labels), labels),
-    }
-    return Annotation(obs, obsm, {key: record})
+    earlier = f", {len(obs) - num_called} of them before" if num_called < len(obs) else ""
+    text = "%s: %d cells annotated%s in %.1f s (%.0f cells/s), %d flagged unknown"
+    log.info(text, query.path, len(obs), earlier, seconds, num_called / seconds, num_unknown)
+    return Annotation(key, obs, read, without_slashes(model.bundle.labels), record)
 
 
-def package_versions() -> dict[str, str]:
-    """Return the record of the software."""
+def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
+    """Return the record of a run on the cells of a query: the model, its input, the shared genes and the software."""
+    bundle, provenance, findings, overlap = model.bundle, model.bundle.provenance, query.findings, query.overlap
     packages = {name: version(name) for name in ("scperformer", "torch", "scanpy", "anndata", "numpy")}
-    return packages | {"python": platform.python_version()}
-
-
-def describe_model(model: Model) -> dict[str, Any]:
-    """Return the record of the model beside its calls."""
-    bundle, provenance = model.bundle, model.bundle.provenance
     return {
-        "name": bundle.name,
-        "hash": bundle.hash,
-        "path": str(model.path),
-        "labels": np.array(bundle.labels),
-        "trained_on": provenance["reference"],
-        "label_key": provenance["label_key"],
-        "num_cells": provenance["num_cells"],
-        "seed": provenance["seed"],
-        "scales": bundle.scales,
-        "format_version": FORMAT_VERSION,
-    }
-
-
-def describe_input(query: Query) -> dict[str, Any]:
-    """Return the record of the expression that was used."""
-    findings = query.findings
-    return {
-        "file": Path(query.path).name,
-        "sha256": query.sha256,
-        "source": findings.source,
-        "kind": findings.kind,
-        "log_base": float("nan") if findings.log_base is None else float(findings.log_base),
-        "total": float("nan") if findings.total is None else float(findings.total),
-        "relative": findings.relative,
-        "notes": np.array(findings.notes, dtype=object),
-    }
-
-
-def describe_genes(query: Query) -> dict[str, Any]:
-    """Return the record of shared and missing genes."""
-    overlap = query.overlap
-    return {
-        "num_model": overlap.num_model,
-        "num_file": overlap.num_file,
-        "num_shared": overlap.num_shared,
-        "share_of_model": overlap.share_of_model,
-        "informative_share": overlap.informative_share,
-        "notes": np.array(overlap.notes, dtype=object),
-        "absent": np.array(overlap.absent, dtype=object),
-        "dropped": np.array(overlap.dropped, dtype=object),
+        "model": {
+            "name": bundle.name,
+            "hash": bundle.hash,
+            "path": str(model.path),
+            "labels": np.array(bundle.labels),
+            "trained_on": provenance["reference"],
+            "label_key": provenance["label_key"],
+            "num_cells": provenance["num_cells"],
+            "seed": provenance["seed"],
+            "scales": bundle.scales,
+            "format_version": FORMAT_VERSION,
+        },
+        "input": {
+            "file": Path(query.path).name,
+            "sha256": query.sha256,
+            "source": findings.source,
+            "kind": findings.kind,
+            "log_base": float("nan") if findings.log_base is None else float(findings.log_base),
+            "total": float("nan") if findings.total is None else float(findings.total),
+            "relative": findings.relative,
+            "notes": np.array(findings.notes, dtype=object),
+        },
+        "genes": {
+            "num_model": overlap.num_model,
+            "num_file": overlap.num_file,
+            "num_shared": overlap.num_shared,
+            "share_of_model": overlap.share_of_model,
+            "informative_share": overlap.informative_share,
+            "notes": np.array(overlap.notes, dtype=object),
+            "absent": np.array(overlap.absent, dtype=object),
+            "dropped": np.array(overlap.dropped, dtype=object),
+        },
+        "versions": packages | {"python": platform.python_version()},
     }

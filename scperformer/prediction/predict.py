@@ -7,7 +7,6 @@ import hashlib
 import json
 import logging
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -17,31 +16,17 @@ from anndata import AnnData
 
 from scperformer import __version__
 from scperformer.config import PredictConfig, make_config, quoted
-from scperformer.dataset import keys_of, require_not_annotated
+from scperformer.dataset import find_query, require_not_annotated
 from scperformer.errors import InputError
-from scperformer.files import (
-    BackedH5ad,
-    beside,
-    fingerprint,
-    open_cells,
-    require_readable,
-    require_unchanged,
-    write_h5ad,
-)
+from scperformer.files import beside, fingerprint, open_cells, require_readable, require_unchanged
 from scperformer.network import Model, choose_device, load_model
-from scperformer.outputs import new_file, new_folder, require_absent
-from scperformer.prediction.annotation import Annotation, call_block, make_annotation, make_query
-from scperformer.prediction.parts import IDENTITY, partial_results
-from scperformer.prediction.write_h5ad import add_to_h5ad
-from scperformer.prediction.write_table import PARQUET, SEPARATORS, write_calls
-from scperformer.prediction.write_zarr import MARKER, copy_to_zarr
+from scperformer.outputs import new_file, require_absent
+from scperformer.prediction.annotation import make_annotation
+from scperformer.prediction.calls import IDENTITY, call_block, partial_results, parts_of
+from scperformer.prediction.write import FORMATS, MARKER, write_annotation
 
 log = logging.getLogger(__name__)
 
-Fingerprint = dict[Path, tuple[int, int, int]]
-
-FORMATS = (".h5ad", ".zarr", *SEPARATORS, PARQUET)  # endings of outputs
-TABLE_ROWS = 100_000  # rows of a table that are written at a time
 SECONDS_BETWEEN_LINES = 20.0  # log lines about progress
 # Options that do not change any call: a resumed run may have other values of them.
 NOT_IN_IDENTITY = {
@@ -87,120 +72,54 @@ def annotate(
     if model is not None and cfg.model_path is not None:
         raise InputError(f"a model and model_path={cfg.model_path}", "one of them", "leave the other out")
     if not cfg.overwrite:
-        require_not_annotated(keys_of(adata), cfg.key_added)
-    annotate_in_memory(adata, model or load_model(cfg.model_path), cfg)
+        require_not_annotated(adata, cfg.key_added)
+    model = model or load_model(cfg.model_path)
+    start = time.perf_counter()
+    query = find_query(adata, model.bundle, cfg)
+    parts = [call_block(query.block(first), model, cfg) for first in query.starts()]
+    seconds = time.perf_counter() - start
+    make_annotation(query, model, cfg, lambda: parts, num_called=adata.n_obs, seconds=seconds).write_into(adata)
     return adata
 
 
-def annotate_in_memory(adata: AnnData, model: Model, cfg: PredictConfig, path: str = "the data") -> Annotation:
-    """Add an annotation to an AnnData and return it; errors as `make_query`."""
-    start = time.perf_counter()
-    query = make_query(adata, model, cfg, path)
-    parts = [call_block(query.block(first), model, cfg, path) for first in query.starts()]
-    annotation = make_annotation(query, model, cfg, lambda: parts, time.perf_counter() - start)
-    _announce(annotation, cfg, path, adata.n_obs)
-    annotation.write_into(adata)
-    return annotation
-
-
-def _announce(annotation: Annotation, cfg: PredictConfig, path: str, num_called: int) -> None:
-    """Log one line about a file; this run called `num_called` cells in the recorded time, an earlier run the others."""
-    record = annotation.uns[cfg.key_added]
-    num, seconds = len(annotation.obs), record["seconds"]
-    earlier = f", {num - num_called} of them before" if num_called < num else ""
-    text = "%s: %d cells annotated%s in %.1f s (%.0f cells/s), %d flagged unknown"
-    log.info(text, path, num, earlier, seconds, num_called / seconds, record["num_unknown"])
-
-
-def parts_of(share: str | None, num_parts: int) -> range:
-    """Return the numbers of the parts that belong to a share such as `2/8`; all parts for None."""
-    number, count = map(int, (share or "1/1").split("/"))
-    return range(num_parts * (number - 1) // count, num_parts * number // count)
-
-
-def _predict_on_disk(
-    cells: BackedH5ad, path: str, output: Path, model: Model, cfg: PredictConfig, seen: Fingerprint
-) -> None:
-    """Annotate an h5ad file of any size, one block of cells at a time; finished parts are kept on disk."""
-    if not cfg.overwrite and output.suffix in (".h5ad", ".zarr"):
-        require_not_annotated(cells.keys(), cfg.key_added, path)  # before the work; writing checks again
-    query = make_query(cells, model, cfg, path)
-    starts, options = query.starts(), asdict(cfg)
-    # The calls depend on these values: an interrupted run is resumed only if they are the same.
-    identity = {
-        "input": query.sha256,
-        "model": model.bundle.hash,
-        "options": json.dumps({name: options[name] for name in options if name not in NOT_IN_IDENTITY}),
-        "genes": hashlib.sha256(query.plan.mapping.target.tobytes()).hexdigest(),  # changes with the table of names
-        "expression": query.findings.text,
-        "blocks": f"{len(starts)} of {query.rows.block_cells} cells",
-        "version": __version__,
-    }
-    shares = [Path(folder) for folder in cfg.shares]
-    with partial_results(output, identity, len(starts), resume=cfg.resume, shares=shares) as partial:
-        start = said = time.perf_counter()
-        num_called = 0
-        for part in parts_of(cfg.share, len(starts)):
-            if not partial.has(part):
-                x = query.block(starts[part])
-                partial.write(part, call_block(x, model, cfg, path))
-                num_called += x.shape[0]
-            if time.perf_counter() - said > SECONDS_BETWEEN_LINES:
-                said = time.perf_counter()
-                log.info("%s: %d of %d parts", path, part + 1, len(starts))
-        if cfg.share is not None:
-            require_unchanged(path, seen)
-            log.info("%s, share %s: %d cells called", path, cfg.share, num_called)
-            partial.keep_as(output)
-            return
-        annotation = make_annotation(query, model, cfg, partial.read, time.perf_counter() - start)
-        _announce(annotation, cfg, path, num_called)
-        require_unchanged(path, seen)
-        added = {"obs": annotation.obs, "obsm": annotation.obsm, "uns": annotation.uns, "overwrite": cfg.overwrite}
-        if output.suffix == ".zarr":
-            copy_to_zarr(path, output, **added, seen=seen)
-        elif output.suffix == ".h5ad":
-            add_to_h5ad(path, output, **added, overwrite_keys=cfg.overwrite, scratch=partial.folder, seen=seen)
-        else:
-            firsts = range(0, len(annotation.obs), TABLE_ROWS)
-            blocks = (annotation.obs[first : first + TABLE_ROWS].copy() for first in firsts)
-            record = annotation.uns[cfg.key_added]
-            write_calls(output, cells.names, blocks, record, overwrite=cfg.overwrite, scratch=partial.folder)
-
-
-def _predict_in_memory(
-    adata: AnnData, path: str, output: Path, model: Model, cfg: PredictConfig, seen: Fingerprint
-) -> None:
-    """Annotate the cells of a file that cannot be read block by block."""
-    if not cfg.overwrite:
-        require_not_annotated(keys_of(adata), cfg.key_added, path)
-    annotation = annotate_in_memory(adata, model, cfg, path)
-    require_unchanged(path, seen)
-    if output.suffix == ".h5ad":
-        write_h5ad(adata, output, cfg.overwrite)
-    elif output.suffix == ".zarr":
-        with new_folder(output, cfg.overwrite, MARKER) as temporary, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Writing zarr v2")  # on purpose: every program reads it
-            adata.write_zarr(temporary)
-    else:
-        names = [str(name) for name in adata.obs_names]
-        record = annotation.uns[cfg.key_added]
-        write_calls(output, lambda first, last: names[first:last], [annotation.obs], record, overwrite=cfg.overwrite)
-
-
-def _predict_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> None:
-    """Open one file and annotate it, on disk or in memory."""
+def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> None:
+    """Annotate a file of any size, one block of cells at a time; finished parts are kept on disk."""
     seen = fingerprint(path)
     with open_cells(path, cfg.orientation) as cells:
-        if isinstance(cells, BackedH5ad):
-            _predict_on_disk(cells, path, output, model, cfg, seen)
-        elif cfg.share is not None or cfg.shares:
-            found = f"shares of {path}, which can only be read as a whole"
-            raise InputError(found, "an h5ad file that anndata 0.8 or newer has written", "leave shares out")
-        else:
-            if cfg.resume:
-                log.info("nothing to resume: %s is of a kind that is annotated as a whole", path)
-            _predict_in_memory(cells, path, output, model, cfg, seen)
+        if not cfg.overwrite and output.suffix in (".h5ad", ".zarr"):
+            require_not_annotated(cells, cfg.key_added, path)
+        query = find_query(cells, model.bundle, cfg, path)
+        starts, options = query.starts(), asdict(cfg)
+        # The calls depend on these values: an interrupted run is resumed only if they are the same.
+        identity = {
+            "input": query.sha256,
+            "model": model.bundle.hash,
+            "options": json.dumps({name: options[name] for name in options if name not in NOT_IN_IDENTITY}),
+            "genes": hashlib.sha256(query.plan.mapping.target.tobytes()).hexdigest(),  # changes with the table of names
+            "expression": query.findings.text,
+            "blocks": f"{len(starts)} of {query.rows.block_cells} cells",
+            "version": __version__,
+        }
+        shares = [Path(folder) for folder in cfg.shares]
+        with partial_results(output, identity, len(starts), resume=cfg.resume, shares=shares) as partial:
+            start = said = time.perf_counter()
+            num_called = 0
+            for part in parts_of(cfg.share, len(starts)):
+                if not partial.has(part):
+                    x = query.block(starts[part])
+                    partial.write(part, call_block(x, model, cfg, path))
+                    num_called += x.shape[0]
+                if time.perf_counter() - said > SECONDS_BETWEEN_LINES:
+                    said = time.perf_counter()
+                    log.info("%s: %d of %d parts", path, part + 1, len(starts))
+            if cfg.share is not None:
+                require_unchanged(path, seen)
+                log.info("%s, share %s: %d cells called", path, cfg.share, num_called)
+                partial.keep_as(output)
+            else:
+                seconds, scratch = time.perf_counter() - start, partial.folder
+                annotation = make_annotation(query, model, cfg, partial.read, num_called=num_called, seconds=seconds)
+                write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
     log.info("written: %s", output)
 
 
@@ -267,7 +186,7 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
     choose_device(cfg.device, cfg.precision)  # a missing GPU is not an error of each file
     for path, output in ready:
         with about(path, output):
-            _predict_file(path, output, model, cfg)
+            _annotate_file(path, output, model, cfg)
     if refused and not cfg.error_files:
         found = f"{len(refused)} of {len(outputs)} files that cannot be annotated: {', '.join(refused)}"
         raise InputError(found, "files that can be annotated", "see the error of each of them above")

@@ -11,11 +11,12 @@ import numpy as np
 from anndata import AnnData
 
 from scperformer.config import AnalyzeConfig
+from scperformer.dataset import find_query
 from scperformer.errors import InputError
 from scperformer.files import beside, read_cells, require_readable
 from scperformer.network import Cells, Model, load_model, torch_state_kept
 from scperformer.outputs import new_folder, require_absent
-from scperformer.prediction import describe_genes, describe_input, describe_model, make_query, package_versions
+from scperformer.prediction import describe_run
 from scperformer.reports.attention_maps.approximation import analyze_approximation
 from scperformer.reports.attention_maps.inputs import choose_cells, layers_of
 from scperformer.reports.attention_maps.spectrum import analyze_spectrum
@@ -43,7 +44,7 @@ def analyze(adata: AnnData, model: Model, cfg: AnalyzeConfig, path: str) -> tupl
     if encoder is None:
         found = f"model {model.bundle.name} without an encoder"
         raise InputError(found, "a model trained with model.deep=true", "choose another model_path=...")
-    query = make_query(adata, model, cfg, path)
+    query = find_query(adata, model.bundle, cfg, path)
     cells = Cells(query.all_cells(), model.tokens)
     rows = choose_cells(cells, cfg.num_cells, cfg.seed)
     if len(rows) == 0:
@@ -52,15 +53,16 @@ def analyze(adata: AnnData, model: Model, cfg: AnalyzeConfig, path: str) -> tupl
     layers = layers_of(encoder, cells, rows, max_tokens=cfg.max_tokens, seed=cfg.seed)
     with torch_state_kept(cfg.threads):
         files, numbers = ANALYSES[str(cfg.analysis)](layers, model, cfg)
+    run = describe_run(query, model)
     summary = {
         "analysis": cfg.analysis,
         "cells": adata.obs_names[rows].tolist(),
         **numbers,
-        "model": describe_model(model) | {"config": model.bundle.config},
-        "input": {name: value for name, value in describe_input(query).items() if name not in ("total", "log_base")},
-        "genes": describe_genes(query),
+        "model": run["model"] | {"config": model.bundle.config},
+        "input": {name: value for name, value in run["input"].items() if name not in ("total", "log_base")},
+        "genes": run["genes"],
         "options": asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]},
-        "versions": package_versions(),
+        "versions": run["versions"],
     }
     return files, summary
 

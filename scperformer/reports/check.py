@@ -11,7 +11,6 @@ from anndata import AnnData
 
 from scperformer.config import CheckConfig, DataConfig, PredictConfig, TrainConfig
 from scperformer.dataset import (
-    keys_of,
     label_columns,
     make_reference,
     rare_labels,
@@ -100,8 +99,7 @@ def _check_expression(cells: Cells, cfg: CheckConfig, model: "Bundle", path: str
         make_reference(cells, TrainConfig(inputs=[path], label_key=cfg.label_key, **told), path, findings)
         return
     require_overlap(plan.overlap, cfg.min_overlap, path, file_genes=genes, model_genes=model.genes, var=var)
-    keys = cells.keys() if isinstance(cells, BackedH5ad) else keys_of(cells)
-    require_not_annotated(keys, PredictConfig.key_added, path)
+    require_not_annotated(cells, PredictConfig.key_added, path)
 
 
 def check(path: str, cfg: CheckConfig, model: "Bundle") -> Checked:

@@ -209,8 +209,8 @@ def test_an_input_that_changes_meanwhile_is_noticed(how, output, inputs, tmp_pat
     path = inputs / "cells.h5ad"
     make = predict.make_annotation
 
-    def change(*rest):
-        found = make(*rest)
+    def change(*rest, **options):
+        found = make(*rest, **options)
         if how == "replaced":
             shutil.copyfile(path, inputs / "other.h5ad")
             os.replace(inputs / "other.h5ad", path)
@@ -222,20 +222,10 @@ def test_an_input_that_changes_meanwhile_is_noticed(how, output, inputs, tmp_pat
         return found
 
     monkeypatch.setattr(predict, "make_annotation", change)
-    monkeypatch.setattr("scperformer.prediction.predict.annotate_in_memory", change_in_memory(change))
     options = {"model_path": str(inputs / "model"), "output": str(tmp_path / output)}
     with pytest.raises(InputError, match=r"cells\.h5ad was changed while it was read; expected the same input"):
         run_predict(PredictConfig(inputs=[str(path)], **options))
     assert [entry.name for entry in tmp_path.iterdir()] == ["inputs"]
-
-
-def change_in_memory(change):
-    def annotate(adata, model, cfg, path):
-        query = predict.make_query(adata, model, cfg, path)
-        calls = [predict.call_block(query.block(first), model, cfg) for first in query.starts()]
-        return change(query, model, cfg, lambda: calls, 1.0)
-
-    return annotate
 
 
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.8, 0.99])

@@ -11,7 +11,8 @@ from scperformer.config.steps import PredictConfig
 from scperformer.errors import InputError
 from scperformer.files import row_blocks as rows
 from scperformer.prediction import predict
-from scperformer.prediction.predict import parts_of, run_predict
+from scperformer.prediction.calls import parts_of
+from scperformer.prediction.predict import run_predict
 
 NUM_SHARES = 3
 
@@ -95,7 +96,10 @@ def test_a_share_that_cannot_be(share):
         PredictConfig(inputs=["a.h5ad"], share=share)
 
 
-def test_a_file_that_cannot_be_read_in_blocks_has_no_shares(sample, tiny_model, tmp_path):
-    ad.read_h5ad(sample).to_df().to_csv(tmp_path / "sample.csv")
-    with pytest.raises(InputError, match=r"shares of .* read as a whole"):
-        run_predict(config(tmp_path / "sample.csv", tiny_model, share="1/2"))
+def test_a_file_of_another_kind_has_shares_too(sample, tiny_model, tmp_path):
+    path = tmp_path / "table.csv"
+    ad.read_h5ad(sample).to_df().to_csv(path)
+    (whole,) = run_predict(config(path, tiny_model, output=str(tmp_path / "whole.h5ad")))
+    shares = [str(run_predict(config(path, tiny_model, share=f"{number}/2"))[0]) for number in (1, 2)]
+    (gathered,) = run_predict(config(path, tiny_model, shares=shares))
+    pd.testing.assert_frame_equal(ad.read_h5ad(whole).obs, ad.read_h5ad(gathered).obs)

@@ -23,9 +23,9 @@ from scperformer.errors import InputError
 from scperformer.files import read_cells
 from scperformer.files import row_blocks as rows
 from scperformer.network.load import load_model
-from scperformer.prediction import annotation, predict
-from scperformer.prediction import parts as partial
-from scperformer.prediction import write_zarr as zarr_copy
+from scperformer.prediction import calls as partial
+from scperformer.prediction import predict
+from scperformer.prediction import write as writer
 from scperformer.prediction.predict import run_predict
 
 BLOCK = 17  # cells; 120 of them make eight blocks
@@ -115,7 +115,7 @@ def test_columns_on_disk_are_read_in_several_passes(counts_adata, tmp_path, monk
 
 @pytest.mark.parametrize("values", [299, pytest.param(10**6, marks=pytest.mark.slow)])
 def test_a_zarr_output_holds_all_that_the_file_has(rich, tiny_model, write, small_blocks, monkeypatch, values):
-    monkeypatch.setattr(zarr_copy, "CHUNK_VALUES", values)
+    monkeypatch.setattr(writer, "CHUNK_VALUES", values)
     rich.obsm["table"] = pd.DataFrame({"a": np.arange(rich.n_obs)}, index=rich.obs_names)
     rich.layers["csc"] = rich.X.tocsc()
     rich.uns["nothing"] = None
@@ -133,7 +133,7 @@ def test_a_zarr_output_holds_all_that_the_file_has(rich, tiny_model, write, smal
 
 @pytest.mark.parametrize("name", ["calls.csv", "calls.tsv.gz", "calls.parquet", "calls.zarr"])
 def test_other_outputs_hold_the_same_calls(counts_adata, whole, tiny_model, write, tmp_path, monkeypatch, name):
-    monkeypatch.setattr(predict, "TABLE_ROWS", 50)
+    monkeypatch.setattr(writer, "TABLE_ROWS", 50)
     path, output = write(counts_adata), tmp_path / name
     run_predict(config(path, tiny_model, output=str(output)))
     if name.endswith("zarr"):
@@ -206,7 +206,7 @@ def cut_off(counts_adata, tiny_model, write, small_blocks, monkeypatch):
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["sample.annotated.h5ad.partial", "sample.h5ad"]
     called = []
     monkeypatch.setattr(
-        predict, "call_block", lambda x, *rest: called.append(x.shape[0]) or annotation.call_block(x, *rest)
+        predict, "call_block", lambda x, *rest: called.append(x.shape[0]) or partial.call_block(x, *rest)
     )
     return path, called
 

@@ -1,12 +1,10 @@
-"""Keep the finished parts of a prediction on disk, so that memory stays flat and a run that was cut off can resume."""
+"""Calls of cells by a model; finished blocks are kept on disk, so that memory stays flat and a run can be resumed."""
 
 import fcntl
 import json
 import logging
 import os
 import re
-import shutil
-import uuid
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_matrix
 
+from scperformer.config import PredictConfig
 from scperformer.errors import InputError
-from scperformer.outputs import make_parent
+from scperformer.network import Cells, Model, choose_device, predict_cells, torch_state_kept
+from scperformer.outputs import new_folder
 
 log = logging.getLogger(__name__)
 
@@ -28,22 +29,39 @@ OURS = re.compile(r"run\.json|part-\d{6,}\.npz|\.unfinished|\.scperformer-.*")
 
 @dataclass
 class Calls:
-    """Calls of N cells.
+    """Calls of N cells."""
 
-    proba : float32 N x C, each row adds up to 1
-    embedding : float32 N x D
-    baseline : int32 N, label index by logistic regression
-    empty : bool N, whether a cell expresses none of the model's genes
+    proba: np.ndarray  # float32 N x C, each row adds up to 1
+    embedding: np.ndarray  # float32 N x D
+    baseline: np.ndarray  # int32 N, label index by logistic regression
+    empty: np.ndarray  # bool N, whether a cell expresses none of the model's genes
+
+
+def call_block(x: csr_matrix, model: Model, cfg: PredictConfig, path: str = "the data") -> Calls:
+    """Call aligned cells of a file; the calls of a cell do not depend on the other cells.
+
+    Raises
+    ------
+    InputError
+        A cell has more tokens than the model's attention takes.
     """
+    cells = Cells(x, model.tokens)
+    model.network.require_length(int(cells.lengths.max(initial=0)), f"a cell of {path}")
+    with torch_state_kept(cfg.threads):
+        device = choose_device(cfg.device, cfg.precision)
+        found = predict_cells(model.network, cells, cfg.batch_size, device, cfg.precision)
+    baseline = model.baseline.predict(x).astype(np.int32)
+    return Calls(found.proba, found.embedding, baseline, np.diff(x.indptr) == 0)
 
-    proba: np.ndarray
-    embedding: np.ndarray
-    baseline: np.ndarray
-    empty: np.ndarray
+
+def parts_of(share: str | None, num_parts: int) -> range:
+    """Return the numbers of the parts that belong to a share such as `2/8`; all parts for None."""
+    number, count = map(int, (share or "1/1").split("/"))
+    return range(num_parts * (number - 1) // count, num_parts * number // count)
 
 
 class Partial:
-    """A folder with one file for each finished part of `num_parts`.
+    """A folder with one file for each finished part of `num_parts`: the calls of a block.
 
     `shares` are more folders, of other processes that each made some of the parts; they are only read.
     """
@@ -67,13 +85,7 @@ class Partial:
         os.replace(unfinished, self.folder / f"part-{part:06d}.npz")
 
     def read(self) -> Iterator[Calls]:
-        """Return all parts in order.
-
-        Raises
-        ------
-        InputError
-            One of them is damaged.
-        """
+        """Return all parts in order; a damaged one is refused."""
         for part in range(self.num_parts):
             try:
                 with np.load(self._file(part), allow_pickle=False) as arrays:
@@ -117,18 +129,26 @@ def partial_results(
         With `resume`, the earlier run had another identity; the shares have another one or are incomplete; or a folder
         that predict has not made is in the way.
     """
-    output = Path(
-        os.path.realpath(output)
-    )  # the parts are on the disk of the output, so that they can be renamed to it
-    folder = make_parent(output) / f"{output.name}.partial"
+    output = Path(os.path.realpath(output))  # parts are on the disk of the output, so that they can be renamed to it
+    folder = output.with_name(f"{output.name}.partial")
     partial = Partial(folder, num_parts, shares)
-    if shares:
-        _require_all(partial, identity)
+    for share in shares:
+        if _identity(share) is None:
+            remedy = "name what 'scperformer predict ... share=K/N' has written"
+            raise InputError(f"{share} in shares", "a folder with a share of the calls", remedy)
+        _require_same(share, identity, "make all shares again, with the same file, model and options")
+    if shares and (missing := num_parts - partial.num_finished):
+        found = f"shares that lack {missing} of {num_parts} parts"
+        raise InputError(found, "all shares of the file, 1/N to N/N", "name those that are not there, too")
     if folder.exists():
-        _require_ours(folder)
+        foreign = [entry.name for entry in folder.iterdir() if not OURS.fullmatch(entry.name)]
+        if foreign or _identity(folder) is None:
+            found = f"{folder} is in the way and not made by predict{f' (it holds {foreign[0]})' if foreign else ''}"
+            remedy = "move it away, or choose another output=..."
+            raise InputError(found, f"a folder with {IDENTITY}, or nothing", remedy)
         with _locked(folder):  # not while another run uses it
             if resume:
-                _require_same(folder, identity)
+                _require_same(folder, identity, "leave out resume=true to start anew")
                 num = partial.num_finished
                 log.info("going on where %s was cut off: %d of %d parts are there", output, num, num_parts)
             else:
@@ -137,7 +157,8 @@ def partial_results(
     elif resume and num_parts > 1:
         log.info("nothing to resume: %s is made from the start", output)
     if not folder.exists():
-        _make(folder, identity)
+        with new_folder(folder) as unfinished:  # it appears with its mark in it
+            (unfinished / IDENTITY).write_text(json.dumps(identity), encoding="utf-8")
     with _locked(folder):
         try:
             yield partial
@@ -151,29 +172,6 @@ def partial_results(
             raise
         if folder.exists():  # else it has become the output
             _remove(folder)
-
-
-def _require_all(partial: Partial, identity: dict[str, str]) -> None:
-    for folder in partial.shares:
-        if not isinstance(_identity(folder), dict):
-            remedy = "name what 'scperformer predict ... share=K/N' has written"
-            raise InputError(f"{folder} in shares", "a folder with a share of the calls", remedy)
-        _require_same(folder, identity, "make all shares again, with the same file, model and options")
-    missing = partial.num_parts - partial.num_finished
-    if missing:
-        found = f"shares that lack {missing} of {partial.num_parts} parts"
-        raise InputError(found, "all shares of the file, 1/N to N/N", "name those that are not there, too")
-
-
-def _make(folder: Path, identity: dict[str, str]) -> None:
-    """Make the folder with its mark in it, both at once."""
-    unfinished = folder.with_name(f".scperformer-{uuid.uuid4().hex}")
-    unfinished.mkdir()
-    try:
-        (unfinished / IDENTITY).write_text(json.dumps(identity), encoding="utf-8")
-        os.replace(unfinished, folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _remove(folder: Path) -> None:
@@ -202,22 +200,17 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _require_ours(folder: Path) -> None:
-    foreign = [entry.name for entry in folder.iterdir() if not OURS.fullmatch(entry.name)]
-    if foreign or not isinstance(_identity(folder), dict):
-        found = f"{folder} is in the way and not made by predict{f' (it holds {foreign[0]})' if foreign else ''}"
-        raise InputError(found, f"a folder with {IDENTITY}, or nothing", "move it away, or choose another output=...")
-
-
-def _identity(folder: Path) -> Any:
+def _identity(folder: Path) -> dict[str, Any] | None:
+    """Read the identity of the run that made a folder; None if predict has not made it."""
     try:
-        return json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
+        content = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    return content if isinstance(content, dict) else None
 
 
-def _require_same(folder: Path, identity: dict[str, str], remedy: str = "leave out resume=true to start anew") -> None:
-    earlier = _identity(folder)
+def _require_same(folder: Path, identity: dict[str, str], remedy: str) -> None:
+    earlier = _identity(folder) or {}
     if earlier != identity:
         other = ", ".join(key for key in identity if earlier.get(key) != identity[key])
         found = f"partial results in {folder} of another run (other {other})"

@@ -1,0 +1,92 @@
+"""Adding to a copy of an h5ad file that leaves the rest bit for bit, block by block."""
+
+import anndata as ad
+import h5py
+import numpy as np
+import pandas as pd
+
+from scperformer.files import BackedH5ad, fingerprint, open_cells, read_cells, sha256
+from scperformer.prediction.annotation import Annotation, without_slashes
+from scperformer.prediction.calls import Calls
+from scperformer.prediction.write import write_annotation
+
+
+def stored(path):
+    """Every dataset and attribute of an HDF5 file: name -> bytes, type and shape, or the attribute's value."""
+    content = {}
+
+    def add(name, node):
+        if isinstance(node, h5py.Dataset):
+            values = np.asarray(node[()])
+            raw = repr(values.tolist()) if node.dtype.hasobject else values.tobytes()
+            content[name] = (raw, str(node.dtype), node.shape)
+        for key, value in node.attrs.items():
+            content[f"{name}@{key}"] = repr(np.asarray(value).tolist())
+
+    with h5py.File(path, "r") as file:
+        file.visititems(add)
+    return content
+
+
+def annotation_of(num, num_blocks=5):
+    """Additions to `num` cells."""
+    obs = pd.DataFrame(
+        {
+            "new_label": pd.Categorical(np.array(["a", "b"])[np.arange(num) % 2], ["a", "b", "c"]),
+            "new_confidence": np.linspace(0, 1, num, dtype=np.float32),
+            "new_unknown": np.arange(num) % 3 == 0,
+        }
+    )
+    embedding = np.arange(num * 4, dtype=np.float32).reshape(num, 4)
+    proba = np.random.default_rng(0).random((num, 2)).astype(np.float32)
+    nothing = np.zeros(num, dtype=np.int32), np.zeros(num, dtype=bool)
+    blocks = [np.array_split(array, num_blocks) for array in (proba, embedding, *nothing)]
+    parts = [Calls(*arrays) for arrays in zip(*blocks, strict=True)]
+    record = {"labels": np.array(["a", "b"]), "total": float("nan"), "model": {"name": "m"}}
+    return Annotation("new", obs, lambda: parts, ["CD8+|CD45RA+ T", "b"], record)
+
+
+def write_copy(source, target, annotation, overwrite=False):
+    with open_cells(source) as cells:
+        assert isinstance(cells, BackedH5ad)
+        options = {"overwrite": overwrite, "scratch": target.parent, "seen": fingerprint(source)}
+        write_annotation(annotation, cells, str(source), target, **options)
+
+
+def test_added_keys_are_read_back(rich, write, tmp_path):
+    """As anndata itself writes them, over an earlier annotation too."""
+    source, output, expected = write(rich), tmp_path / "out.h5ad", tmp_path / "expected.h5ad"
+    annotation = annotation_of(rich.n_obs)
+    annotation.write_into(rich)
+    rich.write_h5ad(expected)
+    write_copy(source, output, annotation)
+    assert stored(output) == stored(expected)
+    write_copy(output, output, annotation_of(rich.n_obs, num_blocks=3), overwrite=True)
+    assert stored(output) == stored(expected)
+
+
+def test_adding_leaves_everything_else_bit_for_bit(rich, write, tmp_path):
+    source = write(rich)
+    digest = sha256(source)
+    write_copy(source, tmp_path / "out.h5ad", annotation_of(rich.n_obs))
+    assert sha256(source) == digest
+    before, after = stored(source), stored(tmp_path / "out.h5ad")
+    changed = {name for name in before if after.get(name) != before[name]}
+    assert changed == {"obs@column-order"}
+    ours = ("obs/new_", "obsm/X_new", "obsm/new_proba", "uns/new")
+    assert all(name.startswith(ours) for name in after.keys() - before.keys())
+
+
+def test_adding_to_a_bare_file(counts_adata, write, tmp_path):
+    """No obs columns, no obsm, no uns in the file."""
+    source = write(ad.AnnData(counts_adata.X))
+    with h5py.File(source, "r+") as file:
+        del file["obsm"], file["uns"]
+    write_copy(source, tmp_path / "out.h5ad", annotation_of(counts_adata.n_obs))
+    result = read_cells(tmp_path / "out.h5ad")
+    assert list(result.obs) == ["new_label", "new_confidence", "new_unknown"]
+    assert (sorted(result.obsm), list(result.uns)) == (["X_new", "new_proba"], ["new"])
+
+
+def test_labels_with_slashes_stay_different():
+    assert without_slashes(["a/b", "a|b", "c", "a/b|", "d/e/f"]) == ["a|b|", "a|b", "c", "a|b||", "d|e|f"]
