@@ -17,9 +17,11 @@ from functools import reduce
 from operator import add
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from scperformer.attention.base import Attention
+from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened
+from scperformer.config import ABOVE_ZERO_OR_NULL, ONE_OR_MORE, one_of, option
 
 LOG_OF_NOTHING = -1e30  # in place of log 0 = -inf, which cannot be subtracted from itself
 EMPTY = 1e-20  # in place of a sum of phi(k) over no keys, or over keys that were all taken away but for rounding
@@ -59,9 +61,7 @@ class KeySums:
 class Additive(Attention):
     """phi(Q) (phi(K)^T V) / (phi(Q) sum phi(K)) for the phi of a subclass.
 
-    Source
-    ------
-    Katharopoulos et al. 2020, arXiv 2006.16236, equations 4 to 6; Choromanski et al. 2021, arXiv 2009.14794.
+    Source: Katharopoulos et al. 2020, arXiv 2006.16236, equations 4 to 6; Choromanski et al. 2021, arXiv 2009.14794.
     """
 
     additive = True
@@ -109,33 +109,28 @@ class Additive(Attention):
         return out_BHLE.to(q_BHLE.dtype)
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
-        if self.is_causal:
-            return self._read_causally(q_BHLE, k_BHLE, v_BHLE, keep_BL).to(v_BHLE.dtype)
+        if self.is_causal:  # each query reads the keys up to its own token only
+            before = self.key_sums(k_BHLE[:, :, :1], v_BHLE[:, :, :1], torch.zeros_like(keep_BL[:, :1]))
+            out = []
+            pieces = (x.split(CAUSAL_CHUNK, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE))
+            for q, k, v, keep in zip(*pieces, keep_BL.split(CAUSAL_CHUNK, dim=1), strict=True):
+                if torch.is_grad_enabled():  # otherwise every piece's C x C x M tensor would wait for the backward pass
+                    mixed, before = checkpoint(self._read_piece, q, k, v, keep, before, use_reentrant=False)
+                else:
+                    mixed, before = self._read_piece(q, k, v, keep, before)
+                out.append(mixed)
+            return torch.cat(out, dim=2).to(v_BHLE.dtype)
         # Some tokens at a time: their temporary tensors fit into a cache, and the next ones reuse the memory. (Slices
         # instead of `split` would make the backward pass quadratic: each gives back a gradient of all tokens.)
         q, k, v = (x.split(SPAN, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE))
         sums = reduce(add, map(self.key_sums, k, v, keep_BL.split(SPAN, dim=1)))
         return torch.cat([self.read(piece, sums) for piece in q], dim=2).to(v_BHLE.dtype)
 
-    def _read_causally(self, q_BHLE, k_BHLE, v_BHLE, keep_BL):
-        """Read as `read` does, each query from the keys up to its own token only; 0 where it sees none."""
-        nothing_BL = torch.zeros_like(keep_BL[:, :1])
-        before = self.key_sums(k_BHLE[:, :, :1], v_BHLE[:, :, :1], nothing_BL)
-        out = []
-        split = (x.split(CAUSAL_CHUNK, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE))
-        for q, k, v, keep in zip(*split, keep_BL.split(CAUSAL_CHUNK, dim=1), strict=True):
-            if torch.is_grad_enabled():  # otherwise every piece's C x C x M tensor would wait for the backward pass
-                mixed, before = checkpoint(self._read_piece, q, k, v, keep, before, use_reentrant=False)
-            else:
-                mixed, before = self._read_piece(q, k, v, keep, before)
-            out.append(mixed)
-        return torch.cat(out, dim=2)
-
     def _read_piece(self, q_BHCE, k_BHCE, v_BHCE, keep_BC, before):
         """Mix the values of C tokens for each other, and of those `before` them; return also the sums with theirs.
 
-        Within the piece, each pair's weight is its own sum over the features. Sums over its tokens with one scale for
-        all would not do: a key far above the others would leave 0 of those that a query before it sees.
+        A query that sees no key gets 0. Each pair's weight is its own sum over the features: with one scale for the
+        sums of all tokens of the piece, a key far above the others would leave 0 of those that a query before it sees.
         """
         with torch.autocast(q_BHCE.device.type, enabled=False):
             k_BHCE, v_BHCE = (widened(x).masked_fill(~keep_BC[:, None, :, None], 0.0) for x in (k_BHCE, v_BHCE))
@@ -157,6 +152,52 @@ class Additive(Attention):
             return mixed_BHCE, before + self.key_sums(k_BHCE, v_BHCE, keep_BC)
 
 
-def widened(x: torch.Tensor) -> torch.Tensor:
-    """The tensor in float32, or in float64 if it has that."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+class Rbf(Additive):
+    """Linear attention with phi_m(x) = exp(-|x - a_m|^2 / (2 sigma^2)) for anchors a_1 .. a_M of each head.
+
+    Softmax attention weights keys by exp(q k / sqrt(E)), that is by exp(-|q - k|^2 / (2 sqrt(E))) and a factor for
+    the length of the key: a Gaussian with sigma = E^(1/4), the default.
+
+    Source: Katharopoulos et al. 2020, arXiv 2006.16236; anchors as landmarks among the keys: Xiong et al. 2021, arXiv
+    2102.03902.
+    """
+
+    @dataclass(kw_only=True)
+    class Options(AttentionOptions):
+        num_anchors: int = option(64, ONE_OR_MORE)  # per head
+        sigma: float | None = option(None, ABOVE_ZERO_OR_NULL)  # width of the features; null: head_dim**0.25
+        init: str = option("sample", one_of("sample", "learned"))  # fixed keys of training cells, or trained from these
+        causal: bool = False  # a token sees only itself and those before it
+
+    causal = True
+    starts_from_keys = True
+    size_option = "num_anchors"
+    anchors_HME: torch.Tensor
+
+    def __init__(self, sizes: Sizes, options: Options, generator: torch.Generator):
+        super().__init__(sizes, options, generator)
+        self.variance = sizes.head_dim**0.5 if options.sigma is None else options.sigma**2
+        anchors_HME = torch.randn(sizes.num_heads, options.num_anchors, sizes.head_dim, generator=generator)
+        if options.init == "learned":
+            self.anchors_HME = nn.Parameter(anchors_HME)
+        else:
+            self.register_buffer("anchors_HME", anchors_HME)
+
+    @torch.no_grad()
+    def start(self, k_BHLE: torch.Tensor, keep_BL: torch.Tensor, generator: torch.Generator) -> None:
+        """Draw the anchors of each head from its keys of real tokens; if there are too few, repeat them."""
+        k_HTE = k_BHLE.transpose(1, 2)[keep_BL].transpose(0, 1)  # T real tokens
+        num_anchors, num_tokens = self.anchors_HME.shape[1], k_HTE.shape[1]
+        for anchors_ME, k_TE in zip(self.anchors_HME, k_HTE, strict=True):
+            drawn = torch.randperm(num_tokens, generator=generator)
+            index = drawn.repeat(-(-num_anchors // num_tokens))[:num_anchors]
+            anchors_ME.copy_(k_TE[index.to(k_TE.device)])
+
+    def features(self, x_BHLE: torch.Tensor, queries: bool) -> torch.Tensor:
+        anchors_HME = self.anchors_HME.to(x_BHLE.dtype)
+        # -|x - a|^2 / 2 without the tensor of all differences
+        log_phi_BHLM = x_BHLE @ (anchors_HME / self.variance).transpose(1, 2)
+        log_phi_BHLM.sub_(anchors_HME.square().sum(-1).unsqueeze(1) / (2 * self.variance))
+        if queries:
+            return log_phi_BHLM  # |q|^2 is the same for every anchor
+        return log_phi_BHLM.sub_(x_BHLE.square().sum(-1, keepdim=True) / (2 * self.variance))

@@ -10,37 +10,33 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding
 
+from scperformer.config import Options
 from scperformer.errors import InputError
 
 
 @dataclass(kw_only=True)
 class Sizes:
-    """Sizes that a mechanism is built for: H heads of width E, and the positions that a cell can have.
+    """Sizes that a mechanism is built for."""
 
-    Positions are the genes of the model and the special one.
-    """
+    num_heads: int  # H
+    head_dim: int  # E
+    length: int  # positions that a cell can have: the genes of the model and the special one
 
-    num_heads: int
-    head_dim: int
-    length: int
+
+class AttentionOptions(Options):
+    """Options of a mechanism, checked when they are made."""
+
+    prefix = "attention."
 
 
 class Attention(nn.Module):
     """Mix the values of the tokens of a cell; has no q/k/v/out projections, dropout or residual.
 
-    In `eval()` the result depends on the inputs alone. The class-level flags are statements that tests prove.
-
-    Parameters
-    ----------
-    sizes
-        Heads, their width, and the number of positions.
-    options
-        An instance of the class's `Options`.
-    generator
-        The only source of randomness, for parameters and for random projections.
+    In `eval()` the result depends on the inputs alone. The class-level flags are statements that tests prove. The
+    generator is the only source of randomness, for parameters and for random projections.
     """
 
-    Options: ClassVar[type]
+    Options: ClassVar[type[AttentionOptions]]
     quadratic: ClassVar[bool] = False  # time grows with the square of L
     fixed_length: ClassVar[bool] = False  # parameters depend on the number of positions
     order_sensitive: ClassVar[bool] = False  # permuting the tokens does more than permute the output
@@ -68,15 +64,8 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """Return the mixed values: B x H x L x E, dtype of `v_BHLE`.
 
-        Parameters
-        ----------
-        q_BHLE, k_BHLE, v_BHLE
-            Queries, keys and values.
-        keep_BL
-            True = a real token; the others influence nothing, and their own output means nothing.
-        positions_BL
-            int64, 0 .. length - 1: the position (gene) of each token, used by mechanisms of `fixed_length` only.
-            None: 0, 1, 2, ...
+        In `keep_BL` True is a real token; the others influence nothing, and their own output means nothing.
+        `positions_BL`, the position (gene) of each token as int64, is used with `fixed_length` only; None: 0, 1, 2, ...
         """
         raise NotImplementedError
 
@@ -99,24 +88,17 @@ class Attention(nn.Module):
         Unless a cell's part of a tensor fills whole cache lines, the cells of a batch lie differently in memory, and
         products of small matrices then add up in different orders.
         """
-        size = None if self.size_option is None else getattr(self.options, self.size_option)
+        size = self.size_option and getattr(self.options, self.size_option)
         # causal mechanisms work on pieces of the tokens, and the last piece may have any length
         return self.is_causal or (size is not None and size % 16 != 0)
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
-        """Refuse cells with more tokens than the mechanism can have: with `fixed_length`, than there are positions.
-
-        Raises
-        ------
-        InputError
-            There are too many.
-        """
+        """Refuse cells with more tokens than the mechanism can have: with `fixed_length`, than there are positions."""
         if self.fixed_length and num_tokens > self.sizes.length:
-            raise InputError(
-                f"{num_tokens} tokens in {where}",
-                f"at most the {self.sizes.length} positions that attention={type(self).__name__.lower()} was built for",
-                "align the cells to the model's genes, or choose another attention",
-            )
+            name = type(self).__name__.lower()
+            expected = f"at most the {self.sizes.length} positions that attention={name} was built for"
+            remedy = "align the cells to the model's genes, or choose another attention"
+            raise InputError(f"{num_tokens} tokens in {where}", expected, remedy)
 
     def redraw(self, generator: torch.Generator) -> None:
         """Draw the random parts anew (called during training only); nothing by default."""
@@ -140,3 +122,8 @@ def of_positions(table_PN: torch.Tensor, num_tokens: int, positions_BL: torch.Te
     if num_tokens == len(table_PN) and bool((positions_BL == in_order_P).all()):
         return table_PN[None]
     return embedding(positions_BL, table_PN)
+
+
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """The tensor in float32, or in float64 if it has that."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,6 +1,7 @@
 """Performer attention (FAVOR+, generalized attention): random features of a kernel; cost linear in the tokens.
 
-Shape letters: B cells, H heads, L tokens, E head width, M features, T queries, keys and values.
+Shape letters beyond those of base.py: T queries, keys and values; of fastfood's directions, N blocks of P, the smallest
+power of two that is at least E.
 """
 
 import math
@@ -10,16 +11,18 @@ from functools import cache
 from importlib.util import find_spec
 
 import torch
+from torch import nn
+from torch.nn.functional import pad
 
-from scperformer.attention.additive import LOG_OF_NOTHING, Additive, KeySums, widened
-from scperformer.attention.base import Sizes
-from scperformer.attention.random_directions import Fastfood, gaussian_directions
-from scperformer.config import require, require_choice
+from scperformer.attention.additive import LOG_OF_NOTHING, Additive, KeySums
+from scperformer.attention.base import AttentionOptions, Sizes, widened
+from scperformer.config import ONE_OR_MORE, ZERO_OR_MORE, one_of, option, require
 
 MAX_FUSED_WIDTH = 128  # of a head: the tiles of wider heads do not fit together into the shared memory of a GPU
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EPSILON = 0.001  # added to the features of kernels that can be 0, as in generalized attention
 LOGARITHMIC = ("softmax", "exp")  # kernels whose features are exponentials, handled as logarithms
+PIECE = 1024  # tokens at a time: the dozen temporary tensors of a Hadamard transform stay small
 
 
 @cache
@@ -33,51 +36,87 @@ def elu1(x: torch.Tensor) -> torch.Tensor:
     return x.clamp_min(0.0) + torch.exp(-torch.relu(-x))
 
 
-FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": torch.relu,
-    "elu1": elu1,
-    "square": torch.square,
-}
+FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {"relu": torch.relu, "elu1": elu1, "square": torch.square}
 
 
-@dataclass(kw_only=True)
-class FavorOptions:
-    """Options of `attention=favor`."""
+def gaussian_directions(num_features: int, head_dim: int, orthogonal: bool, generator: torch.Generator) -> torch.Tensor:
+    """Draw rows distributed as N(0, I): float32, M x E; `orthogonal` within each block of E, with the same lengths.
 
-    num_features: int | None = None  # random features; null: head_dim * ln(head_dim), as Performer
-    # W: orthogonal in blocks, independent (gaussian), structured (fastfood), or none at all (identity)
-    projection: str = "orthogonal"
-    kernel: str = "softmax"  # features of the softmax kernel, or phi(x) = f(W x) for f = relu, elu1, square or exp
-    epsilon: float | None = None  # added to every feature; null: 0 with softmax and exp, else 0.001
-    redraw_interval: int = 1000  # training steps between new projections; 0: never
-    causal: bool = False  # a token sees only itself and those before it
+    Source: Choromanski et al. 2021, arXiv 2009.14794, section 2.4.
+    """
+    gaussian_ME = torch.randn(num_features, head_dim, generator=generator, dtype=torch.float64)
+    if not orthogonal:
+        return gaussian_ME.float()
+    blocks = []
+    for _ in range(math.ceil(num_features / head_dim)):
+        square_EE = torch.randn(head_dim, head_dim, generator=generator, dtype=torch.float64)
+        q_EE, r_EE = torch.linalg.qr(square_EE)
+        # The signs of Q depend on the library; where R's diagonal is positive, Q is uniform over the rotations.
+        blocks.append((q_EE * r_EE.diagonal().sign()).T)
+    return (torch.cat(blocks)[:num_features] * gaussian_ME.norm(dim=1, keepdim=True)).float()
 
-    def __post_init__(self) -> None:
-        require_choice("attention.projection", self.projection, ("orthogonal", "gaussian", "fastfood", "identity"))
-        require_choice("attention.kernel", self.kernel, (*LOGARITHMIC, *FUNCTIONS))
-        if self.num_features is not None:
-            expected = "1 or more, or null"
-            require(self.num_features >= 1, "attention.num_features", self.num_features, expected)
-            expected = "null with attention.projection=identity: there are head_dim features"
-            require(self.projection != "identity", "attention.num_features", self.num_features, expected)
-        if self.epsilon is not None:
-            require(self.epsilon >= 0, "attention.epsilon", self.epsilon, "0 or more, or null")
-        if self.kernel == "softmax":
-            random = "orthogonal, gaussian or fastfood with attention.kernel=softmax"
-            require(self.projection != "identity", "attention.projection", self.projection, random)
-            expected = "0 with attention.causal=true: the published stabiliser of the keys sees all of them"
-            require(not (self.causal and self.floor), "attention.epsilon", self.epsilon, expected)
-        require(self.redraw_interval >= 0, "attention.redraw_interval", self.redraw_interval, "0 or more")
 
-    @property
-    def floor(self) -> float:
-        """The number that is added to every feature."""
-        return (0.0 if self.kernel in LOGARITHMIC else EPSILON) if self.epsilon is None else self.epsilon
+class Fastfood(nn.Module):
+    """Project on M directions in O(M log E) per token, W = S H G Q H B in each block of P rows.
 
-    @property
-    def is_published(self) -> bool:
-        """Whether these options need `PublishedFavor`."""
-        return self.kernel == "softmax" and self.floor > 0
+    H is the Walsh-Hadamard matrix, B a diagonal of random signs, Q a random permutation, G a diagonal of Gaussian
+    numbers, and S a diagonal that gives each row the length of a Gaussian one. Each row of W is distributed as N(0, I)
+    exactly: B, Q and H make an orthogonal basis in which G is a uniform direction, and S is independent of it. Rows
+    of a block share G, so they are neither independent nor orthogonal.
+
+    Source: Le et al. 2013, arXiv 1408.3060, equation 7 (with sigma = 1; H here has entries 1 and -1).
+    """
+
+    signs_NP: torch.Tensor
+    order_NP: torch.Tensor
+    gaussian_NP: torch.Tensor
+    scale_NP: torch.Tensor
+
+    def __init__(self, num_features: int, head_dim: int):
+        super().__init__()
+        self.num_features = num_features
+        width = 2 ** math.ceil(math.log2(head_dim))
+        shape = (math.ceil(num_features / width), width)
+        for name in ("signs_NP", "order_NP", "gaussian_NP", "scale_NP"):
+            self.register_buffer(name, torch.empty(shape, dtype=torch.int64 if name == "order_NP" else None))
+
+    @torch.no_grad()
+    def redraw(self, generator: torch.Generator) -> None:
+        """Draw new directions."""
+        num_blocks, width = self.signs_NP.shape
+        self.signs_NP.copy_(torch.randint(2, (num_blocks, width), generator=generator) * 2 - 1)
+        self.order_NP.copy_(torch.stack([torch.randperm(width, generator=generator) for _ in range(num_blocks)]))
+        gaussian_NP = torch.randn(num_blocks, width, generator=generator, dtype=torch.float64)
+        self.gaussian_NP.copy_(gaussian_NP)
+        rows_NPP = torch.randn(num_blocks, width, width, generator=generator, dtype=torch.float64)
+        # A row of H G Q H B has length sqrt(P) |G|, a row of a Gaussian matrix the length of one of rows_NPP.
+        self.scale_NP.copy_(rows_NPP.norm(dim=2) / (gaussian_NP.norm(dim=1, keepdim=True) * width**0.5))
+
+    def forward(self, x_BHLE: torch.Tensor) -> torch.Tensor:
+        """Project vectors on all directions: B x H x L x M, dtype of `x_BHLE`."""
+        num_blocks, width = self.signs_NP.shape
+        diagonals = (self.signs_NP, self.gaussian_NP, self.scale_NP)
+        signs_NP1, gaussian_NP1, scale_NP1 = (entries_NP.to(x_BHLE.dtype).unsqueeze(-1) for entries_NP in diagonals)
+        starts_N1 = torch.arange(num_blocks, device=x_BHLE.device).unsqueeze(1) * width
+        order = (self.order_NP + starts_N1).flatten()
+        projected = []
+        for piece_BHLE in x_BHLE.split(PIECE, dim=2):
+            # Tokens last: sums and differences of whole rows of tokens are several times as fast as within each token.
+            x_BH1PL = pad(piece_BHLE, (0, width - x_BHLE.shape[-1])).transpose(2, 3).unsqueeze(2)
+            x_BHPL = hadamard(x_BH1PL * signs_NP1).flatten(2, 3).index_select(2, order)
+            x_BHNPL = hadamard(x_BHPL.unflatten(2, (num_blocks, width)) * gaussian_NP1) * scale_NP1
+            projected.append(x_BHNPL.flatten(2, 3)[:, :, : self.num_features].transpose(2, 3))
+        return torch.cat(projected, dim=2)
+
+
+def hadamard(x_PL: torch.Tensor) -> torch.Tensor:
+    """Multiply the last axis but one by the Walsh-Hadamard matrix, with sums and differences only."""
+    half = 1
+    while half < x_PL.shape[-2]:
+        a_L, b_L = x_PL.unflatten(-2, (-1, 2, half)).unbind(-3)
+        x_PL = torch.stack([a_L + b_L, a_L - b_L], dim=-3).flatten(-4, -2)
+        half *= 2
+    return x_PL
 
 
 class Favor(Additive):
@@ -85,22 +124,51 @@ class Favor(Additive):
 
     With `projection=identity`, phi(x) = f(x) + epsilon of the unscaled x.
 
-    Source
-    ------
-    Choromanski et al. 2021, arXiv 2009.14794, equations 4, 5 and lemma 1; f(W x): section 2.2 (generalized
+    Source: Choromanski et al. 2021, arXiv 2009.14794, equations 4, 5 and lemma 1; f(W x): section 2.2 (generalized
     attention). f(x) with f = elu + 1: Katharopoulos et al. 2020, arXiv 2006.16236, equation 7.
     """
 
-    Options = FavorOptions
+    @dataclass(kw_only=True)
+    class Options(AttentionOptions):
+        num_features: int | None = option(None, ONE_OR_MORE)  # null: head_dim * ln(head_dim), as Performer
+        # W: orthogonal in blocks, independent (gaussian), structured (fastfood), or none at all (identity)
+        projection: str = option("orthogonal", one_of("orthogonal", "gaussian", "fastfood", "identity"))
+        # features of the softmax kernel, or phi(x) = f(W x) for f = relu, elu1, square or exp
+        kernel: str = option("softmax", one_of(*LOGARITHMIC, *FUNCTIONS))
+        epsilon: float | None = option(None, ZERO_OR_MORE)  # of every feature; null: 0 with softmax, exp, else 0.001
+        redraw_interval: int = option(1000, ZERO_OR_MORE)  # training steps between new projections; 0: never
+        causal: bool = False  # a token sees only itself and those before it
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.projection == "identity":
+                random = "orthogonal, gaussian or fastfood with attention.kernel=softmax"
+                require(self.kernel != "softmax", "attention.projection", self.projection, random)
+                expected = "null with attention.projection=identity: there are head_dim features"
+                require(self.num_features is None, "attention.num_features", self.num_features, expected)
+            expected = "0 with attention.causal=true: the published stabiliser of the keys sees all of them"
+            require(not (self.causal and self.is_published), "attention.epsilon", self.epsilon, expected)
+
+        @property
+        def floor(self) -> float:
+            """The number that is added to every feature."""
+            return (0.0 if self.kernel in LOGARITHMIC else EPSILON) if self.epsilon is None else self.epsilon
+
+        @property
+        def is_published(self) -> bool:
+            """Whether these options need `PublishedFavor`."""
+            return self.kernel == "softmax" and self.floor > 0
+
     causal = True
     size_option = "num_features"
     directions_ME: torch.Tensor
 
-    def __init__(self, sizes: Sizes, options: FavorOptions, generator: torch.Generator):
+    def __init__(self, sizes: Sizes, options: Options, generator: torch.Generator):
         super().__init__(sizes, options, generator)
         self.logarithmic = options.kernel in LOGARITHMIC
         # With relu and no floor, a query may share features only with keys that were subtracted: 0 / 0, or rounding.
-        self.can_subtract = not (options.kernel == "relu" and options.floor == 0)
+        # With epsilon and softmax, a maximum cannot be taken back.
+        self.can_subtract = not (options.kernel == "relu" and options.floor == 0) and not options.is_published
         # E ln E features, as in the paper's experiments (266 at E = 64)
         num_features = options.num_features or max(1, int(sizes.head_dim * math.log(sizes.head_dim)))
         self.redraw_interval = 0 if options.projection == "identity" else options.redraw_interval
@@ -184,25 +252,20 @@ class PublishedFavor(Favor):
     feature that is always 1, with the sum of v and the number of keys; and an empty feature, whose scale is K.
     """
 
-    def __init__(self, sizes: Sizes, options: FavorOptions, generator: torch.Generator):
-        super().__init__(sizes, options, generator)
-        self.can_subtract = False  # a maximum cannot be taken back
-
     def key_sums(self, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor, keep_BL: torch.Tensor | None) -> KeySums:
         with torch.autocast(k_BHLE.device.type, enabled=False):
             k_BHLE, v_BHLE = widened(k_BHLE), widened(v_BHLE)
+            if keep_BL is None:
+                keep_BL = torch.ones_like(k_BHLE[:, 0, :, 0], dtype=torch.bool)
+            dropped_B1L1 = ~keep_BL[:, None, :, None]
+            v_BHLE = v_BHLE.masked_fill(dropped_B1L1, 0.0)
             projected_BHLM = self.projected(k_BHLE, queries=False)
-            seen_BHLM = projected_BHLM.detach()
-            count_BH1 = v_BHLE.new_full((*v_BHLE.shape[:2], 1), v_BHLE.shape[2])
-            if keep_BL is not None:
-                dropped_B1L1 = ~keep_BL[:, None, :, None]
-                v_BHLE = v_BHLE.masked_fill(dropped_B1L1, 0.0)
-                seen_BHLM = seen_BHLM.masked_fill(dropped_B1L1, LOG_OF_NOTHING)
-                count_BH1 = keep_BL.sum(dim=1).to(v_BHLE)[:, None, None].expand_as(count_BH1)
+            seen_BHLM = projected_BHLM.detach().masked_fill(dropped_B1L1, LOG_OF_NOTHING)
             largest_BH1 = seen_BHLM.amax(dim=2).amax(dim=-1, keepdim=True)
             sums = self.summed(projected_BHLM.add_(self.log_norm(k_BHLE)), v_BHLE, keep_BL)
             sum_BH1E = v_BHLE.sum(dim=2, keepdim=True)
             nothing_BH1 = torch.zeros_like(largest_BH1)
+            count_BH1 = nothing_BH1 + keep_BL.sum(dim=1)[:, None, None]
             return KeySums(
                 torch.cat([sums.s_BHME, sum_BH1E, torch.zeros_like(sum_BH1E)], dim=2),
                 torch.cat([sums.z_BHM, count_BH1, nothing_BH1], dim=-1),

@@ -10,9 +10,7 @@ others; a sum over many rows is shared by several programs, and their parts are 
 
 Shape letters: G cells times heads, B cells, H heads, N rows that ask, L rows that are asked, E width, S parts of a sum.
 
-Source
-------
-Dao et al. 2022, arXiv 2205.14135 (FlashAttention), algorithms 1 and 4.
+Source: Dao et al. 2022, arXiv 2205.14135 (FlashAttention), algorithms 1 and 4.
 """
 
 import math
@@ -101,9 +99,7 @@ def _forward(
 
 
 @triton.jit
-def _join(
-    sums, tops, totals, out, lse, G, N, S, E: tl.constexpr, TILE_N: tl.constexpr, TILE_E: tl.constexpr
-):  # fmt: skip
+def _join(sums, tops, totals, out, lse, G, N, S, E: tl.constexpr, TILE_N: tl.constexpr, TILE_E: tl.constexpr):
     """The parts of sums that `_forward` left with SPLIT, as one."""
     group = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
@@ -216,28 +212,18 @@ def _row_dots(
     tl.store(out + group * N + rows, dots_N, mask=rows < N)
 
 
-# Rows and columns of a tile, warps of a program and steps in flight, by kernel: the fastest on an H100 for heads of 64.
-TILES: dict[str, tuple[int, int, int, int]] = {
-    "sum": (64, 64, 4, 3),
-    "read": (64, 64, 4, 2),
-    "backward_q": (64, 64, 4, 3),
-    "backward_features": (64, 64, 4, 3),
-    "backward_tokens": (64, 64, 4, 3),
-}
-FLOAT32_TILES = {"sum": (64, 32, 4, 2), "read": (64, 32, 4, 2)}
-SMALL = (32, 32, 4, 3)  # of wide heads, and of float32 in the backward pass: tiles have to fit into 100 kB
-
-
 def launch_options(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
-    """The constants of a kernel for heads of this width.
+    """The constants of a kernel for heads of this width; the tiles are the fastest on an H100 for heads of 64.
 
     float32 products are made of three of tf32, which lose next to nothing, unless torch's may be of one.
     """
-    tiles = FLOAT32_TILES if dtype == torch.float32 else TILES
-    tile_n, tile_l, warps, stages = SMALL if width > 64 else tiles.get(kernel, SMALL)
+    is_float32 = dtype == torch.float32
+    tile_n, tile_l, stages = 64, 32 if is_float32 else 64, 2 if is_float32 or kernel == "read" else 3
+    if width > 64 or (is_float32 and kernel not in ("sum", "read")):  # tiles have to fit into 100 kB
+        tile_n, tile_l, stages = 32, 32, 3
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
     sizes = {"TILE_N": tile_n, "TILE_L": tile_l, "TILE_E": padded(width), "PRECISION": precision}
-    return {"E": width, **sizes, "num_warps": warps, "num_stages": stages}
+    return {"E": width, **sizes, "num_warps": 4, "num_stages": stages}
 
 
 def padded(width: int) -> int:
@@ -245,10 +231,10 @@ def padded(width: int) -> int:
     return max(NARROWEST, triton.next_power_of_2(width))
 
 
-def steps(x: torch.Tensor) -> tuple[int, ...]:
-    """Numbers from one cell's matrix to the next one's, from head to head, and from row to row."""
-    assert x.stride(-1) == 1
-    return (0, 0, x.stride(0)) if x.dim() == 2 else x.stride()[:3]
+def steps(*matrices: torch.Tensor) -> list[int]:
+    """Of each matrix, the numbers from one cell's to the next one's, from head to head, and from row to row."""
+    assert all(x.stride(-1) == 1 for x in matrices)
+    return [step for x in matrices for step in ((0, 0, x.stride(0)) if x.dim() == 2 else x.stride()[:3])]
 
 
 def row_dots(
@@ -259,7 +245,7 @@ def row_dots(
     out_GL = torch.empty(B * H, L, dtype=torch.float32, device=a_BHLE.device)
     given = (a_BHLE, b_BHLE, a_BHLE if keep_BL is None else keep_BL, out_GL)
     options = {"E": E, "MASKED": keep_BL is not None, "TILE_N": 128, "TILE_E": padded(E)}
-    _row_dots[triton.cdiv(L, 128), B * H](*given, *steps(a_BHLE), *steps(b_BHLE), H, L, factor, **options)
+    _row_dots[triton.cdiv(L, 128), B * H](*given, *steps(a_BHLE, b_BHLE), H, L, factor, **options)
     return out_GL
 
 
@@ -270,52 +256,38 @@ def parts_of(num_tokens: int, num_programs: int, tile: int) -> tuple[int, int]:
     return triton.cdiv(num_tokens, span), span
 
 
-def sum_keys(directions_ME, k_BHLE, v_BHLE, bias_GL) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean of values that each feature holds, G x M x E, and the base-2 logarithm of its weight, G x M."""
-    B, H, L, E = k_BHLE.shape
-    M, G = len(directions_ME), B * H
-    options = launch_options("sum", E, v_BHLE.dtype)
-    num_tiles = triton.cdiv(M, options["TILE_N"])
-    num_parts, span = parts_of(L, num_tiles * G, options["TILE_L"])
-    sums = bias_GL.new_empty(num_parts, G, M, E)
-    tops, totals = bias_GL.new_empty(2, num_parts, G, M)
-    given = (directions_ME, k_BHLE, v_BHLE, bias_GL, sums, tops, totals)
-    strides = (*steps(directions_ME), *steps(k_BHLE), *steps(v_BHLE), 0, 0, 0)
-    _forward[num_tiles, G, num_parts](*given, *strides, H, M, L, span, SPLIT=True, ALL_REAL=False, TAIL=0, **options)
-    means_GME, log_totals_GM = v_BHLE.new_empty(G, M, E), bias_GL.new_empty(G, M)
-    sizes = {"E": E, "TILE_N": 32, "TILE_E": options["TILE_E"]}
-    _join[triton.cdiv(M, 32), G](sums, tops, totals, means_GME, log_totals_GM, G, M, num_parts, **sizes)
-    return means_GME, log_totals_GM
-
-
-def read_features(q_BHLE, directions_ME, means_BHME, log_totals_GM) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs of the queries, B x H x L x E (order in memory: cells, tokens, heads), and their log-sums, G x L."""
-    B, H, L, E = q_BHLE.shape
-    M = len(directions_ME)
-    out_BHLE = q_BHLE.new_empty(B, L, H, E).transpose(1, 2)
-    lse_GL = log_totals_GM.new_empty(B * H, L)
-    options = launch_options("read", E, q_BHLE.dtype)
-    rest = M % options["TILE_L"]
-    tail = padded(rest) if 0 < rest <= options["TILE_L"] // 2 else 0
-    given = (q_BHLE, directions_ME, means_BHME, log_totals_GM, out_BHLE, lse_GL, lse_GL)
-    strides = (*steps(q_BHLE), *steps(directions_ME), *steps(means_BHME), *steps(out_BHLE))
-    grid = (triton.cdiv(L, options["TILE_N"]), B * H, 1)
-    _forward[grid](*given, *strides, H, L, M, M, SPLIT=False, ALL_REAL=True, TAIL=tail, **options)
-    return out_BHLE, lse_GL
-
-
 class _Favor(torch.autograd.Function):
     """Forward and backward pass for directions that are scaled for base-2 logits, and `square`, the factor squared."""
 
     @staticmethod
     def forward(ctx, qkv_TBHLE, keep_BL, directions_ME, square):
         q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
-        B, H, _, E = q_BHLE.shape
-        M = len(directions_ME)
+        B, H, L, E = q_BHLE.shape
+        M, G = len(directions_ME), B * H
         bias_GL = row_dots(k_BHLE, k_BHLE, -square / 2 / LN2.value, keep_BL)
-        means_GME, log_totals_GM = sum_keys(directions_ME, k_BHLE, v_BHLE, bias_GL)
-        means_BHME = means_GME.view(B, H, M, E)
-        out_BHLE, lse_GL = read_features(q_BHLE, directions_ME, means_BHME, log_totals_GM)
+        # features: the mean of values that each of them holds, and the base-2 logarithm of its weight
+        options = launch_options("sum", E, v_BHLE.dtype)
+        num_tiles = triton.cdiv(M, options["TILE_N"])
+        num_parts, span = parts_of(L, num_tiles * G, options["TILE_L"])
+        sums = bias_GL.new_empty(num_parts, G, M, E)
+        tops, totals = bias_GL.new_empty(2, num_parts, G, M)
+        given = (directions_ME, k_BHLE, v_BHLE, bias_GL, sums, tops, totals)
+        strides = [*steps(directions_ME, k_BHLE, v_BHLE), 0, 0, 0]
+        more = {"SPLIT": True, "ALL_REAL": False, "TAIL": 0, **options}
+        _forward[num_tiles, G, num_parts](*given, *strides, H, M, L, span, **more)
+        means_BHME, log_totals_GM = v_BHLE.new_empty(B, H, M, E), bias_GL.new_empty(G, M)
+        sizes = {"E": E, "TILE_N": 32, "TILE_E": options["TILE_E"]}
+        _join[triton.cdiv(M, 32), G](sums, tops, totals, means_BHME, log_totals_GM, G, M, num_parts, **sizes)
+        del sums, given  # the largest tensors of the forward pass
+        # queries: their outputs (order in memory: cells, tokens, heads) and log-sums
+        out_BHLE, lse_GL = q_BHLE.new_empty(B, L, H, E).transpose(1, 2), bias_GL.new_empty(G, L)
+        options = launch_options("read", E, q_BHLE.dtype)
+        rest = M % options["TILE_L"]
+        tail = padded(rest) if 0 < rest <= options["TILE_L"] // 2 else 0
+        given = (q_BHLE, directions_ME, means_BHME, log_totals_GM, out_BHLE, lse_GL, lse_GL)
+        strides = steps(q_BHLE, directions_ME, means_BHME, out_BHLE)
+        more = {"SPLIT": False, "ALL_REAL": True, "TAIL": tail, **options}
+        _forward[triton.cdiv(L, options["TILE_N"]), G, 1](*given, *strides, H, L, M, M, **more)
         ctx.square = square
         ctx.save_for_backward(qkv_TBHLE, bias_GL, directions_ME, means_BHME, log_totals_GM, out_BHLE, lse_GL)
         return out_BHLE
@@ -332,31 +304,27 @@ class _Favor(torch.autograd.Function):
         # queries
         delta_GL = row_dots(out_BHLE, grad_BHLE, 1.0)
         given = (q_BHLE, directions_ME, means_BHME, log_totals_GM, lse_GL, grad_BHLE, delta_GL)
-        strides = (*steps(q_BHLE), *steps(directions_ME), *steps(means_BHME), *steps(grad_BHLE))
+        strides = steps(q_BHLE, directions_ME, means_BHME, grad_BHLE)
         options = launch_options("backward_q", E, q_BHLE.dtype)
-        grid = (triton.cdiv(L, options["TILE_N"]), G)
+        grid = (triton.cdiv(L, options["TILE_N"]), G, 1)
         _backward_q[grid](*given, dq_BHLE, *strides, *steps(dq_BHLE), H, L, M, **options)
         # features
         options = launch_options("backward_features", E, q_BHLE.dtype)
         num_tiles = triton.cdiv(M, options["TILE_L"])
         num_parts, span = parts_of(L, num_tiles * G, options["TILE_N"])
         parts_SGME, parts_SGM = bias_GL.new_empty(num_parts, G, M, E), bias_GL.new_empty(num_parts, G, M)
-        made = (parts_SGME, parts_SGME, parts_SGM)
-        none = (0,) * 6
-        _backward_kv[num_tiles, G, num_parts](
-            *given, *made, *strides, *none, H, L, M, span, 0.0, TOKENS=False, **options
-        )
+        made, none = (parts_SGME, parts_SGME, parts_SGM), (0,) * 6
+        grid = (num_tiles, G, num_parts)
+        _backward_kv[grid](*given, *made, *strides, *none, H, L, M, span, 0.0, TOKENS=False, **options)
         means_grad_GME, totals_grad_GM = parts_SGME.sum(0), parts_SGM.sum(0)
         # keys and values
         delta_GM = (means_BHME.view(G, M, E).float() * means_grad_GME).sum(-1) - totals_grad_GM
         means_grad_BHME = means_grad_GME.to(v_BHLE.dtype).view(B, H, M, E)
         given = (directions_ME, k_BHLE, v_BHLE, bias_GL, log_totals_GM, means_grad_BHME, delta_GM)
-        strides = (*steps(directions_ME), *steps(k_BHLE), *steps(v_BHLE), *steps(means_grad_BHME))
+        strides = steps(directions_ME, k_BHLE, v_BHLE, means_grad_BHME, dk_BHLE, dv_BHLE)
         options = launch_options("backward_tokens", E, q_BHLE.dtype)
-        made, places = (dk_BHLE, dv_BHLE, delta_GM), (*steps(dk_BHLE), *steps(dv_BHLE))
-        _backward_kv[triton.cdiv(L, options["TILE_L"]), G, 1](
-            *given, *made, *strides, *places, H, M, L, M, ctx.square, TOKENS=True, **options
-        )
+        grid, made = (triton.cdiv(L, options["TILE_L"]), G, 1), (dk_BHLE, dv_BHLE, delta_GM)
+        _backward_kv[grid](*given, *made, *strides, H, M, L, M, ctx.square, TOKENS=True, **options)
         return grad_TBHLE, None, None, None
 
 
@@ -366,18 +334,10 @@ def rows_in_place(x: torch.Tensor) -> torch.Tensor:
 
 
 def favor(qkv_TBHLE: torch.Tensor, keep_BL: torch.Tensor, directions_ME: torch.Tensor, factor: float) -> torch.Tensor:
-    """The result of `Favor` with the softmax kernel, not causal, without epsilon.
+    """The result of `Favor` with the softmax kernel, not causal, without epsilon: B x H x L x E.
 
-    Parameters
-    ----------
-    qkv_TBHLE
-        Queries, keys and values, T = 3: float32, bfloat16 or float16.
-    factor
-        Of queries and keys: E^(-1/4).
-
-    Returns
-    -------
-    B x H x L x E. With bfloat16 inputs the directions are rounded to it, the same for queries and keys.
+    `qkv_TBHLE` has queries, keys and values (T = 3) in float32, bfloat16 or float16; `factor` of queries and keys is
+    E^(-1/4). With bfloat16 inputs the directions are rounded to it, the same for queries and keys.
     """
     directions_ME = (directions_ME.float() * (factor / LN2.value)).to(qkv_TBHLE.dtype)
     return _Favor.apply(rows_in_place(qkv_TBHLE), keep_BL.contiguous(), directions_ME, factor**2)

@@ -8,32 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from scperformer.attention.additive import widened
-from scperformer.attention.base import Attention, Sizes
-from scperformer.config import require
+from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened
+from scperformer.config import ONE_OR_MORE, ZERO_OR_MORE, Rule, option
 
 CHUNKS = 256  # chunks of one head that are computed at a time
 # Added to scores. ITSELF, for a token with itself, is far below the score of any other key (Reformer's -1e5 is enough
 # for scores of ordinary size). NOTHING, for dropped keys, is far below ITSELF: a token without others sees itself.
 ITSELF = -1e30
 NOTHING = -1e35
-
-
-@dataclass(kw_only=True)
-class LshOptions:
-    """Options of `attention=lsh`."""
-
-    num_rounds: int = 2  # independent hashings
-    num_buckets: int = 16  # values of the hash: an even number, or 1 for no hashing
-    chunk_size: int = 64  # tokens that attend to each other and to the chunk before
-    redraw_interval: int = 1  # training steps between new rotations, 1 as in Reformer; 0: never
-
-    def __post_init__(self) -> None:
-        require(self.num_rounds >= 1, "attention.num_rounds", self.num_rounds, "1 or more")
-        even = self.num_buckets == 1 or (self.num_buckets >= 2 and self.num_buckets % 2 == 0)
-        require(even, "attention.num_buckets", self.num_buckets, "an even number, or 1")
-        require(self.chunk_size >= 1, "attention.chunk_size", self.chunk_size, "1 or more")
-        require(self.redraw_interval >= 0, "attention.redraw_interval", self.redraw_interval, "0 or more")
+EVEN_OR_ONE: Rule = (lambda value: value == 1 or (value >= 2 and value % 2 == 0), "an even number, or 1")
 
 
 class Lsh(Attention):
@@ -43,24 +26,27 @@ class Lsh(Attention):
     tokens of its chunk and of the one before, and to itself only if it sees no other. A key counts once for each round
     that finds it. No gradient passes through the hash.
 
-    Source
-    ------
-    Kitaev et al. 2020, arXiv 2001.04451, section 2; buckets as in Andoni et al. 2015, arXiv 1509.02897.
+    Source: Kitaev et al. 2020, arXiv 2001.04451, section 2; buckets as in Andoni et al. 2015, arXiv 1509.02897.
     """
 
-    Options = LshOptions
+    @dataclass(kw_only=True)
+    class Options(AttentionOptions):
+        num_rounds: int = option(2, ONE_OR_MORE)  # independent hashings
+        num_buckets: int = option(16, EVEN_OR_ONE)  # values of the hash: an even number, or 1 for no hashing
+        chunk_size: int = option(64, ONE_OR_MORE)  # tokens that attend to each other and to the chunk before
+        redraw_interval: int = option(1, ZERO_OR_MORE)  # training steps between new rotations; 0: never
+
     order_sensitive = True  # the order decides where a chunk ends within a bucket
     shared_qk = True
     size_option = "chunk_size"
     rotations_REM: torch.Tensor
 
-    def __init__(self, sizes: Sizes, options: LshOptions, generator: torch.Generator):
+    def __init__(self, sizes: Sizes, options: Options, generator: torch.Generator):
         super().__init__(sizes, options, generator)
-        self.chunk_size = options.chunk_size
         # With one hashing throughout, training would fit which tokens happen to see each other.
         self.redraw_interval = options.redraw_interval
-        shape = (options.num_rounds, sizes.head_dim, options.num_buckets // 2)
-        self.register_buffer("rotations_REM", torch.empty(shape))
+        rotations_REM = torch.empty(options.num_rounds, sizes.head_dim, options.num_buckets // 2)
+        self.register_buffer("rotations_REM", rotations_REM)
         self.redraw(generator)
 
     @torch.no_grad()
@@ -79,14 +65,15 @@ class Lsh(Attention):
     def one_round(self, q_BHLE, v_BHLE, keep_BL, rotation_EM):
         """Sum exp(score) v and, as last entry, exp(score) over the keys that one hashing finds, divided by exp(scale).
 
-        Returns
-        -------
-        The sums, B x H x L x (E + 1), and the scale, B x H x L x 1. No gradient passes through the scale: it cancels.
+        Returns the sums, B x H x L x (E + 1), and the scale, B x H x L x 1. No gradient passes through the scale: it
+        cancels.
         """
         batch, heads, length, _ = q_BHLE.shape
-        order_BHL = sorting(self.buckets(q_BHLE, rotation_EM), keep_BL)
+        # by (bucket, place), with dropped tokens last so that the chunks do not depend on their number
+        buckets_BHL = buckets(q_BHLE, rotation_EM).masked_fill(~keep_BL[:, None], torch.iinfo(torch.int64).max)
+        order_BHL = buckets_BHL.argsort(dim=2, stable=True)
         real_BHL = keep_BL[:, None].expand(batch, heads, length).gather(2, order_BHL)
-        size = min(self.chunk_size, length)
+        size = min(self.options.chunk_size, length)
         missing = -length % size  # tokens that fill the last chunk
         # the chunk before the first one is empty
         q, v = (pad(take(x, order_BHL), (0, 0, size, missing)) for x in (q_BHLE, v_BHLE))
@@ -104,7 +91,7 @@ class Lsh(Attention):
         return tuple(take(torch.cat(x, dim=2).flatten(2, 3)[:, :, :length], back_BHL) for x in found)
 
     def _of_chunks(self, q_BHPCE, k_before, k_own, v_before, v_own, unreal_BHPK) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sums of `one_round` for whole chunks."""
+        """The result of `one_round` for whole chunks."""
         k_BHPKE, v_BHPKE = torch.cat([k_before, k_own], dim=3), torch.cat([v_before, v_own], dim=3)
         size = q_BHPCE.shape[3]
         # In place: these tensors are the largest by far, and the backward pass needs only one of them.
@@ -115,18 +102,13 @@ class Lsh(Attention):
         weights.sub_(scale).exp_()
         return torch.cat([weights @ v_BHPKE, weights.sum(-1, keepdim=True)], dim=-1), scale
 
-    def buckets(self, q_BHLE: torch.Tensor, rotation_EM: torch.Tensor) -> torch.Tensor:
-        """argmax of [qR, -qR], B x H x L; always in float32, so that precisions do not disagree on buckets."""
-        if rotation_EM.shape[1] == 0:
-            return torch.zeros(q_BHLE.shape[:3], dtype=torch.int64, device=q_BHLE.device)
-        rotated_BHLM = q_BHLE.detach().float() @ rotation_EM.float()
-        return torch.cat([rotated_BHLM, -rotated_BHLM], dim=-1).argmax(-1)
 
-
-def sorting(buckets_BHL: torch.Tensor, keep_BL: torch.Tensor) -> torch.Tensor:
-    """The order by (bucket, place), with dropped tokens last so that the chunks do not depend on their number."""
-    last = torch.iinfo(buckets_BHL.dtype).max
-    return buckets_BHL.masked_fill(~keep_BL[:, None], last).argsort(dim=2, stable=True)
+def buckets(q_BHLE: torch.Tensor, rotation_EM: torch.Tensor) -> torch.Tensor:
+    """argmax of [qR, -qR], B x H x L; always in float32, so that precisions do not disagree on buckets."""
+    if rotation_EM.shape[1] == 0:
+        return torch.zeros(q_BHLE.shape[:3], dtype=torch.int64, device=q_BHLE.device)
+    rotated_BHLM = q_BHLE.detach().float() @ rotation_EM.float()
+    return torch.cat([rotated_BHLM, -rotated_BHLM], dim=-1).argmax(-1)
 
 
 def take(x_BHLE: torch.Tensor, order_BHL: torch.Tensor) -> torch.Tensor:

@@ -1,55 +1,45 @@
-"""Exact softmax attention, the reference for the others: softmax(Q K^T / sqrt(E)) V."""
+"""Softmax attention: exact, the reference for the others, and Linformer, to keys and values projected to fewer rows.
+
+Shape letters beyond those of base.py: P positions, N projected rows, G heads with matrices of their own (H, or 1 for
+all), C matrices per layer (2: one for keys and one for values; 1 for both).
+"""
 
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from scperformer.attention.base import Attention, Sizes
-from scperformer.config import require
+from scperformer.attention.base import Attention, AttentionOptions, Sizes, of_positions, widened
+from scperformer.config import ONE_OR_MORE, one_of, option
 from scperformer.errors import InputError
 
 CAUSAL_BLOCK = 256  # queries whose mask exists at a time
 
 
-@dataclass(kw_only=True)
-class SoftmaxOptions:
-    """Options of `attention=softmax`."""
-
-    max_length: int = 4096  # more tokens than this are refused
-    causal: bool = False  # a token sees only itself and those before it
-
-    def __post_init__(self) -> None:
-        require(self.max_length >= 1, "attention.max_length", self.max_length, "1 or more")
-
-
 class Softmax(Attention):
     """softmax(Q K^T / sqrt(E)) V through torch's fused kernel.
 
-    Source
-    ------
-    Vaswani et al. 2017, arXiv 1706.03762, equation 1.
+    Source: Vaswani et al. 2017, arXiv 1706.03762, equation 1.
     """
 
-    Options = SoftmaxOptions
+    @dataclass(kw_only=True)
+    class Options(AttentionOptions):
+        max_length: int = option(4096, ONE_OR_MORE)  # more tokens than this are refused
+        causal: bool = False  # a token sees only itself and those before it
+
     quadratic = True
     causal = True
 
-    def __init__(self, sizes: Sizes, options: SoftmaxOptions, generator: torch.Generator):
-        super().__init__(sizes, options, generator)
-        self.max_length = options.max_length
-
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
-        if num_tokens > self.max_length:
-            raise InputError(
-                f"{num_tokens} tokens in {where}",
-                f"at most {self.max_length} with exact attention, whose cost grows with the square",
-                f"train with attention=favor, tokens.unexpressed=skip or attention.max_length={num_tokens}",
-            )
+        if num_tokens > self.options.max_length:
+            expected = f"at most {self.options.max_length} with exact attention, whose cost grows with the square"
+            remedy = f"train with attention=favor, tokens.unexpressed=skip or attention.max_length={num_tokens}"
+            raise InputError(f"{num_tokens} tokens in {where}", expected, remedy)
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         length = q_BHLE.shape[2]
-        if length > self.max_length:
+        if length > self.options.max_length:
             # Prediction pads more than training does; the limit is on real tokens, counted only here, where in doubt.
             self.require_length(int(keep_BL.sum(1).max()))
         k_BHLE, v_BHLE = (x.masked_fill(~keep_BL[:, None, :, None], 0.0) for x in (k_BHLE, v_BHLE))  # 0 * nan is not 0
@@ -65,3 +55,62 @@ class Softmax(Attention):
             # Tokens before the first real one see nothing: their output means nothing, but must be finite.
             out.append(scaled_dot_product_attention(q, k, v, attn_mask=mask).nan_to_num(nan=0.0))
         return torch.cat(out, dim=2)
+
+
+class Linformer(Attention):
+    """softmax(Q (E K)^T / sqrt(E)) (F V) with learned matrices E and F, N x P; dropped tokens add 0 to E K and F V.
+
+    A column of E and F belongs to a position (a gene), so the order of the tokens does not matter.
+    `sharing`: `none`, E and F for each head; `headwise`, E and F for all heads of a layer; `key_value`, E = F for all
+    heads of a layer; `layerwise`, E = F for all heads of all layers.
+
+    Source: Wang et al. 2020, arXiv 2006.04768, equation 7 and section 4.
+    """
+
+    @dataclass(kw_only=True)
+    class Options(AttentionOptions):
+        projected_length: int = option(256, ONE_OR_MORE)  # rows of projected keys and values; at most one per position
+        sharing: str = option("headwise", one_of("none", "headwise", "key_value", "layerwise"))  # of E and F: see below
+
+    fixed_length = True
+    size_option = "projected_length"
+
+    def __init__(self, sizes: Sizes, options: Options, generator: torch.Generator):
+        super().__init__(sizes, options, generator)
+        num_matrices = 2 if options.sharing in ("none", "headwise") else 1
+        num_groups = sizes.num_heads if options.sharing == "none" else 1
+        num_rows = min(options.projected_length, sizes.length)  # more than P rows add nothing
+        matrices_CPGN = torch.randn(num_matrices, sizes.length, num_groups, num_rows, generator=generator)
+        # A projected key sums P keys: 1 / sqrt(P) keeps it, and the scores, as large as without projection. (With
+        # 1 / sqrt(N), which preserves distances, scores are sqrt(P / N) times as large: at 16,907 genes and 256 rows
+        # the softmax would start by choosing a single row.)
+        self.matrices_CPGN = nn.Parameter(matrices_CPGN.mul_(sizes.length**-0.5))
+
+    def share_with(self, first: Attention) -> None:
+        if self.options.sharing == "layerwise":
+            assert isinstance(first, Linformer)
+            self.matrices_CPGN = first.matrices_CPGN
+
+    def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
+        dropped_B1L1 = ~keep_BL[:, None, :, None]
+        if positions_BL is None:
+            self.require_length(k_BHLE.shape[2])
+        with torch.autocast(q_BHLE.device.type, enabled=False):  # sums over thousands of tokens
+            k, v = (widened(x_BHLE).masked_fill(dropped_B1L1, 0.0) for x_BHLE in (k_BHLE, v_BHLE))
+            k_BHNE = self._projected(self.matrices_CPGN[0].to(k.dtype), k, positions_BL)
+            v_BHNE = self._projected(self.matrices_CPGN[-1].to(v.dtype), v, positions_BL)
+            return scaled_dot_product_attention(widened(q_BHLE), k_BHNE, v_BHNE).to(v_BHLE.dtype)
+
+    def _projected(self, matrix_PGN: torch.Tensor, x_BHLE: torch.Tensor, positions_BL) -> torch.Tensor:
+        """Sum over the tokens, weighted by the entries of their columns: B x H x N x E."""
+        batch, heads, length, width = x_BHLE.shape
+        columns_BLX = of_positions(matrix_PGN.flatten(1), length, positions_BL)
+        weights_BGNL = columns_BLX.unflatten(2, matrix_PGN.shape[1:]).permute(0, 2, 3, 1)
+        # Heads, or cells, that share a matrix become columns of one product; the matrix is not copied for each.
+        if weights_BGNL.shape[1] == 1:
+            rows_BNX = weights_BGNL[:, 0] @ x_BHLE.transpose(1, 2).flatten(2)
+            return rows_BNX.unflatten(2, (heads, width)).transpose(1, 2)
+        if len(weights_BGNL) == 1:
+            rows_HNX = weights_BGNL[0] @ x_BHLE.permute(1, 2, 0, 3).flatten(2)
+            return rows_HNX.unflatten(2, (batch, width)).permute(2, 0, 1, 3)
+        return weights_BGNL @ x_BHLE

@@ -1,4 +1,4 @@
-"""A linear transformer with a learned kernel: each token attends to its neighbours with convolved scores.
+"""A linear transformer with learned kernels: each token attends to its neighbours with scores convolved once or more.
 
 Shape letters beyond those of base.py: P blocks of C tokens, N convolutions, W = 2r + 1 entries of a row of the band.
 """
@@ -9,25 +9,12 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from scperformer.attention.additive import widened
-from scperformer.attention.base import Attention, Sizes
-from scperformer.config import require, require_choice
+from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened
+from scperformer.config import ONE_OR_MORE, ZERO_OR_MORE, one_of, option
 
 NOISE = 0.1  # norm of the random part of the starting kernels, whose middle tap is 1 more
 BLOCKS = 128  # blocks of one head that are computed at a time
 MIN_BLOCK = 64  # tokens: smaller products are slower, although larger ones compute scores outside the band
-
-
-@dataclass(kw_only=True)
-class WindowOptions:
-    """Options of `attention=window`."""
-
-    half_width: int = 32  # r: tokens that a token sees on each side
-    normalize: str = "softmax"  # rows of convolved scores: softmax, l1 (absolute values sum to 1) or none
-
-    def __post_init__(self) -> None:
-        require(self.half_width >= 0, "attention.half_width", self.half_width, "0 or more")
-        require_choice("attention.normalize", self.normalize, ("softmax", "l1", "none"))
 
 
 class Window(Attention):
@@ -36,19 +23,22 @@ class Window(Attention):
     t runs from -r to r; w_h is a learned kernel per head; C has the same band as S. Dropped tokens keep their place,
     with score and weight 0. The band is stored as L x (2r+1): entry t of row i belongs to token i + t - r.
 
-    Source
-    ------
-    Of this project, without the convolution the sliding window of Beltagy et al. 2020, arXiv 2004.05150, section 3.1.
+    Source: this project; without the convolution, the sliding window of Beltagy et al. 2020, arXiv 2004.05150, section
+    3.1.
     """
 
-    Options = WindowOptions
+    @dataclass(kw_only=True)
+    class Options(AttentionOptions):
+        half_width: int = option(32, ZERO_OR_MORE)  # r: tokens that a token sees on each side
+        # rows of convolved scores: softmax, l1 (absolute values sum to 1) or none
+        normalize: str = option("softmax", one_of("softmax", "l1", "none"))
+
     order_sensitive = True
     size_option = "half_width"
 
-    def __init__(self, sizes: Sizes, options: WindowOptions, generator: torch.Generator, *, num_convolutions: int = 1):
+    def __init__(self, sizes: Sizes, options: Options, generator: torch.Generator):
         super().__init__(sizes, options, generator)
-        self.half_width = options.half_width
-        self.normalize = options.normalize
+        num_convolutions = getattr(options, "num_convolutions", 1)  # of evo
         width = 2 * options.half_width + 1
         taps_NHW = torch.randn(num_convolutions, sizes.num_heads, width, generator=generator)
         taps_NHW *= NOISE / width**0.5
@@ -57,7 +47,7 @@ class Window(Attention):
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         batch, heads, length, _ = q_BHLE.shape
-        half_width = min(self.half_width, length - 1)  # no token is further away
+        half_width = min(self.options.half_width, length - 1)  # no token is further away
         block = min(length, max(MIN_BLOCK, 2 * half_width))
         around = (half_width, half_width + -length % block)  # r on each side, and the rest of the last block
         drop_1BL1 = ~keep_BL[None, :, :, None]
@@ -72,15 +62,14 @@ class Window(Attention):
             # Some blocks at a time: their temporary tensors fit into a cache, and the next ones reuse the memory.
             span = max(1, BLOCKS // heads)
             cells = max(1, span // q_HBPCE.shape[2])
-            pieces = zip(*(_split(x, cells, span) for x in (q_HBPCE, *keys_values, unreal_1BPCW)), strict=True)
-            out_HPCE = torch.cat([self._of_blocks(*piece) for piece in pieces], dim=1)
-        out_BHLE = out_HPCE.unflatten(1, (batch, -1)).flatten(2, 3).transpose(0, 1)
+            pieces = zip(*(split(x, cells, span) for x in (q_HBPCE, *keys_values, unreal_1BPCW)), strict=True)
+            out = []  # of all blocks of some cells, or some blocks of one cell
+            for q_HPCE, k_own, k_next, v_own, v_next, unreal_1PCW in pieces:
+                k_HPKE, v_HPKE = torch.cat([k_own, k_next], dim=2), torch.cat([v_own, v_next], dim=2)
+                weights_HPCW = self.weights(skewed(q_HPCE @ k_HPKE.mT), unreal_1PCW)
+                out.append(unskewed(weights_HPCW) @ v_HPKE)
+        out_BHLE = torch.cat(out, dim=1).unflatten(1, (batch, -1)).flatten(2, 3).transpose(0, 1)
         return out_BHLE[:, :, :length].to(v_BHLE.dtype)
-
-    def _of_blocks(self, q_HPCE, k_own, k_next, v_own, v_next, unreal_1PCW) -> torch.Tensor:
-        """Mixed values of blocks of tokens: all blocks of some cells, or some of one cell."""
-        k_HPKE, v_HPKE = torch.cat([k_own, k_next], dim=2), torch.cat([v_own, v_next], dim=2)
-        return unskewed(self.weights(skewed(q_HPCE @ k_HPKE.mT), unreal_1PCW)) @ v_HPKE
 
     def weights(self, scores_HPCW: torch.Tensor, unreal_1PCW: torch.Tensor) -> torch.Tensor:
         """Turn the band of scores, which is 0 without a real key, into the band of weights."""
@@ -88,26 +77,31 @@ class Window(Attention):
         for i, taps_HW in enumerate(self.taps_NHW[..., spare : self.taps_NHW.shape[-1] - spare]):
             if i > 0:
                 scores_HPCW = scores_HPCW.masked_fill(unreal_1PCW, 0.0)
-            scores_HPCW = of_all_blocks(scores_HPCW, toeplitz(taps_HW.to(scores_HPCW.dtype)))
-        if self.normalize == "softmax":
+            # T with (S T)[j] = sum_t w[t] S[j+t], T[s,j] = w[s-j]: j - s runs from -2r to 2r, and t from -r to r
+            padded_taps = pad(taps_HW.to(scores_HPCW.dtype), (taps_HW.shape[-1] // 2,) * 2)
+            matrix_HWW = padded_taps.unfold(-1, taps_HW.shape[-1], 1).flip(-1)
+            # The last bits of a product depend on its number of rows. At prediction a result must not depend on other
+            # cells, so each block has a product of its own. In training one product for all saves a fifth of the time.
+            if torch.is_grad_enabled():
+                scores_HPCW = (scores_HPCW.flatten(1, 2) @ matrix_HWW).view_as(scores_HPCW)
+            else:
+                scores_HPCW = scores_HPCW @ matrix_HWW[:, None]
+        if self.options.normalize == "softmax":
             # Rows without a real key become uniform, which does not matter: their values are all 0.
             return scores_HPCW.masked_fill(unreal_1PCW, torch.finfo(scores_HPCW.dtype).min).softmax(-1)
         scores_HPCW = scores_HPCW.masked_fill(unreal_1PCW, 0.0)
-        if self.normalize == "l1":
+        if self.options.normalize == "l1":
             sums_HPC1 = scores_HPCW.abs().sum(-1, keepdim=True)
             return scores_HPCW / sums_HPC1.masked_fill(sums_HPC1 == 0, 1.0)
         return scores_HPCW
 
 
-def of_all_blocks(scores_HPCW: torch.Tensor, matrix_HWW: torch.Tensor) -> torch.Tensor:
-    """Multiply scores by the matrix of their head.
+class Evo(Window):
+    """As `window`, but scores are convolved N times; entries without a real key are set to 0 before each."""
 
-    The last bits of a product depend on its number of rows. At prediction a result must not depend on the other cells,
-    so each block has a product of its own. In training one product for all blocks saves a fifth of the time.
-    """
-    if torch.is_grad_enabled():
-        return (scores_HPCW.flatten(1, 2) @ matrix_HWW).view_as(scores_HPCW)
-    return scores_HPCW @ matrix_HWW[:, None]
+    @dataclass(kw_only=True)
+    class Options(Window.Options):
+        num_convolutions: int = option(2, ONE_OR_MORE)  # N: learned kernels per head; 1 equals `window`
 
 
 def overlapping(x_HBKE: torch.Tensor, block: int, more: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,16 +117,9 @@ def overlapping(x_HBKE: torch.Tensor, block: int, more: int) -> tuple[torch.Tens
     return blocks[:, :, :-1], blocks[:, :, 1:, :more]
 
 
-def _split(x: torch.Tensor, cells: int, blocks: int) -> list[torch.Tensor]:
+def split(x: torch.Tensor, cells: int, blocks: int) -> list[torch.Tensor]:
     """Split into the blocks of several cells, or several blocks of one cell: ... x B x P x ... to ... x P x ..."""
     return [piece.flatten(1, 2) for some in x.split(cells, dim=1) for piece in some.split(blocks, dim=2)]
-
-
-def toeplitz(taps_HW: torch.Tensor) -> torch.Tensor:
-    """Matrices T with (S T)[j] = sum_t w[t] S[j+t] for t = -r..r, T[s,j] = w[s-j], H x W x W."""
-    width = taps_HW.shape[-1]
-    # j - s runs from -2r to 2r, and there are taps for -r .. r
-    return pad(taps_HW, (width // 2, width // 2)).unfold(-1, width, 1).flip(-1)
 
 
 def skewed(scores: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,17 @@
 checks (rules for values), groups (options of training), steps (options of each step), compose (YAML and overrides).
 """
 
-from scperformer.config.checks import checked, require, require_choice
+from scperformer.config.checks import (
+    ABOVE_ZERO_OR_NULL,
+    ONE_OR_MORE,
+    ZERO_OR_MORE,
+    Options,
+    Rule,
+    checked,
+    one_of,
+    option,
+    require,
+)
 from scperformer.config.compose import (
     command_line,
     group_names,

@@ -51,11 +51,6 @@ def require(ok: bool, option: str, value: object, expected: str) -> None:
         raise InputError(f"{option}={shown}", expected, f"set {option} accordingly")
 
 
-def require_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse the value of an option unless it is one of `choices`."""
-    require(value in choices, option, value, "one of " + ", ".join(choices))
-
-
 Schema = TypeVar("Schema")
 
 

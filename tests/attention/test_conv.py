@@ -37,18 +37,6 @@ def test_without_convolution_and_projection_it_adds_softmax_attention():
     torch.testing.assert_close(added, softmax(*tensors))
 
 
-def test_the_sum_of_convolutions_is_what_torch_gives_one_by_one():
-    mechanism = make(kernel_sizes=[3, 1, 7])
-    x_BCL = torch.randn(2, 48, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    together = mechanism._sum_of_kernels()[0]
-    one_by_one = [
-        torch.nn.functional.conv1d(x_BCL, kernel[0, :, None], padding=kernel.shape[2] // 2, groups=48)
-        for kernel in mechanism.kernels_3CT
-    ]
-    expected = torch.nn.functional.conv1d(x_BCL, together[:, None], padding=3, groups=48)
-    torch.testing.assert_close(sum(one_by_one), expected)
-
-
 # --- positions -----------------------------------------------------------------------------------------------
 
 

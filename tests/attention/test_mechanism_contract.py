@@ -92,7 +92,7 @@ def test_every_mechanism_has_a_twin_and_a_case():
 
 
 @each_case
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65])
+@pytest.mark.parametrize("length", [1, 63, 64, 65])
 def test_values_and_gradients_equal_the_naive_twin(case, length):
     check_values_and_gradients(make_case(case), twin_of(case), length)
 
@@ -257,7 +257,7 @@ def test_quadratic_is_the_truth(name):
             make_long(name, length)(*long_inputs(length))
         return counter.get_total_flops()
 
-    growth = flops(8192) / flops(4096)
+    growth = flops(4096) / flops(2048)
     assert growth > 3 if MECHANISMS[name].quadratic else growth < 2.2  # tokens: twice as many
 
 
@@ -333,7 +333,7 @@ def test_zeros_fail_the_contract(case):
     zeros = make_case(case)
     zeros.forward = Zeros(SIZES, None, None).forward
     with pytest.raises(AssertionError):
-        check_values_and_gradients(zeros, twin_of(case), 63)
+        check_values_and_gradients(zeros, twin_of(case), 9)
 
 
 def test_influence_of_dropped_tokens_fails_the_contract():

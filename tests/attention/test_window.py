@@ -52,9 +52,9 @@ def attend_by_hand(mechanism, keep=(True, True, True)):
 def test_worked_example():
     window = with_taps(make("window", HAND, half_width=1, normalize="none"), [0.5, 1, 0])
     assert attend_by_hand(window) == pytest.approx([1 + 15, 2 + 30 + 500, 30 + 750])
-    window.normalize = "l1"
+    window.options.normalize = "l1"
     assert attend_by_hand(window) == pytest.approx([16 / 2.5, 532 / 10, 780 / 10.5])
-    window.normalize = "softmax"
+    window.options.normalize = "softmax"
     expected = (math.exp(1) * 1 + math.exp(1.5) * 10) / (math.exp(1) + math.exp(1.5))
     assert attend_by_hand(window)[0] == pytest.approx(expected)
 

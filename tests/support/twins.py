@@ -149,9 +149,10 @@ def lsh(mechanism, q, k, v, keep):
                     i: place // mechanism.options.chunk_size
                     for place, i in enumerate(sorted(real, key=lambda i: (buckets[i], i)))
                 }
-                for i in real:
-                    for j in real:
-                        seen[cell, head, i, j] += i != j and chunk[i] - chunk[j] in (0, 1)
+                chunks, places = torch.tensor([chunk[i] for i in real]), torch.tensor(real)
+                ahead = chunks[:, None] - chunks
+                sees = ((ahead == 0) | (ahead == 1)) & ~torch.eye(len(real), dtype=torch.bool)
+                seen[cell, head, places[:, None], places] += sees
     alone = seen.sum(-1, keepdim=True) == 0
     scores = (q @ q.transpose(2, 3)).masked_fill(seen == 0, 0.0) / math.sqrt(q.shape[-1])
     return torch.where(alone, v, normalised(seen * torch.exp(scores)) @ v)
