@@ -23,8 +23,8 @@ from machine import machine, peak_gb
 from scperformer.attention import MECHANISMS, make_attention
 from scperformer.attention.base import Sizes
 from scperformer.config.groups import ModelConfig
-from scperformer.network.cpu import fast_cpu
 from scperformer.network.encoder import Layer
+from scperformer.network.inference import fast_cpu
 
 LENGTHS = (1000, 4000, 16_907)
 PRESETS = {

@@ -25,8 +25,8 @@ import torch
 from machine import machine, peak_gb
 
 from scperformer.config.groups import ModelConfig, TokensConfig
-from scperformer.network.cpu import fast_cpu
 from scperformer.network.encoder import Encoder
+from scperformer.network.inference import fast_cpu
 
 LENGTH = 16_907
 CHUNK = 512  # tokens

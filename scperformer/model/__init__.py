@@ -1,9 +1,8 @@
 """The saved model as plain data, without torch.
 
-Files in reading order: bundle, card, folder, archive.
+Files in reading order: bundle (the data, and its card for people), folder.
 """
 
-from scperformer.model.archive import unpack
 from scperformer.model.bundle import ANNOTATOR, BRANCHES, ENCODER, Bundle, encoder_is_silent, sum_of_branches
 from scperformer.model.folder import (
     CARD,

@@ -23,8 +23,7 @@ import numpy as np
 
 from scperformer.errors import InputError
 from scperformer.files import sha256
-from scperformer.model.bundle import ANNOTATOR, BRANCHES, ENCODER, Bundle
-from scperformer.model.card import model_card
+from scperformer.model.bundle import ANNOTATOR, BRANCHES, ENCODER, Bundle, model_card
 from scperformer.outputs import new_folder
 from scperformer.text import unfit
 
@@ -46,10 +45,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {  # entries of the groups, for 
 def save_bundle(
     bundle: Bundle, path: str | Path, *, overwrite: bool = False, more: Mapping[str, bytes] | None = None
 ) -> None:
-    """Write a model folder, whole or not at all.
-
-    `more` are other files for people, by name; the model card shows the pictures among them.
-    """
+    """Write a model folder, whole or not at all; `more` are other files for people, the card shows the pictures."""
     from safetensors.numpy import save
 
     with new_folder(path, overwrite, marker=INFO) as folder:
@@ -72,61 +68,43 @@ def damaged_model(folder: Path, found: str) -> InputError:
     return InputError(f"damaged model '{folder}': {found}", "the folder as it was written", "copy it or train it again")
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _require_sound_info(info: Mapping[str, Any]) -> None:
-    """Refuse the content of a bundle.json with missing entries, wrong types or names that cannot be names.
-
-    The text of its ValueError is the end of a sentence that begins with "bundle.json".
-    """
+    """Refuse the content of a bundle.json with missing entries, wrong types or names that cannot be names."""
     for name, kind in {**CONTENT, "files": dict}.items():
         if not isinstance(info.get(name), kind):
-            raise ValueError(f"without {name}")
+            raise ValueError(f"'{INFO}' without {name}")
     if info.get("kind", ANNOTATOR) not in NEEDED:
-        raise ValueError("of an unknown kind")
+        raise ValueError(f"'{INFO}' of an unknown kind")
     for group, names in NEEDED[info.get("kind", ANNOTATOR)].items():
         if missing := [name for name in names if name not in info[group]]:
-            raise ValueError(f"without {', '.join(missing)} in {group}")
+            raise ValueError(f"'{INFO}' without {', '.join(missing)} in {group}")
 
     labels, terms = info["labels"], info["ontology_term_ids"]
     for what, names in {"the name": [info["name"]], "a label": labels, "an ontology term": terms}.items():
         if why := next(filter(None, map(unfit, names)), None):
-            raise ValueError(f"with {what} that {why}")
+            raise ValueError(f"'{INFO}' with {what} that {why}")
     if len(set(labels)) < len(labels):
-        raise ValueError("with a label twice")
+        raise ValueError(f"'{INFO}' with a label twice")
     if len(terms) != len(labels):
-        raise ValueError(f"with {len(terms)} ontology terms for {len(labels)} labels")
+        raise ValueError(f"'{INFO}' with {len(terms)} ontology terms for {len(labels)} labels")
 
-    if not _is_finite(info["config"]["target_sum"]) or info["config"]["target_sum"] <= 0:
-        raise ValueError("with a target_sum that is not a number above 0")
+    def is_finite(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+    if not is_finite(info["config"]["target_sum"]) or info["config"]["target_sum"] <= 0:
+        raise ValueError(f"'{INFO}' with a target_sum that is not a number above 0")
     for group in ("tokens", "model", "attention", "head"):
         if not isinstance(info["config"].get(group, {}), dict):
-            raise ValueError(f"with a {group} that is not a group of options")
+            raise ValueError(f"'{INFO}' with a {group} that is not a group of options")
     scales = info["metrics"].get("scales", {})
-    if not isinstance(scales, dict) or set(scales) - set(BRANCHES) or not all(map(_is_finite, scales.values())):
-        raise ValueError("with scales that are not numbers, or of other branches")
+    if not isinstance(scales, dict) or set(scales) - set(BRANCHES) or not all(map(is_finite, scales.values())):
+        raise ValueError(f"'{INFO}' with scales that are not numbers, or of other branches")
     for name, expected in PROVENANCE.items():
         value = info["provenance"].get(name, expected())
         if not isinstance(value, expected) or isinstance(value, bool):
-            raise ValueError(f"with a {name} that is not of type {expected.__name__}")
+            raise ValueError(f"'{INFO}' with a {name} that is not of type {expected.__name__}")
         if isinstance(value, int) and not 0 <= value < 2**63:
-            raise ValueError(f"with a {name} out of range")
-
-
-def _require_sound_weights(
-    genes: list[str], means: np.ndarray, num_labels: int, weights: Mapping[str, np.ndarray]
-) -> None:
-    """Refuse repeated genes, numbers that are not finite, and logistic regression of other genes or labels."""
-    if len(set(genes)) < len(genes):
-        raise ValueError("a gene twice")
-    for name, array in {"the means of genes": means, **weights}.items():
-        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
-            raise ValueError(f"NaN or infinite numbers in {name[:MOST_NAMED]}")
-    for name, shape in {"baseline.weight": (len(genes), num_labels), "baseline.bias": (num_labels,)}.items():
-        if name in weights and weights[name].shape != shape:
-            raise ValueError(f"{name} does not fit {len(genes)} genes and {num_labels} labels")
+            raise ValueError(f"'{INFO}' with a {name} out of range")
 
 
 def _is_own_file(folder: Path, name: str) -> bool:
@@ -135,36 +113,56 @@ def _is_own_file(folder: Path, name: str) -> bool:
     if not file.is_file() or not file.resolve().is_relative_to(folder.resolve()):
         return False
     if (size := file.stat().st_size) > MOST_BYTES.get(name, size):
-        raise damaged_model(folder, f"'{name}' of {size:,} bytes")
+        raise ValueError(f"'{name}' of {size:,} bytes")
     return True
 
 
-def _read_info(folder: Path) -> tuple[str, dict[str, Any]]:
-    """The content of bundle.json, as text and as checked data."""
-    if not folder.is_dir() or not _is_own_file(folder, INFO):
-        found = f"no {INFO} at" if folder.is_dir() else "a file at" if folder.is_file() else "no folder at"
-        remedy = "set model_path to the output folder of 'scperformer train'"
-        if folder.is_file():
-            remedy += "; 'scperformer models import' unpacks archives"
-        else:
-            remedy += " or to a name of 'scperformer models list', or leave it out for the packaged model"
-        raise InputError(f"{found} '{folder}'", f"a model folder with {INFO}, {WEIGHTS} and {GENES}", remedy)
+def _read_bundle(folder: Path) -> Bundle:
+    """Read a folder with a bundle.json; the text of a ValueError says how it is damaged."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
     try:
         text = (folder / INFO).read_text(encoding="utf-8")
         info = json.loads(text)
         version = info["format_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise damaged_model(folder, f"'{INFO}' unreadable") from error
+        raise ValueError(f"'{INFO}' unreadable") from error
     if version != FORMAT_VERSION:
         older = isinstance(version, int) and version < FORMAT_VERSION
         update = "update scperformer (pip install --upgrade scperformer)"
         remedy = "train the model again with this version" if older else update
         raise InputError(f"model format {version} in '{folder}'", f"format {FORMAT_VERSION}", remedy)
+    _require_sound_info(info)
+    for name in (WEIGHTS, GENES):
+        if name not in info["files"]:
+            raise ValueError(f"'{INFO}' without the checksum of {name}")
+    for name, checksum in info["files"].items():
+        if name not in (WEIGHTS, GENES) or not _is_own_file(folder, name) or sha256(folder / name) != checksum:
+            raise ValueError(f"'{name[:MOST_NAMED]}' missing or changed since it was written")
     try:
-        _require_sound_info(info)
+        weights = load_file(folder / WEIGHTS)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"'{WEIGHTS}' unreadable") from error
+    try:
+        # Only line feeds end a row and only the last tab ends a name: gene names may hold other separators.
+        lines = (folder / GENES).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+        rows = [line.rsplit("\t", 1) for line in lines[1:]]
+        genes, means = [name for name, _ in rows], np.array([float(mean) for _, mean in rows], dtype=np.float32)
     except ValueError as error:
-        raise damaged_model(folder, f"'{INFO}' {error}") from error
-    return text, info
+        raise ValueError(f"'{GENES}' unreadable") from error
+    if len(set(genes)) < len(genes):
+        raise ValueError("a gene twice")
+    for name, array in {"the means of genes": means, **weights}.items():
+        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+            raise ValueError(f"NaN or infinite numbers in {name[:MOST_NAMED]}")
+    num_labels = len(info["labels"])
+    for name, shape in {"baseline.weight": (len(genes), num_labels), "baseline.bias": (num_labels,)}.items():
+        if name in weights and weights[name].shape != shape:
+            raise ValueError(f"{name} does not fit {len(genes)} genes and {num_labels} labels")
+    checksum, kind = hashlib.sha256(text.encode()).hexdigest(), info.get("kind", ANNOTATOR)
+    named = {name: info[name] for name in CONTENT}
+    return Bundle(**named, genes=genes, gene_means=means, weights=weights, hash=checksum, kind=kind)
 
 
 def load_bundle(path: str | Path) -> Bundle:
@@ -175,35 +173,19 @@ def load_bundle(path: str | Path) -> Bundle:
     InputError
         The folder or one of its files is missing, damaged or of another format version.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     folder = Path(path)
-    text, info = _read_info(folder)
-    for name in (WEIGHTS, GENES):
-        if name not in info["files"]:
-            raise damaged_model(folder, f"'{INFO}' without the checksum of {name}")
-    for name, checksum in info["files"].items():
-        if name not in (WEIGHTS, GENES) or not _is_own_file(folder, name) or sha256(folder / name) != checksum:
-            raise damaged_model(folder, f"'{name[:MOST_NAMED]}' missing or changed since it was written")
     try:
-        weights = load_file(folder / WEIGHTS)
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise damaged_model(folder, f"'{WEIGHTS}' unreadable") from error
-    try:
-        # Only line feeds end a row and only the last tab ends a name: gene names may hold other separators.
-        lines = (folder / GENES).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
-        rows = [line.rsplit("\t", 1) for line in lines[1:]]
-        genes, gene_means = [name for name, _ in rows], np.array([float(mean) for _, mean in rows], dtype=np.float32)
-    except ValueError as error:
-        raise damaged_model(folder, f"'{GENES}' unreadable") from error
-    try:
-        _require_sound_weights(genes, gene_means, len(info["labels"]), weights)
+        if folder.is_dir() and _is_own_file(folder, INFO):
+            return _read_bundle(folder)
+    except InputError:
+        raise
     except ValueError as error:
         raise damaged_model(folder, str(error)) from error
-    content = {name: info[name] for name in CONTENT}
-    checksum, kind = hashlib.sha256(text.encode()).hexdigest(), info.get("kind", ANNOTATOR)
-    return Bundle(**content, genes=genes, gene_means=gene_means, weights=weights, hash=checksum, kind=kind)
+    found = f"no {INFO} at" if folder.is_dir() else "a file at" if folder.is_file() else "no folder at"
+    other = " or to a name of 'scperformer models list', or leave it out for the packaged model"
+    remedy = "; 'scperformer models import' unpacks archives" if folder.is_file() else other
+    remedy = f"set model_path to the output folder of 'scperformer train'{remedy}"
+    raise InputError(f"{found} '{folder}'", f"a model folder with {INFO}, {WEIGHTS} and {GENES}", remedy)
 
 
 def require_annotator(bundle: Bundle, path: str | Path) -> None:

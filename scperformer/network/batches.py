@@ -1,5 +1,6 @@
-"""Aligned expression to batches: which cells, in which order, and their tokens as tensors."""
+"""Aligned expression to batches: which cells, in which order, drawn with which seed, and their tokens as tensors."""
 
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,16 +11,52 @@ import torch
 from scipy.sparse import csr_matrix
 
 from scperformer.config import TokensConfig
-from scperformer.network.seeds import seed_sequence
 from scperformer.network.tokens import Batch, token_counts, tokenize
 
 POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, still well mixed
 MEAN_CELLS = 4096  # cells in float64 at a time, for means
-FIXED_TOKENS, MAX_FIXED_CELLS = 2**12, 64  # limits of a prediction batch on a CPU
 AHEAD = 4  # batches that are made while a GPU works on earlier ones
 MAX_BATCH_TOKENS = 2**16  # of a prediction batch, padding included: bounds its memory (64 cells of 1,024 tokens)
 END = object()
 Item = TypeVar("Item")
+
+
+def seed_sequence(stream: str, *numbers: int) -> np.random.SeedSequence:
+    """The seed of one draw of a named random stream, such as `seed_sequence("dropout", seed, step)`.
+
+    NumPy pads its entropy with zeros, so [1, 5] and [1, 5, 0] would be the same seed. Hence the name of the stream and
+    the number of its numbers (not negative) go into the spawn key, which is hashed separately.
+    """
+    return np.random.SeedSequence(numbers, spawn_key=(zlib.crc32(stream.encode()), len(numbers)))
+
+
+def seed_of(stream: str, *numbers: int) -> int:
+    """`seed_sequence` as one number of 32 bits, for a `torch.Generator`."""
+    return int(seed_sequence(stream, *numbers).generate_state(1)[0])
+
+
+def row_subset(x: csr_matrix, rows: np.ndarray) -> csr_matrix:
+    """Rows of a matrix; consecutive rows share its memory if they are half of it or more (SciPy copies fewer)."""
+    if len(rows) == 0 or (np.diff(rows) != 1).any():
+        return x[rows]
+    indptr = x.indptr[rows[0] : rows[-1] + 2]
+    span = slice(indptr[0], indptr[-1])
+    return csr_matrix((x.data[span], x.indices[span], indptr - indptr[0]), shape=(len(rows), x.shape[1]), copy=False)
+
+
+def gene_means(x: csr_matrix) -> np.ndarray:
+    """Mean expression of each gene: float64, G; one block of cells after the other becomes float64."""
+    blocks = (row_subset(x, np.arange(i, min(i + MEAN_CELLS, x.shape[0]))) for i in range(0, x.shape[0], MEAN_CELLS))
+    return sum(np.asarray(block.astype(np.float64).sum(axis=0)).ravel() for block in blocks) / x.shape[0]
+
+
+def padded_length(num_tokens: int) -> int:
+    """Positions of a cell in a batch: the next of 16, 32, 48, 64, 80, 96, ... (steps of about 1/8).
+
+    It depends on the cell alone, so that its numbers do not depend on the cells beside it.
+    """
+    step = max(16, 2 ** (int(num_tokens - 1).bit_length() - 3)) if num_tokens > 1 else 16
+    return -(-num_tokens // step) * step
 
 
 class Cells:
@@ -29,16 +66,12 @@ class Cells:
     ----------
     x
         CSR float32, N cells x G genes of the model, ln(1 + cp10k).
-    tokens
-        How cells become tokens.
     labels
         int64, N, index of the label; None for cells to be annotated.
     """
 
     def __init__(self, x: csr_matrix, tokens: TokensConfig, labels: np.ndarray | None = None):
-        self.x = x
-        self.tokens = tokens
-        self.labels = labels
+        self.x, self.tokens, self.labels = x, tokens, labels
         self.lengths = token_counts(x, tokens)
 
     @property
@@ -78,39 +111,16 @@ class Cells:
         self, batch_size: int, *, balance: str, seed: int, epoch: int, rank: int, world_size: int, first: int = 0
     ) -> Iterator[tuple[Batch, torch.Tensor]]:
         """The batches of one of the processes in an epoch, from the step with the number `first` on."""
-        rows = drawn_rows(self.known_labels, balance, seed, epoch)
-        batches = shared_batches(
-            self.lengths[rows], batch_size, seed=seed, epoch=epoch, rank=rank, world_size=world_size
-        )
-        for cells in batches[first:]:
+        rows, process = drawn_rows(self.known_labels, balance, seed, epoch), {"rank": rank, "world_size": world_size}
+        for cells in shared_batches(self.lengths[rows], batch_size, seed=seed, epoch=epoch, **process)[first:]:
             yield self.labelled_batch(rows[cells])
-
-
-def row_subset(x: csr_matrix, rows: np.ndarray) -> csr_matrix:
-    """Rows of a matrix; consecutive rows share its memory if they are half of it or more (SciPy copies fewer)."""
-    if len(rows) == 0 or (np.diff(rows) != 1).any():
-        return x[rows]
-    indptr = x.indptr[rows[0] : rows[-1] + 2]
-    span = slice(indptr[0], indptr[-1])
-    return csr_matrix((x.data[span], x.indices[span], indptr - indptr[0]), shape=(len(rows), x.shape[1]), copy=False)
-
-
-def gene_means(x: csr_matrix) -> np.ndarray:
-    """Mean expression of each gene: float64, G; one block of cells after the other becomes float64."""
-    blocks = (row_subset(x, np.arange(i, min(i + MEAN_CELLS, x.shape[0]))) for i in range(0, x.shape[0], MEAN_CELLS))
-    return sum(np.asarray(block.astype(np.float64).sum(axis=0)).ravel() for block in blocks) / x.shape[0]
 
 
 def drawn_rows(labels: np.ndarray, balance: str, seed: int, epoch: int) -> np.ndarray:
     """Draw as many row numbers as there are cells, ascending: each once or, with `balance`, rare labels more often.
 
-    Parameters
-    ----------
-    labels
-        Label index of each cell.
-    balance
-        `none`: each cell once. `balanced`: every label equally often. `sqrt`: as often as the root of its number of
-        cells.
+    `balance` is `none` (each cell once), `balanced` (every label equally often) or `sqrt` (as often as the root of its
+    number of cells).
 
     Source
     ------
@@ -129,38 +139,28 @@ def drawn_rows(labels: np.ndarray, balance: str, seed: int, epoch: int) -> np.nd
 
 
 def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:
-    """Drop a random share of the gene tokens; special positions stay.
+    """Drop a random share (0 to 1) of the gene tokens, drawn from torch's global generator; special positions stay.
 
-    Parameters
-    ----------
-    share
-        Probability of each gene token to be dropped, 0 to 1. Draws from torch's global generator.
-    in_place
-        Dropped tokens stay where they are, with `keep` False. Otherwise the others are packed into as few positions
-        as they need.
+    With `in_place`, dropped tokens stay where they are, with `keep` False. Otherwise the others are packed into as few
+    positions as they need.
     """
     last_B1 = batch.keep_BL.sum(1, keepdim=True) - 1
     is_special = torch.zeros_like(batch.keep_BL).scatter(1, last_B1, True)
     draws = torch.rand(batch.keep_BL.shape).to(batch.keep_BL.device)
-    kept_BL = batch.keep_BL & ((draws >= share) | is_special)
+    kept = Batch(*batch.tensors[:3], batch.keep_BL & ((draws >= share) | is_special))
     if in_place:
-        return Batch(batch.genes_BL, batch.values_BL, batch.x_BL, kept_BL)
+        return kept
     # Real tokens move to the front in their order, so the special position stays the last of them.
-    order = torch.argsort(~kept_BL, dim=1, stable=True)[:, : padded_length(int(kept_BL.sum(1).max()))]
-    return Batch(*(tensor.gather(1, order) for tensor in (batch.genes_BL, batch.values_BL, batch.x_BL, kept_BL)))
+    length = padded_length(int(kept.keep_BL.sum(1).max()))
+    order = torch.argsort(~kept.keep_BL, dim=1, stable=True)[:, :length]
+    return Batch(*(tensor.gather(1, order) for tensor in kept.tensors))
 
 
 def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, buffer: int = 0) -> list[np.ndarray]:
     """Row numbers of batches of similar length that hold every cell once; the order follows from the numbers given.
 
-    Parameters
-    ----------
-    lengths
-        Tokens of each cell.
-    batch_size
-        Cells per batch; the last one may have fewer.
-    buffer
-        Number of this part of an epoch's cells.
+    `lengths` are the tokens of each cell, `buffer` is the number of this part of an epoch's cells. The last batch may
+    have fewer cells.
     """
     rng = np.random.default_rng(seed_sequence("batches", seed, epoch, buffer))
     order = rng.permutation(len(lengths))
@@ -189,15 +189,6 @@ def shared_batches(
     return [np.resize(batch, max(len(batch), world_size))[rank::world_size] for batch in batches]
 
 
-def padded_length(num_tokens: int) -> int:
-    """Positions of a cell in a batch: the next of 16, 32, 48, 64, 80, 96, ... (steps of about 1/8).
-
-    It depends on the cell alone, so that its numbers do not depend on the cells beside it.
-    """
-    step = max(16, 2 ** (int(num_tokens - 1).bit_length() - 3)) if num_tokens > 1 else 16
-    return -(-num_tokens // step) * step
-
-
 def prediction_batches(
     lengths: np.ndarray, batch_size: int | Callable[[int], int], max_tokens: int = MAX_BATCH_TOKENS
 ) -> Iterator[tuple[np.ndarray, int]]:
@@ -207,17 +198,12 @@ def prediction_batches(
     single cell.
     """
     padded = np.array([padded_length(n) for n in lengths], dtype=np.int64)
-    for length in np.unique(padded):
+    for length in map(int, np.unique(padded)):
         cells = np.flatnonzero(padded == length)
-        most = max(1, max_tokens // int(length))
-        size = min(batch_size, most) if isinstance(batch_size, int) else batch_size(int(length))
+        at_most = max(1, max_tokens // length)
+        size = min(batch_size, at_most) if isinstance(batch_size, int) else batch_size(length)
         for start in range(0, len(cells), size):
-            yield cells[start : start + size], int(length)
-
-
-def fixed_batch_size(length: int) -> int:
-    """Cells of a prediction batch on a CPU, by their padded length alone: the last bits of a product depend on it."""
-    return max(1, min(MAX_FIXED_CELLS, FIXED_TOKENS // length))
+            yield cells[start : start + size], length
 
 
 def ahead(items: Iterator[Item], num: int) -> Iterator[Item]:

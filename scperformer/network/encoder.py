@@ -5,13 +5,13 @@ Shape letters: B cells, L tokens, D model width, H heads, E head width, M featur
 A layer is computed as a whole or, with an additive mechanism, in chunks of `chunk_tokens`: phi then exists for one
 chunk at a time (with `checkpointing`, also in training). Both give the same result.
 
-With `tokens.unexpressed=memory`, unexpressed genes are keys and values but not tokens. Their sums over keys are
-computed once for all cells (`Memory`); for each cell, the genes that it expresses are subtracted.
+With `tokens.unexpressed=memory`, unexpressed genes are keys and values but not tokens. All genes at value 0 pass the
+layers once for all cells; for each cell, the genes that it expresses are subtracted from their sums over keys.
 """
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,8 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from scperformer.attention import MECHANISMS, Additive, Attention, KeySums, Sizes, has_triton, make_attention
 from scperformer.config import ModelConfig, TokensConfig
 from scperformer.errors import InputError
-from scperformer.network.chunked import read_in_chunks, read_recomputed, sum_in_chunks, sum_recomputed
-from scperformer.network.embedding import Batch, Embedding
+from scperformer.network.chunked import read_in_chunks, sum_in_chunks
+from scperformer.network.tokens import Batch, Embedding
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +31,13 @@ log = logging.getLogger(__name__)
 # to rounding.
 MOST = 1 / 3
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
+Memory = list[tuple[torch.Tensor, KeySums]]  # for each layer: its input of all genes at value 0, and their sums as keys
 
 
 class LayerNorm(nn.LayerNorm):
     """Layer norm; on a GPU with Triton, one pass computes it in the precision of the products that follow.
 
-    Parameters
-    ----------
-    is_last
-        The output leaves the encoder and stays float32.
+    If `is_last`, the output leaves the encoder and stays float32.
     """
 
     def __init__(self, dim: int, is_last: bool = False):
@@ -73,38 +71,27 @@ class Layer(nn.Module):
         self.norm_attention = norm(model.dim)
         # rows: queries (also the keys where they are shared), keys, values
         self.to_qkv = nn.Linear(model.dim, (2 if attention.shared_qk else 3) * self.inner, bias=False)
+        self.keys_from = 0 if attention.shared_qk else self.inner
         self.attention = attention
         self.to_out = nn.Linear(self.inner, model.dim)
         self.norm_feedforward = norm(model.dim)
         hidden = model.dim * model.feedforward_factor
-        self.feedforward = nn.Sequential(
-            nn.Linear(model.dim, hidden), ACTIVATIONS[model.activation](), nn.Linear(hidden, model.dim)
-        )
+        activation = ACTIVATIONS[model.activation]()
+        self.feedforward = nn.Sequential(nn.Linear(model.dim, hidden), activation, nn.Linear(hidden, model.dim))
         self.dropout = nn.Dropout(model.dropout)
+
+    def projected(self, h_BLD: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Tokens times a part of the weight of queries, keys and values: that many x B x H x L x E."""
+        x_BLD = self.norm_attention(h_BLD) if self.pre_norm else h_BLD
+        return linear(x_BLD, weight).unflatten(-1, (-1, *self.heads)).permute(2, 0, 3, 1, 4)
 
     def queries(self, h_BLD: torch.Tensor) -> torch.Tensor:
         """Queries of tokens, B x H x L x E."""
-        return self._projected(h_BLD, self.to_qkv.weight[: self.inner])[0]
+        return self.projected(h_BLD, self.to_qkv.weight[: self.inner])[0]
 
-    def keys_values(self, h_BLD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys_values(self, h_BLD: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Keys and values of tokens, B x H x L x E each."""
-        start = 0 if self.attention.shared_qk else self.inner
-        k_BHLE, v_BHLE = self._projected(h_BLD, self.to_qkv.weight[start:])
-        return k_BHLE, v_BHLE
-
-    def _projected(self, h_BLD: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        x_BLD = self.norm_attention(h_BLD) if self.pre_norm else h_BLD
-        return linear(x_BLD, weight).unflatten(-1, (-1, *self.heads)).permute(2, 0, 3, 1, 4).unbind(0)
-
-    def finished(self, h_BLD: torch.Tensor, mixed_BHLE: torch.Tensor) -> torch.Tensor:
-        """The layer's output for tokens, given the values that attention has mixed."""
-        if self.is_fused(h_BLD):
-            return self._finished_fused(h_BLD, mixed_BHLE)
-        h_BLD = h_BLD + self.dropout(self.to_out(mixed_BHLE.transpose(1, 2).flatten(2)))
-        if self.pre_norm:
-            return h_BLD + self.dropout(self.feedforward(self.norm_feedforward(h_BLD)))
-        h_BLD = self.norm_attention(h_BLD)
-        return self.norm_feedforward(h_BLD + self.dropout(self.feedforward(h_BLD)))
+        return self.projected(h_BLD, self.to_qkv.weight[self.keys_from :]).unbind(0)
 
     def is_fused(self, h_BLD: torch.Tensor) -> bool:
         """Whether one pass computes a residual sum and the norm after it: for predictions on a GPU with Triton."""
@@ -112,13 +99,19 @@ class Layer(nn.Module):
         predicts = h_BLD.is_cuda and not self.training and not torch.is_grad_enabled()
         return fits and predicts and has_triton()
 
-    def _finished_fused(self, h_BLD, mixed_BHLE):
-        from scperformer.network.fused_norm import add_norm  # needs Triton
+    def finished(self, h_BLD: torch.Tensor, mixed_BHLE: torch.Tensor) -> torch.Tensor:
+        """The layer's output for tokens, given the values that attention has mixed."""
+        added_BLD, norm = self.to_out(mixed_BHLE.transpose(1, 2).flatten(2)), self.norm_feedforward
+        if self.is_fused(h_BLD):
+            from scperformer.network.fused_norm import add_norm  # needs Triton
 
-        norm = self.norm_feedforward
-        added_BLD = self.to_out(mixed_BHLE.transpose(1, 2).flatten(2))
-        h_BLD, x_BLD = add_norm(h_BLD.contiguous(), added_BLD, norm.weight, norm.bias, norm.eps)
-        return h_BLD + self.feedforward(x_BLD)
+            h_BLD, x_BLD = add_norm(h_BLD.contiguous(), added_BLD, norm.weight, norm.bias, norm.eps)
+            return h_BLD + self.feedforward(x_BLD)
+        h_BLD = h_BLD + self.dropout(added_BLD)
+        if self.pre_norm:
+            return h_BLD + self.dropout(self.feedforward(norm(h_BLD)))
+        h_BLD = self.norm_attention(h_BLD)
+        return norm(h_BLD + self.dropout(self.feedforward(h_BLD)))
 
     def forward(self, h_BLD: torch.Tensor, keep_BL: torch.Tensor, positions_BL: torch.Tensor) -> torch.Tensor:
         """The layer's output for tokens that attend to each other, B x L x D, whole or in chunks."""
@@ -132,56 +125,30 @@ class Layer(nn.Module):
         return self._whole(h_BLD, keep_BL, positions_BL)
 
     def _whole(self, h_BLD, keep_BL, positions_BL):
-        x_BLD = self.norm_attention(h_BLD) if self.pre_norm else h_BLD
-        qkv_TBHLE = self.to_qkv(x_BLD).unflatten(-1, (-1, *self.heads)).permute(2, 0, 3, 1, 4)
+        qkv_TBHLE = self.projected(h_BLD, self.to_qkv.weight)
         return self.finished(h_BLD, self.attention.packed(qkv_TBHLE, keep_BL, positions_BL))
 
-    # --- the two halves of `forward`, for additive mechanisms --------------------------------------------
+    # The two halves of `forward`, for additive mechanisms:
 
     def key_sums(self, h_BLD: torch.Tensor, keep_BL: torch.Tensor) -> KeySums:
         """The sums over the keys of these tokens."""
-        size = self.chunk_tokens or h_BLD.shape[1]
-        if self.checkpointing and torch.is_grad_enabled():
-            return sum_recomputed(self._key_sums, h_BLD, keep_BL, size, self)
-        return sum_in_chunks(self._key_sums, h_BLD, keep_BL, size)
+
+        def of_chunk(h_BLD: torch.Tensor, keep_BL: torch.Tensor) -> KeySums:
+            assert isinstance(self.attention, Additive)
+            # If all tokens are real, leaving out the mask saves a tenth of the time. (On a GPU, the check would wait.)
+            all_real = not keep_BL.is_cuda and bool(keep_BL.all())
+            return self.attention.key_sums(*self.keys_values(h_BLD), None if all_real else keep_BL)
+
+        return sum_in_chunks(of_chunk, h_BLD, keep_BL, self.chunk_tokens, self if self.checkpointing else None)
 
     def read(self, h_BLD: torch.Tensor, sums: KeySums) -> torch.Tensor:
         """The layer's output for tokens, given the sums over all keys."""
-        size = self.chunk_tokens or h_BLD.shape[1]
-        if self.checkpointing and torch.is_grad_enabled():
-            return read_recomputed(self._read, h_BLD, sums, size, self)
-        return read_in_chunks(self._read, h_BLD, sums, size)
 
-    def _key_sums(self, h_BLD, keep_BL):
-        assert isinstance(self.attention, Additive)
-        # If all tokens are real, leaving out the mask saves a tenth of the time. (On a GPU, the check would wait.)
-        all_real = not keep_BL.is_cuda and bool(keep_BL.all())
-        return self.attention.key_sums(*self.keys_values(h_BLD), None if all_real else keep_BL)
+        def of_chunk(h_BLD: torch.Tensor, sums: KeySums) -> torch.Tensor:
+            assert isinstance(self.attention, Additive)
+            return self.finished(h_BLD, self.attention.read(self.queries(h_BLD), sums))
 
-    def _read(self, h_BLD, sums):
-        assert isinstance(self.attention, Additive)
-        return self.finished(h_BLD, self.attention.read(self.queries(h_BLD), sums))
-
-
-@dataclass
-class Memory:
-    """The keys and values of unexpressed genes: all genes at value 0, passed through the layers once for all cells."""
-
-    h_1GD: list[torch.Tensor]  # one per layer: its input
-    sums: list[KeySums]  # one per layer: over all G genes as keys
-
-    def without(self, layer: Layer, index: int, batch: Batch) -> KeySums:
-        """The sums of a layer over the genes that are not tokens of a cell; genes dropped in training are tokens."""
-        h_GD = self.h_1GD[index][0]
-        is_gene_BL = batch.genes_BL < len(h_GD)  # special positions and padding have the number after the last gene
-        h_BLD = h_GD[batch.genes_BL.clamp_max(len(h_GD) - 1)]
-        sums = self.sums[index] + -layer.key_sums(h_BLD, is_gene_BL)
-        rows = torch.nonzero(is_gene_BL.sum(1) > MOST * len(h_GD)).flatten()
-        if len(rows):
-            others_BG = is_gene_BL.new_ones(len(rows), len(h_GD) + 1)
-            others_BG = others_BG.scatter(1, batch.genes_BL[rows], False)[:, :-1]
-            sums = sums.replaced(rows, layer.key_sums(h_GD.expand(len(rows), -1, -1), others_BG))
-        return sums
+        return read_in_chunks(of_chunk, h_BLD, sums, self.chunk_tokens, self if self.checkpointing else None)
 
 
 class Encoder(nn.Module):
@@ -190,7 +157,8 @@ class Encoder(nn.Module):
     Raises
     ------
     InputError
-        An unknown mechanism or option, or `tokens.unexpressed=memory` with a mechanism that does not support it.
+        An unknown mechanism or option, or `tokens.unexpressed=memory` with a mechanism whose sums over keys cannot be
+        added and subtracted, or that is causal: memory has no position in the order.
     """
 
     def __init__(
@@ -208,24 +176,29 @@ class Encoder(nn.Module):
         self.stack = [Layer(model, make_attention(attention, sizes, generator)) for _ in range(model.depth)]
         self.layers = nn.ModuleList(self.stack)
         self.mechanisms = [layer.attention for layer in self.stack]
+        first = self.mechanisms[0]
         for mechanism in self.mechanisms[1:]:
-            mechanism.share_with(self.mechanisms[0])
+            mechanism.share_with(first)
         self.norm = LayerNorm(model.dim, is_last=True) if model.norm == "pre" else nn.Identity()
         self.dropout = nn.Dropout(model.dropout)
+        self.redraw_interval = first.redraw_interval  # training steps between calls of `redraw`; 0: never
         self.has_memory = tokens.unexpressed == "memory"
         self.kept_memory: tuple[list[Any], Memory] | None = None  # the state it was made with, and the memory
-        if self.has_memory:
-            require_memory(attention["name"], self.mechanisms[0])
+        summable = isinstance(first, Additive) and first.can_subtract
+        if self.has_memory and (first.is_causal or not summable):
+            can = ", ".join(name for name, other in MECHANISMS.items() if other.additive)
+            causal = " causal" if first.is_causal else ""
+            epsilon = f" and attention.epsilon={first.options.epsilon}" if first.additive and not summable else ""
+            raise InputError(
+                f"tokens.unexpressed=memory with{causal} attention={attention['name']}{epsilon}",
+                f"attention that adds up over its keys ({can}), not causal, epsilon=null",
+                "choose one of them, or tokens.unexpressed=skip",
+            )
 
     def redraw(self, generator: torch.Generator) -> None:
         """Draw the random parts of every layer's attention anew (during training only)."""
         for mechanism in self.mechanisms:
             mechanism.redraw(generator)
-
-    @property
-    def redraw_interval(self) -> int:
-        """Training steps between calls of `redraw`; 0: never."""
-        return self.mechanisms[0].redraw_interval
 
     def penalty(self) -> torch.Tensor:
         """The weighted sum of the penalties of every layer's attention."""
@@ -248,7 +221,16 @@ class Encoder(nn.Module):
         layer = self.stack[index]
         if memory is None:
             return layer(h_BLD, batch.keep_BL, batch.genes_BL)
-        others = memory.without(layer, index, batch)
+        # The sums over the genes that are not tokens of a cell; genes dropped in training are tokens.
+        h_1GD, sums = memory[index]
+        h_GD = h_1GD[0]
+        is_gene_BL = batch.genes_BL < len(h_GD)  # special positions and padding have the number after the last gene
+        others = sums + -layer.key_sums(h_GD[batch.genes_BL.clamp_max(len(h_GD) - 1)], is_gene_BL)
+        rows = torch.nonzero(is_gene_BL.sum(1) > MOST * len(h_GD)).flatten()
+        if len(rows):
+            others_BG = is_gene_BL.new_ones(len(rows), len(h_GD) + 1)
+            others_BG = others_BG.scatter(1, batch.genes_BL[rows], False)[:, :-1]
+            others = others.replaced(rows, layer.key_sums(h_GD.expand(len(rows), -1, -1), others_BG))
         return layer.read(h_BLD, layer.key_sums(h_BLD, batch.keep_BL) + others)
 
     def attention_inputs(self, batch: Batch) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
@@ -267,26 +249,24 @@ class Encoder(nn.Module):
     def memory(self) -> Memory:
         """The memory of unexpressed genes; in prediction it is kept until a weight changes."""
         learns = self.training or torch.is_grad_enabled()
-        made_with = [] if learns else self._state()
-        if not learns and self.kept_memory is not None and self.kept_memory[0] == made_with:
-            return self.kept_memory[1]
-        memory = Memory([], [])
+        # It changes if a weight, its address or the precision changes.
+        state: list[Any] = []
+        if not learns:
+            device = next(self.parameters()).device.type
+            state = [torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None]
+            weights = self.state_dict(keep_vars=True).values()
+            state += [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in weights]
+            if self.kept_memory is not None and self.kept_memory[0] == state:
+                return self.kept_memory[1]
+        memory: Memory = []
         h_1GD = self.dropout(self.embedding.unexpressed())
         keep_1G = torch.ones(h_1GD.shape[:2], dtype=torch.bool, device=h_1GD.device)
-        for index, layer in enumerate(self.stack):
-            memory.h_1GD.append(h_1GD)
-            memory.sums.append(layer.key_sums(h_1GD, keep_1G))
-            if index + 1 < len(self.stack):
-                h_1GD = layer.read(h_1GD, memory.sums[index])
-        self.kept_memory = None if learns else (made_with, memory)
+        for layer in self.stack:
+            memory.append((h_1GD, layer.key_sums(h_1GD, keep_1G)))
+            if len(memory) < len(self.stack):
+                h_1GD = layer.read(*memory[-1])
+        self.kept_memory = None if learns else (state, memory)
         return memory
-
-    def _state(self) -> list[Any]:
-        """A list that changes if a weight, its address or the precision changes; identifies the kept memory."""
-        weights = self.state_dict(keep_vars=True).values()
-        device = next(self.parameters()).device.type
-        precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        return [precision, *((x.data_ptr(), 0 if x.is_inference() else x._version) for x in weights)]
 
     @torch.no_grad()
     def start(self, batch: Batch, generator: torch.Generator) -> None:
@@ -301,33 +281,10 @@ class Encoder(nn.Module):
 
 
 def require_encoder(tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any]) -> None:
-    """Refuse options that no encoder can have, by building a small one: errors as in `Encoder`.
-
-    The log names options that have no effect.
-    """
+    """Refuse options that no encoder can have, by building a small one; the log names options without effect."""
     encoder = Encoder(1, tokens, replace(model, depth=1), attention, torch.Generator())
     if model.gene2vec_path is not None and model.positions != "gene2vec":
         log.warning("model.gene2vec_path is ignored: model.positions=%s", model.positions)
     if model.chunk_tokens is not None and encoder.stack[0].chunk_tokens is None:
         whole = "causal attention" if attention.get("causal") else f"attention={attention['name']}"
         log.warning("model.chunk_tokens is ignored: %s is computed as a whole", whole)
-
-
-def require_memory(name: str, mechanism: Attention) -> None:
-    """Refuse `tokens.unexpressed=memory` with a mechanism whose sums over keys cannot be added and subtracted.
-
-    Raises
-    ------
-    InputError
-        It is not additive, it is causal (memory has no position in the order), or its sums cannot be subtracted.
-    """
-    can = [name for name, other in MECHANISMS.items() if other.additive]
-    if not isinstance(mechanism, Additive) or mechanism.is_causal or not mechanism.can_subtract:
-        causal = " causal" if mechanism.is_causal else ""
-        summable = not isinstance(mechanism, Additive) or mechanism.can_subtract
-        epsilon = "" if summable else f" and attention.epsilon={mechanism.options.epsilon}"
-        raise InputError(
-            f"tokens.unexpressed=memory with{causal} attention={name}{epsilon}",
-            f"attention that adds up over its keys ({', '.join(can)}), not causal, epsilon=null",
-            "choose one of them, or tokens.unexpressed=skip",
-        )

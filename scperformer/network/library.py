@@ -1,10 +1,19 @@
-"""Imported models: a folder of model folders, found by their names (`models import`, `models list`)."""
+"""Imported models (`models import`, `models list`): a folder of model folders, found by their names.
 
+A model may come from anywhere, also in an archive: both are checked before anything is kept.
+"""
+
+import errno
 import logging
+import lzma
 import re
 import shutil
+import tarfile
 import tempfile
-from pathlib import Path
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
 
 from scperformer.config import ModelsConfig
 from scperformer.errors import InputError, one_line
@@ -19,7 +28,6 @@ from scperformer.model import (
     damaged_model,
     library_folder,
     load_bundle,
-    unpack,
 )
 from scperformer.network.load import rebuild
 from scperformer.outputs import new_folder, require_absent
@@ -29,6 +37,69 @@ log = logging.getLogger(__name__)
 FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")
 EXTRAS = (CARD, "learning_curve.png", "metrics.csv")  # files for people, which a model folder may lack
 MOST_EXTRA = 64 * 2**20  # bytes of each extra file
+KINDS = "a model folder, or a .zip, .tar or .tar.gz of one"
+MOST_BYTES = 512 * 2**20  # of all files of an archive, unpacked; the largest models have some 100 MB
+MOST_FILES = 1000
+MOST_HEADER = 2**20  # bytes of a header without a file, such as one with a long name; tarfile reads it as a whole
+UNPACK_ERRORS = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+    *(EOFError, OSError, ValueError, NotImplementedError, RuntimeError),
+)
+
+
+class _SmallHeader(tarfile.TarInfo):
+    """The header of a tar entry; long ones are refused before tarfile reads them into memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_SmallHeader":
+        info = super().frombuf(buf, encoding, errors)
+        if not info.isreg() and info.size > MOST_HEADER:
+            raise ValueError(f"a header of {info.size:,} bytes")
+        return info
+
+
+def _require_small(entries: Iterable[tuple[str, int]]) -> None:
+    """Look at the declared names and sizes of all files before any of them is unpacked."""
+    total = 0
+    for number, (name, size) in enumerate(entries, start=1):
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"'{name}' lies outside of its folder")
+        total += size
+        if number > MOST_FILES or total > MOST_BYTES:
+            raise ValueError(f"more than {MOST_FILES:,} files or {MOST_BYTES:,} bytes")
+
+
+def unpack(path: Path, target: Path) -> Path:
+    """Unpack an archive into the empty folder `target`, and return the one model folder in it.
+
+    An archive that is damaged or too large, or has files outside of its folder, links that lead out of it or devices,
+    is refused.
+    """
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as zipped:
+                _require_small((info.filename, info.file_size) for info in zipped.infolist())
+                zipped.extractall(target)  # never writes more of a file than its declared size
+        else:
+            if not hasattr(tarfile, "data_filter"):
+                raise ValueError("Python before 3.11.4 cannot unpack tar archives safely")
+            with path.open("rb") as file:
+                mode = "r:gz" if file.read(2) == b"\x1f\x8b" else "r:"
+            with tarfile.open(path, mode, tarinfo=_SmallHeader) as tar:  # type: ignore[call-overload]
+                _require_small((info.name, info.size) for info in tar)  # ends at the first header that is too large
+                tar.extractall(target, filter="data")
+        folders = [file.parent for file in target.rglob(INFO)]
+        if len(folders) != 1:
+            raise ValueError(f"{len(folders) or 'no'} {INFO} in it")
+        return folders[0]
+    except UNPACK_ERRORS as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        reason = str(error).splitlines()[0].rstrip(":") if str(error) else type(error).__name__
+        remedy = "pack the folder again, or unpack it yourself and import the folder"
+        found = f"{path} cannot be unpacked ({reason[:200]})"
+        raise InputError(found, f"{KINDS} with plain files only", remedy) from error
 
 
 def import_model(path: Path, library: Path, *, overwrite: bool = False) -> Path:
@@ -39,31 +110,26 @@ def import_model(path: Path, library: Path, *, overwrite: bool = False) -> Path:
     InputError
         The model is not sound, its name cannot name a folder, or the library has a model of this name.
     """
-    if path.is_dir():
-        return _copy(path, library, overwrite)
-    if not path.is_file():
-        expected = "a model folder, or a .zip, .tar or .tar.gz of one"
-        raise InputError(f"no file or folder {path}", expected, "check the path")
-    with tempfile.TemporaryDirectory(prefix="scperformer-") as temporary:
-        return _copy(unpack(path, INFO, Path(temporary)), library, overwrite)
-
-
-def _copy(folder: Path, library: Path, overwrite: bool) -> Path:
-    bundle = load_bundle(folder)
-    rebuild(bundle, folder)
+    if path.is_file():
+        with tempfile.TemporaryDirectory(prefix="scperformer-") as temporary:
+            return import_model(unpack(path, Path(temporary)), library, overwrite=overwrite)
+    if not path.is_dir():
+        raise InputError(f"no file or folder {path}", KINDS, "check the path")
+    bundle = load_bundle(path)
+    rebuild(bundle, path)
     if not FOLDER_NAME.fullmatch(bundle.name):
-        found = f"model '{folder}' with the name '{bundle.name[:80]}'"
+        found = f"model '{path}' with the name '{bundle.name[:80]}'"
         raise InputError(found, "a name that a folder can have", "train it with another output=...")
     target = library / bundle.name
     require_absent(target, overwrite, marker=INFO)
-    with new_folder(target, overwrite, marker=INFO) as temporary:
+    with new_folder(target, overwrite, marker=INFO) as folder:
         for name in (INFO, WEIGHTS, GENES, *EXTRAS):
-            file = folder / name
+            file = path / name
             sound_extra = file.is_file() and not file.is_symlink() and file.stat().st_size <= MOST_EXTRA
             if name not in EXTRAS or sound_extra:
-                shutil.copyfile(file, temporary / name)
-        if load_bundle(temporary).hash != bundle.hash:  # the folder may change between check and copy
-            raise damaged_model(folder, "it changed while it was copied")
+                shutil.copyfile(file, folder / name)
+        if load_bundle(folder).hash != bundle.hash:  # the files may change between check and copy
+            raise damaged_model(path, "it changed while it was copied")
     log.info("%s imported: %s; use it with model_path=%s", _described(bundle), target, bundle.name)
     return target
 
@@ -85,9 +151,8 @@ def list_models(library: Path) -> list[Path]:
 
 
 def _described(bundle: Bundle) -> str:
-    if bundle.kind != ANNOTATOR:
-        return f"encoder without labels, {len(bundle.genes)} genes"
-    return f"{len(bundle.labels)} labels ({', '.join(bundle.labels)}), {len(bundle.genes)} genes"
+    labels = f"{len(bundle.labels)} labels ({', '.join(bundle.labels)})"
+    return f"{labels if bundle.kind == ANNOTATOR else 'encoder without labels'}, {len(bundle.genes)} genes"
 
 
 def run_models(cfg: ModelsConfig) -> list[Path]:

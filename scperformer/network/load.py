@@ -1,7 +1,7 @@
-"""Load a saved model: its network in eval mode, or the weights of its encoder gene by gene."""
+"""Load a saved model: its network in eval mode, or the weights of its encoder gene by gene; read vectors of genes."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,15 +21,15 @@ from scperformer.model import (
     require_annotator,
     resolve_model,
 )
-from scperformer.network.baseline import LinearModel
-from scperformer.network.cpu import torch_state_kept
 from scperformer.network.encoder import Encoder
+from scperformer.network.inference import torch_state_kept
+from scperformer.network.linear import LinearModel
 from scperformer.network.network import CellTypeModel
 
 log = logging.getLogger(__name__)
 
 NETWORK, ENCODER, PRETRAINING = "model.", "model.encoder.", "pretraining."  # prefixes of weights in a model folder
-MIN_SHARE = 0.1  # of the reference's genes that the encoder must know
+MIN_SHARE = 0.1  # of the genes that an encoder or a table of vectors must know: with fewer, it is of another kind
 # Weights with one entry per gene and one for the special position, and the axis of these entries.
 GENE_AXES = {
     "embedding.gene.weight": 0,
@@ -69,55 +69,39 @@ class Model:
 def rebuild(bundle: Bundle, path: Path) -> CellTypeModel | Encoder:
     """Build the network of a model folder with its weights: an `Encoder` if the model has no labels.
 
-    The folder may come from anywhere, so the sizes in its configuration are compared with those of its weights first,
-    on a network without memory (torch's meta device).
-
-    Raises
-    ------
-    InputError
-        The configuration is not one of a network, or its weights have other names or shapes.
+    The folder may come from anywhere, so the names and shapes of its weights are compared with its configuration first,
+    on a network without memory (torch's meta device); it is a damaged model if they differ.
     """
     prefix = NETWORK if bundle.kind == ANNOTATOR else ENCODER
     weights = {name.removeprefix(prefix): array for name, array in bundle.weights.items() if name.startswith(prefix)}
+
+    def untrained() -> CellTypeModel | Encoder:
+        config, attention = bundle.config, dict(bundle.config["attention"])
+        tokens = checked(TokensConfig, config["tokens"], "tokens.")
+        model = checked(ModelConfig, config["model"], "model.")
+        head = checked(HeadConfig, config["head"], "head.") if bundle.kind == ANNOTATOR else HeadConfig()
+        # Each of these makes parts that have weights; a part takes memory even on the meta device.
+        if max(model.depth, len(head.hidden), len(attention.get("kernel_sizes", ()))) > len(weights):
+            raise ValueError(f"more parts than the {len(weights)} weights that are there")
+        if bundle.kind != ANNOTATOR:
+            return Encoder(len(bundle.genes), tokens, model, attention, torch.Generator().manual_seed(0))
+        sizes = (len(bundle.genes), len(bundle.labels))
+        return CellTypeModel(*sizes, tokens=tokens, model=model, attention=attention, head=head)
+
     try:
         with torch.device("meta"), _NothingDrawn():
-            require_shapes(_untrained(bundle, most_parts=len(weights)), weights)
-        network = _untrained(bundle, most_parts=len(weights))
+            expected = {name: tuple(tensor.shape) for name, tensor in untrained().state_dict().items()}
+        for name in sorted(expected.keys() ^ weights.keys()):
+            raise ValueError(f"no weights '{name}'" if name in expected else f"weights '{name[:100]}' of no use")
+        for name, shape in expected.items():
+            if weights[name].shape != shape:
+                raise ValueError(f"weights '{name}' of shape {weights[name].shape} instead of {shape}")
+        network = untrained()
         network.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         reason = f": {error}" if isinstance(error, ValueError) else ""
         raise damaged_model(path, f"its configuration and its weights do not fit{reason}") from error
     return network
-
-
-def _untrained(bundle: Bundle, most_parts: int) -> CellTypeModel | Encoder:
-    config, attention = bundle.config, dict(bundle.config["attention"])
-    tokens = checked(TokensConfig, config["tokens"], "tokens.")
-    model = checked(ModelConfig, config["model"], "model.")
-    head = checked(HeadConfig, config["head"], "head.") if bundle.kind == ANNOTATOR else HeadConfig()
-    # Each of these makes parts that have weights; a part takes memory even on the meta device.
-    if max(model.depth, len(head.hidden), len(attention.get("kernel_sizes", ()))) > most_parts:
-        raise ValueError(f"more parts than the {most_parts} weights that are there")
-    if bundle.kind == ANNOTATOR:
-        sizes = (len(bundle.genes), len(bundle.labels))
-        return CellTypeModel(*sizes, tokens=tokens, model=model, attention=attention, head=head)
-    return Encoder(len(bundle.genes), tokens, model, attention, torch.Generator().manual_seed(0))
-
-
-def require_shapes(network: torch.nn.Module, weights: Mapping[str, np.ndarray]) -> None:
-    """Refuse weights with other names or shapes than those of a network.
-
-    Raises
-    ------
-    ValueError
-        Names the first that differs.
-    """
-    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    for name in sorted(expected.keys() ^ weights.keys()):
-        raise ValueError(f"no weights '{name}'" if name in expected else f"weights '{name[:100]}' of no use")
-    for name, shape in expected.items():
-        if weights[name].shape != shape:
-            raise ValueError(f"weights '{name}' of shape {weights[name].shape} instead of {shape}")
 
 
 @torch_state_kept()
@@ -134,9 +118,9 @@ def load_model(model_path: str | Path | None = None) -> Model:
     require_annotator(bundle, path)
     network = rebuild(bundle, path)
     assert isinstance(network, CellTypeModel)
-    missing = [name for name in ("baseline.weight", "baseline.bias") if name not in bundle.weights]
-    if missing:
-        raise damaged_model(path, f"no weights '{missing[0]}'")
+    for name in ("baseline.weight", "baseline.bias"):
+        if name not in bundle.weights:
+            raise damaged_model(path, f"no weights '{name}'")
     baseline = LinearModel(bundle.weights["baseline.weight"], bundle.weights["baseline.bias"])
     checksum, labels = bundle.hash[:12], ", ".join(bundle.labels)
     text = "model %s (%s, %s): %d genes, %d labels: %s"
@@ -163,23 +147,16 @@ def shared_rows(genes: list[str], theirs: list[str], init: str, species: str = "
         other = f"convert var_names from {KIND_NAMES[kind]} to {KIND_NAMES[wanted]}"
         same = "use an encoder of the same species, or train without init"
         examples = f"(e.g. '{genes[len(genes) // 2]}'; it has e.g. '{theirs[len(theirs) // 2]}')"
-        raise InputError(
-            f"{len(here)} of {len(genes)} genes of the reference known to init='{init}' {examples}",
-            f"at least {MIN_SHARE:.0%} of them",
-            same if kind == wanted else other,
-        )
+        found = f"{len(here)} of {len(genes)} genes of the reference known to init='{init}' {examples}"
+        raise InputError(found, f"at least {MIN_SHARE:.0%} of them", same if kind == wanted else other)
     return here, mapping.target[here].tolist()
 
 
 @torch.no_grad()
 def load_encoder(encoder: Encoder, bundle: Bundle, genes: list[str], init: str, species: str = "auto") -> list[int]:
-    """Copy the weights of a model folder into an encoder with the same options, gene by gene.
+    """Copy the weights of a model folder into an encoder with the same options, and return the rows of known genes.
 
     Genes that the model does not know keep the vectors they have.
-
-    Returns
-    -------
-    The rows of the genes that the model knows.
 
     Raises
     ------
@@ -204,3 +181,60 @@ def load_encoder(encoder: Encoder, bundle: Bundle, genes: list[str], init: str, 
         else:
             ours.index_copy_(axis, new, part)
     return here
+
+
+def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.ndarray:
+    """Read a user's table of gene vectors: float32, len(genes) x dim; genes that are not in it get zeros.
+
+    Each line of the text has a gene and `dim` numbers, separated by white space. A first line with two numbers (how
+    many genes, how long the vectors), as word2vec writes it, is skipped.
+
+    Raises
+    ------
+    InputError
+        No such file, a line of another length or with text in place of a number, or too few of the genes.
+
+    Source
+    ------
+    Du et al. 2019, BMC Genomics 20:82 (gene2vec).
+    """
+
+    def unusable(found: str, expected: str) -> InputError:
+        remedy = "name another table with model.gene2vec_path or choose model.positions=gene"
+        return InputError(f"gene vectors '{path}' with {found}", expected, remedy)
+
+    index = {gene: i for i, gene in enumerate(genes)}
+    vectors = np.zeros((len(genes), dim), dtype=np.float32)
+    found: set[str] = set()
+    other, repeated = "", 0
+    try:
+        with open(path, encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, start=1):
+                name, *numbers = line.split() or [""]
+                if not name or (number == 1 and name.isdigit() and len(numbers) == 1):
+                    continue
+                if len(numbers) != dim:
+                    raise unusable(f"{len(numbers)} numbers in line {number}", f"{dim}, as model.dim={dim}")
+                if name not in index:
+                    other = name
+                    continue
+                try:
+                    with np.errstate(over="ignore"):
+                        vectors[index[name]] = numbers
+                except ValueError as error:
+                    expected = f"a gene and {dim} numbers in each line"
+                    raise unusable(f"text in place of a number for '{name}'", expected) from error
+                repeated += name in found
+                found.add(name)
+    except (OSError, UnicodeDecodeError) as error:
+        cause = f"a file that cannot be read ({error.strerror})" if isinstance(error, OSError) else "bytes, not text"
+        raise unusable(cause, "a text file") from error
+    if not np.isfinite(vectors).all():
+        raise unusable("numbers that are not finite", "finite numbers")
+    if len(found) < MIN_SHARE * len(genes):
+        examples = f"(the model has e.g. '{genes[0]}', the file '{other}')" if genes else ""
+        raise unusable(f"{len(found)} of the model's {len(genes)} genes", f"a tenth of them {examples}")
+    if repeated:
+        log.warning("genes that occur more than once in %s: %d; the last line counts", path, repeated)
+    log.info("gene vectors: %d of %d genes in %s; the others get zeros", len(found), len(genes), path)
+    return vectors

@@ -11,7 +11,7 @@ from torch import nn
 
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig
 from scperformer.network.encoder import Encoder
-from scperformer.network.linear_branch import LENGTH
+from scperformer.network.linear import LENGTH
 from scperformer.network.tokens import Batch
 
 TINY = 1e-12  # length of a cell without expression, in place of 0
@@ -22,20 +22,15 @@ class MeanPool(nn.Module):
 
     def __init__(self, num_genes: int, dim: int):
         super().__init__()
-        self.width = dim
+        self.num_genes, self.width = num_genes, dim
 
     def forward(self, h_BLD: torch.Tensor, batch: Batch) -> torch.Tensor:
         keep_BL1 = batch.keep_BL.unsqueeze(-1)
         return (h_BLD * keep_BL1).sum(1) / keep_BL1.sum(1)
 
 
-class ClsPool(nn.Module):
+class ClsPool(MeanPool):
     """The special last token."""
-
-    def __init__(self, num_genes: int, dim: int):
-        super().__init__()
-        self.width = dim
-        self.num_genes = num_genes
 
     def forward(self, h_BLD: torch.Tensor, batch: Batch) -> torch.Tensor:
         place_B = (batch.keep_BL & (batch.genes_BL == self.num_genes)).int().argmax(1)
@@ -64,7 +59,7 @@ class ConvPool(nn.Module):
         return s_BG.scatter_add(1, batch.genes_BL, s_BL)
 
 
-POOLS: dict[str, type[MeanPool] | type[ClsPool] | type[ConvPool]] = {"mean": MeanPool, "cls": ClsPool, "conv": ConvPool}
+POOLS: dict[str, type[MeanPool] | type[ConvPool]] = {"mean": MeanPool, "cls": ClsPool, "conv": ConvPool}
 
 
 class Head(nn.Module):
@@ -87,7 +82,7 @@ class Head(nn.Module):
 class Wide(nn.Module):
     """The linear branch: logits linear in views of normalised expression, plus a bias; starts at 0.
 
-    A view is x to a power, each cell scaled to the same length (linear_branch.py gives the reason).
+    A view is x to a power, each cell scaled to the same length (linear.py gives the reason).
     """
 
     def __init__(self, num_genes: int, num_labels: int, powers: Sequence[float]):
@@ -128,11 +123,10 @@ class CellTypeModel(nn.Module):
         self.num_labels = num_labels
         self.wide = Wide(num_genes, num_labels, model.wide_powers) if model.wide else None
         self.has_both = model.wide and model.deep
-        self.wide_alone = False  # set on loading a model with encoder scale 0: the encoder is then not run
+        self.wide_alone = not model.deep  # loading also sets it, for encoder scale 0: the encoder is then not run
         self.encoder: Encoder | None = None
         if model.deep:
-            generator = torch.Generator().manual_seed(seed)
-            self.encoder = Encoder(num_genes, tokens, model, attention, generator)
+            self.encoder = Encoder(num_genes, tokens, model, attention, torch.Generator().manual_seed(seed))
             self.pool = POOLS[head.name](num_genes, model.dim)
             self.head = Head(self.pool.width, num_labels, head)
             if model.wide:
@@ -168,21 +162,6 @@ class CellTypeModel(nn.Module):
             self.head.labels.weight.mul_(deep)
             self.head.labels.bias.mul_(deep)
 
-    def redraw(self, generator: torch.Generator) -> None:
-        """Draw the random parts of every layer's attention anew (during training only)."""
-        if self.encoder is not None:
-            self.encoder.redraw(generator)
-
-    @property
-    def redraw_interval(self) -> int:
-        """Training steps between calls of `redraw`; 0: never."""
-        return 0 if self.encoder is None else self.encoder.redraw_interval
-
-    @property
-    def has_memory(self) -> bool:
-        """Whether genes that are not tokens count as unexpressed, so that dropped genes must stay tokens."""
-        return self.encoder is not None and self.encoder.has_memory
-
     @property
     def one_by_one(self) -> bool:
         """Whether a cell needs a batch of its own, so that its bits do not depend on other cells.
@@ -196,7 +175,7 @@ class CellTypeModel(nn.Module):
         widths = [part.in_features for part in parts if isinstance(part, nn.Linear)]
         widths += [mechanism.sizes.head_dim for mechanism in self.encoder.mechanisms]
         is_odd = any(width % 16 != 0 or width > 4096 for width in widths)
-        return is_odd or isinstance(self.pool, POOLS["conv"]) or any(m.one_by_one for m in self.encoder.mechanisms)
+        return is_odd or isinstance(self.pool, ConvPool) or any(m.one_by_one for m in self.encoder.mechanisms)
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         """Refuse cells with this number of tokens if the attention does."""

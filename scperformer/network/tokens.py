@@ -1,9 +1,9 @@
-"""Expression to tokens: which genes of a cell become tokens, and with which values.
+"""Expression to tokens, and tokens to vectors: an embedding of the gene plus one of its expression.
 
 Expression comes as x = ln(1 + counts per 10,000). A cell's token list ends with one special position whose gene index
 is `num_genes` and whose value is 0: the position that scBERT appends to the genes, and that `head=cls` reads.
 
-Shape letters: B cells, L tokens.
+Shape letters: B cells, L tokens, D model width, G genes.
 """
 
 from dataclasses import dataclass
@@ -11,26 +11,25 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from scipy.sparse import csr_matrix
+from torch import nn
 
-from scperformer.config import TokensConfig
+from scperformer.config import ModelConfig, TokensConfig
 
 LN2 = np.log(2.0)
 # x is float32, and float32 logarithms of the same counts differ in their last unit: where 1 + cp10k is exactly 32, log2
 # may be 4.9999997. This many doublings are more than that rounding (in scBERT's range), and less than the distance to
 # the next count in a cell of 50,000 counts.
 EDGE = 5e-7
+EMBEDDING_STD = 0.1  # standard deviation of new embeddings of genes and bins
+TYPICAL_X = 4.0  # ln(1 + cp10k) of an expressed gene is about 1 to 6
+SINUSOID_BASE = 10000.0  # longest wavelength / 2 pi of the sinusoidal positions, as Vaswani et al. 2017
 
 
 def log2_bins(x: np.ndarray, tokens: TokensConfig) -> np.ndarray:
     """Bin each value: floor(bins_per_log2 * log2(1 + cp10k)), clipped at `num_bins`; int64, shape of `x`.
 
-    Parameters
-    ----------
-    x
-        ln(1 + cp10k), any shape, 0 or more; cp10k = counts per 10,000.
-    tokens
-        `scbert`: floor(log2(1 + cp10k)) in 0..5, where 0 also holds weakly expressed genes.
-        `bins`: 1 is added for expressed genes, so that 0 means not expressed.
+    Bins `scbert` are floor(log2(1 + cp10k)) in 0..5, where 0 also holds weakly expressed genes. With `bins`, 1 is added
+    for expressed genes, so that 0 means not expressed.
 
     Source
     ------
@@ -55,18 +54,12 @@ def num_tokens(tokens: TokensConfig) -> int:
 
 @dataclass
 class Batch:
-    """Padded tokens of B cells, L positions each.
+    """Padded tokens of B cells, L positions each."""
 
-    genes_BL : int64, index of the gene; `num_genes` for the special position and for padding
-    values_BL : int64 bins (scbert, bins) or float32 x (continuous)
-    x_BL : float32, ln(1 + cp10k), 0 in padding
-    keep_BL : bool, True = a real token
-    """
-
-    genes_BL: torch.Tensor
-    values_BL: torch.Tensor
-    x_BL: torch.Tensor
-    keep_BL: torch.Tensor
+    genes_BL: torch.Tensor  # int64, index of the gene; `num_genes` for the special position and for padding
+    values_BL: torch.Tensor  # int64 bins (scbert, bins) or float32 x (continuous)
+    x_BL: torch.Tensor  # float32, ln(1 + cp10k), 0 in padding
+    keep_BL: torch.Tensor  # bool, True = a real token
 
     def to(self, device: torch.device | str) -> "Batch":
         """Copy to another device; from pinned memory without waiting for the copy."""
@@ -82,16 +75,10 @@ class Batch:
 
 
 def tokenize(cells: csr_matrix, tokens: TokensConfig, length: int | None = None) -> Batch:
-    """Make the tokens of some cells; the last real token of each cell is the special position.
+    """Make the tokens of cells (CSR x, B x G); the last real token of each cell is the special position.
 
-    Parameters
-    ----------
-    cells
-        B cells x G genes of the model, x = ln(1 + cp10k).
-    tokens
-        Binning, and whether unexpressed genes are tokens (`full`) or not (`skip`, `memory`).
-    length
-        Pad to this many positions, or to the longest cell if that is more. None: just enough. `full` needs none.
+    They are padded to `length` positions, or to the longest cell if that is more or `length` is None. With
+    `tokens.unexpressed=full` every gene is a token; with `skip` and `memory` only expressed genes are.
     """
     num_cells, num_genes = cells.shape
     if tokens.unexpressed == "full":
@@ -117,3 +104,73 @@ def token_counts(cells: csr_matrix, tokens: TokensConfig) -> np.ndarray:
     if tokens.unexpressed == "full":
         return np.full(cells.shape[0], cells.shape[1] + 1, dtype=np.int64)
     return np.diff(cells.indptr).astype(np.int64) + 1
+
+
+class ContinuousEmbedding(nn.Module):
+    """Embed the value itself: a two-layer network from one number to D."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        last = nn.Linear(dim, dim)
+        self.layers = nn.Sequential(nn.Linear(1, dim), nn.GELU(), last)
+        # With a larger part of the value, the gene is lost beside it, and not even easy labels are learned.
+        nn.init.normal_(last.weight, std=2 * EMBEDDING_STD / dim**0.5)
+        nn.init.zeros_(last.bias)
+
+    def forward(self, x_BL: torch.Tensor) -> torch.Tensor:
+        return self.layers(x_BL.unsqueeze(-1) / TYPICAL_X)
+
+
+def sinusoids(num_positions: int, dim: int) -> torch.Tensor:
+    """Sines and cosines of the position at geometrically growing wavelengths: float32, positions x dim.
+
+    Source
+    ------
+    Vaswani et al. 2017, arXiv 1706.03762, section 3.5.
+    """
+    rates = SINUSOID_BASE ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    angles = torch.arange(num_positions, dtype=torch.float64)[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)[:, :dim].float()
+
+
+class Embedding(nn.Module):
+    """The embedding of the gene plus that of its expression.
+
+    The vectors of genes are learned with `positions=gene`. They are fixed with `sinusoidal` and with `gene2vec` (as in
+    scBERT), which is 0 until `set_gene_vectors` fills it. There are none with `positions=none`.
+    """
+
+    def __init__(self, num_genes: int, model: ModelConfig, tokens: TokensConfig):
+        super().__init__()
+        self.num_genes = num_genes
+        self.gene = None if model.positions == "none" else nn.Embedding(num_genes + 1, model.dim)
+        if self.gene is not None and model.positions == "gene":
+            nn.init.normal_(self.gene.weight, std=EMBEDDING_STD)
+        elif self.gene is not None:
+            weight = self.gene.weight.requires_grad_(False)
+            if not weight.is_meta:
+                sinusoidal = model.positions == "sinusoidal"
+                weight.data = sinusoids(num_genes + 1, model.dim) if sinusoidal else torch.zeros_like(weight)
+        if tokens.name == "continuous":
+            self.expression: nn.Module = ContinuousEmbedding(model.dim)
+        else:
+            self.expression = nn.Embedding(num_tokens(tokens), model.dim)
+            nn.init.normal_(self.expression.weight, std=EMBEDDING_STD)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        expression_BLD = self.expression(batch.values_BL)
+        return expression_BLD if self.gene is None else self.gene(batch.genes_BL) + expression_BLD
+
+    def unexpressed(self) -> torch.Tensor:
+        """Embed every gene at value 0: 1 x G x D."""
+        weight = next(self.expression.parameters())
+        dtype = torch.int64 if isinstance(self.expression, nn.Embedding) else weight.dtype
+        h_1GD = self.expression(torch.zeros(1, self.num_genes, dtype=dtype, device=weight.device))
+        return h_1GD if self.gene is None else h_1GD + self.gene.weight[: self.num_genes]
+
+    @torch.no_grad()
+    def set_gene_vectors(self, vectors_GD: torch.Tensor) -> None:
+        """Fill the gene embedding; the special position's row becomes 0."""
+        assert self.gene is not None
+        self.gene.weight[:-1].copy_(vectors_GD)
+        self.gene.weight[-1].zero_()

@@ -6,6 +6,7 @@ was cut off repeats the lost part exactly, and all epochs are compared on the sa
 Shape letters: B cells, L tokens, K hidden tokens, D model width, N entries of the table of bins.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from scperformer.network import (
     Cells,
     ContinuousEmbedding,
     Encoder,
-    TokenLogits,
     seed_of,
 )
 from scperformer.training.learner import EncoderLearner, process_factor
@@ -63,7 +63,10 @@ class MaskedModel(nn.Module):
         self.tied = tied
         expression = encoder.embedding.expression
         if isinstance(expression, nn.Embedding):
-            self.decoder: nn.Module = TokenLogits(expression, tied)
+            output = nn.Linear(expression.embedding_dim, expression.num_embeddings, bias=not tied)
+            if tied:
+                output.weight = expression.weight
+            self.decoder: nn.Module = nn.Sequential(OrderedDict(output=output))
         else:
             assert isinstance(expression, ContinuousEmbedding)
             last = expression.layers[-1]

@@ -10,8 +10,8 @@ from scperformer.attention import MECHANISMS, make_attention
 from scperformer.attention.additive import CAUSAL_CHUNK
 from scperformer.attention.base import Sizes
 from scperformer.config.groups import ModelConfig, TokensConfig
-from scperformer.network.embedding import Batch
 from scperformer.network.encoder import Encoder
+from scperformer.network.tokens import Batch
 
 ADDITIVE = {
     "favor": {"name": "favor"},

@@ -10,9 +10,9 @@ from scperformer.attention import make_attention
 from scperformer.attention.base import Sizes
 from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
 from scperformer.errors import InputError
-from scperformer.network.embedding import Batch
 from scperformer.network.load import load_model
 from scperformer.network.network import CellTypeModel
+from scperformer.network.tokens import Batch
 from scperformer.training.train import train
 
 SHARING = ("none", "headwise", "key_value", "layerwise")

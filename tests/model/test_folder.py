@@ -14,8 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from scperformer.errors import InputError
 from scperformer.files import sha256
-from scperformer.model.bundle import Bundle
-from scperformer.model.card import model_card
+from scperformer.model.bundle import Bundle, model_card
 from scperformer.model.folder import CARD, GENES, INFO, PACKAGED, WEIGHTS, load_bundle, resolve_model, save_bundle
 
 

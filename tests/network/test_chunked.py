@@ -5,10 +5,10 @@ import torch
 from support.measured import TensorBytes
 
 from scperformer.config.groups import ModelConfig, TokensConfig
-from scperformer.network import cpu
-from scperformer.network.cpu import fast_cpu
-from scperformer.network.embedding import Batch
+from scperformer.network import inference
 from scperformer.network.encoder import Encoder
+from scperformer.network.inference import fast_cpu
+from scperformer.network.tokens import Batch
 
 GENES = 40
 ADDITIVE = {
@@ -142,28 +142,23 @@ def test_products_through_onednn_are_exact_and_the_setting_comes_back():
     assert torch.backends.mkldnn.matmul.fp32_precision == before
 
 
-def test_memory_is_kept_until_the_last_user_is_done(monkeypatch):
-    """The C library is told once per user to keep memory, and by the last one to give it back."""
-
+def test_memory_is_kept_during_a_block(monkeypatch):
     class Libc:
-        def __init__(self):
-            self.settings, self.trims = {}, 0
+        gnu_get_libc_version = settings = trims = 0
 
         def mallopt(self, parameter, value):
-            self.settings[parameter] = value
+            self.settings = {**(self.settings or {}), parameter: value}
 
         def malloc_trim(self, _):
             self.trims += 1
 
     libc = Libc()
-    monkeypatch.setattr(cpu, "_glibc", lambda: libc)
+    monkeypatch.setattr(inference.ctypes, "CDLL", lambda name: libc)
     with fast_cpu("cuda"):
-        assert libc.settings == {}
+        assert libc.settings == 0
     with fast_cpu("cpu"):
-        with fast_cpu("cpu"):
-            assert libc.settings == cpu.KEEP
-        assert (libc.settings, libc.trims) == (cpu.KEEP, 0)
-    assert (libc.settings, libc.trims) == (cpu.USUAL, 1)
+        assert (libc.settings, libc.trims) == (inference.KEEP, 0)
+    assert (libc.settings, libc.trims) == (inference.USUAL, 1)
 
 
 @pytest.mark.slow

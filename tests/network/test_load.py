@@ -1,15 +1,19 @@
 """Rebuilding a saved network: its configuration is compared with its weights before memory is taken."""
 
 import copy
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from support.measured import TensorBytes
 
+from scperformer.config.compose import make_config
 from scperformer.errors import InputError
 from scperformer.model.folder import load_bundle
-from scperformer.network.load import _NothingDrawn, load_model, rebuild
+from scperformer.network.load import _NothingDrawn, load_model, read_gene_vectors, rebuild
+from scperformer.training.train import new_network, train
 
 HUGE = 10**9
 MISFITS = {
@@ -80,3 +84,117 @@ def test_loading_changes_nothing_in_torch(tiny_model, torch_unchanged):
         network = load_model(tiny_model).network
     assert not network.training
     assert not any(tensor.is_meta for tensor in network.state_dict().values())
+
+
+# --- the user's table of gene vectors: what is read, what is refused, what training does with it
+
+GENES = ["CD3D", "MS4A1", "LYZ", "NKG7"]
+TABLE = "CD3D 0.5 -1 2e-1\nLYZ 1 2 3\n\nACTB 7 8 9\n"
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Write a table and give its path."""
+
+    def write(content: str | bytes):
+        path = tmp_path / "vectors.txt"
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "content",
+    [TABLE, "3 3\n" + TABLE, TABLE.replace(" ", "\t"), TABLE.replace("\n", " \r\n"), "\ufeff" + TABLE],
+    ids=["plain", "word2vec's first line", "tabs", "Windows", "byte-order mark"],
+)
+def test_reads_the_vectors_of_the_models_genes(table, content):
+    vectors = read_gene_vectors(table(content), GENES, 3)
+    assert vectors.dtype == np.float32
+    expected = np.array([[0.5, -1, 0.2], [0, 0, 0], [1, 2, 3], [0, 0, 0]], dtype=np.float32)
+    np.testing.assert_array_equal(vectors, expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("CD3D 1 2 3\nLYZ 1 2\n", r"with 2 numbers in line 2; expected 3, as model\.dim=3: name another table"),
+        ("CD3D 1 2 3\nLYZ 1 2 3 4\n", r"4 numbers in line 2"),
+        ("4 4\nCD3D 1 2 3 4\n", r"4 numbers in line 2"),
+        ("CD3D 1 2 3\n3 3\n", r"1 numbers in line 2"),
+        ("CD3D 1 2 3\nLYZ 1 two 3\n", r"text in place of a number for 'LYZ'; expected a gene and 3 numbers"),
+        ("CD3D 1 nan 3\n", r"numbers that are not finite; expected finite numbers"),
+        ("", r"0 of the model's 4 genes; expected a tenth of them"),
+        ("Cd3d 1 2 3\nLyz1 4 5 6\n", r"0 of the model's 4 genes; .*the model has e\.g\. 'CD3D', the file 'Lyz1'"),
+        (b"\xff\xfe\x00CD3D", r"bytes that are not text; expected a text file"),
+    ],
+)
+def test_refuses_tables_that_do_not_fit(table, content, message):
+    with pytest.raises(InputError, match=message):
+        read_gene_vectors(table(content), GENES, 3)
+
+
+def test_refuses_files_that_are_not_there(tmp_path):
+    with pytest.raises(InputError, match=r"No such file.*positions=gene"):
+        read_gene_vectors(tmp_path / "absent.txt", GENES, 3)
+    with pytest.raises(InputError, match=r"directory.*positions=gene"):
+        read_gene_vectors(tmp_path, GENES, 3)
+
+
+def test_vectors_of_one_number_are_no_first_line_of_word2vecs(table):
+    assert read_gene_vectors(table("CD3D 0.5\n"), GENES, 1)[0].tolist() == [0.5]
+
+
+def test_a_gene_that_occurs_twice_is_said(table, caplog):
+    vectors = read_gene_vectors(table("LYZ 1 2 3\nLYZ 4 5 6\n"), GENES, 3)
+    assert vectors[2].tolist() == [4, 5, 6]
+    assert "more than once in" in caplog.text
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_beyond_float32_are_refused_without_a_warning(table):
+    with pytest.raises(InputError, match="not finite"):
+        read_gene_vectors(table("LYZ 1 1e60 3\n"), GENES, 3)
+
+
+def test_a_bad_line_of_a_gene_that_the_model_does_not_have_may_hold_words(table):
+    """Only what is used is turned into numbers: published tables hold symbols such as '---' and their own notes."""
+    vectors = read_gene_vectors(table("LYZ 1 2 3\n--- a b c\n"), GENES, 3)
+    assert vectors[2].tolist() == [1, 2, 3]
+
+
+@pytest.fixture
+def options(counts_adata, table):
+    """Options to train a small model with vectors of all genes of `counts_adata` but the last."""
+    rng = np.random.default_rng(0)
+    lines = [f"{gene} {' '.join(f'{x:.3f}' for x in rng.normal(size=32))}" for gene in counts_adata.var_names[:-1]]
+    path = table("\n".join(lines))
+    return [
+        "model=tiny",
+        "trainer.max_epochs=1",
+        "logger=none",
+        "model.positions=gene2vec",
+        f"model.gene2vec_path='{path}'",
+    ]
+
+
+def test_training_leaves_the_vectors_as_they_are(counts_adata, options, tmp_path):
+    model = load_model(train(counts_adata, "cell_type", output=tmp_path / "model", overrides=options))
+    weight = model.network.encoder.embedding.gene.weight
+    assert not weight.requires_grad
+    path = options[-1].partition("=")[2].strip("'")
+    assert model.bundle.config["model"]["gene2vec_path"] == Path(path).name  # no folders of the user's
+    expected = read_gene_vectors(path, model.bundle.genes, 32)
+    assert expected[:-1].any(axis=1).all()
+    np.testing.assert_array_equal(weight[:-1].numpy(), expected)  # zeros for the gene that the table does not have
+    assert torch.equal(weight[-1], torch.zeros(32))  # the special position
+
+
+def test_vectors_depend_on_the_file_alone(options):
+    config = make_config("train", ["inputs=[ref.h5ad]", "label_key=cell_type", *options])
+
+    reference = SimpleNamespace(genes=[f"GENE{i}" for i in range(20)], label_names=["a", "b"])
+    first = new_network(reference, config).encoder.embedding.gene.weight
+    config.seed = 1
+    assert torch.equal(new_network(reference, config).encoder.embedding.gene.weight, first)

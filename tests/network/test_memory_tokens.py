@@ -11,10 +11,10 @@ from scperformer.attention import MECHANISMS
 from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
 from scperformer.errors import InputError
 from scperformer.network.batches import Cells
-from scperformer.network.embedding import Batch
 from scperformer.network.encoder import Encoder
 from scperformer.network.inference import predict_cells
 from scperformer.network.network import CellTypeModel
+from scperformer.network.tokens import Batch
 
 GENES, DIM, HEADS, WIDTH, DEPTH = 60, 12, 3, 4, 3
 ADDITIVE = {

@@ -11,11 +11,10 @@ from scperformer.attention import MECHANISMS
 from scperformer.config.compose import make_config
 from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
 from scperformer.errors import InputError
-from scperformer.network import baseline
-from scperformer.network import linear_branch as linear
+from scperformer.network import linear
 from scperformer.network.batches import Cells
-from scperformer.network.embedding import Batch
 from scperformer.network.network import POOLS, CellTypeModel
+from scperformer.network.tokens import Batch
 
 GENES, LABELS = 12, 3
 TINY = {"dim": 6, "depth": 2, "num_heads": 2, "head_dim": 4, "feedforward_factor": 2, "dropout": 0.3}
@@ -282,7 +281,7 @@ def test_wide_branch_is_a_matrix_product_of_views():
     assert network.encoder is None
     logits, embedding = network(batch_of(length=32))
     w = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
-    weights = baseline.LinearModel(w["wide.weight.weight"][:GENES], w["wide.bias"])
+    weights = linear.LinearModel(w["wide.weight.weight"][:GENES], w["wide.bias"])
     recipe = linear.Recipe((0.5, 2.0), c=1.0, class_weights="none", weighting="none")
     expected = linear.predict_logits(weights, expression(), recipe)
     np.testing.assert_allclose(logits.detach().numpy(), expected, rtol=1e-5, atol=1e-5)
@@ -343,11 +342,10 @@ def test_redraw_changes_the_directions_of_every_layer_from_the_generator_alone()
     network, twin = make(seed=1), make(seed=2)
     before = [tensor.clone() for tensor in directions(network)]
     for one in (network, twin):
-        one.redraw(torch.Generator().manual_seed(5))
+        one.encoder.redraw(torch.Generator().manual_seed(5))
     for old, new, same in zip(before, directions(network), directions(twin), strict=True):
         assert not torch.isclose(old, new).any()
         assert torch.equal(new, same)
-    make(branches="wide").redraw(torch.Generator())  # nothing to draw, nothing to fail
 
 
 def test_unknown_attention_is_refused_with_the_names_there_are():

@@ -1,5 +1,6 @@
-"""Expression to tokens: bins against exact fractions, and which genes of a cell become tokens."""
+"""Expression to tokens: bins against exact fractions, and which genes of a cell become tokens; their vectors."""
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -7,10 +8,19 @@ import pytest
 import torch
 from scipy import sparse
 
-from scperformer.config.groups import TokensConfig
+from scperformer.config.groups import ModelConfig, TokensConfig
 from scperformer.expression.alignment import normalise
 from scperformer.expression.detect import Findings
-from scperformer.network.tokens import log2_bins, mask_token, num_tokens, token_counts, tokenize
+from scperformer.network.tokens import (
+    Batch,
+    Embedding,
+    log2_bins,
+    mask_token,
+    num_tokens,
+    sinusoids,
+    token_counts,
+    tokenize,
+)
 
 SCBERT = TokensConfig(name="scbert", unexpressed="full")
 SCBERT_SKIP = TokensConfig(name="scbert", unexpressed="skip")
@@ -187,3 +197,87 @@ def test_a_cell_has_the_same_tokens_as_a_row_of_a_larger_matrix():
     num = alone.keep_BL.sum()
     np.testing.assert_array_equal(alone.genes_BL[0, :num], together.genes_BL[4, :num])
     np.testing.assert_array_equal(alone.x_BL[0, :num], together.x_BL[4, :num])
+
+
+# --- tokens to vectors
+
+GENES, DIM = 9, 6
+EMBEDDED = {"scbert": TokensConfig(name="scbert", unexpressed="full"), "continuous": TokensConfig()}
+
+
+def embedding(positions: str, tokens: str = "scbert") -> Embedding:
+    torch.manual_seed(0)
+    return Embedding(GENES, ModelConfig(dim=DIM, positions=positions), EMBEDDED[tokens])
+
+
+def batch(tokens: str = "scbert") -> Batch:
+    """Two cells of four tokens, the genes in no order, the last of each the special position."""
+    genes = torch.tensor([[4, 0, 7, 9], [1, 8, 2, 9]])
+    bins = torch.tensor([[1, 5, 2, 0], [3, 3, 6, 0]])
+    x = bins.float() * 0.7
+    return Batch(genes, x if tokens == "continuous" else bins, x, torch.ones(2, 4, dtype=torch.bool))
+
+
+def values_of(made: Embedding, tokens: str) -> torch.Tensor:
+    """The part of a token that comes from its value alone."""
+    given = batch(tokens)
+    if tokens == "scbert":
+        return made.expression.weight[given.values_BL]
+    first, _, last = made.expression.layers
+    x = given.values_BL[..., None] / 4.0
+    return torch.nn.functional.gelu(x * first.weight[:, 0] + first.bias) @ last.weight.T + last.bias
+
+
+@pytest.mark.parametrize("dim", [6, 7])
+def test_sinusoids_equal_the_formula(dim):
+    table = sinusoids(40, dim)
+    assert table.dtype == torch.float32
+    for position in (0, 1, 7, 39):
+        for i in range(dim):
+            angle = position / 10000 ** (2 * (i // 2) / dim)
+            expected = math.sin(angle) if i % 2 == 0 else math.cos(angle)
+            assert float(table[position, i]) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("tokens", list(EMBEDDED))
+def test_sinusoidal_positions_are_added_by_gene_and_fixed(tokens):
+    made = embedding("sinusoidal", tokens)
+    assert not made.gene.weight.requires_grad
+    expected = sinusoids(GENES + 1, DIM)[batch().genes_BL] + values_of(made, tokens)
+    torch.testing.assert_close(made(batch(tokens)), expected)
+
+
+@pytest.mark.parametrize("tokens", list(EMBEDDED))
+def test_without_positions_a_token_is_its_value(tokens):
+    made = embedding("none", tokens)
+    assert made.gene is None
+    torch.testing.assert_close(made(batch(tokens)), values_of(made, tokens))
+
+
+def test_learned_positions_are_trained():
+    made = embedding("gene")
+    assert made.gene.weight.requires_grad
+    torch.testing.assert_close(made(batch()), made.gene.weight[batch().genes_BL] + values_of(made, "scbert"))
+
+
+def test_gene2vec_positions_are_fixed_and_the_special_one_is_zero():
+    made = embedding("gene2vec")
+    assert not made.gene.weight.requires_grad
+    vectors = torch.randn(GENES, DIM, generator=torch.Generator().manual_seed(1))
+    made.set_gene_vectors(vectors)
+    assert torch.equal(made.gene.weight[:-1], vectors)
+    assert torch.equal(made.gene.weight[-1], torch.zeros(DIM))
+    made(batch()).sum().backward()
+    assert made.gene.weight.grad is None
+    assert made.expression.weight.grad is not None
+    torch.testing.assert_close(made(batch())[:, -1], made.expression.weight[batch().values_BL[:, -1]])
+
+
+@pytest.mark.parametrize("positions", ["gene", "sinusoidal", "none"])
+@pytest.mark.parametrize("tokens", list(EMBEDDED))
+def test_unexpressed_genes_are_tokens_of_value_zero(positions, tokens):
+    made = embedding(positions, tokens)
+    genes = torch.arange(GENES)[None]
+    zeros = torch.zeros(1, GENES, dtype=torch.float32 if tokens == "continuous" else torch.int64)
+    expected = made(Batch(genes, zeros, zeros.float(), torch.ones(1, GENES, dtype=torch.bool)))
+    torch.testing.assert_close(made.unexpressed(), expected)

@@ -16,8 +16,7 @@ from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
 from scperformer.config.steps import PredictConfig
 from scperformer.errors import InputError
 from scperformer.network.batches import Cells
-from scperformer.network.cpu import torch_state_kept
-from scperformer.network.inference import choose_device, predict_cells
+from scperformer.network.inference import choose_device, predict_cells, torch_state_kept
 from scperformer.network.load import load_model
 from scperformer.network.network import CellTypeModel
 from scperformer.prediction.predict import run_predict

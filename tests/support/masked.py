@@ -5,7 +5,7 @@ from scipy.sparse import csr_matrix, random_array
 
 from scperformer.config.groups import TokensConfig
 from scperformer.network.batches import Cells
-from scperformer.network.embedding import Batch
+from scperformer.network.tokens import Batch
 
 TOKENS = {
     "continuous": TokensConfig(),

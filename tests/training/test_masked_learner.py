@@ -12,9 +12,8 @@ from scperformer.attention import MECHANISMS
 from scperformer.config.compose import make_config
 from scperformer.config.groups import MaskingConfig, ModelConfig, TokensConfig
 from scperformer.dataset.corpus import Sample, make_corpus, split_by_file
-from scperformer.network.batches import Cells
+from scperformer.network.batches import Cells, seed_of
 from scperformer.network.encoder import Encoder
-from scperformer.network.seeds import seed_of
 from scperformer.training import masked_learner
 from scperformer.training.masked_learner import MaskedLearner, MaskedModel, train_masked
 from scperformer.training.masking import HIDDEN, hide_values

@@ -17,9 +17,9 @@ from scperformer.errors import InputError
 from scperformer.expression.alignment import align
 from scperformer.model.folder import load_bundle, save_bundle
 from scperformer.network.batches import Cells
-from scperformer.network.embedding import sinusoids
 from scperformer.network.encoder import Encoder
 from scperformer.network.load import load_encoder
+from scperformer.network.tokens import sinusoids
 from scperformer.training.train import new_network
 from scperformer.training.transfer import adopt_options, in_order_of_init, place_new_genes
 

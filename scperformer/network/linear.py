@@ -1,8 +1,8 @@
-"""The start of the linear branch: logistic regression on views of the expression, with weighted genes.
+"""Logistic regression: the baseline that is reported beside every result, and the start of the linear branch.
 
-A view is the expression raised to a power, each cell scaled to the same length. A low power shows which genes a cell
-expresses, a high power which few genes dominate it. Plain logistic regression on logarithms lies between, and is less
-accurate where two studies differ in that.
+The linear branch sees views of the expression with weighted genes. A view is the expression raised to a power, each
+cell scaled to the same length. A low power shows which genes a cell expresses, a high power which few genes dominate
+it. Plain logistic regression on logarithms lies between, and is less accurate where two studies differ in that.
 """
 
 from dataclasses import dataclass, replace
@@ -12,9 +12,9 @@ import numpy as np
 from scipy.sparse import csr_matrix, hstack
 
 from scperformer.metrics import negative_log_likelihood
-from scperformer.network.baseline import LinearModel, fit_logistic
 
-TOLERANCE = 1e-3  # of the optimiser; a smaller one changes no label
+MAX_ITERATIONS = 1000
+TOLERANCE = 1e-3  # of the optimiser for the linear branch; a smaller one changes no label
 LENGTH = 20.0  # of every cell in every view: about its length in logarithms, so that penalties mean the same
 CHOICES = {"weighting": ("signal", "standard"), "class_weights": ("none", "balanced")}  # that `auto` chooses from
 NUM_FOLDS = 3  # of the cross-validation that chooses
@@ -22,22 +22,64 @@ MAX_CELLS_PER_LABEL = 200  # in that cross-validation: more cells would not chan
 SIGNAL_FLOOR = 0.01  # added to the squared signal-to-noise ratio: genes without signal keep a small weight
 
 
+@dataclass
+class LinearModel:
+    """Logits = x @ weight + bias; weight float32 G genes x C labels, bias float32 C."""
+
+    weight: np.ndarray
+    bias: np.ndarray
+
+    def predict(self, x: csr_matrix) -> np.ndarray:
+        """Index of the label with the largest logit of each cell; int64, N."""
+        return np.asarray(x @ self.weight + self.bias).argmax(axis=1)
+
+
+def fit_logistic(
+    x: csr_matrix | np.ndarray, labels: np.ndarray, *, c: float, class_weights: str = "none", tolerance: float = 1e-4
+) -> LinearModel:
+    """Fit L2-regularised multinomial logistic regression (scikit-learn's).
+
+    Parameters
+    ----------
+    x
+        CSR or dense float32, N cells x features.
+    labels
+        int64, N; every one of 0..C-1 occurs.
+    c
+        Inverse strength of the penalty.
+    class_weights
+        Weight of a label's cells: `none` 1, `balanced` inverse to their number, `sqrt` the root of that weight.
+    tolerance
+        Largest entry of the gradient at which the optimiser stops.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
+
+    power = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}[class_weights]
+    counts = np.bincount(labels)
+    weight_of = dict(enumerate((counts.mean() / counts) ** power))
+    estimator = LogisticRegression(C=c, class_weight=weight_of, max_iter=MAX_ITERATIONS, tol=tolerance)
+    with threadpool_limits(1):  # its dense products are small: with threads that wait for each other, ten times slower
+        estimator.fit(x, labels)
+    weight, bias = estimator.coef_.T, estimator.intercept_
+    if weight.shape[1] == 1:  # for two labels scikit-learn keeps only the difference of their logits
+        weight, bias = np.hstack([-weight / 2, weight / 2]), np.array([-bias[0] / 2, bias[0] / 2])
+    return LinearModel(weight.astype(np.float32), bias.astype(np.float32))
+
+
+def fit_baseline(x: csr_matrix, labels: np.ndarray) -> LinearModel:
+    """Fit scikit-learn's logistic regression with its defaults (L2, C=1) on all genes; arguments as `fit_logistic`."""
+    return fit_logistic(x, labels, c=1.0)
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """Options of the fit.
+    """Options of the fit of the linear branch; the last two may be `auto` until `settle_recipe` has chosen."""
 
-    powers : one view each; views with a power p above 1 are scaled by 1/p, as a few genes make up most of them
-    c : inverse strength of the L2 penalty
-    class_weights : `none`, `sqrt` or `balanced`: the weight of a label by its number of cells
-    weighting : of genes, as in `gene_weights`
-
-    The last two may be `auto` until `settle_recipe` has chosen.
-    """
-
-    powers: tuple[float, ...]
-    c: float
-    class_weights: str
-    weighting: str
+    powers: tuple[float, ...]  # one view each; views with a power p above 1 are scaled by 1/p: few genes dominate them
+    c: float  # inverse strength of the L2 penalty
+    class_weights: str  # as in `fit_logistic`
+    weighting: str  # of genes, as in `gene_weights`
 
 
 def view(x: csr_matrix, power: float) -> csr_matrix:
@@ -52,16 +94,9 @@ def view(x: csr_matrix, power: float) -> csr_matrix:
 def gene_weights(x: csr_matrix, labels: np.ndarray, how: str) -> np.ndarray:
     """Weights that multiply the genes before a penalised fit, so that informative genes pay less penalty: float64, G.
 
-    Parameters
-    ----------
-    x
-        CSR, N cells x G genes.
-    labels
-        int64, N; every one of 0..C-1 occurs.
-    how
-        `standard`: 1 / standard deviation within labels, shrunken towards the median gene's.
-        `signal`: the same times the root of the gene's signal-to-noise ratio. The signal is the standard deviation of
-        the label means, without the part expected by chance; the noise is the deviation within labels. `none`: 1.
+    `how` is `none` (1), `standard` (1 / standard deviation within labels, shrunken towards the median gene's) or
+    `signal`: the latter times the root of the gene's signal-to-noise ratio. The signal is the standard deviation of the
+    label means, without the part expected by chance; the noise is the deviation within labels.
 
     Source
     ------
@@ -116,17 +151,10 @@ def predict_logits(model: LinearModel, x: csr_matrix, recipe: Recipe) -> np.ndar
 
 
 def settle_recipe(x: csr_matrix, labels: np.ndarray, recipe: Recipe, seed: int) -> Recipe:
-    """Replace `auto` by the option that predicts held-out cells of the same reference best.
+    """Replace `auto` by the option that predicts held-out cells of the same reference best; `seed` chooses the folds.
 
     Many genes, few cells and clearly different types favour `signal`; a panel of chosen genes and types that differ a
     little in many genes favour `standard`. The likelihood in a cross-validation with 3 folds decides.
-
-    Parameters
-    ----------
-    x, labels
-        As for `fit_linear_branch`.
-    seed
-        Chooses the folds.
     """
     rows, folds = label_folds(labels, seed)
     x, labels = x[rows], labels[rows]
