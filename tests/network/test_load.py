@@ -127,7 +127,7 @@ def test_reads_the_vectors_of_the_models_genes(table, content):
         ("CD3D 1 nan 3\n", r"numbers that are not finite; expected finite numbers"),
         ("", r"0 of the model's 4 genes; expected a tenth of them"),
         ("Cd3d 1 2 3\nLyz1 4 5 6\n", r"0 of the model's 4 genes; .*the model has e\.g\. 'CD3D', the file 'Lyz1'"),
-        (b"\xff\xfe\x00CD3D", r"bytes that are not text; expected a text file"),
+        (b"\xff\xfe\x00CD3D", r"bytes, not text; expected a text file"),
     ],
 )
 def test_refuses_tables_that_do_not_fit(table, content, message):

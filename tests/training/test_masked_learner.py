@@ -212,3 +212,12 @@ def test_weights_are_those_of_a_plain_encoder_and_come_back(name, tied):
 
 def test_continuous_predictions_start_at_the_mean():
     assert new_model(TOKENS["continuous"], mean_x=2.5).decoder[0].bias.item() == 2.5
+
+
+def test_tied_bins_share_the_weight_of_their_embedding():
+    model = new_model(TOKENS["bins"], tied=True)
+    assert model.decoder.output.weight is model.encoder.embedding.expression.weight
+    assert [p is model.decoder.output.weight for p in model.decoder.parameters()] == [True]
+    untied = new_model(TOKENS["bins"]).decoder
+    h = torch.randn(2, 4, untied.output.in_features)
+    torch.testing.assert_close(untied(h), h @ untied.output.weight.T + untied.output.bias)
