@@ -17,7 +17,7 @@ from functools import reduce
 from operator import add
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened
@@ -33,11 +33,11 @@ CAUSAL_CHUNK = 32  # tokens whose L x L x M weights exist at a time
 class KeySums:
     """Sums over some keys, divided by exp(scale) per feature: s = sum phi(k) v^T, z = sum phi(k)."""
 
-    s_BHME: torch.Tensor
-    z_BHM: torch.Tensor
-    scale_BHM: torch.Tensor  # without gradient: it cancels
+    s_BHME: Tensor
+    z_BHM: Tensor
+    scale_BHM: Tensor  # without gradient: it cancels
 
-    def rescaled(self, scale_BHM: torch.Tensor) -> "KeySums":
+    def rescaled(self, scale_BHM: Tensor) -> "KeySums":
         """The same sums divided by exp(scale) of another scale."""
         factor_BHM = torch.exp(self.scale_BHM - scale_BHM)
         return KeySums(self.s_BHME * factor_BHM.unsqueeze(-1), self.z_BHM * factor_BHM, scale_BHM)
@@ -52,7 +52,7 @@ class KeySums:
         """The sums that take these keys away when they are added."""
         return KeySums(-self.s_BHME, -self.z_BHM, self.scale_BHM)
 
-    def replaced(self, cells: torch.Tensor, sums: "KeySums") -> "KeySums":
+    def replaced(self, cells: Tensor, sums: "KeySums") -> "KeySums":
         """These sums with those of some cells (row numbers) replaced."""
         pairs = ((self.s_BHME, sums.s_BHME), (self.z_BHM, sums.z_BHM), (self.scale_BHM, sums.scale_BHM))
         return KeySums(*(old.expand(-1, *new.shape[1:]).index_copy(0, cells, new) for old, new in pairs))
@@ -68,19 +68,19 @@ class Additive(Attention):
     logarithmic: bool = True  # `features` gives log phi
     can_subtract: bool = True  # sums of keys can be taken away from those of more keys
 
-    def features(self, x_BHLE: torch.Tensor, queries: bool) -> torch.Tensor:
+    def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:
         """phi(x) or, if `logarithmic`, log phi(x): B x H x L x M, a new tensor that the caller may write to.
 
         Of queries, log phi may leave out what is the same for every feature: it cancels in the division.
         """
         raise NotImplementedError
 
-    def key_sums(self, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor, keep_BL: torch.Tensor | None) -> KeySums:
+    def key_sums(self, k_BHLE: Tensor, v_BHLE: Tensor, keep_BL: Tensor | None) -> KeySums:
         """The sums over these tokens as keys (keep None: over all of them); float32 at least."""
         with torch.autocast(k_BHLE.device.type, enabled=False):  # exponents need more than bf16's 8 bits
             return self.summed(self.features(widened(k_BHLE), queries=False), widened(v_BHLE), keep_BL)
 
-    def summed(self, phi_k_BHLM: torch.Tensor, v_BHLE: torch.Tensor, keep_BL: torch.Tensor | None) -> KeySums:
+    def summed(self, phi_k_BHLM: Tensor, v_BHLE: Tensor, keep_BL: Tensor | None) -> KeySums:
         """`key_sums` from the result of `features`, which is overwritten."""
         if keep_BL is not None:
             dropped_B1L1 = ~keep_BL[:, None, :, None]
@@ -94,7 +94,7 @@ class Additive(Attention):
             scale_BHM = torch.zeros_like(phi_k_BHLM[:, :, 0])
         return KeySums(phi_k_BHLM.transpose(2, 3) @ v_BHLE, phi_k_BHLM.sum(dim=2), scale_BHM)
 
-    def read(self, q_BHLE: torch.Tensor, sums: KeySums) -> torch.Tensor:
+    def read(self, q_BHLE: Tensor, sums: KeySums) -> Tensor:
         """The mixed values that queries get from keys: B x H x L x E, dtype of the queries."""
         with torch.autocast(q_BHLE.device.type, enabled=False):
             phi_q_BHLM = self.features(widened(q_BHLE), queries=True)
@@ -172,7 +172,7 @@ class Rbf(Additive):
     causal = True
     starts_from_keys = True
     size_option = "num_anchors"
-    anchors_HME: torch.Tensor
+    anchors_HME: Tensor
 
     def __init__(self, sizes: Sizes, options: Options, generator: torch.Generator):
         super().__init__(sizes, options, generator)
@@ -184,7 +184,7 @@ class Rbf(Additive):
             self.register_buffer("anchors_HME", anchors_HME)
 
     @torch.no_grad()
-    def start(self, k_BHLE: torch.Tensor, keep_BL: torch.Tensor, generator: torch.Generator) -> None:
+    def start(self, k_BHLE: Tensor, keep_BL: Tensor, generator: torch.Generator) -> None:
         """Draw the anchors of each head from its keys of real tokens; if there are too few, repeat them."""
         k_HTE = k_BHLE.transpose(1, 2)[keep_BL].transpose(0, 1)  # T real tokens
         num_anchors, num_tokens = self.anchors_HME.shape[1], k_HTE.shape[1]
@@ -193,7 +193,7 @@ class Rbf(Additive):
             index = drawn.repeat(-(-num_anchors // num_tokens))[:num_anchors]
             anchors_ME.copy_(k_TE[index.to(k_TE.device)])
 
-    def features(self, x_BHLE: torch.Tensor, queries: bool) -> torch.Tensor:
+    def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:
         anchors_HME = self.anchors_HME.to(x_BHLE.dtype)
         # -|x - a|^2 / 2 without the tensor of all differences
         log_phi_BHLM = x_BHLE @ (anchors_HME / self.variance).transpose(1, 2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from scperformer.config import Options
@@ -55,13 +55,8 @@ class Attention(nn.Module):
         self.options = options
 
     def forward(
-        self,
-        q_BHLE: torch.Tensor,
-        k_BHLE: torch.Tensor,
-        v_BHLE: torch.Tensor,
-        keep_BL: torch.Tensor,
-        positions_BL: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, q_BHLE: Tensor, k_BHLE: Tensor, v_BHLE: Tensor, keep_BL: Tensor, positions_BL: Tensor | None = None
+    ) -> Tensor:
         """Return the mixed values: B x H x L x E, dtype of `v_BHLE`.
 
         In `keep_BL` True is a real token; the others influence nothing, and their own output means nothing.
@@ -69,9 +64,7 @@ class Attention(nn.Module):
         """
         raise NotImplementedError
 
-    def packed(
-        self, qkv_TBHLE: torch.Tensor, keep_BL: torch.Tensor, positions_BL: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def packed(self, qkv_TBHLE: Tensor, keep_BL: Tensor, positions_BL: Tensor | None = None) -> Tensor:
         """`forward` with queries, keys and values in one tensor; T = 2 with `shared_qk`, else 3."""
         q_BHLE, *k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
         return self(q_BHLE, *(k_BHLE or [q_BHLE]), v_BHLE, keep_BL, positions_BL)
@@ -103,18 +96,18 @@ class Attention(nn.Module):
     def redraw(self, generator: torch.Generator) -> None:
         """Draw the random parts anew (called during training only); nothing by default."""
 
-    def start(self, k_BHLE: torch.Tensor, keep_BL: torch.Tensor, generator: torch.Generator) -> None:
+    def start(self, k_BHLE: Tensor, keep_BL: Tensor, generator: torch.Generator) -> None:
         """Look at keys of training cells before training starts; nothing by default."""
 
     def share_with(self, first: "Attention") -> None:
         """Use parameters of the first layer's mechanism in this one; nothing by default."""
 
-    def penalty(self) -> torch.Tensor:
+    def penalty(self) -> Tensor:
         """A number that training should keep small, before `penalty_weight`; 0 by default."""
         return torch.zeros(())
 
 
-def of_positions(table_PN: torch.Tensor, num_tokens: int, positions_BL: torch.Tensor | None) -> torch.Tensor:
+def of_positions(table_PN: Tensor, num_tokens: int, positions_BL: Tensor | None) -> Tensor:
     """Rows of a table by the positions of tokens: B x L x N; without a copy, B = 1, if all cells have them in order."""
     if positions_BL is None:
         return table_PN[None, :num_tokens]
@@ -124,6 +117,6 @@ def of_positions(table_PN: torch.Tensor, num_tokens: int, positions_BL: torch.Te
     return embedding(positions_BL, table_PN)
 
 
-def widened(x: torch.Tensor) -> torch.Tensor:
+def widened(x: Tensor) -> Tensor:
     """The tensor in float32, or in float64 if it has that."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -6,7 +6,7 @@ Shape letters beyond those of base.py: P positions, K projected rows, C = H E ch
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import conv1d, pad, relu, scaled_dot_product_attention
 
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, of_positions, widened
@@ -62,7 +62,7 @@ class Conv(Attention):
     def redraw(self, generator: torch.Generator) -> None:
         self.skip.redraw(generator)
 
-    def penalty(self) -> torch.Tensor:
+    def penalty(self) -> Tensor:
         """Frobenius norm of each feature transform above the threshold, summed over q, k, v and kernel sizes."""
         norms = torch.cat([kernel_3CT.flatten(1).norm(dim=1) for kernel_3CT in self.kernels_3CT])
         return relu(norms - self.options.penalty_threshold).sum()
@@ -93,7 +93,7 @@ class Conv(Attention):
         return out_BHLE.to(v_BHLE.dtype)
 
 
-def convolved(x_BHLE: torch.Tensor, kernel_CT: torch.Tensor) -> torch.Tensor:
+def convolved(x_BHLE: Tensor, kernel_CT: Tensor) -> Tensor:
     """Convolve each channel with its kernel along the tokens, 0 beyond the ends: B x C x L."""
     x_BCL = x_BHLE.transpose(2, 3).flatten(1, 2)
     # torch's grouped convolution is 2 to 3 times as fast on a CPU, with gradients, as adding up shifted copies

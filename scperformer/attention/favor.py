@@ -11,7 +11,7 @@ from functools import cache
 from importlib.util import find_spec
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from scperformer.attention.additive import LOG_OF_NOTHING, Additive, KeySums
@@ -31,15 +31,15 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def elu1(x: torch.Tensor) -> torch.Tensor:
+def elu1(x: Tensor) -> Tensor:
     """elu(x) + 1, as x + 1 above 0 and exp(x) below: adding 1 to elu(x) would round small numbers away."""
     return x.clamp_min(0.0) + torch.exp(-torch.relu(-x))
 
 
-FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {"relu": torch.relu, "elu1": elu1, "square": torch.square}
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {"relu": torch.relu, "elu1": elu1, "square": torch.square}
 
 
-def gaussian_directions(num_features: int, head_dim: int, orthogonal: bool, generator: torch.Generator) -> torch.Tensor:
+def gaussian_directions(num_features: int, head_dim: int, orthogonal: bool, generator: torch.Generator) -> Tensor:
     """Draw rows distributed as N(0, I): float32, M x E; `orthogonal` within each block of E, with the same lengths.
 
     Source: Choromanski et al. 2021, arXiv 2009.14794, section 2.4.
@@ -67,10 +67,10 @@ class Fastfood(nn.Module):
     Source: Le et al. 2013, arXiv 1408.3060, equation 7 (with sigma = 1; H here has entries 1 and -1).
     """
 
-    signs_NP: torch.Tensor
-    order_NP: torch.Tensor
-    gaussian_NP: torch.Tensor
-    scale_NP: torch.Tensor
+    signs_NP: Tensor
+    order_NP: Tensor
+    gaussian_NP: Tensor
+    scale_NP: Tensor
 
     def __init__(self, num_features: int, head_dim: int):
         super().__init__()
@@ -92,7 +92,7 @@ class Fastfood(nn.Module):
         # A row of H G Q H B has length sqrt(P) |G|, a row of a Gaussian matrix the length of one of rows_NPP.
         self.scale_NP.copy_(rows_NPP.norm(dim=2) / (gaussian_NP.norm(dim=1, keepdim=True) * width**0.5))
 
-    def forward(self, x_BHLE: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_BHLE: Tensor) -> Tensor:
         """Project vectors on all directions: B x H x L x M, dtype of `x_BHLE`."""
         num_blocks, width = self.signs_NP.shape
         diagonals = (self.signs_NP, self.gaussian_NP, self.scale_NP)
@@ -109,7 +109,7 @@ class Fastfood(nn.Module):
         return torch.cat(projected, dim=2)
 
 
-def hadamard(x_PL: torch.Tensor) -> torch.Tensor:
+def hadamard(x_PL: Tensor) -> Tensor:
     """Multiply the last axis but one by the Walsh-Hadamard matrix, with sums and differences only."""
     half = 1
     while half < x_PL.shape[-2]:
@@ -161,7 +161,7 @@ class Favor(Additive):
 
     causal = True
     size_option = "num_features"
-    directions_ME: torch.Tensor
+    directions_ME: Tensor
 
     def __init__(self, sizes: Sizes, options: Options, generator: torch.Generator):
         super().__init__(sizes, options, generator)
@@ -202,17 +202,14 @@ class Favor(Additive):
             return favor(qkv_TBHLE, keep_BL, self.directions_ME, self.factor)
         return super().packed(qkv_TBHLE, keep_BL, positions_BL)
 
-    def is_fused(self, v_BHLE: torch.Tensor) -> bool:
-        """Whether the kernels of fused.py compute the result without storing phi: on a GPU with Triton.
-
-        They are for the kernel softmax without epsilon, not causal, with a dense matrix of directions.
-        """
+    def is_fused(self, v_BHLE: Tensor) -> bool:
+        """Whether the kernels of fused.py compute this without storing phi: the usual form, on a GPU with Triton."""
         options = self.options
         plain = options.kernel == "softmax" and not options.is_published and not self.is_causal
         dense = options.projection in ("orthogonal", "gaussian") and v_BHLE.shape[-1] <= MAX_FUSED_WIDTH
         return plain and dense and v_BHLE.is_cuda and v_BHLE.dtype in FUSED_DTYPES and has_triton()
 
-    def features(self, x_BHLE: torch.Tensor, queries: bool) -> torch.Tensor:
+    def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:
         floor, projected_BHLM = self.options.floor, self.projected(x_BHLE, queries)
         if not self.logarithmic:
             return FUNCTIONS[self.options.kernel](projected_BHLM) + floor
@@ -224,11 +221,11 @@ class Favor(Additive):
             return projected_BHLM  # |q|^2 / 2 is the same for every feature of a query
         return projected_BHLM.add_(self.log_norm(x_BHLE))
 
-    def log_norm(self, x_BHLE: torch.Tensor) -> torch.Tensor:
+    def log_norm(self, x_BHLE: Tensor) -> Tensor:
         """-|x|^2 / 2 with x scaled, B x H x L x 1."""
         return x_BHLE.square().sum(-1, keepdim=True) * (-(self.factor**2) / 2)
 
-    def projected(self, x_BHLE: torch.Tensor, queries: bool) -> torch.Tensor:
+    def projected(self, x_BHLE: Tensor, queries: bool) -> Tensor:
         """W x with x scaled, B x H x L x M; a new tensor."""
         if self.options.projection == "identity":
             return x_BHLE.clone()
@@ -252,7 +249,7 @@ class PublishedFavor(Favor):
     feature that is always 1, with the sum of v and the number of keys; and an empty feature, whose scale is K.
     """
 
-    def key_sums(self, k_BHLE: torch.Tensor, v_BHLE: torch.Tensor, keep_BL: torch.Tensor | None) -> KeySums:
+    def key_sums(self, k_BHLE: Tensor, v_BHLE: Tensor, keep_BL: Tensor | None) -> KeySums:
         with torch.autocast(k_BHLE.device.type, enabled=False):
             k_BHLE, v_BHLE = widened(k_BHLE), widened(v_BHLE)
             if keep_BL is None:
@@ -272,7 +269,7 @@ class PublishedFavor(Favor):
                 torch.cat([sums.scale_BHM, nothing_BH1, largest_BH1], dim=-1),
             )
 
-    def read(self, q_BHLE: torch.Tensor, sums: KeySums) -> torch.Tensor:
+    def read(self, q_BHLE: Tensor, sums: KeySums) -> Tensor:
         epsilon = self.options.floor
         factor_BHM = torch.exp(sums.scale_BHM[..., :-2] - sums.scale_BHM[..., -1:])
         s_BHME = sums.s_BHME[:, :, :-2] * factor_BHM.unsqueeze(-1) + epsilon * sums.s_BHME[:, :, -2:-1]

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 NARROWEST = 16  # smallest width of the matrix units
 NOTHING = tl.constexpr(-1e30)  # the logarithm of a sum over nothing
@@ -231,15 +232,13 @@ def padded(width: int) -> int:
     return max(NARROWEST, triton.next_power_of_2(width))
 
 
-def steps(*matrices: torch.Tensor) -> list[int]:
+def steps(*matrices: Tensor) -> list[int]:
     """Of each matrix, the numbers from one cell's to the next one's, from head to head, and from row to row."""
     assert all(x.stride(-1) == 1 for x in matrices)
     return [step for x in matrices for step in ((0, 0, x.stride(0)) if x.dim() == 2 else x.stride()[:3])]
 
 
-def row_dots(
-    a_BHLE: torch.Tensor, b_BHLE: torch.Tensor, factor: float, keep_BL: torch.Tensor | None = None
-) -> torch.Tensor:
+def row_dots(a_BHLE: Tensor, b_BHLE: Tensor, factor: float, keep_BL: Tensor | None = None) -> Tensor:
     """Products of the rows of two matrices, times a factor, float32, BH x L; -inf where a token is dropped."""
     B, H, L, E = a_BHLE.shape
     out_GL = torch.empty(B * H, L, dtype=torch.float32, device=a_BHLE.device)
@@ -298,7 +297,9 @@ class _Favor(torch.autograd.Function):
         q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
         B, H, L, E = q_BHLE.shape
         M, G = len(directions_ME), B * H
-        grad_BHLE = rows_in_place(grad_BHLE.to(out_BHLE.dtype))
+        grad_BHLE = grad_BHLE.to(out_BHLE.dtype)
+        if grad_BHLE.stride(-1) != 1:  # the numbers of a row have to lie beside each other
+            grad_BHLE = grad_BHLE.contiguous()
         grad_TBHLE = qkv_TBHLE.new_empty(B, L, 3, H, E).permute(2, 0, 3, 1, 4)  # as a linear layer gives them
         dq_BHLE, dk_BHLE, dv_BHLE = grad_TBHLE.unbind(0)
         # queries
@@ -328,16 +329,12 @@ class _Favor(torch.autograd.Function):
         return grad_TBHLE, None, None, None
 
 
-def rows_in_place(x: torch.Tensor) -> torch.Tensor:
-    """The tensor, copied unless the numbers of a row lie beside each other."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def favor(qkv_TBHLE: torch.Tensor, keep_BL: torch.Tensor, directions_ME: torch.Tensor, factor: float) -> torch.Tensor:
+def favor(qkv_TBHLE: Tensor, keep_BL: Tensor, directions_ME: Tensor, factor: float) -> Tensor:
     """The result of `Favor` with the softmax kernel, not causal, without epsilon: B x H x L x E.
 
     `qkv_TBHLE` has queries, keys and values (T = 3) in float32, bfloat16 or float16; `factor` of queries and keys is
     E^(-1/4). With bfloat16 inputs the directions are rounded to it, the same for queries and keys.
     """
     directions_ME = (directions_ME.float() * (factor / LN2.value)).to(qkv_TBHLE.dtype)
-    return _Favor.apply(rows_in_place(qkv_TBHLE), keep_BL.contiguous(), directions_ME, factor**2)
+    qkv_TBHLE = qkv_TBHLE if qkv_TBHLE.stride(-1) == 1 else qkv_TBHLE.contiguous()
+    return _Favor.apply(qkv_TBHLE, keep_BL.contiguous(), directions_ME, factor**2)

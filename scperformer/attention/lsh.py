@@ -6,6 +6,7 @@ Shape letters beyond those of base.py: R rounds, P chunks of C tokens.
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened
@@ -39,7 +40,7 @@ class Lsh(Attention):
     order_sensitive = True  # the order decides where a chunk ends within a bucket
     shared_qk = True
     size_option = "chunk_size"
-    rotations_REM: torch.Tensor
+    rotations_REM: Tensor
 
     def __init__(self, sizes: Sizes, options: Options, generator: torch.Generator):
         super().__init__(sizes, options, generator)
@@ -86,24 +87,23 @@ class Lsh(Attention):
         # Some chunks at a time: their temporary tensors fit into a cache, and the next ones reuse the memory.
         span = max(1, CHUNKS // (batch * heads))
         pieces = zip(*(x.split(span, dim=2) for x in (q_BHPCE, *keys_values, unreal_BHPK)), strict=True)
-        found = zip(*(self._of_chunks(*piece) for piece in pieces), strict=True)
+        itself = pad(torch.eye(size, dtype=q.dtype, device=q.device) * ITSELF, (size, 0))
+        found = []
+        for q_BHPCE, k_before, k_own, v_before, v_own, unreal_BHPK in pieces:
+            k_BHPKE, v_BHPKE = torch.cat([k_before, k_own], dim=3), torch.cat([v_before, v_own], dim=3)
+            # In place: these tensors are the largest by far, and the backward pass needs only one of them.
+            weights = q_BHPCE @ k_BHPKE.mT
+            weights += itself
+            weights += (unreal_BHPK.to(weights.dtype) * NOTHING).unsqueeze(3)
+            scale = weights.detach().amax(-1, keepdim=True)
+            weights.sub_(scale).exp_()
+            found.append((torch.cat([weights @ v_BHPKE, weights.sum(-1, keepdim=True)], dim=-1), scale))
         back_BHL = order_BHL.argsort(2)
-        return tuple(take(torch.cat(x, dim=2).flatten(2, 3)[:, :, :length], back_BHL) for x in found)
-
-    def _of_chunks(self, q_BHPCE, k_before, k_own, v_before, v_own, unreal_BHPK) -> tuple[torch.Tensor, torch.Tensor]:
-        """The result of `one_round` for whole chunks."""
-        k_BHPKE, v_BHPKE = torch.cat([k_before, k_own], dim=3), torch.cat([v_before, v_own], dim=3)
-        size = q_BHPCE.shape[3]
-        # In place: these tensors are the largest by far, and the backward pass needs only one of them.
-        weights = q_BHPCE @ k_BHPKE.mT
-        weights += pad(torch.eye(size, dtype=weights.dtype, device=weights.device) * ITSELF, (size, 0))
-        weights += (unreal_BHPK.to(weights.dtype) * NOTHING).unsqueeze(3)
-        scale = weights.detach().amax(-1, keepdim=True)
-        weights.sub_(scale).exp_()
-        return torch.cat([weights @ v_BHPKE, weights.sum(-1, keepdim=True)], dim=-1), scale
+        every = (torch.cat(x, dim=2).flatten(2, 3)[:, :, :length] for x in zip(*found, strict=True))
+        return tuple(take(x, back_BHL) for x in every)
 
 
-def buckets(q_BHLE: torch.Tensor, rotation_EM: torch.Tensor) -> torch.Tensor:
+def buckets(q_BHLE: Tensor, rotation_EM: Tensor) -> Tensor:
     """argmax of [qR, -qR], B x H x L; always in float32, so that precisions do not disagree on buckets."""
     if rotation_EM.shape[1] == 0:
         return torch.zeros(q_BHLE.shape[:3], dtype=torch.int64, device=q_BHLE.device)
@@ -111,7 +111,7 @@ def buckets(q_BHLE: torch.Tensor, rotation_EM: torch.Tensor) -> torch.Tensor:
     return torch.cat([rotated_BHLM, -rotated_BHLM], dim=-1).argmax(-1)
 
 
-def take(x_BHLE: torch.Tensor, order_BHL: torch.Tensor) -> torch.Tensor:
+def take(x_BHLE: Tensor, order_BHL: Tensor) -> Tensor:
     """Take the tokens of each head in an order of its own."""
     batch, heads, length, width = x_BHLE.shape
     start_BH1 = torch.arange(batch * heads, device=x_BHLE.device).view(batch, heads, 1) * length

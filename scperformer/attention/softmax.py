@@ -7,7 +7,7 @@ all), C matrices per layer (2: one for keys and one for values; 1 for both).
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, of_positions, widened
@@ -101,7 +101,7 @@ class Linformer(Attention):
             v_BHNE = self._projected(self.matrices_CPGN[-1].to(v.dtype), v, positions_BL)
             return scaled_dot_product_attention(widened(q_BHLE), k_BHNE, v_BHNE).to(v_BHLE.dtype)
 
-    def _projected(self, matrix_PGN: torch.Tensor, x_BHLE: torch.Tensor, positions_BL) -> torch.Tensor:
+    def _projected(self, matrix_PGN: Tensor, x_BHLE: Tensor, positions_BL) -> Tensor:
         """Sum over the tokens, weighted by the entries of their columns: B x H x N x E."""
         batch, heads, length, width = x_BHLE.shape
         columns_BLX = of_positions(matrix_PGN.flatten(1), length, positions_BL)

@@ -6,7 +6,7 @@ Shape letters beyond those of base.py: P blocks of C tokens, N convolutions, W =
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened
@@ -71,7 +71,7 @@ class Window(Attention):
         out_BHLE = torch.cat(out, dim=1).unflatten(1, (batch, -1)).flatten(2, 3).transpose(0, 1)
         return out_BHLE[:, :, :length].to(v_BHLE.dtype)
 
-    def weights(self, scores_HPCW: torch.Tensor, unreal_1PCW: torch.Tensor) -> torch.Tensor:
+    def weights(self, scores_HPCW: Tensor, unreal_1PCW: Tensor) -> Tensor:
         """Turn the band of scores, which is 0 without a real key, into the band of weights."""
         spare = (self.taps_NHW.shape[-1] - scores_HPCW.shape[-1]) // 2  # taps on each side that reach beyond the cell
         for i, taps_HW in enumerate(self.taps_NHW[..., spare : self.taps_NHW.shape[-1] - spare]):
@@ -104,7 +104,7 @@ class Evo(Window):
         num_convolutions: int = option(2, ONE_OR_MORE)  # N: learned kernels per head; 1 equals `window`
 
 
-def overlapping(x_HBKE: torch.Tensor, block: int, more: int) -> tuple[torch.Tensor, torch.Tensor]:
+def overlapping(x_HBKE: Tensor, block: int, more: int) -> tuple[Tensor, Tensor]:
     """Cut into pieces of `block + more` tokens that begin `block` apart, each in two parts: H x B x P x tokens x E.
 
     `unfold` gives the same, but its backward pass is several times as slow.
@@ -117,19 +117,19 @@ def overlapping(x_HBKE: torch.Tensor, block: int, more: int) -> tuple[torch.Tens
     return blocks[:, :, :-1], blocks[:, :, 1:, :more]
 
 
-def split(x: torch.Tensor, cells: int, blocks: int) -> list[torch.Tensor]:
+def split(x: Tensor, cells: int, blocks: int) -> list[Tensor]:
     """Split into the blocks of several cells, or several blocks of one cell: ... x B x P x ... to ... x P x ..."""
     return [piece.flatten(1, 2) for some in x.split(cells, dim=1) for piece in some.split(blocks, dim=2)]
 
 
-def skewed(scores: torch.Tensor) -> torch.Tensor:
+def skewed(scores: Tensor) -> Tensor:
     """Take the band, ... x C x (2r+1), out of all products, ... x C x (C+2r): row a begins at column a."""
     block, num_keys = scores.shape[-2:]
     # in rows that are one entry longer, each row begins one column later
     return pad(scores.flatten(-2), (0, block)).unflatten(-1, (block, num_keys + 1))[..., : num_keys - block + 1]
 
 
-def unskewed(band: torch.Tensor) -> torch.Tensor:
+def unskewed(band: Tensor) -> Tensor:
     """Invert `skewed`, with 0 outside the band."""
     block, width = band.shape[-2:]
     num_keys = block + width - 1

@@ -18,22 +18,14 @@ AnyMatrix: TypeAlias = sparse.spmatrix | sparse.sparray | np.ndarray
 
 
 def normalise(x: AnyMatrix, findings: Findings, target_sum: float) -> sparse.csr_matrix:
-    """Return expression as ln(1 + target_sum * value / total of the cell).
+    """Return expression as ln(1 + target_sum * value / total of the cell), totals over all genes of `x`.
 
-    Parameters
-    ----------
-    x
-        N cells x G genes as stored; it is not changed. Totals are over all of its genes.
-    findings
-        The kind of the values. Values that are already as wanted stay as they are, bit for bit. Other log1p values are
-        linear again before they are normalised: from a total of 10,000 if it is not recognised, or, with `relative`,
-        from the sum of the cell.
-    target_sum
-        Counts per cell after normalisation.
+    Values that are already as wanted stay as they are, bit for bit. Other log1p values are linear again before they are
+    normalised: from a total of 10,000 if it is not recognised, or, with `relative`, from the sum of the cell.
 
     Returns
     -------
-    N x G CSR float32 without stored zeros, indices sorted; cells without counts stay zero.
+    CSR float32 of the shape of `x`, without stored zeros, indices sorted; cells without counts stay zero.
     """
     rows = sparse.csr_matrix(x, dtype=np.float32, copy=True)
     rows.sum_duplicates()
@@ -57,18 +49,10 @@ def normalise(x: AnyMatrix, findings: Findings, target_sum: float) -> sparse.csr
 
 
 def merge_genes(x: AnyMatrix, first: np.ndarray, log_base: float | None) -> sparse.csr_matrix:
-    """Add up the columns of each gene as counts, in float64; moved columns are empty.
+    """Add up the columns of each gene as counts in the `first` of them (`genes.first_of_each`); the others are empty.
 
-    Parameters
-    ----------
-    first
-        For each column the first one of the same gene (`genes.first_of_each`), which gets the sum.
-    log_base
-        Base of log1p values; None: the values are linear.
-
-    Returns
-    -------
-    CSR float64 of the shape of `x`. Rounded to float32, the only column of a gene is unchanged, bit for bit.
+    `log_base` is the base of log1p values; None: the values are linear. Returns CSR float64 of the shape of `x`.
+    Rounded to float32, the only column of a gene is unchanged, bit for bit.
     """
     rows = sparse.csr_matrix(x, dtype=np.float64)
     linear = rows.data if log_base is None else np.expm1(rows.data * math.log(log_base))
@@ -82,14 +66,7 @@ def merge_genes(x: AnyMatrix, first: np.ndarray, log_base: float | None) -> spar
 def align(x: AnyMatrix, target: np.ndarray, num_genes: int) -> sparse.csr_matrix:
     """Move column j to `target[j]`, or drop it where that is -1; other columns are 0.
 
-    Parameters
-    ----------
-    target
-        int64, for each column of `x`; columns with values have different targets.
-
-    Returns
-    -------
-    N x num_genes, CSR float32 with sorted indices.
+    Columns with values have different targets. Returns N x num_genes, CSR float32 with sorted indices.
     """
     assert x.shape[1] == len(target), "one target per column"
     rows = sparse.csr_matrix(x, dtype=np.float32)
@@ -135,8 +112,6 @@ def plan_alignment(
         Of the model's genes (`Bundle.importance`); None: all genes have the same.
     min_overlap
         Least share of the importance that the file's genes must have, 0 to 1; None: any is enough.
-    species
-        Of the file: auto, human or mouse.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Finding the expression of an AnnData (in X, raw or a layer) and the kind of its values."""
+"""The expression of an AnnData: its place (X, raw or a layer) and the kind of its values."""
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pandas as pd
 from anndata import AnnData
 
 from scperformer.errors import InputError
-from scperformer.expression.values import ASSUMED_TOTAL, BASE_NAMES, MAX_LOG, Slot, judge
+from scperformer.expression.values import ASSUMED_TOTAL, BASE_NAMES, MAX_LOG, Logarithm, Slot, judge
 from scperformer.files import LOG_MARK, PREPARED, Matrix
 from scperformer.genes import id_kind, require_named
 
@@ -69,6 +69,36 @@ class Findings:
         return asdict(self) | {"text": self.text}
 
 
+def gene_table(adata: AnnData, source: str) -> pd.DataFrame:
+    """Return the var table of the genes of X, layers or raw."""
+    return adata.raw.var if source == "raw" else adata.var
+
+
+def _gene_names(adata: AnnData, source: str) -> list[str]:
+    return [str(name).strip() for name in gene_table(adata, source).index]
+
+
+def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "the data") -> tuple[Matrix, list[str]]:
+    """Return the matrix that `findings` name, and the gene of each column; several genes without a name are refused."""
+    names = _gene_names(adata, findings.source)
+    require_named(names, f"{findings.source} of {path}")
+    if findings.source == "raw":
+        x = adata.raw.X
+    else:
+        x = adata.X if findings.source == "X" else adata.layers[findings.source.removeprefix("layers/")]
+    # SciPy has no sparse matrices of half precision.
+    return x.astype(np.float32) if isinstance(x, np.ndarray) and x.dtype == np.float16 else x, names
+
+
+def prepared_total(adata: AnnData) -> float | None:
+    """Return the total that `preprocess` normalised X to, by its mark, which may remain if X is changed; else None."""
+    mark = adata.uns.get(PREPARED)
+    total = mark.get("target_sum") if isinstance(mark, Mapping) else None
+    if adata.X is None or not isinstance(total, int | float | np.number):
+        return None
+    return float(total) if 0 < total < math.inf else None
+
+
 def detect_expression(
     adata: AnnData,
     source: str = "auto",
@@ -80,8 +110,8 @@ def detect_expression(
 ) -> Findings:
     """Find the expression in X, raw and layers, and the kind of its values.
 
-    Counts are preferred (most genes first), then log1p values whose normalisation is recognised, then the
-    rest. X of a file from `preprocess` is recognised by its mark in uns.
+    Counts are preferred (most genes first), then log1p values whose normalisation is recognised, then the rest. X of a
+    file from `preprocess` is recognised by its mark in uns. A file without usable values is refused.
 
     Parameters
     ----------
@@ -91,78 +121,56 @@ def detect_expression(
         auto, counts, linear or log1p: the kind of the values, whatever they look like.
     input_total, input_base
         log1p values: counts per cell before the logarithm, and its base (auto, e, 2 or 10), whatever they look like.
-
-    Raises
-    ------
-    InputError
-        No place holds usable values (NaN and negative values never are), or `source` does not exist.
     """
-    prepared = prepared_total(adata) if source in ("auto", "X") and input_kind == "auto" else None
+    named = sorted(adata.layers, key=lambda name: str(name).lower() not in COUNT_LAYERS)
+    every = {"X": adata.X} | {f"layers/{name}": adata.layers[name] for name in named}
+    every["raw"] = None if adata.raw is None else adata.raw.X
+    places = {name: x for name, x in every.items() if x is not None}
+    if source not in ("auto", *places):
+        there = ", ".join(places) or "neither X nor layers nor raw"
+        remedy, fixes = "set source=... to one", [f"source={name}" for name in places]
+        raise InputError(f"no {source} in {path} (it has {there})", "a place that exists", remedy, fixes)
+    partial = [name for name in places if source == "auto" and name.removeprefix("layers/") in PARTIAL_LAYERS]
+    prepared = prepared_total(adata) if input_kind == "auto" else None
     slots: list[Slot] = []
-    for name, x in _places(adata, source, path):
-        slots.append(_judge_place(adata, name, x, prepared, path))
-        if slots[-1].prepared:
-            break
+    for name, x in places.items():
+        if name not in partial and source in ("auto", name):
+            slots.append(_judge_place(adata, name, x, prepared, path))
+            if slots[-1].prepared:
+                break
     usable = [slot for slot in slots if slot.kind != "unusable"]
     if not usable:
         there = "; ".join(f"{slot.source}: {slot.text}" for slot in slots) or "X is empty"
+        remedy = "put the counts into X or layers['counts']"
+        if any(slot.mixed for slot in slots):
+            remedy += " for all cells, or save the cells of each kind as a file of its own"
+        elif slots and all("scaled" in slot.text for slot in slots):
+            remedy += ", or the values from before scaling, and save the file"
+        elif slots and all("NaN" in slot.text for slot in slots):
+            how = "numpy.nan_to_num of adata.X, or of adata.X.data if it is sparse"
+            remedy += f", or set NaN that mean 0 to 0 ({how}), and save the file"
+        else:
+            remedy += ", or fix the values, and save the file"
         expected = "counts, or log-normalised values without NaN or negative values"
-        raise InputError(f"no usable expression in {path} ({there})", expected, _remedy(slots))
+        raise InputError(f"no usable expression in {path} ({there})", expected, remedy)
     chosen, why = _choose(usable, slots, source, input_kind)
 
-    places = [Place(slot.source, slot.text, slot is chosen) for slot in slots]
-    notes = [place.note for place in places if not place.used]
+    found = [Place(slot.source, slot.text, slot is chosen) for slot in slots]
+    notes = [place.note for place in found if not place.used]
     if chosen.prepared:
-        notes.append(f"X was prepared by scperformer ({chosen.total:g} counts per cell)")
-    elif source == "auto":
-        partial = [name for name in adata.layers if name in PARTIAL_LAYERS]
-        places += [Place(f"layers/{name}", "a part of the counts by its name") for name in partial]
+        notes.append(f"X was prepared by scperformer ({chosen.log.total:g} counts per cell)")
+    else:
+        found += [Place(name, "a part of the counts by its name") for name in partial]
     notes += _interpret(chosen, input_kind, input_total, input_base, path)
     if chosen.num_empty:
         notes.append(f"{chosen.num_empty} cell{'s' if chosen.num_empty > 1 else ''} without any count")
     if chosen.kind == "counts" and chosen.largest == 1:
         notes.append("no count is above 1: were the values made binary?")
-    return Findings(
-        source=chosen.source,
-        kind=chosen.kind,
-        total=chosen.total,
-        log_base=chosen.log_base,
-        relative=chosen.relative,
-        num_cells=chosen.x.shape[0],
-        num_genes=chosen.x.shape[1],
-        id_kind=id_kind(_gene_names(adata, chosen.source)),
-        why=why,
-        places=places,
-        notes=notes,
-    )
-
-
-def _places(adata: AnnData, source: str, path: str | Path) -> list[tuple[str, Matrix]]:
-    """List name and matrix of each place to judge, in order of preference."""
-    named = sorted(adata.layers, key=lambda name: str(name).lower() not in COUNT_LAYERS)
-    places = {"X": adata.X} | {f"layers/{name}": adata.layers[name] for name in named}
-    if adata.raw is not None:
-        places["raw"] = adata.raw.X
-    places = {name: x for name, x in places.items() if x is not None}
-    if source == "auto":
-        return [(name, x) for name, x in places.items() if name.removeprefix("layers/") not in PARTIAL_LAYERS]
-    if source not in places:
-        there = ", ".join(places) or "neither X nor layers nor raw"
-        remedy, fixes = "set source=... to one", [f"source={name}" for name in places]
-        raise InputError(f"no {source} in {path} (it has {there})", "a place that exists", remedy, fixes)
-    return [(source, places[source])]
-
-
-def prepared_total(adata: AnnData) -> float | None:
-    """Return the total that `preprocess` normalised X to, by its mark; None without a mark.
-
-    The mark may remain in a file whose X was changed afterwards.
-    """
-    mark = adata.uns.get(PREPARED)
-    total = mark.get("target_sum") if isinstance(mark, Mapping) else None
-    if adata.X is None or not isinstance(total, int | float | np.number):
-        return None
-    return float(total) if 0 < total < math.inf else None
+    num_cells, num_genes = chosen.x.shape
+    log: dict[str, Any] = {"total": chosen.log.total, "log_base": chosen.log.base, "relative": chosen.log.relative}
+    about: dict[str, Any] = {"source": chosen.source, "kind": chosen.kind, "why": why, "places": found, "notes": notes}
+    kind = id_kind(_gene_names(adata, chosen.source))
+    return Findings(num_cells=num_cells, num_genes=num_genes, id_kind=kind, **log, **about)
 
 
 def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None, path: str | Path) -> Slot:
@@ -174,24 +182,23 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None,
         raise InputError(found, "arrays that fit each other", "write the file again") from error
     if source == "X" and prepared is not None:
         slot.prepared = slot.largest <= MAX_LOG and not (slot.kind == "counts" and slot.largest > 1)
-        if slot.prepared and slot.kind != "unusable":
-            slot.kind, slot.log_base, slot.total = "log1p", math.e, prepared
-            slot.confirmed, slot.relative, slot.too_large = True, False, False
-        elif not slot.prepared:
+        if not slot.prepared:
             text = f"X of {path} was changed after scperformer had prepared it: its mark is ignored"
             warnings.warn(text, stacklevel=3)
+        elif slot.kind != "unusable":
+            slot.kind, slot.log = "log1p", Logarithm(math.e, prepared)
     if slot.mixed:
         names = np.asarray(adata.obs_names)
         parts = [f"{kind} in {_some_cells(rows, names)}" for kind, rows in slot.mixed]
         slot.text = f"a mix: {' and '.join(parts)}"
 
     mark = adata.uns.get(LOG_MARK)  # written by scanpy.pp.log1p
-    if slot.kind == "log1p" and not slot.confirmed and source in ("X", "raw") and isinstance(mark, Mapping):
+    if slot.kind == "log1p" and not slot.log.confirmed and source in ("X", "raw") and isinstance(mark, Mapping):
         said = math.e if mark.get("base") is None else mark["base"]
         known = [base for base in BASE_NAMES if isinstance(said, int | float | np.number) and math.isclose(said, base)]
         if known:
             # Values too large for the usual total: the base is known, and a cell's total is the sum of its genes.
-            slot.log_base, slot.confirmed, slot.relative, slot.too_large = known[0], True, slot.too_large, False
+            slot.log = Logarithm(known[0], slot.log.total, relative=slot.log.too_large)
             slot.text = f"log1p ({BASE_NAMES[known[0]]}, by uns['{LOG_MARK}'])"
     return slot
 
@@ -205,19 +212,6 @@ def _some_cells(rows: np.ndarray, names: np.ndarray) -> str:
     return f"{len(rows)} cell{'s' if len(rows) > 1 else ''} ({named}{more}; rows from 0: {ranges}{more_runs})"
 
 
-def _remedy(slots: Sequence[Slot]) -> str:
-    """Say how to repair a file without a usable place."""
-    start = "put the counts into X or layers['counts']"
-    if any(slot.mixed for slot in slots):
-        return f"{start} for all cells, or save the cells of each kind as a file of its own"
-    if slots and all("scaled" in slot.text for slot in slots):
-        return f"{start}, or the values from before scaling, and save the file"
-    if slots and all("NaN" in slot.text for slot in slots):
-        how = "numpy.nan_to_num of adata.X, or of adata.X.data if it is sparse"
-        return f"{start}, or set NaN that mean 0 to 0 ({how}), and save the file"
-    return f"{start}, or fix the values, and save the file"
-
-
 def _choose(usable: list[Slot], slots: list[Slot], source: str, input_kind: str) -> tuple[Slot, str]:
     """Choose the most trustworthy kind with the most genes, and the reason; among equals X, then layers, then raw."""
 
@@ -225,25 +219,23 @@ def _choose(usable: list[Slot], slots: list[Slot], source: str, input_kind: str)
         trusted = slot.source in ("X", "raw") or slot.source.removeprefix("layers/").lower() in COUNT_LAYERS
         if slot.kind == "counts":
             return 0 if trusted else 2  # another layer of whole numbers may be a mask, for instance
-        return (1 if slot.confirmed else 3) if slot.kind == "log1p" else 4
+        return (1 if slot.log.confirmed else 3) if slot.kind == "log1p" else 4
 
     wanted = [slot for slot in usable if slot.kind == input_kind] or usable
     chosen = min(wanted, key=lambda slot: (rank(slot), -slot.x.shape[1]))
     rivals = [slot for slot in usable if slot is not chosen and rank(slot) == rank(chosen)]
-    if chosen.prepared:
-        return chosen, "prepared by scperformer"
-    if source != "auto":
-        return chosen, "as requested"
-    if len(usable) == 1:
-        return chosen, "there is no other" if len(slots) == 1 else "nothing else can be used"
-    if chosen.kind == input_kind:
-        return chosen, f"it fits input_kind={input_kind}"
-    if any(slot.x.shape[1] < chosen.x.shape[1] for slot in rivals):
-        return chosen, "it has the most genes"
-    if rivals:
-        return chosen, "it is the first of several that could be used"
-    reasons = {0: "counts come first", 1: "recognised logarithms come after counts"}
-    return chosen, reasons.get(rank(chosen), "nothing is better")
+    reasons = (
+        ("prepared by scperformer", chosen.prepared),
+        ("as requested", source != "auto"),
+        ("there is no other", len(slots) == 1),
+        ("nothing else can be used", len(usable) == 1),
+        (f"it fits input_kind={input_kind}", chosen.kind == input_kind),
+        ("it has the most genes", any(slot.x.shape[1] < chosen.x.shape[1] for slot in rivals)),
+        ("it is the first of several that could be used", bool(rivals)),
+        ("counts come first", rank(chosen) == 0),
+        ("nothing is better", True),
+    )
+    return chosen, next(reason for reason, holds in reasons if holds)
 
 
 def _interpret(slot: Slot, input_kind: str, input_total: float | None, input_base: str, path: str | Path) -> list[str]:
@@ -254,9 +246,8 @@ def _interpret(slot: Slot, input_kind: str, input_total: float | None, input_bas
             found, expected = f"values up to {slot.largest:g} in {slot.source} of {path}", "log1p values of at most "
             raise InputError(found, f"{expected}{MAX_LOG:g}", "leave out input_kind=log1p", ["input_kind=auto"])
         notes.append(f"used as {input_kind} as requested, though {slot.source} looks like {slot.text}")
-        slot.kind, slot.total, slot.relative = input_kind, None, False
-        slot.log_base = math.e if input_kind == "log1p" else None
-    if slot.too_large and (input_kind, input_total, input_base) == ("auto", None, "auto"):
+        slot.kind, slot.log = input_kind, Logarithm(math.e if input_kind == "log1p" else None)
+    if slot.log.too_large and (input_kind, input_total, input_base) == ("auto", None, "auto"):
         found = f"values up to {slot.largest:.4g} in {slot.source} of {path}, too large for "
         found += f"ln(1 + counts per {ASSUMED_TOTAL:g}), and without a recognised base and total"
         remedy = "put counts into X or layers['counts'], or say what the values are, such as input_kind=linear, "
@@ -270,51 +261,20 @@ def _interpret(slot: Slot, input_kind: str, input_total: float | None, input_bas
         return notes
 
     if input_base != "auto":
-        base = INPUT_BASES[input_base]
-        if base != slot.log_base:  # the total was recognised with another base
-            slot.total, slot.relative = None, False
-        slot.log_base, slot.confirmed = base, True
+        base = INPUT_BASES[input_base]  # if it is another, the total was recognised with the wrong base
+        slot.log = slot.log._replace(confirmed=True) if base == slot.log.base else Logarithm(base)
         notes.append(f"used as log1p to base {input_base} as requested")
-    if not slot.confirmed:
-        notes.append(
-            "used as natural log1p by the range of the values alone; "
-            "set input_kind=... if they are not, or input_base=... if the base is another"
-        )
+    if not slot.log.confirmed:
+        remedy = "set input_kind=... if they are not, or input_base=... if the base is another"
+        notes.append(f"used as natural log1p by the range of the values alone; {remedy}")
+    unknown = "the total that cells were normalised to is not recognised"
     if input_total is not None:
         notes.append(f"used as {input_total:g} counts per cell as requested")
-        slot.total, slot.relative = float(input_total), False
-    elif slot.relative:
-        notes.append(
-            "the total that cells were normalised to is not recognised, or differs between cells; "
-            "the sum of the genes in the file is used for each cell (set input_total=... if you know the total)"
-        )
-    elif slot.total is None:
-        notes.append(
-            "the total that cells were normalised to is not recognised (were genes removed afterwards?); "
-            f"{ASSUMED_TOTAL:g} counts per cell are assumed, set input_total=... if that is wrong"
-        )
+        slot.log = slot.log._replace(total=float(input_total), relative=False)
+    elif slot.log.relative:
+        used = "the sum of the genes in the file is used for each cell (set input_total=... if you know the total)"
+        notes.append(f"{unknown}, or differs between cells; {used}")
+    elif slot.log.total is None:
+        used = f"{ASSUMED_TOTAL:g} counts per cell are assumed, set input_total=... if that is wrong"
+        notes.append(f"{unknown} (were genes removed afterwards?); {used}")
     return notes
-
-
-def gene_table(adata: AnnData, source: str) -> pd.DataFrame:
-    """Return the var table of the genes of X, layers or raw."""
-    return adata.raw.var if source == "raw" else adata.var
-
-
-def _gene_names(adata: AnnData, source: str) -> list[str]:
-    return [str(name).strip() for name in gene_table(adata, source).index]
-
-
-def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "the data") -> tuple[Matrix, list[str]]:
-    """Return the matrix that `findings` name, and the gene name of each of its columns; names may repeat.
-
-    Several genes without a name are refused.
-    """
-    names = _gene_names(adata, findings.source)
-    require_named(names, f"{findings.source} of {path}")
-    if findings.source == "raw":
-        x = adata.raw.X
-    else:
-        x = adata.X if findings.source == "X" else adata.layers[findings.source.removeprefix("layers/")]
-    # SciPy has no sparse matrices of half precision.
-    return x.astype(np.float32) if isinstance(x, np.ndarray) and x.dtype == np.float16 else x, names

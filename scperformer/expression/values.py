@@ -11,7 +11,7 @@ from scperformer.files import Matrix, Rows
 
 ASSUMED_TOTAL = 1e4  # counts per cell, where the total cannot be recognised
 USUAL_TOTALS = (1e4, 1e5, 1e6)  # counts per cell, recognised also where genes were removed after normalising
-BASES = (math.e, 2.0, 10.0)
+BASE_NAMES = {math.e: "natural logarithm", 2.0: "logarithm to base 2", 10.0: "logarithm to base 10"}
 MAX_SPREAD = 0.01  # standard deviation of the cells' sums / their mean, below which all cells have one total
 MIN_UNIT_SHARE = 0.9  # share of the values that are whole multiples of their cell's smallest value; by chance 0.1 are
 MIN_CELLS = 20  # cells whose smallest values show a total; by chance 0.04 of them would fit
@@ -24,26 +24,18 @@ MAX_LOG = 25.0  # e**25 counts is more than any cell has, in any base that is in
 MOST = 1e15  # larger whole numbers are not exact even in float64, and float32 ends at 3e38
 MAX_SAMPLED_CELLS = 2000
 MIN_MIXED_SUM = 50.0  # whole values that add up to less may be logarithms by chance
-BASE_NAMES = dict(zip(BASES, ("natural logarithm", "logarithm to base 2", "logarithm to base 10"), strict=True))
-PER_MILLION = 1e6
-
-
-class Group(NamedTuple):
-    """Cells that were normalised together."""
-
-    base: float  # of their logarithm
-    total: float  # of a cell before it
 
 
 class Logarithm(NamedTuple):
     """How values were made from counts."""
 
-    base: float | None  # e, 2 or 10; None: the values are not logarithms
+    base: float | None = None  # e, 2 or 10; None: the values are not logarithms
     total: float | None = None  # of a cell before the logarithm; None: not recognised
     confirmed: bool = True  # False: only the range of the values suggests logarithms
     relative: bool = False  # the total is not the usual one, and the smallest value of each cell is one count
     too_large: bool = False  # not confirmed, and as natural logarithms the values would exceed the usual total
-    groups: tuple[Group, ...] = ()  # of cells that were normalised each in their own way, the largest group first
+    # base and total of cells that were normalised together, where there are several such groups, the largest first
+    groups: tuple[tuple[float, float], ...] = ()
 
 
 class _Reading(NamedTuple):
@@ -60,18 +52,17 @@ class _Reading(NamedTuple):
 def recognise(rows: sparse.csr_matrix) -> Logarithm:
     """Recognise logarithms among small values with decimals: float64, without negative values and empty cells.
 
-    With the right base all cells have the same sum, or the values of each cell are multiples of its smallest one (one
-    count).
+    With the right base all cells have the same sum, or each cell's values are multiples of its smallest, one count.
     """
     rows.eliminate_zeros()
-    readings = [_read(rows, base) for base in (*BASES, None)]
+    readings = [_read(rows, base) for base in (*BASE_NAMES, None)]
     steady = min(readings, key=lambda reading: reading.spread)
     # A single cell always has a constant sum: with few cells only a power of ten is believed.
     if steady.spread < MAX_SPREAD and (rows.shape[0] >= MIN_GROUP or math.log10(steady.total).is_integer()):
         return Logarithm(steady.base, steady.total)
     groups = _groups(rows)
     if len(groups) > 1:
-        return Logarithm(groups[0].base, relative=True, groups=groups)
+        return Logarithm(groups[0][0], relative=True, groups=groups)
     whole = max(readings, key=lambda reading: reading.unit_share)  # of equals the first: base e
     if whole.unit_share < MIN_UNIT_SHARE:
         return Logarithm(math.e, confirmed=False, too_large=readings[0].largest_sum > 1.01 * ASSUMED_TOTAL)
@@ -95,11 +86,6 @@ def _read(rows: sparse.csr_matrix, base: float | None) -> _Reading:
     return _Reading(base, spread, total, float(sums.max()), smallest, unit_share)
 
 
-def _sums(rows: sparse.csr_matrix, base: float) -> np.ndarray:
-    """Add up the values of each cell before a logarithm to this base."""
-    return np.add.reduceat(np.expm1(rows.data * math.log(base)), rows.indptr[:-1])
-
-
 def _rounded(total: float) -> float:
     """Round a total to a power of ten within 1 % (a few genes were removed), or to the half that float32 has blurred.
 
@@ -113,25 +99,28 @@ def _rounded(total: float) -> float:
 
 
 def _usual_total(smallest: np.ndarray) -> float | None:
-    """Find the usual total with which nearly every cell has a whole number of counts.
+    """Find the usual total with which nearly every cell has a whole number of counts, T / its smallest value.
 
-    A cell of n counts that was normalised to a total T has the value T / n for one count. This also shows where genes
-    were removed, but not in values rounded to three decimals.
+    This also shows where genes were removed, but not in values rounded to three decimals.
     """
 
     def fits(total: float) -> bool:
         counts = total / smallest
         return bool(np.mean(np.abs(counts - np.rint(counts)) < TOTAL_TOLERANCE) >= MIN_TOTAL_SHARE)
 
-    if len(smallest) < MIN_CELLS:
-        return None
     # Multiples of the right total fit as well.
-    return next((total for total in USUAL_TOTALS if fits(total) and not fits(total / 2) and not fits(total / 5)), None)
+    right = (total for total in USUAL_TOTALS if fits(total) and not fits(total / 2) and not fits(total / 5))
+    return next(right, None) if len(smallest) >= MIN_CELLS else None
 
 
-def _groups(rows: sparse.csr_matrix) -> tuple[Group, ...]:
-    """Find the groups of cells that were normalised together; none if too many cells are in no group."""
-    sums = {base: _sums(rows, base) for base in BASES}
+def _sums(rows: sparse.csr_matrix, base: float) -> np.ndarray:
+    """Add up the values of each cell before a logarithm to this base."""
+    return np.add.reduceat(np.expm1(rows.data * math.log(base)), rows.indptr[:-1])
+
+
+def _groups(rows: sparse.csr_matrix) -> tuple[tuple[float, float], ...]:
+    """Find base and total of the cells that were normalised together; none if too many cells are in no such group."""
+    sums = {base: _sums(rows, base) for base in BASE_NAMES}
     left, found = np.ones(rows.shape[0], dtype=bool), []
     while left.sum() > (1 - MIN_GROUPED_SHARE) * len(left):
         densest = []  # for each base, the most cells with nearly the same sum
@@ -145,23 +134,19 @@ def _groups(rows: sparse.csr_matrix) -> tuple[Group, ...]:
         if size < max(MIN_GROUP, MIN_GROUP_SHARE * len(left)):
             return ()
         left &= np.abs(sums[base] / total - 1) >= GROUP_SPREAD
-        found.append(Group(base, _rounded(total)))
+        found.append((base, _rounded(total)))
     return tuple(found)
 
 
 @dataclass(kw_only=True)
 class Slot:
-    """One place of an AnnData that may hold expression, and what its values are."""
+    """One place of an AnnData that may hold expression, and its values."""
 
     source: str
     x: Rows
     kind: str = "unusable"  # counts, linear, log1p, or unusable
     text: str = ""  # for people
-    total: float | None = None
-    log_base: float | None = None
-    confirmed: bool = True  # False: log1p by the range of its values alone
-    too_large: bool = False  # not confirmed, and too large for logarithms of the usual total
-    relative: bool = False  # log1p of an unknown total: the smallest value of a cell is one count
+    log: Logarithm = field(default_factory=Logarithm)  # of log1p values
     prepared: bool = False  # `preprocess` wrote it, by its mark
     largest: float = 0.0
     num_empty: int = 0  # cells without values
@@ -178,47 +163,37 @@ def _rows_with(block: Matrix, flags: np.ndarray) -> np.ndarray:
     return found
 
 
-def _rows_by_base(x: Rows, rows: np.ndarray, seen: Logarithm) -> list[tuple[str, np.ndarray]]:
-    """Split rows by the base of their logarithms; those of no group have the base of the largest group."""
-    bases = dict.fromkeys(group.base for group in seen.groups)
-    if len(bases) < 2:
-        return [("logarithms", rows)]
-    base_of = np.full(x.shape[0], seen.groups[0].base)
-    for start in range(0, len(rows), MAX_SAMPLED_CELLS):
-        some = rows[start : start + MAX_SAMPLED_CELLS]
-        cells = x.some(some)
-        for group in reversed(seen.groups):
-            fits = np.abs(_sums(cells, group.base) / group.total - 1) < GROUP_SPREAD
-            base_of[some[fits]] = group.base
-    return [(BASE_NAMES[base], rows[base_of[rows] == base]) for base in bases]
-
-
 def _judge_decimals(slot: Slot, filled: np.ndarray, whole: np.ndarray, highest: np.ndarray, sums: np.ndarray) -> None:
     """Judge values with decimals: logarithms, linear values, or logarithms in some cells and other values in others."""
     small = np.flatnonzero(~whole & (highest <= MAX_LOG))
     sampled = small[np.unique(np.linspace(0, len(small) - 1, min(len(small), MAX_SAMPLED_CELLS)).astype(int))]
-    seen = recognise(slot.x.some(sampled)) if len(sampled) else Logarithm(None)
+    seen = recognise(slot.x.some(sampled)) if len(sampled) else Logarithm()
     if seen.base is not None and seen.confirmed:
+        too_large = np.flatnonzero(~whole & (highest > MAX_LOG))
         counts = np.flatnonzero(whole & filled & (sums >= MIN_MIXED_SUM))
-        large = np.flatnonzero(~whole & (highest > MAX_LOG))
-        bases = _rows_by_base(slot.x, small, seen)
-        if len(counts) or len(large) or len(bases) > 1:
-            parts = [("counts", counts), ("values that are too large for logarithms", large), *bases]
+        bases = dict.fromkeys([seen.base, *(base for base, _ in seen.groups)])
+        base_of = np.full(slot.x.shape[0], seen.base)  # cells of no group have the base of the largest group
+        for start in range(0, len(small) if len(bases) > 1 else 0, MAX_SAMPLED_CELLS):
+            some = small[start : start + MAX_SAMPLED_CELLS]
+            cells = slot.x.some(some)
+            for base, total in reversed(seen.groups):
+                base_of[some[np.abs(_sums(cells, base) / total - 1) < GROUP_SPREAD]] = base
+        if len(bases) > 1 or len(counts) or len(too_large):
+            names = BASE_NAMES if len(bases) > 1 else {seen.base: "logarithms"}
+            parts = [("counts", counts), ("values that are too large for logarithms", too_large)]
+            parts += [(names[base], small[base_of[small] == base]) for base in bases]
             slot.mixed = [(kind, rows) for kind, rows in parts if len(rows)]
             slot.text = " and ".join(f"{kind} in {len(rows)} cells" for kind, rows in slot.mixed)
             return
     if slot.largest > MAX_LOG or seen.base is None:
-        per_million = seen.total == PER_MILLION or np.allclose(sums[filled], PER_MILLION, rtol=0.01)
+        per_million = seen.total == 1e6 or np.allclose(sums[filled], 1e6, rtol=0.01)
         other = "values that are neither counts nor logarithms"
         slot.kind, slot.text = "linear", "values per million (TPM or CPM)" if per_million else other
         return
-    slot.kind, slot.log_base, slot.total, slot.confirmed = "log1p", seen.base, seen.total, seen.confirmed
-    slot.relative, slot.too_large = seen.relative, seen.too_large
+    slot.kind, slot.log, slot.text = "log1p", seen, f"values up to {slot.largest:.4g} that look like logarithms"
     if seen.confirmed:
-        totals = " or ".join(f"{group.total:g}" for group in seen.groups) or (f"{seen.total:g}" if seen.total else "")
+        totals = " or ".join(f"{total:g}" for _, total in seen.groups or [(seen.base, seen.total)] if total)
         slot.text = f"log1p ({BASE_NAMES[seen.base]}{f', {totals} counts per cell' if totals else ''})"
-    else:
-        slot.text = f"values up to {slot.largest:.4g} that look like logarithms"
 
 
 def judge(source: str, matrix: Matrix | Rows) -> Slot:

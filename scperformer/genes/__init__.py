@@ -1,11 +1,10 @@
 """Matching the genes of a file to those of a model, by whatever names they have.
 
-names: kinds of gene id and their parts, species. tables: the package's table of human genes (gene_table.tsv.gz).
-matching: the gene of a model to which each gene of a file is matched. overlap: files with too few genes are refused,
-and one list of genes for several files.
+names: kinds of gene id and their parts, species. matching: the gene of a model to which each gene of a file is matched,
+with the table of human genes. overlap: files with too few genes are refused, and one list of genes for several files.
 """
 
-from scperformer.genes.matching import GeneMap, map_genes, name_columns
+from scperformer.genes.matching import GeneMap, human_genes, map_genes, name_columns
 from scperformer.genes.names import (
     ENSEMBL,
     KIND_NAMES,
@@ -19,4 +18,3 @@ from scperformer.genes.names import (
     without_genome,
 )
 from scperformer.genes.overlap import Overlap, gene_maps, measure_overlap, require_overlap
-from scperformer.genes.tables import human_genes

@@ -1,9 +1,10 @@
-"""Matching the genes of a file to those of a model, whatever names each of them uses."""
+"""Matching the genes of a file to those of a model, whatever names each of them uses, with a table of human genes."""
 
+import gzip
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,8 +13,8 @@ import pandas as pd
 
 from scperformer.errors import InputError
 from scperformer.genes.names import first_of_each, guess_species, id_kind, parts, repeated_note, without_genome
-from scperformer.genes.tables import human_genes
 
+TABLE = Path(__file__).with_name("gene_table.tsv.gz")  # of HGNC's complete set, GENCODE 44 and Ensembl 105
 # Columns of var that hold names of genes, as CELLxGENE, 10x, scanpy, Seurat and others call them.
 NAME_COLUMNS = (
     *("feature_name", "feature_id", "gene_ids", "gene_id", "gene_symbols", "gene_symbol", "gene_names", "gene_name"),
@@ -33,6 +34,56 @@ SENTENCES = {
 }
 
 
+@dataclass(frozen=True)
+class HumanGenes:
+    """Human genes by their ids and names; names that fit several genes are left out."""
+
+    symbols: dict[str, str]  # GENCODE: the symbol of an Ensembl id
+    ids: dict[str, str]  # GENCODE: the Ensembl id of a symbol
+    folded: dict[str, str]  # as `ids`, for symbols in upper case
+    current: dict[str, str]  # HGNC: the current symbol of an Ensembl id
+    approved: frozenset[str]  # HGNC: all current symbols
+    former: dict[str, str]  # HGNC: the current symbol of a previous symbol or alias (upper case) that is not current
+    orthologs: dict[str, str]  # Ensembl 105: the human symbol of a mouse symbol
+    hgnc_date: str  # day of HGNC's last change in the table
+
+
+def parse_genes(lines: Sequence[str]) -> HumanGenes:
+    """Index the lines of a table that `data/make_gene_table.py` wrote."""
+    rows = [line.rstrip("\n").split("\t") for line in lines if not line.startswith("#")][1:]
+    symbols = {identifier: symbol for identifier, symbol, *_ in rows if identifier and symbol}
+    ids = one_to_one((symbol, identifier) for identifier, symbol in symbols.items())
+    approved = frozenset(current for _, _, current, *_ in rows if current)
+    taken = {symbol.upper() for symbol in approved}
+    others = ((current, f"{previous}|{aliases}".split("|")) for _, _, current, previous, aliases, _ in rows)
+    renamed = {(name.upper(), current) for current, names in others for name in names if name}
+    num_genes = Counter(name for name, _ in renamed)
+    return HumanGenes(
+        symbols=symbols,
+        ids=ids,
+        folded=one_to_one((symbol.upper(), identifier) for symbol, identifier in ids.items()),
+        current=one_to_one((identifier, current) for identifier, _, current, *_ in rows if identifier and current),
+        approved=approved,
+        former={name: current for name, current in renamed if num_genes[name] == 1 and name not in taken},
+        orthologs={mouse: human for _, human, *_, mouse in rows if mouse},
+        hgnc_date=lines[0].split()[2],
+    )
+
+
+@cache
+def human_genes() -> HumanGenes:
+    """Read the package's table of human genes, which `data/make_gene_table.py` makes."""
+    with gzip.open(TABLE, "rt", encoding="utf-8") as file:
+        return parse_genes(file.readlines())
+
+
+def one_to_one(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the pairs whose names occur in no other pair; a pair may be given several times."""
+    distinct = set(pairs)
+    left, right = Counter(a for a, _ in distinct), Counter(b for _, b in distinct)
+    return {a: b for a, b in distinct if left[a] == right[b] == 1}
+
+
 @dataclass(frozen=True, kw_only=True)
 class GeneMap:
     """The gene of a model to which each gene of a file is matched."""
@@ -49,21 +100,17 @@ class GeneMap:
         return first_of_each(np.where(self.target >= 0, self.target, own))
 
 
-@dataclass(frozen=True)
-class _Names:
+class _Names(NamedTuple):
     """The names of some genes, and the Ensembl id and the symbol in each of them."""
 
     names: Sequence[str]
     ids: list[str | None]
     symbols: list[str | None]
 
-    @classmethod
-    def of(cls, names: Sequence[str]) -> "_Names":
-        split = [parts(name) for name in names]
-        return cls(names, [identifier for identifier, _ in split], [symbol for _, symbol in split])
 
-    def bare_ids(self) -> list[str | None]:
-        return [None if symbol else identifier for identifier, symbol in zip(self.ids, self.symbols, strict=True)]
+def _split(names: Sequence[str]) -> _Names:
+    split = [parts(name) for name in names]
+    return _Names(names, [identifier for identifier, _ in split], [symbol for _, symbol in split])
 
 
 class _Claim(NamedTuple):
@@ -86,23 +133,15 @@ def map_genes(
     """Find the genes of a file among those of a model.
 
     The surest way comes first: the name itself, the Ensembl id without version, the parts of a compound name, the names
-    in `var`, translation between ids and symbols. Less sure ways only match genes of the model that have no match yet:
-    names that differ in case only, if no other name does, and previous symbols or aliases, if they fit one gene alone
-    and are not the current symbol of another.
+    in `var` (the file's table of genes), translation between ids and symbols. Less sure ways only match genes of the
+    model that have no match yet: names that differ in case only, if no other name does, and previous symbols or
+    aliases, if they fit one gene alone and are not the current symbol of another. Repeated names are one gene.
 
     Parameters
     ----------
-    names, var
-        Of the file: repeated names are one gene; its table of genes, a row for each of `names`.
-    model_genes
-        Unique names.
     species
         Of the file: auto, human or mouse. If it is given and differs from the model's, genes are matched by orthologs.
-
-    Raises
-    ------
-    InputError
-        The file is of another species than the model, and `species` is `auto`.
+        With auto, a file of another species than the model is refused.
     """
     of_model = guess_species(model_genes)
     names, genome = without_genome([str(name).strip() for name in names], of_model if species == "auto" else species)
@@ -123,12 +162,12 @@ def map_genes(
                 remedy += f", or species={of_file} to match genes by their orthologs"  # by symbol
                 fixes.insert(0, f"species={of_file}")
             raise InputError(f"{found}(e.g. '{theirs}')", "cells of the species of the model", remedy, fixes)
-    model = _Names.of([str(gene).strip() for gene in model_genes])
     crossed = species != "auto" and {of_file, of_model} == {"human", "mouse"}
     is_human = of_model in ("human", "unknown") and (crossed or of_file in ("human", "unknown"))
 
+    model = _split([str(gene).strip() for gene in model_genes])
     target, how = np.full(len(names), -1, dtype=np.int64), np.full(len(names), "", dtype=object)
-    for claim in _claims(_Names.of(names), model, columns, of_model if crossed else None, is_human):
+    for claim in _claims(_split(names), model, columns, of_model if crossed else None, is_human):
         unmatched = np.flatnonzero(target < 0).tolist()
         if not unmatched:
             break
@@ -142,31 +181,45 @@ def map_genes(
                 target[gene], how[gene] = column, claim.how
     if crossed:
         how[target >= 0] = ORTHOLOG
-    notes = [*genome, *repeated_note(names), *_notes(names, target, how)]
+
+    notes = [*genome, *repeated_note(names)]
+    for way, num in Counter(how[how != ""].tolist()).items():
+        if way.startswith(COLUMN):
+            notes.append(f"names of {num:,} genes were taken from var['{way.removeprefix(COLUMN)}']")
+        elif way != EXACT:
+            date = human_genes().hgnc_date if "{date}" in SENTENCES[way] else ""
+            notes.append(SENTENCES[way].format(many=f"{num:,}", date=date))
+    distinct = set(zip(names, target.tolist(), strict=True))
+    sums = sum(num > 1 for num in Counter(column for _, column in distinct if column >= 0).values())
+    if sums:
+        notes.append(f"{sums:,} genes of the model are sums of several genes of the file")
     return GeneMap(target=target, how=how, notes=notes, species=of_file)
 
 
 def _claims(
     file: _Names, model: _Names, columns: dict[str, list[str]], crossed_to: str | None, is_human: bool
 ) -> Iterator[_Claim]:
-    """Yield all ways to match, the surest first.
+    """Yield all ways to match, the surest first; `is_human`: the table of human genes can be used.
 
     If the file is of the other species than the model, `crossed_to` is the model's, and the file's symbols are replaced
-    by those of their orthologs. `is_human`: the table of human genes can be used.
+    by those of their orthologs.
     """
     if crossed_to:
         file = _orthologs(file, columns, crossed_to)
         yield _Claim(ORTHOLOG, file.symbols, model.symbols)
     else:
         yield _Claim(EXACT, file.names, model.names)
-        yield _Claim("version removed", file.bare_ids(), model.bare_ids())
+        bare, model_bare = (
+            [None if symbol else own for own, symbol in zip(genes.ids, genes.symbols, strict=True)]
+            for genes in (file, model)
+        )
+        yield _Claim("version removed", bare, model_bare)
         yield _Claim("part of a compound name", file.ids, model.ids)
         yield _Claim("part of a compound name", file.symbols, model.symbols)
         for name, values in columns.items():
-            other = _Names.of(values)
-            yield _Claim(COLUMN + name, other.names, model.names)
-            yield _Claim(COLUMN + name, other.ids, model.ids)
-            yield _Claim(COLUMN + name, other.symbols, model.symbols)
+            other = _split(values)
+            for keys, wanted in zip(other, model, strict=True):  # names, ids, symbols
+                yield _Claim(COLUMN + name, keys, wanted)
             ids = [own or new for own, new in zip(file.ids, other.ids, strict=True)]
             has_letters = [any(map(str.isalpha, symbol or "")) for symbol in file.symbols]
             choices = zip(has_letters, file.symbols, other.symbols, strict=True)
@@ -187,10 +240,9 @@ def _claims(
     yield _Claim("case", [table.folded.get(symbol or "") for symbol in upper], model.ids, sure=False)
     yield _Claim("case", file.ids, [table.folded.get(symbol or "") for symbol in model_upper], sure=False)
 
-    current, model_current = _current(file), _current(model)
+    current, renamed = _current(file, upper)
+    model_current, model_renamed = _current(model, model_upper)
     yield _Claim("symbol<->Ensembl by HGNC", current, model_current)
-    renamed = [now or _renamed(symbol) for now, symbol in zip(current, upper, strict=True)]
-    model_renamed = [now or _renamed(symbol) for now, symbol in zip(model_current, model_upper, strict=True)]
     yield _Claim("previous symbol or alias", renamed, model_renamed, sure=False)
 
 
@@ -201,41 +253,24 @@ def _orthologs(file: _Names, columns: dict[str, list[str]], species: str) -> _Na
         partners = {human: mouse for mouse, human in partners.items()}
     times = Counter(symbol.upper() for symbol in partners)
     by_upper = {symbol.upper(): other for symbol, other in partners.items() if times[symbol.upper()] == 1}
-    named = [file.symbols, *(_Names.of(values).symbols for values in columns.values())]
+    named = [file.symbols, *(_split(values).symbols for values in columns.values())]
     found = ([by_upper.get((symbol or "").upper()) for symbol in symbols] for symbols in named)
     symbols = [next(filter(None, choices), None) for choices in zip(*found, strict=True)]
     return _Names(file.names, [None] * len(file.names), symbols)
 
 
-def _current(genes: _Names) -> list[str | None]:
-    """Return HGNC's current symbol of each gene by its id, else its symbol if that is current."""
+def _current(genes: _Names, upper: list[str | None]) -> tuple[list[str | None], list[str | None]]:
+    """Return HGNC's current symbol of each gene, by id or symbol; and the same, also by a former name in `upper`."""
     table = human_genes()
+
+    def renamed(symbol: str | None) -> str | None:
+        if symbol in table.folded:  # GENCODE knows a gene by that name
+            return table.current.get(table.folded[symbol])
+        return table.former.get(symbol or "")
+
     both = zip(genes.ids, genes.symbols, strict=True)
-    return [table.current.get(own or "") or (symbol if symbol in table.approved else None) for own, symbol in both]
-
-
-def _renamed(symbol: str | None) -> str | None:
-    """Return the current symbol of a previous one (upper case), unless GENCODE knows another gene by that name."""
-    table = human_genes()
-    if symbol in table.folded:
-        return table.current.get(table.folded[symbol])
-    return table.former.get(symbol or "")
-
-
-def _notes(names: Sequence[str], target: np.ndarray, how: np.ndarray) -> list[str]:
-    """Describe each way other than the exact name, and genes of the model that are sums."""
-    notes = []
-    for way, num in Counter(how[how != ""].tolist()).items():
-        if way.startswith(COLUMN):
-            notes.append(f"names of {num:,} genes were taken from var['{way.removeprefix(COLUMN)}']")
-        elif way != EXACT:
-            date = human_genes().hgnc_date if "{date}" in SENTENCES[way] else ""
-            notes.append(SENTENCES[way].format(many=f"{num:,}", date=date))
-    distinct = set(zip(names, target.tolist(), strict=True))
-    sums = sum(num > 1 for num in Counter(column for _, column in distinct if column >= 0).values())
-    if sums:
-        notes.append(f"{sums:,} genes of the model are sums of several genes of the file")
-    return notes
+    current = [table.current.get(own or "") or (symbol if symbol in table.approved else None) for own, symbol in both]
+    return current, [now or renamed(symbol) for now, symbol in zip(current, upper, strict=True)]
 
 
 def name_columns(var: pd.DataFrame | None) -> dict[str, list[str]]:

@@ -10,16 +10,11 @@ import pandas as pd
 from scperformer.errors import InputError
 from scperformer.text import shortened
 
-# Ensembl gene ids: ENS, a species code of up to four letters (none for human), G, digits: ENSG00000187634,
-# ENSMUSG00000051951; a version follows after a dot, and GENCODE marks copies on Y.
+# ENS, a species code of up to four letters (none for human), G, digits; a version, and GENCODE's mark of copies on Y
 ENSEMBL = r"ENS[A-Z]{0,4}G\d{6,}"
 VERSION = r"\.\d+(?:_PAR_Y)?"
-KIND_NAMES = {
-    "symbol": "gene symbols",
-    "ensembl": "Ensembl ids",
-    "ensembl_versioned": "Ensembl ids with versions",
-    "unknown": "names of an unknown kind",
-}
+KIND_NAMES = {"symbol": "gene symbols", "ensembl": "Ensembl ids"}
+KIND_NAMES |= {"ensembl_versioned": "Ensembl ids with versions", "unknown": "names of an unknown kind"}
 # ENSG00000167286_CD3D and CD3D_ENSG00000167286.9, with any of the usual separators.
 ID_FIRST = re.compile(rf"(?P<id>{ENSEMBL})(?:{VERSION})?(?:[_|;:,/ (-]+(?P<symbol>.+?)\)?)?", re.IGNORECASE)
 ID_LAST = re.compile(rf"(?P<symbol>.+?)[_|;:,/ (-]+(?P<id>{ENSEMBL})(?:{VERSION})?\)?", re.IGNORECASE)
@@ -99,10 +94,9 @@ def require_named(names: Sequence[str], where: str) -> None:
 def repeated_note(names: Sequence[str]) -> list[str]:
     """Return a note on names that occur more than once; none if all are unique."""
     repeated = [name for name, num in Counter(names).items() if num > 1]
-    if not repeated:
-        return []
     examples = ", ".join(repr(shortened(name)) for name in repeated[:3])
-    return [f"{len(repeated):,} gene names occur more than once ({examples}): their values are added up"]
+    note = f"{len(repeated):,} gene names occur more than once ({examples}): their values are added up"
+    return [note] if repeated else []
 
 
 def first_of_each(keys: Sequence[str] | np.ndarray) -> np.ndarray:

@@ -45,20 +45,15 @@ def measure_overlap(
     importance: np.ndarray | None = None,
     notes: Sequence[str] = (),
 ) -> Overlap:
-    """Measure how many of a model's genes a file has.
+    """Measure how many of a model's genes a file has; `target` is the column in the model of each of its genes, or -1.
 
-    Parameters
-    ----------
-    target
-        For each gene of the file its column in the model, or -1.
-    importance
-        Of each gene of the model, 0 or more; None: all genes have the same.
+    `importance` of the model's genes is 0 or more; None: all genes have the same.
     """
     reached = np.zeros(len(model_genes), dtype=bool)
     reached[target[target >= 0]] = True
-    weight = np.ones(len(model_genes)) if importance is None else np.asarray(importance, dtype=np.float64)
-    if weight.sum() == 0:
-        weight = np.ones(len(model_genes))
+    weight = np.ones(len(model_genes))
+    if importance is not None and np.sum(importance) > 0:
+        weight = np.asarray(importance, dtype=np.float64)
     absent = [gene for gene, there in zip(model_genes, reached, strict=True) if not there]
     dropped = [gene for gene, column in zip(file_genes, target, strict=True) if column < 0]
     share = float(weight[reached].sum() / weight.sum()) if len(reached) else 0.0
@@ -86,14 +81,9 @@ def require_overlap(
     model_genes: Sequence[str],
     var: pd.DataFrame | None = None,
 ) -> None:
-    """Refuse a file that has too few of the model's genes to annotate its cells.
+    """Refuse a file with less than `min_overlap` of the model's informative expression, or without any of its genes.
 
-    Parameters
-    ----------
-    min_overlap
-        Least share of the model's informative expression, 0 to 1. Even with 0, one shared gene is needed.
-    var
-        The file's table of its genes: a column of it may hold the names that the model uses.
+    A column of `var`, the file's table of its genes, may hold the names that the model uses.
     """
     if found.num_shared > 0 and found.informative_share >= min_overlap:
         return
@@ -111,14 +101,11 @@ def require_overlap(
     middle = (list(genes)[len(genes) // 2 :][:2] for genes in (file_genes, model_genes))
     ours, theirs = (", ".join(repr(str(name)) for name in names) for names in middle)
     enough = math.floor(1000 * found.informative_share) / 1000
-    raise InputError(
-        f"{found.num_shared} of {found.num_model} model genes ({100 * found.share_of_model:.1f} %) found in {path}, "
-        f"with {100 * found.informative_share:.1f} % of the model's informative expression "
-        f"(e.g. {ours}; model has e.g. {theirs})",
-        f"at least {100 * min_overlap:g} % of that expression" if min_overlap > 0 else "at least one gene",
-        remedy,
-        [f"min_overlap={enough:g}"] if enough >= MIN_OFFERED else [],
-    )
+    text = f"{found.num_shared} of {found.num_model} model genes ({100 * found.share_of_model:.1f} %) found in {path}, "
+    text += f"with {100 * found.informative_share:.1f} % of the model's informative expression "
+    text += f"(e.g. {ours}; model has e.g. {theirs})"
+    expected = f"at least {100 * min_overlap:g} % of that expression" if min_overlap > 0 else "at least one gene"
+    raise InputError(text, expected, remedy, [f"min_overlap={enough:g}"] if enough >= MIN_OFFERED else [])
 
 
 def gene_maps(
@@ -126,16 +113,9 @@ def gene_maps(
 ) -> tuple[list[str], list[GeneMap]]:
     """Match the genes of several files to a vocabulary, or to the genes of all these files.
 
-    Without a vocabulary, genes have the name that the first file with them uses. A file with another kind of gene id
-    than the first file adds no genes: the same gene would be in the list twice.
-
-    Returns the list of genes, and a match for each file (`tables`: of their genes, `files`: their names).
-
-    Raises
-    ------
-    InputError
-        The files have too few genes of the vocabulary, a file uses another kind of gene id than the first file and its
-        names cannot be translated, or a file is of another species.
+    Returns the list of genes, and a match for each file (`tables`: of their genes, `files`: their names). Without a
+    vocabulary, genes have the name that the first file with them uses. A file with another kind of gene id than the
+    first file adds no genes: the same gene would be in the list twice. If it cannot be translated, it is refused.
     """
     chosen, maps = list(vocabulary or []), []
     first_kind = id_kind(list(map(str, tables[0].index)))

@@ -5,9 +5,9 @@ import math
 
 import anndata as ad
 import numpy as np
-import pandas as pd
 import pytest
 from scipy import sparse
+from support.normalised import plain, split_in_two
 
 from scperformer.config.groups import DataConfig
 from scperformer.config.steps import PreprocessConfig
@@ -18,16 +18,6 @@ from scperformer.files import PREPARED
 
 # The values are float32 (relative precision 6e-8), and so is scanpy's division by the total.
 TOLERANCE = {"rtol": 1e-6, "atol": 0}
-
-
-def plain(counts, target_sum=1e4):
-    """log1p(target_sum * count / total) in float64, dense; empty cells stay zero."""
-    dense = np.asarray(counts.todense() if sparse.issparse(counts) else counts, dtype=np.float64)
-    return np.log1p(target_sum * dense / np.maximum(dense.sum(1, keepdims=True), 1e-300))
-
-
-def findings_of(x, **options):
-    return detect_expression(ad.AnnData(x), **options)
 
 
 def test_reference_is_filtered_and_normalised_over_all_genes(counts_adata):
@@ -92,14 +82,6 @@ def test_prepared_reference_is_returned_as_it_is(counts_adata, write):
 def test_filters_that_leave_nothing(counts_adata, data, match):
     with pytest.raises(InputError, match=match):
         prepare_reference(counts_adata, data, path="r.h5ad")
-
-
-def split_in_two(adata):
-    """The same cells with the counts of each gene spread over two columns of its name."""
-    dense = adata.X.toarray()
-    half = np.floor(dense / 2)
-    names = [*adata.var_names, *adata.var_names]
-    return ad.AnnData(sparse.csr_matrix(np.hstack([half, dense - half])), adata.obs, pd.DataFrame(index=names))
 
 
 KINDS = {

@@ -58,8 +58,8 @@ def test_counts_in_any_storage(counts_adata, make):
 @pytest.mark.parametrize("total", [1e4, 1e6, 2345.0])
 def test_log_base_and_total_are_seen_in_constant_sums(counts_adata, base, total):
     slot = judge("X", logged(counts_adata.X, total, base))
-    assert (slot.kind, slot.log_base, slot.confirmed) == ("log1p", base, True)
-    assert slot.total == pytest.approx(total, rel=1e-6)  # float32 values
+    assert (slot.kind, slot.log.base, slot.log.confirmed) == ("log1p", base, True)
+    assert slot.log.total == pytest.approx(total, rel=1e-6)  # float32 values
 
 
 @pytest.mark.parametrize("base", [math.e, 2.0, 10.0], ids=["e", "2", "10"])
@@ -67,7 +67,7 @@ def test_log_base_and_total_are_seen_in_constant_sums(counts_adata, base, total)
 def test_log_base_is_seen_in_multiples_when_genes_were_dropped(counts_adata, base, decimals):
     slot = judge("X", logged(counts_adata.X, 1e4, base, num_genes=60, decimals=decimals))
     total = 1e4 if decimals is None else None  # rounding blurs how many counts the cells had
-    assert (slot.kind, slot.log_base, slot.total, slot.confirmed) == ("log1p", base, total, True)
+    assert (slot.kind, slot.log.base, slot.log.total, slot.log.confirmed) == ("log1p", base, total, True)
 
 
 @pytest.mark.parametrize("total", [345.5, 1e3, 2e3, 5e3, 1e4, 5e4, 1e5, 2e5, 1e6])
@@ -179,7 +179,7 @@ def test_corrected_counts_beside_counts_are_not_a_mix(counts_adata):
 def test_a_few_genes_dropped_leave_the_total_visible(counts_adata):
     x = logged(counts_adata.X)
     x = x[:, np.asarray(x.sum(0)).ravel().argsort()[1:]]  # the weakest gene
-    assert judge("X", x).total == 1e4
+    assert judge("X", x).log.total == 1e4
 
 
 def test_continuous_values_in_the_range_of_logarithms_are_not_confirmed():
@@ -244,7 +244,7 @@ def test_values_without_logarithm_are_linear(counts_adata, total, num_genes):
 def test_one_cell_is_judged_by_powers_of_ten_only(counts_adata):
     assert summary(detect_expression(ad.AnnData(logged(counts_adata.X)[:1]))) == ("X", "log1p", 1e4, math.e)
     lonely = judge("X", logged(counts_adata.X, total=2345)[:1])
-    assert (lonely.kind, lonely.total, lonely.log_base) == ("log1p", None, math.e)
+    assert (lonely.kind, lonely.log.total, lonely.log.base) == ("log1p", None, math.e)
 
 
 def test_the_total_of_logarithms_does_not_depend_on_which_cells_there_are(counts_adata):

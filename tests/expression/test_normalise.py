@@ -2,11 +2,10 @@
 
 import math
 
-import anndata as ad
 import numpy as np
-import pandas as pd
 import pytest
 from scipy import sparse
+from support.normalised import findings_of, plain, split_in_two
 
 from scperformer.errors import InputError
 from scperformer.expression.alignment import align_rows, normalise, plan_alignment
@@ -14,16 +13,6 @@ from scperformer.expression.detect import detect_expression, gene_table, stored_
 
 # The values are float32 (relative precision 6e-8), and so is scanpy's division by the total.
 TOLERANCE = {"rtol": 1e-6, "atol": 0}
-
-
-def plain(counts, target_sum=1e4):
-    """log1p(target_sum * count / total) in float64, dense; empty cells stay zero."""
-    dense = np.asarray(counts.todense() if sparse.issparse(counts) else counts, dtype=np.float64)
-    return np.log1p(target_sum * dense / np.maximum(dense.sum(1, keepdims=True), 1e-300))
-
-
-def findings_of(x, **options):
-    return detect_expression(ad.AnnData(x), **options)
 
 
 # normalise
@@ -83,14 +72,6 @@ def test_stored_zeros_are_removed_and_indices_sorted():
 
 
 # alignment to a model
-
-
-def split_in_two(adata):
-    """The same cells with the counts of each gene spread over two columns of its name."""
-    dense = adata.X.toarray()
-    half = np.floor(dense / 2)
-    names = [*adata.var_names, *adata.var_names]
-    return ad.AnnData(sparse.csr_matrix(np.hstack([half, dense - half])), adata.obs, pd.DataFrame(index=names))
 
 
 KINDS = {

@@ -10,8 +10,7 @@ from scperformer.errors import InputError
 from scperformer.expression.alignment import align_rows, plan_alignment
 from scperformer.expression.detect import detect_expression
 from scperformer.genes import matching
-from scperformer.genes.matching import map_genes
-from scperformer.genes.tables import human_genes, parse_genes
+from scperformer.genes.matching import human_genes, map_genes, parse_genes
 
 # Current symbols with their Ensembl ids.
 IDS = {

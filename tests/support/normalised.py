@@ -1,0 +1,26 @@
+"""The formula of normalised expression, written out, and files in which each gene comes twice."""
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+from scipy import sparse
+
+from scperformer.expression.detect import detect_expression
+
+
+def plain(counts, target_sum=1e4):
+    """log1p(target_sum * count / total) in float64, dense; empty cells stay zero."""
+    dense = np.asarray(counts.todense() if sparse.issparse(counts) else counts, dtype=np.float64)
+    return np.log1p(target_sum * dense / np.maximum(dense.sum(1, keepdims=True), 1e-300))
+
+
+def findings_of(x, **options):
+    return detect_expression(ad.AnnData(x), **options)
+
+
+def split_in_two(adata):
+    """The same cells with the counts of each gene spread over two columns of its name."""
+    dense = adata.X.toarray()
+    half = np.floor(dense / 2)
+    names = [*adata.var_names, *adata.var_names]
+    return ad.AnnData(sparse.csr_matrix(np.hstack([half, dense - half])), adata.obs, pd.DataFrame(index=names))
