@@ -24,7 +24,7 @@ from predict_memory import resample, run
 
 from scperformer.config.compose import make_config
 from scperformer.config.steps import PretrainConfig
-from scperformer.dataset.corpus import Corpus, stream_corpus
+from scperformer.dataset.corpus import Corpus, make_corpus
 from scperformer.network.batches import Cells, drop_genes
 from scperformer.training.masking import hidden_loss, hide_values
 from scperformer.training.pretrain import new_masked_model
@@ -93,7 +93,7 @@ def main() -> None:
                 row += f"| {memory:.2f} | {seconds:.0f} "
             print(f"{row}|", flush=True)
         cfg = make_config("pretrain", [f"inputs=['{corpus}']", "data.in_memory=false", *arguments.overrides])
-        speeds = throughput(stream_corpus([corpus], cfg), cfg, arguments.rounds)
+        speeds = throughput(make_corpus([corpus], cfg), cfg, arguments.rounds)
     disk, memory = (median(speeds[name]) for name in ("disk", "memory"))
     ratio = median(one / other for one, other in zip(speeds["disk"], speeds["memory"], strict=True))
     print(f"\n{num_cells:,} cells, cells a second (medians of {arguments.rounds}): {disk:.0f} from disk, ", end="")

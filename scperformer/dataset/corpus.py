@@ -1,38 +1,26 @@
 """Unlabelled cells for pretraining: cells of all files, normalised, over one list of genes; in memory or on disk."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from anndata import AnnData
-from scipy import sparse
 from scipy.sparse import csr_matrix
 
 from scperformer.config import PretrainConfig
-from scperformer.dataset.on_disk import Stream, make_collection
-from scperformer.dataset.preprocess import describe_input, prepare_reference
+from scperformer.dataset.on_disk import Sample, Stream, make_collection
+from scperformer.dataset.preprocess import describe_input
 from scperformer.dataset.splits import MAX_FIT_CELLS, MAX_VAL_CELLS, stratified_sample
 from scperformer.errors import InputError
-from scperformer.expression import align_normalised
-from scperformer.files import PREPARED, checksum
-from scperformer.genes import gene_maps, require_unique
+from scperformer.files import checksum
+from scperformer.genes import require_unique
 
 log = logging.getLogger(__name__)
 
 MIN_CELLS = 10  # with fewer cells neither training nor validation means anything
 MIN_EXPRESSED = 2  # genes of a cell: one to mask and one to see
-
-
-@dataclass
-class Sample:
-    """A file of the corpus: its cells, its path and its SHA-256 ("" for cells in memory)."""
-
-    adata: AnnData
-    path: Path
-    checksum: str
 
 
 @dataclass
@@ -64,19 +52,16 @@ def split_by_file(file_of_cell: np.ndarray, fraction: float, seed: int) -> tuple
     return np.flatnonzero(~is_val), np.flatnonzero(is_val)
 
 
-def _require_cells(num_cells: int, num_files: int) -> None:
-    if num_cells < MIN_CELLS:
-        found = f"{num_cells} usable cells in {num_files} file{'s' if num_files > 1 else ''}"
-        raise InputError(found, f"at least {MIN_CELLS} to pretrain on", "add files, or lower data.min_genes")
-
-
-def make_corpus(samples: Iterable[Sample], cfg: PretrainConfig, vocabulary: Sequence[str] | None = None) -> Corpus:
+def make_corpus(
+    sources: Sequence[Path | Sample], cfg: PretrainConfig, vocabulary: Sequence[str] | None = None
+) -> Corpus:
     """Filter and normalise the cells of files, each as `train` would, and align them to one list of genes.
 
     Parameters
     ----------
-    samples
-        Read one after the other, so that only the prepared cells of all of them are in memory at once.
+    sources
+        Cells in memory, or paths of files whose cells stay on disk; validation cells and a sample of the others are
+        loaded then.
     vocabulary
         The genes of the encoder; None: those that at least `data.min_cells` cells of the corpus express, in the order
         in which the files have them.
@@ -86,55 +71,26 @@ def make_corpus(samples: Iterable[Sample], cfg: PretrainConfig, vocabulary: Sequ
     InputError
         A file cannot be used, the files name genes by different kinds of id, or too little is left.
     """
-    parts, tables, files = [], [], []
-    every_gene = replace(cfg.data, min_cells=0)  # a gene that is rare in one file may be common in the next
-    told = cfg.source, cfg.input_kind, cfg.input_total, cfg.input_base
-    for sample in samples:
-        prepared = prepare_reference(sample.adata, every_gene, *told, path=sample.path)
-        parts.append(csr_matrix(prepared.X, dtype=np.float32))
-        tables.append(prepared.var)
-        done = prepared.uns[PREPARED]
-        summary = describe_input(done["kind"], done["source"], done["target_sum"])
-        names = {"name": sample.path.name, "sha256": sample.checksum}
-        files.append({**names, "num_cells": prepared.n_obs, "input": summary})
-        log.info("%s: %d cells, %d genes", sample.path, prepared.n_obs, prepared.n_vars)
-    genes, maps = gene_maps(tables, [file["name"] for file in files], vocabulary, cfg.species)
-    aligned = [align_normalised(x, mapping, len(genes)) for x, mapping in zip(parts, maps, strict=True)]
-    x = csr_matrix(sparse.vstack(aligned, format="csr"))
-    if vocabulary is None:
-        common = np.bincount(x.indices, minlength=x.shape[1]) >= max(cfg.data.min_cells, 1)
-        if not common.any():
-            found = f"no gene that {cfg.data.min_cells} of the {x.shape[0]} cells of the corpus express"
-            raise InputError(found, "at least some genes", "lower data.min_cells or add cells")
-        x, genes = x[:, common], [name for name, is_common in zip(genes, common, strict=True) if is_common]
-    usable = np.diff(x.indptr) >= MIN_EXPRESSED
-    if not usable.all():
-        log.warning("%d cells that express fewer than %d of the genes are left out", (~usable).sum(), MIN_EXPRESSED)
-    _require_cells(int(usable.sum()), len(files))
-    x = x[usable]
-    x.sort_indices()
-    file_of_cell = np.repeat(np.arange(len(parts)), [part.shape[0] for part in parts])[usable]
-    return Corpus(x, genes, file_of_cell, files, split_by_file(file_of_cell, cfg.data.val_fraction, cfg.seed))
-
-
-def stream_corpus(paths: Sequence[Path], cfg: PretrainConfig, vocabulary: Sequence[str] | None = None) -> Corpus:
-    """As `make_corpus`, for cells that stay on disk; validation cells and a sample of the others are loaded."""
     at_least_one = replace(cfg, data=replace(cfg.data, min_cells=max(1, cfg.data.min_cells)))
-    collection = make_collection(paths, at_least_one, vocabulary, min_shared=MIN_EXPRESSED)
-    _require_cells(len(collection), len(paths))
-    file_of_cell = collection.file_of_cell
-    train, val = split_by_file(file_of_cell, min(cfg.data.val_fraction, MAX_VAL_CELLS / len(file_of_cell)), cfg.seed)
-    sample = train[stratified_sample(file_of_cell[train], MAX_FIT_CELLS, cfg.seed)]
+    collection = make_collection(sources, at_least_one, vocabulary, min_shared=MIN_EXPRESSED)
+    if len(collection) < MIN_CELLS:
+        found = f"{len(collection)} usable cells in {len(sources)} file{'s' if len(sources) > 1 else ''}"
+        raise InputError(found, f"at least {MIN_CELLS} to pretrain on", "add files, or lower data.min_genes")
+    files = []
+    for source, part in zip(sources, collection.parts, strict=True):
+        summary = describe_input(part.findings.kind, part.findings.source, cfg.data.target_sum)
+        sha256 = source.checksum if isinstance(source, Sample) else checksum(source)
+        files.append({"name": part.path.name, "sha256": sha256, "num_cells": len(part.kept), "input": summary})
+    of_cell, genes, fraction = collection.file_of_cell, collection.genes, cfg.data.val_fraction
+    if any(isinstance(source, Sample) for source in sources):
+        x = collection.read(np.arange(len(collection)))
+        return Corpus(x, genes, of_cell, files, split_by_file(of_cell, fraction, cfg.seed))
+    train, val = split_by_file(of_cell, min(fraction, MAX_VAL_CELLS / len(of_cell)), cfg.seed)
+    sample = train[stratified_sample(of_cell[train], MAX_FIT_CELLS, cfg.seed)]
     log.info("statistics of genes are computed on a random sample of %d of %d training cells", len(sample), len(train))
     held = np.concatenate([sample, val])
-    files = []
-    for part in collection.parts:
-        summary = describe_input(part.findings.kind, part.findings.source, cfg.data.target_sum)
-        names = {"name": part.path.name, "sha256": checksum(part.path)}
-        files.append({**names, "num_cells": len(part.kept), "input": summary})
     rows = np.arange(len(sample)), np.arange(len(sample), len(held))
-    stream = Stream(collection, train, file_of_cell[train])
-    return Corpus(collection.read(held), collection.genes, file_of_cell[held], files, rows, stream)
+    return Corpus(collection.read(held), genes, of_cell[held], files, rows, Stream(collection, train, of_cell[train]))
 
 
 def read_genes(path: str | Path) -> list[str]:

@@ -1,11 +1,12 @@
-"""Cells that stay on disk during a training: the cells of several files as one list of cells over one list of genes.
+"""The cells of several files, which may stay on disk during a training, as one list of cells over one list of genes.
 
 Each file is read twice before training, block by block: to recognise its values, and to filter its cells and count the
-cells that express each gene. Only the row numbers of its cells are kept in memory.
+cells that express each gene. Only the row numbers of the cells of a file on disk are kept in memory.
 """
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 import pandas as pd
+from anndata import AnnData
 from scipy import sparse
 from scipy.sparse import csr_matrix
 
@@ -60,12 +62,8 @@ def _stored_bytes(path: Path) -> int | None:
 def settle_in_memory(cfg: Config, paths: Sequence[Path]) -> Config:
     """Return the options with `data.in_memory=false` instead of `auto` if the cells are to stay on disk.
 
-    The answer depends on the files alone, so that it is the same on every machine.
-
-    Raises
-    ------
-    InputError
-        A file is of an unknown kind, a file is named twice, or several labelled files are to be loaded.
+    The answer depends on the files alone, so that it is the same on every machine. A file that is named twice is
+    refused, and so are several labelled files that are to be loaded.
     """
     sizes = [_stored_bytes(path) for path in paths]
     if len({path.resolve() for path in paths}) < len(paths):
@@ -88,10 +86,20 @@ def require_loadable(cfg: NetworkConfig) -> None:
 
 
 @dataclass
+class Sample:
+    """Cells in memory: their path, and the SHA-256 of the file ("" if there is none)."""
+
+    adata: AnnData
+    path: Path
+    checksum: str
+
+
+@dataclass
 class Part:
-    """One file of a collection: the place of its expression, and how its rows become cells of the collection."""
+    """One file of a collection: the place of its expression, and its rows that are cells of the collection."""
 
     path: Path
+    adata: AnnData | None  # None: the cells stay on disk
     findings: Findings
     var: pd.DataFrame  # its genes, each name once
     first: np.ndarray | None  # for each column the first one of the same name; None: no name repeats
@@ -100,9 +108,10 @@ class Part:
     kept: np.ndarray  # numbers of the rows that are cells of the collection, ascending
 
     def rows(self) -> Rows:
-        """Open the matrix on disk."""
+        """Open the matrix."""
         with reading(self.path):
-            return Rows(stored_expression(open_stored(self.path), self.findings, path=self.path)[0])
+            cells = open_stored(self.path) if self.adata is None else self.adata
+            return Rows(stored_expression(cells, self.findings, path=self.path)[0])
 
     def merged(self, x: Matrix) -> csr_matrix:
         """Return stored rows with one column for each name."""
@@ -112,19 +121,19 @@ class Part:
         return merge_genes(x, self.first, self.findings.log_base)[:, is_gene]
 
 
-def _open_part(path: Path, cfg: NetworkConfig) -> Part:
+def _open_part(source: Path | Sample, cfg: NetworkConfig) -> Part:
     """Find the expression of a file; its cells are not filtered yet, and `kept` is empty."""
-    kind = require_readable(path)
+    path, adata = (source.path, source.adata) if isinstance(source, Sample) else (source, None)
     remedy = "write it by rows with anndata (adata.X = adata.X.tocsr(), then write_h5ad), or set data.in_memory=true"
-    if kind not in STREAMED:
+    if adata is None and (kind := require_readable(path)) not in STREAMED:
         raise InputError(f"{path}, a {kind}", "h5ad or zarr for cells that stay on disk", remedy)
     total, base = cfg.input_total, cfg.input_base
-    with reading(path):
-        cells = open_stored(path)
+    with nullcontext() if adata is not None else reading(path):
+        cells = open_stored(path) if adata is None else adata
         findings = detect_expression(cells, cfg.source, cfg.input_kind, input_total=total, input_base=base, path=path)
         log.info("%s: %s", path, findings.sentence)
         matrix, names = stored_expression(cells, findings, path=path)
-        if Rows(matrix).by_columns:
+        if adata is None and Rows(matrix).by_columns:
             found = f"{findings.source} of {path} is stored by columns (CSC)"
             raise InputError(found, "rows (CSR or dense) for cells that stay on disk", remedy)
     notes = repeated_note(names)
@@ -133,7 +142,7 @@ def _open_part(path: Path, cfg: NetworkConfig) -> Part:
     var = gene_table(cells, findings.source).set_axis(names)[is_gene]
     prepared = is_prepared(cells, findings, cfg.data.target_sum) and not notes
     findings = replace(findings, notes=[*findings.notes, *notes])
-    return Part(path, findings, var, first, prepared, cfg.data.target_sum, kept=np.empty(0, dtype=np.int64))
+    return Part(path, adata, findings, var, first, prepared, cfg.data.target_sum, kept=np.empty(0, dtype=np.int64))
 
 
 def _read_scattered(rows: Rows, numbers: np.ndarray) -> csr_matrix:
@@ -165,12 +174,6 @@ class Collection:
         """The index of the file of each cell, int64."""
         return np.repeat(np.arange(len(self.parts)), np.diff(self.starts))
 
-    @property
-    def stored_rows(self) -> np.ndarray:
-        """The row of each cell in all files one below the other, filtered cells included."""
-        begins = np.cumsum([0, *(part.findings.num_cells for part in self.parts[:-1])])
-        return np.concatenate([begin + part.kept for begin, part in zip(begins, self.parts, strict=True)])
-
     def with_columns(self, target: np.ndarray, names: list[str]) -> "Collection":
         """Return the same cells with other columns: gene j moves to `target[j]`, or is left out if that is -1."""
         moved = np.append(target, -1)  # -1 stays -1
@@ -178,13 +181,7 @@ class Collection:
         return Collection(self.parts, maps, names)
 
     def read(self, cells: np.ndarray) -> csr_matrix:
-        """Read the cells with these numbers, in this order: CSR float32, ln(1 + cp10k).
-
-        Raises
-        ------
-        InputError
-            A file is damaged, or was changed.
-        """
+        """Read the cells with these numbers, in this order: CSR float32, ln(1 + cp10k)."""
         pieces = [csr_matrix((0, len(self.genes)), dtype=np.float32)]
         for first in range(0, len(cells), READ_CELLS):
             wanted, place = np.unique(cells[first : first + READ_CELLS], return_inverse=True)
@@ -210,7 +207,7 @@ class Stream:
 
 
 def make_collection(
-    paths: Sequence[Path],
+    sources: Sequence[Path | Sample],
     cfg: NetworkConfig,
     vocabulary: Sequence[str] | None = None,
     *,
@@ -219,17 +216,12 @@ def make_collection(
 ) -> Collection:
     """Filter the cells of files, each as if it were in memory, and choose the genes of the collection.
 
-    Parameters
-    ----------
-    vocabulary
-        The genes; None: those that at least `data.min_cells` cells express, in the order in which the files have them.
-    min_shared
-        Genes of the collection that a cell must express to be used.
-    left_out
-        Rows of all files that are not looked at, boolean; None: none.
+    The genes are the `vocabulary`; without one, those that at least `data.min_cells` cells express, in the order of the
+    files. Cells that express fewer than `min_shared` of them are dropped; rows `left_out` (boolean, over all files) are
+    not looked at.
     """
-    parts = [_open_part(path, cfg) for path in paths]
-    names, maps = gene_maps([part.var for part in parts], [path.name for path in paths], vocabulary, cfg.species)
+    parts = [_open_part(source, cfg) for source in sources]
+    names, maps = gene_maps([part.var for part in parts], [part.path.name for part in parts], vocabulary, cfg.species)
     num_cells, first = np.zeros(len(names), dtype=np.int64), 0
     for part, mapping in zip(parts, maps, strict=True):
         kept = []
@@ -255,7 +247,8 @@ def make_collection(
     collection = Collection(parts, maps, names)
     if vocabulary is not None:
         return collection
-    keep = num_cells >= (0 if all(part.is_prepared for part in parts) else cfg.data.min_cells)
+    is_filtered = isinstance(cfg, TrainConfig) and all(part.is_prepared for part in parts)
+    keep = num_cells >= (0 if is_filtered else cfg.data.min_cells)
     if not keep.any():
         found = f"no gene that data.min_cells={cfg.data.min_cells} of the {len(collection)} cells express"
         raise InputError(found, "at least some genes", "lower it or add cells")

@@ -104,12 +104,7 @@ def _record(prepared: AnnData, findings: Findings, target_sum: float) -> dict[st
 
 
 def run_preprocess(cfg: PreprocessConfig) -> Path:
-    """Write a prepared copy of a file: as a reference, or with `model_path` aligned to a model's genes.
-
-    Returns
-    -------
-    The file that was written: `output`, else <input>.prepared.h5ad beside the input.
-    """
+    """Write a prepared copy of a file, as a reference or, with `model_path`, over a model's genes; return its path."""
     start = time.perf_counter()
     path = Path(cfg.inputs[0])
     require_readable(path)

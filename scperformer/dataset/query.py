@@ -77,10 +77,7 @@ def find_query(
 ) -> Query:
     """Find the expression of the cells of an open file, and map its genes to those of a model; log both.
 
-    Raises
-    ------
-    InputError
-        There is no usable expression, or the file has too few of the model's genes.
+    A file without usable expression, or with too few of the model's genes, is refused.
     """
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
         total, base = cfg.input_total, cfg.input_base

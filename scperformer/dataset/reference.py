@@ -1,9 +1,11 @@
 """Labelled cells for training: prepared, split, with a label index for each; in memory or on disk."""
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -60,20 +62,22 @@ class Reference:
         return ([f"{self.rare.note}."] if self.rare.note else []) + self.split.notes
 
 
-@dataclass
-class _Labelled:
+class _Labelled(NamedTuple):
     """The cells that can be used for training, and the label of each."""
 
     usable: np.ndarray  # boolean, over all cells
     labels: np.ndarray  # int64, of the usable cells
     names: list[str]
     terms: list[str]
-    values: np.ndarray | None  # group or side (train or val) of each usable cell; None if the split needs none
+    split: Split
     rare: Settled  # the treatment of rare labels
 
 
-def _label(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> _Labelled:
-    """Settle the labels of cells that have passed the filters; fewer than two labels are refused."""
+def _label(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path, max_val: float = math.inf) -> _Labelled:
+    """Settle the labels of cells that have passed the filters, and split them; fewer than two labels are refused.
+
+    A drawn split has at most `max_val` validation cells.
+    """
     rare = settle_rare_labels(require_labels(obs, cfg.label_key, path), cfg.data, path)
     usable = rare.labels.notna().to_numpy()
     if (num := rare.labels.nunique()) < 2:
@@ -88,13 +92,14 @@ def _label(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> _Labelled:
     names = sorted(set(labels.tolist()))
     terms, column = [UNKNOWN_TERM] * len(names), f"{cfg.label_key}_ontology_term_id"
     if column in obs:  # a label has a term if all its cells have the same; merged labels have none
-        found_terms = obs[column].astype(str).groupby(labels, sort=True).unique()
-        into = rare.done.get("into")
-        known = (str(ids[0]) if len(ids) == 1 and name != into else UNKNOWN_TERM for name, ids in found_terms.items())
-        terms = list(known)
+        ids, into = obs[column].astype(str).groupby(labels, sort=True).unique(), rare.done.get("into")
+        terms = [str(some[0]) if len(some) == 1 and name != into else UNKNOWN_TERM for name, some in ids.items()]
     values = split_values(obs, cfg.data, usable[usable], path)
     sides = None if values is None else values.to_numpy(str)
-    return _Labelled(usable, np.searchsorted(names, labels).astype(np.int64), names, terms, sides, rare)
+    numbers = np.searchsorted(names, labels).astype(np.int64)
+    few = replace(cfg.data, val_fraction=min(cfg.data.val_fraction, max_val / len(numbers)))
+    split = split_cells(numbers, names, sides, few, cfg.seed)
+    return _Labelled(usable, numbers, names, terms, split, rare)
 
 
 def _test_cells(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> np.ndarray | None:
@@ -110,12 +115,8 @@ def _test_cells(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> np.nda
 def make_reference(adata: AnnData, cfg: TrainConfig, path: str | Path, findings: Findings | None = None) -> Reference:
     """Filter, normalise and label the cells of a reference, and split them into training and validation cells.
 
-    Test cells (`data.split=column`) are removed before any filter, mean or fit.
-
-    Parameters
-    ----------
-    findings
-        The result of `detect_expression` for these cells, if it is known.
+    Test cells (`data.split=column`) are removed before any filter, mean or fit. `findings` is the result of
+    `detect_expression` for these cells, if it is known.
     """
     is_test = _test_cells(adata.obs, cfg, path)
     if is_test is not None:
@@ -129,8 +130,7 @@ def make_reference(adata: AnnData, cfg: TrainConfig, path: str | Path, findings:
     dropped = f"{done['cells_dropped']} cells and {done['genes_dropped']} genes dropped by the filters"
     summary = f"{describe_input(done['kind'], done['source'], done['target_sum'])}; {dropped}"
     genes = list(map(str, prepared.var_names))
-    split = split_cells(cells.labels, cells.names, cells.values, cfg.data, cfg.seed)
-    return Reference(x, cells.labels, cells.names, cells.terms, genes, summary, split, cells.rare)
+    return Reference(x, cells.labels, cells.names, cells.terms, genes, summary, cells.split, cells.rare)
 
 
 def stream_reference(paths: Sequence[Path], cfg: TrainConfig) -> Reference:
@@ -143,12 +143,11 @@ def stream_reference(paths: Sequence[Path], cfg: TrainConfig) -> Reference:
             found = stored.columns([name for name in wanted if name is not None])
             # The error about a missing label column names the columns that there are.
             columns.append(found if cfg.label_key in found else stored.obs)
-    obs = pd.concat(columns, ignore_index=True)
-    collection = make_collection(paths, cfg, left_out=_test_cells(obs, cfg, path))
-    cells = _label(obs.iloc[collection.stored_rows].reset_index(drop=True), cfg, path)
-    by_column = cells.values is not None
-    few = replace(cfg.data, val_fraction=min(cfg.data.val_fraction, MAX_VAL_CELLS / len(cells.labels)))
-    split = split_cells(cells.labels, cells.names, cells.values, cfg.data if by_column else few, cfg.seed)
+    collection = make_collection(paths, cfg, left_out=_test_cells(pd.concat(columns, ignore_index=True), cfg, path))
+    kept = [table.iloc[part.kept] for table, part in zip(columns, collection.parts, strict=True)]
+    by_column = cfg.data.split_key is not None
+    cells = _label(pd.concat(kept, ignore_index=True), cfg, path, math.inf if by_column else MAX_VAL_CELLS)
+    split = cells.split
     fit = split.train[stratified_sample(cells.labels[split.train], MAX_FIT_CELLS, cfg.seed)]
     val = split.val[stratified_sample(cells.labels[split.val], MAX_VAL_CELLS, cfg.seed)] if by_column else split.val
     notes = [f"Cells stayed on disk while the encoder learned from {len(split.train):,} of them."]
@@ -161,8 +160,7 @@ def stream_reference(paths: Sequence[Path], cfg: TrainConfig) -> Reference:
     held, numbers = np.concatenate([fit, val]), np.flatnonzero(cells.usable)
     kinds = dict.fromkeys(f"{part.findings.kind} from {part.findings.source}" for part in collection.parts)
     summary = f"{'; '.join(kinds)}, as ln(1 + counts per {cfg.data.target_sum:,.0f}); {len(paths)} files"
-    rows = np.arange(len(fit)), np.arange(len(fit), len(held))
-    loaded = Split(*rows, split.done, [*split.notes, *notes])
+    loaded = Split(np.arange(len(fit)), np.arange(len(fit), len(held)), split.done, [*split.notes, *notes])
     stream = Stream(collection, numbers[split.train], cells.labels[split.train])
     x, labels, genes = collection.read(numbers[held]), cells.labels[held], collection.genes
     return Reference(x, labels, cells.names, cells.terms, genes, summary, loaded, cells.rare, stream)

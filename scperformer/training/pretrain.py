@@ -19,7 +19,6 @@ from scperformer.dataset import (
     read_genes,
     require_loadable,
     settle_in_memory,
-    stream_corpus,
 )
 from scperformer.files import beside, checksum, read_cells
 from scperformer.model import ENCODER, INFO, Bundle
@@ -130,17 +129,13 @@ def _pretrain(cells: Sequence[AnnData] | Sequence[Path], cfg: PretrainConfig, ou
     vocabulary = None if cfg.genes_path is None else read_genes(cfg.genes_path)
     if cfg.init is not None:
         vocabulary = load_init(cfg.init).genes
-    if cfg.data.in_memory is False:
-        corpus = stream_corpus(paths, cfg, vocabulary)
-    else:
-        numbered = enumerate(cells, start=1)
-        samples = (
-            Sample(read_cells(item, cfg.orientation), item, checksum(item))
-            if isinstance(item, Path)
-            else Sample(item, Path(f"AnnData {number} in memory"), "")
-            for number, item in numbered
-        )
-        corpus = make_corpus(samples, cfg, vocabulary)
+    samples = [
+        Sample(read_cells(item, cfg.orientation), item, checksum(item))
+        if isinstance(item, Path)
+        else Sample(item, Path(f"AnnData {number} in memory"), "")
+        for number, item in enumerate(cells if cfg.data.in_memory is not False else (), start=1)
+    ]
+    corpus = make_corpus(samples or paths, cfg, vocabulary)
     text = " ".join([*(file["sha256"] for file in corpus.files), init_hash(cfg), *corpus.genes])
     name, data = output.name.removesuffix(".encoder"), hashlib.sha256(text.encode()).hexdigest()
     train_in_run_folder(cfg, output, data, lambda folder: fit(corpus, cfg, name, folder))

@@ -9,7 +9,8 @@ import pytest
 from scipy import sparse
 
 from scperformer.config.compose import make_config
-from scperformer.dataset.corpus import Sample, make_corpus, read_genes, split_by_file
+from scperformer.dataset.corpus import make_corpus, read_genes, split_by_file
+from scperformer.dataset.on_disk import Sample
 from scperformer.errors import InputError
 
 
@@ -92,13 +93,14 @@ def test_a_given_vocabulary_is_kept_whatever_the_files_have():
 
 
 def test_cells_with_too_little_to_hide_are_left_out(caplog):
+    caplog.set_level("INFO", logger="scperformer")
     adata = small(["A", "B", "C"], num_cells=14)
     x = adata.X.toarray()
     x[:3, 1:] = 0
     adata.X = sparse.csr_matrix(x)
     corpus = make_corpus([sample(adata)], config("data.min_cells=1"))
     assert corpus.x.shape[0] == 11
-    assert "3 cells that express fewer than 2 of the genes are left out" in caplog.text
+    assert "11 of 14 cells are used" in caplog.text
 
 
 ENSEMBL = [f"ENSG{i:011d}" for i in range(3)]
@@ -109,9 +111,19 @@ REFUSED = {
         None,
         r"gene symbols in 0\.h5ad and Ensembl ids in 1\.h5ad; expected one kind .*: convert the var_names of 1\.h5ad",
     ),
-    "no common gene": ([["A", "B", "C"]], ("data.min_cells=13",), None, "no gene that 13 of the 12 cells"),
+    "no common gene": (
+        [["A", "B", "C"]],
+        ("data.min_cells=13",),
+        None,
+        "no gene that data.min_cells=13 of the 12 cells",
+    ),
     "other genes": ([["A", "B", "C"]], (), ["X", "Y"], r"0 of the 2 genes of the encoder in the files .*at least 10%"),
-    "min_genes": ([["A", "B", "C"]], ("data.min_genes=9",), None, r"data\.min_genes=9 drops all 12 cells of 0\.h5ad"),
+    "min_genes": (
+        [["A", "B", "C"]],
+        ("data.min_genes=9",),
+        None,
+        r"no cell of 0\.h5ad that expresses data\.min_genes=9 genes",
+    ),
 }
 
 

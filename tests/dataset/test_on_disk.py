@@ -9,8 +9,8 @@ import pytest
 
 from scperformer.config.compose import make_config
 from scperformer.dataset import on_disk
-from scperformer.dataset.corpus import Sample, make_corpus, stream_corpus
-from scperformer.dataset.on_disk import make_collection, settle_in_memory
+from scperformer.dataset.corpus import make_corpus
+from scperformer.dataset.on_disk import Sample, make_collection, settle_in_memory
 from scperformer.errors import InputError
 from scperformer.training import pretrain as pretraining
 from scperformer.training import train as training
@@ -59,7 +59,7 @@ def test_cells_and_genes_are_those_of_memory_bit_for_bit(files, read_either, mon
     assert in_pieces.dtype == np.float32
     assert (in_pieces != expected.x[order]).nnz == 0
     assert found.read(order[:0]).shape == (0, len(found.genes))
-    streamed = stream_corpus(files, cfg)
+    streamed = make_corpus(files, cfg)
     assert [file["num_cells"] for file in streamed.files] == [file["num_cells"] for file in expected.files]
     assert [file["input"] for file in streamed.files] == [file["input"] for file in expected.files]
     assert streamed.num_cells == expected.num_cells

@@ -10,17 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import scanpy
-from support.inputs import (
-    NUM_CELLS,
-    NUM_GENES,
-    WRITERS,
-    same,
-    table,
-    write_csv,
-    write_loom,
-    write_mtx,
-    write_tenx_v3,
-)
+from support.inputs import NUM_CELLS, NUM_GENES, WRITERS, same, table, write_csv, write_loom, write_mtx, write_tenx_v3
 
 from scperformer.errors import InputError
 from scperformer.files import checksum

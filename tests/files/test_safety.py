@@ -7,12 +7,7 @@ import shutil
 import h5py
 import numpy as np
 import pytest
-from support.inputs import (
-    WRITERS,
-    same,
-    write_h5ad,
-    write_zarr,
-)
+from support.inputs import WRITERS, same, write_h5ad, write_zarr
 
 from scperformer.errors import InputError
 from scperformer.files.read import read_cells, require_readable

@@ -7,14 +7,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
-from support.inputs import (
-    NUM_CELLS,
-    NUM_GENES,
-    same,
-    table,
-    write_csv,
-    write_h5ad,
-)
+from support.inputs import NUM_CELLS, NUM_GENES, same, table, write_csv, write_h5ad
 
 from scperformer.errors import InputError
 from scperformer.files import tables

@@ -5,15 +5,7 @@ import logging
 
 import h5py
 import pytest
-from support.inputs import (
-    NUM_CELLS,
-    NUM_GENES,
-    same,
-    tenx_group,
-    write_h5ad,
-    write_mtx,
-    write_tenx_v3,
-)
+from support.inputs import NUM_CELLS, NUM_GENES, same, tenx_group, write_h5ad, write_mtx, write_tenx_v3
 
 from scperformer.errors import InputError
 from scperformer.files.read import read_cells, require_readable

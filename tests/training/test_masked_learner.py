@@ -11,7 +11,8 @@ from support.masked import NUM_GENES, TOKENS, batch_of, expression
 from scperformer.attention import MECHANISMS
 from scperformer.config.compose import make_config
 from scperformer.config.groups import MaskingConfig, ModelConfig, TokensConfig
-from scperformer.dataset.corpus import Sample, make_corpus, split_by_file
+from scperformer.dataset.corpus import make_corpus, split_by_file
+from scperformer.dataset.on_disk import Sample
 from scperformer.network.batches import Cells, seed_of
 from scperformer.network.encoder import Encoder
 from scperformer.training import masked_learner
