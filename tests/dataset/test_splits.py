@@ -258,7 +258,9 @@ def test_labels_of_one_cell_are_kept_merged_or_dropped(policy, rare):
     assert terms.get("Platelet", "CL:0000233") == "CL:0000233"
 
 
-def test_the_card_tells_rare_labels_and_the_groups_held_out(rare, write, tmp_path):
+def test_the_network_trains_on_the_split_and_the_card_tells_it(rare, write, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(source, "Cells", lambda x, *rest: seen.append(x.shape[0]) or Cells(x, *rest))
     options = ["data.split=group", "data.split_key='batch id'", f"output='{tmp_path / 'model'}'"]
     folder = training.run_train(config(write(rare), *options))
     made, card = load_bundle(folder).provenance, (folder / "MODEL_CARD.md").read_text()
@@ -268,13 +270,7 @@ def test_the_card_tells_rare_labels_and_the_groups_held_out(rare, write, tmp_pat
     split = made["split"]
     assert (split["how"], split["key"], split["num_groups"]) == ("group", "batch id", 8)
     assert split["num_train_cells"] + split["num_val_cells"] == 120
+    assert seen[:2] == [split["num_train_cells"], split["num_val_cells"]]
     [group] = split["val_groups"]
     assert f"1 of 8 values of obs['batch id'] are held out whole: '{group}' (12.5% of the cells)." in card
     assert all(note in card for note in made["notes"])
-
-
-def test_the_split_is_what_the_network_trains_on(counts_adata, write, tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(source, "Cells", lambda x, *rest: seen.append(x.shape[0]) or Cells(x, *rest))
-    training.run_train(config(write(counts_adata), "data.val_fraction=0.25", f"output='{tmp_path / 'model'}'"))
-    assert seen[:2] == [90, 30]

@@ -141,7 +141,7 @@ def test_the_checksum_changes_with_the_content(kind, cells, tmp_path):
 # Steps
 
 
-@pytest.mark.parametrize("kind", ["csv", "10x h5 v3", "10x folder", "loom", "zarr 3"])
+@pytest.mark.parametrize("kind", ["csv", "10x folder"])
 def test_check_of_any_kind(kind, counts_adata, tiny_model, tmp_path, command):
     counts_adata.var["gene_ids"] = counts_adata.var_names
     counts_adata.obs["label"] = counts_adata.obs["cell_type"].astype(str)
@@ -165,21 +165,17 @@ def test_a_table_of_unclear_orientation_is_refused_by_check_unless_told(tmp_path
     assert "auto, cells_by_genes, genes_by_cells" in ran.err
 
 
-def test_train_and_preprocess_from_a_folder(counts_adata, tmp_path, command):
+def test_preprocess_from_a_folder(counts_adata, tiny_model, tmp_path, command):
     counts_adata.var["gene_ids"] = counts_adata.var_names
     counts_adata.X = counts_adata.X.astype(np.int64)
     folder = write_mtx(counts_adata, tmp_path, zipped=False)
     rows = [f"{name}\t{label}\n" for name, label in counts_adata.obs["cell_type"].items()]
     (folder / "barcodes.tsv").write_text("barcode\tcell_type\n" + "".join(rows))
-    options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none"]
-    ran = command("train", folder, *options)
+    ran = command("preprocess", folder / "matrix.mtx", f"model_path={tiny_model}")
     assert ran.code == 0, ran.err
-    info = json.loads((tmp_path / "run.model/bundle.json").read_text())
-    assert info["provenance"]["reference"] == "run"
-    assert info["provenance"]["reference_sha256"] == checksum(folder)
-    ran = command("preprocess", folder / "matrix.mtx", f"model_path={tmp_path / 'run.model'}")
-    assert ran.code == 0, ran.err
-    assert ad.read_h5ad(folder / "run.prepared.h5ad").shape == (120, len(info["labels"]) and 200)
+    found = ad.read_h5ad(folder / "run.prepared.h5ad")
+    assert found.shape == (120, 200)
+    assert list(found.obs["cell_type"]) == list(counts_adata.obs["cell_type"])
 
 
 def test_pretrain_from_a_table_and_a_10x_file(counts_adata, tmp_path, command):
@@ -192,6 +188,7 @@ def test_pretrain_from_a_table_and_a_10x_file(counts_adata, tmp_path, command):
     assert [file["name"] for file in corpus] == ["run.csv", "run.h5"]
 
 
+@pytest.mark.slow
 def test_real_files(shared_data):
     files = sorted((shared_data / "wild").glob("*.h5ad"))
     assert files

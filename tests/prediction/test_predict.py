@@ -64,7 +64,8 @@ def test_does_not_depend_on_order_on_other_cells_or_on_threads(model, cells, tor
 def test_every_mechanism_gives_a_cell_the_same_bits_in_any_company(cells, case, unexpressed, precision):
     """Random weights, cells of very different lengths; with several threads, too."""
     rng = np.random.default_rng(0)
-    x = cells.x.toarray() * (rng.random((len(cells), 1)) ** 2 > rng.random(cells.x.shape))
+    x = cells.x[:60].toarray()
+    x *= rng.random((len(x), 1)) ** 2 > rng.random(x.shape)
     tokens = TokensConfig(unexpressed=unexpressed)
     torch.manual_seed(0)
     network = CellTypeModel(
@@ -73,12 +74,12 @@ def test_every_mechanism_gives_a_cell_the_same_bits_in_any_company(cells, case, 
     network.require_length(x.shape[1] + 1)
     some = Cells(sparse.csr_matrix(x, dtype=np.float32), tokens)
     whole = predict_cells(network, some, batch_size=64, precision=precision)
-    order = rng.permutation(len(some))[:50]
+    order = rng.permutation(len(some))[:25]
     with torch_state_kept(threads=3):
         shuffled = predict_cells(network, Cells(some.x[order], tokens), batch_size=3, precision=precision)
     np.testing.assert_array_equal(shuffled.proba, whole.proba[order])
     np.testing.assert_array_equal(shuffled.embedding, whole.embedding[order])
-    assert len(np.unique(whole.proba, axis=0)) > 100
+    assert len(np.unique(whole.proba, axis=0)) > 50
 
 
 def test_bfloat16_on_a_cpu_is_close_and_does_not_depend_on_company(model, cells):
@@ -304,12 +305,13 @@ def test_an_encoder_without_a_say_is_named_at_loading(tiny_model, tmp_path, capl
     assert ("the labels come from its linear branch alone" in caplog.text) == said
 
 
-def test_an_encoder_that_has_not_earned_a_say_is_not_run(counts_adata, tmp_path, monkeypatch):
-    """A threshold that nothing reaches leaves the linear branch alone; labels are those that its logits give."""
-    overrides = ["model=tiny", "trainer.max_epochs=1", "logger=none", "optim.deep_min_gain=1e9"]
-    model = load_model(scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=overrides))
-    assert model.bundle.scales["deep"] == 0
-    assert model.bundle.metrics["encoder_gain"].keys() == {"mean", "standard_error"}
+def test_an_encoder_of_scale_zero_is_not_run(counts_adata, tiny_model, tmp_path, monkeypatch):
+    """The linear branch alone gives the labels that the sum of both branches gives."""
+    folder = shutil.copytree(tiny_model, tmp_path / "m")
+    info = json.loads((folder / "bundle.json").read_text())
+    info["metrics"]["scales"]["deep"] = 0.0
+    (folder / "bundle.json").write_text(json.dumps(info))
+    model = load_model(folder)
     model.network.wide_alone = False
     both = scperformer.annotate(counts_adata.copy(), model)
     model.network.wide_alone = True
@@ -335,14 +337,8 @@ def test_refused_files_have_an_error_file_each(counts_adata, tiny_model, write, 
     write(counts_adata[:, :3].copy(), "few.h5ad")
     out = tmp_path / "out"
     options = [f"model_path={tiny_model}", "keep_going=true", "error_files=true"]
-    words = [
-        "predict",
-        "bad.h5ad",
-        "good.h5ad",
-        "few.h5ad",
-        "outputs=[out/bad.h5ad,out/good.h5ad,out/few.h5ad]",
-        *options,
-    ]
+    outputs = "outputs=[out/bad.h5ad,out/good.h5ad,out/few.h5ad]"
+    words = ["predict", "bad.h5ad", "good.h5ad", "few.h5ad", outputs, *options]
     ran = command(*words)
     assert ran.code == 0, ran.err
     assert sorted(path.name for path in out.iterdir()) == ["bad.h5ad.error", "few.h5ad.error", "good.h5ad"]
