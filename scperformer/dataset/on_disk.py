@@ -242,7 +242,7 @@ def make_collection(
         first += part.findings.num_cells
         log.info("%s: %d of %d cells are used", part.path, len(part.kept), part.findings.num_cells)
         if not len(part.kept):
-            found = f"no cell of {part.path} that expresses data.min_genes={cfg.data.min_genes} genes"
+            found = f"data.min_genes={cfg.data.min_genes} drops all {part.findings.num_cells} cells of {part.path}"
             raise InputError(found, "at least some cells to be kept", "lower it, or leave the file out")
     collection = Collection(parts, maps, names)
     if vocabulary is not None:

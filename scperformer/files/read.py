@@ -76,13 +76,11 @@ def _folder_kind(path: Path) -> str:
 
 
 def _file_kind(path: Path) -> str:
-    if path.stat().st_size == 0:
-        raise InputError(f"{path} is empty (0 bytes)", KINDS, SAVE)
     with path.open("rb") as file:
         start = file.read(512)
     if start.startswith(HDF5_SIGNATURE):
         return _hdf5_kind(path)
-    if path.suffix.lower() in HDF5_SUFFIXES:
+    if start and path.suffix.lower() in HDF5_SUFFIXES:
         raise InputError(f"{path} is not an HDF5 file", KINDS, f"{SAVE}, or give a table the name .csv")
     if is_gzip(path):
         with reading(path, "a complete gzip file"), open_bytes(path) as unpacked:
@@ -150,26 +148,6 @@ def require_h5ad(path: str | Path) -> None:
         raise InputError(f"{path} is of the kind '{kind}'", "an h5ad file", SAVE)
 
 
-def _read(path: Path, kind: str, orientation: str) -> AnnData:
-    if orientation != "auto" and kind != "table":
-        warnings.warn(f"orientation={orientation} is not used: {path} is not a table of text", stacklevel=3)
-    notes: list[str] = []
-    with quiet_anndata():
-        if kind == "h5ad":
-            adata = read_h5ad(path)
-        elif kind == "zarr":
-            with reading(path, "a complete AnnData in zarr"):
-                adata = ad.read_zarr(path)
-        elif kind == "table":
-            adata, notes = read_table(path, orientation)
-        else:
-            adata, notes = {"10x h5": read_tenx_h5, "mtx": read_tenx_folder, "loom": read_loom}[kind](path)
-    require_usable(adata, path)
-    more = f" ({'; '.join(notes)})" if notes else ""
-    log.info("read %s: %s, %d cells x %d genes%s", path, kind, adata.n_obs, adata.n_vars, more)
-    return adata
-
-
 def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
     """Read the cells of a file or folder of any kind into memory.
 
@@ -188,7 +166,24 @@ def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
     InputError
         The input is of no known kind, damaged or unsafe, its parts do not fit, or it has no cells or no genes.
     """
-    return _read(Path(path), require_readable(path), orientation)
+    path, kind = Path(path), require_readable(path)
+    if orientation != "auto" and kind != "table":
+        warnings.warn(f"orientation={orientation} is not used: {path} is not a table of text", stacklevel=2)
+    notes: list[str] = []
+    with quiet_anndata():
+        if kind == "h5ad":
+            adata = read_h5ad(path)
+        elif kind == "zarr":
+            with reading(path, "a complete AnnData in zarr"):
+                adata = ad.read_zarr(path)
+        elif kind == "table":
+            adata, notes = read_table(path, orientation)
+        else:
+            adata, notes = {"10x h5": read_tenx_h5, "mtx": read_tenx_folder, "loom": read_loom}[kind](path)
+    require_usable(adata, path)
+    more = f" ({'; '.join(notes)})" if notes else ""
+    log.info("read %s: %s, %d cells x %d genes%s", path, kind, adata.n_obs, adata.n_vars, more)
+    return adata
 
 
 @contextmanager
@@ -197,13 +192,12 @@ def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
 
     Parameters and errors as `read_cells`.
     """
-    kind = require_readable(path)
     stored = None
-    if kind == "h5ad":
+    if require_readable(path) == "h5ad":
         with suppress(*READ_ERRORS):  # damaged, older than anndata 0.8, or written by another program
             stored = open_stored(path)
     if stored is None:
-        yield _read(Path(path), kind, orientation)
+        yield read_cells(path, orientation)
         return
     with stored.file:
         require_cells_and_genes(stored, path)

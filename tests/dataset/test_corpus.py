@@ -122,7 +122,7 @@ REFUSED = {
         [["A", "B", "C"]],
         ("data.min_genes=9",),
         None,
-        r"no cell of 0\.h5ad that expresses data\.min_genes=9 genes",
+        r"data\.min_genes=9 drops all 12 cells of 0\.h5ad",
     ),
 }
 

@@ -193,7 +193,7 @@ TABLES = {
     "HDF5 in gzip": (gzip.compress(b"\x89HDF\r\n\x1a\n"), "gunzip"),
     "npy": (b"\x93NUMPY\x01\x00", "is a NumPy array"),
     "pickle": (b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00c", "of no known kind"),
-    "nothing": ("", r"is empty \(0 bytes\)"),
+    "nothing": ("", r"is empty"),
 }
 
 
