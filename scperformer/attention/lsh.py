@@ -46,8 +46,8 @@ class Lsh(Attention):
         super().__init__(sizes, options, generator)
         # With one hashing throughout, training would fit which tokens happen to see each other.
         self.redraw_interval = options.redraw_interval
-        rotations_REM = torch.empty(options.num_rounds, sizes.head_dim, options.num_buckets // 2)
-        self.register_buffer("rotations_REM", rotations_REM)
+        shape = (options.num_rounds, sizes.head_dim, options.num_buckets // 2)
+        self.register_buffer("rotations_REM", torch.empty(shape))
         self.redraw(generator)
 
     @torch.no_grad()
@@ -66,8 +66,7 @@ class Lsh(Attention):
     def one_round(self, q_BHLE, v_BHLE, keep_BL, rotation_EM):
         """Sum exp(score) v and, as last entry, exp(score) over the keys that one hashing finds, divided by exp(scale).
 
-        Returns the sums, B x H x L x (E + 1), and the scale, B x H x L x 1. No gradient passes through the scale: it
-        cancels.
+        Returns the sums, B x H x L x (E + 1), and the scale, B x H x L x 1, without gradient: it cancels.
         """
         batch, heads, length, _ = q_BHLE.shape
         # by (bucket, place), with dropped tokens last so that the chunks do not depend on their number
@@ -100,7 +99,7 @@ class Lsh(Attention):
             found.append((torch.cat([weights @ v_BHPKE, weights.sum(-1, keepdim=True)], dim=-1), scale))
         back_BHL = order_BHL.argsort(2)
         every = (torch.cat(x, dim=2).flatten(2, 3)[:, :, :length] for x in zip(*found, strict=True))
-        return tuple(take(x, back_BHL) for x in every)
+        return [take(x, back_BHL) for x in every]
 
 
 def buckets(q_BHLE: Tensor, rotation_EM: Tensor) -> Tensor:

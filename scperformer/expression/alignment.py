@@ -21,10 +21,7 @@ def normalise(x: AnyMatrix, findings: Findings, target_sum: float) -> sparse.csr
     """Return expression as ln(1 + target_sum * value / total of the cell), totals over all genes of `x`.
 
     Values that are already as wanted stay as they are, bit for bit. Other log1p values are linear again before they are
-    normalised: from a total of 10,000 if it is not recognised, or, with `relative`, from the sum of the cell.
-
-    Returns
-    -------
+    normalised: from a total of 10,000 if it is not recognised, or, with `relative`, from the sum of the cell. Returns
     CSR float32 of the shape of `x`, without stored zeros, indices sorted; cells without counts stay zero.
     """
     rows = sparse.csr_matrix(x, dtype=np.float32, copy=True)
@@ -102,21 +99,10 @@ def plan_alignment(
     species: str = "auto",
     path: str | Path = "the data",
 ) -> Alignment:
-    """Find the genes of a model in a file by their names.
+    """Find the genes of a model in a file by their names, the index of `var` (`gene_table` of `findings.source`).
 
-    Parameters
-    ----------
-    var
-        The table of the genes of `findings.source` (`gene_table`); its index is their names.
-    importance
-        Of the model's genes (`Bundle.importance`); None: all genes have the same.
-    min_overlap
-        Least share of the importance that the file's genes must have, 0 to 1; None: any is enough.
-
-    Raises
-    ------
-    InputError
-        The file has too few of the model's genes, is of another species, or has genes without names.
+    A file is refused if it has less than `min_overlap` (0 to 1; None: any is enough) of the `importance` of the model's
+    genes (None: all have the same), if it is of another species, or if genes have no names.
     """
     names = [str(name).strip() for name in var.index]
     require_named(names, f"{findings.source} of {path}")
@@ -128,10 +114,9 @@ def plan_alignment(
 
 
 def align_rows(x: AnyMatrix, plan: Alignment) -> sparse.csr_matrix:
-    """Normalise cells over all genes of the file, and select the model's genes as columns.
+    """Normalise cells over all genes of the file, and select the model's genes as columns, as `align`.
 
     Genes of the file that are one gene of the model are added up as counts before. A row does not depend on other rows.
-    `x` has some rows and all columns of the expression that `plan.findings` names; returns as `align`.
     """
     merged, target = _merge_mapped(x, plan.mapping, plan.findings.log_base)
     return align(normalise(merged, plan.findings, plan.target_sum), target, plan.num_genes)

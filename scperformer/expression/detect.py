@@ -113,14 +113,9 @@ def detect_expression(
     Counts are preferred (most genes first), then log1p values whose normalisation is recognised, then the rest. X of a
     file from `preprocess` is recognised by its mark in uns. A file without usable values is refused.
 
-    Parameters
-    ----------
-    source
-        auto, X, raw or layers/NAME: the only place to use.
-    input_kind
-        auto, counts, linear or log1p: the kind of the values, whatever they look like.
-    input_total, input_base
-        log1p values: counts per cell before the logarithm, and its base (auto, e, 2 or 10), whatever they look like.
+    `source` (X, raw or layers/NAME) is the only place to use. The values are taken as `input_kind` (counts, linear or
+    log1p) says, and logarithms as made with `input_total` counts per cell and `input_base` (e, 2 or 10), whatever they
+    look like.
     """
     named = sorted(adata.layers, key=lambda name: str(name).lower() not in COUNT_LAYERS)
     every = {"X": adata.X} | {f"layers/{name}": adata.layers[name] for name in named}

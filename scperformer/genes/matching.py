@@ -137,11 +137,8 @@ def map_genes(
     model that have no match yet: names that differ in case only, if no other name does, and previous symbols or
     aliases, if they fit one gene alone and are not the current symbol of another. Repeated names are one gene.
 
-    Parameters
-    ----------
-    species
-        Of the file: auto, human or mouse. If it is given and differs from the model's, genes are matched by orthologs.
-        With auto, a file of another species than the model is refused.
+    If the `species` of the file is given and differs from the model's, genes are matched by orthologs. With `auto`, a
+    file of another species than the model is refused.
     """
     of_model = guess_species(model_genes)
     names, genome = without_genome([str(name).strip() for name in names], of_model if species == "auto" else species)

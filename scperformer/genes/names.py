@@ -58,15 +58,12 @@ def without_genome(names: Sequence[str], species: str) -> tuple[list[str], list[
 
 
 def guess_species(names: Sequence[str]) -> str:
-    """Return the species of most names: human, mouse, other (Ensembl ids of neither) or unknown.
-
-    Symbols differ in their capitals (GAPDH and Gapdh, MT-ND1 and mt-Nd1); gapdh may be either.
-    """
+    """Return the species of most names: human, mouse, other (Ensembl ids of neither) or unknown."""
     split = [parts(name) for name in names]
     prefixes = Counter(identifier.rstrip("0123456789") for identifier, _ in split if identifier)
     if prefixes.total() > len(split) / 2:
-        prefix, _ = prefixes.most_common(1)[0]
-        return SPECIES.get(prefix, "other")
+        return SPECIES.get(prefixes.most_common(1)[0][0], "other")
+    # Symbols differ in their capitals (GAPDH and Gapdh, MT-ND1 and mt-Nd1); gapdh may be either.
     symbols = [symbol for _, symbol in split if symbol and any(map(str.isalpha, symbol))]
     if sum(symbol.isupper() for symbol in symbols) > len(symbols) / 2:
         return "human"
