@@ -9,12 +9,12 @@ import re
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 
-from scperformer.cli import STEPS as COMMANDS
+from scperformer.cli import FIRST_WORDS
 from scperformer.config import groups, steps
 
 PAGE = Path(__file__).with_name("configuration.md")
 GROUPS = {name.removesuffix("Config").lower(): part for name, part in vars(groups).items() if name.endswith("Config")}
-TABLES = {"files": steps.ExpressionOptions} | steps.STEPS | GROUPS
+TABLES = {"files": steps.ExpressionOptions} | steps.SCHEMAS | GROUPS
 
 
 def meanings(table: type) -> dict[str, str]:
@@ -49,9 +49,11 @@ def rows(name: str) -> str:
     lines = []
     for option in fields(TABLES[name]):
         if name in GROUPS or option.name not in elsewhere:
-            value = default(option, COMMANDS[name].first_word if name in COMMANDS else None)
+            value = default(option, FIRST_WORDS.get(name))
             prefix = f"{name}." if name in GROUPS else ""
-            lines.append(f"| `{prefix}{option.name}` | {value} | {meaning[option.name]} |")
+            choices = option.metadata.get("rule", (None, ""))[1]
+            text = f"{meaning[option.name]} ({choices})" if choices.startswith("one of ") else meaning[option.name]
+            lines.append(f"| `{prefix}{option.name}` | {value} | {text} |")
     lines.sort(key=lambda line: ("| required |" not in line, line.startswith("| `overwrite`")))
     return "\n".join(["| Option | Default | Meaning |", "|---|---|---|", *lines])
 

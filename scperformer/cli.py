@@ -1,17 +1,14 @@
-"""The command line: `scperformer STEP files... option=value...`; parse, compose, call the step's run function.
-
-Plain words become the option `inputs`; Hydra reads everything else (overrides, --cfg job, -m).
-Help imports nothing heavy, so that it answers at once.
-"""
+"""The command line: `scperformer STEP files... option=value...`; parse, compose, call the step's run function."""
 
 import importlib
 import logging
 import os
 import re
 import sys
+import time
 import traceback
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,50 +19,44 @@ from scperformer.errors import InputError, explained, one_line
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Step:
-    """One step of the command line."""
-
-    module: str  # has run_<step>
-    sweep_output: str  # default name of the output of each run of a sweep
-    first_word: str | None = None  # option that the first plain word sets; None: it is a file
-
-
-STEPS = {
-    "check": Step("reports.check", "check.json"),
-    "preprocess": Step("dataset.preprocess", "prepared.h5ad"),
-    "pretrain": Step("training.pretrain", "encoder"),
-    "train": Step("training.train", "model"),
-    "predict": Step("prediction.predict", "annotated.h5ad"),
-    "evaluate": Step("reports.evaluate", "evaluation"),
-    "report": Step("reports.report", "report.html"),
-    "analyze": Step("reports.analyze", "analysis", first_word="analysis"),
-    "models": Step("network.library", "models", first_word="action"),
+STEPS = {  # the module with run_<step>, and the default name of the output of each run of a sweep
+    "check": ("reports.check", "check.json"),
+    "preprocess": ("dataset.preprocess", "prepared.h5ad"),
+    "pretrain": ("training.pretrain", "encoder"),
+    "train": ("training.train", "model"),
+    "predict": ("prediction.predict", "annotated.h5ad"),
+    "evaluate": ("reports.evaluate", "evaluation"),
+    "report": ("reports.report", "report.html"),
+    "analyze": ("reports.analyze", "analysis"),
+    "models": ("network.library", "models"),
 }
+FIRST_WORDS = {
+    "analyze": "analysis",
+    "models": "action",
+}  # the option that the first plain word sets; else it is a file
 # Usage, purpose and examples of each step.
-HELP = {
-    "check": """\
+TEXTS = """\
 check FILE...
 describe files, and check if a model can annotate them
   scperformer check sample.h5ad
   scperformer check *.h5ad model_path=my_model
   scperformer check filtered_feature_bc_matrix counts.csv.gz sample.loom
   scperformer check reference.h5ad label_key=cell_type
-  scperformer check sample.h5ad --json                  # for programs""",
-    "preprocess": """\
+  scperformer check sample.h5ad --json                  # for programs
+
 preprocess FILE
 filter, normalise and log-transform a file
   scperformer preprocess reference.h5ad output=prepared.h5ad
   scperformer preprocess sample.h5ad source=layers/counts data.min_genes=200
-  scperformer preprocess sample.h5ad model_path=my_model    # genes aligned to the model's""",
-    "pretrain": """\
+  scperformer preprocess sample.h5ad model_path=my_model    # genes aligned to the model's
+
 pretrain FILE...
 train an encoder on unlabelled cells
   scperformer pretrain corpus/*.h5ad output=my_encoder
   scperformer pretrain a.h5ad b.h5ad tokens=scbert trainer.max_epochs=10 output=my_encoder
   scperformer pretrain a.h5ad genes_path=genes.txt masking.share=0.3
-  scperformer pretrain more.h5ad init=my_encoder output=my_second_encoder""",
-    "train": """\
+  scperformer pretrain more.h5ad init=my_encoder output=my_second_encoder
+
 train REFERENCE label_key=COLUMN
 train a model on a labelled reference
   scperformer train reference.h5ad label_key=cell_type output=my_model
@@ -76,37 +67,37 @@ train a model on a labelled reference
   scperformer train reference.h5ad label_key=cell_type data.split=group data.split_key=donor
   scperformer train reference.h5ad label_key=cell_type init=my_encoder init_mode=last_layer
 presets: model=tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=favor|softmax
-         head=mean|cls|conv  trainer=cpu|gpu|ddp  logger=all|csv|none""",
-    "predict": """\
+         head=mean|cls|conv  trainer=cpu|gpu|ddp  logger=all|csv|none
+
 predict FILE...
 annotate the cells of files
   scperformer predict sample.h5ad                       # packaged model -> sample.annotated.h5ad
   scperformer predict sample.h5ad model_path=my_model output=out.h5ad
   scperformer predict run1.h5ad run2.h5ad model_path=my_model min_confidence=0.5
-  scperformer predict runs/*.h5ad keep_going=true       # go on if some of the files are refused""",
-    "evaluate": """\
+  scperformer predict runs/*.h5ad keep_going=true       # go on if some of the files are refused
+
 evaluate ANNOTATED... truth_key=COLUMN
 compare with true labels, beside logistic regression
   scperformer evaluate sample.annotated.h5ad truth_key=cell_type output=evaluation
-  scperformer evaluate a.h5ad b.h5ad truth_key=cell_type truth_path=[a.csv,b.csv] output=evaluation""",
-    "report": """\
+  scperformer evaluate a.h5ad b.h5ad truth_key=cell_type truth_path=[a.csv,b.csv] output=evaluation
+
 report ANNOTATED...
 make one HTML page about annotated files
   scperformer report sample.annotated.h5ad output=report.html
-  scperformer report a.h5ad b.h5ad evaluation=evaluation output=report.html""",
-    "analyze": """\
+  scperformer report a.h5ad b.h5ad evaluation=evaluation output=report.html
+
 analyze spectrum|approximation FILE
 analyse the attention of a trained model
   scperformer analyze spectrum sample.h5ad model_path=my_model          # -> sample.spectrum/
   scperformer analyze spectrum sample.h5ad num_cells=20 max_tokens=1024 output=spectrum
-  scperformer analyze approximation sample.h5ad model_path=my_model sizes=[64,256,1024]""",
-    "models": """\
+  scperformer analyze approximation sample.h5ad model_path=my_model sizes=[64,256,1024]
+
 models import PATH | list
 import a model from somewhere else, or list models
   scperformer models import a_model.zip                  # checked; then model_path=NAME finds it
   scperformer models import their_model output=shared    # for SCPERFORMER_MODELS=shared
-  scperformer models list""",
-}
+  scperformer models list"""
+HELP = dict(zip(STEPS, TEXTS.split("\n\n"), strict=True))
 
 # Options whose values are text of the user, with any characters.
 TEXT_OPTIONS = (
@@ -114,17 +105,7 @@ TEXT_OPTIONS = (
     *("init", "genes_path", "model.gene2vec_path", "data.split_key", "data.rare_label_name"),
 )
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
-# Flags of Hydra that are passed on, and the values they take: none (), any (None) or one of these.
-CFG = ("job", "hydra", "all")
-FLAGS: dict[str, tuple[str, ...] | None] = {
-    "-m": (),
-    "--multirun": (),
-    "--cfg": CFG,
-    "-c": CFG,
-    "--resolve": (),
-    "--config-dir": None,
-    "-cd": None,
-}
+FLAGS = {"-m": None, "--cfg": "job", "--config-dir": "FOLDER"}  # of Hydra, each with a value that it takes
 SHORT = {"--estimate": "estimate=true", "--json": "json=true"}  # flags that are options
 
 
@@ -148,42 +129,13 @@ examples:
   scperformer STEP ... -m a=1,2 run a step once per value (a sweep)"""
 
 
-def step_help(name: str) -> str:
-    """Return the help of one step: usage and examples."""
-    usage, about, examples = HELP[name].split("\n", 2)
-    return f"""\
-scperformer {usage} [option=value ...]
-  {about}
-
-examples:
-{examples}
-
-options: scperformer {name} --cfg job"""
-
-
 def to_overrides(words: list[str], first_word: str | None = None) -> list[str]:
-    """Turn the words after the step into Hydra arguments: plain words are input files, whatever characters they hold.
+    """Turn the words after the step, in any order, into overrides, `inputs=[...]` and flags for Hydra.
 
-    Parameters
-    ----------
-    words
-        Everything after the step, in any order.
-    first_word
-        The option that the first plain word sets; None: all plain words are files.
-
-    Returns
-    -------
-    Overrides as given (text values quoted), then `inputs=[...]` if there are files, then flags.
-
-    Raises
-    ------
-    InputError
-        A flag is unknown, or lacks its value.
+    Plain words are input files, whatever characters they hold; the first one sets the option `first_word`, if given.
     """
-    from scperformer.config import group_names, quoted  # Hydra takes a while to import: help answers at once
+    from scperformer.config import quoted  # Hydra takes a while to import: help answers at once
 
-    sweep = "-m" in words or "--multirun" in words
-    is_text = {*TEXT_OPTIONS, *group_names()}
     overrides, files, flags = [], [], []
     rest = iter(words)
     for word in rest:
@@ -193,24 +145,17 @@ def to_overrides(words: list[str], first_word: str | None = None) -> list[str]:
             if word not in FLAGS:
                 expected = "a file, option=value, --help, --cfg job or -m"
                 raise InputError(f"'{word}'", expected, "write a file name that starts with '-' as ./-name")
-            flags.append(word)
-            choices = FLAGS[word]
-            if choices != ():
-                value = next(rest, "")
-                if not value or (choices is not None and value not in choices):
-                    known = choices or ["FOLDER"]
-                    found = f"{word} {value or 'without a value'}"
-                    raise InputError(found, ", ".join(known), f"write {word} {known[0]}")
-                flags.append(value)
+            flags += [word] if FLAGS[word] is None else [word, next(rest, "")]
+            if not flags[-1] or (word == "--cfg" and flags[-1] not in ("job", "hydra", "all")):
+                raise InputError(f"{word} {flags[-1]}", f"{word} {FLAGS[word]}", "add the value that it takes")
         elif not OVERRIDE.match(word) or Path(word).is_file():
             files.append(word)
-        elif option in is_text and value not in ("", "null") and value[0] not in "'\"" and not sweep:
+        elif option in TEXT_OPTIONS and value not in ("", "null") and value[0] not in "'\"" and "-m" not in words:
             overrides.append(f"{option}={quoted(value)}")
         else:
             overrides.append(word)
-    shown = {"--cfg", "-c"} & set(flags)
-    if (shown and sweep) or ("--resolve" in flags and not shown):
-        raise InputError(" ".join(flags), "--cfg job without -m, perhaps with --resolve", "leave the other flags out")
+    if "--cfg" in flags and "-m" in flags:
+        raise InputError(" ".join(flags), "--cfg job without -m", "leave one of them out")
     if first_word is not None and files and not any(word.startswith(f"{first_word}=") for word in overrides):
         overrides.append(f"{first_word}={quoted(files.pop(0))}")
     if files:
@@ -218,18 +163,18 @@ def to_overrides(words: list[str], first_word: str | None = None) -> list[str]:
     return overrides + flags
 
 
+def _run(name: str, config: Any) -> None:
+    estimate = getattr(config, "estimate", False)
+    module, function = ("training.estimate", "estimate") if estimate else (STEPS[name][0], name)
+    getattr(importlib.import_module(f"scperformer.{module}"), f"run_{function}")(config)
+
+
 def run_step(name: str, words: list[str]) -> int:
-    """Compose the configuration of a step with Hydra and run the step, once or as a sweep; return the exit code.
+    """Compose the configuration of a step with Hydra and run the step, once or as a sweep; return the exit code."""
+    from scperformer.config import command_line, hand_to_hydra, to_config
 
-    Raises
-    ------
-    InputError
-        A word or an option is wrong.
-    """
-    from scperformer.config import command_line, hand_to_hydra, sweep_folder, to_config
-
-    overrides = to_overrides(words, STEPS[name].first_word)
-    if not {"-m", "--multirun"} & set(overrides):
+    overrides = to_overrides(words, FIRST_WORDS.get(name))
+    if "-m" not in overrides:
         composed: list[Any] = []  # stays empty with --cfg
         hand_to_hydra(name, overrides, composed.append)
         for cfg in composed:
@@ -240,9 +185,11 @@ def run_step(name: str, words: list[str]) -> int:
 
     from scperformer.sweep import Sweep
 
-    folder, overrides = sweep_folder(overrides)
-    sweep, program = Sweep(folder), sys.argv[0]
-    presets = [word for pair in pairwise(words) if pair[0] in ("--config-dir", "-cd") for word in pair]
+    option = "hydra.sweep.dir="
+    overrides = [f"{option}multirun/{time.strftime('%Y-%m-%d_%H-%M-%S')}", *overrides]
+    folder = [word.removeprefix(option).strip("'\"") for word in overrides if word.startswith(option)][-1]
+    sweep, program = Sweep(Path(folder)), sys.argv[0]
+    presets = [word for pair in pairwise(words) if pair[0] == "--config-dir" for word in pair]
 
     def run_job(cfg: Any) -> None:
         """Run one job of the sweep, perhaps in a process that a cluster has started under another name."""
@@ -254,7 +201,7 @@ def run_step(name: str, words: list[str]) -> int:
         try:
             with sweep.job(folder, chosen) as wrote:
                 config = to_config(cfg, name)
-                config = replace(config, output=str(folder / Path(config.output or STEPS[name].sweep_output).name))
+                config = replace(config, output=str(folder / Path(config.output or STEPS[name][1]).name))
                 wrote(config.output)
                 # The other processes of a ddp run start this job alone, not the sweep again.
                 with command_line(program, name, *chosen, f"output={quoted(config.output)}", *presets):
@@ -269,12 +216,6 @@ def run_step(name: str, words: list[str]) -> int:
         if sweep.rows:
             print(sweep.markdown(), flush=True)
     return 2 if sweep.num_failed else 0
-
-
-def _run(name: str, config: Any) -> None:
-    estimate = getattr(config, "estimate", False)
-    module, function = ("training.estimate", "estimate") if estimate else (STEPS[name].module, name)
-    getattr(importlib.import_module(f"scperformer.{module}"), f"run_{function}")(config)
 
 
 class _Format(logging.Formatter):
@@ -302,15 +243,13 @@ def refuse(error: Exception) -> int:
     """Print an error as one line and return its exit code: 2 if the user can fix it, 1 if it is a bug."""
     if os.environ.get("SCPERFORMER_DEBUG") == "1":
         raise error
-    known = explained(error)
-    if known is not None:
+    if known := explained(error):
         print(f"error: {known}", file=sys.stderr)
         return 2
-    text = one_line(str(error))[:300]
     where = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(where.filename).name}:{where.lineno}"
-    print(f"internal error: {type(error).__name__}: {text} ({place}). This is a bug.", file=sys.stderr)
-    print("SCPERFORMER_DEBUG=1 before the command shows where it happened; please report it.", file=sys.stderr)
+    text = f"{type(error).__name__}: {one_line(str(error))[:300]} ({Path(where.filename).name}:{where.lineno})"
+    advice = "SCPERFORMER_DEBUG=1 before the command shows where it happened; please report it."
+    print(f"internal error: {text}. This is a bug.\n{advice}", file=sys.stderr)
     return 1
 
 
@@ -328,7 +267,9 @@ def main(argv: list[str] | None = None) -> int:
         if step not in STEPS:
             raise InputError(f"step '{step}'", f"one of {', '.join(STEPS)}", "'scperformer --help' shows examples")
         if "-h" in rest or "--help" in rest:
-            print(step_help(step))
+            usage, about, examples = HELP[step].split("\n", 2)
+            print(f"scperformer {usage} [option=value ...]\n  {about}\n\nexamples:\n{examples}\n")
+            print(f"options: scperformer {step} --cfg job")
             return 0
         set_up_logging()
         return run_step(step, rest)

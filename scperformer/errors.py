@@ -16,18 +16,15 @@ def one_line(text: str) -> str:
 
 
 class InputError(ValueError):
-    """Input that cannot be used; the message is one line with found, expected and remedy.
+    """Input that cannot be used; the message is one line with found (value and place), expected and remedy (action).
 
-    `found` is the value with its file or option, `remedy` an action of the user, preferably the exact option or
-    command; `fixes` are options of the same command, such as `species=mouse`, each of which would fix the error.
+    `fixes` are options of the same command, such as `species=mouse`, each of which would fix the error.
     """
 
     def __init__(self, found: str, expected: str, remedy: str, fixes: Sequence[str] = ()):
         self.fixes = tuple(fixes)
-        parts = [
-            part if len(part) <= LONGEST_PART else f"{part[: LONGEST_PART - 500]} ... {part[-500:]}"
-            for part in (found, expected, remedy)
-        ]
+        texts = (found, expected, remedy)
+        parts = [text if len(text) <= LONGEST_PART else f"{text[:1500]} ... {text[-500:]}" for text in texts]
         # Gene names, labels and paths are user data: a newline in one must not break the one-line promise.
         super().__init__(one_line("{}; expected {}: {}.".format(*parts)))
 
@@ -36,12 +33,13 @@ def explained(error: BaseException) -> InputError | None:
     """Return an error of the machine (disk, permissions, memory) as an `InputError`; None for any other error."""
     if isinstance(error, InputError):
         return error
-    # torch has no class of its own for memory that the system refuses.
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
-        fewer = "lower threads, trainer.batch_size or batch_size"
-        remedy = f"close other programs, use a machine with more memory, or {fewer}"
-        return InputError("memory ran out", "enough of it", remedy)
     text = str(error)
+    # torch has no class of its own for memory that the system refuses.
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in text):
+        remedy = (
+            "close other programs, use a machine with more memory, or lower threads, trainer.batch_size or batch_size"
+        )
+        return InputError("memory ran out", "enough of it", remedy)
     # h5py hides the number of the error in its text, and some of its errors are not an OSError.
     hidden = re.search(r"errno = (\d+)", text)
     number = int(hidden[1]) if hidden else error.errno if isinstance(error, OSError) else None

@@ -40,8 +40,7 @@ class Scores:
 def confusion_matrix(truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Sequence[Any]) -> npt.NDArray[np.int64]:
     """Count the cells of each true label (rows) and predicted label (columns): L x L, in the order of `labels`.
 
-    `truth` and `predicted` are N labels each, text or integers. Different lengths, and a label that is not among the L
-    labels, raise a ValueError.
+    `truth` and `predicted` are N labels each, text or integers, all of them among the L `labels`.
     """
     position, codes = {label: code for code, label in enumerate(labels)}, []
     for values in (truth, predicted):

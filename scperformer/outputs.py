@@ -15,20 +15,10 @@ OTHER = "choose another output=..."
 
 
 def require_absent(path: str | Path, overwrite: bool, marker: str | None = None) -> None:
-    """Refuse an output that cannot be written, before any work is done.
+    """Refuse an output that exists or cannot be written, before any work is done; an empty folder counts as absent.
 
-    Parameters
-    ----------
-    path
-        A file to be written, or with `marker` a folder. An empty folder counts as absent.
-    marker
-        A file that an existing folder must hold to be replaced. It proves that the folder was written by us, so
-        that `output=. overwrite=true` never deletes other work.
-
-    Raises
-    ------
-    InputError
-        The output exists and may not be replaced, or its folder cannot be written.
+    With `marker` the output is a folder, and only one that holds this file is replaced: it proves that the folder was
+    written by us, so that `output=. overwrite=true` never deletes other work.
     """
     _require_replaceable(Path(path), overwrite, marker, is_folder=marker is not None)
     folder = Path(os.path.realpath(path)).parent
@@ -66,11 +56,6 @@ def new_file(path: str | Path, overwrite: bool = False, scratch: Path | None = N
 
     It is beside `path`, or in the folder `scratch` of the same disk: a process that is killed leaves it there.
     Missing parent folders are made. A link is followed: the file it points to is replaced, not the link.
-
-    Raises
-    ------
-    InputError
-        `path` exists and `overwrite` is off, is a folder, or its folder cannot be written.
     """
     target = Path(os.path.realpath(path))
     require_absent(path, overwrite)
@@ -91,11 +76,6 @@ def new_folder(path: str | Path, overwrite: bool = False, marker: str | None = N
     """Give an empty temporary folder beside `path`; it becomes `path` when the block ends well, else it is removed.
 
     An existing folder is replaced as a whole (`marker`: see `require_absent`; None: whatever it holds).
-
-    Raises
-    ------
-    InputError
-        `path` exists and `overwrite` is off, is a file, or its parent cannot be written.
     """
     target = Path(os.path.realpath(path))
     _require_replaceable(Path(path), overwrite, marker, is_folder=True)
@@ -128,25 +108,24 @@ def make_parent(path: Path) -> Path:
     return parent
 
 
+def _mark() -> str:
+    """Return the start of names of temporary files, the same for all processes of this machine or container."""
+    machine, space = re.sub(r"\W", "", socket.gethostname()), Path("/proc/self/ns/pid")
+    return f".scperformer-{machine}_{space.stat().st_ino if space.exists() else 0}-"
+
+
 def _beside(target: Path) -> Path:
     """Return an unused path in the folder of `target` (so that a rename is atomic), with the same suffix.
 
     The temporary files of processes that have ended are removed, where possible.
     """
-    folder = make_parent(target)
-    for path in folder.glob(f"{_mark()}*"):
-        process = path.name.removeprefix(_mark()).partition("-")[0]
+    folder, mark = make_parent(target), _mark()
+    for path in folder.glob(f"{mark}*"):
+        process = path.name.removeprefix(mark).partition("-")[0]
         if process.isdigit():
             with suppress(OSError):  # a process or a file of another user
                 try:
                     os.kill(int(process), 0)  # only asks whether the process exists
                 except ProcessLookupError:
                     shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
-    return folder / f"{_mark()}{os.getpid()}-{uuid.uuid4().hex}{target.suffix}"
-
-
-def _mark() -> str:
-    """Return the start of names of temporary files, the same for all processes of this machine or container."""
-    machine = re.sub(r"\W", "", socket.gethostname())
-    space = Path("/proc/self/ns/pid")
-    return f".scperformer-{machine}_{space.stat().st_ino if space.exists() else 0}-"
+    return folder / f"{mark}{os.getpid()}-{uuid.uuid4().hex}{target.suffix}"

@@ -12,7 +12,7 @@ import anndata as ad
 import pytest
 
 from scperformer.cli import HELP, STEPS, to_overrides
-from scperformer.config.steps import STEPS as SCHEMAS
+from scperformer.config.steps import SCHEMAS
 from scperformer.errors import InputError
 from scperformer.model.folder import PACKAGED
 
@@ -108,7 +108,7 @@ def test_words_are_quoted_when_they_are_the_users_own():
     assert to_overrides(["label_key=cell type", "output=it's", "model=tiny"]) == [
         "label_key='cell type'",
         r"output='it\'s'",
-        "model='tiny'",
+        "model=tiny",
     ]
     assert to_overrides(["label_key='as is'", "output=null", "output="]) == [
         "label_key='as is'",
@@ -119,15 +119,20 @@ def test_words_are_quoted_when_they_are_the_users_own():
     assert to_overrides(sweep) == [*sweep[1:], "-m"]
 
 
-@pytest.mark.parametrize("word", ["--model", "-x", "-"])
+@pytest.mark.parametrize("word", ["--model", "-x", "-", "--resolve"])
 def test_unknown_flags(word):
     with pytest.raises(InputError, match="expected a file, option=value"):
         to_overrides([word])
 
 
-@pytest.mark.parametrize("flags", [["-m", "--cfg", "job"], ["--resolve"]], ids=" ".join)
-def test_flags_that_do_not_go_together(flags):
+def test_flags_that_do_not_go_together():
     with pytest.raises(InputError, match="expected --cfg job without -m"):
+        to_overrides(["a.h5ad", "-m", "--cfg", "job"])
+
+
+@pytest.mark.parametrize("flags", [["--cfg"], ["--cfg", "all of it"], ["--config-dir"]], ids=" ".join)
+def test_flags_need_their_values(flags):
+    with pytest.raises(InputError, match=f"{flags[0]} .*expected {flags[0]} .*: add the value"):
         to_overrides(["a.h5ad", *flags])
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened
-from scperformer.config import ABOVE_ZERO_OR_NULL, ONE_OR_MORE, one_of, option
+from scperformer.config import ABOVE_ZERO, ONE_OR_MORE, choice, option
 
 LOG_OF_NOTHING = -1e30  # in place of log 0 = -inf, which cannot be subtracted from itself
 EMPTY = 1e-20  # in place of a sum of phi(k) over no keys, or over keys that were all taken away but for rounding
@@ -165,8 +165,8 @@ class Rbf(Additive):
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
         num_anchors: int = option(64, ONE_OR_MORE)  # per head
-        sigma: float | None = option(None, ABOVE_ZERO_OR_NULL)  # width of the features; null: head_dim**0.25
-        init: str = option("sample", one_of("sample", "learned"))  # fixed keys of training cells, or trained from these
+        sigma: float | None = option(None, ABOVE_ZERO)  # width of the features; null: head_dim**0.25
+        init: str = choice("sample", "learned")  # fixed keys of training cells, or trained from these
         causal: bool = False  # a token sees only itself and those before it
 
     causal = True

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from scperformer.attention.additive import LOG_OF_NOTHING, Additive, KeySums
 from scperformer.attention.base import AttentionOptions, Sizes, widened
-from scperformer.config import ONE_OR_MORE, ZERO_OR_MORE, one_of, option, require
+from scperformer.config import ONE_OR_MORE, ZERO_OR_MORE, choice, option, require
 
 MAX_FUSED_WIDTH = 128  # of a head: the tiles of wider heads do not fit together into the shared memory of a GPU
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -132,9 +132,9 @@ class Favor(Additive):
     class Options(AttentionOptions):
         num_features: int | None = option(None, ONE_OR_MORE)  # null: head_dim * ln(head_dim), as Performer
         # W: orthogonal in blocks, independent (gaussian), structured (fastfood), or none at all (identity)
-        projection: str = option("orthogonal", one_of("orthogonal", "gaussian", "fastfood", "identity"))
+        projection: str = choice("orthogonal", "gaussian", "fastfood", "identity")
         # features of the softmax kernel, or phi(x) = f(W x) for f = relu, elu1, square or exp
-        kernel: str = option("softmax", one_of(*LOGARITHMIC, *FUNCTIONS))
+        kernel: str = choice(*LOGARITHMIC, *FUNCTIONS)
         epsilon: float | None = option(None, ZERO_OR_MORE)  # of every feature; null: 0 with softmax, exp, else 0.001
         redraw_interval: int = option(1000, ZERO_OR_MORE)  # training steps between new projections; 0: never
         causal: bool = False  # a token sees only itself and those before it

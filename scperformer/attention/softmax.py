@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, of_positions, widened
-from scperformer.config import ONE_OR_MORE, one_of, option
+from scperformer.config import ONE_OR_MORE, choice, option
 from scperformer.errors import InputError
 
 CAUSAL_BLOCK = 256  # queries whose mask exists at a time
@@ -70,7 +70,7 @@ class Linformer(Attention):
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
         projected_length: int = option(256, ONE_OR_MORE)  # rows of projected keys and values; at most one per position
-        sharing: str = option("headwise", one_of("none", "headwise", "key_value", "layerwise"))  # of E and F: see below
+        sharing: str = choice("headwise", "none", "key_value", "layerwise")  # of E and F: see below
 
     fixed_length = True
     size_option = "projected_length"

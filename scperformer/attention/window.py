@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened
-from scperformer.config import ONE_OR_MORE, ZERO_OR_MORE, one_of, option
+from scperformer.config import ONE_OR_MORE, ZERO_OR_MORE, choice, option
 
 NOISE = 0.1  # norm of the random part of the starting kernels, whose middle tap is 1 more
 BLOCKS = 128  # blocks of one head that are computed at a time
@@ -31,7 +31,7 @@ class Window(Attention):
     class Options(AttentionOptions):
         half_width: int = option(32, ZERO_OR_MORE)  # r: tokens that a token sees on each side
         # rows of convolved scores: softmax, l1 (absolute values sum to 1) or none
-        normalize: str = option("softmax", one_of("softmax", "l1", "none"))
+        normalize: str = choice("softmax", "l1", "none")
 
     order_sensitive = True
     size_option = "half_width"

@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -14,16 +13,12 @@ from typing import Any
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, QuotedString
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from scperformer.config.steps import STEPS
+from scperformer.config.steps import SCHEMAS
 from scperformer.errors import InputError
-
-OVERRIDE_ERRORS = (HydraException, OmegaConfBaseException)
 
 
 @cache
@@ -32,12 +27,6 @@ def conf_dir() -> Path:
     package = Path(__file__).parents[1]
     installed = package / "conf"
     return installed if installed.is_dir() else package.parent / "conf"
-
-
-@cache
-def group_names() -> list[str]:
-    """Return the config groups, such as `model`: the folders of YAML files."""
-    return sorted(path.name for path in conf_dir().iterdir() if path.is_dir())
 
 
 def quoted(value: str) -> str:
@@ -49,61 +38,53 @@ def quoted(value: str) -> str:
     return f"'{escaped}'"
 
 
-def _require_choices(overrides: Sequence[str]) -> None:
-    """Refuse `model=null`, `model=5` and the like: the choice of a group is the name of a preset.
-
-    Hydra answers them with a plain ValueError, which cannot be told from a failure of the step itself.
-    """
-    groups = group_names()
-    words = [word for word in overrides if word.lstrip("+").partition("=")[0] in groups and "=" in word]
-    for override in OverridesParser.create().parse_overrides(words):
-        group, value = override.key_or_group, override.value()
-        choices = value.list if isinstance(value, ChoiceSweep) else [value]
-        if any(not isinstance(choice, (str, QuotedString, list)) or choice == "" for choice in choices):
-            presets = ", ".join(sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")))
-            expected = f"a preset of the group '{group}' ({presets})"
-            raise InputError(str(override.input_line), expected, f"choose one, or leave {group}=... out")
+def _override_error(error: Exception, step: str, overrides: Sequence[str]) -> InputError:
+    """Return Hydra's explanation of a bad override as one line with a remedy."""
+    remedy = f"'scperformer {step} --cfg job' lists the options and 'scperformer {step} --help' shows examples"
+    groups = {path.name for path in conf_dir().iterdir() if path.is_dir()}
+    unknown = re.search(r"Could not override '(\w+)\.(\w+)'", str(error))
+    if unknown and unknown[1] in groups:  # Hydra does not list the options of the group
+        first = (word.partition(",")[0] for word in overrides)  # of a sweep, the first run
+        choices = [word for word in first if word.partition("=")[0] in groups]
+        known = ", ".join(f"{unknown[1]}.{name}" for name in composed(step, choices)[unknown[1]])
+        return InputError(f"option {unknown[1]}.{unknown[2]}", f"one of {known}", remedy)
+    text = f"{error}\n{error.__cause__ or ''}".partition("Config search path")[0]
+    text = re.sub(r":\n\t", ": ", text).replace("\n\t", ", ")  # the list of available options
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if isinstance(error, (OverrideParseException, ValueError)):
+        lines.insert(0, getattr(error, "override", " ".join(overrides)))
+    # Hydra advises '+option' to add what does not exist: here that would only be refused one step later.
+    noise = ("To append to your ", "See https", "object_type", "reference_type", "full_key", "^")
+    found = "; ".join(dict.fromkeys(line.rstrip(".;:") for line in lines if not line.startswith(noise)))
+    options = {field.name for field in fields(SCHEMAS[step])}
+    if "'model'" in found and "model_path" in options and "model" not in options:
+        remedy = f"name a trained model with model_path=FOLDER; {remedy}"
+    return InputError(found, f"an option of '{step}' and a value it can take", remedy)
 
 
 @contextmanager
 def _explained(step: str, overrides: Sequence[str]) -> Iterator[None]:
-    """Check overrides before a block in which Hydra uses them, and turn its errors about them into one line."""
-    # Hydra is told the dataclass of each step, so that it refuses unknown keys and wrong types.
-    for name, schema in STEPS.items():
-        ConfigStore.instance().store(name=f"{name}_schema", node=schema)
+    """Turn Hydra's errors about overrides into one line; no step runs in the block without catching its own errors."""
+    # Hydra is told the dataclass of the step, so that it refuses unknown keys and wrong types.
+    ConfigStore.instance().store(name=f"{step}_schema", node=SCHEMAS[step])
     try:
-        _require_choices(overrides)
         yield
-    except OVERRIDE_ERRORS as error:
+    except InputError:
+        raise
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: of `model=5` and the like
         raise _override_error(error, step, overrides) from error
 
 
 def composed(step: str, overrides: Sequence[str] = ()) -> DictConfig:
-    """Return the composed configuration of a step as Hydra sees it.
-
-    Raises
-    ------
-    InputError
-        An override names an unknown key or group choice, or a value of the wrong type.
-    """
-    with (
-        _explained(step, overrides),
-        hydra.initialize_config_dir(str(conf_dir()), job_name=step, version_base="1.3"),
-    ):
+    """Return the composed configuration of a step as Hydra sees it."""
+    with _explained(step, overrides), hydra.initialize_config_dir(str(conf_dir()), job_name=step, version_base="1.3"):
         return hydra.compose(step, list(overrides))
 
 
 def to_config(cfg: DictConfig, step: str) -> Any:
-    """Make the checked dataclass of a step (`STEPS[step]`) from a composed configuration.
-
-    Raises
-    ------
-    InputError
-        A required option is missing, or an option is unknown, of the wrong type or out of range.
-    """
+    """Make the checked dataclass of a step (`SCHEMAS[step]`) from a composed configuration."""
     with _explained(step, []):
-        missing = sorted(OmegaConf.missing_keys(cfg))
-        if missing:
+        if missing := sorted(OmegaConf.missing_keys(cfg)):
             remedy = f"add {missing[0]}=... to 'scperformer {step}'"
             raise InputError(f"no {missing[0]}", f"a value for {missing[0]}", remedy)
         config: Any = OmegaConf.to_object(cfg)
@@ -117,7 +98,7 @@ def to_config(cfg: DictConfig, step: str) -> Any:
 
 
 def make_config(step: str, overrides: Sequence[str] = ()) -> Any:
-    """Make `STEPS[step]` from Hydra overrides such as `["label_key=cell_type", "model=tiny"]`; errors as above."""
+    """Make `SCHEMAS[step]` from Hydra overrides such as `["label_key=cell_type", "model=tiny"]`, or refuse them."""
     return to_config(composed(step, overrides), step)
 
 
@@ -148,56 +129,14 @@ def command_line(program: str, *words: str) -> Iterator[None]:
 def hand_to_hydra(step: str, words: list[str], task: Callable[[DictConfig], None]) -> None:
     """Call a task with the composed configuration of a step; with -m once per job, where Hydra's launcher runs it.
 
-    Parameters
-    ----------
-    words
-        Overrides and flags of Hydra; with `--cfg` it prints the configuration and does not call the task.
-
-    Raises
-    ------
-    InputError
-        An override is wrong.
+    The words are overrides and flags of Hydra; with `--cfg` it prints the configuration and does not call the task.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     with _explained(step, words), command_line(sys.argv[0], *words):
         hydra.main(config_path=str(conf_dir()), config_name=step, version_base="1.3")(task)()
 
 
-def sweep_folder(overrides: Sequence[str]) -> tuple[Path, list[str]]:
-    """Return the folder of a sweep, named after the time unless the user names one, and the overrides with it."""
-    option = "hydra.sweep.dir="
-    for word in overrides:
-        if word.startswith(option):
-            return Path(word.removeprefix(option).strip("'\"")), list(overrides)
-    folder = Path("multirun") / time.strftime("%Y-%m-%d_%H-%M-%S")
-    return folder, [f"{option}{folder}", *overrides]
-
-
 def sweep_job() -> tuple[Path, list[str]]:
     """Return the folder and the overrides of the job of a sweep (`-m`) in which this is called."""
     job = HydraConfig.get()
     return Path(job.runtime.output_dir), list(job.overrides.task)
-
-
-def _override_error(error: Exception, step: str, overrides: Sequence[str]) -> InputError:
-    """Return Hydra's explanation of a bad override as one line with a remedy."""
-    remedy = f"'scperformer {step} --cfg job' lists the options and 'scperformer {step} --help' shows examples"
-    groups = group_names()
-    unknown = re.search(r"Could not override '(\w+)\.(\w+)'", str(error))
-    if unknown and unknown[1] in groups:  # Hydra does not list the options of the group
-        first = (word.partition(",")[0] for word in overrides)  # of a sweep, the first run
-        choices = [word for word in first if word.partition("=")[0] in groups]
-        known = ", ".join(f"{unknown[1]}.{name}" for name in composed(step, choices)[unknown[1]])
-        return InputError(f"option {unknown[1]}.{unknown[2]}", f"one of {known}", remedy)
-    text = f"{error}\n{error.__cause__ or ''}".partition("Config search path")[0]
-    text = re.sub(r":\n\t", ": ", text).replace("\n\t", ", ")  # the list of available options
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if isinstance(error, OverrideParseException):
-        lines.insert(0, error.override)
-    # Hydra advises '+option' to add what does not exist: here that would only be refused one step later.
-    noise = ("To append to your ", "See https", "object_type", "reference_type", "full_key", "^")
-    found = "; ".join(dict.fromkeys(line.rstrip(".;:") for line in lines if not line.startswith(noise)))
-    options = {field.name for field in fields(STEPS[step])}
-    if "'model'" in found and "model_path" in options and "model" not in options:
-        remedy = f"name a trained model with model_path=FOLDER; {remedy}"
-    return InputError(found, f"an option of '{step}' and a value it can take", remedy)

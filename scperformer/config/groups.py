@@ -1,53 +1,99 @@
-"""The options of training by group: one dataclass per folder of conf/, with types, defaults and ranges.
+"""Rules for the values of options, and the options of training by group: one dataclass per folder of conf/.
 
 The comments at the options are the text of docs/configuration.md (`python docs/make_configuration.py` writes it).
 """
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from math import isfinite
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
-from scperformer.config.checks import (
-    ABOVE_ZERO,
-    ABOVE_ZERO_OR_NULL,
-    BELOW_ONE,
-    NAME,
-    ONE_OR_MORE,
-    SHARE,
-    ZERO_OR_MORE,
-    Options,
-    one_of,
-    option,
-    require,
-)
+from scperformer.errors import InputError
+
+Rule = tuple[Callable[[Any], bool], str]  # whether a value can be used; which values can
+ABOVE_ZERO: Rule = (lambda value: value > 0, "a number above 0")
+ZERO_OR_MORE: Rule = (lambda value: value >= 0, "0 or more")
+ONE_OR_MORE: Rule = (lambda value: value >= 1, "1 or more")
+BELOW_ONE: Rule = (lambda value: 0 <= value < 1, "0 or more and below 1")
+SHARE: Rule = (lambda value: 0 <= value <= 1, "a share from 0 to 1")
+SEED: Rule = (lambda value: 0 <= value < 2**32, "0 to 2**32 - 1")
+NAME: Rule = (lambda value: bool(value.strip()), "a name")
+
+
+def option(default: Any, rule: Rule) -> Any:
+    """Return a field of an `Options` class with a default value and a rule for its values; None breaks no rule."""
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata={"rule": rule})
+    return field(default=default, metadata={"rule": rule})
+
+
+def choice(*values: str) -> Any:
+    """Return a field of an `Options` class that is one of `values`; the first is the default."""
+    return option(values[0], (lambda value: value in values, f"one of {', '.join(values)}"))
+
+
+def require(ok: bool, option: str, value: object, expected: str) -> None:
+    """Refuse the value of an option unless `ok`, in one line that names the option and the values it can have."""
+    if not ok:
+        shown = repr(value) if isinstance(value, str) and not value.strip() else value
+        raise InputError(f"{option}={shown}", expected, f"set {option} accordingly")
+
+
+def checked(schema: type, values: dict[str, Any], prefix: str) -> Any:
+    """Make a dataclass of options from plain values; refuse unknown names, other types and values out of range."""
+    types = get_type_hints(schema)
+    for name, value in values.items():
+        if name not in types:
+            known = ", ".join(f"{prefix}{field.name}" for field in fields(schema)) or "none"
+            raise InputError(f"option {prefix}{name}", f"an option that exists ({known})", "leave it out")
+        kind = list if get_origin(types[name]) is list else types[name]
+        kinds = (int, kind) if float in (kind, *get_args(kind)) else kind  # whole numbers are numbers, too
+        ok = isinstance(value, kinds) and (kind is bool or not isinstance(value, bool))
+        require(ok, f"{prefix}{name}", value, f"a value of type {getattr(kind, '__name__', kind)}")
+        require(not isinstance(value, float) or isfinite(value), f"{prefix}{name}", value, "a finite number")
+    return schema(**values)
+
+
+@dataclass(kw_only=True)
+class Options:
+    """Options that are checked when they are made, each by the rule of its field."""
+
+    prefix: ClassVar[str | None] = None  # of names in messages; None: the word of the group, as in `data.split`
+
+    @classmethod
+    def word(cls) -> str:
+        """Return the name of the group or step on the command line: `data` for DataConfig."""
+        return cls.__name__.removesuffix("Config").lower()
+
+    def __post_init__(self) -> None:
+        prefix = f"{self.word()}." if self.prefix is None else self.prefix
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if "rule" in entry.metadata and value is not None:
+                fits, expected = entry.metadata["rule"]
+                require(fits(value), f"{prefix}{entry.name}", value, expected)
+
 
 AUTO = "auto"
-WEIGHTS = one_of("none", "sqrt", "balanced")
-PRECISION = one_of("32-true", "bf16-mixed")
 
 
 @dataclass(kw_only=True)
 class DataConfig(Options):
     """Which cells and genes of a reference are kept, how it is normalised and split."""
 
-    prefix = "data."
     target_sum: float = option(1e4, ABOVE_ZERO)  # counts per cell after normalisation
     min_genes: int = option(50, ZERO_OR_MORE)  # reference cells that express fewer genes are dropped
     min_cells: int = option(3, ZERO_OR_MORE)  # genes that fewer reference cells express are dropped
     # share of the labelled cells that is held out for early stopping; not used with `data.split=column`
     val_fraction: float = option(0.1, (lambda share: 0 < share < 1, "a share between 0 and 1"))
-    # how labelled cells are split into training and validation: stratified (at random within each label), group (whole
-    # donors or batches) or column (a column names the side of each cell); see docs/training.md#which-cells-validate
-    split: str = option("stratified", one_of("stratified", "group", "column"))
+    split: str = choice("stratified", "group", "column")  # validation cells: docs/training.md#which-cells-validate
     split_key: str | None = None  # obs column of the groups, or of the sides `train`, `val` and `test` (left alone)
-    # labels with fewer than `data.min_cells_per_label` cells: keep, merge (into one label), drop (their cells) or error
-    rare_labels: str = option("keep", one_of("keep", "merge", "drop", "error"))
+    rare_labels: str = choice("keep", "merge", "drop", "error")  # labels of fewer than `data.min_cells_per_label` cells
     min_cells_per_label: int = option(2, ONE_OR_MORE)  # a label with fewer cells is rare
     rare_label_name: str = option("other", NAME)  # with `data.rare_labels=merge`: the label that they become
-    # true: load all cells; false: leave them on disk during training; auto: by size; see
-    # docs/training.md#more-cells-than-memory
+    # true: load all cells; false: leave them on disk; auto: by size; see docs/training.md#more-cells-than-memory
     in_memory: Any = AUTO
-    # how often an epoch shows cells of rare labels: none (as they are), sqrt, or balanced (all labels equally)
-    balance: str = option("none", WEIGHTS)
+    balance: str = choice("none", "sqrt", "balanced")  # how often an epoch shows rare labels; balanced: all equally
 
     def __post_init__(self) -> None:
         if self.in_memory in ("true", "false"):  # quoted words, as Python callers may give them
@@ -64,13 +110,10 @@ class DataConfig(Options):
 class TokensConfig(Options):
     """How the expression of a gene becomes a token, and which genes become tokens."""
 
-    prefix = "tokens."
-    name: str = option("continuous", one_of("scbert", "bins", "continuous"))  # continuous, bins or scbert
+    name: str = choice("continuous", "bins", "scbert")  # kind of token
     num_bins: int = option(5, (lambda num: 1 <= num <= 1000, "1 to 1000"))  # highest bin (scbert: 5)
     bins_per_log2: float = option(1.0, ABOVE_ZERO)  # bins per doubling of 1 + expression (scbert: 1)
-    # full: every gene is a token; skip: expressed genes only; memory: expressed genes are tokens, and the others are
-    # keys and values (with `attention=favor` or `attention=rbf`)
-    unexpressed: str = option("skip", one_of("full", "skip", "memory"))
+    unexpressed: str = choice("skip", "full", "memory")  # full: all genes; memory: unexpressed ones as keys and values
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,32 +126,24 @@ class TokensConfig(Options):
 class ModelConfig(Options):
     """Size and structure of the encoder, and which branches are on."""
 
-    prefix = "model."
     dim: int = option(32, ONE_OR_MORE)  # width of the tokens
     depth: int = option(1, ONE_OR_MORE)  # number of layers
     num_heads: int = option(2, ONE_OR_MORE)  # attention heads
     head_dim: int | None = option(16, ONE_OR_MORE)  # width of a head; null: `model.dim` / `model.num_heads`
-    # hidden width of the feed-forward part of a layer, in multiples of `model.dim`
-    feedforward_factor: int = option(4, ONE_OR_MORE)
-    activation: str = option("gelu", one_of("gelu", "relu"))  # of the feed-forward part: gelu or relu
-    # pre: layer norm before attention and feed-forward; post: after their residual sums
-    norm: str = option("pre", one_of("pre", "post"))
-    # how a token encodes its gene: gene (a learned vector), gene2vec (a fixed one from a file), sinusoidal or none
-    positions: str = option("gene", one_of("gene", "gene2vec", "sinusoidal", "none"))
-    # with `model.positions=gene2vec`: a text file, each line a gene and its `model.dim` numbers; missing genes get 0
-    gene2vec_path: str | None = None
+    feedforward_factor: int = option(4, ONE_OR_MORE)  # hidden width of feed-forward parts, per `model.dim`
+    activation: str = choice("gelu", "relu")  # of the feed-forward part
+    norm: str = choice("pre", "post")  # layer norm before attention and feed-forward, or after their residual sums
+    positions: str = choice("gene", "gene2vec", "sinusoidal", "none")  # gene: a learned vector; gene2vec: from a file
+    gene2vec_path: str | None = (
+        None  # with gene2vec: a text file, each line a gene and `model.dim` numbers; missing genes get 0
+    )
     dropout: float = option(0.1, BELOW_ONE)  # share of numbers that training sets to 0, in the encoder
-    # tokens at a time in `favor` and `rbf` layers: same result, less memory; null: all at once
-    chunk_tokens: int | None = option(None, (lambda num: num >= 1, "1 or more, or null"))
-    # recompute activations in the backward pass instead of keeping them: less memory, a third more time
-    checkpointing: bool = False
-    # share of a cell's genes that each training step hides from the encoder
-    gene_dropout: float = option(0.6, BELOW_ONE)
+    chunk_tokens: int | None = option(None, ONE_OR_MORE)  # tokens at a time in `favor` and `rbf` layers: less memory
+    checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third more time
+    gene_dropout: float = option(0.6, BELOW_ONE)  # share of a cell's genes that each step hides from the encoder
     wide: bool = True  # the linear branch, on normalised expression, beside the encoder
     # input of the linear branch: expression raised to each of these powers, every cell scaled to the same length
-    wide_powers: list[float] = option(
-        [0.5, 2.0], (lambda powers: bool(powers) and min(powers) > 0, "one or more numbers above 0")
-    )
+    wide_powers: list[float] = option([0.5, 2.0], (lambda powers: min(powers, default=0) > 0, "numbers above 0"))
     deep: bool = True  # the encoder; false: the linear branch only
 
     def __post_init__(self) -> None:
@@ -124,27 +159,23 @@ class ModelConfig(Options):
 class HeadConfig(Options):
     """How the encoded tokens of a cell become one vector and then labels."""
 
-    prefix = "head."
-    name: str = option("mean", one_of("cls", "mean", "conv"))  # mean, cls or conv (scBERT's)
+    name: str = choice("mean", "cls", "conv")  # kind of head; conv: scBERT's
     # widths of hidden layers before the labels
-    hidden: list[int] = option([], (lambda widths: all(width >= 1 for width in widths), "widths of 1 or more"))
-    # share of numbers that training sets to 0, in the hidden layers of the head
-    dropout: float = option(0.0, BELOW_ONE)
+    hidden: list[int] = option([], (lambda widths: min(widths, default=1) >= 1, "widths of 1 or more"))
+    dropout: float = option(0.0, BELOW_ONE)  # share of numbers that training sets to 0, in these hidden layers
 
 
 @dataclass(kw_only=True)
 class MaskingConfig(Options):
     """The values that pretraining masks, and the loss of their prediction."""
 
-    prefix = "masking."
     # share of a cell's expressed genes whose values are to be predicted
     share: float = option(0.15, (lambda share: 0 < share <= 1, "a share above 0, up to 1"))
     mask_share: float = option(0.9, SHARE)  # share of these values that the encoder sees as the mask
-    # share of these values that are replaced by the value of another gene of the batch; the rest is not changed
-    random_share: float = option(0.0, SHARE)
-    class_weights: str = option("none", WEIGHTS)  # with bins: weight of a bin in the loss: none, sqrt or balanced
+    random_share: float = option(0.0, SHARE)  # share of these that get another gene's value; the rest is unchanged
+    class_weights: str = choice("none", "sqrt", "balanced")  # with bins: weight of a bin in the loss
     tied: bool = False  # with bins: the output layer is the embedding's table of bins
-    loss: str = option("squared", one_of("squared", "huber"))  # with continuous tokens: squared or huber error
+    loss: str = choice("squared", "huber")  # with continuous tokens
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,49 +187,39 @@ class MaskingConfig(Options):
 class OptimConfig(Options):
     """Loss, optimiser and learning-rate schedule."""
 
-    prefix = "optim."
     lr: float = option(3e-3, ABOVE_ZERO)  # highest learning rate
     weight_decay: float = option(0.01, ZERO_OR_MORE)  # of AdamW; the linear branch has none
     warmup_fraction: float = option(0.1, SHARE)  # share of all steps in which the learning rate rises
     final_lr_fraction: float = option(0.05, SHARE)  # learning rate at the end of the cosine, as a share of `optim.lr`
     label_smoothing: float = option(0.0, BELOW_ONE)  # share of the target that is spread over all labels
-    class_weights: str = option("sqrt", WEIGHTS)  # weight of a label in the loss: none, sqrt or balanced
-    # logistic: the linear branch starts as logistic regression; zero: it starts at zero
-    wide_start: str = option("logistic", one_of("logistic", "zero"))
-    wide_c: float = option(0.1, ABOVE_ZERO)  # inverse penalty of that logistic regression
-    # weight of a label in it: none, sqrt, balanced or auto (none or balanced, whichever has the higher likelihood in a
-    # cross-validation of the training cells)
-    wide_class_weights: str = option(AUTO, one_of(AUTO, "none", "sqrt", "balanced"))
-    # genes with the smallest penalty in it: signal (genes that separate labels), standard (all genes alike), none
-    # (genes of large variance) or auto (signal or standard, by the same cross-validation)
-    wide_gene_weights: str = option(AUTO, one_of(AUTO, "signal", "standard", "none"))
-    # learning rate of a linear branch that starts fitted, as a share of `optim.lr`; 0: it stays as it is
-    wide_lr_factor: float = option(0.0, ZERO_OR_MORE)
-    # with both branches: weight of the loss of the encoder's logits alone
-    deep_loss_weight: float = option(1.0, ZERO_OR_MORE)
-    # with both branches: the encoder counts if it lowers the held-out loss by more than this many standard errors
-    deep_min_gain: float = option(2.0, ZERO_OR_MORE)
-    # learning rate of an encoder that starts from `init`, as a share of `optim.lr`
-    init_lr_factor: float = option(0.03, ABOVE_ZERO)
-    gradient_clip: float = option(1.0, (lambda norm: norm >= 0, "0 (off) or more"))  # longest gradient; 0: off
+    class_weights: str = choice("sqrt", "none", "balanced")  # weight of a label in the loss
+    wide_start: str = choice("logistic", "zero")  # of the linear branch: fitted as logistic regression, or zero
+    wide_c: float = option(0.1, ABOVE_ZERO)  # inverse penalty of the logistic regression that is fitted
+    wide_class_weights: str = choice(AUTO, "none", "sqrt", "balanced")  # weights of labels in it; auto: cross-validated
+    # genes that it penalises least: signal (that separate labels), standard (all alike), none (of large variance) or
+    # auto (signal or standard, by the same cross-validation)
+    wide_gene_weights: str = choice(AUTO, "signal", "standard", "none")
+    wide_lr_factor: float = option(0.0, ZERO_OR_MORE)  # learning rate of a fitted linear branch, relative to `optim.lr`
+    deep_loss_weight: float = option(1.0, ZERO_OR_MORE)  # with both branches: weight of the loss of the encoder alone
+    deep_min_gain: float = option(2.0, ZERO_OR_MORE)  # least gain of the encoder, in standard errors of held-out loss
+    init_lr_factor: float = option(0.03, ABOVE_ZERO)  # learning rate of an encoder from `init`, relative to `optim.lr`
+    gradient_clip: float = option(1.0, ZERO_OR_MORE)  # longest gradient; 0: off
 
 
 @dataclass(kw_only=True)
 class TrainerConfig(Options):
     """Where and how long to train."""
 
-    prefix = "trainer."
-    accelerator: str = option("cpu", one_of("cpu", "gpu", "auto"))  # cpu, gpu or auto
+    accelerator: str = choice("cpu", "gpu", "auto")  # device that trains
     devices: int = option(1, ONE_OR_MORE)  # processes per machine
     num_nodes: int = option(1, ONE_OR_MORE)  # machines
-    strategy: str = option("auto", one_of("auto", "ddp"))  # auto or ddp
-    precision: str = option("32-true", PRECISION)  # 32-true or bf16-mixed
+    strategy: str = choice("auto", "ddp")  # auto: ddp with several processes
+    precision: str = choice("32-true", "bf16-mixed")  # of numbers in training
     threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch; two spinning threads can be slower than one
     max_epochs: int = option(30, ONE_OR_MORE)  # most passes over the training cells
     patience: int = option(10, ONE_OR_MORE)  # epochs without a better macro-F1 before training stops
     batch_size: Any = 32  # cells per step and device; auto: as many as fit into memory
-    # with `trainer.batch_size=auto`: GiB that the steps of each process may take; null: the free memory
-    memory_gib: float | None = option(None, ABOVE_ZERO_OR_NULL)
+    memory_gib: float | None = option(None, ABOVE_ZERO)  # GiB per process with `batch_size=auto`; null: the free memory
     progress_bar: bool = True  # on a terminal only
 
     def __post_init__(self) -> None:

@@ -17,9 +17,7 @@ from scperformer.files import beside, read_cells, require_readable
 from scperformer.network import Cells, Model, load_model, torch_state_kept
 from scperformer.outputs import new_folder, require_absent
 from scperformer.prediction import describe_run
-from scperformer.reports.attention_maps.approximation import analyze_approximation
-from scperformer.reports.attention_maps.inputs import choose_cells, layers_of
-from scperformer.reports.attention_maps.spectrum import analyze_spectrum
+from scperformer.reports.attention_maps import analyze_approximation, analyze_spectrum, layers_of
 
 log = logging.getLogger(__name__)
 
@@ -28,27 +26,17 @@ ANALYSES = {"spectrum": analyze_spectrum, "approximation": analyze_approximation
 
 
 def analyze(adata: AnnData, model: Model, cfg: AnalyzeConfig, path: str) -> tuple[dict, dict[str, Any]]:
-    """Run an analysis on some cells.
-
-    Returns
-    -------
-    Its files by name, each a table or the bytes of a picture, and the summary.
-
-    Raises
-    ------
-    InputError
-        The model has no encoder, no cell expresses any of its genes, the expression cannot be used, or a mechanism
-        refuses one of the `sizes`.
-    """
+    """Run an analysis on some cells; its files by name, each a table or the bytes of a picture, and the summary."""
     encoder = model.network.encoder
     if encoder is None:
         found = f"model {model.bundle.name} without an encoder"
         raise InputError(found, "a model trained with model.deep=true", "choose another model_path=...")
     query = find_query(adata, model.bundle, cfg, path)
     cells = Cells(query.all_cells(), model.tokens)
-    rows = choose_cells(cells, cfg.num_cells, cfg.seed)
+    rows = np.flatnonzero(np.diff(cells.x.indptr))  # cells with expression
     if len(rows) == 0:
         raise InputError(f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells")
+    rows = np.sort(np.random.default_rng(cfg.seed).permutation(rows)[: cfg.num_cells])
     log.info("%s: %d of %d cells, %d layers", path, len(rows), len(cells), len(encoder.stack))
     layers = layers_of(encoder, cells, rows, max_tokens=cfg.max_tokens, seed=cfg.seed)
     with torch_state_kept(cfg.threads):
@@ -68,17 +56,7 @@ def analyze(adata: AnnData, model: Model, cfg: AnalyzeConfig, path: str) -> tupl
 
 
 def run_analyze(cfg: AnalyzeConfig) -> Path:
-    """Write the folder of an analysis: tables, a figure and a summary.
-
-    Returns
-    -------
-    The folder: `cfg.output`, or `<input>.<analysis>` beside the input.
-
-    Raises
-    ------
-    InputError
-        The file or the model cannot be used, or the output exists; nothing is written.
-    """
+    """Write the folder of an analysis, `cfg.output` or `<input>.<analysis>` beside the input, and return it."""
     start = time.perf_counter()
     path = cfg.inputs[0]
     require_readable(path)

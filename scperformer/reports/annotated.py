@@ -60,13 +60,7 @@ def as_text(values: pd.Series) -> npt.NDArray[np.object_]:
 
 
 def sample_names(paths: Sequence[Path]) -> list[str]:
-    """A short unique name for each file: `sample` for `sample.annotated.h5ad`, or more of the path.
-
-    Raises
-    ------
-    InputError
-        A file is named twice.
-    """
+    """A short unique name for each file: `sample` for `sample.annotated.h5ad`, or more of the path."""
     files = [path.resolve() for path in paths]
     stems = [file.name for file in files]
     for suffix in SUFFIXES:
@@ -80,53 +74,34 @@ def sample_names(paths: Sequence[Path]) -> list[str]:
 
 
 def read_annotated(paths: Sequence[str], key: str, *, embedding: bool = False) -> list[Annotated]:
-    """Read the annotations of files that one model has annotated.
-
-    Parameters
-    ----------
-    paths
-        h5ad files that `predict` wrote.
-    key
-        Prefix of the annotation (`key_added`).
-    embedding
-        True: read obsm[X_key] as well.
-
-    Raises
-    ------
-    InputError
-        A file cannot be read, is named twice, has no annotation under `key`, or was annotated by another model.
-    """
+    """Read the annotations under `key` of h5ad files that one model has annotated; obsm[X_key] only if `embedding`."""
+    samples: list[Annotated] = []
     files = [Path(path) for path in paths]
     for path in files:
         require_h5ad(path)
-    samples = [_read(path, name, key, embedding) for path, name in zip(files, sample_names(files), strict=True)]
+    for path, name in zip(files, sample_names(files), strict=True):
+        with reading(path), h5py.File(path, "r") as file:
+            obs = read_elem(file["obs"])
+            facts = read_elem(file[f"uns/{key}"]) if f"uns/{key}" in file else None
+            coordinates = read_elem(file[f"obsm/X_{key}"]) if embedding and f"obsm/X_{key}" in file else None
+        columns = [str(column) for column in obs.columns] if isinstance(obs, pd.DataFrame) else []
+        required = [f"{key}_{column}" for column in ("label", "confidence", "unknown", "baseline_label")]
+        missing = [f"obs column '{column}'" for column in required if column not in columns]
+        missing += [f"obsm['X_{key}']"] if embedding and coordinates is None else []
+        if missing or facts is None:
+            missing.append(f"uns['{key}']")
+            suffix = "_baseline_label"
+            other = next((column.removesuffix(suffix) for column in columns if column.endswith(suffix)), None)
+            remedy = f"run 'scperformer predict {path}' first and give the file that it writes"
+            if other is not None:
+                remedy = f"add key_added={other}, the key of the annotations in this file"
+            raise InputError(f"no {missing[0]} in {path}", "an annotated file", remedy)
+        values = None if coordinates is None else np.asarray(coordinates, dtype=np.float32)
+        samples.append(Annotated(name=name, path=path, key=key, obs=obs, embedding=values, facts=facts))
     first = samples[0]
-    for other in samples[1:]:
-        if other.facts["model"]["hash"] != first.facts["model"]["hash"]:
-            raise InputError(
-                f"{first.path} was annotated by {first.model_id}, {other.path} by {other.model_id}",
-                "files annotated by one model",
-                "annotate them again with the same model_path, or give one file at a time",
-            )
+    for sample in samples[1:]:
+        if sample.facts["model"]["hash"] != first.facts["model"]["hash"]:
+            found = f"{first.path} was annotated by {first.model_id}, {sample.path} by {sample.model_id}"
+            remedy = "annotate them again with the same model_path, or give one file at a time"
+            raise InputError(found, "files annotated by one model", remedy)
     return samples
-
-
-def _read(path: Path, name: str, key: str, embedding: bool) -> Annotated:
-    with reading(path), h5py.File(path, "r") as file:
-        obs = read_elem(file["obs"])
-        facts = read_elem(file[f"uns/{key}"]) if f"uns/{key}" in file else None
-        coordinates = read_elem(file[f"obsm/X_{key}"]) if embedding and f"obsm/X_{key}" in file else None
-    columns = [str(column) for column in obs.columns] if isinstance(obs, pd.DataFrame) else []
-    required = [f"{key}_{column}" for column in ("label", "confidence", "unknown", "baseline_label")]
-    missing = [f"obs column '{column}'" for column in required if column not in columns]
-    missing += [f"obsm['X_{key}']"] if embedding and coordinates is None else []
-    if missing or facts is None:
-        missing.append(f"uns['{key}']")
-        suffix = "_baseline_label"
-        other = next((column.removesuffix(suffix) for column in columns if column.endswith(suffix)), None)
-        remedy = f"run 'scperformer predict {path}' first and give the file that it writes"
-        if other is not None:
-            remedy = f"add key_added={other}, the key of the annotations in this file"
-        raise InputError(f"no {missing[0]} in {path}", "an annotated file", remedy)
-    values = None if coordinates is None else np.asarray(coordinates, dtype=np.float32)
-    return Annotated(name=name, path=path, key=key, obs=obs, embedding=values, facts=facts)

@@ -1,11 +1,14 @@
 """Check files before a run: their content, whether a model can annotate them, and whether they can train a model."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+import shlex
+import shutil
+import sys
+import textwrap
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from anndata import AnnData
 
@@ -14,35 +17,29 @@ from scperformer.dataset import (
     label_columns,
     make_reference,
     rare_labels,
+    rare_note,
     require_labels,
     require_not_annotated,
 )
-from scperformer.errors import InputError
-from scperformer.expression import detect_expression, gene_table, plan_alignment, stored_expression
+from scperformer.errors import InputError, one_line
+from scperformer.expression import Place, detect_expression, gene_table, plan_alignment, stored_expression
 from scperformer.files import BackedH5ad, Rows, beside, open_cells, read_cells, reading
-from scperformer.genes import guess_species, id_kind, require_overlap
+from scperformer.genes import KIND_NAMES, guess_species, id_kind, require_overlap
 from scperformer.outputs import new_file, require_absent
-from scperformer.reports.check_text import in_words, next_command
-from scperformer.reports.quality import measure_quality
+from scperformer.reports.quality import FEW_GENES, HIGH_SHARE, measure_quality
+from scperformer.text import shortened
 
 if TYPE_CHECKING:
     from scperformer.model import Bundle
 
-Cells: TypeAlias = AnnData | BackedH5ad
 Checked = dict[str, Any]  # the findings about one file as JSON-able values; docs/formats.md lists them
 
-
-@contextmanager
-def _opened(path: str, cfg: CheckConfig) -> Iterator[Cells]:
-    """Open a file as the next step does: `predict` leaves matrices on disk, `train` reads them."""
-    if cfg.label_key is None:
-        with open_cells(path, cfg.orientation) as cells:
-            yield cells
-    else:
-        yield read_cells(path, cfg.orientation)
+SPECIES = {"unknown": "species unknown", "other": "another species"}
+INDENT = 15  # columns before the text of a row
+COMMANDS = ("ok", "try")  # rows to copy: they stay on one line
 
 
-def _check_tables(cells: Cells, cfg: CheckConfig, path: str, result: Checked) -> None:
+def _check_tables(cells: AnnData | BackedH5ad, cfg: CheckConfig, path: str, result: Checked) -> None:
     """Add what is known without the expression: cells, genes and the columns of obs."""
     names = list(map(str, cells.var.index))
     species = guess_species(names) if cfg.species == "auto" else cfg.species
@@ -57,7 +54,6 @@ def _check_tables(cells: Cells, cfg: CheckConfig, path: str, result: Checked) ->
         if num := int(cells.obs_names.duplicated().sum()):
             result["notes"].append(f"{num:,} cell names repeat earlier ones; they are kept as they are")
     if cfg.label_key is not None:
-        assert isinstance(cells, AnnData), "train reads the whole file"
         with suppress(InputError):  # make_reference raises it again
             labels = require_labels(cells.obs, cfg.label_key, path)
             result["labels"] = {
@@ -67,13 +63,12 @@ def _check_tables(cells: Cells, cfg: CheckConfig, path: str, result: Checked) ->
             }
 
 
-def _check_expression(cells: Cells, cfg: CheckConfig, model: "Bundle", path: str, result: Checked) -> None:
+def _check_expression(
+    cells: AnnData | BackedH5ad, cfg: CheckConfig, model: "Bundle", path: str, result: Checked
+) -> None:
     """Add what the expression is, the quality of the cells, and how the genes fit the model.
 
-    Raises
-    ------
-    InputError
-        `predict`, or with `label_key` `train`, would refuse the file: this function takes the same steps.
+    `predict`, or with `label_key` `train`, refuses the same files, because this function takes the same steps.
     """
     told = {name: getattr(cfg, name) for name in ("source", "input_kind", "input_total", "input_base")}
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
@@ -94,7 +89,7 @@ def _check_expression(cells: Cells, cfg: CheckConfig, model: "Bundle", path: str
     else:
         result |= {"overlap": asdict(plan.overlap), "species": plan.mapping.species}
     if cfg.label_key is not None:
-        assert isinstance(cells, AnnData)
+        assert isinstance(cells, AnnData), "train reads the whole file"
         told |= {"orientation": cfg.orientation, "species": cfg.species}
         make_reference(cells, TrainConfig(inputs=[path], label_key=cfg.label_key, **told), path, findings)
         return
@@ -102,26 +97,35 @@ def _check_expression(cells: Cells, cfg: CheckConfig, model: "Bundle", path: str
     require_not_annotated(cells, PredictConfig.key_added, path)
 
 
+def next_command(path: str, cfg: CheckConfig, *more: str) -> str:
+    """The next command for a file, quoted for a shell; the options `more` replace those that `check` was given."""
+    step, names = "predict", ["orientation", "source", "input_kind", "input_total", "input_base", "species"]
+    if cfg.label_key is None:
+        names += ["model_path", "min_overlap"]
+    else:
+        step, names = "train", ["label_key", *names]
+    told = {name: getattr(cfg, name) for name in names if getattr(cfg, name) != getattr(CheckConfig, name)}
+    options = {name: value if isinstance(value, str) else f"{value:.15g}" for name, value in told.items()}
+    options |= dict(option.split("=", 1) for option in more)
+    file = f"./{path}" if path.startswith("-") else path
+    return shlex.join(["scperformer", step, file, *(f"{name}={value}" for name, value in options.items())])
+
+
 def check(path: str, cfg: CheckConfig, model: "Bundle") -> Checked:
-    """Find out what is in a file and what to do next with it.
+    """Find out what is in a file and what to do next with it; after a problem only the findings before it are given.
 
-    Parameters
-    ----------
-    model
-        The model that is to annotate the cells. With `cfg.label_key` the file is checked as a reference instead, which
-        need not fit the model.
-
-    Returns
-    -------
-    The findings, as docs/formats.md lists them; after a problem those that were found before it.
+    With `cfg.label_key` the file is checked as a reference, which need not fit the model; else as cells to annotate.
     """
     result: Checked = {"file": path, "problem": None, "fixes": [], "command": None, "notes": []}
-    step, ending = (
-        ("predict", f".annotated.{PredictConfig.output_format}") if cfg.label_key is None else ("train", ".model")
-    )
+    step, ending = "predict", f".annotated.{PredictConfig.output_format}"
+    if cfg.label_key is not None:
+        step, ending = "train", ".model"
     usual, problem = beside(path, ending), None
     try:
-        with _opened(path, cfg) as cells:
+        # As the next step does: `predict` leaves matrices on disk, `train` reads them.
+        reads_all = cfg.label_key is not None
+        opened = nullcontext(read_cells(path, cfg.orientation)) if reads_all else open_cells(path, cfg.orientation)
+        with opened as cells:
             _check_tables(cells, cfg, path, result)
             if usual.exists():
                 result["notes"].append(f"{usual} exists: {step} needs output=..., or overwrite=true to replace it")
@@ -138,6 +142,73 @@ def check(path: str, cfg: CheckConfig, model: "Bundle") -> Checked:
         result["problem"] = str(problem)
         result["fixes"] = [next_command(path, cfg, *options, fix) for fix in problem.fixes]
     return result
+
+
+def _rows(result: Checked, cfg: CheckConfig, model: str) -> list[tuple[str, str]]:
+    """The name and text of each row about a file; after a problem some findings are missing."""
+    rows, num_cells = [], result.get("num_cells")
+
+    def of_cells(num: int) -> str:
+        return f"{num:,} cell{'s' if num > 1 else ''} ({num / num_cells:.1%})" if num and num_cells else "no cell"
+
+    if num_cells is not None:
+        species = SPECIES.get(result["species"], result["species"])
+        rows.append(("cells", f"{num_cells:,}"))
+        rows.append(("genes", f"{result['num_genes']:,}, {KIND_NAMES[result['id_kind']]}, {species}"))
+    if findings := result.get("findings"):
+        places = [Place(**place) for place in findings["places"]]
+        rows.append(("expression", f"{findings['text']}: {findings['why']}"))
+        rows += [("not used", f"{shortened(place.source)}: {place.text}") for place in places if not place.used]
+        said = {place.note for place in places}
+        rows += [("note", note) for note in findings["notes"] if note not in said]
+    if quality := result.get("quality"):
+        counts = "" if quality["median_counts"] is None else f" and {quality['median_counts']:,.0f} counts"
+        text = f"median {quality['median_genes']:,.0f} genes{counts} per cell"
+        if quality["median_mitochondrial"] is not None:
+            high = of_cells(quality["num_high_mitochondrial"])
+            text += f"; median {quality['median_mitochondrial']:.1%} mitochondrial, {high} above {HIGH_SHARE:.0%}"
+        rows.append(("quality", text))
+        if few := quality["num_few_genes"]:
+            rows.append(("note", f"{of_cells(few)} with fewer than {FEW_GENES} genes"))
+        num = quality["num_doublets"]
+        rows.append(("doublets", quality["doublet_note"] if num is None else f"about {of_cells(num)} by Scrublet"))
+    if columns := result.get("label_columns"):
+        rows.append(("obs columns", ", ".join(f"{shortened(key)} ({num} values)" for key, num in columns.items())))
+    if labels := result.get("labels"):
+        rows.append(("labels", f"{len(labels['cells'])} in {cfg.label_key}, {sum(labels['cells'].values()):,} cells"))
+        if labels["num_unlabelled"]:
+            rows.append(("note", f"cells without a label: {labels['num_unlabelled']:,}"))
+        if rare := labels["rare"]:
+            advice = "used for training, not for validation; to change this: data.rare_labels=merge or drop"
+            rows.append(("note", f"{rare_note(rare, DataConfig.min_cells_per_label)} ({advice})"))
+    if overlap := result.get("overlap"):
+        text = f"{model}: {overlap['num_shared']:,} of {overlap['num_model']:,} genes found"
+        informative = f"{overlap['informative_share']:.1%} of its informative expression"
+        text += f" ({overlap['share_of_model']:.1%}), with {informative}"
+        if overlap["absent"]:
+            text += f"; missing: {', '.join(overlap['absent'][:3])}" + (" ..." if overlap["num_absent"] > 3 else "")
+        rows += [("model", text), *(("note", note) for note in overlap["notes"])]
+    rows += [("note", note) for note in result["notes"]]
+    if result["problem"] is None:
+        return [*rows, ("ok", result["command"])]
+    return [*rows, ("problem", result["problem"]), *(("try", command) for command in result["fixes"])]
+
+
+def in_words(result: Checked, cfg: CheckConfig, model: str) -> str:
+    """The findings about a file as text, where `model` is its name and why it was chosen.
+
+    On a terminal, all lines but commands fit its width.
+    """
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    lines = [one_line(result["file"])]
+    for name, text in _rows(result, cfg, model):
+        # Columns, layers and genes are named by the file: one_line removes characters that control the terminal.
+        line = f"  {name:<{INDENT - 3}} {one_line(text)}"
+        if name not in COMMANDS and width >= 3 * INDENT:
+            blanks = " " * INDENT
+            line = textwrap.fill(line, width, subsequent_indent=blanks, break_long_words=False, break_on_hyphens=False)
+        lines.append(line)
+    return "\n".join([*lines, ""])
 
 
 def run_check(cfg: CheckConfig) -> list[Checked]:
@@ -171,12 +242,8 @@ def run_check(cfg: CheckConfig) -> list[Checked]:
     if cfg.output is not None:
         with new_file(cfg.output, cfg.overwrite) as temporary:
             temporary.write_text(text + "\n", encoding="utf-8")
-    bad = [result["file"] for result in results if result["problem"] is not None]
-    if bad:
+    if bad := [result["file"] for result in results if result["problem"] is not None]:
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-        raise InputError(
-            f"{len(bad)} of {len(results)} files cannot be used as they are: {', '.join(bad[:3])}{more}",
-            "files without a problem",
-            "see the problem and the remedy of each file above",
-        )
+        found = f"{len(bad)} of {len(results)} files cannot be used as they are: {', '.join(bad[:3])}{more}"
+        raise InputError(found, "files without a problem", "see the problem and the remedy of each file above")
     return results

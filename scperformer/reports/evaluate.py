@@ -33,23 +33,9 @@ class Evaluation:
 
 
 def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> npt.NDArray[np.object_]:
-    """The true label of each cell of a sample.
+    """The true label of each cell of a sample, N strings or None, from a column of obs or of a CSV or TSV table.
 
-    Parameters
-    ----------
-    truth_key
-        A column of obs, or of `table`.
-    table
-        A CSV or TSV file with cell names in the first column and one row per cell, in any order. None: use obs.
-
-    Returns
-    -------
-    N strings; None for a cell without a true label.
-
-    Raises
-    ------
-    InputError
-        The column is missing, or the table cannot be read or has none of the cells.
+    The table has the names of cells in its first column and one row per cell, in any order.
     """
     columns = sample.obs if table is None else _read_table(Path(table), truth_key)
     if truth_key not in columns:
@@ -61,18 +47,14 @@ def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> n
         cells = sample.obs.index.astype(str)
         known = cells.isin(truth.index)
         if cells.has_duplicates:
-            raise InputError(
-                f"cell '{cells[cells.duplicated()][0]}' is more than once in {sample.path}",
-                "unique cell names, to find the cells in a table",
-                "make the names unique, or put the true labels into obs before predicting",
-            )
+            found = f"cell '{cells[cells.duplicated()][0]}' is more than once in {sample.path}"
+            remedy = "make the names unique, or put the true labels into obs before predicting"
+            raise InputError(found, "unique cell names, to find the cells in a table", remedy)
         if not known.any():
             example = f"'{truth.index[0]}'" if len(truth) else "no cell"
-            raise InputError(
-                f"none of the {len(cells)} cells of {sample.path} is in {table}",
-                f"cell names as in the file, e.g. '{cells[0]}' (the table has e.g. {example})",
-                "make the names equal, or put the true labels into obs before predicting",
-            )
+            expected = f"cell names as in the file, e.g. '{cells[0]}' (the table has e.g. {example})"
+            remedy = "make the names equal, or put the true labels into obs before predicting"
+            raise InputError(f"none of the {len(cells)} cells of {sample.path} is in {table}", expected, remedy)
         num_absent, num_other = int((~known).sum()), len(truth) - int(known.sum())
         if num_absent or num_other:
             message = "%s: %d of %d cells have no row; %d of its rows are for other cells"
@@ -119,19 +101,8 @@ def _scores(cells: pd.DataFrame, labels: list[str]) -> dict[str, Any]:
 def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], truth_key: str) -> Evaluation:
     """Score the labels of the model and of logistic regression against the truth, of all cells and per sample.
 
-    Cells without a true label are counted and left out. True labels that the model does not know count as errors.
-
-    Parameters
-    ----------
-    samples
-        Files annotated by one model.
-    truths
-        For each sample N strings; None for a cell without a true label.
-
-    Raises
-    ------
-    InputError
-        No cell has a true label, or the model knows none of the true labels.
+    Cells without a true label (None in `truths`) are counted and left out. True labels that the model does not know
+    count as errors.
     """
     columns = [
         {"sample": sample.name, "truth": truth, "model": sample.labels, "baseline": sample.baseline_labels}
@@ -142,15 +113,12 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
     of_model, of_truth = samples[0].model_labels, sorted(set(known["truth"]))
     foreign = [label for label in of_truth if label not in set(of_model)]
     if not of_truth:
-        raise InputError(
-            f"no cell has a true label in '{truth_key}'", "at least one", "set truth_key=... to another column"
-        )
+        found = f"no cell has a true label in '{truth_key}'"
+        raise InputError(found, "at least one", "set truth_key=... to another column")
     if len(foreign) == len(of_truth):
-        raise InputError(
-            f"{samples[0].model_id} knows none of the true labels in '{truth_key}' (e.g. {_examples(of_truth)})",
-            f"the model's labels, e.g. {_examples(of_model)}",
-            "set truth_key=... to another column, or rename the true labels",
-        )
+        found = f"{samples[0].model_id} knows none of the true labels in '{truth_key}' (e.g. {_examples(of_truth)})"
+        remedy = "set truth_key=... to another column, or rename the true labels"
+        raise InputError(found, f"the model's labels, e.g. {_examples(of_model)}", remedy)
     # The files can hold further labels, for example after manual edits.
     others = sorted(set(known["model"]).union(known["baseline"]).difference(of_model, of_truth))
     labels = [*of_model, *foreign, *others]
@@ -173,24 +141,8 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
     )
 
 
-def write_evaluation(evaluation: Evaluation, folder: Path) -> None:
-    """Write metrics.json, per_class.csv and confusion.csv into an existing folder."""
-    text = json.dumps(evaluation.metrics, indent=2, ensure_ascii=False, allow_nan=False)
-    (folder / METRICS).write_text(text + "\n", encoding="utf-8")
-    labels = [defused(label) for label in evaluation.metrics["labels"]]
-    evaluation.per_class.assign(label=labels).to_csv(folder / PER_CLASS, index=False, float_format="%.6f")
-    confusion = evaluation.confusion.set_axis(pd.Index(labels, name="truth"), axis=0).set_axis(labels, axis=1)
-    confusion.to_csv(folder / CONFUSION)
-
-
 def read_evaluation(folder: str | Path) -> Evaluation:
-    """Read a folder that `write_evaluation` filled.
-
-    Raises
-    ------
-    InputError
-        One of its files is missing or damaged.
-    """
+    """Read a folder that `run_evaluate` wrote."""
     folder = Path(folder)
     try:
         metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
@@ -205,49 +157,36 @@ def read_evaluation(folder: str | Path) -> Evaluation:
         confusion = confusion.set_axis(pd.Index(labels, name="truth"), axis=0).set_axis(labels, axis=1)
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "a damaged file"
-        raise InputError(
-            f"no evaluation in {folder} ({reason})",
-            f"the folder that 'scperformer evaluate' wrote ({METRICS}, {PER_CLASS}, {CONFUSION})",
-            "check the path, or run 'scperformer evaluate' again",
-        ) from error
+        expected = f"the folder that 'scperformer evaluate' wrote ({METRICS}, {PER_CLASS}, {CONFUSION})"
+        remedy = "check the path, or run 'scperformer evaluate' again"
+        raise InputError(f"no evaluation in {folder} ({reason})", expected, remedy) from error
     return Evaluation(metrics=metrics, per_class=per_class, confusion=confusion)
 
 
 def run_evaluate(cfg: EvaluateConfig) -> Path:
-    """Score annotated files against true labels and write the evaluation folder.
-
-    Returns
-    -------
-    The folder with metrics.json, per_class.csv and confusion.csv.
-
-    Raises
-    ------
-    InputError
-        A file is not annotated, the true labels are missing or do not fit, or the output exists.
-    """
+    """Score annotated files against true labels; write and return the folder of the evaluation."""
     samples = read_annotated(cfg.inputs, cfg.key_added)
     output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).with_suffix(".evaluation")
     require_absent(output, cfg.overwrite, marker=METRICS)
     tables: list[str | None] = [*cfg.truth_path] if cfg.truth_path else [None] * len(samples)
     truths = [read_truth(sample, cfg.truth_key, table) for sample, table in zip(samples, tables, strict=True)]
     evaluation = compare(samples, truths, cfg.truth_key)
+    metrics, labels = evaluation.metrics, [defused(label) for label in evaluation.metrics["labels"]]
     with new_folder(output, cfg.overwrite, marker=METRICS) as folder:
-        write_evaluation(evaluation, folder)
-    metrics = evaluation.metrics
+        text = json.dumps(metrics, indent=2, ensure_ascii=False, allow_nan=False)
+        (folder / METRICS).write_text(text + "\n", encoding="utf-8")
+        evaluation.per_class.assign(label=labels).to_csv(folder / PER_CLASS, index=False, float_format="%.6f")
+        confusion = evaluation.confusion.set_axis(pd.Index(labels, name="truth"), axis=0).set_axis(labels, axis=1)
+        confusion.to_csv(folder / CONFUSION)
     if foreign := metrics["truth_labels_not_in_model"]:
         log.warning("true labels that the model does not know, counted as errors: %s", _examples(foreign))
-    left_out = (
-        f" ({metrics['num_without_truth']:,} without a true label left out)" if metrics["num_without_truth"] else ""
+    num_without = metrics["num_without_truth"]
+    left_out = f" ({num_without:,} without a true label left out)" if num_without else ""
+    cells = f"{metrics['num_cells']:,} cells in {len(samples)} sample{'s' if len(samples) > 1 else ''}"
+    both = "%.3f (logistic regression %.3f)"
+    accuracy, macro_f1 = (
+        both % (metrics["model"][name], metrics["baseline"][name]) for name in ("accuracy", "macro_f1")
     )
-    log.info(
-        "%s cells in %d sample%s against '%s'%s: accuracy %.3f (logistic regression %.3f), "
-        "macro-F1 %.3f (logistic regression %.3f); written to %s",
-        f"{metrics['num_cells']:,}",
-        len(samples),
-        "s" if len(samples) > 1 else "",
-        metrics["truth_key"],
-        left_out,
-        *(metrics[who][name] for name in ("accuracy", "macro_f1") for who in ("model", "baseline")),
-        output,
-    )
+    message = "%s against '%s'%s: accuracy %s, macro-F1 %s; written to %s"
+    log.info(message, cells, cfg.truth_key, left_out, accuracy, macro_f1, output)
     return output

@@ -42,17 +42,7 @@ class Quality:
 
 
 def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets: str = "auto") -> Quality:
-    """Measure the quality of all cells, one block at a time.
-
-    Parameters
-    ----------
-    rows
-        The expression that `findings` describes, N cells x G genes.
-    var
-        The table of these genes, indexed by name.
-    doublets
-        auto (only for few cells), true or false.
-    """
+    """Measure the quality of all cells, one block at a time; `doublets` is auto (only for few cells), true or false."""
     is_mito = mitochondrial(var)
     num_genes, totals, shares = (np.zeros(rows.shape[0]) for _ in range(3))
     for start, stored in rows.blocks():
@@ -67,9 +57,8 @@ def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets:
         shares[cells] = block @ is_mito.astype(np.float64)
     filled = num_genes > 0
     shares[filled] /= totals[filled]
-    num_doublets, note = None, why_no_doublets(findings, doublets)
-    if not note:
-        num_doublets, note = count_doublets(rows)
+    note = why_no_doublets(findings, doublets)
+    num_doublets, note = (None, note) if note else count_doublets(rows)
     return Quality(
         num_empty=int((~filled).sum()),
         num_few_genes=int((num_genes < FEW_GENES).sum()),
@@ -84,10 +73,7 @@ def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets:
 
 
 def mitochondrial(var: pd.DataFrame) -> np.ndarray:
-    """Mark the mitochondrial genes of a table: MT-ND1, mt-Nd1 or the Ensembl id of a human one; G booleans.
-
-    The names are in the index or in a column of the table.
-    """
+    """Mark the genes of a table with a name such as MT-ND1 or mt-Nd1, or the Ensembl id of one; G booleans."""
     names = without_genome(without_genome(list(map(str, var.index)), "human")[0], "mouse")[0]
     ids = {identifier for identifier, symbol in human_genes().symbols.items() if symbol.startswith(MITOCHONDRIAL)}
     found = np.zeros(len(names), dtype=bool)
@@ -112,19 +98,10 @@ def why_no_doublets(findings: Findings, doublets: str) -> str:
 
 
 def count_doublets(rows: Rows) -> tuple[int | None, str]:
-    """Count the likely doublets of different cells with Scrublet, as in scanpy; the result is deterministic.
+    """Count likely doublets of different cells with Scrublet, as in scanpy; the number, or None and the reason.
 
     Scrublet simulates doublets by adding up pairs of cells, and scores each cell by how many of its neighbours are
     simulated. The threshold is the minimum between the two modes of the scores of the simulated doublets.
-
-    Parameters
-    ----------
-    rows
-        Counts.
-
-    Returns
-    -------
-    The number, or None and the reason.
 
     Source: Wolock, Lopez and Klein 2019.
     """

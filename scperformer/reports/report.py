@@ -16,49 +16,19 @@ from scperformer.config import ReportConfig
 from scperformer.errors import InputError
 from scperformer.model import BRANCHES, encoder_is_silent
 from scperformer.outputs import new_file, require_absent
+from scperformer.reports import summary
 from scperformer.reports.annotated import Annotated, read_annotated
 from scperformer.reports.evaluate import Evaluation, read_evaluation
-from scperformer.reports.figures import MIN_CELLS, confidence_gradient, draw_confidence, draw_labels, umap_coordinates
-from scperformer.reports.summary import (
-    all_cells,
-    confidence_rows,
-    disagreements,
-    evaluation_content,
-    histogram,
-    order_labels,
-    summarise,
-    things_to_check,
-    threshold,
-)
+from scperformer.reports.figures import CONFIDENCE_STOPS, MIN_CELLS, draw_confidence, draw_labels, umap_coordinates
 
 log = logging.getLogger(__name__)
 
 TEMPLATES = Path(__file__).parent / "templates"
-KINDS = {
-    "counts": "counts",
-    "linear": "linear values that are not counts (such as TPM)",
-    "log1p": "log-normalised values",
-}
-
-
-def require_same_run(samples: Sequence[Annotated], evaluation: Evaluation, folder: str) -> None:
-    """Raise an InputError unless the evaluation is of these samples, annotated by the same model."""
-    names = [sample.name for sample in samples]
-    others = [name for name in evaluation.metrics["samples"] if name not in names]
-    remedy = "run 'scperformer evaluate' again on the same files"
-    if others:
-        raise InputError(f"{folder} evaluates '{others[0]}'", f"an evaluation of {', '.join(names)} only", remedy)
-    if evaluation.metrics["model_hash"] != samples[0].facts["model"]["hash"]:
-        raise InputError(f"{folder} evaluates another model", f"an evaluation of {samples[0].model_id}", remedy)
+KINDS = {"linear": "linear values that are not counts (such as TPM)", "log1p": "log-normalised values"}
 
 
 def draw_umap(samples: Sequence[Annotated], cells: pd.DataFrame, max_cells: int, seed: int) -> dict[str, Any] | None:
-    """Draw a UMAP of the cells of all samples, at most `max_cells` random ones; None if there are too few cells.
-
-    Returns
-    -------
-    by_label, by_confidence: pictures as base64 PNG; num_cells: cells drawn; num_all: all cells.
-    """
+    """UMAPs of at most `max_cells` random cells of all samples, as PNG in base64; None for too few cells."""
     embeddings = [sample.embedding for sample in samples if sample.embedding is not None]
     assert len(embeddings) == len(samples), "samples are read with embedding=True"
     chosen = np.arange(len(cells))
@@ -69,9 +39,8 @@ def draw_umap(samples: Sequence[Annotated], cells: pd.DataFrame, max_cells: int,
     if xy is None:
         return None
     drawn = cells.iloc[chosen]
-    by_label = draw_labels(xy, drawn["code"].to_numpy())
-    by_confidence = draw_confidence(xy, drawn["confidence"].to_numpy())
-    pictures = {"by_label": by_label, "by_confidence": by_confidence}
+    pictures = {"by_label": draw_labels(xy, drawn["code"].to_numpy())}
+    pictures["by_confidence"] = draw_confidence(xy, drawn["confidence"].to_numpy())
     encoded = {name: base64.b64encode(picture).decode("ascii") for name, picture in pictures.items()}
     return {**encoded, "num_cells": len(drawn), "num_all": len(cells)}
 
@@ -103,28 +72,10 @@ def render(
     max_cells: int = 20_000,
     seed: int = 0,
 ) -> str:
-    """Return the page about annotated samples; the same input and seed give the same text.
-
-    Parameters
-    ----------
-    samples
-        As `read_annotated(..., embedding=True)` returns them.
-    evaluation
-        Scores of the same samples against the truth.
-    max_cells
-        Cells in the UMAP; if there are more, a random subset is drawn.
-
-    Returns
-    -------
-    HTML; all labels, genes, file and sample names in it are escaped.
-    """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,  # labels, genes and file names are user data
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    """The HTML about samples that were read with their embedding, and their evaluation; depends on the seed alone."""
+    # Autoescape: labels, genes and file names are user data.
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.loader, environment.lstrip_blocks = jinja2.FileSystemLoader(TEMPLATES), True
     environment.filters |= {
         "count": lambda value: f"{int(value):,}",
         "percent": _percent,
@@ -132,9 +83,9 @@ def render(
         "file_name": lambda path: Path(str(path)).name,
         "expression": _expression,
     }
-    labels = order_labels(samples, evaluation)
-    cells = all_cells(samples, labels)
-    summaries = [summarise(sample, cells, labels) for sample in samples]
+    labels = summary.order_labels(samples, evaluation)
+    cells = summary.all_cells(samples, labels)
+    summaries = [summary.summarise(sample, cells, labels) for sample in samples]
     facts = samples[0].facts
     scales = facts["model"].get("scales", {})  # files of the first versions lack them
     num_used = cells["code"].nunique()  # labels are sorted by frequency: those with cells come first
@@ -148,56 +99,47 @@ def render(
         num_unknown=int(cells["unknown"].sum()),
         used=labels[:num_used],
         not_used=[label for label in labels[num_used:] if label.number],
-        threshold=threshold(samples[0]),
+        threshold=summary.threshold(samples[0]),
         agreement=float((cells["label"] == cells["baseline"]).mean()),
-        checks=things_to_check(summaries, evaluation),
+        checks=summary.things_to_check(summaries, evaluation),
         totals=np.bincount(cells["code"], minlength=len(labels)).tolist(),
-        confidence=confidence_rows(cells, labels),
+        confidence=summary.confidence_rows(cells, labels),
         median=float(cells["confidence"].median()),
-        histogram=histogram(cells),
-        disagreements=disagreements(cells, labels),
+        histogram=summary.histogram(cells),
+        disagreements=summary.disagreements(cells, labels),
         umap=draw_umap(samples, cells, max_cells, seed),
         scales=scales,
         branches=BRANCHES,
         encoder_is_silent=encoder_is_silent(scales),
-        gradient=confidence_gradient(),
-        evaluation=evaluation_content(evaluation, labels) if evaluation else None,
+        gradient=f"linear-gradient(to right, {', '.join(CONFIDENCE_STOPS)})",
+        evaluation=summary.evaluation_content(evaluation, labels) if evaluation else None,
         min_cells=MIN_CELLS,
         seed=seed,
     )
 
 
 def run_report(cfg: ReportConfig) -> Path:
-    """Write one HTML page about annotated files.
-
-    Returns
-    -------
-    The page.
-
-    Raises
-    ------
-    InputError
-        A file is not annotated, the files are of different models, the evaluation is of other files, or the
-        output exists.
-    """
+    """Write one HTML page about annotated files, and return its path."""
     started = time.perf_counter()
     output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).parent / "report.html"
     require_absent(output, cfg.overwrite)
     samples = read_annotated(cfg.inputs, cfg.key_added, embedding=True)
     evaluation = read_evaluation(cfg.evaluation) if cfg.evaluation else None
     if evaluation is not None:
-        require_same_run(samples, evaluation, str(cfg.evaluation))
+        names = [sample.name for sample in samples]
+        others = [name for name in evaluation.metrics["samples"] if name not in names]
+        remedy = "run 'scperformer evaluate' again on the same files"
+        if others:
+            expected = f"an evaluation of {', '.join(names)} only"
+            raise InputError(f"{cfg.evaluation} evaluates '{others[0]}'", expected, remedy)
+        if evaluation.metrics["model_hash"] != samples[0].facts["model"]["hash"]:
+            expected = f"an evaluation of {samples[0].model_id}"
+            raise InputError(f"{cfg.evaluation} evaluates another model", expected, remedy)
     page = render(samples, evaluation, title=cfg.title, max_cells=cfg.max_cells, seed=cfg.seed)
     with new_file(output, cfg.overwrite) as temporary:
         # File names need not be valid Unicode: invalid characters become character references.
         temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
-    log.info(
-        "report on %s cells in %d sample%s: %s (%.1f MB, %.0f s)",
-        f"{sum(len(sample.obs) for sample in samples):,}",
-        len(samples),
-        "s" if len(samples) > 1 else "",
-        output,
-        output.stat().st_size / 1e6,
-        time.perf_counter() - started,
-    )
+    num_cells, megabytes = sum(len(sample.obs) for sample in samples), output.stat().st_size / 1e6
+    content = f"{num_cells:,} cells in {len(samples)} sample{'s' if len(samples) > 1 else ''}"
+    log.info("report on %s: %s (%.1f MB, %.0f s)", content, output, megabytes, time.perf_counter() - started)
     return output

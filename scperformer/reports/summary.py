@@ -28,40 +28,6 @@ class Label:
     ink: str = "#000000"  # of text on `colour`
 
 
-@dataclass(kw_only=True)
-class SampleSummary:
-    """One sample; `counts` and `shares` have an entry per label of the page."""
-
-    name: str
-    num_cells: int
-    counts: list[int]
-    shares: list[float]  # 0 to 1
-    num_unknown: int
-    agreement: float  # share of cells with the same label by logistic regression
-    facts: dict[str, Any]  # input and genes, as predict wrote them
-
-
-@dataclass(kw_only=True)
-class ConfidenceRow:
-    """Quartiles of the confidence of the cells with one label, 0 to 1."""
-
-    label: Label
-    num_cells: int
-    num_unknown: int
-    low: float
-    median: float
-    high: float
-
-
-@dataclass(kw_only=True)
-class ConfusionRow:
-    """The cells of one true label; `cells` has an entry per column: share of the row, cells, whether it is correct."""
-
-    label: Label
-    num_cells: int
-    cells: list[tuple[float, int, bool]]
-
-
 def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = None) -> list[Label]:
     """All labels of the page, the most frequent first, which gets number 1 and the most distinct colour.
 
@@ -71,10 +37,11 @@ def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = N
     of_model = samples[0].model_labels
     known = [*of_model, *(name for name in counts.index if name not in of_model)]
     known.sort(key=lambda name: -int(counts.get(name, 0)))  # stable: equal counts keep the model's order
-    labels = []
-    for place, name in enumerate(known):
-        colour = colour_of(place)
-        labels.append(Label(name=name, number=place + 1, colour=colour, ink=ink_on(colour)))
+    colours = [colour_of(place) for place in range(len(known))]
+    labels = [
+        Label(name=name, number=number, colour=colour, ink=ink_on(colour))
+        for number, (name, colour) in enumerate(zip(known, colours, strict=True), start=1)
+    ]
     of_truth = evaluation.metrics["labels"] if evaluation else []
     return labels + [Label(name=name) for name in of_truth if name not in set(known)]
 
@@ -96,31 +63,28 @@ def all_cells(samples: Sequence[Annotated], labels: Sequence[Label]) -> pd.DataF
     return pd.concat([pd.DataFrame(one) for one in columns], ignore_index=True)
 
 
-def summarise(sample: Annotated, cells: pd.DataFrame, labels: Sequence[Label]) -> SampleSummary:
-    """Counts, shares and agreement with logistic regression of one sample; `cells` are those of all samples."""
+def summarise(sample: Annotated, cells: pd.DataFrame, labels: Sequence[Label]) -> dict[str, Any]:
+    """Numbers of one sample, of the table of all cells; `counts` and `shares` (0 to 1) have an entry per label."""
     cells = cells[cells["sample"] == sample.name]
     counts = np.bincount(cells["code"], minlength=len(labels))
-    return SampleSummary(
-        name=sample.name,
-        num_cells=len(cells),
-        counts=counts.tolist(),
-        shares=(counts / len(cells)).tolist(),
-        num_unknown=int(cells["unknown"].sum()),
-        agreement=float((cells["label"] == cells["baseline"]).mean()),
-        facts=sample.facts,
-    )
+    return {
+        "name": sample.name,
+        "num_cells": len(cells),
+        "counts": counts.tolist(),
+        "shares": (counts / len(cells)).tolist(),
+        "num_unknown": int(cells["unknown"].sum()),
+        "agreement": float((cells["label"] == cells["baseline"]).mean()),  # with logistic regression
+        "facts": sample.facts,
+    }
 
 
-def confidence_rows(cells: pd.DataFrame, labels: Sequence[Label]) -> list[ConfidenceRow]:
-    """The confidence per label, without labels that have no cells."""
+def confidence_rows(cells: pd.DataFrame, labels: Sequence[Label]) -> list[dict[str, Any]]:
+    """Quartiles of the confidence per label (low, median, high), without labels that have no cells."""
     rows = []
     for code, chosen in cells.groupby("code"):
+        counts = {"num_cells": len(chosen), "num_unknown": int(chosen["unknown"].sum())}
         low, median, high = np.quantile(chosen["confidence"], [0.25, 0.5, 0.75]).tolist()
-        num_unknown = int(chosen["unknown"].sum())
-        row = ConfidenceRow(
-            label=labels[code], num_cells=len(chosen), num_unknown=num_unknown, low=low, median=median, high=high
-        )
-        rows.append(row)
+        rows.append({"label": labels[code], **counts, "low": low, "median": median, "high": high})
     return rows
 
 
@@ -137,9 +101,8 @@ def disagreements(cells: pd.DataFrame, labels: Sequence[Label]) -> list[tuple[La
     """The most frequent disagreements: label by the model, by logistic regression, cells, share of the first label."""
     by_name = {label.name: label for label in labels}
     sizes = cells["code"].value_counts()
-    pairs = (
-        cells[cells["label"] != cells["baseline"]].groupby(["code", "baseline"]).size().reset_index(name="num_cells")
-    )
+    other = cells[cells["label"] != cells["baseline"]]
+    pairs = other.groupby(["code", "baseline"]).size().reset_index(name="num_cells")
     most = pairs.sort_values("num_cells", ascending=False, kind="stable").head(NUM_DISAGREEMENTS)
     return [
         (labels[code], by_name[other], num_cells, num_cells / int(sizes[code]))
@@ -153,55 +116,43 @@ def threshold(sample: Annotated) -> float | None:
     return None if value is None else float(value)
 
 
-def things_to_check(summaries: Sequence[SampleSummary], evaluation: Evaluation | None) -> list[str]:
-    """Sentences about what to look at before using the labels."""
+def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation | None) -> list[str]:
+    """Sentences about samples to look at before using the labels, and about labels that the model does not know."""
     found = []
     for sample in summaries:
-        genes = sample.facts["genes"]
-        overlap, unknown = (
-            genes.get("informative_share", genes["share_of_model"]),
-            sample.num_unknown / sample.num_cells,
-        )
+        name, genes, agreement = sample["name"], sample["facts"]["genes"], sample["agreement"]
+        overlap = genes.get("informative_share", genes["share_of_model"])
+        unknown = sample["num_unknown"] / sample["num_cells"]
         if overlap < LOW_OVERLAP:
-            found.append(
-                f"{sample.name} has only {overlap:.0%} of the model's informative expression. Missing genes count as "
-                "not expressed, so its labels are less reliable."
-            )
+            text = f"{name} has only {overlap:.0%} of the model's informative expression. Missing genes count as "
+            found.append(text + "not expressed, so its labels are less reliable.")
         if unknown > HIGH_UNKNOWN:
-            found.append(
-                f"{unknown:.0%} of the cells of {sample.name} are flagged as unknown. It may contain cell types that "
-                "the model was not trained on."
-            )
-        if sample.agreement < LOW_AGREEMENT:
-            found.append(
-                f"Logistic regression gives only {sample.agreement:.0%} of the cells of {sample.name} the same label. "
-                "The sample may differ a lot from the cells that the model was trained on."
-            )
-    foreign = evaluation.metrics["truth_labels_not_in_model"] if evaluation else []
-    if foreign:
-        found.append(
-            f"The model does not know these true labels, so their cells count as errors: {', '.join(foreign)}."
-        )
+            text = f"{unknown:.0%} of the cells of {name} are flagged as unknown. It may contain cell types that "
+            found.append(text + "the model was not trained on.")
+        if agreement < LOW_AGREEMENT:
+            text = f"Logistic regression gives only {agreement:.0%} of the cells of {name} the same label. "
+            found.append(text + "The sample may differ a lot from the cells that the model was trained on.")
+    if foreign := evaluation.metrics["truth_labels_not_in_model"] if evaluation else []:
+        text = "The model does not know these true labels, so their cells count as errors: "
+        found.append(f"{text}{', '.join(foreign)}.")
     return found
 
 
 def evaluation_content(evaluation: Evaluation, labels: Sequence[Label]) -> dict[str, Any]:
-    """The comparison with true labels: scores, confusion matrix, scores per label.
+    """The comparison with true labels: metrics, confusion matrix (columns and rows) and scores per label.
 
-    Returns
-    -------
-    metrics; columns: labels that are predicted or true; rows: a ConfusionRow per label with true cells; per_class:
-    (label, its row of the table) for the same labels.
+    The columns are the labels that are predicted or true; the rows, and `per_class`, are of labels with true cells.
+    Each row has an entry per column: share of the row, cells, whether it is correct.
     """
     counts, scores = evaluation.confusion, evaluation.per_class.set_index("label")
     present = [label for label in labels if label.name in counts.index]
     called, true = counts.sum(axis=0), counts.sum(axis=1)
     columns = [label for label in present if label.number and called[label.name] + true[label.name]]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for label in present:
         if num_cells := int(true[label.name]):
             each = counts.loc[label.name, [column.name for column in columns]].tolist()
             cells = [(num / num_cells, num, column is label) for num, column in zip(each, columns, strict=True)]
-            rows.append(ConfusionRow(label=label, num_cells=num_cells, cells=cells))
-    per_class = [(row.label, scores.loc[row.label.name].to_dict()) for row in rows]
+            rows.append({"label": label, "num_cells": num_cells, "cells": cells})
+    per_class = [(row["label"], scores.loc[row["label"].name].to_dict()) for row in rows]
     return {"metrics": evaluation.metrics, "columns": columns, "rows": rows, "per_class": per_class}

@@ -9,7 +9,7 @@ import pytest
 from scperformer.config import groups
 from scperformer.config import steps as config
 from scperformer.config.compose import conf_dir, make_config
-from scperformer.config.steps import STEPS
+from scperformer.config.steps import SCHEMAS
 from scperformer.errors import InputError
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -47,14 +47,14 @@ def test_the_page_names_every_choice_of_a_group(group):
         assert f"`{group}={path.stem}`" in text
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", SCHEMAS)
 def test_the_defaults_of_the_command_line_are_those_of_the_dataclasses(step):
     needed = dict(option.split("=") for option in NEEDED.get(step, []))
     found = make_config(step, ["inputs=[a.h5ad]", *NEEDED.get(step, [])])
     if step in ("train", "pretrain"):  # YAML has the options of a mechanism
         assert found.attention.pop("name") == "favor"
         found.attention = {"name": "favor"}
-    assert found == STEPS[step](inputs=["a.h5ad"], **needed)
+    assert found == SCHEMAS[step](inputs=["a.h5ad"], **needed)
 
 
 RANGES = {

@@ -86,8 +86,7 @@ def test_a_model_of_the_same_name_is_kept(model, library, command):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "no action; expected import or list"),
-        (("delete",), "action 'delete'; expected import or list"),
+        (("delete",), "action=delete; expected one of list, import"),
         (("import",), "no input file"),
         (("list", "x"), "'x' after 'models list'"),
         (("import", "nothing"), "no file or folder nothing"),

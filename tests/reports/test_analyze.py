@@ -17,9 +17,16 @@ from scperformer.network.batches import Cells
 from scperformer.network.encoder import Encoder
 from scperformer.network.load import load_model
 from scperformer.network.tokens import tokenize
-from scperformer.reports.attention_maps.approximation import MEAN, approximation, linear_mechanisms, relative_error
-from scperformer.reports.attention_maps.inputs import HeadInputs, choose_cells, layers_of
-from scperformer.reports.attention_maps.spectrum import cumulative, spectrum
+from scperformer.reports.attention_maps import (
+    MEAN,
+    HeadInputs,
+    approximation,
+    cumulative,
+    layers_of,
+    linear_mechanisms,
+    relative_error,
+    spectrum,
+)
 
 SPECTRUM_FILES = ["analysis.json", "index128.csv", "spectrum.csv", "spectrum.png"]
 APPROXIMATION_FILES = ["analysis.json", "approximation.csv", "approximation.png"]
@@ -88,17 +95,6 @@ def test_shared_queries_and_keys(monkeypatch):
     for q, k, v in make_encoder(cells).attention_inputs(cells.batch([0])):
         assert torch.equal(q, k)
         assert not torch.equal(q, v)
-
-
-def test_cells_are_chosen_by_the_seed_and_express_something():
-    cells = make_cells(num_cells=50)
-    cells.x.data[cells.x.indptr[7] : cells.x.indptr[8]] = 0
-    cells.x.eliminate_zeros()
-    rows = choose_cells(cells, 20, seed=3)
-    assert len(set(rows.tolist())) == 20
-    assert rows.tolist() == choose_cells(cells, 20, seed=3).tolist()
-    assert rows.tolist() != choose_cells(cells, 20, seed=4).tolist()
-    assert choose_cells(cells, 1000, seed=0).tolist() == [row for row in range(50) if row != 7]
 
 
 def test_log_says_that_maps_of_a_causal_model_are_not_causal(caplog):
@@ -185,7 +181,7 @@ def test_curve_of_the_identity_is_a_straight_line():
 @pytest.fixture(scope="module")
 def favor_errors() -> pd.DataFrame:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scperformer.reports.attention_maps.approximation.MECHANISMS", {"favor": MECHANISMS["favor"]})
+        patch.setattr("scperformer.reports.attention_maps.MECHANISMS", {"favor": MECHANISMS["favor"]})
         cells = [random_inputs(60, scale=0.5), random_inputs(90, scale=0.5)]
         return approximation([cells, cells], 100, sizes=[16, 64, 256], num_draws=10, seed=0)
 
@@ -350,16 +346,16 @@ def wide_model(tmp_path_factory) -> Path:
 
 
 MISTAKES = {
-    "no analysis": ([], "no analysis; expected spectrum or approximation: name it first"),
-    "a file in its place": (["sample.h5ad"], "analysis 'sample.h5ad'; expected spectrum or approximation"),
-    "another analysis": (["pca", "sample.h5ad"], "analysis 'pca'; expected spectrum or approximation"),
+    "no analysis": ([], "no input file; expected exactly one file: name it; 'scperformer analyze --help' shows"),
+    "a file in its place": (["sample.h5ad"], "analysis=sample.h5ad; expected one of spectrum, approximation"),
+    "another analysis": (["pca", "sample.h5ad"], "analysis=pca; expected one of spectrum, approximation"),
     "no file": (["spectrum"], "no input file; expected exactly one file"),
     "two files": (["spectrum", "sample.h5ad", "b.h5ad"], "2 input files; expected exactly one file"),
     "a file that is not there": (["spectrum", "none.h5ad"], "no file none.h5ad"),
     "no cells": (["spectrum", "sample.h5ad", "num_cells=0"], "num_cells=0; expected 1 or more"),
     "no tokens": (["spectrum", "sample.h5ad", "max_tokens=1"], "max_tokens=1; expected 2 or more"),
-    "no sizes": (["approximation", "sample.h5ad", "sizes=[]"], "sizes=[]; expected whole numbers"),
-    "a size of 0": (["approximation", "sample.h5ad", "sizes=[4,0]"], "sizes=[4, 0]; expected whole numbers"),
+    "no sizes": (["approximation", "sample.h5ad", "sizes=[]"], "sizes=[]; expected 1 or more each"),
+    "a size of 0": (["approximation", "sample.h5ad", "sizes=[4,0]"], "sizes=[4, 0]; expected 1 or more each"),
     "no draws": (["approximation", "sample.h5ad", "num_draws=0"], "num_draws=0; expected 1 or more"),
     "no model": (["spectrum", "sample.h5ad", "model_path=nowhere"], "nowhere"),
     "no such option": (["spectrum", "sample.h5ad", "batch_size=2"], "batch_size"),

@@ -58,17 +58,17 @@ def test_true_labels_unknown_to_the_model_come_last_without_a_number(samples):
 
 def test_counts_shares_and_agreement(samples, cells, labels):
     two = summary.summarise(samples[1], cells, labels)
-    assert two.counts == [2, 2, 1, 0]
-    assert two.shares == pytest.approx([0.4, 0.4, 0.2, 0])
-    assert (two.num_cells, two.num_unknown) == (5, 2)
-    assert two.agreement == pytest.approx(2 / 5)
+    assert two["counts"] == [2, 2, 1, 0]
+    assert two["shares"] == pytest.approx([0.4, 0.4, 0.2, 0])
+    assert (two["num_cells"], two["num_unknown"]) == (5, 2)
+    assert two["agreement"] == pytest.approx(2 / 5)
 
 
 def test_confidence_per_label(cells, labels):
     rows = summary.confidence_rows(cells, labels)
-    assert [row.label.name for row in rows] == ["T", "B", "NK"]
-    assert (rows[0].num_cells, rows[0].num_unknown) == (5, 2)
-    assert (rows[0].low, rows[0].median, rows[0].high) == pytest.approx((0.3, 0.8, 0.9))
+    assert [row["label"].name for row in rows] == ["T", "B", "NK"]
+    assert (rows[0]["num_cells"], rows[0]["num_unknown"]) == (5, 2)
+    assert (rows[0]["low"], rows[0]["median"], rows[0]["high"]) == pytest.approx((0.3, 0.8, 0.9))
 
 
 def test_histogram_holds_every_cell_and_both_ends(cells):
@@ -120,9 +120,9 @@ def test_evaluation_rows_are_shares_of_the_true_label(samples):
     labels = summary.order_labels(samples, evaluation)
     content = summary.evaluation_content(evaluation, labels)
     assert [column.name for column in content["columns"]] == ["T", "B", "NK"]
-    rows = {row.label.name: row for row in content["rows"]}
-    assert rows["T"].num_cells == 5
-    assert rows["T"].cells == [(0.8, 4, True), (0.2, 1, False), (0.0, 0, False)]
-    assert rows["B"].cells[1:] == [(pytest.approx(2 / 3), 2, True), (pytest.approx(1 / 3), 1, False)]
-    assert rows["mast"].cells == [(1.0, 1, False), (0.0, 0, False), (0.0, 0, False)]
+    rows = {row["label"].name: row for row in content["rows"]}
+    assert rows["T"]["num_cells"] == 5
+    assert rows["T"]["cells"] == [(0.8, 4, True), (0.2, 1, False), (0.0, 0, False)]
+    assert rows["B"]["cells"][1:] == [(pytest.approx(2 / 3), 2, True), (pytest.approx(1 / 3), 1, False)]
+    assert rows["mast"]["cells"] == [(1.0, 1, False), (0.0, 0, False), (0.0, 0, False)]
     assert [label.name for label, _ in content["per_class"]] == ["T", "B", "mast"]

@@ -1,1 +1,0 @@
-"""Analyses of attention: inputs of the attention, the spectrum of its exact maps, errors of linear mechanisms."""
