@@ -37,13 +37,12 @@ def sample(counts_adata, write) -> Path:
     return write(counts_adata)
 
 
-def shell(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def shell(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run `python -m scperformer.cli`-like in a process of its own."""
     script = "import sys; from scperformer.cli import main; sys.exit(main())"
     return subprocess.run(
         [sys.executable, "-c", script, *words],
         cwd=cwd,
-        env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,
@@ -267,22 +266,19 @@ def test_all_steps_in_a_process_of_their_own_leave_no_litter(sample, tiny_model,
     assert names(tmp_path) == ["sample.annotated.h5ad", "sample.h5ad"]
 
 
-def test_exit_code_and_traceback_on_request(tmp_path):
+def test_exit_code_of_a_process(tmp_path):
     ran = shell("preprocess", "none.h5ad", cwd=tmp_path)
     assert ran.returncode == 2
     (line,) = ran.stderr.splitlines()
     assert line.startswith("error: no file none.h5ad; expected an h5ad file, 10x .h5")
     assert line.endswith(": check the path.")
-    ran = shell("preprocess", "none.h5ad", cwd=tmp_path, SCPERFORMER_DEBUG="1")
-    assert ran.returncode == 1
-    assert "Traceback" in ran.stderr
-    assert "InputError: no file none.h5ad" in ran.stderr
     assert names(tmp_path) == []
 
 
 # Sweeps
 
 
+@pytest.mark.slow
 def test_sweep_makes_a_model_per_value(command, sample, tmp_path):
     options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none"]
     ran = command("train", sample, *options, "-m", "attention=favor,softmax")
@@ -316,6 +312,7 @@ def test_helpers_of_a_distributed_run_are_started_with_this_job_alone(command, s
     given = ["--config-dir", str(presets), "label_key='it\\'s, a key'", "experiment=mine", "trainer=ddp"]
     assert command("train", sample, *given, "-m", "seed=1,2").code == 0
     assert [cfg.seed for cfg, _ in seen] == [1, 2]
+    assert [Path(cfg.output).parts[-2:] for cfg, _ in seen] == [("0", "model"), ("1", "model")]
     for cfg, words in seen.copy():
         assert not {"-m", "--multirun"} & set(words)
         assert command(*words, 'hydra.run.dir="."', "hydra.output_subdir=null").code == 0  # as Lightning adds them

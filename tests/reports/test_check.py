@@ -368,7 +368,16 @@ def test_verdict_of_predict_on_every_kind(kind, counts_adata, tmp_path, agree):
     assert agree(WRITERS[kind](with_ids(counts_adata), tmp_path))["problem"] is None
 
 
-@pytest.mark.parametrize("content", ["good", "mixed", "none of the genes", "genes without names", "mouse"])
+SLOW = pytest.mark.slow  # trains a model, as one of the others does
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(pytest.param(content, marks=SLOW) for content in ("good", "none of the genes")),
+        *("mixed", "genes without names", "mouse"),
+    ],
+)
 def test_verdict_of_train(content, counts_adata, write, agree):
     CONTENTS[content](counts_adata)
     result = agree(write(counts_adata), label_key="cell_type")
@@ -384,7 +393,7 @@ REFERENCES = {
 }
 
 
-@pytest.mark.parametrize("content", REFERENCES)
+@pytest.mark.parametrize("content", [*list(REFERENCES)[:3], pytest.param("rare", marks=SLOW), "other column"])
 def test_verdict_of_train_on_labels(content, counts_adata, write, agree):
     REFERENCES[content](counts_adata)
     assert (agree(write(counts_adata), label_key="cell_type")["problem"] is None) == (content == "rare")
@@ -400,7 +409,7 @@ def codes(result, command, *options) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("content", ["few of the genes", "mouse", "annotated before"])
+@pytest.mark.parametrize("content", [pytest.param("few of the genes", marks=SLOW), "mouse", "annotated before"])
 def test_recommended_options_fix_the_problem(content, counts_adata, write, tiny_model, command, monkeypatch):
     monkeypatch.setattr("scperformer.model.load_bundle", load_bundle)
     CONTENTS[content](counts_adata)

@@ -290,7 +290,7 @@ def dom_of(page: Path, folder: Path) -> str:
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize("width", [pytest.param(1400, marks=pytest.mark.slow), 400])
 def test_page_opens_in_a_browser_and_runs_nothing(folder, tmp_path, width):
     # The page in a frame of this width (headless Chromium's own window cannot be as narrow as a phone).
     probe = tmp_path / "probe.html"
@@ -312,6 +312,7 @@ def test_page_opens_in_a_browser_and_runs_nothing(folder, tmp_path, width):
 
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "beside"), [(1600, True), (700, False)])
 def test_histogram_is_beside_the_table_in_a_wide_window(plain_html, tmp_path, width, beside):
     probe = tmp_path / "probe.html"
