@@ -97,23 +97,8 @@ import a model from somewhere else, or list models
   scperformer models import a_model.zip                  # checked; then model_path=NAME finds it
   scperformer models import their_model output=shared    # for SCPERFORMER_MODELS=shared
   scperformer models list"""
-HELP = dict(zip(STEPS, TEXTS.split("\n\n"), strict=True))
-
-# Options whose values are text of the user, with any characters.
-TEXT_OPTIONS = (
-    *("output", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title"),
-    *("init", "genes_path", "model.gene2vec_path", "data.split_key", "data.rare_label_name"),
-)
-OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
-FLAGS = {"-m": None, "--cfg": "job", "--config-dir": "FOLDER"}  # of Hydra, each with a value that it takes
-SHORT = {"--estimate": "estimate=true", "--json": "json=true"}  # flags that are options
-
-
-def help_text() -> str:
-    """Return the help of the whole program."""
-    steps = "\n".join("  {:<40}{}".format(*text.splitlines()) for text in HELP.values())
-    return f"""\
-scperformer {__version__}: cell-type annotation of single-cell data
+PROGRAM = """\
+scperformer {version}: cell-type annotation of single-cell data
 
 usage: scperformer STEP files... [option=value ...]
 
@@ -127,6 +112,16 @@ examples:
   scperformer STEP --help       examples of one step
   scperformer STEP --cfg job    every option of a step with its value
   scperformer STEP ... -m a=1,2 run a step once per value (a sweep)"""
+HELP = dict(zip(STEPS, TEXTS.split("\n\n"), strict=True))
+
+# Options whose values are text of the user, with any characters.
+TEXT_OPTIONS = (
+    *("output", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title"),
+    *("init", "genes_path", "model.gene2vec_path", "data.split_key", "data.rare_label_name"),
+)
+OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
+FLAGS = {"-m": None, "--cfg": "job", "--config-dir": "FOLDER"}  # of Hydra, each with a value that it takes
+SHORT = {"--estimate": "estimate=true", "--json": "json=true"}  # flags that are options
 
 
 def to_overrides(words: list[str], first_word: str | None = None) -> list[str]:
@@ -257,7 +252,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; return 0, 2 for an error that the user can fix, or 1 for a bug."""
     words = sys.argv[1:] if argv is None else argv
     if not words or words[0] in ("-h", "--help", "help"):
-        print(help_text())
+        steps = "\n".join("  {:<40}{}".format(*text.splitlines()) for text in HELP.values())
+        print(PROGRAM.format(version=__version__, steps=steps))
         return 0
     if words[0] == "--version":
         print(__version__)

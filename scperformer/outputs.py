@@ -14,17 +14,6 @@ from scperformer.errors import InputError
 OTHER = "choose another output=..."
 
 
-def require_absent(path: str | Path, overwrite: bool, marker: str | None = None) -> None:
-    """Refuse an output that exists or cannot be written, before any work is done; an empty folder counts as absent.
-
-    With `marker` the output is a folder, and only one that holds this file is replaced: it proves that the folder was
-    written by us, so that `output=. overwrite=true` never deletes other work.
-    """
-    _require_replaceable(Path(path), overwrite, marker, is_folder=marker is not None)
-    folder = Path(os.path.realpath(path)).parent
-    _require_writable(next(there for there in (folder, *folder.parents) if there.exists()))
-
-
 def _require_writable(folder: Path) -> None:
     if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"folder {folder} cannot be written", "a folder with write permission", OTHER)
@@ -50,6 +39,17 @@ def _require_replaceable(path: Path, overwrite: bool, marker: str | None, *, is_
         raise InputError(f"{path} is neither a file nor a folder", "a file", OTHER)
 
 
+def require_absent(path: str | Path, overwrite: bool, marker: str | None = None) -> None:
+    """Refuse an output that exists or cannot be written, before any work is done; an empty folder counts as absent.
+
+    With `marker` the output is a folder, and only one that holds this file is replaced: it proves that the folder was
+    written by us, so that `output=. overwrite=true` never deletes other work.
+    """
+    _require_replaceable(Path(path), overwrite, marker, is_folder=marker is not None)
+    folder = Path(os.path.realpath(path)).parent
+    _require_writable(next(there for there in (folder, *folder.parents) if there.exists()))
+
+
 @contextmanager
 def new_file(path: str | Path, overwrite: bool = False, scratch: Path | None = None) -> Iterator[Path]:
     """Give a temporary path; it becomes `path` when the block ends well, and is removed when it does not.
@@ -59,9 +59,7 @@ def new_file(path: str | Path, overwrite: bool = False, scratch: Path | None = N
     """
     target = Path(os.path.realpath(path))
     require_absent(path, overwrite)
-    temporary = _beside(target)
-    if scratch is not None:
-        temporary = scratch / temporary.name
+    temporary = _beside(target) if scratch is None else scratch / _beside(target).name
     try:
         yield temporary
         if not overwrite:

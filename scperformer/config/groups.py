@@ -130,13 +130,11 @@ class ModelConfig(Options):
     depth: int = option(1, ONE_OR_MORE)  # number of layers
     num_heads: int = option(2, ONE_OR_MORE)  # attention heads
     head_dim: int | None = option(16, ONE_OR_MORE)  # width of a head; null: `model.dim` / `model.num_heads`
-    feedforward_factor: int = option(4, ONE_OR_MORE)  # hidden width of feed-forward parts, per `model.dim`
+    feedforward_factor: int = option(4, ONE_OR_MORE)  # hidden feed-forward width in multiples of `model.dim`
     activation: str = choice("gelu", "relu")  # of the feed-forward part
     norm: str = choice("pre", "post")  # layer norm before attention and feed-forward, or after their residual sums
     positions: str = choice("gene", "gene2vec", "sinusoidal", "none")  # gene: a learned vector; gene2vec: from a file
-    gene2vec_path: str | None = (
-        None  # with gene2vec: a text file, each line a gene and `model.dim` numbers; missing genes get 0
-    )
+    gene2vec_path: str | None = None  # a text file of genes with `model.dim` numbers each; missing genes get 0
     dropout: float = option(0.1, BELOW_ONE)  # share of numbers that training sets to 0, in the encoder
     chunk_tokens: int | None = option(None, ONE_OR_MORE)  # tokens at a time in `favor` and `rbf` layers: less memory
     checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third more time

@@ -231,12 +231,8 @@ def approximation(
     Each mechanism is as at the start of training, drawn `num_draws` times for cells of `length` positions; the option
     that sets its size takes the values `sizes`, the others have their defaults.
 
-    Returns
-    -------
-    A row per mechanism and size: `mechanism`, `size_option`, `size`, `has_parameters` (the mechanism would learn some),
-    `shared_qk` (queries are also the keys: compared with the exact map of this kind), and over cells, layers, heads and
-    draws the `mean`, `sd`, tenth and ninetieth percentile (`p10`, `p90`) of the relative error and the number of errors
-    `num_errors`. The last row is the mean of the values, which has no size.
+    The table has a row per mechanism and size, with numbers over cells, layers, heads and draws; docs/formats.md lists
+    its columns. The last row is the mean of the values, which has no size.
     """
     mechanisms = linear_mechanisms()
     errors: dict[tuple[str, str, int | None, bool, bool], list[float]] = {}

@@ -195,10 +195,7 @@ def _rows(result: Checked, cfg: CheckConfig, model: str) -> list[tuple[str, str]
 
 
 def in_words(result: Checked, cfg: CheckConfig, model: str) -> str:
-    """The findings about a file as text, where `model` is its name and why it was chosen.
-
-    On a terminal, all lines but commands fit its width.
-    """
+    """The findings about a file as text, with a model and why it was chosen; fits a terminal, except for commands."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     lines = [one_line(result["file"])]
     for name, text in _rows(result, cfg, model):
@@ -214,14 +211,7 @@ def in_words(result: Checked, cfg: CheckConfig, model: str) -> str:
 def run_check(cfg: CheckConfig) -> list[Checked]:
     """Print the findings about each file and the next command, as text or JSON; with `output`, write the JSON.
 
-    Returns
-    -------
-    The findings about each file, as docs/formats.md lists them.
-
-    Raises
-    ------
-    InputError
-        At least one file has a problem; the findings about all files are printed before.
+    If at least one file has a problem, this is an error after the findings about all files.
     """
     from scperformer.model import load_bundle, require_annotator, resolve_model
 
