@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+import pandas as pd
 import torch
 from machine import machine, peak_gb
 from performer import LENGTH, our_layers, performer, run_ours
@@ -39,7 +40,7 @@ from scperformer.network.inference import predict_cells
 from scperformer.network.network import CellTypeModel
 from scperformer.training.batch_size import with_batch_size
 from scperformer.training.learner import train_network
-from scperformer.training.learning_curve import read_history
+from scperformer.training.learning_curve import TABLE
 
 PRESETS = {"scbert": ["model=scbert", "model.positions=gene"], "base": ["model=base", "model.wide=false"]}
 NUM_CELLS = {"scbert": 2048, "base": 4096}  # a few seconds of work each
@@ -119,7 +120,7 @@ def preset_row(preset: str, device: str, tiny: bool, peak: float) -> list[str]:
     in_use(device)
     with tempfile.TemporaryDirectory() as folder:
         train_network(network, cells, held_out, cfg, Path(folder))
-        seconds = median(epoch["seconds"] for epoch in read_history(Path(folder))[1:])
+        seconds = pd.read_csv(Path(folder) / TABLE)["seconds"][1:].median()
     training, memory = num_cells / seconds, in_use(device)
 
     def predicting(cells: Cells, precision: str) -> float:

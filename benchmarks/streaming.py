@@ -26,7 +26,7 @@ from scperformer.config.compose import make_config
 from scperformer.config.steps import PretrainConfig
 from scperformer.dataset.corpus import Corpus, make_corpus
 from scperformer.network.batches import Cells, drop_genes
-from scperformer.training.masking import hidden_loss, hide_values
+from scperformer.training.masked_learner import hidden_loss, hide_values
 from scperformer.training.pretrain import new_masked_model
 from scperformer.training.source import StreamedCells
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from scperformer.errors import one_line
 from scperformer.outputs import new_file
@@ -18,8 +17,7 @@ from scperformer.text import defused
 
 log = logging.getLogger(__name__)
 
-TABLE = "runs.csv"
-RECORD = "run.json"  # of one run, in its folder
+TABLE, RECORD = "runs.csv", "run.json"  # of the sweep; of each run, in its folder
 SCORE = "val_macro_f1"  # the best runs come first in the printed table
 LOST = ("UncompletedJobError", "FailedJobError")  # raised by submitit when a job has ended without a result
 NOT_CHOSEN = ("inputs", "output")  # the same in every run, or made for it
@@ -50,10 +48,7 @@ class Sweep:
 
     @contextmanager
     def job(self, folder: Path, overrides: list[str]) -> Iterator[Callable[[str], None]]:
-        """Record the block as one run, with a folder inside the sweep's folder and overrides such as `seed=1`.
-
-        It records the time and the end of the run, and gives a function that records its output.
-        """
+        """Record the block as one run in a folder inside the sweep's; gives a function that records its output."""
         self.folder = folder.parent
         chosen = dict(word.lstrip("+").partition("=")[::2] for word in overrides)
         row = Row(folder.name, {name: value for name, value in chosen.items() if name not in NOT_CHOSEN})
@@ -96,7 +91,7 @@ class Sweep:
 
     @contextmanager
     def to_its_end(self) -> Iterator[None]:
-        """Wait until all runs have ended, also if the cluster loses one of them."""
+        """Wait until all runs have ended, also if the cluster loses one; those without an end were killed."""
         try:
             yield
         except RuntimeError as error:
@@ -107,22 +102,14 @@ class Sweep:
             log.warning("a job of the cluster was lost: waiting for the others")
             for place in sorted((self.folder / ".submitit").glob("[0-9]*_[0-9]*")):  # the tasks of an array
                 submitit.SlurmJob(folder=place.parent / "%j", job_id=place.name).wait()
-        self.end()
+        for row in self.rows:
+            if row.status == "running":
+                row.status, row.error = "failed", "ended without a word: killed, out of memory or out of time"
+                self.save(row)
+                self.write()
 
-    def end(self) -> None:
-        """Mark runs without an end as failed: they were killed."""
-        killed = [row for row in self.rows if row.status == "running"]
-        for row in killed:
-            row.status, row.error = "failed", "ended without a word: killed, out of memory or out of time"
-            self.save(row)
-        if killed:
-            self.write()
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return the rows by column; all have the same columns, "" for a missing value.
-
-        A run that has trained a model has its validation scores beside those of the baseline.
-        """
+    def records(self) -> list[dict[str, str]]:
+        """Return the rows as texts by column, with the scores of trained models; all have the same columns."""
         from scperformer.model import INFO  # imports readers of h5ad, which --cfg job does not need
 
         assert self.folder is not None
@@ -132,10 +119,10 @@ class Sweep:
             info, found = self.folder / (row.output or "") / INFO, {}
             if row.status == "ok" and info.is_file():
                 metrics = json.loads(info.read_text(encoding="utf-8"))["metrics"]
-                sides = {"val": metrics["model"], "baseline": metrics["baseline"]}
-                names = [(name, side) for name in ("macro_f1", "accuracy") for side in sides]
-                found = {f"{side}_{name}": f"{sides[side][name]:.4f}" for name, side in names}
-                found["best_epoch"] = metrics["best_epoch"]
+                for name in ("macro_f1", "accuracy"):
+                    found[f"val_{name}"] = f"{metrics['model'][name]:.4f}"
+                    found[f"baseline_{name}"] = f"{metrics['baseline'][name]:.4f}"
+                found["best_epoch"] = str(metrics["best_epoch"])
             ended = {"seconds": f"{row.seconds:.1f}", "output": row.output or "", "error": row.error}
             records.append({"job": row.job, "status": row.status} | row.overrides | found | ended)
             scores |= dict.fromkeys(found)
@@ -148,13 +135,10 @@ class Sweep:
         assert self.folder is not None
         records = self.records()
         with new_file(self.folder / TABLE, overwrite=True) as temporary, temporary.open("w", newline="") as file:
-            table = csv.DictWriter(file, list(records[0]))
-            table.writeheader()
+            table = csv.writer(file)
+            table.writerow(records[0])
             for record in records:  # only numbers may start with a sign
-                texts = {name: str(value) for name, value in record.items()}
-                table.writerow(
-                    {name: text if NUMBER.fullmatch(text) else defused(text) for name, text in texts.items()}
-                )
+                table.writerow([text if NUMBER.fullmatch(text) else defused(text) for text in record.values()])
 
     def markdown(self) -> str:
         """Return the printed table: the best run first, failed runs last, without columns equal in all rows."""
@@ -162,14 +146,11 @@ class Sweep:
         records = sorted(self.records(), key=lambda record: -float(record.get(SCORE) or -1))
         chosen = {name for row in self.rows for name in row.overrides}
         alike = {name for name in chosen if len({record[name] for record in records}) == 1}
-        silent = {name for name in records[0] if not any(record[name] for record in records)}
-        columns = [name for name in records[0] if name not in alike | silent]
+        columns = [name for name in records[0] if name not in alike and any(record[name] for record in records)]
         lines = [columns, ["---"] * len(columns), *([record[name] for name in columns] for record in records)]
-        rows = ["| " + " | ".join(_cell(value) for value in line) + " |" for line in lines]
+        rows = []
+        for line in lines:
+            cells = [text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 3] + "..." for text in map(one_line, line)]
+            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         place = min(str(self.folder / TABLE), os.path.relpath(self.folder / TABLE), key=len)
         return "\n".join([*rows, "", f"{len(records)} runs, {self.num_failed} failed: {place}"])
-
-
-def _cell(value: object) -> str:
-    text = one_line(str(value))
-    return (text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 3] + "...").replace("|", "\\|")

@@ -71,7 +71,8 @@ def test_runs_of_other_processes_are_in_the_table_and_lost_ones_have_failed(tmp_
     sweep = Sweep(tmp_path)
     assert [(row.job, row.status) for row in sweep.rows] == [("1", "running"), ("2", "ok"), ("10", "ok")]
     assert sweep.num_failed == 0
-    sweep.end()
+    with sweep.to_its_end():
+        pass
     assert [row.status for row in sweep.rows] == ["failed", "ok", "ok"]
     assert "ended without a word" in (tmp_path / "runs.csv").read_text()
     assert sweep.markdown().splitlines()[2].startswith("| 10 | ok | 10 | 0.7500")

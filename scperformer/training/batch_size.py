@@ -20,7 +20,6 @@ from scperformer.errors import InputError
 from scperformer.network import Cells, CellTypeModel
 from scperformer.text import GIB, in_bytes
 from scperformer.training.learner import Learner
-from scperformer.training.memory import available_memory
 from scperformer.training.run_folder import RECORD, is_helper, read_record, write_json
 
 log = logging.getLogger(__name__)
@@ -33,10 +32,7 @@ TRIED = (2, 4)  # cells; the bytes of larger batches lie on the line through the
 
 
 def peak_bytes(step: Callable[[], None], device: str) -> int:
-    """Run a step and measure the most bytes of tensors that it had in use at a time, beside those there before.
-
-    On a CPU the number is the same on every machine; scratch space inside an operation is not counted.
-    """
+    """Run a step and measure the most bytes of tensors that it had in use at a time; the same on every CPU."""
     if device == "cuda":
         step()  # the first step also allocates the workspaces of cuBLAS, which stay
         before = torch.cuda.memory_allocated()
@@ -57,7 +53,7 @@ def peak_bytes(step: Callable[[], None], device: str) -> int:
 
 def step_bytes(network: CellTypeModel, train: Cells, num_cells: int, cfg: TrainConfig) -> int:
     """Measure the bytes of a training step on the `num_cells` longest cells, beside the weights."""
-    learner = Learner(network, train.known_labels, cfg, num_steps=1)
+    learner = Learner(network, train.known_labels, cfg)
     rows = np.argsort(-train.lengths, kind="stable")[:num_cells]
     # Measure on the device of the training: on a CPU, steps of a large network take minutes and other memory.
     device = "cuda" if cfg.trainer.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
@@ -97,37 +93,54 @@ def fitting_batch_size(network: CellTypeModel, train: Cells, cfg: TrainConfig, m
     size = 1
     while 2 * size <= most and fixed + 2 * size * per_cell <= SHARE * memory:
         size *= 2
-    log.info(
-        "batch size %d: steps on cells of up to %s tokens need about %s of %s (trainer.batch_size=%d repeats it)",
-        size,
-        f"{longest:,}",
-        in_bytes(fixed + size * per_cell),
-        in_bytes(memory),
-        size,
-    )
+    facts = size, f"{longest:,}", in_bytes(fixed + size * per_cell), in_bytes(memory), size
+    text = "batch size %d: steps on cells of up to %s tokens need about %s of %s (trainer.batch_size=%d repeats it)"
+    log.info(text, *facts)
     return size
 
 
-def memory_budget(cfg: TrainConfig) -> float:
-    """The bytes that each process may use: `trainer.memory_gib`, or the memory that is free on its device."""
-    if cfg.trainer.memory_gib is not None:
-        return cfg.trainer.memory_gib * GIB
-    if cfg.trainer.accelerator != "cpu" and torch.cuda.is_available():
-        return torch.cuda.mem_get_info()[0]
-    return available_memory()
+def available_memory(root: Path = Path("/")) -> int:
+    """The bytes that this process can still get; where Linux does not tell, half of the machine's memory."""
+    table = root / "proc" / "meminfo"
+    if not table.is_file():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    lines = dict(line.split(":", 1) for line in table.read_text().splitlines())
+    free = [int(lines["MemAvailable"].split()[0]) * 1024]
+    # Control groups of version 2: the limits of this process's group and of all groups around it count.
+    own, top = root / "proc" / "self" / "cgroup", root / "sys" / "fs" / "cgroup"
+    own_lines = own.read_text().splitlines() if own.is_file() else []
+    names = [line.removeprefix("0::/") for line in own_lines if line.startswith("0::/")]
+    group = top / (names or [""])[0]
+    for folder in (group, *group.parents):
+        limit, used, stat = folder / "memory.max", folder / "memory.current", folder / "memory.stat"
+        if limit.is_file() and used.is_file() and (text := limit.read_text().strip()) != "max":
+            # Inactive pages of cached files count as used, but the kernel frees them when memory is needed.
+            rows = stat.read_text().splitlines() if stat.is_file() else []
+            cached = sum(int(row.split()[1]) for row in rows if row.startswith("inactive_file "))
+            free.append(int(text) - int(used.read_text()) + cached)
+        if folder == top:
+            break
+    # Version 1, as one group.
+    limit, used = (top / "memory" / f"memory.{name}_in_bytes" for name in ("limit", "usage"))
+    if limit.is_file() and used.is_file():
+        free.append(int(limit.read_text()) - int(used.read_text()))
+    return max(0, min(free))
 
 
 def with_batch_size(cfg: TrainConfig, train: Cells, network: CellTypeModel, run_folder: Path | None) -> TrainConfig:
-    """Replace `auto` by the batch size that the run folder records, or else by one that fits, and record it there.
-
-    The weights of the network are not changed.
-    """
+    """Replace `auto` by the batch size that the run folder records, or else by one that fits, and record it there."""
     if cfg.trainer.batch_size != AUTO:
         return cfg
     record = {} if run_folder is None else read_record(run_folder)
     size = record.get("batch_size")
     if size is None:
-        size = fitting_batch_size(network, train, cfg, memory_budget(cfg))
+        if cfg.trainer.memory_gib is not None:
+            memory = cfg.trainer.memory_gib * GIB
+        elif cfg.trainer.accelerator != "cpu" and torch.cuda.is_available():
+            memory = torch.cuda.mem_get_info()[0]
+        else:
+            memory = available_memory()
+        size = fitting_batch_size(network, train, cfg, memory)
         if run_folder is not None and not is_helper(cfg):
             write_json(run_folder / RECORD, record | {"batch_size": size})
     return replace(cfg, trainer=replace(cfg.trainer, batch_size=size, memory_gib=None))

@@ -1,6 +1,8 @@
 """Estimate the time and memory of a training from real steps on some of its cells; nothing is written."""
 
 import math
+import resource
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -23,13 +25,9 @@ from scperformer.network import (
 )
 from scperformer.text import in_bytes, in_time
 from scperformer.training import learning_curve
-from scperformer.training.batch_size import with_batch_size
 from scperformer.training.learner import has_to_learn, train_network
-from scperformer.training.memory import peak_memory
-from scperformer.training.source import source_of_cells
-from scperformer.training.start import add_linear, linear_recipe, start_attention
-from scperformer.training.train import load_reference, new_network
-from scperformer.training.transfer import adopt_options, in_order_of_init
+from scperformer.training.start import add_linear, adopt_options, linear_recipe, start_attention
+from scperformer.training.train import load_reference, new_training
 
 BUDGET = 20.0  # seconds that measuring epochs may take, about
 EPOCHS = 3  # of the longer of two measurements: their difference is free of the costs that occur once
@@ -46,8 +44,7 @@ def with_every_label(rows: np.ndarray, cells: Cells) -> np.ndarray:
 def linear_seconds(train: Cells, num_cells: int, cfg: TrainConfig) -> tuple[float, LinearModel | None]:
     """Measure the seconds of all linear fits of a training; also return the fit from which the linear branch starts.
 
-    The branch and the baseline are both fitted twice: on the training cells, and at the end on all `num_cells`. The
-    recipe of the branch is chosen before, on a number of cells that does not grow with the reference.
+    The branch and the baseline are both fitted twice: on the training cells, and at the end on all `num_cells`.
     """
     few = train
     if len(train) > MAX_FIT_CELLS:
@@ -94,27 +91,12 @@ def epoch_seconds(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainCo
 
 
 def estimate(reference: Reference, cfg: TrainConfig, prepare: float) -> tuple[str, float]:
-    """Train for a few steps as the real training would, and extrapolate from them.
-
-    Parameters
-    ----------
-    prepare
-        Seconds that it took to read and prepare the reference.
-
-    Returns
-    -------
-    The estimate as text, and the seconds that the training takes at most.
-    """
-    split = reference.split.train, reference.split.val
-    cells, val = source_of_cells(reference.x, reference.labels, split, stream=reference.stream, tokens=cfg.tokens)
-    train = cells.sample
-    network = new_network(reference, cfg)
-    network.require_length(int(max(train.lengths.max(), val.lengths.max())))
-    cfg = with_batch_size(cfg, train, network, run_folder=None)
+    """Extrapolate from a few steps of the training: a text, and the most seconds; `prepare`: those before."""
+    network, cells, val, cfg = new_training(reference, cfg, run_folder=None)
+    train, options = cells.sample, cfg.trainer
     linear, start = linear_seconds(train, len(reference.labels), cfg)
     start_attention(network.encoder, train, cfg)
     add_linear(network, start)
-    options = cfg.trainer
     num_processes = options.devices * options.num_nodes
     learns = has_to_learn(network, cfg.optim)
     once, epoch = epoch_seconds(network, train, val, cfg) if learns else (0.0, 0.0)
@@ -130,7 +112,8 @@ def estimate(reference: Reference, cfg: TrainConfig, prepare: float) -> tuple[st
     rows["at most"] = f"{in_time(most)} ({f'{options.max_epochs} epochs' if learns else 'nothing is trained'})"
     if learns and (least := options.patience + 1) < options.max_epochs:
         rows["at least"] = f"{in_time(fixed + least * epoch)} ({least} epochs, if early stopping ends it)"
-    rows["memory"] = f"{in_bytes(peak_memory())} at its peak"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    rows["memory"] = f"{in_bytes(peak)} at its peak"
     if torch.cuda.is_initialized():
         rows["memory"] += f", {in_bytes(torch.cuda.max_memory_reserved())} of the GPU"
     return "\n".join(f"{name:<12} {text}" for name, text in rows.items()), most
@@ -145,7 +128,6 @@ def run_estimate(cfg: TrainConfig) -> float:
     paths = [Path(name) for name in cfg.inputs]
     cfg = adopt_options(settle_in_memory(cfg, paths))
     with torch_state_kept(cfg.trainer.threads):
-        reference = in_order_of_init(load_reference(paths, cfg), cfg)
-        text, seconds = estimate(reference, cfg, prepare=time.perf_counter() - begin)
+        text, seconds = estimate(load_reference(paths, cfg), cfg, prepare=time.perf_counter() - begin)
     print(f"estimate for {', '.join(path.name for path in paths)}; nothing was written\n{text}", flush=True)
     return seconds

@@ -1,41 +1,35 @@
-"""Training with labels as Lightning sees it: loss, metrics and optimiser.
+"""Training with labels as Lightning sees it: loss, metrics, optimiser, and the scales of both branches.
 
 Every random choice is a function of (seed, epoch) or (seed, step) alone, and checkpoints are written at the end of
 epochs and where a signal stops the run: a run that was cut off and resumed repeats the lost part exactly.
 """
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from scipy.optimize import minimize
 from torch.nn.functional import cross_entropy
 
 from scperformer.config import NetworkConfig, OptimConfig, TrainConfig
-from scperformer.metrics import negative_log_likelihood, score
-from scperformer.network import Batch, Cells, CellTypeModel, Encoder, drop_genes, seed_of
-from scperformer.training.learning_curve import EpochLog
-from scperformer.training.scales import branch_scales
+from scperformer.metrics import cell_losses, negative_log_likelihood, score
+from scperformer.network import Batch, Cells, CellTypeModel, drop_genes, seed_of
 from scperformer.training.source import Labelled, StreamedCells
-from scperformer.training.trainer import num_steps, run_epochs
+from scperformer.training.trainer import run_epochs
 
-SCORE = "val_score"
 # Macro-F1 of few cells is a coarse number that many epochs share: a tenth of the loss decides between them.
 LOSS_SHARE = 0.1
-COLUMNS = ("train_loss", "val_loss", "val_macro_f1", "val_accuracy")
-LINE = "training loss %(train_loss).3f, validation macro-F1 %(val_macro_f1).3f, accuracy %(val_accuracy).3f"
+LARGEST = 10.0  # scale: without a limit it would be infinite if all held-out cells are called correctly
 
 
-def loss_weights(labels: np.ndarray, class_weights: str) -> torch.Tensor:
-    """Weigh each label in the loss, float32, C; the mean over the cells is 1.
-
-    `class_weights` is `none` (all 1), `balanced` (inverse to the label's number of cells) or `sqrt` (the root of that).
-    """
+def loss_weights(counts: np.ndarray, class_weights: str) -> torch.Tensor:
+    """Weigh each label (or bin) in the loss by how often it occurs; float32, with mean 1 over all occurrences."""
     power = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}[class_weights]
-    counts = np.bincount(labels).astype(np.float64)
-    weights = counts**-power
+    weights = np.where(counts > 0, np.maximum(counts, 1.0) ** -power, 0.0)
     return torch.tensor(weights / np.average(weights, weights=counts), dtype=torch.float32)
 
 
@@ -55,11 +49,6 @@ def wide_lr_factor(network: CellTypeModel, optim: OptimConfig) -> float:
     return optim.wide_lr_factor if optim.wide_start == "logistic" else 1.0
 
 
-def has_to_learn(network: CellTypeModel, optim: OptimConfig) -> bool:
-    """Whether there is anything to train: a linear branch that was fitted needs no training."""
-    return network.encoder is not None or wide_lr_factor(network, optim) > 0
-
-
 def process_factor(weight: torch.Tensor) -> torch.Tensor | float:
     """The factor of this process's loss in a distributed step: its weight divided by the mean over the processes.
 
@@ -72,36 +61,83 @@ def process_factor(weight: torch.Tensor) -> torch.Tensor | float:
     return weight * torch.distributed.get_world_size() / total
 
 
+def branch_scales(wide: np.ndarray, deep: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    """Find a and b, from 0 to `LARGEST`, for which a * wide + b * deep has the lowest loss on held-out cells.
+
+    `wide` and `deep` are logits, N x C, all 0 for a branch that is off. The encoder of a small reference is often worse
+    than the linear branch, and so is the unscaled sum of both. The common size of a and b acts as a temperature (Guo et
+    al. 2017, arXiv 1706.04599). The objective is convex.
+    """
+    wide, deep = np.asarray(wide, dtype=np.float64), np.asarray(deep, dtype=np.float64)
+    # The scales without data: 1 for the linear branch; for the encoder 1 if it is alone, else 0. The prior has the
+    # weight of one cell and prevents extreme scales if there are few held-out cells.
+    prior = np.array([1.0, 0.0 if wide.any() else 1.0])
+    true = np.arange(len(labels)), labels
+
+    def objective(scales: np.ndarray) -> tuple[float, np.ndarray]:
+        logits = scales[0] * wide + scales[1] * deep
+        proba = np.exp(logits - logits.max(axis=1, keepdims=True))
+        proba /= proba.sum(axis=1, keepdims=True)
+        slopes = [float(((proba * branch).sum(axis=1) - branch[true]).mean()) for branch in (wide, deep)]
+        off = scales - prior
+        loss = negative_log_likelihood(logits, labels) + (off**2).sum() / (2 * len(labels))
+        return loss, np.array(slopes) + off / len(labels)
+
+    found = minimize(objective, prior + 0.1, jac=True, method="L-BFGS-B", bounds=[(0.0, LARGEST)] * 2)
+    return float(found.x[0]), float(found.x[1])
+
+
+def earned_scales(
+    wide: np.ndarray, deep: np.ndarray, labels: np.ndarray, min_gain: float
+) -> tuple[float, float, dict[str, float] | None]:
+    """Scale the branches as `branch_scales`, but leave out an encoder without a significant gain.
+
+    The loss must decrease by more than `min_gain` standard errors, unless that is 0. The held-out cells are few, and
+    from the same study as the training cells: without this rule, accuracy on cells of other studies is lower. The third
+    result is the mean decrease of a cell's loss by adding the encoder, and its error; None if a branch is off.
+    """
+    both = branch_scales(wide, deep, labels)
+    if not wide.any() or not deep.any():
+        return *both, None
+    alone, _ = branch_scales(wide, np.zeros_like(deep), labels)
+    falls = cell_losses(alone * wide, labels) - cell_losses(both[0] * wide + both[1] * deep, labels)
+    mean, error = float(falls.mean()), float(falls.std(ddof=1) / len(labels) ** 0.5) if len(labels) > 1 else 0.0
+    kept = min_gain == 0 or mean > min_gain * error
+    return *(both if kept else (alone, 0.0)), {"mean": mean, "standard_error": error}
+
+
 class EncoderLearner(pl.LightningModule):
     """The parts that training with labels and pretraining share: seeds of each step, hidden genes, the schedule."""
 
-    def __init__(self, network: torch.nn.Module, cfg: NetworkConfig, num_steps: int):
-        super().__init__()
-        self.network, self.num_steps = network, num_steps
-        self.seed, self.optim, self.gene_dropout = cfg.seed, cfg.optim, cfg.model.gene_dropout
+    network: Any  # a CellTypeModel or MaskedModel
+    monitor: str  # the best epoch has its highest or lowest value, as `mode` says: max or min
+    mode: str
+    columns: tuple[str, ...]  # the metrics in the table of epochs
+    line: str  # the text about them in the log
+    num_steps = 1  # of the whole run, for the learning-rate schedule: `run_epochs` sets it
 
-    @property
-    def encoder(self) -> Encoder | None:
-        return self.network.encoder  # type: ignore[return-value]
+    def __init__(self, network: torch.nn.Module, cfg: NetworkConfig):
+        super().__init__()
+        self.network, self.seed, self.optim, self.gene_dropout = network, cfg.seed, cfg.optim, cfg.model.gene_dropout
 
     def on_train_batch_start(self, batch: Labelled, batch_idx: int) -> None:
-        step = self.global_step
+        step, encoder = self.global_step, self.network.encoder
         # Dropout: the same masks whether or not the run was resumed. Not once an epoch: loaders draw from the same
         # generator, and how often depends on whether the run was resumed.
         torch.manual_seed(seed_of("dropout", self.seed, step, self.global_rank))
-        encoder = self.encoder
         if encoder is not None and encoder.redraw_interval and step > 0 and step % encoder.redraw_interval == 0:
             encoder.redraw(torch.Generator().manual_seed(seed_of("redraw", self.seed, step)))
 
     def with_genes_dropped(self, tokens: Batch) -> Batch:
         """Hide a random part of each cell's genes from the encoder, `model.gene_dropout` of them."""
-        if self.encoder is None or not self.gene_dropout:
+        if self.network.encoder is None or not self.gene_dropout:
             return tokens
-        return drop_genes(tokens, self.gene_dropout, self.encoder.has_memory)
+        return drop_genes(tokens, self.gene_dropout, self.network.encoder.has_memory)
 
-    def scheduled(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Give Lightning the optimiser with the learning-rate schedule."""
-        factor = lambda step: lr_factor(step, self.num_steps, self.optim)  # noqa: E731
+    def scheduled(self, groups: list[dict[str, Any]]) -> Any:
+        """Give Lightning the optimiser of these groups of parameters, with the learning-rate schedule."""
+        optimizer = torch.optim.AdamW(groups, lr=self.optim.lr)
+        factor = partial(lr_factor, num_steps=self.num_steps, optim=self.optim)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -110,11 +146,14 @@ class Learner(EncoderLearner):
     """A cell-type network with its loss, metrics and optimiser; `labels` of the training cells give their weights."""
 
     network: CellTypeModel
+    monitor, mode = "val_score", "max"
+    columns = ("train_loss", "val_loss", "val_macro_f1", "val_accuracy")
+    line = "training loss %(train_loss).3f, validation macro-F1 %(val_macro_f1).3f, accuracy %(val_accuracy).3f"
 
-    def __init__(self, network: CellTypeModel, labels: np.ndarray, cfg: TrainConfig, num_steps: int):
-        super().__init__(network, cfg, num_steps)
+    def __init__(self, network: CellTypeModel, labels: np.ndarray, cfg: TrainConfig):
+        super().__init__(network, cfg)
         self.label_weights: torch.Tensor
-        self.register_buffer("label_weights", loss_weights(labels, cfg.optim.class_weights))
+        self.register_buffer("label_weights", loss_weights(np.bincount(labels), cfg.optim.class_weights))
         self.encoder_lr_factor = 1.0 if cfg.init is None else cfg.optim.init_lr_factor
         self.wide_lr_factor = wide_lr_factor(network, cfg.optim)
         if network.wide is not None:
@@ -151,38 +190,33 @@ class Learner(EncoderLearner):
         logits = scale_wide * wide + scale_deep * deep
         scores, loss = score(labels, logits.argmax(1)), negative_log_likelihood(logits, labels)
         self.log("val_macro_f1", scores.macro_f1, prog_bar=True)
-        self.log("val_accuracy", scores.accuracy)
-        self.log("val_loss", loss)
-        self.log("val_scale_wide", scale_wide)
-        self.log("val_scale_deep", scale_deep)
-        self.log(SCORE, scores.macro_f1 - LOSS_SHARE * loss)
+        scales = {"val_scale_wide": scale_wide, "val_scale_deep": scale_deep}
+        self.log_dict({"val_accuracy": scores.accuracy, "val_loss": loss} | scales)
+        self.log(self.monitor, scores.macro_f1 - LOSS_SHARE * loss)
 
     def configure_optimizers(self) -> Any:
-        optim = self.optim
+        optim, factor = self.optim, self.encoder_lr_factor
         deep = [(name, p) for name, p in self.network.named_parameters() if not name.startswith("wide.")]
-        slow = [p for name, p in deep if self.encoder_lr_factor != 1 and name.startswith("encoder.")]
-        rest = [p for name, p in deep if self.encoder_lr_factor == 1 or not name.startswith("encoder.")]
-        rates = ((rest, optim.lr), (slow, optim.lr * self.encoder_lr_factor))
+        slow = [p for name, p in deep if factor != 1 and name.startswith("encoder.")]
+        rest = [p for name, p in deep if factor == 1 or not name.startswith("encoder.")]
+        rates = ((rest, optim.lr), (slow, optim.lr * factor))
         groups = [{"params": part, "lr": lr, "weight_decay": optim.weight_decay} for part, lr in rates if part]
         if self.wide_lr_factor and self.network.wide is not None:
             # Its start is a penalised fit already: decay would pull it away from that.
             wide = list(self.network.wide.parameters())
             groups.append({"params": wide, "lr": optim.lr * self.wide_lr_factor, "weight_decay": 0.0})
-        return self.scheduled(torch.optim.AdamW(groups, lr=optim.lr))
+        return self.scheduled(groups)
+
+
+def has_to_learn(network: CellTypeModel, optim: OptimConfig) -> bool:
+    """Whether there is anything to train: a linear branch that was fitted needs no training."""
+    return network.encoder is not None or wide_lr_factor(network, optim) > 0
 
 
 def train_network(
     network: CellTypeModel, train: Cells | StreamedCells, val: Cells, cfg: TrainConfig, run_folder: Path
 ) -> int | None:
-    """Train with Lightning and leave the weights of the best epoch in `network`; see `run_epochs`.
-
-    Returns
-    -------
-    The best epoch, counted from 1; 0 if there is nothing to train (a fitted linear branch alone); None in the helping
-    processes of a distributed run.
-    """
+    """Train, and leave the weights of the best epoch in `network`; return it as `run_epochs`, or 0: none needed."""
     if not has_to_learn(network, cfg.optim):
         return 0
-    learner = Learner(network, train.known_labels, cfg, num_steps(len(train), cfg.trainer))
-    epoch_log = EpochLog(run_folder, COLUMNS, LINE)
-    return run_epochs(learner, train, val, cfg, run_folder, epoch_log=epoch_log, monitor=SCORE, mode="max")
+    return run_epochs(Learner(network, train.known_labels, cfg), train, val, cfg, run_folder)

@@ -14,26 +14,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import pandas as pd
 
 from scperformer.attention import attention_options
 from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig, yaml_text
+from scperformer.dataset import require_loadable, settle_in_memory
 from scperformer.errors import InputError
-from scperformer.model import Bundle, save_bundle
+from scperformer.model import INFO, Bundle, save_bundle
 from scperformer.network import torch_state_kept
-from scperformer.outputs import new_file
-from scperformer.training.learning_curve import TABLE, draw_learning_curve, read_history
+from scperformer.outputs import new_file, require_absent
+from scperformer.training.learning_curve import TABLE, draw_learning_curve
+from scperformer.training.start import Config, adopt_options
 from scperformer.training.trainer import CHECKPOINTS, LAST
 
 log = logging.getLogger(__name__)
 
 # Lightning or Slurm's srun sets these in every process of a distributed run, to 0 in the first.
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
-CONFIG, ORIGIN, RESULT, CURVE = "config.yaml", "provenance.json", "metrics.json", "learning_curve.png"
-RECORD = "run.json"
+RECORD, CURVE = "run.json", "learning_curve.png"
 PATHS = ("init", "genes_path")  # recorded without their folders, as the inputs are
 PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
 NUM_NAMED = 3  # options named in an error
+Cells = TypeVar("Cells")
 
 
 class Diverged(InputError):
@@ -48,13 +52,6 @@ def is_helper(cfg: NetworkConfig) -> bool:
     """Whether this process only helps the first one of a distributed run, which alone writes and logs."""
     distributed = cfg.trainer.devices * cfg.trainer.num_nodes > 1
     return distributed and any(int(os.environ.get(name) or 0) > 0 for name in RANKS)
-
-
-def hush_helper(cfg: NetworkConfig) -> None:
-    """In a helper (any process of a distributed run but the first), silence log lines and warnings."""
-    if is_helper(cfg):
-        logging.getLogger("scperformer").setLevel(logging.ERROR)
-        warnings.simplefilter("ignore")
 
 
 def run_options(cfg: NetworkConfig, checksum: str) -> dict[str, Any]:
@@ -74,64 +71,6 @@ def flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def changed_options(cfg: NetworkConfig) -> list[str]:
-    """The options that are not at their defaults, as they would be typed; neither paths nor the seed."""
-    blank = PretrainConfig(inputs=[""]) if isinstance(cfg, PretrainConfig) else TrainConfig(inputs=[""], label_key="")
-    default, options = (run_options(each, "")["options"] for each in (blank, cfg))
-    mechanism, own = attention_options(options["attention"])
-    name = options["attention"]["name"]
-    changed = [] if name == default["attention"]["name"] else [f"attention={name}"]
-    default["attention"], options["attention"] = asdict(mechanism.Options()), asdict(own)
-    known = flat(default)
-    for option, value in flat(options).items():
-        if value != known[option] and option != "seed":
-            typed = Path(value).name if option in PATHS else str(value).lower() if isinstance(value, bool) else value
-            changed.append(f"{option}={typed}")
-    return changed
-
-
-def changes(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Name the differences between two results of `run_options` in a few words; "" for none."""
-    old, new = flat(before["options"]), flat(now["options"])
-    differ = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    named = [f"{name}={new.get(name)}, was {old.get(name)}" for name in differ[:NUM_NAMED]]
-    named += [f"{len(differ) - NUM_NAMED} more"] if len(differ) > NUM_NAMED else []
-    found = [f"other options ({'; '.join(named)})"] if named else []
-    found += ["another reference"] if before["reference_sha256"] != now["reference_sha256"] else []
-    return " and ".join(found)
-
-
-def how_it_was_made(cfg: NetworkConfig, files: Sequence[str]) -> dict[str, Any]:
-    """The part of a model's provenance that is needed to make it again: seed, command, options, versions.
-
-    Without names of input files (cells in memory), the command is a call in Python.
-    """
-    options = changed_options(cfg)
-    if files:
-        step = "train" if isinstance(cfg, TrainConfig) else "pretrain"
-        command = shlex.join(["scperformer", step, *files, *options])
-    elif isinstance(cfg, TrainConfig):
-        overrides = [option for option in options if not option.startswith("label_key=")]
-        command = f"scperformer.train(adata, label_key={cfg.label_key!r}, overrides={overrides})"
-    else:
-        command = f"scperformer.pretrain(adatas, overrides={options})"
-    recorded = run_options(cfg, "")["options"]
-    return {
-        "seed": cfg.seed,
-        "command": command,
-        "options": recorded | {name: Path(recorded[name]).name for name in PATHS if recorded.get(name)},
-        "versions": {package: version(package) for package in PACKAGES} | {"python": platform.python_version()},
-    }
-
-
-def model_config(cfg: NetworkConfig, groups: Sequence[str]) -> dict[str, Any]:
-    """The options that a model folder needs to be used: these groups, and the total of normalisation."""
-    config = {"target_sum": cfg.data.target_sum, **{group: asdict(cfg)[group] for group in groups}}
-    if cfg.model.gene2vec_path is not None:
-        config["model"]["gene2vec_path"] = Path(cfg.model.gene2vec_path).name  # the folders of a user are private
-    return config
-
-
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file in place of an earlier one."""
     with new_file(path, overwrite=True) as temporary:
@@ -145,20 +84,20 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
-    """Open the run folder `<output>.run`: empty, or with the checkpoints of the same run that was cut off.
-
-    Raises
-    ------
-    InputError
-        An unfinished run is there and neither `resume` nor `overwrite` is on, or it ran with other options.
-    """
+    """Open the run folder `<output>.run`: empty, or (`resume`) with the checkpoints of the same run, cut off before."""
     folder = output.with_name(output.name + ".run")
     if is_helper(cfg):
         return folder
-    options = run_options(cfg, checksum)
+    record = run_options(cfg, checksum)
     if (folder / CHECKPOINTS / LAST).is_file() and (cfg.resume or not cfg.overwrite):
         before = {"options": {}, "reference_sha256": ""} | read_record(folder)
-        differ = changes(before, json.loads(json.dumps(options)))
+        old, new = flat(before["options"]), flat(json.loads(json.dumps(record))["options"])
+        changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        named = [f"{name}={new.get(name)}, was {old.get(name)}" for name in changed[:NUM_NAMED]]
+        named += [f"{len(changed) - NUM_NAMED} more"] if len(changed) > NUM_NAMED else []
+        others = [f"other options ({'; '.join(named)})"] if named else []
+        others += ["another reference"] if before["reference_sha256"] != checksum else []
+        differ = " and ".join(others)
         if cfg.resume and not differ:
             log.info("continuing the run in %s", folder)
             return folder
@@ -173,47 +112,91 @@ def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     try:
-        write_json(folder / RECORD, options)
+        write_json(folder / RECORD, record)
     except OSError:  # a full disk
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder
 
 
-def record_start(folder: Path, cfg: NetworkConfig, provenance: dict[str, Any]) -> None:
-    """Write what is known before training: the whole configuration, and the provenance of data and program."""
+def made_with(cfg: NetworkConfig, files: Sequence[str]) -> dict[str, Any]:
+    """The part of a model's provenance that is needed to make it again: seed, command, options, versions.
+
+    The command names the options that are not at their defaults. Without input files, it is a call in Python.
+    """
+    trains = isinstance(cfg, TrainConfig)
+    blank = TrainConfig(inputs=[""], label_key="") if trains else PretrainConfig(inputs=[""])
+    default, recorded, options = (run_options(each, "")["options"] for each in (blank, cfg, cfg))
+    name = options["attention"]["name"]
+    changed = [] if name == default["attention"]["name"] else [f"attention={name}"]
+    mechanism, own = attention_options(options["attention"])
+    default["attention"], options["attention"] = asdict(mechanism.Options()), asdict(own)
+    known = flat(default)
+    for option, value in flat(options).items():
+        if value != known[option] and option != "seed":
+            typed = Path(value).name if option in PATHS else str(value).lower() if isinstance(value, bool) else value
+            changed.append(f"{option}={typed}")
+    if files:
+        command = shlex.join(["scperformer", "train" if trains else "pretrain", *files, *changed])
+    elif isinstance(cfg, TrainConfig):
+        changed = [option for option in changed if not option.startswith("label_key=")]
+        command = f"scperformer.train(adata, label_key={cfg.label_key!r}, overrides={changed})"
+    else:
+        command = f"scperformer.pretrain(adatas, overrides={changed})"
+    return {
+        "seed": cfg.seed,
+        "command": command,
+        "options": recorded | {name: Path(recorded[name]).name for name in PATHS if recorded.get(name)},
+        "versions": {package: version(package) for package in PACKAGES} | {"python": platform.python_version()},
+    }
+
+
+def record_start(
+    folder: Path, cfg: NetworkConfig, data: dict[str, Any], files: Sequence[str], groups: Sequence[str]
+) -> dict[str, Any]:
+    """Write the configuration and the provenance, of the `data` and as `made_with`.
+
+    Returns the `provenance` and `config` of the model folder: the options of these groups, which its use needs.
+    """
+    provenance = data | made_with(cfg, files)
+    if not is_helper(cfg):
+        with new_file(folder / "config.yaml", overwrite=True) as temporary:
+            temporary.write_text(yaml_text(asdict(cfg)), encoding="utf-8")
+        write_json(folder / "provenance.json", provenance)
+    config = {"target_sum": cfg.data.target_sum, **{group: asdict(cfg)[group] for group in groups}}
+    if cfg.model.gene2vec_path is not None:
+        config["model"]["gene2vec_path"] = Path(cfg.model.gene2vec_path).name  # the folders of a user are private
+    return {"provenance": provenance, "config": config}
+
+
+@torch_state_kept()  # other libraries change the number of threads, too, when they are imported
+def train_in_run_folder(
+    cfg: Config,
+    paths: Sequence[Path],
+    output: Path,
+    load: Callable[[Config], tuple[Cells, str]],
+    fit: Callable[[Cells, Config, Path], Bundle | None],
+) -> Path:
+    """Settle the options, load the cells, train in the run folder, and write the model folder: every training's frame.
+
+    `paths` are the inputs, none for cells in memory. `load` also gives the checksum of the cells: a run is resumed only
+    if it is the same. `fit` returns None in the helping processes of a distributed run.
+    """
     if is_helper(cfg):
-        return
-    with new_file(folder / CONFIG, overwrite=True) as temporary:
-        temporary.write_text(yaml_text(asdict(cfg)), encoding="utf-8")
-    write_json(folder / ORIGIN, provenance)
-
-
-def record_end(folder: Path, metrics: dict[str, Any]) -> dict[str, bytes]:
-    """Write the metrics, and draw the learning curve; it and the table of epochs are returned for the model folder.
-
-    A pretraining has no curve, and a linear branch that is fitted and not trained has no epochs.
-    """
-    write_json(folder / RESULT, metrics)
-    if not metrics["best_epoch"] or "baseline" not in metrics:
-        return {}
-    picture = draw_learning_curve(read_history(folder), metrics["best_epoch"], metrics["baseline"])
-    with new_file(folder / CURVE, overwrite=True) as temporary:
-        temporary.write_bytes(picture)
-    return {CURVE: picture, TABLE: (folder / TABLE).read_bytes()}
-
-
-def train_in_run_folder(cfg: NetworkConfig, output: Path, checksum: str, fit: Callable[[Path], Bundle | None]) -> None:
-    """Open the run folder, train in it, and write the model folder: the frame of every training.
-
-    A run is resumed only if its data have the same `checksum`. `fit` trains in the run folder; it returns None in the
-    helping processes of a distributed run.
-    """
+        logging.getLogger("scperformer").setLevel(logging.ERROR)
+        warnings.simplefilter("ignore")
+    if paths:
+        cfg = settle_in_memory(cfg, paths)
+    else:
+        require_loadable(cfg)
+    require_absent(output, cfg.overwrite, marker=INFO)
+    cfg = adopt_options(cfg)
+    cells, checksum = load(cfg)
     folder = open_run(cfg, output, checksum)
     checkpoints = folder / CHECKPOINTS
     try:
         with torch_state_kept(cfg.trainer.threads):
-            bundle = fit(folder)
+            bundle = fit(cells, cfg, folder)
     except InputError as error:
         if isinstance(error, Diverged):  # resume=true must not continue from here
             shutil.rmtree(checkpoints)
@@ -221,7 +204,16 @@ def train_in_run_folder(cfg: NetworkConfig, output: Path, checksum: str, fit: Ca
             shutil.rmtree(folder)
         raise
     if bundle is None:
-        return
-    save_bundle(bundle, output, overwrite=cfg.overwrite, more=record_end(folder, bundle.metrics))
+        return output
+    metrics, more = bundle.metrics, {}
+    write_json(folder / "metrics.json", metrics)
+    # A pretraining has no curve, and a linear branch that is fitted and not trained has no epochs.
+    if metrics["best_epoch"] and "baseline" in metrics:
+        picture = draw_learning_curve(pd.read_csv(folder / TABLE), metrics["best_epoch"], metrics["baseline"])
+        with new_file(folder / CURVE, overwrite=True) as temporary:
+            temporary.write_bytes(picture)
+        more = {CURVE: picture, TABLE: (folder / TABLE).read_bytes()}
+    save_bundle(bundle, output, overwrite=cfg.overwrite, more=more)
     shutil.rmtree(checkpoints, ignore_errors=True)  # the logs stay
     log.info("written: %s", output)
+    return output

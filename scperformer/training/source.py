@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from scipy.sparse import csr_matrix
 
 from scperformer.config import NetworkConfig, TokensConfig
-from scperformer.dataset import Stream
+from scperformer.dataset import Corpus, Reference, Stream
 from scperformer.network import (
     AHEAD,
     POOL_BATCHES,
@@ -42,10 +41,7 @@ def block_order(rows: np.ndarray, seed: int, epoch: int) -> np.ndarray:
 
 
 class StreamedCells:
-    """Labelled cells on disk, with the methods of `Cells` that training needs.
-
-    `sample` holds some of them in memory, for the fits and statistics that come before the network learns.
-    """
+    """Labelled cells on disk, with the methods of `Cells` that training needs; `sample` is some of them in memory."""
 
     def __init__(self, stream: Stream, tokens: TokensConfig, sample: Cells):
         self.stream, self.tokens, self.sample = stream, tokens, sample
@@ -63,47 +59,34 @@ class StreamedCells:
     ) -> Iterator[Labelled]:
         """Yield the batches of one process from step number `first` on; all processes together see every cell once.
 
-        Each process reads blocks of its own. A few cells are seen twice so that all take the same number of steps. The
-        next cells are read while the network learns from these.
+        A few cells are seen twice so that all processes take the same number of steps.
         """
-        rows = drawn_rows(self.known_labels, balance, seed, epoch)
-        order = block_order(rows, seed, epoch)
+
+        def read(rows: np.ndarray) -> Cells:
+            return Cells(self.stream.collection.read(self.stream.cells[rows]), self.tokens, self.known_labels[rows])
+
+        order = block_order(drawn_rows(self.known_labels, balance, seed, epoch), seed, epoch)
         share = -(-len(order) // world_size)
         mine = np.resize(order, share * world_size)[rank * share : (rank + 1) * share]
         size = max(MIN_BUFFER_CELLS, POOL_BATCHES * batch_size) // batch_size * batch_size
         passed, first = divmod(first, size // batch_size)  # buffers that need not be read, and steps of the next one
         starts = range(passed * size, len(mine), size)
-        buffers = ahead((self._read(mine[i : i + size]) for i in starts), 1)
+        buffers = ahead((read(mine[i : i + size]) for i in starts), 1)
         for number, buffer in enumerate(buffers, start=passed):
             for cells in shuffled_batches(buffer.lengths, batch_size, seed, epoch, number)[first:]:
                 yield buffer.labelled_batch(cells)
             first = 0
 
-    def _read(self, rows: np.ndarray) -> Cells:
-        return Cells(self.stream.collection.read(self.stream.cells[rows]), self.tokens, self.known_labels[rows])
-
 
 def source_of_cells(
-    x: csr_matrix,
-    labels: np.ndarray,
-    rows: tuple[np.ndarray, np.ndarray],
-    *,
-    stream: Stream | None,
-    tokens: TokensConfig,
+    cells: Reference | Corpus, labels: np.ndarray, rows: tuple[np.ndarray, np.ndarray], tokens: TokensConfig
 ) -> tuple[Cells | StreamedCells, Cells]:
-    """Part cells into those to train on (`.sample`: of these, the cells in memory) and those to validate on.
+    """Part cells, with a label or file for each, by `rows` into those to train on and those to validate on.
 
-    Parameters
-    ----------
-    x, labels
-        Cells in memory, and an index for each: its label, or its file in pretraining.
-    rows
-        The rows to train on, and the rows to validate on.
-    stream
-        All training cells, if they stay on disk; `x` then holds a sample of them.
+    If the cells stay on disk, those to train on are all of them, and `.sample` is the part in memory.
     """
-    train, val = (Cells(row_subset(x, part), tokens, labels[part]) for part in rows)
-    return (train if stream is None else StreamedCells(stream, tokens, train)), val
+    train, val = (Cells(row_subset(cells.x, part), tokens, labels[part]) for part in rows)
+    return (train if cells.stream is None else StreamedCells(cells.stream, tokens, train)), val
 
 
 def validation_batches(val: Cells, batch_size: int) -> list[np.ndarray]:
@@ -113,10 +96,10 @@ def validation_batches(val: Cells, batch_size: int) -> list[np.ndarray]:
 
 
 class Loader:
-    """The batches of an epoch, made anew in each; Lightning takes it for a data loader.
+    """The batches of an epoch, which `make` yields from a given number on; Lightning takes it for a data loader.
 
-    `make` yields the batches from a given number on. For a GPU they are made ahead in a thread, in memory that it can
-    copy while it computes. Only training is resumed within an epoch: its checkpoints say how many batches are done.
+    For a GPU they are made ahead in a thread, in memory that it can copy while it computes. Only training is resumed
+    within an epoch: its checkpoints say how many batches are done.
     """
 
     def __init__(self, trainer: pl.Trainer, make: Callable[[int], Iterator[Labelled]], num_batches: int):

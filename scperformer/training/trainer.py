@@ -1,25 +1,32 @@
-"""The one loop over epochs, with Lightning: make the trainer, train or resume, load the weights of the best epoch."""
+"""The one loop over epochs, with Lightning: several processes, signals, checkpoints, the weights of the best epoch."""
 
 import logging
 import math
+import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
+from pytorch_lightning.strategies.launchers import subprocess_script
 
 from scperformer.config import NetworkConfig, TrainerConfig
 from scperformer.errors import InputError
 from scperformer.network import Cells, fast_cpu
-from scperformer.training.distributed import helpers_watched, lost_process, processes_ended, processes_from
+from scperformer.training.learning_curve import EpochLog
 from scperformer.training.source import StreamedCells, loaders
 
 log = logging.getLogger(__name__)
@@ -32,50 +39,114 @@ PEER_LOST = re.compile(
 # Clusters send SIGTERM before they kill; Slurm can be asked to send SIGUSR1 some time before.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
+# Lightning sets these for the processes that it starts; where LOCAL_RANK is set already, it starts none.
+PROCESS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
+SECONDS_BETWEEN_LOOKS = 1.0
+GRACE_SECONDS = 20.0  # gloo and NCCL usually notice within this time that a process has ended
+
+
+def processes_from(trainer: TrainerConfig, environment: Mapping[str, str] = os.environ) -> ClusterEnvironment | None:
+    """Choose who starts the processes: Lightning or Slurm's srun; refuse other processes than the options ask for."""
+    if "SLURM_JOB_ID" not in environment:
+        return None
+    num_nodes, devices = trainer.num_nodes, trainer.devices
+    asked = f"trainer.num_nodes={num_nodes} trainer.devices={devices}"
+    remedy = f"begin the command with 'srun --nodes={num_nodes} --ntasks-per-node={devices}'"
+    if "SLURM_STEP_ID" not in environment:  # a line of the batch script, without srun
+        if num_nodes > 1:
+            raise InputError(f"{asked} without srun", "a process on each node", remedy)
+        return LightningEnvironment()
+    tasks, nodes = (int(environment.get(f"SLURM_STEP_NUM_{unit}", 1)) for unit in ("TASKS", "NODES"))
+    if (tasks, nodes) == (1, num_nodes):
+        return LightningEnvironment()
+    if (tasks, nodes) != (num_nodes * devices, num_nodes) or "SLURM_NTASKS_PER_NODE" not in environment:
+        found = f"{asked} in {tasks} processes of srun on {nodes} nodes"
+        raise InputError(found, f"{num_nodes * devices} on {num_nodes}", remedy)
+    return SLURMEnvironment(auto_requeue=False)  # the batch script requeues the job: docs/hpc.md
+
+
+@contextmanager
+def processes_ended() -> Iterator[None]:
+    """Clean up after a distributed run, so that the next one in this process (a sweep) starts its own helpers."""
+    before = {name: os.environ.get(name) for name in PROCESS_VARIABLES}
+    try:
+        yield
+    finally:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+@contextmanager
+def helpers_watched() -> Iterator[None]:
+    """Exit with code 2 and an error if a process that Lightning started dies; its own watch kills without a message."""
+    ended = threading.Event()
+
+    def watch(helpers: Sequence[subprocess.Popen]) -> None:
+        while not any(helper.poll() for helper in helpers):
+            if ended.wait(SECONDS_BETWEEN_LOOKS):
+                return
+        if ended.wait(GRACE_SECONDS):
+            return
+        for helper in helpers:
+            helper.kill()
+        log.error(str(lost_process(len(helpers) + 1)))
+        os._exit(2)  # the main thread is stuck in a call that waits for the dead process
+
+    start = lambda helpers: threading.Thread(target=watch, args=(helpers,), daemon=True).start()  # noqa: E731
+    # create: later versions of Lightning may lack the function; then nothing is replaced.
+    with patch.object(subprocess_script, "_launch_process_observer", start, create=True):
+        try:
+            yield
+        finally:
+            ended.set()
+
+
+def lost_process(num: int, reason: str = "") -> InputError:
+    """Make the error of a training of `num` processes in which one has ended."""
+    found = f"one of the {num} processes of this training ended{f' ({reason})' if reason else ''}"
+    remedy = "read its messages above, then run the same command with resume=true"
+    return InputError(found, "all of them to continue", remedy)
+
 
 class Interruption(Callback):
     """Save to `checkpoint` and stop after the step in which a signal came, in all processes after the same step."""
 
     def __init__(self, checkpoint: Path):
-        self.checkpoint = checkpoint
-        self.received = 0
+        self.checkpoint, self.received = checkpoint, 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        def note(number: int, frame: FrameType | None) -> None:
+            self.received = number
+
         # These replace Lightning's handlers, which communicate with other processes in the middle of a step. At the end
         # Lightning restores the handlers that were there before its own.
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                signal.signal(number, self._note)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
+                signal.signal(number, note)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._is_over(trainer):
-            self._stop(trainer)  # the end of the last epoch has been saved
+        self._stop_if_signalled(trainer)  # the end of the last epoch has been saved
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         # Not after the last step of an epoch: a run resumed from there would leave out the validation.
-        if not trainer.is_last_batch and self._is_over(trainer):
+        if not trainer.is_last_batch:
+            self._stop_if_signalled(trainer, save=True)
+
+    def _stop_if_signalled(self, trainer: pl.Trainer, save: bool = False) -> None:
+        if not trainer.strategy.reduce_boolean_decision(self.received > 0, all=False):
+            return
+        if save:
             trainer.save_checkpoint(self.checkpoint)
-            self._stop(trainer)
-
-    def _is_over(self, trainer: pl.Trainer) -> bool:
-        return trainer.strategy.reduce_boolean_decision(self.received > 0, all=False)
-
-    def _stop(self, trainer: pl.Trainer) -> None:
         number = signal.Signals(self.received or signal.SIGTERM)
         log.warning("%s: saved after step %d, in epoch %d", number.name, trainer.global_step, trainer.current_epoch + 1)
         # The first process would take another exit code of a helper for a failure.
         raise SystemExit(128 + number if trainer.is_global_zero else 0)
-
-
-def num_steps(num_cells: int, trainer: TrainerConfig) -> int:
-    """Count the optimiser steps of the whole run, for the learning-rate schedule."""
-    batches = math.ceil(num_cells / trainer.batch_size)
-    return trainer.max_epochs * math.ceil(batches / (trainer.devices * trainer.num_nodes))
 
 
 def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path) -> pl.Trainer:
@@ -85,11 +156,8 @@ def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path
         raise InputError("trainer.accelerator=gpu and no GPU", "a GPU that torch can use", "choose trainer=cpu")
     for name in ("pytorch_lightning", "lightning_fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    loggers: list[Logger] = []
-    if cfg.logger.csv:
-        loggers.append(CSVLogger(run_folder, name="csv"))
-    if cfg.logger.tensorboard:
-        loggers.append(TensorBoardLogger(run_folder, name="tensorboard"))
+    kinds = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}
+    loggers: list[Logger] = [kind(run_folder, name=name) for name, kind in kinds.items() if getattr(cfg.logger, name)]
     processes = processes_from(options)
     interactive = sys.stderr.isatty() or "ipykernel" in sys.modules
     with warnings.catch_warnings():
@@ -114,54 +182,30 @@ def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path
         )
 
 
-def run_epochs(
-    learner: pl.LightningModule,
-    train: Cells | StreamedCells,
-    val: Cells,
-    cfg: NetworkConfig,
-    run_folder: Path,
-    *,
-    epoch_log: Callback,
-    monitor: str,
-    mode: str,
-) -> int | None:
-    """Train to the end, and leave the weights of the best epoch in `learner.network`.
+def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: NetworkConfig, folder: Path) -> int | None:
+    """Train an `EncoderLearner`, leave the weights of the best epoch in its network, and return this epoch, from 1.
 
-    `best.ckpt` in the run folder is the epoch with the highest (`mode=max`) or lowest (`mode=min`) value of `monitor`.
-    `last.ckpt` is the state after the last whole epoch, or where a signal stopped the run; if it is there at the start,
-    the run continues from it.
-
-    Returns
-    -------
-    The best epoch, counted from 1; None in the helping processes of a distributed run.
-
-    Raises
-    ------
-    SystemExit
-        The run was interrupted; the exit code tells how.
-    InputError
-        Another process of a distributed run has ended, or as `make_trainer`.
+    None in the helping processes of a distributed run. `last.ckpt` in the run folder is the state after the last whole
+    epoch, or where a signal stopped the run with SystemExit; if it is there at the start, the run continues from it.
     """
-    folder = run_folder / CHECKPOINTS
+    options, where = cfg.trainer, folder / CHECKPOINTS
+    steps = math.ceil(math.ceil(len(train) / options.batch_size) / (options.devices * options.num_nodes))
+    learner.num_steps = options.max_epochs * steps
     best = ModelCheckpoint(
-        folder, filename="best", monitor=monitor, mode=mode, save_top_k=1, enable_version_counter=False
+        where, filename="best", monitor=learner.monitor, mode=learner.mode, save_top_k=1, enable_version_counter=False
     )
-    stop = EarlyStopping(monitor, mode=mode, patience=cfg.trainer.patience, check_on_train_epoch_end=True)
+    stop = EarlyStopping(learner.monitor, mode=learner.mode, patience=options.patience, check_on_train_epoch_end=True)
     # `last` comes after `stop`: it has to save how much of the patience is left.
-    last = ModelCheckpoint(folder, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
-    trainer = make_trainer(cfg, [best, stop, epoch_log, last, Interruption(folder / LAST)], run_folder)
+    last = ModelCheckpoint(where, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
+    trainer = make_trainer(cfg, [best, stop, EpochLog(folder), last, Interruption(where / LAST)], folder)
     train_loader, val_loader = loaders(trainer, train, val, cfg)
-    with warnings.catch_warnings(), processes_ended(), helpers_watched(), fast_cpu(cfg.trainer.accelerator):
+    checkpoint = where / LAST if (where / LAST).is_file() else None
+    with warnings.catch_warnings(), processes_ended(), helpers_watched(), fast_cpu(options.accelerator):
         # Advice about data-loading workers and the like: ours has none to start, on purpose.
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
         try:
-            trainer.fit(
-                learner,
-                train_loader,
-                val_loader,
-                ckpt_path=folder / LAST if (folder / LAST).is_file() else None,
-                weights_only=True,  # checkpoints hold tensors and plain values: nothing in them is executed
-            )
+            # weights_only: checkpoints hold tensors and plain values; nothing in them is executed.
+            trainer.fit(learner, train_loader, val_loader, ckpt_path=checkpoint, weights_only=True)
         except SystemExit as stopped:
             log.warning("interrupted: the same command with resume=true continues it")
             # Lightning exits with code 1 after SIGINT; after SIGTERM without one, which a shell takes for success.
@@ -173,7 +217,6 @@ def run_epochs(
     if not trainer.is_global_zero:
         return None
     saved = torch.load(best.best_model_path, map_location="cpu", weights_only=True)
-    assert isinstance(learner.network, torch.nn.Module)
     network = learner.network.cpu()
     network.load_state_dict({name: saved["state_dict"][f"network.{name}"] for name in network.state_dict()})
     return int(saved["epoch"]) + 1

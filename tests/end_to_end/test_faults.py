@@ -186,10 +186,10 @@ def test_the_wait_for_a_helper_ends_when_it_dies_unnoticed(helper, code, says):
 import subprocess, time
 from pytorch_lightning.strategies.launchers import subprocess_script
 from scperformer import cli
-from scperformer.training import distributed
+from scperformer.training import trainer
 cli.set_up_logging()
-distributed.GRACE_SECONDS, distributed.SECONDS_BETWEEN_LOOKS = 0.2, 0.05
-with distributed.helpers_watched():
+trainer.GRACE_SECONDS, trainer.SECONDS_BETWEEN_LOOKS = 0.2, 0.05
+with trainer.helpers_watched():
     subprocess_script._launch_process_observer([subprocess.Popen(["{helper}"])])
     time.sleep(3)
 time.sleep(0.5)

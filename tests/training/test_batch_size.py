@@ -14,7 +14,14 @@ from scperformer.errors import InputError
 from scperformer.model.folder import load_bundle
 from scperformer.network.batches import Cells
 from scperformer.training import batch_size as batchsize
-from scperformer.training.batch_size import OF_WEIGHTS, SHARE, fitting_batch_size, peak_bytes, step_bytes
+from scperformer.training.batch_size import (
+    OF_WEIGHTS,
+    SHARE,
+    available_memory,
+    fitting_batch_size,
+    peak_bytes,
+    step_bytes,
+)
 from scperformer.training.learner import Learner
 from scperformer.training.train import new_network, run_train
 
@@ -114,12 +121,12 @@ def test_auto_trains_the_model_of_the_chosen_size_and_a_resumed_run_keeps_it(
     caplog.set_level("INFO", logger="scperformer")
     words = ["trainer.batch_size=auto", "trainer.max_epochs=2", f"output={tmp_path}/auto"]
     path = write(counts_adata)
-    monkeypatch.setattr(batchsize, "memory_budget", lambda cfg: 2**23)
+    monkeypatch.setattr(batchsize, "available_memory", lambda: 2**23)
     run_until_killed(monkeypatch, Learner, lambda: run_train(config(path, *words)))
     size = json.loads((tmp_path / "auto.run" / "run.json").read_text())["batch_size"]
     assert size in (2, 4, 8, 16)
     assert f"batch size {size}: steps on cells of up to" in caplog.text
-    monkeypatch.setattr(batchsize, "memory_budget", lambda cfg: 2**40)
+    monkeypatch.setattr(batchsize, "available_memory", lambda: 2**40)
     auto = run_train(config(path, *words, "resume=true"))
     assert load_bundle(auto).provenance["options"]["trainer"]["batch_size"] == size
     assert f"trainer.batch_size={size}" in (auto / "MODEL_CARD.md").read_text()
@@ -133,3 +140,51 @@ def test_a_budget_too_small_leaves_no_run_folder(counts_adata, write, tmp_path):
     with pytest.raises(InputError, match=r"raise trainer\.memory_gib"):
         run_train(config(write(counts_adata), *options))
     assert [path.name for path in tmp_path.iterdir()] == ["sample.h5ad"]
+
+
+# the memory that is free
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A machine with 8 GiB free: `machine({"sys/...": text})` adds files and tells what is available."""
+
+    def available(files):
+        for name, text in {"proc/meminfo": f"MemTotal: 1 kB\nMemAvailable: {8 * 2**20} kB\n", **files}.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        return available_memory(tmp_path) / 2**30
+
+    return available
+
+
+def group(path, limit, used, cached=0):
+    """The files of a control group, sizes in GiB."""
+    folder = f"sys/fs/cgroup/{path}"
+    return {
+        f"{folder}memory.max": limit if limit == "max" else str(limit * 2**30),
+        f"{folder}memory.current": str(used * 2**30),
+        f"{folder}memory.stat": f"anon 1\ninactive_file {cached * 2**30}\n",
+    }
+
+
+def test_what_is_free_on_the_machine(machine):
+    assert machine({}) == 8
+    assert machine(group("", "max", 3)) == 8
+
+
+def test_limits_of_groups_count_wherever_they_are(machine):
+    assert machine({"proc/self/cgroup": "0::/job/step\n", **group("job/", 6, 4, cached=1)}) == 3
+    assert machine({**group("job/step/", 5, 3)}) == 2
+    assert machine({**group("", 2, 1)}) == 1
+    assert machine({**group("", 1, 2)}) == 0
+
+
+def test_limits_of_groups_of_version_1(machine):
+    old = {"memory.limit_in_bytes": str(4 * 2**30), "memory.usage_in_bytes": str(2**30)}
+    assert machine({f"sys/fs/cgroup/memory/{name}": text for name, text in old.items()}) == 3
+
+
+def test_without_such_files_half_of_the_machine(tmp_path):
+    assert 2**26 < available_memory(tmp_path) < 2**45
+    assert 0 < available_memory() < 2**45

@@ -5,7 +5,7 @@ from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEn
 
 from scperformer.config.groups import TrainerConfig
 from scperformer.errors import InputError
-from scperformer.training.distributed import processes_from
+from scperformer.training.trainer import processes_from
 
 JOB = {"SLURM_JOB_ID": "7"}
 

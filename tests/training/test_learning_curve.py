@@ -4,28 +4,29 @@ import io
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from scperformer.training import learning_curve
-from scperformer.training.learner import COLUMNS, LINE
-from scperformer.training.learning_curve import EpochLog, draw_learning_curve, read_history, write_history
+from scperformer.training.learner import Learner
+from scperformer.training.learning_curve import TABLE, EpochLog, draw_learning_curve
 
 BASELINE = {"macro_f1": 0.71, "accuracy": 0.83}
 
 
 def epochs(num):
     rng = np.random.default_rng(0)
-    names = ("epoch", *COLUMNS, "seconds")
+    names = ("epoch", *Learner.columns, "seconds")
     return [dict(zip(names, (number, *rng.uniform(0.1, 0.9, 5)), strict=True)) for number in range(1, num + 1)]
 
 
 def drawn(monkeypatch, num, best) -> Figure:
     figures = []
     monkeypatch.setattr(learning_curve, "png", figures.append)
-    draw_learning_curve(epochs(num), best, BASELINE)
+    draw_learning_curve(pd.DataFrame(epochs(num)), best, BASELINE)
     return figures[0]
 
 
@@ -52,41 +53,35 @@ def test_the_best_epoch_is_marked_and_named(monkeypatch, best):
 
 
 def test_the_picture_is_a_png_and_the_same_for_the_same_numbers():
-    first, second = (draw_learning_curve(epochs(5), 3, BASELINE) for _ in range(2))
+    first, second = (draw_learning_curve(pd.DataFrame(epochs(5)), 3, BASELINE) for _ in range(2))
     assert first == second
     pixels = imread(io.BytesIO(first))
-    assert pixels.shape[:2] == tuple(round(size * learning_curve.DPI) for size in learning_curve.INCHES[::-1])
+    assert pixels.shape[:2] == (585, 1350)
     assert pixels[..., :3].std() > 0.05  # it is not empty
-
-
-def test_the_table_is_read_as_it_was_written_and_replaced_by_a_longer_one(tmp_path):
-    for num in (1, 3):
-        rows = [dict.fromkeys(("epoch", *COLUMNS, "seconds"), 0.125) | {"epoch": float(i)} for i in range(num)]
-        write_history(rows, tmp_path)
-        assert read_history(tmp_path) == rows
-    first = (tmp_path / "metrics.csv").read_text().splitlines()[:2]
-    assert first == ["epoch,train_loss,val_loss,val_macro_f1,val_accuracy,seconds", "0" + ",0.125" * 5]
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.csv"]
 
 
 def test_epochs_are_logged_and_a_resumed_run_continues_their_table(tmp_path, caplog, monkeypatch):
     caplog.set_level("INFO", logger="scperformer")
     clock = iter(range(0, 9000, 90))
     monkeypatch.setattr(learning_curve.time, "perf_counter", lambda: next(clock))
-    metrics = dict(zip(COLUMNS, torch.tensor([0.5, 0.25, 0.75, 1.0]), strict=True))
+    metrics = dict(zip(Learner.columns, torch.tensor([0.5, 0.25, 0.75, 1.0]), strict=True))
 
     def run(epoch_log, epochs):
         for number in epochs:
             trainer = SimpleNamespace(current_epoch=number, max_epochs=4, callback_metrics=metrics, is_global_zero=True)
-            epoch_log.on_train_epoch_start(trainer, None)
-            epoch_log.on_train_epoch_end(trainer, None)
+            epoch_log.on_train_epoch_start(trainer, Learner)
+            epoch_log.on_train_epoch_end(trainer, Learner)
 
-    first, second = EpochLog(tmp_path, COLUMNS, LINE), EpochLog(tmp_path, COLUMNS, LINE)
+    first, second = EpochLog(tmp_path), EpochLog(tmp_path)
     run(first, [0, 1])
     second.load_state_dict(first.state_dict())
     run(second, [2, 3])
-    assert [row["epoch"] for row in read_history(tmp_path)] == [1, 2, 3, 4]
-    assert read_history(tmp_path)[3] == {"epoch": 4, **{name: float(metrics[name]) for name in COLUMNS}, "seconds": 90}
+    assert [path.name for path in tmp_path.iterdir()] == [TABLE]
+    last = (tmp_path / TABLE).read_text().splitlines()[-1]
+    assert last == "4,0.5,0.25,0.75,1,90"
+    rows = pd.read_csv(tmp_path / TABLE).to_dict("records")
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
+    assert rows[3] == {"epoch": 4, **{name: float(metrics[name]) for name in Learner.columns}, "seconds": 90}
     line = "epoch 2/4: training loss 0.500, validation macro-F1 0.750, accuracy 1.000 (90.0 s)"
     assert caplog.messages[2] == line
     assert [text for text in caplog.messages if "left:" in text] == [  # once in each run
