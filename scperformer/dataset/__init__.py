@@ -8,3 +8,4 @@ from scperformer.dataset.labels import label_columns, rare_labels, rare_note, re
 from scperformer.dataset.on_disk import Sample, Stream, require_loadable, settle_in_memory
 from scperformer.dataset.query import Query, find_query, require_not_annotated
 from scperformer.dataset.reference import Reference, make_reference, stream_reference
+from scperformer.dataset.splits import stratified_sample

@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -43,10 +44,9 @@ def peak_bytes(step: Callable[[], None], device: str) -> int:
     quiet = patch.dict(os.environ, {"KINETO_LOG_LEVEL": "99"})
     with quiet, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text())["traceEvents"]
+    with tempfile.NamedTemporaryFile(suffix=".json") as trace:
+        profiler.export_chrome_trace(trace.name)
+        events = json.loads(Path(trace.name).read_text())["traceEvents"]
     changes = sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"])
     return max(itertools.accumulate(event["args"]["Bytes"] for event in changes))
 
@@ -75,6 +75,31 @@ def step_bytes(network: CellTypeModel, train: Cells, num_cells: int, cfg: TrainC
     return found
 
 
+def available_memory(root: Path = Path("/")) -> int:
+    """The bytes that this process can still get; where Linux does not tell, half of the machine's memory."""
+    table = root / "proc" / "meminfo"
+    if not table.is_file():
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    free = [int(re.findall(r"MemAvailable: +(\d+)", table.read_text())[0]) * 1024]
+    # Control groups of version 2: the limits of this process's group and of all groups around it count.
+    own, top = root / "proc" / "self" / "cgroup", root / "sys" / "fs" / "cgroup"
+    name = re.search("^0::/(.*)$", own.read_text() if own.is_file() else "", re.MULTILINE)
+    group = top / (name[1] if name else "")
+    for folder in (group, *group.parents):
+        limit, used, stat = folder / "memory.max", folder / "memory.current", folder / "memory.stat"
+        if limit.is_file() and used.is_file() and (text := limit.read_text().strip()) != "max":
+            # Inactive pages of cached files count as used, but the kernel frees them when memory is needed.
+            cached = re.search(r"^inactive_file (\d+)", stat.read_text() if stat.is_file() else "", re.MULTILINE)
+            free.append(int(text) - int(used.read_text()) + (int(cached[1]) if cached else 0))
+        if folder == top:
+            break
+    # Version 1, as one group.
+    limit, used = (top / "memory" / f"memory.{name}_in_bytes" for name in ("limit", "usage"))
+    if limit.is_file() and used.is_file():
+        free.append(int(limit.read_text()) - int(used.read_text()))
+    return max(0, min(free))
+
+
 def fitting_batch_size(network: CellTypeModel, train: Cells, cfg: TrainConfig, memory: float) -> int:
     """Find the largest power of two that fits into `memory` bytes; refuse if not even one cell fits."""
     longest = int(train.lengths.max())
@@ -84,11 +109,11 @@ def fitting_batch_size(network: CellTypeModel, train: Cells, cfg: TrainConfig, m
     weights = OF_WEIGHTS * sum(p.numel() * p.element_size() for p in network.parameters())
     fixed = weights + max(0.0, few - TRIED[0] * per_cell)
     if fixed + per_cell > SHARE * memory:
-        raise InputError(
-            f"a training step on one cell of {longest:,} tokens needs about {in_bytes((fixed + per_cell) / SHARE)}",
-            f"at most {in_bytes(memory)}",
-            "choose a smaller model, model.checkpointing=true or tokens.unexpressed=skip, or raise trainer.memory_gib",
+        found = f"a training step on one cell of {longest:,} tokens needs about {in_bytes((fixed + per_cell) / SHARE)}"
+        remedy = (
+            "choose a smaller model, model.checkpointing=true or tokens.unexpressed=skip, or raise trainer.memory_gib"
         )
+        raise InputError(found, f"at most {in_bytes(memory)}", remedy)
     most = min(MOST, max(USUAL, len(train) // FEWEST_STEPS))
     size = 1
     while 2 * size <= most and fixed + 2 * size * per_cell <= SHARE * memory:
@@ -97,34 +122,6 @@ def fitting_batch_size(network: CellTypeModel, train: Cells, cfg: TrainConfig, m
     text = "batch size %d: steps on cells of up to %s tokens need about %s of %s (trainer.batch_size=%d repeats it)"
     log.info(text, *facts)
     return size
-
-
-def available_memory(root: Path = Path("/")) -> int:
-    """The bytes that this process can still get; where Linux does not tell, half of the machine's memory."""
-    table = root / "proc" / "meminfo"
-    if not table.is_file():
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    lines = dict(line.split(":", 1) for line in table.read_text().splitlines())
-    free = [int(lines["MemAvailable"].split()[0]) * 1024]
-    # Control groups of version 2: the limits of this process's group and of all groups around it count.
-    own, top = root / "proc" / "self" / "cgroup", root / "sys" / "fs" / "cgroup"
-    own_lines = own.read_text().splitlines() if own.is_file() else []
-    names = [line.removeprefix("0::/") for line in own_lines if line.startswith("0::/")]
-    group = top / (names or [""])[0]
-    for folder in (group, *group.parents):
-        limit, used, stat = folder / "memory.max", folder / "memory.current", folder / "memory.stat"
-        if limit.is_file() and used.is_file() and (text := limit.read_text().strip()) != "max":
-            # Inactive pages of cached files count as used, but the kernel frees them when memory is needed.
-            rows = stat.read_text().splitlines() if stat.is_file() else []
-            cached = sum(int(row.split()[1]) for row in rows if row.startswith("inactive_file "))
-            free.append(int(text) - int(used.read_text()) + cached)
-        if folder == top:
-            break
-    # Version 1, as one group.
-    limit, used = (top / "memory" / f"memory.{name}_in_bytes" for name in ("limit", "usage"))
-    if limit.is_file() and used.is_file():
-        free.append(int(limit.read_text()) - int(used.read_text()))
-    return max(0, min(free))
 
 
 def with_batch_size(cfg: TrainConfig, train: Cells, network: CellTypeModel, run_folder: Path | None) -> TrainConfig:

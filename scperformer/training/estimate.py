@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from scperformer.config import TrainConfig
-from scperformer.dataset import Reference, settle_in_memory
+from scperformer.dataset import Reference, settle_in_memory, stratified_sample
 from scperformer.network import (
     Cells,
     CellTypeModel,
@@ -35,21 +35,12 @@ FEWEST = 2  # steps that are measured, however long they take
 MAX_FIT_CELLS = 10_000  # linear fits on more cells are measured on so many; their time grows with the cells
 
 
-def with_every_label(rows: np.ndarray, cells: Cells) -> np.ndarray:
-    """Add one cell of each label that these row numbers lack."""
-    labels, firsts = np.unique(cells.known_labels, return_index=True)
-    return np.concatenate([rows, firsts[~np.isin(labels, cells.known_labels[rows])]])
-
-
 def linear_seconds(train: Cells, num_cells: int, cfg: TrainConfig) -> tuple[float, LinearModel | None]:
     """Measure the seconds of all linear fits of a training; also return the fit from which the linear branch starts.
 
     The branch and the baseline are both fitted twice: on the training cells, and at the end on all `num_cells`.
     """
-    few = train
-    if len(train) > MAX_FIT_CELLS:
-        rows = np.random.default_rng(cfg.seed).permutation(len(train))[:MAX_FIT_CELLS]
-        few = train.subset(with_every_label(rows, train))
+    few = train.subset(stratified_sample(train.known_labels, MAX_FIT_CELLS, cfg.seed))
     begin = time.perf_counter()
     recipe = linear_recipe(few, cfg)
     settled = time.perf_counter()
@@ -76,12 +67,12 @@ def epoch_seconds(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainCo
     """
     size = cfg.trainer.batch_size
     batches = shuffled_batches(train.lengths, size, cfg.seed, epoch=0)
-    longest = with_every_label(np.argsort(-train.lengths, kind="stable")[:size], train)
-    loop_seconds(network, train.subset(longest), val.subset(np.argsort(-val.lengths, kind="stable")[:size]), cfg, 1)
-    few = with_every_label(np.concatenate(batches[:FEWEST]), train)
-    step = loop_seconds(network, train.subset(few), val.subset(np.arange(1)), cfg, 1) / math.ceil(len(few) / size)
+    longest, val_longest = (cells.subset(np.argsort(-cells.lengths, kind="stable")[:size]) for cells in (train, val))
+    loop_seconds(network, longest, val_longest, cfg, 1)
+    few = train.subset(np.concatenate(batches[:FEWEST]))
+    step = loop_seconds(network, few, val.subset(np.arange(1)), cfg, 1) / math.ceil(len(few) / size)
     num = int(np.clip(BUDGET / ((EPOCHS + 1) * step), FEWEST, max(FEWEST, len(batches))))
-    rows = with_every_label(np.concatenate(batches[:num]), train)
+    rows = np.concatenate(batches[:num])
     measured = len(rows) / len(train)
     val_rows = np.random.default_rng(cfg.seed).permutation(len(val))[: max(1, round(measured * len(val)))]
     parts = train.subset(rows), val.subset(val_rows)

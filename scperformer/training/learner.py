@@ -153,7 +153,8 @@ class Learner(EncoderLearner):
     def __init__(self, network: CellTypeModel, labels: np.ndarray, cfg: TrainConfig):
         super().__init__(network, cfg)
         self.label_weights: torch.Tensor
-        self.register_buffer("label_weights", loss_weights(np.bincount(labels), cfg.optim.class_weights))
+        counts = np.bincount(labels, minlength=network.num_labels)
+        self.register_buffer("label_weights", loss_weights(counts, cfg.optim.class_weights))
         self.encoder_lr_factor = 1.0 if cfg.init is None else cfg.optim.init_lr_factor
         self.wide_lr_factor = wide_lr_factor(network, cfg.optim)
         if network.wide is not None:

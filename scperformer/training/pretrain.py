@@ -112,11 +112,5 @@ def pretrain(adatas: AnnData | Sequence[AnnData], *, output: str | Path, overrid
 
 
 def run_pretrain(cfg: PretrainConfig) -> Path:
-    """Pretrain an encoder on the files `cfg.inputs`; write the model folder and return its path.
-
-    Raises
-    ------
-    InputError
-        A file or its expression cannot be used, or the output exists.
-    """
+    """Pretrain an encoder on the files `cfg.inputs`; write the model folder and return its path."""
     return _pretrain(None, cfg, Path(cfg.output) if cfg.output else beside(Path(cfg.inputs[0]), ".encoder"))

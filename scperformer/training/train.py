@@ -190,11 +190,5 @@ def train(adata: AnnData, label_key: str, *, output: str | Path, overrides: Sequ
 
 
 def run_train(cfg: TrainConfig) -> Path:
-    """Train a model on the labelled files `cfg.inputs`; write the model folder and return its path.
-
-    Raises
-    ------
-    InputError
-        A file, its labels or its expression cannot be used, or the output exists.
-    """
+    """Train a model on the labelled files `cfg.inputs`; write the model folder and return its path."""
     return _train(None, cfg, Path(cfg.output) if cfg.output else beside(Path(cfg.inputs[0]), ".model"))

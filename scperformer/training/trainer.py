@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -32,15 +31,11 @@ from scperformer.training.source import StreamedCells, loaders
 log = logging.getLogger(__name__)
 
 CHECKPOINTS, LAST = "checkpoints", "last.ckpt"
+TRAINER_OPTIONS = ("accelerator", "devices", "num_nodes", "strategy", "precision", "max_epochs")  # as in Lightning
 # Messages of gloo and NCCL when they wait for a process that has ended.
-PEER_LOST = re.compile(
-    r"(closed|reset) by (remote )?peer|connection (was )?(closed|reset)|remote process exited", re.IGNORECASE
-)
+PEER_LOST = re.compile("(?i)(closed|reset) by (remote )?peer|connection (was )?(closed|reset)|remote process exited")
 # Clusters send SIGTERM before they kill; Slurm can be asked to send SIGUSR1 some time before.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-
-# Lightning sets these for the processes that it starts; where LOCAL_RANK is set already, it starts none.
-PROCESS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
 SECONDS_BETWEEN_LOOKS = 1.0
 GRACE_SECONDS = 20.0  # gloo and NCCL usually notice within this time that a process has ended
 
@@ -65,24 +60,19 @@ def processes_from(trainer: TrainerConfig, environment: Mapping[str, str] = os.e
     return SLURMEnvironment(auto_requeue=False)  # the batch script requeues the job: docs/hpc.md
 
 
-@contextmanager
-def processes_ended() -> Iterator[None]:
-    """Clean up after a distributed run, so that the next one in this process (a sweep) starts its own helpers."""
-    before = {name: os.environ.get(name) for name in PROCESS_VARIABLES}
-    try:
-        yield
-    finally:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+def lost_process(num: int, reason: str = "") -> InputError:
+    """Make the error of a training of `num` processes in which one has ended."""
+    found = f"one of the {num} processes of this training ended{f' ({reason})' if reason else ''}"
+    remedy = "read its messages above, then run the same command with resume=true"
+    return InputError(found, "all of them to continue", remedy)
 
 
 @contextmanager
-def helpers_watched() -> Iterator[None]:
-    """Exit with code 2 and an error if a process that Lightning started dies; its own watch kills without a message."""
+def processes_watched() -> Iterator[None]:
+    """Exit with code 2 and an error if a process that Lightning started dies; its own watch kills without a message.
+
+    The next run in this process (of a sweep) starts helpers of its own: the environment is as before afterwards.
+    """
     ended = threading.Event()
 
     def watch(helpers: Sequence[subprocess.Popen]) -> None:
@@ -98,18 +88,13 @@ def helpers_watched() -> Iterator[None]:
 
     start = lambda helpers: threading.Thread(target=watch, args=(helpers,), daemon=True).start()  # noqa: E731
     # create: later versions of Lightning may lack the function; then nothing is replaced.
-    with patch.object(subprocess_script, "_launch_process_observer", start, create=True):
+    with patch.dict(os.environ), patch.object(subprocess_script, "_launch_process_observer", start, create=True):
         try:
             yield
         finally:
             ended.set()
-
-
-def lost_process(num: int, reason: str = "") -> InputError:
-    """Make the error of a training of `num` processes in which one has ended."""
-    found = f"one of the {num} processes of this training ended{f' ({reason})' if reason else ''}"
-    remedy = "read its messages above, then run the same command with resume=true"
-    return InputError(found, "all of them to continue", remedy)
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
 
 
 class Interruption(Callback):
@@ -118,22 +103,17 @@ class Interruption(Callback):
     def __init__(self, checkpoint: Path):
         self.checkpoint, self.received = checkpoint, 0
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        def note(number: int, frame: FrameType | None) -> None:
-            self.received = number
-
+    def on_train_start(self, *_: Any) -> None:
         # These replace Lightning's handlers, which communicate with other processes in the middle of a step. At the end
         # Lightning restores the handlers that were there before its own.
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                signal.signal(number, note)
+                signal.signal(number, lambda number, _: setattr(self, "received", number))
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         self._stop_if_signalled(trainer)  # the end of the last epoch has been saved
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         # Not after the last step of an epoch: a run resumed from there would leave out the validation.
         if not trainer.is_last_batch:
             self._stop_if_signalled(trainer, save=True)
@@ -154,8 +134,8 @@ def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path
     options = cfg.trainer
     if options.accelerator == "gpu" and not torch.cuda.is_available() and not torch.backends.mps.is_available():
         raise InputError("trainer.accelerator=gpu and no GPU", "a GPU that torch can use", "choose trainer=cpu")
-    for name in ("pytorch_lightning", "lightning_fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    for library in ("pytorch_lightning", "lightning_fabric"):
+        logging.getLogger(library).setLevel(logging.WARNING)
     kinds = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}
     loggers: list[Logger] = [kind(run_folder, name=name) for name, kind in kinds.items() if getattr(cfg.logger, name)]
     processes = processes_from(options)
@@ -163,13 +143,8 @@ def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The `srun` command is available")  # advice for the login node only
         return pl.Trainer(
+            **{name: getattr(options, name) for name in TRAINER_OPTIONS},
             plugins=[processes] if processes else None,
-            accelerator=options.accelerator,
-            devices=options.devices,
-            num_nodes=options.num_nodes,
-            strategy=options.strategy,
-            precision=options.precision,  # type: ignore[arg-type]
-            max_epochs=options.max_epochs,
             gradient_clip_val=cfg.optim.gradient_clip or None,
             callbacks=callbacks,
             logger=loggers or False,
@@ -191,21 +166,19 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
     options, where = cfg.trainer, folder / CHECKPOINTS
     steps = math.ceil(math.ceil(len(train) / options.batch_size) / (options.devices * options.num_nodes))
     learner.num_steps = options.max_epochs * steps
-    best = ModelCheckpoint(
-        where, filename="best", monitor=learner.monitor, mode=learner.mode, save_top_k=1, enable_version_counter=False
-    )
-    stop = EarlyStopping(learner.monitor, mode=learner.mode, patience=options.patience, check_on_train_epoch_end=True)
+    watched = {"monitor": learner.monitor, "mode": learner.mode}
+    best = ModelCheckpoint(where, filename="best", **watched, save_top_k=1, enable_version_counter=False)
+    stop = EarlyStopping(**watched, patience=options.patience, check_on_train_epoch_end=True)
     # `last` comes after `stop`: it has to save how much of the patience is left.
     last = ModelCheckpoint(where, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
     trainer = make_trainer(cfg, [best, stop, EpochLog(folder), last, Interruption(where / LAST)], folder)
-    train_loader, val_loader = loaders(trainer, train, val, cfg)
     checkpoint = where / LAST if (where / LAST).is_file() else None
-    with warnings.catch_warnings(), processes_ended(), helpers_watched(), fast_cpu(options.accelerator):
+    with warnings.catch_warnings(), processes_watched(), fast_cpu(options.accelerator):
         # Advice about data-loading workers and the like: ours has none to start, on purpose.
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
         try:
             # weights_only: checkpoints hold tensors and plain values; nothing in them is executed.
-            trainer.fit(learner, train_loader, val_loader, ckpt_path=checkpoint, weights_only=True)
+            trainer.fit(learner, *loaders(trainer, train, val, cfg), ckpt_path=checkpoint, weights_only=True)
         except SystemExit as stopped:
             log.warning("interrupted: the same command with resume=true continues it")
             # Lightning exits with code 1 after SIGINT; after SIGTERM without one, which a shell takes for success.

@@ -189,7 +189,7 @@ from scperformer import cli
 from scperformer.training import trainer
 cli.set_up_logging()
 trainer.GRACE_SECONDS, trainer.SECONDS_BETWEEN_LOOKS = 0.2, 0.05
-with trainer.helpers_watched():
+with trainer.processes_watched():
     subprocess_script._launch_process_observer([subprocess.Popen(["{helper}"])])
     time.sleep(3)
 time.sleep(0.5)
