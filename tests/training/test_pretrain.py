@@ -105,11 +105,6 @@ def test_the_page_on_formats_names_what_is_written(encoder):
     assert [name for name in written if f"`{name}`" not in page] == []
 
 
-def test_default_output_is_beside_the_first_file(corpus):
-    assert run_pretrain(config(*corpus)) == corpus[0].with_suffix(".encoder")
-    assert load_bundle(corpus[0].with_suffix(".encoder")).name == "part0"
-
-
 def test_in_memory(counts_adata, tmp_path, torch_unchanged):
     with torch_unchanged():
         path = scperformer.pretrain([counts_adata, counts_adata], output=tmp_path / "enc", overrides=FAST)
@@ -117,16 +112,6 @@ def test_in_memory(counts_adata, tmp_path, torch_unchanged):
     assert one.provenance["command"].startswith("scperformer.pretrain(adatas, overrides=[")
     assert one.provenance["num_cells"] == 240
     assert load_bundle(scperformer.pretrain(counts_adata, output=tmp_path / "b", overrides=FAST)).genes == one.genes
-
-
-def test_the_same_seed_gives_the_same_encoder(corpus, tmp_path):
-    made = {}
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        output = run_pretrain(config(*corpus, overrides=[f"output='{tmp_path / name}'", f"seed={seed}"]))
-        made[name] = load_bundle(output).weights
-    assert all(np.array_equal(made["a"][name], made["b"][name]) for name in made["a"])
-    name = "model.encoder.layers.0.to_qkv.weight"
-    assert not np.array_equal(made["a"][name], made["c"][name])
 
 
 def test_pretraining_goes_on_from_an_encoder(corpus, tmp_path, counts_adata):
@@ -146,7 +131,9 @@ def test_pretraining_goes_on_from_an_encoder(corpus, tmp_path, counts_adata):
 def test_genes_path_gives_the_genes(corpus, tmp_path):
     (tmp_path / "genes.txt").write_text("GENE7\nABSENT\n" + "\n".join(f"GENE{i}" for i in range(40, 60)) + "\n")
     output = run_pretrain(config(*corpus, overrides=[f"genes_path='{tmp_path / 'genes.txt'}'"]))
+    assert output == corpus[0].with_suffix(".encoder")  # the default: beside the first file
     bundle = load_bundle(output)
+    assert bundle.name == "part0"
     assert bundle.genes[:3] == ["GENE7", "ABSENT", "GENE40"]
     assert bundle.provenance["options"]["genes_path"] == "genes.txt"
     assert "genes_path=genes.txt" in bundle.provenance["command"]
@@ -172,6 +159,10 @@ def test_unfinished_runs_are_continued_or_refused(corpus, tmp_path, monkeypatch)
     resumed = load_bundle(run_pretrain(config(*corpus, overrides=[*options, "resume=true"])))
     whole = load_bundle(run_pretrain(config(*corpus, overrides=[f"output='{tmp_path / 'whole'}'"])))
     assert all(np.array_equal(resumed.weights[name], whole.weights[name]) for name in whole.weights)
+    # the control: another seed gives another encoder
+    other = load_bundle(run_pretrain(config(*corpus, overrides=[f"output='{tmp_path / 'other'}'", "seed=1"])))
+    name = "model.encoder.layers.0.to_qkv.weight"
+    assert not np.array_equal(other.weights[name], whole.weights[name])
 
 
 def test_learning_nothing_is_said(corpus, tmp_path, caplog):

@@ -26,6 +26,7 @@ from scperformer.network.tokens import sinusoids
 from scperformer.training.start import adopt_options, in_order_of_init, place_new_genes, pooled, start_head
 from scperformer.training.train import new_network
 
+RECIPE = ["optim.wide_gene_weights=standard", "optim.wide_class_weights=none"]
 FAST = ["data.min_genes=0", "logger=none", "trainer.max_epochs=1"]
 SHAPE = ["tokens=bins", "model.dim=16", "model.depth=2", "attention=softmax"]
 
@@ -89,7 +90,7 @@ def test_init_mode_needs_init():
 def test_folders_that_are_no_start(tmp_path, tiny_model, counts_adata):
     with pytest.raises(InputError, match=r"no bundle\.json at init='.*none'; expected a folder that 'scperformer pre"):
         adopt_options(config(tmp_path / "none"))
-    words = ["model.deep=false", *FAST]
+    words = ["model.deep=false", *FAST, *RECIPE]
     wide = scperformer.train(counts_adata, "cell_type", output=tmp_path / "wide", overrides=words)
     with pytest.raises(InputError, match=r"no encoder in init='.*wide'"):
         adopt_options(config(wide))
@@ -208,7 +209,7 @@ def test_weights_of_another_shape(pretrained, counts_adata, tmp_path):
 
 @pytest.mark.parametrize("mode", ["full", "last_layer", "head"])
 def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
-    words = [f"init='{pretrained}'", f"init_mode={mode}", *FAST, "model.gene_dropout=0", "model.wide=false"]
+    words = [f"init='{pretrained}'", f"init_mode={mode}", *FAST, *RECIPE, "model.gene_dropout=0", "model.wide=false"]
     folder = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=words)
     before, after = load_bundle(pretrained), load_bundle(folder)
     _, network, _ = started(counts_adata, pretrained, f"init_mode={mode}", "model.wide=false")
@@ -234,7 +235,7 @@ def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
 
 
 def test_a_trained_model_is_a_start_too(tiny_model, counts_adata, tmp_path):
-    words = [f"init='{tiny_model}'", *FAST]
+    words = [f"init='{tiny_model}'", *FAST, *RECIPE]
     folder = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=words)
     record = load_bundle(folder).provenance["init"]
     assert (record["kind"], record["hash"]) == ("annotator", load_bundle(tiny_model).hash)
@@ -261,8 +262,7 @@ def with_init(counts_adata, init, *overrides):
     return new_network(reference, cfg), Cells(reference.x, cfg.tokens, reference.labels), cfg
 
 
-@pytest.mark.parametrize("head", ["mean", "cls"])
-@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize(("head", "wide"), [("mean", True), ("cls", False)])
 def test_logits_are_those_of_logistic_regression(counts_adata, tiny_model, head, wide):
     network, cells, cfg = with_init(counts_adata, tiny_model, f"head={head}", f"model.wide={wide}")
     seen = pooled(network, cells, 16)

@@ -28,7 +28,8 @@ from scperformer.model.folder import load_bundle
 from scperformer.training.run_folder import open_run, run_options
 from scperformer.training.train import run_train
 
-FAST = ["model=tiny", "trainer.max_epochs=1", "logger=csv", "data.min_genes=0"]
+RECIPE = ["optim.wide_gene_weights=standard", "optim.wide_class_weights=none"]  # not chosen by held-out cells
+FAST = ["model=tiny", "trainer.max_epochs=1", "logger=csv", "data.min_genes=0", *RECIPE]
 
 
 def config(path, *overrides):
@@ -165,10 +166,9 @@ def test_the_record_of_training_in_memory_is_a_call(counts_adata, tmp_path):
 
 
 def test_a_model_is_named_like_its_folder(counts_adata, tmp_path):
-    for folder, name in (("my.v2", "my.v2"), ("pbmc.v1.model", "pbmc.v1")):
-        words = [*FAST, "model.deep=false"]
-        path = scperformer.train(counts_adata.copy(), "cell_type", output=tmp_path / folder, overrides=words)
-        assert load_bundle(path).name == name
+    words = [*FAST, "model.deep=false"]
+    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "pbmc.v1.model", overrides=words)
+    assert load_bundle(path).name == "pbmc.v1"
 
 
 def test_unfinished_runs_are_neither_lost_nor_mixed(tmp_path, caplog):
