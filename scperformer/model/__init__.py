@@ -1,20 +1,22 @@
-"""The saved model as plain data, without torch.
+"""The saved model as plain data, without torch: one file, folder."""
 
-Files in reading order: bundle (the data, and its card for people), folder.
-"""
-
-from scperformer.model.bundle import ANNOTATOR, BRANCHES, ENCODER, Bundle, encoder_is_silent, sum_of_branches
 from scperformer.model.folder import (
+    ANNOTATOR,
+    BRANCHES,
     CARD,
+    ENCODER,
     FORMAT_VERSION,
     GENES,
     INFO,
     PACKAGED,
     WEIGHTS,
+    Bundle,
     damaged_model,
+    encoder_is_silent,
     library_folder,
     load_bundle,
     require_annotator,
     resolve_model,
     save_bundle,
+    sum_of_branches,
 )

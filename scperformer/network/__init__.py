@@ -1,7 +1,6 @@
 """The network in torch: from aligned expression to logits, and saved models back in memory.
 
-Files in reading order: tokens, batches, encoder (with chunked and fused_norm), linear, network, inference, load,
-library.
+Files in reading order: tokens, batches, encoder (with fused_norm), linear, network, inference, load, library.
 """
 
 from scperformer.network.batches import (

@@ -60,30 +60,16 @@ def padded_length(num_tokens: int) -> int:
 
 
 class Cells:
-    """Cells in memory: expression aligned to the model's genes and, for training, a label index each.
-
-    Parameters
-    ----------
-    x
-        CSR float32, N cells x G genes of the model, ln(1 + cp10k).
-    labels
-        int64, N, index of the label; None for cells to be annotated.
-    """
+    """Cells in memory: aligned expression (CSR float32, N x G, ln(1 + cp10k)) and, for training, label indices."""
 
     def __init__(self, x: csr_matrix, tokens: TokensConfig, labels: np.ndarray | None = None):
-        self.x, self.tokens, self.labels = x, tokens, labels
-        self.lengths = token_counts(x, tokens)
+        self.x, self.tokens, self.lengths = x, tokens, token_counts(x, tokens)
+        self.known_labels = np.empty(0, dtype=np.int64) if labels is None else labels
 
     @property
     def sample(self) -> "Cells":
         """Cells for the parts that are fitted before the network learns: all of them, as they are in memory."""
         return self
-
-    @property
-    def known_labels(self) -> np.ndarray:
-        """The label indices of labelled cells."""
-        assert self.labels is not None
-        return self.labels
 
     def __len__(self) -> int:
         return self.x.shape[0]
@@ -120,12 +106,8 @@ def drawn_rows(labels: np.ndarray, balance: str, seed: int, epoch: int) -> np.nd
     """Draw as many row numbers as there are cells, ascending: each once or, with `balance`, rare labels more often.
 
     `balance` is `none` (each cell once), `balanced` (every label equally often) or `sqrt` (as often as the root of its
-    number of cells).
-
-    Source
-    ------
-    Systematic resampling: each cell is drawn in proportion to its weight, rounded up or down by one common random
-    number. (Kitagawa 1996, J. Comput. Graph. Stat. 5:1, appendix.)
+    number of cells). Systematic resampling (Kitagawa 1996, J. Comput. Graph. Stat. 5:1, appendix): each cell is drawn
+    in proportion to its weight, rounded up or down by one common random number.
     """
     if balance == "none":
         return np.arange(len(labels))
@@ -159,13 +141,11 @@ def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:
 def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, buffer: int = 0) -> list[np.ndarray]:
     """Row numbers of batches of similar length that hold every cell once; the order follows from the numbers given.
 
-    `lengths` are the tokens of each cell, `buffer` is the number of this part of an epoch's cells. The last batch may
-    have fewer cells.
+    `lengths` are the tokens of each cell, `buffer` is the number of this part of an epoch's cells.
     """
     rng = np.random.default_rng(seed_sequence("batches", seed, epoch, buffer))
     order = rng.permutation(len(lengths))
-    pool = POOL_BATCHES * batch_size
-    batches = []
+    batches, pool = [], POOL_BATCHES * batch_size
     for start in range(0, len(order), pool):
         cells = order[start : start + pool]
         cells = cells[np.argsort(lengths[cells], kind="stable")]
@@ -207,10 +187,8 @@ def prediction_batches(
 
 
 def ahead(items: Iterator[Item], num: int) -> Iterator[Item]:
-    """The same items, made in a thread so that `num` are ready or in the making while an earlier one is used.
-
-    In a thread, unlike in processes, an HDF5 file is open once and nothing is copied.
-    """
+    """The same items, made in a thread so that `num` are ready or in the making while an earlier one is used."""
+    # A thread, unlike processes, opens an HDF5 file once and copies nothing.
     with ThreadPoolExecutor(1) as pool:
         futures = deque(pool.submit(next, items, END) for _ in range(num))
         while (item := futures.popleft().result()) is not END:

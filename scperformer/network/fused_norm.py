@@ -1,9 +1,7 @@
 """Layer norm on a GPU in one pass, in the precision of the products after it (Triton).
 
-torch computes it in float32 under automatic mixed precision, and converts the result in another pass. Widths
-are constants of the kernels, so that their compiler sees which rows begin where 16 bytes can be read at once.
-
-Shape letters: R rows, D width, P programs of the backward pass.
+torch converts the result in another pass under automatic mixed precision. Widths are constants of the kernels, so that
+their compiler sees which rows begin where 16 bytes can be read at once. R rows, D width, P programs going backward.
 """
 
 import torch
@@ -69,9 +67,8 @@ class _LayerNorm(torch.autograd.Function):
         R, D = x_RD.shape
         out_RD = torch.empty_like(x_RD, dtype=dtype)
         mean_R, scale_R = torch.empty(2, R, dtype=torch.float32, device=x_RD.device)
-        sizes = {"TILE_R": ROWS, "TILE_D": triton.next_power_of_2(D)}
         given = (x_RD, x_RD, x_RD, weight_D, bias_D, out_RD, mean_R, scale_R, R, D, epsilon)
-        _forward[(triton.cdiv(R, ROWS),)](*given, ADD=False, **sizes)
+        _forward[(triton.cdiv(R, ROWS),)](*given, ADD=False, TILE_R=ROWS, TILE_D=triton.next_power_of_2(D))
         ctx.save_for_backward(x_RD, weight_D, mean_R, scale_R)
         return out_RD
 
@@ -83,10 +80,8 @@ class _LayerNorm(torch.autograd.Function):
         num_programs = min(PROGRAMS, num_tiles)
         grad_x_RD = torch.empty_like(x_RD)
         sums_2PD = mean_R.new_empty(2, num_programs, D)
-        made = (grad_x_RD, sums_2PD[0], sums_2PD[1])
-        sizes = {"TILE_R": ROWS, "TILE_D": triton.next_power_of_2(D)}
-        given = (x_RD, weight_D, mean_R, scale_R, grad_RD.contiguous())
-        _backward[(num_programs,)](*given, *made, R, D, num_tiles, **sizes)
+        given = (x_RD, weight_D, mean_R, scale_R, grad_RD.contiguous(), grad_x_RD, *sums_2PD, R, D, num_tiles)
+        _backward[(num_programs,)](*given, TILE_R=ROWS, TILE_D=triton.next_power_of_2(D))
         return grad_x_RD, *sums_2PD.sum(1).to(weight_D.dtype), None, None
 
 

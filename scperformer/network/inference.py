@@ -2,14 +2,14 @@
 
 Two settings make a CPU up to twice as fast and change no result: products by oneDNN, and memory that is kept.
 torch gives float32 products to oneDNN only if it may reduce their precision. On CPUs without matrix units for bfloat16
-oneDNN computes in float32 all the same; a trial product shows whether this CPU is one of them. glibc gives the memory
-of every large tensor back to the system, which clears each page again for the next tensor. With 16,907 tokens that
-takes a third of the time of an attention layer, or more.
+oneDNN computes in float32 all the same; a trial product shows it. glibc gives the memory of every large tensor back to
+the system, which clears each page again: with 16,907 tokens, a third of the time of an attention layer.
 
 `wide` is the linear branch, `deep` the encoder. Shape letters: B cells, C labels, D embedding width.
 """
 
 import ctypes
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -50,26 +50,6 @@ def torch_state_kept(threads: int | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def _memory_kept() -> Iterator[None]:
-    try:
-        libc = ctypes.CDLL(None)
-        is_glibc = hasattr(libc, "gnu_get_libc_version")
-    except (OSError, TypeError):  # Windows
-        is_glibc = False
-    if not is_glibc:
-        yield
-        return
-    for parameter, value in KEEP.items():
-        libc.mallopt(parameter, value)
-    try:
-        yield
-    finally:
-        for parameter, value in USUAL.items():
-            libc.mallopt(parameter, value)
-        libc.malloc_trim(0)
-
-
-@contextmanager
 def _reduced_precision_allowed() -> Iterator[None]:
     setting = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set when torch is imported
     before = setting.fp32_precision
@@ -98,30 +78,28 @@ def fast_cpu(device: str) -> Iterator[None]:
 
     Afterwards torch's setting is as before, and free memory is given back.
     """
-    with ExitStack() as settings:
+    with ExitStack() as afterwards:
         if device == "cpu":
-            settings.enter_context(_memory_kept())
+            libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+            if libc is not None and hasattr(libc, "gnu_get_libc_version"):
+                afterwards.callback(libc.malloc_trim, 0)
+                for parameter, value in USUAL.items():
+                    afterwards.callback(libc.mallopt, parameter, value)
+                for parameter, value in KEEP.items():
+                    libc.mallopt(parameter, value)
             if _is_exact():
-                settings.enter_context(_reduced_precision_allowed())
+                afterwards.enter_context(_reduced_precision_allowed())
         yield
 
 
 def computes_in_bfloat16() -> bool:
     """Whether this CPU has instructions for products of bfloat16; others take several times as long with it."""
-    if not hasattr(torch.cpu, "get_capabilities"):  # older versions of torch
-        return False
-    capabilities = torch.cpu.get_capabilities()
+    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}  # older torch: not
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def choose_device(device: str, precision: str = "32-true") -> str:
-    """Return `cuda` or `cpu`; `auto` takes a GPU if there is one.
-
-    Raises
-    ------
-    InputError
-        There is no GPU but one is asked for, or the CPU has no instructions for the precision.
-    """
+    """Return `cuda` or `cpu`; `auto` takes a GPU if there is one. A missing GPU or precision is refused."""
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device=cuda and no GPU", "a GPU that torch can use", "choose device=cpu")
     if device == "auto":
@@ -149,14 +127,8 @@ def predict_cells(
     on it; smaller batches are filled up with repeated cells. Each thread computes whole batches: if threads shared a
     product, its sums would depend on their number. While a GPU computes, the CPU prepares its next batches.
 
-    Parameters
-    ----------
-    network
-        The model; its training mode is restored afterwards.
-    batch_size
-        Cells per batch on a GPU, and on a CPU if no encoder is run; batches of long cells have fewer.
-    precision
-        `bf16-mixed` computes most products in bfloat16.
+    `batch_size` is the number of cells on a GPU, and on a CPU if no encoder is run; batches of long cells have fewer.
+    The precision `bf16-mixed` computes most products in bfloat16. The training mode of the network is restored.
     """
     was_training, num_threads = network.training, torch.get_num_threads()
     filled_up = device == "cpu" and not network.wide_alone

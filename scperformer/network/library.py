@@ -17,18 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from scperformer.config import ModelsConfig
 from scperformer.errors import InputError, one_line
-from scperformer.model import (
-    ANNOTATOR,
-    CARD,
-    GENES,
-    INFO,
-    PACKAGED,
-    WEIGHTS,
-    Bundle,
-    damaged_model,
-    library_folder,
-    load_bundle,
-)
+from scperformer.model import CARD, GENES, INFO, PACKAGED, WEIGHTS, Bundle, damaged_model, library_folder, load_bundle
 from scperformer.network.load import rebuild
 from scperformer.outputs import new_folder, require_absent
 
@@ -73,8 +62,7 @@ def _require_small(entries: Iterable[tuple[str, int]]) -> None:
 def unpack(path: Path, target: Path) -> Path:
     """Unpack an archive into the empty folder `target`, and return the one model folder in it.
 
-    An archive that is damaged or too large, or has files outside of its folder, links that lead out of it or devices,
-    is refused.
+    Refuse one that is damaged or too large, or has files outside of its folder, links that lead out of it or devices.
     """
     try:
         if zipfile.is_zipfile(path):
@@ -103,13 +91,7 @@ def unpack(path: Path, target: Path) -> Path:
 
 
 def import_model(path: Path, library: Path, *, overwrite: bool = False) -> Path:
-    """Check a model folder, or an archive of one, and copy it into the library, whole or not at all.
-
-    Raises
-    ------
-    InputError
-        The model is not sound, its name cannot name a folder, or the library has a model of this name.
-    """
+    """Check a model folder, or an archive of one, and copy it into the library, whole or not at all."""
     if path.is_file():
         with tempfile.TemporaryDirectory(prefix="scperformer-") as temporary:
             return import_model(unpack(path, Path(temporary)), library, overwrite=overwrite)
@@ -137,8 +119,7 @@ def import_model(path: Path, library: Path, *, overwrite: bool = False) -> Path:
 def list_models(library: Path) -> list[Path]:
     """Print name, labels, genes and folder of the packaged model and of the imported ones."""
     imported = [folder for folder in sorted(library.iterdir()) if (folder / INFO).is_file()] if library.is_dir() else []
-    folders = [PACKAGED, *imported] if PACKAGED.is_dir() else imported
-    for folder in folders:
+    for folder in [PACKAGED, *imported]:
         try:
             text = _described(load_bundle(folder))
         except InputError as error:
@@ -147,12 +128,12 @@ def list_models(library: Path) -> list[Path]:
         print(f"{one_line(folder.name)}{packaged}: {text}\n  {one_line(str(folder))}")
     if not imported:
         log.info("no imported models in %s: 'scperformer models import PATH' adds one", library)
-    return folders
+    return [PACKAGED, *imported]
 
 
 def _described(bundle: Bundle) -> str:
-    labels = f"{len(bundle.labels)} labels ({', '.join(bundle.labels)})"
-    return f"{labels if bundle.kind == ANNOTATOR else 'encoder without labels'}, {len(bundle.genes)} genes"
+    labels = f"{len(bundle.labels)} labels ({', '.join(bundle.labels)})" if bundle.labels else "encoder without labels"
+    return f"{labels}, {len(bundle.genes)} genes"
 
 
 def run_models(cfg: ModelsConfig) -> list[Path]:

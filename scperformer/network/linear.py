@@ -37,12 +37,10 @@ class LinearModel:
 def fit_logistic(
     x: csr_matrix | np.ndarray, labels: np.ndarray, *, c: float, class_weights: str = "none", tolerance: float = 1e-4
 ) -> LinearModel:
-    """Fit L2-regularised multinomial logistic regression (scikit-learn's).
+    """Fit L2-regularised multinomial logistic regression (scikit-learn's) to float32 features of N cells.
 
     Parameters
     ----------
-    x
-        CSR or dense float32, N cells x features.
     labels
         int64, N; every one of 0..C-1 occurs.
     c
@@ -96,11 +94,8 @@ def gene_weights(x: csr_matrix, labels: np.ndarray, how: str) -> np.ndarray:
 
     `how` is `none` (1), `standard` (1 / standard deviation within labels, shrunken towards the median gene's) or
     `signal`: the latter times the root of the gene's signal-to-noise ratio. The signal is the standard deviation of the
-    label means, without the part expected by chance; the noise is the deviation within labels.
-
-    Source
-    ------
-    Shrunken deviation: nearest shrunken centroids (Tibshirani et al. 2002, PNAS 99:6567).
+    label means, without the part expected by chance; the noise is the deviation within labels. The shrunken deviation
+    is from nearest shrunken centroids (Tibshirani et al. 2002, PNAS 99:6567).
     """
     if how == "none":
         return np.ones(x.shape[1])
@@ -121,18 +116,9 @@ def gene_weights(x: csr_matrix, labels: np.ndarray, how: str) -> np.ndarray:
 
 
 def fit_linear_branch(x: csr_matrix, labels: np.ndarray, recipe: Recipe) -> LinearModel:
-    """Fit L2-penalised multinomial logistic regression on views of the expression.
+    """Fit `fit_logistic` on views of the expression: CSR float32, N cells x G genes, ln(1 + cp10k).
 
-    Parameters
-    ----------
-    x
-        CSR float32, N cells x G genes, ln(1 + cp10k).
-    labels
-        int64, N; every one of 0..C-1 occurs.
-
-    Returns
-    -------
-    weight float32 G x (views * C), to be multiplied with `view(x, power)` of each power; bias float32 C.
+    The weight, float32 G x (views * C), is to be multiplied with `view(x, power)` of each power.
     """
     views = [view(x, power) for power in recipe.powers]
     scales = [gene_weights(v, labels, recipe.weighting) for v in views]

@@ -30,13 +30,9 @@ log = logging.getLogger(__name__)
 
 NETWORK, ENCODER, PRETRAINING = "model.", "model.encoder.", "pretraining."  # prefixes of weights in a model folder
 MIN_SHARE = 0.1  # of the genes that an encoder or a table of vectors must know: with fewer, it is of another kind
-# Weights with one entry per gene and one for the special position, and the axis of these entries.
-GENE_AXES = {
-    "embedding.gene.weight": 0,
-    "attention.matrices_CPGN": 1,
-    "attention.rows_PK": 0,
-    "attention.columns_PK": 0,
-}
+# Weights with one entry per gene and one for the special position; the axis of these entries is 0, else 1.
+GENES_FIRST = ("embedding.gene.weight", "attention.rows_PK", "attention.columns_PK")
+GENES_SECOND = "attention.matrices_CPGN"
 
 
 class _NothingDrawn(TorchFunctionMode):
@@ -106,13 +102,7 @@ def rebuild(bundle: Bundle, path: Path) -> CellTypeModel | Encoder:
 
 @torch_state_kept()
 def load_model(model_path: str | Path | None = None) -> Model:
-    """Load a model folder; None means $SCPERFORMER_MODEL, else the packaged model.
-
-    Raises
-    ------
-    InputError
-        The folder is missing, damaged, of a newer format, or an encoder without labels.
-    """
+    """Load a model folder; None means $SCPERFORMER_MODEL, else the packaged model. Refuse an encoder without labels."""
     path, why = resolve_model(None if model_path is None else str(model_path))
     bundle = load_bundle(path)
     require_annotator(bundle, path)
@@ -134,10 +124,7 @@ def load_model(model_path: str | Path | None = None) -> Model:
 def shared_rows(genes: list[str], theirs: list[str], init: str, species: str = "auto") -> tuple[list[int], list[int]]:
     """Rows of the genes that two lists share, in each of them; names may differ in kind, and each gene occurs once.
 
-    Raises
-    ------
-    InputError
-        Too few of `genes` are among `theirs`, or they are of another species and `species` does not say so.
+    Refuse too few shared genes, and genes of another species unless `species` says so.
     """
     mapping = map_genes(genes, theirs, None, species, path="the reference")
     known = (mapping.target >= 0) & (mapping.first == np.arange(len(genes)))
@@ -156,12 +143,7 @@ def shared_rows(genes: list[str], theirs: list[str], init: str, species: str = "
 def load_encoder(encoder: Encoder, bundle: Bundle, genes: list[str], init: str, species: str = "auto") -> list[int]:
     """Copy the weights of a model folder into an encoder with the same options, and return the rows of known genes.
 
-    Genes that the model does not know keep the vectors they have.
-
-    Raises
-    ------
-    InputError
-        The model knows too few of the genes, or has weights of another shape.
+    Other genes keep the vectors they have. Refuse a model with too few of the genes or with weights of another shape.
     """
     here, there = shared_rows(genes, bundle.genes, init, species)
     new, old = torch.tensor([*here, len(genes)]), torch.tensor([*there, len(bundle.genes)])
@@ -169,7 +151,7 @@ def load_encoder(encoder: Encoder, bundle: Bundle, genes: list[str], init: str, 
         if ENCODER + name not in bundle.weights:
             raise damaged_model(Path(init), f"no weights '{name}'")
         theirs = torch.from_numpy(np.asarray(bundle.weights[ENCODER + name]))
-        axis = next((axis for end, axis in GENE_AXES.items() if name.endswith(end)), None)
+        axis = 0 if name.endswith(GENES_FIRST) else 1 if name.endswith(GENES_SECOND) else None
         part, wanted = theirs, ours.shape
         if axis is not None:
             part, wanted = theirs.index_select(axis, old), ours.index_select(axis, new).shape
@@ -186,20 +168,11 @@ def load_encoder(encoder: Encoder, bundle: Bundle, genes: list[str], init: str, 
 def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.ndarray:
     """Read a user's table of gene vectors: float32, len(genes) x dim; genes that are not in it get zeros.
 
-    Each line of the text has a gene and `dim` numbers, separated by white space. A first line with two numbers (how
-    many genes, how long the vectors), as word2vec writes it, is skipped.
-
-    Raises
-    ------
-    InputError
-        No such file, a line of another length or with text in place of a number, or too few of the genes.
-
-    Source
-    ------
-    Du et al. 2019, BMC Genomics 20:82 (gene2vec).
+    Each line of the text has a gene and `dim` numbers, separated by white space, as gene2vec's (Du et al. 2019, BMC
+    Genomics 20:82). A first line with two numbers (of genes, of their numbers), as word2vec writes it, is skipped.
     """
 
-    def unusable(found: str, expected: str) -> InputError:
+    def unusable(found: str, expected: str = f"a text file with a gene and {dim} numbers (model.dim) in each line"):
         remedy = "name another table with model.gene2vec_path or choose model.positions=gene"
         return InputError(f"gene vectors '{path}' with {found}", expected, remedy)
 
@@ -214,7 +187,7 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
                 if not name or (number == 1 and name.isdigit() and len(numbers) == 1):
                     continue
                 if len(numbers) != dim:
-                    raise unusable(f"{len(numbers)} numbers in line {number}", f"{dim}, as model.dim={dim}")
+                    raise unusable(f"{len(numbers)} numbers in line {number}")
                 if name not in index:
                     other = name
                     continue
@@ -222,17 +195,17 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
                     with np.errstate(over="ignore"):
                         vectors[index[name]] = numbers
                 except ValueError as error:
-                    expected = f"a gene and {dim} numbers in each line"
-                    raise unusable(f"text in place of a number for '{name}'", expected) from error
+                    raise unusable(f"text in place of a number for '{name}'") from error
                 repeated += name in found
                 found.add(name)
-    except (OSError, UnicodeDecodeError) as error:
-        cause = f"a file that cannot be read ({error.strerror})" if isinstance(error, OSError) else "bytes, not text"
-        raise unusable(cause, "a text file") from error
+    except OSError as error:
+        raise unusable(f"a file that cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise unusable("bytes that are not text") from error
     if not np.isfinite(vectors).all():
-        raise unusable("numbers that are not finite", "finite numbers")
+        raise unusable("numbers that are not finite")
     if len(found) < MIN_SHARE * len(genes):
-        examples = f"(the model has e.g. '{genes[0]}', the file '{other}')" if genes else ""
+        examples = f"(the model has e.g. '{genes[0]}', the file '{other}')"
         raise unusable(f"{len(found)} of the model's {len(genes)} genes", f"a tenth of them {examples}")
     if repeated:
         log.warning("genes that occur more than once in %s: %d; the last line counts", path, repeated)

@@ -38,13 +38,9 @@ class ClsPool(MeanPool):
 
 
 class ConvPool(nn.Module):
-    """As in scBERT: project each token to a number, ReLU, one entry per gene of the model.
+    """As in scBERT (Yang et al. 2022, Methods): project each token to a number, ReLU, one entry per gene of the model.
 
     Genes that are not tokens of a cell have entry 0, like genes with a negative projection.
-
-    Source
-    ------
-    Yang et al. 2022, Nature Machine Intelligence, Methods (a 1 x D convolution over the token axis).
     """
 
     def __init__(self, num_genes: int, dim: int):
@@ -80,10 +76,7 @@ class Head(nn.Module):
 
 
 class Wide(nn.Module):
-    """The linear branch: logits linear in views of normalised expression, plus a bias; starts at 0.
-
-    A view is x to a power, each cell scaled to the same length (linear.py gives the reason).
-    """
+    """The linear branch: logits linear in views of normalised expression (see linear.py), plus a bias; starts at 0."""
 
     def __init__(self, num_genes: int, num_labels: int, powers: Sequence[float]):
         super().__init__()
@@ -141,14 +134,11 @@ class CellTypeModel(nn.Module):
     def branches(
         self, batch: Batch, seen_by_encoder: Batch | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits of the linear branch and of the encoder (0 where it is off), and the embeddings, as in `forward`.
-
-        In training the encoder may see other tokens of the same cells than the linear branch.
-        """
+        """Logits of the linear branch and of the encoder (0 where it is off), and the embeddings, as in `forward`."""
         wide_BC = torch.zeros(()) if self.wide is None else self.wide(batch)
         if self.encoder is None or self.wide_alone:
             return wide_BC, torch.zeros_like(wide_BC), wide_BC
-        seen = batch if seen_by_encoder is None else seen_by_encoder
+        seen = batch if seen_by_encoder is None else seen_by_encoder  # in training, some genes may be hidden from it
         deep_BC, hidden_BD = self.head(self.pool(self.encoder(seen), seen))
         return wide_BC.to(deep_BC.device), deep_BC, hidden_BD
 
@@ -164,11 +154,9 @@ class CellTypeModel(nn.Module):
 
     @property
     def one_by_one(self) -> bool:
-        """Whether a cell needs a batch of its own, so that its bits do not depend on other cells.
-
-        A row of a product gets the same bits at any position if all widths are multiples of 16 and at most a few
-        thousand numbers are added up. `Attention.one_by_one` decides for the mechanisms.
-        """
+        """Whether a cell needs a batch of its own, so that its bits do not depend on other cells."""
+        # A row of a product gets the same bits at any position if all widths are multiples of 16 and at most a few
+        # thousand numbers are added up. `Attention.one_by_one` decides for the mechanisms.
         if self.encoder is None:
             return False
         parts = (*self.encoder.layers.modules(), *self.pool.modules(), *self.head.modules())

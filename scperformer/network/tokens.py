@@ -22,18 +22,13 @@ LN2 = np.log(2.0)
 EDGE = 5e-7
 EMBEDDING_STD = 0.1  # standard deviation of new embeddings of genes and bins
 TYPICAL_X = 4.0  # ln(1 + cp10k) of an expressed gene is about 1 to 6
-SINUSOID_BASE = 10000.0  # longest wavelength / 2 pi of the sinusoidal positions, as Vaswani et al. 2017
 
 
 def log2_bins(x: np.ndarray, tokens: TokensConfig) -> np.ndarray:
     """Bin each value: floor(bins_per_log2 * log2(1 + cp10k)), clipped at `num_bins`; int64, shape of `x`.
 
-    Bins `scbert` are floor(log2(1 + cp10k)) in 0..5, where 0 also holds weakly expressed genes. With `bins`, 1 is added
-    for expressed genes, so that 0 means not expressed.
-
-    Source
-    ------
-    scBERT (Yang et al. 2022, Methods): log2-normalised expression cut into 5 bins; mask token 6.
+    Bins `scbert` (Yang et al. 2022, Methods) are floor(log2(1 + cp10k)) in 0..5, where 0 also holds weakly expressed
+    genes. With `bins`, 1 is added for expressed genes, so that 0 means not expressed.
     """
     log2_values = np.asarray(x, dtype=np.float64) / LN2
     bins = np.floor(log2_values * tokens.bins_per_log2 + EDGE).astype(np.int64)
@@ -122,13 +117,8 @@ class ContinuousEmbedding(nn.Module):
 
 
 def sinusoids(num_positions: int, dim: int) -> torch.Tensor:
-    """Sines and cosines of the position at geometrically growing wavelengths: float32, positions x dim.
-
-    Source
-    ------
-    Vaswani et al. 2017, arXiv 1706.03762, section 3.5.
-    """
-    rates = SINUSOID_BASE ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    """Sines and cosines of the position: float32, positions x dim (Vaswani et al. 2017, arXiv 1706.03762, 3.5)."""
+    rates = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angles = torch.arange(num_positions, dtype=torch.float64)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)[:, :dim].float()
 
@@ -146,11 +136,9 @@ class Embedding(nn.Module):
         self.gene = None if model.positions == "none" else nn.Embedding(num_genes + 1, model.dim)
         if self.gene is not None and model.positions == "gene":
             nn.init.normal_(self.gene.weight, std=EMBEDDING_STD)
-        elif self.gene is not None:
-            weight = self.gene.weight.requires_grad_(False)
-            if not weight.is_meta:
-                sinusoidal = model.positions == "sinusoidal"
-                weight.data = sinusoids(num_genes + 1, model.dim) if sinusoidal else torch.zeros_like(weight)
+        elif self.gene is not None and not self.gene.weight.requires_grad_(False).is_meta:
+            fixed = sinusoids(num_genes + 1, model.dim)
+            self.gene.weight.data = fixed if model.positions == "sinusoidal" else torch.zeros_like(fixed)
         if tokens.name == "continuous":
             self.expression: nn.Module = ContinuousEmbedding(model.dim)
         else:

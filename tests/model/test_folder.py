@@ -14,8 +14,18 @@ from safetensors.numpy import load_file, save_file
 
 from scperformer.errors import InputError
 from scperformer.files import sha256
-from scperformer.model.bundle import Bundle, model_card
-from scperformer.model.folder import CARD, GENES, INFO, PACKAGED, WEIGHTS, load_bundle, resolve_model, save_bundle
+from scperformer.model.folder import (
+    CARD,
+    GENES,
+    INFO,
+    PACKAGED,
+    WEIGHTS,
+    Bundle,
+    load_bundle,
+    model_card,
+    resolve_model,
+    save_bundle,
+)
 
 
 @pytest.fixture

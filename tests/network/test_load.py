@@ -119,15 +119,21 @@ def test_reads_the_vectors_of_the_models_genes(table, content):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("CD3D 1 2 3\nLYZ 1 2\n", r"with 2 numbers in line 2; expected 3, as model\.dim=3: name another table"),
+        (
+            "CD3D 1 2 3\nLYZ 1 2\n",
+            r"2 numbers in line 2; expected .* 3 numbers .*: name another table",
+        ),
         ("CD3D 1 2 3\nLYZ 1 2 3 4\n", r"4 numbers in line 2"),
         ("4 4\nCD3D 1 2 3 4\n", r"4 numbers in line 2"),
         ("CD3D 1 2 3\n3 3\n", r"1 numbers in line 2"),
-        ("CD3D 1 2 3\nLYZ 1 two 3\n", r"text in place of a number for 'LYZ'; expected a gene and 3 numbers"),
-        ("CD3D 1 nan 3\n", r"numbers that are not finite; expected finite numbers"),
+        (
+            "CD3D 1 2 3\nLYZ 1 two 3\n",
+            r"text in place of a number for 'LYZ'; expected a text file",
+        ),
+        ("CD3D 1 nan 3\n", r"numbers that are not finite; expected a text file"),
         ("", r"0 of the model's 4 genes; expected a tenth of them"),
         ("Cd3d 1 2 3\nLyz1 4 5 6\n", r"0 of the model's 4 genes; .*the model has e\.g\. 'CD3D', the file 'Lyz1'"),
-        (b"\xff\xfe\x00CD3D", r"bytes, not text; expected a text file"),
+        (b"\xff\xfe\x00CD3D", r"bytes that are not text; expected a text file"),
     ],
 )
 def test_refuses_tables_that_do_not_fit(table, content, message):
