@@ -129,12 +129,12 @@ def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:
     last_B1 = batch.keep_BL.sum(1, keepdim=True) - 1
     is_special = torch.zeros_like(batch.keep_BL).scatter(1, last_B1, True)
     draws = torch.rand(batch.keep_BL.shape).to(batch.keep_BL.device)
-    kept = Batch(*batch.tensors[:3], batch.keep_BL & ((draws >= share) | is_special))
+    kept_BL = batch.keep_BL & ((draws >= share) | is_special)
+    kept = Batch(batch.genes_BL, batch.values_BL, batch.x_BL, kept_BL)
     if in_place:
         return kept
     # Real tokens move to the front in their order, so the special position stays the last of them.
-    length = padded_length(int(kept.keep_BL.sum(1).max()))
-    order = torch.argsort(~kept.keep_BL, dim=1, stable=True)[:, :length]
+    order = torch.argsort(~kept_BL, dim=1, stable=True)[:, : padded_length(int(kept_BL.sum(1).max()))]
     return Batch(*(tensor.gather(1, order) for tensor in kept.tensors))
 
 

@@ -207,9 +207,10 @@ class Layer(nn.Module):
         """Queries of tokens, B x H x L x E."""
         return self.projected(h_BLD, self.to_qkv.weight[: self.inner])[0]
 
-    def keys_values(self, h_BLD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def keys_values(self, h_BLD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of tokens, B x H x L x E each."""
-        return self.projected(h_BLD, self.to_qkv.weight[self.keys_from :]).unbind(0)
+        k_BHLE, v_BHLE = self.projected(h_BLD, self.to_qkv.weight[self.keys_from :]).unbind(0)
+        return k_BHLE, v_BHLE
 
     def is_fused(self, h_BLD: torch.Tensor) -> bool:
         """Whether one pass computes a residual sum and the norm after it: for predictions on a GPU with Triton."""
