@@ -98,7 +98,7 @@ def prepare_reference(
 
 
 def _record(prepared: AnnData, findings: Findings, target_sum: float) -> dict[str, Any]:
-    """The record of the preparation in the file; docs/formats.md describes it."""
+    """Return the record of the preparation in the file; docs/formats.md describes it."""
     found = {"source": findings.source, "kind": findings.kind, "notes": np.array(findings.notes, dtype=str)}
     return {"target_sum": float(target_sum), **found, "cells": prepared.n_obs, "genes": prepared.n_vars}
 

@@ -127,7 +127,8 @@ class BackedH5ad:
         obs = file["obs"]
         if obs.attrs.get("encoding-version") != "0.2.0":
             raise ValueError("obs of an older format")
-        self.n_obs = int(obs[obs.attrs["_index"]].shape[0])
+        self._index = obs[obs.attrs["_index"]]
+        self.n_obs = int(self._index.shape[0])
         self.var: pd.DataFrame = read_elem(file["var"])
         self.n_vars = len(self.var)
         self.X = self._matrix("X", self.n_vars)
@@ -147,7 +148,7 @@ class BackedH5ad:
     @cached_property
     def obs_names(self) -> pd.Index:
         """The names of all cells."""
-        return pd.Index(read_elem(self.file["obs"][self.file["obs"].attrs["_index"]]))
+        return pd.Index(read_elem(self._index))
 
     def columns(self, names: Iterable[str]) -> pd.DataFrame:
         """Read those of these columns of obs that exist; rows are numbered."""
@@ -158,7 +159,7 @@ class BackedH5ad:
 
     def names(self, start: int, stop: int) -> list[str]:
         """Return the names of cells `start` to `stop`."""
-        index = self.file["obs"][self.file["obs"].attrs["_index"]]
+        index = self._index
         if isinstance(index, h5py.Dataset) and h5py.check_string_dtype(index.dtype):
             return list(index.asstr(errors="replace")[start:stop])  # R may have written them in latin-1
         return [str(name) for name in self.obs_names[start:stop]]

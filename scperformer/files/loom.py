@@ -62,8 +62,7 @@ def _matrix(dataset: h5py.Dataset) -> sparse.csr_matrix:
     step = max(chunk, BLOCK // max(num_cells, 1) // chunk * chunk)
     # SciPy has no sparse matrices of half precision.
     dtype = np.dtype(np.float32) if dataset.dtype == np.float16 else dataset.dtype
-    parts = (np.asarray(dataset[start : start + step], dtype=dtype) for start in range(0, num_genes, step))
-    blocks = [sparse.csr_matrix(part) for part in parts]
-    if not blocks:
-        return sparse.csr_matrix((num_cells, 0), dtype=dataset.dtype)
+    blocks = [sparse.csr_matrix((0, num_cells), dtype=dtype)]
+    for start in range(0, num_genes, step):
+        blocks.append(sparse.csr_matrix(np.asarray(dataset[start : start + step], dtype=dtype)))
     return sparse.csr_matrix(sparse.vstack(blocks, format="csr").T)

@@ -23,18 +23,10 @@ MANY_PASSES = 10  # from this number on, a log line recommends how to avoid them
 class Rows:
     """A matrix, cells x genes, with a block of rows in memory at a time.
 
-    Parameters
-    ----------
-    matrix
-        In memory: sparse or dense. On disk: opened by `anndata.io.sparse_dataset`, or an array of h5py or zarr.
-        A matrix stored by columns (CSC) is converted to rows: in memory once, on disk by reading all of it for each
-        part of the rows.
-
-    Raises
-    ------
-    ValueError
-        Sparse arrays do not fit each other or point outside of the matrix, which would let compiled code read
-        foreign memory. Raised here, or when a block is read.
+    In memory it is sparse or dense; on disk it is opened by `anndata.io.sparse_dataset`, or an array of h5py or zarr.
+    One that is stored by columns (CSC) is converted to rows: in memory once, on disk by reading all of it for each part
+    of the rows. A `ValueError`, here or when a block is read, refuses sparse arrays that do not fit each other or point
+    outside of the matrix: compiled code would read foreign memory there.
     """
 
     def __init__(self, matrix: Any):

@@ -154,9 +154,8 @@ def find_orientation(rows: Sequence[str], columns: Sequence[str], path: str | Pa
     if could_be_cells_by_genes == could_be_genes_by_cells:
         row, column = (repr(str(names[len(names) // 2])[:40]) if names else "none" for names in (rows, columns))
         options = [f"orientation={CELLS_BY_GENES}", f"orientation={GENES_BY_CELLS}"]
-        found = (
-            f"{path}, a table whose names do not tell genes from cells (rows e.g. {row}, columns e.g. {column}; {why})"
-        )
+        examples = f"rows e.g. {row}, columns e.g. {column}"
+        found = f"{path}, a table whose names do not tell genes from cells ({examples}; {why})"
         expected = "gene names on one axis and cell names on the other"
         raise InputError(found, expected, f"add {' or '.join(options)}", options)
     return CELLS_BY_GENES if could_be_cells_by_genes else GENES_BY_CELLS, why

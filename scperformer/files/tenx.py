@@ -221,10 +221,8 @@ def read_tenx_folder(path: Path) -> tuple[AnnData, list[str]]:
     cells, genes = _as_table(barcodes, num_cells, barcode_file), _as_table(features, num_genes, feature_file)
     obs = cells.iloc[:, 1:].set_axis(pd.Index(cells.iloc[:, 0], dtype=object, name=None))
     # Ids, symbols, kinds of feature; a file with one column has the symbols alone.
-    places = [
-        (name, place) for name, place in (("gene_ids", 0), ("feature_types", 2)) if genes.shape[1] > max(1, place)
-    ]
-    about = {name: genes.iloc[:, place].to_numpy() for name, place in places}
+    places = {"gene_ids": 0, "feature_types": 2}
+    about = {name: genes.iloc[:, i].to_numpy() for name, i in places.items() if genes.shape[1] > max(1, i)}
     symbols = genes.iloc[:, min(1, genes.shape[1] - 1)].to_numpy()
     var = pd.DataFrame(about, index=pd.Index(symbols, dtype=object))
     adata = AnnData(x.T.tocsr() if genes_in_rows else x, obs=obs, var=var)
