@@ -55,15 +55,9 @@ def test_trains_and_predicts(case, counts_adata, write, command, tmp_path):
 BAD = {
     "unknown mechanism": (["attention=nystrom"], ("'attention/nystrom'", "conv, evo, favor, linformer")),
     "unknown option": (["attention.colour=red"], ("attention.colour", "attention.num_features")),
-    "option of another": (["attention=window", "+attention.num_features=8"], ("attention.half_width",)),
-    "text for a number": (["attention.num_features=many"], ("attention.num_features=many", "int")),
     "memory that does not add up": (
         ["attention=linformer", "tokens.unexpressed=memory"],
         ("memory with attention=linformer", "favor, rbf", "tokens.unexpressed=skip"),
-    ),
-    "memory and epsilon": (
-        ["attention.epsilon=1e-4", "tokens.unexpressed=memory"],
-        ("attention.epsilon=0.0001", "epsilon=null"),
     ),
     "heads that do not divide": (["model.head_dim=null", "model.num_heads=5"], ("model.num_heads=5", "model.dim=32")),
     "no gene vectors": (["model.positions=gene2vec"], ("no model.gene2vec_path", "model.positions=gene")),
@@ -99,6 +93,7 @@ def test_options_without_effect_are_named(counts_adata, write, command):
     assert "model.chunk_tokens is ignored: causal attention" in ran.err
 
 
+@pytest.mark.slow
 def test_options_without_effect_on_pretraining_are_named(counts_adata, write, command):
     options = ["trainer.max_epochs=1", "logger=none", "data.min_genes=0", "attention=window", "model.chunk_tokens=9"]
     ran = command("pretrain", write(counts_adata, "corpus.h5ad"), *options)
@@ -106,6 +101,7 @@ def test_options_without_effect_on_pretraining_are_named(counts_adata, write, co
     assert "model.chunk_tokens is ignored: attention=window is" in ran.err
 
 
+@pytest.mark.slow
 def test_a_sample_with_longer_cells_than_the_model_takes_is_named(counts_adata, write, command, tmp_path):
     few = counts_adata.copy()
     few.X = few.X.multiply(np.random.default_rng(0).random(few.shape) < 0.1).tocsr()
