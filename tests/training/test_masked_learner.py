@@ -68,7 +68,7 @@ def test_resumed_run_ends_with_the_same_weights(counts_adata, tmp_path, monkeypa
 
 @pytest.mark.parametrize("options", [[], ["tokens=bins", "masking.tied=true"]], ids=str)
 def test_loss_falls_and_every_part_learns(counts_adata, tmp_path, options):
-    cfg = config("trainer.max_epochs=4", "trainer.batch_size=8", "optim.lr=0.01", *options)
+    cfg = config("trainer.max_epochs=6", "trainer.batch_size=8", "optim.lr=0.01", *options)
     corpus, train, val = parts(counts_adata, cfg)
     network = new_masked_model(corpus, train, cfg)
     before = {name: tensor.clone() for name, tensor in network.weights().items()}
