@@ -62,11 +62,16 @@ def _override_error(error: Exception, step: str, overrides: Sequence[str]) -> In
     return InputError(found, f"an option of '{step}' and a value it can take", remedy)
 
 
+@cache  # storing takes longer than composing
+def _store_schema(step: str) -> None:
+    """Tell Hydra the dataclass of a step, so that it refuses unknown keys and wrong types."""
+    ConfigStore.instance().store(name=f"{step}_schema", node=SCHEMAS[step])
+
+
 @contextmanager
 def _explained(step: str, overrides: Sequence[str]) -> Iterator[None]:
     """Turn Hydra's errors about overrides into one line; no step runs in the block without catching its own errors."""
-    # Hydra is told the dataclass of the step, so that it refuses unknown keys and wrong types.
-    ConfigStore.instance().store(name=f"{step}_schema", node=SCHEMAS[step])
+    _store_schema(step)
     try:
         yield
     except InputError:

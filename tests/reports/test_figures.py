@@ -31,17 +31,20 @@ def xy(clouds) -> np.ndarray:
     return figures.umap_coordinates(clouds[0], seed=0)
 
 
+@pytest.mark.slow
 def test_neighbours_stay_neighbours(clouds, xy):
     codes = clouds[1]
     nearest = NearestNeighbors(n_neighbors=6).fit(xy).kneighbors(xy, return_distance=False)[:, 1:]
     assert (codes[nearest] == codes[:, None]).mean() > 0.95
 
 
+@pytest.mark.slow
 def test_same_seed_same_coordinates(clouds, xy):
     np.testing.assert_array_equal(figures.umap_coordinates(clouds[0], seed=0), xy)
     assert not np.array_equal(figures.umap_coordinates(clouds[0], seed=1), xy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_cells", [figures.MIN_CELLS, figures.MIN_CELLS + 1])
 def test_few_cells_are_enough(clouds, num_cells):
     assert np.isfinite(figures.umap_coordinates(clouds[0][:num_cells], seed=0)).all()
@@ -56,8 +59,8 @@ def test_no_coordinates_for_too_few_or_equal_cells(embedding):
     assert figures.umap_coordinates(embedding.astype(np.float32), seed=0) is None
 
 
-def test_pictures_are_the_same_bytes_and_hold_the_colours(clouds, xy):
-    codes = clouds[1]
+def test_pictures_are_the_same_bytes_and_hold_the_colours(clouds):
+    xy, codes = clouds[0][:, :2], clouds[1]
     picture = figures.draw_labels(xy, codes)
     assert figures.draw_labels(xy, codes) == picture
     pixels = (imread(io.BytesIO(picture))[..., :3].reshape(-1, 3) * 255).round().astype(int)

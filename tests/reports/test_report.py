@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from html import escape as html_quoted
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -16,6 +17,7 @@ from scperformer.config.steps import EvaluateConfig, ReportConfig
 from scperformer.errors import InputError
 from scperformer.reports.annotated import read_annotated
 from scperformer.reports.evaluate import read_evaluation, run_evaluate
+from scperformer.reports.figures import MIN_CELLS
 from scperformer.reports.report import render, run_report
 
 SCRIPT, IMAGE = "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>'
@@ -56,6 +58,18 @@ def evil_sample(first: int) -> ad.AnnData:
     facts["genes"]["dropped"][:] = IMAGE
     facts["versions"]["scperformer"] = IMAGE
     return sample
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_umap() -> Iterator[None]:
+    """Coordinates without umap-learn, which compiles for 15 seconds; the slow tests of figures.py run it."""
+
+    def coordinates(embedding, seed):
+        return embedding[:, :2] if len(embedding) >= MIN_CELLS else None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scperformer.reports.report.umap_coordinates", coordinates)
+        yield
 
 
 @pytest.fixture(scope="module")
