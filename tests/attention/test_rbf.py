@@ -132,7 +132,7 @@ def test_training_starts_from_keys_and_saves_the_anchors(counts_adata, tmp_path)
     ("options", "message"),
     [
         ({"num_anchors": 0}, r"attention\.num_anchors=0; expected 1 or more"),
-        ({"sigma": 0.0}, r"attention\.sigma=0\.0; expected a number above 0, or null"),
+        ({"sigma": 0.0}, r"attention\.sigma=0\.0; expected a number above 0"),
         ({"init": "kmeans"}, r"attention\.init=kmeans; expected one of sample, learned"),
     ],
 )
