@@ -51,7 +51,7 @@ def test_training_learns_what_a_linear_start_does_not_know(cells, cfg, tmp_path)
         calls = network(val.batch(np.arange(len(val))))[0].argmax(1).numpy()
     assert best_epoch is not None
     assert best_epoch >= 1
-    assert (calls == val.labels).mean() > 1.5 / num_labels
+    assert (calls == val.known_labels).mean() > 1.5 / num_labels
 
 
 def test_directions_are_redrawn_in_training_as_often_as_asked(cells, cfg, tmp_path):
@@ -75,7 +75,7 @@ ROOM = {"attention=favor": True, "attention=window": True, "tokens.unexpressed=m
 def test_hidden_genes_make_room_unless_they_would_count_as_unexpressed(cells, option, monkeypatch):
     cfg = make_config("train", [*(word for word in OVERRIDES if "redraw" not in word), option])
     network = new_network(cells, cfg)
-    learner = Learner(network, cells[0].labels, cfg)
+    learner = Learner(network, cells[0].known_labels, cfg)
     learner.log = lambda *args, **kwargs: None
     seen, forward = [], network.encoder.forward
     monkeypatch.setattr(network.encoder, "forward", lambda batch: seen.append(batch) or forward(batch))
@@ -87,11 +87,11 @@ def test_hidden_genes_make_room_unless_they_would_count_as_unexpressed(cells, op
 
 def test_loss_is_cross_entropy_of_the_sum_plus_that_of_the_encoder(cells, cfg):
     train, _, num_labels = cells
-    weights = loss_weights(np.bincount(train.labels), "balanced")
+    weights = loss_weights(np.bincount(train.known_labels), "balanced")
     cfg.optim = OptimConfig(label_smoothing=0.1, deep_loss_weight=0.5, class_weights="balanced")
     cfg.model.gene_dropout = 0.0
     network = new_network(cells, cfg).eval()
-    learner = Learner(network, train.labels, cfg)
+    learner = Learner(network, train.known_labels, cfg)
     learner.log = lambda *args, **kwargs: None
     batch, labels = train.labelled_batch(np.arange(9))
     wide, deep, _ = network.branches(batch)
@@ -145,7 +145,7 @@ def test_an_encoder_from_elsewhere_learns_slowly(cells, cfg, factor):
     network = new_network(cells, cfg)
     cfg.optim = OptimConfig(lr=0.5, wide_lr_factor=0.1, init_lr_factor=0.1)
     cfg.init = None if factor == 1 else "encoder"
-    learner = Learner(network, cells[0].labels, cfg)
+    learner = Learner(network, cells[0].known_labels, cfg)
     groups = learner.configure_optimizers()["optimizer"].param_groups
     rate = {id(p): group["initial_lr"] for group in groups for p in group["params"]}
     for name, parameter in network.named_parameters():
