@@ -86,7 +86,8 @@ class DataConfig(Options):
     min_cells: int = option(3, ZERO_OR_MORE)  # genes that fewer reference cells express are dropped
     # share of the labelled cells that is held out for early stopping; not used with `data.split=column`
     val_fraction: float = option(0.1, (lambda share: 0 < share < 1, "a share between 0 and 1"))
-    split: str = choice("stratified", "group", "column")  # validation cells: docs/training.md#which-cells-validate
+    # validation cells; stratified: at random within labels; group: whole donors or batches; column: those it names;
+    split: str = choice("stratified", "group", "column")  # see docs/training.md#which-cells-validate
     split_key: str | None = None  # obs column of the groups, or of the sides `train`, `val` and `test` (left alone)
     rare_labels: str = choice("keep", "merge", "drop", "error")  # labels of fewer than `data.min_cells_per_label` cells
     min_cells_per_label: int = option(2, ONE_OR_MORE)  # a label with fewer cells is rare
@@ -113,7 +114,8 @@ class TokensConfig(Options):
     name: str = choice("continuous", "bins", "scbert")  # kind of token
     num_bins: int = option(5, (lambda num: 1 <= num <= 1000, "1 to 1000"))  # highest bin (scbert: 5)
     bins_per_log2: float = option(1.0, ABOVE_ZERO)  # bins per doubling of 1 + expression (scbert: 1)
-    unexpressed: str = choice("skip", "full", "memory")  # full: all genes; memory: unexpressed ones as keys and values
+    # unexpressed genes; full: they are tokens, too; memory: only keys and values (with `attention=favor` or `rbf`)
+    unexpressed: str = choice("skip", "full", "memory")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,10 +135,12 @@ class ModelConfig(Options):
     feedforward_factor: int = option(4, ONE_OR_MORE)  # hidden feed-forward width in multiples of `model.dim`
     activation: str = choice("gelu", "relu")  # of the feed-forward part
     norm: str = choice("pre", "post")  # layer norm before attention and feed-forward, or after their residual sums
-    positions: str = choice("gene", "gene2vec", "sinusoidal", "none")  # gene: a learned vector; gene2vec: from a file
+    # how a token encodes its gene; gene: a learned vector; gene2vec: a fixed one from a file
+    positions: str = choice("gene", "gene2vec", "sinusoidal", "none")
     gene2vec_path: str | None = None  # a text file of genes with `model.dim` numbers each; missing genes get 0
     dropout: float = option(0.1, BELOW_ONE)  # share of numbers that training sets to 0, in the encoder
-    chunk_tokens: int | None = option(None, ONE_OR_MORE)  # tokens at a time in `favor` and `rbf` layers: less memory
+    # tokens at a time in `favor` and `rbf` layers: the same result with less memory; null: all at once
+    chunk_tokens: int | None = option(None, ONE_OR_MORE)
     checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third more time
     gene_dropout: float = option(0.6, BELOW_ONE)  # share of a cell's genes that each step hides from the encoder
     wide: bool = True  # the linear branch, on normalised expression, beside the encoder
@@ -173,7 +177,7 @@ class MaskingConfig(Options):
     random_share: float = option(0.0, SHARE)  # share of these that get another gene's value; the rest is unchanged
     class_weights: str = choice("none", "sqrt", "balanced")  # with bins: weight of a bin in the loss
     tied: bool = False  # with bins: the output layer is the embedding's table of bins
-    loss: str = choice("squared", "huber")  # with continuous tokens
+    loss: str = choice("squared", "huber")  # kind of error, with continuous tokens
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -193,13 +197,15 @@ class OptimConfig(Options):
     class_weights: str = choice("sqrt", "none", "balanced")  # weight of a label in the loss
     wide_start: str = choice("logistic", "zero")  # of the linear branch: fitted as logistic regression, or zero
     wide_c: float = option(0.1, ABOVE_ZERO)  # inverse penalty of the logistic regression that is fitted
-    wide_class_weights: str = choice(AUTO, "none", "sqrt", "balanced")  # weights of labels in it; auto: cross-validated
+    # weights of labels in it; auto: none or balanced, by their likelihood in a cross-validation of training cells
+    wide_class_weights: str = choice(AUTO, "none", "sqrt", "balanced")
     # genes that it penalises least: signal (that separate labels), standard (all alike), none (of large variance) or
     # auto (signal or standard, by the same cross-validation)
     wide_gene_weights: str = choice(AUTO, "signal", "standard", "none")
     wide_lr_factor: float = option(0.0, ZERO_OR_MORE)  # learning rate of a fitted linear branch, relative to `optim.lr`
     deep_loss_weight: float = option(1.0, ZERO_OR_MORE)  # with both branches: weight of the loss of the encoder alone
-    deep_min_gain: float = option(2.0, ZERO_OR_MORE)  # least gain of the encoder, in standard errors of held-out loss
+    # with both branches: the encoder counts if it lowers the held-out loss by more than this many standard errors
+    deep_min_gain: float = option(2.0, ZERO_OR_MORE)
     init_lr_factor: float = option(0.03, ABOVE_ZERO)  # learning rate of an encoder from `init`, relative to `optim.lr`
     gradient_clip: float = option(1.0, ZERO_OR_MORE)  # longest gradient; 0: off
 

@@ -36,10 +36,11 @@ class ExpressionOptions(_FileOptions):
 
     orientation: str = choice("auto", "cells_by_genes", "genes_by_cells")  # of tables of text; see docs/inputs.md#files
     source: str = option("auto", SOURCE)  # place of the expression: X, raw or layers/NAME
-    input_kind: str = choice("auto", "counts", "linear", "log1p")  # kind of the values; linear: such as TPM
+    input_kind: str = choice("auto", "counts", "linear", "log1p")  # kind of the values; linear: TPM, corrected counts
     input_total: float | None = option(None, ABOVE_ZERO)  # total of a cell before the logarithm, such as 10000
     input_base: str = choice("auto", "e", "2", "10")  # base of the logarithm
-    species: str = choice("auto", "human", "mouse")  # of the genes; orthologs match the other one: docs/inputs.md#genes
+    # of the genes; those of the other species than the model's are matched by orthologs; see docs/inputs.md#genes
+    species: str = choice("auto", "human", "mouse")
 
 
 @dataclass(kw_only=True)
@@ -47,7 +48,8 @@ class _ModelOptions(ExpressionOptions):
     """Options of the steps that apply a model to cells."""
 
     model_path: str | None = None  # a folder or the name of a model; null: $SCPERFORMER_MODEL, else the packaged model
-    min_overlap: float = option(0.2, SHARE)  # least share of the model's informative expression that a file must have
+    # least share of the model's informative expression that the genes of a file must carry; see docs/inputs.md#genes
+    min_overlap: float = option(0.2, SHARE)
 
 
 @dataclass(kw_only=True)
@@ -55,7 +57,7 @@ class CheckConfig(_ModelOptions):
     """Describe files, and check whether a model can annotate them."""
 
     label_key: str | None = None  # check instead whether `train` would accept these labels
-    doublets: str = choice("auto", "true", "false")  # likely doublets; auto: in up to 3,000 cells; true: 20,000
+    doublets: str = choice("auto", "true", "false")  # look for likely doublets; auto: up to 3,000 cells; true: 20,000
     json: bool = False  # print the findings as JSON and nothing else; `--json` is the same
     output: str | None = None  # a file with the same JSON
 
@@ -81,7 +83,7 @@ class NetworkConfig(ExpressionOptions):
     output: str | None = None  # null: INPUT.model (`train`) or INPUT.encoder (`pretrain`) beside the first input
     resume: bool = False  # continue an interrupted run
     seed: int = option(0, SEED)  # of every random choice: split, weights, projections, order, masked values, dropout
-    init: str | None = None  # a model folder whose encoder is the start; see docs/pretraining.md
+    init: str | None = None  # a model folder (also of `train`) whose encoder is the start; see docs/pretraining.md
     data: groups.DataConfig = field(default_factory=groups.DataConfig)
     tokens: groups.TokensConfig = field(default_factory=groups.TokensConfig)
     model: groups.ModelConfig = field(default_factory=groups.ModelConfig)
@@ -105,7 +107,8 @@ class TrainConfig(NetworkConfig):
 
     label_key: str  # obs column with the labels
     estimate: bool = False  # only estimate the time and memory of the training; `--estimate` is the same
-    init_mode: str = choice("full", "last_layer", "head")  # part of the encoder of `init` to train; head: none of it
+    # part of the encoder of `init` that is trained further; last_layer: with the final norm; head: none of it
+    init_mode: str = choice("full", "last_layer", "head")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,7 +120,8 @@ class TrainConfig(NetworkConfig):
 class PretrainConfig(NetworkConfig):
     """Train an encoder on unlabelled cells to predict masked expression."""
 
-    genes_path: str | None = None  # a text file, one gene id a line; null: genes that `data.min_cells` cells express
+    # a text file with the genes of the encoder, one id a line; null: genes that `data.min_cells` cells express
+    genes_path: str | None = None
     masking: groups.MaskingConfig = field(default_factory=groups.MaskingConfig)
 
     def __post_init__(self) -> None:
@@ -139,13 +143,13 @@ class PredictConfig(_ModelOptions):
     resume: bool = False  # continue an interrupted run, and keep its finished parts
     keep_going: bool = False  # annotate the other files when one is refused; the exit code is 2 all the same
     error_files: bool = False  # with `keep_going`: write why a file is refused into OUTPUT.error, and exit with 0
-    share: str | None = None  # `2/8`: call only the second of eight shares of the cells; the output is for `shares`
+    share: str | None = None  # `2/8`: call the second of eight shares of the cells; the output is a folder for `shares`
     shares: list[str] = field(default_factory=list)  # all folders that `share` has made of the file, to join
     key_added: str = option("scperformer", NAME)  # prefix of everything that is written
     batch_size: int = option(64, ONE_OR_MORE)  # cells per batch on a GPU; on a CPU the length of the cells decides
     threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch, each with a batch of its own: more need more memory
     device: str = choice("auto", "cpu", "cuda")  # where the model runs
-    precision: str = choice("32-true", "bf16-mixed")  # bf16-mixed: where the processor computes it
+    precision: str = choice("32-true", "bf16-mixed")  # bf16-mixed: on a GPU or a CPU that computes in bfloat16
     min_confidence: float = option(0.0, SHARE)  # cells with a lower confidence are flagged as unknown
 
     def __post_init__(self) -> None:
@@ -201,7 +205,7 @@ class AnalyzeConfig(_ModelOptions):
     analysis: str = choice("spectrum", "approximation")  # the first plain word
     output: str | None = None  # a folder; null: INPUT.spectrum or INPUT.approximation beside the input
     num_cells: int = option(8, ONE_OR_MORE)  # number of cells, a random sample of those that express any gene
-    max_tokens: int = option(2048, (lambda num: num >= 2, "2 or more"))  # most tokens used of a cell
+    max_tokens: int = option(2048, (lambda num: num >= 2, "2 or more"))  # most tokens used of a cell, a random sample
     # approximation: values of the option that is the size of a mechanism
     sizes: list[int] = option([16, 32, 64, 128, 256, 512], (lambda sizes: min(sizes, default=0) >= 1, "1 or more each"))
     num_draws: int = option(3, ONE_OR_MORE)  # approximation: how often the random parts of each mechanism are drawn
