@@ -18,7 +18,6 @@ from scperformer.errors import InputError, explained, one_line
 
 log = logging.getLogger(__name__)
 
-
 STEPS = {  # the module with run_<step>, and the default name of the output of each run of a sweep
     "check": ("reports.check", "check.json"),
     "preprocess": ("dataset.preprocess", "prepared.h5ad"),
@@ -30,10 +29,7 @@ STEPS = {  # the module with run_<step>, and the default name of the output of e
     "analyze": ("reports.analyze", "analysis"),
     "models": ("network.library", "models"),
 }
-FIRST_WORDS = {
-    "analyze": "analysis",
-    "models": "action",
-}  # the option that the first plain word sets; else it is a file
+FIRST_WORDS = {"analyze": "analysis", "models": "action"}  # the option that the first plain word sets, if not a file
 # Usage, purpose and examples of each step.
 TEXTS = """\
 check FILE...

@@ -19,16 +19,6 @@ import numpy.typing as npt
 
 
 @dataclass(kw_only=True)
-class ClassScores:
-    """Scores of each label, in the order of the confusion matrix; every array has L entries."""
-
-    support: npt.NDArray[np.int64]  # cells with this true label
-    precision: npt.NDArray[np.float64]  # 0 to 1; NaN: never predicted
-    recall: npt.NDArray[np.float64]  # 0 to 1; NaN: not in the truth
-    f1: npt.NDArray[np.float64]  # 0 to 1; NaN: neither predicted nor in the truth
-
-
-@dataclass(kw_only=True)
 class Scores:
     """Scores over all labels, each 0 to 1; NaN without any cells."""
 
@@ -56,15 +46,19 @@ def confusion_matrix(truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Seq
     return flat.astype(np.int64).reshape(len(labels), len(labels))
 
 
-def class_scores(confusion: npt.NDArray[np.int64]) -> ClassScores:
-    """Return precision, recall and F1 of each label of a matrix as `confusion_matrix` returns it."""
+def class_scores(confusion: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+    """Return support (true cells), precision, recall and f1 of a matrix as `confusion_matrix` returns it, L each.
+
+    The scores are 0 to 1. NaN is the precision of a label that is never predicted, the recall of a label without true
+    cells, and the F1 of a label with neither.
+    """
     hits = np.diag(confusion).astype(float)
     support, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
     pairs = (hits, predicted), (hits, support), (2 * hits, support + predicted)
     precision, recall, f1 = (
         np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0) for part, whole in pairs
     )
-    return ClassScores(support=support, precision=precision, recall=recall, f1=f1)
+    return {"support": support, "precision": precision, "recall": recall, "f1": f1}
 
 
 def scores(confusion: npt.NDArray[np.int64]) -> Scores:
@@ -73,8 +67,8 @@ def scores(confusion: npt.NDArray[np.int64]) -> Scores:
     if num_cells == 0:
         return Scores(accuracy=np.nan, macro_f1=np.nan, weighted_f1=np.nan)
     by_class = class_scores(confusion)
-    present = by_class.support > 0
-    f1, support = by_class.f1[present], by_class.support[present]
+    present = by_class["support"] > 0
+    f1, support = by_class["f1"][present], by_class["support"][present]
     weighted = float(np.average(f1, weights=support))
     return Scores(accuracy=float(np.trace(confusion) / num_cells), macro_f1=float(f1.mean()), weighted_f1=weighted)
 

@@ -95,17 +95,6 @@ def new_folder(path: str | Path, overwrite: bool = False, marker: str | None = N
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def make_parent(path: Path) -> Path:
-    """Return the folder of an output; make it if it is missing, and refuse it if it cannot be made or written."""
-    parent = path.parent
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"folder {parent} cannot be made ({error.strerror})", "a folder to write", OTHER) from error
-    _require_writable(parent)
-    return parent
-
-
 def _mark() -> str:
     """Return the start of names of temporary files, the same for all processes of this machine or container."""
     machine, space = re.sub(r"\W", "", socket.gethostname()), Path("/proc/self/ns/pid")
@@ -115,9 +104,14 @@ def _mark() -> str:
 def _beside(target: Path) -> Path:
     """Return an unused path in the folder of `target` (so that a rename is atomic), with the same suffix.
 
-    The temporary files of processes that have ended are removed, where possible.
+    The folder is made if it is missing. Temporary files of processes that have ended are removed, where possible.
     """
-    folder, mark = make_parent(target), _mark()
+    folder, mark = target.parent, _mark()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"folder {folder} cannot be made ({error.strerror})", "a folder to write", OTHER) from error
+    _require_writable(folder)
     for path in folder.glob(f"{mark}*"):
         process = path.name.removeprefix(mark).partition("-")[0]
         if process.isdigit():

@@ -44,7 +44,7 @@ class Sweep:
     Runs may be in other processes, on other machines: each has its record in its folder.
     """
 
-    folder: Path | None = None
+    folder: Path
 
     @contextmanager
     def job(self, folder: Path, overrides: list[str]) -> Iterator[Callable[[str], None]]:
@@ -74,8 +74,7 @@ class Sweep:
     @property
     def rows(self) -> list[Row]:
         """Return the runs that have begun, in their order."""
-        records = [] if self.folder is None else self.folder.glob(f"*/{RECORD}")
-        rows = [Row(**json.loads(record.read_text(encoding="utf-8"))) for record in records]
+        rows = [Row(**json.loads(record.read_text(encoding="utf-8"))) for record in self.folder.glob(f"*/{RECORD}")]
         return sorted(rows, key=lambda row: (len(row.job), row.job))
 
     @property
@@ -85,7 +84,6 @@ class Sweep:
 
     def save(self, row: Row) -> None:
         """Write the record of a run."""
-        assert self.folder is not None
         with new_file(self.folder / row.job / RECORD, overwrite=True) as temporary:
             temporary.write_text(json.dumps(asdict(row)), encoding="utf-8")
 
@@ -95,7 +93,7 @@ class Sweep:
         try:
             yield
         except RuntimeError as error:
-            if type(error).__name__ not in LOST or self.folder is None:
+            if type(error).__name__ not in LOST:
                 raise
             import submitit  # it gives up when one job is lost
 
@@ -112,7 +110,6 @@ class Sweep:
         """Return the rows as texts by column, with the scores of trained models; all have the same columns."""
         from scperformer.model import INFO  # imports readers of h5ad, which --cfg job does not need
 
-        assert self.folder is not None
         rows, records = self.rows, []
         scores: dict[str, None] = {}  # their names, in order
         for row in rows:
@@ -132,7 +129,6 @@ class Sweep:
 
     def write(self) -> None:
         """Write `runs.csv`, a row per run in their order."""
-        assert self.folder is not None
         records = self.records()
         with new_file(self.folder / TABLE, overwrite=True) as temporary, temporary.open("w", newline="") as file:
             table = csv.writer(file)
@@ -142,7 +138,6 @@ class Sweep:
 
     def markdown(self) -> str:
         """Return the printed table: the best run first, failed runs last, without columns equal in all rows."""
-        assert self.folder is not None
         records = sorted(self.records(), key=lambda record: -float(record.get(SCORE) or -1))
         chosen = {name for row in self.rows for name in row.overrides}
         alike = {name for name in chosen if len({record[name] for record in records}) == 1}

@@ -42,16 +42,16 @@ def test_classes_and_confusion_equal_scikit_learn(seed):
     np.testing.assert_array_equal(table, reference.confusion_matrix(truth, predicted, labels=labels))
     ours = class_scores(table)
     theirs = reference.precision_recall_fscore_support(truth, predicted, labels=labels)
-    for mine, other in zip((ours.precision, ours.recall, ours.f1, ours.support), theirs, strict=True):
+    for mine, other in zip((ours["precision"], ours["recall"], ours["f1"], ours["support"]), theirs, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-12)
 
 
 def test_scores_of_a_table_made_by_hand():
     by_class = class_scores(TABLE)
-    np.testing.assert_array_equal(by_class.support, [10, 8, 2, 0])
-    np.testing.assert_allclose(by_class.precision, [8 / 10, 6 / 9, np.nan, 0])
-    np.testing.assert_allclose(by_class.recall, [8 / 10, 6 / 8, 0, np.nan])
-    np.testing.assert_allclose(by_class.f1, [16 / 20, 12 / 17, 0, 0])
+    np.testing.assert_array_equal(by_class["support"], [10, 8, 2, 0])
+    np.testing.assert_allclose(by_class["precision"], [8 / 10, 6 / 9, np.nan, 0])
+    np.testing.assert_allclose(by_class["recall"], [8 / 10, 6 / 8, 0, np.nan])
+    np.testing.assert_allclose(by_class["f1"], [16 / 20, 12 / 17, 0, 0])
     overall = scores(TABLE)
     assert overall.accuracy == pytest.approx(14 / 20)
     assert overall.macro_f1 == pytest.approx((16 / 20 + 12 / 17 + 0) / 3)  # D is not a true label
@@ -62,7 +62,7 @@ def test_labels_without_cells_do_not_change_the_scores():
     wider = np.zeros((6, 6), dtype=np.int64)
     wider[:4, :4] = TABLE
     assert scores(wider) == scores(TABLE)
-    assert np.isnan(class_scores(wider).f1[4:]).all()
+    assert np.isnan(class_scores(wider)["f1"][4:]).all()
 
 
 def test_integer_labels_score_like_names():

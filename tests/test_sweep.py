@@ -23,7 +23,7 @@ def run(sweep, tmp_path, number, overrides, macro_f1=None, error=None):
 
 @pytest.fixture
 def sweep(tmp_path):
-    sweep = Sweep()
+    sweep = Sweep(tmp_path)
     run(sweep, tmp_path, 0, ["inputs=['r.h5ad']", "label_key=x", "seed=0"], 0.25)
     with pytest.raises(ValueError, match="a "):
         run(sweep, tmp_path, 1, ["inputs=['r.h5ad']", "label_key=x", "seed=1"], error=ValueError("a | b\nc"))
@@ -54,7 +54,7 @@ def test_the_printed_table_has_the_best_run_first_and_failed_ones_last(sweep):
 
 
 def test_the_table_is_there_after_each_run(tmp_path):
-    sweep = Sweep()
+    sweep = Sweep(tmp_path)
     run(sweep, tmp_path, 0, ["seed=0"], 0.5)
     assert len((tmp_path / "runs.csv").read_text().splitlines()) == 2
     with pytest.raises(SystemExit):
@@ -64,9 +64,9 @@ def test_the_table_is_there_after_each_run(tmp_path):
 
 
 def test_runs_of_other_processes_are_in_the_table_and_lost_ones_have_failed(tmp_path):
-    run(Sweep(), tmp_path, 2, ["seed=2"], 0.5)
-    run(Sweep(), tmp_path, 10, ["seed=10"], 0.75)
-    killed = Sweep().job(tmp_path / "1", ["seed=1"])
+    run(Sweep(tmp_path), tmp_path, 2, ["seed=2"], 0.5)
+    run(Sweep(tmp_path), tmp_path, 10, ["seed=10"], 0.75)
+    killed = Sweep(tmp_path).job(tmp_path / "1", ["seed=1"])
     killed.__enter__()  # and that was all
     sweep = Sweep(tmp_path)
     assert [(row.job, row.status) for row in sweep.rows] == [("1", "running"), ("2", "ok"), ("10", "ok")]

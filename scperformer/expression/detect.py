@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,6 @@ class Findings:
     def sentence(self) -> str:
         """The values, the reason for this place, and all notes, on one line for the log."""
         return "; ".join([f"takes {self.text}: {self.why}", *self.notes])
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the findings as values for JSON."""
-        return asdict(self) | {"text": self.text}
 
 
 def gene_table(adata: AnnData, source: str) -> pd.DataFrame:

@@ -5,16 +5,14 @@ import logging
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from anndata import AnnData
 
 from scperformer.config import AnalyzeConfig
 from scperformer.dataset import find_query
 from scperformer.errors import InputError
 from scperformer.files import beside, read_cells, require_readable
-from scperformer.network import Cells, Model, load_model, torch_state_kept
+from scperformer.network import Cells, load_model, torch_state_kept
 from scperformer.outputs import new_folder, require_absent
 from scperformer.prediction import describe_run
 from scperformer.reports.attention_maps import analyze_approximation, analyze_spectrum, layers_of
@@ -25,8 +23,15 @@ SUMMARY = "analysis.json"
 ANALYSES = {"spectrum": analyze_spectrum, "approximation": analyze_approximation}
 
 
-def analyze(adata: AnnData, model: Model, cfg: AnalyzeConfig, path: str) -> tuple[dict, dict[str, Any]]:
-    """Run an analysis on some cells; its files by name, each a table or the bytes of a picture, and the summary."""
+def run_analyze(cfg: AnalyzeConfig) -> Path:
+    """Write the folder of an analysis, `cfg.output` or `<input>.<analysis>` beside the input, and return it."""
+    start = time.perf_counter()
+    path = cfg.inputs[0]
+    require_readable(path)
+    output = Path(cfg.output) if cfg.output else beside(path, f".{cfg.analysis}")
+    require_absent(output, cfg.overwrite, marker=SUMMARY)
+    model = load_model(cfg.model_path)
+    adata = read_cells(path, cfg.orientation)
     encoder = model.network.encoder
     if encoder is None:
         found = f"model {model.bundle.name} without an encoder"
@@ -52,20 +57,8 @@ def analyze(adata: AnnData, model: Model, cfg: AnalyzeConfig, path: str) -> tupl
         "options": asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]},
         "versions": run["versions"],
     }
-    return files, summary
-
-
-def run_analyze(cfg: AnalyzeConfig) -> Path:
-    """Write the folder of an analysis, `cfg.output` or `<input>.<analysis>` beside the input, and return it."""
-    start = time.perf_counter()
-    path = cfg.inputs[0]
-    require_readable(path)
-    output = Path(cfg.output) if cfg.output else beside(path, f".{cfg.analysis}")
-    require_absent(output, cfg.overwrite, marker=SUMMARY)
-    model = load_model(cfg.model_path)
-    files, summary = analyze(read_cells(path, cfg.orientation), model, cfg, path)
     with new_folder(output, cfg.overwrite, marker=SUMMARY) as folder:
-        for name, content in files.items():
+        for name, content in files.items():  # tables, and the bytes of pictures
             if isinstance(content, bytes):
                 (folder / name).write_bytes(content)
             else:

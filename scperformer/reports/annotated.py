@@ -38,11 +38,6 @@ class Annotated:
         return as_text(self.column("label"))
 
     @property
-    def baseline_labels(self) -> npt.NDArray[np.object_]:
-        """The label of each cell by logistic regression, N strings."""
-        return as_text(self.column("baseline_label"))
-
-    @property
     def model_labels(self) -> list[str]:
         """The labels of the model."""
         return [str(label) for label in self.facts["model"]["labels"]]
@@ -57,6 +52,21 @@ class Annotated:
 def as_text(values: pd.Series) -> npt.NDArray[np.object_]:
     """A column as N strings; missing values become "nan"."""
     return values.astype(object).astype(str).to_numpy(object)
+
+
+def cell_table(samples: Sequence[Annotated]) -> pd.DataFrame:
+    """One row per cell of all samples: sample, label, baseline (label by logistic regression), confidence, unknown."""
+    columns = [
+        {
+            "sample": sample.name,
+            "label": sample.labels,
+            "baseline": as_text(sample.column("baseline_label")),
+            "confidence": sample.column("confidence").to_numpy(float),
+            "unknown": sample.column("unknown").to_numpy(bool),
+        }
+        for sample in samples
+    ]
+    return pd.concat([pd.DataFrame(one) for one in columns], ignore_index=True)
 
 
 def sample_names(paths: Sequence[Path]) -> list[str]:

@@ -4,7 +4,7 @@ Shape letters: H heads, L tokens, E head width.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -14,7 +14,6 @@ import pandas as pd
 import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter, StrMethodFormatter
 
@@ -59,10 +58,11 @@ class HeadInputs:
         return torch.softmax(scores_HLL, dim=-1)
 
 
+Layers = Iterable[list[HeadInputs]]  # for each layer an entry per cell
+
+
 @torch.inference_mode()
-def layers_of(
-    encoder: Encoder, cells: Cells, rows: np.ndarray, *, max_tokens: int, seed: int
-) -> Iterator[list[HeadInputs]]:
+def layers_of(encoder: Encoder, cells: Cells, rows: np.ndarray, *, max_tokens: int, seed: int) -> Layers:
     """Yield the inputs of the attention for each layer of an encoder in eval mode: one entry for each cell in `rows`.
 
     Hidden states are computed from all tokens of a cell. Of a cell with more than `max_tokens` tokens, the same random
@@ -129,7 +129,7 @@ def cumulative(map_HLL: torch.Tensor) -> np.ndarray:
     return (sums_HL / sums_HL[:, -1:]).numpy()
 
 
-def spectrum(layers: Iterable[list[HeadInputs]]) -> Spectrum:
+def spectrum(layers: Layers) -> Spectrum:
     """The spectrum of the layers that `layers_of` yields."""
     curves, at_index = [], []
     tokens = np.zeros(0, dtype=np.int64)
@@ -167,7 +167,6 @@ def _draw_curves(axes: Axes, found: Spectrum) -> None:
 def draw_spectrum(found: Spectrum) -> bytes:
     """A PNG: the cumulative curves of every layer and head, and a heat map of their values at index 128."""
     figure = Figure(figsize=(11, 4.6), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)  # needs no display, whatever the user's backend
     axes, heat = figure.subplots(1, 2, width_ratios=(1.2, 1))
     _draw_curves(axes, found)
 
@@ -197,9 +196,7 @@ def draw_spectrum(found: Spectrum) -> bytes:
     return png(figure)
 
 
-def analyze_spectrum(
-    layers: Iterable[list[HeadInputs]], model: Model, cfg: AnalyzeConfig
-) -> tuple[dict, dict[str, Any]]:
+def analyze_spectrum(layers: Layers, model: Model, cfg: AnalyzeConfig) -> tuple[dict, dict[str, Any]]:
     """The files of `analyze spectrum` by name, and its entries of the summary."""
     found = spectrum(layers)
     tables = {"spectrum.csv": found.curve_table(), "index128.csv": found.index_table()}
@@ -223,9 +220,7 @@ def relative_error(out_HLE: torch.Tensor, exact_HLE: torch.Tensor) -> list[float
 
 
 @torch.inference_mode()
-def approximation(
-    layers: Iterable[list[HeadInputs]], length: int, *, sizes: Sequence[int], num_draws: int, seed: int
-) -> pd.DataFrame:
+def approximation(layers: Layers, length: int, *, sizes: Sequence[int], num_draws: int, seed: int) -> pd.DataFrame:
     """Relative errors of all linear mechanisms of every size, compared with exact softmax attention.
 
     Each mechanism is as at the start of training, drawn `num_draws` times for cells of `length` positions; the option
@@ -272,7 +267,6 @@ def approximation(
 def draw_approximation(table: pd.DataFrame) -> bytes:
     """A PNG of the table of `approximation`: a line per mechanism, with 10 to 90 % of its errors."""
     figure = Figure(figsize=(9.4, 5), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
     sized, unsized = table[table["size"].notna()], table[table["size"].isna()]
     names = sized["mechanism"].unique()
@@ -302,9 +296,7 @@ def draw_approximation(table: pd.DataFrame) -> bytes:
     return png(figure)
 
 
-def analyze_approximation(
-    layers: Iterable[list[HeadInputs]], model: Model, cfg: AnalyzeConfig
-) -> tuple[dict, dict[str, Any]]:
+def analyze_approximation(layers: Layers, model: Model, cfg: AnalyzeConfig) -> tuple[dict, dict[str, Any]]:
     """The files of `analyze approximation` by name, and its entries of the summary (none)."""
     length = len(model.bundle.genes) + 1
     table = approximation(layers, length, sizes=cfg.sizes, num_draws=cfg.num_draws, seed=cfg.seed)

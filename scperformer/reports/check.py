@@ -73,7 +73,8 @@ def _check_expression(
     told = {name: getattr(cfg, name) for name in ("source", "input_kind", "input_total", "input_base")}
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
         findings = detect_expression(cells, **told, path=path)
-        result |= {"findings": findings.as_dict(), "num_genes": findings.num_genes, "id_kind": findings.id_kind}
+        result |= {"findings": asdict(findings) | {"text": findings.text}}
+        result |= {"num_genes": findings.num_genes, "id_kind": findings.id_kind}
         matrix, genes = stored_expression(cells, findings, path=path)
         var = gene_table(cells, findings.source)
         result["quality"] = asdict(measure_quality(Rows(matrix), var, findings, cfg.doublets))

@@ -14,7 +14,7 @@ from scperformer.config import EvaluateConfig
 from scperformer.errors import InputError
 from scperformer.metrics import class_scores, confusion_matrix, scores
 from scperformer.outputs import new_folder, require_absent
-from scperformer.reports.annotated import Annotated, as_text, read_annotated
+from scperformer.reports.annotated import Annotated, as_text, cell_table, read_annotated
 from scperformer.text import defused
 
 log = logging.getLogger(__name__)
@@ -104,11 +104,7 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
     Cells without a true label (None in `truths`) are counted and left out. True labels that the model does not know
     count as errors.
     """
-    columns = [
-        {"sample": sample.name, "truth": truth, "model": sample.labels, "baseline": sample.baseline_labels}
-        for sample, truth in zip(samples, truths, strict=True)
-    ]
-    cells = pd.concat([pd.DataFrame(one) for one in columns], ignore_index=True)
+    cells = cell_table(samples).rename(columns={"label": "model"}).assign(truth=np.concatenate(truths))
     known = cells[cells["truth"].notna()]
     of_model, of_truth = samples[0].model_labels, sorted(set(known["truth"]))
     foreign = [label for label in of_truth if label not in set(of_model)]
@@ -133,12 +129,9 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
         "samples": {sample.name: _scores(known[known["sample"] == sample.name], labels) for sample in samples},
     }
     table, baseline = _confusion(known, "model", labels), _confusion(known, "baseline", labels)
-    by_class = {**asdict(class_scores(table)), "baseline_f1": class_scores(baseline).f1}
-    return Evaluation(
-        metrics=metrics,
-        per_class=pd.DataFrame({"label": labels, **by_class}),
-        confusion=pd.DataFrame(table, index=pd.Index(labels, name="truth"), columns=labels),
-    )
+    by_class = {"label": labels, **class_scores(table), "baseline_f1": class_scores(baseline)["f1"]}
+    confusion = pd.DataFrame(table, index=pd.Index(labels, name="truth"), columns=labels)
+    return Evaluation(metrics=metrics, per_class=pd.DataFrame(by_class), confusion=confusion)
 
 
 def read_evaluation(folder: str | Path) -> Evaluation:
@@ -148,12 +141,9 @@ def read_evaluation(folder: str | Path) -> Evaluation:
         metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
         # The labels come from the JSON: the tables escape formulas, and pandas changes labels such as "1" and "truth".
         labels = metrics["labels"]
-        # With keep_default_na=True a label "NA" would become a missing value.
-        per_class = pd.read_csv(folder / PER_CLASS, dtype={"label": str}, keep_default_na=False)
-        numbers = per_class.columns.drop("label")
-        per_class[numbers] = per_class[numbers].apply(pd.to_numeric)
-        per_class["label"] = labels
-        confusion = pd.read_csv(folder / CONFUSION, index_col=0, keep_default_na=False)
+        per_class = pd.read_csv(folder / PER_CLASS, index_col="label").apply(pd.to_numeric)
+        per_class = per_class.reset_index().assign(label=labels)
+        confusion = pd.read_csv(folder / CONFUSION, index_col=0)
         confusion = confusion.set_axis(pd.Index(labels, name="truth"), axis=0).set_axis(labels, axis=1)
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "a damaged file"
@@ -183,10 +173,9 @@ def run_evaluate(cfg: EvaluateConfig) -> Path:
     num_without = metrics["num_without_truth"]
     left_out = f" ({num_without:,} without a true label left out)" if num_without else ""
     cells = f"{metrics['num_cells']:,} cells in {len(samples)} sample{'s' if len(samples) > 1 else ''}"
-    both = "%.3f (logistic regression %.3f)"
-    accuracy, macro_f1 = (
-        both % (metrics["model"][name], metrics["baseline"][name]) for name in ("accuracy", "macro_f1")
-    )
+    model, other = metrics["model"], metrics["baseline"]
+    accuracy = f"{model['accuracy']:.3f} (logistic regression {other['accuracy']:.3f})"
+    macro_f1 = f"{model['macro_f1']:.3f} (logistic regression {other['macro_f1']:.3f})"
     message = "%s against '%s'%s: accuracy %s, macro-F1 %s; written to %s"
     log.info(message, cells, cfg.truth_key, left_out, accuracy, macro_f1, output)
     return output

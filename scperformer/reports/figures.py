@@ -8,7 +8,6 @@ import warnings
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
@@ -62,7 +61,6 @@ def _apart(points: npt.NDArray[np.float64], distance: float) -> npt.NDArray[np.f
 def _canvas(xy: npt.NDArray[np.float32], colours: list[str] | npt.NDArray[np.floating]) -> tuple[Figure, Axes]:
     """A figure with a dot for each cell, drawn in the order of `xy`, and a margin around them."""
     figure = Figure(figsize=PICTURE_INCHES, dpi=PICTURE_DPI)
-    FigureCanvasAgg(figure)  # needs no display, whatever the user's backend
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     low, high = xy.min(axis=0), xy.max(axis=0)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from scperformer.pictures import colour_of, ink_on
-from scperformer.reports.annotated import Annotated
+from scperformer.reports.annotated import Annotated, cell_table
 from scperformer.reports.evaluate import Evaluation
 
 NUM_BINS = 20  # of the histogram of confidence
@@ -47,20 +47,9 @@ def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = N
 
 
 def all_cells(samples: Sequence[Annotated], labels: Sequence[Label]) -> pd.DataFrame:
-    """One row per cell of all samples: sample, code (position in `labels`), label, baseline, confidence, unknown."""
-    position = pd.Index([label.name for label in labels])
-    columns = [
-        {
-            "sample": sample.name,
-            "code": position.get_indexer(sample.labels),
-            "label": sample.labels,
-            "baseline": sample.baseline_labels,
-            "confidence": sample.column("confidence").to_numpy(float),
-            "unknown": sample.column("unknown").to_numpy(bool),
-        }
-        for sample in samples
-    ]
-    return pd.concat([pd.DataFrame(one) for one in columns], ignore_index=True)
+    """The table of all cells (`cell_table`), with code: the position of the label in `labels`."""
+    cells = cell_table(samples)
+    return cells.assign(code=pd.Index([label.name for label in labels]).get_indexer(cells["label"]))
 
 
 def summarise(sample: Annotated, cells: pd.DataFrame, labels: Sequence[Label]) -> dict[str, Any]:

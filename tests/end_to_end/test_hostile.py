@@ -264,7 +264,7 @@ def test_names_of_annotated_files(step, command, tmp_path):
 
 
 def test_tables_of_sweeps(tmp_path):
-    sweep = Sweep()
+    sweep = Sweep(tmp_path)
     with pytest.raises(ValueError, match="1"), sweep.job(tmp_path / "0", ["+label_key==1+1", "optim.lr=-1e-3"]):
         raise ValueError("=1+1\n\x1b[2J| x")
     _, row = (tmp_path / "runs.csv").read_text().splitlines()

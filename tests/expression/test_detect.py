@@ -1,6 +1,8 @@
 """The place of the expression and the kind of its values, in all kinds of files."""
 
+import json
 import math
+from dataclasses import asdict
 
 import anndata as ad
 import numpy as np
@@ -406,9 +408,7 @@ def test_mark_of_preprocess_is_believed(counts_adata):
 
 
 def test_findings_are_jsonable(pbmc):
-    import json
-
-    assert json.loads(json.dumps(detect_expression(pbmc).as_dict()))["source"] == "raw"
+    assert json.loads(json.dumps(asdict(detect_expression(pbmc))))["source"] == "raw"
 
 
 def test_expression_gives_matrix_and_names(counts_adata, pbmc):

@@ -32,7 +32,6 @@ def test_reads_the_annotation_and_not_the_expression(tmp_path, monkeypatch):
     [read] = read_annotated([path], "scperformer", embedding=True)
     assert read.name == "one"
     assert read.labels.tolist() == sample.obs["scperformer_label"].astype(str).tolist()
-    assert read.baseline_labels.tolist() == sample.obs["scperformer_baseline_label"].astype(str).tolist()
     assert read.model_labels == list(sample.uns["scperformer"]["model"]["labels"])
     np.testing.assert_array_equal(read.embedding, sample.obsm["X_scperformer"])
     np.testing.assert_array_equal(read.column("unknown"), sample.obs["scperformer_unknown"])
