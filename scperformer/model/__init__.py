@@ -1,7 +1,6 @@
 """The saved model as plain data, without torch: one file, folder."""
 
 from scperformer.model.folder import (
-    ANNOTATOR,
     BRANCHES,
     CARD,
     ENCODER,

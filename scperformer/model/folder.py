@@ -61,6 +61,11 @@ class Bundle:
     kind: str = ANNOTATOR  # or ENCODER, from `pretrain`: without labels, head and logistic regression
 
     @property
+    def is_annotator(self) -> bool:
+        """Whether it can annotate: an encoder without labels cannot."""
+        return self.kind == ANNOTATOR
+
+    @property
     def scales(self) -> dict[str, float]:
         """The factor of each branch (`wide`, `deep`) in the logits; a branch that is off is left out."""
         return {name: float(scale) for name, scale in self.metrics["scales"].items()}
@@ -144,7 +149,7 @@ models that can: `scperformer train reference.h5ad label_key=cell_type init={bun
 
 def model_card(bundle: Bundle, pictures: Mapping[str, Any] | None = None) -> str:
     """Return the model card as Markdown; it shows the PNG files among `pictures`."""
-    text = _annotator_card(bundle) if bundle.kind == ANNOTATOR else _encoder_card(bundle)
+    text = _annotator_card(bundle) if bundle.is_annotator else _encoder_card(bundle)
     shown = {name: Path(name).stem.replace("_", " ") for name in pictures or {} if name.endswith(".png")}
     return text + "".join(f"\n![{caption}]({name})\n" for name, caption in shown.items())
 
@@ -190,22 +195,23 @@ def _require_sound_info(info: Mapping[str, Any]) -> None:
     for what, names in {"the name": [info["name"]], "a label": labels, "an ontology term": terms}.items():
         if why := next(filter(None, map(unfit, names)), None):
             raise ValueError(f"'{INFO}' with {what} that {why}")
-    if len(set(labels)) < len(labels):
-        raise ValueError(f"'{INFO}' with a label twice")
-    if len(terms) != len(labels):
-        raise ValueError(f"'{INFO}' with {len(terms)} ontology terms for {len(labels)} labels")
 
     def is_finite(value: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
-    if not is_finite(info["config"]["target_sum"]) or info["config"]["target_sum"] <= 0:
-        raise ValueError(f"'{INFO}' with a target_sum that is not a number above 0")
-    for group in ("tokens", "model", "attention", "head"):
-        if not isinstance(info["config"].get(group, {}), dict):
-            raise ValueError(f"'{INFO}' with a {group} that is not a group of options")
-    scales = info["metrics"].get("scales", {})
-    if not isinstance(scales, dict) or set(scales) - set(BRANCHES) or not all(map(is_finite, scales.values())):
-        raise ValueError(f"'{INFO}' with scales that are not numbers, or of other branches")
+    total, scales = info["config"]["target_sum"], info["metrics"].get("scales", {})
+    groups = [info["config"].get(group, {}) for group in ("tokens", "model", "attention", "head")]
+    sound = {
+        "a label twice": len(set(labels)) == len(labels),
+        f"{len(terms)} ontology terms for {len(labels)} labels": len(terms) == len(labels),
+        "a target_sum that is not a number above 0": is_finite(total) and total > 0,
+        "options that are not a group of options": all(isinstance(group, dict) for group in groups),
+        "scales that are not numbers, or of other branches": isinstance(scales, dict)
+        and set(scales) <= set(BRANCHES)
+        and all(map(is_finite, scales.values())),
+    }
+    for found in (text for text, is_sound in sound.items() if not is_sound):
+        raise ValueError(f"'{INFO}' with {found}")
     for name, expected in PROVENANCE.items():
         value = info["provenance"].get(name, expected())
         if not isinstance(value, expected) or isinstance(value, bool):
@@ -291,7 +297,7 @@ def load_bundle(path: str | Path) -> Bundle:
 
 def require_annotator(bundle: Bundle, path: str | Path) -> None:
     """Refuse a model that cannot annotate: an encoder without labels."""
-    if bundle.kind != ANNOTATOR:
+    if not bundle.is_annotator:
         remedy = f"train a model that starts from it: scperformer train REFERENCE label_key=COLUMN init={path}"
         raise InputError(f"an encoder without labels at '{path}'", "a model with labels", remedy)
 

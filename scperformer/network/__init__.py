@@ -4,7 +4,6 @@ Files in reading order: tokens, batches, encoder (with fused_norm), linear, netw
 """
 
 from scperformer.network.batches import (
-    AHEAD,
     POOL_BATCHES,
     Cells,
     ahead,
@@ -19,23 +18,7 @@ from scperformer.network.batches import (
 )
 from scperformer.network.encoder import Encoder, require_encoder
 from scperformer.network.inference import branch_logits, choose_device, fast_cpu, predict_cells, torch_state_kept
-from scperformer.network.linear import LinearModel, Recipe, fit_baseline, fit_linear_branch, fit_logistic, settle_recipe
-from scperformer.network.load import (
-    ENCODER,
-    PRETRAINING,
-    Model,
-    load_encoder,
-    load_model,
-    read_gene_vectors,
-    shared_rows,
-)
+from scperformer.network.linear import LinearModel, Recipe, fit_linear_branch, fit_logistic, settle_recipe
+from scperformer.network.load import ENCODER, Model, load_encoder, load_model, read_gene_vectors, shared_rows
 from scperformer.network.network import CellTypeModel
-from scperformer.network.tokens import (
-    EMBEDDING_STD,
-    Batch,
-    ContinuousEmbedding,
-    log2_bins,
-    mask_token,
-    num_tokens,
-    sinusoids,
-)
+from scperformer.network.tokens import EMBEDDING_STD, Batch, ContinuousEmbedding, log2_bins, mask_token, sinusoids

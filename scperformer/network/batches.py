@@ -2,7 +2,7 @@
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -15,7 +15,6 @@ from scperformer.network.tokens import Batch, token_counts, tokenize
 
 POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, still well mixed
 MEAN_CELLS = 4096  # cells in float64 at a time, for means
-AHEAD = 4  # batches that are made while a GPU works on earlier ones
 MAX_BATCH_TOKENS = 2**16  # of a prediction batch, padding included: bounds its memory (64 cells of 1,024 tokens)
 END = object()
 Item = TypeVar("Item")
@@ -169,24 +168,23 @@ def shared_batches(
     return [np.resize(batch, max(len(batch), world_size))[rank::world_size] for batch in batches]
 
 
-def prediction_batches(
-    lengths: np.ndarray, batch_size: int | Callable[[int], int], max_tokens: int = MAX_BATCH_TOKENS
-) -> Iterator[tuple[np.ndarray, int]]:
-    """Batches of cells that share their padded length and hold every cell once: (row numbers, length).
+def cells_at(length: int, batch_size: int, max_tokens: int) -> int:
+    """The size of a batch of cells of this length: `max_tokens` tokens at most, or a single cell."""
+    return min(batch_size, max(1, max_tokens // length))
 
-    `batch_size` is a function of the length, or a number of cells; then a batch has at most `max_tokens` tokens, or a
-    single cell.
-    """
+
+def prediction_batches(
+    lengths: np.ndarray, batch_size: int, max_tokens: int = MAX_BATCH_TOKENS
+) -> Iterator[tuple[np.ndarray, int]]:
+    """Batches of cells that share their padded length and hold every cell once: (row numbers, length)."""
     padded = np.array([padded_length(n) for n in lengths], dtype=np.int64)
     for length in map(int, np.unique(padded)):
-        cells = np.flatnonzero(padded == length)
-        at_most = max(1, max_tokens // length)
-        size = min(batch_size, at_most) if isinstance(batch_size, int) else batch_size(length)
+        cells, size = np.flatnonzero(padded == length), cells_at(length, batch_size, max_tokens)
         for start in range(0, len(cells), size):
             yield cells[start : start + size], length
 
 
-def ahead(items: Iterator[Item], num: int) -> Iterator[Item]:
+def ahead(items: Iterator[Item], num: int = 4) -> Iterator[Item]:
     """The same items, made in a thread so that `num` are ready or in the making while an earlier one is used."""
     # A thread, unlike processes, opens an HDF5 file once and copies nothing.
     with ThreadPoolExecutor(1) as pool:

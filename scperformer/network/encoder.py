@@ -19,7 +19,7 @@ from operator import add
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Generator, Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
@@ -34,51 +34,14 @@ log = logging.getLogger(__name__)
 # to rounding.
 MOST = 1 / 3
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
-Memory = list[tuple[torch.Tensor, KeySums]]  # for each layer: its input of all genes at value 0, and their sums as keys
-Sum = Callable[[torch.Tensor, torch.Tensor], KeySums]  # tokens and which of them are real -> their sums as keys
-Read = Callable[[torch.Tensor, KeySums], torch.Tensor]  # tokens and the sums over all keys -> the layer's output
-
-
-def spans(h_BLD: torch.Tensor, size: int) -> Iterator[slice]:
-    """The chunks of the token axis."""
-    for start in range(0, h_BLD.shape[1], size):
-        yield slice(start, start + size)
-
-
-def sum_in_chunks(
-    function: Sum, h_BLD: torch.Tensor, keep_BL: torch.Tensor, size: int | None, recomputed: nn.Module | None = None
-) -> KeySums:
-    """Add up `function` of chunks of at most `size` tokens; None: of all tokens at once.
-
-    The backward pass recomputes the chunks if `recomputed` is given, the module with the function's parameters.
-    """
-    size = size or h_BLD.shape[1]
-    if recomputed is not None and torch.is_grad_enabled():
-        return KeySums(*_Sum.apply(function, size, h_BLD, keep_BL, *recomputed.parameters()))
-    return reduce(add, map(function, h_BLD.split(size, dim=1), keep_BL.split(size, dim=1)))
-
-
-def read_in_chunks(
-    function: Read, h_BLD: torch.Tensor, sums: KeySums, size: int | None, recomputed: nn.Module | None = None
-) -> torch.Tensor:
-    """`function` of chunks of at most `size` tokens, one after the other; as `sum_in_chunks`."""
-    size = size or h_BLD.shape[1]
-    if torch.is_grad_enabled():
-        if recomputed is not None:
-            given = (h_BLD, sums.s_BHME, sums.z_BHM, sums.scale_BHM)
-            return _Read.apply(function, size, *given, *recomputed.parameters())
-        return torch.cat([function(chunk_BLD, sums) for chunk_BLD in h_BLD.split(size, dim=1)], dim=1)
-    out_BLD = torch.empty_like(h_BLD)  # made beforehand: chunks kept beside large temporary tensors fragment the memory
-    for span in spans(h_BLD, size):
-        out_BLD[:, span] = function(h_BLD[:, span], sums)
-    return out_BLD
+Memory = list[tuple[Tensor, KeySums]]  # for each layer: its input of all genes at value 0, and their sums as keys
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, function, size, h_BLD, keep_BL, *parameters):
-        ctx.function, ctx.size, ctx.as_before = function, size, _state_of(h_BLD.device)
-        sums = sum_in_chunks(function, h_BLD, keep_BL, size)
+    def forward(ctx, layer, h_BLD, keep_BL, *parameters):
+        ctx.layer, ctx.as_before = layer, _state_of(h_BLD.device)
+        sums = layer.key_sums(h_BLD, keep_BL)
         ctx.save_for_backward(h_BLD, keep_BL, sums.scale_BHM, *parameters)
         ctx.mark_non_differentiable(sums.scale_BHM)
         return sums.s_BHME, sums.z_BHM, sums.scale_BHM
@@ -86,35 +49,34 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_s_BHME, grad_z_BHM, _):
         h_BLD, keep_BL, scale_BHM, *parameters = ctx.saved_tensors
-        grads = _Gradients(h_BLD, parameters)
-        with ctx.as_before():
-            for span in spans(h_BLD, ctx.size):
-                chunk_BLD = h_BLD[:, span].detach().requires_grad_()
-                sums = ctx.function(chunk_BLD, keep_BL[:, span])
-                factor_BHM = torch.exp(sums.scale_BHM - scale_BHM)
-                given = (grad_s_BHME * factor_BHM.unsqueeze(-1), grad_z_BHM * factor_BHM)
-                grads.add((sums.s_BHME, sums.z_BHM), given, chunk_BLD, span)
-        return None, None, grads.h_BLD, None, *grads.shared
+
+        def outputs(chunk_BLD, keep_BL):
+            sums = ctx.layer.chunk_sums(chunk_BLD, keep_BL)
+            factor_BHM = torch.exp(sums.scale_BHM - scale_BHM)
+            return (sums.s_BHME, sums.z_BHM), (grad_s_BHME * factor_BHM.unsqueeze(-1), grad_z_BHM * factor_BHM)
+
+        grad_h_BLD, grads = _gradients(ctx, outputs, h_BLD, keep_BL, parameters)
+        return None, grad_h_BLD, None, *grads
 
 
 class _Read(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, function, size, h_BLD, s_BHME, z_BHM, scale_BHM, *parameters):
-        ctx.function, ctx.size, ctx.as_before = function, size, _state_of(h_BLD.device)
+    def forward(ctx, layer, h_BLD, s_BHME, z_BHM, scale_BHM, *parameters):
+        ctx.layer, ctx.as_before = layer, _state_of(h_BLD.device)
         ctx.save_for_backward(h_BLD, s_BHME, z_BHM, scale_BHM, *parameters)
-        return read_in_chunks(function, h_BLD, KeySums(s_BHME, z_BHM, scale_BHM), size)
+        return layer.read(h_BLD, KeySums(s_BHME, z_BHM, scale_BHM))
 
     @staticmethod
     def backward(ctx, grad_BLD):
         h_BLD, s_BHME, z_BHM, scale_BHM, *parameters = ctx.saved_tensors
         sums = KeySums(s_BHME.detach().requires_grad_(), z_BHM.detach().requires_grad_(), scale_BHM)
-        grads = _Gradients(h_BLD, [sums.s_BHME, sums.z_BHM, *parameters])
-        with ctx.as_before():
-            for span in spans(h_BLD, ctx.size):
-                chunk_BLD = h_BLD[:, span].detach().requires_grad_()
-                grads.add((ctx.function(chunk_BLD, sums),), (grad_BLD[:, span],), chunk_BLD, span)
-        grad_s_BHME, grad_z_BHM, *others = grads.shared
-        return None, None, grads.h_BLD, grad_s_BHME, grad_z_BHM, None, *others
+
+        def outputs(chunk_BLD, grad_BLD):
+            return (ctx.layer.read_chunk(chunk_BLD, sums),), (grad_BLD,)
+
+        shared = [sums.s_BHME, sums.z_BHM, *parameters]
+        grad_h_BLD, (grad_s_BHME, grad_z_BHM, *grads) = _gradients(ctx, outputs, h_BLD, grad_BLD, shared)
+        return None, grad_h_BLD, grad_s_BHME, grad_z_BHM, None, *grads
 
 
 def _state_of(device: torch.device) -> Callable:
@@ -137,22 +99,26 @@ def _state_of(device: torch.device) -> Callable:
     return as_before
 
 
-class _Gradients:
-    """Gradients of the tokens, chunk by chunk, and of the tensors that all chunks share."""
+def _gradients(ctx, outputs, h_BLD, beside, shared):
+    """Gradients of the tokens, chunk by chunk, and of the tensors that all chunks share.
 
-    def __init__(self, h_BLD: torch.Tensor, tensors: list[torch.Tensor]):
-        self.h_BLD, self.tensors = torch.empty_like(h_BLD), tensors
-        self.shared: list[torch.Tensor | None] = [None] * len(tensors)
-
-    def add(self, outputs: tuple, given: tuple, chunk_BLD: torch.Tensor, span: slice) -> None:
-        """Add the gradients of one chunk, given those of its outputs."""
-        wanted = [i for i, tensor in enumerate(self.tensors) if tensor.requires_grad]
-        inputs = (chunk_BLD, *(self.tensors[i] for i in wanted))
-        self.h_BLD[:, span], *grads = torch.autograd.grad(outputs, inputs, given, allow_unused=True)
-        for i, grad in zip(wanted, grads, strict=True):
-            if grad is not None:
-                total = self.shared[i]
-                self.shared[i] = grad.clone() if total is None else total.add_(grad)
+    `outputs` of a chunk of the tokens and of `beside` are its outputs and their gradients.
+    """
+    grad_h_BLD = torch.empty_like(h_BLD)
+    grads: list[Any] = [None] * len(shared)
+    wanted = [i for i, tensor in enumerate(shared) if tensor.requires_grad]
+    chunks = zip(*map(ctx.layer.chunks, (h_BLD, beside, grad_h_BLD)), strict=True)
+    with ctx.as_before():
+        for chunk_BLD, beside_chunk, grad_chunk_BLD in chunks:
+            chunk_BLD = chunk_BLD.detach().requires_grad_()
+            results, given = outputs(chunk_BLD, beside_chunk)
+            inputs = (chunk_BLD, *(shared[i] for i in wanted))
+            of_chunk_BLD, *others = torch.autograd.grad(results, inputs, given, allow_unused=True)
+            grad_chunk_BLD.copy_(of_chunk_BLD)
+            for i, grad in zip(wanted, others, strict=True):
+                if grad is not None:
+                    grads[i] = grad.clone() if grads[i] is None else grads[i].add_(grad)
+    return grad_h_BLD, grads
 
 
 class LayerNorm(nn.LayerNorm):
@@ -162,7 +128,7 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(dim)
         self.is_last = is_last
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         if not (x.is_cuda and x.dtype == torch.float32 and has_triton()):
             return super().forward(x)
         from scperformer.network.fused_norm import layer_norm  # needs Triton
@@ -198,27 +164,27 @@ class Layer(nn.Module):
         self.feedforward = nn.Sequential(nn.Linear(model.dim, hidden), activation, nn.Linear(hidden, model.dim))
         self.dropout = nn.Dropout(model.dropout)
 
-    def projected(self, h_BLD: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def projected(self, h_BLD: Tensor, weight: Tensor) -> Tensor:
         """Tokens times a part of the weight of queries, keys and values: that many x B x H x L x E."""
         x_BLD = self.norm_attention(h_BLD) if self.pre_norm else h_BLD
         return linear(x_BLD, weight).unflatten(-1, (-1, *self.heads)).permute(2, 0, 3, 1, 4)
 
-    def queries(self, h_BLD: torch.Tensor) -> torch.Tensor:
+    def queries(self, h_BLD: Tensor) -> Tensor:
         """Queries of tokens, B x H x L x E."""
         return self.projected(h_BLD, self.to_qkv.weight[: self.inner])[0]
 
-    def keys_values(self, h_BLD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys_values(self, h_BLD: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens, B x H x L x E each."""
         k_BHLE, v_BHLE = self.projected(h_BLD, self.to_qkv.weight[self.keys_from :]).unbind(0)
         return k_BHLE, v_BHLE
 
-    def is_fused(self, h_BLD: torch.Tensor) -> bool:
+    def is_fused(self, h_BLD: Tensor) -> bool:
         """Whether one pass computes a residual sum and the norm after it: for predictions on a GPU with Triton."""
         fits = self.pre_norm and h_BLD.dtype == torch.float32
         predicts = h_BLD.is_cuda and not self.training and not torch.is_grad_enabled()
         return fits and predicts and has_triton()
 
-    def finished(self, h_BLD: torch.Tensor, mixed_BHLE: torch.Tensor) -> torch.Tensor:
+    def finished(self, h_BLD: Tensor, mixed_BHLE: Tensor) -> Tensor:
         """The layer's output for tokens, given the values that attention has mixed."""
         added_BLD, norm = self.to_out(mixed_BHLE.transpose(1, 2).flatten(2)), self.norm_feedforward
         if self.is_fused(h_BLD):
@@ -232,7 +198,7 @@ class Layer(nn.Module):
         h_BLD = self.norm_attention(h_BLD)
         return norm(h_BLD + self.dropout(self.feedforward(h_BLD)))
 
-    def forward(self, h_BLD: torch.Tensor, keep_BL: torch.Tensor, positions_BL: torch.Tensor) -> torch.Tensor:
+    def forward(self, h_BLD: Tensor, keep_BL: Tensor, positions_BL: Tensor) -> Tensor:
         """The layer's output for tokens that attend to each other, B x L x D, whole or in chunks."""
         if self.chunk_tokens is not None and h_BLD.shape[1] > self.chunk_tokens:
             # Cell by cell, so that not even the last bit of a cell depends on those beside it.
@@ -247,27 +213,39 @@ class Layer(nn.Module):
         qkv_TBHLE = self.projected(h_BLD, self.to_qkv.weight)
         return self.finished(h_BLD, self.attention.packed(qkv_TBHLE, keep_BL, positions_BL))
 
-    # The two halves of `forward`, for additive mechanisms:
+    def chunks(self, x_BL: Tensor) -> tuple[Tensor, ...]:
+        """Parts of at most `chunk_tokens` tokens; without that option, all tokens at once."""
+        return x_BL.split(self.chunk_tokens or x_BL.shape[1], dim=1)
 
-    def key_sums(self, h_BLD: torch.Tensor, keep_BL: torch.Tensor) -> KeySums:
-        """The sums over the keys of these tokens."""
+    def chunk_sums(self, h_BLD: Tensor, keep_BL: Tensor) -> KeySums:
+        """The sums over the keys of one chunk."""
+        assert isinstance(self.attention, Additive)
+        # If all tokens are real, leaving out the mask saves a tenth of the time. (On a GPU, the check would wait.)
+        all_real = not keep_BL.is_cuda and bool(keep_BL.all())
+        return self.attention.key_sums(*self.keys_values(h_BLD), None if all_real else keep_BL)
 
-        def of_chunk(h_BLD: torch.Tensor, keep_BL: torch.Tensor) -> KeySums:
-            assert isinstance(self.attention, Additive)
-            # If all tokens are real, leaving out the mask saves a tenth of the time. (On a GPU, the check would wait.)
-            all_real = not keep_BL.is_cuda and bool(keep_BL.all())
-            return self.attention.key_sums(*self.keys_values(h_BLD), None if all_real else keep_BL)
+    def key_sums(self, h_BLD: Tensor, keep_BL: Tensor) -> KeySums:
+        """The sums over the keys of these tokens, chunk by chunk, for additive mechanisms."""
+        if self.checkpointing and torch.is_grad_enabled():
+            return KeySums(*_Sum.apply(self, h_BLD, keep_BL, *self.parameters()))
+        return reduce(add, map(self.chunk_sums, self.chunks(h_BLD), self.chunks(keep_BL)))
 
-        return sum_in_chunks(of_chunk, h_BLD, keep_BL, self.chunk_tokens, self if self.checkpointing else None)
+    def read_chunk(self, h_BLD: Tensor, sums: KeySums) -> Tensor:
+        """The layer's output for one chunk, given the sums over all keys."""
+        assert isinstance(self.attention, Additive)
+        return self.finished(h_BLD, self.attention.read(self.queries(h_BLD), sums))
 
-    def read(self, h_BLD: torch.Tensor, sums: KeySums) -> torch.Tensor:
-        """The layer's output for tokens, given the sums over all keys."""
-
-        def of_chunk(h_BLD: torch.Tensor, sums: KeySums) -> torch.Tensor:
-            assert isinstance(self.attention, Additive)
-            return self.finished(h_BLD, self.attention.read(self.queries(h_BLD), sums))
-
-        return read_in_chunks(of_chunk, h_BLD, sums, self.chunk_tokens, self if self.checkpointing else None)
+    def read(self, h_BLD: Tensor, sums: KeySums) -> Tensor:
+        """The layer's output for tokens, chunk by chunk, given the sums over all keys."""
+        if torch.is_grad_enabled():
+            if self.checkpointing:
+                return _Read.apply(self, h_BLD, sums.s_BHME, sums.z_BHM, sums.scale_BHM, *self.parameters())
+            return torch.cat([self.read_chunk(chunk_BLD, sums) for chunk_BLD in self.chunks(h_BLD)], dim=1)
+        # Made beforehand: chunks kept beside large temporary tensors fragment the memory.
+        out_BLD = torch.empty_like(h_BLD)
+        for part_BLD, chunk_BLD in zip(self.chunks(out_BLD), self.chunks(h_BLD), strict=True):
+            part_BLD.copy_(self.read_chunk(chunk_BLD, sums))
+        return out_BLD
 
 
 class Encoder(nn.Module):
@@ -278,12 +256,7 @@ class Encoder(nn.Module):
     """
 
     def __init__(
-        self,
-        num_genes: int,
-        tokens: TokensConfig,
-        model: ModelConfig,
-        attention: dict[str, Any],
-        generator: torch.Generator,
+        self, num_genes: int, tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any], generator: Generator
     ):
         super().__init__()
         assert model.head_dim is not None
@@ -305,18 +278,16 @@ class Encoder(nn.Module):
             can = ", ".join(name for name, other in MECHANISMS.items() if other.additive)
             causal = " causal" if first.is_causal else ""
             epsilon = f" and attention.epsilon={first.options.epsilon}" if first.additive and not summable else ""
-            raise InputError(
-                f"tokens.unexpressed=memory with{causal} attention={attention['name']}{epsilon}",
-                f"attention that adds up over its keys ({can}), not causal, epsilon=null",
-                "choose one of them, or tokens.unexpressed=skip",
-            )
+            found = f"tokens.unexpressed=memory with{causal} attention={attention['name']}{epsilon}"
+            expected = f"attention that adds up over its keys ({can}), not causal, epsilon=null"
+            raise InputError(found, expected, "choose one of them, or tokens.unexpressed=skip")
 
-    def redraw(self, generator: torch.Generator) -> None:
+    def redraw(self, generator: Generator) -> None:
         """Draw the random parts of every layer's attention anew (during training only)."""
         for mechanism in self.mechanisms:
             mechanism.redraw(generator)
 
-    def penalty(self) -> torch.Tensor:
+    def penalty(self) -> Tensor:
         """The weighted sum of the penalties of every layer's attention."""
         return torch.stack([m.penalty_weight * m.penalty() for m in self.mechanisms]).sum()
 
@@ -324,7 +295,7 @@ class Encoder(nn.Module):
         """Refuse cells with this number of tokens if the attention does."""
         self.mechanisms[0].require_length(num_tokens, where)
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: Batch) -> Tensor:
         """Encoded tokens, B x L x D; the values of padding are undefined."""
         h_BLD = self.dropout(self.embedding(batch))
         memory = self.memory() if self.has_memory else None
@@ -332,7 +303,7 @@ class Encoder(nn.Module):
             h_BLD = self.after_layer(index, h_BLD, batch, memory)
         return self.norm(h_BLD)
 
-    def after_layer(self, index: int, h_BLD: torch.Tensor, batch: Batch, memory: Memory | None) -> torch.Tensor:
+    def after_layer(self, index: int, h_BLD: Tensor, batch: Batch, memory: Memory | None) -> Tensor:
         """The output of a layer for the input `h_BLD`."""
         layer = self.stack[index]
         if memory is None:
@@ -349,28 +320,26 @@ class Encoder(nn.Module):
             others = others.replaced(rows, layer.key_sums(h_GD.expand(len(rows), -1, -1), others_BG))
         return layer.read(h_BLD, layer.key_sums(h_BLD, batch.keep_BL) + others)
 
-    def attention_inputs(self, batch: Batch) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    def attention_inputs(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Queries, keys and values of each layer in turn, B x H x L x E each, as the model itself computes them.
 
         Unexpressed genes (`tokens.unexpressed=memory`) are not among them.
         """
         h_BLD = self.dropout(self.embedding(batch))
-        memory = self.memory() if self.has_memory else None
         for index, layer in enumerate(self.stack):
             yield layer.queries(h_BLD), *layer.keys_values(h_BLD)
             if index + 1 < len(self.stack):
-                h_BLD = self.after_layer(index, h_BLD, batch, memory)
+                h_BLD = self.after_layer(index, h_BLD, batch, self.memory() if self.has_memory else None)
 
     def memory(self) -> Memory:
         """The memory of unexpressed genes; in prediction it is kept until a weight changes."""
-        learns = self.training or torch.is_grad_enabled()
         # It changes if a weight, its address or the precision changes.
-        state: list[Any] = []
-        if not learns:
+        state: list[Any] | None = None
+        if not self.training and not torch.is_grad_enabled():
             device = next(self.parameters()).device.type
-            state = [torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None]
             weights = self.state_dict(keep_vars=True).values()
-            state += [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in weights]
+            state = [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in weights]
+            state.append(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
             if self.kept_memory is not None and self.kept_memory[0] == state:
                 return self.kept_memory[1]
         memory: Memory = []
@@ -380,24 +349,22 @@ class Encoder(nn.Module):
             memory.append((h_1GD, layer.key_sums(h_1GD, keep_1G)))
             if len(memory) < len(self.stack):
                 h_1GD = layer.read(*memory[-1])
-        self.kept_memory = None if learns else (state, memory)
+        self.kept_memory = None if state is None else (state, memory)
         return memory
 
     @torch.no_grad()
-    def start(self, batch: Batch, generator: torch.Generator) -> None:
+    def start(self, batch: Batch, generator: Generator) -> None:
         """Start the mechanisms from the keys of training cells, layer after layer (anchors of rbf, for example)."""
         was_training = self.training
         self.eval()  # no dropout
-        h_BLD = self.embedding(batch)
-        for index, layer in enumerate(self.stack):
-            layer.attention.start(layer.keys_values(h_BLD)[0], batch.keep_BL, generator)
-            h_BLD = self.after_layer(index, h_BLD, batch, self.memory() if self.has_memory else None)
+        for layer, (_, k_BHLE, _) in zip(self.stack, self.attention_inputs(batch), strict=False):
+            layer.attention.start(k_BHLE, batch.keep_BL, generator)
         self.train(was_training)
 
 
 def require_encoder(tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any]) -> None:
     """Refuse options that no encoder can have, by building a small one; the log names options without effect."""
-    encoder = Encoder(1, tokens, replace(model, depth=1), attention, torch.Generator())
+    encoder = Encoder(1, tokens, replace(model, depth=1), attention, Generator())
     if model.gene2vec_path is not None and model.positions != "gene2vec":
         log.warning("model.gene2vec_path is ignored: model.positions=%s", model.positions)
     if model.chunk_tokens is not None and encoder.stack[0].chunk_tokens is None:

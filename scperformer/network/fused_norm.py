@@ -7,6 +7,7 @@ their compiler sees which rows begin where 16 bytes can be read at once. R rows,
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 ROWS = 16  # of a tile
 PROGRAMS = 1024  # of the backward pass at most; each sums its part of the gradients of the weights
@@ -85,16 +86,12 @@ class _LayerNorm(torch.autograd.Function):
         return grad_x_RD, *sums_2PD.sum(1).to(weight_D.dtype), None, None
 
 
-def layer_norm(
-    x: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor, epsilon: float, dtype: torch.dtype
-) -> torch.Tensor:
+def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
     """Layer norm over the last axis of float32 numbers, computed in float32, rounded to another precision."""
     return _LayerNorm.apply(x.reshape(-1, x.shape[-1]).contiguous(), weight_D, bias_D, epsilon, dtype).view(x.shape)
 
 
-def add_norm(
-    h: torch.Tensor, added: torch.Tensor, weight_D: torch.Tensor, bias_D: torch.Tensor, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def add_norm(h: Tensor, added: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """The sum of two tensors, as the first, and its layer norm, as the second; no gradients."""
     D = h.shape[-1]
     R = h.numel() // D

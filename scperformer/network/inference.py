@@ -13,14 +13,13 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import torch
 
 from scperformer.errors import InputError
-from scperformer.network.batches import AHEAD, MAX_BATCH_TOKENS, Cells, ahead, prediction_batches
+from scperformer.network.batches import MAX_BATCH_TOKENS, Cells, ahead, cells_at, prediction_batches
 from scperformer.network.network import CellTypeModel
 from scperformer.network.tokens import Batch
 
@@ -110,18 +109,10 @@ def choose_device(device: str, precision: str = "32-true") -> str:
     return device
 
 
-@dataclass
-class Predictions:
-    """Results for N cells: proba, float32 N x C (each row sums to 1), and embedding, float32 N x D."""
-
-    proba: np.ndarray
-    embedding: np.ndarray
-
-
 def predict_cells(
     network: CellTypeModel, cells: Cells, batch_size: int, device: str = "cpu", precision: str = "32-true"
-) -> Predictions:
-    """Predict probabilities and embeddings of cells; the result of a cell does not depend on the cells beside it.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Predict probabilities, N x C, and embeddings, N x D, of cells; no result depends on the cells beside it.
 
     On a CPU, the batch size of an encoder depends only on the length of the cells, as the last bits of a product depend
     on it; smaller batches are filled up with repeated cells. Each thread computes whole batches: if threads shared a
@@ -131,18 +122,15 @@ def predict_cells(
     The precision `bf16-mixed` computes most products in bfloat16. The training mode of the network is restored.
     """
     was_training, num_threads = network.training, torch.get_num_threads()
-    filled_up = device == "cpu" and not network.wide_alone
-    most_tokens = MAX_BATCH_TOKENS
-    if device != "cpu":  # enough tokens to keep the GPU busy, within its memory
+    filled_up, most_tokens = device == "cpu" and not network.wide_alone, MAX_BATCH_TOKENS
+    if filled_up:
+        batch_size, most_tokens = 1 if network.one_by_one else MAX_FIXED_CELLS, FIXED_TOKENS
+    elif device != "cpu":  # enough tokens to keep the GPU busy, within its memory
         most_tokens = max(MAX_BATCH_TOKENS, min(GPU_BATCH_TOKENS, torch.cuda.mem_get_info()[0] // BYTES_OF_TOKEN))
-    alone = network.one_by_one
-
-    def fixed_size(length: int) -> int:
-        return 1 if alone else max(1, min(MAX_FIXED_CELLS, FIXED_TOKENS // length))
 
     def made(part: tuple[np.ndarray, int]) -> Batch:
         rows, length = part
-        return cells.batch(np.resize(rows, fixed_size(length)) if filled_up else rows, length)
+        return cells.batch(np.resize(rows, cells_at(length, batch_size, most_tokens)) if filled_up else rows, length)
 
     def predicted(part: tuple[np.ndarray, int], batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         mixed = torch.autocast(device, torch.bfloat16, enabled=precision == "bf16-mixed")
@@ -151,7 +139,7 @@ def predict_cells(
             return logits_BC.float().softmax(-1), embedding_BD.float()
 
     network.eval().to(device)
-    batches = list(prediction_batches(cells.lengths, fixed_size if filled_up else batch_size, most_tokens))
+    batches = list(prediction_batches(cells.lengths, batch_size, most_tokens))
     with torch_state_kept(threads=1), fast_cpu(device):
         if device == "cpu":
             # Each thread sets its own number of threads, or its first products may use more than one.
@@ -160,13 +148,13 @@ def predict_cells(
                 parts = [predicted(part, made(part)) for part in batches[:1]]
                 parts += pool.map(lambda part: predicted(part, made(part)), batches[1:])
         else:
-            ready = ahead((made(part).pin_memory() for part in batches), AHEAD)
+            ready = ahead(made(part).pin_memory() for part in batches)
             parts = list(map(predicted, batches, ready))
     # Copied at the end: each copy waits for a GPU, which would then wait for the next batch.
     proba, embedding = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
     network.train(was_training).cpu()
     order = np.argsort(np.concatenate([rows for rows, _ in batches]))
-    return Predictions(proba[order], embedding[order])
+    return proba[order], embedding[order]
 
 
 def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -30,10 +30,7 @@ KINDS = "a model folder, or a .zip, .tar or .tar.gz of one"
 MOST_BYTES = 512 * 2**20  # of all files of an archive, unpacked; the largest models have some 100 MB
 MOST_FILES = 1000
 MOST_HEADER = 2**20  # bytes of a header without a file, such as one with a long name; tarfile reads it as a whole
-UNPACK_ERRORS = (
-    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
-    *(EOFError, OSError, ValueError, NotImplementedError, RuntimeError),
-)
+ERRORS = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, RuntimeError)
 
 
 class _SmallHeader(tarfile.TarInfo):
@@ -81,13 +78,18 @@ def unpack(path: Path, target: Path) -> Path:
         if len(folders) != 1:
             raise ValueError(f"{len(folders) or 'no'} {INFO} in it")
         return folders[0]
-    except UNPACK_ERRORS as error:
+    except ERRORS as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         reason = str(error).splitlines()[0].rstrip(":") if str(error) else type(error).__name__
         remedy = "pack the folder again, or unpack it yourself and import the folder"
         found = f"{path} cannot be unpacked ({reason[:200]})"
         raise InputError(found, f"{KINDS} with plain files only", remedy) from error
+
+
+def _described(bundle: Bundle) -> str:
+    labels = f"{len(bundle.labels)} labels ({', '.join(bundle.labels)})" if bundle.labels else "encoder without labels"
+    return f"{labels}, {len(bundle.genes)} genes"
 
 
 def import_model(path: Path, library: Path, *, overwrite: bool = False) -> Path:
@@ -116,8 +118,14 @@ def import_model(path: Path, library: Path, *, overwrite: bool = False) -> Path:
     return target
 
 
-def list_models(library: Path) -> list[Path]:
-    """Print name, labels, genes and folder of the packaged model and of the imported ones."""
+def run_models(cfg: ModelsConfig) -> list[Path]:
+    """Import a model into the library and return its folder, or print all models and return their folders.
+
+    They are the packaged model and the imported ones, each with its name, labels, number of genes and folder.
+    """
+    library = Path(cfg.output) if cfg.output else library_folder()
+    if cfg.action != "list":
+        return [import_model(Path(cfg.inputs[0]), library, overwrite=cfg.overwrite)]
     imported = [folder for folder in sorted(library.iterdir()) if (folder / INFO).is_file()] if library.is_dir() else []
     for folder in [PACKAGED, *imported]:
         try:
@@ -129,16 +137,3 @@ def list_models(library: Path) -> list[Path]:
     if not imported:
         log.info("no imported models in %s: 'scperformer models import PATH' adds one", library)
     return [PACKAGED, *imported]
-
-
-def _described(bundle: Bundle) -> str:
-    labels = f"{len(bundle.labels)} labels ({', '.join(bundle.labels)})" if bundle.labels else "encoder without labels"
-    return f"{labels}, {len(bundle.genes)} genes"
-
-
-def run_models(cfg: ModelsConfig) -> list[Path]:
-    """Import a model into the library, or list its models; return the folder written, or those listed."""
-    library = Path(cfg.output) if cfg.output else library_folder()
-    if cfg.action == "list":
-        return list_models(library)
-    return [import_model(Path(cfg.inputs[0]), library, overwrite=cfg.overwrite)]

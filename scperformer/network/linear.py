@@ -6,7 +6,6 @@ it. Plain logistic regression on logarithms lies between, and is less accurate w
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_matrix, hstack
@@ -35,20 +34,13 @@ class LinearModel:
 
 
 def fit_logistic(
-    x: csr_matrix | np.ndarray, labels: np.ndarray, *, c: float, class_weights: str = "none", tolerance: float = 1e-4
+    x: csr_matrix | np.ndarray, labels: np.ndarray, c: float = 1.0, class_weights: str = "none", tolerance: float = 1e-4
 ) -> LinearModel:
-    """Fit L2-regularised multinomial logistic regression (scikit-learn's) to float32 features of N cells.
+    """Fit scikit-learn's multinomial logistic regression to features of N cells; with its defaults, it is the baseline.
 
-    Parameters
-    ----------
-    labels
-        int64, N; every one of 0..C-1 occurs.
-    c
-        Inverse strength of the penalty.
-    class_weights
-        Weight of a label's cells: `none` 1, `balanced` inverse to their number, `sqrt` the root of that weight.
-    tolerance
-        Largest entry of the gradient at which the optimiser stops.
+    `labels` is int64, N, and has every one of 0..C-1; `c` is the inverse strength of the L2 penalty. The weight of a
+    label's cells is 1 (`none`), inverse to their number (`balanced`) or the root of that (`sqrt`). The optimiser stops
+    when no entry of the gradient is larger than `tolerance`.
     """
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
@@ -63,11 +55,6 @@ def fit_logistic(
     if weight.shape[1] == 1:  # for two labels scikit-learn keeps only the difference of their logits
         weight, bias = np.hstack([-weight / 2, weight / 2]), np.array([-bias[0] / 2, bias[0] / 2])
     return LinearModel(weight.astype(np.float32), bias.astype(np.float32))
-
-
-def fit_baseline(x: csr_matrix, labels: np.ndarray) -> LinearModel:
-    """Fit scikit-learn's logistic regression with its defaults (L2, C=1) on all genes; arguments as `fit_logistic`."""
-    return fit_logistic(x, labels, c=1.0)
 
 
 @dataclass(frozen=True)
@@ -146,8 +133,7 @@ def settle_recipe(x: csr_matrix, labels: np.ndarray, recipe: Recipe, seed: int) 
     x, labels = x[rows], labels[rows]
     for name, options in CHOICES.items():
         if getattr(recipe, name) == "auto":
-            changes: list[dict[str, Any]] = [{name: option} for option in options]
-            candidates = [replace(recipe, **change) for change in changes]
+            candidates = [replace(recipe, **{name: option}) for option in options]  # type: ignore[arg-type]
             judged = candidates if (folds >= 0).any() else candidates[:1]  # without a cell to hold out, the first
             recipe = min(judged, key=lambda candidate: held_out_loss(x, labels, folds, candidate))
     return recipe

@@ -12,15 +12,7 @@ from torch.overrides import TorchFunctionMode
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig, checked
 from scperformer.errors import InputError
 from scperformer.genes import KIND_NAMES, id_kind, map_genes
-from scperformer.model import (
-    ANNOTATOR,
-    Bundle,
-    damaged_model,
-    encoder_is_silent,
-    load_bundle,
-    require_annotator,
-    resolve_model,
-)
+from scperformer.model import Bundle, damaged_model, encoder_is_silent, load_bundle, require_annotator, resolve_model
 from scperformer.network.encoder import Encoder
 from scperformer.network.inference import torch_state_kept
 from scperformer.network.linear import LinearModel
@@ -28,7 +20,7 @@ from scperformer.network.network import CellTypeModel
 
 log = logging.getLogger(__name__)
 
-NETWORK, ENCODER, PRETRAINING = "model.", "model.encoder.", "pretraining."  # prefixes of weights in a model folder
+NETWORK, ENCODER = "model.", "model.encoder."  # prefixes of weights in a model folder
 MIN_SHARE = 0.1  # of the genes that an encoder or a table of vectors must know: with fewer, it is of another kind
 # Weights with one entry per gene and one for the special position; the axis of these entries is 0, else 1.
 GENES_FIRST = ("embedding.gene.weight", "attention.rows_PK", "attention.columns_PK")
@@ -68,20 +60,20 @@ def rebuild(bundle: Bundle, path: Path) -> CellTypeModel | Encoder:
     The folder may come from anywhere, so the names and shapes of its weights are compared with its configuration first,
     on a network without memory (torch's meta device); it is a damaged model if they differ.
     """
-    prefix = NETWORK if bundle.kind == ANNOTATOR else ENCODER
+    prefix = NETWORK if bundle.is_annotator else ENCODER
     weights = {name.removeprefix(prefix): array for name, array in bundle.weights.items() if name.startswith(prefix)}
 
     def untrained() -> CellTypeModel | Encoder:
         config, attention = bundle.config, dict(bundle.config["attention"])
         tokens = checked(TokensConfig, config["tokens"], "tokens.")
         model = checked(ModelConfig, config["model"], "model.")
-        head = checked(HeadConfig, config["head"], "head.") if bundle.kind == ANNOTATOR else HeadConfig()
+        head = checked(HeadConfig, config["head"], "head.") if bundle.is_annotator else HeadConfig()
         # Each of these makes parts that have weights; a part takes memory even on the meta device.
         if max(model.depth, len(head.hidden), len(attention.get("kernel_sizes", ()))) > len(weights):
             raise ValueError(f"more parts than the {len(weights)} weights that are there")
-        if bundle.kind != ANNOTATOR:
+        if not bundle.is_annotator:
             return Encoder(len(bundle.genes), tokens, model, attention, torch.Generator().manual_seed(0))
-        sizes = (len(bundle.genes), len(bundle.labels))
+        sizes = len(bundle.genes), len(bundle.labels)
         return CellTypeModel(*sizes, tokens=tokens, model=model, attention=attention, head=head)
 
     try:
@@ -152,12 +144,12 @@ def load_encoder(encoder: Encoder, bundle: Bundle, genes: list[str], init: str, 
             raise damaged_model(Path(init), f"no weights '{name}'")
         theirs = torch.from_numpy(np.asarray(bundle.weights[ENCODER + name]))
         axis = 0 if name.endswith(GENES_FIRST) else 1 if name.endswith(GENES_SECOND) else None
-        part, wanted = theirs, ours.shape
+        part, wanted = theirs, ours
         if axis is not None:
-            part, wanted = theirs.index_select(axis, old), ours.index_select(axis, new).shape
-        if part.shape != wanted:
+            part, wanted = theirs.index_select(axis, old), ours.index_select(axis, new)
+        if part.shape != wanted.shape:
             found = f"weights '{name}' of {tuple(part.shape)} in init='{init}'"
-            raise InputError(found, f"{tuple(wanted)}", "use an encoder with about as many genes")
+            raise InputError(found, f"{tuple(wanted.shape)}", "use an encoder with about as many genes")
         if axis is None:
             ours.copy_(part)
         else:

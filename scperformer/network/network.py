@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Generator, Tensor, nn
 
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig
 from scperformer.network.encoder import Encoder
@@ -17,45 +17,31 @@ from scperformer.network.tokens import Batch
 TINY = 1e-12  # length of a cell without expression, in place of 0
 
 
-class MeanPool(nn.Module):
-    """The mean of the real tokens."""
+class Pool(nn.Module):
+    """One vector per cell: the mean of its real tokens (`mean`) or the special last token (`cls`).
 
-    def __init__(self, num_genes: int, dim: int):
-        super().__init__()
-        self.num_genes, self.width = num_genes, dim
-
-    def forward(self, h_BLD: torch.Tensor, batch: Batch) -> torch.Tensor:
-        keep_BL1 = batch.keep_BL.unsqueeze(-1)
-        return (h_BLD * keep_BL1).sum(1) / keep_BL1.sum(1)
-
-
-class ClsPool(MeanPool):
-    """The special last token."""
-
-    def forward(self, h_BLD: torch.Tensor, batch: Batch) -> torch.Tensor:
-        place_B = (batch.keep_BL & (batch.genes_BL == self.num_genes)).int().argmax(1)
-        return h_BLD[torch.arange(len(place_B), device=place_B.device), place_B]
-
-
-class ConvPool(nn.Module):
-    """As in scBERT (Yang et al. 2022, Methods): project each token to a number, ReLU, one entry per gene of the model.
-
-    Genes that are not tokens of a cell have entry 0, like genes with a negative projection.
+    `conv` is as in scBERT (Yang et al. 2022, Methods): project each token to a number, ReLU, one entry per gene of the
+    model. Genes that are not tokens of a cell have entry 0, like genes with a negative projection.
     """
 
-    def __init__(self, num_genes: int, dim: int):
+    def __init__(self, name: str, num_genes: int, dim: int):
         super().__init__()
-        self.width = num_genes + 1
-        self.projection = nn.Linear(dim, 1)
+        self.name, self.num_genes = name, num_genes
+        self.width = num_genes + 1 if name == "conv" else dim
+        if name == "conv":
+            self.projection = nn.Linear(dim, 1)
 
-    def forward(self, h_BLD: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def forward(self, h_BLD: Tensor, batch: Batch) -> Tensor:
+        if self.name == "mean":
+            keep_BL1 = batch.keep_BL.unsqueeze(-1)
+            return (h_BLD * keep_BL1).sum(1) / keep_BL1.sum(1)
+        if self.name == "cls":
+            place_B = (batch.keep_BL & (batch.genes_BL == self.num_genes)).int().argmax(1)
+            return h_BLD[torch.arange(len(place_B), device=place_B.device), place_B]
         s_BL = torch.relu(self.projection(h_BLD)).squeeze(-1) * batch.keep_BL
         s_BG = torch.zeros(len(s_BL), self.width, dtype=s_BL.dtype, device=s_BL.device)
         # Padding shares the special position's index but adds exactly 0 to it.
         return s_BG.scatter_add(1, batch.genes_BL, s_BL)
-
-
-POOLS: dict[str, type[MeanPool] | type[ConvPool]] = {"mean": MeanPool, "cls": ClsPool, "conv": ConvPool}
 
 
 class Head(nn.Module):
@@ -70,7 +56,7 @@ class Head(nn.Module):
         self.hidden = nn.Sequential(*layers)
         self.labels = nn.Linear(width, num_labels)
 
-    def forward(self, pooled_BD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, pooled_BD: Tensor) -> tuple[Tensor, Tensor]:
         hidden_BD = self.hidden(pooled_BD)
         return self.labels(hidden_BD), hidden_BD
 
@@ -85,7 +71,7 @@ class Wide(nn.Module):
         nn.init.zeros_(self.weight.weight)
         self.bias = nn.Parameter(torch.zeros(num_labels))
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: Batch) -> Tensor:
         with torch.autocast(batch.x_BL.device.type, enabled=False):  # the start was fitted in float32
             v_BLV = torch.stack([batch.x_BL**power for power in self.powers], dim=-1)
             v_BLV = v_BLV * (LENGTH / v_BLV.norm(dim=1, keepdim=True).clamp(min=TINY))
@@ -119,21 +105,19 @@ class CellTypeModel(nn.Module):
         self.wide_alone = not model.deep  # loading also sets it, for encoder scale 0: the encoder is then not run
         self.encoder: Encoder | None = None
         if model.deep:
-            self.encoder = Encoder(num_genes, tokens, model, attention, torch.Generator().manual_seed(seed))
-            self.pool = POOLS[head.name](num_genes, model.dim)
+            self.encoder = Encoder(num_genes, tokens, model, attention, Generator().manual_seed(seed))
+            self.pool = Pool(head.name, num_genes, model.dim)
             self.head = Head(self.pool.width, num_labels, head)
             if model.wide:
                 nn.init.zeros_(self.head.labels.weight)
                 nn.init.zeros_(self.head.labels.bias)
 
-    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits, B x C, and embeddings, B x D: the input of the last layer or, without an encoder, the logits."""
         wide_BC, deep_BC, embedding_BD = self.branches(batch)
         return wide_BC + deep_BC, embedding_BD
 
-    def branches(
-        self, batch: Batch, seen_by_encoder: Batch | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def branches(self, batch: Batch, seen_by_encoder: Batch | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of the linear branch and of the encoder (0 where it is off), and the embeddings, as in `forward`."""
         wide_BC = torch.zeros(()) if self.wide is None else self.wide(batch)
         if self.encoder is None or self.wide_alone:
@@ -163,13 +147,13 @@ class CellTypeModel(nn.Module):
         widths = [part.in_features for part in parts if isinstance(part, nn.Linear)]
         widths += [mechanism.sizes.head_dim for mechanism in self.encoder.mechanisms]
         is_odd = any(width % 16 != 0 or width > 4096 for width in widths)
-        return is_odd or isinstance(self.pool, ConvPool) or any(m.one_by_one for m in self.encoder.mechanisms)
+        return is_odd or self.pool.name == "conv" or any(m.one_by_one for m in self.encoder.mechanisms)
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         """Refuse cells with this number of tokens if the attention does."""
         if self.encoder is not None and not self.wide_alone:
             self.encoder.require_length(num_tokens, where)
 
-    def penalty(self) -> torch.Tensor:
+    def penalty(self) -> Tensor:
         """The weighted sum of the penalties of every layer's attention."""
         return torch.zeros(()) if self.encoder is None else self.encoder.penalty()

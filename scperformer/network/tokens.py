@@ -38,13 +38,8 @@ def log2_bins(x: np.ndarray, tokens: TokensConfig) -> np.ndarray:
 
 
 def mask_token(tokens: TokensConfig) -> int:
-    """The bin of a masked value (scBERT: 6), one above the highest bin."""
+    """The bin of a masked value (scBERT: 6): one above the highest bin, and the last in the embedding table."""
     return tokens.num_bins + 1
-
-
-def num_tokens(tokens: TokensConfig) -> int:
-    """Size of the embedding table of bins: 0..num_bins and the mask (scBERT: 7)."""
-    return tokens.num_bins + 2
 
 
 @dataclass
@@ -142,7 +137,7 @@ class Embedding(nn.Module):
         if tokens.name == "continuous":
             self.expression: nn.Module = ContinuousEmbedding(model.dim)
         else:
-            self.expression = nn.Embedding(num_tokens(tokens), model.dim)
+            self.expression = nn.Embedding(mask_token(tokens) + 1, model.dim)
             nn.init.normal_(self.expression.weight, std=EMBEDDING_STD)
 
     def forward(self, batch: Batch) -> torch.Tensor:

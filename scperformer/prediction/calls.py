@@ -49,9 +49,9 @@ def call_block(x: csr_matrix, model: Model, cfg: PredictConfig, path: str = "the
     model.network.require_length(int(cells.lengths.max(initial=0)), f"a cell of {path}")
     with torch_state_kept(cfg.threads):
         device = choose_device(cfg.device, cfg.precision)
-        found = predict_cells(model.network, cells, cfg.batch_size, device, cfg.precision)
+        proba, embedding = predict_cells(model.network, cells, cfg.batch_size, device, cfg.precision)
     baseline = model.baseline.predict(x).astype(np.int32)
-    return Calls(found.proba, found.embedding, baseline, np.diff(x.indptr) == 0)
+    return Calls(proba, embedding, baseline, np.diff(x.indptr) == 0)
 
 
 def parts_of(share: str | None, num_parts: int) -> range:

@@ -20,14 +20,12 @@ from scperformer.config import MaskingConfig, PretrainConfig, TokensConfig
 from scperformer.network import (
     EMBEDDING_STD,
     ENCODER,
-    PRETRAINING,
     Batch,
     Cells,
     ContinuousEmbedding,
     Encoder,
     log2_bins,
     mask_token,
-    num_tokens,
     seed_of,
 )
 from scperformer.training.learner import EncoderLearner, loss_weights, process_factor
@@ -35,6 +33,7 @@ from scperformer.training.source import Labelled, StreamedCells, validation_batc
 from scperformer.training.trainer import run_epochs
 
 MASK = "embedding.expression.mask_D"
+PRETRAINING = "pretraining."  # prefix of the weights in a model folder that only pretraining uses
 HIDDEN = -1.0  # stands for a hidden value among continuous ones, which are 0 or more
 
 
@@ -82,7 +81,7 @@ def hidden_loss(
 
 def bin_counts(x: csr_matrix, tokens: TokensConfig) -> np.ndarray:
     """Count how often each expressed gene is in each bin; float64, G x N."""
-    size = num_tokens(tokens)
+    size = mask_token(tokens) + 1
     cells = x.shape[1] * size
     counts = np.bincount(x.indices.astype(np.int64) * size + log2_bins(x.data, tokens), minlength=cells)
     return counts.reshape(x.shape[1], size).astype(np.float64)

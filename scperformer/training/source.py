@@ -14,7 +14,6 @@ import torch
 from scperformer.config import NetworkConfig, TokensConfig
 from scperformer.dataset import Corpus, Reference, Stream
 from scperformer.network import (
-    AHEAD,
     POOL_BATCHES,
     Batch,
     Cells,
@@ -114,7 +113,7 @@ class Loader:
         first, self.done = self.done, 0
         batches = self.make(first)
         if self.trainer.strategy.root_device.type == "cuda":
-            batches = ahead(((tokens.pin_memory(), labels_B.pin_memory()) for tokens, labels_B in batches), AHEAD)
+            batches = ahead(((tokens.pin_memory(), labels_B.pin_memory()) for tokens, labels_B in batches))
         yield from batches
 
     def state_dict(self) -> dict[str, int]:

@@ -20,7 +20,7 @@ from scperformer.errors import InputError
 from scperformer.files import beside, checksum, read_cells
 from scperformer.metrics import score
 from scperformer.model import Bundle, sum_of_branches
-from scperformer.network import Cells, CellTypeModel, branch_logits, fit_baseline, fit_linear_branch, gene_means
+from scperformer.network import Cells, CellTypeModel, branch_logits, fit_linear_branch, fit_logistic, gene_means
 from scperformer.training.batch_size import with_batch_size
 from scperformer.training.learner import earned_scales, train_network
 from scperformer.training.run_folder import Diverged, record_start, train_in_run_folder
@@ -78,7 +78,7 @@ def scale_on_held_out(network: CellTypeModel, train: Cells, val: Cells, cfg: Tra
         log.info("encoder %s: loss of a held-out cell falls by %.3f ± %.3f", *facts)
     network.scale_branches(scale_wide, scale_deep)
     calls = (scale_wide * wide + scale_deep * deep).argmax(axis=1)
-    baseline = fit_baseline(train.x, train.known_labels)
+    baseline = fit_logistic(train.x, train.known_labels)
     scales = {"wide": scale_wide, "deep": scale_deep}
     return {
         "num_val_cells": len(val),
@@ -131,7 +131,7 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
         scale = metrics["scales"]["wide"]
         add_linear(network, linear, -scale)
         add_linear(network, fit_linear_branch(reference.x, reference.labels, recipe), scale)
-    baseline = fit_baseline(reference.x, reference.labels)
+    baseline = fit_logistic(reference.x, reference.labels)
     weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in network.state_dict().items()}
     how = f"best epoch {best_epoch}" if best_epoch else "fitted, without training"
     scores = [metrics[side][name] for side in ("model", "baseline") for name in ("accuracy", "macro_f1")]

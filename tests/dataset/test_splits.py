@@ -172,7 +172,7 @@ def test_test_cells_are_gone_before_anything_is_computed(sides):
 def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
     """The model is bit for bit the one from a file without the test cells, in every fit."""
     seen = []
-    fit, scale = training.fit_baseline, training.scale_on_held_out
+    fit, scale = training.fit_logistic, training.scale_on_held_out
 
     def watched_fit(x, labels, **options):
         seen.append(x.shape[0])
@@ -182,7 +182,7 @@ def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
         seen.append((len(train), len(val)))
         return scale(network, train, val, cfg)
 
-    monkeypatch.setattr(training, "fit_baseline", watched_fit)
+    monkeypatch.setattr(training, "fit_logistic", watched_fit)
     monkeypatch.setattr(training, "scale_on_held_out", watched_scale)
     whole = training.run_train(config(write(sides), *BY_COLUMN, f"output='{tmp_path / 'whole'}'"))
     num = {name: int((sides.obs["side"] == name).sum()) for name in ("train", "val", "test")}

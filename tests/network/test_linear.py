@@ -44,7 +44,7 @@ def test_equals_scikit_learn(num_labels, class_weights):
 def test_default_is_scikit_learns_own():
     x, labels = noisy_cells(3)
     theirs = LogisticRegression(max_iter=1000).fit(x, labels)
-    np.testing.assert_allclose(linear.fit_baseline(x, labels).weight, theirs.coef_.T, atol=1e-6)
+    np.testing.assert_allclose(linear.fit_logistic(x, labels).weight, theirs.coef_.T, atol=1e-6)
 
 
 def test_a_cell_without_expression_gets_the_label_of_the_largest_bias():
@@ -62,7 +62,7 @@ def test_the_fit_takes_one_thread(monkeypatch):
     monkeypatch.setattr(LogisticRegression, "fit", fit_and_look)
     with threadpool_limits(2):
         before = [pool["num_threads"] for pool in threadpool_info()]
-        linear.fit_baseline(*noisy_cells(3))
+        linear.fit_logistic(*noisy_cells(3))
         assert [pool["num_threads"] for pool in threadpool_info()] == before
     assert set(seen) == {1}
 

@@ -102,7 +102,7 @@ def test_the_longest_cells_come_first_and_epochs_are_scaled(cells, monkeypatch):
 def test_large_linear_fits_are_measured_on_fewer_cells(cells, monkeypatch):
     sizes = []
     monkeypatch.setattr(estimates, "MAX_FIT_CELLS", 50)
-    monkeypatch.setattr(estimates, "fit_baseline", lambda x, labels: sizes.append((len(labels), set(labels))))
+    monkeypatch.setattr(estimates, "fit_logistic", lambda x, labels: sizes.append((len(labels), set(labels))))
     monkeypatch.setattr(estimates, "fit_linear_branch", lambda x, y, recipe: sizes.append((len(y), set(y))))
     linear_seconds(cells, 400, config("x"))
     assert all(num <= 52 and labels == {0, 1, 2, 3} for num, labels in sizes)
