@@ -138,7 +138,8 @@ def to_overrides(words: list[str], first_word: str | None = None) -> list[str]:
                 raise InputError(f"'{word}'", expected, "write a file name that starts with '-' as ./-name")
             flags += [word] if FLAGS[word] is None else [word, next(rest, "")]
             if not flags[-1] or (word == "--cfg" and flags[-1] not in ("job", "hydra", "all")):
-                raise InputError(f"{word} {flags[-1]}", f"{word} {FLAGS[word]}", "add the value that it takes")
+                found = f"{word} {flags[-1] or 'without a value'}"
+                raise InputError(found, f"{word} {FLAGS[word]}", "add the value that it takes")
         elif not OVERRIDE.match(word) or Path(word).is_file():
             files.append(word)
         elif option in TEXT_OPTIONS and value not in ("", "null") and value[0] not in "'\"" and "-m" not in words:
@@ -162,14 +163,17 @@ def _run(name: str, config: Any) -> None:
 
 def run_step(name: str, words: list[str]) -> int:
     """Compose the configuration of a step with Hydra and run the step, once or as a sweep; return the exit code."""
-    from scperformer.config import command_line, hand_to_hydra, to_config
+    from scperformer.config import command_line, hand_to_hydra, make_config, to_config
 
     overrides = to_overrides(words, FIRST_WORDS.get(name))
     if "-m" not in overrides:
-        composed: list[Any] = []  # stays empty with --cfg
-        hand_to_hydra(name, overrides, composed.append)
-        for cfg in composed:
-            config = to_config(cfg, name)  # not inside of Hydra, which would print errors of its own
+        if FLAGS.keys().isdisjoint(overrides):
+            configs = [make_config(name, overrides)]  # at once: Hydra's own main composes twice
+        else:
+            composed: list[Any] = []  # stays empty with --cfg
+            hand_to_hydra(name, overrides, composed.append)
+            configs = [to_config(cfg, name) for cfg in composed]
+        for config in configs:  # not inside of Hydra, which would print errors of its own
             with command_line(sys.argv[0], name, *words):
                 _run(name, config)
         return 0

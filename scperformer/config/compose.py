@@ -51,8 +51,8 @@ def _override_error(error: Exception, step: str, overrides: Sequence[str]) -> In
     text = f"{error}\n{error.__cause__ or ''}".partition("Config search path")[0]
     text = re.sub(r":\n\t", ": ", text).replace("\n\t", ", ")  # the list of available options
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if isinstance(error, (OverrideParseException, ValueError)):
-        lines.insert(0, getattr(error, "override", " ".join(overrides)))
+    if isinstance(error, OverrideParseException):
+        lines.insert(0, error.override)
     # Hydra advises '+option' to add what does not exist: here that would only be refused one step later.
     noise = ("To append to your ", "See https", "object_type", "reference_type", "full_key", "^")
     found = "; ".join(dict.fromkeys(line.rstrip(".;:") for line in lines if not line.startswith(noise)))
@@ -68,15 +68,24 @@ def _store_schema(step: str) -> None:
     ConfigStore.instance().store(name=f"{step}_schema", node=SCHEMAS[step])
 
 
+def _require_presets(overrides: Sequence[str]) -> None:
+    """Refuse `model=5`, `model=null` and the like: Hydra would not name the group, and a sweep would run before it."""
+    groups = {path.name for path in conf_dir().iterdir() if path.is_dir()}
+    for word in overrides:
+        group = word.lstrip("+").partition("=")[0]
+        if group in groups and re.search(r"[=,](null|[\d.]*)(,|$)", word):
+            presets = ", ".join(sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")))
+            raise InputError(word, f"a preset of '{group}' ({presets})", f"choose one, or leave {group}=... out")
+
+
 @contextmanager
 def _explained(step: str, overrides: Sequence[str]) -> Iterator[None]:
-    """Turn Hydra's errors about overrides into one line; no step runs in the block without catching its own errors."""
+    """Check overrides before a block in which Hydra uses them, and turn its errors about them into one line."""
     _store_schema(step)
+    _require_presets(overrides)
     try:
         yield
-    except InputError:
-        raise
-    except (HydraException, OmegaConfBaseException, ValueError) as error:  # ValueError: of `model=5` and the like
+    except (HydraException, OmegaConfBaseException) as error:
         raise _override_error(error, step, overrides) from error
 
 

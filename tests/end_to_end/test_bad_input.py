@@ -388,7 +388,7 @@ OPTIONS = {
     "fraction for a number": ("train", ["seed=1.5"], ("seed=1.5", "Integer")),
     "text for a switch": ("train", ["overwrite=perhaps"], ("overwrite=perhaps", "bool")),
     "unknown choice": ("train", ["model=huge"], ("model/huge", "base, scbert, small, tiny")),
-    "number as choice": ("train", ["data=5"], ("data/5", "default")),
+    "number as choice": ("train", ["data=5"], ("data=5", "(default)")),
     "null as choice": ("train", ["data=null"], ("data=null", "'data' (default)", "leave data=... out")),
     "null in a sweep": ("train", ["-m", "data=default,null"], ("data=default,null", "'data' (default)")),
     "nothing as choice": ("train", ["optim="], ("optim=", "adamw")),
@@ -399,7 +399,7 @@ OPTIONS = {
     "all for validation": ("train", ["data.val_fraction=1"], ("data.val_fraction=1.0", "between 0 and 1")),
     "NaN": ("train", ["optim.lr=nan"], ("optim.lr=nan", "above 0")),
     "unknown precision": ("train", ["trainer.precision=8"], ("trainer.precision=8", "32-true, bf16-mixed")),
-    "unknown head": ("train", ["head.name=two"], ("head.name=two", "cls, mean, conv")),
+    "unknown head": ("train", ["head.name=two"], ("head.name=two", "mean, cls, conv")),
     "unknown attention": (
         "train",
         ["attention.name=two"],
