@@ -40,7 +40,7 @@ from scperformer.network.inference import predict_cells
 from scperformer.network.network import CellTypeModel
 from scperformer.training.batch_size import with_batch_size
 from scperformer.training.learner import train_network
-from scperformer.training.learning_curve import TABLE
+from scperformer.training.trainer import TABLE
 
 PRESETS = {"scbert": ["model=scbert", "model.positions=gene"], "base": ["model=base", "model.wide=false"]}
 NUM_CELLS = {"scbert": 2048, "base": 4096}  # a few seconds of work each

@@ -59,7 +59,7 @@ def throughput(corpus: Corpus, cfg: PretrainConfig, rounds: int) -> dict[str, li
             for _ in range(BUFFER // size):
                 tokens, _ = next(batches)
                 seen = drop_genes(tokens, cfg.model.gene_dropout)
-                hidden, chosen_BL = hide_values(seen, cfg.tokens, cfg.masking, torch.Generator().manual_seed(0))
+                hidden, chosen_BL = hide_values(seen, cfg.tokens, cfg.masking, seed=0)
                 hidden_loss(network(hidden, chosen_BL), seen.values_BL[chosen_BL], cfg.masking).backward()
                 optimizer.step()
                 optimizer.zero_grad()

@@ -3,12 +3,11 @@
 Files in reading order:
 
 - `train`, `pretrain`: the two ways, from the cells to the trained network
-- `run_folder`: the frame of both: the run folder, its records, the written model
+- `run_folder`: the frame of both: the run folder, its records, the learning curve, the written model
 - `source`: the cells to learn from, in memory or on disk, as batches
 - `start`: the start of an untrained network, perhaps from a trained encoder (`init`)
-- `learner`, `masked_learner`, `masking`: loss, metrics and optimiser of training and of pretraining
-- `trainer`, `distributed`, `learning_curve`: the loop over epochs, signals; several processes; the numbers
-- `scales`: the scale of each branch
+- `learner`, `masked_learner`: loss, metrics and optimiser of training and of pretraining; the scales of the branches
+- `trainer`: the loop over epochs, its table, signals, several processes
 - `batch_size`, `estimate`: what a training needs, before it runs
 
 No names are exported: `scperformer.train`, `scperformer.pretrain` and the command line load these files when needed.

@@ -110,10 +110,8 @@ def fitting_batch_size(network: CellTypeModel, train: Cells, cfg: TrainConfig, m
     fixed = weights + max(0.0, few - TRIED[0] * per_cell)
     if fixed + per_cell > SHARE * memory:
         found = f"a training step on one cell of {longest:,} tokens needs about {in_bytes((fixed + per_cell) / SHARE)}"
-        remedy = (
-            "choose a smaller model, model.checkpointing=true or tokens.unexpressed=skip, or raise trainer.memory_gib"
-        )
-        raise InputError(found, f"at most {in_bytes(memory)}", remedy)
+        others = "model.checkpointing=true or tokens.unexpressed=skip, or raise trainer.memory_gib"
+        raise InputError(found, f"at most {in_bytes(memory)}", f"choose a smaller model, {others}")
     most = min(MOST, max(USUAL, len(train) // FEWEST_STEPS))
     size = 1
     while 2 * size <= most and fixed + 2 * size * per_cell <= SHARE * memory:

@@ -24,7 +24,7 @@ from scperformer.network import (
     torch_state_kept,
 )
 from scperformer.text import in_bytes, in_time
-from scperformer.training import learning_curve
+from scperformer.training import trainer
 from scperformer.training.learner import has_to_learn, train_network
 from scperformer.training.start import add_linear, adopt_options, linear_recipe, start_attention
 from scperformer.training.train import load_reference, new_training
@@ -36,16 +36,14 @@ MAX_FIT_CELLS = 10_000  # linear fits on more cells are measured on so many; the
 
 
 def linear_seconds(train: Cells, num_cells: int, cfg: TrainConfig) -> tuple[float, LinearModel | None]:
-    """Measure the seconds of all linear fits of a training; also return the fit from which the linear branch starts.
-
-    The branch and the baseline are both fitted twice: on the training cells, and at the end on all `num_cells`.
-    """
+    """Measure the seconds of all linear fits of a training; also return the fit from which the linear branch starts."""
     few = train.subset(stratified_sample(train.known_labels, MAX_FIT_CELLS, cfg.seed))
     begin = time.perf_counter()
     recipe = linear_recipe(few, cfg)
     settled = time.perf_counter()
     linear = None if recipe is None else fit_linear_branch(few.x, few.known_labels, recipe)
     fit_logistic(few.x, few.known_labels)
+    # The branch and the baseline are both fitted twice: on the training cells, and at the end on all cells.
     return settled - begin + (time.perf_counter() - settled) * (len(train) + num_cells) / len(few), linear
 
 
@@ -53,21 +51,18 @@ def loop_seconds(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainCon
     """Measure the seconds of a real training loop without log lines, in a folder that is removed afterwards."""
     options = replace(cfg.trainer, max_epochs=num_epochs, patience=num_epochs, progress_bar=False)
     options = replace(options, devices=1, num_nodes=1, strategy="auto")
-    with tempfile.TemporaryDirectory() as folder, patch.object(learning_curve.log, "disabled", True):
+    with tempfile.TemporaryDirectory() as folder, patch.object(trainer.log, "disabled", True):
         begin = time.perf_counter()
         train_network(network, train, val, replace(cfg, trainer=options), Path(folder))
         return time.perf_counter() - begin
 
 
 def epoch_seconds(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainConfig) -> tuple[float, float]:
-    """Measure the seconds that the loop over epochs takes once, and the seconds of each epoch on one device.
-
-    The first steps, which are slow for other reasons, use the longest cells, and so need the most memory that any step
-    will need. The next steps tell how many can be measured.
-    """
+    """Measure the seconds that the loop over epochs takes once, and the seconds of each epoch on one device."""
     size = cfg.trainer.batch_size
     batches = shuffled_batches(train.lengths, size, cfg.seed, epoch=0)
     longest, val_longest = (cells.subset(np.argsort(-cells.lengths, kind="stable")[:size]) for cells in (train, val))
+    # The first steps are slow for other reasons, and need the most memory. The next ones tell how many to measure.
     loop_seconds(network, longest, val_longest, cfg, 1)
     few = train.subset(np.concatenate(batches[:FEWEST]))
     step = loop_seconds(network, few, val.subset(np.arange(1)), cfg, 1) / math.ceil(len(few) / size)

@@ -50,10 +50,7 @@ def wide_lr_factor(network: CellTypeModel, optim: OptimConfig) -> float:
 
 
 def process_factor(weight: torch.Tensor) -> torch.Tensor | float:
-    """The factor of this process's loss in a distributed step: its weight divided by the mean over the processes.
-
-    Gradients are averaged over the processes. With this factor they are the gradients of one batch of all cells.
-    """
+    """The factor that makes the mean of the gradients of all processes the gradient of one batch of all cells."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return 1.0
     total = weight.detach().clone()
@@ -64,9 +61,8 @@ def process_factor(weight: torch.Tensor) -> torch.Tensor | float:
 def branch_scales(wide: np.ndarray, deep: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
     """Find a and b, from 0 to `LARGEST`, for which a * wide + b * deep has the lowest loss on held-out cells.
 
-    `wide` and `deep` are logits, N x C, all 0 for a branch that is off. The encoder of a small reference is often worse
-    than the linear branch, and so is the unscaled sum of both. The common size of a and b acts as a temperature (Guo et
-    al. 2017, arXiv 1706.04599). The objective is convex.
+    `wide` and `deep` are logits, N x C, all 0 for a branch that is off. Their unscaled sum is often worse than the
+    linear branch. The common size of a and b acts as a temperature (Guo et al. 2017, arXiv 1706.04599).
     """
     wide, deep = np.asarray(wide, dtype=np.float64), np.asarray(deep, dtype=np.float64)
     # The scales without data: 1 for the linear branch; for the encoder 1 if it is alone, else 0. The prior has the
@@ -92,9 +88,9 @@ def earned_scales(
 ) -> tuple[float, float, dict[str, float] | None]:
     """Scale the branches as `branch_scales`, but leave out an encoder without a significant gain.
 
-    The loss must decrease by more than `min_gain` standard errors, unless that is 0. The held-out cells are few, and
-    from the same study as the training cells: without this rule, accuracy on cells of other studies is lower. The third
-    result is the mean decrease of a cell's loss by adding the encoder, and its error; None if a branch is off.
+    The loss must decrease by more than `min_gain` standard errors, unless that is 0: otherwise accuracy on cells of
+    other studies is lower. The third result is the mean decrease of a cell's loss, and its error; None if a branch is
+    off.
     """
     both = branch_scales(wide, deep, labels)
     if not wide.any() or not deep.any():

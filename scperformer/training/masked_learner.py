@@ -37,18 +37,15 @@ PRETRAINING = "pretraining."  # prefix of the weights in a model folder that onl
 HIDDEN = -1.0  # stands for a hidden value among continuous ones, which are 0 or more
 
 
-def hide_values(
-    batch: Batch, tokens: TokensConfig, masking: MaskingConfig, generator: torch.Generator
-) -> tuple[Batch, torch.Tensor]:
+def hide_values(batch: Batch, tokens: TokensConfig, masking: MaskingConfig, seed: int) -> tuple[Batch, torch.Tensor]:
     """Hide some values of a batch; also return bool B x L, True where the true value is to be predicted.
 
-    In each cell a share of the expressed genes is chosen, at least one. Of these, `mask_share` are shown as the mask,
-    `random_share` with the value of an expressed gene of the batch that was not chosen, and the rest as they are
-    (Devlin et al. 2019, section 3.1; Yang et al. 2022, Methods). The generator is on the CPU: the same on every device.
+    Of the chosen genes, `mask_share` are shown as the mask, `random_share` with the value of an expressed gene of the
+    batch that was not chosen, the rest as they are (Devlin et al. 2019, section 3.1). All devices draw the same.
     """
     candidates_BL = batch.keep_BL & (batch.x_BL > 0)
-    draws = torch.rand(3, *candidates_BL.shape, generator=generator).to(candidates_BL.device)
-    order_BL, kind_BL, donor_BL = draws
+    generator = torch.Generator().manual_seed(seed)
+    order_BL, kind_BL, donor_BL = torch.rand(3, *candidates_BL.shape, generator=generator).to(candidates_BL.device)
     wanted_B1 = (masking.share * candidates_BL.sum(1, keepdim=True)).round().clamp_min(1)
     rank_BL = order_BL.masked_fill(~candidates_BL, float("inf")).argsort(1).argsort(1)
     chosen_BL = candidates_BL & (rank_BL < wanted_B1)
@@ -90,9 +87,9 @@ def bin_counts(x: csr_matrix, tokens: TokensConfig) -> np.ndarray:
 def naive_table(x: csr_matrix, tokens: TokensConfig) -> torch.Tensor:
     """Tabulate the usual values of each gene where it is expressed, and in the last row those of all genes together.
 
-    float32: mean values, G + 1, with continuous tokens; else logarithms of how often each bin occurs, (G + 1) x N.
-    Genes that few cells express lean on all genes together, which count as one more cell.
+    float32: mean values, G + 1, with continuous tokens; else logarithms of the shares of bins, (G + 1) x N.
     """
+    # Genes that few cells express lean on all genes together, which count as one more cell.
     if tokens.name == "continuous":
         totals = np.asarray(x.sum(axis=0), dtype=np.float64).ravel()
         num_cells = np.bincount(x.indices, minlength=x.shape[1])
@@ -206,16 +203,12 @@ class MaskedLearner(EncoderLearner):
     def training_step(self, batch: Labelled, batch_idx: int) -> torch.Tensor:
         tokens = self.with_genes_dropped(batch[0])
         seed = seed_of("masked in training", self.seed, self.global_step, self.global_rank)
-        hidden, chosen_BL = self.hide(tokens, seed)
+        hidden, chosen_BL = hide_values(tokens, self.tokens, self.masking, seed)
         true_K = tokens.values_BL[chosen_BL]
         loss = self.loss(self.network(hidden, chosen_BL), true_K) * process_factor(self.weight(true_K))
         loss = loss + self.network.encoder.penalty().to(loss.device)
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(tokens.keep_BL), sync_dist=True)
         return loss
-
-    def hide(self, tokens: Batch, seed: int) -> tuple[Batch, torch.Tensor]:
-        """Hide some values, and mark those to be predicted; see `hide_values`."""
-        return hide_values(tokens, self.tokens, self.masking, torch.Generator().manual_seed(seed))
 
     def loss(self, predicted: torch.Tensor, true_K: torch.Tensor) -> torch.Tensor:
         """The mean loss of predictions of hidden values."""
@@ -223,12 +216,14 @@ class MaskedLearner(EncoderLearner):
 
     def weight(self, true_K: torch.Tensor) -> torch.Tensor:
         """The weight of a mean loss of hidden values when it is added to the mean losses of others."""
-        weights = self.bin_weights
-        return torch.tensor(float(len(true_K)), device=true_K.device) if weights is None else weights[true_K].sum()
+        if self.bin_weights is None:
+            return torch.tensor(float(len(true_K)), device=true_K.device)
+        return self.bin_weights[true_K].sum()
 
     def losses(self, tokens: Batch, batch_idx: int) -> torch.Tensor:
         """Sum the losses of a batch of validation cells: the network's, the naive guess's, and the divisor of both."""
-        hidden, chosen_BL = self.hide(tokens, seed_of("masked in validation", self.seed, batch_idx))
+        seed = seed_of("masked in validation", self.seed, batch_idx)
+        hidden, chosen_BL = hide_values(tokens, self.tokens, self.masking, seed)
         true_K = tokens.values_BL[chosen_BL]
         total = self.weight(true_K)
         naive = self.loss(naive_guess(self.naive, tokens, chosen_BL), true_K)

@@ -18,7 +18,7 @@ from scperformer.network import Cells, Encoder, gene_means
 from scperformer.training.masked_learner import MaskedModel, train_masked
 from scperformer.training.run_folder import Diverged, record_start, train_in_run_folder
 from scperformer.training.source import source_of_cells
-from scperformer.training.start import init_hash, load_init, origin, start_attention, start_encoder
+from scperformer.training.start import load_init, origin, start_attention, start_encoder
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def fit(corpus: Corpus, cfg: PretrainConfig, run_folder: Path) -> Bundle | None:
     network.encoder.require_length(int(max(train.lengths.max(), val.lengths.max())))
     data = {"corpus": corpus.files, "num_cells": corpus.num_cells, **origin(cfg, corpus.genes)}
     files = [file["name"] for file in corpus.files] if all(file["sha256"] for file in corpus.files) else []
-    recorded = record_start(run_folder, cfg, data, files, ("tokens", "model", "attention", "masking"))
+    recorded = record_start(run_folder, cfg, data, files)
     sizes = len(cells), len(val), len(corpus.genes), sum(p.numel() for p in network.parameters())
     text = "pretraining on %d cells, validating on %d: %d genes, %d parameters, attention %s, tokens %s"
     log.info(text, *sizes, cfg.attention["name"], cfg.tokens.name)
@@ -85,7 +85,7 @@ def _pretrain(adatas: Sequence[AnnData] | None, cfg: PretrainConfig, output: Pat
         if cfg.data.in_memory is not False:
             samples += [Sample(read_cells(path, cfg.orientation), path, checksum(path)) for path in paths]
         corpus = make_corpus(samples or paths, cfg, vocabulary)
-        text = " ".join([*(file["sha256"] for file in corpus.files), init_hash(cfg), *corpus.genes])
+        text = " ".join([*(file["sha256"] for file in corpus.files), *corpus.genes])
         return corpus, hashlib.sha256(text.encode()).hexdigest()
 
     return train_in_run_folder(cfg, paths, output, load, fit)

@@ -10,13 +10,16 @@ import platform
 import shlex
 import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from scperformer.attention import attention_options
 from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig, yaml_text
@@ -25,9 +28,9 @@ from scperformer.errors import InputError
 from scperformer.model import INFO, Bundle, save_bundle
 from scperformer.network import torch_state_kept
 from scperformer.outputs import new_file, require_absent
-from scperformer.training.learning_curve import TABLE, draw_learning_curve
-from scperformer.training.start import Config, adopt_options
-from scperformer.training.trainer import CHECKPOINTS, LAST
+from scperformer.pictures import PALETTE, png
+from scperformer.training.start import Config, adopt_options, load_init
+from scperformer.training.trainer import CHECKPOINTS, LAST, TABLE
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +39,7 @@ RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 RECORD, CURVE = "run.json", "learning_curve.png"
 PATHS = ("init", "genes_path")  # recorded without their folders, as the inputs are
 PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
-NUM_NAMED = 3  # options named in an error
+SCORES = {"macro_f1": "macro-F1", "accuracy": "accuracy"}  # in the picture of the learning curve
 Cells = TypeVar("Cells")
 
 
@@ -93,8 +96,7 @@ def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
         before = {"options": {}, "reference_sha256": ""} | read_record(folder)
         old, new = flat(before["options"]), flat(json.loads(json.dumps(record))["options"])
         changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-        named = [f"{name}={new.get(name)}, was {old.get(name)}" for name in changed[:NUM_NAMED]]
-        named += [f"{len(changed) - NUM_NAMED} more"] if len(changed) > NUM_NAMED else []
+        named = [f"{name}={new.get(name)}, was {old.get(name)}" for name in changed]
         others = [f"other options ({'; '.join(named)})"] if named else []
         others += ["another reference"] if before["reference_sha256"] != checksum else []
         differ = " and ".join(others)
@@ -119,10 +121,11 @@ def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
     return folder
 
 
-def made_with(cfg: NetworkConfig, files: Sequence[str]) -> dict[str, Any]:
-    """The part of a model's provenance that is needed to make it again: seed, command, options, versions.
+def record_start(folder: Path, cfg: NetworkConfig, data: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
+    """Write the configuration and the provenance: `data`, and all that is needed to make the model again.
 
-    The command names the options that are not at their defaults. Without input files, it is a call in Python.
+    Its command names the options that are not at their defaults. Without input files, it is a call in Python.
+    Returns the `provenance` and `config` of the model folder: the options that its use needs.
     """
     trains = isinstance(cfg, TrainConfig)
     blank = TrainConfig(inputs=[""], label_key="") if trains else PretrainConfig(inputs=[""])
@@ -143,30 +146,46 @@ def made_with(cfg: NetworkConfig, files: Sequence[str]) -> dict[str, Any]:
         command = f"scperformer.train(adata, label_key={cfg.label_key!r}, overrides={changed})"
     else:
         command = f"scperformer.pretrain(adatas, overrides={changed})"
-    return {
+    provenance = data | {
         "seed": cfg.seed,
         "command": command,
         "options": recorded | {name: Path(recorded[name]).name for name in PATHS if recorded.get(name)},
         "versions": {package: version(package) for package in PACKAGES} | {"python": platform.python_version()},
     }
-
-
-def record_start(
-    folder: Path, cfg: NetworkConfig, data: dict[str, Any], files: Sequence[str], groups: Sequence[str]
-) -> dict[str, Any]:
-    """Write the configuration and the provenance, of the `data` and as `made_with`.
-
-    Returns the `provenance` and `config` of the model folder: the options of these groups, which its use needs.
-    """
-    provenance = data | made_with(cfg, files)
     if not is_helper(cfg):
         with new_file(folder / "config.yaml", overwrite=True) as temporary:
             temporary.write_text(yaml_text(asdict(cfg)), encoding="utf-8")
         write_json(folder / "provenance.json", provenance)
+    groups = ("tokens", "model", "attention", "head" if trains else "masking")
     config = {"target_sum": cfg.data.target_sum, **{group: asdict(cfg)[group] for group in groups}}
     if cfg.model.gene2vec_path is not None:
         config["model"]["gene2vec_path"] = Path(cfg.model.gene2vec_path).name  # the folders of a user are private
     return {"provenance": provenance, "config": config}
+
+
+def draw_learning_curve(epochs: pd.DataFrame, best_epoch: int, baseline: Mapping[str, float]) -> bytes:
+    """Draw the training loss and the scores on the validation cells by epoch, as a PNG; `baseline`: dashed lines."""
+    figure = Figure(figsize=(9.0, 3.9), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)  # draws without a display, whatever backend the user has set
+    left, right = figure.subplots(1, 2)
+    left.plot(epochs["epoch"], epochs["train_loss"], color="#333333", marker=".")
+    left.set_title("training loss", loc="left")
+    best = epochs[epochs["epoch"] == best_epoch]
+    for colour, (name, text) in zip(PALETTE, SCORES.items(), strict=False):
+        right.plot(epochs["epoch"], epochs[f"val_{name}"], color=colour, marker=".", label=text)
+        right.plot(best["epoch"], best[f"val_{name}"], color=colour, marker="o", markersize=7)
+        right.axhline(baseline[name], color=colour, linestyle="--", linewidth=1, label=f"{text}, logistic regression")
+    right.set_title("scores on the validation cells", loc="left")
+    for axes in (left, right):
+        axes.axvline(best_epoch, color="#999999", linewidth=1, zorder=0)
+        axes.set_xlabel(f"epoch (best: {best_epoch})")
+        axes.set_xlim(0.5, len(epochs) + 0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#E6E6E6", linewidth=0.8)
+        axes.set_axisbelow(True)
+    figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    return png(figure)
 
 
 @torch_state_kept()  # other libraries change the number of threads, too, when they are imported
@@ -192,7 +211,7 @@ def train_in_run_folder(
     require_absent(output, cfg.overwrite, marker=INFO)
     cfg = adopt_options(cfg)
     cells, checksum = load(cfg)
-    folder = open_run(cfg, output, checksum)
+    folder = open_run(cfg, output, checksum + ("" if cfg.init is None else load_init(cfg.init).hash))
     checkpoints = folder / CHECKPOINTS
     try:
         with torch_state_kept(cfg.trainer.threads):

@@ -1,8 +1,7 @@
 """The cells that a network learns from, in memory or on disk, as the batches that Lightning asks for.
 
 Cells on disk are read in blocks of neighbours, mixed with other blocks, and cut into batches of cells of similar
-length: otherwise half of the work would go into padding. An epoch is a function of (seed, epoch) alone, so a run that
-was cut off repeats it exactly.
+length. An epoch is a function of (seed, epoch) alone, so a run that was cut off repeats it exactly.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,18 +10,10 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 
+from scperformer import network
 from scperformer.config import NetworkConfig, TokensConfig
 from scperformer.dataset import Corpus, Reference, Stream
-from scperformer.network import (
-    POOL_BATCHES,
-    Batch,
-    Cells,
-    ahead,
-    drawn_rows,
-    row_subset,
-    seed_sequence,
-    shuffled_batches,
-)
+from scperformer.network import Batch, Cells
 
 BLOCK_CELLS = 64  # neighbours that are read together
 MIN_BUFFER_CELLS = 4096  # mixed with each other: 64 blocks from anywhere
@@ -32,7 +23,7 @@ Labelled = tuple[Batch, torch.Tensor]
 
 def block_order(rows: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     """Put row numbers into blocks of neighbours, and the blocks into an order given by seed and epoch alone."""
-    rng = np.random.default_rng(seed_sequence("blocks", seed, epoch))
+    rng = np.random.default_rng(network.seed_sequence("blocks", seed, epoch))
     rows = np.roll(rows, rng.integers(len(rows)))  # the blocks are other ones in each epoch
     num_whole = len(rows) // BLOCK_CELLS * BLOCK_CELLS
     shuffled = rng.permutation(rows[:num_whole].reshape(-1, BLOCK_CELLS))
@@ -56,23 +47,20 @@ class StreamedCells:
     def epoch_batches(
         self, batch_size: int, *, balance: str, seed: int, epoch: int, rank: int, world_size: int, first: int = 0
     ) -> Iterator[Labelled]:
-        """Yield the batches of one process from step number `first` on; all processes together see every cell once.
-
-        A few cells are seen twice so that all processes take the same number of steps.
-        """
+        """Yield the batches of one process from step number `first` on; all processes take the same number of steps."""
 
         def read(rows: np.ndarray) -> Cells:
             return Cells(self.stream.collection.read(self.stream.cells[rows]), self.tokens, self.known_labels[rows])
 
-        order = block_order(drawn_rows(self.known_labels, balance, seed, epoch), seed, epoch)
+        order = block_order(network.drawn_rows(self.known_labels, balance, seed, epoch), seed, epoch)
         share = -(-len(order) // world_size)
         mine = np.resize(order, share * world_size)[rank * share : (rank + 1) * share]
-        size = max(MIN_BUFFER_CELLS, POOL_BATCHES * batch_size) // batch_size * batch_size
+        size = max(MIN_BUFFER_CELLS, network.POOL_BATCHES * batch_size) // batch_size * batch_size
         passed, first = divmod(first, size // batch_size)  # buffers that need not be read, and steps of the next one
         starts = range(passed * size, len(mine), size)
-        buffers = ahead((read(mine[i : i + size]) for i in starts), 1)
+        buffers = network.ahead((read(mine[i : i + size]) for i in starts), 1)
         for number, buffer in enumerate(buffers, start=passed):
-            for cells in shuffled_batches(buffer.lengths, batch_size, seed, epoch, number)[first:]:
+            for cells in network.shuffled_batches(buffer.lengths, batch_size, seed, epoch, number)[first:]:
                 yield buffer.labelled_batch(cells)
             first = 0
 
@@ -80,11 +68,8 @@ class StreamedCells:
 def source_of_cells(
     cells: Reference | Corpus, labels: np.ndarray, rows: tuple[np.ndarray, np.ndarray], tokens: TokensConfig
 ) -> tuple[Cells | StreamedCells, Cells]:
-    """Part cells, with a label or file for each, by `rows` into those to train on and those to validate on.
-
-    If the cells stay on disk, those to train on are all of them, and `.sample` is the part in memory.
-    """
-    train, val = (Cells(row_subset(cells.x, part), tokens, labels[part]) for part in rows)
+    """Part cells by `rows` into those to train on (on disk: all, with a `.sample` in memory) and to validate on."""
+    train, val = (Cells(network.row_subset(cells.x, part), tokens, labels[part]) for part in rows)
     return (train if cells.stream is None else StreamedCells(cells.stream, tokens, train)), val
 
 
@@ -97,8 +82,7 @@ def validation_batches(val: Cells, batch_size: int) -> list[np.ndarray]:
 class Loader:
     """The batches of an epoch, which `make` yields from a given number on; Lightning takes it for a data loader.
 
-    For a GPU they are made ahead in a thread, in memory that it can copy while it computes. Only training is resumed
-    within an epoch: its checkpoints say how many batches are done.
+    For a GPU they are made ahead in a thread, in memory that it can copy while it computes.
     """
 
     def __init__(self, trainer: pl.Trainer, make: Callable[[int], Iterator[Labelled]], num_batches: int):
@@ -113,10 +97,11 @@ class Loader:
         first, self.done = self.done, 0
         batches = self.make(first)
         if self.trainer.strategy.root_device.type == "cuda":
-            batches = ahead(((tokens.pin_memory(), labels_B.pin_memory()) for tokens, labels_B in batches))
+            pinned = ((tokens.pin_memory(), labels_B.pin_memory()) for tokens, labels_B in batches)
+            batches = network.ahead(pinned)
         yield from batches
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, int]:  # only training is resumed within an epoch
         return {"done": self.trainer.fit_loop.epoch_loop.batch_progress.current.ready % len(self)}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:

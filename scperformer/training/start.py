@@ -1,7 +1,7 @@
 """The start of a network: gene vectors, attention, logistic regression, or a trained encoder (`init`)."""
 
 import logging
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,13 +56,10 @@ def encoder_options(
     tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any], target_sum: float
 ) -> dict[str, Any]:
     """The options that the weights of an encoder depend on, by their full names."""
-    mechanism = {"name": attention["name"], **asdict(attention_options(attention)[1])}
-    return {
-        "data.target_sum": float(target_sum),
-        **{f"tokens.{part.name}": getattr(tokens, part.name) for part in fields(tokens)},
-        **{f"model.{name}": getattr(model, name) for name in SHAPE},
-        **{f"attention.{name}": value for name, value in mechanism.items()},
-    }
+    shape, mechanism = {name: getattr(model, name) for name in SHAPE}, asdict(attention_options(attention)[1])
+    groups = {"tokens": asdict(tokens), "model": shape, "attention": {"name": attention["name"], **mechanism}}
+    full = {f"{group}.{name}": value for group, options in groups.items() for name, value in options.items()}
+    return {"data.target_sum": float(target_sum), **full}
 
 
 def adopt_options(cfg: Config) -> Config:
@@ -80,8 +77,8 @@ def adopt_options(cfg: Config) -> Config:
         theirs = encoder_options(tokens, model, attention, target_sum)
     except (InputError, KeyError, TypeError) as error:
         raise damaged_model(Path(cfg.init), "its configuration cannot be read") from error
-    plain = {"name": cfg.attention["name"]}
-    default = encoder_options(TokensConfig(), ModelConfig(), plain, DataConfig().target_sum)
+    mechanism = {"name": cfg.attention["name"]}
+    default = encoder_options(TokensConfig(), ModelConfig(), mechanism, DataConfig().target_sum)
     default["attention.name"] = TrainConfig(inputs=[""], label_key="").attention["name"]
     for option, value in encoder_options(cfg.tokens, cfg.model, cfg.attention, cfg.data.target_sum).items():
         if value not in (default[option], theirs.get(option)):
@@ -110,16 +107,13 @@ def in_order_of_init(reference: Reference, cfg: TrainConfig) -> Reference:
 
 @torch.no_grad()
 def place_new_genes(encoder: Encoder, known: list[int], num_theirs: int, positions: str, learns: bool) -> None:
-    """Give vectors to the genes that the encoder of `init` does not know.
-
-    Sinusoidal ones must not occur twice. Learned ones start at random if they learn on, else as the mean of the others.
-    """
+    """Give vectors to the genes that the encoder of `init` does not know; learned ones that learn on stay random."""
     table = encoder.embedding.gene
     if table is None:
         return
     is_new = torch.ones(len(table.weight), dtype=torch.bool)
     is_new[[*known, len(is_new) - 1]] = False
-    if positions == "sinusoidal":
+    if positions == "sinusoidal":  # none may occur twice
         num = num_theirs + 1
         table.weight[is_new] = sinusoids(num + int(is_new.sum()), table.weight.shape[1])[num:]
     elif positions == "gene" and not learns:
@@ -127,10 +121,7 @@ def place_new_genes(encoder: Encoder, known: list[int], num_theirs: int, positio
 
 
 def start_encoder(encoder: Encoder, genes: list[str], cfg: NetworkConfig) -> Bundle | None:
-    """Give an encoder its gene vectors (`model.gene2vec_path`) or the weights of `init`, whose model is returned.
-
-    With `init`, the parts that are not to learn are frozen. Errors are those of the readers.
-    """
+    """Give an encoder its gene vectors, or the weights of `init` (returned), and freeze the parts that do not learn."""
     if cfg.model.positions == "gene2vec" and cfg.model.gene2vec_path is not None:
         vectors = read_gene_vectors(cfg.model.gene2vec_path, genes, cfg.model.dim)
         encoder.embedding.set_gene_vectors(torch.from_numpy(vectors))
@@ -163,11 +154,6 @@ def origin(cfg: NetworkConfig, genes: list[str]) -> dict[str, Any]:
     return {"init": names | {"num_known_genes": num_known} | mode}
 
 
-def init_hash(cfg: NetworkConfig) -> str:
-    """The hash of the model of `init`; "" without `init`."""
-    return "" if cfg.init is None else load_init(cfg.init).hash
-
-
 def start_attention(encoder: Encoder | None, train: Cells, cfg: NetworkConfig) -> None:
     """Show some training cells to mechanisms whose parameters start from keys; with `init` they are trained already."""
     if encoder is not None and cfg.init is None and encoder.mechanisms[0].starts_from_keys:
@@ -175,31 +161,23 @@ def start_attention(encoder: Encoder | None, train: Cells, cfg: NetworkConfig) -
         encoder.start(train.batch(np.sort(rows)), torch.Generator().manual_seed(cfg.seed))
 
 
-def pooled(network: CellTypeModel, cells: Cells, batch_size: int) -> np.ndarray:
-    """Compute the input of the head for each cell, float32, N x width; the training mode is restored afterwards."""
-    assert network.encoder is not None
-    was_training = network.training
-    network.eval()
-    rows, parts = [], []
-    with torch.no_grad():
-        for part, length in prediction_batches(cells.lengths, batch_size):
-            batch = cells.batch(part, length)
-            rows.append(part)
-            parts.append(network.pool(network.encoder(batch), batch).float().numpy())
-    network.train(was_training)
-    return np.concatenate(parts)[np.argsort(np.concatenate(rows))]
-
-
 def start_head(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
     """Fit the last layer to the training cells before training; only with `init`, and without hidden layers.
 
-    The cells' vectors share a mean that is a hundred times as large as their differences, so gradient descent from zero
-    would need far more than a few hundred steps. Fine-tuning from this start also changes the encoder less (linear
-    probing, then fine-tuning: Kumar et al. 2022, arXiv 2202.10054).
+    Gradient descent from zero would need far more steps, as the cells' vectors share a large mean. Fine-tuning from
+    this start also changes the encoder less (Kumar et al. 2022, arXiv 2202.10054).
     """
     if cfg.init is None or network.encoder is None or cfg.head.hidden:
         return
-    seen = pooled(network, train, cfg.trainer.batch_size)
+    rows, parts = [], []
+    network.eval()
+    with torch.no_grad():
+        for part, length in prediction_batches(train.lengths, cfg.trainer.batch_size):
+            batch = train.batch(part, length)
+            rows.append(part)
+            parts.append(network.pool(network.encoder(batch), batch).float().numpy())
+    network.train()
+    seen = np.concatenate(parts)[np.argsort(np.concatenate(rows))]
     mean, spread = seen.mean(0), np.maximum(seen.std(0), 1e-6)
     fitted = fit_logistic((seen - mean) / spread, train.known_labels, c=HEAD_C, class_weights="balanced")
     weight = fitted.weight / spread[:, None]

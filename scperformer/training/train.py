@@ -21,20 +21,11 @@ from scperformer.files import beside, checksum, read_cells
 from scperformer.metrics import score
 from scperformer.model import Bundle, sum_of_branches
 from scperformer.network import Cells, CellTypeModel, branch_logits, fit_linear_branch, fit_logistic, gene_means
+from scperformer.training import start
 from scperformer.training.batch_size import with_batch_size
 from scperformer.training.learner import earned_scales, train_network
 from scperformer.training.run_folder import Diverged, record_start, train_in_run_folder
 from scperformer.training.source import StreamedCells, source_of_cells
-from scperformer.training.start import (
-    add_linear,
-    in_order_of_init,
-    init_hash,
-    linear_recipe,
-    origin,
-    start_attention,
-    start_encoder,
-    start_head,
-)
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +33,8 @@ log = logging.getLogger(__name__)
 def load_reference(paths: Sequence[Path], cfg: TrainConfig) -> Reference:
     """Load the cells of a file or, with `data.in_memory=false`, open one or more files whose cells stay on disk."""
     if cfg.data.in_memory is False:
-        return in_order_of_init(stream_reference(paths, cfg), cfg)
-    return in_order_of_init(make_reference(read_cells(paths[0], cfg.orientation), cfg, paths[0]), cfg)
+        return start.in_order_of_init(stream_reference(paths, cfg), cfg)
+    return start.in_order_of_init(make_reference(read_cells(paths[0], cfg.orientation), cfg, paths[0]), cfg)
 
 
 def new_network(reference: Reference, cfg: TrainConfig) -> CellTypeModel:
@@ -52,7 +43,7 @@ def new_network(reference: Reference, cfg: TrainConfig) -> CellTypeModel:
     options: dict[str, Any] = {"tokens": cfg.tokens, "model": cfg.model, "attention": cfg.attention, "head": cfg.head}
     network = CellTypeModel(len(reference.genes), len(reference.label_names), seed=cfg.seed, **options)
     if network.encoder is not None:
-        start_encoder(network.encoder, reference.genes, cfg)
+        start.start_encoder(network.encoder, reference.genes, cfg)
     return network
 
 
@@ -99,7 +90,7 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
     train, counts = cells.sample, reference.counts
     data = {
         **source,
-        **origin(cfg, reference.genes),
+        **start.origin(cfg, reference.genes),
         "label_key": cfg.label_key,
         "num_cells": int(counts.sum()),
         "cells_per_label": {label: int(n) for label, n in zip(reference.label_names, counts, strict=True)},
@@ -109,13 +100,13 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
         "notes": reference.notes,
     }
     files = [Path(name).name for name in cfg.inputs] if source["reference_sha256"] else []
-    recorded = record_start(run_folder, cfg, data, files, ("tokens", "model", "attention", "head"))
+    recorded = record_start(run_folder, cfg, data, files)
 
-    start_attention(network.encoder, train, cfg)
-    start_head(network, train, cfg)
-    recipe = linear_recipe(train, cfg)
+    start.start_attention(network.encoder, train, cfg)
+    start.start_head(network, train, cfg)
+    recipe = start.linear_recipe(train, cfg)
     linear = None if recipe is None else fit_linear_branch(train.x, train.known_labels, recipe)
-    add_linear(network, linear)
+    start.add_linear(network, linear)
     sizes = len(cells), len(val), len(reference.genes), len(counts), sum(p.numel() for p in network.parameters())
     text = "training on %d cells, validating on %d: %d genes, %d labels, %d parameters, attention %s"
     log.info(text, *sizes, cfg.attention["name"])
@@ -129,8 +120,8 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
         # The scales are settled: replace the linear branch by a fit on all cells, including the held-out ones, as for
         # the baseline. (Cells on disk: the sample for linear fits and the held-out cells.)
         scale = metrics["scales"]["wide"]
-        add_linear(network, linear, -scale)
-        add_linear(network, fit_linear_branch(reference.x, reference.labels, recipe), scale)
+        start.add_linear(network, linear, -scale)
+        start.add_linear(network, fit_linear_branch(reference.x, reference.labels, recipe), scale)
     baseline = fit_logistic(reference.x, reference.labels)
     weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in network.state_dict().items()}
     how = f"best epoch {best_epoch}" if best_epoch else "fitted, without training"
@@ -160,9 +151,9 @@ def _train(cells: AnnData | None, cfg: TrainConfig, output: Path) -> Path:
 
     def load(cfg: TrainConfig) -> tuple[Reference, str]:
         if cells is not None:
-            return in_order_of_init(make_reference(cells, cfg, names), cfg), init_hash(cfg)
+            return start.in_order_of_init(make_reference(cells, cfg, names), cfg), ""
         source["reference_sha256"] = checksum(*paths)
-        return load_reference(paths, cfg), source["reference_sha256"] + init_hash(cfg)
+        return load_reference(paths, cfg), source["reference_sha256"]
 
     return train_in_run_folder(cfg, paths, output, load, partial(fit, source=source))
 

@@ -1,4 +1,4 @@
-"""The one loop over epochs, with Lightning: several processes, signals, checkpoints, the weights of the best epoch."""
+"""The one loop over epochs, with Lightning: several processes, signals, checkpoints, the table, the best weights."""
 
 import logging
 import math
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pandas as pd
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
@@ -25,12 +27,13 @@ from pytorch_lightning.strategies.launchers import subprocess_script
 from scperformer.config import NetworkConfig, TrainerConfig
 from scperformer.errors import InputError
 from scperformer.network import Cells, fast_cpu
-from scperformer.training.learning_curve import EpochLog
+from scperformer.outputs import new_file
+from scperformer.text import in_time
 from scperformer.training.source import StreamedCells, loaders
 
 log = logging.getLogger(__name__)
 
-CHECKPOINTS, LAST = "checkpoints", "last.ckpt"
+TABLE, CHECKPOINTS, LAST = "metrics.csv", "checkpoints", "last.ckpt"
 TRAINER_OPTIONS = ("accelerator", "devices", "num_nodes", "strategy", "precision", "max_epochs")  # as in Lightning
 # Messages of gloo and NCCL when they wait for a process that has ended.
 PEER_LOST = re.compile("(?i)(closed|reset) by (remote )?peer|connection (was )?(closed|reset)|remote process exited")
@@ -69,10 +72,7 @@ def lost_process(num: int, reason: str = "") -> InputError:
 
 @contextmanager
 def processes_watched() -> Iterator[None]:
-    """Exit with code 2 and an error if a process that Lightning started dies; its own watch kills without a message.
-
-    The next run in this process (of a sweep) starts helpers of its own: the environment is as before afterwards.
-    """
+    """Exit with code 2 and an error if a process that Lightning started dies; its own watch kills without a message."""
     ended = threading.Event()
 
     def watch(helpers: Sequence[subprocess.Popen]) -> None:
@@ -87,6 +87,7 @@ def processes_watched() -> Iterator[None]:
         os._exit(2)  # the main thread is stuck in a call that waits for the dead process
 
     start = lambda helpers: threading.Thread(target=watch, args=(helpers,), daemon=True).start()  # noqa: E731
+    # The next run in this process (of a sweep) starts helpers of its own: the environment is as before afterwards.
     # create: later versions of Lightning may lack the function; then nothing is replaced.
     with patch.dict(os.environ), patch.object(subprocess_script, "_launch_process_observer", start, create=True):
         try:
@@ -95,6 +96,41 @@ def processes_watched() -> Iterator[None]:
             ended.set()
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group()
+
+
+class EpochLog(Callback):
+    """Log one line per epoch and write the table of epochs; a resumed run continues the table."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.epochs: list[dict[str, float]] = []  # a number for each column of the table; epochs count from 1
+        self.time_left_logged = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.epochs = state_dict["epochs"]
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.start = time.perf_counter()  # a run resumed within an epoch does not call on_train_epoch_start
+
+    on_train_epoch_start = on_train_start
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        seconds = time.perf_counter() - self.start
+        number, max_epochs = trainer.current_epoch + 1, trainer.max_epochs or 0
+        metrics = {name: float(trainer.callback_metrics.get(name, 0.0)) for name in pl_module.columns}
+        self.epochs.append({"epoch": float(number), **metrics, "seconds": seconds})
+        if not trainer.is_global_zero:
+            return
+        log.info("epoch %d/%d: %s (%.1f s)", number, max_epochs, pl_module.line % metrics, seconds)
+        with new_file(self.folder / TABLE, overwrite=True) as temporary:
+            pd.DataFrame(self.epochs).to_csv(temporary, index=False, float_format="%.6g", na_rep="nan")
+        if (left := max_epochs - number) > 0 and not self.time_left_logged:
+            epochs = f"{left} more epoch{'s' if left > 1 else ''} of {in_time(seconds)}"
+            log.info("at most about %s left: %s, fewer if early stopping ends it", in_time(left * seconds), epochs)
+        self.time_left_logged = True
 
 
 class Interruption(Callback):

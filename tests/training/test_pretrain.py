@@ -139,6 +139,7 @@ def test_genes_path_gives_the_genes(corpus, tmp_path):
     assert "genes_path=genes.txt" in bundle.provenance["command"]
 
 
+@pytest.mark.slow
 def test_unfinished_runs_are_continued_or_refused(corpus, tmp_path, monkeypatch):
     """Cut off after training, before the folder is written."""
 

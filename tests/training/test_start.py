@@ -23,7 +23,7 @@ from scperformer.network.batches import Cells
 from scperformer.network.encoder import Encoder
 from scperformer.network.load import load_encoder
 from scperformer.network.tokens import sinusoids
-from scperformer.training.start import adopt_options, in_order_of_init, place_new_genes, pooled, start_head
+from scperformer.training.start import adopt_options, in_order_of_init, place_new_genes, start_head
 from scperformer.training.train import new_network
 
 RECIPE = ["optim.wide_gene_weights=standard", "optim.wide_class_weights=none"]
@@ -265,28 +265,18 @@ def with_init(counts_adata, init, *overrides):
 @pytest.mark.parametrize(("head", "wide"), [("mean", True), ("cls", False)])
 def test_logits_are_those_of_logistic_regression(counts_adata, tiny_model, head, wide):
     network, cells, cfg = with_init(counts_adata, tiny_model, f"head={head}", f"model.wide={wide}")
-    seen = pooled(network, cells, 16)
-    start_head(network, cells, cfg)
+    batch = cells.batch(np.arange(len(cells)))
+    with torch.no_grad():
+        seen = network.eval().pool(network.encoder(batch), batch).numpy()
+    start_head(network.train(), cells, cfg)
+    assert network.training
     estimator = make_pipeline(StandardScaler(), LogisticRegression(C=10, class_weight="balanced", max_iter=1000))
     wanted = estimator.fit(seen, cells.known_labels).decision_function(seen)
     network.eval()
     with torch.no_grad():
-        _, deep, _ = network.branches(cells.batch(np.arange(len(cells))))
+        _, deep, _ = network.branches(batch)
     np.testing.assert_allclose(deep, wanted, atol=1e-2 * np.abs(wanted).max())  # both stop at a small gradient
     assert (wanted.argmax(1) == cells.known_labels).mean() > 0.8  # a third would be right by chance
-
-
-def test_pooled_is_what_the_head_sees_of_each_cell(counts_adata, tiny_model):
-    network, cells, _ = with_init(counts_adata, tiny_model)
-    network.train()
-    all_at_once = pooled(network, cells, 16)
-    assert network.training
-    network.eval()
-    with torch.no_grad():
-        for cell in (0, 77):
-            batch = cells.batch([cell])
-            one = network.pool(network.encoder(batch), batch)[0]
-            np.testing.assert_allclose(all_at_once[cell], one, atol=1e-5)
 
 
 def test_heads_with_hidden_layers_and_networks_without_init_stay_as_they_are(counts_adata, tiny_model):

@@ -187,9 +187,7 @@ def test_unfinished_runs_are_neither_lost_nor_mixed(tmp_path, caplog):
     with pytest.raises(InputError, match=r"an unfinished run with other options \(seed=7, was 0\) in"):
         open_run(cfg, output, "checksum")
     cfg.optim.lr, cfg.trainer.batch_size, cfg.head.hidden, cfg.data.min_genes = 0.5, 1, [3], 9
-    with pytest.raises(
-        InputError, match=r"other options \(.*data\.min_genes=9, was 0.*; 2 more\) and another reference"
-    ):
+    with pytest.raises(InputError, match=r"other options \(.*data\.min_genes=9, was 0.*\) and another reference"):
         open_run(cfg, output, "other")
     cfg.overwrite = True
     with caplog.at_level("INFO", logger="scperformer"):

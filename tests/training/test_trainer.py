@@ -1,14 +1,21 @@
-"""A training that a signal stops in the middle of an epoch: it goes on there, to the same weights."""
+"""The loop over epochs: signals in the middle of an epoch, the table of epochs, and who starts the processes."""
 
 import os
 import signal
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
 from support.learning import cells, cfg, last_state, new_network  # noqa: F401 - fixtures
 
+from scperformer.config.groups import TrainerConfig
+from scperformer.errors import InputError
+from scperformer.training import trainer
 from scperformer.training.learner import Learner, train_network
+from scperformer.training.trainer import TABLE, EpochLog, processes_from
 
 
 def interrupted(monkeypatch, train, number: int, epoch: int, step: int) -> int:
@@ -62,3 +69,94 @@ def counting(original, train, seen):
         return original(self, rows)
 
     return labelled_batch
+
+
+# --- the table of epochs ---------------------------------------------------------------------------------------------
+
+
+def test_epochs_are_logged_and_a_resumed_run_continues_their_table(tmp_path, caplog, monkeypatch):
+    caplog.set_level("INFO", logger="scperformer")
+    clock = iter(range(0, 9000, 90))
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: next(clock))
+    metrics = dict(zip(Learner.columns, torch.tensor([0.5, 0.25, 0.75, 1.0]), strict=True))
+
+    def run(epoch_log, epochs):
+        for number in epochs:
+            state = SimpleNamespace(current_epoch=number, max_epochs=4, callback_metrics=metrics, is_global_zero=True)
+            epoch_log.on_train_epoch_start(state, Learner)
+            epoch_log.on_train_epoch_end(state, Learner)
+
+    first, second = EpochLog(tmp_path), EpochLog(tmp_path)
+    run(first, [0, 1])
+    second.load_state_dict(first.state_dict())
+    run(second, [2, 3])
+    assert [path.name for path in tmp_path.iterdir()] == [TABLE]
+    last = (tmp_path / TABLE).read_text().splitlines()[-1]
+    assert last == "4,0.5,0.25,0.75,1,90"
+    rows = pd.read_csv(tmp_path / TABLE).to_dict("records")
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
+    assert rows[3] == {"epoch": 4, **{name: float(metrics[name]) for name in Learner.columns}, "seconds": 90}
+    line = "epoch 2/4: training loss 0.500, validation macro-F1 0.750, accuracy 1.000 (90.0 s)"
+    assert caplog.messages[2] == line
+    assert [text for text in caplog.messages if "left:" in text] == [  # once in each run
+        "at most about 4 min 30 s left: 3 more epochs of 1 min 30 s, fewer if early stopping ends it",
+        "at most about 1 min 30 s left: 1 more epoch of 1 min 30 s, fewer if early stopping ends it",
+    ]
+
+
+# --- processes in a Slurm job ----------------------------------------------------------------------------------------
+
+JOB = {"SLURM_JOB_ID": "7"}
+
+
+def step(tasks: int, nodes: int) -> dict[str, str]:
+    """The environment that srun gives to its processes."""
+    numbers = {"SLURM_STEP_NUM_TASKS": tasks, "SLURM_STEP_NUM_NODES": nodes, "SLURM_NTASKS_PER_NODE": tasks // nodes}
+    return JOB | {"SLURM_STEP_ID": "0"} | {name: str(number) for name, number in numbers.items()}
+
+
+def asked(num_nodes: int, devices: int) -> TrainerConfig:
+    return TrainerConfig(num_nodes=num_nodes, devices=devices)
+
+
+def test_outside_of_slurm_lightning_finds_out_itself():
+    assert processes_from(asked(2, 2), {}) is None
+
+
+@pytest.mark.parametrize("where", [JOB, step(1, 1)], ids=["batch script", "srun"])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_single_process_of_slurm_starts_its_own_helpers(where, devices):
+    assert type(processes_from(asked(1, devices), where)) is LightningEnvironment
+
+
+@pytest.mark.parametrize(("num_nodes", "devices"), [(2, 1), (2, 2), (1, 2)])
+def test_the_processes_of_srun_are_the_training(num_nodes, devices):
+    processes = processes_from(asked(num_nodes, devices), step(num_nodes * devices, num_nodes))
+    assert isinstance(processes, SLURMEnvironment)
+    assert not processes.auto_requeue
+
+
+REFUSED = {
+    "no srun": (asked(2, 1), JOB, r"num_nodes=2 .* without srun;.*begin.*srun --nodes=2 --ntasks-per-node=1'"),
+    "one node of two": (asked(2, 1), step(1, 1), r"in 1 processes of srun on 1 nodes; expected 2 on 2"),
+    "too many": (asked(1, 1), step(2, 1), r"in 2 processes of srun on 1 nodes; expected 1 on 1"),
+    "too few": (
+        asked(2, 2),
+        step(2, 2),
+        r"expected 4 on 2: begin the command with 'srun --nodes=2 --ntasks-per-node=2'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_other_processes_than_asked_for_are_refused(case):
+    options, where, message = REFUSED[case]
+    with pytest.raises(InputError, match=message):
+        processes_from(options, where)
+
+
+def test_srun_with_ntasks_alone_is_refused():
+    where = step(2, 2)
+    del where["SLURM_NTASKS_PER_NODE"]
+    with pytest.raises(InputError, match="--ntasks-per-node=1"):
+        processes_from(asked(2, 1), where)
