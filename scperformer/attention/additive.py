@@ -37,16 +37,12 @@ class KeySums:
     z_BHM: Tensor
     scale_BHM: Tensor  # without gradient: it cancels
 
-    def rescaled(self, scale_BHM: Tensor) -> "KeySums":
-        """The same sums divided by exp(scale) of another scale."""
-        factor_BHM = torch.exp(self.scale_BHM - scale_BHM)
-        return KeySums(self.s_BHME * factor_BHM.unsqueeze(-1), self.z_BHM * factor_BHM, scale_BHM)
-
     def __add__(self, other: "KeySums") -> "KeySums":
         """The sums over both sets of keys."""
         scale_BHM = torch.maximum(self.scale_BHM, other.scale_BHM)
-        a, b = self.rescaled(scale_BHM), other.rescaled(scale_BHM)
-        return KeySums(a.s_BHME + b.s_BHME, a.z_BHM + b.z_BHM, scale_BHM)
+        mine_BHM, theirs_BHM = torch.exp(self.scale_BHM - scale_BHM), torch.exp(other.scale_BHM - scale_BHM)
+        s_BHME = self.s_BHME * mine_BHM.unsqueeze(-1) + other.s_BHME * theirs_BHM.unsqueeze(-1)
+        return KeySums(s_BHME, self.z_BHM * mine_BHM + other.z_BHM * theirs_BHM, scale_BHM)
 
     def __neg__(self) -> "KeySums":
         """The sums that take these keys away when they are added."""

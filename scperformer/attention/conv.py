@@ -84,17 +84,13 @@ class Conv(Attention):
             projected = []  # sums over the tokens, weighted by their columns: B x H x K x E
             of_each = (rows_BLK, columns_BLK, columns_BLK)
             for x, kernel_CT, table_BLK in zip((q, k, v), kernels_3CT, of_each, strict=True):
-                x_BCL = convolved(x, kernel_CT).masked_fill(~keep_BL[:, None], 0.0)
+                # torch's grouped convolution is 2 to 3 times as fast on a CPU, with gradients, as adding shifted copies
+                x_BCL = x.transpose(2, 3).flatten(1, 2)
+                x_BCL = conv1d(x_BCL, kernel_CT[:, None], padding=longest // 2, groups=len(kernel_CT))
+                x_BCL = x_BCL.masked_fill(~keep_BL[:, None], 0.0)
                 projected.append((x_BCL @ table_BLK).unflatten(1, (self.sizes.num_heads, -1)).mT)
             mixed_BHKE = scaled_dot_product_attention(*projected)
             # all heads share R: they become columns of one product
             out_BLC = rows_BLK @ mixed_BHKE.transpose(1, 2).flatten(2)
             out_BHLE = out_BLC.unflatten(2, (self.sizes.num_heads, -1)).transpose(1, 2) + skip_BHLE
         return out_BHLE.to(v_BHLE.dtype)
-
-
-def convolved(x_BHLE: Tensor, kernel_CT: Tensor) -> Tensor:
-    """Convolve each channel with its kernel along the tokens, 0 beyond the ends: B x C x L."""
-    x_BCL = x_BHLE.transpose(2, 3).flatten(1, 2)
-    # torch's grouped convolution is 2 to 3 times as fast on a CPU, with gradients, as adding up shifted copies
-    return conv1d(x_BCL, kernel_CT[:, None], padding=kernel_CT.shape[1] // 2, groups=len(kernel_CT))

@@ -77,7 +77,7 @@ def epoch_seconds(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainCo
 
 
 def estimate(reference: Reference, cfg: TrainConfig, prepare: float) -> tuple[str, float]:
-    """Extrapolate from a few steps of the training: a text, and the most seconds; `prepare`: those before."""
+    """Extrapolate from a few steps of the training: a text, and the most seconds; `prepare`: the seconds before."""
     network, cells, val, cfg = new_training(reference, cfg, run_folder=None)
     train, options = cells.sample, cfg.trainer
     linear, start = linear_seconds(train, len(reference.labels), cfg)

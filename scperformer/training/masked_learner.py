@@ -40,8 +40,9 @@ HIDDEN = -1.0  # stands for a hidden value among continuous ones, which are 0 or
 def hide_values(batch: Batch, tokens: TokensConfig, masking: MaskingConfig, seed: int) -> tuple[Batch, torch.Tensor]:
     """Hide some values of a batch; also return bool B x L, True where the true value is to be predicted.
 
-    Of the chosen genes, `mask_share` are shown as the mask, `random_share` with the value of an expressed gene of the
-    batch that was not chosen, the rest as they are (Devlin et al. 2019, section 3.1). All devices draw the same.
+    Of the genes chosen in each cell, at least one, `mask_share` are shown as the mask, `random_share` with the value of
+    an expressed gene of the batch that was not chosen, and the rest as they are (Devlin et al. 2019, section 3.1; Yang
+    et al. 2022, Methods). All devices draw the same.
     """
     candidates_BL = batch.keep_BL & (batch.x_BL > 0)
     generator = torch.Generator().manual_seed(seed)

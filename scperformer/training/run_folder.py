@@ -1,7 +1,4 @@
-"""The run folder beside a model, and the frame of every training: open the folder, train in it, write the model.
-
-The folder holds the options and the checksum of the data, checkpoints to continue from, the logs, and the results.
-"""
+"""The run folder beside a model, and the frame of every training: open the folder, train in it, write the model."""
 
 import json
 import logging
