@@ -36,9 +36,7 @@ def explained(error: BaseException) -> InputError | None:
     text = str(error)
     # torch has no class of its own for memory that the system refuses.
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in text):
-        remedy = (
-            "close other programs, use a machine with more memory, or lower threads, trainer.batch_size or batch_size"
-        )
+        remedy = "close other programs, take a larger machine, or lower threads, trainer.batch_size or batch_size"
         return InputError("memory ran out", "enough of it", remedy)
     # h5py hides the number of the error in its text, and some of its errors are not an OSError.
     hidden = re.search(r"errno = (\d+)", text)

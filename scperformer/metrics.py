@@ -47,11 +47,7 @@ def confusion_matrix(truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Seq
 
 
 def class_scores(confusion: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
-    """Return support (true cells), precision, recall and f1 of a matrix as `confusion_matrix` returns it, L each.
-
-    The scores are 0 to 1. NaN is the precision of a label that is never predicted, the recall of a label without true
-    cells, and the F1 of a label with neither.
-    """
+    """Return support (true cells), precision, recall and f1 of the L labels of a matrix of `confusion_matrix`."""
     hits = np.diag(confusion).astype(float)
     support, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
     pairs = (hits, predicted), (hits, support), (2 * hits, support + predicted)

@@ -44,12 +44,10 @@ class HeadInputs:
     positions_L: torch.Tensor
 
     def exact_map(self, shared_qk: bool = False) -> torch.Tensor:
-        """softmax(Q K^T / sqrt(E)) of each head, H x L x L, float64; every token attends to all tokens.
+        """softmax(Q K^T / sqrt(E)) of each head (Vaswani et al. 2017, arXiv 1706.03762, equation 1): H x L x L float64.
 
         With `shared_qk`, softmax(Q Q^T / sqrt(E)) in which no token attends to itself: mechanisms whose queries are
         also the keys approximate this map (Kitaev et al. 2020, arXiv 2001.04451, section 2). Needs two tokens or more.
-
-        Source: Vaswani et al. 2017, arXiv 1706.03762, equation 1.
         """
         q_HLE, k_HLE = self.q_HLE.double(), (self.q_HLE if shared_qk else self.k_HLE).double()
         scores_HLL = q_HLE @ k_HLE.transpose(1, 2) / q_HLE.shape[-1] ** 0.5
@@ -224,10 +222,8 @@ def approximation(layers: Layers, length: int, *, sizes: Sequence[int], num_draw
     """Relative errors of all linear mechanisms of every size, compared with exact softmax attention.
 
     Each mechanism is as at the start of training, drawn `num_draws` times for cells of `length` positions; the option
-    that sets its size takes the values `sizes`, the others have their defaults.
-
-    The table has a row per mechanism and size, with numbers over cells, layers, heads and draws; docs/formats.md lists
-    its columns. The last row is the mean of the values, which has no size.
+    that sets its size takes the values `sizes`, the others have their defaults. The table has a row per mechanism and
+    size (docs/formats.md lists its columns); the last row is the mean of the values, which has no size.
     """
     mechanisms = linear_mechanisms()
     errors: dict[tuple[str, str, int | None, bool, bool], list[float]] = {}

@@ -8,7 +8,7 @@ import textwrap
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anndata import AnnData
 
@@ -25,12 +25,10 @@ from scperformer.errors import InputError, one_line
 from scperformer.expression import Place, detect_expression, gene_table, plan_alignment, stored_expression
 from scperformer.files import BackedH5ad, Rows, beside, open_cells, read_cells, reading
 from scperformer.genes import KIND_NAMES, guess_species, id_kind, require_overlap
+from scperformer.model import Bundle, load_bundle, require_annotator, resolve_model
 from scperformer.outputs import new_file, require_absent
 from scperformer.reports.quality import FEW_GENES, HIGH_SHARE, measure_quality
 from scperformer.text import shortened
-
-if TYPE_CHECKING:
-    from scperformer.model import Bundle
 
 Checked = dict[str, Any]  # the findings about one file as JSON-able values; docs/formats.md lists them
 
@@ -63,9 +61,7 @@ def _check_tables(cells: AnnData | BackedH5ad, cfg: CheckConfig, path: str, resu
             }
 
 
-def _check_expression(
-    cells: AnnData | BackedH5ad, cfg: CheckConfig, model: "Bundle", path: str, result: Checked
-) -> None:
+def _check_expression(cells: AnnData | BackedH5ad, cfg: CheckConfig, model: Bundle, path: str, result: Checked) -> None:
     """Add what the expression is, the quality of the cells, and how the genes fit the model.
 
     `predict`, or with `label_key` `train`, refuses the same files, because this function takes the same steps.
@@ -112,7 +108,7 @@ def next_command(path: str, cfg: CheckConfig, *more: str) -> str:
     return shlex.join(["scperformer", step, file, *(f"{name}={value}" for name, value in options.items())])
 
 
-def check(path: str, cfg: CheckConfig, model: "Bundle") -> Checked:
+def check(path: str, cfg: CheckConfig, model: Bundle) -> Checked:
     """Find out what is in a file and what to do next with it; after a problem only the findings before it are given.
 
     With `cfg.label_key` the file is checked as a reference, which need not fit the model; else as cells to annotate.
@@ -214,8 +210,6 @@ def run_check(cfg: CheckConfig) -> list[Checked]:
 
     If at least one file has a problem, this is an error after the findings about all files.
     """
-    from scperformer.model import load_bundle, require_annotator, resolve_model
-
     if cfg.output is not None:
         require_absent(cfg.output, cfg.overwrite)
     model_path, why = resolve_model(cfg.model_path)

@@ -35,7 +35,7 @@ load_bundle = bundle.load_bundle
 @pytest.fixture(autouse=True)
 def _model(monkeypatch):
     monkeypatch.delenv("SCPERFORMER_MODEL", raising=False)
-    monkeypatch.setattr("scperformer.model.load_bundle", lambda path: Model)
+    monkeypatch.setattr("scperformer.reports.check.load_bundle", lambda path: Model)
 
 
 def checked(*paths, **options) -> list[dict]:
@@ -164,7 +164,7 @@ def test_bad_reference(counts_adata, write, capsys, change, match):
 
 @pytest.mark.skipif(not bundle.PACKAGED.is_dir(), reason="the packaged model has not been trained")
 def test_packaged_model(pbmc, write, monkeypatch, capsys):
-    monkeypatch.setattr("scperformer.model.load_bundle", load_bundle)
+    monkeypatch.setattr("scperformer.reports.check.load_bundle", load_bundle)
     results = checked(write(pbmc))
     assert results[0]["overlap"]["share_of_model"] == 1.0
     assert "pbmc68k_reduced (packaged): 765 of 765 genes found (100.0%), with 100.0% of" in capsys.readouterr().out
@@ -322,7 +322,7 @@ def refused(run, cfg) -> str | None:
 @pytest.fixture
 def agree(tiny_model, tmp_path, monkeypatch):
     """Run check and the next step on a file: both accept or both refuse it. Returns the findings of check."""
-    monkeypatch.setattr("scperformer.model.load_bundle", load_bundle)
+    monkeypatch.setattr("scperformer.reports.check.load_bundle", load_bundle)
     output = tmp_path / "check.json"
 
     def run(path, label_key=None, **told) -> dict:
@@ -411,7 +411,7 @@ def codes(result, command, *options) -> list[int]:
 
 @pytest.mark.parametrize("content", [pytest.param("few of the genes", marks=SLOW), "mouse", "annotated before"])
 def test_recommended_options_fix_the_problem(content, counts_adata, write, tiny_model, command, monkeypatch):
-    monkeypatch.setattr("scperformer.model.load_bundle", load_bundle)
+    monkeypatch.setattr("scperformer.reports.check.load_bundle", load_bundle)
     CONTENTS[content](counts_adata)
     path = write(counts_adata, "my sample.h5ad")
     ran = command("check", path, f"model_path={tiny_model}", "doublets=false", "--json")
