@@ -23,7 +23,7 @@ class Model:
     """A model with only the attributes that check uses."""
 
     name = "toy"
-    kind = bundle.ANNOTATOR
+    is_annotator = True
     genes = [f"GENE{i}" for i in range(0, 250, 2)]  # noqa: RUF012
     importance = None
     config = {"target_sum": 1e4}  # noqa: RUF012
