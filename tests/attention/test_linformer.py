@@ -163,7 +163,7 @@ def test_refuses_cells_with_more_tokens_than_positions():
     ("options", "message"),
     [
         ({"projected_length": 0}, r"attention\.projected_length=0; expected 1 or more"),
-        ({"sharing": "all"}, r"attention\.sharing=all; expected one of none, headwise, key_value, layerwise"),
+        ({"sharing": "all"}, r"attention\.sharing=all; expected one of headwise, none, key_value, layerwise"),
     ],
 )
 def test_refuses_options_out_of_range(options, message):
