@@ -21,7 +21,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import LinearSVC
 
-from scperformer.config.groups import DataConfig
+from scperformer.config.steps import PreprocessConfig
 from scperformer.dataset.preprocess import prepare_reference
 from scperformer.expression.alignment import align_rows, plan_alignment
 from scperformer.expression.detect import detect_expression, gene_table, stored_expression
@@ -36,7 +36,7 @@ CELLTYPIST = Path(__file__).with_name("celltypist_calls.py")
 
 def matrices(reference: ad.AnnData, query: ad.AnnData) -> tuple[csr_matrix, np.ndarray, csr_matrix]:
     """ln(1 + cp10k) of both on all genes of the reference, made by scperformer's functions; and the labels."""
-    prepared = prepare_reference(reference, DataConfig())
+    prepared = prepare_reference(reference, PreprocessConfig(inputs=["reference"]))
     findings = detect_expression(query)
     genes = gene_table(query, findings.source)
     plan = plan_alignment(genes, findings, list(prepared.var_names), target_sum=1e4, min_overlap=0.0)

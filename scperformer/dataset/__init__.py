@@ -1,11 +1,11 @@
 """Labelled or unlabelled cells, prepared for training and prediction.
 
-Files in reading order: query, preprocess, labels, splits, on_disk, reference, corpus.
+Files in reading order: query, on_disk, preprocess, labels, splits, reference, corpus.
 """
 
 from scperformer.dataset.corpus import Corpus, make_corpus, read_genes
 from scperformer.dataset.labels import label_columns, rare_labels, rare_note, require_labels
-from scperformer.dataset.on_disk import Sample, Stream, require_loadable, settle_in_memory
+from scperformer.dataset.on_disk import Sample, Stream, settle_in_memory
 from scperformer.dataset.query import Query, find_query, require_not_annotated
-from scperformer.dataset.reference import Reference, make_reference, stream_reference
+from scperformer.dataset.reference import Reference, make_reference
 from scperformer.dataset.splits import stratified_sample

@@ -11,8 +11,7 @@ from scipy.sparse import csr_matrix
 
 from scperformer.config import PretrainConfig
 from scperformer.dataset.on_disk import Sample, Stream, make_collection
-from scperformer.dataset.preprocess import describe_input
-from scperformer.dataset.splits import MAX_FIT_CELLS, MAX_VAL_CELLS, stratified_sample
+from scperformer.dataset.splits import MAX_FIT_CELLS, MAX_VAL_CELLS, stratified_sample, stratified_split
 from scperformer.errors import InputError
 from scperformer.files import checksum
 from scperformer.genes import require_unique
@@ -40,18 +39,6 @@ class Corpus:
         return self.x.shape[0] if self.stream is None else len(self.stream.cells) + len(self.split[1])
 
 
-def split_by_file(file_of_cell: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split rows for training and validation: the same share of each file, but at least one cell on each side."""
-    rng = np.random.default_rng(seed)
-    is_val = np.zeros(len(file_of_cell), dtype=bool)
-    for file in np.unique(file_of_cell):
-        cells = rng.permutation(np.flatnonzero(file_of_cell == file))
-        is_val[cells[: round(fraction * len(cells))]] = True
-    if is_val.all() or not is_val.any():
-        is_val[rng.integers(len(is_val))] ^= True
-    return np.flatnonzero(~is_val), np.flatnonzero(is_val)
-
-
 def make_corpus(
     sources: Sequence[Path | Sample], cfg: PretrainConfig, vocabulary: Sequence[str] | None = None
 ) -> Corpus:
@@ -76,16 +63,15 @@ def make_corpus(
     if len(collection) < MIN_CELLS:
         found = f"{len(collection)} usable cells in {len(sources)} file{'s' if len(sources) > 1 else ''}"
         raise InputError(found, f"at least {MIN_CELLS} to pretrain on", "add files, or lower data.min_genes")
-    files = []
+    files: list[dict[str, Any]] = []
     for source, part in zip(sources, collection.parts, strict=True):
-        summary = describe_input(part.findings.kind, part.findings.source, cfg.data.target_sum)
         sha256 = source.checksum if isinstance(source, Sample) else checksum(source)
-        files.append({"name": part.path.name, "sha256": sha256, "num_cells": len(part.kept), "input": summary})
+        files.append({"name": part.path.name, "sha256": sha256, "num_cells": len(part.kept), "input": part.summary})
     of_cell, genes, fraction = collection.file_of_cell, collection.genes, cfg.data.val_fraction
     if any(isinstance(source, Sample) for source in sources):
         x = collection.read(np.arange(len(collection)))
-        return Corpus(x, genes, of_cell, files, split_by_file(of_cell, fraction, cfg.seed))
-    train, val = split_by_file(of_cell, min(fraction, MAX_VAL_CELLS / len(of_cell)), cfg.seed)
+        return Corpus(x, genes, of_cell, files, stratified_split(of_cell, fraction, cfg.seed, least=0))
+    train, val = stratified_split(of_cell, min(fraction, MAX_VAL_CELLS / len(of_cell)), cfg.seed, least=0)
     sample = train[stratified_sample(of_cell[train], MAX_FIT_CELLS, cfg.seed)]
     log.info("statistics of genes are computed on a random sample of %d of %d training cells", len(sample), len(train))
     held = np.concatenate([sample, val])

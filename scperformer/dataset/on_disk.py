@@ -18,8 +18,7 @@ from anndata import AnnData
 from scipy import sparse
 from scipy.sparse import csr_matrix
 
-from scperformer.config import AUTO, NetworkConfig, PretrainConfig, TrainConfig
-from scperformer.dataset.preprocess import is_prepared
+from scperformer.config import AUTO, NetworkConfig, PreprocessConfig, PretrainConfig, TrainConfig
 from scperformer.errors import InputError
 from scperformer.expression import (
     Findings,
@@ -28,6 +27,7 @@ from scperformer.expression import (
     gene_table,
     merge_genes,
     normalise,
+    prepared_total,
     stored_expression,
 )
 from scperformer.files import Matrix, Rows, open_stored, reading, require_readable
@@ -63,8 +63,10 @@ def settle_in_memory(cfg: Config, paths: Sequence[Path]) -> Config:
     """Return the options with `data.in_memory=false` instead of `auto` if the cells are to stay on disk.
 
     The answer depends on the files alone, so that it is the same on every machine. A file that is named twice is
-    refused, and so are several labelled files that are to be loaded.
+    refused, and so are several labelled files that are to be loaded, and `data.in_memory=false` without files.
     """
+    if not paths and cfg.data.in_memory is False:
+        raise InputError("data.in_memory=false and cells in memory", "files", "leave it out, or name files")
     sizes = [_stored_bytes(path) for path in paths]
     if len({path.resolve() for path in paths}) < len(paths):
         raise InputError("the same file twice", "every file once", "name each file once")
@@ -79,19 +81,14 @@ def settle_in_memory(cfg: Config, paths: Sequence[Path]) -> Config:
     return replace(cfg, data=replace(cfg.data, in_memory=False))
 
 
-def require_loadable(cfg: NetworkConfig) -> None:
-    """Refuse `data.in_memory=false` for cells that are in memory already."""
-    if cfg.data.in_memory is False:
-        raise InputError("data.in_memory=false and cells in memory", "files", "leave it out, or name files")
-
-
 @dataclass
 class Sample:
-    """Cells in memory: their path, and the SHA-256 of the file ("" if there is none)."""
+    """Cells in memory."""
 
     adata: AnnData
     path: Path
-    checksum: str
+    checksum: str = ""  # SHA-256 of the file, if there is one
+    findings: Findings | None = None  # the result of `detect_expression`, if it is known
 
 
 @dataclass
@@ -107,6 +104,11 @@ class Part:
     target_sum: float
     kept: np.ndarray  # numbers of the rows that are cells of the collection, ascending
 
+    @property
+    def summary(self) -> str:
+        """The expression of the file, and the form in which it is used."""
+        return f"{self.findings.kind} from {self.findings.source}, as ln(1 + counts per {self.target_sum:,.0f})"
+
     def rows(self) -> Rows:
         """Open the matrix."""
         with reading(self.path):
@@ -121,17 +123,20 @@ class Part:
         return merge_genes(x, self.first, self.findings.log_base)[:, is_gene]
 
 
-def _open_part(source: Path | Sample, cfg: NetworkConfig) -> Part:
+def _open_part(source: Path | Sample, cfg: NetworkConfig | PreprocessConfig) -> Part:
     """Find the expression of a file; its cells are not filtered yet, and `kept` is empty."""
-    path, adata = (source.path, source.adata) if isinstance(source, Sample) else (source, None)
+    given = (source.path, source.adata, source.findings) if isinstance(source, Sample) else (source, None, None)
+    path, adata, findings = given
     remedy = "write it by rows with anndata (adata.X = adata.X.tocsr(), then write_h5ad), or set data.in_memory=true"
     if adata is None and (kind := require_readable(path)) not in STREAMED:
         raise InputError(f"{path}, a {kind}", "h5ad or zarr for cells that stay on disk", remedy)
     total, base = cfg.input_total, cfg.input_base
     with nullcontext() if adata is not None else reading(path):
         cells = open_stored(path) if adata is None else adata
-        findings = detect_expression(cells, cfg.source, cfg.input_kind, input_total=total, input_base=base, path=path)
-        log.info("%s: %s", path, findings.sentence)
+        if findings is None:
+            told = cfg.source, cfg.input_kind
+            findings = detect_expression(cells, *told, input_total=total, input_base=base, path=path)
+            log.info("%s: %s", path, findings.sentence)
         matrix, names = stored_expression(cells, findings, path=path)
         if adata is None and Rows(matrix).by_columns:
             found = f"{findings.source} of {path} is stored by columns (CSC)"
@@ -140,9 +145,10 @@ def _open_part(source: Path | Sample, cfg: NetworkConfig) -> Part:
     first = first_of_each(names) if notes else None
     is_gene = slice(None) if first is None else first == np.arange(len(first))
     var = gene_table(cells, findings.source).set_axis(names)[is_gene]
-    prepared = is_prepared(cells, findings, cfg.data.target_sum) and not notes
+    was_prepared = findings.source == "X" and prepared_total(cells) is not None
+    is_prepared = was_prepared and findings.total == cfg.data.target_sum and not notes
     findings = replace(findings, notes=[*findings.notes, *notes])
-    return Part(path, adata, findings, var, first, prepared, cfg.data.target_sum, kept=np.empty(0, dtype=np.int64))
+    return Part(path, adata, findings, var, first, is_prepared, cfg.data.target_sum, kept=np.empty(0, dtype=np.int64))
 
 
 def _read_scattered(rows: Rows, numbers: np.ndarray) -> csr_matrix:
@@ -208,7 +214,7 @@ class Stream:
 
 def make_collection(
     sources: Sequence[Path | Sample],
-    cfg: NetworkConfig,
+    cfg: NetworkConfig | PreprocessConfig,
     vocabulary: Sequence[str] | None = None,
     *,
     min_shared: int = 0,
@@ -227,9 +233,7 @@ def make_collection(
         kept = []
         with reading(part.path):
             for start, block in part.rows().blocks():
-                x = part.merged(block)
-                x.eliminate_zeros()
-                x.data = np.ones_like(x.data)  # only whether a gene is expressed counts here
+                x = csr_matrix(part.merged(block) > 0, dtype=np.float32)  # only whether a gene is expressed counts
                 shared = align_normalised(x, mapping, len(names))
                 keep = np.diff(shared.indptr) >= min_shared
                 if not part.is_prepared:
@@ -243,14 +247,14 @@ def make_collection(
         log.info("%s: %d of %d cells are used", part.path, len(part.kept), part.findings.num_cells)
         if not len(part.kept):
             found = f"data.min_genes={cfg.data.min_genes} drops all {part.findings.num_cells} cells of {part.path}"
-            raise InputError(found, "at least some cells to be kept", "lower it, or leave the file out")
+            raise InputError(found, "at least some cells to be kept", "lower it", ["data.min_genes=1"])
     collection = Collection(parts, maps, names)
     if vocabulary is not None:
         return collection
-    is_filtered = isinstance(cfg, TrainConfig) and all(part.is_prepared for part in parts)
+    is_filtered = not isinstance(cfg, PretrainConfig) and all(part.is_prepared for part in parts)
     keep = num_cells >= (0 if is_filtered else cfg.data.min_cells)
     if not keep.any():
-        found = f"no gene that data.min_cells={cfg.data.min_cells} of the {len(collection)} cells express"
-        raise InputError(found, "at least some genes", "lower it or add cells")
+        found = f"data.min_cells={cfg.data.min_cells} drops all {len(names)} genes of {len(collection)} cells"
+        raise InputError(found, "at least some genes to be kept", "lower it, or add cells", ["data.min_cells=1"])
     kept_names = [name for name, is_kept in zip(names, keep, strict=True) if is_kept]
     return collection.with_columns(np.where(keep, np.cumsum(keep) - 1, -1), kept_names)

@@ -14,7 +14,6 @@ from scperformer.config import AnalyzeConfig, PredictConfig, PreprocessConfig
 from scperformer.errors import InputError
 from scperformer.expression import (
     Alignment,
-    Findings,
     align_rows,
     detect_expression,
     gene_table,
@@ -22,7 +21,6 @@ from scperformer.expression import (
     stored_expression,
 )
 from scperformer.files import BackedH5ad, Rows, checksum, reading
-from scperformer.genes import Overlap
 
 if TYPE_CHECKING:
     from scperformer.model import Bundle
@@ -39,14 +37,6 @@ class Query:
     path: str
     rows: Rows
     plan: Alignment
-
-    @property
-    def findings(self) -> Findings:
-        return self.plan.findings
-
-    @property
-    def overlap(self) -> Overlap:
-        return self.plan.overlap
 
     @cached_property
     def sha256(self) -> str:

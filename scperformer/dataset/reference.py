@@ -5,17 +5,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from anndata import AnnData
 from scipy.sparse import csr_matrix
 
 from scperformer.config import TrainConfig
 from scperformer.dataset.labels import Settled, require_labels, settle_rare_labels
-from scperformer.dataset.on_disk import Stream, make_collection
-from scperformer.dataset.preprocess import describe_input, prepare_reference
+from scperformer.dataset.on_disk import Sample, Stream, make_collection
 from scperformer.dataset.splits import (
     MAX_FIT_CELLS,
     MAX_VAL_CELLS,
@@ -26,11 +23,11 @@ from scperformer.dataset.splits import (
     stratified_sample,
 )
 from scperformer.errors import InputError
-from scperformer.expression import Findings
-from scperformer.files import PREPARED, open_stored, reading
+from scperformer.files import open_stored, reading
 
 log = logging.getLogger(__name__)
 
+TERM_ENDING = "_ontology_term_id"  # of the column beside that of the labels
 UNKNOWN_TERM = "unknown"  # in the CELLxGENE schema: there is no ontology term
 
 
@@ -62,21 +59,13 @@ class Reference:
         return ([f"{self.rare.note}."] if self.rare.note else []) + self.split.notes
 
 
-class _Labelled(NamedTuple):
-    """The cells that can be used for training, and the label of each."""
+def _label(
+    obs: pd.DataFrame, cfg: TrainConfig, path: str | Path, max_val: float
+) -> tuple[np.ndarray, np.ndarray, list[str], list[str], Split, Settled]:
+    """Settle the labels of cells that have passed the filters, and split them with at most `max_val` to validate on.
 
-    usable: np.ndarray  # boolean, over all cells
-    labels: np.ndarray  # int64, of the usable cells
-    names: list[str]
-    terms: list[str]
-    split: Split
-    rare: Settled  # the treatment of rare labels
-
-
-def _label(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path, max_val: float = math.inf) -> _Labelled:
-    """Settle the labels of cells that have passed the filters, and split them; fewer than two labels are refused.
-
-    A drawn split has at most `max_val` validation cells.
+    Returns which of the cells are usable (boolean); of the usable ones the labels (int64), their names and ontology
+    terms, and the split; and the treatment of rare labels.
     """
     rare = settle_rare_labels(require_labels(obs, cfg.label_key, path), cfg.data, path)
     usable = rare.labels.notna().to_numpy()
@@ -90,7 +79,7 @@ def _label(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path, max_val: float
         log.warning(text, num_left_out, num_left_out - num_rare, num_rare)
     obs, labels = obs[usable], rare.labels[usable].to_numpy(str)
     names = sorted(set(labels.tolist()))
-    terms, column = [UNKNOWN_TERM] * len(names), f"{cfg.label_key}_ontology_term_id"
+    terms, column = [UNKNOWN_TERM] * len(names), f"{cfg.label_key}{TERM_ENDING}"
     if column in obs:  # a label has a term if all its cells have the same; merged labels have none
         ids, into = obs[column].astype(str).groupby(labels, sort=True).unique(), rare.done.get("into")
         terms = [str(some[0]) if len(some) == 1 and name != into else UNKNOWN_TERM for name, some in ids.items()]
@@ -99,7 +88,7 @@ def _label(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path, max_val: float
     numbers = np.searchsorted(names, labels).astype(np.int64)
     few = replace(cfg.data, val_fraction=min(cfg.data.val_fraction, max_val / len(numbers)))
     split = split_cells(numbers, names, sides, few, cfg.seed)
-    return _Labelled(usable, numbers, names, terms, split, rare)
+    return usable, numbers, names, terms, split, rare
 
 
 def _test_cells(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> np.ndarray | None:
@@ -112,44 +101,42 @@ def _test_cells(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> np.nda
     return is_test
 
 
-def make_reference(adata: AnnData, cfg: TrainConfig, path: str | Path, findings: Findings | None = None) -> Reference:
-    """Filter, normalise and label the cells of a reference, and split them into training and validation cells.
+def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Reference:
+    """Filter, normalise and label cells, and split them into training and validation cells.
 
-    Test cells (`data.split=column`) are removed before any filter, mean or fit. `findings` is the result of
-    `detect_expression` for these cells, if it is known.
+    Test cells (`data.split=column`) have no part in any filter, mean or fit. The cells of files stay on disk; only
+    those for validation and linear fits are loaded.
     """
-    is_test = _test_cells(adata.obs, cfg, path)
-    if is_test is not None:
-        adata = adata[~is_test].copy()
-    told = cfg.source, cfg.input_kind, cfg.input_total, cfg.input_base
-    prepared = prepare_reference(adata, cfg.data, *told, path=path, findings=findings)
-    cells = _label(prepared.obs, cfg, path)
-    x = csr_matrix(prepared.X[cells.usable], dtype=np.float32)
-    x.sort_indices()
-    done = prepared.uns[PREPARED]
-    dropped = f"{done['cells_dropped']} cells and {done['genes_dropped']} genes dropped by the filters"
-    summary = f"{describe_input(done['kind'], done['source'], done['target_sum'])}; {dropped}"
-    genes = list(map(str, prepared.var_names))
-    return Reference(x, cells.labels, cells.names, cells.terms, genes, summary, cells.split, cells.rare)
-
-
-def stream_reference(paths: Sequence[Path], cfg: TrainConfig) -> Reference:
-    """As `make_reference`, for cells that stay on disk; only those for validation and linear fits are loaded."""
-    path = paths[0] if len(paths) == 1 else f"the {len(paths)} files"
-    wanted, columns = (cfg.label_key, f"{cfg.label_key}_ontology_term_id", cfg.data.split_key), []
-    for file in paths:
+    tables, first = [], source.path if isinstance(source, Sample) else source[0]
+    sources: Sequence[Path | Sample] = [source] if isinstance(source, Sample) else source
+    path = first if len(sources) == 1 else f"the {len(sources)} files"
+    wanted = [name for name in (cfg.label_key, f"{cfg.label_key}{TERM_ENDING}", cfg.data.split_key) if name is not None]
+    for file in sources:
+        if isinstance(file, Sample):
+            tables.append(file.adata.obs)
+            continue
         with reading(file):
             stored = open_stored(file)
-            found = stored.columns([name for name in wanted if name is not None])
+            found = stored.columns(wanted)
             # The error about a missing label column names the columns that there are.
-            columns.append(found if cfg.label_key in found else stored.obs)
-    collection = make_collection(paths, cfg, left_out=_test_cells(pd.concat(columns, ignore_index=True), cfg, path))
-    kept = [table.iloc[part.kept] for table, part in zip(columns, collection.parts, strict=True)]
-    by_column = cfg.data.split_key is not None
-    cells = _label(pd.concat(kept, ignore_index=True), cfg, path, math.inf if by_column else MAX_VAL_CELLS)
-    split = cells.split
-    fit = split.train[stratified_sample(cells.labels[split.train], MAX_FIT_CELLS, cfg.seed)]
-    val = split.val[stratified_sample(cells.labels[split.val], MAX_VAL_CELLS, cfg.seed)] if by_column else split.val
+            tables.append(found if cfg.label_key in found else stored.obs)
+    is_test = _test_cells(pd.concat(tables, ignore_index=True), cfg, path)
+    if is_test is not None and isinstance(source, Sample):  # not even the kind of the values depends on test cells
+        return make_reference(replace(source, adata=source.adata[~is_test].copy()), cfg)
+    collection = make_collection(sources, cfg, left_out=is_test)
+    kept = [table.iloc[part.kept] for table, part in zip(tables, collection.parts, strict=True)]
+    obs, by_column = pd.concat(kept, ignore_index=True), cfg.data.split_key is not None
+    in_memory = isinstance(source, Sample)
+    most = math.inf if in_memory or by_column else MAX_VAL_CELLS
+    usable, labels, names, terms, split, rare = _label(obs, cfg, path, most)
+    numbers, genes, findings = np.flatnonzero(usable), collection.genes, collection.parts[0].findings
+    summary = "; ".join(dict.fromkeys(part.summary for part in collection.parts))
+    if in_memory:
+        num_cells, num_genes = findings.num_cells - len(collection), findings.num_genes - len(genes)
+        summary += f"; {num_cells} cells and {num_genes} genes dropped by the filters"
+        return Reference(collection.read(numbers), labels, names, terms, genes, summary, split, rare)
+    fit = split.train[stratified_sample(labels[split.train], MAX_FIT_CELLS, cfg.seed)]
+    val = split.val[stratified_sample(labels[split.val], MAX_VAL_CELLS, cfg.seed)] if by_column else split.val
     notes = [f"Cells stayed on disk while the encoder learned from {len(split.train):,} of them."]
     if len(fit) < len(split.train):
         notes.append(f"Linear fits are on a sample of {len(fit):,} of these, each label in proportion.")
@@ -157,10 +144,8 @@ def stream_reference(paths: Sequence[Path], cfg: TrainConfig) -> Reference:
         notes.append(f"Validation is on a sample of {len(val):,} of {len(split.val):,} cells.")
     for note in notes:
         log.info("%s", note)
-    held, numbers = np.concatenate([fit, val]), np.flatnonzero(cells.usable)
-    kinds = dict.fromkeys(f"{part.findings.kind} from {part.findings.source}" for part in collection.parts)
-    summary = f"{'; '.join(kinds)}, as ln(1 + counts per {cfg.data.target_sum:,.0f}); {len(paths)} files"
+    held = np.concatenate([fit, val])
     loaded = Split(np.arange(len(fit)), np.arange(len(fit), len(held)), split.done, [*split.notes, *notes])
-    stream = Stream(collection, numbers[split.train], cells.labels[split.train])
-    x, labels, genes = collection.read(numbers[held]), cells.labels[held], collection.genes
-    return Reference(x, labels, cells.names, cells.terms, genes, summary, loaded, cells.rare, stream)
+    stream = Stream(collection, numbers[split.train], labels[split.train])
+    summary, x = f"{summary}; {len(sources)} files", collection.read(numbers[held])
+    return Reference(x, labels[held], names, terms, genes, summary, loaded, rare, stream)

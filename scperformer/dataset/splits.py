@@ -42,13 +42,18 @@ def stratified_sample(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
     return np.sort(np.concatenate([rows[: max(1, round(len(rows) * most / len(labels)))] for rows in cells]))
 
 
-def stratified_split(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split rows for training and validation: a share of each label, rounded, but at least one cell and never all."""
+def stratified_split(labels: np.ndarray, fraction: float, seed: int, least: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Split rows for training and validation: a share of each label, rounded, but at least one cell and never all.
+
+    With `least=0` this holds for all cells together, and not for each label.
+    """
     rng = np.random.default_rng(seed)
     is_val = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         cells = rng.permutation(np.flatnonzero(labels == label))
-        is_val[cells[: min(max(1, round(fraction * len(cells))), len(cells) - 1)]] = True
+        is_val[cells[: min(max(least, round(fraction * len(cells))), len(cells) - least)]] = True
+    if not least and (is_val.all() or not is_val.any()):
+        is_val[rng.integers(len(is_val))] ^= True
     return np.flatnonzero(~is_val), np.flatnonzero(is_val)
 
 

@@ -14,7 +14,6 @@ from anndata import AnnData
 
 from scperformer.errors import InputError
 from scperformer.files.h5ad import BackedH5ad, open_stored, read_h5ad
-from scperformer.files.loom import read_loom
 from scperformer.files.safety import (
     READ_ERRORS,
     quiet_anndata,
@@ -32,6 +31,7 @@ from scperformer.files.tenx import (
     matrix_groups,
     matrix_size,
     open_bytes,
+    read_loom,
     read_tenx_folder,
     read_tenx_h5,
 )

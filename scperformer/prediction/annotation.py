@@ -112,7 +112,8 @@ def make_annotation(
 
 def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
     """Return the record of a run on the cells of a query: the model, its input, the shared genes and the software."""
-    bundle, provenance, findings, overlap = model.bundle, model.bundle.provenance, query.findings, query.overlap
+    bundle, provenance = model.bundle, model.bundle.provenance
+    findings, overlap = query.plan.findings, query.plan.overlap
     packages = {name: version(name) for name in ("scperformer", "torch", "scanpy", "anndata", "numpy")}
     return {
         "model": {

@@ -96,7 +96,7 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
             "model": model.bundle.hash,
             "options": json.dumps({name: options[name] for name in options if name not in NOT_IN_IDENTITY}),
             "genes": hashlib.sha256(query.plan.mapping.target.tobytes()).hexdigest(),  # changes with the table of names
-            "expression": query.findings.text,
+            "expression": query.plan.findings.text,
             "blocks": f"{len(starts)} of {query.rows.block_cells} cells",
             "version": __version__,
         }

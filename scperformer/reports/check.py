@@ -8,12 +8,14 @@ import textwrap
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from anndata import AnnData
 
 from scperformer.config import CheckConfig, DataConfig, PredictConfig, TrainConfig
 from scperformer.dataset import (
+    Sample,
     label_columns,
     make_reference,
     rare_labels,
@@ -88,7 +90,8 @@ def _check_expression(cells: AnnData | BackedH5ad, cfg: CheckConfig, model: Bund
     if cfg.label_key is not None:
         assert isinstance(cells, AnnData), "train reads the whole file"
         told |= {"orientation": cfg.orientation, "species": cfg.species}
-        make_reference(cells, TrainConfig(inputs=[path], label_key=cfg.label_key, **told), path, findings)
+        sample = Sample(cells, Path(path), findings=findings)
+        make_reference(sample, TrainConfig(inputs=[path], label_key=cfg.label_key, **told))
         return
     require_overlap(plan.overlap, cfg.min_overlap, path, file_genes=genes, model_genes=model.genes, var=var)
     require_not_annotated(cells, PredictConfig.key_added, path)

@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator
 
 from scperformer.attention import attention_options
 from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig, yaml_text
-from scperformer.dataset import require_loadable, settle_in_memory
+from scperformer.dataset import settle_in_memory
 from scperformer.errors import InputError
 from scperformer.model import INFO, Bundle, save_bundle
 from scperformer.network import torch_state_kept
@@ -201,10 +201,7 @@ def train_in_run_folder(
     if is_helper(cfg):
         logging.getLogger("scperformer").setLevel(logging.ERROR)
         warnings.simplefilter("ignore")
-    if paths:
-        cfg = settle_in_memory(cfg, paths)
-    else:
-        require_loadable(cfg)
+    cfg = settle_in_memory(cfg, paths)
     require_absent(output, cfg.overwrite, marker=INFO)
     cfg = adopt_options(cfg)
     cells, checksum = load(cfg)

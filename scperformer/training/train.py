@@ -15,7 +15,7 @@ import torch
 from anndata import AnnData
 
 from scperformer.config import TrainConfig, make_config, quoted
-from scperformer.dataset import Reference, make_reference, stream_reference
+from scperformer.dataset import Reference, Sample, make_reference
 from scperformer.errors import InputError
 from scperformer.files import beside, checksum, read_cells
 from scperformer.metrics import score
@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 
 def load_reference(paths: Sequence[Path], cfg: TrainConfig) -> Reference:
     """Load the cells of a file or, with `data.in_memory=false`, open one or more files whose cells stay on disk."""
-    if cfg.data.in_memory is False:
-        return start.in_order_of_init(stream_reference(paths, cfg), cfg)
-    return start.in_order_of_init(make_reference(read_cells(paths[0], cfg.orientation), cfg, paths[0]), cfg)
+    in_memory = cfg.data.in_memory is not False
+    source = Sample(read_cells(paths[0], cfg.orientation), paths[0]) if in_memory else paths
+    return start.in_order_of_init(make_reference(source, cfg), cfg)
 
 
 def new_network(reference: Reference, cfg: TrainConfig) -> CellTypeModel:
@@ -151,7 +151,7 @@ def _train(cells: AnnData | None, cfg: TrainConfig, output: Path) -> Path:
 
     def load(cfg: TrainConfig) -> tuple[Reference, str]:
         if cells is not None:
-            return start.in_order_of_init(make_reference(cells, cfg, names), cfg), ""
+            return start.in_order_of_init(make_reference(Sample(cells, Path(names)), cfg), cfg), ""
         source["reference_sha256"] = checksum(*paths)
         return load_reference(paths, cfg), source["reference_sha256"]
 

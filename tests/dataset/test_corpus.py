@@ -9,8 +9,9 @@ import pytest
 from scipy import sparse
 
 from scperformer.config.compose import make_config
-from scperformer.dataset.corpus import make_corpus, read_genes, split_by_file
+from scperformer.dataset.corpus import make_corpus, read_genes
 from scperformer.dataset.on_disk import Sample
+from scperformer.dataset.splits import stratified_split
 from scperformer.errors import InputError
 
 
@@ -115,7 +116,7 @@ REFUSED = {
         [["A", "B", "C"]],
         ("data.min_cells=13",),
         None,
-        "no gene that data.min_cells=13 of the 12 cells",
+        "data.min_cells=13 drops all 3 genes of 12 cells",
     ),
     "other genes": ([["A", "B", "C"]], (), ["X", "Y"], r"0 of the 2 genes of the encoder in the files .*at least 10%"),
     "min_genes": (
@@ -143,13 +144,13 @@ def test_a_tiny_corpus_is_refused():
 @pytest.mark.parametrize("fraction", [0.01, 0.1, 0.5, 0.99])
 def test_validation_has_its_share_of_every_file(fraction):
     files = np.repeat([0, 1], [40, 60])
-    train, val = split_by_file(files, fraction, seed=0)
+    train, val = stratified_split(files, fraction, seed=0, least=0)
     assert sorted([*train, *val]) == list(range(100))
     assert len(train)
     assert len(val)
     for file in (0, 1):
         assert abs((files[val] == file).sum() - fraction * (files == file).sum()) <= 1
-    again = split_by_file(files, fraction, seed=0)
+    again = stratified_split(files, fraction, seed=0, least=0)
     assert all(np.array_equal(one, two) for one, two in zip((train, val), again, strict=True))
 
 

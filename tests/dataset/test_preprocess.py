@@ -20,6 +20,10 @@ from scperformer.files import PREPARED
 TOLERANCE = {"rtol": 1e-6, "atol": 0}
 
 
+def config(**data):
+    return PreprocessConfig(inputs=["r.h5ad"], data=DataConfig(**data))
+
+
 def test_reference_is_filtered_and_normalised_over_all_genes(counts_adata):
     dense = counts_adata.X.toarray()
     dense[7, 20:] = 0  # too few genes
@@ -29,7 +33,7 @@ def test_reference_is_filtered_and_normalised_over_all_genes(counts_adata):
     dense[3:, 198] = 0  # in exactly three cells
     adata = counts_adata.copy()
     adata.X = sparse.csr_matrix(dense)
-    result = prepare_reference(adata, DataConfig(min_genes=50, min_cells=3))
+    result = prepare_reference(adata, config(min_genes=50, min_cells=3))
 
     cells = [i for i in range(120) if (dense[i] > 0).sum() >= 50]
     genes = [j for j in range(200) if (dense[cells, j] > 0).sum() >= 3]
@@ -50,7 +54,7 @@ def test_reference_is_filtered_and_normalised_over_all_genes(counts_adata):
 
 
 def test_reference_from_pbmc_raw(pbmc):
-    result = prepare_reference(pbmc, DataConfig(min_genes=0, min_cells=0))
+    result = prepare_reference(pbmc, config(min_genes=0, min_cells=0))
     np.testing.assert_array_equal(result.X.toarray(), pbmc.raw.X.toarray())
     assert list(result.var_names) == list(pbmc.raw.var_names)
     assert list(result.obs) == list(pbmc.obs)
@@ -58,14 +62,14 @@ def test_reference_from_pbmc_raw(pbmc):
 
 def test_filters_keep_the_users_columns_of_the_same_name(counts_adata):
     counts_adata.obs["n_genes"] = "mine"
-    assert set(prepare_reference(counts_adata, DataConfig()).obs["n_genes"]) == {"mine"}
+    assert set(prepare_reference(counts_adata, config()).obs["n_genes"]) == {"mine"}
 
 
 def test_prepared_reference_is_returned_as_it_is(counts_adata, write):
-    prepared = prepare_reference(counts_adata, DataConfig())
+    prepared = prepare_reference(counts_adata, config())
     again = ad.read_h5ad(write(prepared))
-    assert prepare_reference(again, DataConfig(min_genes=10**6)) is again
-    other = prepare_reference(again, DataConfig(target_sum=1e6))
+    assert prepare_reference(again, config(min_genes=10**6)) is again
+    other = prepare_reference(again, config(target_sum=1e6))
     np.testing.assert_allclose(
         other.X.toarray(), np.log1p(np.expm1(prepared.X.toarray().astype(float)) * 100), rtol=1e-6
     )
@@ -74,8 +78,8 @@ def test_prepared_reference_is_returned_as_it_is(counts_adata, write):
 @pytest.mark.parametrize(
     ("data", "match"),
     [
-        (DataConfig(min_genes=1000), r"data.min_genes=1000 drops all 120 cells of r.h5ad"),
-        (DataConfig(min_cells=121), r"data.min_cells=121 drops all 200 genes of r.h5ad"),
+        (config(min_genes=1000), r"data.min_genes=1000 drops all 120 cells of r.h5ad"),
+        (config(min_cells=121), r"data.min_cells=121 drops all 200 genes of 120 cells"),
     ],
     ids=["cells", "genes"],
 )
@@ -97,7 +101,7 @@ def test_a_reference_has_the_sum_of_repeated_genes(counts_adata, kind):
     twice = split_in_two(counts_adata)
     for adata in (counts_adata, twice):
         adata.X = KINDS[kind](adata.X)
-    expected, result = (prepare_reference(adata, DataConfig(min_genes=50)) for adata in (counts_adata, twice))
+    expected, result = (prepare_reference(adata, config(min_genes=50)) for adata in (counts_adata, twice))
     assert list(result.var_names) == list(expected.var_names)
     np.testing.assert_allclose(result.X.toarray(), expected.X.toarray(), rtol=2e-6)
     assert any("occur more than once" in note for note in result.uns[PREPARED]["notes"])
@@ -106,7 +110,7 @@ def test_a_reference_has_the_sum_of_repeated_genes(counts_adata, kind):
 def test_several_genes_without_a_name_are_refused(counts_adata):
     counts_adata.var_names = ["", "nan", *counts_adata.var_names[2:]]
     with pytest.raises(InputError, match=r"2 genes of X of r.h5ad have an empty name or NaN"):
-        prepare_reference(counts_adata, DataConfig(), path="r.h5ad")
+        prepare_reference(counts_adata, config(), path="r.h5ad")
 
 
 # the step
@@ -159,5 +163,5 @@ def test_half_precision_is_no_obstacle(counts_adata, place):
         adata.raw = ad.AnnData(x, obs=adata.obs, var=adata.var)
     elif place != "X":
         adata.layers["counts"] = x
-    expected = prepare_reference(counts_adata, DataConfig())
-    np.testing.assert_array_equal(prepare_reference(adata, DataConfig()).X.toarray(), expected.X.toarray())
+    expected = prepare_reference(counts_adata, config())
+    np.testing.assert_array_equal(prepare_reference(adata, config()).X.toarray(), expected.X.toarray())

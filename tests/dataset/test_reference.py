@@ -6,7 +6,8 @@ import pytest
 
 from scperformer.config.compose import make_config
 from scperformer.dataset import reference
-from scperformer.dataset.reference import make_reference, stream_reference
+from scperformer.dataset.on_disk import Sample
+from scperformer.dataset.reference import make_reference
 from scperformer.errors import InputError
 
 FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]
@@ -27,7 +28,7 @@ def test_a_labelled_file_is_what_it_is_in_memory(counts_adata, tmp_path, split, 
     path = tmp_path / "reference.h5ad"
     counts_adata.write_h5ad(path)
     cfg = config("train", "data.min_genes=125", "data.min_cells=60", *split.split())
-    expected, found = make_reference(ad.read_h5ad(path), cfg, path), stream_reference([path], cfg)
+    expected, found = make_reference(Sample(ad.read_h5ad(path), path), cfg), make_reference([path], cfg)
     assert (found.genes, found.label_names) == (expected.genes, expected.label_names)
     assert found.ontology_term_ids == expected.ontology_term_ids
     assert np.array_equal(found.counts, expected.counts)
@@ -46,7 +47,7 @@ def test_large_references_hold_a_sample_with_every_label(counts_adata, tmp_path,
     labels = np.array(["common"] * 100 + ["rare"] * 18 + ["rarest"] * 2)
     counts_adata.obs["cell_type"] = labels
     counts_adata.write_h5ad(tmp_path / "a.h5ad")
-    found = stream_reference([tmp_path / "a.h5ad"], config("train", "data.val_fraction=0.5"))
+    found = make_reference([tmp_path / "a.h5ad"], config("train", "data.val_fraction=0.5"))
     assert len(found.split.train) == pytest.approx(20, abs=1)
     assert len(found.split.val) == 11  # 8 and 2 of 10, and one of the rarest
     assert set(found.labels[found.split.train]) == {0, 1, 2}
@@ -59,4 +60,4 @@ def test_large_references_hold_a_sample_with_every_label(counts_adata, tmp_path,
 def test_a_label_that_is_not_there_is_refused_with_those_that_are(counts_adata, write):
     cfg = config("train", "label_key=celltype", "data.in_memory=false")
     with pytest.raises(InputError, match=r"no column 'celltype' in obs of .*; expected cell_type \(3 values\)"):
-        stream_reference([write(counts_adata)], cfg)
+        make_reference([write(counts_adata)], cfg)

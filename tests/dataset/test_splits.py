@@ -1,11 +1,14 @@
 """Training and validation cells: shares, whole groups, columns, and that nothing leaks from one side to the other."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from scperformer.config.compose import make_config
 from scperformer.config.groups import DataConfig
+from scperformer.dataset.on_disk import Sample
 from scperformer.dataset.reference import make_reference
 from scperformer.dataset.splits import group_split, split_cells, split_values, stratified_sample, stratified_split
 from scperformer.errors import InputError
@@ -131,7 +134,7 @@ def test_no_group_is_on_both_sides(counts_adata, caplog):
     counts_adata.obs["donor"] = pd.Categorical(donors)
     options = ["data.split=group", "data.split_key=donor", "data.val_fraction=0.2"]
     with caplog.at_level("INFO", logger="scperformer"):
-        reference = make_reference(counts_adata, config("x", *options), "x")
+        reference = make_reference(Sample(counts_adata, Path("x")), config("x", *options))
     train, val = reference.split.train, reference.split.val
     assert sorted([*train, *val]) == list(range(120))
     assert not set(donors[train]) & set(donors[val])
@@ -158,7 +161,7 @@ BY_COLUMN = ("data.split=column", "data.split_key=side")
 
 
 def test_test_cells_are_gone_before_anything_is_computed(sides):
-    reference = make_reference(sides, config("x", *BY_COLUMN), "x")
+    reference = make_reference(Sample(sides, Path("x")), config("x", *BY_COLUMN))
     side = sides.obs["side"].to_numpy()
     rest = side[side != "test"]
     assert reference.x.shape[0] == len(rest)
@@ -202,14 +205,14 @@ def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
 def test_a_column_with_other_values_is_refused(sides):
     sides.obs["side"] = np.where(sides.obs["side"] == "val", "valid", sides.obs["side"])
     with pytest.raises(InputError, match=r"'valid' in obs\['side'\] of x; expected train, val or test: fix"):
-        make_reference(sides, config("x", *BY_COLUMN), "x")
+        make_reference(Sample(sides, Path("x")), config("x", *BY_COLUMN))
 
 
 def test_labels_that_are_only_validated_are_refused(sides):
     sides.obs["cell_type"] = np.where(sides.obs["side"] == "val", "New", sides.obs["cell_type"])
     num = int((sides.obs["side"] == "val").sum())
     with pytest.raises(InputError, match=rf"all 'val' in obs\['side'\]: 'New' \({num}\); .* as 'test' to leave"):
-        make_reference(sides, config("x", *BY_COLUMN), "x")
+        make_reference(Sample(sides, Path("x")), config("x", *BY_COLUMN))
 
 
 @pytest.mark.parametrize("side", ["train", "val"])
@@ -217,7 +220,7 @@ def test_both_sides_need_cells(sides, side):
     sides.obs["side"] = side
     other = {"train": "val", "val": "train"}[side]
     with pytest.raises(InputError, match=rf"no labelled {other} cell.*mark some cells as '{other}'"):
-        make_reference(sides, config("x", *BY_COLUMN), "x")
+        make_reference(Sample(sides, Path("x")), config("x", *BY_COLUMN))
 
 
 def test_only_labelled_cells_need_a_value():
@@ -247,7 +250,7 @@ def rare(counts_adata):
 
 @pytest.mark.parametrize("policy", ["keep", "merge", "drop"])
 def test_labels_of_one_cell_are_kept_merged_or_dropped(policy, rare):
-    reference = make_reference(rare, config("x", f"data.rare_labels={policy}"), "x")
+    reference = make_reference(Sample(rare, Path("x")), config("x", f"data.rare_labels={policy}"))
     extra = {"keep": {"Platelet": 1, "Mast cell": 1}, "merge": {"other": 2}, "drop": {}}[policy]
     counts = {"B cell": 39, "T cell": 39, "Monocyte": 40} | extra
     assert dict(zip(reference.label_names, reference.counts, strict=True)) == counts

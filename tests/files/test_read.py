@@ -44,7 +44,7 @@ def test_10x_files_as_scanpy_reads_them(kind, cells, tmp_path):
 
 
 def test_a_loom_file_keeps_labels_and_layers_and_is_read_in_blocks(cells, tmp_path, monkeypatch):
-    monkeypatch.setattr("scperformer.files.loom.BLOCK", 8 * NUM_CELLS)  # chunks of 7 genes: 9 blocks
+    monkeypatch.setattr("scperformer.files.tenx.BLOCK", 8 * NUM_CELLS)  # chunks of 7 genes: 9 blocks
     found = read_cells(write_loom(cells, tmp_path))
     assert same(found, cells)
     assert list(found.obs["label"]) == list(cells.obs["label"])

@@ -28,7 +28,7 @@ def cfg():
 
 @pytest.fixture
 def cells(counts_adata, cfg):
-    prepared = prepare_reference(counts_adata, cfg.data)
+    prepared = prepare_reference(counts_adata, cfg)
     names, labels = np.unique(prepared.obs["cell_type"].astype(str), return_inverse=True)
     train, val = stratified_split(labels, 0.2, seed=0)
     x = prepared.X

@@ -1,6 +1,7 @@
 """Batch sizes that fit: bytes are measured rightly, the choice keeps to the budget, and a resumed run keeps to it."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from support.killed import run_until_killed
 
 from scperformer.config.compose import make_config
 from scperformer.config.groups import TrainerConfig
+from scperformer.dataset.on_disk import Sample
 from scperformer.dataset.reference import make_reference
 from scperformer.errors import InputError
 from scperformer.model.folder import load_bundle
@@ -38,7 +40,7 @@ def config(path, *overrides):
 def trial(counts_adata):
     """An untrained network, its training cells and options."""
     cfg = config("x", "trainer.batch_size=auto")
-    reference = make_reference(counts_adata, cfg, "x")
+    reference = make_reference(Sample(counts_adata, Path("x")), cfg)
     return new_network(reference, cfg), Cells(reference.x, cfg.tokens, reference.labels), cfg
 
 

@@ -2,12 +2,14 @@
 
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from scperformer.config.compose import make_config
 from scperformer.config.groups import TokensConfig
+from scperformer.dataset.on_disk import Sample
 from scperformer.dataset.reference import make_reference
 from scperformer.errors import InputError
 from scperformer.network.batches import Cells
@@ -58,7 +60,8 @@ def test_the_parts_add_up(counts_adata, monkeypatch):
         (["model.deep=false"], 3, ["at most      3.0 s (nothing is trained)\nmemory"]),
     ]:
         cfg = config("x", *options)
-        text, seconds = estimates.estimate(make_reference(counts_adata.copy(), cfg, "x"), cfg, prepare=1.0)
+        reference = make_reference(Sample(counts_adata.copy(), Path("x")), cfg)
+        text, seconds = estimates.estimate(reference, cfg, prepare=1.0)
         assert seconds == most
         for line in lines:
             assert line in text

@@ -12,8 +12,9 @@ from support.masked import NUM_CELLS, NUM_GENES, TOKENS, batch_of, expression
 from scperformer.attention import MECHANISMS
 from scperformer.config.compose import make_config
 from scperformer.config.groups import MaskingConfig, ModelConfig, TokensConfig
-from scperformer.dataset.corpus import make_corpus, split_by_file
+from scperformer.dataset.corpus import make_corpus
 from scperformer.dataset.on_disk import Sample
+from scperformer.dataset.splits import stratified_split
 from scperformer.network.batches import Cells, seed_of
 from scperformer.network.encoder import Encoder
 from scperformer.network.tokens import log2_bins, mask_token
@@ -48,7 +49,7 @@ def config(*overrides):
 
 def parts(adata, cfg):
     corpus = make_corpus([Sample(adata, Path("a.h5ad"), "")], cfg)
-    rows = split_by_file(corpus.file_of_cell, 0.2, cfg.seed)
+    rows = stratified_split(corpus.file_of_cell, 0.2, cfg.seed, least=0)
     train, val = (Cells(corpus.x[part], cfg.tokens, np.zeros(len(part), dtype=np.int64)) for part in rows)
     return corpus, train, val
 

@@ -1,6 +1,7 @@
 """An encoder as the start of another: options, weights by gene, what learns on, and refusals."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import scperformer
 from scperformer.attention import MECHANISMS
 from scperformer.config.compose import make_config
 from scperformer.config.groups import ModelConfig, TokensConfig
+from scperformer.dataset.on_disk import Sample
 from scperformer.dataset.reference import make_reference
 from scperformer.errors import InputError
 from scperformer.expression.alignment import align
@@ -45,7 +47,7 @@ def config(init, *overrides):
 
 def started(counts_adata, init, *overrides):
     cfg = adopt_options(config(init, *overrides))
-    reference = in_order_of_init(make_reference(counts_adata, cfg, "a.h5ad"), cfg)
+    reference = in_order_of_init(make_reference(Sample(counts_adata, Path("a.h5ad")), cfg), cfg)
     return reference, new_network(reference, cfg), cfg
 
 
@@ -120,7 +122,7 @@ def test_vectors_follow_their_genes(pretrained, counts_adata, caplog):
 
 def test_the_reference_keeps_its_values_in_the_order_of_init(pretrained, counts_adata):
     cfg = adopt_options(config(pretrained))
-    before = make_reference(counts_adata, cfg, "a.h5ad")
+    before = make_reference(Sample(counts_adata, Path("a.h5ad")), cfg)
     after = in_order_of_init(before, cfg)
     known = [gene for gene in load_bundle(pretrained).genes if gene in before.genes]
     assert after.genes[: len(known)] == known
@@ -247,7 +249,7 @@ def test_a_trained_model_is_a_start_too(tiny_model, counts_adata, tmp_path):
 def test_without_init_nothing_is_other(counts_adata):
     cfg = make_config("train", ["inputs=[a.h5ad]", "label_key=cell_type", *FAST])
     assert adopt_options(cfg) is cfg
-    reference = make_reference(counts_adata, cfg, "a.h5ad")
+    reference = make_reference(Sample(counts_adata, Path("a.h5ad")), cfg)
     assert in_order_of_init(reference, cfg) is reference
     assert all(p.requires_grad for p in new_network(reference, cfg).parameters())
 
@@ -258,7 +260,7 @@ def test_without_init_nothing_is_other(counts_adata):
 def with_init(counts_adata, init, *overrides):
     words = ["inputs=[a.h5ad]", "label_key=cell_type", f"init='{init}'", *overrides]
     cfg = make_config("train", words)
-    reference = make_reference(counts_adata, cfg, "a.h5ad")
+    reference = make_reference(Sample(counts_adata, Path("a.h5ad")), cfg)
     return new_network(reference, cfg), Cells(reference.x, cfg.tokens, reference.labels), cfg
 
 

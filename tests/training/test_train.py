@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import anndata as ad
 import numpy as np
@@ -22,6 +23,7 @@ from support.distributed import said
 import scperformer
 from scperformer.cli import to_overrides
 from scperformer.config.compose import make_config, quoted
+from scperformer.dataset.on_disk import Sample
 from scperformer.dataset.reference import make_reference
 from scperformer.errors import InputError
 from scperformer.model.folder import load_bundle
@@ -81,7 +83,7 @@ def test_baseline_in_the_model_is_logistic_regression_on_the_whole_reference(cou
     output = run_train(config(write(counts_adata), f"output='{tmp_path / 'model'}'"))
     bundle = load_bundle(output)
     cfg = config("x")
-    reference = make_reference(counts_adata, cfg, "x")
+    reference = make_reference(Sample(counts_adata, Path("x")), cfg)
     theirs = LogisticRegression(max_iter=1000).fit(reference.x, reference.labels)
     np.testing.assert_allclose(bundle.weights["baseline.weight"], theirs.coef_.T, atol=1e-5)
 
@@ -90,7 +92,7 @@ def test_unlabelled_cells_are_left_out_and_said(counts_adata, caplog):
     labels = counts_adata.obs["cell_type"].astype(object)
     labels.iloc[:6] = None
     counts_adata.obs["cell_type"] = labels
-    reference = make_reference(counts_adata, config("x"), "x")
+    reference = make_reference(Sample(counts_adata, Path("x")), config("x"))
     assert reference.x.shape[0] == 114
     assert "6 cells are left out: 6 without a label" in caplog.text
 
@@ -100,7 +102,7 @@ def test_labels_follow_their_cells(counts_adata):
     x = counts_adata.X.tolil()
     x[[0, 5, 50]] = 0
     counts_adata.X = x.tocsr()
-    reference = make_reference(counts_adata, config("x", "data.min_genes=10"), "x")
+    reference = make_reference(Sample(counts_adata, Path("x")), config("x", "data.min_genes=10"))
     names = np.array(reference.label_names)[reference.labels]
     assert list(names) == list(np.delete(counts_adata.obs["cell_type"].to_numpy(str), [0, 5, 50]))
 
