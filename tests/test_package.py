@@ -55,6 +55,7 @@ def test_nothing_heavy_is_loaded_before_it_is_needed(code):
     assert loaded_by(START[code], HEAVY) == []
 
 
+@pytest.mark.slow
 def test_steps_without_a_network_do_without_torch():
     steps = "from scperformer.reports import check, evaluate, report; from scperformer.dataset import preprocess"
     assert loaded_by(steps, ("torch", "scanpy", "pytorch_lightning")) == []

@@ -73,6 +73,7 @@ def test_they_are_what_the_layers_compute_on_a_cpu():
     torch.testing.assert_close(kept(run(mechanism, q, k, v, keep)[0], keep), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_dropped_tokens_have_no_influence_and_no_gradient():
     q, k, v, keep = one_head(40)
     mechanism = make("favor")

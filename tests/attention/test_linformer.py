@@ -174,6 +174,7 @@ def test_refuses_options_out_of_range(options, message):
 # --- in a network --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_matrix_for_all_layers_survives_training_saving_and_loading(counts_adata, tmp_path):
     options = ["model=tiny", "model.depth=2", "trainer.max_epochs=1", "logger=none"]
     options += ["attention=linformer", "attention.sharing=layerwise", "attention.projected_length=8"]

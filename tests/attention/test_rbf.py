@@ -112,6 +112,7 @@ def test_anchors_are_parameters_only_if_learned():
         assert list(mechanism.state_dict()) == ["anchors_HME"]
 
 
+@pytest.mark.slow
 def test_training_starts_from_keys_and_saves_the_anchors(counts_adata, tmp_path):
     options = ["model=tiny", "trainer.max_epochs=1", "logger=none"]
     options += ["attention=rbf", "attention.init=learned", "attention.num_anchors=8"]

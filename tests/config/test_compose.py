@@ -95,6 +95,7 @@ def test_an_unknown_option_of_a_group_is_answered_with_those_there_are():
         make_config("train", [*TRAIN, "attention=window", "attention.num_features=3"])
 
 
+@pytest.mark.slow
 def test_text_changes_with_the_options_alone():
     assert resolved_text("train", ["seed=0"]) == resolved_text("train")
     assert resolved_text("train", ["seed=1"]) != resolved_text("train")
@@ -105,6 +106,7 @@ LETTERS = st.sampled_from(string.punctuation + " ")
 UNICODE = st.characters(codec="utf-8", exclude_categories=["Cc"])  # Hydra has no notation for control characters
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.text(st.one_of(LETTERS, UNICODE), min_size=1))
 def test_quoted_text_is_read_as_it_was(text):

@@ -172,6 +172,7 @@ def test_test_cells_are_gone_before_anything_is_computed(sides):
     assert "GENE0" not in reference.genes  # only test cells express it
 
 
+@pytest.mark.slow
 def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
     """The model is bit for bit the one from a file without the test cells, in every fit."""
     seen = []

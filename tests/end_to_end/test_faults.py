@@ -93,6 +93,7 @@ def all_but_one_slow(fast: str) -> list:
     return [pytest.param(case, marks=[pytest.mark.slow] * (case != fast)) for case in STEPS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", all_but_one_slow("predict"))
 def test_a_full_disk_is_one_line_and_leaves_nothing(case, inputs, small_disk):
     disk, mount = small_disk
@@ -119,6 +120,7 @@ def test_a_disk_that_cannot_be_written(case, inputs, small_disk):
     assert list(disk.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="tests/end_to_end/test_bad_input.py does it as a user")
 def test_a_file_that_may_not_be_read(inputs):
     """As the user nobody, who may not read what is root's."""

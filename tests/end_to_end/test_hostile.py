@@ -238,6 +238,7 @@ def test_labels_that_no_line_can_hold_are_refused_before_training(label, counts_
     assert not Path("m").exists()
 
 
+@pytest.mark.slow
 def test_labels_that_differ_in_a_slash_only(counts_adata, write, command):
     counts_adata.obs["cell_type"] = np.array(["a/b", "a|b", "c"])[np.arange(120) % 3]
     path = write(counts_adata)

@@ -62,6 +62,7 @@ def test_what_is_cut_while_it_learns_from_disk_ends_with_the_same_weights(
     assert whole.provenance["num_cells"] == 120
 
 
+@pytest.mark.slow
 def test_init_puts_the_genes_of_streamed_cells_in_its_order(counts_adata, write, tmp_path):
     path = write(counts_adata)
     first = run_pretrain(config("pretrain", "model.dim=16", f"output='{tmp_path / 'enc'}'", paths=[path]))

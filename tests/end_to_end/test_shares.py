@@ -59,11 +59,13 @@ def test_every_part_is_in_one_share():
     assert parts_of(None, 5) == range(5)
 
 
+@pytest.mark.slow
 def test_a_table_can_be_gathered_too(sample, shares, tiny_model, tmp_path):
     (table,) = run_predict(config(sample, tiny_model, shares=shares, output=str(tmp_path / "calls.csv")))
     assert len(pd.read_csv(table)) == 120
 
 
+@pytest.mark.slow
 def test_a_share_that_is_missing_is_not_passed_over(sample, shares, tiny_model):
     with pytest.raises(InputError, match=r"lack 3 of 8 parts; expected all shares of the file, 1/N to N/N"):
         run_predict(config(sample, tiny_model, shares=[shares[0], shares[2]]))
@@ -96,6 +98,7 @@ def test_a_share_that_cannot_be(share):
         PredictConfig(inputs=["a.h5ad"], share=share)
 
 
+@pytest.mark.slow
 def test_a_file_of_another_kind_has_shares_too(sample, tiny_model, tmp_path):
     path = tmp_path / "table.csv"
     ad.read_h5ad(sample).to_df().to_csv(path)

@@ -63,7 +63,9 @@ STORED = {
 }
 
 
-@pytest.mark.parametrize("how", STORED)
+@pytest.mark.parametrize(
+    "how", [how if how in ("csr", "int csc") else pytest.param(how, marks=pytest.mark.slow) for how in STORED]
+)
 @pytest.mark.parametrize("place", ["X", *(pytest.param(place, marks=pytest.mark.slow) for place in ("layers", "raw"))])
 def test_blocks_of_a_file_give_what_the_whole_gives(
     counts_adata, whole, tiny_model, write, small_blocks, monkeypatch, how, place
@@ -82,6 +84,7 @@ def test_blocks_of_a_file_give_what_the_whole_gives(
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["sample.annotated.h5ad", "sample.h5ad"]
 
 
+@pytest.mark.slow
 def test_a_file_of_an_old_format_is_annotated_as_a_whole(tmp_path):
     old = Path(scanpy.__file__).parent / "datasets" / "10x_pbmc68k_reduced.h5ad"  # anndata before 0.7
     run_predict(PredictConfig(inputs=[str(old)], output=str(tmp_path / "out.h5ad")))
@@ -113,6 +116,7 @@ def test_columns_on_disk_are_read_in_several_passes(counts_adata, tmp_path, monk
         np.testing.assert_array_equal(found.some(wanted).toarray(), counts_adata.X[wanted].toarray())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [299, pytest.param(10**6, marks=pytest.mark.slow)])
 def test_a_zarr_output_holds_all_that_the_file_has(rich, tiny_model, write, small_blocks, monkeypatch, values):
     monkeypatch.setattr(writer, "CHUNK_VALUES", values)

@@ -178,6 +178,7 @@ def test_preprocess_from_a_folder(counts_adata, tiny_model, tmp_path, command):
     assert list(found.obs["cell_type"]) == list(counts_adata.obs["cell_type"])
 
 
+@pytest.mark.slow
 def test_pretrain_from_a_table_and_a_10x_file(counts_adata, tmp_path, command):
     counts_adata.var["gene_ids"] = counts_adata.var_names
     counts_adata.X = counts_adata.X.astype(np.int64)

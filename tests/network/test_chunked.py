@@ -115,6 +115,7 @@ def test_causal_attention_is_not_cut_into_chunks():
     torch.testing.assert_close(run(make(attention, chunk_tokens=7).double(), batch), expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_gradients", [False, True])
 def test_features_exist_for_one_chunk_only(with_gradients):
     length, features = 3000, 100

@@ -185,6 +185,7 @@ def options(counts_adata, table):
     ]
 
 
+@pytest.mark.slow
 def test_training_leaves_the_vectors_as_they_are(counts_adata, options, tmp_path):
     model = load_model(train(counts_adata, "cell_type", output=tmp_path / "model", overrides=options))
     weight = model.network.encoder.embedding.gene.weight

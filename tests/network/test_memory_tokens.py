@@ -138,7 +138,15 @@ def test_memory_is_exact_where_long_keys_are_taken_away(attention):
 
 
 @each_additive
-@pytest.mark.parametrize("options", [{}, {"chunk_tokens": 7}, {"chunk_tokens": 7, "checkpointing": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"chunk_tokens": 7},
+        pytest.param({"chunk_tokens": 7, "checkpointing": True}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_gradients_equal_those_of_the_naive_form(attention, options):
     tokens = TOKENS["continuous"]
     encoder, batch = make(attention, tokens, **options).double(), batch_of(tokens, torch.float64)

@@ -331,6 +331,7 @@ def test_no_gpu_is_one_clear_line(counts_adata, tiny_model, write):
         run_predict(cfg)
 
 
+@pytest.mark.slow
 def test_refused_files_have_an_error_file_each(counts_adata, tiny_model, write, tmp_path, command):
     write(counts_adata, "good.h5ad")
     (tmp_path / "bad.h5ad").write_text("no h5ad file")

@@ -267,6 +267,7 @@ def require_complete(folder: Path) -> None:
     assert [name for name in written if f"`{name}`" not in section] == []
 
 
+@pytest.mark.slow
 def test_spectrum_of_a_file_against_numpy(command, sample, tiny_model, tmp_path):
     """From the file to the table, compared with the same cells in numpy."""
     ran = command("analyze", "spectrum", sample, f"model_path={tiny_model}", "num_cells=3")
@@ -382,6 +383,7 @@ def test_mistakes(command, sample, tiny_model, tmp_path, mistake):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_model_without_an_encoder(command, sample, wide_model, tmp_path):
     ran = command("analyze", "spectrum", sample, f"model_path={wide_model}")
     assert ran.code == 2

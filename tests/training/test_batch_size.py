@@ -118,6 +118,7 @@ def test_options():
 # training
 
 
+@pytest.mark.slow
 def test_auto_trains_the_model_of_the_chosen_size_and_a_resumed_run_keeps_it(
     counts_adata, write, tmp_path, monkeypatch, caplog
 ):

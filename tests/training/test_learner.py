@@ -50,6 +50,7 @@ def test_same_seed_same_weights_and_other_seed_others(cells, cfg, tmp_path):
     assert not torch.equal(states[0][key], states[2][key])
 
 
+@pytest.mark.slow
 def test_training_learns_what_a_linear_start_does_not_know(cells, cfg, tmp_path):
     train, val, num_labels = cells
     cfg.trainer.max_epochs = 8

@@ -114,6 +114,7 @@ def test_in_memory(counts_adata, tmp_path, torch_unchanged):
     assert load_bundle(scperformer.pretrain(counts_adata, output=tmp_path / "b", overrides=FAST)).genes == one.genes
 
 
+@pytest.mark.slow
 def test_pretraining_goes_on_from_an_encoder(corpus, tmp_path, counts_adata):
     options = [f"output='{tmp_path / 'one'}'", "tokens=bins", "model.dim=16"]
     first = load_bundle(run_pretrain(config(corpus[0], overrides=options)))
@@ -220,6 +221,7 @@ def test_models_from_before_kinds_still_load(tiny_model, tmp_path):
     assert scperformer.load_model(tmp_path / "old").bundle.labels == ["B cell", "Monocyte", "T cell"]
 
 
+@pytest.mark.slow
 def test_scberts_tokens_with_its_own_vectors(corpus, tmp_path):
     """Fixed vectors of genes stay as the file has them, through pretraining and training."""
     rng = np.random.default_rng(0)

@@ -54,6 +54,7 @@ def started(counts_adata, init, *overrides):
 # --- options -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_options_of_the_encoder_are_taken_over(pretrained):
     cfg = adopt_options(config(pretrained, "model.dropout=0.3", "head=cls", "model.wide=false"))
     assert (cfg.tokens.name, cfg.tokens.num_bins, cfg.tokens.bins_per_log2) == ("bins", 40, 4.0)
@@ -236,6 +237,7 @@ def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
     assert str(pretrained.parent) not in (folder / "bundle.json").read_text()
 
 
+@pytest.mark.slow
 def test_a_trained_model_is_a_start_too(tiny_model, counts_adata, tmp_path):
     words = [f"init='{tiny_model}'", *FAST, *RECIPE]
     folder = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=words)

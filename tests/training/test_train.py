@@ -138,6 +138,7 @@ def test_a_branch_that_is_off_has_no_scale(counts_adata, write, tmp_path, caplog
     assert "linear branch alone" not in caplog.text  # this was asked for
 
 
+@pytest.mark.slow
 def test_the_command_on_record_can_be_run(counts_adata, write, tmp_path):
     key = "cell type (it's $5)"
     counts_adata.obs[key] = counts_adata.obs["cell_type"]

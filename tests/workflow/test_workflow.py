@@ -76,6 +76,7 @@ def test_user_plan_takes_every_sample_of_the_sheet(user: Path) -> None:
     assert jobs == sorted(["prepare", "train", *predicted, *STEPS_AFTER_PREDICT])
 
 
+@pytest.mark.slow
 def test_configfile_and_outdir(user: Path) -> None:
     (user / "my.yaml").write_text("reference: reference.h5ad\nsamples: samples.tsv\noutdir: my results\n")
     run = snakemake(user, "--dry-run", "--printshellcmds", "--configfile", "my.yaml")
@@ -103,6 +104,7 @@ def test_with_a_model_nothing_is_trained(user: Path) -> None:
     assert jobs == ["deliver a", "evaluate", "predict a", "report"]
 
 
+@pytest.mark.slow
 def test_a_large_sample_is_called_in_shares(user: Path) -> None:
     write_sheet(user / "samples.tsv", "sample path shares", "a a.h5ad 3", "b b.h5ad ", "c c.h5ad 1")
     jobs, said = planned(user, "--config", "model_path=model", "samples=samples.tsv")
@@ -114,6 +116,7 @@ def test_a_large_sample_is_called_in_shares(user: Path) -> None:
     assert f"shares=[{shares}]" in said.replace("""'"'"'""", "'")
 
 
+@pytest.mark.slow
 def test_many_small_samples_share_jobs(user: Path) -> None:
     """a and b are large, and c to g small; as many in a job as a power of two."""
     for name in "defg":
@@ -135,6 +138,7 @@ GPUS = {0: "overwrite=true  trainer.threads", 1: "trainer=gpu trainer.threads"}
 GPUS[2] = "trainer=gpu trainer.devices=2 trainer.strategy=ddp trainer.threads"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, *(pytest.param(count, marks=pytest.mark.slow) for count in (0, 2))])
 def test_only_training_asks_for_gpus(user: Path, count: int) -> None:
     config = ["reference=reference.h5ad", "samples=samples.tsv", f"gpu={count}"]
