@@ -9,13 +9,18 @@ ACTIVATE := . "$(VENV)/bin/activate"
 # Threads that wait for work spin by default; with more threads than cores that stalls everything.
 SINGLE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: annotate test install packaged-model
+.PHONY: annotate test lint pytest install packaged-model
 
 annotate: $(INSTALLED)
 	$(ACTIVATE) && snakemake --cores 8 annotate --workflow-profile workflows/profiles/default $(ARGS)
 
-test: $(INSTALLED)
-	$(ACTIVATE) && ruff check . && ruff format --check . && mypy && $(SINGLE) pytest -n 2 --dist loadscope $(ARGS)
+test: lint pytest
+
+lint: $(INSTALLED)
+	$(ACTIVATE) && ruff check . && ruff format --check . && mypy
+
+pytest: $(INSTALLED)
+	$(ACTIVATE) && $(SINGLE) pytest -n 2 --dist loadscope $(ARGS)
 
 install: $(INSTALLED)
 

@@ -135,7 +135,9 @@ def test_flags_need_their_values(flags):
         to_overrides(["a.h5ad", *flags])
 
 
-@pytest.mark.parametrize("name", AWKWARD)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (place % 3 > 0)) for place, name in enumerate(AWKWARD)]
+)
 def test_awkward_names_of_files(command, counts_adata, write, name):
     """As input and as output: check reads the very file, and writes to the very name."""
     write(counts_adata, name)

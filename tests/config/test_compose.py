@@ -30,6 +30,7 @@ def test_every_step_composes_to_its_dataclass(step):
         assert config.inputs == ["a.h5ad"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])
 def test_every_choice_composes(group, choice):
     step, options = ("pretrain", TRAIN[:1]) if group == "masking" else ("train", TRAIN)

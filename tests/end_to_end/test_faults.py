@@ -206,7 +206,9 @@ time.sleep(0.5)
 
 
 @pytest.mark.parametrize("how", ["changed", "replaced", "gone"])
-@pytest.mark.parametrize("output", ["out.h5ad", "out.csv", "out.zarr"])
+@pytest.mark.parametrize(
+    "output", ["out.h5ad", *(pytest.param(name, marks=pytest.mark.slow) for name in ("out.csv", "out.zarr"))]
+)
 def test_an_input_that_changes_meanwhile_is_noticed(how, output, inputs, tmp_path, monkeypatch):
     path = inputs / "cells.h5ad"
     make = predict.make_annotation

@@ -134,7 +134,8 @@ def naive_logits(adata: ad.AnnData, facts: dict, bundle) -> np.ndarray:
     return np.log1p(aligned) @ bundle.weights["baseline.weight"] + bundle.weights["baseline.bias"]
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[] if kind == "h5ad" else SLOW) for kind in KINDS])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_cells_of_every_shape_type_and_name(kind, run, tiny_model):
     seen: Counter[str] = Counter()
     bundle = load_bundle(tiny_model)

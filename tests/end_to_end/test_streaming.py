@@ -135,7 +135,14 @@ def test_a_zarr_output_holds_all_that_the_file_has(rich, tiny_model, write, smal
     assert_equal(found, expected)
 
 
-@pytest.mark.parametrize("name", ["calls.csv", "calls.tsv.gz", "calls.parquet", "calls.zarr"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "calls.csv",
+        "calls.parquet",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("calls.tsv.gz", "calls.zarr")),
+    ],
+)
 def test_other_outputs_hold_the_same_calls(counts_adata, whole, tiny_model, write, tmp_path, monkeypatch, name):
     monkeypatch.setattr(writer, "TABLE_ROWS", 50)
     path, output = write(counts_adata), tmp_path / name

@@ -12,6 +12,7 @@ from scipy import sparse
 from support.twins import CASES
 
 import scperformer
+from scperformer.attention import MECHANISMS
 from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
 from scperformer.config.steps import PredictConfig
 from scperformer.errors import InputError
@@ -60,7 +61,10 @@ def test_does_not_depend_on_order_on_other_cells_or_on_threads(model, cells, tor
         pytest.param("skip", "bf16-mixed", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("case", CASES)
+# By default the plain form of each mechanism; its options with the slow tests.
+@pytest.mark.parametrize(
+    "case", [case if case in MECHANISMS else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_every_mechanism_gives_a_cell_the_same_bits_in_any_company(cells, case, unexpressed, precision):
     """Random weights, cells of very different lengths; with several threads, too."""
     rng = np.random.default_rng(0)

@@ -81,7 +81,9 @@ def test_resumed_run_ends_with_the_same_weights(counts_adata, tmp_path, monkeypa
     assert again == whole
 
 
-@pytest.mark.parametrize("options", [[], ["tokens=bins", "masking.tied=true"]], ids=str)
+@pytest.mark.parametrize(
+    "options", [[], pytest.param(["tokens=bins", "masking.tied=true"], marks=pytest.mark.slow)], ids=str
+)
 def test_loss_falls_and_every_part_learns(counts_adata, tmp_path, options):
     cfg = config("trainer.max_epochs=6", "trainer.batch_size=8", "optim.lr=0.01", *options)
     corpus, train, val = parts(counts_adata, cfg)

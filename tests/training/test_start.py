@@ -210,7 +210,9 @@ def test_weights_of_another_shape(pretrained, counts_adata, tmp_path):
 # --- what learns ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["full", "last_layer", "head"])
+@pytest.mark.parametrize(
+    "mode", ["last_layer", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("full", "head"))]
+)
 def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
     words = [f"init='{pretrained}'", f"init_mode={mode}", *FAST, *RECIPE, "model.gene_dropout=0", "model.wide=false"]
     folder = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=words)

@@ -36,7 +36,7 @@ def interrupted(monkeypatch, train, number: int, epoch: int, step: int) -> int:
 
 @pytest.mark.parametrize(
     ("number", "epoch", "step"),
-    [(signal.SIGUSR1, 0, 1), (signal.SIGTERM, 1, -1)],
+    [pytest.param(signal.SIGUSR1, 0, 1, marks=pytest.mark.slow), (signal.SIGTERM, 1, -1)],
     ids=["USR1 in the first epoch", "TERM in the last step"],
 )
 def test_a_signal_loses_nothing(cells, cfg, tmp_path, monkeypatch, number, epoch, step):
