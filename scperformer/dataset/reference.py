@@ -23,7 +23,7 @@ from scperformer.dataset.splits import (
     stratified_sample,
 )
 from scperformer.errors import InputError
-from scperformer.files import open_stored, reading
+from scperformer.files import PREPARED, open_stored, reading
 
 log = logging.getLogger(__name__)
 
@@ -126,13 +126,18 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
     collection = make_collection(sources, cfg, left_out=is_test)
     kept = [table.iloc[part.kept] for table, part in zip(tables, collection.parts, strict=True)]
     obs, by_column = pd.concat(kept, ignore_index=True), cfg.data.split_key is not None
-    in_memory = isinstance(source, Sample)
-    most = math.inf if in_memory or by_column else MAX_VAL_CELLS
+    most = math.inf if isinstance(source, Sample) or by_column else MAX_VAL_CELLS
     usable, labels, names, terms, split, rare = _label(obs, cfg, path, most)
     numbers, genes, findings = np.flatnonzero(usable), collection.genes, collection.parts[0].findings
     summary = "; ".join(dict.fromkeys(part.summary for part in collection.parts))
-    if in_memory:
+    if isinstance(source, Sample):
         num_cells, num_genes = findings.num_cells - len(collection), findings.num_genes - len(genes)
+        record = source.adata.uns[PREPARED] if collection.parts[0].is_prepared else {}
+        if {"kind", "source", "cells_dropped", "genes_dropped"} <= set(
+            record
+        ):  # what `preprocess` had read and dropped
+            summary = f"{record['kind']} from {record['source']}, as ln(1 + counts per {cfg.data.target_sum:,.0f})"
+            num_cells, num_genes = record["cells_dropped"], record["genes_dropped"]
         summary += f"; {num_cells} cells and {num_genes} genes dropped by the filters"
         return Reference(collection.read(numbers), labels, names, terms, genes, summary, split, rare)
     fit = split.train[stratified_sample(labels[split.train], MAX_FIT_CELLS, cfg.seed)]

@@ -7,6 +7,7 @@ import pytest
 from scperformer.config.compose import make_config
 from scperformer.dataset import reference
 from scperformer.dataset.on_disk import Sample
+from scperformer.dataset.preprocess import prepare_reference
 from scperformer.dataset.reference import make_reference
 from scperformer.errors import InputError
 
@@ -61,3 +62,13 @@ def test_a_label_that_is_not_there_is_refused_with_those_that_are(counts_adata, 
     cfg = config("train", "label_key=celltype", "data.in_memory=false")
     with pytest.raises(InputError, match=r"no column 'celltype' in obs of .*; expected cell_type \(3 values\)"):
         make_reference([write(counts_adata)], cfg)
+
+
+def test_the_record_of_preprocess_is_kept(counts_adata, tmp_path):
+    """A model of a prepared file tells what that file was made of."""
+    counts_adata.X[:, 7] = 0
+    cfg = config("train")
+    plain = make_reference(Sample(counts_adata.copy(), tmp_path), cfg)
+    prepared = make_reference(Sample(prepare_reference(counts_adata, cfg), tmp_path), cfg)
+    assert prepared.summary == plain.summary
+    assert plain.summary.startswith("counts from X, as ln(1 + counts per 10,000); 0 cells and 1 genes dropped")
