@@ -12,7 +12,7 @@ import anndata as ad
 import pytest
 
 from scperformer.cli import FIRST_WORDS, HELP, STEPS, to_overrides
-from scperformer.config.compose import composed
+from scperformer.config.compose import make_config
 from scperformer.config.steps import SCHEMAS
 from scperformer.errors import InputError
 from scperformer.model.folder import PACKAGED
@@ -76,12 +76,13 @@ def test_help_of_a_step_shows_examples(command, step, flag):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_examples_are_valid_commands(step):
-    """Every example composes: its options exist and take these values."""
+    """Every example is of its step: its options exist and take these values."""
     for line in HELP[step].splitlines()[2:]:
         if line.strip().startswith("scperformer"):
             words = line.partition("#")[0].split()[1:]
             plain = [word.split(",")[0] if "=" in word and "[" not in word else word for word in words if word != "-m"]
-            composed(plain[0], to_overrides(plain[1:], FIRST_WORDS.get(plain[0])))
+            config = make_config(plain[0], to_overrides(plain[1:], FIRST_WORDS.get(plain[0])))
+            assert isinstance(config, SCHEMAS[step]), line
 
 
 def test_version(command):

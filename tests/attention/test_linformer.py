@@ -146,7 +146,7 @@ def test_gradients_with_positions_are_those_of_finite_differences(sharing):
         return torch.func.functional_call(mechanism, {"matrices_CPGN": matrices}, (*tensors, keep, positions))[0, 0]
 
     matrices = mechanism.matrices_CPGN.detach().clone().requires_grad_()
-    torch.autograd.gradcheck(outputs, (matrices, *(x.requires_grad_() for x in (q, k, v))), fast_mode=True)
+    assert torch.autograd.gradcheck(outputs, (matrices, *(x.requires_grad_() for x in (q, k, v))), fast_mode=True)
 
 
 def test_refuses_cells_with_more_tokens_than_positions():
