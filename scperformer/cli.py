@@ -24,12 +24,17 @@ STEPS = {  # the module with run_<step>, and the default name of the output of e
     "pretrain": ("training.pretrain", "encoder"),
     "train": ("training.train", "model"),
     "predict": ("prediction.predict", "annotated.h5ad"),
+    "adapt": ("prediction.adapt", "adapted"),
     "evaluate": ("reports.evaluate", "evaluation"),
     "report": ("reports.report", "report.html"),
     "analyze": ("reports.analyze", "analysis"),
     "models": ("network.library", "models"),
 }
-FIRST_WORDS = {"analyze": "analysis", "models": "action"}  # the option that the first plain word sets, if not a file
+FIRST_WORDS = {
+    "adapt": "model_path",
+    "analyze": "analysis",
+    "models": "action",
+}  # the option that the first plain word sets, if not a file
 # Usage, purpose and examples of each step.
 TEXTS = """\
 check FILE...
@@ -62,8 +67,8 @@ train a model on a labelled reference
   scperformer train reference.h5ad label_key=cell_type --estimate      # how long, how much memory
   scperformer train reference.h5ad label_key=cell_type data.split=group data.split_key=donor
   scperformer train reference.h5ad label_key=cell_type init=my_encoder init_mode=last_layer
-presets: model=tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=favor|softmax
-         head=mean|cls|conv  trainer=cpu|gpu|ddp  logger=all|csv|none
+presets: model=pooled|tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=favor|softmax
+         head=weighted|mean|cls|conv  trainer=cpu|gpu|ddp  logger=all|csv|none
 
 predict FILE...
 annotate the cells of files
@@ -71,6 +76,12 @@ annotate the cells of files
   scperformer predict sample.h5ad model_path=my_model output=out.h5ad
   scperformer predict run1.h5ad run2.h5ad model_path=my_model min_confidence=0.5
   scperformer predict runs/*.h5ad keep_going=true       # go on if some of the files are refused
+  scperformer predict panel.h5ad model_path=my_model adapt=false   # the model as it is, whatever the file lacks
+
+adapt MODEL FILE
+make a model for the genes and the depth of a file, or for a list of genes
+  scperformer adapt my_model sample.h5ad output=shallow_model
+  scperformer adapt my_model panel.txt output=panel_model          # one gene a line
 
 evaluate ANNOTATED... truth_key=COLUMN
 compare with true labels, beside logistic regression

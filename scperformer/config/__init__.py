@@ -24,6 +24,7 @@ from scperformer.config.groups import (
     require,
 )
 from scperformer.config.steps import (
+    AdaptConfig,
     AnalyzeConfig,
     CheckConfig,
     EvaluateConfig,

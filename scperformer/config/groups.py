@@ -129,14 +129,15 @@ class ModelConfig(Options):
     """Size and structure of the encoder, and which branches are on."""
 
     dim: int = option(32, ONE_OR_MORE)  # width of the tokens
-    depth: int = option(1, ONE_OR_MORE)  # number of layers
+    depth: int = option(1, ZERO_OR_MORE)  # number of layers; 0: only with `model.positions=coexpression`
     num_heads: int = option(2, ONE_OR_MORE)  # attention heads
     head_dim: int | None = option(16, ONE_OR_MORE)  # width of a head; null: `model.dim` / `model.num_heads`
     feedforward_factor: int = option(4, ONE_OR_MORE)  # hidden feed-forward width in multiples of `model.dim`
     activation: str = choice("gelu", "relu")  # of the feed-forward part
     norm: str = choice("pre", "post")  # layer norm before attention and feed-forward, or after their residual sums
-    # how a token encodes its gene; gene: a learned vector; gene2vec: a fixed one from a file
-    positions: str = choice("gene", "gene2vec", "sinusoidal", "none")
+    # how a token encodes its gene; gene: a learned vector; gene2vec: a fixed one from a file; coexpression: a vector
+    # from the singular value decomposition of the reference, with layers that start at 0 (with `head=weighted`)
+    positions: str = choice("gene", "gene2vec", "sinusoidal", "none", "coexpression")
     gene2vec_path: str | None = None  # a text file of genes with `model.dim` numbers each; missing genes get 0
     dropout: float = option(0.1, BELOW_ONE)  # share of numbers that training sets to 0, in the encoder
     # tokens at a time in `favor` and `rbf` layers: the same result with less memory; null: all at once
@@ -155,13 +156,15 @@ class ModelConfig(Options):
             require(self.dim % self.num_heads == 0, "model.num_heads", self.num_heads, expected)
             self.head_dim = self.dim // self.num_heads
         require(self.wide or self.deep, "model.deep", self.deep, "model.wide or model.deep on")
+        fits = self.depth > 0 or self.positions == "coexpression"
+        require(fits, "model.depth", self.depth, "1 or more, or model.positions=coexpression")
 
 
 @dataclass(kw_only=True)
 class HeadConfig(Options):
     """How the encoded tokens of a cell become one vector and then labels."""
 
-    name: str = choice("mean", "cls", "conv")  # kind of head; conv: scBERT's
+    name: str = choice("mean", "cls", "conv", "weighted")  # kind of head; conv: scBERT's; weighted: by expression
     # widths of hidden layers before the labels
     hidden: list[int] = option([], (lambda widths: min(widths, default=1) >= 1, "widths of 1 or more"))
     dropout: float = option(0.0, BELOW_ONE)  # share of numbers that training sets to 0, in these hidden layers

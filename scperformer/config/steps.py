@@ -5,10 +5,25 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from scperformer.config import groups
-from scperformer.config.groups import ABOVE_ZERO, AUTO, NAME, ONE_OR_MORE, SEED, SHARE, Options, choice, option, require
+from scperformer.config.groups import (
+    ABOVE_ZERO,
+    AUTO,
+    NAME,
+    ONE_OR_MORE,
+    SEED,
+    SHARE,
+    ZERO_OR_MORE,
+    Options,
+    choice,
+    option,
+    require,
+)
 from scperformer.errors import InputError
 
 SOURCE = (lambda source: source in ("auto", "X", "raw") or source.startswith("layers/"), "auto, X, raw or layers/NAME")
+
+
+WEIGHTED: dict[str, Any] = {"hidden": [64, 64], "dropout": 0.3}  # options of the default head
 
 
 @dataclass(kw_only=True)
@@ -106,12 +121,20 @@ class TrainConfig(NetworkConfig):
     """Train a model on a labelled reference."""
 
     label_key: str  # obs column with the labels
+    model: groups.ModelConfig = field(default_factory=lambda: groups.ModelConfig(depth=0, positions="coexpression"))
+    head: groups.HeadConfig = field(default_factory=lambda: groups.HeadConfig(name="weighted", **WEIGHTED))
+    # cells of the reference in the model folder, with which it adapts to the genes and the depth of a file; 0: none
+    keep_cells: int = option(20000, ZERO_OR_MORE)
     estimate: bool = False  # only estimate the time and memory of the training; `--estimate` is the same
     # part of the encoder of `init` that is trained further; last_layer: with the final norm; head: none of it
     init_mode: str = choice("full", "last_layer", "head")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        is_pooled, weighted = self.model.positions == "coexpression", self.head.name == "weighted"
+        if self.model.deep and is_pooled != weighted:
+            expected = "weighted with model.positions=coexpression, and only then"
+            require(False, "head.name", self.head.name, f"{expected} (model=pooled sets both)")
         if self.init is None:
             require(self.init_mode == "full", "init_mode", self.init_mode, "init=FOLDER beside it")
 
@@ -127,6 +150,8 @@ class PretrainConfig(NetworkConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.model.deep, "model.deep", self.model.deep, "true with pretrain, which trains the encoder")
+        learned = self.model.positions != "coexpression"
+        require(learned, "model.positions", self.model.positions, "another one with pretrain, which has no labels")
         both = self.init is not None and self.genes_path is not None
         require(not both, "genes_path", self.genes_path, "no genes_path beside init, which has its genes")
         # Only `train` measures the memory of its steps.
@@ -151,9 +176,14 @@ class PredictConfig(_ModelOptions):
     device: str = choice("auto", "cpu", "cuda")  # where the model runs
     precision: str = choice("32-true", "bf16-mixed")  # bf16-mixed: on a GPU or a CPU that computes in bfloat16
     min_confidence: float = option(0.0, SHARE)  # cells with a lower confidence are flagged as unknown
+    # fit the model anew to the genes and the depth of a file, on the cells that it keeps; auto: where that was seen to
+    # pay; see docs/inputs.md#other-genes-another-depth
+    adapt: str = choice("auto", "true", "false")
+    adapted_folder: str | None = None  # keep adapted models in this folder, and take them from there; null: nowhere
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.adapt = self.adapt.lower()
         num = len(self.inputs)
         one = "no output option with several files (outputs=[...] names one for each)"
         require(num == 1 or self.output is None, "output", self.output, one)
@@ -168,6 +198,18 @@ class PredictConfig(_ModelOptions):
             require(not self.shares, "shares", self.shares, "no shares beside share, which makes one of them")
         require(num == 1 or not self.shares, "shares", self.shares, "one input file, which they were made of")
         require("/" not in self.key_added, "key_added", repr(self.key_added), "a name without '/'")
+
+
+@dataclass(kw_only=True)
+class AdaptConfig(_ModelOptions):
+    """Adapt a model to the genes and the depth of a file, or to a list of genes."""
+
+    takes_one = True
+    output: str | None = None  # null: INPUT.adapted beside the input
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.model_path is not None, "model_path", self.model_path, "the model, as the first word")
 
 
 @dataclass(kw_only=True)
@@ -228,5 +270,5 @@ class ModelsConfig(_FileOptions):
             raise InputError(f"'{self.inputs[0]}' after 'models list'", "no file", "leave it out")
 
 
-_SCHEMAS = (CheckConfig, PreprocessConfig, PretrainConfig, TrainConfig, PredictConfig, EvaluateConfig, ReportConfig)
-SCHEMAS: dict[str, type] = {part.word(): part for part in (*_SCHEMAS, AnalyzeConfig, ModelsConfig)}
+_SCHEMAS = (CheckConfig, PreprocessConfig, PretrainConfig, TrainConfig, PredictConfig, AdaptConfig, EvaluateConfig)
+SCHEMAS: dict[str, type] = {part.word(): part for part in (*_SCHEMAS, ReportConfig, AnalyzeConfig, ModelsConfig)}

@@ -2,15 +2,16 @@
 
 import logging
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from anndata import AnnData
 from scipy.sparse import csr_matrix, vstack
 
-from scperformer.config import AnalyzeConfig, PredictConfig, PreprocessConfig
+from scperformer.config import AdaptConfig, AnalyzeConfig, PredictConfig, PreprocessConfig
 from scperformer.errors import InputError
 from scperformer.expression import (
     Alignment,
@@ -54,6 +55,12 @@ class Query:
             stored = self.rows.block(start, stop)
         return align_rows(stored, self.plan)
 
+    def of_genes(self, chosen: np.ndarray) -> "Query":
+        """Return the same cells with some of the model's genes alone (boolean, G), and normalised over these."""
+        plan, place = self.plan, np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)
+        mapping = replace(plan.mapping, target=place[plan.mapping.target])
+        return replace(self, plan=replace(plan, mapping=mapping, num_genes=int(chosen.sum()), own_totals=True))
+
     def all_cells(self) -> csr_matrix:
         """Return all aligned cells."""
         return vstack([self.block(start) for start in self.starts()], "csr")
@@ -62,7 +69,7 @@ class Query:
 def find_query(
     cells: AnnData | BackedH5ad,
     model: "Bundle",
-    cfg: PredictConfig | AnalyzeConfig | PreprocessConfig,
+    cfg: PredictConfig | AdaptConfig | AnalyzeConfig | PreprocessConfig,
     path: str = "the data",
 ) -> Query:
     """Find the expression of the cells of an open file, and map its genes to those of a model; log both.
@@ -80,6 +87,8 @@ def find_query(
         importance=model.importance,
         target_sum=float(model.config["target_sum"]),
         min_overlap=PredictConfig.min_overlap if isinstance(cfg, PreprocessConfig) else cfg.min_overlap,
+        can_adapt=model.has_kept and (isinstance(cfg, AdaptConfig) or getattr(cfg, "adapt", "false") != "false"),
+        own_totals=bool(model.config.get("own_totals", False)),
         species=cfg.species,
         path=path,
     )

@@ -1,7 +1,8 @@
 """The expression in a file: its place, the kind of its values, normalised values with a model's genes as columns.
 
 values: counts, log1p (with base and total), linear or unusable. detect: X, raw or a layer is chosen. alignment:
-normalised rows in the order of a model's genes.
+normalised rows in the order of a model's genes. counts:
+counts again, thinned, and normalised over some genes alone.
 """
 
 from scperformer.expression.alignment import (
@@ -13,6 +14,7 @@ from scperformer.expression.alignment import (
     normalise,
     plan_alignment,
 )
+from scperformer.expression.counts import normalise_counts, over_own_genes, recover_counts, thin
 from scperformer.expression.detect import (
     Findings,
     Place,

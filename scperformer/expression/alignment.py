@@ -4,12 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 from scipy import sparse
 
+from scperformer.expression.counts import over_own_genes
 from scperformer.expression.detect import Findings
 from scperformer.expression.values import ASSUMED_TOTAL
 from scperformer.genes import GeneMap, Overlap, map_genes, measure_overlap, require_named, require_overlap
@@ -86,6 +87,7 @@ class Alignment:
     num_genes: int  # of the model
     target_sum: float
     findings: Findings
+    own_totals: bool = False  # cells are normalised over the model's genes alone
 
 
 def plan_alignment(
@@ -96,30 +98,36 @@ def plan_alignment(
     importance: np.ndarray | None = None,
     target_sum: float,
     min_overlap: float | None,
+    can_adapt: bool = False,
+    own_totals: bool = False,
     species: str = "auto",
     path: str | Path = "the data",
 ) -> Alignment:
     """Find the genes of a model in a file by their names, the index of `var` (`gene_table` of `findings.source`).
 
     A file is refused if it has less than `min_overlap` (0 to 1; None: any is enough) of the `importance` of the model's
-    genes (None: all have the same), if it is of another species, or if genes have no names.
+    genes (None: all have the same) and the model cannot be adapted to its genes (`can_adapt`). It is also refused if it
+    is of another species, or if genes have no names.
     """
     names = [str(name).strip() for name in var.index]
     require_named(names, f"{findings.source} of {path}")
     mapping = map_genes(names, model_genes, var, species, path=path)
     found = measure_overlap(mapping.target, names, model_genes, importance=importance, notes=mapping.notes)
     if min_overlap is not None:
-        require_overlap(found, min_overlap, path, file_genes=names, model_genes=model_genes, var=var)
-    return Alignment(mapping, found, len(model_genes), target_sum, findings)
+        about: dict[str, Any] = {"file_genes": names, "model_genes": model_genes, "var": var, "can_adapt": can_adapt}
+        require_overlap(found, min_overlap, path, **about)
+    return Alignment(mapping, found, len(model_genes), target_sum, findings, own_totals)
 
 
 def align_rows(x: AnyMatrix, plan: Alignment) -> sparse.csr_matrix:
     """Normalise cells over all genes of the file, and select the model's genes as columns, as `align`.
 
-    Genes of the file that are one gene of the model are added up as counts before. A row does not depend on other rows.
+    Genes of the file that are one gene of the model are added up as counts before. With `own_totals` cells are then
+    normalised over the model's genes. A row does not depend on other rows.
     """
     merged, target = _merge_mapped(x, plan.mapping, plan.findings.log_base)
-    return align(normalise(merged, plan.findings, plan.target_sum), target, plan.num_genes)
+    aligned = align(normalise(merged, plan.findings, plan.target_sum), target, plan.num_genes)
+    return over_own_genes(aligned, plan.target_sum) if plan.own_totals else aligned
 
 
 def align_normalised(x: sparse.csr_matrix, mapping: GeneMap, num_genes: int) -> sparse.csr_matrix:

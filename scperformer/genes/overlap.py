@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 NUM_EXAMPLES = 20
 MIN_OFFERED = 0.05  # a lower min_overlap is not suggested
 MIN_SHARE = 0.1  # of the genes of the encoder that several files must have
+MIN_PANEL = 50  # genes to which a model can be adapted
 LOW_SHARE = 0.7  # of the informative expression; accuracy is lower with less (docs/inputs.md#genes)
 
 
@@ -80,12 +81,16 @@ def require_overlap(
     file_genes: Sequence[str],
     model_genes: Sequence[str],
     var: pd.DataFrame | None = None,
+    can_adapt: bool = False,
 ) -> None:
     """Refuse a file with less than `min_overlap` of the model's informative expression, or without any of its genes.
 
-    A column of `var`, the file's table of its genes, may hold the names that the model uses.
+    With `can_adapt`, the model will be fitted to the genes of the file: 50 of its genes are enough, if they are half of
+    the file's. A column of `var`, the file's table of its genes, may hold the names that the model uses.
     """
     if found.num_shared > 0 and found.informative_share >= min_overlap:
+        return
+    if can_adapt and found.num_shared >= max(MIN_PANEL, found.num_file / 2):
         return
     wanted, tables = {str(gene) for gene in model_genes}, {} if var is None else var
     num_found = {str(name): len(wanted & set(values.astype(str))) for name, values in tables.items()}

@@ -1,4 +1,4 @@
-"""The saved model as plain data, without torch: one file, folder."""
+"""The saved model as plain data, without torch: folder, with kept beside it."""
 
 from scperformer.model.folder import (
     BRANCHES,
@@ -14,8 +14,10 @@ from scperformer.model.folder import (
     encoder_is_silent,
     library_folder,
     load_bundle,
+    load_kept,
     require_annotator,
     resolve_model,
     save_bundle,
     sum_of_branches,
 )
+from scperformer.model.kept import CELLS, KeptCells

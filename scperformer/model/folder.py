@@ -3,6 +3,7 @@
     model.safetensors   weights of the network (model.*) and of logistic regression (baseline.*)
     bundle.json         format version, labels, configuration, metrics, provenance, checksums of the other files
     genes.tsv           the model's genes in order, with their mean expression in the reference
+    cells.npz           cells of the reference, if the model keeps any (see kept.py)
     MODEL_CARD.md       what a person should know before using it; no program reads it
 
 Reading it executes nothing. A folder may come from anywhere with checksums that fit: its content is checked for types,
@@ -23,6 +24,7 @@ import numpy as np
 
 from scperformer.errors import InputError
 from scperformer.files import sha256
+from scperformer.model.kept import CELLS, KeptCells, read_kept
 from scperformer.outputs import new_folder
 from scperformer.text import unfit
 
@@ -31,7 +33,7 @@ log = logging.getLogger(__name__)
 ANNOTATOR, ENCODER = "annotator", "encoder"  # kinds of model: with labels, or an encoder alone
 BRANCHES = {"wide": "linear branch", "deep": "encoder"}
 SILENT = 0.01  # an encoder with a smaller scale decides no label
-FORMAT_VERSION = 3
+FORMAT_VERSION, READABLE = 4, (3, 4)  # models of format 3 keep no cells
 WEIGHTS, GENES, INFO, CARD = "model.safetensors", "genes.tsv", "bundle.json", "MODEL_CARD.md"
 MOST_BYTES = {INFO: 64 * 2**20, GENES: 256 * 2**20}  # files that are read as a whole; real ones are below 2 MB
 PACKAGED = Path(__file__).parent / "packaged" / "pbmc68k_reduced"
@@ -59,6 +61,8 @@ class Bundle:
     weights: dict[str, np.ndarray] = field(repr=False)  # model.*: the network's state; baseline.weight, baseline.bias
     hash: str = ""  # SHA-256 of bundle.json, which holds the checksums of the other files; "" before saving
     kind: str = ANNOTATOR  # or ENCODER, from `pretrain`: without labels, head and logistic regression
+    kept: KeptCells | None = field(default=None, repr=False)  # written with the model; `load_kept` reads them again
+    has_kept: bool = False  # the folder that it was read from has kept cells
 
     @property
     def is_annotator(self) -> bool:
@@ -95,10 +99,31 @@ def _annotator_card(bundle: Bundle) -> str:
     made, metrics = bundle.provenance, bundle.metrics
     counts = made["cells_per_label"]
     labels = "\n".join(f"| {label} | {counts[label]} |" for label in bundle.labels)
-    ours, baseline = metrics["model"], metrics["baseline"]
     checksum = f" (SHA-256 `{made['reference_sha256']}`)" if made["reference_sha256"] else ""
     alone = " The labels come from the linear branch alone." if encoder_is_silent(bundle.scales) else ""
     notes = "".join(f"- {note}\n" for note in made.get("notes", []))
+    scores = ""
+    if adapted := made.get("adapted_from"):
+        num_genes = adapted["num_genes"]
+        scores += f"- Adapted from `{adapted['name']}`, with {num_genes} genes, to a file's genes and depth.\n"
+    if fold := metrics.get("out_of_fold"):
+        parts = (
+            f"{BRANCHES[name]} alone {part['accuracy']:.3f}, {part['macro_f1']:.3f}"
+            for name, part in fold["branches"].items()
+        )
+        scores += f"- Expected on cells like these: accuracy {fold['accuracy']:.3f}, macro-F1 {fold['macro_f1']:.3f}\n"
+        scores += f"  ({'; '.join(parts)}). In 5 folds, each of {fold['num_cells']} cells of the\n"
+        scores += "  reference was called by a fit without it; these calls also gave the factors below.\n"
+    if ours := metrics.get("model"):
+        baseline, chose = (
+            metrics["baseline"],
+            "" if fold else " They also chose the epoch, so the scores are optimistic.",
+        )
+        scores += f"- Scores on {metrics['num_val_cells']} validation cells of the reference.{chose}\n"
+        scores += (
+            f"  Accuracy {ours['accuracy']:.3f}, macro-F1 {ours['macro_f1']:.3f}; logistic regression trained on the\n"
+        )
+        scores += f"  same cells: accuracy {baseline['accuracy']:.3f}, macro-F1 {baseline['macro_f1']:.3f}.\n"
     return f"""\
 # {bundle.name}
 
@@ -112,12 +137,9 @@ below and no others: a cell of any other type still gets one of them.
 - Trained on `{made["reference"]}`{checksum}, labels in `{made["label_key"]}`,
   {made["num_cells"]} cells, {len(bundle.genes)} genes.
 - Input: {made["input"]}.
-{notes}\
-- Scores on {metrics["num_val_cells"]} validation cells of the reference. They also chose the epoch, so the scores are
-  optimistic: accuracy {ours["accuracy"]:.3f}, macro-F1 {ours["macro_f1"]:.3f}; logistic regression trained on the same
-  cells: accuracy {baseline["accuracy"]:.3f}, macro-F1 {baseline["macro_f1"]:.3f}.
-- Logits are {sum_of_branches(bundle.scales)}; the factors were fitted on those cells.{alone}
-- Confidences are probabilities scaled on the same validation cells: they hold for cells like those of the reference.
+{notes}{scores}\
+- Logits are {sum_of_branches(bundle.scales)}.{alone} The factors make probabilities of the confidences, for cells like
+  those of the reference.
 - Made by `{made["command"]}` with seed {made["seed"]}; all options are in bundle.json.
 """
 
@@ -168,7 +190,9 @@ def save_bundle(
         (folder / GENES).write_text("\n".join(["gene\tmean", *rows]) + "\n", encoding="utf-8")
         info = {"format_version": FORMAT_VERSION, "kind": bundle.kind}
         info |= {name: getattr(bundle, name) for name in CONTENT}
-        info["files"] = {name: sha256(folder / name) for name in (WEIGHTS, GENES)}
+        if bundle.kept is not None:
+            (folder / CELLS).write_bytes(bundle.kept.to_bytes())
+        info["files"] = {name: sha256(folder / name) for name in (WEIGHTS, GENES, CELLS) if (folder / name).is_file()}
         (folder / INFO).write_text(json.dumps(info, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         for name, content in (more or {}).items():
             (folder / name).write_bytes(content)
@@ -241,7 +265,7 @@ def _read_bundle(folder: Path) -> Bundle:
         version = info["format_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"'{INFO}' unreadable") from error
-    if version != FORMAT_VERSION:
+    if version not in READABLE or isinstance(version, bool):
         older = isinstance(version, int) and version < FORMAT_VERSION
         update = "update scperformer (pip install --upgrade scperformer)"
         remedy = "train the model again with this version" if older else update
@@ -251,7 +275,7 @@ def _read_bundle(folder: Path) -> Bundle:
         if name not in info["files"]:
             raise ValueError(f"'{INFO}' without the checksum of {name}")
     for name, checksum in info["files"].items():
-        if name not in (WEIGHTS, GENES) or not _is_own_file(folder, name) or sha256(folder / name) != checksum:
+        if name not in (WEIGHTS, GENES, CELLS) or not _is_own_file(folder, name) or sha256(folder / name) != checksum:
             raise ValueError(f"'{name[:MOST_NAMED]}' missing or changed since it was written")
     try:
         weights = load_file(folder / WEIGHTS)
@@ -275,7 +299,18 @@ def _read_bundle(folder: Path) -> Bundle:
             raise ValueError(f"{name} does not fit {len(genes)} genes and {num_labels} labels")
     checksum, kind = hashlib.sha256(text.encode()).hexdigest(), info.get("kind", ANNOTATOR)
     named = {name: info[name] for name in CONTENT}
-    return Bundle(**named, genes=genes, gene_means=means, weights=weights, hash=checksum, kind=kind)
+    has_kept = CELLS in info["files"]
+    return Bundle(**named, genes=genes, gene_means=means, weights=weights, hash=checksum, kind=kind, has_kept=has_kept)
+
+
+def load_kept(bundle: Bundle, path: str | Path) -> KeptCells | None:
+    """Read the cells that a model keeps, or return None; refuse damaged ones."""
+    if not bundle.has_kept:
+        return bundle.kept
+    try:
+        return read_kept(Path(path), len(bundle.genes), len(bundle.labels))
+    except ValueError as error:
+        raise damaged_model(Path(path), str(error)) from error
 
 
 def load_bundle(path: str | Path) -> Bundle:

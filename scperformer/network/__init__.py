@@ -1,6 +1,6 @@
 """The network in torch: from aligned expression to logits, and saved models back in memory.
 
-Files in reading order: tokens, batches, encoder (with fused_norm), linear, network, inference, load, library.
+Files in reading order: tokens, batches, encoder (with fused_norm), network, inference, load, library.
 """
 
 from scperformer.network.batches import (
@@ -18,7 +18,6 @@ from scperformer.network.batches import (
 )
 from scperformer.network.encoder import Encoder, require_encoder
 from scperformer.network.inference import branch_logits, choose_device, fast_cpu, predict_cells, torch_state_kept
-from scperformer.network.linear import LinearModel, Recipe, fit_linear_branch, fit_logistic, settle_recipe
-from scperformer.network.load import ENCODER, Model, load_encoder, load_model, read_gene_vectors, shared_rows
-from scperformer.network.network import CellTypeModel
+from scperformer.network.load import ENCODER, Model, as_model, load_encoder, load_model, read_gene_vectors, shared_rows
+from scperformer.network.network import LENGTH, CellTypeModel, Head, LinearModel
 from scperformer.network.tokens import EMBEDDING_STD, Batch, ContinuousEmbedding, log2_bins, mask_token, sinusoids

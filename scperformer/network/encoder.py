@@ -265,14 +265,22 @@ class Encoder(nn.Module):
         self.stack = [Layer(model, make_attention(attention, sizes, generator)) for _ in range(model.depth)]
         self.layers = nn.ModuleList(self.stack)
         self.mechanisms = [layer.attention for layer in self.stack]
-        first = self.mechanisms[0]
         for mechanism in self.mechanisms[1:]:
-            mechanism.share_with(first)
-        self.norm = LayerNorm(model.dim, is_last=True) if model.norm == "pre" else nn.Identity()
+            mechanism.share_with(self.mechanisms[0])
+        is_pooled = model.positions == "coexpression"
+        self.norm = LayerNorm(model.dim, is_last=True) if model.norm == "pre" and not is_pooled else nn.Identity()
+        if is_pooled:  # the layers start as nothing that is added to the vectors of genes
+            for layer in self.stack:
+                for part in (*layer.to_out.parameters(), *layer.feedforward[-1].parameters()):
+                    nn.init.zeros_(part)
         self.dropout = nn.Dropout(model.dropout)
-        self.redraw_interval = first.redraw_interval  # training steps between calls of `redraw`; 0: never
-        self.has_memory = tokens.unexpressed == "memory"
+        self.has_memory = tokens.unexpressed == "memory" and bool(self.stack)
         self.kept_memory: tuple[list[Any], Memory] | None = None  # the state it was made with, and the memory
+        self.redraw_interval = 0  # training steps between calls of `redraw`; 0: never
+        if not self.stack:
+            return
+        first = self.mechanisms[0]
+        self.redraw_interval = first.redraw_interval
         summable = isinstance(first, Additive) and first.can_subtract
         if self.has_memory and (first.is_causal or not summable):
             can = ", ".join(name for name, other in MECHANISMS.items() if other.additive)
@@ -289,11 +297,12 @@ class Encoder(nn.Module):
 
     def penalty(self) -> Tensor:
         """The weighted sum of the penalties of every layer's attention."""
-        return torch.stack([m.penalty_weight * m.penalty() for m in self.mechanisms]).sum()
+        return sum((m.penalty_weight * m.penalty() for m in self.mechanisms), torch.zeros(()))
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         """Refuse cells with this number of tokens if the attention does."""
-        self.mechanisms[0].require_length(num_tokens, where)
+        for mechanism in self.mechanisms[:1]:
+            mechanism.require_length(num_tokens, where)
 
     def forward(self, batch: Batch) -> Tensor:
         """Encoded tokens, B x L x D; the values of padding are undefined."""

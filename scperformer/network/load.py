@@ -15,8 +15,7 @@ from scperformer.genes import KIND_NAMES, id_kind, map_genes
 from scperformer.model import Bundle, damaged_model, encoder_is_silent, load_bundle, require_annotator, resolve_model
 from scperformer.network.encoder import Encoder
 from scperformer.network.inference import torch_state_kept
-from scperformer.network.linear import LinearModel
-from scperformer.network.network import CellTypeModel
+from scperformer.network.network import CellTypeModel, LinearModel
 
 log = logging.getLogger(__name__)
 
@@ -98,18 +97,25 @@ def load_model(model_path: str | Path | None = None) -> Model:
     path, why = resolve_model(None if model_path is None else str(model_path))
     bundle = load_bundle(path)
     require_annotator(bundle, path)
+    checksum, labels = bundle.hash[:12], ", ".join(bundle.labels)
+    text = "model %s (%s, %s): %d genes, %d labels: %s"
+    log.info(text, bundle.name, why, checksum, len(bundle.genes), len(bundle.labels), labels)
+    model = as_model(bundle, path)
+    if encoder_is_silent(bundle.scales):
+        log.info("the encoder does not count in this model: the labels come from its linear branch alone")
+    return model
+
+
+def as_model(bundle: Bundle, path: Path) -> Model:
+    """Make the model of a bundle from the folder `path`; refuse weights that do not fit its configuration."""
     network = rebuild(bundle, path)
     assert isinstance(network, CellTypeModel)
     for name in ("baseline.weight", "baseline.bias"):
         if name not in bundle.weights:
             raise damaged_model(path, f"no weights '{name}'")
     baseline = LinearModel(bundle.weights["baseline.weight"], bundle.weights["baseline.bias"])
-    checksum, labels = bundle.hash[:12], ", ".join(bundle.labels)
-    text = "model %s (%s, %s): %d genes, %d labels: %s"
-    log.info(text, bundle.name, why, checksum, len(bundle.genes), len(bundle.labels), labels)
     if encoder_is_silent(bundle.scales):
         network.wide_alone = bundle.scales["deep"] == 0
-        log.info("the encoder does not count in this model: the labels come from its linear branch alone")
     return Model(bundle, path, network.eval(), baseline)
 
 

@@ -4,24 +4,41 @@ Shape letters: B cells, L tokens, D model width, H heads, E head width, C labels
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.sparse import csr_matrix
 from torch import Generator, Tensor, nn
 
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig
 from scperformer.network.encoder import Encoder
-from scperformer.network.linear import LENGTH
 from scperformer.network.tokens import Batch
 
+LENGTH = 20.0  # of every cell in every view: about its length in logarithms, so that penalties mean the same
 TINY = 1e-12  # length of a cell without expression, in place of 0
+
+
+@dataclass
+class LinearModel:
+    """Logits = x @ weight + bias; weight float32 G genes x C labels, bias float32 C."""
+
+    weight: np.ndarray
+    bias: np.ndarray
+
+    def predict(self, x: csr_matrix) -> np.ndarray:
+        """Index of the label with the largest logit of each cell; int64, N."""
+        return np.asarray(x @ self.weight + self.bias).argmax(axis=1)
 
 
 class Pool(nn.Module):
     """One vector per cell: the mean of its real tokens (`mean`) or the special last token (`cls`).
 
-    `conv` is as in scBERT (Yang et al. 2022, Methods): project each token to a number, ReLU, one entry per gene of the
-    model. Genes that are not tokens of a cell have entry 0, like genes with a negative projection.
+    `weighted` is the sum of the tokens with the expression as weights, each cell scaled to the same length, minus the
+    mean of the training cells. `conv` is as in scBERT (Yang et al. 2022, Methods): project each token to a number,
+    ReLU, one entry per gene of the model. Genes that are not tokens of a cell have entry 0, like genes with a negative
+    projection.
     """
 
     def __init__(self, name: str, num_genes: int, dim: int):
@@ -30,11 +47,17 @@ class Pool(nn.Module):
         self.width = num_genes + 1 if name == "conv" else dim
         if name == "conv":
             self.projection = nn.Linear(dim, 1)
+        if name == "weighted":
+            self.centre_D = nn.Parameter(torch.zeros(dim), requires_grad=False)
 
     def forward(self, h_BLD: Tensor, batch: Batch) -> Tensor:
         if self.name == "mean":
             keep_BL1 = batch.keep_BL.unsqueeze(-1)
             return (h_BLD * keep_BL1).sum(1) / keep_BL1.sum(1)
+        if self.name == "weighted":
+            v_BL = batch.x_BL * (LENGTH / batch.x_BL.norm(dim=1, keepdim=True).clamp(min=TINY))
+            # Not a matrix product: its last bits would depend on the place of a cell in memory.
+            return (h_BLD * v_BL.unsqueeze(-1)).sum(1) - self.centre_D
         if self.name == "cls":
             place_B = (batch.keep_BL & (batch.genes_BL == self.num_genes)).int().argmax(1)
             return h_BLD[torch.arange(len(place_B), device=place_B.device), place_B]
@@ -62,7 +85,7 @@ class Head(nn.Module):
 
 
 class Wide(nn.Module):
-    """The linear branch: logits linear in views of normalised expression (see linear.py), plus a bias; starts at 0."""
+    """The linear branch: logits linear in views of expression (see fitting/linear.py), plus a bias; starts at 0."""
 
     def __init__(self, num_genes: int, num_labels: int, powers: Sequence[float]):
         super().__init__()
@@ -108,7 +131,7 @@ class CellTypeModel(nn.Module):
             self.encoder = Encoder(num_genes, tokens, model, attention, Generator().manual_seed(seed))
             self.pool = Pool(head.name, num_genes, model.dim)
             self.head = Head(self.pool.width, num_labels, head)
-            if model.wide:
+            if model.wide and model.positions != "coexpression":
                 nn.init.zeros_(self.head.labels.weight)
                 nn.init.zeros_(self.head.labels.bias)
 

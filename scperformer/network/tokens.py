@@ -99,12 +99,12 @@ def token_counts(cells: csr_matrix, tokens: TokensConfig) -> np.ndarray:
 class ContinuousEmbedding(nn.Module):
     """Embed the value itself: a two-layer network from one number to D."""
 
-    def __init__(self, dim: int):
+    def __init__(self, dim: int, starts_at_zero: bool = False):
         super().__init__()
         last = nn.Linear(dim, dim)
         self.layers = nn.Sequential(nn.Linear(1, dim), nn.GELU(), last)
         # With a larger part of the value, the gene is lost beside it, and not even easy labels are learned.
-        nn.init.normal_(last.weight, std=2 * EMBEDDING_STD / dim**0.5)
+        nn.init.normal_(last.weight, std=0.0 if starts_at_zero else 2 * EMBEDDING_STD / dim**0.5)
         nn.init.zeros_(last.bias)
 
     def forward(self, x_BL: torch.Tensor) -> torch.Tensor:
@@ -122,30 +122,42 @@ class Embedding(nn.Module):
     """The embedding of the gene plus that of its expression.
 
     The vectors of genes are learned with `positions=gene`. They are fixed with `sinusoidal` and with `gene2vec` (as in
-    scBERT), which is 0 until `set_gene_vectors` fills it. There are none with `positions=none`.
+    scBERT), which is 0 until `set_gene_vectors` fills it. There are none with `positions=none`. With `coexpression`
+    they are learned from the start that `set_gene_vectors` gives, and the part of the expression starts at 0; without
+    layers that could use it there is none.
     """
 
     def __init__(self, num_genes: int, model: ModelConfig, tokens: TokensConfig):
         super().__init__()
         self.num_genes = num_genes
         self.gene = None if model.positions == "none" else nn.Embedding(num_genes + 1, model.dim)
+        is_pooled = model.positions == "coexpression"
         if self.gene is not None and model.positions == "gene":
             nn.init.normal_(self.gene.weight, std=EMBEDDING_STD)
+        elif self.gene is not None and is_pooled:
+            nn.init.zeros_(self.gene.weight)
         elif self.gene is not None and not self.gene.weight.requires_grad_(False).is_meta:
             fixed = sinusoids(num_genes + 1, model.dim)
             self.gene.weight.data = fixed if model.positions == "sinusoidal" else torch.zeros_like(fixed)
-        if tokens.name == "continuous":
-            self.expression: nn.Module = ContinuousEmbedding(model.dim)
+        self.expression: nn.Module | None = None
+        if is_pooled and model.depth == 0:
+            pass
+        elif tokens.name == "continuous":
+            self.expression = ContinuousEmbedding(model.dim, starts_at_zero=is_pooled)
         else:
             self.expression = nn.Embedding(mask_token(tokens) + 1, model.dim)
-            nn.init.normal_(self.expression.weight, std=EMBEDDING_STD)
+            nn.init.normal_(self.expression.weight, std=0.0 if is_pooled else EMBEDDING_STD)
 
     def forward(self, batch: Batch) -> torch.Tensor:
+        if self.expression is None:
+            assert self.gene is not None
+            return self.gene(batch.genes_BL)
         expression_BLD = self.expression(batch.values_BL)
         return expression_BLD if self.gene is None else self.gene(batch.genes_BL) + expression_BLD
 
     def unexpressed(self) -> torch.Tensor:
         """Embed every gene at value 0: 1 x G x D."""
+        assert self.expression is not None
         weight = next(self.expression.parameters())
         dtype = torch.int64 if isinstance(self.expression, nn.Embedding) else weight.dtype
         h_1GD = self.expression(torch.zeros(1, self.num_genes, dtype=dtype, device=weight.device))

@@ -17,6 +17,7 @@ from scperformer.config import PredictConfig
 from scperformer.dataset import Query
 from scperformer.model import FORMAT_VERSION
 from scperformer.network import Model
+from scperformer.prediction.adapt import Adapted
 from scperformer.prediction.calls import Calls
 
 log = logging.getLogger(__name__)
@@ -78,8 +79,7 @@ def without_slashes(labels: list[str]) -> list[str]:
 
 
 def make_annotation(
-    query: Query,
-    model: Model,
+    adapted: Adapted,
     cfg: PredictConfig,
     read: Callable[[], Iterable[Calls]],
     *,
@@ -95,10 +95,11 @@ def make_annotation(
     num_called, seconds
         Cells that this run has called, and the time that it took; an earlier run has called the others.
     """
-    key = cfg.key_added
+    key, query, model = cfg.key_added, adapted.query, adapted.model
     obs = pd.concat([obs_columns(calls, model, cfg) for calls in read()], ignore_index=True)
     num_unknown = int(obs[f"{key}_unknown"].sum())
     record = describe_run(query, model) | {
+        "condition": adapted.record,
         "baseline": {"name": "logistic regression (L2, C=1)"},
         "config_json": json.dumps(asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]}),
         "num_unknown": num_unknown,

@@ -21,6 +21,7 @@ from scperformer.errors import InputError
 from scperformer.files import beside, fingerprint, open_cells, require_readable, require_unchanged
 from scperformer.network import Model, choose_device, load_model
 from scperformer.outputs import new_file, require_absent
+from scperformer.prediction.adapt import adapt_model
 from scperformer.prediction.annotation import make_annotation
 from scperformer.prediction.calls import IDENTITY, call_block, partial_results, parts_of
 from scperformer.prediction.write import FORMATS, MARKER, write_annotation
@@ -31,7 +32,7 @@ SECONDS_BETWEEN_LINES = 20.0  # log lines about progress
 # Options that do not change any call: a resumed run may have other values of them.
 NOT_IN_IDENTITY = {
     *("inputs", "model_path", "output", "outputs", "output_format", "overwrite", "resume", "keep_going", "error_files"),
-    *("share", "shares", "batch_size", "threads", "device"),
+    *("share", "shares", "batch_size", "threads", "device", "adapted_folder"),
 }
 
 
@@ -75,20 +76,25 @@ def annotate(
         require_not_annotated(adata, cfg.key_added)
     model = model or load_model(cfg.model_path)
     start = time.perf_counter()
-    query = find_query(adata, model.bundle, cfg)
-    parts = [call_block(query.block(first), model, cfg) for first in query.starts()]
+    adapted = adapt_model(model, find_query(adata, model.bundle, cfg), cfg, {})
+    query = adapted.query
+    parts = [call_block(query.block(first), adapted.model, cfg) for first in query.starts()]
     seconds = time.perf_counter() - start
-    make_annotation(query, model, cfg, lambda: parts, num_called=adata.n_obs, seconds=seconds).write_into(adata)
+    make_annotation(adapted, cfg, lambda: parts, num_called=adata.n_obs, seconds=seconds).write_into(adata)
     return adata
 
 
-def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> None:
-    """Annotate a file of any size, one block of cells at a time; finished parts are kept on disk."""
+def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig, known: dict[str, Model]) -> None:
+    """Annotate a file of any size, one block of cells at a time; finished parts are kept on disk.
+
+    `known` has the models that were adapted to earlier files.
+    """
     seen = fingerprint(path)
     with open_cells(path, cfg.orientation) as cells:
         if not cfg.overwrite and output.suffix in (".h5ad", ".zarr"):
             require_not_annotated(cells, cfg.key_added, path)
-        query = find_query(cells, model.bundle, cfg, path)
+        adapted = adapt_model(model, find_query(cells, model.bundle, cfg, path), cfg, known)
+        query = adapted.query
         starts, options = query.starts(), asdict(cfg)
         # The calls depend on these values: an interrupted run is resumed only if they are the same.
         identity = {
@@ -97,6 +103,7 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
             "options": json.dumps({name: options[name] for name in options if name not in NOT_IN_IDENTITY}),
             "genes": hashlib.sha256(query.plan.mapping.target.tobytes()).hexdigest(),  # changes with the table of names
             "expression": query.plan.findings.text,
+            "condition": adapted.record["key"] if adapted.record["adapted"] else "",
             "blocks": f"{len(starts)} of {query.rows.block_cells} cells",
             "version": __version__,
         }
@@ -107,7 +114,7 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
             for part in parts_of(cfg.share, len(starts)):
                 if not partial.has(part):
                     x = query.block(starts[part])
-                    partial.write(part, call_block(x, model, cfg, path))
+                    partial.write(part, call_block(x, adapted.model, cfg, path))
                     num_called += x.shape[0]
                 if time.perf_counter() - said > SECONDS_BETWEEN_LINES:
                     said = time.perf_counter()
@@ -118,7 +125,7 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
                 partial.keep_as(output)
             else:
                 seconds, scratch = time.perf_counter() - start, partial.folder
-                annotation = make_annotation(query, model, cfg, partial.read, num_called=num_called, seconds=seconds)
+                annotation = make_annotation(adapted, cfg, partial.read, num_called=num_called, seconds=seconds)
                 write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
     log.info("written: %s", output)
 
@@ -184,9 +191,10 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
             ready.append((path, output))
     model = load_model(cfg.model_path)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is not an error of each file
+    known: dict[str, Model] = {}
     for path, output in ready:
         with about(path, output):
-            _annotate_file(path, output, model, cfg)
+            _annotate_file(path, output, model, cfg, known)
     if refused and not cfg.error_files:
         found = f"{len(refused)} of {len(outputs)} files that cannot be annotated: {', '.join(refused)}"
         raise InputError(found, "files that can be annotated", "see the error of each of them above")

@@ -14,6 +14,7 @@ from anndata.io import read_elem
 from scperformer.errors import InputError
 from scperformer.files import reading, require_h5ad
 
+LEAST_PROBABILITY = 1e-3  # in logarithms: smaller ones are noise
 SUFFIXES = (".h5ad", ".annotated", ".prepared")  # endings that the steps add to the name of a sample
 
 
@@ -26,7 +27,13 @@ class Annotated:
     key: str  # prefix of the annotation
     obs: pd.DataFrame  # N rows, all obs columns of the file
     embedding: npt.NDArray[np.float32] | None  # N x dim; None unless requested
-    facts: dict[str, Any]  # uns[key]: model, input, genes, baseline, versions
+    facts: dict[str, Any]  # uns[key]: model, condition, input, genes, baseline, versions
+
+    @property
+    def adapted(self) -> str:
+        """The condition that the model was adapted to; empty if it was used as it is."""
+        condition = self.facts.get("condition", {})  # files of earlier versions lack it
+        return str(condition["key"]) if condition.get("adapted", False) else ""
 
     def column(self, name: str) -> pd.Series:
         """The annotation column obs[key_name]."""
@@ -84,7 +91,11 @@ def sample_names(paths: Sequence[Path]) -> list[str]:
 
 
 def read_annotated(paths: Sequence[str], key: str, *, embedding: bool = False) -> list[Annotated]:
-    """Read the annotations under `key` of h5ad files that one model has annotated; obsm[X_key] only if `embedding`."""
+    """Read the annotations under `key` of h5ad files that one model has annotated; embeddings only if `embedding`.
+
+    Embeddings by models that were adapted to different conditions cannot be compared: they are replaced by the
+    logarithms of the probabilities.
+    """
     samples: list[Annotated] = []
     files = [Path(path) for path in paths]
     for path in files:
@@ -108,6 +119,11 @@ def read_annotated(paths: Sequence[str], key: str, *, embedding: bool = False) -
             raise InputError(f"no {missing[0]} in {path}", "an annotated file", remedy)
         values = None if coordinates is None else np.asarray(coordinates, dtype=np.float32)
         samples.append(Annotated(name=name, path=path, key=key, obs=obs, embedding=values, facts=facts))
+    if embedding and len({sample.adapted for sample in samples}) > 1:
+        for sample in samples:
+            with reading(sample.path), h5py.File(sample.path, "r") as file:
+                proba = read_elem(file[f"obsm/{key}_proba"]).to_numpy(np.float32)
+            sample.embedding = np.log(np.maximum(proba, LEAST_PROBABILITY))
     first = samples[0]
     for sample in samples[1:]:
         if sample.facts["model"]["hash"] != first.facts["model"]["hash"]:

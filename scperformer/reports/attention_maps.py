@@ -19,6 +19,7 @@ from matplotlib.ticker import NullLocator, ScalarFormatter, StrMethodFormatter
 
 from scperformer.attention import MECHANISMS, Sizes, make_attention
 from scperformer.config import AnalyzeConfig
+from scperformer.errors import InputError
 from scperformer.network import Cells, Encoder, Model
 from scperformer.pictures import colour_of, ink_on, png
 
@@ -77,6 +78,9 @@ def layers_of(encoder: Encoder, cells: Cells, rows: np.ndarray, *, max_tokens: i
     if num_long := sum(length > max_tokens for length in lengths):
         message = "%d of %d cells have more than %d tokens (at most %d): so many of each are drawn at random"
         log.info(message, num_long, len(lengths), max_tokens, max(lengths))
+    if not encoder.stack:
+        found = "a model without layers of attention (model.depth=0)"
+        raise InputError(found, "a model with layers", "train one with model=tiny, small or base")
     if encoder.mechanisms[0].is_causal:
         log.info("the model's attention is causal; here every token attends to all tokens")
     for _ in encoder.stack:

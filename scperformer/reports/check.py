@@ -93,7 +93,8 @@ def _check_expression(cells: AnnData | BackedH5ad, cfg: CheckConfig, model: Bund
         sample = Sample(cells, Path(path), findings=findings)
         make_reference(sample, TrainConfig(inputs=[path], label_key=cfg.label_key, **told))
         return
-    require_overlap(plan.overlap, cfg.min_overlap, path, file_genes=genes, model_genes=model.genes, var=var)
+    names: dict[str, Any] = {"file_genes": genes, "model_genes": model.genes, "var": var}
+    require_overlap(plan.overlap, cfg.min_overlap, path, **names, can_adapt=model.has_kept)
     require_not_annotated(cells, PredictConfig.key_added, path)
 
 

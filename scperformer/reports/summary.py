@@ -1,6 +1,7 @@
 """The content of a report as plain numbers: labels, samples, confidence, disagreements, scores."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from scperformer.reports.evaluate import Evaluation
 NUM_BINS = 20  # of the histogram of confidence
 NUM_DISAGREEMENTS = 8  # most frequent pairs of labels
 # A sample beyond one of these is named among the things to check. They are judgements, not limits of the method.
-LOW_OVERLAP, HIGH_UNKNOWN, LOW_AGREEMENT = 0.7, 0.2, 0.6
+LOW_OVERLAP, HIGH_UNKNOWN, LOW_AGREEMENT, LOW_EXPECTED = 0.7, 0.2, 0.6, 0.8
 
 
 @dataclass(kw_only=True)
@@ -64,6 +65,7 @@ def summarise(sample: Annotated, cells: pd.DataFrame, labels: Sequence[Label]) -
         "num_unknown": int(cells["unknown"].sum()),
         "agreement": float((cells["label"] == cells["baseline"]).mean()),  # with logistic regression
         "facts": sample.facts,
+        "condition": {"adapted": False, "expected_accuracy": math.nan} | sample.facts.get("condition", {}),
     }
 
 
@@ -111,8 +113,13 @@ def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation 
     for sample in summaries:
         name, genes, agreement = sample["name"], sample["facts"]["genes"], sample["agreement"]
         overlap = genes.get("informative_share", genes["share_of_model"])
+        condition = sample["facts"].get("condition", {})
+        adapted, expected = condition.get("adapted", False), condition.get("expected_accuracy", math.nan)
         unknown = sample["num_unknown"] / sample["num_cells"]
-        if overlap < LOW_OVERLAP:
+        if expected < LOW_EXPECTED:
+            text = f"The expected accuracy of {name} is only {expected:.0%}: on cells of the reference, reduced to the "
+            found.append(text + f"genes and the depth of this file, {1 - expected:.0%} of the labels are wrong.")
+        if overlap < LOW_OVERLAP and not adapted:
             text = f"{name} has only {overlap:.0%} of the model's informative expression. Missing genes count as "
             found.append(text + "not expressed, so its labels are less reliable.")
         if unknown > HIGH_UNKNOWN:

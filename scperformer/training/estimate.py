@@ -7,6 +7,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -14,15 +15,8 @@ import torch
 
 from scperformer.config import TrainConfig
 from scperformer.dataset import Reference, settle_in_memory, stratified_sample
-from scperformer.network import (
-    Cells,
-    CellTypeModel,
-    LinearModel,
-    fit_linear_branch,
-    fit_logistic,
-    shuffled_batches,
-    torch_state_kept,
-)
+from scperformer.fitting import fit_branches, fit_logistic
+from scperformer.network import Cells, CellTypeModel, LinearModel, shuffled_batches, torch_state_kept
 from scperformer.text import in_bytes, in_time
 from scperformer.training import trainer
 from scperformer.training.learner import has_to_learn, train_network
@@ -35,16 +29,17 @@ FEWEST = 2  # steps that are measured, however long they take
 MAX_FIT_CELLS = 10_000  # linear fits on more cells are measured on so many; their time grows with the cells
 
 
-def linear_seconds(train: Cells, num_cells: int, cfg: TrainConfig) -> tuple[float, LinearModel | None]:
-    """Measure the seconds of all linear fits of a training; also return the fit from which the linear branch starts."""
+def fit_seconds(train: Cells, num_cells: int, cfg: TrainConfig) -> tuple[float, LinearModel | None]:
+    """Measure the seconds of all fits of a training; also return the fit from which the linear branch starts."""
     few = train.subset(stratified_sample(train.known_labels, MAX_FIT_CELLS, cfg.seed))
     begin = time.perf_counter()
     recipe = linear_recipe(few, cfg)
     settled = time.perf_counter()
-    linear = None if recipe is None else fit_linear_branch(few.x, few.known_labels, recipe)
+    options: dict[str, Any] = {"recipe": recipe, "model": cfg.model, "head": cfg.head, "seed": cfg.seed}
+    fitted = fit_branches(few.x, few.known_labels, **options, with_evidence=False)
     fit_logistic(few.x, few.known_labels)
-    # The branch and the baseline are both fitted twice: on the training cells, and at the end on all cells.
-    return settled - begin + (time.perf_counter() - settled) * (len(train) + num_cells) / len(few), linear
+    # Branches and baseline are fitted twice: on the training cells, and at the end on all cells.
+    return settled - begin + (time.perf_counter() - settled) * (len(train) + num_cells) / len(few), fitted.linear
 
 
 def loop_seconds(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainConfig, num_epochs: int) -> float:
@@ -80,7 +75,7 @@ def estimate(reference: Reference, cfg: TrainConfig, prepare: float) -> tuple[st
     """Extrapolate from a few steps of the training: a text, and the most seconds; `prepare`: the seconds before."""
     network, cells, val, cfg = new_training(reference, cfg, run_folder=None)
     train, options = cells.sample, cfg.trainer
-    linear, start = linear_seconds(train, len(reference.labels), cfg)
+    linear, start = fit_seconds(train, len(reference.labels), cfg)
     start_attention(network.encoder, train, cfg)
     add_linear(network, start)
     num_processes = options.devices * options.num_nodes

@@ -1,4 +1,4 @@
-"""Training with labels as Lightning sees it: loss, metrics, optimiser, and the scales of both branches.
+"""Training with labels as Lightning sees it: loss, metrics and optimiser.
 
 Every random choice is a function of (seed, epoch) or (seed, step) alone, and checkpoints are written at the end of
 epochs and where a signal stops the run: a run that was cut off and resumed repeats the lost part exactly.
@@ -12,18 +12,17 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from scipy.optimize import minimize
 from torch.nn.functional import cross_entropy
 
 from scperformer.config import NetworkConfig, OptimConfig, TrainConfig
-from scperformer.metrics import cell_losses, negative_log_likelihood, score
+from scperformer.fitting import branch_scales
+from scperformer.metrics import negative_log_likelihood, score
 from scperformer.network import Batch, Cells, CellTypeModel, drop_genes, seed_of
 from scperformer.training.source import Labelled, StreamedCells
 from scperformer.training.trainer import run_epochs
 
 # Macro-F1 of few cells is a coarse number that many epochs share: a tenth of the loss decides between them.
 LOSS_SHARE = 0.1
-LARGEST = 10.0  # scale: without a limit it would be infinite if all held-out cells are called correctly
 
 
 def loss_weights(counts: np.ndarray, class_weights: str) -> torch.Tensor:
@@ -56,50 +55,6 @@ def process_factor(weight: torch.Tensor) -> torch.Tensor | float:
     total = weight.detach().clone()
     torch.distributed.all_reduce(total)
     return weight * torch.distributed.get_world_size() / total
-
-
-def branch_scales(wide: np.ndarray, deep: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Find a and b, from 0 to `LARGEST`, for which a * wide + b * deep has the lowest loss on held-out cells.
-
-    `wide` and `deep` are logits, N x C, all 0 for a branch that is off. Their unscaled sum is often worse than the
-    linear branch. The common size of a and b acts as a temperature (Guo et al. 2017, arXiv 1706.04599).
-    """
-    wide, deep = np.asarray(wide, dtype=np.float64), np.asarray(deep, dtype=np.float64)
-    # The scales without data: 1 for the linear branch; for the encoder 1 if it is alone, else 0. The prior has the
-    # weight of one cell and prevents extreme scales if there are few held-out cells.
-    prior = np.array([1.0, 0.0 if wide.any() else 1.0])
-    true = np.arange(len(labels)), labels
-
-    def objective(scales: np.ndarray) -> tuple[float, np.ndarray]:
-        logits = scales[0] * wide + scales[1] * deep
-        proba = np.exp(logits - logits.max(axis=1, keepdims=True))
-        proba /= proba.sum(axis=1, keepdims=True)
-        slopes = [float(((proba * branch).sum(axis=1) - branch[true]).mean()) for branch in (wide, deep)]
-        off = scales - prior
-        loss = negative_log_likelihood(logits, labels) + (off**2).sum() / (2 * len(labels))
-        return loss, np.array(slopes) + off / len(labels)
-
-    found = minimize(objective, prior + 0.1, jac=True, method="L-BFGS-B", bounds=[(0.0, LARGEST)] * 2)
-    return float(found.x[0]), float(found.x[1])
-
-
-def earned_scales(
-    wide: np.ndarray, deep: np.ndarray, labels: np.ndarray, min_gain: float
-) -> tuple[float, float, dict[str, float] | None]:
-    """Scale the branches as `branch_scales`, but leave out an encoder without a significant gain.
-
-    The loss must decrease by more than `min_gain` standard errors, unless that is 0: otherwise accuracy on cells of
-    other studies is lower. The third result is the mean decrease of a cell's loss, and its error; None if a branch is
-    off.
-    """
-    both = branch_scales(wide, deep, labels)
-    if not wide.any() or not deep.any():
-        return *both, None
-    alone, _ = branch_scales(wide, np.zeros_like(deep), labels)
-    falls = cell_losses(alone * wide, labels) - cell_losses(both[0] * wide + both[1] * deep, labels)
-    mean, error = float(falls.mean()), float(falls.std(ddof=1) / len(labels) ** 0.5) if len(labels) > 1 else 0.0
-    kept = min_gain == 0 or mean > min_gain * error
-    return *(both if kept else (alone, 0.0)), {"mean": mean, "standard_error": error}
 
 
 class EncoderLearner(pl.LightningModule):
@@ -206,8 +161,9 @@ class Learner(EncoderLearner):
 
 
 def has_to_learn(network: CellTypeModel, optim: OptimConfig) -> bool:
-    """Whether there is anything to train: a linear branch that was fitted needs no training."""
-    return network.encoder is not None or wide_lr_factor(network, optim) > 0
+    """Whether there is anything to train: branches that were fitted and have no layers need no training."""
+    has_layers = network.encoder is not None and bool(network.encoder.stack)
+    return has_layers or wide_lr_factor(network, optim) > 0
 
 
 def train_network(

@@ -9,10 +9,19 @@ import numpy as np
 import torch
 
 from scperformer.attention import attention_options
-from scperformer.config import DataConfig, ModelConfig, NetworkConfig, PretrainConfig, TokensConfig, TrainConfig
+from scperformer.config import (
+    DataConfig,
+    HeadConfig,
+    ModelConfig,
+    NetworkConfig,
+    PretrainConfig,
+    TokensConfig,
+    TrainConfig,
+)
 from scperformer.dataset import Reference
 from scperformer.errors import InputError
 from scperformer.expression import align
+from scperformer.fitting import Recipe, fit_logistic, settle_recipe
 from scperformer.model import INFO, Bundle, damaged_model, load_bundle, resolve_model
 from scperformer.network import (
     ENCODER,
@@ -20,13 +29,10 @@ from scperformer.network import (
     CellTypeModel,
     Encoder,
     LinearModel,
-    Recipe,
-    fit_logistic,
     load_encoder,
     prediction_batches,
     read_gene_vectors,
     require_encoder,
-    settle_recipe,
     shared_rows,
     sinusoids,
 )
@@ -46,8 +52,10 @@ def load_init(path: str) -> Bundle:
         expected = "a folder that 'scperformer pretrain' or 'scperformer train' wrote"
         raise InputError(f"no {INFO} at init='{path}'", expected, "check the path")
     bundle = load_bundle(folder)
-    if not any(name.startswith(ENCODER) for name in bundle.weights):
-        found = f"no encoder in init='{path}' (trained with model.deep=false)"
+    has_layers = any(name.startswith(f"{ENCODER}layers.") for name in bundle.weights)
+    if not has_layers or bundle.config.get("model", {}).get("positions") == "coexpression":
+        why = "model=pooled" if any(name.startswith(ENCODER) for name in bundle.weights) else "model.deep=false"
+        found = f"no encoder to start from in init='{path}' (trained with {why})"
         raise InputError(found, "a model with an encoder", "choose another, or leave init out")
     return bundle
 
@@ -77,6 +85,8 @@ def adopt_options(cfg: Config) -> Config:
         theirs = encoder_options(tokens, model, attention, target_sum)
     except (InputError, KeyError, TypeError) as error:
         raise damaged_model(Path(cfg.init), "its configuration cannot be read") from error
+    if isinstance(cfg, TrainConfig) and cfg.model.positions == "coexpression":  # the default, which has no layers
+        cfg = replace(cfg, model=replace(ModelConfig(), gene_dropout=cfg.model.gene_dropout), head=HeadConfig())
     mechanism = {"name": cfg.attention["name"]}
     default = encoder_options(TokensConfig(), ModelConfig(), mechanism, DataConfig().target_sum)
     default["attention.name"] = TrainConfig(inputs=[""], label_key="").attention["name"]
@@ -156,7 +166,8 @@ def origin(cfg: NetworkConfig, genes: list[str]) -> dict[str, Any]:
 
 def start_attention(encoder: Encoder | None, train: Cells, cfg: NetworkConfig) -> None:
     """Show some training cells to mechanisms whose parameters start from keys; with `init` they are trained already."""
-    if encoder is not None and cfg.init is None and encoder.mechanisms[0].starts_from_keys:
+    starts = encoder is not None and any(mechanism.starts_from_keys for mechanism in encoder.mechanisms)
+    if encoder is not None and starts and cfg.init is None:
         rows = np.random.default_rng(cfg.seed).permutation(len(train))[: cfg.trainer.batch_size]
         encoder.start(train.batch(np.sort(rows)), torch.Generator().manual_seed(cfg.seed))
 

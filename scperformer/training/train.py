@@ -13,17 +13,20 @@ from typing import Any
 import numpy as np
 import torch
 from anndata import AnnData
+from scipy.sparse import csr_matrix
 
 from scperformer.config import TrainConfig, make_config, quoted
-from scperformer.dataset import Reference, Sample, make_reference
+from scperformer.dataset import Reference, Sample, make_reference, stratified_sample
 from scperformer.errors import InputError
+from scperformer.expression import recover_counts
 from scperformer.files import beside, checksum, read_cells
+from scperformer.fitting import Fitted, earned_scales, fill_network, fit_branches, fit_linear_branch, fit_logistic
 from scperformer.metrics import score
-from scperformer.model import Bundle, sum_of_branches
-from scperformer.network import Cells, CellTypeModel, branch_logits, fit_linear_branch, fit_logistic, gene_means
+from scperformer.model import Bundle, KeptCells, sum_of_branches
+from scperformer.network import Cells, CellTypeModel, branch_logits, gene_means
 from scperformer.training import start
 from scperformer.training.batch_size import with_batch_size
-from scperformer.training.learner import earned_scales, train_network
+from scperformer.training.learner import has_to_learn, train_network
 from scperformer.training.run_folder import Diverged, record_start, train_in_run_folder
 from scperformer.training.source import StreamedCells, source_of_cells
 
@@ -58,26 +61,47 @@ def new_training(
     return network, cells, val, with_batch_size(cfg, cells.sample, network, run_folder)
 
 
-def scale_on_held_out(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainConfig) -> dict[str, Any]:
-    """Scale the branches of a trained network on the held-out cells; return its metrics, the baseline's, the scales."""
+def scores_on_held_out(
+    network: CellTypeModel, train: Cells, val: Cells, cfg: TrainConfig, fitted: Fitted
+) -> dict[str, Any]:
+    """Return the metrics on the held-out cells, the baseline's and the scales.
+
+    A network that was trained gets its scales from these cells, one that was fitted has them already, from other cells.
+    """
     wide, deep = branch_logits(network, val, cfg.trainer.batch_size)
     if not (np.isfinite(wide).all() and np.isfinite(deep).all()):
         raise Diverged("logits", cfg)
-    scale_wide, scale_deep, gain = earned_scales(wide, deep, val.known_labels, cfg.optim.deep_min_gain)
-    if gain is not None:
-        facts = "kept" if scale_deep else "left out", gain["mean"], gain["standard_error"]
-        log.info("encoder %s: loss of a held-out cell falls by %.3f ± %.3f", *facts)
-    network.scale_branches(scale_wide, scale_deep)
-    calls = (scale_wide * wide + scale_deep * deep).argmax(axis=1)
+    found: dict[str, Any] = {"scales": fitted.scales, "out_of_fold": fitted.evidence}
+    logits = wide + deep
+    if not fitted.scales:
+        scale_wide, scale_deep, gain = earned_scales(wide, deep, val.known_labels, cfg.optim.deep_min_gain)
+        if gain is not None:
+            facts = "kept" if scale_deep else "left out", gain["mean"], gain["standard_error"]
+            log.info("encoder %s: loss of a held-out cell falls by %.3f ± %.3f", *facts)
+        network.scale_branches(scale_wide, scale_deep)
+        scales = {"wide": scale_wide, "deep": scale_deep}
+        found = {"scales": {name: scale for name, scale in scales.items() if getattr(cfg.model, name)}}
+        found |= {} if gain is None else {"encoder_gain": gain}
+        logits = scale_wide * wide + scale_deep * deep
     baseline = fit_logistic(train.x, train.known_labels)
-    scales = {"wide": scale_wide, "deep": scale_deep}
     return {
         "num_val_cells": len(val),
-        "model": asdict(score(val.known_labels, calls)),
+        "model": asdict(score(val.known_labels, logits.argmax(axis=1))),
         "baseline": asdict(score(val.known_labels, baseline.predict(val.x))),
-        "scales": {name: scale for name, scale in scales.items() if getattr(cfg.model, name)},
-        **({} if gain is None else {"encoder_gain": gain}),
+        **found,
     }
+
+
+def cells_to_keep(reference: Reference, cfg: TrainConfig) -> KeptCells:
+    """Return up to `keep_cells` cells of the reference as counts, or as relative expression if it has none."""
+    rows = stratified_sample(reference.labels, cfg.keep_cells, cfg.seed)
+    x = reference.x[rows]
+    counts = recover_counts(x)
+    if counts is None:
+        log.info("the reference has no counts: a model adapted to a file takes its genes into account, not its depth")
+        counts = csr_matrix((np.expm1(x.data), x.indices, x.indptr), shape=x.shape)
+        return KeptCells(counts, reference.labels[rows], are_counts=False)
+    return KeptCells(counts, reference.labels[rows], are_counts=True)
 
 
 def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[str, str]) -> Bundle | None:
@@ -105,8 +129,10 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
     start.start_attention(network.encoder, train, cfg)
     start.start_head(network, train, cfg)
     recipe = start.linear_recipe(train, cfg)
-    linear = None if recipe is None else fit_linear_branch(train.x, train.known_labels, recipe)
-    start.add_linear(network, linear)
+    learns = has_to_learn(network, cfg.optim)
+    options: dict[str, Any] = {"recipe": recipe, "model": cfg.model, "head": cfg.head, "seed": cfg.seed}
+    fitted = fit_branches(train.x, train.known_labels, **options, with_evidence=not learns)
+    fill_network(network, fitted, fitted.scales)
     sizes = len(cells), len(val), len(reference.genes), len(counts), sum(p.numel() for p in network.parameters())
     text = "training on %d cells, validating on %d: %d genes, %d labels, %d parameters, attention %s"
     log.info(text, *sizes, cfg.attention["name"])
@@ -114,15 +140,20 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
     if best_epoch is None:
         return None
 
-    metrics = {**scale_on_held_out(network, train, val, cfg), "best_epoch": best_epoch}
+    metrics = {**scores_on_held_out(network, train, val, cfg, fitted), "best_epoch": best_epoch}
     if recipe is not None:
         metrics["linear_branch"] = asdict(recipe)
-        # The scales are settled: replace the linear branch by a fit on all cells, including the held-out ones, as for
-        # the baseline. (Cells on disk: the sample for linear fits and the held-out cells.)
+    # The scales are settled: replace what was fitted by fits to all cells, including the held-out ones, as for the
+    # baseline. (Cells on disk: the sample for linear fits and the held-out cells.)
+    if not learns:
+        final = fit_branches(reference.x, reference.labels, **options, with_evidence=False)
+        fill_network(network, final, metrics["scales"])
+    elif fitted.linear is not None and recipe is not None:
         scale = metrics["scales"]["wide"]
-        start.add_linear(network, linear, -scale)
+        start.add_linear(network, fitted.linear, -scale)
         start.add_linear(network, fit_linear_branch(reference.x, reference.labels, recipe), scale)
     baseline = fit_logistic(reference.x, reference.labels)
+    kept = cells_to_keep(reference, cfg) if cfg.keep_cells else None
     weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in network.state_dict().items()}
     how = f"best epoch {best_epoch}" if best_epoch else "fitted, without training"
     scores = [metrics[side][name] for side in ("model", "baseline") for name in ("accuracy", "macro_f1")]
@@ -136,6 +167,7 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
         ontology_term_ids=reference.ontology_term_ids,
         metrics=metrics | {"seconds": round(time.perf_counter() - begin, 1)},
         weights=weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias},
+        kept=kept,
         **recorded,
     )
 

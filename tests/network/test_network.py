@@ -11,7 +11,7 @@ from scperformer.attention import MECHANISMS
 from scperformer.config.compose import make_config
 from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
 from scperformer.errors import InputError
-from scperformer.network import linear
+from scperformer.fitting import linear
 from scperformer.network.batches import Cells
 from scperformer.network.network import CellTypeModel, Pool
 from scperformer.network.tokens import Batch

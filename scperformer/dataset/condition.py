@@ -1,0 +1,60 @@
+"""The condition of a file: which of a model's genes it measures, and how deep; and kept cells reduced to it."""
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from scperformer.dataset.query import Query
+from scperformer.expression import align_rows, normalise_counts, recover_counts, thin
+from scperformer.model import KeptCells
+
+MAX_SEEN = 2000  # cells of a file that show its depth
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a file states about all of its cells: the genes of the model that it measures, and its depth."""
+
+    measured: np.ndarray  # bool, G
+    depth: float | None  # median counts of a cell over these genes, as `depth_class`; None: the file has no counts
+
+    @property
+    def key(self) -> str:
+        """A name of this condition: 16 hexadecimal digits."""
+        text = np.packbits(self.measured).tobytes() + f"{len(self.measured)} {self.depth}".encode()
+        return hashlib.sha256(text).hexdigest()[:16]
+
+
+def depth_class(counts: csr_matrix) -> float | None:
+    """Return the median counts of cells that have any, rounded to a power of the square root of 2."""
+    totals = np.asarray(counts.sum(axis=1)).ravel()
+    totals = totals[totals > 0]
+    return 2 ** (round(2 * math.log2(float(np.median(totals)))) / 2) if len(totals) else None
+
+
+def find_condition(query: Query) -> Condition:
+    """Find the condition of a file; up to 2,000 cells from all of it show its depth."""
+    target = query.plan.mapping.target
+    measured = np.zeros(query.plan.num_genes, dtype=bool)
+    measured[target[target >= 0]] = True
+    num_cells = query.rows.shape[0]
+    rows = np.unique(np.linspace(0, num_cells - 1, min(num_cells, MAX_SEEN)).astype(int))
+    counts = recover_counts(align_rows(query.rows.some(rows), query.plan))
+    return Condition(measured, None if counts is None else depth_class(counts))
+
+
+def depth_share(kept: KeptCells, condition: Condition) -> float:
+    """Return the depth of a file as a share of the kept cells' on the same genes, at most 1; 1 if it is not known."""
+    own = depth_class(kept.values[:, condition.measured]) if kept.are_counts else None
+    return 1.0 if own is None or condition.depth is None else min(1.0, condition.depth / own)
+
+
+def reduced(kept: KeptCells, condition: Condition, target_sum: float, seed: int) -> csr_matrix:
+    """Return the expression of kept cells as the file would have measured them: N x measured genes, ln(1 + cp10k)."""
+    values, share = kept.values[:, condition.measured], depth_share(kept, condition)
+    if share < 1:
+        values = thin(values, share, np.random.default_rng(seed))
+    return normalise_counts(values, target_sum)

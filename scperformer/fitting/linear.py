@@ -1,0 +1,216 @@
+"""Logistic regression: the baseline that is reported beside every result, and the start of the linear branch.
+
+The linear branch sees views of the expression with weighted genes. A view is the expression raised to a power, each
+cell scaled to the same length. A low power shows which genes a cell expresses, a high power which few genes dominate
+it. Plain logistic regression on logarithms lies between, and is less accurate where two studies differ in that.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.linalg import cholesky, solve_triangular
+from scipy.sparse import csr_matrix, hstack
+
+from scperformer.metrics import negative_log_likelihood
+from scperformer.network import LENGTH, LinearModel
+
+MAX_ITERATIONS = 1000
+TOLERANCE = 1e-3  # of the optimiser for the linear branch; a smaller one changes no label
+ROUGH = 5e-3  # of fits that only show how good a fit is
+CHOICES = {"weighting": ("signal", "standard"), "class_weights": ("none", "balanced")}  # that `auto` chooses from
+NUM_FOLDS = 3  # of the cross-validation that chooses
+MAX_CELLS_PER_LABEL = 200  # in that cross-validation: more cells would not change the choice
+SIGNAL_FLOOR = 0.01  # added to the squared signal-to-noise ratio: genes without signal keep a small weight
+MOST_DUAL = 4000  # cells; up to this number, inner products of cells are faster than sparse products with genes
+BLOCK_GENES = 4096  # columns that are dense at a time
+JITTER = 1e-5  # added to the inner product of a cell with itself, relative to its mean: cells may be equal
+
+
+def fit_logistic(
+    x: csr_matrix | np.ndarray, labels: np.ndarray, c: float = 1.0, class_weights: str = "none", tolerance: float = 1e-4
+) -> LinearModel:
+    """Fit scikit-learn's multinomial logistic regression to features of N cells; with its defaults, it is the baseline.
+
+    `labels` is int64, N, and has every one of 0..C-1; `c` is the inverse strength of the L2 penalty. The weight of a
+    label's cells is 1 (`none`), inverse to their number (`balanced`) or the root of that (`sqrt`). The optimiser stops
+    when no entry of the gradient is larger than `tolerance`.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
+
+    power = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}[class_weights]
+    counts = np.bincount(labels)
+    weight_of = dict(enumerate((counts.mean() / counts) ** power))
+    estimator = LogisticRegression(C=c, class_weight=weight_of, max_iter=MAX_ITERATIONS, tol=tolerance)
+    with threadpool_limits(1):  # its dense products are small: with threads that wait for each other, ten times slower
+        estimator.fit(x, labels)
+    weight, bias = estimator.coef_.T, estimator.intercept_
+    if weight.shape[1] == 1:  # for two labels scikit-learn keeps only the difference of their logits
+        weight, bias = np.hstack([-weight / 2, weight / 2]), np.array([-bias[0] / 2, bias[0] / 2])
+    return LinearModel(weight.astype(np.float32), bias.astype(np.float32))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Options of the fit of the linear branch; the last two may be `auto` until `settle_recipe` has chosen."""
+
+    powers: tuple[float, ...]  # one view each; views with a power p above 1 are scaled by 1/p: few genes dominate them
+    c: float  # inverse strength of the L2 penalty
+    class_weights: str  # as in `fit_logistic`
+    weighting: str  # of genes, as in `gene_weights`
+
+
+def view(x: csr_matrix, power: float) -> csr_matrix:
+    """Raise expression (CSR float32, N x G) to a power, with each cell scaled to length 20; empty cells stay 0."""
+    values = x.data**power
+    cells = np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
+    lengths = np.sqrt(np.bincount(cells, values.astype(np.float64) ** 2, minlength=x.shape[0]))
+    values *= (LENGTH / lengths[cells]).astype(np.float32)
+    return csr_matrix((values, x.indices, x.indptr), shape=x.shape)
+
+
+def gene_weights(x: csr_matrix, labels: np.ndarray, how: str) -> np.ndarray:
+    """Weights that multiply the genes before a penalised fit, so that informative genes pay less penalty: float64, G.
+
+    `how` is `none` (1), `standard` (1 / standard deviation within labels, shrunken towards the median gene's) or
+    `signal`: the latter times the root of the gene's signal-to-noise ratio. The signal is the standard deviation of the
+    label means, without the part expected by chance; the noise is the deviation within labels. The shrunken deviation
+    is from nearest shrunken centroids (Tibshirani et al. 2002, PNAS 99:6567).
+    """
+    if how == "none":
+        return np.ones(x.shape[1])
+    counts = np.bincount(labels).astype(np.float64)
+    members = csr_matrix((np.ones(len(labels)), (labels, np.arange(len(labels)))))
+    means = (members @ x).toarray() / counts[:, None]
+    squares = (members @ x.multiply(x)).toarray() / counts[:, None]
+    within = (counts[:, None] * np.maximum(squares - means**2, 0)).sum(0) / max(1, len(labels) - len(counts))
+    between = np.maximum(means.var(0) - within * (1 / counts).mean(), 0)
+    varying = within[within > 0]
+    deviation = np.sqrt(within) + (np.sqrt(np.median(varying)) if len(varying) else 1.0)
+    weights = 1 / deviation
+    if how == "signal":
+        weights *= (between / deviation**2 + SIGNAL_FLOOR) ** 0.25
+    # Cells keep about their length, so that the penalty means the same with all weights.
+    total = between + within
+    return weights * np.sqrt(total.sum() / (weights**2 * total).sum()) if total.any() else np.ones(x.shape[1])
+
+
+def compact(x: csr_matrix) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
+    """Return dense features of N cells with the inner products of `x`, N x G, and the way back to weights of genes.
+
+    With more genes than cells they are N x N, the Cholesky factor of the inner products. A penalised fit to them is the
+    same fit, as its weights of genes are sums over cells (the representer theorem; Kimeldorf and Wahba 1970, Ann. Math.
+    Stat. 41:495).
+    """
+    if x.shape[1] <= x.shape[0]:
+        return x.toarray(), lambda weight: weight
+    products, columns = np.zeros((x.shape[0], x.shape[0]), dtype=np.float32), x.tocsc()
+    for start in range(0, x.shape[1], BLOCK_GENES):
+        block = columns[:, start : start + BLOCK_GENES].toarray()
+        products += block @ block.T
+    exact = products.astype(np.float64)
+    exact[np.diag_indices_from(exact)] += JITTER * max(exact.trace(), 1e-6) / len(exact)
+    factor = cholesky(exact, lower=True, overwrite_a=True)
+    return factor.astype(np.float32), lambda weight: x.T @ solve_triangular(factor, weight, lower=True, trans="T")
+
+
+@dataclass
+class Design:
+    """Weighted views of N cells, as features of a fit, and the way from its weights to those of a linear branch."""
+
+    features: np.ndarray | csr_matrix
+    to_branch: Callable[[LinearModel], LinearModel]
+
+
+def design(x: csr_matrix, labels: np.ndarray, recipe: Recipe) -> Design:
+    """Make the features of the linear branch from expression: CSR float32, N cells x G genes, ln(1 + cp10k)."""
+    views = [view(x, power) for power in recipe.powers]
+    scales = [gene_weights(v, labels, recipe.weighting) for v in views]
+    scales = [scale / max(1.0, power) for scale, power in zip(scales, recipe.powers, strict=True)]
+    weighted = hstack([v.multiply(s.astype(np.float32)[None]) for v, s in zip(views, scales, strict=True)], "csr")
+    features, to_genes = compact(weighted) if x.shape[0] <= MOST_DUAL else (weighted, lambda weight: weight)
+
+    def to_branch(fitted: LinearModel) -> LinearModel:
+        blocks = np.split(to_genes(fitted.weight), len(views))
+        weight = np.hstack([block * scale[:, None] for block, scale in zip(blocks, scales, strict=True)])
+        return LinearModel(weight.astype(np.float32), fitted.bias)
+
+    return Design(features, to_branch)
+
+
+def fit_design(
+    features: np.ndarray | csr_matrix, labels: np.ndarray, recipe: Recipe, tolerance: float = TOLERANCE
+) -> LinearModel:
+    """Fit the logistic regression of the linear branch to the features of a `design`."""
+    return fit_logistic(features, labels, c=recipe.c, class_weights=recipe.class_weights, tolerance=tolerance)
+
+
+def fit_linear_branch(x: csr_matrix, labels: np.ndarray, recipe: Recipe) -> LinearModel:
+    """Fit the linear branch to expression: CSR float32, N cells x G genes, ln(1 + cp10k).
+
+    The weight, float32 G x (views * C), is to be multiplied with `view(x, power)` of each power.
+    """
+    made = design(x, labels, recipe)
+    return made.to_branch(fit_design(made.features, labels, recipe))
+
+
+def predict_logits(model: LinearModel, x: csr_matrix, recipe: Recipe) -> np.ndarray:
+    """Logits of cells, N x C, by a model of `fit_linear_branch`."""
+    blocks = np.split(model.weight, len(recipe.powers), axis=1)
+    return sum(view(x, power) @ block for power, block in zip(recipe.powers, blocks, strict=True)) + model.bias
+
+
+def label_folds(
+    labels: np.ndarray, seed: int, num_folds: int = NUM_FOLDS, most: int = MAX_CELLS_PER_LABEL
+) -> tuple[np.ndarray, np.ndarray]:
+    """Deal at most `most` cells of each label to folds: row numbers, and the fold of each.
+
+    A label with a single cell has fold -1, which is never held out: every training then has all labels.
+    """
+    rng = np.random.default_rng(seed)
+    rows, folds = [], []
+    for label in np.unique(labels):
+        cells = rng.permutation(np.flatnonzero(labels == label))[:most]
+        rows.append(cells)
+        folds.append(np.arange(len(cells)) % num_folds if len(cells) > 1 else np.array([-1]))
+    return np.concatenate(rows), np.concatenate(folds)
+
+
+def held_out_losses(
+    x: csr_matrix, labels: np.ndarray, folds: np.ndarray, recipe: Recipe, balances: tuple[str, ...]
+) -> list[float]:
+    """Mean negative log-likelihood of the cells of each fold by a model of the others, for each of `balances`."""
+    logits = np.zeros((len(balances), len(labels), labels.max() + 1))
+    for fold in range(folds.max() + 1):
+        train = folds != fold
+        made = design(x[train], labels[train], recipe)
+        for number, balance in enumerate(balances):
+            option = replace(recipe, class_weights=balance)
+            model = made.to_branch(fit_design(made.features, labels[train], option, ROUGH))
+            logits[number, ~train] = predict_logits(model, x[~train], option)
+    return [negative_log_likelihood(each[folds >= 0], labels[folds >= 0]) for each in logits]
+
+
+def settle_recipe(x: csr_matrix, labels: np.ndarray, recipe: Recipe, seed: int) -> Recipe:
+    """Replace `auto` by the option that predicts held-out cells of the same reference best; `seed` chooses the folds.
+
+    Many genes, few cells and clearly different types favour `signal`; a panel of chosen genes and types that differ a
+    little in many genes favour `standard`. The likelihood in a cross-validation with 3 folds decides.
+    """
+    given = recipe.weighting, recipe.class_weights
+    if "auto" not in given:
+        return recipe
+    weightings, balances = (
+        options if value == "auto" else (value,) for value, options in zip(given, CHOICES.values(), strict=True)
+    )
+    rows, folds = label_folds(labels, seed)
+    if not (folds >= 0).any():  # without a cell to hold out, the first options
+        return replace(recipe, weighting=weightings[0], class_weights=balances[0])
+    x, labels = x[rows], labels[rows]
+    losses = {
+        weighting: held_out_losses(x, labels, folds, replace(recipe, weighting=weighting), balances)
+        for weighting in weightings
+    }
+    best = min(weightings, key=lambda weighting: losses[weighting][0])  # with the first way to weigh labels
+    return replace(recipe, weighting=best, class_weights=balances[int(np.argmin(losses[best]))])

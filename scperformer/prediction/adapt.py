@@ -1,0 +1,191 @@
+"""A model adapted to a file: fitted anew to the cells that it keeps, reduced to the genes and the depth of the file."""
+
+import logging
+import math
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scperformer.config import AdaptConfig, HeadConfig, ModelConfig, PredictConfig, TokensConfig
+from scperformer.dataset import (
+    Condition,
+    Query,
+    depth_share,
+    find_condition,
+    find_query,
+    read_genes,
+    reduced,
+    stratified_sample,
+)
+from scperformer.errors import InputError
+from scperformer.files import beside, open_cells
+from scperformer.fitting import MOST_DUAL, TOLERANCE, Recipe, fill_network, fit_branches, fit_logistic
+from scperformer.genes import MIN_PANEL, map_genes
+from scperformer.model import INFO, Bundle, KeptCells, load_bundle, load_kept, save_bundle
+from scperformer.network import CellTypeModel, Model, as_model, load_model
+from scperformer.outputs import require_absent
+
+log = logging.getLogger(__name__)
+
+PAYS_GENES, PAYS_DEPTH = 0.98, 0.75  # below this share of the informative expression or of the depth, adapting pays
+NUM_DRAWS = 4  # of thinned counts, from which the encoder learns
+NONE_KEPT = "train it again with keep_cells above 0, or leave adapt=true out"
+
+
+@dataclass
+class Adapted:
+    """A model for the cells of a file, those cells with its genes, and the record of its condition."""
+
+    model: Model
+    query: Query
+    record: dict[str, Any]
+
+
+def adapted_bundle(model: Model, kept: KeptCells, condition: Condition) -> Bundle:
+    """Fit the branches and the baseline of a model to its kept cells as a file would have measured them.
+
+    The result has the measured genes alone, and normalises cells over these. An encoder with layers is left out, as it
+    was trained for all genes.
+    """
+    bundle, seed = model.bundle, int(model.bundle.provenance["seed"])
+    rows, config = stratified_sample(kept.labels, MOST_DUAL, seed), bundle.config
+    some = KeptCells(kept.values[rows], kept.labels[rows], kept.are_counts)
+    num_draws = NUM_DRAWS if depth_share(some, condition) < 1 else 1
+    x, *draws = (reduced(some, condition, float(config["target_sum"]), seed + draw) for draw in range(num_draws))
+    labels = some.labels
+    options, head = ModelConfig(**config["model"]), HeadConfig(**config["head"])
+    if options.depth > 0 or options.positions != "coexpression":
+        options = replace(options, deep=False, wide=True)
+    made = bundle.metrics.get("linear_branch")
+    recipe = None
+    if options.wide:
+        default = Recipe(tuple(options.wide_powers), 0.1, "balanced", "signal")
+        recipe = default if made is None else Recipe(**{**made, "powers": tuple(made["powers"])})
+    fitted = fit_branches(x, labels, recipe=recipe, model=options, head=head, seed=seed, draws=draws)
+    baseline = fit_logistic(x, labels, tolerance=TOLERANCE)
+    genes = [gene for gene, is_there in zip(bundle.genes, condition.measured, strict=True) if is_there]
+    shape = {"tokens": TokensConfig(**config["tokens"]), "model": options, "attention": config["attention"]}
+    network = CellTypeModel(len(genes), len(bundle.labels), head=head, **shape)
+    fill_network(network, fitted, fitted.scales)
+    weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
+    metrics = {"scales": fitted.scales, "out_of_fold": fitted.evidence, "linear_branch": made}
+    about: dict[str, Any] = {"adapted_from": {"name": bundle.name, "hash": bundle.hash, "num_genes": len(bundle.genes)}}
+    about |= {"condition": condition.key, "depth": condition.depth, "num_kept_cells": len(labels)}
+    truth = {"expected_accuracy": fitted.evidence["accuracy"], "expected_macro_f1": fitted.evidence["macro_f1"]}
+    return replace(
+        bundle,
+        genes=genes,
+        gene_means=np.asarray(x.mean(axis=0), dtype=np.float32).ravel(),
+        config=config | {"model": asdict(options), "own_totals": True},
+        metrics=metrics,
+        provenance=bundle.provenance | about | truth,
+        weights=weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias},
+        kept=None,
+        has_kept=False,
+    )
+
+
+def adapt_model(model: Model, query: Query, cfg: PredictConfig, known: dict[str, Model]) -> Adapted:
+    """Adapt a model to a file if `cfg.adapt` says so; `known` has the models adapted before, by `Condition.key`.
+
+    Raises
+    ------
+    InputError
+        `adapt=true`, and the model keeps no cells.
+    """
+    bundle, overlap = model.bundle, query.plan.overlap
+    condition = find_condition(query)
+    measured = int(condition.measured.sum())
+    full = bundle.metrics.get("out_of_fold", {}).get("accuracy", math.nan)
+    depth = math.nan if condition.depth is None else condition.depth
+    record = {"adapted": False, "num_genes": measured, "depth": depth, "depth_share": math.nan, "key": condition.key}
+    record |= {"expected_accuracy": math.nan, "accuracy_with_all_genes": float(full)}
+    kept = None if cfg.adapt == "false" else load_kept(bundle, model.path)
+    if kept is None:
+        if cfg.adapt == "true":
+            raise InputError(f"adapt=true and a model that keeps no cells ({model.path})", "kept cells", NONE_KEPT)
+        own = bundle.provenance  # of a model that was adapted, and its own condition
+        if "adapted_from" in own and condition.measured.all() and own.get("depth") in (None, condition.depth):
+            record["expected_accuracy"] = float(full)
+        return Adapted(model, query, record)
+    share = depth_share(kept, condition)
+    record["depth_share"] = share
+    if cfg.adapt == "auto" and overlap.informative_share >= PAYS_GENES and share >= PAYS_DEPTH:
+        record["expected_accuracy"] = float(full)
+        log.info("%s: genes and depth are like the reference's; expected accuracy %.2f", query.path, full)
+        return Adapted(model, query, record)
+    if condition.key not in known:
+        begin = time.perf_counter()
+        known[condition.key] = _load_or_adapt(model, kept, condition, cfg)
+        log.info("the model was adapted to %d genes in %.1f s", measured, time.perf_counter() - begin)
+    adapted = known[condition.key]
+    expected = float(adapted.bundle.provenance["expected_accuracy"])
+    depth_text = "its depth" if share < 1 else "the reference's depth"
+    text = "%s: on reference cells reduced to its %d genes and %s: accuracy %.2f (%.2f with all genes)"
+    log.info(text, query.path, measured, depth_text, expected, full)
+    record |= {"adapted": True, "expected_accuracy": expected}
+    return Adapted(adapted, query.of_genes(condition.measured), record)
+
+
+def _load_or_adapt(model: Model, kept: KeptCells, condition: Condition, cfg: PredictConfig) -> Model:
+    """Take an adapted model from `cfg.adapted_folder`, or make it and put it there."""
+    if cfg.adapted_folder is None:
+        return as_model(adapted_bundle(model, kept, condition), model.path)
+    folder = Path(cfg.adapted_folder) / f"{model.bundle.hash[:16]}-{condition.key}"
+    if not (folder / INFO).is_file():
+        made = adapted_bundle(model, kept, condition)
+        with suppress(InputError):  # another job has just put it there
+            save_bundle(made, folder)
+    # Records name the model that was adapted.
+    return as_model(replace(load_bundle(folder), hash=model.bundle.hash), model.path)
+
+
+def run_adapt(cfg: AdaptConfig) -> Path:
+    """Write a model that is adapted to a file or to a text file of genes; return its folder.
+
+    Raises
+    ------
+    InputError
+        The model keeps no cells; the file cannot be annotated by it; or fewer than half of the genes of the text file,
+        or fewer than 50 of them, are genes of the model.
+    """
+    path = cfg.inputs[0]
+    output = Path(cfg.output) if cfg.output else beside(path, ".adapted")
+    require_absent(output, cfg.overwrite, marker=INFO)
+    model = load_model(cfg.model_path)
+    kept = load_kept(model.bundle, model.path)
+    if kept is None:
+        raise InputError(
+            f"a model that keeps no cells ({model.path})", "kept cells", "train it with keep_cells above 0"
+        )
+    if path.endswith(".txt"):
+        condition = _condition_of_genes(read_genes(path), model.bundle, cfg, path)
+    else:
+        with open_cells(path, cfg.orientation) as cells:
+            condition = find_condition(find_query(cells, model.bundle, cfg, path))
+    made = adapted_bundle(model, kept, condition)
+    save_bundle(replace(made, name=output.name.removesuffix(".adapted")), output, overwrite=cfg.overwrite)
+    text = "written: %s; on reference cells reduced to its %d genes: accuracy %.2f (%.2f with all genes)"
+    full = model.bundle.metrics.get("out_of_fold", {}).get("accuracy", math.nan)
+    log.info(text, output, len(made.genes), made.provenance["expected_accuracy"], full)
+    return output
+
+
+def _condition_of_genes(genes: list[str], bundle: Bundle, cfg: AdaptConfig, path: str) -> Condition:
+    """Return the condition of a list of genes: they are measured, and the depth is the reference's."""
+    mapping = map_genes(genes, bundle.genes, None, cfg.species, path=path)
+    unknown = [gene for gene, target in zip(genes, mapping.target, strict=True) if target < 0]
+    num_known = len(genes) - len(unknown)
+    if num_known < max(MIN_PANEL, len(genes) / 2):
+        found = f"{num_known} of the {len(genes)} genes of '{path}' known to the model (not '{unknown[0]}')"
+        expected = f"{MIN_PANEL} or more, and half of them"
+        raise InputError(found, expected, f"name genes as the model does (e.g. '{bundle.genes[0]}')")
+    if unknown:
+        log.warning("%s: %d genes are unknown to the model (e.g. '%s')", path, len(unknown), unknown[0])
+    measured = np.zeros(len(bundle.genes), dtype=bool)
+    measured[mapping.target[mapping.target >= 0]] = True
+    return Condition(measured, None)

@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+from scipy.sparse import csr_matrix
+
+from scperformer.config import HeadConfig, ModelConfig, TokensConfig
+from scperformer.expression import normalise_counts
+from scperformer.fitting import Recipe, fill_network, fit_branches
+from scperformer.fitting.branches import evidence_folds
+from scperformer.fitting.linear import predict_logits
+from scperformer.fitting.pooled import head_logits
+from scperformer.metrics import score
+from scperformer.network import Cells, CellTypeModel, branch_logits, predict_cells
+
+RECIPE = Recipe((0.5, 2.0), 0.1, "balanced", "signal")
+MODEL = ModelConfig(depth=0, positions="coexpression")
+HEAD = HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3)
+
+
+def made_cells(num_cells: int, seed: int) -> tuple[csr_matrix, np.ndarray]:
+    """Cells x 300 genes of 3 labels that differ a little in 30 genes each."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(num_cells) % 3
+    rates = np.full((num_cells, 300), 0.5)
+    for label in range(3):
+        rates[np.ix_(labels == label, range(30 * label, 30 * label + 30))] = 0.9
+    return normalise_counts(csr_matrix(rng.poisson(rates).astype(np.float32)), 1e4), labels
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    x, labels = made_cells(360, seed=0)
+    return fit_branches(x, labels, recipe=RECIPE, model=MODEL, head=HEAD, seed=0)
+
+
+def test_the_evidence_is_the_accuracy_on_new_cells(fitted):
+    x, labels = made_cells(3000, seed=1)
+    logits = fitted.scales["wide"] * predict_logits(fitted.linear, x, RECIPE)
+    logits = logits + fitted.scales["deep"] * head_logits(fitted.pooled.head, fitted.pooled.cells(x))
+    found = score(labels, logits.argmax(1)).accuracy
+    assert 0.6 < found < 0.99  # else any evidence would do
+    # 360 cells show an accuracy of .9 to .016 (one standard deviation); a fit to 4 of 5 cells is a little worse.
+    assert abs(fitted.evidence["accuracy"] - found) < 0.06
+
+
+def test_labels_by_chance_have_no_accuracy():
+    x, labels = made_cells(360, seed=0)
+    shuffled = np.random.default_rng(0).permutation(labels)
+    evidence = fit_branches(x, shuffled, recipe=RECIPE, model=MODEL, head=HEAD, seed=0).evidence
+    assert evidence["accuracy"] < 0.45  # a third by chance; far higher if a cell were called by a fit to itself
+
+
+def test_the_network_computes_the_fitted_branches(fitted):
+    x, _ = made_cells(40, seed=2)
+    network = CellTypeModel(300, 3, tokens=TokensConfig(), model=MODEL, attention={"name": "favor"}, head=HEAD)
+    fill_network(network, fitted, fitted.scales)
+    wide, deep = branch_logits(network, Cells(x, TokensConfig()), 16)
+    expected = fitted.scales["wide"] * predict_logits(fitted.linear, x, RECIPE)
+    np.testing.assert_allclose(wide, expected, rtol=1e-3, atol=1e-3)
+    expected = fitted.scales["deep"] * head_logits(fitted.pooled.head, fitted.pooled.cells(x))
+    np.testing.assert_allclose(deep, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_call_of_the_pooled_encoder_does_not_depend_on_the_other_cells(fitted):
+    x, _ = made_cells(40, seed=2)
+    network = CellTypeModel(300, 3, tokens=TokensConfig(), model=MODEL, attention={"name": "favor"}, head=HEAD)
+    fill_network(network, fitted, fitted.scales)
+    proba, embedding = predict_cells(network, Cells(x, TokensConfig()), 64)
+    for rows in (np.arange(40)[::-1], np.array([7]), np.arange(5, 30, 3)):
+        some, vectors = predict_cells(network, Cells(x[rows], TokensConfig()), 3)
+        np.testing.assert_array_equal(some, proba[rows])
+        np.testing.assert_array_equal(vectors, embedding[rows])
+
+
+def test_a_branch_that_is_off_has_no_scale():
+    x, labels = made_cells(120, seed=0)
+    linear = fit_branches(x, labels, recipe=RECIPE, model=ModelConfig(deep=False), head=HEAD, seed=0)
+    assert linear.pooled is None
+    assert set(linear.scales) == set(linear.evidence["branches"]) == {"wide"}
+    pooled = fit_branches(x, labels, recipe=None, model=MODEL, head=HEAD, seed=0)
+    assert pooled.linear is None
+    assert set(pooled.scales) == {"deep"}
+
+
+def test_draws_are_kept_out_of_the_fits_that_call_their_cells():
+    """A second draw that equals the first would show the label of each held-out cell."""
+    x, labels = made_cells(240, seed=0)
+    shuffled = np.random.default_rng(0).permutation(labels)
+    fitted = fit_branches(x, shuffled, recipe=None, model=MODEL, head=HEAD, seed=0, draws=[x, x, x])
+    assert fitted.evidence["accuracy"] < 0.47
+
+
+def test_folds_have_each_cell_once_and_never_the_only_cell_of_a_label():
+    labels = np.repeat([0, 1, 2], [40, 1, 7])
+    rows, folds = evidence_folds(labels, seed=0)
+    np.testing.assert_array_equal(rows, np.arange(48))
+    assert folds[40] == -1
+    assert sorted(set(folds[labels == 0])) == [0, 1, 2, 3, 4]
+    assert (np.bincount(folds[labels == 2], minlength=5) <= 2).all()
