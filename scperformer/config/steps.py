@@ -123,7 +123,8 @@ class TrainConfig(NetworkConfig):
     label_key: str  # obs column with the labels
     model: groups.ModelConfig = field(default_factory=lambda: groups.ModelConfig(depth=0, positions="coexpression"))
     head: groups.HeadConfig = field(default_factory=lambda: groups.HeadConfig(name="weighted", **WEIGHTED))
-    # cells of the reference in the model folder, with which it adapts to the genes and the depth of a file; 0: none
+    # cells of the reference in the model folder, with which it adapts to the genes and the depth of a file; 0: cells
+    # that are simulated from the profiles of the labels instead
     keep_cells: int = option(20000, ZERO_OR_MORE)
     estimate: bool = False  # only estimate the time and memory of the training; `--estimate` is the same
     # part of the encoder of `init` that is trained further; last_layer: with the final norm; head: none of it
@@ -182,8 +183,8 @@ class PredictConfig(_ModelOptions):
     adapted_folder: str | None = None  # keep adapted models in this folder, and take them from there; null: nowhere
 
     def __post_init__(self) -> None:
+        self.adapt = self.adapt.lower()  # Hydra turns the word true into True
         super().__post_init__()
-        self.adapt = self.adapt.lower()
         num = len(self.inputs)
         one = "no output option with several files (outputs=[...] names one for each)"
         require(num == 1 or self.output is None, "output", self.output, one)

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, vstack
 
 from scperformer.dataset.query import Query
 from scperformer.expression import align_rows, normalise_counts, recover_counts, thin
@@ -58,3 +58,32 @@ def reduced(kept: KeptCells, condition: Condition, target_sum: float, seed: int)
     if share < 1:
         values = thin(values, share, np.random.default_rng(seed))
     return normalise_counts(values, target_sum)
+
+
+def simulated(cells: KeptCells, num_cells: int, seed: int) -> KeptCells:
+    """Draw about `num_cells` cells from the profiles of the labels: no cell of a person is among them.
+
+    Counts are negative binomial (as in DESeq; Anders and Huber 2010, Genome Biol. 11:R106). The mean is the share of the
+    gene in its label times the total of the cell, and the dispersion is found from moments. Totals are lognormal. Genes
+    vary independently within a label, which real ones do not. `cells` are counts.
+    """
+    rng, parts, drawn = np.random.default_rng(seed), [], []
+    per_cell = min(1.0, num_cells / len(cells.labels))
+    for label in range(int(cells.labels.max()) + 1):
+        counts = cells.values[cells.labels == label].astype(np.float64)
+        totals = np.asarray(counts.sum(axis=1)).ravel()
+        totals, num = totals[totals > 0], max(1, round(per_cell * counts.shape[0]))
+        if not len(totals):
+            totals = np.ones(1)
+        share = np.asarray(counts.sum(axis=0)).ravel() / totals.sum()
+        squares = np.asarray(counts.multiply(counts).sum(axis=0)).ravel()
+        with_totals = np.asarray(counts.multiply(np.asarray(counts.sum(axis=1))).sum(axis=0)).ravel()
+        expected = share**2 * (totals**2).sum()
+        excess = squares - 2 * share * with_totals + expected - share * totals.sum()
+        dispersion = np.divide(excess, expected, out=np.zeros_like(share), where=expected > 0).clip(1e-3, 10)
+        logs = np.log(totals)
+        means = np.exp(rng.normal(logs.mean(), logs.std(), size=num))[:, None] * share
+        values = rng.poisson(rng.gamma(1 / dispersion, means * dispersion))
+        parts.append(csr_matrix(values.astype(np.float32)))
+        drawn.append(np.full(num, label))
+    return KeptCells(vstack(parts, "csr"), np.concatenate(drawn), are_counts=True)

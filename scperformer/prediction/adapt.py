@@ -25,7 +25,7 @@ from scperformer.errors import InputError
 from scperformer.files import beside, open_cells
 from scperformer.fitting import MOST_DUAL, TOLERANCE, Recipe, fill_network, fit_branches, fit_logistic
 from scperformer.genes import MIN_PANEL, map_genes
-from scperformer.model import INFO, Bundle, KeptCells, load_bundle, load_kept, save_bundle
+from scperformer.model import INFO, Bundle, KeptCells, damaged_model, load_bundle, load_kept, save_bundle
 from scperformer.network import CellTypeModel, Model, as_model, load_model
 from scperformer.outputs import require_absent
 
@@ -60,33 +60,49 @@ def adapted_bundle(model: Model, kept: KeptCells, condition: Condition) -> Bundl
     options, head = ModelConfig(**config["model"]), HeadConfig(**config["head"])
     if options.depth > 0 or options.positions != "coexpression":
         options = replace(options, deep=False, wide=True)
-    made = bundle.metrics.get("linear_branch")
-    recipe = None
-    if options.wide:
-        default = Recipe(tuple(options.wide_powers), 0.1, "balanced", "signal")
-        recipe = default if made is None else Recipe(**{**made, "powers": tuple(made["powers"])})
+    recipe = _recipe(bundle, options, model.path) if options.wide else None
     fitted = fit_branches(x, labels, recipe=recipe, model=options, head=head, seed=seed, draws=draws)
     baseline = fit_logistic(x, labels, tolerance=TOLERANCE)
+    if bundle.provenance.get("kept_cells", {}).get("simulated", False):  # simulated cells are too easy to call
+        scales, expected = {name: bundle.scales.get(name, scale) for name, scale in fitted.scales.items()}, None
+    else:
+        scales, expected = fitted.scales, fitted.evidence["accuracy"]
     genes = [gene for gene, is_there in zip(bundle.genes, condition.measured, strict=True) if is_there]
     shape = {"tokens": TokensConfig(**config["tokens"]), "model": options, "attention": config["attention"]}
     network = CellTypeModel(len(genes), len(bundle.labels), head=head, **shape)
-    fill_network(network, fitted, fitted.scales)
+    fill_network(network, fitted, scales)
     weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
-    metrics = {"scales": fitted.scales, "out_of_fold": fitted.evidence, "linear_branch": made}
+    metrics: dict[str, Any] = {"scales": scales}
+    metrics |= {} if recipe is None else {"linear_branch": asdict(recipe)}
+    metrics |= {} if expected is None else {"out_of_fold": fitted.evidence}
     about: dict[str, Any] = {"adapted_from": {"name": bundle.name, "hash": bundle.hash, "num_genes": len(bundle.genes)}}
     about |= {"condition": condition.key, "depth": condition.depth, "num_kept_cells": len(labels)}
-    truth = {"expected_accuracy": fitted.evidence["accuracy"], "expected_macro_f1": fitted.evidence["macro_f1"]}
+    about["expected_accuracy"] = expected
     return replace(
         bundle,
         genes=genes,
         gene_means=np.asarray(x.mean(axis=0), dtype=np.float32).ravel(),
         config=config | {"model": asdict(options), "own_totals": True},
         metrics=metrics,
-        provenance=bundle.provenance | about | truth,
+        provenance=bundle.provenance | about,
         weights=weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias},
         kept=None,
         has_kept=False,
     )
+
+
+def _recipe(bundle: Bundle, options: ModelConfig, path: Path) -> Recipe:
+    """Return the options with which the linear branch of a model was fitted; usual ones if it was trained otherwise."""
+    made = bundle.metrics.get("linear_branch", {"c": 0.1, "class_weights": "balanced", "weighting": "signal"})
+    known = {"class_weights": ("none", "sqrt", "balanced"), "weighting": ("signal", "standard", "none")}
+    try:
+        sound = all(made[name] in choices for name, choices in known.items()) and 0 < made["c"] < math.inf
+        recipe = Recipe(tuple(options.wide_powers), float(made["c"]), made["class_weights"], made["weighting"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged_model(path, "no options of its linear branch") from error
+    if not sound:
+        raise damaged_model(path, "options of its linear branch that it cannot have")
+    return recipe
 
 
 def adapt_model(model: Model, query: Query, cfg: PredictConfig, known: dict[str, Model]) -> Adapted:
@@ -123,7 +139,8 @@ def adapt_model(model: Model, query: Query, cfg: PredictConfig, known: dict[str,
         known[condition.key] = _load_or_adapt(model, kept, condition, cfg)
         log.info("the model was adapted to %d genes in %.1f s", measured, time.perf_counter() - begin)
     adapted = known[condition.key]
-    expected = float(adapted.bundle.provenance["expected_accuracy"])
+    expected = adapted.bundle.provenance["expected_accuracy"]
+    expected = math.nan if expected is None else float(expected)  # None: simulated cells
     depth_text = "its depth" if share < 1 else "the reference's depth"
     text = "%s: on reference cells reduced to its %d genes and %s: accuracy %.2f (%.2f with all genes)"
     log.info(text, query.path, measured, depth_text, expected, full)
@@ -170,8 +187,8 @@ def run_adapt(cfg: AdaptConfig) -> Path:
     made = adapted_bundle(model, kept, condition)
     save_bundle(replace(made, name=output.name.removesuffix(".adapted")), output, overwrite=cfg.overwrite)
     text = "written: %s; on reference cells reduced to its %d genes: accuracy %.2f (%.2f with all genes)"
-    full = model.bundle.metrics.get("out_of_fold", {}).get("accuracy", math.nan)
-    log.info(text, output, len(made.genes), made.provenance["expected_accuracy"], full)
+    scores = (each.metrics.get("out_of_fold", {}).get("accuracy", math.nan) for each in (made, model.bundle))
+    log.info(text, output, len(made.genes), *scores)
     return output
 
 

@@ -16,11 +16,19 @@ from anndata import AnnData
 from scipy.sparse import csr_matrix
 
 from scperformer.config import TrainConfig, make_config, quoted
-from scperformer.dataset import Reference, Sample, make_reference, stratified_sample
+from scperformer.dataset import Reference, Sample, make_reference, simulated, stratified_sample
 from scperformer.errors import InputError
 from scperformer.expression import recover_counts
 from scperformer.files import beside, checksum, read_cells
-from scperformer.fitting import Fitted, earned_scales, fill_network, fit_branches, fit_linear_branch, fit_logistic
+from scperformer.fitting import (
+    MOST_DUAL,
+    Fitted,
+    earned_scales,
+    fill_network,
+    fit_branches,
+    fit_linear_branch,
+    fit_logistic,
+)
 from scperformer.metrics import score
 from scperformer.model import Bundle, KeptCells, sum_of_branches
 from scperformer.network import Cells, CellTypeModel, branch_logits, gene_means
@@ -92,16 +100,22 @@ def scores_on_held_out(
     }
 
 
-def cells_to_keep(reference: Reference, cfg: TrainConfig) -> KeptCells:
-    """Return up to `keep_cells` cells of the reference as counts, or as relative expression if it has none."""
-    rows = stratified_sample(reference.labels, cfg.keep_cells, cfg.seed)
-    x = reference.x[rows]
+def cells_to_keep(reference: Reference, cfg: TrainConfig) -> KeptCells | None:
+    """Return up to `keep_cells` cells of the reference as counts, or as relative expression if it has none.
+
+    With `keep_cells=0` as many as adapting uses are simulated instead, which takes counts.
+    """
+    rows = stratified_sample(reference.labels, cfg.keep_cells or MOST_DUAL, cfg.seed)
+    x, labels = reference.x[rows], reference.labels[rows]
     counts = recover_counts(x)
-    if counts is None:
-        log.info("the reference has no counts: a model adapted to a file takes its genes into account, not its depth")
-        counts = csr_matrix((np.expm1(x.data), x.indices, x.indptr), shape=x.shape)
-        return KeptCells(counts, reference.labels[rows], are_counts=False)
-    return KeptCells(counts, reference.labels[rows], are_counts=True)
+    if counts is not None:
+        kept = KeptCells(counts, labels, are_counts=True)
+        return kept if cfg.keep_cells else simulated(kept, MOST_DUAL, cfg.seed)
+    if not cfg.keep_cells:
+        log.warning("the reference has no counts from which cells could be simulated: the model cannot adapt to a file")
+        return None
+    log.info("the reference has no counts: a model adapted to a file takes its genes into account, not its depth")
+    return KeptCells(csr_matrix((np.expm1(x.data), x.indices, x.indptr), shape=x.shape), labels, are_counts=False)
 
 
 def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[str, str]) -> Bundle | None:
@@ -153,7 +167,9 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
         start.add_linear(network, fitted.linear, -scale)
         start.add_linear(network, fit_linear_branch(reference.x, reference.labels, recipe), scale)
     baseline = fit_logistic(reference.x, reference.labels)
-    kept = cells_to_keep(reference, cfg) if cfg.keep_cells else None
+    kept = cells_to_keep(reference, cfg)
+    if kept is not None:
+        recorded["provenance"]["kept_cells"] = {"num_cells": len(kept.labels), "simulated": not cfg.keep_cells}
     weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in network.state_dict().items()}
     how = f"best epoch {best_epoch}" if best_epoch else "fitted, without training"
     scores = [metrics[side][name] for side in ("model", "baseline") for name in ("accuracy", "macro_f1")]
