@@ -63,9 +63,9 @@ def reduced(kept: KeptCells, condition: Condition, target_sum: float, seed: int)
 def simulated(cells: KeptCells, num_cells: int, seed: int) -> KeptCells:
     """Draw about `num_cells` cells from the profiles of the labels: no cell of a person is among them.
 
-    Counts are negative binomial (as in DESeq; Anders and Huber 2010, Genome Biol. 11:R106). The mean is the share of the
-    gene in its label times the total of the cell, and the dispersion is found from moments. Totals are lognormal. Genes
-    vary independently within a label, which real ones do not. `cells` are counts.
+    Counts are negative binomial (as in DESeq; Anders and Huber 2010, Genome Biol. 11:R106). The mean is the share of
+    the gene in its label times the total of the cell, and the dispersion is found from moments. Totals are lognormal.
+    Genes vary independently within a label, which real ones do not. `cells` are counts.
     """
     rng, parts, drawn = np.random.default_rng(seed), [], []
     per_cell = min(1.0, num_cells / len(cells.labels))

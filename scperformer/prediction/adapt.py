@@ -141,9 +141,12 @@ def adapt_model(model: Model, query: Query, cfg: PredictConfig, known: dict[str,
     adapted = known[condition.key]
     expected = adapted.bundle.provenance["expected_accuracy"]
     expected = math.nan if expected is None else float(expected)  # None: simulated cells
-    depth_text = "its depth" if share < 1 else "the reference's depth"
-    text = "%s: on reference cells reduced to its %d genes and %s: accuracy %.2f (%.2f with all genes)"
-    log.info(text, query.path, measured, depth_text, expected, full)
+    if math.isnan(expected):
+        log.info("%s: the accuracy on its %d genes and its depth is not known", query.path, measured)
+    else:
+        depth_text = "its depth" if share < 1 else "the reference's depth"
+        text = "%s: on reference cells reduced to its %d genes and %s: accuracy %.2f (%.2f with all genes)"
+        log.info(text, query.path, measured, depth_text, expected, full)
     record |= {"adapted": True, "expected_accuracy": expected}
     return Adapted(adapted, query.of_genes(condition.measured), record)
 
