@@ -84,12 +84,12 @@ def any_of(names):
 
 
 OUT = os.path.normpath(config["outdir"])
-EXAMPLE = f"{OUT}/example"
+EXAMPLE, EXAMPLE_SAMPLES = f"{OUT}/example", ("sample_full", "sample_shallow", "sample_panel")
 OVERRIDES = config["overrides"]
 if config["samples"]:
     REFERENCE, SAMPLES = config["reference"], read_samples(config["samples"])
 else:  # the embedded data, which the rule `example` makes
-    REFERENCE, NAMES = f"{EXAMPLE}/reference.h5ad", ("sample_a", "sample_b")
+    REFERENCE, NAMES = f"{EXAMPLE}/reference.h5ad", EXAMPLE_SAMPLES
     SAMPLES = {name: {"path": f"{EXAMPLE}/{name}.h5ad", "truth": f"{EXAMPLE}/truth/{name}.csv"} for name in NAMES}
 TRUTH_KEY = truth_column(SAMPLES)
 WITH_TRUTH = [name for name, row in SAMPLES.items() if "truth" in row or "truth_key" in row]

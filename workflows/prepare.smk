@@ -2,12 +2,15 @@
 
 
 rule example:
-    """Split the PBMC data inside scanpy into a labelled reference and two samples with their truth apart."""
+    """Split the embedded PBMC data into a labelled reference and three samples with their truth apart."""
     input:
         script=f"{workflow.basedir}/data/make_example.py",
+        cells=f"{workflow.basedir}/data/pbmc3k.h5ad",  # the script finds it beside itself
     output:
-        multiext(f"{EXAMPLE}/", "reference.h5ad", "sample_a.h5ad", "sample_b.h5ad", "samples.tsv"),
-        multiext(f"{EXAMPLE}/truth/", "sample_a.csv", "sample_b.csv"),
+        f"{EXAMPLE}/reference.h5ad",
+        f"{EXAMPLE}/samples.tsv",
+        expand(f"{EXAMPLE}/{{name}}.h5ad", name=EXAMPLE_SAMPLES),
+        expand(f"{EXAMPLE}/truth/{{name}}.csv", name=EXAMPLE_SAMPLES),
     log:
         f"{OUT}/logs/example.log",
     benchmark:

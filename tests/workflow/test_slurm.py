@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.cluster import ENVIRONMENT, LONGEST_WAIT, ROOT, fail_node, restart_nodes, slurm_says, wait_for
+from support.small_example import SAMPLES, write_small_example
 
 from scperformer.model.folder import PACKAGED
 
@@ -77,11 +78,13 @@ def require_same_calls(one: Path, other: Path) -> None:
 
 
 def test_annotate_survives_lack_of_memory_and_a_node_that_fails(tmp_path):
-    """The whole target on the embedded data, with a GPU asked for; the results are those of the same run here."""
+    """The whole target, with a GPU asked for; the results are those of the same run here."""
     here, cluster = tmp_path / "here", tmp_path / "cluster"
     epochs = ["trainer.max_epochs=60", "trainer.patience=60"]  # long enough to be interrupted
     train = ["trainer.accelerator=cpu", "trainer.precision=32-true", "model.wide=false", *epochs]
-    config = ["annotate", "--config", "gpu=1", f"overrides={{train: [{','.join(train)}]}}"]
+    write_small_example(tmp_path / "small")
+    data = ["reference=../small/reference.h5ad", "samples=../small/samples.tsv"]
+    config = ["annotate", "--config", *data, "gpu=1", f"overrides={{train: [{','.join(train)}]}}"]
     for folder in (here, cluster):
         folder.mkdir()
     # The first job that prepares the reference takes three times the memory that it asked for.
@@ -98,7 +101,7 @@ def test_annotate_survives_lack_of_memory_and_a_node_that_fails(tmp_path):
     assert "continuing the run" in (cluster / "results/logs/train.log").read_text()
     assert "Restarts=1" in slurm_says("scontrol", "show", "job", job)
     finish(snakemake(here, *config, "--cores", "2"), here)
-    for name in ("sample_a", "sample_b"):
+    for name in SAMPLES:
         require_same_calls(*(folder / f"results/annotated/{name}.h5ad" for folder in (here, cluster)))
     assert (cluster / "results/report.html").stat().st_size > 0
 
