@@ -1,5 +1,7 @@
 """The samples. A job annotates one or several of them; the cells of a huge one (column `shares`) are split into jobs."""
 
+# Models that are adapted to the genes and the depth of a sample, for all samples of one kind.
+ADAPTED = option("adapted_folder", f"{OUT}/adapted")
 SPLIT = [name for name in SAMPLES if num_shares(name)]
 
 
@@ -15,7 +17,7 @@ rule predict:
     params:
         words=lambda wildcards, output: [
             option("outputs", [f"{output}/{name}.h5ad" for name in JOBS[wildcards.job]]),
-            *("keep_going=true", "error_files=true"),
+            *("keep_going=true", "error_files=true", ADAPTED),
         ],
         overrides=OVERRIDES.get("predict", []),
         config=resolved("predict"),
@@ -45,7 +47,10 @@ use rule predict as predict_share with:
     output: temp(directory(SHARE))
     log: f"{OUT}/logs/predict/{{sample}}.{{part}}-of-{{parts}}.log"
     benchmark: f"{OUT}/benchmarks/predict/{{sample}}.{{part}}-of-{{parts}}.tsv"
-    params: words=lambda wildcards, output: [f"share={wildcards.part}/{wildcards.parts}", option("output", output[0])],
+    params:
+        words=lambda wildcards, output: [
+            *(f"share={wildcards.part}/{wildcards.parts}", option("output", output[0]), ADAPTED),
+        ],
 
 
 use rule predict as gather with:
@@ -57,4 +62,7 @@ use rule predict as gather with:
     wildcard_constraints: sample=any_of(SPLIT)
     log: f"{OUT}/logs/predict/{{sample}}.log"
     benchmark: f"{OUT}/benchmarks/predict/{{sample}}.tsv"
-    params: words=lambda wildcards, input, output: [option("shares", list(input.shares)), option("output", output[0])],
+    params:
+        words=lambda wildcards, input, output: [
+            *(option("shares", list(input.shares)), option("output", output[0]), ADAPTED),
+        ],
