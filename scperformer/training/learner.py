@@ -106,7 +106,12 @@ class Learner(EncoderLearner):
         self.label_weights: torch.Tensor
         counts = np.bincount(labels, minlength=network.num_labels)
         self.register_buffer("label_weights", loss_weights(counts, cfg.optim.class_weights))
-        self.encoder_lr_factor = 1.0 if cfg.init is None else cfg.optim.init_lr_factor
+        # Layers on top of the pooled encoder, which was fitted and stays as it is, start with outputs of 0.
+        is_pooled = cfg.model.deep and cfg.model.positions == "coexpression"
+        if is_pooled and network.encoder is not None:
+            for part in (network.encoder.embedding.gene, network.head):
+                part.requires_grad_(False)
+        self.encoder_lr_factor = 1.0 if cfg.init is None and not is_pooled else cfg.optim.init_lr_factor
         self.wide_lr_factor = wide_lr_factor(network, cfg.optim)
         if network.wide is not None:
             network.wide.requires_grad_(self.wide_lr_factor > 0)
@@ -149,6 +154,7 @@ class Learner(EncoderLearner):
     def configure_optimizers(self) -> Any:
         optim, factor = self.optim, self.encoder_lr_factor
         deep = [(name, p) for name, p in self.network.named_parameters() if not name.startswith("wide.")]
+        deep = [(name, p) for name, p in deep if p.requires_grad or factor == 1]
         slow = [p for name, p in deep if factor != 1 and name.startswith("encoder.")]
         rest = [p for name, p in deep if factor == 1 or not name.startswith("encoder.")]
         rates = ((rest, optim.lr), (slow, optim.lr * factor))

@@ -82,7 +82,8 @@ def scores_on_held_out(
     found: dict[str, Any] = {"scales": fitted.scales, "out_of_fold": fitted.evidence}
     logits = wide + deep
     if not fitted.scales:
-        scale_wide, scale_deep, gain = earned_scales(wide, deep, val.known_labels, cfg.optim.deep_min_gain)
+        min_gain = 0.0 if cfg.model.positions == "coexpression" else cfg.optim.deep_min_gain  # it has been seen to pay
+        scale_wide, scale_deep, gain = earned_scales(wide, deep, val.known_labels, min_gain)
         if gain is not None:
             facts = "kept" if scale_deep else "left out", gain["mean"], gain["standard_error"]
             log.info("encoder %s: loss of a held-out cell falls by %.3f ± %.3f", *facts)
