@@ -127,6 +127,8 @@ class TrainConfig(NetworkConfig):
     # that are simulated from the profiles of the labels instead
     keep_cells: int = option(20000, ZERO_OR_MORE)
     estimate: bool = False  # only estimate the time and memory of the training; `--estimate` is the same
+    # files of cells without labels, such as the query's: `model=pooled` learns the vectors of genes from them, too
+    unlabelled: list[str] = field(default_factory=list)
     # part of the encoder of `init` that is trained further; last_layer: with the final norm; head: none of it
     init_mode: str = choice("full", "last_layer", "head")
 
@@ -136,6 +138,8 @@ class TrainConfig(NetworkConfig):
         if self.model.deep and is_pooled != weighted:
             expected = "weighted with model.positions=coexpression, and only then"
             require(False, "head.name", self.head.name, f"{expected} (model=pooled sets both)")
+        pooled = self.model.deep and is_pooled
+        require(pooled or not self.unlabelled, "unlabelled", self.unlabelled, "no files without model=pooled")
         if self.init is None:
             require(self.init_mode == "full", "init_mode", self.init_mode, "init=FOLDER beside it")
 

@@ -8,5 +8,5 @@ from scperformer.dataset.corpus import Corpus, make_corpus, read_genes
 from scperformer.dataset.labels import label_columns, rare_labels, rare_note, require_labels
 from scperformer.dataset.on_disk import Sample, Stream, settle_in_memory
 from scperformer.dataset.query import Query, find_query, require_not_annotated
-from scperformer.dataset.reference import Reference, make_reference
+from scperformer.dataset.reference import Reference, make_reference, read_unlabelled
 from scperformer.dataset.splits import stratified_sample

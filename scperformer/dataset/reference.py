@@ -5,10 +5,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, vstack
 
 from scperformer.config import TrainConfig
 from scperformer.dataset.labels import Settled, require_labels, settle_rare_labels
@@ -23,7 +24,8 @@ from scperformer.dataset.splits import (
     stratified_sample,
 )
 from scperformer.errors import InputError
-from scperformer.files import PREPARED, open_stored, reading
+from scperformer.expression import align_rows, detect_expression, gene_table, plan_alignment, stored_expression
+from scperformer.files import PREPARED, open_stored, read_cells, reading
 
 log = logging.getLogger(__name__)
 
@@ -154,3 +156,28 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
     stream = Stream(collection, numbers[split.train], labels[split.train])
     summary, x = f"{summary}; {len(sources)} files", collection.read(numbers[held])
     return Reference(x, labels[held], names, terms, genes, summary, loaded, rare, stream)
+
+
+def read_unlabelled(reference: Reference, cfg: TrainConfig) -> csr_matrix | None:
+    """Read the cells of `cfg.unlabelled`, at most 20,000 at random, with the genes of a reference; None without files.
+
+    A file with fewer than half of the genes is refused: for the vectors of genes, absent ones count as not expressed.
+    """
+    parts, num_genes = [], len(reference.genes)
+    for file in map(Path, cfg.unlabelled):
+        cells = read_cells(file, cfg.orientation)
+        findings = detect_expression(cells, path=file)
+        matrix, _ = stored_expression(cells, findings, path=file)
+        table, total = gene_table(cells, findings.source), cfg.data.target_sum
+        options: dict[str, Any] = {"target_sum": total, "min_overlap": None, "species": cfg.species, "path": file}
+        plan = plan_alignment(table, findings, reference.genes, **options)
+        if plan.overlap.num_shared < num_genes / 2:
+            found = f"{plan.overlap.num_shared} of the {num_genes} genes of the reference in unlabelled file {file}"
+            raise InputError(found, "half of them", "leave it out, or give cells measured with the same genes")
+        log.info("%s: %d unlabelled cells with %d of the genes", file, cells.n_obs, plan.overlap.num_shared)
+        parts.append(align_rows(matrix, plan))
+    if not parts:
+        return None
+    x = vstack(parts, "csr")
+    rows = np.random.default_rng(cfg.seed).permutation(x.shape[0])[:MAX_FIT_CELLS]
+    return x[np.sort(rows)]

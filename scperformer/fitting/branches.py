@@ -84,6 +84,7 @@ def fit_branches(
     head: HeadConfig,
     seed: int,
     draws: Sequence[csr_matrix] = (),
+    unlabelled: csr_matrix | None = None,
     with_evidence: bool = True,
 ) -> Fitted:
     """Fit the branches that are on to cells: CSR float32 N x G, ln(1 + cp10k), labels int64 N, each of 0..C-1 occurs.
@@ -97,6 +98,8 @@ def fit_branches(
         Options of the linear branch; None if it is off.
     draws
         The same cells, thinned with other random numbers: the pooled encoder learns from them, too.
+    unlabelled
+        Other cells with the same genes: the vectors of genes are learned from them, too.
     with_evidence
         Also find the scales and the scores; without it they are empty.
     """
@@ -117,7 +120,8 @@ def fit_branches(
         if recipe is not None and linear is None:
             linear = fit_linear_branch(x, labels, recipe)
         if model.deep and model.positions == "coexpression":
-            pooled = Pooled(*gene_vectors(vstack([x, *draws], "csr") if draws else x, model.dim, seed))
+            every = [x, *draws] if unlabelled is None else [x, *draws, unlabelled]
+            pooled = Pooled(*gene_vectors(vstack(every, "csr"), model.dim, seed))
             z = np.concatenate([pooled.cells(draw) for draw in (x, *draws)])
             held_out = np.full(len(labels), -1)
             held_out[rows] = folds

@@ -16,7 +16,7 @@ from anndata import AnnData
 from scipy.sparse import csr_matrix
 
 from scperformer.config import TrainConfig, make_config, quoted
-from scperformer.dataset import Reference, Sample, make_reference, simulated, stratified_sample
+from scperformer.dataset import Reference, Sample, make_reference, read_unlabelled, simulated, stratified_sample
 from scperformer.errors import InputError
 from scperformer.expression import recover_counts
 from scperformer.files import beside, checksum, read_cells
@@ -146,6 +146,7 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
     recipe = start.linear_recipe(train, cfg)
     learns = has_to_learn(network, cfg.optim)
     options: dict[str, Any] = {"recipe": recipe, "model": cfg.model, "head": cfg.head, "seed": cfg.seed}
+    options["unlabelled"] = read_unlabelled(reference, cfg)
     fitted = fit_branches(train.x, train.known_labels, **options, with_evidence=not learns)
     fill_network(network, fitted, fitted.scales)
     sizes = len(cells), len(val), len(reference.genes), len(counts), sum(p.numel() for p in network.parameters())
