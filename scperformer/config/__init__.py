@@ -9,6 +9,7 @@ from scperformer.config.groups import (
     AUTO,
     ONE_OR_MORE,
     ZERO_OR_MORE,
+    ConditionsConfig,
     DataConfig,
     HeadConfig,
     MaskingConfig,

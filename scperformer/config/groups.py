@@ -171,6 +171,22 @@ class HeadConfig(Options):
 
 
 @dataclass(kw_only=True)
+class ConditionsConfig(Options):
+    """Random genes and depths under which layers of attention are trained; fitted branches adapt to a file instead."""
+
+    lowest_depth: float = option(1.0, (lambda share: 0 < share <= 1, "a share above 0, up to 1"))  # of a cell's counts
+    # share of the cells whose depth is drawn between `conditions.lowest_depth` and 1 (uniform in its logarithm)
+    thinned_share: float = option(0.7, SHARE)
+    panel_share: float = option(0.0, SHARE)  # share of groups of 8 cells that see some of the genes only
+    smallest_panel: int = option(200, ONE_OR_MORE)  # genes; sizes are uniform in their logarithm, up to all genes
+
+    @property
+    def on(self) -> bool:
+        """Whether any cell is changed."""
+        return self.lowest_depth < 1 or self.panel_share > 0
+
+
+@dataclass(kw_only=True)
 class MaskingConfig(Options):
     """The values that pretraining masks, and the loss of their prediction."""
 

@@ -104,12 +104,16 @@ class NetworkConfig(ExpressionOptions):
     model: groups.ModelConfig = field(default_factory=groups.ModelConfig)
     attention: dict[str, Any] = field(default_factory=lambda: {"name": "favor"})  # with the options of the mechanism
     head: groups.HeadConfig = field(default_factory=groups.HeadConfig)  # not used by `pretrain`
+    conditions: groups.ConditionsConfig = field(default_factory=groups.ConditionsConfig)
     optim: groups.OptimConfig = field(default_factory=groups.OptimConfig)
     trainer: groups.TrainerConfig = field(default_factory=groups.TrainerConfig)
     logger: groups.LoggerConfig = field(default_factory=groups.LoggerConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        some = self.conditions.on and self.tokens.unexpressed != "skip"
+        expected = "none with tokens.unexpressed=full or memory, for which unmeasured genes are not known"
+        require(not some, "conditions", "on", expected)
         without_vectors = self.model.positions == "gene2vec" and self.model.gene2vec_path is None
         if self.model.deep and without_vectors and self.init is None:
             expected = "a file of gene vectors for model.positions=gene2vec"

@@ -15,6 +15,7 @@ from scperformer.network.batches import (
     seed_of,
     seed_sequence,
     shuffled_batches,
+    under_conditions,
 )
 from scperformer.network.encoder import Encoder, require_encoder
 from scperformer.network.inference import branch_logits, choose_device, fast_cpu, predict_cells, torch_state_kept

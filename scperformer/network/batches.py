@@ -1,5 +1,6 @@
 """Aligned expression to batches: which cells, in which order, drawn with which seed, and their tokens as tensors."""
 
+import math
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -10,12 +11,13 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 
-from scperformer.config import TokensConfig
-from scperformer.network.tokens import Batch, token_counts, tokenize
+from scperformer.config import ConditionsConfig, TokensConfig
+from scperformer.network.tokens import Batch, log2_bins, token_counts, tokenize
 
 POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, still well mixed
 MEAN_CELLS = 4096  # cells in float64 at a time, for means
 MAX_BATCH_TOKENS = 2**16  # of a prediction batch, padding included: bounds its memory (64 cells of 1,024 tokens)
+PANEL_CELLS = 8  # cells in a row of a batch that see the same genes
 END = object()
 Item = TypeVar("Item")
 
@@ -132,9 +134,53 @@ def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:
     kept = Batch(batch.genes_BL, batch.values_BL, batch.x_BL, kept_BL)
     if in_place:
         return kept
-    # Real tokens move to the front in their order, so the special position stays the last of them.
-    order = torch.argsort(~kept_BL, dim=1, stable=True)[:, : padded_length(int(kept_BL.sum(1).max()))]
-    return Batch(*(tensor.gather(1, order) for tensor in kept.tensors))
+    return packed(kept)
+
+
+def under_conditions(
+    batch: Batch, conditions: ConditionsConfig, tokens: TokensConfig, variability_G: torch.Tensor, target_sum: float
+) -> Batch:
+    """Thin the counts of cells and hide genes as in a panel, at random from torch's global generator; normalised anew.
+
+    The smallest value of a cell is taken for one count. 8 cells in a row have the same genes: half of the panels are
+    random, half prefer variable genes (Gumbel top-k of `variability_G`, the logarithm of variance / mean), and one in
+    20 has the other genes instead.
+    """
+    device, x_BL, num_genes = batch.x_BL.device, batch.x_BL.cpu(), len(variability_G)
+    genes_BL, is_gene_BL = batch.genes_BL.cpu(), batch.x_BL.cpu() > 0
+    linear_BL = torch.expm1(x_BL.double())
+    one_B1 = linear_BL.masked_fill(~is_gene_BL, torch.inf).amin(1, keepdim=True)
+    counts_BL = torch.where(is_gene_BL, (linear_BL / one_B1).round(), 0.0)
+    share_B1 = torch.exp(torch.rand(len(x_BL), 1) * math.log(conditions.lowest_depth))
+    share_B1[torch.rand(len(x_BL)) >= conditions.thinned_share] = 1.0
+    counts_BL = torch.binomial(counts_BL, share_B1.double().expand_as(counts_BL))
+    for start in range(0, len(x_BL), PANEL_CELLS):
+        if float(torch.rand(())) >= conditions.panel_share:
+            continue
+        smallest = min(conditions.smallest_panel, num_genes)
+        size = int(smallest * (num_genes / smallest) ** float(torch.rand(())))
+        kind = float(torch.rand(()))
+        spread = torch.inf if kind < 0.5 else (0.3, 1.0, 2.0)[int(torch.randint(3, ()))]
+        gumbel_G = -torch.log(-torch.log(torch.rand(num_genes)))
+        order_G = gumbel_G if spread == torch.inf else variability_G + spread * gumbel_G
+        measured_G = torch.zeros(num_genes + 1, dtype=torch.bool)
+        measured_G[torch.topk(order_G, size).indices] = True
+        if kind >= 0.95:
+            measured_G = ~measured_G
+        group = slice(start, start + PANEL_CELLS)
+        counts_BL[group] *= measured_G[genes_BL[group]]
+    totals_B1 = counts_BL.sum(1, keepdim=True).clamp_min(1)
+    x_BL = torch.log1p(counts_BL * (target_sum / totals_B1)).float()
+    values_BL = x_BL if tokens.name == "continuous" else torch.from_numpy(log2_bins(x_BL.numpy(), tokens))
+    is_special_BL = batch.keep_BL.cpu() & (genes_BL == num_genes)
+    kept = Batch(genes_BL, values_BL, x_BL, (counts_BL > 0) | is_special_BL)
+    return packed(kept).to(device)
+
+
+def packed(batch: Batch) -> Batch:
+    """Move real tokens to the front, in their order: the special position stays the last of them."""
+    order = torch.argsort(~batch.keep_BL, dim=1, stable=True)[:, : padded_length(int(batch.keep_BL.sum(1).max()))]
+    return Batch(*(tensor.gather(1, order) for tensor in batch.tensors))
 
 
 def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, buffer: int = 0) -> list[np.ndarray]:

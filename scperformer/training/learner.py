@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from scipy.sparse import csr_matrix
 from torch.nn.functional import cross_entropy
 
 from scperformer.config import NetworkConfig, OptimConfig, TrainConfig
 from scperformer.fitting import branch_scales
 from scperformer.metrics import negative_log_likelihood, score
-from scperformer.network import Batch, Cells, CellTypeModel, drop_genes, seed_of
+from scperformer.network import Batch, Cells, CellTypeModel, drop_genes, gene_means, seed_of, under_conditions
 from scperformer.training.source import Labelled, StreamedCells
 from scperformer.training.trainer import run_epochs
 
@@ -48,6 +49,16 @@ def wide_lr_factor(network: CellTypeModel, optim: OptimConfig) -> float:
     return optim.wide_lr_factor if optim.wide_start == "logistic" else 1.0
 
 
+def variability(x: csr_matrix) -> torch.Tensor:
+    """Return the logarithm of variance / mean of each gene, float32 G, from ln(1 + cp10k) of cells."""
+    linear = x.copy()
+    linear.data = np.expm1(linear.data)
+    mean = gene_means(linear)
+    linear.data **= 2
+    dispersion = np.maximum(gene_means(linear) - mean**2, 0) / np.maximum(mean, 1e-9)
+    return torch.from_numpy(np.log(np.maximum(dispersion, 1e-3))).float()
+
+
 def process_factor(weight: torch.Tensor) -> torch.Tensor | float:
     """The factor that makes the mean of the gradients of all processes the gradient of one batch of all cells."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
@@ -70,6 +81,8 @@ class EncoderLearner(pl.LightningModule):
     def __init__(self, network: torch.nn.Module, cfg: NetworkConfig):
         super().__init__()
         self.network, self.seed, self.optim, self.gene_dropout = network, cfg.seed, cfg.optim, cfg.model.gene_dropout
+        self.conditions, self.tokens, self.target_sum = cfg.conditions, cfg.tokens, cfg.data.target_sum
+        self.variability_G = torch.empty(0)  # of genes, for panels: see `under_conditions`
 
     def on_train_batch_start(self, batch: Labelled, batch_idx: int) -> None:
         step, encoder = self.global_step, self.network.encoder
@@ -79,8 +92,16 @@ class EncoderLearner(pl.LightningModule):
         if encoder is not None and encoder.redraw_interval and step > 0 and step % encoder.redraw_interval == 0:
             encoder.redraw(torch.Generator().manual_seed(seed_of("redraw", self.seed, step)))
 
+    def learn_under_conditions(self, train: Cells) -> None:
+        """Find which genes panels prefer, if `conditions` are on."""
+        if self.conditions.on:
+            self.variability_G = variability(train.x)
+
     def with_genes_dropped(self, tokens: Batch) -> Batch:
-        """Hide a random part of each cell's genes from the encoder, `model.gene_dropout` of them."""
+        """Show cells to the encoder under random conditions, and hide `model.gene_dropout` of each cell's genes."""
+        if self.network.encoder is not None and self.conditions.on:
+            variability_G, total = self.variability_G, self.target_sum
+            tokens = under_conditions(tokens, self.conditions, self.tokens, variability_G, total)
         if self.network.encoder is None or not self.gene_dropout:
             return tokens
         return drop_genes(tokens, self.gene_dropout, self.network.encoder.has_memory)
@@ -179,4 +200,6 @@ def train_network(
     """Train, and leave the weights of the best epoch in `network`; return it as `run_epochs`, or 0: none needed."""
     if not has_to_learn(network, cfg.optim):
         return 0
-    return run_epochs(Learner(network, train.known_labels, cfg), train, val, cfg, run_folder)
+    learner = Learner(network, train.known_labels, cfg)
+    learner.learn_under_conditions(train.sample)
+    return run_epochs(learner, train, val, cfg, run_folder)

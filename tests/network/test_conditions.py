@@ -1,0 +1,92 @@
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+
+from scperformer.config import ConditionsConfig, TokensConfig
+from scperformer.expression import normalise_counts, recover_counts
+from scperformer.network import under_conditions
+from scperformer.network.batches import PANEL_CELLS
+from scperformer.network.tokens import log2_bins, tokenize
+
+NUM_GENES = 400
+CONTINUOUS = TokensConfig()
+
+
+@pytest.fixture(scope="module")
+def counts() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    made = rng.poisson(3.0, size=(4 * PANEL_CELLS, NUM_GENES)).astype(np.float32)
+    made[:, 0] = 1  # every cell has a gene with one count
+    return made
+
+
+def seen_counts(counts: np.ndarray, conditions: ConditionsConfig, seed: int = 0, tokens=CONTINUOUS, top=0):
+    """Counts that the encoder sees; the first `top` genes are the most variable."""
+    torch.manual_seed(seed)
+    variability_G = torch.zeros(NUM_GENES)
+    variability_G[:top] = 10.0
+    batch = tokenize(normalise_counts(csr_matrix(counts), 1e4), tokens)
+    found = under_conditions(batch, conditions, tokens, variability_G, 1e4)
+    seen = np.zeros((len(counts), NUM_GENES + 1), dtype=np.float32)
+    for row, (genes, x, keep) in enumerate(zip(found.genes_BL, found.x_BL, found.keep_BL, strict=True)):
+        assert int(genes[keep][-1]) == NUM_GENES  # the special position is the last real token
+        seen[row, genes[keep].numpy()] = x[keep].numpy()
+    return recover_counts(csr_matrix(seen[:, :-1])).toarray(), found
+
+
+def test_nothing_changes_without_conditions(counts):
+    seen, _ = seen_counts(counts, ConditionsConfig())
+    np.testing.assert_array_equal(seen, counts)
+
+
+def test_depth_is_thinned_in_the_stated_share_of_cells(counts):
+    many = np.tile(counts, (10, 1))
+    seen, _ = seen_counts(many, ConditionsConfig(lowest_depth=0.1, thinned_share=0.6))
+    shares = seen.sum(1) / many.sum(1)
+    assert abs((shares < 1).mean() - 0.6) < 0.09  # 320 cells: three standard deviations
+    thinned = np.log(shares[shares < 1]) / np.log(0.1)  # uniform from 0 to 1
+    assert 0.4 < thinned.mean() < 0.6
+    assert thinned.max() < 1.1
+
+
+def test_cells_of_a_group_have_the_same_genes(counts):
+    conditions = ConditionsConfig(panel_share=1.0, smallest_panel=20)
+    seen, _ = seen_counts(counts, conditions)
+    panels = []
+    for start in range(0, len(counts), PANEL_CELLS):
+        group = slice(start, start + PANEL_CELLS)
+        measured = (seen[group] > 0).any(0)
+        expressed = counts[group] > 0
+        np.testing.assert_array_equal(seen[group] > 0, expressed & measured)
+        panels.append(measured)
+    assert len({panel.tobytes() for panel in panels}) == len(panels)
+
+
+def test_panels_prefer_variable_genes(counts):
+    conditions = ConditionsConfig(panel_share=1.0, smallest_panel=20)
+    many = np.tile(counts, (20, 1))
+    seen, _ = seen_counts(many, conditions, top=20)
+    panels = [(seen[i : i + PANEL_CELLS] > 0).any(0) for i in range(0, len(many), PANEL_CELLS)]
+    shares = np.array([(panel[:20].mean(), panel[20:].mean()) for panel in panels])
+    assert shares[:, 0].mean() > shares[:, 1].mean() + 0.1
+
+
+def test_values_are_normalised_over_what_is_seen(counts):
+    conditions = ConditionsConfig(lowest_depth=0.2, panel_share=1.0)
+    _, batch = seen_counts(counts, conditions)
+    totals = torch.expm1(batch.x_BL.double()).sum(1)
+    torch.testing.assert_close(totals, torch.full_like(totals, 1e4), rtol=1e-4, atol=0)
+
+
+def test_bins_are_those_of_the_new_values(counts):
+    tokens = TokensConfig(name="bins", num_bins=40, bins_per_log2=4.0)
+    _, batch = seen_counts(counts, ConditionsConfig(lowest_depth=0.2), tokens=tokens)
+    np.testing.assert_array_equal(batch.values_BL.numpy(), log2_bins(batch.x_BL.numpy(), tokens))
+
+
+def test_the_seed_decides(counts):
+    conditions = ConditionsConfig(lowest_depth=0.2, panel_share=0.5)
+    one, again, other = (seen_counts(counts, conditions, seed)[0] for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one, again)
+    assert (one != other).any()
