@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from scipy.sparse import csr_matrix, vstack
 from threadpoolctl import threadpool_limits
 
@@ -27,6 +26,8 @@ def branch_scales(wide: np.ndarray, deep: np.ndarray, labels: np.ndarray) -> tup
     `wide` and `deep` are logits, N x C, all 0 for a branch that is off. Their unscaled sum is often worse than the
     linear branch. The common size of a and b acts as a temperature (Guo et al. 2017, arXiv 1706.04599).
     """
+    from scipy.optimize import minimize  # takes a while to import, and a prediction seldom needs it
+
     wide, deep = np.asarray(wide, dtype=np.float64), np.asarray(deep, dtype=np.float64)
     # The scales without data: 1 for the linear branch; for the encoder 1 if it is alone, else 0. The prior has the
     # weight of one cell and prevents extreme scales if there are few held-out cells.

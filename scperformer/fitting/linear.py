@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.linalg import cholesky, solve_triangular
 from scipy.sparse import csr_matrix, hstack
 
 from scperformer.metrics import negative_log_likelihood
@@ -103,6 +102,8 @@ def compact(x: csr_matrix) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarra
     same fit, as its weights of genes are sums over cells (the representer theorem; Kimeldorf and Wahba 1970, Ann. Math.
     Stat. 41:495).
     """
+    from scipy.linalg import cholesky, solve_triangular
+
     if x.shape[1] <= x.shape[0]:
         return x.toarray(), lambda weight: weight
     products, columns = np.zeros((x.shape[0], x.shape[0]), dtype=np.float32), x.tocsc()
