@@ -182,8 +182,8 @@ class PredictConfig(_ModelOptions):
     adapted_folder: str | None = None  # keep adapted models in this folder, and take them from there; null: nowhere
 
     def __post_init__(self) -> None:
+        self.adapt = self.adapt.lower()  # Hydra turns the word true into True
         super().__post_init__()
-        self.adapt = self.adapt.lower()
         num = len(self.inputs)
         one = "no output option with several files (outputs=[...] names one for each)"
         require(num == 1 or self.output is None, "output", self.output, one)
