@@ -17,7 +17,19 @@ from pathlib import Path, PurePosixPath
 
 from scperformer.config import ModelsConfig
 from scperformer.errors import InputError, one_line
-from scperformer.model import CARD, GENES, INFO, PACKAGED, WEIGHTS, Bundle, damaged_model, library_folder, load_bundle
+from scperformer.model import (
+    CARD,
+    CELLS,
+    GENES,
+    INFO,
+    PACKAGED,
+    WEIGHTS,
+    Bundle,
+    damaged_model,
+    library_folder,
+    load_bundle,
+    load_kept,
+)
 from scperformer.network.load import rebuild
 from scperformer.outputs import new_folder, require_absent
 
@@ -101,13 +113,14 @@ def import_model(path: Path, library: Path, *, overwrite: bool = False) -> Path:
         raise InputError(f"no file or folder {path}", KINDS, "check the path")
     bundle = load_bundle(path)
     rebuild(bundle, path)
+    load_kept(bundle, path)
     if not FOLDER_NAME.fullmatch(bundle.name):
         found = f"model '{path}' with the name '{bundle.name[:80]}'"
         raise InputError(found, "a name that a folder can have", "train it with another output=...")
     target = library / bundle.name
     require_absent(target, overwrite, marker=INFO)
     with new_folder(target, overwrite, marker=INFO) as folder:
-        for name in (INFO, WEIGHTS, GENES, *EXTRAS):
+        for name in (INFO, WEIGHTS, GENES, *([CELLS] if bundle.has_kept else []), *EXTRAS):
             file = path / name
             sound_extra = file.is_file() and not file.is_symlink() and file.stat().st_size <= MOST_EXTRA
             if name not in EXTRAS or sound_extra:
