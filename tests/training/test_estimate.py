@@ -52,7 +52,7 @@ def test_the_estimate_is_printed_and_nothing_is_written(command, counts_adata, w
 
 
 def test_the_parts_add_up(counts_adata, monkeypatch):
-    monkeypatch.setattr(estimates, "fit_seconds", lambda train, num, cfg: (2.0, None))
+    monkeypatch.setattr(estimates, "fit_seconds", lambda train, num, cfg, with_evidence: (2.0, None))
     monkeypatch.setattr(estimates, "epoch_seconds", lambda *rest: (3.0, 10.0))
     for options, most, lines in [
         ([], 306, ["at most      5 min 06 s (30 epochs)", "at least     1 min 56 s (11 epochs, if"]),
@@ -104,15 +104,42 @@ def test_the_longest_cells_come_first_and_epochs_are_scaled(cells, monkeypatch):
     assert epoch == pytest.approx(300)
 
 
-def test_large_fits_are_measured_on_fewer_cells(cells, monkeypatch):
-    sizes = []
-    monkeypatch.setattr(estimates, "MAX_FIT_CELLS", 50)
-    monkeypatch.setattr(estimates, "fit_logistic", lambda x, labels: sizes.append((len(labels), set(labels))))
+@pytest.fixture
+def fits(cells, monkeypatch) -> list[tuple[int, set[int], bool]]:
+    """Number of cells, labels and `with_evidence` of each fit of the branches, which takes an hour (two with it)."""
+    seen, clock = [], [0.0]
     made = fit_branches(cells.x[:9], np.arange(9) % 3, recipe=None, model=ModelConfig(), head=HeadConfig(), seed=0)
-    monkeypatch.setattr(estimates, "fit_branches", lambda x, y, **rest: sizes.append((len(y), set(y))) or made)
-    fit_seconds(cells, 400, config("x"))
-    assert all(num <= 52 and labels == {0, 1, 2, 3} for num, labels in sizes)
-    assert len(sizes) == 2
+
+    def fit(x, labels, *, with_evidence=True, **rest):
+        seen.append((len(labels), set(labels), with_evidence))
+        clock[0] += 7200 if with_evidence else 3600
+        return made
+
+    monkeypatch.setattr(estimates, "fit_branches", fit)
+    monkeypatch.setattr(estimates.time, "perf_counter", lambda: clock[0])
+    return seen
+
+
+def test_large_fits_are_measured_on_fewer_cells(cells, fits, monkeypatch):
+    monkeypatch.setattr(estimates, "MAX_FIT_CELLS", 50)
+    baseline = []
+    monkeypatch.setattr(estimates, "fit_logistic", lambda x, labels: baseline.append((len(labels), set(labels))))
+    seconds, _ = fit_seconds(cells, 400, config("x"), with_evidence=True)
+    assert [evidence for _, _, evidence in fits] == [False, True]
+    assert len(baseline) == 1
+    assert all(num <= 52 and labels == {0, 1, 2, 3} for num, labels, *_ in (*fits, *baseline))
+    # The fit grows with the 300 cells to train and all 400, and the evidence does not.
+    assert seconds == pytest.approx(3600 * 700 / fits[0][0] + 7200)
+
+
+@pytest.mark.parametrize(("option", "needs"), [("model=tiny", False), ("model=pooled", True)])
+def test_fitted_models_also_take_the_time_of_their_evidence(counts_adata, fits, monkeypatch, option, needs):
+    monkeypatch.setattr(estimates, "epoch_seconds", lambda *rest: (0.0, 0.0))
+    cfg = config("x", option)
+    reference = make_reference(Sample(counts_adata, Path("x")), cfg)
+    _, seconds = estimates.estimate(reference, cfg, prepare=0.0)
+    assert [evidence for _, _, evidence in fits] == [False] + [True] * needs
+    assert seconds == pytest.approx(3600 * 228 / 108 + 7200 * needs)
 
 
 def test_training_itself_refuses_to_estimate(counts_adata, tmp_path):
