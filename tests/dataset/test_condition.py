@@ -11,6 +11,7 @@ from scperformer.config.steps import PredictConfig
 from scperformer.dataset import Condition, depth_share, find_condition, find_query, reduced
 from scperformer.dataset import condition as conditions
 from scperformer.dataset.condition import depth_class
+from scperformer.errors import InputError
 from scperformer.model import KeptCells
 
 GENES = [f"GENE{i}" for i in range(0, 300, 2)]  # of the model; the cells have GENE0 to GENE199
@@ -107,6 +108,18 @@ def test_cells_from_all_of_a_large_file_show_its_depth(counts_adata, monkeypatch
     median = np.median(adata.X[asked[0]][:, ::2].toarray().sum(axis=1))
     assert found.depth == pytest.approx(rounded(median))
     assert found.depth != find_condition(query_of(shallow)).depth
+
+
+def test_cells_that_cannot_be_read_are_an_error_of_the_file(counts_adata, write):
+    query = query_of(counts_adata)
+    query.path = str(write(counts_adata))
+
+    def damaged(rows):
+        raise OSError("Can't synchronously read data (filter returned failure during read)")
+
+    query.rows.some = damaged
+    with pytest.raises(InputError, match=r"sample\.h5ad is damaged .*copy or download it again"):
+        find_condition(query)
 
 
 # --- the class of a depth ----------------------------------------------------------------------------------------
