@@ -1,6 +1,7 @@
 """Labels by CellTypist for rivals.py, run by the Python of an environment with CellTypist: celltypist_calls.py FOLDER.
 
 Reads reference.h5ad (ln(1 + cp10k), obs: label) and query.h5ad in the folder, writes calls.txt with one label per line.
+Trains model.pkl first if the folder has none.
 """
 
 import sys
@@ -12,7 +13,8 @@ import numpy as np
 
 folder = Path(sys.argv[1])
 reference, query = (ad.read_h5ad(folder / f"{name}.h5ad") for name in ("reference", "query"))
-model = celltypist.train(reference, labels="label", check_expression=False, n_jobs=1, max_iter=200)
-model.write(str(folder / "model.pkl"))
+if not (folder / "model.pkl").exists():
+    model = celltypist.train(reference, labels="label", check_expression=False, n_jobs=1, max_iter=200)
+    model.write(str(folder / "model.pkl"))
 called = celltypist.annotate(query, model=str(folder / "model.pkl"), majority_voting=False)
 np.savetxt(folder / "calls.txt", called.predicted_labels["predicted_labels"].to_numpy(str), fmt="%s")

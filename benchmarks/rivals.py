@@ -6,6 +6,7 @@ The query has no labels: `panel.Pair` holds the true labels separately.
 import subprocess
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import anndata as ad
@@ -78,20 +79,23 @@ def neighbours(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
     return make_pipeline(space, KNeighborsClassifier(min(15, x.shape[0]))).fit(x, labels).predict(x_query)
 
 
-def celltypist(python: str) -> Callable[[ad.AnnData, ad.AnnData], np.ndarray]:
-    """CellTypist trained on the reference, in a separate environment because it needs scikit-learn < 1.8."""
+def celltypist(python: str, kept: Path | None = None) -> Callable[[ad.AnnData, ad.AnnData], np.ndarray]:
+    """CellTypist trained on the reference, in a separate environment because it needs scikit-learn < 1.8.
+
+    With the folder `kept`, its model stays there, and later calls, with the same reference, do not train again.
+    """
 
     def run(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
         x, labels, x_query = matrices(reference, query)
         genes = [f"g{i}" for i in range(x.shape[1])]
-        with tempfile.TemporaryDirectory() as folder:
+        with nullcontext(kept) if kept else tempfile.TemporaryDirectory() as folder:
             for name, cells in (("reference", x), ("query", x_query)):
                 adata = ad.AnnData(cells, var={"gene": genes})
                 adata.var_names = genes
                 if name == "reference":
                     adata.obs[LABEL] = labels
                 adata.write_h5ad(Path(folder) / f"{name}.h5ad")
-            subprocess.run([python, str(CELLTYPIST), folder], check=True, capture_output=True)
+            subprocess.run([python, str(CELLTYPIST), str(folder)], check=True, capture_output=True)
             return np.loadtxt(Path(folder) / "calls.txt", dtype=str, delimiter="\t")
 
     return run

@@ -33,7 +33,7 @@ def meanings(table: type) -> dict[str, str]:
 def default(option: Field, first_word: str | None) -> str:
     """Return the default of an option as a user would write it."""
     value = option.default if option.default_factory is MISSING else option.default_factory()
-    if value is MISSING or option.name == first_word == "analysis":  # `models` alone lists the models
+    if value is MISSING or option.name == first_word != "action":  # `models` alone lists the models
         return "required"
     if value is None or isinstance(value, bool):
         return "`null`" if value is None else f"`{str(value).lower()}`"

@@ -79,7 +79,7 @@ annotate the cells of files
   scperformer predict panel.h5ad model_path=my_model adapt=false   # the model as it is, whatever the file lacks
 
 adapt MODEL FILE
-make a model for the genes and the depth of a file, or for a list of genes
+adapt a model to the genes and the depth of a file
   scperformer adapt my_model sample.h5ad output=shallow_model
   scperformer adapt my_model panel.txt output=panel_model          # one gene a line
 

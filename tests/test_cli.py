@@ -349,7 +349,7 @@ def test_a_bad_value_fails_its_own_run_alone(command, sample, tmp_path):
 
 @pytest.mark.slow
 def test_the_table_of_a_sweep_says_what_its_models_say(command, sample, tmp_path):
-    options = ["label_key=cell_type", "trainer.max_epochs=1", "logger=none", "output=m"]
+    options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none", "output=m"]
     ran = command("train", sample, *options, "-m", "seed=0,1", "optim.lr=1e-3,3e-3")
     assert ran.code == 0, ran.err
     [sweep] = (tmp_path / "multirun").iterdir()

@@ -57,7 +57,9 @@ def _override_error(error: Exception, step: str, overrides: Sequence[str]) -> In
     noise = ("To append to your ", "See https", "object_type", "reference_type", "full_key", "^")
     found = "; ".join(dict.fromkeys(line.rstrip(".;:") for line in lines if not line.startswith(noise)))
     options = {field.name for field in fields(SCHEMAS[step])}
-    if "'model'" in found and "model_path" in options and "model" not in options:
+    presets = [word for word in overrides if word.lstrip("+").startswith("model=")]
+    if presets and "model_path" in options and "model" not in options:
+        found = f"a preset of 'model' ({presets[0]})"  # Hydra may name another group, which the preset chooses
         remedy = f"name a trained model with model_path=FOLDER; {remedy}"
     return InputError(found, f"an option of '{step}' and a value it can take", remedy)
 

@@ -139,7 +139,8 @@ class TrainConfig(NetworkConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         is_pooled, weighted = self.model.positions == "coexpression", self.head.name == "weighted"
-        if self.model.deep and is_pooled != weighted:
+        settled_later = self.init is not None and is_pooled  # the default model beside `init`, which has another one
+        if self.model.deep and is_pooled != weighted and not settled_later:
             expected = "weighted with model.positions=coexpression, and only then"
             require(False, "head.name", self.head.name, f"{expected} (model=pooled sets both)")
         pooled = self.model.deep and is_pooled

@@ -9,6 +9,7 @@ from scipy.sparse import csr_matrix, vstack
 
 from scperformer.dataset.query import Query
 from scperformer.expression import align_rows, normalise_counts, recover_counts, thin
+from scperformer.files import reading
 from scperformer.model import KeptCells
 
 MAX_SEEN = 2000  # cells of a file that show its depth
@@ -42,7 +43,9 @@ def find_condition(query: Query) -> Condition:
     measured[target[target >= 0]] = True
     num_cells = query.rows.shape[0]
     rows = np.unique(np.linspace(0, num_cells - 1, min(num_cells, MAX_SEEN)).astype(int))
-    counts = recover_counts(align_rows(query.rows.some(rows), query.plan))
+    with reading(query.path):
+        stored = query.rows.some(rows)
+    counts = recover_counts(align_rows(stored, query.plan))
     return Condition(measured, None if counts is None else depth_class(counts))
 
 

@@ -26,7 +26,7 @@ from scperformer.files import beside, open_cells
 from scperformer.fitting import MOST_DUAL, TOLERANCE, Recipe, fill_network, fit_branches, fit_logistic
 from scperformer.genes import MIN_PANEL, map_genes
 from scperformer.model import INFO, Bundle, KeptCells, damaged_model, load_bundle, load_kept, save_bundle
-from scperformer.network import CellTypeModel, Model, as_model, load_model
+from scperformer.network import CellTypeModel, Model, as_model, load_model, torch_state_kept
 from scperformer.outputs import require_absent
 
 log = logging.getLogger(__name__)
@@ -105,6 +105,7 @@ def _recipe(bundle: Bundle, options: ModelConfig, path: Path) -> Recipe:
     return recipe
 
 
+@torch_state_kept()  # a network draws its first weights
 def adapt_model(model: Model, query: Query, cfg: PredictConfig, known: dict[str, Model]) -> Adapted:
     """Adapt a model to a file if `cfg.adapt` says so; `known` has the models adapted before, by `Condition.key`.
 
@@ -164,6 +165,7 @@ def _load_or_adapt(model: Model, kept: KeptCells, condition: Condition, cfg: Pre
     return as_model(replace(load_bundle(folder), hash=model.bundle.hash), model.path)
 
 
+@torch_state_kept()
 def run_adapt(cfg: AdaptConfig) -> Path:
     """Write a model that is adapted to a file or to a text file of genes; return its folder.
 
@@ -201,7 +203,8 @@ def _condition_of_genes(genes: list[str], bundle: Bundle, cfg: AdaptConfig, path
     unknown = [gene for gene, target in zip(genes, mapping.target, strict=True) if target < 0]
     num_known = len(genes) - len(unknown)
     if num_known < max(MIN_PANEL, len(genes) / 2):
-        found = f"{num_known} of the {len(genes)} genes of '{path}' known to the model (not '{unknown[0]}')"
+        example = f" (not '{unknown[0]}')" if unknown else ""
+        found = f"{num_known} of the {len(genes)} genes of '{path}' known to the model{example}"
         expected = f"{MIN_PANEL} or more, and half of them"
         raise InputError(found, expected, f"name genes as the model does (e.g. '{bundle.genes[0]}')")
     if unknown:

@@ -29,8 +29,13 @@ FEWEST = 2  # steps that are measured, however long they take
 MAX_FIT_CELLS = 10_000  # linear fits on more cells are measured on so many; their time grows with the cells
 
 
-def fit_seconds(train: Cells, num_cells: int, cfg: TrainConfig) -> tuple[float, LinearModel | None]:
-    """Measure the seconds of all fits of a training; also return the fit from which the linear branch starts."""
+def fit_seconds(
+    train: Cells, num_cells: int, cfg: TrainConfig, with_evidence: bool
+) -> tuple[float, LinearModel | None]:
+    """Measure the seconds of all fits of a training; also return the fit from which the linear branch starts.
+
+    `with_evidence`: the branches are fitted and not trained, so that their scales come from out-of-fold calls.
+    """
     few = train.subset(stratified_sample(train.known_labels, MAX_FIT_CELLS, cfg.seed))
     begin = time.perf_counter()
     recipe = linear_recipe(few, cfg)
@@ -39,7 +44,12 @@ def fit_seconds(train: Cells, num_cells: int, cfg: TrainConfig) -> tuple[float, 
     fitted = fit_branches(few.x, few.known_labels, **options, with_evidence=False)
     fit_logistic(few.x, few.known_labels)
     # Branches and baseline are fitted twice: on the training cells, and at the end on all cells.
-    return settled - begin + (time.perf_counter() - settled) * (len(train) + num_cells) / len(few), fitted.linear
+    seconds = settled - begin + (time.perf_counter() - settled) * (len(train) + num_cells) / len(few)
+    if with_evidence:  # from a number of cells that does not grow
+        begin = time.perf_counter()
+        fit_branches(few.x, few.known_labels, **options)
+        seconds += time.perf_counter() - begin
+    return seconds, fitted.linear
 
 
 def loop_seconds(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainConfig, num_epochs: int) -> float:
@@ -75,11 +85,11 @@ def estimate(reference: Reference, cfg: TrainConfig, prepare: float) -> tuple[st
     """Extrapolate from a few steps of the training: a text, and the most seconds; `prepare`: the seconds before."""
     network, cells, val, cfg = new_training(reference, cfg, run_folder=None)
     train, options = cells.sample, cfg.trainer
-    linear, start = fit_seconds(train, len(reference.labels), cfg)
+    learns = has_to_learn(network, cfg.optim)
+    linear, start = fit_seconds(train, len(reference.labels), cfg, with_evidence=not learns)
     start_attention(network.encoder, train, cfg)
     add_linear(network, start)
     num_processes = options.devices * options.num_nodes
-    learns = has_to_learn(network, cfg.optim)
     once, epoch = epoch_seconds(network, train, val, cfg) if learns else (0.0, 0.0)
     epoch *= len(cells) / len(train) / num_processes
     fixed = prepare + linear + once

@@ -70,6 +70,11 @@ def encoder_options(
     return {"data.target_sum": float(target_sum), **full}
 
 
+def _given(group: ModelConfig | HeadConfig, usual: ModelConfig | HeadConfig) -> dict[str, Any]:
+    """Return the options of a group that are not those that training has by default."""
+    return {name: value for name, value in asdict(group).items() if value != getattr(usual, name)}
+
+
 def adopt_options(cfg: Config) -> Config:
     """Take the encoder's options from `init`, if there is one; refuse other values than its own or the defaults."""
     if cfg.init is None:
@@ -86,7 +91,9 @@ def adopt_options(cfg: Config) -> Config:
     except (InputError, KeyError, TypeError) as error:
         raise damaged_model(Path(cfg.init), "its configuration cannot be read") from error
     if isinstance(cfg, TrainConfig) and cfg.model.positions == "coexpression":  # the default, which has no layers
-        cfg = replace(cfg, model=replace(ModelConfig(), gene_dropout=cfg.model.gene_dropout), head=HeadConfig())
+        usual = TrainConfig(inputs=[""], label_key="")
+        model_options, head_options = _given(cfg.model, usual.model), _given(cfg.head, usual.head)
+        cfg = replace(cfg, model=ModelConfig(**model_options), head=HeadConfig(**head_options))
     mechanism = {"name": cfg.attention["name"]}
     default = encoder_options(TokensConfig(), ModelConfig(), mechanism, DataConfig().target_sum)
     default["attention.name"] = TrainConfig(inputs=[""], label_key="").attention["name"]

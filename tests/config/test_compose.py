@@ -23,6 +23,7 @@ CHOICES = sorted(
 @pytest.mark.parametrize("step", SCHEMAS)
 def test_every_step_composes_to_its_dataclass(step):
     needed = {"train": ["label_key=x"], "evaluate": ["truth_key=x"], "analyze": ["analysis=spectrum"]}
+    needed["adapt"] = ["model_path=m"]
     actions = {"models": ["action=import", "inputs=[m]"]}
     config = make_config(step, actions.get(step, ["inputs=[a.h5ad]", *needed.get(step, [])]))
     assert type(config) is SCHEMAS[step]
@@ -75,7 +76,7 @@ def test_unknown_options_are_refused(option):
 
 
 def test_number_as_a_choice_is_refused():
-    with pytest.raises(InputError, match=r"model=5; expected a preset of .model. .base, scbert, small, tiny"):
+    with pytest.raises(InputError, match=r"model=5; expected a preset of .model. .base, pooled, scbert, small, tiny"):
         make_config("train", [*TRAIN, "model=5"])
 
 

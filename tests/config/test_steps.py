@@ -15,6 +15,7 @@ from scperformer.errors import InputError
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 NEEDED = {
     "train": ["label_key=x"],
+    "adapt": ["model_path=m"],
     "evaluate": ["truth_key=x"],
     "analyze": ["analysis=spectrum"],
     "models": ["action=import"],

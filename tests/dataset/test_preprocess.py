@@ -132,7 +132,7 @@ def test_step_writes_beside_the_input(counts_adata, write, caplog):
 
 def test_step_aligns_to_a_model(counts_adata, write, tmp_path, monkeypatch):
     class Model:
-        name, config, importance = "small", {"target_sum": 1e3}, None
+        name, config, importance, has_kept = "small", {"target_sum": 1e3}, None, False
         genes = ["GENE9", "ABSENT", "GENE1"]  # noqa: RUF012
 
     monkeypatch.setattr("scperformer.model.load_bundle", lambda path: Model)

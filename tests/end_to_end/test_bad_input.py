@@ -321,7 +321,7 @@ def test_keys_that_exist(place, counts_adata, write, model, refused):
 # Models
 
 
-@pytest.mark.parametrize("name", ["bundle.json", "model.safetensors", "genes.tsv"])
+@pytest.mark.parametrize("name", ["bundle.json", "model.safetensors", "genes.tsv", "cells.npz"])
 @pytest.mark.parametrize("damage", ["missing", "cut", "garbage"])
 def test_damaged_model(name, damage, sample, model, refused):
     file = model / name
@@ -361,7 +361,7 @@ def test_model_changed_by_hand(case, sample, model, refused):
 @pytest.mark.parametrize("step", ["check", "preprocess", "predict"])
 def test_model_of_a_newer_format(step, sample, model, refused):
     change_bundle(model, format_version=99)
-    assert mentions(refused(step, sample, "model_path=model"), "model format 99", "format 3", "update scperformer")
+    assert mentions(refused(step, sample, "model_path=model"), "model format 99", "format 4", "update scperformer")
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ OPTIONS = {
     "text for a number": ("train", ["trainer.max_epochs=many"], ("trainer.max_epochs=many", "Integer")),
     "fraction for a number": ("train", ["seed=1.5"], ("seed=1.5", "Integer")),
     "text for a switch": ("train", ["overwrite=perhaps"], ("overwrite=perhaps", "bool")),
-    "unknown choice": ("train", ["model=huge"], ("model/huge", "base, scbert, small, tiny")),
+    "unknown choice": ("train", ["model=huge"], ("model/huge", "base, pooled, scbert, small, tiny")),
     "number as choice": ("train", ["data=5"], ("data=5", "(default)")),
     "null as choice": ("train", ["data=null"], ("data=null", "'data' (default)", "leave data=... out")),
     "null in a sweep": ("train", ["-m", "data=default,null"], ("data=default,null", "'data' (default)")),
@@ -399,7 +399,7 @@ OPTIONS = {
     "all for validation": ("train", ["data.val_fraction=1"], ("data.val_fraction=1.0", "between 0 and 1")),
     "NaN": ("train", ["optim.lr=nan"], ("optim.lr=nan", "above 0")),
     "unknown precision": ("train", ["trainer.precision=8"], ("trainer.precision=8", "32-true, bf16-mixed")),
-    "unknown head": ("train", ["head.name=two"], ("head.name=two", "mean, cls, conv")),
+    "unknown head": ("train", ["head.name=two"], ("head.name=two", "mean, cls, conv, weighted")),
     "unknown attention": (
         "train",
         ["attention.name=two"],
@@ -440,7 +440,7 @@ def test_bad_options(case, sample, model, refused):
 )
 def test_a_preset_where_a_trained_model_is_meant(step, word, sample, refused):
     error = refused(step, sample, word)
-    assert mentions(error, "'model'", "name a trained model with model_path=FOLDER", "--cfg job")
+    assert mentions(error, "'model'", word, "name a trained model with model_path=FOLDER", "--cfg job")
     assert "use +" not in error
 
 

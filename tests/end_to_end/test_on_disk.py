@@ -52,7 +52,7 @@ def test_what_is_cut_while_it_learns_from_disk_ends_with_the_same_weights(
     path = write(counts_adata)
 
     def run(name, *words):
-        options = ["data.in_memory=false", f"output='{tmp_path / name}'", "tokens=bins", *words]
+        options = ["model=tiny", "data.in_memory=false", f"output='{tmp_path / name}'", "tokens=bins", *words]
         return {"pretrain": run_pretrain, "train": run_train}[step](config(step, *options, paths=[path]))
 
     whole = load_bundle(run("whole"))

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from scipy.sparse import csr_matrix
 
 from scperformer.errors import InputError
 from scperformer.files import sha256
@@ -22,10 +23,12 @@ from scperformer.model.folder import (
     WEIGHTS,
     Bundle,
     load_bundle,
+    load_kept,
     model_card,
     resolve_model,
     save_bundle,
 )
+from scperformer.model.kept import CELLS, KeptCells
 
 
 @pytest.fixture
@@ -104,6 +107,46 @@ def test_folder_holds_four_files_and_the_same_model_has_the_same_hash(bundle, fo
     assert load_bundle(tmp_path / "other").hash != load_bundle(folder).hash
 
 
+def kept_cells() -> KeptCells:
+    """Three cells of the four genes and both labels of `bundle`."""
+    counts = np.array([[1, 0, 2, 0], [0, 3, 0, 0], [5, 0, 0, 300]], dtype=np.float32)
+    return KeptCells(csr_matrix(counts), np.array([0, 1, 1]), are_counts=True)
+
+
+def test_kept_cells_are_a_file_of_their_own_with_a_checksum(bundle, tmp_path):
+    kept = kept_cells()
+    save_bundle(dataclasses.replace(bundle, kept=kept), tmp_path / "m")
+    assert names(tmp_path / "m") == sorted([WEIGHTS, GENES, INFO, CARD, CELLS])
+    assert json.loads((tmp_path / "m" / INFO).read_text())["files"][CELLS] == sha256(tmp_path / "m" / CELLS)
+    loaded = load_bundle(tmp_path / "m")
+    assert loaded.has_kept
+    assert loaded.kept is None  # read when they are needed
+    found = load_kept(loaded, tmp_path / "m")
+    np.testing.assert_array_equal(found.values.toarray(), kept.values.toarray())
+    np.testing.assert_array_equal(found.labels, kept.labels)
+
+
+def test_kept_cells_that_are_gone_or_changed_are_refused(bundle, tmp_path):
+    save_bundle(dataclasses.replace(bundle, kept=kept_cells()), tmp_path / "m")
+    content = bytearray((tmp_path / "m" / CELLS).read_bytes())
+    content[-30] ^= 1
+    (tmp_path / "m" / CELLS).write_bytes(content)
+    with pytest.raises(InputError, match=f"damaged model .*: '{CELLS}' missing or changed since it was written"):
+        load_bundle(tmp_path / "m")
+    (tmp_path / "m" / CELLS).unlink()
+    with pytest.raises(InputError, match=f"'{CELLS}' missing or changed"):
+        load_bundle(tmp_path / "m")
+
+
+def test_kept_cells_of_another_model_are_refused_when_they_are_read(bundle, tmp_path):
+    """With a checksum that fits, as an attacker would write it."""
+    save_bundle(dataclasses.replace(bundle, kept=kept_cells()), tmp_path / "m")
+    other = KeptCells(csr_matrix(np.ones((2, 9), dtype=np.float32)), np.array([0, 1]), are_counts=True)
+    rewrite(tmp_path / "m", CELLS, other.to_bytes())
+    with pytest.raises(InputError, match=f"damaged model .*: '{CELLS}' with genes that the model does not have"):
+        load_kept(load_bundle(tmp_path / "m"), tmp_path / "m")
+
+
 def relabelled(bundle):
     return bundle.provenance | {"cells_per_label": {"a": 60, "b": 40}}
 
@@ -126,9 +169,9 @@ def test_model_card_names_labels_data_and_both_scores(bundle, folder):
 @pytest.mark.parametrize(
     ("scales", "line"),
     [
-        ({"wide": 1.234, "deep": 0.5}, "- Logits are 1.23 x linear branch + 0.50 x encoder; the factors"),
-        ({"wide": 1.5}, "- Logits are 1.50 x linear branch; the"),
-        ({"deep": 0.004}, "- Logits are 0.00 x encoder; the"),
+        ({"wide": 1.234, "deep": 0.5}, "- Logits are 1.23 x linear branch + 0.50 x encoder. The factors"),
+        ({"wide": 1.5}, "- Logits are 1.50 x linear branch. The factors"),
+        ({"deep": 0.004}, "- Logits are 0.00 x encoder. The factors"),
     ],
     ids=["both", "wide", "deep"],
 )
@@ -141,6 +184,37 @@ def test_model_card_names_the_scales_of_the_branches_that_are_on(bundle, scales,
 def test_model_card_says_when_the_labels_come_from_the_linear_branch_alone(bundle):
     silent = dataclasses.replace(bundle, metrics=bundle.metrics | {"scales": {"wide": 1.0, "deep": 0.0099}})
     assert "The labels come from the linear branch alone." in model_card(silent)
+
+
+FOLD = {
+    "num_cells": 77,
+    "loss": 0.3,
+    "accuracy": 0.876,
+    "macro_f1": 0.765,
+    "branches": {
+        "wide": {"accuracy": 0.654, "macro_f1": 0.543},
+        "deep": {"accuracy": 0.432, "macro_f1": 0.321},
+    },
+}
+
+
+def test_model_card_of_fitted_branches_names_what_to_expect(bundle):
+    card = model_card(dataclasses.replace(bundle, metrics=bundle.metrics | {"out_of_fold": FOLD}))
+    assert "- Expected on cells like these: accuracy 0.876, macro-F1 0.765" in card
+    assert "linear branch alone 0.654, 0.543; encoder alone 0.432, 0.321" in card
+    assert "each of 77 cells" in card
+    assert "Accuracy 0.900, macro-F1 0.810; logistic regression" in card
+    assert "optimistic" not in card  # the validation cells chose nothing
+    assert "so the scores are optimistic" in model_card(bundle)
+
+
+def test_model_card_of_an_adapted_model_names_its_origin(bundle):
+    origin = {"adapted_from": {"name": "whole", "hash": "ab", "num_genes": 999}}
+    metrics = {"scales": {"wide": 1.0, "deep": 0.5}, "out_of_fold": FOLD}
+    card = model_card(dataclasses.replace(bundle, provenance=bundle.provenance | origin, metrics=metrics))
+    assert "- Adapted from `whole`, with 999 genes" in card
+    assert "accuracy 0.876" in card
+    assert "validation cells" not in card  # these were scores of the whole model
 
 
 def test_model_card_of_cells_in_memory_has_no_checksum(bundle):
@@ -203,12 +277,20 @@ def test_refuses_broken_json(folder, content):
 
 @pytest.mark.parametrize(
     ("version", "remedy"),
-    [(1, "train"), (2, "train"), (4, "update"), (10**9, "update"), ("3", "update"), (1.5, "update"), (None, "update")],
+    [(1, "train"), (2, "train"), (5, "update"), (10**9, "update"), ("4", "update"), (1.5, "update"), (None, "update")],
 )
 def test_refuses_other_format_versions(folder, version, remedy):
     change_info(folder, lambda info: info.update(format_version=version))
-    with pytest.raises(InputError, match=rf"model format {version} in .*; expected format 3: {remedy}"):
+    with pytest.raises(InputError, match=rf"model format {version} in .*; expected format 4: {remedy}"):
         load_bundle(folder)
+
+
+def test_a_folder_of_format_3_is_read(bundle, folder):
+    """It keeps no cells; the rest is as in format 4."""
+    change_info(folder, lambda info: info.update(format_version=3))
+    loaded = load_bundle(folder)
+    assert (loaded.labels, loaded.has_kept) == (bundle.labels, False)
+    assert load_kept(loaded, folder) is None
 
 
 @pytest.mark.parametrize("key", ["name", "labels", "ontology_term_ids", "config", "metrics", "provenance", "files"])

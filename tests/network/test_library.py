@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from scperformer.errors import InputError
+from scperformer.files import sha256
 from scperformer.model.folder import INFO, library_folder, load_bundle, resolve_model, save_bundle
 from scperformer.network import library as imports
 from scperformer.network.library import import_model, unpack
@@ -53,6 +54,22 @@ def test_an_imported_model_is_found_by_its_name(model, library, command, counts_
     ran = command("models", "list")
     assert f"{name}: 3 labels (B cell, Monocyte, T cell), 200 genes\n  {library / name}" in ran.out
     assert "(packaged)" in ran.out
+
+
+def test_the_cells_that_a_model_keeps_are_imported(model, library):
+    target = import_model(model, library)
+    assert (target / "cells.npz").read_bytes() == (model / "cells.npz").read_bytes()
+
+
+def test_damaged_kept_cells_are_refused(model, library):
+    """With a checksum that fits: they would be read by the first file that needs them."""
+    (model / "cells.npz").write_bytes(b"no archive")
+    info = json.loads((model / "bundle.json").read_text())
+    info["files"]["cells.npz"] = sha256(model / "cells.npz")
+    (model / "bundle.json").write_text(json.dumps(info))
+    with pytest.raises(InputError, match=r"damaged model .*: 'cells.npz' unreadable"):
+        import_model(model, library)
+    assert not library.exists()
 
 
 def test_a_folder_here_comes_before_an_imported_model(model, library, tmp_path, monkeypatch):

@@ -37,6 +37,26 @@ def test_reads_the_annotation_and_not_the_expression(tmp_path, monkeypatch):
     np.testing.assert_array_equal(read.column("unknown"), sample.obs["scperformer_unknown"])
 
 
+def test_embeddings_of_models_adapted_to_different_conditions_are_replaced_by_probabilities(tmp_path):
+    """They cannot be compared; logarithms of probabilities can."""
+    samples = [annotated_sample(first, num_cells=20) for first in (0, 20)]
+
+    def embeddings(*keys: str | None) -> list[np.ndarray]:
+        paths = []
+        for number, (sample, key) in enumerate(zip(samples, keys, strict=True)):
+            sample.uns["scperformer"]["condition"] = {"adapted": key is not None, "key": key or "f" * 16}
+            paths.append(write_sample(tmp_path, f"s{number}", sample))
+        return [read.embedding for read in read_annotated(paths, "scperformer", embedding=True)]
+
+    for same in (("a" * 16,) * 2, (None, None)):
+        for found, sample in zip(embeddings(*same), samples, strict=True):
+            np.testing.assert_array_equal(found, sample.obsm["X_scperformer"])
+    for other in (("a" * 16, "b" * 16), ("a" * 16, None)):
+        for found, sample in zip(embeddings(*other), samples, strict=True):
+            proba = sample.obsm["scperformer_proba"].to_numpy()
+            np.testing.assert_allclose(found, np.log(np.clip(proba, 1e-3, None)), rtol=1e-6)
+
+
 def test_embedding_only_when_asked_for(tmp_path):
     path = write_sample(tmp_path, "one", annotated_sample(num_cells=20))
     assert read_annotated([path], "scperformer")[0].embedding is None

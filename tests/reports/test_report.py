@@ -191,6 +191,30 @@ def page_with_scales(tmp_path: Path, scales: dict[str, float] | None) -> Page:
     return Page(run_report(ReportConfig(inputs=[path], overwrite=True)).read_text(encoding="utf-8"))
 
 
+def page_with_condition(tmp_path: Path, **condition: object) -> Page:
+    sample = annotated_sample(num_cells=20)
+    if condition:
+        sample.uns["scperformer"]["condition"] = {"key": "0" * 16, "accuracy_with_all_genes": 0.951, **condition}
+    path = write_sample(tmp_path, "s", sample)
+    return Page(run_report(ReportConfig(inputs=[path], overwrite=True)).read_text(encoding="utf-8"))
+
+
+def test_the_expected_accuracy_is_shown(tmp_path):
+    adapted = page_with_condition(tmp_path, adapted=True, expected_accuracy=0.876).words
+    assert "Expected accuracy 87.6%, by a model fitted to the genes and the depth of this file" in adapted
+    assert "(95.1% with all genes and the depth of the reference)" in adapted
+    assert "48, left out: SAMD11" in adapted
+    plain = page_with_condition(tmp_path, adapted=False, expected_accuracy=0.951).words
+    assert "Expected accuracy 95.1%" in plain
+    assert "fitted to the genes" not in plain
+    assert "48, counted as not expressed: SAMD11" in plain
+
+
+@pytest.mark.parametrize("condition", [{}, {"adapted": False, "expected_accuracy": float("nan")}], ids=["old", "NaN"])
+def test_an_accuracy_that_is_not_known_is_not_shown(tmp_path, condition):
+    assert "Expected accuracy" not in page_with_condition(tmp_path, **condition).words
+
+
 def test_page_says_when_the_labels_do_not_depend_on_the_encoder(tmp_path):
     page = page_with_scales(tmp_path, {"deep": 0.009, "wide": 1.5})
     assert "The embedding comes from the encoder, which the labels do not depend on:" in page.words

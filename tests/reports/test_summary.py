@@ -108,6 +108,22 @@ def test_things_to_check(samples, cells, labels):
     assert "one has only" not in found
 
 
+def test_a_low_expected_accuracy_is_named_and_few_genes_are_not_if_the_model_was_adapted(samples, cells, labels):
+    one, two = (each.facts for each in samples)
+    one["condition"] = {"adapted": True, "expected_accuracy": 0.79}
+    two["condition"] = {"adapted": True, "expected_accuracy": 0.81}
+    summaries = [summary.summarise(each, cells, labels) for each in samples]
+    found = "\n".join(summary.things_to_check(summaries, None))
+    assert "The expected accuracy of one is only 79%: on cells of the reference" in found
+    assert "21% of the labels are wrong" in found
+    assert "accuracy of two" not in found
+    assert "informative expression" not in found  # the control is in test_things_to_check
+    two["condition"] = {"adapted": False, "expected_accuracy": float("nan")}
+    found = "\n".join(summary.things_to_check([summary.summarise(samples[1], cells, labels)], None))
+    assert "expected accuracy" not in found
+    assert "two has only 50% of the model's informative expression" in found
+
+
 def test_nothing_to_check(labels):
     fine = sample("fine", "T B", "T B", [0.9, 0.9])
     summaries = [summary.summarise(fine, summary.all_cells([fine], labels), labels)]

@@ -29,7 +29,7 @@ from scperformer.training.train import new_network, run_train
 
 MIB = 2**20
 RECIPE = ["optim.wide_gene_weights=standard", "optim.wide_class_weights=none"]  # not chosen by held-out cells
-FAST = ["label_key=cell_type", "data.min_genes=0", "logger=none", "trainer.max_epochs=1", *RECIPE]
+FAST = ["label_key=cell_type", "model=tiny", "data.min_genes=0", "logger=none", "trainer.max_epochs=1", *RECIPE]
 
 
 def config(path, *overrides):

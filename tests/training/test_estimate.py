@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from scperformer.config.compose import make_config
-from scperformer.config.groups import TokensConfig
+from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
 from scperformer.dataset.on_disk import Sample
 from scperformer.dataset.reference import make_reference
 from scperformer.errors import InputError
+from scperformer.fitting import fit_branches
 from scperformer.network.batches import Cells
 from scperformer.training import estimate as estimates
-from scperformer.training.estimate import epoch_seconds, linear_seconds
+from scperformer.training.estimate import epoch_seconds, fit_seconds
 
-FAST = ["label_key=cell_type", "data.min_genes=0", "logger=none"]
+FAST = ["label_key=cell_type", "model=tiny", "data.min_genes=0", "logger=none"]
 
 
 def config(path, *overrides):
@@ -51,13 +52,14 @@ def test_the_estimate_is_printed_and_nothing_is_written(command, counts_adata, w
 
 
 def test_the_parts_add_up(counts_adata, monkeypatch):
-    monkeypatch.setattr(estimates, "linear_seconds", lambda train, num, cfg: (2.0, None))
+    monkeypatch.setattr(estimates, "fit_seconds", lambda train, num, cfg, with_evidence: (2.0, None))
     monkeypatch.setattr(estimates, "epoch_seconds", lambda *rest: (3.0, 10.0))
     for options, most, lines in [
         ([], 306, ["at most      5 min 06 s (30 epochs)", "at least     1 min 56 s (11 epochs, if"]),
         (["trainer=ddp"], 156, ["one epoch    5.0 s (2 steps of 32 cells", "at most      2 min 36 s"]),
         (["trainer.patience=30"], 306, ["at most      5 min 06 s (30 epochs)\nmemory"]),
         (["model.deep=false"], 3, ["at most      3.0 s (nothing is trained)\nmemory"]),
+        (["model=pooled"], 3, ["at most      3.0 s (nothing is trained)\nmemory"]),
     ]:
         cfg = config("x", *options)
         reference = make_reference(Sample(counts_adata.copy(), Path("x")), cfg)
@@ -102,14 +104,42 @@ def test_the_longest_cells_come_first_and_epochs_are_scaled(cells, monkeypatch):
     assert epoch == pytest.approx(300)
 
 
-def test_large_linear_fits_are_measured_on_fewer_cells(cells, monkeypatch):
-    sizes = []
+@pytest.fixture
+def fits(cells, monkeypatch) -> list[tuple[int, set[int], bool]]:
+    """Number of cells, labels and `with_evidence` of each fit of the branches, which takes an hour (two with it)."""
+    seen, clock = [], [0.0]
+    made = fit_branches(cells.x[:9], np.arange(9) % 3, recipe=None, model=ModelConfig(), head=HeadConfig(), seed=0)
+
+    def fit(x, labels, *, with_evidence=True, **rest):
+        seen.append((len(labels), set(labels), with_evidence))
+        clock[0] += 7200 if with_evidence else 3600
+        return made
+
+    monkeypatch.setattr(estimates, "fit_branches", fit)
+    monkeypatch.setattr(estimates.time, "perf_counter", lambda: clock[0])
+    return seen
+
+
+def test_large_fits_are_measured_on_fewer_cells(cells, fits, monkeypatch):
     monkeypatch.setattr(estimates, "MAX_FIT_CELLS", 50)
-    monkeypatch.setattr(estimates, "fit_logistic", lambda x, labels: sizes.append((len(labels), set(labels))))
-    monkeypatch.setattr(estimates, "fit_linear_branch", lambda x, y, recipe: sizes.append((len(y), set(y))))
-    linear_seconds(cells, 400, config("x"))
-    assert all(num <= 52 and labels == {0, 1, 2, 3} for num, labels in sizes)
-    assert len(sizes) == 2
+    baseline = []
+    monkeypatch.setattr(estimates, "fit_logistic", lambda x, labels: baseline.append((len(labels), set(labels))))
+    seconds, _ = fit_seconds(cells, 400, config("x"), with_evidence=True)
+    assert [evidence for _, _, evidence in fits] == [False, True]
+    assert len(baseline) == 1
+    assert all(num <= 52 and labels == {0, 1, 2, 3} for num, labels, *_ in (*fits, *baseline))
+    # The fit grows with the 300 cells to train and all 400, and the evidence does not.
+    assert seconds == pytest.approx(3600 * 700 / fits[0][0] + 7200)
+
+
+@pytest.mark.parametrize(("option", "needs"), [("model=tiny", False), ("model=pooled", True)])
+def test_fitted_models_also_take_the_time_of_their_evidence(counts_adata, fits, monkeypatch, option, needs):
+    monkeypatch.setattr(estimates, "epoch_seconds", lambda *rest: (0.0, 0.0))
+    cfg = config("x", option)
+    reference = make_reference(Sample(counts_adata, Path("x")), cfg)
+    _, seconds = estimates.estimate(reference, cfg, prepare=0.0)
+    assert [evidence for _, _, evidence in fits] == [False] + [True] * needs
+    assert seconds == pytest.approx(3600 * 228 / 108 + 7200 * needs)
 
 
 def test_training_itself_refuses_to_estimate(counts_adata, tmp_path):

@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 import scperformer
 from scperformer.attention import MECHANISMS
 from scperformer.config.compose import make_config
-from scperformer.config.groups import ModelConfig, TokensConfig
+from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
 from scperformer.dataset.on_disk import Sample
 from scperformer.dataset.reference import make_reference
 from scperformer.errors import InputError
@@ -62,6 +62,16 @@ def test_options_of_the_encoder_are_taken_over(pretrained):
     assert (cfg.model.dropout, cfg.model.wide, cfg.head.name) == (0.3, False, "cls")  # these are not the encoder's
 
 
+def test_the_default_of_training_is_no_encoder_and_gives_way(pretrained):
+    """`train` fits a model without layers by default; what is given beside `init` stays as it was given."""
+    cfg = adopt_options(config(pretrained))
+    assert (cfg.model.positions, cfg.head) == ("gene", HeadConfig())
+    cfg = adopt_options(config(pretrained, "model.dropout=0.3", "model.wide=false", "head.hidden=[8]"))
+    assert (cfg.model.dropout, cfg.model.wide, cfg.head) == (0.3, False, HeadConfig(hidden=[8]))
+    cfg = adopt_options(config(pretrained, "model=tiny", "head=cls", "model.gene_dropout=0.1"))
+    assert (cfg.model.gene_dropout, cfg.head) == (0.1, HeadConfig(name="cls"))
+
+
 def test_the_same_options_may_be_given_again(pretrained):
     assert adopt_options(config(pretrained, *SHAPE)) == adopt_options(config(pretrained))
 
@@ -95,8 +105,11 @@ def test_folders_that_are_no_start(tmp_path, tiny_model, counts_adata):
         adopt_options(config(tmp_path / "none"))
     words = ["model.deep=false", *FAST, *RECIPE]
     wide = scperformer.train(counts_adata, "cell_type", output=tmp_path / "wide", overrides=words)
-    with pytest.raises(InputError, match=r"no encoder in init='.*wide'"):
+    with pytest.raises(InputError, match=r"no encoder to start from in init='.*wide' \(trained with model\.deep=fa"):
         adopt_options(config(wide))
+    pooled = scperformer.train(counts_adata, "cell_type", output=tmp_path / "pooled", overrides=[*FAST, *RECIPE])
+    with pytest.raises(InputError, match=r"no encoder to start from in init='.*pooled' \(trained with model=pooled\)"):
+        adopt_options(config(pooled))
 
 
 # --- weights -------------------------------------------------------------------------------------------------
@@ -251,7 +264,7 @@ def test_a_trained_model_is_a_start_too(tiny_model, counts_adata, tmp_path):
 
 
 def test_without_init_nothing_is_other(counts_adata):
-    cfg = make_config("train", ["inputs=[a.h5ad]", "label_key=cell_type", *FAST])
+    cfg = make_config("train", ["inputs=[a.h5ad]", "label_key=cell_type", "model=tiny", *FAST])
     assert adopt_options(cfg) is cfg
     reference = make_reference(Sample(counts_adata, Path("a.h5ad")), cfg)
     assert in_order_of_init(reference, cfg) is reference
@@ -262,7 +275,7 @@ def test_without_init_nothing_is_other(counts_adata):
 
 
 def with_init(counts_adata, init, *overrides):
-    words = ["inputs=[a.h5ad]", "label_key=cell_type", f"init='{init}'", *overrides]
+    words = ["inputs=[a.h5ad]", "label_key=cell_type", "model=tiny", f"init='{init}'", *overrides]
     cfg = make_config("train", words)
     reference = make_reference(Sample(counts_adata, Path("a.h5ad")), cfg)
     return new_network(reference, cfg), Cells(reference.x, cfg.tokens, reference.labels), cfg

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
 from support.distributed import said
 
@@ -26,7 +27,8 @@ from scperformer.config.compose import make_config, quoted
 from scperformer.dataset.on_disk import Sample
 from scperformer.dataset.reference import make_reference
 from scperformer.errors import InputError
-from scperformer.model.folder import load_bundle
+from scperformer.model.folder import Bundle, load_bundle, load_kept
+from scperformer.model.kept import KeptCells
 from scperformer.training.run_folder import open_run, run_options
 from scperformer.training.train import run_train
 
@@ -172,6 +174,88 @@ def test_a_model_is_named_like_its_folder(counts_adata, tmp_path):
     words = [*FAST, "model.deep=false"]
     path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "pbmc.v1.model", overrides=words)
     assert load_bundle(path).name == "pbmc.v1"
+
+
+# --- the cells that a model keeps ------------------------------------------------------------------------------
+
+
+def kept_of(adata: ad.AnnData, folder: Path, *overrides: str) -> tuple[KeptCells, Bundle]:
+    words = [*FAST, "model.deep=false", *overrides]
+    path = scperformer.train(adata, "cell_type", output=folder, overrides=words)
+    bundle = load_bundle(path)
+    return load_kept(bundle, path), bundle
+
+
+def counts_by_cell(adata: ad.AnnData, genes: list[str]) -> dict[bytes, str]:
+    """The label of each cell, by its counts in the order of a model's genes."""
+    rows = adata[:, genes].X.toarray().astype(np.float32)
+    return {row.tobytes(): label for row, label in zip(rows, adata.obs["cell_type"], strict=True)}
+
+
+def with_log_values(adata: ad.AnnData) -> ad.AnnData:
+    logged = adata.copy()
+    x = adata.X.toarray()
+    logged.X = csr_matrix(np.log1p(x / x.sum(axis=1, keepdims=True) * 1e4).astype(np.float32))
+    return logged
+
+
+@pytest.mark.parametrize("stored", ["counts", "log values"])
+def test_a_model_keeps_the_counts_of_its_reference(counts_adata, tmp_path, stored):
+    counts_adata = counts_adata[:, np.asarray((counts_adata.X == 1).sum(0) > 0).ravel()].copy()
+    adata = counts_adata if stored == "counts" else with_log_values(counts_adata)
+    kept, bundle = kept_of(adata, tmp_path / "m")
+    assert kept.are_counts
+    assert kept.values.shape == (120, len(bundle.genes))
+    known = counts_by_cell(counts_adata, bundle.genes)
+    found = {row.tobytes(): bundle.labels[label] for row, label in zip(kept.values.toarray(), kept.labels, strict=True)}
+    assert found == known
+
+
+def test_a_part_of_the_cells_is_drawn_within_labels(counts_adata, tmp_path):
+    adata = counts_adata[np.r_[0:90, 90:120:3]].copy()  # 30 of each label, and ten B cells
+    known, draws = counts_by_cell(adata, list(adata.var_names)), []
+    for name, seed in (("one", 0), ("same", 0), ("other", 1)):
+        kept, bundle = kept_of(adata, tmp_path / name, "keep_cells=30", f"seed={seed}")
+        names = [bundle.labels[label] for label in kept.labels]
+        assert {label: names.count(label) for label in bundle.labels} == {"B cell": 12, "Monocyte": 9, "T cell": 9}
+        rows = kept.values[:, [bundle.genes.index(gene) for gene in adata.var_names]].toarray()
+        assert [known[row.tobytes()] for row in rows] == names
+        draws.append({row.tobytes() for row in rows})
+    assert draws[0] == draws[1] != draws[2]
+    assert all(len(draw) == 30 for draw in draws)
+
+
+def test_without_kept_cells_no_cell_of_the_reference_is_in_the_folder(counts_adata, tmp_path):
+    kept, bundle = kept_of(counts_adata, tmp_path / "m", "keep_cells=0")
+    rows = [] if kept is None else kept.values.toarray()  # simulated cells
+    assert not {row.tobytes() for row in rows} & set(counts_by_cell(counts_adata, bundle.genes))
+    with pytest.raises(InputError, match=r"keep_cells=-1; expected 0 or more"):
+        config("x", "keep_cells=-1")
+
+
+def test_a_reference_without_counts_keeps_relative_expression(counts_adata, tmp_path):
+    rng = np.random.default_rng(0)
+    counts_adata.X = counts_adata.X.multiply(rng.uniform(0.5, 2, counts_adata.n_vars)[None]).tocsr()
+    kept, bundle = kept_of(counts_adata, tmp_path / "m", "input_kind=linear")
+    assert not kept.are_counts
+    given, found = counts_adata[:, bundle.genes].X.toarray(), kept.values.toarray()
+    shares = [x / x.sum(axis=1, keepdims=True) for x in (given, found)]
+    np.testing.assert_allclose(*shares, rtol=1e-4, atol=1e-9)
+
+
+def test_a_default_model_is_fitted_and_says_what_to_expect(counts_adata, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("scperformer.fitting.pooled.NUM_STEPS", 30)
+    with caplog.at_level("INFO", logger="scperformer"):
+        path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=FAST[1:])
+    bundle = load_bundle(path)
+    assert (bundle.config["model"]["depth"], bundle.config["head"]["name"]) == (0, "weighted")
+    assert bundle.metrics["best_epoch"] == 0
+    assert "fitted, without training" in caplog.text
+    fold = bundle.metrics["out_of_fold"]
+    assert fold["num_cells"] == 108  # the training cells; the others have the scores beside logistic regression
+    assert set(fold["branches"]) == set(bundle.scales) == {"wide", "deep"}
+    assert f"- Expected on cells like these: accuracy {fold['accuracy']:.3f}" in (path / "MODEL_CARD.md").read_text()
+    assert not (path / "metrics.csv").exists()
 
 
 def test_unfinished_runs_are_neither_lost_nor_mixed(tmp_path, caplog):
