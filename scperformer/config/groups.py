@@ -174,7 +174,8 @@ class HeadConfig(Options):
 class ConditionsConfig(Options):
     """Random genes and depths under which layers of attention are trained; fitted branches adapt to a file instead."""
 
-    lowest_depth: float = option(1.0, (lambda share: 0 < share <= 1, "a share above 0, up to 1"))  # of a cell's counts
+    # smallest share of a cell's counts that the encoder sees; 1: all of them
+    lowest_depth: float = option(1.0, (lambda share: 0 < share <= 1, "a share above 0, up to 1"))
     # share of the cells whose depth is drawn between `conditions.lowest_depth` and 1 (uniform in its logarithm)
     thinned_share: float = option(0.7, SHARE)
     panel_share: float = option(0.0, SHARE)  # share of groups of 8 cells that see some of the genes only

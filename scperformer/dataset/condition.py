@@ -12,7 +12,7 @@ from scperformer.expression import align_rows, normalise_counts, recover_counts,
 from scperformer.files import reading
 from scperformer.model import KeptCells
 
-MAX_SEEN = 2000  # cells of a file that show its depth
+SEEN_CELLS, SEEN_BLOCKS = 2000, 20  # of a file that show its depth
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,23 @@ def depth_class(counts: csr_matrix) -> float | None:
     return 2 ** (round(2 * math.log2(float(np.median(totals)))) / 2) if len(totals) else None
 
 
-def find_condition(query: Query) -> Condition:
-    """Find the condition of a file; up to 2,000 cells from all of it show its depth."""
+def find_condition(query: Query, with_depth: bool = True) -> Condition:
+    """Find the condition of a file; cells of up to 20 blocks from all of it show its depth, if it is wanted."""
     target = query.plan.mapping.target
     measured = np.zeros(query.plan.num_genes, dtype=bool)
     measured[target[target >= 0]] = True
-    num_cells = query.rows.shape[0]
-    rows = np.unique(np.linspace(0, num_cells - 1, min(num_cells, MAX_SEEN)).astype(int))
+    if not with_depth:
+        return Condition(measured, None)
+    starts = np.array(query.starts())
+    chosen = starts[np.unique(np.linspace(0, len(starts) - 1, min(len(starts), SEEN_BLOCKS)).astype(int))]
+    rows = []
+    for start in chosen:
+        stop = min(start + query.rows.block_cells, query.rows.shape[0])
+        num = min(stop - start, max(1, SEEN_CELLS // len(chosen)))
+        rows.append(np.unique(np.linspace(start, stop - 1, num).astype(int)))
     with reading(query.path):
-        stored = query.rows.some(rows)
-    counts = recover_counts(align_rows(stored, query.plan))
+        seen = query.rows.some(np.concatenate(rows))
+    counts = recover_counts(align_rows(seen, query.plan))
     return Condition(measured, None if counts is None else depth_class(counts))
 
 

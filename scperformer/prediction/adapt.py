@@ -115,7 +115,7 @@ def adapt_model(model: Model, query: Query, cfg: PredictConfig, known: dict[str,
         `adapt=true`, and the model keeps no cells.
     """
     bundle, overlap = model.bundle, query.plan.overlap
-    condition = find_condition(query)
+    condition = find_condition(query, with_depth=cfg.adapt != "false")
     measured = int(condition.measured.sum())
     full = bundle.metrics.get("out_of_fold", {}).get("accuracy", math.nan)
     depth = math.nan if condition.depth is None else condition.depth

@@ -138,6 +138,10 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
         "rare_labels": reference.rare.done,
         "notes": reference.notes,
     }
+    if (kept := cells_to_keep(reference, cfg)) is not None:
+        data["kept_cells"] = {"num_cells": len(kept.labels), "simulated": not cfg.keep_cells}
+    if cfg.unlabelled:
+        data["unlabelled"] = [Path(name).name for name in cfg.unlabelled]
     files = [Path(name).name for name in cfg.inputs] if source["reference_sha256"] else []
     recorded = record_start(run_folder, cfg, data, files)
 
@@ -169,9 +173,6 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
         start.add_linear(network, fitted.linear, -scale)
         start.add_linear(network, fit_linear_branch(reference.x, reference.labels, recipe), scale)
     baseline = fit_logistic(reference.x, reference.labels)
-    kept = cells_to_keep(reference, cfg)
-    if kept is not None:
-        recorded["provenance"]["kept_cells"] = {"num_cells": len(kept.labels), "simulated": not cfg.keep_cells}
     weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in network.state_dict().items()}
     how = f"best epoch {best_epoch}" if best_epoch else "fitted, without training"
     scores = [metrics[side][name] for side in ("model", "baseline") for name in ("accuracy", "macro_f1")]
