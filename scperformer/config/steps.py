@@ -8,6 +8,7 @@ from scperformer.config import groups
 from scperformer.config.groups import (
     ABOVE_ZERO,
     AUTO,
+    LINE,
     NAME,
     ONE_OR_MORE,
     SEED,
@@ -125,6 +126,7 @@ class TrainConfig(NetworkConfig):
     """Train a model on a labelled reference."""
 
     label_key: str  # obs column with the labels
+    tissue: str | None = option(None, LINE)  # of the reference, such as blood: the model card and `models list` show it
     model: groups.ModelConfig = field(default_factory=lambda: groups.ModelConfig(depth=0, positions="coexpression"))
     head: groups.HeadConfig = field(default_factory=lambda: groups.HeadConfig(name="weighted", **WEIGHTED))
     # cells of the reference in the model folder, with which it adapts to the genes and the depth of a file; 0: cells

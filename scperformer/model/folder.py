@@ -65,6 +65,11 @@ class Bundle:
     has_kept: bool = False  # the folder that it was read from has kept cells
 
     @property
+    def tissue(self) -> str | None:
+        """The tissue of the reference as its author named it, or None."""
+        return self.provenance.get("tissue")
+
+    @property
     def is_annotator(self) -> bool:
         """Whether it can annotate: an encoder without labels cannot."""
         return self.kind == ANNOTATOR
@@ -101,6 +106,7 @@ def _annotator_card(bundle: Bundle) -> str:
     labels = "\n".join(f"| {label} | {counts[label]} |" for label in bundle.labels)
     checksum = f" (SHA-256 `{made['reference_sha256']}`)" if made["reference_sha256"] else ""
     alone = " The labels come from the linear branch alone." if encoder_is_silent(bundle.scales) else ""
+    tissue = "" if bundle.tissue is None else f"- Tissue: {bundle.tissue}.\n"
     notes = "".join(f"- {note}\n" for note in made.get("notes", []))
     scores = ""
     if adapted := made.get("adapted_from"):
@@ -136,7 +142,7 @@ below and no others: a cell of any other type still gets one of them.
 
 - Trained on `{made["reference"]}`{checksum}, labels in `{made["label_key"]}`,
   {made["num_cells"]} cells, {len(bundle.genes)} genes.
-- Input: {made["input"]}.
+{tissue}- Input: {made["input"]}.
 {notes}{scores}\
 - Logits are {sum_of_branches(bundle.scales)}.{alone} The factors make probabilities of the confidences, for cells like
   those of the reference.
@@ -216,7 +222,9 @@ def _require_sound_info(info: Mapping[str, Any]) -> None:
             raise ValueError(f"'{INFO}' without {', '.join(missing)} in {group}")
 
     labels, terms = info["labels"], info["ontology_term_ids"]
-    for what, names in {"the name": [info["name"]], "a label": labels, "an ontology term": terms}.items():
+    tissue = [info["provenance"]["tissue"]] if "tissue" in info["provenance"] else []
+    texts = {"the name": [info["name"]], "a label": labels, "an ontology term": terms, "a tissue": tissue}
+    for what, names in texts.items():
         if why := next(filter(None, map(unfit, names)), None):
             raise ValueError(f"'{INFO}' with {what} that {why}")
 

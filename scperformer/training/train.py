@@ -131,6 +131,7 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
         **source,
         **start.origin(cfg, reference.genes),
         "label_key": cfg.label_key,
+        **({} if cfg.tissue is None else {"tissue": cfg.tissue}),
         "num_cells": int(counts.sum()),
         "cells_per_label": {label: int(n) for label, n in zip(reference.label_names, counts, strict=True)},
         "input": reference.summary,
