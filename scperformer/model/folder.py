@@ -147,7 +147,24 @@ below and no others: a cell of any other type still gets one of them.
 - Logits are {sum_of_branches(bundle.scales)}.{alone} The factors make probabilities of the confidences, for cells like
   those of the reference.
 - Made by `{made["command"]}` with seed {made["seed"]}; all options are in bundle.json.
-"""
+{_conditions(metrics)}"""
+
+
+def _conditions(metrics: Mapping[str, Any]) -> str:
+    """Return the table of the accuracy under usual conditions, if `conditions_table` has found it."""
+    if "conditions" not in metrics:
+        return ""
+    rows = "".join(
+        f"| {row['condition']} | {row['num_genes']:,} | {row['accuracy']:.3f} | {row['macro_f1']:.3f} |\n"
+        for row in metrics["conditions"]
+    )
+    return f"""
+Expected on cells like those of the reference, if a file has fewer genes or a lower depth (fewer counts per cell), to
+which the model is then adapted:
+
+| condition | genes | accuracy | macro-F1 |
+|---|---|---|---|
+{rows}"""
 
 
 def _encoder_card(bundle: Bundle) -> str:
