@@ -43,10 +43,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	"$(VENV)/bin/python" -m pip install --quiet -c constraints.txt -e '.[test]'; \
 	touch "$@"
 
-# The model in the package, trained on all 700 PBMC that scanpy contains (data/README.md names their source).
-PACKAGED := scperformer/model/packaged/pbmc68k_reduced
+# The model in the package, trained on the PBMC of the embedded data (data/README.md).
+PACKAGED := scperformer/model/packaged/pbmc3k
 packaged-model: $(INSTALLED)
-	$(ACTIVATE) && $(SINGLE) scperformer train \
-	    "$$(python -c 'import pathlib, scanpy.datasets as d; print(pathlib.Path(d.__file__).with_name("10x_pbmc68k_reduced.h5ad"))')" \
-	    label_key=bulk_labels output=$(PACKAGED) overwrite=true
+	$(ACTIVATE) && $(SINGLE) scperformer train data/pbmc3k.h5ad label_key=cell_type tissue=blood \
+	    conditions_table=true output=$(PACKAGED) overwrite=true
 	rm -r $(PACKAGED).run

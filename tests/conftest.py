@@ -96,6 +96,17 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_train(make_config("train", [f"inputs=['{reference}']", *options]))
 
 
+@pytest.fixture(scope="session")
+def pbmc_model(_pbmc, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder trained on the cells and the 765 genes of `pbmc`; it keeps no more than a cell of each label."""
+    import scperformer
+
+    options = ["experiment=linear", "keep_cells=1", "logger=none"]
+    return scperformer.train(
+        _pbmc.copy(), "bulk_labels", output=tmp_path_factory.mktemp("pbmc_model") / "pbmc", overrides=options
+    )
+
+
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
     """Write an AnnData into the test's folder and give its path: `write(adata, "sample.h5ad")`."""

@@ -205,13 +205,16 @@ def test_model_from_the_environment(command, sample, tiny_model, monkeypatch):
     assert "from $SCPERFORMER_MODEL" in ran.err
 
 
-@pytest.mark.skipif(not PACKAGED.is_dir(), reason="no model in this checkout's package")
 def test_packaged_model(command, pbmc, write):
-    ran = command("predict", write(pbmc))
+    ran = command("predict", write(pbmc), "adapt=false")
     assert ran.code == 0, ran.err
     labels = json.loads((PACKAGED / "bundle.json").read_text())["labels"]
     assert f"model {PACKAGED.name} (packaged" in ran.err
     assert ", ".join(labels) in ran.err
+    found = ad.read_h5ad("sample.annotated.h5ad").obs
+    b_cells = found["bulk_labels"] == "CD19+ B"  # sorted cells, where the labels of both data sets mean the same
+    assert (found["scperformer_label"][b_cells] == "B").mean() > 0.8
+    assert (found["scperformer_label"][~b_cells] == "B").mean() < 0.05
 
 
 def test_warnings_are_plain_lines(command, counts_adata, write, tiny_model):

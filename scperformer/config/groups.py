@@ -9,6 +9,7 @@ from math import isfinite
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from scperformer.errors import InputError
+from scperformer.text import LONGEST_NAME, unfit
 
 Rule = tuple[Callable[[Any], bool], str]  # whether a value can be used; which values can
 ABOVE_ZERO: Rule = (lambda value: value > 0, "a number above 0")
@@ -18,6 +19,7 @@ BELOW_ONE: Rule = (lambda value: 0 <= value < 1, "0 or more and below 1")
 SHARE: Rule = (lambda value: 0 <= value <= 1, "a share from 0 to 1")
 SEED: Rule = (lambda value: 0 <= value < 2**32, "0 to 2**32 - 1")
 NAME: Rule = (lambda value: bool(value.strip()), "a name")
+LINE: Rule = (lambda value: unfit(value) is None, f"a name in one line of at most {LONGEST_NAME:,} characters")
 
 
 def option(default: Any, rule: Rule) -> Any:

@@ -8,6 +8,7 @@ from scperformer.config import groups
 from scperformer.config.groups import (
     ABOVE_ZERO,
     AUTO,
+    LINE,
     NAME,
     ONE_OR_MORE,
     SEED,
@@ -125,11 +126,14 @@ class TrainConfig(NetworkConfig):
     """Train a model on a labelled reference."""
 
     label_key: str  # obs column with the labels
+    tissue: str | None = option(None, LINE)  # of the reference, such as blood: the model card and `models list` show it
     model: groups.ModelConfig = field(default_factory=lambda: groups.ModelConfig(depth=0, positions="coexpression"))
     head: groups.HeadConfig = field(default_factory=lambda: groups.HeadConfig(name="weighted", **WEIGHTED))
     # cells of the reference in the model folder, with which it adapts to the genes and the depth of a file; 0: cells
     # that are simulated from the profiles of the labels instead
     keep_cells: int = option(20000, ZERO_OR_MORE)
+    # also find the accuracy to expect on files with fewer genes or a lower depth, as a table in the model card
+    conditions_table: bool = False
     estimate: bool = False  # only estimate the time and memory of the training; `--estimate` is the same
     # files of cells without labels, such as the query's: `model=pooled` learns the vectors of genes from them, too
     unlabelled: list[str] = field(default_factory=list)
@@ -145,6 +149,8 @@ class TrainConfig(NetworkConfig):
             require(False, "head.name", self.head.name, f"{expected} (model=pooled sets both)")
         pooled = self.model.deep and is_pooled
         require(pooled or not self.unlabelled, "unlabelled", self.unlabelled, "no files without model=pooled")
+        kept = self.keep_cells > 0 or not self.conditions_table
+        require(kept, "conditions_table", "true", "keep_cells above 0 beside it")
         if self.init is None:
             require(self.init_mode == "full", "init_mode", self.init_mode, "init=FOLDER beside it")
 

@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 from scperformer.config import HeadConfig, ModelConfig
 from scperformer.dataset import stratified_sample
 from scperformer.fitting.linear import MOST_DUAL, ROUGH, Recipe, design, fit_design, fit_linear_branch, label_folds
-from scperformer.fitting.pooled import Pooled, fit_heads, gene_vectors, head_logits
+from scperformer.fitting.pooled import Pooled, fit_heads, gene_vectors, head_logits, scaled_vectors
 from scperformer.metrics import cell_losses, negative_log_likelihood, score
 from scperformer.network import CellTypeModel, LinearModel, torch_state_kept
 
@@ -86,6 +86,7 @@ def fit_branches(
     seed: int,
     draws: Sequence[csr_matrix] = (),
     unlabelled: csr_matrix | None = None,
+    vectors: np.ndarray | None = None,
     with_evidence: bool = True,
 ) -> Fitted:
     """Fit the branches that are on to cells: CSR float32 N x G, ln(1 + cp10k), labels int64 N, each of 0..C-1 occurs.
@@ -101,6 +102,8 @@ def fit_branches(
         The same cells, thinned with other random numbers: the pooled encoder learns from them, too.
     unlabelled
         Other cells with the same genes: the vectors of genes are learned from them, too.
+    vectors
+        Vectors of the genes, G x D, if they are not to be learned from these cells.
     with_evidence
         Also find the scales and the scores; without it they are empty.
     """
@@ -122,7 +125,9 @@ def fit_branches(
             linear = fit_linear_branch(x, labels, recipe)
         if model.deep and model.positions == "coexpression":
             every = [x, *draws] if unlabelled is None else [x, *draws, unlabelled]
-            pooled = Pooled(*gene_vectors(vstack(every, "csr"), model.dim, seed))
+            every_x = vstack(every, "csr")
+            known_vectors = None if vectors is None else scaled_vectors(vectors, every_x)
+            pooled = Pooled(*(known_vectors or gene_vectors(every_x, model.dim, seed)))
             z = np.concatenate([pooled.cells(draw) for draw in (x, *draws)])
             held_out = np.full(len(labels), -1)
             held_out[rows] = folds

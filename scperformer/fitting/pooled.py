@@ -52,9 +52,14 @@ def gene_vectors(x: csr_matrix, dim: int, seed: int) -> tuple[np.ndarray, np.nda
     _, _, components = randomized_svd((v @ diags(weights)).astype(np.float32), num, n_iter=4, random_state=seed)
     vectors = np.zeros((x.shape[1], dim))
     vectors[:, : num - 1] = (weights * components[1:]).T
-    z = v @ vectors
-    vectors *= SPREAD / max(z.std(axis=0).max(), 1e-6)
-    return vectors.astype(np.float32), np.asarray(v @ vectors).mean(axis=0).astype(np.float32)
+    return scaled_vectors(vectors, x)
+
+
+def scaled_vectors(vectors: np.ndarray, x: csr_matrix) -> tuple[np.ndarray, np.ndarray]:
+    """Scale vectors of genes, G x D, so that the sums of these cells are as wide as the head expects, and their mean."""
+    z = view(x, 1.0) @ vectors
+    scale = SPREAD / max(z.std(axis=0).max(), 1e-6)
+    return (vectors * scale).astype(np.float32), (z * scale).mean(axis=0).astype(np.float32)
 
 
 def fit_heads(

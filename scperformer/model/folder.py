@@ -36,7 +36,7 @@ SILENT = 0.01  # an encoder with a smaller scale decides no label
 FORMAT_VERSION, READABLE = 4, (3, 4)  # models of format 3 keep no cells
 WEIGHTS, GENES, INFO, CARD = "model.safetensors", "genes.tsv", "bundle.json", "MODEL_CARD.md"
 MOST_BYTES = {INFO: 64 * 2**20, GENES: 256 * 2**20}  # files that are read as a whole; real ones are below 2 MB
-PACKAGED = Path(__file__).parent / "packaged" / "pbmc68k_reduced"
+PACKAGED = Path(__file__).parent / "packaged" / "pbmc3k"
 MOST_NAMED = 100  # characters of a name in a message
 CONTENT = {"name": str, "labels": list, "ontology_term_ids": list, "config": dict, "metrics": dict, "provenance": dict}
 PROVENANCE = {"reference": str, "label_key": str, "num_cells": int, "seed": int}  # predictions record these
@@ -63,6 +63,11 @@ class Bundle:
     kind: str = ANNOTATOR  # or ENCODER, from `pretrain`: without labels, head and logistic regression
     kept: KeptCells | None = field(default=None, repr=False)  # written with the model; `load_kept` reads them again
     has_kept: bool = False  # the folder that it was read from has kept cells
+
+    @property
+    def tissue(self) -> str | None:
+        """The tissue of the reference as its author named it, or None."""
+        return self.provenance.get("tissue")
 
     @property
     def is_annotator(self) -> bool:
@@ -101,6 +106,7 @@ def _annotator_card(bundle: Bundle) -> str:
     labels = "\n".join(f"| {label} | {counts[label]} |" for label in bundle.labels)
     checksum = f" (SHA-256 `{made['reference_sha256']}`)" if made["reference_sha256"] else ""
     alone = " The labels come from the linear branch alone." if encoder_is_silent(bundle.scales) else ""
+    tissue = "" if bundle.tissue is None else f"- Tissue: {bundle.tissue}.\n"
     notes = "".join(f"- {note}\n" for note in made.get("notes", []))
     scores = ""
     if adapted := made.get("adapted_from"):
@@ -136,12 +142,29 @@ below and no others: a cell of any other type still gets one of them.
 
 - Trained on `{made["reference"]}`{checksum}, labels in `{made["label_key"]}`,
   {made["num_cells"]} cells, {len(bundle.genes)} genes.
-- Input: {made["input"]}.
+{tissue}- Input: {made["input"]}.
 {notes}{scores}\
 - Logits are {sum_of_branches(bundle.scales)}.{alone} The factors make probabilities of the confidences, for cells like
   those of the reference.
 - Made by `{made["command"]}` with seed {made["seed"]}; all options are in bundle.json.
-"""
+{_conditions(metrics)}"""
+
+
+def _conditions(metrics: Mapping[str, Any]) -> str:
+    """Return the table of the accuracy under usual conditions, if `conditions_table` has found it."""
+    if "conditions" not in metrics:
+        return ""
+    rows = "".join(
+        f"| {row['condition']} | {row['num_genes']:,} | {row['accuracy']:.3f} | {row['macro_f1']:.3f} |\n"
+        for row in metrics["conditions"]
+    )
+    return f"""
+Expected on cells like those of the reference, if a file has fewer genes or a lower depth (fewer counts per cell), to
+which the model is then adapted:
+
+| condition | genes | accuracy | macro-F1 |
+|---|---|---|---|
+{rows}"""
 
 
 def _encoder_card(bundle: Bundle) -> str:
@@ -216,7 +239,9 @@ def _require_sound_info(info: Mapping[str, Any]) -> None:
             raise ValueError(f"'{INFO}' without {', '.join(missing)} in {group}")
 
     labels, terms = info["labels"], info["ontology_term_ids"]
-    for what, names in {"the name": [info["name"]], "a label": labels, "an ontology term": terms}.items():
+    tissue = [info["provenance"]["tissue"]] if "tissue" in info["provenance"] else []
+    texts = {"the name": [info["name"]], "a label": labels, "an ontology term": terms, "a tissue": tissue}
+    for what, names in texts.items():
         if why := next(filter(None, map(unfit, names)), None):
             raise ValueError(f"'{INFO}' with {what} that {why}")
 

@@ -101,7 +101,8 @@ def unpack(path: Path, target: Path) -> Path:
 
 def _described(bundle: Bundle) -> str:
     labels = f"{len(bundle.labels)} labels ({', '.join(bundle.labels)})" if bundle.labels else "encoder without labels"
-    return f"{labels}, {len(bundle.genes)} genes"
+    tissue = "" if bundle.tissue is None else f", tissue {bundle.tissue}"
+    return one_line(f"{labels}, {len(bundle.genes)} genes{tissue}")
 
 
 def import_model(path: Path, library: Path, *, overwrite: bool = False) -> Path:
@@ -134,7 +135,7 @@ def import_model(path: Path, library: Path, *, overwrite: bool = False) -> Path:
 def run_models(cfg: ModelsConfig) -> list[Path]:
     """Import a model into the library and return its folder, or print all models and return their folders.
 
-    They are the packaged model and the imported ones, each with its name, labels, number of genes and folder.
+    They are the packaged model and the imported ones, each with its name, labels, number of genes, tissue and folder.
     """
     library = Path(cfg.output) if cfg.output else library_folder()
     if cfg.action != "list":

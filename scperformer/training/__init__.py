@@ -8,6 +8,7 @@ Files in reading order:
 - `start`: the start of an untrained network, perhaps from a trained encoder (`init`)
 - `learner`, `masked_learner`: loss, metrics and optimiser of training and of pretraining; the scales of the branches
 - `trainer`: the loop over epochs, its table, signals, several processes
+- `conditions`: the accuracy to expect with fewer genes or a lower depth
 - `batch_size`, `estimate`: what a training needs, before it runs
 
 No names are exported: `scperformer.train`, `scperformer.pretrain` and the command line load these files when needed.

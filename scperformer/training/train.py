@@ -31,9 +31,10 @@ from scperformer.fitting import (
 )
 from scperformer.metrics import score
 from scperformer.model import Bundle, KeptCells, sum_of_branches
-from scperformer.network import Cells, CellTypeModel, branch_logits, gene_means
+from scperformer.network import Cells, CellTypeModel, as_model, branch_logits, gene_means
 from scperformer.training import start
 from scperformer.training.batch_size import with_batch_size
+from scperformer.training.conditions import conditions_table
 from scperformer.training.learner import has_to_learn, train_network
 from scperformer.training.run_folder import Diverged, record_start, train_in_run_folder
 from scperformer.training.source import StreamedCells, source_of_cells
@@ -125,12 +126,17 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
     `source` has two entries of the provenance, `reference` (file names) and `reference_sha256` ("": cells in memory).
     """
     begin = time.perf_counter()
+    kept = cells_to_keep(reference, cfg)
+    if cfg.conditions_table and (kept is None or not kept.are_counts):
+        remedy = "name counts with source=layers/NAME, or leave conditions_table out"
+        raise InputError("conditions_table=true and a reference without counts", "counts, which can be thinned", remedy)
     network, cells, val, cfg = new_training(reference, cfg, run_folder)
     train, counts = cells.sample, reference.counts
     data = {
         **source,
         **start.origin(cfg, reference.genes),
         "label_key": cfg.label_key,
+        **({} if cfg.tissue is None else {"tissue": cfg.tissue}),
         "num_cells": int(counts.sum()),
         "cells_per_label": {label: int(n) for label, n in zip(reference.label_names, counts, strict=True)},
         "input": reference.summary,
@@ -138,7 +144,7 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
         "rare_labels": reference.rare.done,
         "notes": reference.notes,
     }
-    if (kept := cells_to_keep(reference, cfg)) is not None:
+    if kept is not None:
         data["kept_cells"] = {"num_cells": len(kept.labels), "simulated": not cfg.keep_cells}
     if cfg.unlabelled:
         data["unlabelled"] = [Path(name).name for name in cfg.unlabelled]
@@ -178,17 +184,21 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
     scores = [metrics[side][name] for side in ("model", "baseline") for name in ("accuracy", "macro_f1")]
     facts = how, sum_of_branches(metrics["scales"]), *scores[:2], len(val), *scores[2:]
     log.info("%s (%s): accuracy %.3f, macro-F1 %.3f on %d validation cells; logistic regression %.3f, %.3f", *facts)
-    return Bundle(
+    bundle = Bundle(
         name=run_folder.stem.removesuffix(".model"),
         genes=reference.genes,
         gene_means=gene_means(reference.x),
         labels=reference.label_names,
         ontology_term_ids=reference.ontology_term_ids,
-        metrics=metrics | {"seconds": round(time.perf_counter() - begin, 1)},
+        metrics=metrics,
         weights=weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias},
         kept=kept,
         **recorded,
     )
+    if cfg.conditions_table and kept is not None:
+        metrics["conditions"] = conditions_table(as_model(bundle, run_folder), kept, cfg.seed)
+    metrics["seconds"] = round(time.perf_counter() - begin, 1)
+    return bundle
 
 
 def _train(cells: AnnData | None, cfg: TrainConfig, output: Path) -> Path:

@@ -222,6 +222,12 @@ def test_model_card_of_cells_in_memory_has_no_checksum(bundle):
     assert "- Trained on `ref.h5ad`, labels in `cell_type`" in card
 
 
+def test_model_card_names_the_tissue_if_there_is_one(bundle):
+    assert "issue" not in model_card(bundle)
+    made = bundle.provenance | {"tissue": "bone marrow"}
+    assert "\n- Tissue: bone marrow.\n" in model_card(dataclasses.replace(bundle, provenance=made))
+
+
 # --- refusals ------------------------------------------------------------------------------------------------
 
 
@@ -341,6 +347,19 @@ def rewrite(folder: Path, name: str, content: bytes) -> None:
 def test_refuses_an_unreadable_gene_table(folder, content):
     rewrite(folder, GENES, content)
     with pytest.raises(InputError, match=f"'{GENES}' unreadable"):
+        load_bundle(folder)
+
+
+@pytest.mark.parametrize(
+    ("tissue", "why"),
+    [("a\nb", "control character"), ("", "is empty"), (3, "is not a text"), (None, "is not a text")],
+    ids=["two lines", "empty", "number", "null"],
+)
+def test_refuses_a_tissue_that_cannot_be_a_name(folder, tissue, why):
+    change_info(folder, lambda info: info["provenance"].update(tissue="bone marrow"))
+    assert load_bundle(folder).tissue == "bone marrow"
+    change_info(folder, lambda info: info["provenance"].update(tissue=tissue))
+    with pytest.raises(InputError, match=f"damaged model .*: 'bundle.json' with a tissue that .*{why}"):
         load_bundle(folder)
 
 

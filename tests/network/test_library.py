@@ -72,6 +72,15 @@ def test_damaged_kept_cells_are_refused(model, library):
     assert not library.exists()
 
 
+def test_the_list_of_models_shows_the_tissue(model, library, command):
+    info = json.loads((model / "bundle.json").read_text())
+    info["provenance"]["tissue"] = "bone marrow"
+    (model / "bundle.json").write_text(json.dumps(info))
+    assert command("models", "import", model).code == 0
+    ran = command("models", "list")
+    assert f"(B cell, Monocyte, T cell), 200 genes, tissue bone marrow\n  {library}" in ran.out
+
+
 def test_a_folder_here_comes_before_an_imported_model(model, library, tmp_path, monkeypatch):
     import_model(model, library)
     monkeypatch.chdir(tmp_path)

@@ -258,6 +258,21 @@ def test_a_default_model_is_fitted_and_says_what_to_expect(counts_adata, tmp_pat
     assert not (path / "metrics.csv").exists()
 
 
+def test_the_tissue_is_recorded(counts_adata, tmp_path):
+    words = [*FAST, "model.deep=false", "keep_cells=1"]
+    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=[*words, "tissue=bone marrow"])
+    assert load_bundle(path).tissue == load_bundle(path).provenance["tissue"] == "bone marrow"
+    assert "\n- Tissue: bone marrow.\n" in (path / "MODEL_CARD.md").read_text()
+    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "n", overrides=words)
+    assert load_bundle(path).tissue is None
+
+
+@pytest.mark.parametrize("tissue", ["' '", "'two\tcolumns'", "x" * 1001], ids=["blank", "tab", "long"])
+def test_a_tissue_that_is_no_name_is_refused(tissue):
+    with pytest.raises(InputError, match=r"tissue=.*; expected a name in one line of at most 1,000 characters"):
+        config("x", f"tissue={tissue}")
+
+
 def test_unfinished_runs_are_neither_lost_nor_mixed(tmp_path, caplog):
     cfg, output = config("x"), tmp_path / "model"
     folder = open_run(cfg, output, "checksum")

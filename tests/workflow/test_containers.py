@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCKER = (ROOT / "containers" / "Dockerfile").read_text(encoding="utf-8")
 APPTAINER = (ROOT / "containers" / "scperformer.def").read_text(encoding="utf-8")
-MODEL = "scperformer/model/packaged/pbmc68k_reduced"
+MODEL = "scperformer/model/packaged/pbmc3k"
 ARGUMENTS = {"TORCH_INDEX": "https://download.pytorch.org/whl/cpu", "MODEL": MODEL}
 
 

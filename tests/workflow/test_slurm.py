@@ -16,8 +16,6 @@ import pytest
 from support.cluster import ENVIRONMENT, LONGEST_WAIT, ROOT, fail_node, restart_nodes, slurm_says, wait_for
 from support.small_example import SAMPLES, write_small_example
 
-from scperformer.model.folder import PACKAGED
-
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
 
 # What the test cluster needs beside the profile: it keeps no accounts, its nodes are small, and nobody wants to wait.
@@ -106,7 +104,7 @@ def test_annotate_survives_lack_of_memory_and_a_node_that_fails(tmp_path):
     assert (cluster / "results/report.html").stat().st_size > 0
 
 
-def test_small_samples_share_a_job_and_a_large_one_is_shared_by_jobs(tmp_path, pbmc):
+def test_small_samples_share_a_job_and_a_large_one_is_shared_by_jobs(tmp_path, pbmc, pbmc_model):
     """The first job of the small samples hangs: Slurm ends it when its time is over, and it is tried again."""
     many = ad.concat([pbmc.raw.to_adata()] * 30, index_unique="-")  # 21,000 cells: three blocks
     many.write_h5ad(tmp_path / "large.h5ad")
@@ -114,7 +112,7 @@ def test_small_samples_share_a_job_and_a_large_one_is_shared_by_jobs(tmp_path, p
         pbmc[:50].copy().write_h5ad(tmp_path / f"{name}.h5ad")
     rows = ["sample\tpath\tshares", "large\tlarge.h5ad\t3", "small\tsmall.h5ad\t", "tiny\ttiny.h5ad\t"]
     (tmp_path / "samples.tsv").write_text("\n".join(rows) + "\n")
-    config = ["annotate", "--config", "samples=samples.tsv", f"model_path={PACKAGED}", "predict_jobs=1"]
+    config = ["annotate", "--config", "samples=samples.tsv", f"model_path={pbmc_model}", "predict_jobs=1"]
     with first_run(tmp_path, "tiny.h5ad", "sleep 1000"):
         finish(snakemake(tmp_path, *config, *HERE, "--set-resources", "predict:runtime=2"), tmp_path)
     # Logs of jobs that ended well are not kept: this is the one that hung.
@@ -129,7 +127,7 @@ def test_small_samples_share_a_job_and_a_large_one_is_shared_by_jobs(tmp_path, p
         "\n".join(["sample\tpath", *(row.rsplit("\t", 1)[0] for row in rows[1:])]) + "\n"
     )
     finish(
-        snakemake(local, "annotate", "--cores", "2", "--config", "samples=../samples.tsv", f"model_path={PACKAGED}"),
+        snakemake(local, "annotate", "--cores", "2", "--config", "samples=../samples.tsv", f"model_path={pbmc_model}"),
         local,
     )
     for name in ("large", "small", "tiny"):

@@ -1,0 +1,81 @@
+"""A model adapted to a condition: fitted anew to the cells that it keeps, with the genes and the depth of a file."""
+
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scperformer.config import HeadConfig, ModelConfig, TokensConfig
+from scperformer.dataset import Condition, depth_share, reduced, stratified_sample
+from scperformer.fitting.branches import fill_network, fit_branches
+from scperformer.fitting.linear import MOST_DUAL, TOLERANCE, Recipe, fit_logistic
+from scperformer.model import Bundle, KeptCells, damaged_model
+from scperformer.network import CellTypeModel, Model
+
+NUM_DRAWS = 4  # of thinned counts, from which the encoder learns
+
+
+def adapted_bundle(model: Model, kept: KeptCells, condition: Condition) -> Bundle:
+    """Fit the branches and the baseline of a model to its kept cells as a file would have measured them.
+
+    The result has the measured genes alone, and normalises cells over these. An encoder with layers is left out, as it
+    was trained for all genes.
+    """
+    bundle, seed = model.bundle, int(model.bundle.provenance["seed"])
+    rows, config = stratified_sample(kept.labels, MOST_DUAL, seed), bundle.config
+    some = KeptCells(kept.values[rows], kept.labels[rows], kept.are_counts)
+    num_draws = NUM_DRAWS if depth_share(some, condition) < 1 else 1
+    x, *draws = (reduced(some, condition, float(config["target_sum"]), seed + draw) for draw in range(num_draws))
+    labels = some.labels
+    options, head = ModelConfig(**config["model"]), HeadConfig(**config["head"])
+    if options.depth > 0 or options.positions != "coexpression":
+        options = replace(options, deep=False, wide=True)
+    recipe = _recipe(bundle, options, model.path) if options.wide else None
+    vectors = None
+    if options.deep and bundle.provenance.get("unlabelled"):  # these cells are not kept, but what they taught is
+        vectors = bundle.weights["model.encoder.embedding.gene.weight"][:-1][condition.measured]
+    fits: dict[str, Any] = {"recipe": recipe, "model": options, "head": head, "seed": seed}
+    fitted = fit_branches(x, labels, **fits, draws=draws, vectors=vectors)
+    baseline = fit_logistic(x, labels, tolerance=TOLERANCE)
+    if bundle.provenance.get("kept_cells", {}).get("simulated", False):  # simulated cells are too easy to call
+        scales, expected = {name: bundle.scales.get(name, scale) for name, scale in fitted.scales.items()}, None
+    else:
+        scales, expected = fitted.scales, fitted.evidence["accuracy"]
+    genes = [gene for gene, is_there in zip(bundle.genes, condition.measured, strict=True) if is_there]
+    shape = {"tokens": TokensConfig(**config["tokens"]), "model": options, "attention": config["attention"]}
+    network = CellTypeModel(len(genes), len(bundle.labels), head=head, **shape)
+    fill_network(network, fitted, scales)
+    weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
+    metrics: dict[str, Any] = {"scales": scales}
+    metrics |= {} if recipe is None else {"linear_branch": asdict(recipe)}
+    metrics |= {} if expected is None else {"out_of_fold": fitted.evidence}
+    about: dict[str, Any] = {"adapted_from": {"name": bundle.name, "hash": bundle.hash, "num_genes": len(bundle.genes)}}
+    about |= {"condition": condition.key, "depth": condition.depth, "num_kept_cells": len(labels)}
+    about["expected_accuracy"] = expected
+    return replace(
+        bundle,
+        genes=genes,
+        gene_means=np.asarray(x.mean(axis=0), dtype=np.float32).ravel(),
+        config=config | {"model": asdict(options), "own_totals": True},
+        metrics=metrics,
+        provenance=bundle.provenance | about,
+        weights=weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias},
+        kept=None,
+        has_kept=False,
+    )
+
+
+def _recipe(bundle: Bundle, options: ModelConfig, path: Path) -> Recipe:
+    """Return the options with which the linear branch of a model was fitted; usual ones if it was trained otherwise."""
+    made = bundle.metrics.get("linear_branch", {"c": 0.1, "class_weights": "balanced", "weighting": "signal"})
+    known = {"class_weights": ("none", "sqrt", "balanced"), "weighting": ("signal", "standard", "none")}
+    try:
+        sound = all(made[name] in choices for name, choices in known.items()) and 0 < made["c"] < math.inf
+        recipe = Recipe(tuple(options.wide_powers), float(made["c"]), made["class_weights"], made["weighting"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged_model(path, "no options of its linear branch") from error
+    if not sound:
+        raise damaged_model(path, "options of its linear branch that it cannot have")
+    return recipe
