@@ -56,7 +56,7 @@ def gene_vectors(x: csr_matrix, dim: int, seed: int) -> tuple[np.ndarray, np.nda
 
 
 def scaled_vectors(vectors: np.ndarray, x: csr_matrix) -> tuple[np.ndarray, np.ndarray]:
-    """Scale vectors of genes, G x D, so that the sums of these cells are as wide as the head expects, and their mean."""
+    """Scale vectors of genes, G x D, to the usual width of the cells' sums; also return the mean of these sums."""
     z = view(x, 1.0) @ vectors
     scale = SPREAD / max(z.std(axis=0).max(), 1e-6)
     return (vectors * scale).astype(np.float32), (z * scale).mean(axis=0).astype(np.float32)

@@ -187,3 +187,24 @@ def test_a_branch_alone_has_nothing_to_earn(held_out, off):
 def test_one_held_out_cell_decides_nothing():
     wide, deep = np.array([[1.0, 0.0]]), np.array([[0.0, 3.0]])
     assert earned_scales(wide, deep, np.array([0]), min_gain=2.0)[1] == 0.0
+
+
+def test_unlabelled_cells_make_better_vectors_of_genes():
+    x, labels = made_cells(18, seed=0)
+    more, _ = made_cells(1500, seed=5)
+    query, truth = made_cells(900, seed=6)
+    found = []
+    for unlabelled in (None, more):
+        fitted = fit_branches(x, labels, recipe=None, model=MODEL, head=HEAD, seed=0, unlabelled=unlabelled)
+        calls = head_logits(fitted.pooled.head, fitted.pooled.cells(query)).argmax(1)
+        found.append(score(truth, calls).accuracy)
+    assert found[1] > found[0] + 0.03
+
+
+def test_given_vectors_are_only_scaled():
+    x, labels = made_cells(120, seed=0)
+    vectors = np.random.default_rng(0).normal(size=(300, 32))
+    pooled = fit_branches(x, labels, recipe=None, model=MODEL, head=HEAD, seed=0, vectors=vectors).pooled
+    ratio = pooled.vectors / vectors
+    np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-4)
+    np.testing.assert_allclose(pooled.cells(x).mean(0), 0, atol=1e-4)
