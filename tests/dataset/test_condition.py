@@ -97,14 +97,16 @@ def test_a_file_without_expression_of_these_genes_has_no_depth(counts_adata):
 
 def test_cells_from_all_of_a_large_file_show_its_depth(counts_adata, monkeypatch):
     """Not the first ones, which are another sample here."""
-    monkeypatch.setattr(conditions, "MAX_SEEN", 30)
+    monkeypatch.setattr(conditions, "SEEN_CELLS", 30)
+    monkeypatch.setattr(conditions, "SEEN_BLOCKS", 3)
     shallow, deep = with_ones(counts_adata[:40], 0.1), with_ones(counts_adata[40:])
     adata = ad.concat([shallow, deep], merge="same")
     query, asked = query_of(adata), []
+    monkeypatch.setattr(type(query.rows), "block_cells", 10)
     some = query.rows.some
     query.rows.some = lambda rows: asked.append(rows) or some(rows)
     found = find_condition(query)
-    assert (len(asked[0]), asked[0][0], asked[0][-1]) == (30, 0, 119)
+    np.testing.assert_array_equal(asked[0], [*range(10), *range(50, 60), *range(110, 120)])  # 3 of the 12 blocks
     median = np.median(adata.X[asked[0]][:, ::2].toarray().sum(axis=1))
     assert found.depth == pytest.approx(rounded(median))
     assert found.depth != find_condition(query_of(shallow)).depth

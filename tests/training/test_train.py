@@ -412,8 +412,8 @@ def test_a_stopped_run_says_so_and_does_not_look_like_success(counts_adata, writ
 def test_unlabelled_cells_of_a_file_are_named_in_the_record(counts_adata, write, tmp_path):
     more = write(counts_adata[:, ::-1].copy(), "more.h5ad")  # genes in another order
     overrides = [f"unlabelled=['{more}']", "seed=1"]
-    path = train(counts_adata, "cell_type", output=tmp_path / "with.model", overrides=overrides)
-    alone = train(counts_adata, "cell_type", output=tmp_path / "alone.model", overrides=["seed=1"])
+    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "with.model", overrides=overrides)
+    alone = scperformer.train(counts_adata, "cell_type", output=tmp_path / "alone.model", overrides=["seed=1"])
     with_more, without = load_bundle(path), load_bundle(alone)
     assert with_more.provenance["unlabelled"] == ["more.h5ad"]
     name = "model.encoder.embedding.gene.weight"
@@ -424,5 +424,5 @@ def test_unlabelled_cells_of_a_file_are_named_in_the_record(counts_adata, write,
 def test_unlabelled_cells_with_other_genes_are_refused(counts_adata, write, tmp_path):
     few = write(counts_adata[:, :60].copy(), "few.h5ad")
     with pytest.raises(InputError, match=r"60 of the .* genes of the reference in unlabelled file"):
-        train(counts_adata, "cell_type", output=tmp_path / "a.model", overrides=[f"unlabelled=['{few}']"])
+        scperformer.train(counts_adata, "cell_type", output=tmp_path / "a.model", overrides=[f"unlabelled=['{few}']"])
     assert not (tmp_path / "a.model").exists()
