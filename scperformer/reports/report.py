@@ -115,6 +115,7 @@ def render(
         evaluation=summary.evaluation_content(evaluation, labels) if evaluation else None,
         min_cells=MIN_CELLS,
         seed=seed,
+        several_models=len({sample.adapted for sample in samples}) > 1,
     )
 
 
