@@ -62,7 +62,7 @@ train REFERENCE label_key=COLUMN
 train a model on a labelled reference
   scperformer train reference.h5ad label_key=cell_type output=my_model
   scperformer train reference.h5ad label_key=cell_type model=small trainer.max_epochs=5
-  scperformer train reference.h5ad label_key=cell_type -m attention=favor,softmax seed=0,1
+  scperformer train reference.h5ad label_key=cell_type -m model=tiny,small seed=0,1
   scperformer train reference.h5ad label_key=cell_type output=my_model resume=true
   scperformer train reference.h5ad label_key=cell_type --estimate      # how long, how much memory
   scperformer train reference.h5ad label_key=cell_type data.split=group data.split_key=donor

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +47,7 @@ class Model:
     path: Path
     network: CellTypeModel
     baseline: LinearModel
+    adapted: "dict[str, Model]" = field(default_factory=dict, repr=False)  # to files, by their condition's key
 
     @property
     def tokens(self) -> TokensConfig:

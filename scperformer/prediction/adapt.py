@@ -23,7 +23,7 @@ from scperformer.outputs import require_absent
 log = logging.getLogger(__name__)
 
 PAYS_GENES, PAYS_DEPTH = 0.98, 0.75  # below this share of the informative expression or of the depth, adapting pays
-NONE_KEPT = "train it again with keep_cells above 0, or leave adapt=true out"
+NONE_KEPT = "train it again, or leave adapt=true out"
 
 
 @dataclass
@@ -36,8 +36,8 @@ class Adapted:
 
 
 @torch_state_kept()  # a network draws its first weights
-def adapt_model(model: Model, query: Query, cfg: PredictConfig, known: dict[str, Model]) -> Adapted:
-    """Adapt a model to a file if `cfg.adapt` says so; `known` has the models adapted before, by `Condition.key`.
+def adapt_model(model: Model, query: Query, cfg: PredictConfig) -> Adapted:
+    """Adapt a model to a file if `cfg.adapt` says so, or take the model that was adapted to another file of its kind.
 
     Raises
     ------
@@ -65,11 +65,11 @@ def adapt_model(model: Model, query: Query, cfg: PredictConfig, known: dict[str,
         record["expected_accuracy"] = float(full)
         log.info("%s: genes and depth are like the reference's; expected accuracy %.2f", query.path, full)
         return Adapted(model, query, record)
-    if condition.key not in known:
+    if condition.key not in model.adapted:
         begin = time.perf_counter()
-        known[condition.key] = _load_or_adapt(model, kept, condition, cfg)
+        model.adapted[condition.key] = _load_or_adapt(model, kept, condition, cfg)
         log.info("the model was adapted to %d genes in %.1f s", measured, time.perf_counter() - begin)
-    adapted = known[condition.key]
+    adapted = model.adapted[condition.key]
     expected = adapted.bundle.provenance["expected_accuracy"]
     expected = math.nan if expected is None else float(expected)  # None: simulated cells
     if math.isnan(expected):
@@ -111,9 +111,7 @@ def run_adapt(cfg: AdaptConfig) -> Path:
     model = load_model(cfg.model_path)
     kept = load_kept(model.bundle, model.path)
     if kept is None:
-        raise InputError(
-            f"a model that keeps no cells ({model.path})", "kept cells", "train it with keep_cells above 0"
-        )
+        raise InputError(f"a model that keeps no cells ({model.path})", "kept cells", "train it again")
     if path.endswith(".txt"):
         condition = _condition_of_genes(read_genes(path), model.bundle, cfg, path)
     else:

@@ -76,7 +76,7 @@ def annotate(
         require_not_annotated(adata, cfg.key_added)
     model = model or load_model(cfg.model_path)
     start = time.perf_counter()
-    adapted = adapt_model(model, find_query(adata, model.bundle, cfg), cfg, {})
+    adapted = adapt_model(model, find_query(adata, model.bundle, cfg), cfg)
     query = adapted.query
     parts = [call_block(query.block(first), adapted.model, cfg) for first in query.starts()]
     seconds = time.perf_counter() - start
@@ -84,16 +84,13 @@ def annotate(
     return adata
 
 
-def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig, known: dict[str, Model]) -> None:
-    """Annotate a file of any size, one block of cells at a time; finished parts are kept on disk.
-
-    `known` has the models that were adapted to earlier files.
-    """
+def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> None:
+    """Annotate a file of any size, one block of cells at a time; finished parts are kept on disk."""
     seen = fingerprint(path)
     with open_cells(path, cfg.orientation) as cells:
         if not cfg.overwrite and output.suffix in (".h5ad", ".zarr"):
             require_not_annotated(cells, cfg.key_added, path)
-        adapted = adapt_model(model, find_query(cells, model.bundle, cfg, path), cfg, known)
+        adapted = adapt_model(model, find_query(cells, model.bundle, cfg, path), cfg)
         query = adapted.query
         starts, options = query.starts(), asdict(cfg)
         # The calls depend on these values: an interrupted run is resumed only if they are the same.
@@ -191,10 +188,9 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
             ready.append((path, output))
     model = load_model(cfg.model_path)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is not an error of each file
-    known: dict[str, Model] = {}
     for path, output in ready:
         with about(path, output):
-            _annotate_file(path, output, model, cfg, known)
+            _annotate_file(path, output, model, cfg)
     if refused and not cfg.error_files:
         found = f"{len(refused)} of {len(outputs)} files that cannot be annotated: {', '.join(refused)}"
         raise InputError(found, "files that can be annotated", "see the error of each of them above")

@@ -80,6 +80,9 @@ def adopt_options(cfg: Config) -> Config:
     if cfg.init is None:
         if cfg.model.deep:
             require_encoder(cfg.tokens, cfg.model, cfg.attention)
+        has_options = cfg.tokens != TokensConfig() or cfg.attention["name"] != "favor" or cfg.conditions.on
+        if cfg.model.deep and cfg.model.depth == 0 and has_options:
+            log.warning("attention, tokens and conditions are ignored: the encoder has no layers (choose model=tiny)")
         return cfg
     if not cfg.model.deep:
         raise InputError("model.deep=false with init", "an encoder to start", "leave one of the two out")

@@ -494,3 +494,15 @@ def test_an_adapted_model_that_exists_is_kept(linear, panel, write, command, tmp
     assert "m exists; expected" in refused(command("adapt", linear, path, "output=m"))
     assert (tmp_path / "m" / INFO).read_bytes() == before
     assert command("adapt", linear, path, "output=m", "overwrite=true").code == 0
+
+
+def test_a_model_in_memory_is_adapted_once_to_samples_of_one_condition(linear, panel, monkeypatch):
+    made = []
+    original = adapt.adapted_bundle
+    monkeypatch.setattr(adapt, "adapted_bundle", lambda *given: made.append(given) or original(*given))
+    model = load_model(linear)
+    first, second = (annotated(panel.copy(), model) for _ in range(2))
+    assert len(made) == 1
+    assert same_bits(first, second)
+    annotated(panel[:, :70].copy(), model)  # other genes
+    assert len(made) == 2

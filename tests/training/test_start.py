@@ -304,3 +304,12 @@ def test_heads_with_hidden_layers_and_networks_without_init_stay_as_they_are(cou
         before = network.head.labels.weight.clone()
         start_head(network, cells, cfg)
         assert torch.equal(network.head.labels.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("option", "is_said"),
+    [("attention=softmax", True), ("tokens=bins", True), ("conditions=full", True), ("seed=1", False)],
+)
+def test_options_of_layers_are_said_to_be_ignored_without_layers(option, is_said, caplog):
+    adopt_options(make_config("train", ["inputs=[a.h5ad]", "label_key=x", option]))
+    assert ("are ignored: the encoder has no layers" in caplog.text) == is_said
