@@ -67,6 +67,7 @@ def adapt_model(model: Model, query: Query, cfg: PredictConfig) -> Adapted:
         return Adapted(model, query, record)
     if condition.key not in model.adapted:
         begin = time.perf_counter()
+        log.info("%s: fits the model to its %d genes and its depth: some seconds", query.path, measured)
         model.adapted[condition.key] = _load_or_adapt(model, kept, condition, cfg)
         log.info("the model was adapted to %d genes in %.1f s", measured, time.perf_counter() - begin)
     adapted = model.adapted[condition.key]
