@@ -36,7 +36,7 @@ from scperformer.training import start
 from scperformer.training.batch_size import with_batch_size
 from scperformer.training.conditions import conditions_table
 from scperformer.training.learner import has_to_learn, train_network
-from scperformer.training.run_folder import Diverged, record_start, train_in_run_folder
+from scperformer.training.run_folder import Diverged, is_helper, record_start, train_in_run_folder
 from scperformer.training.source import StreamedCells, source_of_cells
 
 log = logging.getLogger(__name__)
@@ -151,10 +151,12 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
     files = [Path(name).name for name in cfg.inputs] if source["reference_sha256"] else []
     recorded = record_start(run_folder, cfg, data, files)
 
+    learns = has_to_learn(network, cfg.optim)
+    if not learns and is_helper(cfg):  # nothing to share between processes
+        return None
     start.start_attention(network.encoder, train, cfg)
     start.start_head(network, train, cfg)
     recipe = start.linear_recipe(train, cfg)
-    learns = has_to_learn(network, cfg.optim)
     options: dict[str, Any] = {"recipe": recipe, "model": cfg.model, "head": cfg.head, "seed": cfg.seed}
     options["unlabelled"] = read_unlabelled(reference, cfg)
     fitted = fit_branches(train.x, train.known_labels, **options, with_evidence=not learns)

@@ -426,3 +426,11 @@ def test_unlabelled_cells_with_other_genes_are_refused(counts_adata, write, tmp_
     with pytest.raises(InputError, match=r"60 of the .* genes of the reference in unlabelled file"):
         scperformer.train(counts_adata, "cell_type", output=tmp_path / "a.model", overrides=[f"unlabelled=['{few}']"])
     assert not (tmp_path / "a.model").exists()
+
+
+@pytest.mark.parametrize("process", ["0", "1"])
+def test_only_the_first_process_writes_a_model_that_is_fitted(process, counts_adata, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", process)
+    overrides = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu"]
+    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "a.model", overrides=overrides)
+    assert path.exists() == (process == "0")
