@@ -145,8 +145,8 @@ class TrainConfig(NetworkConfig):
         is_pooled, weighted = self.model.positions == "coexpression", self.head.name == "weighted"
         settled_later = self.init is not None and is_pooled  # the default model beside `init`, which has another one
         if self.model.deep and is_pooled != weighted and not settled_later:
-            expected = "weighted with model.positions=coexpression, and only then"
-            require(False, "head.name", self.head.name, f"{expected} (model=pooled sets both)")
+            expected = "weighted with model=pooled, or another head with model=tiny, small, base or scbert"
+            require(False, "head.name", self.head.name, expected)
         pooled = self.model.deep and is_pooled
         require(pooled or not self.unlabelled, "unlabelled", self.unlabelled, "no files without model=pooled")
         kept = self.keep_cells > 0 or not self.conditions_table

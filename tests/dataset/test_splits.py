@@ -176,18 +176,18 @@ def test_test_cells_are_gone_before_anything_is_computed(sides):
 def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
     """The model is bit for bit the one from a file without the test cells, in every fit."""
     seen = []
-    fit, scale = training.fit_logistic, training.scale_on_held_out
+    fit, scale = training.fit_logistic, training.scores_on_held_out
 
     def watched_fit(x, labels, **options):
         seen.append(x.shape[0])
         return fit(x, labels, **options)
 
-    def watched_scale(network, train, val, cfg):
+    def watched_scale(network, train, val, *others):
         seen.append((len(train), len(val)))
-        return scale(network, train, val, cfg)
+        return scale(network, train, val, *others)
 
     monkeypatch.setattr(training, "fit_logistic", watched_fit)
-    monkeypatch.setattr(training, "scale_on_held_out", watched_scale)
+    monkeypatch.setattr(training, "scores_on_held_out", watched_scale)
     whole = training.run_train(config(write(sides), *BY_COLUMN, f"output='{tmp_path / 'whole'}'"))
     num = {name: int((sides.obs["side"] == name).sum()) for name in ("train", "val", "test")}
     allowed = {num["train"], num["train"] + num["val"], (num["train"], num["val"])}

@@ -55,7 +55,8 @@ def configs(tiny_model):
     """The options of each step, composed once, as Hydra takes longer than the step."""
     options = {
         "check": [f"model_path={tiny_model}"],
-        "predict": [f"model_path={tiny_model}", "min_overlap=0"],
+        # Without adapting, the calls can be computed from the weights of the model.
+        "predict": [f"model_path={tiny_model}", "min_overlap=0", "adapt=false"],
         "preprocess": ["data.min_genes=0", "data.min_cells=0"],
         "train": ["label_key=cell_type", "experiment=linear", "logger=none", "data.min_genes=0", "data.min_cells=0"],
     }

@@ -113,7 +113,8 @@ def test_a_large_sample_is_called_in_shares(user: Path) -> None:
     assert jobs == ["deliver b", "deliver c", "gather a", "predict b", "predict c", "predict_share a", "report"]
     for number in (1, 2, 3):
         share = f"results/shares/a/{number}-of-3"
-        assert f"predict a.h5ad model_path=model share={number}/3 output={share} threads=1" in said
+        words = f"share={number}/3 output={share} adapted_folder=results/adapted threads=1"
+        assert f"predict a.h5ad model_path=model {words}" in said
     shares = ",".join(f"'results/shares/a/{number}-of-3'" for number in (1, 2, 3))
     assert f"shares=[{shares}]" in said.replace("""'"'"'""", "'")
 
