@@ -435,7 +435,10 @@ def test_only_the_first_process_writes_a_model_that_is_fitted(process, counts_ad
     monkeypatch.setenv("SLURM_PROCID", process)
     overrides = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu"]
     logger = logging.getLogger("scperformer")
-    monkeypatch.setattr(logger, "level", logger.level)  # a helping process logs errors only
-    with warnings.catch_warnings():
-        path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "a.model", overrides=overrides)
+    level = logger.level
+    try:
+        with warnings.catch_warnings():
+            path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "a.model", overrides=overrides)
+    finally:
+        logger.setLevel(level)  # a helping process logs errors only
     assert path.exists() == (process == "0")
