@@ -11,19 +11,6 @@ import pytest
 import scanpy
 from scipy import sparse
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def conditions():
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        import conditions
-
-        yield conditions
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-
 
 @pytest.fixture
 def data(tmp_path, counts_adata):

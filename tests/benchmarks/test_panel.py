@@ -1,6 +1,5 @@
 """The accuracy panel: methods see neither the labels nor the cells that they are tested on."""
 
-import sys
 from pathlib import Path
 
 import anndata as ad
@@ -8,17 +7,6 @@ import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def panel():
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        import panel
-
-        yield panel
-    finally:
-        sys.path.remove(str(BENCHMARKS))
 
 
 @pytest.fixture

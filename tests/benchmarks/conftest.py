@@ -1,0 +1,34 @@
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@contextmanager
+def imported(name: str) -> Iterator[ModuleType]:
+    """A module of benchmarks/, whose scripts import each other by their plain names."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        yield importlib.import_module(name)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.fixture(scope="module")
+def panel() -> Iterator[ModuleType]:
+    """benchmarks/panel.py."""
+    with imported("panel") as module:
+        yield module
+
+
+@pytest.fixture(scope="module")
+def conditions() -> Iterator[ModuleType]:
+    """benchmarks/conditions.py."""
+    with imported("conditions") as module:
+        yield module
