@@ -75,7 +75,8 @@ def simulated(cells: KeptCells, num_cells: int, seed: int) -> KeptCells:
 
     Counts are negative binomial (as in DESeq; Anders and Huber 2010, Genome Biol. 11:R106). The mean is the share of
     the gene in its label times the total of the cell, and the dispersion is found from moments. Totals are lognormal.
-    Genes vary independently within a label, which real ones do not. `cells` are counts.
+    Genes vary independently within a label, which real ones do not. The profile of a label with few cells resembles
+    these. `cells` are counts.
     """
     rng, parts, drawn = np.random.default_rng(seed), [], []
     per_cell = min(1.0, num_cells / len(cells.labels))

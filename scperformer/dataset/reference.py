@@ -167,6 +167,7 @@ def read_unlabelled(reference: Reference, cfg: TrainConfig) -> csr_matrix | None
     for file in map(Path, cfg.unlabelled):
         cells = read_cells(file, cfg.orientation)
         findings = detect_expression(cells, path=file)
+        log.info("%s: %s", file, findings.sentence)
         matrix, _ = stored_expression(cells, findings, path=file)
         table, total = gene_table(cells, findings.source), cfg.data.target_sum
         options: dict[str, Any] = {"target_sum": total, "min_overlap": None, "species": cfg.species, "path": file}

@@ -39,10 +39,11 @@ def adapted_bundle(model: Model, kept: KeptCells, condition: Condition) -> Bundl
     fits: dict[str, Any] = {"recipe": recipe, "model": options, "head": head, "seed": seed}
     fitted = fit_branches(x, labels, **fits, draws=draws, vectors=vectors)
     baseline = fit_logistic(x, labels, tolerance=TOLERANCE)
-    if bundle.provenance.get("kept_cells", {}).get("simulated", False):  # simulated cells are too easy to call
-        scales, expected = {name: bundle.scales.get(name, scale) for name, scale in fitted.scales.items()}, None
-    else:
-        scales, expected = fitted.scales, fitted.evidence["accuracy"]
+    scales, expected = fitted.scales, fitted.evidence.get("accuracy")
+    # Simulated cells are too easy to call, and a single cell of each label cannot be held out.
+    if bundle.provenance.get("kept_cells", {}).get("simulated", False) or expected is None:
+        parts, expected = {"wide": fitted.linear, "deep": fitted.pooled}, None
+        scales = {name: bundle.scales.get(name, 1.0) for name, part in parts.items() if part is not None}
     genes = [gene for gene, is_there in zip(bundle.genes, condition.measured, strict=True) if is_there]
     shape = {"tokens": TokensConfig(**config["tokens"]), "model": options, "attention": config["attention"]}
     network = CellTypeModel(len(genes), len(bundle.labels), head=head, **shape)

@@ -105,7 +105,7 @@ def fit_branches(
     vectors
         Vectors of the genes, G x D, if they are not to be learned from these cells.
     with_evidence
-        Also find the scales and the scores; without it they are empty.
+        Also find the scales and the scores. Without it, or if no label has a second cell, they are empty.
     """
     num_labels, linear, pooled = int(labels.max()) + 1, None, None
     rows, folds = evidence_folds(labels, seed) if with_evidence else (np.arange(0), np.arange(0))
@@ -135,7 +135,7 @@ def fit_branches(
             pooled.head, *heads = fit_heads(z, np.tile(labels, 1 + len(draws)), sides, num_labels, head, seed)
             for fold, each in zip(known, heads, strict=True):
                 deep[folds == fold] = head_logits(each, z[rows[folds == fold]])
-    if not with_evidence:
+    if not (folds >= 0).any():
         return Fitted(linear, pooled, {}, {})
     truth, logits = labels[rows][folds >= 0], {"wide": wide[folds >= 0], "deep": deep[folds >= 0]}
     both = dict(zip(logits, branch_scales(logits["wide"], logits["deep"], truth), strict=True))

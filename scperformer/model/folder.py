@@ -249,12 +249,17 @@ def _require_sound_info(info: Mapping[str, Any]) -> None:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
     total, scales = info["config"]["target_sum"], info["metrics"].get("scales", {})
+    fold, expected = info["metrics"].get("out_of_fold", {}), info["provenance"].get("expected_accuracy")
     groups = [info["config"].get(group, {}) for group in ("tokens", "model", "attention", "head")]
     sound = {
         "a label twice": len(set(labels)) == len(labels),
         f"{len(terms)} ontology terms for {len(labels)} labels": len(terms) == len(labels),
         "a target_sum that is not a number above 0": is_finite(total) and total > 0,
         "options that are not a group of options": all(isinstance(group, dict) for group in groups),
+        "an expected accuracy that is not a number": isinstance(fold, dict)
+        and (not fold or is_finite(fold.get("accuracy")))
+        and (expected is None or is_finite(expected)),
+        "kept cells that are not described": isinstance(info["provenance"].get("kept_cells", {}), dict),
         "scales that are not numbers, or of other branches": isinstance(scales, dict)
         and set(scales) <= set(BRANCHES)
         and all(map(is_finite, scales.values())),

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from scperformer import __version__
 from scperformer.config import AdaptConfig, PredictConfig
 from scperformer.dataset import Condition, Query, depth_share, find_condition, find_query, read_genes
 from scperformer.errors import InputError
 from scperformer.files import beside, open_cells
 from scperformer.fitting import adapted_bundle
 from scperformer.genes import MIN_PANEL, map_genes
-from scperformer.model import INFO, Bundle, KeptCells, load_bundle, load_kept, save_bundle
+from scperformer.model import INFO, Bundle, KeptCells, damaged_model, load_bundle, load_kept, save_bundle
 from scperformer.network import Model, as_model, load_model, torch_state_kept
 from scperformer.outputs import require_absent
 
@@ -87,13 +88,16 @@ def _load_or_adapt(model: Model, kept: KeptCells, condition: Condition, cfg: Pre
     """Take an adapted model from `cfg.adapted_folder`, or make it and put it there."""
     if cfg.adapted_folder is None:
         return as_model(adapted_bundle(model, kept, condition), model.path)
-    folder = Path(cfg.adapted_folder) / f"{model.bundle.hash[:16]}-{condition.key}"
+    folder = Path(cfg.adapted_folder) / f"{model.bundle.hash[:16]}-{condition.key}-{__version__}"
     if not (folder / INFO).is_file():
         made = adapted_bundle(model, kept, condition)
         with suppress(InputError):  # another job has just put it there
             save_bundle(made, folder)
+    bundle = load_bundle(folder)
+    if bundle.genes != [gene for gene, there in zip(model.bundle.genes, condition.measured, strict=True) if there]:
+        raise damaged_model(folder, "other genes than those of its condition")
     # Records name the model that was adapted.
-    return as_model(replace(load_bundle(folder), hash=model.bundle.hash), model.path)
+    return as_model(replace(bundle, hash=model.bundle.hash), model.path)
 
 
 @torch_state_kept()

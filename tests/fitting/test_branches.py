@@ -208,3 +208,11 @@ def test_given_vectors_are_only_scaled():
     ratio = pooled.vectors / vectors
     np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-4)
     np.testing.assert_allclose(pooled.cells(x).mean(0), 0, atol=1e-4)
+
+
+def test_single_cells_of_each_label_give_no_evidence():
+    x, labels = made_cells(3, seed=0)
+    fitted = fit_branches(x, labels, recipe=RECIPE, model=MODEL, head=HEAD, seed=0)
+    assert (fitted.scales, fitted.evidence) == ({}, {})
+    assert fitted.linear is not None
+    assert fitted.pooled is not None

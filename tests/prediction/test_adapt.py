@@ -288,7 +288,7 @@ def test_adapted_models_are_kept_in_a_folder_and_taken_from_there(default, panel
     one = ad.read_h5ad(first)
     assert same_bits(one, annotated(panel, default))
     [kept] = folder.iterdir()
-    assert kept.name == f"{load_bundle(default).hash[:16]}-{condition(one)['key']}"
+    assert kept.name == f"{load_bundle(default).hash[:16]}-{condition(one)['key']}-{scperformer.__version__}"
     before = {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in kept.iterdir()}
     assert CELLS not in before
     monkeypatch.setattr(adapt, "adapted_bundle", None)  # not made again
@@ -506,3 +506,22 @@ def test_a_model_in_memory_is_adapted_once_to_samples_of_one_condition(linear, p
     assert same_bits(first, second)
     annotated(panel[:, :70].copy(), model)  # other genes
     assert len(made) == 2
+
+
+def test_a_model_that_keeps_one_cell_of_each_label_has_the_scales_that_it_had(tmp_path, panel):
+    path = trained(tmp_path / "few", "model.deep=false", "keep_cells=3")
+    model = load_model(path)
+    made = annotated(panel, model)
+    assert math.isnan(condition(made)["expected_accuracy"])
+    assert next(iter(model.adapted.values())).bundle.scales == model.bundle.scales
+
+
+def test_an_adapted_folder_with_other_genes_is_refused(linear, panel, write, tmp_path):
+    options = {"model_path": str(linear), "adapted_folder": str(tmp_path / "adapted")}
+    file = write(panel, "panel.h5ad")
+    run_predict(PredictConfig(inputs=[str(file)], **options))
+    [folder] = (tmp_path / "adapted").iterdir()
+    bundle = load_bundle(folder)
+    save_bundle(replace(bundle, genes=[*bundle.genes[1:], bundle.genes[0]]), folder, overwrite=True)
+    with pytest.raises(InputError, match="other genes than those of its condition"):
+        run_predict(PredictConfig(inputs=[str(file)], output=str(tmp_path / "b.h5ad"), **options))

@@ -3,6 +3,7 @@
 import ast
 import json
 import logging
+import math
 import os
 import re
 import shlex
@@ -442,3 +443,13 @@ def test_only_the_first_process_writes_a_model_that_is_fitted(process, counts_ad
     finally:
         logger.setLevel(level)  # a helping process logs errors only
     assert path.exists() == (process == "0")
+
+
+def test_two_cells_of_each_label_are_enough(counts_adata, tmp_path):
+    """One of them validates, so no label has a cell to hold out: the scales come from the validation cells."""
+    rows = counts_adata.obs.groupby("cell_type", observed=True).head(2).index
+    few = counts_adata[rows].copy()
+    overrides = ["data.min_genes=0", "data.min_cells=0"]
+    bundle = load_bundle(scperformer.train(few, "cell_type", output=tmp_path / "few.model", overrides=overrides))
+    assert "out_of_fold" not in bundle.metrics
+    assert all(math.isfinite(scale) for scale in bundle.scales.values())
