@@ -145,7 +145,8 @@ class ModelConfig(Options):
     # tokens at a time in `favor` and `rbf` layers: the same result with less memory; null: all at once
     chunk_tokens: int | None = option(None, ONE_OR_MORE)
     checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third more time
-    gene_dropout: float = option(0.6, BELOW_ONE)  # share of a cell's genes that each step hides from the encoder
+    # share of a cell's genes that each step hides from the encoder; none under `conditions`
+    gene_dropout: float = option(0.6, BELOW_ONE)
     wide: bool = True  # the linear branch, on normalised expression, beside the encoder
     # input of the linear branch: expression raised to each of these powers, every cell scaled to the same length
     wide_powers: list[float] = option([0.5, 2.0], (lambda powers: min(powers, default=0) > 0, "numbers above 0"))

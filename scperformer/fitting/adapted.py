@@ -20,8 +20,8 @@ NUM_DRAWS = 4  # of thinned counts, from which the encoder learns
 def adapted_bundle(model: Model, kept: KeptCells, condition: Condition) -> Bundle:
     """Fit the branches and the baseline of a model to its kept cells as a file would have measured them.
 
-    The result has the measured genes alone, and normalises cells over these. An encoder with layers is left out, as it
-    was trained for all genes.
+    The result has the measured genes alone, and normalises cells over these. It has no layers of attention, as they
+    were trained for all genes. Without them, gene vectors from co-expression still are an encoder; others are left out.
     """
     bundle, seed = model.bundle, int(model.bundle.provenance["seed"])
     rows, config = stratified_sample(kept.labels, MOST_DUAL, seed), bundle.config
@@ -30,7 +30,9 @@ def adapted_bundle(model: Model, kept: KeptCells, condition: Condition) -> Bundl
     x, *draws = (reduced(some, condition, float(config["target_sum"]), seed + draw) for draw in range(num_draws))
     labels = some.labels
     options, head = ModelConfig(**config["model"]), HeadConfig(**config["head"])
-    if options.depth > 0 or options.positions != "coexpression":
+    if options.positions == "coexpression":
+        options = replace(options, depth=0)
+    else:
         options = replace(options, deep=False, wide=True)
     recipe = _recipe(bundle, options, model.path) if options.wide else None
     vectors = None

@@ -98,11 +98,11 @@ class EncoderLearner(pl.LightningModule):
             self.variability_G = variability(train.x)
 
     def with_genes_dropped(self, tokens: Batch) -> Batch:
-        """Show cells to the encoder under random conditions, and hide `model.gene_dropout` of each cell's genes."""
+        """Show cells to the encoder under random conditions, or else hide `model.gene_dropout` of their genes."""
         if self.network.encoder is not None and self.conditions.on:
             variability_G, total = self.variability_G, self.target_sum
             tokens = under_conditions(tokens, self.conditions, self.tokens, variability_G, total)
-        if self.network.encoder is None or not self.gene_dropout:
+        if self.network.encoder is None or self.conditions.on or not self.gene_dropout:
             return tokens
         return drop_genes(tokens, self.gene_dropout, self.network.encoder.has_memory)
 

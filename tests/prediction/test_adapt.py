@@ -213,6 +213,12 @@ def test_an_encoder_with_layers_is_left_out(tiny_model, counts_adata):
     assert accuracy(done) > 0.9
 
 
+def test_layers_on_the_fitted_encoder_are_left_out(default, panel, tmp_path):
+    layered = trained(tmp_path / "layered", "model.depth=1", "trainer.max_epochs=1")
+    proba = [annotated(panel, model).obsm["scperformer_proba"] for model in (layered, default)]
+    np.testing.assert_array_equal(*proba)  # both keep the same cells
+
+
 @pytest.mark.parametrize("how", ["predict", "adapt"])
 def test_genes_that_the_model_does_not_know_do_not_count(linear, panel, tmp_path, how):
     """Cells are normalised over the genes of the adapted model, as its own cells are."""

@@ -86,6 +86,16 @@ def test_hidden_genes_make_room_unless_they_would_count_as_unexpressed(cells, op
     assert (seen[0].keep_BL.shape[1] < 0.7 * batch[0].keep_BL.shape[1]) == ROOM[option]
 
 
+def test_under_conditions_no_other_genes_are_hidden(cells, monkeypatch):
+    cfg = make_config(
+        "train", [*OVERRIDES, "model.gene_dropout=0.6", "conditions=mild", "conditions.thinned_share=1e-9"]
+    )
+    learner = Learner(new_network(cells, cfg), cells[0].known_labels, cfg)
+    learner.learn_under_conditions(cells[0])
+    batch, _ = cells[0].labelled_batch(np.arange(9))
+    assert learner.with_genes_dropped(batch).keep_BL.sum() == batch.keep_BL.sum()
+
+
 def test_loss_is_cross_entropy_of_the_sum_plus_that_of_the_encoder(cells, cfg):
     train, _, num_labels = cells
     weights = loss_weights(np.bincount(train.known_labels), "balanced")
