@@ -168,6 +168,8 @@ class PretrainConfig(NetworkConfig):
         require(self.model.deep, "model.deep", self.model.deep, "true with pretrain, which trains the encoder")
         learned = self.model.positions != "coexpression"
         require(learned, "model.positions", self.model.positions, "another one with pretrain, which has no labels")
+        panel = self.conditions.genes
+        require(panel is None, "conditions.genes", panel, "genes_path with pretrain")
         both = self.init is not None and self.genes_path is not None
         require(not both, "genes_path", self.genes_path, "no genes_path beside init, which has its genes")
         # Only `train` measures the memory of its steps.

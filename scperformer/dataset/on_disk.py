@@ -27,6 +27,7 @@ from scperformer.expression import (
     gene_table,
     merge_genes,
     normalise,
+    over_own_genes,
     prepared_total,
     stored_expression,
 )
@@ -167,6 +168,7 @@ class Collection:
     parts: list[Part]
     maps: list[GeneMap]
     genes: list[str]
+    own_totals: bool = False  # cells are normalised over these genes alone, those of a panel
 
     def __post_init__(self) -> None:
         self.starts = np.cumsum([0, *(len(part.kept) for part in self.parts)])
@@ -184,7 +186,7 @@ class Collection:
         """Return the same cells with other columns: gene j moves to `target[j]`, or is left out if that is -1."""
         moved = np.append(target, -1)  # -1 stays -1
         maps = [replace(mapping, target=moved[mapping.target]) for mapping in self.maps]
-        return Collection(self.parts, maps, names)
+        return replace(self, maps=maps, genes=names)
 
     def read(self, cells: np.ndarray) -> csr_matrix:
         """Read the cells with these numbers, in this order: CSR float32, ln(1 + cp10k)."""
@@ -198,7 +200,8 @@ class Collection:
                 with reading(part.path):
                     stored = _read_scattered(self._rows(file), part.kept[wanted[begin:end] - self.starts[file]])
                 normalised = normalise(part.merged(stored), part.findings, part.target_sum)  # over all its genes
-                found.append(align_normalised(normalised, self.maps[file], len(self.genes)))
+                x = align_normalised(normalised, self.maps[file], len(self.genes))
+                found.append(over_own_genes(x, part.target_sum) if self.own_totals else x)
             pieces.append(csr_matrix(sparse.vstack(found, "csr"))[place])
         return csr_matrix(sparse.vstack(pieces, "csr"))
 

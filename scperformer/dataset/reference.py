@@ -12,8 +12,9 @@ import pandas as pd
 from scipy.sparse import csr_matrix, vstack
 
 from scperformer.config import TrainConfig
+from scperformer.dataset.corpus import read_genes
 from scperformer.dataset.labels import Settled, require_labels, settle_rare_labels
-from scperformer.dataset.on_disk import Sample, Stream, make_collection
+from scperformer.dataset.on_disk import Collection, Sample, Stream, make_collection
 from scperformer.dataset.splits import (
     MAX_FIT_CELLS,
     MAX_VAL_CELLS,
@@ -26,6 +27,7 @@ from scperformer.dataset.splits import (
 from scperformer.errors import InputError
 from scperformer.expression import align_rows, detect_expression, gene_table, plan_alignment, stored_expression
 from scperformer.files import PREPARED, open_stored, read_cells, reading
+from scperformer.genes import find_panel
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +105,14 @@ def _test_cells(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> np.nda
     return is_test
 
 
+def _of_panel(collection: Collection, path: str, species: str) -> Collection:
+    """Leave the genes of a panel alone, which a text file names; cells are then normalised over these."""
+    chosen = find_panel(read_genes(path), collection.genes, "reference", species=species, path=path)
+    genes = [gene for gene, is_chosen in zip(collection.genes, chosen, strict=True) if is_chosen]
+    log.info("%s: the model has its %d genes alone, and cells are normalised over these", path, len(genes))
+    return replace(collection.with_columns(np.where(chosen, np.cumsum(chosen) - 1, -1), genes), own_totals=True)
+
+
 def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Reference:
     """Filter, normalise and label cells, and split them into training and validation cells.
 
@@ -130,17 +140,21 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
     obs, by_column = pd.concat(kept, ignore_index=True), cfg.data.split_key is not None
     most = math.inf if isinstance(source, Sample) or by_column else MAX_VAL_CELLS
     usable, labels, names, terms, split, rare = _label(obs, cfg, path, most)
-    numbers, genes, findings = np.flatnonzero(usable), collection.genes, collection.parts[0].findings
-    summary = "; ".join(dict.fromkeys(part.summary for part in collection.parts))
+    numbers, num_left, findings = np.flatnonzero(usable), len(collection.genes), collection.parts[0].findings
+    panel = ""
+    if cfg.conditions.genes is not None:
+        collection = _of_panel(collection, cfg.conditions.genes, cfg.species)
+        panel = f"; {len(collection.genes)} genes of {Path(cfg.conditions.genes).name} alone, and totals over these"
+    genes, summary = collection.genes, "; ".join(dict.fromkeys(part.summary for part in collection.parts))
     if isinstance(source, Sample):
-        num_cells, num_genes = findings.num_cells - len(collection), findings.num_genes - len(genes)
+        num_cells, num_genes = findings.num_cells - len(collection), findings.num_genes - num_left
         record = source.adata.uns[PREPARED] if collection.parts[0].is_prepared else {}
         if {"kind", "source", "cells_dropped", "genes_dropped"} <= set(
             record
         ):  # what `preprocess` had read and dropped
             summary = f"{record['kind']} from {record['source']}, as ln(1 + counts per {cfg.data.target_sum:,.0f})"
             num_cells, num_genes = record["cells_dropped"], record["genes_dropped"]
-        summary += f"; {num_cells} cells and {num_genes} genes dropped by the filters"
+        summary += f"; {num_cells} cells and {num_genes} genes dropped by the filters{panel}"
         return Reference(collection.read(numbers), labels, names, terms, genes, summary, split, rare)
     fit = split.train[stratified_sample(labels[split.train], MAX_FIT_CELLS, cfg.seed)]
     val = split.val[stratified_sample(labels[split.val], MAX_VAL_CELLS, cfg.seed)] if by_column else split.val
@@ -154,7 +168,7 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
     held = np.concatenate([fit, val])
     loaded = Split(np.arange(len(fit)), np.arange(len(fit), len(held)), split.done, [*split.notes, *notes])
     stream = Stream(collection, numbers[split.train], labels[split.train])
-    summary, x = f"{summary}; {len(sources)} files", collection.read(numbers[held])
+    summary, x = f"{summary}; {len(sources)} files{panel}", collection.read(numbers[held])
     return Reference(x, labels[held], names, terms, genes, summary, loaded, rare, stream)
 
 

@@ -8,16 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from scperformer import __version__
 from scperformer.config import AdaptConfig, PredictConfig
 from scperformer.dataset import Condition, Query, depth_share, find_condition, find_query, read_genes
 from scperformer.errors import InputError
 from scperformer.files import beside, open_cells
 from scperformer.fitting import adapted_bundle
-from scperformer.genes import MIN_PANEL, map_genes
-from scperformer.model import INFO, Bundle, KeptCells, damaged_model, load_bundle, load_kept, save_bundle
+from scperformer.genes import find_panel
+from scperformer.model import INFO, KeptCells, damaged_model, load_bundle, load_kept, save_bundle
 from scperformer.network import Model, as_model, load_model, torch_state_kept
 from scperformer.outputs import require_absent
 
@@ -118,7 +116,8 @@ def run_adapt(cfg: AdaptConfig) -> Path:
     if kept is None:
         raise InputError(f"a model that keeps no cells ({model.path})", "kept cells", "train it again")
     if path.endswith(".txt"):
-        condition = _condition_of_genes(read_genes(path), model.bundle, cfg, path)
+        genes = model.bundle.genes
+        condition = Condition(find_panel(read_genes(path), genes, "model", species=cfg.species, path=path), None)
     else:
         with open_cells(path, cfg.orientation) as cells:
             condition = find_condition(find_query(cells, model.bundle, cfg, path))
@@ -128,20 +127,3 @@ def run_adapt(cfg: AdaptConfig) -> Path:
     scores = (each.metrics.get("out_of_fold", {}).get("accuracy", math.nan) for each in (made, model.bundle))
     log.info(text, output, len(made.genes), *scores)
     return output
-
-
-def _condition_of_genes(genes: list[str], bundle: Bundle, cfg: AdaptConfig, path: str) -> Condition:
-    """Return the condition of a list of genes: they are measured, and the depth is the reference's."""
-    mapping = map_genes(genes, bundle.genes, None, cfg.species, path=path)
-    unknown = [gene for gene, target in zip(genes, mapping.target, strict=True) if target < 0]
-    num_known = len(genes) - len(unknown)
-    if num_known < max(MIN_PANEL, len(genes) / 2):
-        example = f" (not '{unknown[0]}')" if unknown else ""
-        found = f"{num_known} of the {len(genes)} genes of '{path}' known to the model{example}"
-        expected = f"{MIN_PANEL} or more, and half of them"
-        raise InputError(found, expected, f"name genes as the model does (e.g. '{bundle.genes[0]}')")
-    if unknown:
-        log.warning("%s: %d genes are unknown to the model (e.g. '%s')", path, len(unknown), unknown[0])
-    measured = np.zeros(len(bundle.genes), dtype=bool)
-    measured[mapping.target[mapping.target >= 0]] = True
-    return Condition(measured, None)

@@ -94,7 +94,8 @@ def _check_expression(cells: AnnData | BackedH5ad, cfg: CheckConfig, model: Bund
         make_reference(sample, TrainConfig(inputs=[path], label_key=cfg.label_key, **told))
         return
     names: dict[str, Any] = {"file_genes": genes, "model_genes": model.genes, "var": var}
-    require_overlap(plan.overlap, cfg.min_overlap, path, **names, can_adapt=model.has_kept)
+    names |= {"can_adapt": model.has_kept, "own_totals": bool(model.config.get("own_totals", False))}
+    require_overlap(plan.overlap, cfg.min_overlap, path, **names)
     require_not_annotated(cells, PredictConfig.key_added, path)
 
 

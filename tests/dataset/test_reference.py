@@ -72,3 +72,22 @@ def test_the_record_of_preprocess_is_kept(counts_adata, tmp_path):
     prepared = make_reference(Sample(prepare_reference(counts_adata, cfg), tmp_path), cfg)
     assert prepared.summary == plain.summary
     assert plain.summary.startswith("counts from X, as ln(1 + counts per 10,000); 0 cells and 1 genes dropped")
+
+
+def test_a_panel_has_its_genes_alone_and_totals_over_them(counts_adata, tmp_path):
+    """In memory and on disk; the filters look at all genes, as without a panel."""
+    panel = [*counts_adata.var_names[10:70], "ABSENT"]
+    (tmp_path / "panel.txt").write_text("\n".join(reversed(panel)))
+    path = tmp_path / "reference.h5ad"
+    counts_adata.write_h5ad(path)
+    cfg = config("train", f"conditions.genes='{tmp_path / 'panel.txt'}'", "data.min_genes=150")
+    found, from_disk = make_reference(Sample(counts_adata, path), cfg), make_reference([path], cfg)
+    kept = counts_adata[(counts_adata.X.toarray() > 0).sum(axis=1) >= 150]
+    assert 0 < kept.n_obs < counts_adata.n_obs
+    counts = kept[:, panel[:-1]].X.toarray().astype(float)
+    np.testing.assert_allclose(found.x.toarray(), np.log1p(counts / counts.sum(axis=1, keepdims=True) * 1e4), rtol=1e-5)
+    assert found.genes == from_disk.genes == panel[:-1]
+    assert "60 genes of panel.txt alone" in found.summary
+    assert "60 genes of panel.txt alone" in from_disk.summary
+    stream = from_disk.stream
+    assert (stream.collection.read(stream.cells) != found.x[found.split.train]).nnz == 0
