@@ -1,4 +1,4 @@
-"""Models adapted to files, by their options: when adapting pays, where adapted models are kept, `adapt`."""
+"""Models adapted to files, by their options: when they are, where adapted models are kept, `adapt`."""
 
 import logging
 import math
@@ -10,7 +10,7 @@ from typing import Any
 
 from scperformer import __version__
 from scperformer.config import AdaptConfig, PredictConfig
-from scperformer.dataset import Condition, Query, depth_share, find_condition, find_query, read_genes
+from scperformer.dataset import Condition, Query, adapting_pays, depth_share, find_condition, find_query, read_genes
 from scperformer.errors import InputError
 from scperformer.files import beside, open_cells
 from scperformer.fitting import adapted_bundle
@@ -21,7 +21,6 @@ from scperformer.outputs import require_absent
 
 log = logging.getLogger(__name__)
 
-PAYS_GENES, PAYS_DEPTH = 0.98, 0.75  # below this share of the informative expression or of the depth, adapting pays
 NONE_KEPT = "train it again, or leave adapt=true out"
 
 
@@ -60,7 +59,7 @@ def adapt_model(model: Model, query: Query, cfg: PredictConfig) -> Adapted:
         return Adapted(model, query, record)
     share = depth_share(kept, condition)
     record["depth_share"] = share
-    if cfg.adapt == "auto" and overlap.informative_share >= PAYS_GENES and share >= PAYS_DEPTH:
+    if cfg.adapt == "auto" and not adapting_pays(overlap.informative_share, share):
         record["expected_accuracy"] = float(full)
         log.info("%s: genes and depth are like the reference's; expected accuracy %.2f", query.path, full)
         return Adapted(model, query, record)
