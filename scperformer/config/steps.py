@@ -135,7 +135,8 @@ class TrainConfig(NetworkConfig):
     # also find the accuracy to expect on files with fewer genes or a lower depth, as a table in the model card
     conditions_table: bool = False
     estimate: bool = False  # only estimate the time and memory of the training; `--estimate` is the same
-    # files of cells without labels, such as the query's: `model=pooled` learns the vectors of genes from them, too
+    # files of cells without labels, such as the query's: `model=pooled` learns the vectors of genes from 20,000 of them
+    # at most, too; `source` and the like are about these files as well
     unlabelled: list[str] = field(default_factory=list)
     # part of the encoder of `init` that is trained further; last_layer: with the final norm; head: none of it
     init_mode: str = choice("full", "last_layer", "head")

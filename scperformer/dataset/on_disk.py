@@ -46,7 +46,7 @@ READ_CELLS = 4096  # cells that are read at a time: while they are aligned, they
 Config = TypeVar("Config", TrainConfig, PretrainConfig)
 
 
-def _stored_bytes(path: Path) -> int | None:
+def stored_bytes(path: Path) -> int | None:
     """The bytes that the matrices of a file take in memory; None if it cannot be read by rows from disk."""
     if require_readable(path) not in STREAMED:
         return None
@@ -68,7 +68,7 @@ def settle_in_memory(cfg: Config, paths: Sequence[Path]) -> Config:
     """
     if not paths and cfg.data.in_memory is False:
         raise InputError("data.in_memory=false and cells in memory", "files", "leave it out, or name files")
-    sizes = [_stored_bytes(path) for path in paths]
+    sizes = [stored_bytes(path) for path in paths]
     if len({path.resolve() for path in paths}) < len(paths):
         raise InputError("the same file twice", "every file once", "name each file once")
     several = isinstance(cfg, TrainConfig) and len(paths) > 1

@@ -5,16 +5,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.sparse import csr_matrix, vstack
+from scipy.sparse import csr_matrix
 
 from scperformer.config import TrainConfig
 from scperformer.dataset.corpus import read_genes
 from scperformer.dataset.labels import Settled, require_labels, settle_rare_labels
-from scperformer.dataset.on_disk import Collection, Sample, Stream, make_collection
+from scperformer.dataset.on_disk import Collection, Sample, Stream, make_collection, stored_bytes
 from scperformer.dataset.splits import (
     MAX_FIT_CELLS,
     MAX_VAL_CELLS,
@@ -25,7 +24,6 @@ from scperformer.dataset.splits import (
     stratified_sample,
 )
 from scperformer.errors import InputError
-from scperformer.expression import align_rows, detect_expression, gene_table, plan_alignment, stored_expression
 from scperformer.files import PREPARED, open_stored, read_cells, reading
 from scperformer.genes import find_panel
 
@@ -173,26 +171,29 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
 
 
 def read_unlabelled(reference: Reference, cfg: TrainConfig) -> csr_matrix | None:
-    """Read the cells of `cfg.unlabelled`, at most 20,000 at random, with the genes of a reference; None without files.
+    """Read cells of `cfg.unlabelled`, 20,000 at most, with the genes of a reference; None without files.
 
-    A file with fewer than half of the genes is refused: for the vectors of genes, absent ones count as not expressed.
+    More cells are drawn at random, the same share of each file. Cells are filtered and normalised like the reference's,
+    and files that can stay on disk are read block by block. A file with fewer than half of the genes is refused: for
+    the vectors of genes, absent ones count as not expressed.
     """
-    parts, num_genes = [], len(reference.genes)
-    for file in map(Path, cfg.unlabelled):
-        cells = read_cells(file, cfg.orientation)
-        findings = detect_expression(cells, path=file)
-        log.info("%s: %s", file, findings.sentence)
-        matrix, _ = stored_expression(cells, findings, path=file)
-        table, total = gene_table(cells, findings.source), cfg.data.target_sum
-        options: dict[str, Any] = {"target_sum": total, "min_overlap": None, "species": cfg.species, "path": file}
-        plan = plan_alignment(table, findings, reference.genes, **options)
-        if plan.overlap.num_shared < num_genes / 2:
-            found = f"{plan.overlap.num_shared} of the {num_genes} genes of the reference in unlabelled file {file}"
-            raise InputError(found, "half of them", "leave it out, or give cells measured with the same genes")
-        log.info("%s: %d unlabelled cells with %d of the genes", file, cells.n_obs, plan.overlap.num_shared)
-        parts.append(align_rows(matrix, plan))
-    if not parts:
+    if not cfg.unlabelled:
         return None
-    x = vstack(parts, "csr")
-    rows = np.random.default_rng(cfg.seed).permutation(x.shape[0])[:MAX_FIT_CELLS]
-    return x[np.sort(rows)]
+    files = [Path(name) for name in cfg.unlabelled]
+    on_disk = [stored_bytes(file) is not None for file in files]
+    sources = [
+        file if is_on_disk else Sample(read_cells(file, cfg.orientation), file)
+        for file, is_on_disk in zip(files, on_disk, strict=True)
+    ]
+    collection = make_collection(sources, cfg, reference.genes, min_shared=1)
+    collection = replace(collection, own_totals=cfg.conditions.genes is not None)
+    cells = stratified_sample(collection.file_of_cell, MAX_FIT_CELLS, cfg.seed)
+    num_genes, of_file = len(reference.genes), collection.file_of_cell[cells]
+    for number, (file, mapping) in enumerate(zip(files, collection.maps, strict=True)):
+        num_shared = len(np.unique(mapping.target[mapping.target >= 0]))
+        if num_shared < num_genes / 2:
+            found = f"{num_shared} of the {num_genes} genes of the reference in unlabelled file {file}"
+            raise InputError(found, "half of them", "leave it out, or give cells measured with the same genes")
+        text = "%s: vectors of genes are also learned from %d of its %d cells, with %d of the genes"
+        log.info(text, file, (of_file == number).sum(), len(collection.parts[number].kept), num_shared)
+    return collection.read(cells)

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 NUM_EXAMPLES = 20
 MIN_OFFERED = 0.05  # a lower min_overlap is not suggested
-MIN_SHARE = 0.1  # of the genes of the encoder that several files must have
+MIN_SHARE = 0.1  # of the genes of a list that several files must have
 MIN_PANEL = 50  # genes of a file or a panel
 LOW_SHARE = 0.7  # of the informative expression; accuracy is lower with less (docs/inputs.md#genes)
 
@@ -174,9 +174,9 @@ def gene_maps(
         target = np.concatenate([mapping.target for mapping in maps])
         shared = measure_overlap(target, [str(name) for var in tables for name in var.index], chosen)
         if not shared.num_shared or shared.share_of_model < MIN_SHARE:
-            text = f"{shared.num_shared} of the {shared.num_model} genes of the encoder in the files "
-            text += f"(e.g. {shared.dropped[:1] or ['none']}; the encoder has e.g. {shared.absent[:1]})"
+            text = f"{shared.num_shared} of the {shared.num_model} genes of the list in the files "
+            text += f"(e.g. {shared.dropped[:1] or ['none']}; the list has e.g. {shared.absent[:1]})"
             remedy = "give files with the same kind of gene id and of the same species, or another list of genes"
             raise InputError(text, f"at least {MIN_SHARE:.0%} of them", remedy)
-        log.info("%d of the %d genes of the encoder are in the files", shared.num_shared, shared.num_model)
+        log.info("%d of the %d genes of the list are in the files", shared.num_shared, shared.num_model)
     return chosen, maps

@@ -8,7 +8,7 @@ from scperformer.config.compose import make_config
 from scperformer.dataset import reference
 from scperformer.dataset.on_disk import Sample
 from scperformer.dataset.preprocess import prepare_reference
-from scperformer.dataset.reference import make_reference
+from scperformer.dataset.reference import make_reference, read_unlabelled
 from scperformer.errors import InputError
 
 FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]
@@ -91,3 +91,33 @@ def test_a_panel_has_its_genes_alone_and_totals_over_them(counts_adata, tmp_path
     assert "60 genes of panel.txt alone" in from_disk.summary
     stream = from_disk.stream
     assert (stream.collection.read(stream.cells) != found.x[found.split.train]).nnz == 0
+
+
+def test_unlabelled_cells_are_a_sample_of_each_file_read_from_disk(counts_adata, write, tmp_path, monkeypatch, caplog):
+    """The same share of each file, by the seed, from the place that `source` names."""
+    caplog.set_level("INFO", "scperformer")
+    counts_adata.layers["counts"] = counts_adata.X.copy()
+    counts_adata.X = np.ones(counts_adata.shape, dtype=np.float32)
+    labelled = make_reference(Sample(counts_adata, tmp_path), config("train", "source=layers/counts"))
+    parts = {"large": counts_adata[:90, ::-1].copy(), "small": counts_adata[90:].copy()}
+    paths = [write(part, f"{name}.h5ad") for name, part in parts.items()]
+    monkeypatch.setattr(reference, "MAX_FIT_CELLS", 40)
+    monkeypatch.setattr(reference, "read_cells", None)  # no file is read whole
+
+    def read(*overrides: str) -> np.ndarray:
+        cfg = config("train", f"unlabelled={[str(path) for path in paths]}", "source=layers/counts", *overrides)
+        return read_unlabelled(labelled, cfg).toarray()
+
+    found, again, other = read(), read(), read("seed=1")
+    counts = counts_adata.layers["counts"].toarray()
+    logged = np.log1p(counts / counts.sum(axis=1, keepdims=True) * 1e4)
+    order = counts_adata.var_names.get_indexer(labelled.genes)
+    rows = [int(np.abs(logged[:, order] - row).max(axis=1).argmin()) for row in found]
+    np.testing.assert_allclose(found, logged[np.ix_(rows, order)], rtol=1e-5)
+    assert np.array_equal(rows, np.unique(rows))
+    assert [sum(row < 90 for row in rows), len(rows)] == [30, 40]
+    assert np.array_equal(found, again)
+    assert not np.array_equal(found, other)
+    assert (
+        f"{paths[0]}: vectors of genes are also learned from 30 of its 90 cells, with 200 of the genes" in caplog.text
+    )

@@ -144,5 +144,5 @@ def test_another_kind_of_id_adds_no_genes(caplog):
 
 def test_a_given_vocabulary_is_kept():
     assert joined(["CD3D", "NOVEL"], IDS, vocabulary=["GAPDH", "CD3D"]) == (["GAPDH", "CD3D"], [[1, -1], [1, 0, -1]])
-    with pytest.raises(InputError, match=r"0 of the 2 genes of the encoder in the files .*'CD3D'.*at least 10%"):
+    with pytest.raises(InputError, match=r"0 of the 2 genes of the list in the files .*'CD3D'.*at least 10%"):
         joined(["CD3D", "NOVEL"], vocabulary=["A1BG", "NKG7"])

@@ -414,13 +414,15 @@ def test_a_stopped_run_says_so_and_does_not_look_like_success(counts_adata, writ
     assert last.is_file()
 
 
-def test_unlabelled_cells_of_a_file_are_named_in_the_record(counts_adata, write, tmp_path):
+def test_unlabelled_cells_of_a_file_are_named_in_the_record(counts_adata, write, tmp_path, monkeypatch):
+    monkeypatch.setattr(pooled, "NUM_STEPS", 60)
     more = write(counts_adata[:, ::-1].copy(), "more.h5ad")  # genes in another order
     overrides = [f"unlabelled=['{more}']", "seed=1"]
     path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "with.model", overrides=overrides)
     alone = scperformer.train(counts_adata, "cell_type", output=tmp_path / "alone.model", overrides=["seed=1"])
     with_more, without = load_bundle(path), load_bundle(alone)
     assert with_more.provenance["unlabelled"] == ["more.h5ad"]
+    assert str(tmp_path) not in (path / "bundle.json").read_text()
     name = "model.encoder.embedding.gene.weight"
     assert not np.array_equal(with_more.weights[name], without.weights[name])
     np.testing.assert_array_equal(with_more.weights["baseline.weight"], without.weights["baseline.weight"])
