@@ -1,6 +1,7 @@
 """Training from files: what is written, which cells take part, and runs that were cut off."""
 
 import ast
+import gc
 import json
 import logging
 import math
@@ -34,6 +35,7 @@ from scperformer.fitting import pooled
 from scperformer.model.folder import Bundle, load_bundle, load_kept
 from scperformer.model.kept import KeptCells
 from scperformer.training import run_folder
+from scperformer.training import train as train_module
 from scperformer.training.run_folder import open_run, run_options
 from scperformer.training.train import run_train
 
@@ -236,6 +238,17 @@ def test_without_kept_cells_no_cell_of_the_reference_is_in_the_folder(counts_ada
     assert not {row.tobytes() for row in rows} & set(counts_by_cell(counts_adata, bundle.genes))
     with pytest.raises(InputError, match=r"keep_cells=-1; expected 0 or more"):
         config("x", "keep_cells=-1")
+
+
+def test_kept_cells_take_no_memory_while_the_network_learns(counts_adata, tmp_path, monkeypatch):
+    def num_kept() -> int:
+        return sum(isinstance(each, KeptCells) for each in gc.get_objects())
+
+    before, during, original = num_kept(), [], train_module.train_network
+    monkeypatch.setattr(train_module, "train_network", lambda *given: during.append(num_kept()) or original(*given))
+    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "model", overrides=FAST)
+    assert during == [before]
+    assert len(load_kept(load_bundle(path), path).labels) == 120
 
 
 def test_a_reference_without_counts_keeps_relative_expression(counts_adata, tmp_path):
