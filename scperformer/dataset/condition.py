@@ -63,9 +63,9 @@ def depth_share(kept: KeptCells, condition: Condition) -> float:
     return 1.0 if own is None or condition.depth is None else min(1.0, condition.depth / own)
 
 
-def adapting_pays(informative_share: float, depth_share: float) -> bool:
+def adapting_pays(informative_share: float, share_of_depth: float) -> bool:
     """Whether a model is more accurate when it is adapted to a file with these shares of its genes and its depth."""
-    return informative_share < PAYS_GENES or depth_share < PAYS_DEPTH
+    return informative_share < PAYS_GENES or share_of_depth < PAYS_DEPTH
 
 
 def reduced(kept: KeptCells, condition: Condition, target_sum: float, seed: int) -> csr_matrix:

@@ -173,9 +173,9 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
 def read_unlabelled(reference: Reference, cfg: TrainConfig) -> csr_matrix | None:
     """Read cells of `cfg.unlabelled`, 20,000 at most, with the genes of a reference; None without files.
 
-    More cells are drawn at random, the same share of each file. Cells are filtered and normalised like the reference's,
-    and files that can stay on disk are read block by block. A file with fewer than half of the genes is refused: for
-    the vectors of genes, absent ones count as not expressed.
+    Of more cells as many are drawn at random, the same share of each file. Files that can stay on disk are read block
+    by block. Cells are normalised like the reference's, but not filtered by `data.min_genes`: a panel has few genes. A
+    file with fewer than half of the genes is refused: for the vectors of genes, absent ones count as not expressed.
     """
     if not cfg.unlabelled:
         return None
@@ -185,7 +185,8 @@ def read_unlabelled(reference: Reference, cfg: TrainConfig) -> csr_matrix | None
         file if is_on_disk else Sample(read_cells(file, cfg.orientation), file)
         for file, is_on_disk in zip(files, on_disk, strict=True)
     ]
-    collection = make_collection(sources, cfg, reference.genes, min_shared=1)
+    unfiltered = replace(cfg, data=replace(cfg.data, min_genes=0))
+    collection = make_collection(sources, unfiltered, reference.genes, min_shared=1)
     collection = replace(collection, own_totals=cfg.conditions.genes is not None)
     cells = stratified_sample(collection.file_of_cell, MAX_FIT_CELLS, cfg.seed)
     num_genes, of_file = len(reference.genes), collection.file_of_cell[cells]

@@ -144,12 +144,10 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
     }
     if kept is None:
         log.warning("the reference has no counts from which cells could be simulated: the model cannot adapt to a file")
-    else:
+    elif not kept.are_counts:
+        log.info("the reference has no counts: a model adapted to a file takes its genes into account, not its depth")
+    if kept is not None:
         data["kept_cells"] = {"num_cells": len(kept.labels), "simulated": not cfg.keep_cells}
-        if not kept.are_counts:
-            log.info(
-                "the reference has no counts: a model adapted to a file takes its genes into account, not its depth"
-            )
     if cfg.unlabelled:
         data["unlabelled"] = [Path(name).name for name in cfg.unlabelled]
     files = [Path(name).name for name in cfg.inputs] if source["reference_sha256"] else []

@@ -105,7 +105,8 @@ def test_unlabelled_cells_are_a_sample_of_each_file_read_from_disk(counts_adata,
     monkeypatch.setattr(reference, "read_cells", None)  # no file is read whole
 
     def read(*overrides: str) -> np.ndarray:
-        cfg = config("train", f"unlabelled={[str(path) for path in paths]}", "source=layers/counts", *overrides)
+        told = "source=layers/counts", "data.min_genes=201"  # more genes than there are: it is no filter here
+        cfg = config("train", f"unlabelled={[str(path) for path in paths]}", *told, *overrides)
         return read_unlabelled(labelled, cfg).toarray()
 
     found, again, other = read(), read(), read("seed=1")
