@@ -37,9 +37,9 @@ OURS: dict[str, tuple[list[str], list[str]]] = {  # column: options of `train` a
     "linear": (["experiment=linear"], ["adapt=false"]),
     "linear_adapted": (["experiment=linear"], ["adapt=true"]),
     "default": ([], []),
-    "encoder": (["experiment=encoder"], ["adapt=false"]),
+    "encoder": (["experiment=encoder", "conditions=full", "model=pooled", "model.depth=1"], ["adapt=false"]),
 }
-COLUMNS = ["lr", "lr_refitted", *OURS, "celltypist"]
+COLUMNS = ["lr", "lr_refitted", *OURS, "perceptron", "celltypist"]
 
 # The sorted cells have no DC and no platelets. The reference keeps both: a user does not know what a query lacks.
 COARSE = {
@@ -185,6 +185,12 @@ class Methods:
             depth, wanted = (np.median(np.asarray(c[:, shared.var_names].X.sum(axis=1))) for c in (shared, query))
             thin(shared, min(1.0, wanted / max(depth, 1)), np.random.default_rng(self.seed))
             calls = fit_logistic(shared).predict(log_normalised(query, shared.var_names))
+        elif column == "perceptron":
+            if "perceptron" not in self.models:
+                x, labels = log_normalised(self.reference, self.reference.var_names), self.reference.obs[LABEL]
+                fitted = rivals.fit_perceptron(x.astype(np.float32), labels.to_numpy(str), self.seed)
+                self.models["perceptron"] = fitted
+            calls = self.models["perceptron"](log_normalised(query, self.reference.var_names))
         else:
             calls = rivals.celltypist(str(self.python), self.folder)(self.reference, query)
         called.obs["scperformer_label"] = calls

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import anndata as ad
 import numpy as np
+import torch
 from panel import LABEL
 from scipy.sparse import csr_matrix
 from sklearn.decomposition import TruncatedSVD
@@ -21,17 +22,22 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import LinearSVC
+from torch import nn
 
-from scperformer.config.steps import PreprocessConfig
+from scperformer.config import PreprocessConfig, TokensConfig, make_config
 from scperformer.dataset.preprocess import prepare_reference
 from scperformer.expression.alignment import align_rows, plan_alignment
 from scperformer.expression.detect import detect_expression, gene_table, stored_expression
+from scperformer.network import under_conditions
 from scperformer.network.load import load_model
+from scperformer.network.tokens import tokenize
 from scperformer.prediction.predict import annotate
+from scperformer.training.learner import informative_genes, variability
 from scperformer.training.train import train
 
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 INNER_FOLDS = 3
+WIDTH, NUM_STEPS, BATCH_CELLS = 128, 2500, 64  # of the perceptron
 CELLTYPIST = Path(__file__).with_name("celltypist_calls.py")
 
 
@@ -77,6 +83,44 @@ def neighbours(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
     x, labels, x_query = matrices(reference, query)
     space = TruncatedSVD(min(50, x.shape[0] - 1), random_state=0)
     return make_pipeline(space, KNeighborsClassifier(min(15, x.shape[0]))).fit(x, labels).predict(x_query)
+
+
+def fit_perceptron(x: csr_matrix, labels: np.ndarray, seed: int) -> Callable[[csr_matrix], np.ndarray]:
+    """Two hidden layers of 128, trained as with `conditions=full`: on random genes and depths; it calls cells.
+
+    `x` is ln(1 + cp10k) of counts; each cell is scaled to the same length.
+    """
+    names, targets = np.unique(labels, return_inverse=True)
+    conditions = make_config("train", ["inputs=[reference]", f"label_key={LABEL}", "conditions=full"]).conditions
+    preferred, tokens = (variability(x), informative_genes(x, targets)), TokensConfig()
+    torch.manual_seed(seed)
+    first = nn.Sequential(nn.Linear(x.shape[1], WIDTH), nn.LayerNorm(WIDTH), nn.ReLU(), nn.Dropout(0.2))
+    second = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, len(names)))
+    network = nn.Sequential(first, second)
+    optimizer = torch.optim.AdamW(network.parameters(), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, NUM_STEPS)
+    weights = torch.from_numpy(np.bincount(targets) ** -0.5).float()
+
+    def logits(x_BG: torch.Tensor) -> torch.Tensor:
+        return network(10 * nn.functional.normalize(x_BG))
+
+    for _ in range(NUM_STEPS):
+        rows = torch.randint(len(targets), (BATCH_CELLS,)).numpy()
+        seen = under_conditions(tokenize(x[rows], tokens), conditions, tokens, *preferred, 1e4)
+        x_BG = torch.zeros(BATCH_CELLS, x.shape[1] + 1).scatter_add_(1, seen.genes_BL, seen.x_BL * seen.keep_BL)[:, :-1]
+        truth = torch.from_numpy(targets[rows])
+        loss = nn.functional.cross_entropy(logits(x_BG), truth, weights / weights.mean(), label_smoothing=0.05)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    network.eval()
+
+    def call(x: csr_matrix) -> np.ndarray:
+        with torch.inference_mode():
+            return names[logits(torch.from_numpy(x.toarray().astype(np.float32))).argmax(1).numpy()]
+
+    return call
 
 
 def celltypist(python: str, kept: Path | None = None) -> Callable[[ad.AnnData, ad.AnnData], np.ndarray]:

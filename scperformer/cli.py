@@ -67,6 +67,7 @@ train a model on a labelled reference
   scperformer train reference.h5ad label_key=cell_type --estimate      # how long, how much memory
   scperformer train reference.h5ad label_key=cell_type data.split=group data.split_key=donor
   scperformer train reference.h5ad label_key=cell_type init=my_encoder init_mode=last_layer
+  scperformer train reference.h5ad label_key=cell_type conditions.genes=panel.txt      # a model for one panel
 presets: model=pooled|tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=favor|softmax
          head=weighted|mean|cls|conv  trainer=cpu|gpu|ddp  logger=all|csv|none
 
@@ -124,7 +125,7 @@ HELP = dict(zip(STEPS, TEXTS.split("\n\n"), strict=True))
 # Options whose values are text of the user, with any characters.
 TEXT_OPTIONS = (
     *("output", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title"),
-    *("init", "genes_path", "model.gene2vec_path", "data.split_key", "data.rare_label_name"),
+    *("init", "genes_path", "model.gene2vec_path", "conditions.genes", "data.split_key", "data.rare_label_name"),
 )
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
 FLAGS = {"-m": None, "--cfg": "job", "--config-dir": "FOLDER"}  # of Hydra, each with a value that it takes

@@ -183,6 +183,8 @@ class ConditionsConfig(Options):
     thinned_share: float = option(0.7, SHARE)
     panel_share: float = option(0.0, SHARE)  # share of groups of 8 cells that see some of the genes only
     smallest_panel: int = option(200, ONE_OR_MORE)  # genes; sizes are uniform in their logarithm, up to all genes
+    # a text file with the genes of a panel, one a line: any model is made for these genes alone
+    genes: str | None = None
 
     @property
     def on(self) -> bool:

@@ -135,7 +135,8 @@ class TrainConfig(NetworkConfig):
     # also find the accuracy to expect on files with fewer genes or a lower depth, as a table in the model card
     conditions_table: bool = False
     estimate: bool = False  # only estimate the time and memory of the training; `--estimate` is the same
-    # files of cells without labels, such as the query's: `model=pooled` learns the vectors of genes from them, too
+    # files of cells without labels, such as the query's: `model=pooled` learns the vectors of genes from 20,000 of them
+    # at most, too; `source` and the like are about these files as well
     unlabelled: list[str] = field(default_factory=list)
     # part of the encoder of `init` that is trained further; last_layer: with the final norm; head: none of it
     init_mode: str = choice("full", "last_layer", "head")
@@ -168,6 +169,8 @@ class PretrainConfig(NetworkConfig):
         require(self.model.deep, "model.deep", self.model.deep, "true with pretrain, which trains the encoder")
         learned = self.model.positions != "coexpression"
         require(learned, "model.positions", self.model.positions, "another one with pretrain, which has no labels")
+        panel = self.conditions.genes
+        require(panel is None, "conditions.genes", panel, "genes_path with pretrain")
         both = self.init is not None and self.genes_path is not None
         require(not both, "genes_path", self.genes_path, "no genes_path beside init, which has its genes")
         # Only `train` measures the memory of its steps.

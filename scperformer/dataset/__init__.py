@@ -3,7 +3,15 @@
 Files in reading order: query, condition, on_disk, preprocess, labels, splits, reference, corpus.
 """
 
-from scperformer.dataset.condition import Condition, depth_class, depth_share, find_condition, reduced, simulated
+from scperformer.dataset.condition import (
+    Condition,
+    adapting_pays,
+    depth_class,
+    depth_share,
+    find_condition,
+    reduced,
+    simulated,
+)
 from scperformer.dataset.corpus import Corpus, make_corpus, read_genes
 from scperformer.dataset.labels import label_columns, rare_labels, rare_note, require_labels
 from scperformer.dataset.on_disk import Sample, Stream, settle_in_memory

@@ -13,6 +13,7 @@ from scperformer.files import reading
 from scperformer.model import KeptCells
 
 SEEN_CELLS, SEEN_BLOCKS = 2000, 20  # of a file that show its depth
+PAYS_GENES, PAYS_DEPTH = 0.98, 0.75  # below this share of the informative expression or of the depth, adapting pays
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ def depth_share(kept: KeptCells, condition: Condition) -> float:
     """Return the depth of a file as a share of the kept cells' on the same genes, at most 1; 1 if it is not known."""
     own = depth_class(kept.values[:, condition.measured]) if kept.are_counts else None
     return 1.0 if own is None or condition.depth is None else min(1.0, condition.depth / own)
+
+
+def adapting_pays(informative_share: float, share_of_depth: float) -> bool:
+    """Whether a model is more accurate when it is adapted to a file with these shares of its genes and its depth."""
+    return informative_share < PAYS_GENES or share_of_depth < PAYS_DEPTH
 
 
 def reduced(kept: KeptCells, condition: Condition, target_sum: float, seed: int) -> csr_matrix:

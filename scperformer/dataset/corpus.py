@@ -90,7 +90,7 @@ def read_genes(path: str | Path) -> list[str]:
     except UnicodeDecodeError:
         wrong = "bytes that are not text"
     if wrong is not None:
-        remedy = "name another file with genes_path, or leave it out to use the genes of the files"
-        raise InputError(f"{wrong} at genes_path '{path}'", "a text file with one gene id in each line", remedy)
+        found = f"{wrong} at '{path}', a list of genes"
+        raise InputError(found, "a text file with one gene id in each line", "name another file")
     require_unique(genes, f"'{path}'")
     return genes

@@ -27,6 +27,7 @@ from scperformer.expression import (
     gene_table,
     merge_genes,
     normalise,
+    over_own_genes,
     prepared_total,
     stored_expression,
 )
@@ -45,7 +46,7 @@ READ_CELLS = 4096  # cells that are read at a time: while they are aligned, they
 Config = TypeVar("Config", TrainConfig, PretrainConfig)
 
 
-def _stored_bytes(path: Path) -> int | None:
+def stored_bytes(path: Path) -> int | None:
     """The bytes that the matrices of a file take in memory; None if it cannot be read by rows from disk."""
     if require_readable(path) not in STREAMED:
         return None
@@ -67,7 +68,7 @@ def settle_in_memory(cfg: Config, paths: Sequence[Path]) -> Config:
     """
     if not paths and cfg.data.in_memory is False:
         raise InputError("data.in_memory=false and cells in memory", "files", "leave it out, or name files")
-    sizes = [_stored_bytes(path) for path in paths]
+    sizes = [stored_bytes(path) for path in paths]
     if len({path.resolve() for path in paths}) < len(paths):
         raise InputError("the same file twice", "every file once", "name each file once")
     several = isinstance(cfg, TrainConfig) and len(paths) > 1
@@ -167,6 +168,7 @@ class Collection:
     parts: list[Part]
     maps: list[GeneMap]
     genes: list[str]
+    own_totals: bool = False  # cells are normalised over these genes alone, those of a panel
 
     def __post_init__(self) -> None:
         self.starts = np.cumsum([0, *(len(part.kept) for part in self.parts)])
@@ -184,7 +186,7 @@ class Collection:
         """Return the same cells with other columns: gene j moves to `target[j]`, or is left out if that is -1."""
         moved = np.append(target, -1)  # -1 stays -1
         maps = [replace(mapping, target=moved[mapping.target]) for mapping in self.maps]
-        return Collection(self.parts, maps, names)
+        return replace(self, maps=maps, genes=names)
 
     def read(self, cells: np.ndarray) -> csr_matrix:
         """Read the cells with these numbers, in this order: CSR float32, ln(1 + cp10k)."""
@@ -198,7 +200,8 @@ class Collection:
                 with reading(part.path):
                     stored = _read_scattered(self._rows(file), part.kept[wanted[begin:end] - self.starts[file]])
                 normalised = normalise(part.merged(stored), part.findings, part.target_sum)  # over all its genes
-                found.append(align_normalised(normalised, self.maps[file], len(self.genes)))
+                x = align_normalised(normalised, self.maps[file], len(self.genes))
+                found.append(over_own_genes(x, part.target_sum) if self.own_totals else x)
             pieces.append(csr_matrix(sparse.vstack(found, "csr"))[place])
         return csr_matrix(sparse.vstack(pieces, "csr"))
 

@@ -5,15 +5,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.sparse import csr_matrix, vstack
+from scipy.sparse import csr_matrix
 
 from scperformer.config import TrainConfig
+from scperformer.dataset.corpus import read_genes
 from scperformer.dataset.labels import Settled, require_labels, settle_rare_labels
-from scperformer.dataset.on_disk import Sample, Stream, make_collection
+from scperformer.dataset.on_disk import Collection, Sample, Stream, make_collection, stored_bytes
 from scperformer.dataset.splits import (
     MAX_FIT_CELLS,
     MAX_VAL_CELLS,
@@ -24,8 +24,8 @@ from scperformer.dataset.splits import (
     stratified_sample,
 )
 from scperformer.errors import InputError
-from scperformer.expression import align_rows, detect_expression, gene_table, plan_alignment, stored_expression
 from scperformer.files import PREPARED, open_stored, read_cells, reading
+from scperformer.genes import find_panel
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +103,14 @@ def _test_cells(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> np.nda
     return is_test
 
 
+def _of_panel(collection: Collection, path: str, species: str) -> Collection:
+    """Leave the genes of a panel alone, which a text file names; cells are then normalised over these."""
+    chosen = find_panel(read_genes(path), collection.genes, "reference", species=species, path=path)
+    genes = [gene for gene, is_chosen in zip(collection.genes, chosen, strict=True) if is_chosen]
+    log.info("%s: the model has its %d genes alone, and cells are normalised over these", path, len(genes))
+    return replace(collection.with_columns(np.where(chosen, np.cumsum(chosen) - 1, -1), genes), own_totals=True)
+
+
 def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Reference:
     """Filter, normalise and label cells, and split them into training and validation cells.
 
@@ -130,17 +138,21 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
     obs, by_column = pd.concat(kept, ignore_index=True), cfg.data.split_key is not None
     most = math.inf if isinstance(source, Sample) or by_column else MAX_VAL_CELLS
     usable, labels, names, terms, split, rare = _label(obs, cfg, path, most)
-    numbers, genes, findings = np.flatnonzero(usable), collection.genes, collection.parts[0].findings
-    summary = "; ".join(dict.fromkeys(part.summary for part in collection.parts))
+    numbers, num_left, findings = np.flatnonzero(usable), len(collection.genes), collection.parts[0].findings
+    panel = ""
+    if cfg.conditions.genes is not None:
+        collection = _of_panel(collection, cfg.conditions.genes, cfg.species)
+        panel = f"; {len(collection.genes)} genes of {Path(cfg.conditions.genes).name} alone, and totals over these"
+    genes, summary = collection.genes, "; ".join(dict.fromkeys(part.summary for part in collection.parts))
     if isinstance(source, Sample):
-        num_cells, num_genes = findings.num_cells - len(collection), findings.num_genes - len(genes)
+        num_cells, num_genes = findings.num_cells - len(collection), findings.num_genes - num_left
         record = source.adata.uns[PREPARED] if collection.parts[0].is_prepared else {}
         if {"kind", "source", "cells_dropped", "genes_dropped"} <= set(
             record
         ):  # what `preprocess` had read and dropped
             summary = f"{record['kind']} from {record['source']}, as ln(1 + counts per {cfg.data.target_sum:,.0f})"
             num_cells, num_genes = record["cells_dropped"], record["genes_dropped"]
-        summary += f"; {num_cells} cells and {num_genes} genes dropped by the filters"
+        summary += f"; {num_cells} cells and {num_genes} genes dropped by the filters{panel}"
         return Reference(collection.read(numbers), labels, names, terms, genes, summary, split, rare)
     fit = split.train[stratified_sample(labels[split.train], MAX_FIT_CELLS, cfg.seed)]
     val = split.val[stratified_sample(labels[split.val], MAX_VAL_CELLS, cfg.seed)] if by_column else split.val
@@ -154,31 +166,35 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
     held = np.concatenate([fit, val])
     loaded = Split(np.arange(len(fit)), np.arange(len(fit), len(held)), split.done, [*split.notes, *notes])
     stream = Stream(collection, numbers[split.train], labels[split.train])
-    summary, x = f"{summary}; {len(sources)} files", collection.read(numbers[held])
+    summary, x = f"{summary}; {len(sources)} files{panel}", collection.read(numbers[held])
     return Reference(x, labels[held], names, terms, genes, summary, loaded, rare, stream)
 
 
 def read_unlabelled(reference: Reference, cfg: TrainConfig) -> csr_matrix | None:
-    """Read the cells of `cfg.unlabelled`, at most 20,000 at random, with the genes of a reference; None without files.
+    """Read cells of `cfg.unlabelled`, 20,000 at most, with the genes of a reference; None without files.
 
-    A file with fewer than half of the genes is refused: for the vectors of genes, absent ones count as not expressed.
+    Of more cells as many are drawn at random, the same share of each file. Files that can stay on disk are read block
+    by block. Cells are normalised like the reference's, but not filtered by `data.min_genes`: a panel has few genes. A
+    file with fewer than half of the genes is refused: for the vectors of genes, absent ones count as not expressed.
     """
-    parts, num_genes = [], len(reference.genes)
-    for file in map(Path, cfg.unlabelled):
-        cells = read_cells(file, cfg.orientation)
-        findings = detect_expression(cells, path=file)
-        log.info("%s: %s", file, findings.sentence)
-        matrix, _ = stored_expression(cells, findings, path=file)
-        table, total = gene_table(cells, findings.source), cfg.data.target_sum
-        options: dict[str, Any] = {"target_sum": total, "min_overlap": None, "species": cfg.species, "path": file}
-        plan = plan_alignment(table, findings, reference.genes, **options)
-        if plan.overlap.num_shared < num_genes / 2:
-            found = f"{plan.overlap.num_shared} of the {num_genes} genes of the reference in unlabelled file {file}"
-            raise InputError(found, "half of them", "leave it out, or give cells measured with the same genes")
-        log.info("%s: %d unlabelled cells with %d of the genes", file, cells.n_obs, plan.overlap.num_shared)
-        parts.append(align_rows(matrix, plan))
-    if not parts:
+    if not cfg.unlabelled:
         return None
-    x = vstack(parts, "csr")
-    rows = np.random.default_rng(cfg.seed).permutation(x.shape[0])[:MAX_FIT_CELLS]
-    return x[np.sort(rows)]
+    files = [Path(name) for name in cfg.unlabelled]
+    on_disk = [stored_bytes(file) is not None for file in files]
+    sources = [
+        file if is_on_disk else Sample(read_cells(file, cfg.orientation), file)
+        for file, is_on_disk in zip(files, on_disk, strict=True)
+    ]
+    unfiltered = replace(cfg, data=replace(cfg.data, min_genes=0))
+    collection = make_collection(sources, unfiltered, reference.genes, min_shared=1)
+    collection = replace(collection, own_totals=cfg.conditions.genes is not None)
+    cells = stratified_sample(collection.file_of_cell, MAX_FIT_CELLS, cfg.seed)
+    num_genes, of_file = len(reference.genes), collection.file_of_cell[cells]
+    for number, (file, mapping) in enumerate(zip(files, collection.maps, strict=True)):
+        num_shared = len(np.unique(mapping.target[mapping.target >= 0]))
+        if num_shared < num_genes / 2:
+            found = f"{num_shared} of the {num_genes} genes of the reference in unlabelled file {file}"
+            raise InputError(found, "half of them", "leave it out, or give cells measured with the same genes")
+        text = "%s: vectors of genes are also learned from %d of its %d cells, with %d of the genes"
+        log.info(text, file, (of_file == number).sum(), len(collection.parts[number].kept), num_shared)
+    return collection.read(cells)

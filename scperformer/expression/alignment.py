@@ -106,8 +106,8 @@ def plan_alignment(
     """Find the genes of a model in a file by their names, the index of `var` (`gene_table` of `findings.source`).
 
     A file is refused if it has less than `min_overlap` (0 to 1; None: any is enough) of the `importance` of the model's
-    genes (None: all have the same) and the model cannot be adapted to its genes (`can_adapt`). It is also refused if it
-    is of another species, or if genes have no names.
+    genes (None: all have the same), or few of the genes, and the model cannot be adapted to its genes (`can_adapt`). It
+    is also refused if it is of another species, or if genes have no names.
     """
     names = [str(name).strip() for name in var.index]
     require_named(names, f"{findings.source} of {path}")
@@ -115,7 +115,7 @@ def plan_alignment(
     found = measure_overlap(mapping.target, names, model_genes, importance=importance, notes=mapping.notes)
     if min_overlap is not None:
         about: dict[str, Any] = {"file_genes": names, "model_genes": model_genes, "var": var, "can_adapt": can_adapt}
-        require_overlap(found, min_overlap, path, **about)
+        require_overlap(found, min_overlap, path, **about, own_totals=own_totals)
     return Alignment(mapping, found, len(model_genes), target_sum, findings, own_totals)
 
 

@@ -17,4 +17,4 @@ from scperformer.genes.names import (
     require_unique,
     without_genome,
 )
-from scperformer.genes.overlap import MIN_PANEL, Overlap, gene_maps, measure_overlap, require_overlap
+from scperformer.genes.overlap import Overlap, find_panel, gene_maps, measure_overlap, require_overlap

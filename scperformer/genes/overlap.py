@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 NUM_EXAMPLES = 20
 MIN_OFFERED = 0.05  # a lower min_overlap is not suggested
-MIN_SHARE = 0.1  # of the genes of the encoder that several files must have
-MIN_PANEL = 50  # genes to which a model can be adapted
+MIN_SHARE = 0.1  # of the genes of a list that several files must have
+MIN_PANEL = 50  # genes of a file or a panel
 LOW_SHARE = 0.7  # of the informative expression; accuracy is lower with less (docs/inputs.md#genes)
 
 
@@ -82,13 +82,16 @@ def require_overlap(
     model_genes: Sequence[str],
     var: pd.DataFrame | None = None,
     can_adapt: bool = False,
+    own_totals: bool = False,
 ) -> None:
-    """Refuse a file with less than `min_overlap` of the model's informative expression, or without any of its genes.
+    """Refuse a file with less than `min_overlap` of the model's informative expression, or with fewer than 50 genes.
 
-    With `can_adapt`, the model will be fitted to the genes of the file: 50 of its genes are enough, if they are half of
-    the file's. A column of `var`, the file's table of its genes, may hold the names that the model uses.
+    Fewer are enough for a model of a panel (`own_totals`), and with a `min_overlap` of 0. With `can_adapt`, the model
+    will be fitted to the genes of the file: 50 of its genes are enough, if they are half of the file's. A column of
+    `var`, the file's table of its genes, may hold the names that the model uses.
     """
-    if found.num_shared > 0 and found.informative_share >= min_overlap:
+    few = 1 if own_totals or min_overlap == 0 or found.num_model < MIN_PANEL else MIN_PANEL
+    if found.num_shared >= few and found.informative_share >= min_overlap:
         return
     if can_adapt and found.num_shared >= max(MIN_PANEL, found.num_file / 2):
         return
@@ -110,7 +113,29 @@ def require_overlap(
     text += f"with {100 * found.informative_share:.1f} % of the model's informative expression "
     text += f"(e.g. {ours}; model has e.g. {theirs})"
     expected = f"at least {100 * min_overlap:g} % of that expression" if min_overlap > 0 else "at least one gene"
+    if found.num_shared < few == MIN_PANEL:
+        expected, enough = f"{MIN_PANEL} genes or more, and {expected}", 0
     raise InputError(text, expected, remedy, [f"min_overlap={enough:g}"] if enough >= MIN_OFFERED else [])
+
+
+def find_panel(panel: Sequence[str], known: Sequence[str], owner: str, *, species: str, path: str | Path) -> np.ndarray:
+    """Find the genes of a panel, read from `path`, among those of the `owner`, a model or a reference: boolean.
+
+    Unknown genes are a warning; a panel with fewer than 50 known genes, or with less than half of them, is refused.
+    """
+    target = map_genes(panel, known, None, species, path=path).target
+    unknown = [gene for gene, column in zip(panel, target, strict=True) if column < 0]
+    num_known = len(panel) - len(unknown)
+    if num_known < max(MIN_PANEL, len(panel) / 2):
+        example = f" (not '{unknown[0]}')" if unknown else ""
+        found = f"{num_known} of the {len(panel)} genes of '{path}' known to the {owner}{example}"
+        remedy = f"name genes as the {owner} does (e.g. '{known[0]}')"
+        raise InputError(found, f"{MIN_PANEL} or more, and half of them", remedy)
+    if unknown:
+        log.warning("%s: %d genes are unknown to the %s (e.g. '%s')", path, len(unknown), owner, unknown[0])
+    measured = np.zeros(len(known), dtype=bool)
+    measured[target[target >= 0]] = True
+    return measured
 
 
 def gene_maps(
@@ -149,9 +174,9 @@ def gene_maps(
         target = np.concatenate([mapping.target for mapping in maps])
         shared = measure_overlap(target, [str(name) for var in tables for name in var.index], chosen)
         if not shared.num_shared or shared.share_of_model < MIN_SHARE:
-            text = f"{shared.num_shared} of the {shared.num_model} genes of the encoder in the files "
-            text += f"(e.g. {shared.dropped[:1] or ['none']}; the encoder has e.g. {shared.absent[:1]})"
+            text = f"{shared.num_shared} of the {shared.num_model} genes of the list in the files "
+            text += f"(e.g. {shared.dropped[:1] or ['none']}; the list has e.g. {shared.absent[:1]})"
             remedy = "give files with the same kind of gene id and of the same species, or another list of genes"
             raise InputError(text, f"at least {MIN_SHARE:.0%} of them", remedy)
-        log.info("%d of the %d genes of the encoder are in the files", shared.num_shared, shared.num_model)
+        log.info("%d of the %d genes of the list are in the files", shared.num_shared, shared.num_model)
     return chosen, maps

@@ -18,6 +18,7 @@ POOL_BATCHES = 32  # batches whose cells are sorted by length together: little p
 MEAN_CELLS = 4096  # cells in float64 at a time, for means
 MAX_BATCH_TOKENS = 2**16  # of a prediction batch, padding included: bounds its memory (64 cells of 1,024 tokens)
 PANEL_CELLS = 8  # cells in a row of a batch that see the same genes
+TARGETED = 300, 1000  # genes of the panels that are designed, such as those of in situ sequencing
 END = object()
 Item = TypeVar("Item")
 
@@ -137,14 +138,45 @@ def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:
     return packed(kept)
 
 
+def random_panel(smallest: int, variability_G: torch.Tensor, informative_G: torch.Tensor) -> torch.Tensor:
+    """Draw the genes of a panel from torch's global generator, boolean G + 1; the last entry is of no gene.
+
+    Half of the panels are of random genes. A quarter prefers variable genes (Gumbel top-k of `variability_G`, the
+    logarithm of variance / mean), and one in 20 has all genes but such ones. A fifth is as panels are designed: 300 to
+    1,000 genes, at least half of them from the first of `informative_G`, the genes in order, and the others random.
+    """
+    num_genes = len(variability_G)
+    measured_G = torch.zeros(num_genes + 1, dtype=torch.bool)
+    kind, place = torch.rand(2).tolist()
+    if 0.75 <= kind < 0.95:
+        least, most = (min(size, num_genes) for size in TARGETED)
+        size = int(least * (most / least) ** place)
+        num_listed = int(size * (0.5 + 0.5 * float(torch.rand(()))))
+        first = informative_G[: 2 * num_listed]  # two designers choose differently
+        measured_G[first[torch.randperm(len(first))[:num_listed]]] = True
+        others = torch.randperm(num_genes)
+        measured_G[others[~measured_G[others]][: size - num_listed]] = True
+        return measured_G
+    least = min(smallest, num_genes)
+    size = int(least * (num_genes / least) ** place)
+    order_G = -torch.log(-torch.log(torch.rand(num_genes)))
+    if kind >= 0.5:
+        order_G = variability_G + (0.3, 1.0, 2.0)[int(torch.randint(3, ()))] * order_G
+    measured_G[torch.topk(order_G, size).indices] = True
+    return ~measured_G if kind >= 0.95 else measured_G
+
+
 def under_conditions(
-    batch: Batch, conditions: ConditionsConfig, tokens: TokensConfig, variability_G: torch.Tensor, target_sum: float
+    batch: Batch,
+    conditions: ConditionsConfig,
+    tokens: TokensConfig,
+    variability_G: torch.Tensor,
+    informative_G: torch.Tensor,
+    target_sum: float,
 ) -> Batch:
     """Thin the counts of cells and hide genes as in a panel, at random from torch's global generator; normalised anew.
 
-    The smallest value of a cell is taken for one count. 8 cells in a row have the same genes: half of the panels are
-    random, half prefer variable genes (Gumbel top-k of `variability_G`, the logarithm of variance / mean), and one in
-    20 has the other genes instead.
+    The smallest value of a cell is taken for one count. 8 cells in a row see the genes of one `random_panel`.
     """
     device, x_BL, num_genes = batch.x_BL.device, batch.x_BL.cpu(), len(variability_G)
     genes_BL, is_gene_BL = batch.genes_BL.cpu(), batch.x_BL.cpu() > 0
@@ -157,17 +189,8 @@ def under_conditions(
     for start in range(0, len(x_BL), PANEL_CELLS):
         if float(torch.rand(())) >= conditions.panel_share:
             continue
-        smallest = min(conditions.smallest_panel, num_genes)
-        size = int(smallest * (num_genes / smallest) ** float(torch.rand(())))
-        kind = float(torch.rand(()))
-        spread = torch.inf if kind < 0.5 else (0.3, 1.0, 2.0)[int(torch.randint(3, ()))]
-        gumbel_G = -torch.log(-torch.log(torch.rand(num_genes)))
-        order_G = gumbel_G if spread == torch.inf else variability_G + spread * gumbel_G
-        measured_G = torch.zeros(num_genes + 1, dtype=torch.bool)
-        measured_G[torch.topk(order_G, size).indices] = True
-        if kind >= 0.95:
-            measured_G = ~measured_G
         group = slice(start, start + PANEL_CELLS)
+        measured_G = random_panel(conditions.smallest_panel, variability_G, informative_G)
         counts_BL[group] *= measured_G[genes_BL[group]]
     totals_B1 = counts_BL.sum(1, keepdim=True).clamp_min(1)
     x_BL = torch.log1p(counts_BL * (target_sum / totals_B1)).float()

@@ -1,4 +1,4 @@
-"""Models adapted to files, by their options: when adapting pays, where adapted models are kept, `adapt`."""
+"""Models adapted to files, by their options: when they are, where adapted models are kept, `adapt`."""
 
 import logging
 import math
@@ -8,22 +8,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from scperformer import __version__
 from scperformer.config import AdaptConfig, PredictConfig
-from scperformer.dataset import Condition, Query, depth_share, find_condition, find_query, read_genes
+from scperformer.dataset import Condition, Query, adapting_pays, depth_share, find_condition, find_query, read_genes
 from scperformer.errors import InputError
 from scperformer.files import beside, open_cells
 from scperformer.fitting import adapted_bundle
-from scperformer.genes import MIN_PANEL, map_genes
-from scperformer.model import INFO, Bundle, KeptCells, damaged_model, load_bundle, load_kept, save_bundle
+from scperformer.genes import find_panel
+from scperformer.model import INFO, KeptCells, damaged_model, load_bundle, load_kept, save_bundle
 from scperformer.network import Model, as_model, load_model, torch_state_kept
 from scperformer.outputs import require_absent
 
 log = logging.getLogger(__name__)
 
-PAYS_GENES, PAYS_DEPTH = 0.98, 0.75  # below this share of the informative expression or of the depth, adapting pays
 NONE_KEPT = "train it again, or leave adapt=true out"
 
 
@@ -62,7 +59,7 @@ def adapt_model(model: Model, query: Query, cfg: PredictConfig) -> Adapted:
         return Adapted(model, query, record)
     share = depth_share(kept, condition)
     record["depth_share"] = share
-    if cfg.adapt == "auto" and overlap.informative_share >= PAYS_GENES and share >= PAYS_DEPTH:
+    if cfg.adapt == "auto" and not adapting_pays(overlap.informative_share, share):
         record["expected_accuracy"] = float(full)
         log.info("%s: genes and depth are like the reference's; expected accuracy %.2f", query.path, full)
         return Adapted(model, query, record)
@@ -118,7 +115,8 @@ def run_adapt(cfg: AdaptConfig) -> Path:
     if kept is None:
         raise InputError(f"a model that keeps no cells ({model.path})", "kept cells", "train it again")
     if path.endswith(".txt"):
-        condition = _condition_of_genes(read_genes(path), model.bundle, cfg, path)
+        genes = model.bundle.genes
+        condition = Condition(find_panel(read_genes(path), genes, "model", species=cfg.species, path=path), None)
     else:
         with open_cells(path, cfg.orientation) as cells:
             condition = find_condition(find_query(cells, model.bundle, cfg, path))
@@ -128,20 +126,3 @@ def run_adapt(cfg: AdaptConfig) -> Path:
     scores = (each.metrics.get("out_of_fold", {}).get("accuracy", math.nan) for each in (made, model.bundle))
     log.info(text, output, len(made.genes), *scores)
     return output
-
-
-def _condition_of_genes(genes: list[str], bundle: Bundle, cfg: AdaptConfig, path: str) -> Condition:
-    """Return the condition of a list of genes: they are measured, and the depth is the reference's."""
-    mapping = map_genes(genes, bundle.genes, None, cfg.species, path=path)
-    unknown = [gene for gene, target in zip(genes, mapping.target, strict=True) if target < 0]
-    num_known = len(genes) - len(unknown)
-    if num_known < max(MIN_PANEL, len(genes) / 2):
-        example = f" (not '{unknown[0]}')" if unknown else ""
-        found = f"{num_known} of the {len(genes)} genes of '{path}' known to the model{example}"
-        expected = f"{MIN_PANEL} or more, and half of them"
-        raise InputError(found, expected, f"name genes as the model does (e.g. '{bundle.genes[0]}')")
-    if unknown:
-        log.warning("%s: %d genes are unknown to the model (e.g. '%s')", path, len(unknown), unknown[0])
-    measured = np.zeros(len(bundle.genes), dtype=bool)
-    measured[mapping.target[mapping.target >= 0]] = True
-    return Condition(measured, None)

@@ -15,7 +15,11 @@ from anndata import AnnData
 
 from scperformer.config import CheckConfig, DataConfig, PredictConfig, TrainConfig
 from scperformer.dataset import (
+    Query,
     Sample,
+    adapting_pays,
+    depth_share,
+    find_condition,
     label_columns,
     make_reference,
     rare_labels,
@@ -27,7 +31,7 @@ from scperformer.errors import InputError, one_line
 from scperformer.expression import Place, detect_expression, gene_table, plan_alignment, stored_expression
 from scperformer.files import BackedH5ad, Rows, beside, open_cells, read_cells, reading
 from scperformer.genes import KIND_NAMES, guess_species, id_kind, require_overlap
-from scperformer.model import Bundle, load_bundle, require_annotator, resolve_model
+from scperformer.model import Bundle, KeptCells, load_bundle, load_kept, require_annotator, resolve_model
 from scperformer.outputs import new_file, require_absent
 from scperformer.reports.quality import FEW_GENES, HIGH_SHARE, measure_quality
 from scperformer.text import shortened
@@ -63,8 +67,10 @@ def _check_tables(cells: AnnData | BackedH5ad, cfg: CheckConfig, path: str, resu
             }
 
 
-def _check_expression(cells: AnnData | BackedH5ad, cfg: CheckConfig, model: Bundle, path: str, result: Checked) -> None:
-    """Add what the expression is, the quality of the cells, and how the genes fit the model.
+def _check_expression(
+    cells: AnnData | BackedH5ad, cfg: CheckConfig, model: Bundle, kept: KeptCells | None, path: str, result: Checked
+) -> None:
+    """Add what the expression is, the quality of the cells, how the genes fit the model, and if `predict` adapts it.
 
     `predict`, or with `label_key` `train`, refuses the same files, because this function takes the same steps.
     """
@@ -79,7 +85,8 @@ def _check_expression(cells: AnnData | BackedH5ad, cfg: CheckConfig, model: Bund
     try:
         target_sum = model.config["target_sum"]
         options = {"importance": model.importance, "target_sum": target_sum, "species": cfg.species, "path": path}
-        plan = plan_alignment(var, findings, model.genes, min_overlap=None, **options)
+        own_totals = bool(model.config.get("own_totals", False))
+        plan = plan_alignment(var, findings, model.genes, min_overlap=None, own_totals=own_totals, **options)
     except InputError:
         if cfg.label_key is None:
             raise
@@ -94,7 +101,13 @@ def _check_expression(cells: AnnData | BackedH5ad, cfg: CheckConfig, model: Bund
         make_reference(sample, TrainConfig(inputs=[path], label_key=cfg.label_key, **told))
         return
     names: dict[str, Any] = {"file_genes": genes, "model_genes": model.genes, "var": var}
-    require_overlap(plan.overlap, cfg.min_overlap, path, **names, can_adapt=model.has_kept)
+    names |= {"can_adapt": model.has_kept, "own_totals": own_totals}
+    require_overlap(plan.overlap, cfg.min_overlap, path, **names)
+    if kept is not None:
+        condition = find_condition(Query(path, Rows(matrix), plan))
+        share, num_genes = depth_share(kept, condition), int(condition.measured.sum())
+        adapts = adapting_pays(plan.overlap.informative_share, share)
+        result["condition"] = {"adapts": adapts, "num_genes": num_genes, "depth": condition.depth, "depth_share": share}
     require_not_annotated(cells, PredictConfig.key_added, path)
 
 
@@ -112,10 +125,11 @@ def next_command(path: str, cfg: CheckConfig, *more: str) -> str:
     return shlex.join(["scperformer", step, file, *(f"{name}={value}" for name, value in options.items())])
 
 
-def check(path: str, cfg: CheckConfig, model: Bundle) -> Checked:
+def check(path: str, cfg: CheckConfig, model: Bundle, kept: KeptCells | None) -> Checked:
     """Find out what is in a file and what to do next with it; after a problem only the findings before it are given.
 
     With `cfg.label_key` the file is checked as a reference, which need not fit the model; else as cells to annotate.
+    `kept`: the cells with which the model adapts to the file, if there are any.
     """
     result: Checked = {"file": path, "problem": None, "fixes": [], "command": None, "notes": []}
     step, ending = "predict", f".annotated.{PredictConfig.output_format}"
@@ -130,7 +144,7 @@ def check(path: str, cfg: CheckConfig, model: Bundle) -> Checked:
             _check_tables(cells, cfg, path, result)
             if usual.exists():
                 result["notes"].append(f"{usual} exists: {step} needs output=..., or overwrite=true to replace it")
-            _check_expression(cells, cfg, model, path, result)
+            _check_expression(cells, cfg, model, kept, path, result)
     except InputError as error:
         problem = error
     options = []
@@ -189,6 +203,11 @@ def _rows(result: Checked, cfg: CheckConfig, model: str) -> list[tuple[str, str]
         if overlap["absent"]:
             text += f"; missing: {', '.join(overlap['absent'][:3])}" + (" ..." if overlap["num_absent"] > 3 else "")
         rows += [("model", text), *(("note", note) for note in overlap["notes"])]
+    if condition := result.get("condition"):
+        share = f"{condition['depth_share']:.0%} of the reference's depth"
+        depth = "an unknown depth" if condition["depth"] is None else share
+        how = "fits the model anew to" if condition["adapts"] else "takes the model as it is:"
+        rows.append(("condition", f"predict {how} {condition['num_genes']:,} genes and {depth}"))
     rows += [("note", note) for note in result["notes"]]
     if result["problem"] is None:
         return [*rows, ("ok", result["command"])]
@@ -219,9 +238,10 @@ def run_check(cfg: CheckConfig) -> list[Checked]:
     model_path, why = resolve_model(cfg.model_path)
     model = load_bundle(model_path)
     require_annotator(model, model_path)
+    kept = load_kept(model, model_path) if cfg.label_key is None else None
     results = []
     for path in cfg.inputs:
-        results.append(check(path, cfg, model))
+        results.append(check(path, cfg, model, kept))
         if not cfg.json:
             print(in_words(results[-1], cfg, f"{model.name} ({why})"), flush=True)
     report = {"model": {"name": model.name, "path": str(model_path), "why": why}, "files": results}

@@ -59,6 +59,22 @@ def variability(x: csr_matrix) -> torch.Tensor:
     return torch.from_numpy(np.log(np.maximum(dispersion, 1e-3))).float()
 
 
+def informative_genes(x: csr_matrix, labels: np.ndarray) -> torch.Tensor:
+    """Order genes as for a targeted panel: the best marker of each label first, then the second best; int64 G.
+
+    A marker has a higher mean of ln(1 + cp10k) in its label than in the other cells, relative to its deviation.
+    """
+    num_cells = np.bincount(labels)[:, None]
+    is_label = csr_matrix((np.ones(len(labels)), (labels, np.arange(len(labels)))))
+    sums = (is_label @ x).toarray()
+    total, squares = sums.sum(axis=0), gene_means(x.multiply(x).tocsr())
+    deviation = np.sqrt(np.maximum(squares - (total / len(labels)) ** 2, 0))
+    others = (total - sums) / np.maximum(len(labels) - num_cells, 1)
+    gain = (sums / np.maximum(num_cells, 1) - others) / (deviation + np.median(deviation[deviation > 0]))
+    places = np.argsort(np.argsort(-gain, axis=1, kind="stable"), axis=1)
+    return torch.from_numpy(np.argsort(places.min(axis=0), kind="stable"))
+
+
 def process_factor(weight: torch.Tensor) -> torch.Tensor | float:
     """The factor that makes the mean of the gradients of all processes the gradient of one batch of all cells."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
@@ -82,7 +98,7 @@ class EncoderLearner(pl.LightningModule):
         super().__init__()
         self.network, self.seed, self.optim, self.gene_dropout = network, cfg.seed, cfg.optim, cfg.model.gene_dropout
         self.conditions, self.tokens, self.target_sum = cfg.conditions, cfg.tokens, cfg.data.target_sum
-        self.variability_G = torch.empty(0)  # of genes, for panels: see `under_conditions`
+        self.variability_G = self.informative_G = torch.empty(0)  # of genes: see `random_panel`
 
     def on_train_batch_start(self, batch: Labelled, batch_idx: int) -> None:
         step, encoder = self.global_step, self.network.encoder
@@ -92,16 +108,18 @@ class EncoderLearner(pl.LightningModule):
         if encoder is not None and encoder.redraw_interval and step > 0 and step % encoder.redraw_interval == 0:
             encoder.redraw(torch.Generator().manual_seed(seed_of("redraw", self.seed, step)))
 
-    def learn_under_conditions(self, train: Cells) -> None:
-        """Find which genes panels prefer, if `conditions` are on."""
+    def learn_under_conditions(self, train: Cells, labels: np.ndarray | None = None) -> None:
+        """Find which genes panels prefer, if `conditions` are on: variable ones and, with labels, markers."""
         if self.conditions.on:
             self.variability_G = variability(train.x)
+            by_variability_G = self.variability_G.argsort(descending=True, stable=True)
+            self.informative_G = by_variability_G if labels is None else informative_genes(train.x, labels)
 
     def with_genes_dropped(self, tokens: Batch) -> Batch:
         """Show cells to the encoder under random conditions, or else hide `model.gene_dropout` of their genes."""
         if self.network.encoder is not None and self.conditions.on:
-            variability_G, total = self.variability_G, self.target_sum
-            tokens = under_conditions(tokens, self.conditions, self.tokens, variability_G, total)
+            preferred = self.variability_G, self.informative_G
+            tokens = under_conditions(tokens, self.conditions, self.tokens, *preferred, self.target_sum)
         if self.network.encoder is None or self.conditions.on or not self.gene_dropout:
             return tokens
         return drop_genes(tokens, self.gene_dropout, self.network.encoder.has_memory)
@@ -201,5 +219,5 @@ def train_network(
     if not has_to_learn(network, cfg.optim):
         return 0
     learner = Learner(network, train.known_labels, cfg)
-    learner.learn_under_conditions(train.sample)
+    learner.learn_under_conditions(train.sample, train.sample.known_labels)
     return run_epochs(learner, train, val, cfg, run_folder)

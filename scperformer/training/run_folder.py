@@ -22,6 +22,7 @@ from scperformer.attention import attention_options
 from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig, yaml_text
 from scperformer.dataset import settle_in_memory
 from scperformer.errors import InputError
+from scperformer.files import sha256
 from scperformer.model import INFO, Bundle, save_bundle
 from scperformer.network import torch_state_kept
 from scperformer.outputs import new_file, require_absent
@@ -34,7 +35,8 @@ log = logging.getLogger(__name__)
 # Lightning or Slurm's srun sets these in every process of a distributed run, to 0 in the first.
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 RECORD, CURVE = "run.json", "learning_curve.png"
-PATHS = ("init", "genes_path")  # recorded without their folders, as the inputs are
+# Recorded without their folders, as the inputs are.
+PATHS = ("init", "genes_path", "unlabelled", "conditions.genes", "model.gene2vec_path")
 PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
 SCORES = {"macro_f1": "macro-F1", "accuracy": "accuracy"}  # in the picture of the learning curve
 Cells = TypeVar("Cells")
@@ -118,6 +120,11 @@ def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
     return folder
 
 
+def without_folders(paths: str | list[str]) -> str | list[str]:
+    """Return the name of a file, or the names of files: the folders of a user are private."""
+    return [Path(path).name for path in paths] if isinstance(paths, list) else Path(paths).name
+
+
 def record_start(folder: Path, cfg: NetworkConfig, data: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
     """Write the configuration and the provenance: `data`, and all that is needed to make the model again.
 
@@ -134,8 +141,8 @@ def record_start(folder: Path, cfg: NetworkConfig, data: dict[str, Any], files: 
     known = flat(default)
     for option, value in flat(options).items():
         if value != known[option] and option != "seed":
-            typed = Path(value).name if option in PATHS else str(value).lower() if isinstance(value, bool) else value
-            changed.append(f"{option}={typed}")
+            value = without_folders(value) if option in PATHS else value
+            changed.append(f"{option}={str(value).lower() if isinstance(value, bool) else value}")
     if files:
         command = shlex.join(["scperformer", "train" if trains else "pretrain", *files, *changed])
     elif isinstance(cfg, TrainConfig):
@@ -143,10 +150,15 @@ def record_start(folder: Path, cfg: NetworkConfig, data: dict[str, Any], files: 
         command = f"scperformer.train(adata, label_key={cfg.label_key!r}, overrides={changed})"
     else:
         command = f"scperformer.pretrain(adatas, overrides={changed})"
+    for option in PATHS:
+        group, _, name = option.rpartition(".")
+        part = recorded[group] if group else recorded
+        if part.get(name):
+            part[name] = without_folders(part[name])
     provenance = data | {
         "seed": cfg.seed,
         "command": command,
-        "options": recorded | {name: Path(recorded[name]).name for name in PATHS if recorded.get(name)},
+        "options": recorded,
         "versions": {package: version(package) for package in PACKAGES} | {"python": platform.python_version()},
     }
     if not is_helper(cfg):
@@ -155,8 +167,9 @@ def record_start(folder: Path, cfg: NetworkConfig, data: dict[str, Any], files: 
         write_json(folder / "provenance.json", provenance)
     groups = ("tokens", "model", "attention", "head" if trains else "masking")
     config = {"target_sum": cfg.data.target_sum, **{group: asdict(cfg)[group] for group in groups}}
+    config |= {} if cfg.conditions.genes is None else {"own_totals": True}
     if cfg.model.gene2vec_path is not None:
-        config["model"]["gene2vec_path"] = Path(cfg.model.gene2vec_path).name  # the folders of a user are private
+        config["model"]["gene2vec_path"] = without_folders(cfg.model.gene2vec_path)
     return {"provenance": provenance, "config": config}
 
 
@@ -205,7 +218,9 @@ def train_in_run_folder(
     require_absent(output, cfg.overwrite, marker=INFO)
     cfg = adopt_options(cfg)
     cells, checksum = load(cfg)
-    folder = open_run(cfg, output, checksum + ("" if cfg.init is None else load_init(cfg.init).hash))
+    more = "" if cfg.init is None else load_init(cfg.init).hash
+    more += "" if cfg.conditions.genes is None else sha256(Path(cfg.conditions.genes))
+    folder = open_run(cfg, output, checksum + more)
     checkpoints = folder / CHECKPOINTS
     try:
         with torch_state_kept(cfg.trainer.threads):
@@ -218,15 +233,15 @@ def train_in_run_folder(
         raise
     if bundle is None:
         return output
-    metrics, more = bundle.metrics, {}
+    metrics, pictures = bundle.metrics, {}
     write_json(folder / "metrics.json", metrics)
     # A pretraining has no curve, and a linear branch that is fitted and not trained has no epochs.
     if metrics["best_epoch"] and "baseline" in metrics:
         picture = draw_learning_curve(pd.read_csv(folder / TABLE), metrics["best_epoch"], metrics["baseline"])
         with new_file(folder / CURVE, overwrite=True) as temporary:
             temporary.write_bytes(picture)
-        more = {CURVE: picture, TABLE: (folder / TABLE).read_bytes()}
-    save_bundle(bundle, output, overwrite=cfg.overwrite, more=more)
+        pictures = {CURVE: picture, TABLE: (folder / TABLE).read_bytes()}
+    save_bundle(bundle, output, overwrite=cfg.overwrite, more=pictures)
     shutil.rmtree(checkpoints, ignore_errors=True)  # the logs stay
     log.info("written: %s", output)
     return output

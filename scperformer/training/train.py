@@ -105,7 +105,7 @@ def scores_on_held_out(
 def cells_to_keep(reference: Reference, cfg: TrainConfig) -> KeptCells | None:
     """Return up to `keep_cells` cells of the reference as counts, or as relative expression if it has none.
 
-    With `keep_cells=0` as many as adapting uses are simulated instead, which takes counts.
+    With `keep_cells=0` as many as adapting uses are simulated instead; None without counts.
     """
     rows = stratified_sample(reference.labels, cfg.keep_cells or MOST_DUAL, cfg.seed)
     x, labels = reference.x[rows], reference.labels[rows]
@@ -114,9 +114,7 @@ def cells_to_keep(reference: Reference, cfg: TrainConfig) -> KeptCells | None:
         kept = KeptCells(counts, labels, are_counts=True)
         return kept if cfg.keep_cells else simulated(kept, MOST_DUAL, cfg.seed)
     if not cfg.keep_cells:
-        log.warning("the reference has no counts from which cells could be simulated: the model cannot adapt to a file")
         return None
-    log.info("the reference has no counts: a model adapted to a file takes its genes into account, not its depth")
     return KeptCells(csr_matrix((np.expm1(x.data), x.indices, x.indptr), shape=x.shape), labels, are_counts=False)
 
 
@@ -144,6 +142,10 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
         "rare_labels": reference.rare.done,
         "notes": reference.notes,
     }
+    if kept is None:
+        log.warning("the reference has no counts from which cells could be simulated: the model cannot adapt to a file")
+    elif not kept.are_counts:
+        log.info("the reference has no counts: a model adapted to a file takes its genes into account, not its depth")
     if kept is not None:
         data["kept_cells"] = {"num_cells": len(kept.labels), "simulated": not cfg.keep_cells}
     if cfg.unlabelled:
@@ -164,9 +166,13 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
     sizes = len(cells), len(val), len(reference.genes), len(counts), sum(p.numel() for p in network.parameters())
     text = "training on %d cells, validating on %d: %d genes, %d labels, %d parameters, attention %s"
     log.info(text, *sizes, cfg.attention["name"])
+    if learns:
+        kept = None  # a training may take long: their memory is free meanwhile, and the same cells are found again
     best_epoch = train_network(network, cells, val, cfg, run_folder)
     if best_epoch is None:
         return None
+    if learns:
+        kept = cells_to_keep(reference, cfg)
 
     metrics = {**scores_on_held_out(network, train, val, cfg, fitted), "best_epoch": best_epoch}
     if recipe is not None:

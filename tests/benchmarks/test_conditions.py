@@ -109,6 +109,18 @@ def test_refitted_regression_has_the_depth_and_genes_of_the_query(conditions, co
         assert found == pytest.approx(min(wanted, most), rel=0.03)
 
 
+def test_the_perceptron_copes_with_other_genes_and_depths(conditions, counts_adata, monkeypatch):
+    monkeypatch.setattr(conditions.rivals, "NUM_STEPS", 150)
+    counts_adata.obs[conditions.LABEL] = counts_adata.obs["cell_type"].astype(str)
+    methods = conditions.Methods(counts_adata[::2].copy(), 0, Path(), None)
+    shallow = counts_adata[1::2, 20:].copy()
+    conditions.thin(shallow, 0.2, np.random.default_rng(0))
+    first = methods.call("perceptron", shallow).obs["scperformer_label"].to_numpy()
+    assert (first == shallow.obs["cell_type"].to_numpy()).mean() > 0.6  # a third by chance
+    monkeypatch.setattr(conditions.rivals, "fit_perceptron", None)  # not trained again
+    assert (methods.call("perceptron", shallow).obs["scperformer_label"] == first).all()
+
+
 def test_calibration_error(conditions):
     confidence = np.array([0.95, 1.0, 0.5, 0.51, 0.2])
     right = np.array([True, False, True, True, False])

@@ -118,7 +118,7 @@ REFUSED = {
         None,
         "data.min_cells=13 drops all 3 genes of 12 cells",
     ),
-    "other genes": ([["A", "B", "C"]], (), ["X", "Y"], r"0 of the 2 genes of the encoder in the files .*at least 10%"),
+    "other genes": ([["A", "B", "C"]], (), ["X", "Y"], r"0 of the 2 genes of the list in the files .*at least 10%"),
     "min_genes": (
         [["A", "B", "C"]],
         ("data.min_genes=9",),

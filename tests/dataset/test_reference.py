@@ -8,7 +8,7 @@ from scperformer.config.compose import make_config
 from scperformer.dataset import reference
 from scperformer.dataset.on_disk import Sample
 from scperformer.dataset.preprocess import prepare_reference
-from scperformer.dataset.reference import make_reference
+from scperformer.dataset.reference import make_reference, read_unlabelled
 from scperformer.errors import InputError
 
 FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]
@@ -72,3 +72,53 @@ def test_the_record_of_preprocess_is_kept(counts_adata, tmp_path):
     prepared = make_reference(Sample(prepare_reference(counts_adata, cfg), tmp_path), cfg)
     assert prepared.summary == plain.summary
     assert plain.summary.startswith("counts from X, as ln(1 + counts per 10,000); 0 cells and 1 genes dropped")
+
+
+def test_a_panel_has_its_genes_alone_and_totals_over_them(counts_adata, tmp_path):
+    """In memory and on disk; the filters look at all genes, as without a panel."""
+    panel = [*counts_adata.var_names[10:70], "ABSENT"]
+    (tmp_path / "panel.txt").write_text("\n".join(reversed(panel)))
+    path = tmp_path / "reference.h5ad"
+    counts_adata.write_h5ad(path)
+    cfg = config("train", f"conditions.genes='{tmp_path / 'panel.txt'}'", "data.min_genes=150")
+    found, from_disk = make_reference(Sample(counts_adata, path), cfg), make_reference([path], cfg)
+    kept = counts_adata[(counts_adata.X.toarray() > 0).sum(axis=1) >= 150]
+    assert 0 < kept.n_obs < counts_adata.n_obs
+    counts = kept[:, panel[:-1]].X.toarray().astype(float)
+    np.testing.assert_allclose(found.x.toarray(), np.log1p(counts / counts.sum(axis=1, keepdims=True) * 1e4), rtol=1e-5)
+    assert found.genes == from_disk.genes == panel[:-1]
+    assert "60 genes of panel.txt alone" in found.summary
+    assert "60 genes of panel.txt alone" in from_disk.summary
+    stream = from_disk.stream
+    assert (stream.collection.read(stream.cells) != found.x[found.split.train]).nnz == 0
+
+
+def test_unlabelled_cells_are_a_sample_of_each_file_read_from_disk(counts_adata, write, tmp_path, monkeypatch, caplog):
+    """The same share of each file, by the seed, from the place that `source` names."""
+    caplog.set_level("INFO", "scperformer")
+    counts_adata.layers["counts"] = counts_adata.X.copy()
+    counts_adata.X = np.ones(counts_adata.shape, dtype=np.float32)
+    labelled = make_reference(Sample(counts_adata, tmp_path), config("train", "source=layers/counts"))
+    parts = {"large": counts_adata[:90, ::-1].copy(), "small": counts_adata[90:].copy()}
+    paths = [write(part, f"{name}.h5ad") for name, part in parts.items()]
+    monkeypatch.setattr(reference, "MAX_FIT_CELLS", 40)
+    monkeypatch.setattr(reference, "read_cells", None)  # no file is read whole
+
+    def read(*overrides: str) -> np.ndarray:
+        told = "source=layers/counts", "data.min_genes=201"  # more genes than there are: it is no filter here
+        cfg = config("train", f"unlabelled={[str(path) for path in paths]}", *told, *overrides)
+        return read_unlabelled(labelled, cfg).toarray()
+
+    found, again, other = read(), read(), read("seed=1")
+    counts = counts_adata.layers["counts"].toarray()
+    logged = np.log1p(counts / counts.sum(axis=1, keepdims=True) * 1e4)
+    order = counts_adata.var_names.get_indexer(labelled.genes)
+    rows = [int(np.abs(logged[:, order] - row).max(axis=1).argmin()) for row in found]
+    np.testing.assert_allclose(found, logged[np.ix_(rows, order)], rtol=1e-5)
+    assert np.array_equal(rows, np.unique(rows))
+    assert [sum(row < 90 for row in rows), len(rows)] == [30, 40]
+    assert np.array_equal(found, again)
+    assert not np.array_equal(found, other)
+    assert (
+        f"{paths[0]}: vectors of genes are also learned from 30 of its 90 cells, with 200 of the genes" in caplog.text
+    )

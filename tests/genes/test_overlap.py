@@ -5,12 +5,12 @@ import pandas as pd
 import pytest
 
 from scperformer.errors import InputError
-from scperformer.genes.overlap import gene_maps, measure_overlap, require_overlap
+from scperformer.genes.overlap import find_panel, gene_maps, measure_overlap, require_overlap
 
 
 def exact(file_genes, model_genes, importance=None):
     target = [model_genes.index(gene) if gene in model_genes else -1 for gene in file_genes]
-    return measure_overlap(np.array(target), file_genes, model_genes, importance=importance)
+    return measure_overlap(np.array(target, dtype=int), file_genes, model_genes, importance=importance)
 
 
 def test_counts_and_the_order_of_each_side():
@@ -84,6 +84,42 @@ def test_require_overlap_at_its_threshold():
         require_overlap(exact(["X"], models), 0.0, "q.h5ad", **sides)
 
 
+@pytest.mark.parametrize(
+    ("options", "num_genes"),
+    [({}, 50), ({"own_totals": True}, 30), ({"min_overlap": 0.0}, 1)],
+    ids=["a model of all genes", "a model of a panel", "the user's will"],
+)
+def test_few_genes_are_refused_however_informative_they_are(options, num_genes):
+    models = [f"G{i}" for i in range(100)]
+    weights = np.append(np.ones(30), np.full(70, 0.01))  # 30 genes carry 98 % of the importance
+    options = {"min_overlap": 0.5} | options
+
+    def check(num: int) -> None:
+        found = exact(models[:num], models, weights)
+        require_overlap(found, path="q.h5ad", file_genes=models[:num], model_genes=models, **options)
+
+    check(num_genes)
+    with pytest.raises(InputError, match="found in") as refused:
+        check({50: 49, 30: 15, 1: 0}[num_genes])
+    assert ("expected 50 genes or more, and at least 50 % of that" in str(refused.value)) == (num_genes == 50)
+
+
+def test_the_genes_of_a_panel_by_any_of_their_names(caplog):
+    known = [f"G{i}" for i in range(120)]
+    names = [f"g{i}" for i in range(119, 60, -1)]
+    found = find_panel([*names, "NEW1", "NEW2"], known, "reference", species="auto", path="panel.txt")
+    assert np.flatnonzero(found).tolist() == list(range(61, 120))
+    assert "panel.txt: 2 genes are unknown to the reference (e.g. 'NEW1')" in caplog.text
+
+
+@pytest.mark.parametrize(("num_known", "num_unknown"), [(49, 0), (60, 61)], ids=["few", "less than half"])
+def test_lists_that_are_no_panel_of_a_reference(num_known, num_unknown):
+    known = [f"G{i}" for i in range(120)]
+    panel = known[:num_known] + [f"NEW{i}" for i in range(num_unknown)]
+    with pytest.raises(InputError, match=rf"{num_known} of the {len(panel)} genes of 'p.txt' known to the reference"):
+        find_panel(panel, known, "reference", species="auto", path="p.txt")
+
+
 IDS = ["ENSG00000167286", "ENSG00000111640", "ENSG90000000001"]  # CD3D, GAPDH, and an unknown gene
 
 
@@ -108,5 +144,5 @@ def test_another_kind_of_id_adds_no_genes(caplog):
 
 def test_a_given_vocabulary_is_kept():
     assert joined(["CD3D", "NOVEL"], IDS, vocabulary=["GAPDH", "CD3D"]) == (["GAPDH", "CD3D"], [[1, -1], [1, 0, -1]])
-    with pytest.raises(InputError, match=r"0 of the 2 genes of the encoder in the files .*'CD3D'.*at least 10%"):
+    with pytest.raises(InputError, match=r"0 of the 2 genes of the list in the files .*'CD3D'.*at least 10%"):
         joined(["CD3D", "NOVEL"], vocabulary=["A1BG", "NKG7"])

@@ -6,7 +6,7 @@ from scipy.sparse import csr_matrix
 from scperformer.config import ConditionsConfig, TokensConfig
 from scperformer.expression import normalise_counts, recover_counts
 from scperformer.network import under_conditions
-from scperformer.network.batches import PANEL_CELLS
+from scperformer.network.batches import PANEL_CELLS, random_panel
 from scperformer.network.tokens import log2_bins, tokenize
 
 NUM_GENES = 400
@@ -26,8 +26,9 @@ def seen_counts(counts: np.ndarray, conditions: ConditionsConfig, seed: int = 0,
     torch.manual_seed(seed)
     variability_G = torch.zeros(NUM_GENES)
     variability_G[:top] = 10.0
+    informative_G = torch.arange(NUM_GENES)
     batch = tokenize(normalise_counts(csr_matrix(counts), 1e4), tokens)
-    found = under_conditions(batch, conditions, tokens, variability_G, 1e4)
+    found = under_conditions(batch, conditions, tokens, variability_G, informative_G, 1e4)
     seen = np.zeros((len(counts), NUM_GENES + 1), dtype=np.float32)
     for row, (genes, x, keep) in enumerate(zip(found.genes_BL, found.x_BL, found.keep_BL, strict=True)):
         assert int(genes[keep][-1]) == NUM_GENES  # the special position is the last real token
@@ -69,7 +70,22 @@ def test_panels_prefer_variable_genes(counts):
     seen, _ = seen_counts(many, conditions, top=20)
     panels = [(seen[i : i + PANEL_CELLS] > 0).any(0) for i in range(0, len(many), PANEL_CELLS)]
     shares = np.array([(panel[:20].mean(), panel[20:].mean()) for panel in panels])
-    assert shares[:, 0].mean() > shares[:, 1].mean() + 0.1
+    assert shares[:, 0].mean() > shares[:, 1].mean() + 0.05
+
+
+def test_targeted_panels_mix_informative_and_random_genes():
+    """Of 5,000 genes, they are a fifth of the panels, and the only ones with hundreds of the first 300 genes."""
+    torch.manual_seed(0)
+    variability_G, informative_G = torch.zeros(5000), torch.randperm(5000)
+    panels = torch.stack([random_panel(200, variability_G, informative_G) for _ in range(1000)])
+    sizes, listed = panels[:, :-1].sum(1), panels[:, informative_G[:300]].sum(1)
+    is_targeted = (sizes <= 1000) & (listed > 60)
+    assert 0.16 < is_targeted.float().mean() < 0.24  # .2; the standard error is .013
+    assert sizes[is_targeted].min() >= 300
+    # As many more are from the first genes as half to all of the panel, spread over twice as many.
+    by_rank = panels[is_targeted][:, informative_G].float().mean(0)
+    assert by_rank[:300].mean() > 0.4
+    assert 0.01 < by_rank[2500:].mean() < 0.1
 
 
 def test_values_are_normalised_over_what_is_seen(counts):

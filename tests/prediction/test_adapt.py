@@ -16,7 +16,7 @@ from scipy import sparse
 from sklearn.linear_model import LogisticRegression
 
 import scperformer
-from scperformer.config.steps import AdaptConfig, PredictConfig
+from scperformer.config.steps import AdaptConfig, CheckConfig, PredictConfig
 from scperformer.errors import InputError
 from scperformer.files import row_blocks, sha256
 from scperformer.fitting import pooled
@@ -26,6 +26,7 @@ from scperformer.network.load import Model, load_model
 from scperformer.prediction import adapt
 from scperformer.prediction.adapt import run_adapt
 from scperformer.prediction.predict import run_predict
+from scperformer.reports.check import run_check
 
 NUM_GENES = 400
 LABELS = ("B cell", "Monocyte", "T cell")
@@ -354,6 +355,20 @@ def test_check_accepts_what_predict_would_adapt_to(linear, panel, write, command
     ran = command("check", path, f"model_path={linear}", "doublets=false")
     assert ran.code == 0, ran.out
     assert "problem" not in ran.out
+    assert "condition    predict fits the model anew to 80 genes and 100% of the reference's depth" in ran.out
+
+
+def test_check_says_whether_predict_adapts(linear, panel, sample, write):
+    """By the record of predict, also for values without a depth."""
+    rounded = sample.copy()
+    rounded.X = rounded.X.multiply(np.random.default_rng(0).uniform(0.5, 2, NUM_GENES)[None]).tocsr()
+    for cells in (panel, sample, simulated(120, seed=3, depth=0.2), rounded):
+        path = str(write(cells, "cells.h5ad"))
+        [found] = run_check(CheckConfig(inputs=[path], model_path=str(linear), doublets="false"))
+        record = condition(annotated(cells, linear))
+        assert {name: record[name] for name in ("num_genes", "depth_share")}.items() <= found["condition"].items()
+        assert found["condition"]["adapts"] == record["adapted"]
+        assert (found["condition"]["depth"] is None) == math.isnan(record["depth"]) == (cells is rounded)
 
 
 # --- records ---------------------------------------------------------------------------------------------------

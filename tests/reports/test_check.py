@@ -26,7 +26,7 @@ class Model:
     is_annotator = True
     genes = [f"GENE{i}" for i in range(0, 250, 2)]  # noqa: RUF012
     importance = None
-    has_kept = False
+    has_kept, kept = False, None
     config = {"target_sum": 1e4}  # noqa: RUF012
 
 

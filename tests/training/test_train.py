@@ -1,6 +1,7 @@
 """Training from files: what is written, which cells take part, and runs that were cut off."""
 
 import ast
+import gc
 import json
 import logging
 import math
@@ -30,8 +31,11 @@ from scperformer.config.compose import make_config, quoted
 from scperformer.dataset.on_disk import Sample
 from scperformer.dataset.reference import make_reference
 from scperformer.errors import InputError
+from scperformer.fitting import pooled
 from scperformer.model.folder import Bundle, load_bundle, load_kept
 from scperformer.model.kept import KeptCells
+from scperformer.training import run_folder
+from scperformer.training import train as train_module
 from scperformer.training.run_folder import open_run, run_options
 from scperformer.training.train import run_train
 
@@ -236,6 +240,17 @@ def test_without_kept_cells_no_cell_of_the_reference_is_in_the_folder(counts_ada
         config("x", "keep_cells=-1")
 
 
+def test_kept_cells_take_no_memory_while_the_network_learns(counts_adata, tmp_path, monkeypatch):
+    def num_kept() -> int:
+        return sum(isinstance(each, KeptCells) for each in gc.get_objects())
+
+    before, during, original = num_kept(), [], train_module.train_network
+    monkeypatch.setattr(train_module, "train_network", lambda *given: during.append(num_kept()) or original(*given))
+    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "model", overrides=FAST)
+    assert during == [before]
+    assert len(load_kept(load_bundle(path), path).labels) == 120
+
+
 def test_a_reference_without_counts_keeps_relative_expression(counts_adata, tmp_path):
     rng = np.random.default_rng(0)
     counts_adata.X = counts_adata.X.multiply(rng.uniform(0.5, 2, counts_adata.n_vars)[None]).tocsr()
@@ -412,13 +427,15 @@ def test_a_stopped_run_says_so_and_does_not_look_like_success(counts_adata, writ
     assert last.is_file()
 
 
-def test_unlabelled_cells_of_a_file_are_named_in_the_record(counts_adata, write, tmp_path):
+def test_unlabelled_cells_of_a_file_are_named_in_the_record(counts_adata, write, tmp_path, monkeypatch):
+    monkeypatch.setattr(pooled, "NUM_STEPS", 60)
     more = write(counts_adata[:, ::-1].copy(), "more.h5ad")  # genes in another order
     overrides = [f"unlabelled=['{more}']", "seed=1"]
     path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "with.model", overrides=overrides)
     alone = scperformer.train(counts_adata, "cell_type", output=tmp_path / "alone.model", overrides=["seed=1"])
     with_more, without = load_bundle(path), load_bundle(alone)
     assert with_more.provenance["unlabelled"] == ["more.h5ad"]
+    assert str(tmp_path) not in (path / "bundle.json").read_text()
     name = "model.encoder.embedding.gene.weight"
     assert not np.array_equal(with_more.weights[name], without.weights[name])
     np.testing.assert_array_equal(with_more.weights["baseline.weight"], without.weights["baseline.weight"])
@@ -453,3 +470,42 @@ def test_two_cells_of_each_label_are_enough(counts_adata, tmp_path):
     bundle = load_bundle(scperformer.train(few, "cell_type", output=tmp_path / "few.model", overrides=overrides))
     assert "out_of_fold" not in bundle.metrics
     assert all(math.isfinite(scale) for scale in bundle.scales.values())
+
+
+@pytest.mark.parametrize("model", ["model=pooled", "model=tiny"])
+def test_a_model_for_one_panel(model, counts_adata, write, tmp_path, monkeypatch):
+    monkeypatch.setattr(pooled, "NUM_STEPS", 60)
+    genes = list(counts_adata.var_names[:60])
+    (tmp_path / "panel.txt").write_text("\n".join([*genes, "ABSENT"]))
+    options = [f"conditions.genes='{tmp_path / 'panel.txt'}'", f"output='{tmp_path / 'model'}'", model]
+    folder = run_train(config(write(counts_adata, "reference.h5ad"), *options))
+    bundle = load_bundle(folder)
+    assert bundle.genes == genes
+    assert bundle.config["own_totals"]
+    assert "conditions.genes=panel.txt" in bundle.provenance["command"]
+    assert bundle.provenance["options"]["conditions"]["genes"] == "panel.txt"
+    assert str(tmp_path) not in (folder / "bundle.json").read_text()
+    np.testing.assert_array_equal(load_kept(bundle, folder).values.toarray(), counts_adata[:, genes].X.toarray())
+
+    # Other genes of a file have no part in the calls, not even in the totals.
+    loaded = scperformer.load_model(folder)
+    samples = counts_adata.copy(), counts_adata[:, genes].copy()
+    whole, alone = (scperformer.annotate(cells, loaded) for cells in samples)
+    proba = [done.obsm["scperformer_proba"].to_numpy() for done in (whole, alone)]
+    np.testing.assert_allclose(*proba, atol=1e-3)
+    assert (alone.obs["scperformer_label"].astype(str) == alone.obs["cell_type"].astype(str)).mean() > 0.9
+    assert not alone.uns["scperformer"]["condition"]["adapted"]
+    # A part of a small panel is enough: the model has nothing else.
+    scperformer.annotate(counts_adata[:, genes[:45]].copy(), loaded)
+
+
+def test_a_panel_that_changed_does_not_resume(counts_adata, write, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(run_folder, "open_run", lambda cfg, output, checksum: seen.append(checksum) or tmp_path)
+    monkeypatch.setattr(run_folder, "torch_state_kept", None)  # nothing is trained
+    path, panel = write(counts_adata, "reference.h5ad"), tmp_path / "panel.txt"
+    for num in (60, 61):
+        panel.write_text("\n".join(counts_adata.var_names[:num]))
+        with pytest.raises(TypeError):
+            run_train(config(path, f"conditions.genes='{panel}'"))
+    assert seen[0] != seen[1]
