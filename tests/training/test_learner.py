@@ -185,7 +185,7 @@ def test_informative_genes_are_the_markers_of_each_label_in_turn():
 @pytest.mark.parametrize("labelled", [True, False], ids=["training", "pretraining"])
 def test_panels_prefer_markers_where_there_are_labels(labelled, cells, cfg):
     train, _, _ = cells
-    cfg.conditions = ConditionsConfig(panel_share=1.0)
+    cfg.conditions = ConditionsConfig(panel_share=1.0, smallest_panel=2)
     learner = Learner(new_network(cells, cfg), train.known_labels, cfg)
     learner.learn_under_conditions(train, train.known_labels if labelled else None)
     variable = np.argsort(-variability(train.x).numpy(), kind="stable")
