@@ -1,13 +1,13 @@
-"""The part of each gene in the logit of a label: exact for the linear branch, integrated gradients for the encoder.
+"""The contribution of each gene to a logit: exact for the linear branch, integrated gradients for the encoder.
 
-These parts and a bias add up to the logit. The bias is the logit without expression: the bias of the linear branch plus
-the logit of the encoder at the start of its path. Both branches see a cell at the same length whatever its counts, so
-the path cannot be a smaller and smaller expression: on it no logit would change.
+The contributions and a bias add up to the logit. The bias is the logit without expression: the bias of the linear
+branch plus the logit of the encoder at the start of a path. The path cannot be a smaller and smaller expression: each
+cell is scaled to the same length, so the logits would not change on it.
 
-Integrated gradients (Sundararajan et al. 2017, arXiv 1703.01365, equation 1) lead the vectors of the expressed genes on
-a straight line to their values; a gene's part is its change times the mean gradient of the logit on the way. The line
-starts at 0 or, if the encoder also sees unexpressed genes, at the vector of the gene with value 0. With
-`head=weighted`, the weights of the vectors do not change on it.
+Integrated gradients (Sundararajan et al. 2017, arXiv 1703.01365, equation 1) lead the vectors of the expressed genes
+along a straight line to their values. The contribution of a gene is the product of its change and the mean gradient of
+the logit on the line. The line starts at 0 or, if the encoder also sees unexpressed genes, at the vector of the gene
+with value 0. With `head=weighted`, the weights of the vectors are the same on the whole line.
 
 Shape letters: B cells, L tokens, D model width, C labels, V views of the expression, G genes.
 """
@@ -25,7 +25,7 @@ from scperformer.network.inference import fast_cpu, torch_state_kept
 from scperformer.network.network import CellTypeModel, Wide, expression_weights
 from scperformer.network.tokens import Batch
 
-TOLERANCE = 0.01  # of the sum of the encoder's parts, relative to the change of its logit or to 1 if that is more
+TOLERANCE = 0.01  # of the sum over the encoder's contributions, relative to the change of its logit, or to 1 if larger
 FEWEST_STEPS, MOST_STEPS = 32, 1024  # of the path; doubled for a cell until its sum is within the tolerance
 BATCH_CELLS, BATCH_TOKENS = 64, 2**14  # the gradient needs the numbers of all layers at once
 Logits = Callable[[Tensor, Tensor], Tensor]
@@ -33,7 +33,7 @@ Logits = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass
 class Contributions:
-    """The parts of the logits of N cells, each of a chosen label."""
+    """The contributions to the logit of one label of each of N cells."""
 
     genes: csr_matrix  # float32 N x G, with an entry for each gene that a cell expresses
     bias: np.ndarray  # float64 N, the logit without expression
@@ -46,42 +46,42 @@ class Contributions:
 
 
 def find_contributions(network: CellTypeModel, cells: Cells, labels: np.ndarray) -> Contributions:
-    """Find the part of each gene in the logit of one label of each cell; `labels` are indices, int64 N."""
+    """Find the contribution of each gene to the logit of one label of each cell; `labels` are indices, int64 N."""
     was_training, indptr = network.training, cells.x.indptr
-    parts, bias, logits = np.zeros(cells.x.nnz, dtype=np.float32), np.zeros(len(cells)), np.zeros(len(cells))
+    found, bias, logits = np.zeros(cells.x.nnz, dtype=np.float32), np.zeros(len(cells)), np.zeros(len(cells))
     network.eval()
     with torch_state_kept(threads=1), fast_cpu("cpu"):
         for rows, length in prediction_batches(cells.lengths, BATCH_CELLS, BATCH_TOKENS):
             batch, labels_B = cells.batch(rows, length), torch.from_numpy(labels[rows])
-            of_genes_BL = torch.zeros_like(batch.x_BL)
+            sum_BL = torch.zeros_like(batch.x_BL)
             if network.wide is not None:
-                of_genes_BL += wide_parts(network.wide, batch, labels_B)
+                sum_BL += wide_contributions(network.wide, batch, labels_B)
                 bias[rows] += network.wide.bias[labels_B].detach().numpy()
             if network.encoder is not None and not network.wide_alone:
-                deep_BL, bias_B = deep_parts(network, batch, labels_B, cells.tokens.unexpressed != "skip")
-                of_genes_BL += deep_BL
+                deep_BL, bias_B = deep_contributions(network, batch, labels_B, cells.tokens.unexpressed != "skip")
+                sum_BL += deep_BL
                 bias[rows] += bias_B.numpy()
             with torch.no_grad():
                 logits[rows] = _chosen(network(batch)[0], labels_B).numpy()
             places = np.concatenate([np.arange(indptr[row], indptr[row + 1]) for row in rows])
-            parts[places] = of_genes_BL[batch.x_BL > 0].numpy()
+            found[places] = sum_BL[batch.x_BL > 0].numpy()
     network.train(was_training)
-    return Contributions(csr_matrix((parts, cells.x.indices, indptr), shape=cells.x.shape), bias, logits)
+    return Contributions(csr_matrix((found, cells.x.indices, indptr), shape=cells.x.shape), bias, logits)
 
 
 @torch.no_grad()
-def wide_parts(wide: Wide, batch: Batch, labels_B: Tensor) -> Tensor:
-    """The parts of tokens in the logit of the linear branch, B x L: views times weights, summed over the views."""
+def wide_contributions(wide: Wide, batch: Batch, labels_B: Tensor) -> Tensor:
+    """The contributions of tokens to the logit of the linear branch, B x L: views times weights, summed over views."""
     w_BLVC = wide.weight(batch.genes_BL).unflatten(-1, (len(wide.powers), -1))
     w_BLV = w_BLVC[torch.arange(len(labels_B)), :, :, labels_B]
     return (wide.views(batch) * w_BLV).sum(-1)
 
 
-def deep_parts(network: CellTypeModel, batch: Batch, labels_B: Tensor, sees_all: bool) -> tuple[Tensor, Tensor]:
-    """Integrated gradients of tokens in the logit of the encoder, B x L, and the logit at the start of the path, B.
+def deep_contributions(network: CellTypeModel, batch: Batch, labels_B: Tensor, sees_all: bool) -> tuple[Tensor, Tensor]:
+    """The contributions of tokens to the logit of the encoder, B x L, and its logit at the start of the path, B.
 
     `sees_all`: unexpressed genes are tokens or memory of the encoder. Without layers, the input of the head is linear
-    in the vectors of genes: its gradient is enough.
+    in the vectors of genes, so that the path of this input gives the same.
     """
     encoder, pool, head = network.encoder, network.pool, network.head
     assert encoder is not None
@@ -111,9 +111,8 @@ def deep_parts(network: CellTypeModel, batch: Batch, labels_B: Tensor, sees_all:
 def mean_gradient(logits: Logits, start_BX: Tensor, stop_BX: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of each cell's logit, averaged over the line from `start_BX` to `stop_BX`, and the logit at `start`.
 
-    `logits` of a point of each of some cells, and of the numbers of these cells, are one logit each. The mean is a
-    Gauss-Legendre quadrature, with twice the steps for cells whose change of the logit it misses by more than
-    `TOLERANCE`.
+    `logits` maps points, one of each of some cells, and the numbers of these cells to one logit each. The mean is a
+    Gauss-Legendre quadrature; it is repeated with twice the steps for cells whose sum is not within the tolerance.
     """
     left_B, mean_BX = torch.arange(len(stop_BX)), torch.zeros_like(stop_BX)
     with torch.no_grad():
@@ -121,9 +120,11 @@ def mean_gradient(logits: Logits, start_BX: Tensor, stop_BX: Tensor) -> tuple[Te
         change_B = logits(stop_BX, left_B) - bias_B
     num_steps = FEWEST_STEPS
     while len(left_B) and num_steps <= MOST_STEPS:
-        places, weights = np.polynomial.legendre.leggauss(num_steps)
+        nodes, weights = np.polynomial.legendre.leggauss(num_steps)
+        # Cubes, so that steps are shorter at the start, where layer norms change the logit most.
+        places, weights = ((nodes + 1) / 2) ** 3, 1.5 * weights * ((nodes + 1) / 2) ** 2
         mean_BX[left_B] = 0
-        for place, weight in zip((places + 1) / 2, weights / 2, strict=True):
+        for place, weight in zip(places, weights, strict=True):
             point_BX = torch.lerp(start_BX[left_B], stop_BX[left_B], float(place)).requires_grad_()
             (gradient_BX,) = torch.autograd.grad(logits(point_BX, left_B).sum(), point_BX)
             mean_BX[left_B] += float(weight) * gradient_BX
