@@ -94,7 +94,7 @@ def explain_cells(
     if model.bundle.hash != facts["model"]["hash"]:
         found = f"{path} annotated by the model {facts['model']['name']} ({str(facts['model']['hash'])[:12]})"
         expected = f"the same model, not {model.bundle.name} ({model.bundle.hash[:12]}, {model.path})"
-        raise InputError(found, expected, "name the model of the calls with model_path=...")
+        raise InputError(found, expected, "set model_path to the model of the calls")
     names = model.bundle.labels
     if cfg.label is not None and cfg.label not in names:
         raise InputError(f"label={cfg.label}", f"one of {', '.join(names)}", "choose a label of the model")
@@ -135,22 +135,20 @@ def explain_cells(
     var = pd.DataFrame(index=pd.Index(bundle.genes, dtype=object))
     made = AnnData(result.genes, obs=pd.DataFrame(obs, index=cells.obs_names[rows].astype(str)), var=var)
     made.layers["expression"] = x
-    columns = dict(zip(names, without_slashes(names), strict=True))
-    present = list(made.obs[f"{key}_label"].cat.categories)
-    means = {columns[name]: result.genes[own == names.index(name)].mean(axis=0, dtype=np.float64) for name in present}
-    means = {name: np.asarray(mean, dtype=np.float32).ravel() for name, mean in means.items()}
-    made.varm[f"{key}_contributions"] = pd.DataFrame(means, index=made.var_names)
-    ranks = rank_markers(model, bundle)
-    if ranks is None:
-        log.info("the model keeps no cells: its marker genes are not known")
+    present = made.obs[f"{key}_label"].cat.categories.tolist()
+    means = [result.genes[own == names.index(name)].mean(axis=0, dtype=np.float64) for name in present]
+    columns: dict[str, Any] = {"index": made.var_names, "columns": without_slashes(present)}
+    made.varm[f"{key}_contributions"] = pd.DataFrame(np.concatenate(means).T, dtype=np.float32, **columns)
+    if (ranks := rank_markers(model, bundle)) is None:
+        log.info("the model keeps no cells of its reference: its marker genes are not known")
     else:
-        ranks = pd.DataFrame(ranks, index=made.var_names, columns=list(columns.values()))
-        made.varm[f"{key}_marker_ranks"] = ranks
+        explained = [names.index(cfg.label or name) for name in present]
+        made.varm[f"{key}_marker_ranks"] = pd.DataFrame(ranks[:, explained], **columns)
     made.uns[key] = {
         "model": {"name": bundle.name, "hash": model.bundle.hash, "adapted": adapted.record["adapted"]},
         "label": cfg.label or "",
         "num_cells": len(codes),
-        "labels": np.array(present, dtype=object),  # of the cells, in the order of the columns in varm
+        "labels": np.array(present, dtype=object),  # of the cells, as the columns of varm
         "deletion": deletion,
         "versions": facts["versions"],
     }

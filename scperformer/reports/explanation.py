@@ -22,43 +22,38 @@ DELETED = {"contribution": "largest contributions", "random": "random", "express
 DPI = 140
 
 
-def label_means(made: AnnData, key: str) -> dict[str, pd.Series]:
-    """The mean contribution of each gene over the cells of each label, by label."""
-    table = made.varm[f"{key}_contributions"]
-    return {label: table.iloc[:, place] for place, label in enumerate(made.uns[key]["labels"])}
+def gene_tables(made: AnnData, key: str) -> dict[str, pd.DataFrame]:
+    """A table of all genes for each label of the cells, in descending order of the mean contribution.
 
-
-def label_markers(made: AnnData, key: str) -> dict[str, pd.Series]:
-    """The rank of each gene among the markers of the label that is explained, by the label of the cells."""
-    ranks, explained = made.varm.get(f"{key}_marker_ranks"), made.uns[key]["label"]
-    if ranks is None:
-        return {}
-    return {label: ranks[(explained or label).replace("/", "|")] for label in made.uns[key]["labels"]}
+    Columns: mean, and rank among the markers of the label that is explained (NaN: they are not known).
+    """
+    means, ranks, tables = made.varm[f"{key}_contributions"], made.varm.get(f"{key}_marker_ranks"), {}
+    for place, label in enumerate(made.uns[key]["labels"]):
+        columns = {"mean": means.iloc[:, place], "rank": np.nan if ranks is None else ranks.iloc[:, place]}
+        tables[label] = pd.DataFrame(columns).sort_values("mean", ascending=False, kind="stable")
+    return tables
 
 
 def marker_overlap(made: AnnData, key: str) -> dict[str, int]:
-    """How many of the first genes of each label are among its first markers; without labels whose markers are unknown.
+    """How many of the 20 genes with the largest mean contribution are among the 20 best markers, by label.
 
-    The first are the 20 genes with the largest mean contribution, and the 20 best markers.
+    Without labels whose markers are not known, and without cells of other labels than the one that is explained.
     """
-    means = label_means(made, key)
-    known = {label: ranks for label, ranks in label_markers(made, key).items() if ranks.notna().any()}
-    return {
-        label: int((ranks[means[label].nlargest(NUM_TOP).index] <= NUM_TOP).sum()) for label, ranks in known.items()
-    }
+    own = {label: table for label, table in gene_tables(made, key).items() if made.uns[key]["label"] in ("", label)}
+    known = {label: table["rank"] for label, table in own.items() if table["rank"].notna().any()}
+    return {label: int((rank.head(NUM_TOP) <= NUM_TOP).sum()) for label, rank in known.items()}
 
 
 def genes_per_label(made: AnnData, key: str) -> pd.DataFrame:
     """The genes with the largest mean contributions for each label, positive or negative, in descending order."""
-    markers, parts = label_markers(made, key), []
-    for label, means in label_means(made, key).items():
-        chosen = means[means.abs().nlargest(NUM_LISTED).index].sort_values(ascending=False, kind="stable")
+    tables = []
+    for label, genes in gene_tables(made, key).items():
+        chosen = genes[genes["mean"].abs().rank(ascending=False, method="first") <= NUM_LISTED]
         cells = made[made.obs[f"{key}_label"] == label, chosen.index]
-        table = {"label": defused(label), "gene": [defused(gene) for gene in chosen.index], "mean_contribution": chosen}
-        table |= {"num_expressing": cells.layers["expression"].getnnz(axis=0), "num_cells": cells.n_obs}
-        ranks = markers[label][chosen.index] if label in markers else pd.Series(np.nan, chosen.index)
-        parts.append(pd.DataFrame(table | {"marker_rank": ranks.astype("Int64")}))
-    return pd.concat(parts, ignore_index=True)
+        columns = {"label": defused(label), "gene": map(defused, chosen.index), "mean_contribution": chosen["mean"]}
+        columns |= {"num_expressing": cells.layers["expression"].getnnz(axis=0), "num_cells": cells.n_obs}
+        tables.append(pd.DataFrame(columns | {"marker_rank": chosen["rank"].astype("Int64")}))
+    return pd.concat(tables, ignore_index=True)
 
 
 def deletion_text(table: pd.DataFrame) -> str:
@@ -85,9 +80,9 @@ def _scanpy_pictures() -> Iterator[Any]:
 
 def drawn_genes(made: AnnData, key: str) -> dict[str, list[str]]:
     """The genes of the pictures: the first of each label, up to 5, fewer with many labels."""
-    means = label_means(made, key)
-    num = int(np.clip(MOST_DRAWN // len(means), 1, 5))
-    return {label: list(mean.nlargest(num).index) for label, mean in means.items()}
+    tables = gene_tables(made, key)
+    num = int(np.clip(MOST_DRAWN // len(tables), 1, 5))
+    return {label: list(table.index[:num]) for label, table in tables.items()}
 
 
 def draw_heat_map(made: AnnData, key: str) -> bytes:
@@ -135,15 +130,14 @@ def draw_deletion(table: pd.DataFrame) -> bytes:
 
 def _rows(made: AnnData, key: str) -> list[dict[str, Any]]:
     """One row of the page for each label: cells, first genes for and against it, overlap with the markers."""
-    overlap, markers = marker_overlap(made, key), label_markers(made, key)
-    counts, rows = made.obs[f"{key}_label"].value_counts(), []
-    for label, means in label_means(made, key).items():
-        is_marker = markers[label] <= NUM_TOP if label in overlap else pd.Series(False, means.index)
-        best = means.nlargest(NUM_SHOWN)
-        worst = means[means < 0].nsmallest(NUM_AGAINST)
-        shown = [[(gene, float(mean), bool(is_marker[gene])) for gene, mean in some.items()] for some in (best, worst)]
-        row = {"label": label, "num_cells": int(counts[label]), "for": shown[0], "against": shown[1]}
-        rows.append(row | {"overlap": overlap.get(label)})
+    overlap, counts, rows = marker_overlap(made, key), made.obs[f"{key}_label"].value_counts(), []
+    for label, genes in gene_tables(made, key).items():
+        shown = {"for": genes.head(NUM_SHOWN), "against": genes[genes["mean"] < 0][: -NUM_AGAINST - 1 : -1]}
+        row = {
+            side: [(gene, mean, rank <= NUM_TOP) for gene, mean, rank in some.itertuples()]
+            for side, some in shown.items()
+        }
+        rows.append(row | {"label": label, "num_cells": int(counts[label]), "overlap": overlap.get(label)})
     return rows
 
 
