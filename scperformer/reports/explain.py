@@ -5,6 +5,7 @@ import logging
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from anndata import AnnData
 from scipy.sparse import csr_matrix
 
 from scperformer.config import ExplainConfig, PredictConfig, checked, make_config, quoted
-from scperformer.dataset import Condition, find_query, reduced
+from scperformer.dataset import Condition, find_condition, find_query, reduced
 from scperformer.errors import InputError
 from scperformer.files import BackedH5ad, beside, open_cells
 from scperformer.model import Bundle, load_kept
 from scperformer.network import TOLERANCE, Cells, Model, find_contributions, load_model, predict_cells, torch_state_kept
 from scperformer.outputs import new_folder, require_absent
-from scperformer.prediction import adapt_model, without_slashes
+from scperformer.prediction import Adapted, adapt_model, without_slashes
 from scperformer.reports.annotated import as_text, read_annotated
 from scperformer.reports.explanation import (
     NUM_TOP,
@@ -88,19 +89,8 @@ def explain_cells(
     path: str = "the data",
 ) -> AnnData:
     """Explain a sample of the cells of an open file, given their labels (text) and the record of their annotation."""
-    key, options = cfg.key_added, _options_of_run(facts, cfg, path)
-    recorded = str(facts["model"]["path"])
-    model = model or load_model(cfg.model_path or (recorded if Path(recorded).is_dir() else None))
-    if model.bundle.hash != facts["model"]["hash"]:
-        found = f"{path} annotated by the model {facts['model']['name']} ({str(facts['model']['hash'])[:12]})"
-        expected = f"the same model, not {model.bundle.name} ({model.bundle.hash[:12]}, {model.path})"
-        raise InputError(found, expected, "set model_path to the model of the calls")
-    names = model.bundle.labels
-    if cfg.label is not None and cfg.label not in names:
-        raise InputError(f"label={cfg.label}", f"one of {', '.join(names)}", "choose a label of the model")
-    adapted = adapt_model(model, find_query(cells, model.bundle, options, path), options)
-    network, bundle = adapted.model.network, adapted.model.bundle
-
+    key, (model, adapted) = cfg.key_added, _model_of_calls(cells, facts, cfg, model, path)
+    names, network, bundle = model.bundle.labels, adapted.model.network, adapted.model.bundle
     codes = pd.Index(names).get_indexer(pd.Index(labels))
     rows = _sample(codes, cfg)
     x = adapted.query.some(rows)
@@ -156,17 +146,40 @@ def explain_cells(
     return made
 
 
-def _options_of_run(facts: dict[str, Any], cfg: ExplainConfig, path: str) -> PredictConfig:
-    """Return the options of the run of predict that decide the calls, with those that are given now in their place."""
+def _model_of_calls(
+    cells: AnnData | BackedH5ad, facts: dict[str, Any], cfg: ExplainConfig, model: Model | None, path: str
+) -> tuple[Model, Adapted]:
+    """Return the model that the record of an annotation names, and the same model as it was adapted to the cells.
+
+    Options of the expression are those of the run of predict, if no others are given.
+    """
+    recorded, made = str(facts["model"]["path"]), facts.get("condition", {})  # earlier versions had no conditions
+    model = model or load_model(cfg.model_path or (recorded if Path(recorded).is_dir() else None))
+    if model.bundle.hash != facts["model"]["hash"]:
+        found = f"{path} annotated by the model {facts['model']['name']} ({str(facts['model']['hash'])[:12]})"
+        expected = f"the same model, not {model.bundle.name} ({model.bundle.hash[:12]}, {model.path})"
+        raise InputError(found, expected, "set model_path to the model of the calls")
+    if cfg.label is not None and cfg.label not in model.bundle.labels:
+        expected = f"one of {', '.join(model.bundle.labels)}"
+        raise InputError(f"label={cfg.label}", expected, "choose a label of the model")
     try:
-        made = json.loads(facts["config_json"])
-        options = {name: made[name] for name in (*OF_RUN, "min_overlap") if name in made}
+        run = json.loads(facts["config_json"])
+        options = {name: run[name] for name in (*OF_RUN, "min_overlap") if name in run}
     except (KeyError, TypeError, ValueError) as error:
         found = f"no record of the options of predict in {path}"
         raise InputError(found, f"uns['{cfg.key_added}'] as predict wrote it", "annotate the file again") from error
     options |= {name: value for name in OF_RUN if (value := getattr(cfg, name)) != getattr(PredictConfig, name)}
-    adapted = bool(facts.get("condition", {}).get("adapted", False))
-    return checked(PredictConfig, options | {"inputs": [path], "adapt": str(adapted).lower()}, "")
+    adapt, condition = bool(made.get("adapted", False)), None
+    options |= {"inputs": [path], "adapt": str(adapt).lower()}
+    predict: PredictConfig = checked(PredictConfig, options, "")
+    query = find_query(cells, model.bundle, predict, path)
+    if adapt:  # to the recorded depth: cells may have been left out since
+        depth = None if np.isnan(made["depth"]) else float(made["depth"])
+        condition = replace(find_condition(query, with_depth=False), depth=depth)
+        if condition.key != made["key"]:
+            remedy = "explain the file with all genes that it had"
+            raise InputError(f"other genes in {path} than when it was annotated", "the same genes", remedy)
+    return model, adapt_model(model, query, predict, condition)
 
 
 def _sample(codes: np.ndarray, cfg: ExplainConfig) -> np.ndarray:
