@@ -17,7 +17,7 @@ from scperformer.text import defused
 NUM_TOP = 20  # genes of a label that are compared with its markers
 NUM_LISTED = 100  # genes of a label in the table
 NUM_SHOWN, NUM_AGAINST = 12, 4  # genes of a label on the page, for and against it
-MOST_DRAWN, CELLS_DRAWN = 60, 40  # genes of the pictures, as far as each label has one; cells of each label
+MOST_DRAWN, CELLS_DRAWN = 60, 40  # genes in the pictures, but at least one of each label; cells of each label
 DELETED = {"contribution": "largest contributions", "random": "random", "expression": "most expressed"}
 DPI = 140
 
@@ -70,12 +70,15 @@ def _scanpy_pictures() -> Iterator[Any]:
     import scanpy as sc  # takes seconds to import
     from matplotlib import pyplot as plt
 
-    before = matplotlib.get_backend()
+    backend, figures = matplotlib.get_backend(), plt.get_fignums()
     plt.switch_backend("agg")
-    with plt.rc_context({"text.parse_math": False, "figure.dpi": DPI, "savefig.dpi": DPI, "savefig.bbox": "tight"}):
-        yield sc.pl
-        plt.close("all")
-    plt.switch_backend(before)
+    try:
+        with plt.rc_context({"text.parse_math": False, "figure.dpi": DPI, "savefig.dpi": DPI, "savefig.bbox": "tight"}):
+            yield sc.pl
+    finally:
+        for number in set(plt.get_fignums()).difference(figures):
+            plt.close(number)
+        plt.switch_backend(backend)
 
 
 def drawn_genes(made: AnnData, key: str) -> dict[str, list[str]]:
@@ -87,30 +90,22 @@ def drawn_genes(made: AnnData, key: str) -> dict[str, list[str]]:
 
 def draw_heat_map(made: AnnData, key: str) -> bytes:
     """A PNG of the contributions of the first genes of each label in some of the cells, by scanpy."""
-    groups = made.obs.groupby(f"{key}_label", observed=True).indices
-    rows = np.concatenate(
-        [np.sort(np.random.default_rng(0).permutation(cells)[:CELLS_DRAWN]) for cells in groups.values()]
-    )
-    genes = drawn_genes(made, key)
-    some = made[rows].copy()
+    rng, groups = np.random.default_rng(0), made.obs.groupby(f"{key}_label", observed=True).indices
+    rows = np.concatenate([np.sort(rng.permutation(cells)[:CELLS_DRAWN]) for cells in groups.values()])
+    some, genes = made[rows].copy(), drawn_genes(made, key)
     some.uns[f"{key}_label_colors"] = [colour_of(place) for place in range(len(genes))]
-    names = [gene for some in genes.values() for gene in some]
-    most = float(np.quantile(np.abs(some[:, list(dict.fromkeys(names))].X.data), 0.98))
+    most = float(np.quantile(np.abs(some.X.data), 0.999))
+    scale = {"cmap": "RdBu_r", "vmin": -most, "vcenter": 0, "vmax": most}
+    size = 2.5 + 0.24 * sum(map(len, genes.values())), 1.5 + 0.014 * len(rows)
     with _scanpy_pictures() as pl:
-        size = (2.5 + 0.24 * len(names), 1.5 + 0.014 * len(rows))
-        scale = {"cmap": "RdBu_r", "vmin": -most, "vcenter": 0, "vmax": most}
         axes = pl.heatmap(some, genes, f"{key}_label", figsize=size, show_gene_labels=True, show=False, **scale)
         return png(axes["heatmap_ax"].figure)
 
 
 def draw_dots(made: AnnData, key: str) -> bytes:
     """A PNG of the expression of the same genes in the cells of each label, by scanpy."""
+    options = {"layer": "expression", "standard_scale": "var", "colorbar_title": "Mean expression,\n0 to 1 per gene"}
     with _scanpy_pictures() as pl:
-        options = {
-            "layer": "expression",
-            "standard_scale": "var",
-            "colorbar_title": "Mean expression,\n0 to 1 per gene",
-        }
         plot = pl.dotplot(made, drawn_genes(made, key), f"{key}_label", return_fig=True, **options)
         plot.make_figure()
         return png(plot.fig)
@@ -132,12 +127,12 @@ def _rows(made: AnnData, key: str) -> list[dict[str, Any]]:
     """One row of the page for each label: cells, first genes for and against it, overlap with the markers."""
     overlap, counts, rows = marker_overlap(made, key), made.obs[f"{key}_label"].value_counts(), []
     for label, genes in gene_tables(made, key).items():
-        shown = {"for": genes.head(NUM_SHOWN), "against": genes[genes["mean"] < 0][: -NUM_AGAINST - 1 : -1]}
-        row = {
-            side: [(gene, mean, rank <= NUM_TOP) for gene, mean, rank in some.itertuples()]
-            for side, some in shown.items()
-        }
-        rows.append(row | {"label": label, "num_cells": int(counts[label]), "overlap": overlap.get(label)})
+        row: dict[str, Any] = {"label": label, "num_cells": int(counts[label]), "overlap": overlap.get(label)}
+        sides = {"for": genes[genes["mean"] > 0].head(NUM_SHOWN)}
+        sides["against"] = genes[genes["mean"] < 0].iloc[::-1].head(NUM_AGAINST)
+        for side, some in sides.items():
+            row[side] = [(gene, mean, rank <= NUM_TOP) for gene, mean, rank in some.itertuples()]
+        rows.append(row)
     return rows
 
 
