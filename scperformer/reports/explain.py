@@ -164,20 +164,21 @@ def _model_of_calls(
         raise InputError(f"label={cfg.label}", expected, "choose a label of the model")
     try:
         run = json.loads(facts["config_json"])
-        options = {name: run[name] for name in (*OF_RUN, "min_overlap") if name in run}
+        options = {name: run[name] for name in OF_RUN if name in run}
     except (KeyError, TypeError, ValueError) as error:
         found = f"no record of the options of predict in {path}"
         raise InputError(found, f"uns['{cfg.key_added}'] as predict wrote it", "annotate the file again") from error
     options |= {name: value for name in OF_RUN if (value := getattr(cfg, name)) != getattr(PredictConfig, name)}
     adapt, condition = bool(made.get("adapted", False)), None
-    options |= {"inputs": [path], "adapt": str(adapt).lower()}
+    # Any genes will do: the calls show whether they are those of the run.
+    options |= {"inputs": [path], "adapt": str(adapt).lower(), "min_overlap": 0.0}
     predict: PredictConfig = checked(PredictConfig, options, "")
     query = find_query(cells, model.bundle, predict, path)
     if adapt:  # to the recorded depth: cells may have been left out since
         depth = None if np.isnan(made["depth"]) else float(made["depth"])
         condition = replace(find_condition(query, with_depth=False), depth=depth)
         if condition.key != made["key"]:
-            remedy = "explain the file with all genes that it had"
+            remedy = "explain the file with all genes that it had, or name their place with source=..."
             raise InputError(f"other genes in {path} than when it was annotated", "the same genes", remedy)
     return model, adapt_model(model, query, predict, condition)
 

@@ -148,7 +148,9 @@ def test_the_adapted_model_is_explained(model):
     panel = make_counts()[:, 20:140].copy()
     scperformer.annotate(panel, model, overrides=["adapt=true"])
     assert panel.uns[KEY]["condition"]["adapted"]
-    explained = scperformer.explain(panel[::2].copy(), model)  # fewer cells than were annotated
+    made, shallow = set(model.adapted), np.argsort(np.asarray(panel.X.sum(axis=1)).ravel())[:40]
+    explained = scperformer.explain(panel[shallow].copy(), model)  # of another depth than all cells
+    assert set(model.adapted) == made
     assert set(explained.var_names) == set(panel.var_names)
     assert explained.uns[KEY]["model"]["adapted"]
     assert np.abs(explained.obs[f"{KEY}_error"]).max() < 0.1
@@ -200,6 +202,12 @@ def test_calls_that_the_model_does_not_make_are_refused(annotated, model):
     edited.obs[f"{KEY}_label"] = labels
     with pytest.raises(InputError, match=r"another label for 2 of 120 cells .*source="):
         scperformer.explain(edited, model, overrides=["cells=all"])
+
+
+def test_missing_genes_are_refused_by_the_calls(annotated, model):
+    """Variable genes alone, for example: what the model needs may be in `.raw`."""
+    with pytest.raises(InputError, match=r"another label for .* of 120 cells .*source="):
+        scperformer.explain(annotated[:, 90:].copy(), model, overrides=["cells=all"])
 
 
 def test_refusals(annotated, model, tiny_model):
