@@ -122,6 +122,7 @@ def _alone(network: CellTypeModel) -> CellTypeModel:
 def test_the_path_of_the_heads_input_is_that_of_the_tokens(monkeypatch):
     """An encoder without layers, once by its short way and once as if it had layers."""
     monkeypatch.setattr(contributions, "FEWEST_STEPS", 64)
+    monkeypatch.setattr(contributions, "MOST_STEPS", 64)
     network, cells = make(wide=False), make_cells()
     short = find_contributions(network, cells, LABEL_OF_CELL)
     monkeypatch.setattr(network.encoder, "encode", lambda h_BLD, batch: h_BLD)
@@ -143,7 +144,7 @@ ENCODERS = {
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[] if place < 4 else pytest.mark.slow) for place, kind in enumerate(ENCODERS)]
+    "kind", [pytest.param(kind, marks=[] if place < 3 else pytest.mark.slow) for place, kind in enumerate(ENCODERS)]
 )
 def test_contributions_and_bias_add_up_to_the_logit(kind, monkeypatch):
     options = ENCODERS[kind]
@@ -167,7 +168,8 @@ def test_the_empty_cell_is_all_bias():
     assert found.bias[0] == pytest.approx(found.logits[0])
 
 
-def test_a_cell_does_not_depend_on_the_others_nor_the_mode():
+def test_a_cell_does_not_depend_on_the_others_nor_the_mode(monkeypatch):
+    monkeypatch.setattr(contributions, "MOST_STEPS", contributions.FEWEST_STEPS)
     network, cells = make(depth=1).train(), make_cells()
     every = find_contributions(network, cells, LABEL_OF_CELL)
     assert network.training
