@@ -3,6 +3,7 @@
 import scperformer as scp
 model = scp.load_model("my_model")     # or scp.load_model() for the packaged one
 scp.annotate(adata, model)
+explained = scp.explain(adata, model)  # the part of each gene in the label of each cell
 scp.train(adata, label_key="cell_type", output="my_model")
 scp.pretrain([adata, more], output="my_encoder")  # then scp.train(..., overrides=["init=my_encoder"])
 """
@@ -15,6 +16,7 @@ __version__ = "0.1.0"
 _HOME = {
     "load_model": "network.load",
     "annotate": "prediction.predict",
+    "explain": "reports.explain",
     "train": "training.train",
     "pretrain": "training.pretrain",
 }

@@ -27,6 +27,7 @@ STEPS = {  # the module with run_<step>, and the default name of the output of e
     "adapt": ("prediction.adapt", "adapted"),
     "evaluate": ("reports.evaluate", "evaluation"),
     "report": ("reports.report", "report.html"),
+    "explain": ("reports.explain", "explanation"),
     "analyze": ("reports.analyze", "analysis"),
     "models": ("network.library", "models"),
 }
@@ -94,6 +95,12 @@ make one HTML page about annotated files
   scperformer report sample.annotated.h5ad output=report.html
   scperformer report a.h5ad b.h5ad evaluation=evaluation output=report.html
 
+explain ANNOTATED
+find the genes on which calls depend
+  scperformer explain sample.annotated.h5ad                        # -> sample.annotated.explanation/
+  scperformer explain sample.annotated.h5ad cells=all output=why
+  scperformer explain sample.annotated.h5ad label=NK               # what speaks for or against this label
+
 analyze spectrum|approximation FILE
 analyse the attention of a trained model
   scperformer analyze spectrum sample.h5ad model_path=my_model          # -> sample.spectrum/
@@ -124,7 +131,7 @@ HELP = dict(zip(STEPS, TEXTS.split("\n\n"), strict=True))
 
 # Options whose values are text of the user, with any characters.
 TEXT_OPTIONS = (
-    *("output", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title"),
+    *("output", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title", "label"),
     *("init", "genes_path", "model.gene2vec_path", "conditions.genes", "data.split_key", "data.rare_label_name"),
 )
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option

@@ -64,8 +64,9 @@ def test_steps_without_a_network_do_without_torch():
 def test_public_names():
     import scperformer
 
-    assert all(callable(getattr(scperformer, name)) for name in ("load_model", "annotate", "train", "pretrain"))
-    assert set(scperformer.__all__) == {"__version__", "load_model", "annotate", "train", "pretrain"}
+    functions = {"load_model", "annotate", "explain", "train", "pretrain"}
+    assert all(callable(getattr(scperformer, name)) for name in functions)
+    assert set(scperformer.__all__) == {"__version__", *functions}
     assert set(scperformer.__all__) <= set(dir(scperformer))
     with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
         _ = scperformer.no_such_name

@@ -29,6 +29,7 @@ from scperformer.config.steps import (
     AnalyzeConfig,
     CheckConfig,
     EvaluateConfig,
+    ExplainConfig,
     ModelsConfig,
     NetworkConfig,
     PredictConfig,

@@ -259,6 +259,24 @@ class ReportConfig(_FileOptions):
 
 
 @dataclass(kw_only=True)
+class ExplainConfig(ExpressionOptions):
+    """Find the genes on which the calls of an annotated file depend."""
+
+    takes_one = True
+    model_path: str | None = None  # null: the model of the calls at its recorded place, else as for `predict`
+    key_added: str = "scperformer"  # prefix of the annotation to read
+    output: str | None = None  # a folder; null: INPUT.explanation beside the input
+    label: str | None = None  # explain the logit of this label in all cells; null: of the label of each cell
+    cells: Any = 200  # cells of each label, a random sample, or all
+    seed: int = option(0, SEED)  # of the choice of cells and of the genes that the deletion test draws
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole = isinstance(self.cells, int) and not isinstance(self.cells, bool) and self.cells >= 1
+        require(whole or self.cells == "all", "cells", self.cells, "a whole number above 0, or all")
+
+
+@dataclass(kw_only=True)
 class AnalyzeConfig(_ModelOptions):
     """Analyse the attention of a trained model on real cells."""
 
@@ -290,4 +308,5 @@ class ModelsConfig(_FileOptions):
 
 
 _SCHEMAS = (CheckConfig, PreprocessConfig, PretrainConfig, TrainConfig, PredictConfig, AdaptConfig, EvaluateConfig)
-SCHEMAS: dict[str, type] = {part.word(): part for part in (*_SCHEMAS, ReportConfig, AnalyzeConfig, ModelsConfig)}
+_READERS = (ReportConfig, ExplainConfig, AnalyzeConfig, ModelsConfig)
+SCHEMAS: dict[str, type] = {part.word(): part for part in (*_SCHEMAS, *_READERS)}

@@ -8,8 +8,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
 from scperformer.dataset.query import Query
-from scperformer.expression import align_rows, normalise_counts, recover_counts, thin
-from scperformer.files import reading
+from scperformer.expression import normalise_counts, recover_counts, thin
 from scperformer.model import KeptCells
 
 SEEN_CELLS, SEEN_BLOCKS = 2000, 20  # of a file that show its depth
@@ -51,9 +50,7 @@ def find_condition(query: Query, with_depth: bool = True) -> Condition:
         stop = min(start + query.rows.block_cells, query.rows.shape[0])
         num = min(stop - start, max(1, SEEN_CELLS // len(chosen)))
         rows.append(np.unique(np.linspace(start, stop - 1, num).astype(int)))
-    with reading(query.path):
-        seen = query.rows.some(np.concatenate(rows))
-    counts = recover_counts(align_rows(seen, query.plan))
+    counts = recover_counts(query.some(np.concatenate(rows)))
     return Condition(measured, None if counts is None else depth_class(counts))
 
 

@@ -55,6 +55,12 @@ class Query:
             stored = self.rows.block(start, stop)
         return align_rows(stored, self.plan)
 
+    def some(self, rows: np.ndarray) -> csr_matrix:
+        """Return the aligned cells with these ascending row numbers."""
+        with reading(self.path):
+            stored = self.rows.some(rows)
+        return align_rows(stored, self.plan)
+
     def of_genes(self, chosen: np.ndarray) -> "Query":
         """Return the same cells with some of the model's genes alone (boolean, G), and normalised over these."""
         plan, place = self.plan, np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)

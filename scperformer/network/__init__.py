@@ -1,6 +1,6 @@
 """The network in torch: from aligned expression to logits, and saved models back in memory.
 
-Files in reading order: tokens, batches, encoder (with fused_norm), network, inference, load, library.
+Files in reading order: tokens, batches, encoder (with fused_norm), network, inference, contributions, load, library.
 """
 
 from scperformer.network.batches import (
@@ -17,6 +17,7 @@ from scperformer.network.batches import (
     shuffled_batches,
     under_conditions,
 )
+from scperformer.network.contributions import TOLERANCE, Contributions, find_contributions
 from scperformer.network.encoder import Encoder, require_encoder
 from scperformer.network.inference import branch_logits, choose_device, fast_cpu, predict_cells, torch_state_kept
 from scperformer.network.load import ENCODER, Model, as_model, load_encoder, load_model, read_gene_vectors, shared_rows

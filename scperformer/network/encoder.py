@@ -306,7 +306,10 @@ class Encoder(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Encoded tokens, B x L x D; the values of padding are undefined."""
-        h_BLD = self.dropout(self.embedding(batch))
+        return self.encode(self.dropout(self.embedding(batch)), batch)
+
+    def encode(self, h_BLD: Tensor, batch: Batch) -> Tensor:
+        """Encoded tokens, as `forward`, from the embedded ones."""
         memory = self.memory() if self.has_memory else None
         for index in range(len(self.stack)):
             h_BLD = self.after_layer(index, h_BLD, batch, memory)

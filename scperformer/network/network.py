@@ -32,6 +32,11 @@ class LinearModel:
         return np.asarray(x @ self.weight + self.bias).argmax(axis=1)
 
 
+def expression_weights(batch: Batch) -> Tensor:
+    """The expression of each token, each cell scaled to the same length; B x L."""
+    return batch.x_BL * (LENGTH / batch.x_BL.norm(dim=1, keepdim=True).clamp(min=TINY))
+
+
 class Pool(nn.Module):
     """One vector per cell: the mean of its real tokens (`mean`) or the special last token (`cls`).
 
@@ -55,9 +60,8 @@ class Pool(nn.Module):
             keep_BL1 = batch.keep_BL.unsqueeze(-1)
             return (h_BLD * keep_BL1).sum(1) / keep_BL1.sum(1)
         if self.name == "weighted":
-            v_BL = batch.x_BL * (LENGTH / batch.x_BL.norm(dim=1, keepdim=True).clamp(min=TINY))
             # Not a matrix product: its last bits would depend on the place of a cell in memory.
-            return (h_BLD * v_BL.unsqueeze(-1)).sum(1) - self.centre_D
+            return (h_BLD * expression_weights(batch).unsqueeze(-1)).sum(1) - self.centre_D
         if self.name == "cls":
             place_B = (batch.keep_BL & (batch.genes_BL == self.num_genes)).int().argmax(1)
             return h_BLD[torch.arange(len(place_B), device=place_B.device), place_B]
@@ -96,11 +100,15 @@ class Wide(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         with torch.autocast(batch.x_BL.device.type, enabled=False):  # the start was fitted in float32
-            v_BLV = torch.stack([batch.x_BL**power for power in self.powers], dim=-1)
-            v_BLV = v_BLV * (LENGTH / v_BLV.norm(dim=1, keepdim=True).clamp(min=TINY))
+            v_BLV = self.views(batch)
             w_BLVC = self.weight(batch.genes_BL).unflatten(-1, (len(self.powers), -1))
             # Not a matrix product: its last bits would depend on the place of a cell in memory.
             return (v_BLV.unsqueeze(-1) * w_BLVC).sum((1, 2)) + self.bias
+
+    def views(self, batch: Batch) -> Tensor:
+        """The expression raised to each power, each cell scaled to the same length; B x L x V."""
+        v_BLV = torch.stack([batch.x_BL**power for power in self.powers], dim=-1)
+        return v_BLV * (LENGTH / v_BLV.norm(dim=1, keepdim=True).clamp(min=TINY))
 
 
 class CellTypeModel(nn.Module):

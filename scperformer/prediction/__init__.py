@@ -4,4 +4,5 @@ In reading order: calls (of a block of cells; finished ones on disk), annotation
 write (h5ad, zarr and tables), predict (files and AnnData).
 """
 
-from scperformer.prediction.annotation import describe_run
+from scperformer.prediction.adapt import Adapted, adapt_model
+from scperformer.prediction.annotation import describe_run, without_slashes

@@ -34,8 +34,10 @@ class Adapted:
 
 
 @torch_state_kept()  # a network draws its first weights
-def adapt_model(model: Model, query: Query, cfg: PredictConfig) -> Adapted:
+def adapt_model(model: Model, query: Query, cfg: PredictConfig, condition: Condition | None = None) -> Adapted:
     """Adapt a model to a file if `cfg.adapt` says so, or take the model that was adapted to another file of its kind.
+
+    The condition is that of the file, unless it is given.
 
     Raises
     ------
@@ -43,7 +45,7 @@ def adapt_model(model: Model, query: Query, cfg: PredictConfig) -> Adapted:
         `adapt=true`, and the model keeps no cells.
     """
     bundle, overlap = model.bundle, query.plan.overlap
-    condition = find_condition(query, with_depth=cfg.adapt != "false")
+    condition = condition or find_condition(query, with_depth=cfg.adapt != "false")
     measured = int(condition.measured.sum())
     full = bundle.metrics.get("out_of_fold", {}).get("accuracy", math.nan)
     depth = math.nan if condition.depth is None else condition.depth

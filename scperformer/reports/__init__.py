@@ -1,5 +1,5 @@
-"""Results for readers: a check of files, scores against true labels, an HTML report, analyses of attention.
+"""Results for readers: a check of files, scores against true labels, pages about calls and genes, maps of attention.
 
-Files in reading order: check (with quality), annotated, evaluate, report (with summary and figures), analyze (with
-attention_maps). Only analyze needs torch.
+Files in reading order: check (with quality), annotated, evaluate, report (with summary and figures), explain (with
+explanation), analyze (with attention_maps). Only explain and analyze need torch.
 """

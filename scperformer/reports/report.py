@@ -64,15 +64,8 @@ def _expression(facts: dict[str, Any]) -> str:
     return text + (", total per cell not recorded" if math.isnan(total) else f", {total:,.0f} counts per cell")
 
 
-def render(
-    samples: Sequence[Annotated],
-    evaluation: Evaluation | None = None,
-    *,
-    title: str = "Cell-type annotation",
-    max_cells: int = 20_000,
-    seed: int = 0,
-) -> str:
-    """The HTML about samples that were read with their embedding, and their evaluation; depends on the seed alone."""
+def render_page(template: str, **content: Any) -> str:
+    """The HTML of a template of this package."""
     # Autoescape: labels, genes and file names are user data.
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.loader, environment.lstrip_blocks = jinja2.FileSystemLoader(TEMPLATES), True
@@ -83,13 +76,26 @@ def render(
         "file_name": lambda path: Path(str(path)).name,
         "expression": _expression,
     }
+    return environment.get_template(template).render(**content)
+
+
+def render(
+    samples: Sequence[Annotated],
+    evaluation: Evaluation | None = None,
+    *,
+    title: str = "Cell-type annotation",
+    max_cells: int = 20_000,
+    seed: int = 0,
+) -> str:
+    """The HTML about samples that were read with their embedding, and their evaluation; depends on the seed alone."""
     labels = summary.order_labels(samples, evaluation)
     cells = summary.all_cells(samples, labels)
     summaries = [summary.summarise(sample, cells, labels) for sample in samples]
     facts = samples[0].facts
     scales = facts["model"].get("scales", {})  # files of the first versions lack them
     num_used = cells["code"].nunique()  # labels are sorted by frequency: those with cells come first
-    return environment.get_template("report.html.jinja").render(
+    return render_page(
+        "report.html.jinja",
         title=title,
         model=facts["model"],
         versions=facts["versions"],

@@ -1,0 +1,278 @@
+"""The genes on which calls depend: contributions to the logits, compared with marker genes and tested by deletion."""
+
+import json
+import logging
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from anndata import AnnData
+from scipy.sparse import csr_matrix
+
+from scperformer.config import ExplainConfig, PredictConfig, checked, make_config, quoted
+from scperformer.dataset import Condition, find_condition, find_query, reduced
+from scperformer.errors import InputError
+from scperformer.files import BackedH5ad, beside, open_cells
+from scperformer.model import Bundle, load_kept
+from scperformer.network import TOLERANCE, Cells, Model, find_contributions, load_model, predict_cells, torch_state_kept
+from scperformer.outputs import new_folder, require_absent
+from scperformer.prediction import Adapted, adapt_model, without_slashes
+from scperformer.reports.annotated import as_text, read_annotated
+from scperformer.reports.explanation import (
+    NUM_TOP,
+    deletion_text,
+    genes_per_label,
+    marker_overlap,
+    render_explanation,
+)
+
+log = logging.getLogger(__name__)
+
+CELLS, PAGE = "contributions.h5ad", "report.html"  # PAGE also marks a folder that may be replaced
+GENES_PER_LABEL, DELETION = "genes_per_label.csv", "deletion.csv"
+OF_RUN = ("source", "input_kind", "input_total", "input_base", "species")  # options as in the run of predict
+DELETED = (0, 5, 10, 20, 50)  # genes of a cell
+MOST_DELETED = 500  # cells of the deletion test
+MOST_OTHER = 0.01  # share of the cells whose label may differ: on a GPU, or in bfloat16, close calls do
+
+
+def explain(
+    adata: AnnData,
+    model: Model | None = None,
+    *,
+    key_added: str = "scperformer",
+    overrides: Sequence[str] = (),
+) -> AnnData:
+    """Find the contribution of each gene to the logit of the label of each cell, for a sample of annotated cells.
+
+    Parameters
+    ----------
+    adata
+        Cells that `annotate` has annotated with the same model.
+    model
+        From `load_model`; None loads the model that the annotation names.
+    key_added
+        Prefix of the annotation.
+    overrides
+        More options of `explain` as on the command line, such as `["cells=all", "label=NK"]`.
+
+    Returns
+    -------
+    The explained cells x genes of the model, with the contributions in X (docs/formats.md lists all entries).
+
+    Raises
+    ------
+    InputError
+        An option is wrong, the cells are not annotated, or the model does not give them their labels.
+    """
+    cfg = make_config("explain", ["inputs=[adata]", f"key_added={quoted(key_added)}", *overrides])
+    if cfg.output is not None:
+        raise InputError(f"output={cfg.output}", "no output: the explanation is returned", "leave it out")
+    key = cfg.key_added
+    if f"{key}_label" not in adata.obs or key not in adata.uns:
+        found, remedy = f"no obs column '{key}_label' or no uns['{key}'] in the data", "call scperformer.annotate first"
+        raise InputError(found, "annotated cells", remedy)
+    return explain_cells(adata, as_text(adata.obs[f"{key}_label"]), adata.uns[key], cfg, model)
+
+
+def explain_cells(
+    cells: AnnData | BackedH5ad,
+    labels: np.ndarray,
+    facts: dict[str, Any],
+    cfg: ExplainConfig,
+    model: Model | None = None,
+    path: str = "the data",
+) -> AnnData:
+    """Explain a sample of the cells of an open file, given their labels (text) and the record of their annotation."""
+    key, (model, adapted) = cfg.key_added, _model_of_calls(cells, facts, cfg, model, path)
+    names, network, bundle = model.bundle.labels, adapted.model.network, adapted.model.bundle
+    codes = pd.Index(names).get_indexer(pd.Index(labels))
+    rows = _sample(codes, cfg)
+    x = adapted.query.some(rows)
+    expressed = np.diff(x.indptr) > 0
+    if not expressed.any():
+        raise InputError(f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells")
+    x, rows = x[expressed], rows[expressed]
+    with torch_state_kept(threads=1):
+        proba, _ = predict_cells(network, Cells(x, adapted.model.tokens), batch_size=64)
+        same = proba.argmax(axis=1) == codes[rows]
+        if (num_other := int((~same).sum())) > MOST_OTHER * len(rows):
+            found = f"another label for {num_other} of {len(rows)} cells of {path} than its '{key}_label'"
+            remedy = "explain the file as predict wrote it, or name the expression that it used with source=..."
+            raise InputError(found, "the same labels by the same model", remedy)
+        if num_other:
+            log.warning("%s: %d cells have another label here and are left out", path, num_other)
+            x, rows, proba = x[same], rows[same], proba[same]
+        own = codes[rows]
+        chosen = own if cfg.label is None else np.full(len(rows), names.index(cfg.label))
+        if network.encoder is not None and network.encoder.stack and not network.wide_alone:
+            log.info("%s: %d cells, through layers of attention: up to seconds each (cells=10: fewer)", path, len(rows))
+        result = find_contributions(network, Cells(x, adapted.model.tokens), chosen)
+        deletion = delete_genes(adapted.model, x, result.genes, chosen, cfg.seed)
+
+    obs = {
+        f"{key}_label": pd.Categorical.from_codes(own, names).remove_unused_categories(),
+        f"{key}_probability": proba[np.arange(len(rows)), chosen],
+        f"{key}_logit": result.logits,
+        f"{key}_bias": result.bias,
+        f"{key}_error": result.errors,
+    }
+    var = pd.DataFrame(index=pd.Index(bundle.genes, dtype=object))
+    made = AnnData(result.genes, obs=pd.DataFrame(obs, index=cells.obs_names[rows].astype(str)), var=var)
+    made.layers["expression"] = x
+    present = made.obs[f"{key}_label"].cat.categories.tolist()
+    means = [result.genes[own == names.index(name)].mean(axis=0, dtype=np.float64) for name in present]
+    columns: dict[str, Any] = {"index": made.var_names, "columns": without_slashes(present)}
+    made.varm[f"{key}_contributions"] = pd.DataFrame(np.concatenate(means).T, dtype=np.float32, **columns)
+    if (ranks := rank_markers(model, bundle)) is None:
+        log.info("the model keeps no cells of its reference: its marker genes are not known")
+    else:
+        explained = [names.index(cfg.label or name) for name in present]
+        made.varm[f"{key}_marker_ranks"] = pd.DataFrame(ranks[:, explained], **columns)
+    made.uns[key] = {
+        "model": {"name": bundle.name, "hash": model.bundle.hash, "adapted": adapted.record["adapted"]},
+        "label": cfg.label or "",
+        "num_cells": len(codes),
+        "labels": np.array(present, dtype=object),  # of the cells, as the columns of varm
+        "deletion": deletion,
+        "versions": facts["versions"],
+    }
+    _log_findings(made, key, path)
+    return made
+
+
+def _model_of_calls(
+    cells: AnnData | BackedH5ad, facts: dict[str, Any], cfg: ExplainConfig, model: Model | None, path: str
+) -> tuple[Model, Adapted]:
+    """Return the model that the record of an annotation names, and the same model as it was adapted to the cells.
+
+    Options of the expression are those of the run of predict, if no others are given.
+    """
+    recorded, made = str(facts["model"]["path"]), facts.get("condition", {})  # earlier versions had no conditions
+    model = model or load_model(cfg.model_path or (recorded if Path(recorded).is_dir() else None))
+    if model.bundle.hash != facts["model"]["hash"]:
+        found = f"{path} annotated by the model {facts['model']['name']} ({str(facts['model']['hash'])[:12]})"
+        expected = f"the same model, not {model.bundle.name} ({model.bundle.hash[:12]}, {model.path})"
+        raise InputError(found, expected, "set model_path to the model of the calls")
+    if cfg.label is not None and cfg.label not in model.bundle.labels:
+        expected = f"one of {', '.join(model.bundle.labels)}"
+        raise InputError(f"label={cfg.label}", expected, "choose a label of the model")
+    try:
+        run = json.loads(facts["config_json"])
+        options = {name: run[name] for name in OF_RUN if name in run}
+    except (KeyError, TypeError, ValueError) as error:
+        found = f"no record of the options of predict in {path}"
+        raise InputError(found, f"uns['{cfg.key_added}'] as predict wrote it", "annotate the file again") from error
+    options |= {name: value for name in OF_RUN if (value := getattr(cfg, name)) != getattr(PredictConfig, name)}
+    adapt, condition = bool(made.get("adapted", False)), None
+    # Any genes will do: the calls show whether they are those of the run.
+    options |= {"inputs": [path], "adapt": str(adapt).lower(), "min_overlap": 0.0}
+    predict: PredictConfig = checked(PredictConfig, options, "")
+    query = find_query(cells, model.bundle, predict, path)
+    if adapt:  # to the recorded depth: cells may have been left out since
+        depth = None if np.isnan(made["depth"]) else float(made["depth"])
+        condition = replace(find_condition(query, with_depth=False), depth=depth)
+        if condition.key != made["key"]:
+            remedy = "explain the file with all genes that it had, or name their place with source=..."
+            raise InputError(f"other genes in {path} than when it was annotated", "the same genes", remedy)
+    return model, adapt_model(model, query, predict, condition)
+
+
+def _sample(codes: np.ndarray, cfg: ExplainConfig) -> np.ndarray:
+    """Draw up to `cfg.cells` cells of each label: ascending row numbers."""
+    rng, most = np.random.default_rng(cfg.seed), None if cfg.cells == "all" else cfg.cells
+    return np.sort(np.concatenate([rng.permutation(np.flatnonzero(codes == code))[:most] for code in np.unique(codes)]))
+
+
+def rank_markers(model: Model, bundle: Bundle) -> np.ndarray | None:
+    """Rank the genes of `bundle` as markers of each label among the cells that a model keeps; None if it keeps none.
+
+    scanpy's t-test of a label against the others, with overestimated variance: Wilcoxon's test finds about the same
+    genes in a hundred times the time. Rank 1 is the best marker; NaN for labels with a single cell. G x C.
+    """
+    import scanpy as sc  # takes seconds to import
+
+    kept = load_kept(model.bundle, model.path)
+    if kept is None:
+        return None
+    measured = np.isin(model.bundle.genes, bundle.genes)
+    x = reduced(kept, Condition(measured, None), float(bundle.config["target_sum"]), seed=0)
+    tested = [code for code, num in enumerate(np.bincount(kept.labels)) if num > 1]
+    if len(tested) < 2:
+        return None
+    cells = AnnData(
+        x, obs=pd.DataFrame({"code": pd.Categorical(kept.labels.astype(str))}, index=map(str, range(x.shape[0])))
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about divisions by 0 for genes that no cell of a label expresses
+        groups = [str(code) for code in tested]
+        sc.tl.rank_genes_groups(cells, "code", groups=groups, method="t-test_overestim_var", use_raw=False)
+    ranks = np.full((len(bundle.genes), len(bundle.labels)), np.nan)
+    for code in tested:
+        order = cells.uns["rank_genes_groups"]["names"][str(code)].astype(int)
+        ranks[order, code] = np.arange(1, len(order) + 1)
+    return ranks
+
+
+def delete_genes(model: Model, x: csr_matrix, contributions: csr_matrix, labels: np.ndarray, seed: int) -> pd.DataFrame:
+    """Delete genes of at most 500 random cells and predict again: the mean probability of `labels`.
+
+    Each cell loses the genes with the largest contributions, random ones that it expresses, or its most expressed ones.
+    The values of the other genes stay. One row for each number of genes, one column for each choice.
+    """
+    rng = np.random.default_rng(seed)
+    some = np.sort(rng.permutation(x.shape[0])[:MOST_DELETED])
+    x, contributions, labels = x[some], contributions[some], labels[some]
+    cell_of = np.repeat(np.arange(len(some)), np.diff(x.indptr))
+    orders = {"contribution": -contributions.data, "random": rng.random(x.nnz), "expression": -x.data}
+    table = pd.DataFrame({"num_genes": DELETED})
+    for name, values in orders.items():
+        place = np.empty(x.nnz, dtype=np.int64)  # of each value in its cell
+        place[np.lexsort((values, cell_of))] = np.arange(x.nnz) - x.indptr[cell_of]
+        means = []
+        for num in DELETED:
+            left = csr_matrix((np.where(place < num, 0, x.data), x.indices, x.indptr), shape=x.shape, copy=True)
+            left.eliminate_zeros()
+            proba, _ = predict_cells(model.network, Cells(left, model.tokens), batch_size=64)
+            means.append(float(proba[np.arange(len(labels)), labels].mean()))
+        table[name] = means
+    return table
+
+
+def _log_findings(made: AnnData, key: str, path: str) -> None:
+    """Log the size of the explanation, its completeness, and the result of its tests."""
+    labels, error = made.uns[key]["labels"], float(np.abs(made.obs[f"{key}_error"]).max())
+    change = np.maximum(np.abs(made.obs[f"{key}_logit"] - made.obs[f"{key}_bias"]), 1)
+    num_off = int((np.abs(made.obs[f"{key}_error"]) > TOLERANCE * change).sum())
+    text = "%s: %d cells of %d labels explained; contributions add up to the logit within %.2g"
+    log.info(text, path, made.n_obs, len(labels), error)
+    if num_off:
+        log.warning("%s: the sums of %d cells differ by more than %.0f %%", path, num_off, 100 * TOLERANCE)
+    log.info("%s", deletion_text(made.uns[key]["deletion"]))
+    if overlap := marker_overlap(made, key):
+        mean = sum(overlap.values()) / len(overlap)
+        log.info("%.1f of the first %d genes of a label are among its first %d markers", mean, NUM_TOP, NUM_TOP)
+
+
+def run_explain(cfg: ExplainConfig) -> Path:
+    """Write the folder of an explanation, `cfg.output` or `<input>.explanation` beside the input, and return it."""
+    start = time.perf_counter()
+    path = cfg.inputs[0]
+    output = Path(cfg.output) if cfg.output else beside(path, ".explanation")
+    require_absent(output, cfg.overwrite, marker=PAGE)
+    (sample,) = read_annotated([path], cfg.key_added)
+    with open_cells(path, cfg.orientation) as cells:
+        made = explain_cells(cells, sample.labels, sample.facts, cfg, path=path)
+    page = render_explanation(made, cfg.key_added, sample.name)
+    with new_folder(output, cfg.overwrite, marker=PAGE) as folder:
+        made.write_h5ad(folder / CELLS, compression="gzip")
+        genes_per_label(made, cfg.key_added).to_csv(folder / GENES_PER_LABEL, index=False, float_format="%.6g")
+        made.uns[cfg.key_added]["deletion"].to_csv(folder / DELETION, index=False, float_format="%.6g")
+        (folder / PAGE).write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
+    log.info("written in %.1f s: %s", time.perf_counter() - start, output)
+    return output
