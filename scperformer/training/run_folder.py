@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 # Lightning or Slurm's srun sets these in every process of a distributed run, to 0 in the first.
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 RECORD, CURVE = "run.json", "learning_curve.png"
-PATHS = ("init", "genes_path")  # recorded without their folders, as the inputs are
+PATHS = ("init", "genes_path", "label_tree", "ontology")  # recorded without their folders, as the inputs are
 PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
 SCORES = {"macro_f1": "macro-F1", "accuracy": "accuracy"}  # in the picture of the learning curve
 Cells = TypeVar("Cells")
