@@ -132,9 +132,8 @@ class TrainConfig(NetworkConfig):
     label_key: str  # obs column with the labels; the last of `label_keys`, if they are given
     # obs columns with labels of several levels, the coarsest first, such as [lineage,type,subtype]
     label_keys: list[str] = field(default_factory=list)
-    label_tree: str | None = (
-        None  # a CSV or TSV file with a child and its parent in each row; see docs/labels.md#levels
-    )
+    # a CSV or TSV file with a child and its parent in each row; see docs/labels.md#levels
+    label_tree: str | None = None
     # source of Cell Ontology ids: packaged (a table of ours), none, a CL file (.obo), or a table of labels and ids
     ontology: str = option("packaged", ONTOLOGY)
     ontology_key: str | None = None  # obs column with ids of the labels; null: LABEL_KEY_ontology_term_id, if it exists
@@ -209,9 +208,8 @@ class PredictConfig(_ModelOptions):
     precision: str = choice("32-true", "bf16-mixed")  # bf16-mixed: on a GPU or a CPU that computes in bfloat16
     # cells with a lower confidence are flagged as unknown, unless a parent in the model's label tree reaches it
     min_confidence: float = option(0.0, SHARE)
-    allow_labels: list[str] = field(
-        default_factory=list
-    )  # the only labels that can occur; see docs/labels.md#constraints
+    # the only labels that can occur; see docs/labels.md#constraints
+    allow_labels: list[str] = field(default_factory=list)
     deny_labels: list[str] = field(default_factory=list)  # labels that cannot occur
     # shares of labels that confidences assume; em: estimated on all cells of the file, on which calls then depend
     prior: str = choice("reference", "em")

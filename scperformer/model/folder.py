@@ -106,7 +106,7 @@ def _annotator_card(bundle: Bundle) -> str:
     made, metrics = bundle.provenance, bundle.metrics
     counts = made["cells_per_label"]
     terms = zip(bundle.labels, bundle.ontology_term_ids, strict=True)
-    labels = "\n".join(f"| {label} | {term} | {counts[label]} |" for label, term in terms)
+    labels = "\n".join(f"| {label} | {counts[label]} | {term} |" for label, term in terms)
     tree = "" if bundle.tree is None else f"- Label tree of {bundle.tree.num_levels} levels: {bundle.tree.outline}.\n"
     checksum = f" (SHA-256 `{made['reference_sha256']}`)" if made["reference_sha256"] else ""
     alone = " The labels come from the linear branch alone." if encoder_is_silent(bundle.scales) else ""
@@ -140,7 +140,7 @@ def _annotator_card(bundle: Bundle) -> str:
 A cell-type model of scperformer {made["versions"]["scperformer"]}. It distinguishes the {len(bundle.labels)} labels
 below and no others: a cell of any other type still gets one of them.
 
-| label | Cell Ontology | cells in the reference |
+| label | cells in the reference | Cell Ontology |
 |---|---|---|
 {labels}
 

@@ -21,6 +21,7 @@ from scperformer.network import Model
 from scperformer.prediction.adapt import Adapted
 from scperformer.prediction.calls import Calls
 from scperformer.prediction.rules import Rules, cluster_columns, tree_columns, with_constraints
+from scperformer.trust import UNKNOWN_TERM
 
 log = logging.getLogger(__name__)
 
@@ -126,9 +127,11 @@ def make_annotation(
         record["constraints"] = constraints
     if rules.tree is not None:
         num_backed_off = int((obs[f"{key}_call"].astype(str) != obs[f"{key}_label"].astype(str)).sum())
+        nodes, term_of = rules.tree.nodes, rules.term_of
         record["tree"] = {
-            "nodes": np.array(rules.tree.nodes, dtype=object),
-            "parents": np.array([rules.tree.parents.get(node, "") for node in rules.tree.nodes], dtype=object),
+            "nodes": np.array(nodes, dtype=object),
+            "parents": np.array([rules.tree.parents.get(node, "") for node in nodes], dtype=object),
+            "ontology_term_ids": np.array([term_of.get(node, UNKNOWN_TERM) for node in nodes], dtype=object),
             "num_levels": rules.tree.num_levels,
             "num_backed_off": num_backed_off,
         }

@@ -50,6 +50,11 @@ class Rules:
     clusters: np.ndarray | None  # number of the cluster of each cell, if the file has them
     graph: sp.spmatrix | None  # of neighbours, for clusters=auto, if the file has one
 
+    @property
+    def term_of(self) -> dict[str, str]:
+        """The ontology id of each node of the tree that has one."""
+        return {} if self.tree is None else self.tree.terms | dict(zip(self.tree.labels, self.terms, strict=True))
+
 
 def find_rules(cells: AnnData | BackedH5ad, bundle: Bundle, cfg: PredictConfig, path: str = "the data") -> Rules:
     """Check the options about labels before any cell is called.
@@ -153,7 +158,7 @@ def tree_columns(proba: np.ndarray, best: np.ndarray, key: str, rules: Rules, le
     Below the called node, and below a label on a higher level, a level repeats it.
     """
     assert rules.tree is not None
-    tree, term_of = rules.tree, rules.tree.terms | dict(zip(rules.tree.labels, rules.terms, strict=True))
+    tree, term_of = rules.tree, rules.term_of
     called, confidence = tree.call(proba, best, least)
     names = list(dict.fromkeys([*tree.nodes, *([NO_CALL] if least > 0 else [])]))
     called = np.where(called < 0, len(names) - 1, called)
