@@ -27,7 +27,7 @@ from scperformer.files import sha256
 from scperformer.model.kept import CELLS, KeptCells, read_kept
 from scperformer.outputs import new_folder
 from scperformer.text import unfit
-from scperformer.trust import LabelTree
+from scperformer.trust import UNKNOWN_TERM, LabelTree
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +105,10 @@ def sum_of_branches(scales: Mapping[str, float]) -> str:
 def _annotator_card(bundle: Bundle) -> str:
     made, metrics = bundle.provenance, bundle.metrics
     counts = made["cells_per_label"]
-    terms = zip(bundle.labels, bundle.ontology_term_ids, strict=True)
-    labels = "\n".join(f"| {label} | {counts[label]} | {term} |" for label, term in terms)
+    has_terms = any(term != UNKNOWN_TERM for term in bundle.ontology_term_ids)
+    terms = [f" {term} |" if has_terms else "" for term in bundle.ontology_term_ids]
+    rows = zip(bundle.labels, terms, strict=True)
+    labels = "\n".join(f"| {label} | {counts[label]} |{term}" for label, term in rows)
     tree = "" if bundle.tree is None else f"- Label tree of {bundle.tree.num_levels} levels: {bundle.tree.outline}.\n"
     checksum = f" (SHA-256 `{made['reference_sha256']}`)" if made["reference_sha256"] else ""
     alone = " The labels come from the linear branch alone." if encoder_is_silent(bundle.scales) else ""
@@ -140,8 +142,8 @@ def _annotator_card(bundle: Bundle) -> str:
 A cell-type model of scperformer {made["versions"]["scperformer"]}. It distinguishes the {len(bundle.labels)} labels
 below and no others: a cell of any other type still gets one of them.
 
-| label | cells in the reference | Cell Ontology |
-|---|---|---|
+| label | cells in the reference |{" Cell Ontology |" if has_terms else ""}
+|---|---|{"---|" if has_terms else ""}
 {labels}
 
 - Trained on `{made["reference"]}`{checksum}, labels in `{made["label_key"]}`,

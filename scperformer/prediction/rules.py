@@ -87,6 +87,8 @@ def find_rules(cells: AnnData | BackedH5ad, bundle: Bundle, cfg: PredictConfig, 
             stored = cells.file.get("obsp", {}) if isinstance(cells, BackedH5ad) else cells.obsp
             if "connectivities" in stored:
                 graph = stored["connectivities"] if isinstance(cells, AnnData) else read_elem(stored["connectivities"])
+                if graph.shape != (cells.n_obs, cells.n_obs):
+                    raise ValueError(f"obsp/connectivities is {graph.shape}, but there are {cells.n_obs} cells")
         elif cfg.clusters is not None:
             clusters = _read_clusters(cells, cfg.clusters, path)
     return Rules(terms, tree, allowed, None if shares is None else shares / shares.sum(), clusters, graph)

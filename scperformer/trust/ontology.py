@@ -65,7 +65,8 @@ def _known(names: dict[str, str], synonyms: list[tuple[str, str]]) -> dict[str, 
 def packaged_ontology() -> Ontology:
     """Return the terms of our own table."""
     with TABLE.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader((line for line in file if not line.startswith("#")), delimiter="\t"))
+        lines = (line for line in file if not line.startswith("#"))
+        rows = list(csv.DictReader(lines, delimiter="\t", restval=""))
     names = {row["id"]: row["name"] for row in rows}
     synonyms = [(text, row["id"]) for row in rows for text in row["synonyms"].split("|") if text]
     parents = {row["id"]: [row["parent"]] for row in rows if row["parent"]}

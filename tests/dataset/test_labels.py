@@ -152,7 +152,7 @@ def test_a_tree_is_from_columns_or_a_file_or_the_ontology(tmp_path, caplog):
     with caplog.at_level("INFO", logger="scperformer"):
         tree = terms("label_keys=[coarse,middle,fine]", merged="other").tree
     assert tree.outline == "myeloid (Mono); lymphoid (NK, B (memory B, naive B)); other"
-    assert tree.terms == {"B": "CL:0000236"}
+    assert tree.terms == {"B": "CL:0000236", "myeloid": "CL:0000763"}  # myeloid cell
     assert f"label tree of 3 levels: {tree.outline}" in caplog.text
     path = tmp_path / "tree.csv"
     path.write_text("child,parent\nnaive B,B\nmemory B,B\n")
