@@ -14,9 +14,8 @@ from scperformer.errors import InputError
 
 AUTO_CLUSTERS = "auto"  # value of the option `clusters` beside names of columns
 NUM_NEIGHBOURS, SEED = 15, 0
-# Resolution of Leiden for files with fewer cells than this, as in CellTypist: some dozen cells in each cluster.
-RESOLUTIONS = {5_000: 5.0, 20_000: 10.0, 40_000: 15.0, 100_000: 20.0, 200_000: 25.0}
-HIGHEST_RESOLUTION = 30.0
+# Of Leiden: some hundred clusters. With 5, as CellTypist has for files of less than 5,000 cells, rare types are lost.
+RESOLUTION = 20.0
 
 
 def majority_labels(clusters: np.ndarray, best: np.ndarray, confidence: np.ndarray, num_labels: int) -> np.ndarray:
@@ -63,9 +62,8 @@ def over_cluster(embedding: np.ndarray, graph: sp.spmatrix | None = None) -> np.
                 return np.zeros(num_cells, dtype=np.int64)
             scanpy.pp.neighbors(cells, n_neighbors=num, use_rep="X", random_state=SEED)
             graph = cells.obsp["connectivities"]
-        resolution = next((value for most, value in RESOLUTIONS.items() if num_cells < most), HIGHEST_RESOLUTION)
         options = {"flavor": "igraph", "n_iterations": 2, "directed": False, "random_state": SEED}
-        scanpy.tl.leiden(cells, resolution, adjacency=sp.csr_matrix(graph), **options)
+        scanpy.tl.leiden(cells, RESOLUTION, adjacency=sp.csr_matrix(graph), **options)
     return cells.obs["leiden"].cat.codes.to_numpy(np.int64)
 
 
