@@ -215,6 +215,8 @@ class PredictConfig(_ModelOptions):
     prior: str = choice("reference", "em")
     # also one label per cluster, by majority: an obs column, or auto (many small clusters); see docs/labels.md#clusters
     clusters: str | None = None
+    # also mark cells of low quality and score doublets, both among the cells of the file; see docs/labels.md#quality
+    quality: bool = False
     # take ids and label tree from here instead of the model, as in `train`
     ontology: str | None = option(None, ONTOLOGY)
     # fit the model anew to the genes and the depth of a file, on the cells that it keeps; auto: where that was seen to

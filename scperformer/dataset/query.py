@@ -32,6 +32,7 @@ OBS_COLUMNS = (
     *("label", "confidence", "margin", "unknown", "ontology_term_id", "baseline_label"),
     *("call", "call_confidence", "level1"),  # of models with a label tree
     *("cluster_label", "cluster_disagrees"),  # with `clusters`
+    *("low_quality", "doublet_score"),  # with `quality`
 )
 
 

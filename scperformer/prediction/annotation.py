@@ -77,7 +77,9 @@ def obs_columns(calls: Calls, model: Model, cfg: PredictConfig, rules: Rules) ->
 
 def outdated(names: Iterable[Any], key: str, new: Iterable[Any]) -> list[str]:
     """Return the columns about levels and clusters among the names that an earlier annotation has left."""
-    of_rules = re.compile(rf"{re.escape(key)}_(call|call_confidence|level\d+|cluster_label|cluster_disagrees)")
+    of_rules = re.compile(
+        rf"{re.escape(key)}_(call|call_confidence|level\d+|cluster_label|cluster_disagrees|low_quality|doublet_score)"
+    )
     return [name for name in map(str, names) if of_rules.fullmatch(name) and name not in new]
 
 
@@ -138,6 +140,9 @@ def make_annotation(
         if cfg.min_confidence > 0:
             text = "%s: %d calls below min_confidence=%g back off to a parent in the label tree, or to unknown"
             log.info(text, query.path, num_backed_off, cfg.min_confidence)
+    if rules.quality is not None:
+        obs = pd.concat([obs, rules.quality.add_prefix(f"{key}_")], axis=1)
+        record["quality"] = rules.quality_record
     if cfg.clusters is not None:
         record["clusters"] = cluster_columns(obs, key, read, rules, cfg)
     earlier = f", {len(obs) - num_called} of them before" if num_called < len(obs) else ""

@@ -24,7 +24,7 @@ from scperformer.outputs import new_file, require_absent
 from scperformer.prediction.adapt import adapt_model
 from scperformer.prediction.annotation import make_annotation
 from scperformer.prediction.calls import IDENTITY, call_block, partial_results, parts_of
-from scperformer.prediction.rules import find_rules
+from scperformer.prediction.rules import add_quality, find_rules
 from scperformer.prediction.write import FORMATS, MARKER, write_annotation
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ SECONDS_BETWEEN_LINES = 20.0  # log lines about progress
 NOT_IN_IDENTITY = {
     *("inputs", "model_path", "output", "outputs", "output_format", "overwrite", "resume", "keep_going", "error_files"),
     *("share", "shares", "batch_size", "threads", "device", "adapted_folder"),
-    *("allow_labels", "deny_labels", "prior", "clusters", "ontology"),  # applied when all parts are there
+    *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),  # applied when all parts are there
 }
 
 
@@ -79,7 +79,10 @@ def annotate(
     model = model or load_model(cfg.model_path)
     start = time.perf_counter()
     rules = find_rules(adata, model.bundle, cfg)
-    adapted = adapt_model(model, find_query(adata, model.bundle, cfg), cfg)
+    query = find_query(adata, model.bundle, cfg)
+    if cfg.quality:
+        add_quality(rules, adata, query)
+    adapted = adapt_model(model, query, cfg)
     query = adapted.query
     parts = [call_block(query.block(first), adapted.model, cfg) for first in query.starts()]
     seconds = time.perf_counter() - start
@@ -94,7 +97,10 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
         if not cfg.overwrite and output.suffix in (".h5ad", ".zarr"):
             require_not_annotated(cells, cfg.key_added, path)
         rules = find_rules(cells, model.bundle, cfg, path)
-        adapted = adapt_model(model, find_query(cells, model.bundle, cfg, path), cfg)
+        query = find_query(cells, model.bundle, cfg, path)
+        if cfg.quality and cfg.share is None:
+            add_quality(rules, cells, query)
+        adapted = adapt_model(model, query, cfg)
         query = adapted.query
         starts, options = query.starts(), asdict(cfg)
         # The calls depend on these values: an interrupted run is resumed only if they are the same.

@@ -1,9 +1,10 @@
-"""The options about labels, for the cells of one file: labels that can occur, shares, label tree and clusters."""
+"""The options about labels, for the cells of one file: constraints, shares, label tree, clusters; quality of cells."""
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,17 @@ from anndata import AnnData
 from anndata.io import read_elem
 
 from scperformer.config import PredictConfig
-from scperformer.dataset import label_columns
+from scperformer.dataset import (
+    Query,
+    cell_quality,
+    doublet_scores,
+    label_columns,
+    low_quality,
+    mitochondrial,
+    why_no_doublets,
+)
 from scperformer.errors import InputError
+from scperformer.expression import gene_table
 from scperformer.files import BackedH5ad, reading
 from scperformer.model import Bundle
 from scperformer.prediction.calls import Calls
@@ -49,6 +59,8 @@ class Rules:
     shares: np.ndarray | None  # of the labels in the reference, if they are to be estimated anew
     clusters: np.ndarray | None  # number of the cluster of each cell, if the file has them
     graph: sp.spmatrix | None  # of neighbours, for clusters=auto, if the file has one
+    quality: pd.DataFrame | None = None  # low_quality and doublet_score of each cell
+    quality_record: dict[str, Any] = field(default_factory=dict)
 
     @property
     def term_of(self) -> dict[str, str]:
@@ -104,6 +116,24 @@ def _read_clusters(cells: AnnData | BackedH5ad, key: str, path: str) -> np.ndarr
         found = f"{num} of {len(obs)} cells of {path} without a cluster in obs['{key}']"
         raise InputError(found, "a cluster for each cell", f"fill them in, or {remedy}")
     return pd.factorize(obs[key])[0]
+
+
+def add_quality(rules: Rules, cells: AnnData | BackedH5ad, query: Query) -> None:
+    """Measure the quality of the cells of a query with all genes of the file: which are low, and doublet scores."""
+    findings, path = query.plan.findings, query.path
+    with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
+        measured = cell_quality(query.rows, mitochondrial(gene_table(cells, findings.source)), findings)
+        scores, threshold, note = None, math.nan, why_no_doublets(findings, "true")
+        if not note:
+            scores, threshold, note = doublet_scores(query.rows)
+    low, few, high = low_quality(measured)
+    doublets = np.full(len(low), np.nan) if scores is None else scores
+    num_doublets = int((doublets > threshold).sum())
+    text = "%s: %d cells of low quality (fewer than %.0f genes, or a mitochondrial share above %.0f %%); doublets: %s"
+    log.info(text, path, low.sum(), few, 100 * high, note or f"{num_doublets} likely (a score above {threshold:.2f})")
+    rules.quality = pd.DataFrame({"low_quality": low, "doublet_score": doublets.astype(np.float32)})
+    rules.quality_record = {"num_low": int(low.sum()), "least_genes": few, "highest_mitochondrial": high}
+    rules.quality_record |= {"num_doublets": num_doublets, "doublet_threshold": threshold, "doublet_note": note}
 
 
 def with_constraints(read: Read, rules: Rules, labels: list[str]) -> tuple[Read, dict[str, Any]]:

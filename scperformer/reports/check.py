@@ -15,9 +15,12 @@ from anndata import AnnData
 
 from scperformer.config import CheckConfig, DataConfig, PredictConfig, TrainConfig
 from scperformer.dataset import (
+    FEW_GENES,
+    HIGH_SHARE,
     Sample,
     label_columns,
     make_reference,
+    measure_quality,
     rare_labels,
     rare_note,
     require_labels,
@@ -29,7 +32,6 @@ from scperformer.files import BackedH5ad, Rows, beside, open_cells, read_cells, 
 from scperformer.genes import KIND_NAMES, guess_species, id_kind, require_overlap
 from scperformer.model import Bundle, load_bundle, require_annotator, resolve_model
 from scperformer.outputs import new_file, require_absent
-from scperformer.reports.quality import FEW_GENES, HIGH_SHARE, measure_quality
 from scperformer.text import shortened
 
 Checked = dict[str, Any]  # the findings about one file as JSON-able values; docs/formats.md lists them

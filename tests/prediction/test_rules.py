@@ -173,3 +173,23 @@ def test_columns_of_an_earlier_annotation_go(counts_adata, folder, tiny_model, w
     usual = ("label", "confidence", "margin", "unknown", "ontology_term_id", "baseline_label")
     expected = {"cell_type", "mine", "scperformer_levels", *(f"scperformer_{name}" for name in usual)}
     assert set(obs) == set(again) == expected
+
+
+def test_quality_of_cells_is_marked_and_counted(counts_adata, folder, write, caplog):
+    x = counts_adata.X.toarray()
+    x[7, 20:] = 0
+    counts_adata.X = x
+    counts_adata.var_names = [*(f"MT-{i}" for i in range(3)), *counts_adata.var_names[3:]]
+    path = str(write(counts_adata))
+    with caplog.at_level("INFO", logger="scperformer"):
+        (output,) = run_predict(PredictConfig(inputs=[path], model_path=str(folder), quality=True, adapt="false"))
+    found = ad.read_h5ad(output)
+    low = found.obs["scperformer_low_quality"]
+    record = found.uns["scperformer"]["quality"]
+    assert low.iloc[7]
+    assert low.sum() == record["num_low"] < 60
+    expected = (x > 0).sum(axis=1) < record["least_genes"]
+    expected |= x[:, :3].sum(axis=1) / x.sum(axis=1) > record["highest_mitochondrial"]
+    assert list(low) == list(expected)
+    assert found.obs["scperformer_doublet_score"].dtype == np.float32
+    assert f"{low.sum()} cells of low quality" in caplog.text
