@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import anndata as ad
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -84,18 +85,22 @@ def test_denied_labels_are_never_called_and_the_others_share_their_probability(c
 
 def test_shares_by_em_follow_the_cells_of_the_file(counts_adata, model, caplog):
     cells = counts_adata[np.flatnonzero(counts_adata.obs["cell_type"] != "Monocyte")].copy()
+    counts = {"B cell": 60, "Monocyte": 40, "T cell": 20}
+    bundle = replace(model.bundle, provenance=model.bundle.provenance | {"cells_per_label": counts})
+    model = replace(model, bundle=bundle)
     plain = scperformer.annotate(cells.copy(), model)
     with caplog.at_level("INFO", logger="scperformer"):
         scperformer.annotate(cells, model, overrides=["prior=em"])
     found = cells.uns["scperformer"]["constraints"]
-    np.testing.assert_allclose(found["reference_shares"], 1 / 3)
+    np.testing.assert_allclose(found["reference_shares"], [1 / 2, 1 / 3, 1 / 6])
     np.testing.assert_allclose(cells.obsm["scperformer_proba"].mean(), found["estimated_shares"], atol=1e-3)
     monocytes = [adata.obsm["scperformer_proba"]["Monocyte"].mean() for adata in (cells, plain)]
     assert monocytes[0] < monocytes[1] / 2
     assert "prior=em: each call depends on all cells of the file" in caplog.text
 
 
-def test_a_column_of_clusters_gets_labels_beside_those_of_cells(counts_adata, folder, write):
+def test_a_column_of_clusters_gets_labels_beside_those_of_cells(counts_adata, folder, write, monkeypatch):
+    monkeypatch.setattr("scperformer.files.row_blocks.BLOCK_VALUES", 6000)  # four blocks
     plain = scperformer.annotate(counts_adata.copy(), load_model(folder)).obs
     rng = np.random.default_rng(0)
     odd = np.where(rng.random(120) < 0.1, rng.integers(0, 3, 120), counts_adata.obs["cell_type"].cat.codes)
@@ -169,7 +174,10 @@ def test_columns_of_an_earlier_annotation_go(counts_adata, folder, tiny_model, w
     run_predict(PredictConfig(inputs=[first], model_path=str(folder), **options))
     again = scperformer.annotate(ad.read_h5ad(options["output"]), load_model(tiny_model), overwrite=True).obs
     second = PredictConfig(inputs=[options["output"]], model_path=str(tiny_model), overwrite=True)
-    obs = ad.read_h5ad(run_predict(second)[0]).obs
+    output = run_predict(second)[0]
+    obs = ad.read_h5ad(output).obs
+    with h5py.File(output) as file:
+        assert not [name for name in file["obs"] if "level1" in name or "cluster" in name]
     usual = ("label", "confidence", "margin", "unknown", "ontology_term_id", "baseline_label")
     expected = {"cell_type", "mine", "scperformer_levels", *(f"scperformer_{name}" for name in usual)}
     assert set(obs) == set(again) == expected

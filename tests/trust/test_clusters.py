@@ -42,10 +42,10 @@ def test_small_clusters_do_not_mix_groups_and_are_the_same_each_time():
 
 def test_a_given_graph_is_used():
     pytest.importorskip("igraph")
-    graph = np.kron(np.eye(8), np.ones((5, 5))) - np.eye(40)  # groups of five neighbours
-    found = over_cluster(np.zeros((40, 2)), graph)
-    assert all(len(set(found[5 * group : 5 * group + 5])) == 1 for group in range(8))
-    assert found.max() == 7
+    graph = np.kron(np.eye(40), np.ones((5, 5))) - np.eye(200)  # groups of five neighbours
+    found = over_cluster(np.zeros((200, 2)), graph)
+    assert all(len(set(found[5 * group : 5 * group + 5])) == 1 for group in range(40))
+    assert found.max() == 39
 
 
 def test_igraph_is_asked_for(monkeypatch):
