@@ -247,8 +247,11 @@ def _require_sound_info(info: Mapping[str, Any]) -> None:
             raise ValueError(f"'{INFO}' without {', '.join(missing)} in {group}")
 
     labels, terms = info["labels"], info["ontology_term_ids"]
-    tissue = [info["provenance"]["tissue"]] if "tissue" in info["provenance"] else []
+    tissue, release = (
+        [info["provenance"][name]] if name in info["provenance"] else [] for name in ("tissue", "ontology")
+    )
     texts = {"the name": [info["name"]], "a label": labels, "an ontology term": terms, "a tissue": tissue}
+    texts["a release of the ontology"] = release
     for what, names in texts.items():
         if why := next(filter(None, map(unfit, names)), None):
             raise ValueError(f"'{INFO}' with {what} that {why}")

@@ -87,11 +87,12 @@ def find_rules(cells: AnnData | BackedH5ad, bundle: Bundle, cfg: PredictConfig, 
             log.warning(text, cfg.ontology, ontology.version, of_model)
     allowed, shares = allowed_labels(labels, cfg.allow_labels, cfg.deny_labels), None
     if cfg.prior == "em":
-        counts = bundle.provenance.get("cells_per_label", {})
-        shares = np.array([counts.get(label, 0) for label in labels], dtype=np.float64)
-        if not (shares > 0).all():
+        counts = bundle.provenance.get("cells_per_label")
+        numbers = [counts.get(label) if isinstance(counts, dict) else None for label in labels]
+        if not all(isinstance(num, int) and num > 0 for num in numbers):
             found = "prior=em and a model that does not state the cells of each label"
             raise InputError(found, "a model of 'scperformer train'", "leave prior=em out, or train it again")
+        shares = np.array(numbers, dtype=np.float64) / sum(numbers)
     clusters = graph = None
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
         if cfg.clusters == AUTO_CLUSTERS:
@@ -103,7 +104,7 @@ def find_rules(cells: AnnData | BackedH5ad, bundle: Bundle, cfg: PredictConfig, 
                     raise ValueError(f"obsp/connectivities is {graph.shape}, but there are {cells.n_obs} cells")
         elif cfg.clusters is not None:
             clusters = _read_clusters(cells, cfg.clusters, path)
-    return Rules(terms, tree, allowed, None if shares is None else shares / shares.sum(), clusters, graph)
+    return Rules(terms, tree, allowed, shares, clusters, graph)
 
 
 def _read_clusters(cells: AnnData | BackedH5ad, key: str, path: str) -> np.ndarray:
@@ -193,11 +194,11 @@ def tree_columns(proba: np.ndarray, best: np.ndarray, key: str, rules: Rules, le
     tree, term_of = rules.tree, rules.term_of
     called, confidence = tree.call(proba, best, least)
     names = list(dict.fromkeys([*tree.nodes, *([NO_CALL] if least > 0 else [])]))
-    called = np.where(called < 0, len(names) - 1, called)
+    called = np.where(called < 0, names.index(NO_CALL) if least > 0 else 0, called)
     columns: dict[str, Any] = {f"{key}_call": pd.Categorical.from_codes(called, categories=names)}
     columns[f"{key}_call_confidence"] = confidence
+    paths = [tree.path(name) for name in names]
     for level in range(tree.num_levels):
-        paths = [tree.path(name) for name in names]
         nodes = [path[min(level, len(path) - 1)] for path in paths]
         categories = list(dict.fromkeys(nodes))
         columns[f"{key}_level{level + 1}"] = pd.Categorical(np.array(nodes, object)[called], categories=categories)

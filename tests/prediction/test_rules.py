@@ -57,6 +57,15 @@ def test_levels_are_nested_and_unsafe_calls_back_off(counts_adata, model, caplog
     assert f"{num_backed_off} calls below min_confidence" in caplog.text
 
 
+def test_a_label_may_be_called_unknown(counts_adata, model):
+    """It is called as the other labels are, and cells that no node is safe for are called by its name, too."""
+    tree = LabelTree(["unknown", "Monocyte", "T cell"], {"unknown": "lymphocyte", "T cell": "lymphocyte"})
+    other = replace(model, bundle=replace(model.bundle, labels=tree.labels, tree=tree))
+    plain = scperformer.annotate(counts_adata.copy(), model, overrides=["min_confidence=0.6"]).obs["scperformer_call"]
+    scperformer.annotate(counts_adata, other, overrides=["min_confidence=0.6"])
+    assert list(counts_adata.obs["scperformer_call"]) == list(plain.astype(str).replace("B cell", "unknown"))
+
+
 def test_without_a_threshold_the_call_is_the_label(counts_adata, model):
     scperformer.annotate(counts_adata, model)
     obs = counts_adata.obs
@@ -152,6 +161,13 @@ def test_wrong_options_are_one_line_and_change_nothing(counts_adata, model, opti
     with pytest.raises(InputError, match=match):
         scperformer.annotate(counts_adata, model, overrides=[option])
     assert list(counts_adata.obs) == before
+
+
+@pytest.mark.parametrize("counts", [None, ["B cell"], {"B cell": 1}, {"B cell": 1, "Monocyte": "x", "T cell": 2}])
+def test_shares_need_the_cells_of_each_label(counts_adata, model, counts):
+    bundle = replace(model.bundle, provenance=model.bundle.provenance | {"cells_per_label": counts})
+    with pytest.raises(InputError, match="prior=em and a model that does not state the cells of each label"):
+        scperformer.annotate(counts_adata, replace(model, bundle=bundle), overrides=["prior=em"])
 
 
 def test_an_ontology_can_be_added_to_a_model_without_one(counts_adata, tiny_model, tmp_path, caplog):
