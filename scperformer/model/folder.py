@@ -247,9 +247,8 @@ def _require_sound_info(info: Mapping[str, Any]) -> None:
             raise ValueError(f"'{INFO}' without {', '.join(missing)} in {group}")
 
     labels, terms = info["labels"], info["ontology_term_ids"]
-    tissue, release = (
-        [info["provenance"][name]] if name in info["provenance"] else [] for name in ("tissue", "ontology")
-    )
+    made = info["provenance"]
+    tissue, release = ([made[name]] if name in made else [] for name in ("tissue", "ontology"))
     texts = {"the name": [info["name"]], "a label": labels, "an ontology term": terms, "a tissue": tissue}
     texts["a release of the ontology"] = release
     for what, names in texts.items():

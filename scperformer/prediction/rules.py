@@ -88,7 +88,7 @@ def find_rules(cells: AnnData | BackedH5ad, bundle: Bundle, cfg: PredictConfig, 
     allowed, shares = allowed_labels(labels, cfg.allow_labels, cfg.deny_labels), None
     if cfg.prior == "em":
         counts = bundle.provenance.get("cells_per_label")
-        numbers = [counts.get(label) if isinstance(counts, dict) else None for label in labels]
+        numbers: list[Any] = [counts.get(label) if isinstance(counts, dict) else None for label in labels]
         if not all(isinstance(num, int) and num > 0 for num in numbers):
             found = "prior=em and a model that does not state the cells of each label"
             raise InputError(found, "a model of 'scperformer train'", "leave prior=em out, or train it again")

@@ -14,6 +14,7 @@ from scperformer.errors import InputError
 from scperformer.model import save_bundle
 from scperformer.network.load import load_model
 from scperformer.prediction.predict import run_predict
+from scperformer.prediction.rules import Rules, tree_columns
 from scperformer.trust import LabelTree
 
 TREE = LabelTree(
@@ -57,15 +58,17 @@ def test_levels_are_nested_and_unsafe_calls_back_off(counts_adata, model, caplog
     assert f"{num_backed_off} calls below min_confidence" in caplog.text
 
 
-def test_a_label_may_be_called_unknown(counts_adata, model):
-    """It is called as the other labels are, and cells that no node is safe for are called by its name, too."""
-    tree = LabelTree(["unknown", "Monocyte", "T cell"], {"unknown": "lymphocyte", "T cell": "lymphocyte"})
-    other = replace(model, bundle=replace(model.bundle, labels=tree.labels, tree=tree))
-    plain = scperformer.annotate(counts_adata.copy(), model, overrides=["min_confidence=0.6"]).obs["scperformer_call"]
-    scperformer.annotate(counts_adata, other, overrides=["min_confidence=0.6"])
-    assert list(counts_adata.obs["scperformer_call"]) == list(plain.astype(str).replace("B cell", "unknown"))
+def test_a_label_may_be_called_unknown():
+    """A cell that is safe on no level is called by its name."""
+    tree = LabelTree(["unknown", "NK", "T"], {"unknown": "lymphocyte", "T": "lymphocyte"})
+    rules = Rules(["X:1", "X:2", "X:3"], tree, np.ones(3, bool), None, None, None)
+    proba = np.array([[0.4, 0.1, 0.5], [0.5, 0.5, 0.0], [0.1, 0.9, 0.0]])
+    columns = tree_columns(proba, proba.argmax(axis=1), "k", rules, 0.8)
+    assert list(columns["k_call"]) == ["lymphocyte", "unknown", "NK"]
+    assert list(columns["k_level1"]) == ["lymphocyte", "lymphocyte", "NK"]
 
 
+@pytest.mark.slow
 def test_without_a_threshold_the_call_is_the_label(counts_adata, model):
     scperformer.annotate(counts_adata, model)
     obs = counts_adata.obs
@@ -129,6 +132,7 @@ def test_a_column_of_clusters_gets_labels_beside_those_of_cells(counts_adata, fo
     pd.testing.assert_frame_equal(memory.obs, found.obs)
 
 
+@pytest.mark.slow
 def test_clusters_of_a_neighbour_graph_in_the_file(counts_adata, model, folder, write):
     pytest.importorskip("igraph")
     kind = counts_adata.obs["cell_type"].cat.codes.to_numpy()
