@@ -19,6 +19,8 @@ PACKAGED, NO_ONTOLOGY = "packaged", "none"  # values of the option `ontology` be
 UNKNOWN_TERM = "unknown"  # in the CELLxGENE schema: there is no ontology term
 TABLE = Path(__file__).with_name("cell_types.tsv")
 TABLE_VERSION = "2026-03-26"  # the release of CL that its names and parents are from
+# Terms that say nothing about a type: cell, native, eukaryotic, animal, somatic, nucleate and single nucleate cell.
+TOO_GENERAL = {f"CL:{number:07}" for number in (0, 3, 255, 548, 2371, 2242, 226)}
 TERM_ID = re.compile(r"[A-Za-z]+[:_]\d+")  # CL:0000236, or CL_0000236 as in addresses
 SYNONYM = re.compile(r'"((?:[^"\\]|\\.)*)" EXACT')
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -54,11 +56,13 @@ def _key(text: str) -> str:
     return re.sub(r"(?<=[^\W\d]{2})s$", "", re.sub(r"\bcells\b", "cell", key))
 
 
-def _known(names: dict[str, str], synonyms: list[tuple[str, str]]) -> dict[str, str]:
-    """Return the id of each name and synonym; a synonym of two terms is left out, and names go first."""
-    ids = {(_key(text), term) for text, term in synonyms}
+def _known(names: dict[str, str], synonyms: list[tuple[str, str]], ours: dict[str, str]) -> dict[str, str]:
+    """Return the id of each name, else of each synonym of ours, else of each other one that has a single term."""
+    ids = {(_key(text), term) for text, term in synonyms if term in names}
     num = Counter(key for key, _ in ids)
-    return {key: term for key, term in ids if num[key] == 1} | {_key(name): term for term, name in names.items()}
+    found = {key: term for key, term in ids if num[key] == 1}
+    found |= {key: term for key, term in ours.items() if term in names}
+    return found | {_key(name): term for term, name in names.items()}
 
 
 @cache
@@ -70,7 +74,7 @@ def packaged_ontology() -> Ontology:
     names = {row["id"]: row["name"] for row in rows}
     synonyms = [(text, row["id"]) for row in rows for text in row["synonyms"].split("|") if text]
     parents = {row["id"]: [row["parent"]] for row in rows if row["parent"]}
-    return Ontology(TABLE_VERSION, names, parents, _known(names, synonyms))
+    return Ontology(TABLE_VERSION, names, parents, _known(names, synonyms, {}))
 
 
 def read_obo(path: str | Path) -> Ontology:
@@ -105,8 +109,7 @@ def read_obo(path: str | Path) -> Ontology:
             names.pop(term, None)
     if not names:
         raise InputError(f"no [Term] in {path}", "a file in OBO format such as cl-basic.obo", "download it again")
-    known = _known(names, [(text, term) for text, term in synonyms if term in names])
-    return Ontology(version, names, parents, known)
+    return Ontology(version, names, parents, _known(names, synonyms, packaged_ontology().known))
 
 
 def _lines(path: str | Path, expected: str) -> Iterator[str]:
@@ -168,15 +171,14 @@ def find_terms(labels: Sequence[str], given: Sequence[str], source: str) -> tupl
     """
     if source == NO_ONTOLOGY:
         return list(given), None
-    ours = packaged_ontology()
-    table = _read_ids(source, labels) if source.endswith((".csv", ".tsv")) else {}
-    ontology = read_obo(source) if source.endswith(".obo") else ours
-    found = []
-    for label, term in zip(labels, given, strict=True):
-        matched = table.get(label) or (None if table else ontology.term(label) or ours.term(label))
-        usable = matched is not None and (bool(table) or matched in ontology.names)
-        found.append(matched if term == UNKNOWN_TERM and matched is not None and usable else term)
-    return found, ontology
+    ontology = read_obo(source) if source.endswith(".obo") else packaged_ontology()
+    if source.endswith((".csv", ".tsv")):
+        table = _read_ids(source, labels)
+        matched = [table.get(label) for label in labels]
+    else:
+        matched = [ontology.term(label) for label in labels]
+    pairs = zip(given, matched, strict=True)
+    return [(term or UNKNOWN_TERM) if known == UNKNOWN_TERM else known for known, term in pairs], ontology
 
 
 def joined_by_terms(labels: Sequence[str], terms: Sequence[str], ontology: Ontology) -> LabelTree | None:
@@ -187,7 +189,7 @@ def joined_by_terms(labels: Sequence[str], terms: Sequence[str], ontology: Ontol
     """
     joined: dict[str, set[int]] = {}
     for place, term in enumerate(terms):
-        for ancestor in ontology.ancestors(term) if term in ontology.names else ():
+        for ancestor in ontology.ancestors(term) - TOO_GENERAL if term in ontology.names else ():
             joined.setdefault(ancestor, set()).add(place)
     special: dict[frozenset[int], str] = {}  # the most specific term of each group
     for term in sorted(joined, key=lambda term: (len(ontology.ancestors(term)), term)):

@@ -130,7 +130,7 @@ def test_a_cl_file_is_read(obo):
     assert found.names["CL:0000791"] == "mature alpha-beta T cell"
     assert found.ancestors("CL:0000625") == {"CL:0000625", "CL:0000791", "CL:0000084", "CL:0000542"}
     texts = {"T-lymphocyte": "CL:0000084", "pdc": "CL:0000784", "interdigitating cell": None, "IPC": None}
-    texts |= {"classed": None, "part of": None}
+    texts |= {"classed": None, "part of": None, "cDC": "CL:0000990", "plasma": None}  # cDC is a synonym of ours
     assert {text: found.term(text) for text in texts} == texts
     assert "CL:0000012" not in found.names
 
@@ -208,6 +208,14 @@ def test_two_labels_of_one_term_are_joined_by_it(obo):
     assert joined_by_terms(["a", "b", "c"], terms, read_obo(obo)).parents == {"a": "T cell", "b": "T cell"}
     named = joined_by_terms(["a", "b", "T cell"], terms, read_obo(obo))  # a label with the name, but not the id
     assert named.parents == {"a": "T cell (CL:0000084)", "b": "T cell (CL:0000084)"}
+
+
+def test_the_most_general_terms_join_nothing(tmp_path):
+    path = tmp_path / "o.obo"
+    terms = {"CL:0000000": "cell", "CL:0000255": "eukaryotic cell", "X:1": "a", "X:2": "b"}
+    stanzas = [f"[Term]\nid: {term}\nname: {name}\n" for term, name in terms.items()]
+    path.write_text("".join(text + "is_a: CL:0000255\n" * ("X:" in text) for text in stanzas))
+    assert joined_by_terms(["a", "b", "c"], ["X:1", "X:2", "unknown"], read_obo(path)) is None
 
 
 def test_terms_that_cut_across_smaller_ones_are_left_out(tmp_path):
