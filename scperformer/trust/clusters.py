@@ -60,10 +60,12 @@ def over_cluster(embedding: np.ndarray, graph: sp.spmatrix | None = None) -> np.
             num = min(NUM_NEIGHBOURS, num_cells - 1)
             if num < 2:
                 return np.zeros(num_cells, dtype=np.int64)
-            scanpy.pp.neighbors(cells, n_neighbors=num, use_rep="X", random_state=SEED)
+            # Exact neighbours: scanpy 1.11 cannot read those that pynndescent finds for more than 8,000 cells.
+            options = {"transformer": "sklearn", "random_state": SEED}
+            scanpy.pp.neighbors(cells, n_neighbors=num, use_rep="X", **options)
             graph = cells.obsp["connectivities"]
-        options = {"flavor": "igraph", "n_iterations": 2, "directed": False, "random_state": SEED}
-        scanpy.tl.leiden(cells, RESOLUTION, adjacency=sp.csr_matrix(graph), **options)
+        how = {"flavor": "igraph", "n_iterations": 2, "directed": False, "random_state": SEED}
+        scanpy.tl.leiden(cells, RESOLUTION, adjacency=sp.csr_matrix(graph), **how)
     return cells.obs["leiden"].cat.codes.to_numpy(np.int64)
 
 
