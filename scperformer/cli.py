@@ -69,6 +69,7 @@ train a model on a labelled reference
   scperformer train reference.h5ad label_key=cell_type data.split=group data.split_key=donor
   scperformer train reference.h5ad label_key=cell_type init=my_encoder init_mode=last_layer
   scperformer train reference.h5ad label_key=cell_type conditions.genes=panel.txt      # a model for one panel
+  scperformer train reference.h5ad label_keys=[lineage,cell_type]       # a tree: unsafe calls back off
 presets: model=pooled|tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=favor|softmax
          head=weighted|mean|cls|conv  trainer=cpu|gpu|ddp  logger=all|csv|none
 
@@ -78,6 +79,7 @@ annotate the cells of files
   scperformer predict sample.h5ad model_path=my_model output=out.h5ad
   scperformer predict run1.h5ad run2.h5ad model_path=my_model min_confidence=0.5
   scperformer predict runs/*.h5ad keep_going=true       # go on if some of the files are refused
+  scperformer predict sample.h5ad clusters=leiden deny_labels=[DC,Platelet]   # also a label of each cluster
   scperformer predict panel.h5ad model_path=my_model adapt=false   # the model as it is, whatever the file lacks
 
 adapt MODEL FILE
@@ -133,6 +135,7 @@ HELP = dict(zip(STEPS, TEXTS.split("\n\n"), strict=True))
 TEXT_OPTIONS = (
     *("output", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title", "label"),
     *("init", "genes_path", "model.gene2vec_path", "conditions.genes", "data.split_key", "data.rare_label_name"),
+    *("label_tree", "ontology", "ontology_key", "clusters"),
 )
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
 FLAGS = {"-m": None, "--cfg": "job", "--config-dir": "FOLDER"}  # of Hydra, each with a value that it takes

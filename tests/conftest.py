@@ -85,7 +85,8 @@ def cells() -> ad.AnnData:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder trained on the cells of `make_counts` for one epoch; tests that change it copy it first.
 
-    Its encoder has a say whether it has earned it or not: tests are to see what it does.
+    Its encoder has a say whether it has earned it or not: tests are to see what it does. It has no label tree, as
+    models of earlier versions.
     """
     from scperformer.config.compose import make_config
     from scperformer.training.train import run_train
@@ -93,7 +94,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reference = tmp_path_factory.mktemp("tiny_model") / "reference.h5ad"
     make_counts().write_h5ad(reference)
     options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "optim.deep_min_gain=0", "logger=none"]
-    return run_train(make_config("train", [f"inputs=['{reference}']", *options]))
+    return run_train(make_config("train", [f"inputs=['{reference}']", "ontology=none", *options]))
 
 
 @pytest.fixture(scope="session")

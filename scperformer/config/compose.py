@@ -100,6 +100,8 @@ def composed(step: str, overrides: Sequence[str] = ()) -> DictConfig:
 def to_config(cfg: DictConfig, step: str) -> Any:
     """Make the checked dataclass of a step (`SCHEMAS[step]`) from a composed configuration."""
     with _explained(step, []):
+        if step == "train" and cfg.label_keys and OmegaConf.is_missing(cfg, "label_key"):
+            cfg.label_key = cfg.label_keys[-1]
         if missing := sorted(OmegaConf.missing_keys(cfg)):
             remedy = f"add {missing[0]}=... to 'scperformer {step}'"
             raise InputError(f"no {missing[0]}", f"a value for {missing[0]}", remedy)

@@ -21,6 +21,10 @@ from scperformer.config.groups import (
 )
 from scperformer.errors import InputError
 
+ONTOLOGY = (
+    lambda source: source in ("packaged", "none") or source.endswith((".obo", ".csv", ".tsv")),
+    "packaged, none, or a file in .obo, .csv or .tsv",
+)
 SOURCE = (lambda source: source in ("auto", "X", "raw") or source.startswith("layers/"), "auto, X, raw or layers/NAME")
 
 
@@ -125,7 +129,14 @@ class NetworkConfig(ExpressionOptions):
 class TrainConfig(NetworkConfig):
     """Train a model on a labelled reference."""
 
-    label_key: str  # obs column with the labels
+    label_key: str  # obs column with the labels; the last of `label_keys`, if they are given
+    # obs columns with labels of several levels, the coarsest first, such as [lineage,type,subtype]
+    label_keys: list[str] = field(default_factory=list)
+    # a CSV or TSV file with a child and its parent in each row; see docs/labels.md#levels
+    label_tree: str | None = None
+    # source of Cell Ontology ids: packaged (a table of ours), none, a CL file (.obo), or a table of labels and ids
+    ontology: str = option("packaged", ONTOLOGY)
+    ontology_key: str | None = None  # obs column with ids of the labels; null: LABEL_KEY_ontology_term_id, if it exists
     tissue: str | None = option(None, LINE)  # of the reference, such as blood: the model card and `models list` show it
     model: groups.ModelConfig = field(default_factory=lambda: groups.ModelConfig(depth=0, positions="coexpression"))
     head: groups.HeadConfig = field(default_factory=lambda: groups.HeadConfig(name="weighted", **WEIGHTED))
@@ -148,6 +159,10 @@ class TrainConfig(NetworkConfig):
         if self.model.deep and is_pooled != weighted and not settled_later:
             expected = "weighted with model=pooled, or another head with model=tiny, small, base or scbert"
             require(False, "head.name", self.head.name, expected)
+        last = self.label_keys[-1] if self.label_keys else self.label_key
+        require(self.label_key == last, "label_key", self.label_key, f"{last}, the last of label_keys, or left out")
+        one = self.label_tree is None or not self.label_keys
+        require(one, "label_tree", self.label_tree, "no label_tree beside label_keys, which make a tree, too")
         pooled = self.model.deep and is_pooled
         require(pooled or not self.unlabelled, "unlabelled", self.unlabelled, "no files without model=pooled")
         kept = self.keep_cells > 0 or not self.conditions_table
@@ -194,7 +209,19 @@ class PredictConfig(_ModelOptions):
     threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch, each with a batch of its own: more need more memory
     device: str = choice("auto", "cpu", "cuda")  # where the model runs
     precision: str = choice("32-true", "bf16-mixed")  # bf16-mixed: on a GPU or a CPU that computes in bfloat16
-    min_confidence: float = option(0.0, SHARE)  # cells with a lower confidence are flagged as unknown
+    # cells with a lower confidence are flagged as unknown, unless a parent in the model's label tree reaches it
+    min_confidence: float = option(0.0, SHARE)
+    # the only labels that can occur; see docs/labels.md#constraints
+    allow_labels: list[str] = field(default_factory=list)
+    deny_labels: list[str] = field(default_factory=list)  # labels that cannot occur
+    # shares of labels that confidences assume; em: estimated on all cells of the file, on which calls then depend
+    prior: str = choice("reference", "em")
+    # also one label per cluster, by majority: an obs column, or auto (many small clusters); see docs/labels.md#clusters
+    clusters: str | None = None
+    # also mark cells of low quality and score doublets, both among the cells of the file; see docs/labels.md#quality
+    quality: bool = False
+    # take ids and label tree from here instead of the model, as in `train`
+    ontology: str | None = option(None, ONTOLOGY)
     # fit the model anew to the genes and the depth of a file, on the cells that it keeps; auto: where that was seen to
     # pay; see docs/inputs.md#other-genes-another-depth
     adapt: str = choice("auto", "true", "false")

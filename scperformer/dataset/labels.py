@@ -1,21 +1,32 @@
-"""Labels of cells: the column that holds them, and the treatment of labels with few cells."""
+"""Labels of cells: the column that holds them, labels with few cells, ontology ids and the tree of the labels."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from scperformer.config import DataConfig
+from scperformer.config import DataConfig, TrainConfig
 from scperformer.errors import InputError
 from scperformer.text import unfit
+from scperformer.trust import (
+    UNKNOWN_TERM,
+    LabelTree,
+    find_terms,
+    joined_by_terms,
+    pairs_of_columns,
+    read_pairs,
+    tree_of_pairs,
+)
 
 log = logging.getLogger(__name__)
 
 MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
 NUM_NAMED = 5  # names in a line
 NUM_SHOWN = 80  # characters of a label that cannot be one
+TERM_ENDING = "_ontology_term_id"  # of the column beside that of the labels
 
 
 def label_columns(obs: pd.DataFrame) -> dict[str, int]:
@@ -116,3 +127,64 @@ def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) ->
         note += "; kept, but the model will hardly recognise them"
     log.warning("%s%s", note, " (data.rare_labels=merge, drop or error changes this)" if policy == "keep" else "")
     return Settled(labels, done, note)
+
+
+@dataclass
+class Terms:
+    """Ontology ids of labels (`unknown`: none is known), the tree of the labels, and the release of the ontology."""
+
+    ids: list[str]
+    tree: LabelTree | None
+    release: str | None
+
+
+def settle_terms(
+    obs: pd.DataFrame, labels: np.ndarray, cfg: TrainConfig, path: str | Path, merged: str | None = None
+) -> Terms:
+    """Find the ontology ids of labels, and their tree: from `label_tree`, `label_keys` or the ontology; log both.
+
+    Parameters
+    ----------
+    obs, labels
+        The labelled cells, and the label of each as text.
+    merged
+        The label of merged rare labels, which has neither an id nor a parent.
+
+    Raises
+    ------
+    InputError
+        A file or column cannot be used, or the parents are not a tree over the labels.
+    """
+    names = sorted(set(labels.tolist()))
+    column, given = cfg.ontology_key or f"{cfg.label_key}{TERM_ENDING}", dict.fromkeys(names, UNKNOWN_TERM)
+    if column in obs:  # a label has a term if all its cells have the same
+        ids = obs[column].astype(object).where(obs[column].notna(), UNKNOWN_TERM).astype(str).groupby(labels).unique()
+        given |= {str(name): str(some[0]) for name, some in ids.items() if len(some) == 1 and name != merged}
+    elif cfg.ontology_key is not None:
+        found = f"no column '{column}' in obs of {path}"
+        raise InputError(found, "a column with ontology ids", "set ontology_key=... to it, or leave it out")
+    terms, ontology = find_terms(names, list(given.values()), cfg.ontology)
+    num_known = sum(term != UNKNOWN_TERM for term in terms)
+    shown = ", ".join(f"{name} = {term}" for name, term in zip(names, terms, strict=True))
+    log.info("%d of %d labels have an ontology id: %s", num_known, len(names), shown)
+    pairs = []
+    if cfg.label_tree is not None:
+        pairs = read_pairs(cfg.label_tree, "a CSV or TSV table with a child and its parent in each row")
+        pairs = pairs[1:] if pairs and [name.lower() for name in pairs[0]] == ["child", "parent"] else pairs
+    elif cfg.label_keys:
+        levels = [require_labels(obs, key, path).to_numpy(object) for key in cfg.label_keys[:-1]]
+        pairs = pairs_of_columns(pd.DataFrame(dict(enumerate([*levels, labels])))[labels != merged])
+    try:
+        tree = tree_of_pairs(pairs, names) if pairs else None
+    except ValueError as error:
+        where = cfg.label_tree or f"columns {', '.join(cfg.label_keys)} of {path}"
+        expected = f"one parent at most for each name, and labels at the ends ({', '.join(names)})"
+        raise InputError(f"{where} with {error}", expected, "correct it") from error
+    if tree is not None and ontology is not None:
+        inner = {node: ontology.term(node) for node in tree.nodes if node not in names}
+        tree = replace(tree, terms={node: term for node, term in inner.items() if term is not None})
+    elif ontology is not None:
+        tree = joined_by_terms(names, terms, ontology)
+    if tree is not None:
+        log.info("label tree of %d levels: %s", tree.num_levels, tree.outline)
+    return Terms(terms, tree, None if ontology is None else ontology.version)

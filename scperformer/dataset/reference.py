@@ -12,7 +12,7 @@ from scipy.sparse import csr_matrix
 
 from scperformer.config import TrainConfig
 from scperformer.dataset.corpus import read_genes
-from scperformer.dataset.labels import Settled, require_labels, settle_rare_labels
+from scperformer.dataset.labels import TERM_ENDING, Settled, Terms, require_labels, settle_rare_labels, settle_terms
 from scperformer.dataset.on_disk import Collection, Sample, Stream, make_collection, stored_bytes
 from scperformer.dataset.splits import (
     MAX_FIT_CELLS,
@@ -29,9 +29,6 @@ from scperformer.genes import find_panel
 
 log = logging.getLogger(__name__)
 
-TERM_ENDING = "_ontology_term_id"  # of the column beside that of the labels
-UNKNOWN_TERM = "unknown"  # in the CELLxGENE schema: there is no ontology term
-
 
 @dataclass
 class Reference:
@@ -40,7 +37,7 @@ class Reference:
     x: csr_matrix
     labels: np.ndarray
     label_names: list[str]
-    ontology_term_ids: list[str]
+    terms: Terms
     genes: list[str]
     summary: str
     split: Split
@@ -63,7 +60,7 @@ class Reference:
 
 def _label(
     obs: pd.DataFrame, cfg: TrainConfig, path: str | Path, max_val: float
-) -> tuple[np.ndarray, np.ndarray, list[str], list[str], Split, Settled]:
+) -> tuple[np.ndarray, np.ndarray, list[str], Terms, Split, Settled]:
     """Settle the labels of cells that have passed the filters, and split them with at most `max_val` to validate on.
 
     Returns which of the cells are usable (boolean); of the usable ones the labels (int64), their names and ontology
@@ -81,10 +78,7 @@ def _label(
         log.warning(text, num_left_out, num_left_out - num_rare, num_rare)
     obs, labels = obs[usable], rare.labels[usable].to_numpy(str)
     names = sorted(set(labels.tolist()))
-    terms, column = [UNKNOWN_TERM] * len(names), f"{cfg.label_key}{TERM_ENDING}"
-    if column in obs:  # a label has a term if all its cells have the same; merged labels have none
-        ids, into = obs[column].astype(str).groupby(labels, sort=True).unique(), rare.done.get("into")
-        terms = [str(some[0]) if len(some) == 1 and name != into else UNKNOWN_TERM for name, some in ids.items()]
+    terms = settle_terms(obs, labels, cfg, path, merged=rare.done.get("into"))
     values = split_values(obs, cfg.data, usable[usable], path)
     sides = None if values is None else values.to_numpy(str)
     numbers = np.searchsorted(names, labels).astype(np.int64)
@@ -120,7 +114,8 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
     tables, first = [], source.path if isinstance(source, Sample) else source[0]
     sources: Sequence[Path | Sample] = [source] if isinstance(source, Sample) else source
     path = first if len(sources) == 1 else f"the {len(sources)} files"
-    wanted = [name for name in (cfg.label_key, f"{cfg.label_key}{TERM_ENDING}", cfg.data.split_key) if name is not None]
+    columns = cfg.label_key, *cfg.label_keys, cfg.ontology_key or f"{cfg.label_key}{TERM_ENDING}", cfg.data.split_key
+    wanted = list(dict.fromkeys(name for name in columns if name is not None))
     for file in sources:
         if isinstance(file, Sample):
             tables.append(file.adata.obs)

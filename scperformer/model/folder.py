@@ -27,6 +27,7 @@ from scperformer.files import sha256
 from scperformer.model.kept import CELLS, KeptCells, read_kept
 from scperformer.outputs import new_folder
 from scperformer.text import unfit
+from scperformer.trust import UNKNOWN_TERM, LabelTree
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Bundle:
     kind: str = ANNOTATOR  # or ENCODER, from `pretrain`: without labels, head and logistic regression
     kept: KeptCells | None = field(default=None, repr=False)  # written with the model; `load_kept` reads them again
     has_kept: bool = False  # the folder that it was read from has kept cells
+    tree: LabelTree | None = None  # over the labels; models of earlier versions have none
 
     @property
     def tissue(self) -> str | None:
@@ -103,7 +105,11 @@ def sum_of_branches(scales: Mapping[str, float]) -> str:
 def _annotator_card(bundle: Bundle) -> str:
     made, metrics = bundle.provenance, bundle.metrics
     counts = made["cells_per_label"]
-    labels = "\n".join(f"| {label} | {counts[label]} |" for label in bundle.labels)
+    has_terms = any(term != UNKNOWN_TERM for term in bundle.ontology_term_ids)
+    terms = [f" {term} |" if has_terms else "" for term in bundle.ontology_term_ids]
+    rows = zip(bundle.labels, terms, strict=True)
+    labels = "\n".join(f"| {label} | {counts[label]} |{term}" for label, term in rows)
+    tree = "" if bundle.tree is None else f"- Label tree of {bundle.tree.num_levels} levels: {bundle.tree.outline}.\n"
     checksum = f" (SHA-256 `{made['reference_sha256']}`)" if made["reference_sha256"] else ""
     alone = " The labels come from the linear branch alone." if encoder_is_silent(bundle.scales) else ""
     tissue = "" if bundle.tissue is None else f"- Tissue: {bundle.tissue}.\n"
@@ -136,13 +142,13 @@ def _annotator_card(bundle: Bundle) -> str:
 A cell-type model of scperformer {made["versions"]["scperformer"]}. It distinguishes the {len(bundle.labels)} labels
 below and no others: a cell of any other type still gets one of them.
 
-| label | cells in the reference |
-|---|---|
+| label | cells in the reference |{" Cell Ontology |" if has_terms else ""}
+|---|---|{"---|" if has_terms else ""}
 {labels}
 
 - Trained on `{made["reference"]}`{checksum}, labels in `{made["label_key"]}`,
   {made["num_cells"]} cells, {len(bundle.genes)} genes.
-{tissue}- Input: {made["input"]}.
+{tree}{tissue}- Input: {made["input"]}.
 {notes}{scores}\
 - Logits are {sum_of_branches(bundle.scales)}.{alone} The factors make probabilities of the confidences, for cells like
   those of the reference.
@@ -213,6 +219,8 @@ def save_bundle(
         (folder / GENES).write_text("\n".join(["gene\tmean", *rows]) + "\n", encoding="utf-8")
         info = {"format_version": FORMAT_VERSION, "kind": bundle.kind}
         info |= {name: getattr(bundle, name) for name in CONTENT}
+        if bundle.tree is not None:
+            info["tree"] = {"parents": bundle.tree.parents, "terms": bundle.tree.terms}
         if bundle.kept is not None:
             (folder / CELLS).write_bytes(bundle.kept.to_bytes())
         info["files"] = {name: sha256(folder / name) for name in (WEIGHTS, GENES, CELLS) if (folder / name).is_file()}
@@ -239,8 +247,10 @@ def _require_sound_info(info: Mapping[str, Any]) -> None:
             raise ValueError(f"'{INFO}' without {', '.join(missing)} in {group}")
 
     labels, terms = info["labels"], info["ontology_term_ids"]
-    tissue = [info["provenance"]["tissue"]] if "tissue" in info["provenance"] else []
+    made = info["provenance"]
+    tissue, release = ([made[name]] if name in made else [] for name in ("tissue", "ontology"))
     texts = {"the name": [info["name"]], "a label": labels, "an ontology term": terms, "a tissue": tissue}
+    texts["a release of the ontology"] = release
     for what, names in texts.items():
         if why := next(filter(None, map(unfit, names)), None):
             raise ValueError(f"'{INFO}' with {what} that {why}")
@@ -266,12 +276,30 @@ def _require_sound_info(info: Mapping[str, Any]) -> None:
     }
     for found in (text for text, is_sound in sound.items() if not is_sound):
         raise ValueError(f"'{INFO}' with {found}")
+    _tree_of(info)
     for name, expected in PROVENANCE.items():
         value = info["provenance"].get(name, expected())
         if not isinstance(value, expected) or isinstance(value, bool):
             raise ValueError(f"'{INFO}' with a {name} that is not of type {expected.__name__}")
         if isinstance(value, int) and not 0 <= value < 2**63:
             raise ValueError(f"'{INFO}' with a {name} out of range")
+
+
+def _tree_of(info: Mapping[str, Any]) -> LabelTree | None:
+    """Return the label tree in the content of a bundle.json, or None; a ValueError says how it is damaged."""
+    if "tree" not in info:
+        return None
+    tree: dict[str, Any] = info["tree"] if isinstance(info["tree"], dict) else {}
+    parents, terms = tree.get("parents"), tree.get("terms")
+    if not isinstance(parents, dict) or not isinstance(terms, dict):
+        raise ValueError(f"'{INFO}' with a label tree without parents and terms")
+    for name in (text for group in (parents, terms) for pair in group.items() for text in pair):
+        if why := unfit(name):
+            raise ValueError(f"'{INFO}' with a node of the label tree that {why}")
+    try:
+        return LabelTree(info["labels"], parents, terms)
+    except ValueError as error:
+        raise ValueError(f"'{INFO}' with a label tree with {error}") from error
 
 
 def _is_own_file(folder: Path, name: str) -> bool:
@@ -330,7 +358,8 @@ def _read_bundle(folder: Path) -> Bundle:
     checksum, kind = hashlib.sha256(text.encode()).hexdigest(), info.get("kind", ANNOTATOR)
     named = {name: info[name] for name in CONTENT}
     has_kept = CELLS in info["files"]
-    return Bundle(**named, genes=genes, gene_means=means, weights=weights, hash=checksum, kind=kind, has_kept=has_kept)
+    more = {"hash": checksum, "kind": kind, "has_kept": has_kept, "tree": _tree_of(info)}
+    return Bundle(**named, genes=genes, gene_means=means, weights=weights, **more)
 
 
 def load_kept(bundle: Bundle, path: str | Path) -> KeptCells | None:

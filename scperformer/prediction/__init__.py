@@ -1,7 +1,7 @@
 """From a model folder and cells to annotations.
 
-In reading order: calls (of a block of cells; finished ones on disk), annotation (what is written about the cells),
-write (h5ad, zarr and tables), predict (files and AnnData).
+In reading order: calls (of a block of cells; finished ones on disk), rules (constraints, label tree and clusters),
+annotation (what is written about the cells), write (h5ad, zarr and tables), predict (files and AnnData).
 """
 
 from scperformer.prediction.adapt import Adapted, adapt_model

@@ -3,6 +3,7 @@
 import json
 import logging
 import platform
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -19,6 +20,8 @@ from scperformer.model import FORMAT_VERSION
 from scperformer.network import Model
 from scperformer.prediction.adapt import Adapted
 from scperformer.prediction.calls import Calls
+from scperformer.prediction.rules import Rules, cluster_columns, tree_columns, with_constraints
+from scperformer.trust import UNKNOWN_TERM
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +38,8 @@ class Annotation:
 
     def write_into(self, adata: AnnData) -> None:
         """Add everything to an AnnData in memory."""
+        for name in outdated(adata.obs, self.key, self.obs):
+            del adata.obs[name]
         for name, column in self.obs.items():
             adata.obs[name] = column.array
         proba = np.concatenate([calls.proba for calls in self.read()])
@@ -43,26 +48,39 @@ class Annotation:
         adata.uns[self.key] = self.record
 
 
-def obs_columns(calls: Calls, model: Model, cfg: PredictConfig) -> pd.DataFrame:
+def obs_columns(calls: Calls, model: Model, cfg: PredictConfig, rules: Rules) -> pd.DataFrame:
     """Return the obs columns: label, confidence, margin, unknown, ontology term and the label of the baseline.
 
     Confidence is the probability of the label, margin its lead over the second one. A cell is flagged unknown
-    when its confidence is below `min_confidence` or it expresses no gene of the model; its label stays.
+    when its confidence is below `min_confidence` or it expresses no gene of the model; its label stays. With a label
+    tree it is not flagged if a parent reaches `min_confidence`, and `tree_columns` are there, too.
     """
     key, labels = cfg.key_added, model.bundle.labels
     best = calls.proba.argmax(axis=1)
     top_two = np.sort(calls.proba, axis=1)[:, -2:]
-    terms = np.array(model.bundle.ontology_term_ids)
+    safe, terms = top_two[:, 1], np.array(rules.terms)
+    columns = {f"{key}_ontology_term_id": pd.Categorical(terms[best], categories=sorted(set(terms)))}
+    if rules.tree is not None:
+        columns = tree_columns(calls.proba, best, key, rules, cfg.min_confidence)
+        safe = columns[f"{key}_call_confidence"]
     return pd.DataFrame(
         {
             f"{key}_label": pd.Categorical.from_codes(best, categories=labels),
             f"{key}_confidence": top_two[:, 1],
             f"{key}_margin": top_two[:, 1] - top_two[:, 0],
-            f"{key}_unknown": (top_two[:, 1] < cfg.min_confidence) | calls.empty,
-            f"{key}_ontology_term_id": pd.Categorical(terms[best], categories=sorted(set(terms))),
+            f"{key}_unknown": (safe < cfg.min_confidence) | calls.empty,
+            **columns,
             f"{key}_baseline_label": pd.Categorical.from_codes(calls.baseline, categories=labels),
         }
     )
+
+
+def outdated(names: Iterable[Any], key: str, new: Iterable[Any]) -> list[str]:
+    """Return the columns about levels and clusters among the names that an earlier annotation has left."""
+    of_rules = re.compile(
+        rf"{re.escape(key)}_(call|call_confidence|level\d+|cluster_label|cluster_disagrees|low_quality|doublet_score)"
+    )
+    return [name for name in map(str, names) if of_rules.fullmatch(name) and name not in new]
 
 
 def without_slashes(labels: list[str]) -> list[str]:
@@ -83,6 +101,7 @@ def make_annotation(
     cfg: PredictConfig,
     read: Callable[[], Iterable[Calls]],
     *,
+    rules: Rules,
     num_called: int,
     seconds: float,
 ) -> Annotation:
@@ -96,7 +115,8 @@ def make_annotation(
         Cells that this run has called, and the time that it took; an earlier run has called the others.
     """
     key, query, model = cfg.key_added, adapted.query, adapted.model
-    obs = pd.concat([obs_columns(calls, model, cfg) for calls in read()], ignore_index=True)
+    read, constraints = with_constraints(read, rules, model.bundle.labels)
+    obs = pd.concat([obs_columns(calls, model, cfg, rules) for calls in read()], ignore_index=True)
     num_unknown = int(obs[f"{key}_unknown"].sum())
     record = describe_run(query, model) | {
         "condition": adapted.record,
@@ -105,6 +125,26 @@ def make_annotation(
         "num_unknown": num_unknown,
         "seconds": seconds,
     }
+    if constraints:
+        record["constraints"] = constraints
+    if rules.tree is not None:
+        num_backed_off = int((obs[f"{key}_call"].astype(str) != obs[f"{key}_label"].astype(str)).sum())
+        nodes, term_of = rules.tree.nodes, rules.term_of
+        record["tree"] = {
+            "nodes": np.array(nodes, dtype=object),
+            "parents": np.array([rules.tree.parents.get(node, "") for node in nodes], dtype=object),
+            "ontology_term_ids": np.array([term_of.get(node, UNKNOWN_TERM) for node in nodes], dtype=object),
+            "num_levels": rules.tree.num_levels,
+            "num_backed_off": num_backed_off,
+        }
+        if cfg.min_confidence > 0:
+            text = "%s: %d calls below min_confidence=%g back off to a parent in the label tree, or to unknown"
+            log.info(text, query.path, num_backed_off, cfg.min_confidence)
+    if rules.quality is not None:
+        obs = pd.concat([obs, rules.quality.add_prefix(f"{key}_")], axis=1)
+        record["quality"] = rules.quality_record
+    if cfg.clusters is not None:
+        record["clusters"] = cluster_columns(obs, key, read, rules, cfg)
     earlier = f", {len(obs) - num_called} of them before" if num_called < len(obs) else ""
     text = "%s: %d cells annotated%s in %.1f s (%.0f cells/s), %d flagged unknown"
     log.info(text, query.path, len(obs), earlier, seconds, num_called / seconds, num_unknown)

@@ -24,6 +24,7 @@ from scperformer.outputs import new_file, require_absent
 from scperformer.prediction.adapt import adapt_model
 from scperformer.prediction.annotation import make_annotation
 from scperformer.prediction.calls import IDENTITY, call_block, partial_results, parts_of
+from scperformer.prediction.rules import add_quality, find_rules
 from scperformer.prediction.write import FORMATS, MARKER, write_annotation
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ SECONDS_BETWEEN_LINES = 20.0  # log lines about progress
 NOT_IN_IDENTITY = {
     *("inputs", "model_path", "output", "outputs", "output_format", "overwrite", "resume", "keep_going", "error_files"),
     *("share", "shares", "batch_size", "threads", "device", "adapted_folder"),
+    *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),  # applied when all parts are there
 }
 
 
@@ -76,11 +78,15 @@ def annotate(
         require_not_annotated(adata, cfg.key_added)
     model = model or load_model(cfg.model_path)
     start = time.perf_counter()
-    adapted = adapt_model(model, find_query(adata, model.bundle, cfg), cfg)
+    rules = find_rules(adata, model.bundle, cfg)
+    query = find_query(adata, model.bundle, cfg)
+    if cfg.quality:
+        add_quality(rules, adata, query)
+    adapted = adapt_model(model, query, cfg)
     query = adapted.query
     parts = [call_block(query.block(first), adapted.model, cfg) for first in query.starts()]
     seconds = time.perf_counter() - start
-    make_annotation(adapted, cfg, lambda: parts, num_called=adata.n_obs, seconds=seconds).write_into(adata)
+    make_annotation(adapted, cfg, lambda: parts, rules=rules, num_called=adata.n_obs, seconds=seconds).write_into(adata)
     return adata
 
 
@@ -90,7 +96,11 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
     with open_cells(path, cfg.orientation) as cells:
         if not cfg.overwrite and output.suffix in (".h5ad", ".zarr"):
             require_not_annotated(cells, cfg.key_added, path)
-        adapted = adapt_model(model, find_query(cells, model.bundle, cfg, path), cfg)
+        rules = find_rules(cells, model.bundle, cfg, path)
+        query = find_query(cells, model.bundle, cfg, path)
+        if cfg.quality and cfg.share is None:
+            add_quality(rules, cells, query)
+        adapted = adapt_model(model, query, cfg)
         query = adapted.query
         starts, options = query.starts(), asdict(cfg)
         # The calls depend on these values: an interrupted run is resumed only if they are the same.
@@ -122,7 +132,9 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
                 partial.keep_as(output)
             else:
                 seconds, scratch = time.perf_counter() - start, partial.folder
-                annotation = make_annotation(adapted, cfg, partial.read, num_called=num_called, seconds=seconds)
+                annotation = make_annotation(
+                    adapted, cfg, partial.read, rules=rules, num_called=num_called, seconds=seconds
+                )
                 write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
     log.info("written: %s", output)
 

@@ -21,7 +21,7 @@ from anndata.io import read_elem, write_elem
 
 from scperformer.files import BackedH5ad, require_unchanged
 from scperformer.outputs import new_file, new_folder
-from scperformer.prediction.annotation import Annotation
+from scperformer.prediction.annotation import Annotation, outdated
 from scperformer.text import FORMULA, defused
 
 log = logging.getLogger(__name__)
@@ -92,11 +92,15 @@ def write_annotation(
 def _add(root: Any, annotation: Annotation) -> None:
     """Add an annotation to an AnnData in an HDF5 file or zarr group, as anndata encodes it, a block at a time."""
     key, obs, num_cells = annotation.key, root["obs"], len(annotation.obs)
+    dropped = outdated(obs.attrs["column-order"], key, annotation.obs)
+    for name in dropped:
+        del obs[name]
     for name, values in annotation.obs.items():
         # `array` is what anndata itself hands over for a column: Categorical, masked or NumPy values.
         array = values.array
         write_elem(obs, str(name), array.to_numpy() if isinstance(array, pd.arrays.NumpyExtensionArray) else array)
     order = [name.decode() if isinstance(name, bytes) else str(name) for name in obs.attrs["column-order"]]
+    order = [name for name in order if name not in dropped]
     obs.attrs["column-order"] = order + [str(name) for name in annotation.obs if name not in order]
     for place in ("obsm", "uns"):
         if place not in root:

@@ -15,6 +15,8 @@ from anndata import AnnData
 
 from scperformer.config import CheckConfig, DataConfig, PredictConfig, TrainConfig
 from scperformer.dataset import (
+    FEW_GENES,
+    HIGH_SHARE,
     Query,
     Sample,
     adapting_pays,
@@ -22,6 +24,7 @@ from scperformer.dataset import (
     find_condition,
     label_columns,
     make_reference,
+    measure_quality,
     rare_labels,
     rare_note,
     require_labels,
@@ -33,7 +36,6 @@ from scperformer.files import BackedH5ad, Rows, beside, open_cells, read_cells, 
 from scperformer.genes import KIND_NAMES, guess_species, id_kind, require_overlap
 from scperformer.model import Bundle, KeptCells, load_bundle, load_kept, require_annotator, resolve_model
 from scperformer.outputs import new_file, require_absent
-from scperformer.reports.quality import FEW_GENES, HIGH_SHARE, measure_quality
 from scperformer.text import shortened
 
 Checked = dict[str, Any]  # the findings about one file as JSON-able values; docs/formats.md lists them

@@ -112,6 +112,8 @@ def render(
         confidence=summary.confidence_rows(cells, labels),
         median=float(cells["confidence"].median()),
         histogram=summary.histogram(cells),
+        levels=summary.levels(samples),
+        num_backed_off=sum(int(sample.facts.get("tree", {}).get("num_backed_off", 0)) for sample in samples),
         disagreements=summary.disagreements(cells, labels),
         umap=draw_umap(samples, cells, max_cells, seed),
         scales=scales,

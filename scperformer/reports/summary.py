@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from scperformer.pictures import colour_of, ink_on
-from scperformer.reports.annotated import Annotated, cell_table
+from scperformer.reports.annotated import Annotated, as_text, cell_table
 from scperformer.reports.evaluate import Evaluation
 
 NUM_BINS = 20  # of the histogram of confidence
@@ -99,6 +99,25 @@ def disagreements(cells: pd.DataFrame, labels: Sequence[Label]) -> list[tuple[La
         (labels[code], by_name[other], num_cells, num_cells / int(sizes[code]))
         for code, other, num_cells in zip(*(most[name].tolist() for name in most), strict=True)
     ]
+
+
+def levels(samples: Sequence[Annotated]) -> list[dict[str, Any]]:
+    """The nodes of the label tree, each before those below it: name, id, level from 0, cells called there, and in all.
+
+    Empty if the model has no tree, or the files have different ones.
+    """
+    trees = [sample.facts.get("tree", {"nodes": []}) for sample in samples]
+    if not len(trees[0]["nodes"]) or any(list(tree["nodes"]) != list(trees[0]["nodes"]) for tree in trees):
+        return []
+    called = pd.Series(np.concatenate([as_text(sample.column("call")) for sample in samples])).value_counts()
+    rows: dict[str, dict[str, Any]] = {"": {"level": -1, "num_cells": 0}}
+    parents = dict(zip(map(str, trees[0]["nodes"]), map(str, trees[0]["parents"]), strict=True))
+    for (name, parent), term in zip(parents.items(), trees[0]["ontology_term_ids"], strict=True):
+        num, level = int(called.get(name, 0)), rows[parent]["level"] + 1
+        rows[name] = {"name": name, "term": str(term), "level": level, "num_here": num, "num_cells": num}
+    for name, parent in reversed(parents.items()):
+        rows[parent]["num_cells"] += rows[name]["num_cells"]
+    return list(rows.values())[1:]
 
 
 def threshold(sample: Annotated) -> float | None:

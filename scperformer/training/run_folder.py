@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 RECORD, CURVE = "run.json", "learning_curve.png"
 # Recorded without their folders, as the inputs are.
-PATHS = ("init", "genes_path", "unlabelled", "conditions.genes", "model.gene2vec_path")
+PATHS = ("init", "genes_path", "unlabelled", "conditions.genes", "model.gene2vec_path", "label_tree", "ontology")
 PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
 SCORES = {"macro_f1": "macro-F1", "accuracy": "accuracy"}  # in the picture of the learning curve
 Cells = TypeVar("Cells")

@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from scperformer.config.compose import make_config
 from scperformer.config.groups import DataConfig
-from scperformer.dataset.labels import label_columns, rare_labels, require_labels, settle_rare_labels
+from scperformer.dataset.labels import label_columns, rare_labels, require_labels, settle_rare_labels, settle_terms
 from scperformer.errors import InputError
 
 LABELS = pd.Series(["a"] * 5 + ["b", "c", "c", None])
@@ -118,3 +119,78 @@ def test_wrong_label_key_lists_the_keys_there_are(counts_adata):
     del counts_adata.obs["cell_type"], counts_adata.obs["none"], counts_adata.obs["score"]
     with pytest.raises(InputError, match="it has none"):
         require_labels(counts_adata.obs, "celltype", "r.h5ad")
+
+
+CELLS = pd.DataFrame(
+    {
+        "fine": ["naive B", "memory B", "NK", "Mono", "other", "Mono"],
+        "middle": ["B", "B", "NK", None, "x", None],
+        "coarse": ["lymphoid", "lymphoid", "lymphoid", "myeloid", "myeloid", "myeloid"],
+        "mixed": ["lymphoid", "lymphoid", "lymphoid", "myeloid", "x", "lymphoid"],
+        "fine_ontology_term_id": ["X:1", "X:2", "X:2", None, "X:9", "X:3"],
+        "ids": ["Y:1", "Y:2", "Y:3", "Y:4", "Y:5", "Y:4"],
+    }
+)
+
+
+def terms(*options, merged=None):
+    cfg = make_config("train", ["inputs=[r.h5ad]", *options])
+    return settle_terms(CELLS, CELLS["fine"].to_numpy(str), cfg, "r.h5ad", merged)
+
+
+def test_ids_are_from_the_column_and_else_from_the_names():
+    """In alphabetical order: Mono, NK, memory B, naive B, other. A label with two ids gets neither."""
+    assert terms("label_key=fine").ids == ["CL:0000576", "X:2", "X:2", "X:1", "X:9"]
+    assert terms("label_key=fine", "ontology=none").ids == ["unknown", "X:2", "X:2", "X:1", "X:9"]
+    assert terms("label_key=fine", merged="other").ids[-1] == "unknown"
+    assert terms("label_key=fine", "ontology_key=ids").ids == ["Y:4", "Y:3", "Y:2", "Y:1", "Y:5"]
+    assert terms("label_key=fine").release == "2026-03-26"
+    assert terms("label_key=fine", "ontology=none").release is None
+
+
+def test_a_tree_is_from_columns_or_a_file_or_the_ontology(tmp_path, caplog):
+    with caplog.at_level("INFO", logger="scperformer"):
+        tree = terms("label_keys=[coarse,middle,fine]", merged="other").tree
+    assert tree.outline == "myeloid (Mono); lymphoid (NK, B (memory B, naive B)); other"
+    assert tree.terms == {"B": "CL:0000236", "myeloid": "CL:0000763"}  # myeloid cell
+    assert f"label tree of 3 levels: {tree.outline}" in caplog.text
+    path = tmp_path / "tree.csv"
+    path.write_text("child,parent\nnaive B,B\nmemory B,B\n")
+    assert terms("label_key=fine", f"label_tree='{path}'", "ontology=none").tree.terms == {}
+    assert terms("label_key=fine", f"label_tree='{path}'").tree.parents == {"naive B": "B", "memory B": "B"}
+    by_name = terms("label_key=fine", "ontology_key=ids", "ontology=none").tree
+    assert by_name is None
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (["label_keys=[mixed,fine]"], r"columns mixed, fine of r\.h5ad with two parents of 'Mono' .*'lymphoid'"),
+        (["label_keys=[none,fine]"], r"no column 'none' in obs of r\.h5ad"),
+        (["label_key=fine", "ontology_key=none"], r"no column 'none' .*; expected a column with ontology ids"),
+        (["label_key=coarse", "label_keys=[coarse,fine]"], r"label_key=coarse; expected fine, the last of label_keys"),
+        (
+            ["label_keys=[coarse,fine]", "label_tree=t.csv"],
+            r"label_tree=t\.csv; expected no label_tree beside label_keys",
+        ),
+        (["label_keys=[]"], r"no label_key; expected a value for label_key"),
+    ],
+)
+def test_wrong_columns_for_a_tree_are_one_line(options, match):
+    with pytest.raises(InputError, match=match):
+        terms(*options)
+
+
+@pytest.mark.parametrize(
+    ("rows", "match"),
+    [
+        ("NK,a\na,NK", r"tree\.tsv with a cycle \(NK > a > NK\); expected one parent at most .*\(Mono, NK, memory B"),
+        ("NK,a\nNK,b", r"two parents of 'NK' \('a' and 'b'\)"),
+        ("NK,a\nT,a", r"'T', which is neither a label nor a parent"),
+        ("NK,a,b", r"row 1 of .* with 3 values; expected a CSV or TSV table with a child and its parent"),
+    ],
+)
+def test_a_file_that_is_no_tree_is_one_line(rows, match, tmp_path):
+    (tmp_path / "tree.tsv").write_text(rows)
+    with pytest.raises(InputError, match=match):
+        terms("label_key=fine", f"label_tree='{tmp_path}/tree.tsv'")

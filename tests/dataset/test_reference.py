@@ -31,7 +31,7 @@ def test_a_labelled_file_is_what_it_is_in_memory(counts_adata, tmp_path, split, 
     cfg = config("train", "data.min_genes=125", "data.min_cells=60", *split.split())
     expected, found = make_reference(Sample(ad.read_h5ad(path), path), cfg), make_reference([path], cfg)
     assert (found.genes, found.label_names) == (expected.genes, expected.label_names)
-    assert found.ontology_term_ids == expected.ontology_term_ids
+    assert found.terms == expected.terms
     assert np.array_equal(found.counts, expected.counts)
     assert found.split.done == expected.split.done
     stream = found.stream

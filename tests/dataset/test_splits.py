@@ -257,7 +257,7 @@ def test_labels_of_one_cell_are_kept_merged_or_dropped(policy, rare):
     assert dict(zip(reference.label_names, reference.counts, strict=True)) == counts
     assert reference.rare.done["labels"] == {"Platelet": 1, "Mast cell": 1}
     assert reference.split.done.get("labels_without_val_cells", {}) == (extra if policy == "keep" else {})
-    terms = dict(zip(reference.label_names, reference.ontology_term_ids, strict=True))
+    terms = dict(zip(reference.label_names, reference.terms.ids, strict=True))
     assert terms.get("other", "unknown") == "unknown"
     assert terms.get("Platelet", "CL:0000233") == "CL:0000233"
 

@@ -136,6 +136,12 @@ CONTENT = {
     "name": {"name": "a\nb"},
     "no terms": {"ontology_term_ids": []},
     "terms that are numbers": {"ontology_term_ids": [1, 2, 3]},
+    "tree that is a list": {"tree": ["a"]},
+    "tree without terms": {"tree": {"parents": {}}},
+    "tree with a number": {"tree": {"parents": {"B cell": 3}, "terms": {}}},
+    "tree with a cycle": {"tree": {"parents": {"B cell": "x", "x": "B cell"}, "terms": {}}},
+    "tree of other labels": {"tree": {"parents": {"Z cell": "x"}, "terms": {}}},
+    "deep tree": {"tree": {"parents": {f"n{i}": f"n{i + 1}" for i in range(10_000)} | {"B cell": "n0"}, "terms": {}}},
     "target": {"config": {"target_sum": "much"}},
     "no target": {"config": {"target_sum": float("nan")}},
     "scales": {"metrics": {"scales": {"wide": "x"}}},
@@ -155,7 +161,7 @@ CONTENT = {
 def test_content_of_wrong_types(case, model, counts_adata, write, command):
     info = json.loads((model / "bundle.json").read_text())
     for name, value in CONTENT[case].items():
-        info[name] = info[name] | value if isinstance(value, dict) else value
+        info[name] = info.get(name, {}) | value if isinstance(value, dict) else value
     (model / "bundle.json").write_text(json.dumps(info))
     ran = command("predict", write(counts_adata), "model_path=model")
     assert ran.code == 2, ran.err

@@ -29,6 +29,7 @@ from scperformer.model.folder import (
     save_bundle,
 )
 from scperformer.model.kept import CELLS, KeptCells
+from scperformer.trust import LabelTree
 
 
 @pytest.fixture
@@ -297,6 +298,13 @@ def test_a_folder_of_format_3_is_read(bundle, folder):
     loaded = load_bundle(folder)
     assert (loaded.labels, loaded.has_kept) == (bundle.labels, False)
     assert load_kept(loaded, folder) is None
+
+
+def test_a_label_tree_is_kept_and_shown(bundle, tmp_path):
+    tree = LabelTree(bundle.labels, {bundle.labels[0]: "x", bundle.labels[1]: "x"}, {"x": "CL:1"})
+    save_bundle(dataclasses.replace(bundle, tree=tree), tmp_path / "t")
+    assert load_bundle(tmp_path / "t").tree == tree
+    assert f"Label tree of 2 levels: x ({', '.join(bundle.labels)})." in (tmp_path / "t" / CARD).read_text("utf-8")
 
 
 @pytest.mark.parametrize("key", ["name", "labels", "ontology_term_ids", "config", "metrics", "provenance", "files"])

@@ -142,3 +142,24 @@ def test_evaluation_rows_are_shares_of_the_true_label(samples):
     assert rows["B"]["cells"][1:] == [(pytest.approx(2 / 3), 2, True), (pytest.approx(1 / 3), 1, False)]
     assert rows["mast"]["cells"] == [(1.0, 1, False), (0.0, 0, False), (0.0, 0, False)]
     assert [label.name for label, _ in content["per_class"]] == ["T", "B", "mast"]
+
+
+def test_levels_count_each_cell_up_to_the_top(samples):
+    """B and T are lymphocytes; of nine cells, one backed off to them and one to nothing."""
+    tree = {"nodes": ["lymphocyte", "B", "T", "NK", "never"], "parents": ["", "lymphocyte", "lymphocyte", "", ""]}
+    tree["ontology_term_ids"] = ["CL:0000542", "CL:0000236", "CL:0000084", "unknown", "unknown"]
+    assert summary.levels(samples) == []
+    for each, calls in zip(samples, ("T T lymphocyte B", "unknown B NK T B"), strict=True):
+        each.facts["tree"] = tree
+        each.obs["k_call"] = pd.Categorical(calls.split())
+    rows = summary.levels(samples)
+    assert [(row["name"], row["level"], row["num_here"], row["num_cells"]) for row in rows] == [
+        ("lymphocyte", 0, 1, 7),
+        ("B", 1, 3, 3),
+        ("T", 1, 3, 3),
+        ("NK", 0, 1, 1),
+        ("never", 0, 0, 0),
+    ]
+    assert rows[1]["term"] == "CL:0000236"
+    samples[1].facts["tree"] = tree | {"nodes": ["other", *tree["nodes"][1:]]}
+    assert summary.levels(samples) == []

@@ -56,6 +56,8 @@ def test_model_folder_says_everything(counts_adata, write, tmp_path):
     bundle = load_bundle(output)
     assert bundle.labels == ["B cell", "Monocyte", "T cell"]
     assert bundle.ontology_term_ids == ["CL:0000236", "CL:0000576", "CL:0000084"]
+    assert bundle.tree.parents == {"B cell": "lymphocyte", "T cell": "lymphocyte"}
+    assert (bundle.tree.terms, bundle.provenance["ontology"]) == ({"lymphocyte": "CL:0000542"}, "2026-03-26")
     assert bundle.provenance["reference"] == "reference.h5ad"
     assert bundle.provenance["cells_per_label"] == {"B cell": 40, "Monocyte": 40, "T cell": 40}
     assert bundle.provenance["seed"] == 3

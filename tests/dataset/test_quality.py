@@ -8,10 +8,20 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import sparse
+from scipy.stats import median_abs_deviation
 
+from scperformer.dataset.quality import (
+    cell_quality,
+    count_doublets,
+    doublet_scores,
+    low_quality,
+    measure_quality,
+    mitochondrial,
+    valley,
+    why_no_doublets,
+)
 from scperformer.expression import detect_expression
 from scperformer.files import Rows
-from scperformer.reports.quality import count_doublets, measure_quality, mitochondrial, valley, why_no_doublets
 
 
 @pytest.fixture
@@ -97,6 +107,20 @@ def test_mitochondrial_genes_after_the_name_of_a_genome(cells):
     assert measured(cells)["num_mitochondrial_genes"] == 10
 
 
+def test_low_quality_is_relative_to_the_file(cells):
+    """Thirty cells are dying; one of the others has a tenth of the genes. The limits by scipy."""
+    x = cells.X.toarray()
+    x[80, 30:] = 0
+    measured = cell_quality(Rows(sparse.csr_matrix(x)), np.arange(300) < 10, detect_expression(cells))
+    low, few, high = low_quality(measured)
+    logs, shares = np.log1p((x > 0).sum(axis=1)), x[:, :10].sum(axis=1) / np.maximum(x.sum(axis=1), 1)
+    assert few == pytest.approx(np.expm1(np.median(logs) - 5 * median_abs_deviation(logs)))
+    assert high == pytest.approx(max(np.median(shares) + 3 * median_abs_deviation(shares), 0.08))
+    assert low.tolist() == ((logs < np.log1p(few)) | (shares > high)).tolist()
+    assert low[[4, 50, 80]].all()
+    assert not low_quality(measured[31:49])[0].any()
+
+
 # Doublets
 
 
@@ -117,7 +141,9 @@ def test_sums_of_two_types_are_counted_as_doublets():
     assert note == ""
     assert clean <= 3
     assert 25 <= some <= 35
-    assert count_doublets(five_types(30)) == (some, note)
+    scores, threshold, _ = doublet_scores(five_types(30))
+    assert (scores > threshold).sum() == some
+    assert (scores[:30] > threshold).mean() > 0.7 > 0.02 > (scores[30:] > threshold).mean()
 
 
 def test_reason_where_scrublet_cannot_work():

@@ -8,13 +8,14 @@ import numpy as np
 import pandas as pd
 from anndata import AnnData
 from scipy import sparse
-from scipy.ndimage import uniform_filter1d
-from scipy.signal import find_peaks
 
 from scperformer.expression import Findings
 from scperformer.files import Rows
 from scperformer.genes import human_genes, name_columns, parts, without_genome
 
+# Cells beyond these have a low quality among the cells of their file; MAD: median absolute deviation. Source: Heumos
+# et al. 2023, Best practices for single-cell analysis across modalities.
+FEW_MADS, HIGH_MADS, LEAST_HIGH = 5, 3, 0.08
 FEW_GENES = 200  # the filter in the tutorials of scanpy and Seurat
 HIGH_SHARE = 0.2  # mitochondrial share of a cell's expression; a higher one usually means a dying cell
 MITOCHONDRIAL = "MT-"
@@ -41,9 +42,8 @@ class Quality:
     doublet_note: str  # the reason why doublets were not counted
 
 
-def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets: str = "auto") -> Quality:
-    """Measure the quality of all cells, one block at a time; `doublets` is auto (only for few cells), true or false."""
-    is_mito = mitochondrial(var)
+def cell_quality(rows: Rows, is_mito: np.ndarray, findings: Findings) -> pd.DataFrame:
+    """Measure each cell, one block at a time: num_genes, total, and the mitochondrial share of its expression."""
     num_genes, totals, shares = (np.zeros(rows.shape[0]) for _ in range(3))
     for start, stored in rows.blocks():
         block = sparse.csr_matrix(stored, dtype=np.float64, copy=True)
@@ -57,6 +57,28 @@ def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets:
         shares[cells] = block @ is_mito.astype(np.float64)
     filled = num_genes > 0
     shares[filled] /= totals[filled]
+    return pd.DataFrame({"num_genes": num_genes, "total": totals, "mitochondrial": shares})
+
+
+def low_quality(cells: pd.DataFrame) -> tuple[np.ndarray, float, float]:
+    """Return which cells of `cell_quality` have a low quality, for their file: few genes or a high mitochondrial share.
+
+    Few: ln(1 + genes) is more than 5 MAD below the median. High: the share is more than 3 MAD above the median, and
+    above .08. Also returns both limits, as genes and as a share.
+    """
+    logs, shares = np.log1p(cells["num_genes"].to_numpy()), cells["mitochondrial"].to_numpy()
+    few, high = (float(np.median(values)) for values in (logs, shares))
+    few -= FEW_MADS * float(np.median(np.abs(logs - few)))
+    high = max(high + HIGH_MADS * float(np.median(np.abs(shares - high))), LEAST_HIGH)
+    return (logs < few) | (shares > high) | (logs == 0), float(np.expm1(few)), high
+
+
+def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets: str = "auto") -> Quality:
+    """Measure the quality of all cells; `doublets` is auto (only for few cells), true or false."""
+    is_mito = mitochondrial(var)
+    cells = cell_quality(rows, is_mito, findings)
+    num_genes, totals, shares = (cells[name].to_numpy() for name in ("num_genes", "total", "mitochondrial"))
+    filled = num_genes > 0
     note = why_no_doublets(findings, doublets)
     num_doublets, note = (None, note) if note else count_doublets(rows)
     return Quality(
@@ -98,7 +120,15 @@ def why_no_doublets(findings: Findings, doublets: str) -> str:
 
 
 def count_doublets(rows: Rows) -> tuple[int | None, str]:
-    """Count likely doublets of different cells with Scrublet, as in scanpy; the number, or None and the reason.
+    """Count likely doublets of different cells (`doublet_scores`); the number, or None and the reason."""
+    scores, threshold, note = doublet_scores(rows)
+    return (None if scores is None else int((scores > threshold).sum())), note
+
+
+def doublet_scores(rows: Rows) -> tuple[np.ndarray | None, float, str]:
+    """Score each cell with Scrublet, as in scanpy; also return the threshold, above which it is a likely doublet.
+
+    An empty cell has no score (NaN). If there are no scores, the text is the reason.
 
     Scrublet simulates doublets by adding up pairs of cells, and scores each cell by how many of its neighbours are
     simulated. The threshold is the minimum between the two modes of the scores of the simulated doublets.
@@ -108,10 +138,11 @@ def count_doublets(rows: Rows) -> tuple[int | None, str]:
     import scanpy  # takes seconds to import
 
     counts = sparse.csr_matrix(rows.some(np.arange(rows.shape[0])), dtype=np.float32)
-    counts = counts[np.diff(counts.indptr) > 0]
+    filled = np.diff(counts.indptr) > 0
+    counts = counts[filled]
     num_expressed = int((counts.getnnz(axis=0) > 0).sum())
     if counts.shape[0] < MIN_DOUBLET_CELLS or num_expressed < MIN_DOUBLET_GENES:
-        return None, f"not counted: {counts.shape[0]} cells express {num_expressed} genes, which is too few"
+        return None, math.nan, f"not counted: {counts.shape[0]} cells express {num_expressed} genes, which is too few"
     cells = AnnData(counts)
     try:
         with warnings.catch_warnings():
@@ -119,11 +150,13 @@ def count_doublets(rows: Rows) -> tuple[int | None, str]:
             # Exact neighbours are faster for few cells. scanpy's own threshold would need scikit-image.
             scanpy.pp.scrublet(cells, threshold=1.0, use_approx_neighbors=False, random_state=0, verbose=False)
     except (ValueError, ArithmeticError, IndexError) as error:
-        return None, f"Scrublet failed ({' '.join(str(error).split())[:100]})"
+        return None, math.nan, f"Scrublet failed ({' '.join(str(error).split())[:100]})"
     threshold = valley(np.asarray(cells.uns["scrublet"]["doublet_scores_sim"]))
     if threshold is None:
-        return None, "Scrublet found no threshold: the cells are too similar"
-    return int((cells.obs["doublet_score"] > threshold).sum()), ""
+        return None, math.nan, "Scrublet found no threshold: the cells are too similar"
+    scores = np.full(len(filled), np.nan)
+    scores[filled] = cells.obs["doublet_score"]
+    return scores, threshold, ""
 
 
 def valley(values: np.ndarray) -> float | None:
@@ -131,6 +164,9 @@ def valley(values: np.ndarray) -> float | None:
 
     Source: Prewitt and Mendelsohn 1966, as in `skimage.filters.threshold_minimum`.
     """
+    from scipy.ndimage import uniform_filter1d  # both take a while to import, and few steps need them
+    from scipy.signal import find_peaks
+
     counts, edges = np.histogram(values, NUM_BINS)
     height = counts.astype(np.float64)
     for _ in range(MAX_SMOOTHINGS):
