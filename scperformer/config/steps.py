@@ -8,6 +8,7 @@ from scperformer.config import groups
 from scperformer.config.groups import (
     ABOVE_ZERO,
     AUTO,
+    BELOW_ONE,
     LINE,
     NAME,
     ONE_OR_MORE,
@@ -191,7 +192,12 @@ class PredictConfig(_ModelOptions):
     threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch, each with a batch of its own: more need more memory
     device: str = choice("auto", "cpu", "cuda")  # where the model runs
     precision: str = choice("32-true", "bf16-mixed")  # bf16-mixed: on a GPU or a CPU that computes in bfloat16
-    min_confidence: float = option(0.0, SHARE)  # cells with a lower confidence are flagged as unknown
+    # share of cells like the reference's that are flagged as unknown, as they look like none of the labels; 0: no cell
+    false_alarms: float = option(0.05, BELOW_ONE)
+    min_confidence: float = option(0.0, SHARE)  # cells with a lower confidence are flagged as unknown, too
+    # also give each cell a set of labels that contains the true one with probability 1 - alpha; see docs/trust.md
+    alpha: float | None = option(None, (lambda alpha: 0 < alpha < 1, "a number between 0 and 1"))
+    conformal: str = choice("overall", "per_label")  # per_label: with that probability for the cells of each label
     # fit the model anew to the genes and the depth of a file, on the cells that it keeps; auto: where that was seen to
     # pay; see docs/inputs.md#other-genes-another-depth
     adapt: str = choice("auto", "true", "false")

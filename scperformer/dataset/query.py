@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OBS_COLUMNS = ("label", "confidence", "margin", "unknown", "ontology_term_id", "baseline_label")
+OBS_COLUMNS = (
+    *("label", "confidence", "margin", "unknown", "novelty", "set", "set_size", "ontology_term_id", "baseline_label"),
+)
 
 
 @dataclass

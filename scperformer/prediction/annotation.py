@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from anndata import AnnData
+from scipy.special import softmax
 
 from scperformer.config import PredictConfig
 from scperformer.dataset import Query
-from scperformer.model import FORMAT_VERSION
+from scperformer.model import FORMAT_VERSION, HeldOut
 from scperformer.network import Model
 from scperformer.prediction.adapt import Adapted
 from scperformer.prediction.calls import Calls
+from scperformer.text import MOST_UNKNOWN, foreign_text
+from scperformer.trust import calibration, held_out_coverage, label_sets, novelty_share, set_thresholds
 
 log = logging.getLogger(__name__)
 
@@ -44,25 +47,62 @@ class Annotation:
 
 
 def obs_columns(calls: Calls, model: Model, cfg: PredictConfig) -> pd.DataFrame:
-    """Return the obs columns: label, confidence, margin, unknown, ontology term and the label of the baseline.
+    """Return the obs columns: label, confidence, margin, unknown, novelty, ontology term, label of the baseline, set.
 
-    Confidence is the probability of the label, margin its lead over the second one. A cell is flagged unknown
-    when its confidence is below `min_confidence` or it expresses no gene of the model; its label stays.
+    Confidence is the probability of the label, margin its lead over the second one. A cell is flagged unknown if its
+    novelty is that of at most a share `false_alarms` of the held-out cells of the reference, if its confidence is below
+    `min_confidence`, or if it expresses no gene of the model; its label stays. The set of labels, the most probable one
+    first, is there with `alpha`. A model without held-out calls gives no novelty (NaN) and no sets.
     """
-    key, labels = cfg.key_added, model.bundle.labels
+    key, labels, held_out = cfg.key_added, model.bundle.labels, model.bundle.held_out
     best = calls.proba.argmax(axis=1)
     top_two = np.sort(calls.proba, axis=1)[:, -2:]
     terms = np.array(model.bundle.ontology_term_ids)
-    return pd.DataFrame(
-        {
-            f"{key}_label": pd.Categorical.from_codes(best, categories=labels),
-            f"{key}_confidence": top_two[:, 1],
-            f"{key}_margin": top_two[:, 1] - top_two[:, 0],
-            f"{key}_unknown": (top_two[:, 1] < cfg.min_confidence) | calls.empty,
-            f"{key}_ontology_term_id": pd.Categorical(terms[best], categories=sorted(set(terms))),
-            f"{key}_baseline_label": pd.Categorical.from_codes(calls.baseline, categories=labels),
+    novelty = calls.scores if held_out is None else novelty_share(calls.scores, held_out.scores)
+    columns = {
+        "label": pd.Categorical.from_codes(best, categories=labels),
+        "confidence": top_two[:, 1],
+        "margin": top_two[:, 1] - top_two[:, 0],
+        "unknown": (1 - novelty <= cfg.false_alarms) | (top_two[:, 1] < cfg.min_confidence) | calls.empty,
+        "novelty": novelty.astype(np.float32),
+        "ontology_term_id": pd.Categorical(terms[best], categories=sorted(set(terms))),
+        "baseline_label": pd.Categorical.from_codes(calls.baseline, categories=labels),
+    }
+    if cfg.alpha is not None and held_out is not None:
+        known = softmax(held_out.logits.astype(np.float64), axis=1), held_out.labels, _fixed_draws(held_out)
+        thresholds = set_thresholds(*known, cfg.alpha, cfg.conformal == "per_label")
+        in_set = label_sets(calls.proba, calls.draws, thresholds)
+        order = np.argsort(-calls.proba, axis=1, kind="stable")
+        texts = ["|".join(labels[i] for i in row if has[i]) for row, has in zip(order, in_set, strict=True)]
+        columns |= {"set": np.array(texts, dtype=object), "set_size": in_set.sum(axis=1).astype(np.int32)}
+    return pd.DataFrame({f"{key}_{name}": values for name, values in columns.items()})
+
+
+def _fixed_draws(held_out: HeldOut) -> np.ndarray:
+    return np.random.default_rng(0).random(len(held_out.labels))
+
+
+def trust_record(model: Model, cfg: PredictConfig, obs: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Return the evidence for confidences, flags and sets, from held-out cells of the reference; empty without them."""
+    held_out = model.bundle.held_out
+    if held_out is None:
+        return {}
+    num_cells = len(held_out.labels)
+    found = calibration(held_out.logits, held_out.labels, model.bundle.labels)
+    record: dict[str, dict[str, Any]] = {
+        "calibration": found | {name: pd.DataFrame(found[name]) for name in ("bins", "labels")},
+        "novelty": {"false_alarms": cfg.false_alarms, "num_cells": num_cells},
+    }
+    if cfg.alpha is not None:
+        known = softmax(held_out.logits.astype(np.float64), axis=1), held_out.labels, _fixed_draws(held_out)
+        record["sets"] = {
+            "alpha": cfg.alpha,
+            "conformal": cfg.conformal,
+            "num_cells": num_cells,
+            "held_out_coverage": held_out_coverage(*known, cfg.alpha, cfg.conformal == "per_label"),
+            "mean_size": float(obs[f"{cfg.key_added}_set_size"].mean()),
         }
-    )
+    return record
 
 
 def without_slashes(labels: list[str]) -> list[str]:
@@ -97,14 +137,22 @@ def make_annotation(
     """
     key, query, model = cfg.key_added, adapted.query, adapted.model
     obs = pd.concat([obs_columns(calls, model, cfg) for calls in read()], ignore_index=True)
+    if f"{key}_set" in obs:
+        obs[f"{key}_set"] = obs[f"{key}_set"].astype("category")  # of each block, until here, with other categories
     num_unknown = int(obs[f"{key}_unknown"].sum())
+    if model.bundle.held_out is None:
+        text = "%s: the model keeps no held-out calls (%s): no novelty of cells%s, and unknown by min_confidence alone"
+        why = "its cells are simulated" if adapted.record["adapted"] else "train it again to have them"
+        log.info(text, query.path, why, "" if cfg.alpha is None else " and no sets of labels")
+    elif num_unknown > MOST_UNKNOWN * len(obs):
+        log.warning("%s: %s", query.path, foreign_text(num_unknown / len(obs), len(model.bundle.labels)))
     record = describe_run(query, model) | {
         "condition": adapted.record,
         "baseline": {"name": "logistic regression (L2, C=1)"},
         "config_json": json.dumps(asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]}),
         "num_unknown": num_unknown,
         "seconds": seconds,
-    }
+    } | trust_record(model, cfg, obs)
     earlier = f", {len(obs) - num_called} of them before" if num_called < len(obs) else ""
     text = "%s: %d cells annotated%s in %.1f s (%.0f cells/s), %d flagged unknown"
     log.info(text, query.path, len(obs), earlier, seconds, num_called / seconds, num_unknown)

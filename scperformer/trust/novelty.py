@@ -1,0 +1,127 @@
+"""How unlike all labels a cell is: its distance to the nearest label, in a few directions of expression.
+
+The directions are those in which the cells of the reference vary most. In them each label has a mean and a covariance,
+and the score of a cell is its Mahalanobis distance to the nearest one (as Lee et al. 2018, arXiv 1807.03888, but of the
+expression, and with a covariance for each label). No logits take part: these are often large for types that the model
+does not know. Cells of the reference that had no part in a fit show which scores known cells have.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_matrix, diags
+from scipy.stats import rankdata
+
+NUM_DIRECTIONS = 8  # more follow single cells: types that differ a little are then found less often
+NUM_STEPS, STEPS_LEFT_OUT = 8, 2  # of the search for directions: from random ones, and from those of all cells
+PRIOR_CELLS = 5  # for each direction: with so many cells, a label's own covariance has the weight of the common one
+JITTER = 1e-3  # added to variances, relative to those within labels: labels of equal cells have none
+
+
+@dataclass
+class Profile:
+    """The directions, and the cells of each label in them: G genes, K directions, C labels."""
+
+    vectors: np.ndarray  # float32, G x K: for expression that is scaled to length 1
+    means: np.ndarray  # float64, C x K
+    whitening: np.ndarray  # float64, C x K x K: makes the cells of a label vary by 1 in all directions
+
+    def scores(self, x: csr_matrix) -> np.ndarray:
+        """Return the squared distance of cells to the nearest label, float64 N, from ln(1 + cp10k), CSR N x G.
+
+        The score of a cell does not depend on the other cells, down to the last bit.
+        """
+        offsets = (of_length_one(x) @ self.vectors)[:, None].astype(np.float64) - self.means
+        # Not matrix products: their last bits would depend on the place of a cell in memory.
+        white = sum(offsets[:, :, k, None] * self.whitening[:, k] for k in range(self.means.shape[1]))
+        return np.min(sum(white[:, :, k] ** 2 for k in range(self.means.shape[1])), axis=1)
+
+
+def of_length_one(x: csr_matrix) -> csr_matrix:
+    """Scale cells, CSR N x G, to length 1; empty ones stay 0."""
+    cells = np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
+    lengths = np.sqrt(np.bincount(cells, x.data.astype(np.float64) ** 2, minlength=x.shape[0]))
+    lengths = np.maximum(lengths, np.finfo(np.float32).tiny)
+    return csr_matrix(((x.data / lengths[cells]).astype(np.float32), x.indices, x.indptr), shape=x.shape)
+
+
+def fit_profile(x: csr_matrix, labels: np.ndarray, seed: int = 0, start: np.ndarray | None = None) -> Profile:
+    """Find the directions in which cells vary most, and the cells of each label in them.
+
+    Parameters
+    ----------
+    x
+        Expression, CSR float32 N x G, ln(1 + cp10k).
+    labels
+        Index of the label of each cell, N; each of 0..C-1 occurs.
+    seed
+        Of the random directions from which the search starts.
+    start
+        Directions of similar cells, such as all of those of which `x` is a part: the search starts from them.
+    """
+    v = of_length_one(x)
+    means = np.asarray(v.mean(axis=0)).ravel()
+    deviation = np.sqrt(np.maximum(np.asarray(v.multiply(v).mean(axis=0)).ravel() - means**2, 0))
+    varying = deviation[deviation > 0]
+    weights = np.where(deviation > 0, 1 / (deviation + (np.median(varying) if len(varying) else 1.0)), 0)
+    weighted = (v @ diags(weights)).astype(np.float32).tocsr()
+    num = min(NUM_DIRECTIONS, *x.shape)
+    basis = np.random.default_rng(seed).normal(size=(x.shape[1], num)) if start is None else start
+    for _ in range(NUM_STEPS if start is None else STEPS_LEFT_OUT):  # subspace iteration
+        basis = np.linalg.qr(weighted.T @ (weighted @ basis))[0]
+    vectors = (weights[:, None] * basis).astype(np.float32)
+
+    places = (v @ vectors).astype(np.float64)
+    counts = np.bincount(labels).astype(np.float64)
+    centres = np.stack([np.bincount(labels, column) for column in places.T], axis=1) / counts[:, None]
+    offsets = places - centres[labels]
+    common = offsets.T @ offsets / max(1, len(labels) - len(counts))
+    prior, whitening = PRIOR_CELLS * num, np.empty((len(counts), num, num))
+    for label, count in enumerate(counts):
+        own = offsets[labels == label]
+        covariance = (own.T @ own + prior * common) / (count + prior)
+        covariance += np.diag(JITTER * common.diagonal() + np.finfo(np.float32).tiny)
+        whitening[label] = np.linalg.inv(np.linalg.cholesky(covariance)).T
+    return Profile(vectors, centres, whitening)
+
+
+def fit_novelty(x: csr_matrix, labels: np.ndarray, folds: np.ndarray, seed: int = 0) -> tuple[Profile, np.ndarray]:
+    """Fit a profile to all cells; also return the score of each cell by a profile of the other folds.
+
+    `folds` is the fold of each cell, int N; cells of fold -1 are in every fit, and their score is NaN.
+    """
+    profile = fit_profile(x, labels, seed)
+    scores = np.full(len(labels), np.nan)
+    for fold in range(folds.max(initial=-1) + 1):
+        now = folds == fold
+        scores[now] = fit_profile(x[~now], labels[~now], start=profile.vectors).scores(x[now])
+    return profile, scores
+
+
+def novelty_share(scores: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+    """Return the share of held-out cells with lower scores, float64 N, 0 to below 1.
+
+    A cell like the held-out ones has a novelty of `1 - rate` or more with a probability of at most `rate`.
+    """
+    return np.searchsorted(np.sort(held_out), scores, side="left") / (len(held_out) + 1)
+
+
+def left_out_table(x: csr_matrix, labels: np.ndarray, folds: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Leave out the cells of each label in turn, and return how well their scores are above the others': float64, C.
+
+    It is the area under the ROC curve, as in `fit_novelty`: each of the other cells is scored by a fit without it.
+    """
+    areas = []
+    for label in range(int(labels.max()) + 1):
+        rest = labels != label
+        others, codes = np.unique(labels[rest], return_inverse=True)
+        profile, known = fit_novelty(x[rest], codes, folds[rest], seed)
+        known = known[np.isfinite(known)]
+        areas.append(area_under_curve(known, profile.scores(x[~rest])) if len(known) and len(others) > 1 else np.nan)
+    return np.array(areas)
+
+
+def area_under_curve(known: np.ndarray, novel: np.ndarray) -> float:
+    """Return the probability that a novel cell has a higher score than a known one; equal scores count half."""
+    ranks = rankdata(np.concatenate([known, novel]))[len(known) :]
+    return float((ranks.mean() - (len(novel) + 1) / 2) / len(known))
