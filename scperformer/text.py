@@ -25,8 +25,7 @@ def unfit(name: object) -> str | None:
 
 def foreign_text(share: float, num_labels: int) -> str:
     """Return the warning about a file in which this share of the cells is unknown."""
-    labels = f"none of the {num_labels} labels of this model"
-    return f"{share:.0%} of cells look like {labels}: is it the right tissue?".replace("%", " %", 1)
+    return f"{share:.0%} of cells look like none of the {num_labels} labels of this model: is it the right tissue?"
 
 
 def defused(text: str) -> str:

@@ -56,7 +56,9 @@ def read_held_out(folder: Path, num_genes: int, num_labels: int) -> HeldOut:
         "means": (num_labels, num_directions),
         "whitening": (num_labels, num_directions, num_directions),
     }
-    sound = all(arrays[name].shape == shape and arrays[name].dtype.kind in ARRAYS[name] for name, shape in shapes.items())
+    sound = all(
+        arrays[name].shape == shape and arrays[name].dtype.kind in ARRAYS[name] for name, shape in shapes.items()
+    )
     if not sound or num_cells == 0:
         raise ValueError(f"'{HELD_OUT}' with parts that do not fit")
     if not all(np.isfinite(array).all() for array in arrays.values()):

@@ -146,13 +146,17 @@ def make_annotation(
         log.info(text, query.path, why, "" if cfg.alpha is None else " and no sets of labels")
     elif num_unknown > MOST_UNKNOWN * len(obs):
         log.warning("%s: %s", query.path, foreign_text(num_unknown / len(obs), len(model.bundle.labels)))
-    record = describe_run(query, model) | {
-        "condition": adapted.record,
-        "baseline": {"name": "logistic regression (L2, C=1)"},
-        "config_json": json.dumps(asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]}),
-        "num_unknown": num_unknown,
-        "seconds": seconds,
-    } | trust_record(model, cfg, obs)
+    record = (
+        describe_run(query, model)
+        | {
+            "condition": adapted.record,
+            "baseline": {"name": "logistic regression (L2, C=1)"},
+            "config_json": json.dumps(asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]}),
+            "num_unknown": num_unknown,
+            "seconds": seconds,
+        }
+        | trust_record(model, cfg, obs)
+    )
     earlier = f", {len(obs) - num_called} of them before" if num_called < len(obs) else ""
     text = "%s: %d cells annotated%s in %.1f s (%.0f cells/s), %d flagged unknown"
     log.info(text, query.path, len(obs), earlier, seconds, num_called / seconds, num_unknown)

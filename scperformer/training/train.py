@@ -33,7 +33,6 @@ from scperformer.fitting import (
 from scperformer.metrics import score
 from scperformer.model import Bundle, HeldOut, KeptCells, sum_of_branches
 from scperformer.network import Cells, CellTypeModel, as_model, branch_logits, gene_means
-from scperformer.text import in_bytes
 from scperformer.training import start
 from scperformer.training.batch_size import with_batch_size
 from scperformer.training.conditions import conditions_table
@@ -180,8 +179,10 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
     metrics["best_epoch"] = best_epoch
     if held_out is not None:
         metrics["calibration"] = calibration(held_out.logits, held_out.labels, reference.label_names)
-        facts = metrics["calibration"]["error"], len(held_out.labels), in_bytes(len(held_out.to_bytes()))
-        log.info("calibration error of the confidence: %.3f on %d held-out cells, whose calls are kept (%s)", *facts)
+        facts = metrics["calibration"]["error"], len(held_out.labels), len(held_out.to_bytes()) / 1e6
+        log.info(
+            "calibration error of the confidence: %.3f on %d held-out cells, whose calls are kept (%.1f MB)", *facts
+        )
     if recipe is not None:
         metrics["linear_branch"] = asdict(recipe)
     # The scales are settled: replace what was fitted by fits to all cells, including the held-out ones, as for the

@@ -29,7 +29,9 @@ def reliability_curve(confidence: np.ndarray, right: np.ndarray, num_bins: int =
     counts = np.bincount(bins, minlength=num_bins)
     sums = {"confidence": confidence, "accuracy": right}
     means = {name: np.bincount(bins, values, minlength=num_bins) for name, values in sums.items()}
-    curve = pd.DataFrame({"num_cells": counts, **{name: total / np.maximum(counts, 1) for name, total in means.items()}})
+    curve = pd.DataFrame(
+        {"num_cells": counts, **{name: total / np.maximum(counts, 1) for name, total in means.items()}}
+    )
     return curve[curve["num_cells"] > 0].reset_index(drop=True)
 
 
@@ -45,8 +47,8 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray, num_bins: int =
 def calibration(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     """Describe the calibration of held-out calls in plain numbers: `num_cells`, `error`, `bins` and `labels`.
 
-    `logits` are N x C, `labels` N indices, `names` the C labels. `bins` are the columns of `reliability_curve`, `labels`
-    those of `label_calibration` with names.
+    `logits` are N x C, `labels` N indices, `names` the C labels. `bins` are the columns of `reliability_curve`, and
+    `labels` those of `label_calibration` with names.
     """
     proba = softmax(logits.astype(np.float64), axis=1)
     confidence, right = proba.max(axis=1), proba.argmax(axis=1) == labels

@@ -6,6 +6,7 @@ for each label, Vovk 2012 (arXiv 1209.2673). The guarantee holds for cells that 
 """
 
 import zlib
+from itertools import pairwise
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -16,9 +17,9 @@ def cell_draws(x: csr_matrix) -> np.ndarray:
 
     Adaptive sets need it: without a random part they hold the truth more often than stated.
     """
-    ends, draws = x.indptr.astype(np.int64), np.empty(x.shape[0])
+    ends, draws = x.indptr, np.empty(x.shape[0])
     indices, values = x.indices.astype(np.int32), x.data.astype(np.float32)
-    for cell, (start, stop) in enumerate(zip(ends, ends[1:], strict=False)):
+    for cell, (start, stop) in enumerate(pairwise(ends.tolist())):
         draws[cell] = zlib.crc32(values[start:stop].tobytes(), zlib.crc32(indices[start:stop].tobytes()))
     return draws / 2**32
 
