@@ -1,6 +1,8 @@
 """Colours of labels, and figures as PNG files."""
 
 import io
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -27,6 +29,26 @@ def ink_on(colour: str) -> str:
     luminance = float(linear @ [0.2126, 0.7152, 0.0722])
     # Contrast is 1.05 / (L + .05) with white and (L + .05) / .05 with black: they are equal at L = .179.
     return "#000000" if luminance > 0.179 else "#FFFFFF"
+
+
+def draw_reliability(curves: Mapping[str, Any]) -> bytes:
+    """A PNG of the accuracy of calls against their confidence; the more calls a bin has, the larger its dot.
+
+    `curves` have names and the columns of `reliability_curve` (trust/confidence.py).
+    """
+    figure = Figure(figsize=(4.6, 4.6), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle="--")
+    for place, (name, bins) in enumerate(curves.items()):
+        axes.plot(bins["confidence"], bins["accuracy"], color=colour_of(place), linewidth=1.5, label=name)
+        num_cells = np.asarray(bins["num_cells"], dtype=float)
+        sizes = 10 + 150 * num_cells / num_cells.sum()
+        axes.scatter(bins["confidence"], bins["accuracy"], color=colour_of(place), s=sizes)
+    axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy", aspect="equal")
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(curves) > 1:
+        axes.legend(loc="upper left", frameon=False, fontsize=9)
+    return png(figure)
 
 
 def png(figure: Figure) -> bytes:

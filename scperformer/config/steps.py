@@ -135,6 +135,8 @@ class TrainConfig(NetworkConfig):
     keep_cells: int = option(20000, ZERO_OR_MORE)
     # also find the accuracy to expect on files with fewer genes or a lower depth, as a table in the model card
     conditions_table: bool = False
+    # also show in the model card whether the cells of each label are found to be novel by a model without this label
+    novelty_table: bool = False
     estimate: bool = False  # only estimate the time and memory of the training; `--estimate` is the same
     # files of cells without labels, such as the query's: `model=pooled` learns the vectors of genes from them, too
     unlabelled: list[str] = field(default_factory=list)

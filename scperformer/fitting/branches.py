@@ -132,9 +132,9 @@ def fit_branches(
             known_vectors = None if vectors is None else scaled_vectors(vectors, every_x)
             pooled = Pooled(*(known_vectors or gene_vectors(every_x, model.dim, seed)))
             z = np.concatenate([pooled.cells(draw) for draw in (x, *draws)])
-            held_out = np.full(len(labels), -1)
-            held_out[rows] = folds
-            sides = np.tile([held_out != fold for fold in (-2, *known)], 1 + len(draws))
+            fold_of = np.full(len(labels), -1)
+            fold_of[rows] = folds
+            sides = np.tile([fold_of != fold for fold in (-2, *known)], 1 + len(draws))
             pooled.head, *heads = fit_heads(z, np.tile(labels, 1 + len(draws)), sides, num_labels, head, seed)
             for fold, each in zip(known, heads, strict=True):
                 deep[folds == fold] = head_logits(each, z[rows[folds == fold]])

@@ -138,7 +138,7 @@ def _annotator_card(bundle: Bundle) -> str:
 # {bundle.name}
 
 A cell-type model of scperformer {made["versions"]["scperformer"]}. It distinguishes the {len(bundle.labels)} labels
-below and no others: a cell of any other type still gets one of them.
+below and no others: a cell of any other type still gets one of them, and may be flagged as unknown.
 
 | label | cells in the reference |
 |---|---|
@@ -151,7 +151,7 @@ below and no others: a cell of any other type still gets one of them.
 - Logits are {sum_of_branches(bundle.scales)}.{alone} The factors make probabilities of the confidences, for cells like
   those of the reference.
 - Made by `{made["command"]}` with seed {made["seed"]}; all options are in bundle.json.
-{_conditions(metrics)}"""
+{_conditions(metrics)}{_calibration(metrics)}{_novelty(metrics)}"""
 
 
 def _conditions(metrics: Mapping[str, Any]) -> str:
@@ -168,6 +168,39 @@ which the model is then adapted:
 
 | condition | genes | accuracy | macro-F1 |
 |---|---|---|---|
+{rows}"""
+
+
+def _calibration(metrics: Mapping[str, Any]) -> str:
+    """Return how well the confidence fits the accuracy, as trust/confidence.py has found it on held-out cells."""
+    if "calibration" not in metrics:
+        return ""
+    found = metrics["calibration"]
+    columns = (found["labels"][name] for name in ("label", "num_cells", "confidence", "accuracy", "error"))
+    rows = "".join(
+        f"| {label} | {num_cells:,} | {confidence:.3f} | {accuracy:.3f} | {error:.3f} |\n"
+        for label, num_cells, confidence, accuracy, error in zip(*columns, strict=True)
+    )
+    return f"""
+Confidence and accuracy of {found["num_cells"]:,} held-out cells of the reference differ by {found["error"]:.3f} (expected
+calibration error). By the label of the call, without labels of few calls:
+
+| label | calls | mean confidence | accuracy | calibration error |
+|---|---|---|---|---|
+{rows}"""
+
+
+def _novelty(metrics: Mapping[str, Any]) -> str:
+    """Return how well the cells of each label are found to be unknown by a model without it, if that was measured."""
+    if "novelty" not in metrics:
+        return ""
+    rows = "".join(f"| {row['label']} | {row['area']:.3f} |\n" for row in metrics["novelty"])
+    return f"""
+If a label is left out of the reference, are its cells told from the others by their novelty? 1: all of them, 0.5: by
+chance (area under the ROC curve):
+
+| label left out | area |
+|---|---|
 {rows}"""
 
 

@@ -25,7 +25,7 @@ from scperformer.errors import InputError
 from scperformer.model import INFO, Bundle, save_bundle
 from scperformer.network import torch_state_kept
 from scperformer.outputs import new_file, require_absent
-from scperformer.pictures import PALETTE, png
+from scperformer.pictures import PALETTE, draw_reliability, png
 from scperformer.training.start import Config, adopt_options, load_init
 from scperformer.training.trainer import CHECKPOINTS, LAST, TABLE
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 # Lightning or Slurm's srun sets these in every process of a distributed run, to 0 in the first.
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
-RECORD, CURVE = "run.json", "learning_curve.png"
+RECORD, CURVE, RELIABILITY = "run.json", "learning_curve.png", "reliability.png"
 PATHS = ("init", "genes_path")  # recorded without their folders, as the inputs are
 PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
 SCORES = {"macro_f1": "macro-F1", "accuracy": "accuracy"}  # in the picture of the learning curve
@@ -226,6 +226,9 @@ def train_in_run_folder(
         with new_file(folder / CURVE, overwrite=True) as temporary:
             temporary.write_bytes(picture)
         more = {CURVE: picture, TABLE: (folder / TABLE).read_bytes()}
+    if "calibration" in metrics:
+        bins = metrics["calibration"]["bins"]
+        more |= {RELIABILITY: draw_reliability({"held-out cells of the reference": bins})}
     save_bundle(bundle, output, overwrite=cfg.overwrite, more=more)
     shutil.rmtree(checkpoints, ignore_errors=True)  # the logs stay
     log.info("written: %s", output)

@@ -25,6 +25,7 @@ from scperformer.fitting import (
     MOST_DUAL,
     Fitted,
     earned_scales,
+    evidence_folds,
     fill_network,
     fit_branches,
     fit_linear_branch,
@@ -39,7 +40,7 @@ from scperformer.training.conditions import conditions_table
 from scperformer.training.learner import has_to_learn, train_network
 from scperformer.training.run_folder import Diverged, is_helper, record_start, train_in_run_folder
 from scperformer.training.source import StreamedCells, source_of_cells
-from scperformer.trust import calibration, fit_profile
+from scperformer.trust import calibration, fit_profile, left_out_table
 
 log = logging.getLogger(__name__)
 
@@ -183,6 +184,11 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
         log.info(
             "calibration error of the confidence: %.3f on %d held-out cells, whose calls are kept (%.1f MB)", *facts
         )
+    if cfg.novelty_table:
+        rows, folds = evidence_folds(train.known_labels, cfg.seed)
+        areas = left_out_table(train.x[rows], train.known_labels[rows], folds, cfg.seed)
+        found = zip(reference.label_names, areas.tolist(), strict=True)
+        metrics["novelty"] = [{"label": label, "area": area} for label, area in found if np.isfinite(area)]
     if recipe is not None:
         metrics["linear_branch"] = asdict(recipe)
     # The scales are settled: replace what was fitted by fits to all cells, including the held-out ones, as for the

@@ -107,17 +107,20 @@ def novelty_share(scores: np.ndarray, held_out: np.ndarray) -> np.ndarray:
 
 
 def left_out_table(x: csr_matrix, labels: np.ndarray, folds: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Leave out the cells of each label in turn, and return how well their scores are above the others': float64, C.
+    """Leave out the cells of each label in turn, and return how well they are told from the others: float64, C.
 
-    It is the area under the ROC curve, as in `fit_novelty`: each of the other cells is scored by a fit without it.
+    It is the area under the ROC curve of the scores, where each of the other cells is scored by a fit without it, as in
+    `fit_novelty`; NaN without other cells.
     """
     areas = []
     for label in range(int(labels.max()) + 1):
         rest = labels != label
-        others, codes = np.unique(labels[rest], return_inverse=True)
+        if not (folds[rest] >= 0).any():
+            areas.append(np.nan)
+            continue
+        _, codes = np.unique(labels[rest], return_inverse=True)
         profile, known = fit_novelty(x[rest], codes, folds[rest], seed)
-        known = known[np.isfinite(known)]
-        areas.append(area_under_curve(known, profile.scores(x[~rest])) if len(known) and len(others) > 1 else np.nan)
+        areas.append(area_under_curve(known[np.isfinite(known)], profile.scores(x[~rest])))
     return np.array(areas)
 
 
