@@ -182,8 +182,8 @@ def _calibration(metrics: Mapping[str, Any]) -> str:
         for label, num_cells, confidence, accuracy, error in zip(*columns, strict=True)
     )
     return f"""
-Confidence and accuracy of {found["num_cells"]:,} held-out cells of the reference differ by {found["error"]:.3f} (expected
-calibration error). By the label of the call, without labels of few calls:
+Confidence and accuracy of {found["num_cells"]:,} held-out cells of the reference differ by {found["error"]:.3f}
+(expected calibration error). By the label of the call, without labels of few calls:
 
 | label | calls | mean confidence | accuracy | calibration error |
 |---|---|---|---|---|
