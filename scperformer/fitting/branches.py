@@ -148,7 +148,7 @@ def fit_branches(
     evidence: dict[str, Any] = {"num_cells": len(truth), "loss": negative_log_likelihood(together, truth)}
     evidence |= asdict(score(truth, together.argmax(axis=1)))
     evidence["branches"] = {name: asdict(score(truth, logits[name].argmax(axis=1))) for name in scales}
-    held_out = HeldOut(together, truth, novelty[folds >= 0], profile.vectors, profile.means, profile.whitening)
+    held_out = HeldOut(together, truth, novelty[folds >= 0], vars(profile))
     return Fitted(linear, pooled, scales, evidence, held_out)
 
 

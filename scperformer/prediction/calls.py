@@ -56,7 +56,7 @@ def call_block(x: csr_matrix, model: Model, cfg: PredictConfig, path: str = "the
     baseline, held_out = model.baseline.predict(x).astype(np.int32), model.bundle.held_out
     scores = np.full(x.shape[0], np.nan)
     if held_out is not None:
-        scores = Profile(held_out.vectors, held_out.means, held_out.whitening).scores(x)
+        scores = Profile(**held_out.profile).scores(x)
     return Calls(proba, embedding, baseline, np.diff(x.indptr) == 0, scores, cell_draws(x))
 
 

@@ -99,8 +99,7 @@ def scores_on_held_out(
         logits = scale_wide * wide + scale_deep * deep
         with threadpool_limits(1):  # sums in another order would change the last bits
             profile = fit_profile(train.x, train.known_labels, cfg.seed)
-        of_profile = profile.vectors, profile.means, profile.whitening
-        held_out = HeldOut(logits, val.known_labels, profile.scores(val.x), *of_profile)
+        held_out = HeldOut(logits, val.known_labels, profile.scores(val.x), vars(profile))
     baseline = fit_logistic(train.x, train.known_labels)
     return {
         "num_val_cells": len(val),

@@ -2,8 +2,9 @@
 
 The directions are those in which the cells of the reference vary most. In them each label has a mean and a covariance,
 and the score of a cell is its Mahalanobis distance to the nearest one (as Lee et al. 2018, arXiv 1807.03888, but of the
-expression, and with a covariance for each label). No logits take part: these are often large for types that the model
-does not know. Cells of the reference that had no part in a fit show which scores known cells have.
+expression, and with a covariance for each label). Expression outside of these directions counts where it is more than
+usual for the label. No logits take part: these are often large for types that the model does not know. Cells of the
+reference that had no part in a fit show which scores known cells have.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from scipy.stats import rankdata
 
 NUM_DIRECTIONS = 8  # more follow single cells: types that differ a little are then found less often
 NUM_STEPS, STEPS_LEFT_OUT = 8, 2  # of the search for directions: from random ones, and from those of all cells
+TINY = 1e-12  # in place of 0
 PRIOR_CELLS = 5  # for each direction: with so many cells, a label's own covariance has the weight of the common one
+USUAL = 1.0  # standard deviations of the expression outside, above the mean of the label, that do not count
 JITTER = 1e-3  # added to variances, relative to those within labels: labels of equal cells have none
 
 
@@ -22,26 +25,37 @@ JITTER = 1e-3  # added to variances, relative to those within labels: labels of 
 class Profile:
     """The directions, and the cells of each label in them: G genes, K directions, C labels."""
 
-    vectors: np.ndarray  # float32, G x K: for expression that is scaled to length 1
+    weights: np.ndarray  # float32, G: of genes in cells that are scaled to length 1
+    vectors: np.ndarray  # float32, G x K: the directions, times the weights
     means: np.ndarray  # float64, C x K
     whitening: np.ndarray  # float64, C x K x K: makes the cells of a label vary by 1 in all directions
+    outside: np.ndarray  # float64, C x 2: mean and standard deviation of ln(squared length outside of the directions)
 
     def scores(self, x: csr_matrix) -> np.ndarray:
         """Return the squared distance of cells to the nearest label, float64 N, from ln(1 + cp10k), CSR N x G.
 
         The score of a cell does not depend on the other cells, down to the last bit.
         """
-        offsets = (of_length_one(x) @ self.vectors)[:, None].astype(np.float64) - self.means
+        places, outside = places_of(of_length_one(x), self.weights, self.vectors)
+        offsets, directions = places[:, None] - self.means, range(self.means.shape[1])
         # Not matrix products: their last bits would depend on the place of a cell in memory.
-        white = sum(offsets[:, :, k, None] * self.whitening[:, k] for k in range(self.means.shape[1]))
-        return np.min(sum(white[:, :, k] ** 2 for k in range(self.means.shape[1])), axis=1)
+        white = sum(offsets[:, :, k, None] * self.whitening[:, k] for k in directions)
+        excess = np.maximum(0, (outside[:, None] - self.outside[:, 0]) / self.outside[:, 1] - USUAL)
+        return np.min(sum((white[:, :, k] ** 2 for k in directions), excess**2), axis=1)
+
+
+def places_of(v: csr_matrix, weights: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places of cells of length 1 in the directions, float64 N x K, and ln(squared length outside), N."""
+    places = (v @ vectors).astype(np.float64)
+    inside = sum(places[:, k] ** 2 for k in range(places.shape[1]))
+    return places, np.log(np.maximum(v.multiply(v) @ weights.astype(np.float64) ** 2 - inside, TINY))
 
 
 def of_length_one(x: csr_matrix) -> csr_matrix:
     """Scale cells, CSR N x G, to length 1; empty ones stay 0."""
     cells = np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
     lengths = np.sqrt(np.bincount(cells, x.data.astype(np.float64) ** 2, minlength=x.shape[0]))
-    lengths = np.maximum(lengths, np.finfo(np.float32).tiny)
+    lengths = np.maximum(lengths, TINY)
     return csr_matrix(((x.data / lengths[cells]).astype(np.float32), x.indices, x.indptr), shape=x.shape)
 
 
@@ -64,6 +78,7 @@ def fit_profile(x: csr_matrix, labels: np.ndarray, seed: int = 0, start: np.ndar
     deviation = np.sqrt(np.maximum(np.asarray(v.multiply(v).mean(axis=0)).ravel() - means**2, 0))
     varying = deviation[deviation > 0]
     weights = np.where(deviation > 0, 1 / (deviation + (np.median(varying) if len(varying) else 1.0)), 0)
+    weights = weights.astype(np.float32)
     weighted = (v @ diags(weights)).astype(np.float32).tocsr()
     num = min(NUM_DIRECTIONS, *x.shape)
     basis = np.random.default_rng(seed).normal(size=(x.shape[1], num)) if start is None else start
@@ -71,7 +86,7 @@ def fit_profile(x: csr_matrix, labels: np.ndarray, seed: int = 0, start: np.ndar
         basis = np.linalg.qr(weighted.T @ (weighted @ basis))[0]
     vectors = (weights[:, None] * basis).astype(np.float32)
 
-    places = (v @ vectors).astype(np.float64)
+    places, lengths = places_of(v, weights, vectors)
     counts = np.bincount(labels).astype(np.float64)
     centres = np.stack([np.bincount(labels, column) for column in places.T], axis=1) / counts[:, None]
     offsets = places - centres[labels]
@@ -80,9 +95,12 @@ def fit_profile(x: csr_matrix, labels: np.ndarray, seed: int = 0, start: np.ndar
     for label, count in enumerate(counts):
         own = offsets[labels == label]
         covariance = (own.T @ own + prior * common) / (count + prior)
-        covariance += np.diag(JITTER * common.diagonal() + np.finfo(np.float32).tiny)
+        covariance += np.diag(JITTER * common.diagonal() + TINY)
         whitening[label] = np.linalg.inv(np.linalg.cholesky(covariance)).T
-    return Profile(vectors, centres, whitening)
+    usual = np.bincount(labels, lengths) / counts
+    spread = np.sqrt(np.sum((lengths - usual[labels]) ** 2) / max(1, len(labels) - len(counts))) + TINY
+    outside = np.stack([usual, np.full(len(counts), spread)], axis=1)
+    return Profile(weights, vectors, centres, whitening, outside)
 
 
 def fit_novelty(x: csr_matrix, labels: np.ndarray, folds: np.ndarray, seed: int = 0) -> tuple[Profile, np.ndarray]:

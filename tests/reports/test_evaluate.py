@@ -89,7 +89,8 @@ def test_sample_without_truth_has_no_scores(tmp_path, samples):
     samples[1].obs[TRUTH_KEY] = ""
     metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
     nothing = {"accuracy": None, "macro_f1": None, "weighted_f1": None}
-    assert metrics["samples"]["s1"] == {"num_cells": 0, "model": nothing, "baseline": nothing}
+    empty = {"num_cells": 0, "calibration_error": None, "model": nothing, "baseline": nothing}
+    assert metrics["samples"]["s1"] == empty
 
 
 def test_truth_unknown_to_the_model_counts_as_error(tmp_path, samples, caplog):

@@ -257,7 +257,8 @@ def test_umap_is_announced_in_the_log(tmp_path, caplog):
 
 def test_page_without_evaluation(plain):
     assert "14 cells in 1 sample were annotated" in plain.words
-    assert "No confidence threshold was set, so no cell is flagged as unknown" in plain.words
+    assert "No cell is flagged as unknown." in plain.words
+    assert "Evidence on held-out cells" not in plain.words  # a file of an earlier version has none
     assert "It holds for similar cells only" in plain.words
     assert "Logistic regression, trained on the same reference, gives" in plain.words
     assert "Comparison with true labels" not in plain.words
