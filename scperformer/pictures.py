@@ -17,6 +17,9 @@ PALETTE = (
 )
 
 
+MIN_SHOWN = 10  # calls of a bin in a reliability diagram
+
+
 def colour_of(position: int) -> str:
     """The colour of the label at a position; after the last colour the palette starts again."""
     return PALETTE[position % len(PALETTE)]
@@ -34,16 +37,17 @@ def ink_on(colour: str) -> str:
 def draw_reliability(curves: Mapping[str, Any]) -> bytes:
     """A PNG of the accuracy of calls against their confidence; the more calls a bin has, the larger its dot.
 
-    `curves` have names and the columns of `reliability_curve` (trust/confidence.py).
+    `curves` have names and the columns of `reliability_curve` (trust/confidence.py). Bins of fewer than 10 calls, whose
+    accuracy is mostly chance, are left out.
     """
     figure = Figure(figsize=(4.6, 4.6), dpi=150, layout="constrained")
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle="--")
     for place, (name, bins) in enumerate(curves.items()):
-        axes.plot(bins["confidence"], bins["accuracy"], color=colour_of(place), linewidth=1.5, label=name)
-        num_cells = np.asarray(bins["num_cells"], dtype=float)
-        sizes = 10 + 150 * num_cells / num_cells.sum()
-        axes.scatter(bins["confidence"], bins["accuracy"], color=colour_of(place), s=sizes)
+        columns = np.array([bins["confidence"], bins["accuracy"], bins["num_cells"]], dtype=float)
+        confidence, accuracy, num_cells = columns[:, columns[2] >= MIN_SHOWN]
+        axes.plot(confidence, accuracy, color=colour_of(place), linewidth=1.5, label=name)
+        axes.scatter(confidence, accuracy, color=colour_of(place), s=10 + 150 * num_cells / num_cells.sum())
     axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy", aspect="equal")
     axes.spines[["top", "right"]].set_visible(False)
     if len(curves) > 1:
