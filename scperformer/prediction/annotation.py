@@ -69,8 +69,7 @@ def obs_columns(calls: Calls, model: Model, cfg: PredictConfig) -> pd.DataFrame:
         "baseline_label": pd.Categorical.from_codes(calls.baseline, categories=labels),
     }
     if cfg.alpha is not None and held_out is not None:
-        known = softmax(held_out.logits.astype(np.float64), axis=1), held_out.labels, _fixed_draws(held_out)
-        thresholds = set_thresholds(*known, cfg.alpha, cfg.conformal == "per_label")
+        thresholds = set_thresholds(*_known_cells(held_out), cfg.alpha, cfg.conformal == "per_label")
         in_set = label_sets(calls.proba, calls.draws, thresholds)
         order = np.argsort(-calls.proba, axis=1, kind="stable")
         texts = ["|".join(labels[i] for i in row if has[i]) for row, has in zip(order, in_set, strict=True)]
@@ -78,8 +77,10 @@ def obs_columns(calls: Calls, model: Model, cfg: PredictConfig) -> pd.DataFrame:
     return pd.DataFrame({f"{key}_{name}": values for name, values in columns.items()})
 
 
-def _fixed_draws(held_out: HeldOut) -> np.ndarray:
-    return np.random.default_rng(0).random(len(held_out.labels))
+def _known_cells(held_out: HeldOut) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the probabilities, labels and draws of held-out cells; the draws are always the same."""
+    proba = softmax(held_out.logits.astype(np.float64), axis=1)
+    return proba, held_out.labels, np.random.default_rng(0).random(len(proba))
 
 
 def trust_record(model: Model, cfg: PredictConfig, obs: pd.DataFrame) -> dict[str, dict[str, Any]]:
@@ -89,17 +90,20 @@ def trust_record(model: Model, cfg: PredictConfig, obs: pd.DataFrame) -> dict[st
         return {}
     num_cells = len(held_out.labels)
     found = calibration(held_out.logits, held_out.labels, model.bundle.labels)
+    for part in ("bins", "labels"):
+        columns = found[part].items()
+        found[part] = {name: np.array(values, dtype=object if name == "label" else None) for name, values in columns}
     record: dict[str, dict[str, Any]] = {
-        "calibration": found | {name: pd.DataFrame(found[name]) for name in ("bins", "labels")},
+        "calibration": found,
         "novelty": {"false_alarms": cfg.false_alarms, "num_cells": num_cells},
     }
     if cfg.alpha is not None:
-        known = softmax(held_out.logits.astype(np.float64), axis=1), held_out.labels, _fixed_draws(held_out)
+        coverage = held_out_coverage(*_known_cells(held_out), cfg.alpha, cfg.conformal == "per_label")
         record["sets"] = {
             "alpha": cfg.alpha,
             "conformal": cfg.conformal,
             "num_cells": num_cells,
-            "held_out_coverage": held_out_coverage(*known, cfg.alpha, cfg.conformal == "per_label"),
+            "held_out_coverage": coverage,
             "mean_size": float(obs[f"{cfg.key_added}_set_size"].mean()),
         }
     return record

@@ -8,6 +8,7 @@ from pathlib import Path
 import anndata as ad
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from scipy import sparse
 
@@ -96,6 +97,16 @@ def test_nothing_depends_on_blocks_or_other_cells(folder, sample, write, command
     pd.testing.assert_frame_equal(ad.read_h5ad("parts.h5ad").obs[columns], whole.obs[columns])
     some = annotated(sample[[5, 99, 300]].copy(), folder, "alpha=0.2", "adapt=false").obs[columns].astype(str)
     pd.testing.assert_frame_equal(some, whole.obs.loc[some.index, columns].astype(str))
+
+
+def test_tables_have_the_columns_and_the_evidence(folder, sample, write, command):
+    path = write(sample[:50].copy())
+    assert command("predict", path, f"model_path={folder}", "alpha=0.2", "output=calls.parquet").code == 0
+    table, whole = pd.read_parquet("calls.parquet"), annotated(sample[:50].copy(), folder, "alpha=0.2")
+    for name in ("set", "set_size", "novelty", "unknown"):
+        assert table[f"scperformer_{name}"].tolist() == whole.obs[f"scperformer_{name}"].tolist()
+    record = json.loads(pq.read_schema("calls.parquet").metadata[b"scperformer"])
+    assert record["calibration"]["labels"]["label"] == LABELS.tolist()
 
 
 def test_a_file_of_unknown_cells_is_announced(folder, sample, caplog):

@@ -83,10 +83,17 @@ def add_trust(sample: ad.AnnData, key: str = "scperformer", alpha: float = 0.1) 
     texts = ["|".join(names[i] for i in row[:size]) for row, size in zip(order, sizes, strict=True)]
     sample.obs[f"{key}_set"] = pd.Categorical(texts)
     sample.obs[f"{key}_set_size"] = sizes.astype(np.int32)
-    bins = pd.DataFrame({"num_cells": [100, 300], "confidence": [0.6, 0.95], "accuracy": [0.55, 0.96]})
-    by_label = pd.DataFrame({"label": names[:1], "num_cells": [200], "confidence": [0.9], "accuracy": [0.88]})
+    columns = {"num_cells": [100, 300], "confidence": [0.6, 0.95], "accuracy": [0.55, 0.96]}
+    bins = {name: np.array(values) for name, values in columns.items()}
+    by_label = {name: values[:1] for name, values in bins.items()}
+    by_label |= {"label": np.array(names[:1], dtype=object), "error": np.array([0.05])}
     sample.uns[key] |= {
-        "calibration": {"num_cells": 400, "error": 0.02, "bins": bins, "labels": by_label.assign(error=0.025)},
+        "calibration": {
+            "num_cells": 400,
+            "error": 0.02,
+            "bins": bins,
+            "labels": by_label | {"error": np.array([0.05])},
+        },
         "novelty": {"false_alarms": 0.05, "num_cells": 400},
         "sets": {
             "alpha": alpha,
