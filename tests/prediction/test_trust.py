@@ -143,6 +143,16 @@ def test_a_model_adapted_to_a_panel_has_evidence_of_its_own(folder, sample):
     assert held_out["error"] != pytest.approx(load_model(folder).bundle.metrics["calibration"]["error"])
 
 
+def test_a_trained_encoder_has_its_validation_cells_as_evidence(tiny_model, counts_adata):
+    bundle = load_model(tiny_model).bundle
+    assert len(bundle.held_out.labels) == bundle.metrics["num_val_cells"]
+    right = bundle.held_out.logits.argmax(axis=1) == bundle.held_out.labels
+    assert right.mean() == pytest.approx(bundle.metrics["model"]["accuracy"])
+    done = scperformer.annotate(counts_adata, load_model(tiny_model), overrides=["alpha=0.2"])
+    assert np.isfinite(done.obs["scperformer_novelty"]).all()
+    assert done.uns["scperformer"]["sets"]["num_cells"] == len(right)
+
+
 def test_a_model_of_format_4_predicts_as_before(folder, sample, tmp_path, caplog):
     old = tmp_path / "old"
     shutil.copytree(folder, old)
