@@ -43,7 +43,7 @@ PANCREAS = replace(WITHIN, name="pancreas", query="baron_pancreas_mini.h5ad", ho
 LEFT_OUT = replace(WITHIN, name="left_out")
 KNOWN = [WITHIN, EMBEDDED, replace(WITHIN, name="zheng_sorted", reference="zheng_sorted_pbmc.h5ad"), BETWEEN]
 NOVEL = [LEFT_OUT, MIXOLOGY, PANCREAS]
-QUICK = ["experiment=linear", "keep_cells=1"]  # for models without one type, of which there are nine
+QUICK = ["experiment=linear"]  # for models without one type, of which there are nine
 NUM_LINES = 3  # of the five cell lines, that the model knows
 KEYS = ["task", "seed", "row"]  # of a line of the JSON file
 

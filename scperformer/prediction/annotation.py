@@ -146,7 +146,7 @@ def make_annotation(
     num_unknown = int(obs[f"{key}_unknown"].sum())
     if model.bundle.held_out is None:
         text = "%s: the model keeps no held-out calls (%s): no novelty of cells%s, and unknown by min_confidence alone"
-        why = "its cells are simulated" if adapted.record["adapted"] else "train it again to have them"
+        why = "its kept cells are few or simulated" if adapted.record["adapted"] else "train it again to have them"
         log.info(text, query.path, why, "" if cfg.alpha is None else " and no sets of labels")
     elif num_unknown > MOST_UNKNOWN * len(obs):
         log.warning("%s: %s", query.path, foreign_text(num_unknown / len(obs), len(model.bundle.labels)))
