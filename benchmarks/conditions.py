@@ -30,9 +30,9 @@ from sklearn.linear_model import LogisticRegression
 from scperformer import annotate, load_model, train
 from scperformer.expression import align
 from scperformer.metrics import score
+from scperformer.trust import calibration_error
 
 GENE_SETS = 2  # of a row with random genes, for each seed; its line has their means
-NUM_BINS = 15  # of the expected calibration error
 OURS: dict[str, tuple[list[str], list[str]]] = {  # column: options of `train` and of `predict`
     "linear": (["experiment=linear"], ["adapt=false"]),
     "linear_adapted": (["experiment=linear"], ["adapt=true"]),
@@ -195,12 +195,6 @@ class Methods:
             calls = rivals.celltypist(str(self.python), self.folder)(self.reference, query)
         called.obs["scperformer_label"] = calls
         return called
-
-
-def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Mean |accuracy - confidence| of bins of confidence, weighted by their cells (Guo et al. 2017, equation 3)."""
-    bins = np.minimum((confidence * NUM_BINS).astype(int), NUM_BINS - 1)
-    return float(np.abs(np.bincount(bins, weights=right - confidence)).sum() / len(bins))
 
 
 def measure(called: ad.AnnData, truth: np.ndarray) -> dict[str, float]:

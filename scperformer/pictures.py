@@ -1,6 +1,8 @@
 """Colours of labels, and figures as PNG files."""
 
 import io
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -15,6 +17,9 @@ PALETTE = (
 )
 
 
+MIN_SHOWN = 10  # calls of a bin in a reliability diagram
+
+
 def colour_of(position: int) -> str:
     """The colour of the label at a position; after the last colour the palette starts again."""
     return PALETTE[position % len(PALETTE)]
@@ -27,6 +32,27 @@ def ink_on(colour: str) -> str:
     luminance = float(linear @ [0.2126, 0.7152, 0.0722])
     # Contrast is 1.05 / (L + .05) with white and (L + .05) / .05 with black: they are equal at L = .179.
     return "#000000" if luminance > 0.179 else "#FFFFFF"
+
+
+def draw_reliability(curves: Mapping[str, Any]) -> bytes:
+    """A PNG of the accuracy of calls against their confidence; the more calls a bin has, the larger its dot.
+
+    `curves` have names and the columns of `reliability_curve` (trust/confidence.py). Bins of fewer than 10 calls, whose
+    accuracy is mostly chance, are left out.
+    """
+    figure = Figure(figsize=(4.6, 4.6), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle="--")
+    for place, (name, bins) in enumerate(curves.items()):
+        columns = np.array([bins["confidence"], bins["accuracy"], bins["num_cells"]], dtype=float)
+        confidence, accuracy, num_cells = columns[:, columns[2] >= MIN_SHOWN]
+        axes.plot(confidence, accuracy, color=colour_of(place), linewidth=1.5, label=name)
+        axes.scatter(confidence, accuracy, color=colour_of(place), s=10 + 150 * num_cells / num_cells.sum())
+    axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy", aspect="equal")
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(curves) > 1:
+        axes.legend(loc="upper left", frameon=False, fontsize=9)
+    return png(figure)
 
 
 def png(figure: Figure) -> bytes:

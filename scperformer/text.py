@@ -7,6 +7,7 @@ NUM_SHOWN = 60  # characters of a name in a line for people
 LONGEST_NAME = 1000  # characters; the longest label of the Cell Ontology has some 150
 MIB, GIB = 2**20, 2**30
 BREAKS = ("Cc", "Cs", "Zl", "Zp")  # kinds of characters that end lines, steer terminals or cannot be written
+MOST_UNKNOWN = 0.5  # share of the cells of a file: with more, the model is probably of another tissue
 FORMULA = r"^[=+\-@\t\r\n]"  # spreadsheets run text that starts like this as a formula
 
 
@@ -20,6 +21,11 @@ def unfit(name: object) -> str | None:
         return f"has {len(name):,} characters (most: {LONGEST_NAME:,})"
     odd = next((letter for letter in name if unicodedata.category(letter) in BREAKS), None)
     return None if odd is None else f"has the control character U+{ord(odd):04X}"
+
+
+def foreign_text(share: float, num_labels: int) -> str:
+    """Return the warning about a file in which this share of the cells is unknown."""
+    return f"{share:.0%} of cells look like none of the {num_labels} labels of this model: is it the right tissue?"
 
 
 def defused(text: str) -> str:

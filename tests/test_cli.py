@@ -182,11 +182,13 @@ def test_predict_writes_one_file_beside_the_input(command, sample, tiny_model, t
 def test_the_page_on_formats_names_everything_written(command, sample, tiny_model, tmp_path):
     """docs/formats.md against the files themselves: annotation, model folder, evaluation."""
     page = (Path(__file__).parents[1] / "docs" / "formats.md").read_text(encoding="utf-8")
-    assert command("predict", sample, f"model_path={tiny_model}", "key_added=KEY", "output=a.h5ad").code == 0
+    assert (
+        command("predict", sample, f"model_path={tiny_model}", "key_added=KEY", "alpha=0.2", "output=a.h5ad").code == 0
+    )
     assert command("evaluate", "a.h5ad", "key_added=KEY", "truth_key=cell_type", "output=evaluation").code == 0
     annotated = ad.read_h5ad(tmp_path / "a.h5ad")
     written = [name for name in [*annotated.obs, *annotated.obsm] if "KEY" in name]
-    assert len(written) == 8
+    assert len(written) == 11
     for name, value in annotated.uns["KEY"].items():
         deep = isinstance(value, dict) and name != "versions"
         written += [f"{name}/{part}" for part in value] if deep else [name]

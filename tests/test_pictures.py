@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.colours import linear, oklab
 
-from scperformer.pictures import PALETTE, colour_of, ink_on
+from scperformer.pictures import PALETTE, colour_of, draw_reliability, ink_on
 
 # Machado, Oliveira and Fernandes 2009, severity 1: what linear RGB looks like to a colour-blind eye.
 DEUTERANOPIA = np.array(
@@ -29,3 +29,12 @@ def test_text_on_a_colour_is_readable():
     for colour in PALETTE:
         light, dark = sorted((linear([colour, ink_on(colour)]) @ [0.2126, 0.7152, 0.0722]).tolist())[::-1]
         assert (light + 0.05) / (dark + 0.05) > 4.5  # WCAG 2, AA
+
+
+def test_a_reliability_diagram_leaves_out_bins_of_few_calls():
+    bins = {"num_cells": [10, 90], "confidence": [0.5, 0.9], "accuracy": [0.4, 0.95]}
+    few = {"num_cells": [9, *bins["num_cells"]], "confidence": [0.3, 0.5, 0.9], "accuracy": [1.0, 0.4, 0.95]}
+    picture = draw_reliability({"a": bins})
+    assert picture.startswith(b"\x89PNG")
+    assert draw_reliability({"a": few}) == picture
+    assert draw_reliability({"a": few | {"num_cells": [10, 10, 90]}}) != picture

@@ -8,6 +8,7 @@ from scperformer.config import groups
 from scperformer.config.groups import (
     ABOVE_ZERO,
     AUTO,
+    BELOW_ONE,
     LINE,
     NAME,
     ONE_OR_MORE,
@@ -145,6 +146,8 @@ class TrainConfig(NetworkConfig):
     keep_cells: int = option(20000, ZERO_OR_MORE)
     # also find the accuracy to expect on files with fewer genes or a lower depth, as a table in the model card
     conditions_table: bool = False
+    # also show in the model card whether the cells of each label are found to be novel by a model without this label
+    novelty_table: bool = False
     estimate: bool = False  # only estimate the time and memory of the training; `--estimate` is the same
     # files of cells without labels, such as the query's: `model=pooled` learns the vectors of genes from 20,000 of them
     # at most, too; `source` and the like are about these files as well
@@ -209,8 +212,13 @@ class PredictConfig(_ModelOptions):
     threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch, each with a batch of its own: more need more memory
     device: str = choice("auto", "cpu", "cuda")  # where the model runs
     precision: str = choice("32-true", "bf16-mixed")  # bf16-mixed: on a GPU or a CPU that computes in bfloat16
-    # cells with a lower confidence are flagged as unknown, unless a parent in the model's label tree reaches it
+    # share of cells like the reference's that are flagged as unknown, as they look like none of the labels; 0: no cell
+    false_alarms: float = option(0.05, BELOW_ONE)
+    # cells with a lower confidence are flagged as unknown, too, unless a parent in the model's label tree reaches it
     min_confidence: float = option(0.0, SHARE)
+    # also give each cell a set of labels that contains the true one with probability 1 - alpha; see docs/trust.md
+    alpha: float | None = option(None, (lambda alpha: 0 < alpha < 1, "a number between 0 and 1"))
+    conformal: str = choice("overall", "per_label")  # per_label: with that probability for the cells of each label
     # the only labels that can occur; see docs/labels.md#constraints
     allow_labels: list[str] = field(default_factory=list)
     deny_labels: list[str] = field(default_factory=list)  # labels that cannot occur
@@ -244,6 +252,9 @@ class PredictConfig(_ModelOptions):
             require(not self.shares, "shares", self.shares, "no shares beside share, which makes one of them")
         require(num == 1 or not self.shares, "shares", self.shares, "one input file, which they were made of")
         require("/" not in self.key_added, "key_added", repr(self.key_added), "a name without '/'")
+        changed = bool(self.allow_labels or self.deny_labels) or self.prior == "em"
+        usual = "no alpha beside allow_labels, deny_labels or prior=em: its sets are for probabilities as they are"
+        require(self.alpha is None or not changed, "alpha", self.alpha, usual)
 
 
 @dataclass(kw_only=True)

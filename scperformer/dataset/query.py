@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OBS_COLUMNS = (
-    *("label", "confidence", "margin", "unknown", "ontology_term_id", "baseline_label"),
+    *("label", "confidence", "margin", "unknown", "novelty", "set", "set_size", "ontology_term_id", "baseline_label"),
     *("call", "call_confidence", "level1"),  # of models with a label tree
     *("cluster_label", "cluster_disagrees"),  # with `clusters`
     *("low_quality", "doublet_score"),  # with `quality`

@@ -13,6 +13,7 @@ from scperformer.fitting.branches import fill_network, fit_branches
 from scperformer.fitting.linear import MOST_DUAL, TOLERANCE, Recipe, fit_logistic
 from scperformer.model import Bundle, KeptCells, damaged_model
 from scperformer.network import CellTypeModel, Model
+from scperformer.trust import calibration
 
 NUM_DRAWS = 4  # of thinned counts, from which the encoder learns
 
@@ -53,7 +54,10 @@ def adapted_bundle(model: Model, kept: KeptCells, condition: Condition) -> Bundl
     weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
     metrics: dict[str, Any] = {"scales": scales}
     metrics |= {} if recipe is None else {"linear_branch": asdict(recipe)}
-    metrics |= {} if expected is None else {"out_of_fold": fitted.evidence}
+    held_out = None if expected is None else fitted.held_out
+    if held_out is not None:
+        metrics |= {"out_of_fold": fitted.evidence}
+        metrics["calibration"] = calibration(held_out.logits, held_out.labels, bundle.labels)
     about: dict[str, Any] = {"adapted_from": {"name": bundle.name, "hash": bundle.hash, "num_genes": len(bundle.genes)}}
     about |= {"condition": condition.key, "depth": condition.depth, "num_kept_cells": len(labels)}
     about["expected_accuracy"] = expected
@@ -67,6 +71,7 @@ def adapted_bundle(model: Model, kept: KeptCells, condition: Condition) -> Bundl
         weights=weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias},
         kept=None,
         has_kept=False,
+        held_out=held_out,
     )
 
 

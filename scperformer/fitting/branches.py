@@ -14,7 +14,9 @@ from scperformer.dataset import stratified_sample
 from scperformer.fitting.linear import MOST_DUAL, ROUGH, Recipe, design, fit_design, fit_linear_branch, label_folds
 from scperformer.fitting.pooled import Pooled, fit_heads, gene_vectors, head_logits, scaled_vectors
 from scperformer.metrics import cell_losses, negative_log_likelihood, score
+from scperformer.model import HeldOut
 from scperformer.network import CellTypeModel, LinearModel, torch_state_kept
+from scperformer.trust import fit_novelty
 
 LARGEST = 10.0  # scale: without a limit it would be infinite if all held-out cells are called correctly
 NUM_FOLDS = 5  # of the evidence
@@ -74,6 +76,7 @@ class Fitted:
     pooled: Pooled | None
     scales: dict[str, float]  # wide, deep
     evidence: dict[str, Any]  # scores on cells of the reference, each called by a fit without it
+    held_out: HeldOut | None  # these calls, with scaled logits; None without evidence
 
 
 def fit_branches(
@@ -129,14 +132,15 @@ def fit_branches(
             known_vectors = None if vectors is None else scaled_vectors(vectors, every_x)
             pooled = Pooled(*(known_vectors or gene_vectors(every_x, model.dim, seed)))
             z = np.concatenate([pooled.cells(draw) for draw in (x, *draws)])
-            held_out = np.full(len(labels), -1)
-            held_out[rows] = folds
-            sides = np.tile([held_out != fold for fold in (-2, *known)], 1 + len(draws))
+            fold_of = np.full(len(labels), -1)
+            fold_of[rows] = folds
+            sides = np.tile([fold_of != fold for fold in (-2, *known)], 1 + len(draws))
             pooled.head, *heads = fit_heads(z, np.tile(labels, 1 + len(draws)), sides, num_labels, head, seed)
             for fold, each in zip(known, heads, strict=True):
                 deep[folds == fold] = head_logits(each, z[rows[folds == fold]])
-    if not (folds >= 0).any():
-        return Fitted(linear, pooled, {}, {})
+        if not (folds >= 0).any():
+            return Fitted(linear, pooled, {}, {}, None)
+        profile, novelty = fit_novelty(x[rows], labels[rows], folds, seed)
     truth, logits = labels[rows][folds >= 0], {"wide": wide[folds >= 0], "deep": deep[folds >= 0]}
     both = dict(zip(logits, branch_scales(logits["wide"], logits["deep"], truth), strict=True))
     scales = {name: both[name] for name, part in (("wide", linear), ("deep", pooled)) if part is not None}
@@ -144,7 +148,8 @@ def fit_branches(
     evidence: dict[str, Any] = {"num_cells": len(truth), "loss": negative_log_likelihood(together, truth)}
     evidence |= asdict(score(truth, together.argmax(axis=1)))
     evidence["branches"] = {name: asdict(score(truth, logits[name].argmax(axis=1))) for name in scales}
-    return Fitted(linear, pooled, scales, evidence)
+    held_out = HeldOut(together, truth, novelty[folds >= 0], vars(profile))
+    return Fitted(linear, pooled, scales, evidence, held_out)
 
 
 def evidence_folds(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""The saved model as plain data, without torch: folder, with kept beside it."""
+"""The saved model as plain data, without torch: folder, with kept and held_out beside it."""
 
 from scperformer.model.folder import (
     BRANCHES,
@@ -20,4 +20,5 @@ from scperformer.model.folder import (
     save_bundle,
     sum_of_branches,
 )
+from scperformer.model.held_out import HELD_OUT, HeldOut
 from scperformer.model.kept import CELLS, KeptCells

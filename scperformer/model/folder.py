@@ -4,6 +4,7 @@
     bundle.json         format version, labels, configuration, metrics, provenance, checksums of the other files
     genes.tsv           the model's genes in order, with their mean expression in the reference
     cells.npz           cells of the reference, if the model keeps any (see kept.py)
+    held_out.npz        calls of cells of the reference by fits without them (see held_out.py)
     MODEL_CARD.md       what a person should know before using it; no program reads it
 
 Reading it executes nothing. A folder may come from anywhere with checksums that fit: its content is checked for types,
@@ -24,6 +25,7 @@ import numpy as np
 
 from scperformer.errors import InputError
 from scperformer.files import sha256
+from scperformer.model.held_out import HELD_OUT, HeldOut, read_held_out
 from scperformer.model.kept import CELLS, KeptCells, read_kept
 from scperformer.outputs import new_folder
 from scperformer.text import unfit
@@ -34,9 +36,10 @@ log = logging.getLogger(__name__)
 ANNOTATOR, ENCODER = "annotator", "encoder"  # kinds of model: with labels, or an encoder alone
 BRANCHES = {"wide": "linear branch", "deep": "encoder"}
 SILENT = 0.01  # an encoder with a smaller scale decides no label
-FORMAT_VERSION, READABLE = 4, (3, 4)  # models of format 3 keep no cells
+FORMAT_VERSION, READABLE = 5, (3, 4, 5)  # models of format 3 keep no cells, those of format 4 no held-out calls
 WEIGHTS, GENES, INFO, CARD = "model.safetensors", "genes.tsv", "bundle.json", "MODEL_CARD.md"
 MOST_BYTES = {INFO: 64 * 2**20, GENES: 256 * 2**20}  # files that are read as a whole; real ones are below 2 MB
+PROVEN = (WEIGHTS, GENES, CELLS, HELD_OUT)  # files whose checksums bundle.json has; a model may lack the last two
 PACKAGED = Path(__file__).parent / "packaged" / "pbmc3k"
 MOST_NAMED = 100  # characters of a name in a message
 CONTENT = {"name": str, "labels": list, "ontology_term_ids": list, "config": dict, "metrics": dict, "provenance": dict}
@@ -65,6 +68,7 @@ class Bundle:
     kept: KeptCells | None = field(default=None, repr=False)  # written with the model; `load_kept` reads them again
     has_kept: bool = False  # the folder that it was read from has kept cells
     tree: LabelTree | None = None  # over the labels; models of earlier versions have none
+    held_out: HeldOut | None = field(default=None, repr=False)  # None: a model of format 4 or before, or no evidence
 
     @property
     def tissue(self) -> str | None:
@@ -140,7 +144,7 @@ def _annotator_card(bundle: Bundle) -> str:
 # {bundle.name}
 
 A cell-type model of scperformer {made["versions"]["scperformer"]}. It distinguishes the {len(bundle.labels)} labels
-below and no others: a cell of any other type still gets one of them.
+below and no others: a cell of any other type still gets one of them, and may be flagged as unknown.
 
 | label | cells in the reference |{" Cell Ontology |" if has_terms else ""}
 |---|---|{"---|" if has_terms else ""}
@@ -153,7 +157,7 @@ below and no others: a cell of any other type still gets one of them.
 - Logits are {sum_of_branches(bundle.scales)}.{alone} The factors make probabilities of the confidences, for cells like
   those of the reference.
 - Made by `{made["command"]}` with seed {made["seed"]}; all options are in bundle.json.
-{_conditions(metrics)}"""
+{_conditions(metrics)}{_calibration(metrics)}{_novelty(metrics)}"""
 
 
 def _conditions(metrics: Mapping[str, Any]) -> str:
@@ -170,6 +174,39 @@ which the model is then adapted:
 
 | condition | genes | accuracy | macro-F1 |
 |---|---|---|---|
+{rows}"""
+
+
+def _calibration(metrics: Mapping[str, Any]) -> str:
+    """Return how well the confidence fits the accuracy, as trust/confidence.py has found it on held-out cells."""
+    if "calibration" not in metrics:
+        return ""
+    found = metrics["calibration"]
+    columns = (found["labels"][name] for name in ("label", "num_cells", "confidence", "accuracy", "error"))
+    rows = "".join(
+        f"| {label} | {num_cells:,} | {confidence:.3f} | {accuracy:.3f} | {error:.3f} |\n"
+        for label, num_cells, confidence, accuracy, error in zip(*columns, strict=True)
+    )
+    return f"""
+Confidence and accuracy of {found["num_cells"]:,} held-out cells of the reference differ by {found["error"]:.3f}
+(expected calibration error). By the label of the call, without labels of few calls:
+
+| label | calls | mean confidence | accuracy | calibration error |
+|---|---|---|---|---|
+{rows}"""
+
+
+def _novelty(metrics: Mapping[str, Any]) -> str:
+    """Return how well the cells of each label are found to be unknown by a model without it, if that was measured."""
+    if "novelty" not in metrics:
+        return ""
+    rows = "".join(f"| {row['label']} | {row['area']:.3f} |\n" for row in metrics["novelty"])
+    return f"""
+If a label is left out of the reference, are its cells told from the others by their novelty? 1: all of them, 0.5: by
+chance (area under the ROC curve):
+
+| label left out | area |
+|---|---|
 {rows}"""
 
 
@@ -223,7 +260,9 @@ def save_bundle(
             info["tree"] = {"parents": bundle.tree.parents, "terms": bundle.tree.terms}
         if bundle.kept is not None:
             (folder / CELLS).write_bytes(bundle.kept.to_bytes())
-        info["files"] = {name: sha256(folder / name) for name in (WEIGHTS, GENES, CELLS) if (folder / name).is_file()}
+        if bundle.held_out is not None:
+            (folder / HELD_OUT).write_bytes(bundle.held_out.to_bytes())
+        info["files"] = {name: sha256(folder / name) for name in PROVEN if (folder / name).is_file()}
         (folder / INFO).write_text(json.dumps(info, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         for name, content in (more or {}).items():
             (folder / name).write_bytes(content)
@@ -333,7 +372,7 @@ def _read_bundle(folder: Path) -> Bundle:
         if name not in info["files"]:
             raise ValueError(f"'{INFO}' without the checksum of {name}")
     for name, checksum in info["files"].items():
-        if name not in (WEIGHTS, GENES, CELLS) or not _is_own_file(folder, name) or sha256(folder / name) != checksum:
+        if name not in PROVEN or not _is_own_file(folder, name) or sha256(folder / name) != checksum:
             raise ValueError(f"'{name[:MOST_NAMED]}' missing or changed since it was written")
     try:
         weights = load_file(folder / WEIGHTS)
@@ -357,9 +396,14 @@ def _read_bundle(folder: Path) -> Bundle:
             raise ValueError(f"{name} does not fit {len(genes)} genes and {num_labels} labels")
     checksum, kind = hashlib.sha256(text.encode()).hexdigest(), info.get("kind", ANNOTATOR)
     named = {name: info[name] for name in CONTENT}
-    has_kept = CELLS in info["files"]
-    more = {"hash": checksum, "kind": kind, "has_kept": has_kept, "tree": _tree_of(info)}
-    return Bundle(**named, genes=genes, gene_means=means, weights=weights, **more)
+    held_out = read_held_out(folder, len(genes), num_labels) if HELD_OUT in info["files"] else None
+    more: dict[str, Any] = {
+        "has_kept": CELLS in info["files"],
+        "held_out": held_out,
+        "tree": _tree_of(info),
+        "hash": checksum,
+    }
+    return Bundle(**named, genes=genes, gene_means=means, weights=weights, kind=kind, **more)
 
 
 def load_kept(bundle: Bundle, path: str | Path) -> KeptCells | None:

@@ -21,6 +21,7 @@ from scperformer.model import (
     CARD,
     CELLS,
     GENES,
+    HELD_OUT,
     INFO,
     PACKAGED,
     WEIGHTS,
@@ -36,7 +37,12 @@ from scperformer.outputs import new_folder, require_absent
 log = logging.getLogger(__name__)
 
 FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")
-EXTRAS = (CARD, "learning_curve.png", "metrics.csv")  # files for people, which a model folder may lack
+EXTRAS = (
+    CARD,
+    "learning_curve.png",
+    "reliability.png",
+    "metrics.csv",
+)  # files for people, which a model folder may lack
 MOST_EXTRA = 64 * 2**20  # bytes of each extra file
 KINDS = "a model folder, or a .zip, .tar or .tar.gz of one"
 MOST_BYTES = 512 * 2**20  # of all files of an archive, unpacked; the largest models have some 100 MB
@@ -120,8 +126,9 @@ def import_model(path: Path, library: Path, *, overwrite: bool = False) -> Path:
         raise InputError(found, "a name that a folder can have", "train it with another output=...")
     target = library / bundle.name
     require_absent(target, overwrite, marker=INFO)
+    needed = [INFO, WEIGHTS, GENES, *([CELLS] if bundle.has_kept else []), *([HELD_OUT] if bundle.held_out else [])]
     with new_folder(target, overwrite, marker=INFO) as folder:
-        for name in (INFO, WEIGHTS, GENES, *([CELLS] if bundle.has_kept else []), *EXTRAS):
+        for name in (*needed, *EXTRAS):
             file = path / name
             sound_extra = file.is_file() and not file.is_symlink() and file.stat().st_size <= MOST_EXTRA
             if name not in EXTRAS or sound_extra:

@@ -13,15 +13,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from anndata import AnnData
+from scipy.special import softmax
 
 from scperformer.config import PredictConfig
 from scperformer.dataset import Query
-from scperformer.model import FORMAT_VERSION
+from scperformer.model import FORMAT_VERSION, HeldOut
 from scperformer.network import Model
 from scperformer.prediction.adapt import Adapted
 from scperformer.prediction.calls import Calls
 from scperformer.prediction.rules import Rules, cluster_columns, tree_columns, with_constraints
-from scperformer.trust import UNKNOWN_TERM
+from scperformer.text import MOST_UNKNOWN, foreign_text
+from scperformer.trust import (
+    UNKNOWN_TERM,
+    calibration,
+    held_out_coverage,
+    label_sets,
+    novelty_share,
+    set_thresholds,
+)
 
 log = logging.getLogger(__name__)
 
@@ -49,38 +58,78 @@ class Annotation:
 
 
 def obs_columns(calls: Calls, model: Model, cfg: PredictConfig, rules: Rules) -> pd.DataFrame:
-    """Return the obs columns: label, confidence, margin, unknown, ontology term and the label of the baseline.
+    """Return the obs columns: label, confidence, margin, unknown, novelty, ontology term, label of the baseline, set.
 
-    Confidence is the probability of the label, margin its lead over the second one. A cell is flagged unknown
-    when its confidence is below `min_confidence` or it expresses no gene of the model; its label stays. With a label
-    tree it is not flagged if a parent reaches `min_confidence`, and `tree_columns` are there, too.
+    Confidence is the probability of the label, margin its lead over the second one. A cell is flagged unknown if its
+    novelty is that of at most a share `false_alarms` of the held-out cells of the reference, if its confidence is below
+    `min_confidence`, or if it expresses no gene of the model; its label stays. With a label tree, the confidence is the
+    highest of the label and its parents, and `tree_columns` are there, too. The set of labels, the most probable one
+    first, is there with `alpha`. A model without held-out calls gives no novelty (NaN) and no sets.
     """
-    key, labels = cfg.key_added, model.bundle.labels
+    key, labels, held_out = cfg.key_added, model.bundle.labels, model.bundle.held_out
     best = calls.proba.argmax(axis=1)
     top_two = np.sort(calls.proba, axis=1)[:, -2:]
     safe, terms = top_two[:, 1], np.array(rules.terms)
-    columns = {f"{key}_ontology_term_id": pd.Categorical(terms[best], categories=sorted(set(terms)))}
+    tree = {f"{key}_ontology_term_id": pd.Categorical(terms[best], categories=sorted(set(terms)))}
     if rules.tree is not None:
-        columns = tree_columns(calls.proba, best, key, rules, cfg.min_confidence)
-        safe = columns[f"{key}_call_confidence"]
-    return pd.DataFrame(
-        {
-            f"{key}_label": pd.Categorical.from_codes(best, categories=labels),
-            f"{key}_confidence": top_two[:, 1],
-            f"{key}_margin": top_two[:, 1] - top_two[:, 0],
-            f"{key}_unknown": (safe < cfg.min_confidence) | calls.empty,
-            **columns,
-            f"{key}_baseline_label": pd.Categorical.from_codes(calls.baseline, categories=labels),
+        tree = tree_columns(calls.proba, best, key, rules, cfg.min_confidence)
+        safe = tree[f"{key}_call_confidence"]
+    novelty = calls.scores if held_out is None else novelty_share(calls.scores, held_out.scores)
+    columns = {
+        f"{key}_label": pd.Categorical.from_codes(best, categories=labels),
+        f"{key}_confidence": top_two[:, 1],
+        f"{key}_margin": top_two[:, 1] - top_two[:, 0],
+        f"{key}_unknown": (1 - novelty <= cfg.false_alarms) | (safe < cfg.min_confidence) | calls.empty,
+        f"{key}_novelty": novelty.astype(np.float32),
+        **tree,
+        f"{key}_baseline_label": pd.Categorical.from_codes(calls.baseline, categories=labels),
+    }
+    if cfg.alpha is not None and held_out is not None:
+        thresholds = set_thresholds(*_known_cells(held_out), cfg.alpha, cfg.conformal == "per_label")
+        in_set = label_sets(calls.proba, calls.draws, thresholds)
+        order = np.argsort(-calls.proba, axis=1, kind="stable")
+        texts = ["|".join(labels[i] for i in row if has[i]) for row, has in zip(order, in_set, strict=True)]
+        columns |= {f"{key}_set": np.array(texts, dtype=object), f"{key}_set_size": in_set.sum(axis=1).astype(np.int32)}
+    return pd.DataFrame(columns)
+
+
+def _known_cells(held_out: HeldOut) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the probabilities, labels and draws of held-out cells; the draws are always the same."""
+    proba = softmax(held_out.logits.astype(np.float64), axis=1)
+    return proba, held_out.labels, np.random.default_rng(0).random(len(proba))
+
+
+def trust_record(model: Model, cfg: PredictConfig, obs: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Return the evidence for confidences, flags and sets, from held-out cells of the reference; empty without them."""
+    held_out = model.bundle.held_out
+    if held_out is None:
+        return {}
+    num_cells = len(held_out.labels)
+    found = calibration(held_out.logits, held_out.labels, model.bundle.labels)
+    for part in ("bins", "labels"):
+        columns = found[part].items()
+        found[part] = {name: np.array(values, dtype=object if name == "label" else None) for name, values in columns}
+    record: dict[str, dict[str, Any]] = {
+        "calibration": found,
+        "novelty": {"false_alarms": cfg.false_alarms, "num_cells": num_cells},
+    }
+    if cfg.alpha is not None:
+        coverage = held_out_coverage(*_known_cells(held_out), cfg.alpha, cfg.conformal == "per_label")
+        record["sets"] = {
+            "alpha": cfg.alpha,
+            "conformal": cfg.conformal,
+            "num_cells": num_cells,
+            "held_out_coverage": coverage,
+            "mean_size": float(obs[f"{cfg.key_added}_set_size"].mean()),
         }
-    )
+    return record
 
 
 def outdated(names: Iterable[Any], key: str, new: Iterable[Any]) -> list[str]:
-    """Return the columns about levels and clusters among the names that an earlier annotation has left."""
-    of_rules = re.compile(
-        rf"{re.escape(key)}_(call|call_confidence|level\d+|cluster_label|cluster_disagrees|low_quality|doublet_score)"
-    )
-    return [name for name in map(str, names) if of_rules.fullmatch(name) and name not in new]
+    """Return the columns of options, such as levels and sets, that an earlier annotation has left."""
+    kinds = r"call|call_confidence|level\d+|set|set_size|cluster_label|cluster_disagrees|low_quality|doublet_score"
+    optional = re.compile(rf"{re.escape(key)}_({kinds})")
+    return [name for name in map(str, names) if optional.fullmatch(name) and name not in new]
 
 
 def without_slashes(labels: list[str]) -> list[str]:
@@ -117,7 +166,15 @@ def make_annotation(
     key, query, model = cfg.key_added, adapted.query, adapted.model
     read, constraints = with_constraints(read, rules, model.bundle.labels)
     obs = pd.concat([obs_columns(calls, model, cfg, rules) for calls in read()], ignore_index=True)
+    if f"{key}_set" in obs:
+        obs[f"{key}_set"] = obs[f"{key}_set"].astype("category")  # of each block, until here, with other categories
     num_unknown = int(obs[f"{key}_unknown"].sum())
+    if model.bundle.held_out is None:
+        text = "%s: the model keeps no held-out calls (%s): no novelty of cells%s, and unknown by min_confidence alone"
+        why = "its kept cells are few or simulated" if adapted.record["adapted"] else "train it again to have them"
+        log.info(text, query.path, why, "" if cfg.alpha is None else " and no sets of labels")
+    elif num_unknown > MOST_UNKNOWN * len(obs):
+        log.warning("%s: %s", query.path, foreign_text(num_unknown / len(obs), len(model.bundle.labels)))
     record = describe_run(query, model) | {
         "condition": adapted.record,
         "baseline": {"name": "logistic regression (L2, C=1)"},
@@ -125,6 +182,7 @@ def make_annotation(
         "num_unknown": num_unknown,
         "seconds": seconds,
     }
+    record |= trust_record(model, cfg, obs)
     if constraints:
         record["constraints"] = constraints
     if rules.tree is not None:

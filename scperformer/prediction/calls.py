@@ -19,6 +19,7 @@ from scperformer.config import PredictConfig
 from scperformer.errors import InputError
 from scperformer.network import Cells, Model, choose_device, predict_cells, torch_state_kept
 from scperformer.outputs import new_folder
+from scperformer.trust import Profile, cell_draws
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ class Calls:
     embedding: np.ndarray  # float32 N x D
     baseline: np.ndarray  # int32 N, label index by logistic regression
     empty: np.ndarray  # bool N, whether a cell expresses none of the model's genes
+    scores: np.ndarray  # float64 N, of novelty (trust/novelty.py); NaN without held-out calls
+    draws: np.ndarray  # float64 N, 0 to 1, for sets of labels (trust/conformal.py)
 
 
 def call_block(x: csr_matrix, model: Model, cfg: PredictConfig, path: str = "the data") -> Calls:
@@ -50,8 +53,11 @@ def call_block(x: csr_matrix, model: Model, cfg: PredictConfig, path: str = "the
     with torch_state_kept(cfg.threads):
         device = choose_device(cfg.device, cfg.precision)
         proba, embedding = predict_cells(model.network, cells, cfg.batch_size, device, cfg.precision)
-    baseline = model.baseline.predict(x).astype(np.int32)
-    return Calls(proba, embedding, baseline, np.diff(x.indptr) == 0)
+    baseline, held_out = model.baseline.predict(x).astype(np.int32), model.bundle.held_out
+    scores = np.full(x.shape[0], np.nan)
+    if held_out is not None:
+        scores = Profile(**held_out.profile).scores(x)
+    return Calls(proba, embedding, baseline, np.diff(x.indptr) == 0, scores, cell_draws(x))
 
 
 def parts_of(share: str | None, num_parts: int) -> range:

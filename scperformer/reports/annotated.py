@@ -62,7 +62,11 @@ def as_text(values: pd.Series) -> npt.NDArray[np.object_]:
 
 
 def cell_table(samples: Sequence[Annotated]) -> pd.DataFrame:
-    """One row per cell of all samples: sample, label, baseline (label by logistic regression), confidence, unknown."""
+    """One row per cell of all samples: sample, label, baseline (label by logistic regression), confidence, unknown.
+
+    Also `set` (of labels, joined by |) and `set_size`, if all samples have them.
+    """
+    with_sets = all(f"{sample.key}_set_size" in sample.obs for sample in samples)
     columns = [
         {
             "sample": sample.name,
@@ -70,6 +74,7 @@ def cell_table(samples: Sequence[Annotated]) -> pd.DataFrame:
             "baseline": as_text(sample.column("baseline_label")),
             "confidence": sample.column("confidence").to_numpy(float),
             "unknown": sample.column("unknown").to_numpy(bool),
+            **({"set": as_text(sample.column("set")), "set_size": sample.column("set_size")} if with_sets else {}),
         }
         for sample in samples
     ]

@@ -16,6 +16,7 @@ from scperformer.metrics import class_scores, confusion_matrix, scores
 from scperformer.outputs import new_folder, require_absent
 from scperformer.reports.annotated import Annotated, as_text, cell_table, read_annotated
 from scperformer.text import defused
+from scperformer.trust import calibration_error
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +91,17 @@ def _confusion(cells: pd.DataFrame, column: str, labels: list[str]) -> npt.NDArr
 
 
 def _scores(cells: pd.DataFrame, labels: list[str]) -> dict[str, Any]:
-    """Number of cells, and the scores of the model and of logistic regression; JSON has no NaN, so it becomes None."""
+    """Number of cells, and the scores of the model and of logistic regression; JSON has no NaN, so it becomes None.
+
+    Also the calibration error of the confidence, and the coverage and mean size of the sets of labels if there are any.
+    """
     found: dict[str, Any] = {"num_cells": len(cells)}
+    right = (cells["model"] == cells["truth"]).to_numpy()
+    found["calibration_error"] = calibration_error(cells["confidence"].to_numpy(), right) if len(cells) else None
+    if "set" in cells and len(cells):
+        pairs = zip(cells["truth"], cells["set"], strict=True)
+        found["coverage"] = float(np.mean([f"|{label}|" in f"|{labels}|" for label, labels in pairs]))
+        found["mean_set_size"] = float(cells["set_size"].mean())
     for column in ("model", "baseline"):
         values = asdict(scores(_confusion(cells, column, labels)))
         found[column] = {name: None if np.isnan(value) else value for name, value in values.items()}
@@ -118,6 +128,8 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
     # The files can hold further labels, for example after manual edits.
     others = sorted(set(known["model"]).union(known["baseline"]).difference(of_model, of_truth))
     labels = [*of_model, *foreign, *others]
+    is_foreign = known["truth"].isin(foreign)
+    flagged = {"known_labels": known["unknown"][~is_foreign], "other_labels": known["unknown"][is_foreign]}
     metrics = {
         "truth_key": truth_key,
         "model_hash": samples[0].facts["model"]["hash"],
@@ -125,6 +137,7 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
         "num_cells": len(known),
         "num_without_truth": len(cells) - len(known),
         "truth_labels_not_in_model": foreign,
+        "flagged_unknown": {name: float(part.mean()) if len(part) else None for name, part in flagged.items()},
         **_scores(known, labels),
         "samples": {sample.name: _scores(known[known["sample"] == sample.name], labels) for sample in samples},
     }
@@ -178,4 +191,7 @@ def run_evaluate(cfg: EvaluateConfig) -> Path:
     macro_f1 = f"{model['macro_f1']:.3f} (logistic regression {other['macro_f1']:.3f})"
     message = "%s against '%s'%s: accuracy %s, macro-F1 %s; written to %s"
     log.info(message, cells, cfg.truth_key, left_out, accuracy, macro_f1, output)
+    if "coverage" in metrics:
+        text = "%.1f%% of the sets of labels contain the true one; they have %.2f labels in the mean"
+        log.info(text, 100 * metrics["coverage"], metrics["mean_set_size"])
     return output

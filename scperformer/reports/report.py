@@ -16,6 +16,7 @@ from scperformer.config import ReportConfig
 from scperformer.errors import InputError
 from scperformer.model import BRANCHES, encoder_is_silent
 from scperformer.outputs import new_file, require_absent
+from scperformer.pictures import draw_reliability
 from scperformer.reports import summary
 from scperformer.reports.annotated import Annotated, read_annotated
 from scperformer.reports.evaluate import Evaluation, read_evaluation
@@ -43,6 +44,14 @@ def draw_umap(samples: Sequence[Annotated], cells: pd.DataFrame, max_cells: int,
     pictures["by_confidence"] = draw_confidence(xy, drawn["confidence"].to_numpy())
     encoded = {name: base64.b64encode(picture).decode("ascii") for name, picture in pictures.items()}
     return {**encoded, "num_cells": len(drawn), "num_all": len(cells)}
+
+
+def draw_calibration(rows: Sequence[dict[str, Any]]) -> str | None:
+    """The reliability diagram of all conditions of the samples, as PNG in base64; None without evidence."""
+    curves = {row["adapted"]: row["calibration"]["bins"] for row in rows}
+    numbers = {key: [str(row["number"]) for row in rows if row["adapted"] == key] for key in curves}
+    named = {f"sample {', '.join(numbers[key])}": bins for key, bins in curves.items()}
+    return base64.b64encode(draw_reliability(named)).decode("ascii") if named else None
 
 
 def _percent(share: float) -> str:
@@ -91,6 +100,7 @@ def render(
     labels = summary.order_labels(samples, evaluation)
     cells = summary.all_cells(samples, labels)
     summaries = [summary.summarise(sample, cells, labels) for sample in samples]
+    trust = summary.trust_rows(summaries, samples)
     facts = samples[0].facts
     scales = facts["model"].get("scales", {})  # files of the first versions lack them
     num_used = cells["code"].nunique()  # labels are sorted by frequency: those with cells come first
@@ -105,7 +115,9 @@ def render(
         num_unknown=int(cells["unknown"].sum()),
         used=labels[:num_used],
         not_used=[label for label in labels[num_used:] if label.number],
-        threshold=summary.threshold(samples[0]),
+        flag_reasons=summary.flag_reasons(samples[0]),
+        trust=trust,
+        reliability=draw_calibration(trust),
         agreement=float((cells["label"] == cells["baseline"]).mean()),
         checks=summary.things_to_check(summaries, evaluation),
         totals=np.bincount(cells["code"], minlength=len(labels)).tolist(),

@@ -12,8 +12,10 @@ import pandas as pd
 from scperformer.pictures import colour_of, ink_on
 from scperformer.reports.annotated import Annotated, as_text, cell_table
 from scperformer.reports.evaluate import Evaluation
+from scperformer.text import MOST_UNKNOWN, foreign_text
 
 NUM_BINS = 20  # of the histogram of confidence
+LARGE_SET = 3  # labels; larger sets are counted with these
 NUM_DISAGREEMENTS = 8  # most frequent pairs of labels
 # A sample beyond one of these is named among the things to check. They are judgements, not limits of the method.
 LOW_OVERLAP, HIGH_UNKNOWN, LOW_AGREEMENT, LOW_EXPECTED = 0.7, 0.2, 0.6, 0.8
@@ -126,6 +128,35 @@ def threshold(sample: Annotated) -> float | None:
     return None if value is None else float(value)
 
 
+def flag_reasons(sample: Annotated) -> list[str]:
+    """Why cells of a sample are flagged as unknown, each with "they" as the subject."""
+    reasons = []
+    if float(sample.facts.get("novelty", {}).get("false_alarms", 0)) > 0:
+        reasons.append("they look like none of the labels")
+    if least := threshold(sample):
+        reasons.append(f"their confidence is below {least}")
+    return [*reasons, "they express none of the model’s genes"]
+
+
+def trust_rows(summaries: Sequence[dict[str, Any]], samples: Sequence[Annotated]) -> list[dict[str, Any]]:
+    """The evidence for confidences, flags and sets of each sample with held-out calls; `number` counts samples from 1.
+
+    `sizes` are the shares of cells whose set has no label, one, two, and more; None without sets.
+    """
+    rows = []
+    for number, (row, sample) in enumerate(zip(summaries, samples, strict=True), start=1):
+        if "calibration" not in sample.facts:
+            continue
+        found = {"number": number, "name": sample.name, "share_unknown": row["num_unknown"] / row["num_cells"]}
+        found |= {name: sample.facts[name] for name in ("calibration", "novelty")}
+        found |= {"sets": sample.facts.get("sets"), "sizes": None, "adapted": sample.adapted}
+        if found["sets"] is not None:
+            sizes = sample.column("set_size").clip(upper=LARGE_SET).to_numpy(int)
+            found["sizes"] = (np.bincount(sizes, minlength=LARGE_SET + 1) / len(sizes)).tolist()
+        rows.append(found)
+    return rows
+
+
 def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation | None) -> list[str]:
     """Sentences about samples to look at before using the labels, and about labels that the model does not know."""
     found = []
@@ -141,7 +172,9 @@ def things_to_check(summaries: Sequence[dict[str, Any]], evaluation: Evaluation 
         if overlap < LOW_OVERLAP and not adapted:
             text = f"{name} has only {overlap:.0%} of the model's informative expression. Missing genes count as "
             found.append(text + "not expressed, so its labels are less reliable.")
-        if unknown > HIGH_UNKNOWN:
+        if unknown > MOST_UNKNOWN:
+            found.append(f"{name}: {foreign_text(unknown, len(sample['facts']['model']['labels']))}")
+        elif unknown > HIGH_UNKNOWN:
             text = f"{unknown:.0%} of the cells of {name} are flagged as unknown. It may contain cell types that "
             found.append(text + "the model was not trained on.")
         if agreement < LOW_AGREEMENT:

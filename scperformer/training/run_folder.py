@@ -26,7 +26,7 @@ from scperformer.files import sha256
 from scperformer.model import INFO, Bundle, save_bundle
 from scperformer.network import torch_state_kept
 from scperformer.outputs import new_file, require_absent
-from scperformer.pictures import PALETTE, png
+from scperformer.pictures import PALETTE, draw_reliability, png
 from scperformer.training.start import Config, adopt_options, load_init
 from scperformer.training.trainer import CHECKPOINTS, LAST, TABLE
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 # Lightning or Slurm's srun sets these in every process of a distributed run, to 0 in the first.
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
-RECORD, CURVE = "run.json", "learning_curve.png"
+RECORD, CURVE, RELIABILITY = "run.json", "learning_curve.png", "reliability.png"
 # Recorded without their folders, as the inputs are.
 PATHS = ("init", "genes_path", "unlabelled", "conditions.genes", "model.gene2vec_path", "label_tree", "ontology")
 PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
@@ -241,6 +241,9 @@ def train_in_run_folder(
         with new_file(folder / CURVE, overwrite=True) as temporary:
             temporary.write_bytes(picture)
         pictures = {CURVE: picture, TABLE: (folder / TABLE).read_bytes()}
+    if "calibration" in metrics:
+        bins = metrics["calibration"]["bins"]
+        pictures |= {RELIABILITY: draw_reliability({"held-out cells of the reference": bins})}
     save_bundle(bundle, output, overwrite=cfg.overwrite, more=pictures)
     shutil.rmtree(checkpoints, ignore_errors=True)  # the logs stay
     log.info("written: %s", output)

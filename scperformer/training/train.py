@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from anndata import AnnData
 from scipy.sparse import csr_matrix
+from threadpoolctl import threadpool_limits
 
 from scperformer.config import TrainConfig, make_config, quoted
 from scperformer.dataset import Reference, Sample, make_reference, read_unlabelled, simulated, stratified_sample
@@ -24,13 +25,14 @@ from scperformer.fitting import (
     MOST_DUAL,
     Fitted,
     earned_scales,
+    evidence_folds,
     fill_network,
     fit_branches,
     fit_linear_branch,
     fit_logistic,
 )
 from scperformer.metrics import score
-from scperformer.model import Bundle, KeptCells, sum_of_branches
+from scperformer.model import Bundle, HeldOut, KeptCells, sum_of_branches
 from scperformer.network import Cells, CellTypeModel, as_model, branch_logits, gene_means
 from scperformer.training import start
 from scperformer.training.batch_size import with_batch_size
@@ -38,6 +40,7 @@ from scperformer.training.conditions import conditions_table
 from scperformer.training.learner import has_to_learn, train_network
 from scperformer.training.run_folder import Diverged, is_helper, record_start, train_in_run_folder
 from scperformer.training.source import StreamedCells, source_of_cells
+from scperformer.trust import calibration, fit_profile, left_out_table
 
 log = logging.getLogger(__name__)
 
@@ -72,16 +75,17 @@ def new_training(
 
 def scores_on_held_out(
     network: CellTypeModel, train: Cells, val: Cells, cfg: TrainConfig, fitted: Fitted
-) -> dict[str, Any]:
-    """Return the metrics on the held-out cells, the baseline's and the scales.
+) -> tuple[dict[str, Any], HeldOut | None]:
+    """Return the metrics on the held-out cells, the baseline's and the scales; also held-out calls with these scales.
 
-    A network that was trained gets its scales from these cells, one that was fitted has them already, from other cells.
+    A network that was trained gets its scales and its held-out calls from these cells, one that was fitted has both
+    already, from other cells.
     """
     wide, deep = branch_logits(network, val, cfg.trainer.batch_size)
     if not (np.isfinite(wide).all() and np.isfinite(deep).all()):
         raise Diverged("logits", cfg)
     found: dict[str, Any] = {"scales": fitted.scales, "out_of_fold": fitted.evidence}
-    logits = wide + deep
+    logits, held_out = wide + deep, fitted.held_out
     if not fitted.scales:
         min_gain = 0.0 if cfg.model.positions == "coexpression" else cfg.optim.deep_min_gain  # it has been seen to pay
         scale_wide, scale_deep, gain = earned_scales(wide, deep, val.known_labels, min_gain)
@@ -93,13 +97,16 @@ def scores_on_held_out(
         found = {"scales": {name: scale for name, scale in scales.items() if getattr(cfg.model, name)}}
         found |= {} if gain is None else {"encoder_gain": gain}
         logits = scale_wide * wide + scale_deep * deep
+        with threadpool_limits(1):  # sums in another order would change the last bits
+            profile = fit_profile(train.x, train.known_labels, cfg.seed)
+        held_out = HeldOut(logits, val.known_labels, profile.scores(val.x), vars(profile))
     baseline = fit_logistic(train.x, train.known_labels)
     return {
         "num_val_cells": len(val),
         "model": asdict(score(val.known_labels, logits.argmax(axis=1))),
         "baseline": asdict(score(val.known_labels, baseline.predict(val.x))),
         **found,
-    }
+    }, held_out
 
 
 def cells_to_keep(reference: Reference, cfg: TrainConfig) -> KeptCells | None:
@@ -175,7 +182,19 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
     if learns:
         kept = cells_to_keep(reference, cfg)
 
-    metrics = {**scores_on_held_out(network, train, val, cfg, fitted), "best_epoch": best_epoch}
+    metrics, held_out = scores_on_held_out(network, train, val, cfg, fitted)
+    metrics["best_epoch"] = best_epoch
+    if held_out is not None:
+        metrics["calibration"] = calibration(held_out.logits, held_out.labels, reference.label_names)
+        facts = metrics["calibration"]["error"], len(held_out.labels), len(held_out.to_bytes()) / 1e6
+        log.info(
+            "calibration error of the confidence: %.3f on %d held-out cells, whose calls are kept (%.1f MB)", *facts
+        )
+    if cfg.novelty_table:
+        rows, folds = evidence_folds(train.known_labels, cfg.seed)
+        areas = left_out_table(train.x[rows], train.known_labels[rows], folds, cfg.seed)
+        found = zip(reference.label_names, areas.tolist(), strict=True)
+        metrics["novelty"] = [{"label": label, "area": area} for label, area in found if np.isfinite(area)]
     if recipe is not None:
         metrics["linear_branch"] = asdict(recipe)
     # The scales are settled: replace what was fitted by fits to all cells, including the held-out ones, as for the
@@ -191,8 +210,8 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
     weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in network.state_dict().items()}
     how = f"best epoch {best_epoch}" if best_epoch else "fitted, without training"
     scores = [metrics[side][name] for side in ("model", "baseline") for name in ("accuracy", "macro_f1")]
-    facts = how, sum_of_branches(metrics["scales"]), *scores[:2], len(val), *scores[2:]
-    log.info("%s (%s): accuracy %.3f, macro-F1 %.3f on %d validation cells; logistic regression %.3f, %.3f", *facts)
+    about = how, sum_of_branches(metrics["scales"]), *scores[:2], len(val), *scores[2:]
+    log.info("%s (%s): accuracy %.3f, macro-F1 %.3f on %d validation cells; logistic regression %.3f, %.3f", *about)
     bundle = Bundle(
         name=run_folder.stem.removesuffix(".model"),
         genes=reference.genes,
@@ -203,6 +222,7 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
         metrics=metrics,
         weights=weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias},
         kept=kept,
+        held_out=held_out,
         **recorded,
     )
     if cfg.conditions_table and kept is not None:

@@ -387,7 +387,8 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_parts_are_written_whole(tmp_path, monkeypatch):
-    calls = partial.Calls(np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32), np.zeros(2, int), np.zeros(2, bool))
+    proba, nothing = np.eye(2, dtype=np.float32), np.zeros(2)
+    calls = partial.Calls(proba, proba, nothing.astype(int), nothing.astype(bool), nothing, nothing)
 
     def full(file, **_):
         file.write(b"half")

@@ -25,7 +25,16 @@ def test_it_was_trained_on_the_embedded_cells(bundle):
 
 
 def test_its_card_is_the_one_of_this_version(bundle):
-    assert (PACKAGED / CARD).read_text(encoding="utf-8") == model_card(bundle)
+    assert (PACKAGED / CARD).read_text(encoding="utf-8") == model_card(bundle, {"reliability.png": b""})
+
+
+def test_it_keeps_the_calls_of_held_out_cells(bundle):
+    held_out = bundle.held_out
+    assert held_out is not None
+    assert len(held_out.labels) == bundle.metrics["calibration"]["num_cells"] == 2375
+    right = held_out.logits.argmax(axis=1) == held_out.labels
+    assert right.mean() == pytest.approx(bundle.metrics["out_of_fold"]["accuracy"])
+    assert [row["label"] for row in bundle.metrics["novelty"]] == bundle.labels
 
 
 def test_it_keeps_the_counts_of_all_cells(bundle):

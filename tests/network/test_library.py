@@ -157,6 +157,7 @@ def test_an_encoder_is_imported(model, library, command, tmp_path):
         kind="encoder",
         labels=[],
         ontology_term_ids=[],
+        held_out=None,
         config=bundle.config | {"masking": {"share": 0.3}},
         metrics={"loss": 0.1, "naive_loss": 0.2, "num_val_cells": 9},
         provenance=bundle.provenance | {"corpus": [{"name": "a.h5ad", "num_cells": 90, "input": "counts from X"}]},

@@ -423,7 +423,7 @@ def test_a_model_without_cells_is_used_as_it_is(without, linear, sample, panel):
 
 def test_a_model_of_format_3_predicts(without, linear, sample, command, write):
     info = json.loads((without / INFO).read_text())
-    assert info["format_version"] == 4
+    assert info["format_version"] == 5
     (without / INFO).write_text(json.dumps(info | {"format_version": 3}))
     ran = command("predict", write(sample), f"model_path={without}", "output=out.h5ad")
     assert ran.code == 0, ran.err

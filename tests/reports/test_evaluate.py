@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn import metrics as reference
-from support.annotated import TRUTH_KEY, annotated_sample, write_sample
+from support.annotated import TRUTH_KEY, add_trust, annotated_sample, write_sample
 
 from scperformer.config.steps import EvaluateConfig
 from scperformer.errors import InputError
@@ -89,7 +89,25 @@ def test_sample_without_truth_has_no_scores(tmp_path, samples):
     samples[1].obs[TRUTH_KEY] = ""
     metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
     nothing = {"accuracy": None, "macro_f1": None, "weighted_f1": None}
-    assert metrics["samples"]["s1"] == {"num_cells": 0, "model": nothing, "baseline": nothing}
+    empty = {"num_cells": 0, "calibration_error": None, "model": nothing, "baseline": nothing}
+    assert metrics["samples"]["s1"] == empty
+
+
+def test_coverage_of_sets_and_flags_are_counted(tmp_path, samples):
+    for sample in samples:
+        add_trust(sample)
+    truth = samples[0].obs[TRUTH_KEY].astype(str).to_numpy(object)
+    truth[:5] = "mast cell"
+    samples[0].obs[TRUTH_KEY] = truth
+    metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
+    obs = pd.concat([sample.obs.astype(str) for sample in samples])
+    inside = [label in text.split("|") for label, text in zip(obs[TRUTH_KEY], obs["scperformer_set"], strict=True)]
+    assert 0.5 < np.mean(inside) < 0.95
+    assert metrics["coverage"] == pytest.approx(np.mean(inside))
+    assert metrics["samples"]["s1"]["coverage"] == pytest.approx(np.mean(inside[60:]))
+    assert metrics["mean_set_size"] == pytest.approx(obs["scperformer_set_size"].astype(int).mean())
+    # Cells 0, 10, ... of a sample are flagged, one of which is among the five mast cells.
+    assert metrics["flagged_unknown"] == {"known_labels": pytest.approx(9 / 95), "other_labels": pytest.approx(1 / 5)}
 
 
 def test_truth_unknown_to_the_model_counts_as_error(tmp_path, samples, caplog):

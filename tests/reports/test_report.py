@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anndata as ad
 import pytest
-from support.annotated import TRUTH_KEY, annotated_sample, write_sample
+from support.annotated import TRUTH_KEY, add_trust, annotated_sample, write_sample
 
 from scperformer.config.steps import EvaluateConfig, ReportConfig
 from scperformer.errors import InputError
@@ -257,11 +257,34 @@ def test_umap_is_announced_in_the_log(tmp_path, caplog):
 
 def test_page_without_evaluation(plain):
     assert "14 cells in 1 sample were annotated" in plain.words
-    assert "No confidence threshold was set, so no cell is flagged as unknown" in plain.words
+    assert "No cell is flagged as unknown." in plain.words
+    assert "Evidence on held-out cells" not in plain.words  # a file of an earlier version has none
     assert "It holds for similar cells only" in plain.words
     assert "Logistic regression, trained on the same reference, gives" in plain.words
     assert "Comparison with true labels" not in plain.words
     assert "log-normalised values in .raw" in plain.words
+
+
+def test_the_evidence_has_a_section(tmp_path):
+    sample = annotated_sample(num_cells=14)
+    add_trust(sample)
+    page = Page(run_report(ReportConfig(inputs=[write_sample(tmp_path, "s", sample)])).read_text(encoding="utf-8"))
+    assert "because they look like none of the labels or they express none of the model’s genes" in page.words
+    assert "1: s 400 0.020 14.3% 5.0%" in page.words  # two of 14 cells are novel
+    sizes = sample.obs["scperformer_set_size"]
+    shares = " ".join(f"{(sizes == size).mean():.1%}" for size in (0, 1, 2, 3))
+    assert f"1: s 90.0% 90.0% {sizes.mean():.2f} {shares}" in page.words
+    [picture] = page.values("img", "src")
+    assert picture.startswith("data:image/png;base64,")
+    assert "is it the right tissue" not in page.words
+
+
+def test_a_sample_of_unknown_cells_is_among_the_things_to_check(tmp_path):
+    sample = annotated_sample(num_cells=14)
+    add_trust(sample)
+    sample.obs["scperformer_unknown"] = [True] * 10 + [False] * 4
+    page = Page(run_report(ReportConfig(inputs=[write_sample(tmp_path, "s", sample)])).read_text(encoding="utf-8"))
+    assert "s: 71% of cells look like none of the 10 labels of this model: is it the right tissue?" in page.words
 
 
 def test_too_few_cells_have_a_reason_instead_of_a_umap(plain):

@@ -72,6 +72,39 @@ def annotated_sample(
     return sample
 
 
+def add_trust(sample: ad.AnnData, key: str = "scperformer", alpha: float = 0.1) -> None:
+    """Add novelty, sets of labels and the evidence for them, as `predict alpha=...` does; every tenth cell is novel."""
+    novel, proba = np.arange(sample.n_obs) % 10 == 0, sample.obsm[f"{key}_proba"].to_numpy()
+    names = [str(label) for label in sample.uns[key]["model"]["labels"]]
+    sizes = 1 + (proba.max(axis=1) < 0.9)
+    order = np.argsort(-proba, axis=1)
+    sample.obs[f"{key}_novelty"] = np.where(novel, 0.99, 0.5).astype(np.float32)
+    sample.obs[f"{key}_unknown"] = novel
+    texts = ["|".join(names[i] for i in row[:size]) for row, size in zip(order, sizes, strict=True)]
+    sample.obs[f"{key}_set"] = pd.Categorical(texts)
+    sample.obs[f"{key}_set_size"] = sizes.astype(np.int32)
+    columns = {"num_cells": [100, 300], "confidence": [0.6, 0.95], "accuracy": [0.55, 0.96]}
+    bins = {name: np.array(values) for name, values in columns.items()}
+    by_label = {name: values[:1] for name, values in bins.items()}
+    by_label |= {"label": np.array(names[:1], dtype=object), "error": np.array([0.05])}
+    sample.uns[key] |= {
+        "calibration": {
+            "num_cells": 400,
+            "error": 0.02,
+            "bins": bins,
+            "labels": by_label | {"error": np.array([0.05])},
+        },
+        "novelty": {"false_alarms": 0.05, "num_cells": 400},
+        "sets": {
+            "alpha": alpha,
+            "conformal": "overall",
+            "num_cells": 400,
+            "held_out_coverage": 0.9,
+            "mean_size": float(sizes.mean()),
+        },
+    }
+
+
 def _facts(labels: list[str], min_confidence: float, model_hash: str) -> dict:
     strings = lambda *values: np.array(values, dtype=object)  # noqa: E731
     return {

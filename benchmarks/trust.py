@@ -1,0 +1,192 @@
+"""Whether answers can be trusted: calibration of the confidence, coverage of sets of labels, and novel cells found.
+
+    python benchmarks/trust.py FOLDER runs.jsonl                    # every task and five seeds
+    python benchmarks/trust.py FOLDER runs.jsonl --tasks pbmc3k mixology --seeds 0
+
+A model is trained by the seed, and calls cells that it has not seen: with all genes and counts, with a quarter of the
+counts, and with the 300 most variable genes. In tasks about novelty some of these cells have types that the model does
+not know: each type of PBMC 3k in turn is left out of the reference, two of five cell lines are, or cells of the
+pancreas are given to a model of blood. Each finished task, seed and row appends a line to the JSON file, and lines that
+it has are not repeated. The result is printed as Markdown tables.
+"""
+
+import argparse
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+from conditions import BETWEEN, WITHIN, Row, rank_genes, read_pair, reduce
+from machine import machine
+from panel import LABEL, Pair, Task, missing_files, read_cells
+
+from scperformer import annotate, load_model, train
+from scperformer.network import Model
+from scperformer.trust import NUM_BINS, area_under_curve, calibration_error
+
+ALPHAS = (0.05, 0.1, 0.2)
+ROWS = [
+    Row("everything", "full"),
+    Row("a quarter of the counts", "depth", share=0.25),
+    Row("300 most variable genes", "panels", genes="variable", num_genes=300),
+]
+EMBEDDED = replace(WITHIN, name="embedded", reference="embedded", label_key="bulk_labels")  # without counts
+MIXOLOGY = replace(WITHIN, name="mixology", reference="mixology_lung_celllines.h5ad")
+PANCREAS = replace(WITHIN, name="pancreas", query="baron_pancreas_mini.h5ad", holdout=None)
+LEFT_OUT = replace(WITHIN, name="left_out")
+KNOWN = [WITHIN, EMBEDDED, replace(WITHIN, name="zheng_sorted", reference="zheng_sorted_pbmc.h5ad"), BETWEEN]
+NOVEL = [LEFT_OUT, MIXOLOGY, PANCREAS]
+QUICK = ["experiment=linear"]  # for models without one type, of which there are nine
+NUM_LINES = 3  # of the five cell lines, that the model knows
+KEYS = ["task", "seed", "row"]  # of a line of the JSON file
+
+
+def novel_pairs(task: Task, data: Path, seed: int) -> Iterator[tuple[str, Pair]]:
+    """Pairs whose queries have known and novel cells, and their names; the truth of a novel cell is empty."""
+    pair = read_pair(replace(task, query=None, holdout=0.2), data, seed)
+    labels = np.unique(pair.reference.obs[LABEL].to_numpy(str))
+    if task is PANCREAS:
+        novel = read_cells(str(task.query), task.label_key, {}, data)
+        query = ad.concat([pair.query, novel], join="inner", index_unique="-")
+        yield task.name, replace(pair, query=query, truth=np.append(pair.truth, np.full(novel.n_obs, "")))
+        return
+    lines = np.random.default_rng(seed).permutation(labels)[NUM_LINES:].tolist()
+    parts = {task.name: lines} if task is MIXOLOGY else {f"without {label}": [label] for label in labels}
+    for name, out in parts.items():
+        is_out = pair.reference.obs[LABEL].isin(out).to_numpy()
+        query = ad.concat([pair.query, pair.reference[is_out]], index_unique="-")
+        truth = np.append(np.where(np.isin(pair.truth, out), "", pair.truth), np.full(is_out.sum(), ""))
+        yield name, replace(pair, reference=pair.reference[~is_out].copy(), query=query, truth=truth)
+
+
+def unscaled(model: Model, power: float) -> None:
+    """Take the scales off the logits of a model and its adapted ones (power -1), or put them back (power 1)."""
+    for each in (model, *model.adapted.values()):
+        scales = {name: scale**power if scale else 1.0 for name, scale in each.bundle.scales.items()}
+        each.network.scale_branches(scales.get("wide", 1.0), scales.get("deep", 1.0))
+
+
+def measure(model: Model, query: ad.AnnData, truth: np.ndarray) -> dict[str, Any]:
+    """The numbers of one query; cells without a truth are novel. `surplus`: confidence minus right calls, by bin."""
+    known, found = truth != "", {"num_cells": len(truth), "num_genes": query.n_vars}
+    for alpha in ALPHAS:
+        called = annotate(query.copy(), model, overrides=[f"alpha={alpha}", "min_overlap=0"])
+        sets, sizes = called.obs["scperformer_set"].astype(str), called.obs["scperformer_set_size"].to_numpy()
+        inside = np.array([label in text.split("|") for label, text in zip(truth, sets, strict=True)])
+        found |= {f"coverage {alpha}": inside[known].mean(), f"size {alpha}": sizes[known].mean()}
+    confidence, novelty = (called.obs[f"scperformer_{name}"].to_numpy() for name in ("confidence", "novelty"))
+    right = called.obs["scperformer_label"].to_numpy(str) == truth
+    found |= {"accuracy": right[known].mean(), "ece": calibration_error(confidence[known], right[known])}
+    bins = np.minimum((confidence[known] * NUM_BINS).astype(int), NUM_BINS - 1)
+    surplus = np.bincount(bins, confidence[known] - right[known], NUM_BINS)
+    found["expected_ece"] = called.uns["scperformer"]["calibration"]["error"]
+    unscaled(model, -1)
+    before = annotate(query.copy(), model, overrides=["min_overlap=0"]).obs
+    unscaled(model, 1)
+    right_before = before["scperformer_label"].to_numpy(str) == truth
+    found["ece before"] = calibration_error(before["scperformer_confidence"].to_numpy()[known], right_before[known])
+    unknown = called.obs["scperformer_unknown"].to_numpy()
+    found["false alarms"] = unknown[known].mean()
+    if not known.all():
+        found["novel cells found"] = unknown[~known].mean()
+        found["area"] = area_under_curve(novelty[known], novelty[~known])
+        found["area of 1 - confidence"] = area_under_curve(1 - confidence[known], 1 - confidence[~known])
+    return {name: float(value) for name, value in found.items()} | {
+        "surplus": surplus.tolist(),
+        "known": int(known.sum()),
+    }
+
+
+def read_lines(path: Path) -> dict[tuple, dict[str, Any]]:
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return {tuple(line[key] for key in KEYS): line for line in lines}
+
+
+def run_task(task: Task, seed: int, arguments: argparse.Namespace) -> None:
+    """Append the lines of a task and seed that the file does not have yet."""
+    is_novel = task in NOVEL
+    pairs = (
+        novel_pairs(task, arguments.data, seed) if is_novel else [(task.name, read_pair(task, arguments.data, seed))]
+    )
+    for name, pair in pairs:
+        rows = ROWS[:1] if task in (EMBEDDED, LEFT_OUT) else ROWS
+        missing = [row for row in rows if (name, seed, row.name) not in read_lines(arguments.jsonl)]
+        if not missing:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            overrides = [f"seed={seed}", "logger=none", *(QUICK if task is LEFT_OUT else [])]
+            model = load_model(train(pair.reference, LABEL, output=Path(folder) / "model", overrides=overrides))
+            ranked = rank_genes(pair) if len(rows) > 1 else np.arange(0)
+            for row in missing:
+                query = reduce(pair.query, row, ranked, seed)[0]
+                line = dict(zip(KEYS, (name, seed, row.name), strict=True)) | measure(model, query, pair.truth)
+                with arguments.jsonl.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
+                print(*(f"{value:.3f}" if isinstance(value, float) else value for value in line.values()), flush=True)
+
+
+def pooled_error(lines: pd.DataFrame) -> float:
+    """The calibration error of the calls of all seeds together: with few cells, that of one seed is mostly chance."""
+    return float(np.abs(np.sum(lines["surplus"].tolist(), axis=0)).sum() / lines["known"].sum())
+
+
+def table(lines: pd.DataFrame, columns: dict[str, str], pooled: bool = False) -> str:
+    """A Markdown table with the mean and the standard deviation over seeds of each task and row."""
+    names = [*columns, *(["ECE of all seeds together"] if pooled else [])]
+    text = [f"| task | condition | seeds | {' | '.join(names)} |", "|---" * (3 + len(names)) + "|"]
+    for (task, row), part in lines.groupby(["task", "row"], sort=False):
+        values = (part[name] for name in columns.values())
+        cells = " | ".join(f"{each.mean():.3f} ± {each.std(ddof=0):.3f}" for each in values)
+        cells += f" | {pooled_error(part):.3f} |" if pooled else " |"
+        text.append(f"| {task} | {row} | {len(part)} | {cells}")
+    return "\n".join(text)
+
+
+def tables(lines: pd.DataFrame) -> str:
+    """All tables: calibration and sets of known cells, and the novel cells that are found."""
+    known = lines[lines["task"].isin([task.name for task in KNOWN])]
+    found = []
+    if len(known):
+        columns = {"accuracy": "accuracy", "ECE, scales off": "ece before", "ECE": "ece", "ECE stated": "expected_ece"}
+        found.append(table(known, columns | {"known cells flagged": "false alarms"}, pooled=True))
+        sets = {f"{what}, alpha={alpha}": f"{what} {alpha}" for alpha in ALPHAS for what in ("coverage", "size")}
+        found.append(table(known, sets))
+    novel = lines[~lines.index.isin(known.index)]
+    if len(novel):
+        left_out = novel["task"].str.startswith("without ")
+        means = novel[left_out].groupby("seed", as_index=False).mean(numeric_only=True)
+        means = means.assign(task="mean of the types left out", row="everything")
+        columns = {"novelty": "area", "1 - confidence": "area of 1 - confidence"}
+        columns |= {"novel cells flagged": "novel cells found", "known cells flagged": "false alarms"}
+        found.append(table(pd.concat([novel, means] if len(means) else [novel]), columns))
+    return "\n\n".join(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="folder with the h5ad files")
+    parser.add_argument("jsonl", type=Path, help="a line per finished task, seed and row; created or continued")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--tasks", nargs="+", choices=[task.name for task in KNOWN + NOVEL])
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.getLogger("scperformer").setLevel(logging.ERROR)
+    for seed in arguments.seeds:
+        for task in [task for task in KNOWN + NOVEL if arguments.tasks is None or task.name in arguments.tasks]:
+            if missing := missing_files(task, arguments.data):
+                print(f"left out: {task.name} (missing: {', '.join(missing)})")
+                continue
+            run_task(task, seed, arguments)
+    if found := list(read_lines(arguments.jsonl).values()):
+        print(f"\n{machine()}\n\n{tables(pd.DataFrame(found))}")
+
+
+if __name__ == "__main__":
+    main()

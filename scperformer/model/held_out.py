@@ -1,0 +1,74 @@
+"""Calls of cells of the reference by fits without them: the evidence for confidences, sets of labels and novelty.
+
+    held_out.npz   per held-out cell: logits, label, novelty score; and the profile that novelty scores are made with
+
+Reading it executes nothing, and sizes are checked before anything is unpacked.
+"""
+
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+HELD_OUT = "held_out.npz"
+MOST_UNPACKED = 2**30  # bytes; 10,000 cells of 100 labels with 60,000 genes have 10 MB
+CELLS, PROFILE = ("logits", "labels", "scores"), ("weights", "vectors", "means", "whitening", "outside")
+
+
+@dataclass
+class HeldOut:
+    """N held-out cells of C labels, and the profile of the labels (see trust/novelty.py)."""
+
+    logits: np.ndarray  # float32, N x C, scaled as those of the model
+    labels: np.ndarray  # int64, N: index of the true label
+    scores: np.ndarray  # float64, N: of novelty
+    profile: dict[str, np.ndarray]  # the parts of a `Profile`
+
+    def to_bytes(self) -> bytes:
+        """Return the content of held_out.npz."""
+        file = io.BytesIO()
+        labels = self.labels.astype(np.min_scalar_type(int(self.labels.max(initial=0))))
+        np.savez_compressed(file, logits=self.logits, labels=labels, scores=self.scores, **self.profile)  # type: ignore[arg-type]
+        return file.getvalue()
+
+
+def read_held_out(folder: Path, num_genes: int, num_labels: int) -> HeldOut:
+    """Read the held-out calls of a model folder; the text of a ValueError says how they are damaged."""
+    path = folder / HELD_OUT
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if (size := sum(part.file_size for part in archive.infolist())) > MOST_UNPACKED:
+                raise ValueError(f"'{HELD_OUT}' of {size:,} bytes when unpacked")
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in (*CELLS, *PROFILE)}
+    except (OSError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"'{HELD_OUT}' unreadable") from error
+    num_cells, num_directions = arrays["labels"].size, arrays["vectors"].shape[-1] if arrays["vectors"].ndim else 0
+    shapes = {
+        "logits": (num_cells, num_labels),
+        "labels": (num_cells,),
+        "scores": (num_cells,),
+        "weights": (num_genes,),
+        "vectors": (num_genes, num_directions),
+        "means": (num_labels, num_directions),
+        "whitening": (num_labels, num_directions, num_directions),
+        "outside": (num_labels, 2),
+    }
+    kinds = {"labels": "iu"}
+    sound = all(
+        arrays[name].shape == shapes[name] and arrays[name].dtype.kind in kinds.get(name, "f") for name in arrays
+    )
+    if not sound or num_cells == 0:
+        raise ValueError(f"'{HELD_OUT}' with parts that do not fit")
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise ValueError(f"'{HELD_OUT}' with numbers that are not finite")
+    if arrays["labels"].min() < 0 or arrays["labels"].max() >= num_labels:
+        raise ValueError(f"'{HELD_OUT}' with labels that the model does not have")
+    if (arrays["outside"][:, 1] <= 0).any():
+        raise ValueError(f"'{HELD_OUT}' with a standard deviation that is not above 0")
+    types = {"labels": np.int64, "logits": np.float32, "weights": np.float32, "vectors": np.float32}
+    arrays = {name: array.astype(types.get(name, np.float64)) for name, array in arrays.items()}
+    logits, labels, scores = (arrays.pop(name) for name in CELLS)
+    return HeldOut(logits, labels, scores, arrays)

@@ -1,0 +1,174 @@
+"""Novelty, flags and sets of labels in annotated cells: their meaning, their evidence, and models without it."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from scipy import sparse
+
+import scperformer
+from scperformer.errors import InputError
+from scperformer.files import row_blocks
+from scperformer.model import HELD_OUT, INFO
+from scperformer.network.load import load_model
+
+QUICK = ["experiment=linear", "optim.wide_gene_weights=standard", "optim.wide_class_weights=none", "logger=none"]
+LABELS = np.array(["B cell", "T cell", "T/NK"])
+
+
+def simulated(num_cells: int, seed: int, labels: tuple[int, ...] = (0, 1, 2)) -> ad.AnnData:
+    """Poisson counts of 300 genes: each label has 40 genes of its own; the novel label 3 has those of two labels."""
+    rng, codes = np.random.default_rng(seed), np.array(labels)[np.arange(num_cells) % len(labels)]
+    mean = np.full((num_cells, 300), 1.0)
+    for label in labels:
+        genes = range(40 * label, 40 * label + 40) if label < 3 else range(80)
+        mean[np.ix_(codes == label, genes)] = 1.6 if label < 3 else 3.0
+    names = [LABELS[code] if code < 3 else "novel" for code in codes]
+    return ad.AnnData(
+        sparse.csr_matrix(rng.poisson(mean), dtype=np.float32),
+        obs=pd.DataFrame({"cell_type": names}, index=[f"seed{seed}cell{i}" for i in range(num_cells)]),
+        var=pd.DataFrame(index=[f"GENE{i}" for i in range(300)]),
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    output, options = tmp_path_factory.mktemp("model") / "m", [*QUICK, "data.min_genes=0", "novelty_table=true"]
+    return scperformer.train(simulated(600, 1), "cell_type", output=output, overrides=options)
+
+
+@pytest.fixture(scope="module")
+def sample() -> ad.AnnData:
+    return simulated(600, seed=2)
+
+
+def annotated(adata: ad.AnnData, folder: Path, *overrides: str) -> ad.AnnData:
+    return scperformer.annotate(adata.copy(), load_model(folder), overrides=list(overrides))
+
+
+def test_known_cells_are_seldom_flagged_and_others_are(folder, sample):
+    known = annotated(sample, folder)
+    novelty, unknown = known.obs["scperformer_novelty"].to_numpy(), known.obs["scperformer_unknown"].to_numpy()
+    assert 0.02 < unknown.mean() < 0.09  # .05 is stated; 600 held-out and 600 new cells show it to .013
+    assert novelty[unknown].min() > novelty[~unknown].max()
+    assert annotated(simulated(90, 3, labels=(3,)), folder).obs["scperformer_unknown"].mean() > 0.8
+    many = annotated(sample, folder, "false_alarms=0.3").obs["scperformer_unknown"]
+    assert many.mean() == pytest.approx(0.3, abs=0.08)
+
+
+def test_flags_can_be_left_to_the_confidence(folder, sample):
+    done = annotated(sample, folder, "false_alarms=0", "min_confidence=0.9")
+    expected = done.obs["scperformer_confidence"] < 0.9
+    assert expected.any()
+    np.testing.assert_array_equal(done.obs["scperformer_unknown"], expected)
+
+
+@pytest.mark.parametrize("conformal", ["overall", "per_label"])
+def test_sets_contain_the_truth_as_often_as_stated(folder, sample, conformal):
+    done = annotated(sample, folder, "alpha=0.1", f"conformal={conformal}")
+    sets = [text.split("|") for text in done.obs["scperformer_set"].astype(str)]
+    inside = np.mean([label in labels for label, labels in zip(done.obs["cell_type"], sets, strict=True)])
+    assert inside == pytest.approx(0.9, abs=0.05)  # 540 held-out and 600 new cells: .018
+    sizes = [sum(label != "" for label in labels) for labels in sets]
+    np.testing.assert_array_equal(done.obs["scperformer_set_size"], sizes)
+    facts = done.uns["scperformer"]["sets"]
+    assert (facts["alpha"], facts["conformal"]) == (0.1, conformal)
+    assert facts["held_out_coverage"] == pytest.approx(0.9, abs=0.03)
+    assert facts["mean_size"] == pytest.approx(np.mean(sizes))
+    full = [labels[0] for labels in sets if labels != [""]]
+    called = done.obs["scperformer_label"].astype(str)[np.array(sizes) > 0]
+    assert (called.to_numpy() == full).all()  # the most probable label is the first
+
+
+def test_nothing_depends_on_blocks_or_other_cells(folder, sample, write, command, monkeypatch):
+    path, options = write(sample), [f"model_path={folder}", "alpha=0.2", "overwrite=true"]
+    assert command("predict", path, *options, "output=whole.h5ad").code == 0
+    whole = ad.read_h5ad("whole.h5ad")
+    monkeypatch.setattr(row_blocks, "BLOCK_VALUES", 50 * 300)
+    assert command("predict", path, *options, "output=parts.h5ad").code == 0
+    columns = [name for name in whole.obs if name.startswith("scperformer_")]
+    assert "scperformer_set" in columns
+    pd.testing.assert_frame_equal(ad.read_h5ad("parts.h5ad").obs[columns], whole.obs[columns])
+    some = annotated(sample[[5, 99, 300]].copy(), folder, "alpha=0.2", "adapt=false").obs[columns].astype(str)
+    pd.testing.assert_frame_equal(some, whole.obs.loc[some.index, columns].astype(str))
+
+
+def test_tables_have_the_columns_and_the_evidence(folder, sample, write, command):
+    path = write(sample[:50].copy())
+    assert command("predict", path, f"model_path={folder}", "alpha=0.2", "output=calls.parquet").code == 0
+    table, whole = pd.read_parquet("calls.parquet"), annotated(sample[:50].copy(), folder, "alpha=0.2")
+    for name in ("set", "set_size", "novelty", "unknown"):
+        assert table[f"scperformer_{name}"].tolist() == whole.obs[f"scperformer_{name}"].tolist()
+    record = json.loads(pq.read_schema("calls.parquet").metadata[b"scperformer"])
+    assert record["calibration"]["labels"]["label"] == LABELS.tolist()
+
+
+def test_a_file_of_unknown_cells_is_announced(folder, sample, caplog):
+    with caplog.at_level(logging.WARNING, "scperformer"):
+        annotated(simulated(60, 3, labels=(3,)), folder)
+    [warning] = [record.message for record in caplog.records if "look like none" in record.message]
+    assert warning.endswith("% of cells look like none of the 3 labels of this model: is it the right tissue?")
+    caplog.clear()
+    annotated(sample, folder)
+    assert "look like none" not in caplog.text
+
+
+def test_the_evidence_is_recorded_and_in_the_card(folder, sample):
+    model = load_model(folder)
+    held_out, facts = model.bundle.held_out, annotated(sample, folder).uns["scperformer"]
+    assert facts["calibration"]["num_cells"] == facts["novelty"]["num_cells"] == len(held_out.labels)
+    assert facts["calibration"]["error"] == pytest.approx(model.bundle.metrics["calibration"]["error"])
+    assert facts["calibration"]["labels"]["label"].tolist() == LABELS.tolist()
+    card = (folder / "MODEL_CARD.md").read_text()
+    assert f"held-out cells of the reference differ by {facts['calibration']['error']:.3f}" in card
+    assert "reliability.png" in card
+    assert (folder / "reliability.png").is_file()
+    assert [row["label"] for row in model.bundle.metrics["novelty"]] == LABELS.tolist()
+    assert f"| T/NK | {model.bundle.metrics['novelty'][2]['area']:.3f} |" in card
+
+
+def test_a_model_adapted_to_a_panel_has_evidence_of_its_own(folder, sample):
+    done = annotated(sample[:, :150].copy(), folder, "adapt=true", "alpha=0.1")
+    assert done.uns["scperformer"]["condition"]["adapted"]
+    assert 0.015 < done.obs["scperformer_unknown"].mean() < 0.1
+    right = done.obs["scperformer_label"].astype(str) == done.obs["cell_type"]
+    held_out = done.uns["scperformer"]["calibration"]
+    assert done.obs["scperformer_confidence"].mean() == pytest.approx(right.mean(), abs=0.08)
+    assert held_out["error"] != pytest.approx(load_model(folder).bundle.metrics["calibration"]["error"])
+
+
+def test_a_trained_encoder_has_its_validation_cells_as_evidence(tiny_model, counts_adata):
+    bundle = load_model(tiny_model).bundle
+    assert len(bundle.held_out.labels) == bundle.metrics["num_val_cells"]
+    right = bundle.held_out.logits.argmax(axis=1) == bundle.held_out.labels
+    assert right.mean() == pytest.approx(bundle.metrics["model"]["accuracy"])
+    done = scperformer.annotate(counts_adata, load_model(tiny_model), overrides=["alpha=0.2"])
+    assert np.isfinite(done.obs["scperformer_novelty"]).all()
+    assert done.uns["scperformer"]["sets"]["num_cells"] == len(right)
+
+
+def test_a_model_of_format_4_predicts_as_before(folder, sample, tmp_path, caplog):
+    old = tmp_path / "old"
+    shutil.copytree(folder, old)
+    (old / HELD_OUT).unlink()
+    info = json.loads((old / INFO).read_text())
+    del info["files"][HELD_OUT]
+    (old / INFO).write_text(json.dumps(info | {"format_version": 4}))
+    with caplog.at_level(logging.INFO, "scperformer"):
+        done = annotated(sample, old, "alpha=0.1", "min_confidence=0.9")
+    assert done.obs["scperformer_novelty"].isna().all()
+    assert "scperformer_set" not in done.obs
+    np.testing.assert_array_equal(done.obs["scperformer_unknown"], done.obs["scperformer_confidence"] < 0.9)
+    assert caplog.text.count("the model keeps no held-out calls") == 1
+
+
+@pytest.mark.parametrize("alpha", ["0", "1", "1.5", "-0.1"])
+def test_alpha_is_between_0_and_1(folder, sample, alpha):
+    with pytest.raises(InputError, match=f"alpha={float(alpha):g}.*; expected a number between 0 and 1"):
+        annotated(sample, folder, f"alpha={alpha}")
