@@ -39,7 +39,10 @@ def simulated(num_cells: int, seed: int, labels: tuple[int, ...] = (0, 1, 2)) ->
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    output, options = tmp_path_factory.mktemp("model") / "m", [*QUICK, "data.min_genes=0", "novelty_table=true"]
+    output, options = (
+        tmp_path_factory.mktemp("model") / "m",
+        [*QUICK, "data.min_genes=0", "novelty_table=true", "ontology=none"],
+    )
     return scperformer.train(simulated(600, 1), "cell_type", output=output, overrides=options)
 
 
