@@ -159,6 +159,7 @@ def with_constraints(read: Read, rules: Rules, labels: list[str]) -> tuple[Read,
         record |= {"estimated_shares": found, "reference_shares": before}
     if not record:
         return read, {}
+    record["weights"] = weights  # of the labels' probabilities
 
     def constrained() -> Iterator[Calls]:
         for calls in read():

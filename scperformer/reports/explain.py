@@ -30,6 +30,7 @@ from scperformer.reports.explanation import (
     marker_overlap,
     render_explanation,
 )
+from scperformer.trust import reweighted
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,8 @@ def explain_cells(
     x, rows = x[expressed], rows[expressed]
     with torch_state_kept(threads=1):
         proba, _ = predict_cells(network, Cells(x, adapted.model.tokens), batch_size=64)
+        if constraints := facts.get("constraints"):
+            proba = reweighted(proba, np.asarray(constraints["weights"]))
         same = proba.argmax(axis=1) == codes[rows]
         if (num_other := int((~same).sum())) > MOST_OTHER * len(rows):
             found = f"another label for {num_other} of {len(rows)} cells of {path} than its '{key}_label'"

@@ -133,6 +133,17 @@ def test_deletion_against_a_loop_and_a_control(explained, model):
     assert "without the 20 genes" in deletion_text(table)
 
 
+def test_calls_under_constraints_are_explained(annotated, model):
+    """The denied label is that of a third of the cells, so that without the constraint their calls would differ."""
+    constrained = scperformer.annotate(make_counts(), model, overrides=["deny_labels=['=Monocyte']"])
+    assert (annotated.obs[f"{KEY}_label"] == LABELS["Monocyte"]).sum() > 10
+    explained = scperformer.explain(constrained, model, overrides=["cells=all"])
+    assert explained.n_obs == constrained.n_obs
+    np.testing.assert_allclose(
+        explained.obs[f"{KEY}_probability"], constrained.obs[f"{KEY}_confidence"].to_numpy(), rtol=1e-5
+    )
+
+
 def test_another_label_is_explained_in_all_cells(annotated, model):
     label = model.bundle.labels[0]
     other = scperformer.explain(annotated, model, overrides=[f"label='{label}'", "cells=5"])
