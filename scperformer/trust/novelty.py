@@ -81,7 +81,7 @@ def fit_profile(x: csr_matrix, labels: np.ndarray, seed: int = 0, start: np.ndar
     weights = weights.astype(np.float32)
     weighted = (v @ diags(weights)).astype(np.float32).tocsr()
     num = min(NUM_DIRECTIONS, *x.shape)
-    basis = np.random.default_rng(seed).normal(size=(x.shape[1], num)) if start is None else start
+    basis = np.random.default_rng(seed).normal(size=(x.shape[1], num)) if start is None else start[:, :num]
     for _ in range(NUM_STEPS if start is None else STEPS_LEFT_OUT):  # subspace iteration
         basis = np.linalg.qr(weighted.T @ (weighted @ basis))[0]
     vectors = (weights[:, None] * basis).astype(np.float32)
