@@ -125,6 +125,25 @@ def cells_to_keep(reference: Reference, cfg: TrainConfig) -> KeptCells | None:
     return KeptCells(csr_matrix((np.expm1(x.data), x.indices, x.indptr), shape=x.shape), labels, are_counts=False)
 
 
+def facts_about(reference: Reference, cfg: TrainConfig) -> dict[str, Any]:
+    """Return the entries of the provenance about the cells and labels of a reference."""
+    counts = reference.counts
+    facts: dict[str, Any] = {
+        **start.origin(cfg, reference.genes),
+        "label_key": cfg.label_key,
+        "num_cells": int(counts.sum()),
+        "cells_per_label": {label: int(n) for label, n in zip(reference.label_names, counts, strict=True)},
+        "input": reference.summary,
+        "split": reference.split.done,
+        "rare_labels": reference.rare.done,
+        "notes": reference.notes,
+    }
+    facts |= {} if cfg.tissue is None else {"tissue": cfg.tissue}
+    facts |= {} if reference.terms.release is None else {"ontology": reference.terms.release}
+    facts |= {"unlabelled": [Path(name).name for name in cfg.unlabelled]} if cfg.unlabelled else {}
+    return facts
+
+
 def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[str, str]) -> Bundle | None:
     """Train on a reference in the run folder; None in all processes of a distributed run but the first.
 
@@ -137,27 +156,13 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
         raise InputError("conditions_table=true and a reference without counts", "counts, which can be thinned", remedy)
     network, cells, val, cfg = new_training(reference, cfg, run_folder)
     train, counts = cells.sample, reference.counts
-    data = {
-        **source,
-        **start.origin(cfg, reference.genes),
-        "label_key": cfg.label_key,
-        **({} if cfg.tissue is None else {"tissue": cfg.tissue}),
-        **({} if reference.terms.release is None else {"ontology": reference.terms.release}),
-        "num_cells": int(counts.sum()),
-        "cells_per_label": {label: int(n) for label, n in zip(reference.label_names, counts, strict=True)},
-        "input": reference.summary,
-        "split": reference.split.done,
-        "rare_labels": reference.rare.done,
-        "notes": reference.notes,
-    }
+    data = source | facts_about(reference, cfg)
     if kept is None:
         log.warning("the reference has no counts from which cells could be simulated: the model cannot adapt to a file")
     elif not kept.are_counts:
         log.info("the reference has no counts: a model adapted to a file takes its genes into account, not its depth")
     if kept is not None:
         data["kept_cells"] = {"num_cells": len(kept.labels), "simulated": not cfg.keep_cells}
-    if cfg.unlabelled:
-        data["unlabelled"] = [Path(name).name for name in cfg.unlabelled]
     files = [Path(name).name for name in cfg.inputs] if source["reference_sha256"] else []
     recorded = record_start(run_folder, cfg, data, files)
 
