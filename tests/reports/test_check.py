@@ -304,7 +304,7 @@ CONTENTS = {
     "nan": nan,
     "scaled": scaled,
     "zeros": lambda adata: setattr(adata, "X", adata.X * 0),
-    "few of the genes": named(*(f"GENE{i}" for i in range(14))),
+    "few of the genes": named(*(f"GENE{i}" for i in range(140, 200))),
     "none of the genes": named(),
     "genes without names": named("", "", *(f"GENE{i}" for i in range(100))),
     "genes twice": lambda adata: setattr(adata, "var_names", ["GENE7", *adata.var_names[1:]]),
