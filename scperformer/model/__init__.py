@@ -1,4 +1,4 @@
-"""The saved model as plain data, without torch: folder, with kept and held_out beside it."""
+"""The saved model as plain data, without torch: folder, with kept and held_out (and arrays) beside it."""
 
 from scperformer.model.folder import (
     BRANCHES,

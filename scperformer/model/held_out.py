@@ -6,14 +6,14 @@ Reading it executes nothing, and sizes are checked before anything is unpacked.
 """
 
 import io
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from scperformer.model.arrays import read_arrays
+
 HELD_OUT = "held_out.npz"
-MOST_UNPACKED = 2**30  # bytes; 10,000 cells of 100 labels with 60,000 genes have 10 MB
 CELLS, PROFILE = ("logits", "labels", "scores"), ("weights", "vectors", "means", "whitening", "outside")
 
 
@@ -36,15 +36,7 @@ class HeldOut:
 
 def read_held_out(folder: Path, num_genes: int, num_labels: int) -> HeldOut:
     """Read the held-out calls of a model folder; the text of a ValueError says how they are damaged."""
-    path = folder / HELD_OUT
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if (size := sum(part.file_size for part in archive.infolist())) > MOST_UNPACKED:
-                raise ValueError(f"'{HELD_OUT}' of {size:,} bytes when unpacked")
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in (*CELLS, *PROFILE)}
-    except (OSError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"'{HELD_OUT}' unreadable") from error
+    arrays = read_arrays(folder / HELD_OUT, (*CELLS, *PROFILE))
     num_cells, num_directions = arrays["labels"].size, arrays["vectors"].shape[-1] if arrays["vectors"].ndim else 0
     shapes = {
         "logits": (num_cells, num_labels),

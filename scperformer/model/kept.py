@@ -6,15 +6,15 @@ Reading it executes nothing, and sizes are checked before anything is unpacked.
 """
 
 import io
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from scperformer.model.arrays import read_arrays
+
 CELLS = "cells.npz"
-MOST_UNPACKED = 2 * 2**30  # bytes; 20,000 cells with 5,000 expressed genes have .4 GB
 ARRAYS = {"labels": "iu", "lengths": "iu", "steps": "iu", "values": "iuf"}  # and the kinds of their numbers
 
 
@@ -44,15 +44,7 @@ class KeptCells:
 
 def read_kept(folder: Path, num_genes: int, num_labels: int) -> KeptCells:
     """Read the cells of a model folder; the text of a ValueError says how they are damaged."""
-    path = folder / CELLS
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if (size := sum(part.file_size for part in archive.infolist())) > MOST_UNPACKED:
-                raise ValueError(f"'{CELLS}' of {size:,} bytes when unpacked")
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in ARRAYS}
-    except (OSError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"'{CELLS}' unreadable") from error
+    arrays = read_arrays(folder / CELLS, ARRAYS)
     labels, lengths, steps, values = arrays.values()
     sound = all(array.ndim == 1 and array.dtype.kind in ARRAYS[name] for name, array in arrays.items())
     if not sound or len(labels) != len(lengths) or not len(steps) == len(values) == lengths.sum(dtype=np.int64):

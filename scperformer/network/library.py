@@ -37,12 +37,8 @@ from scperformer.outputs import new_folder, require_absent
 log = logging.getLogger(__name__)
 
 FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")
-EXTRAS = (
-    CARD,
-    "learning_curve.png",
-    "reliability.png",
-    "metrics.csv",
-)  # files for people, which a model folder may lack
+# Files for people, which a model folder may lack.
+EXTRAS = (CARD, "learning_curve.png", "reliability.png", "metrics.csv")
 MOST_EXTRA = 64 * 2**20  # bytes of each extra file
 KINDS = "a model folder, or a .zip, .tar or .tar.gz of one"
 MOST_BYTES = 512 * 2**20  # of all files of an archive, unpacked; the largest models have some 100 MB

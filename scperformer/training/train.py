@@ -191,10 +191,8 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
     metrics["best_epoch"] = best_epoch
     if held_out is not None:
         metrics["calibration"] = calibration(held_out.logits, held_out.labels, reference.label_names)
-        facts = metrics["calibration"]["error"], len(held_out.labels), len(held_out.to_bytes()) / 1e6
-        log.info(
-            "calibration error of the confidence: %.3f on %d held-out cells, whose calls are kept (%.1f MB)", *facts
-        )
+        text = "calibration error of the confidence: %.3f on %d held-out cells, whose calls are kept (%.1f MB)"
+        log.info(text, metrics["calibration"]["error"], len(held_out.labels), len(held_out.to_bytes()) / 1e6)
     if cfg.novelty_table:
         rows, folds = evidence_folds(train.known_labels, cfg.seed)
         areas = left_out_table(train.x[rows], train.known_labels[rows], folds, cfg.seed)

@@ -60,6 +60,6 @@ def test_objects_are_not_loaded(tmp_path):
 def test_calls_that_would_fill_the_memory_are_refused_unpacked(tmp_path, monkeypatch):
     (tmp_path / HELD_OUT).write_bytes(held_out_calls().to_bytes())
     size = sum(part.file_size for part in zipfile.ZipFile(tmp_path / HELD_OUT).infolist())
-    monkeypatch.setattr("scperformer.model.held_out.MOST_UNPACKED", size - 1)
+    monkeypatch.setattr("scperformer.model.arrays.MOST_UNPACKED", size - 1)
     with pytest.raises(ValueError, match="when unpacked"):
         read_held_out(tmp_path, 50, 3)

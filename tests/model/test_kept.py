@@ -62,6 +62,6 @@ def test_objects_are_not_loaded(tmp_path):
 def test_cells_that_would_fill_the_memory_are_refused_unpacked(tmp_path, monkeypatch):
     (tmp_path / CELLS).write_bytes(kept_cells().to_bytes())
     size = sum(part.file_size for part in zipfile.ZipFile(tmp_path / CELLS).infolist())
-    monkeypatch.setattr("scperformer.model.kept.MOST_UNPACKED", size - 1)
+    monkeypatch.setattr("scperformer.model.arrays.MOST_UNPACKED", size - 1)
     with pytest.raises(ValueError, match="when unpacked"):
         read_kept(tmp_path, 500, 3)
