@@ -80,6 +80,16 @@ def _require_presets(overrides: Sequence[str]) -> None:
             raise InputError(word, f"a preset of '{group}' ({presets})", f"choose one, or leave {group}=... out")
 
 
+def _with_plugin(overrides: Sequence[str]) -> list[str]:
+    """Spell attention=MODULE:CLASS out for Hydra, which would look for a preset of that name and knows no options."""
+    named = [word for word in overrides if re.match(r"attention='?[\w.]+:\w+'?$", word)]
+    if not named:
+        return list(overrides)
+    name = named[-1].partition("=")[2].strip("'")
+    rest = (word for word in overrides if word not in named)
+    return ["attention=plugin", f"attention.name='{name}'", *(re.sub("^attention[.]", "+attention.", w) for w in rest)]
+
+
 @contextmanager
 def _explained(step: str, overrides: Sequence[str]) -> Iterator[None]:
     """Check overrides before a block in which Hydra uses them, and turn its errors about them into one line."""
@@ -94,7 +104,7 @@ def _explained(step: str, overrides: Sequence[str]) -> Iterator[None]:
 def composed(step: str, overrides: Sequence[str] = ()) -> DictConfig:
     """Return the composed configuration of a step as Hydra sees it."""
     with _explained(step, overrides), hydra.initialize_config_dir(str(conf_dir()), job_name=step, version_base="1.3"):
-        return hydra.compose(step, list(overrides))
+        return hydra.compose(step, _with_plugin(overrides))
 
 
 def to_config(cfg: DictConfig, step: str) -> Any:
@@ -150,6 +160,7 @@ def hand_to_hydra(step: str, words: list[str], task: Callable[[DictConfig], None
     The words are overrides and flags of Hydra; with `--cfg` it prints the configuration and does not call the task.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
+    words = _with_plugin(words)
     with _explained(step, words), command_line(sys.argv[0], *words):
         hydra.main(config_path=str(conf_dir()), config_name=step, version_base="1.3")(task)()
 
