@@ -17,6 +17,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from scperformer.config.options import meant
 from scperformer.config.steps import SCHEMAS
 from scperformer.errors import InputError
 
@@ -38,16 +39,28 @@ def quoted(value: str) -> str:
     return f"'{escaped}'"
 
 
+def _did_you_mean(unknown: re.Match, step: str) -> str:
+    near = meant(".".join(unknown.groups()), step)
+    return f"did you mean {near}? " if near else ""
+
+
 def _override_error(error: Exception, step: str, overrides: Sequence[str]) -> InputError:
     """Return Hydra's explanation of a bad override as one line with a remedy."""
-    remedy = f"'scperformer {step} --cfg job' lists the options and 'scperformer {step} --help' shows examples"
+    remedy = f"'scperformer {step} --help' lists the options"
     groups = {path.name for path in conf_dir().iterdir() if path.is_dir()}
     unknown = re.search(r"Could not override '(\w+)\.(\w+)'", str(error))
     if unknown and unknown[1] in groups:  # Hydra does not list the options of the group
         first = (word.partition(",")[0] for word in overrides)  # of a sweep, the first run
         choices = [word for word in first if word.partition("=")[0] in groups]
         known = ", ".join(f"{unknown[1]}.{name}" for name in composed(step, choices)[unknown[1]])
-        return InputError(f"option {unknown[1]}.{unknown[2]}", f"one of {known}", remedy)
+        return InputError(f"option {unknown[1]}.{unknown[2]}", f"one of {known}", _did_you_mean(unknown, step) + remedy)
+    unknown = re.search(r"Could not override '([^'.]+)'", str(error))
+    if unknown and "Config'" in str(error.__cause__ or error):
+        return InputError(f"option {unknown[1]}", f"an option of '{step}'", _did_you_mean(unknown, step) + remedy)
+    several = re.search(r"Ambiguous value for argument '(([^=]+)=([^']*))'", str(error))
+    if several:
+        how = f"add -m to run the step once for each (a sweep), or write a list as {several[2]}=[{several[3]}]"
+        return InputError(several[1], "one value", how)
     text = f"{error}\n{error.__cause__ or ''}".partition("Config search path")[0]
     text = re.sub(r":\n\t", ": ", text).replace("\n\t", ", ")  # the list of available options
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -120,7 +133,7 @@ def to_config(cfg: DictConfig, step: str) -> Any:
     parts = {"": config} | {f"{name}.": part for name, part in vars(config).items() if is_dataclass(part)}
     for prefix, part in parts.items():
         for name in vars(part).keys() - {field.name for field in fields(part)}:
-            remedy = f"'scperformer {step} --cfg job' lists the options"
+            remedy = f"'scperformer {step} --help' lists the options"
             raise InputError(f"option {prefix}{name}", f"an option of '{step}'", remedy)
     return config
 
