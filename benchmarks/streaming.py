@@ -14,13 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
 import torch
 from machine import machine
-from predict_memory import resample, run
+from speed import in_new_process, resample, run
 
 from scperformer.config.compose import make_config
 from scperformer.config.steps import PretrainConfig
@@ -81,16 +80,13 @@ def main() -> None:
         folder = Path(name)
         for num_cells in arguments.cells:
             corpus = folder / f"{num_cells}.h5ad"
-            # In a new process: the peak memory of a child includes that of its parent at the fork.
-            writer = get_context("spawn").Process(target=resample, args=(arguments.path, num_cells, "csr", corpus))
-            writer.start()
-            writer.join()
+            in_new_process(resample, arguments.path, num_cells, "csr", corpus)
             row = f"| {num_cells:,} | {corpus.stat().st_size / 1e9:.2f} "
             for in_memory in ("false", "true"):
                 words = [str(corpus), f"output={folder / 'encoder'}", "overwrite=true", "trainer.max_epochs=1"]
                 options = [f"data.in_memory={in_memory}", "logger=none", *SMALL]
-                seconds, memory = run([sys.executable, "-m", "scperformer", "pretrain", *words, *options])
-                row += f"| {memory:.2f} | {seconds:.0f} "
+                cost = run([sys.executable, "-m", "scperformer", "pretrain", *words, *options])
+                row += f"| {cost.memory:.2f} | {cost.wall:.0f} "
             print(f"{row}|", flush=True)
         cfg = make_config("pretrain", [f"inputs=['{corpus}']", "data.in_memory=false", *arguments.overrides])
         speeds = throughput(make_corpus([corpus], cfg), cfg, arguments.rounds)

@@ -12,13 +12,16 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# function -> its module
+# name -> its module
 _HOME = {
     "load_model": "network.load",
     "annotate": "prediction.predict",
     "explain": "reports.explain",
     "train": "training.train",
     "pretrain": "training.pretrain",
+    "register_attention": "attention",
+    "Attention": "attention.base",
+    "AttentionOptions": "attention.base",
 }
 __all__ = ["__version__", *_HOME]
 

@@ -5,10 +5,12 @@ import logging
 import os
 import re
 import sys
+import textwrap
 import time
 import traceback
 import warnings
 from dataclasses import replace
+from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -126,8 +128,8 @@ examples:
   scperformer train reference.h5ad label_key=cell_type output=my_model
   scperformer predict sample.h5ad model_path=my_model output=out.h5ad
 
-  scperformer STEP --help       examples of one step
-  scperformer STEP --cfg job    every option of a step with its value
+  scperformer STEP --help       examples and options of one step
+  scperformer STEP --cfg job    every option of a step with the value it would have
   scperformer STEP ... -m a=1,2 run a step once per value (a sweep)"""
 HELP = dict(zip(STEPS, TEXTS.split("\n\n"), strict=True))
 
@@ -142,13 +144,14 @@ FLAGS = {"-m": None, "--cfg": "job", "--config-dir": "FOLDER"}  # of Hydra, each
 SHORT = {"--estimate": "estimate=true", "--json": "json=true"}  # flags that are options
 
 
-def to_overrides(words: list[str], first_word: str | None = None) -> list[str]:
+def to_overrides(words: list[str], step: str) -> list[str]:
     """Turn the words after the step, in any order, into overrides, `inputs=[...]` and flags for Hydra.
 
-    Plain words are input files, whatever characters they hold; the first one sets the option `first_word`, if given.
+    Plain words are input files, whatever characters they hold; the first one sets an option of some steps.
     """
-    from scperformer.config import quoted  # Hydra takes a while to import: help answers at once
+    from scperformer.config import meant, quoted  # Hydra takes a while to import: help answers at once
 
+    first_word = FIRST_WORDS.get(step)
     overrides, files, flags = [], [], []
     rest = iter(words)
     for word in rest:
@@ -156,8 +159,11 @@ def to_overrides(words: list[str], first_word: str | None = None) -> list[str]:
         option, _, value = word.partition("=")
         if word.startswith("-"):
             if word not in FLAGS:
-                expected = "a file, option=value, --help, --cfg job or -m"
-                raise InputError(f"'{word}'", expected, "write a file name that starts with '-' as ./-name")
+                name = meant(word, step)
+                remedy = f"write {name}=VALUE" if name else "write a file name that starts with '-' as ./-name"
+                if word in ("-v", "--verbose"):
+                    remedy = "leave it out: every step says what it does"
+                raise InputError(f"'{word}'", "a file, option=value, --help, --cfg job or -m", remedy)
             flags += [word] if FLAGS[word] is None else [word, next(rest, "")]
             if not flags[-1] or (word == "--cfg" and flags[-1] not in ("job", "hydra", "all")):
                 found = f"{word} {flags[-1] or 'without a value'}"
@@ -177,6 +183,28 @@ def to_overrides(words: list[str], first_word: str | None = None) -> list[str]:
     return overrides + flags
 
 
+def help_text(step: str, group: str | None = None) -> str:
+    """Return the usage, examples and options of a step, or the options of one of its groups."""
+    from scperformer.config import groups_of, option_texts
+
+    groups = groups_of(step)
+    if group is not None and group not in groups:
+        raise InputError(f"'{group}' after --help", f"one of {', '.join(groups)}", f"try 'scperformer {step} --help'")
+    lines = []
+    if group is None:
+        usage, about, examples = HELP[step].split("\n", 2)
+        lines += [f"scperformer {usage} [option=value ...]", f"  {about}", "", "examples:", examples, ""]
+    lines.append("options (with their defaults):" if group is None else f"options of {group} (with their defaults):")
+    for option in option_texts(group or step, FIRST_WORDS.get(step)):
+        given = f"  {option.name}{'' if option.default == 'required' else '='}{option.default:.40}"
+        given = given.replace("required", "=... (required)")
+        meaning = re.sub(r";? ?see docs/\S+", "", option.meaning)
+        lines += textwrap.wrap(meaning, 116, initial_indent=f"{given:<32}  ", subsequent_indent=" " * 34)
+    if group is None and groups:
+        lines += ["", f"more options: scperformer {step} --help GROUP, with GROUP one of {', '.join(groups)}"]
+    return "\n".join(lines)
+
+
 def _run(name: str, config: Any) -> None:
     estimate = getattr(config, "estimate", False)
     module, function = ("training.estimate", "estimate") if estimate else (STEPS[name][0], name)
@@ -187,7 +215,7 @@ def run_step(name: str, words: list[str]) -> int:
     """Compose the configuration of a step with Hydra and run the step, once or as a sweep; return the exit code."""
     from scperformer.config import command_line, hand_to_hydra, make_config, to_config
 
-    overrides = to_overrides(words, FIRST_WORDS.get(name))
+    overrides = to_overrides(words, name)
     if "-m" not in overrides:
         if FLAGS.keys().isdisjoint(overrides):
             configs = [make_config(name, overrides)]  # at once: Hydra's own main composes twice
@@ -283,11 +311,12 @@ def main(argv: list[str] | None = None) -> int:
     step, *rest = words
     try:
         if step not in STEPS:
-            raise InputError(f"step '{step}'", f"one of {', '.join(STEPS)}", "'scperformer --help' shows examples")
+            near = [f"did you mean '{name}'? " for name in get_close_matches(step, STEPS, 1)]
+            remedy = f"{''.join(near)}'scperformer --help' shows examples"
+            raise InputError(f"step '{step}'", f"one of {', '.join(STEPS)}", remedy)
         if "-h" in rest or "--help" in rest:
-            usage, about, examples = HELP[step].split("\n", 2)
-            print(f"scperformer {usage} [option=value ...]\n  {about}\n\nexamples:\n{examples}\n")
-            print(f"options: scperformer {step} --cfg job")
+            flag = next(place for place, word in enumerate(rest) if word in ("-h", "--help"))
+            print(help_text(step, next(iter(rest[flag + 1 :]), None)))
             return 0
         set_up_logging()
         return run_step(step, rest)

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,9 @@ from pathlib import Path
 import anndata as ad
 import pytest
 
-from scperformer.cli import FIRST_WORDS, HELP, STEPS, to_overrides
+from scperformer.cli import HELP, STEPS, to_overrides
 from scperformer.config.compose import make_config
+from scperformer.config.options import option_texts
 from scperformer.config.steps import SCHEMAS
 from scperformer.errors import InputError
 from scperformer.model.folder import PACKAGED
@@ -81,7 +83,7 @@ def test_examples_are_valid_commands(step):
         if line.strip().startswith("scperformer"):
             words = line.partition("#")[0].split()[1:]
             plain = [word.split(",")[0] if "=" in word and "[" not in word else word for word in words if word != "-m"]
-            config = make_config(plain[0], to_overrides(plain[1:], FIRST_WORDS.get(plain[0])))
+            config = make_config(plain[0], to_overrides(plain[1:], plain[0]))
             assert isinstance(config, SCHEMAS[step]), line
 
 
@@ -100,40 +102,82 @@ def test_every_step_has_a_schema():
 
 def test_files_stand_anywhere_among_the_options():
     wanted = ["min_confidence=0.5", "batch_size=8", "inputs=['a.h5ad','b.h5ad']", "--cfg", "job"]
-    assert to_overrides(["a.h5ad", "min_confidence=0.5", "b.h5ad", "batch_size=8", "--cfg", "job"]) == wanted
-    assert to_overrides(["--cfg", "job", "min_confidence=0.5", "a.h5ad", "batch_size=8", "b.h5ad"]) == wanted
+    assert to_overrides(["a.h5ad", "min_confidence=0.5", "b.h5ad", "batch_size=8", "--cfg", "job"], "predict") == wanted
+    assert to_overrides(["--cfg", "job", "min_confidence=0.5", "a.h5ad", "batch_size=8", "b.h5ad"], "predict") == wanted
 
 
 def test_words_are_quoted_when_they_are_the_users_own():
-    assert to_overrides(["label_key=cell type", "output=it's", "model=tiny"]) == [
+    assert to_overrides(["label_key=cell type", "output=it's", "model=tiny"], "train") == [
         "label_key='cell type'",
         r"output='it\'s'",
         "model=tiny",
     ]
-    assert to_overrides(["label_key='as is'", "output=null", "output="]) == [
+    assert to_overrides(["label_key='as is'", "output=null", "output="], "train") == [
         "label_key='as is'",
         "output=null",
         "output=",
     ]
     sweep = ["-m", "attention=favor,softmax", "label_key=a,b"]
-    assert to_overrides(sweep) == [*sweep[1:], "-m"]
+    assert to_overrides(sweep, "train") == [*sweep[1:], "-m"]
 
 
 @pytest.mark.parametrize("word", ["--model", "-x", "-", "--resolve"])
 def test_unknown_flags(word):
     with pytest.raises(InputError, match="expected a file, option=value"):
-        to_overrides([word])
+        to_overrides([word], "predict")
+
+
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("--output", "write output=VALUE"),
+        ("-o", "write output=VALUE"),
+        ("--min-confidence=0.5", "write min_confidence=VALUE"),
+        ("-v", "leave it out: every step says what it does"),
+        ("-name.h5ad", "write a file name that starts with '-' as ./-name"),
+    ],
+)
+def test_flags_of_other_programs(command, word, remedy):
+    ran = command("predict", "a.h5ad", word)
+    assert ran.code == 2
+    assert ran.err.rstrip().endswith(f": {remedy}.")
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["predcit", "a.h5ad"], "did you mean 'predict'? "),
+        (["predict", "a.h5ad", "model_pth=mine"], "did you mean model_path? "),
+        (["train", "a.h5ad", "label_key=x", "model.dept=2"], "did you mean model.depth? "),
+        (["train", "a.h5ad", "label_key=x", "seed=1,2"], "add -m to run the step once for each"),
+        (["predict", "--help", "model"], "'model' after --help; expected one of files"),
+    ],
+)
+def test_words_that_are_nearly_right(command, words, remedy):
+    ran = command(*words)
+    assert ran.code == 2
+    assert remedy in ran.err
+
+
+def test_help_lists_every_option_with_its_default(command):
+    text = command("train", "--help").out
+    assert "  label_key=... (required)" in text
+    assert "  seed=0 " in text
+    assert re.search(r"more options: .* model, ", text)
+    assert "  model.depth=1 " in command("train", "--help", "model").out
+    options = {line.partition("=")[0].strip() for line in text.splitlines() if re.match(r"  \w+=", line)}
+    assert options >= {option.name for option in option_texts("train")}
 
 
 def test_flags_that_do_not_go_together():
     with pytest.raises(InputError, match="expected --cfg job without -m"):
-        to_overrides(["a.h5ad", "-m", "--cfg", "job"])
+        to_overrides(["a.h5ad", "-m", "--cfg", "job"], "train")
 
 
 @pytest.mark.parametrize("flags", [["--cfg"], ["--cfg", "all of it"], ["--config-dir"]], ids=" ".join)
 def test_flags_need_their_values(flags):
     with pytest.raises(InputError, match=f"{flags[0]} .*expected {flags[0]} .*: add the value"):
-        to_overrides(["a.h5ad", *flags])
+        to_overrides(["a.h5ad", *flags], "train")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Attention: mechanisms by name, all behind the contract in base.py.
 
 Files in reading order: base (the contract), softmax (the exact reference, and linformer), additive (linear attention,
-and rbf), favor (with fused on a GPU), window (and evo), conv, lsh.
+and rbf), favor (with fused on a GPU), window (and evo), conv, lsh, plugins (of other packages and users' files).
 """
 
 from typing import Any
@@ -13,14 +13,29 @@ from scperformer.attention.base import Attention, Sizes
 from scperformer.attention.conv import Conv
 from scperformer.attention.favor import Favor, PublishedFavor, has_triton
 from scperformer.attention.lsh import Lsh
+from scperformer.attention.plugins import VARIABLE, UnknownMechanism, import_mechanism, plugin
 from scperformer.attention.softmax import Linformer, Softmax
 from scperformer.attention.window import Evo, Window
 from scperformer.config import checked
-from scperformer.errors import InputError
 
 MECHANISMS: dict[str, type[Attention]] = {
     mechanism.__name__.lower(): mechanism for mechanism in (Conv, Evo, Favor, Linformer, Lsh, Rbf, Softmax, Window)
 }
+
+
+def register_attention(mechanism: type[Attention], name: str | None = None) -> type[Attention]:
+    """Make a mechanism known as attention=NAME, by default its class's name in lower case; also a class decorator.
+
+    It keeps the contract of `Attention` and has a dataclass `Options(AttentionOptions)`.
+    """
+    MECHANISMS[name or mechanism.__name__.lower()] = mechanism
+    return mechanism
+
+
+def allow_attention(name: str) -> None:
+    """Import and register a mechanism that the user, not a model folder, names as MODULE:CLASS."""
+    if ":" in name and name not in MECHANISMS:
+        register_attention(import_mechanism(name), name)
 
 
 def attention_options(attention: dict[str, Any]) -> tuple[type[Attention], Any]:
@@ -30,9 +45,12 @@ def attention_options(attention: dict[str, Any]) -> tuple[type[Attention], Any]:
     """
     options = dict(attention)
     name = options.pop("name", None)
-    if name not in MECHANISMS:
-        raise InputError(f"attention={name}", f"one of {', '.join(MECHANISMS)}", "choose with attention=NAME")
-    mechanism = MECHANISMS[name]
+    mechanism = MECHANISMS.get(name) or plugin(str(name))
+    if mechanism is None:
+        remedy = "choose with attention=NAME"
+        if ":" in str(name):
+            remedy = f"set {VARIABLE}={name} if you trust this file, and run the command in its folder"
+        raise UnknownMechanism(f"attention={name}", f"one of {', '.join(MECHANISMS)}, or a plug-in", remedy)
     checked_options = checked(mechanism.Options, options, "attention.")
     is_published = isinstance(checked_options, Favor.Options) and checked_options.is_published
     return PublishedFavor if is_published else mechanism, checked_options

@@ -1,6 +1,7 @@
 """Every option with its type, default and range; the only room that knows Hydra.
 
-groups (rules for values, options of training), steps (options of each step), compose (YAML and overrides).
+groups (rules for values, options of training), steps (options of each step), options (as a user reads them), compose
+(YAML and overrides).
 """
 
 from scperformer.config.compose import command_line, hand_to_hydra, make_config, quoted, sweep_job, to_config, yaml_text
@@ -24,6 +25,7 @@ from scperformer.config.groups import (
     option,
     require,
 )
+from scperformer.config.options import groups_of, meant, option_texts
 from scperformer.config.steps import (
     AdaptConfig,
     AnalyzeConfig,

@@ -17,6 +17,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from scperformer.config.options import meant
 from scperformer.config.steps import SCHEMAS
 from scperformer.errors import InputError
 
@@ -38,16 +39,28 @@ def quoted(value: str) -> str:
     return f"'{escaped}'"
 
 
+def _did_you_mean(unknown: re.Match, step: str) -> str:
+    near = meant(".".join(unknown.groups()), step)
+    return f"did you mean {near}? " if near else ""
+
+
 def _override_error(error: Exception, step: str, overrides: Sequence[str]) -> InputError:
     """Return Hydra's explanation of a bad override as one line with a remedy."""
-    remedy = f"'scperformer {step} --cfg job' lists the options and 'scperformer {step} --help' shows examples"
+    remedy = f"'scperformer {step} --help' lists the options"
     groups = {path.name for path in conf_dir().iterdir() if path.is_dir()}
     unknown = re.search(r"Could not override '(\w+)\.(\w+)'", str(error))
     if unknown and unknown[1] in groups:  # Hydra does not list the options of the group
         first = (word.partition(",")[0] for word in overrides)  # of a sweep, the first run
         choices = [word for word in first if word.partition("=")[0] in groups]
         known = ", ".join(f"{unknown[1]}.{name}" for name in composed(step, choices)[unknown[1]])
-        return InputError(f"option {unknown[1]}.{unknown[2]}", f"one of {known}", remedy)
+        return InputError(f"option {unknown[1]}.{unknown[2]}", f"one of {known}", _did_you_mean(unknown, step) + remedy)
+    unknown = re.search(r"Could not override '([^'.]+)'", str(error))
+    if unknown and "Config'" in str(error.__cause__ or error):
+        return InputError(f"option {unknown[1]}", f"an option of '{step}'", _did_you_mean(unknown, step) + remedy)
+    several = re.search(r"Ambiguous value for argument '(([^=]+)=([^']*))'", str(error))
+    if several:
+        how = f"add -m to run the step once for each (a sweep), or write a list as {several[2]}=[{several[3]}]"
+        return InputError(several[1], "one value", how)
     text = f"{error}\n{error.__cause__ or ''}".partition("Config search path")[0]
     text = re.sub(r":\n\t", ": ", text).replace("\n\t", ", ")  # the list of available options
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -80,6 +93,16 @@ def _require_presets(overrides: Sequence[str]) -> None:
             raise InputError(word, f"a preset of '{group}' ({presets})", f"choose one, or leave {group}=... out")
 
 
+def _with_plugin(overrides: Sequence[str]) -> list[str]:
+    """Spell attention=MODULE:CLASS out for Hydra, which would look for a preset of that name and knows no options."""
+    named = [word for word in overrides if re.match(r"attention='?[\w.]+:\w+'?$", word)]
+    if not named:
+        return list(overrides)
+    name = named[-1].partition("=")[2].strip("'")
+    rest = (word for word in overrides if word not in named)
+    return ["attention=plugin", f"attention.name='{name}'", *(re.sub("^attention[.]", "+attention.", w) for w in rest)]
+
+
 @contextmanager
 def _explained(step: str, overrides: Sequence[str]) -> Iterator[None]:
     """Check overrides before a block in which Hydra uses them, and turn its errors about them into one line."""
@@ -94,7 +117,7 @@ def _explained(step: str, overrides: Sequence[str]) -> Iterator[None]:
 def composed(step: str, overrides: Sequence[str] = ()) -> DictConfig:
     """Return the composed configuration of a step as Hydra sees it."""
     with _explained(step, overrides), hydra.initialize_config_dir(str(conf_dir()), job_name=step, version_base="1.3"):
-        return hydra.compose(step, list(overrides))
+        return hydra.compose(step, _with_plugin(overrides))
 
 
 def to_config(cfg: DictConfig, step: str) -> Any:
@@ -110,7 +133,7 @@ def to_config(cfg: DictConfig, step: str) -> Any:
     parts = {"": config} | {f"{name}.": part for name, part in vars(config).items() if is_dataclass(part)}
     for prefix, part in parts.items():
         for name in vars(part).keys() - {field.name for field in fields(part)}:
-            remedy = f"'scperformer {step} --cfg job' lists the options"
+            remedy = f"'scperformer {step} --help' lists the options"
             raise InputError(f"option {prefix}{name}", f"an option of '{step}'", remedy)
     return config
 
@@ -150,6 +173,7 @@ def hand_to_hydra(step: str, words: list[str], task: Callable[[DictConfig], None
     The words are overrides and flags of Hydra; with `--cfg` it prints the configuration and does not call the task.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
+    words = _with_plugin(words)
     with _explained(step, words), command_line(sys.argv[0], *words):
         hydra.main(config_path=str(conf_dir()), config_name=step, version_base="1.3")(task)()
 

@@ -38,11 +38,8 @@ def depth_class(counts: csr_matrix) -> float | None:
 
 def find_condition(query: Query, with_depth: bool = True) -> Condition:
     """Find the condition of a file; cells of up to 20 blocks from all of it show its depth, if it is wanted."""
-    target = query.plan.mapping.target
-    measured = np.zeros(query.plan.num_genes, dtype=bool)
-    measured[target[target >= 0]] = True
     if not with_depth:
-        return Condition(measured, None)
+        return Condition(query.measured, None)
     starts = np.array(query.starts())
     chosen = starts[np.unique(np.linspace(0, len(starts) - 1, min(len(starts), SEEN_BLOCKS)).astype(int))]
     rows = []
@@ -51,7 +48,7 @@ def find_condition(query: Query, with_depth: bool = True) -> Condition:
         num = min(stop - start, max(1, SEEN_CELLS // len(chosen)))
         rows.append(np.unique(np.linspace(start, stop - 1, num).astype(int)))
     counts = recover_counts(query.some(np.concatenate(rows)))
-    return Condition(measured, None if counts is None else depth_class(counts))
+    return Condition(query.measured, None if counts is None else depth_class(counts))
 
 
 def depth_share(kept: KeptCells, condition: Condition) -> float:

@@ -49,6 +49,13 @@ class Query:
         """The SHA-256 of the file or folder; empty for cells in memory."""
         return checksum(self.path) if Path(self.path).exists() else ""
 
+    @cached_property
+    def measured(self) -> np.ndarray:
+        """Which genes of the model the file has: bool, G."""
+        measured = np.zeros(self.plan.num_genes, dtype=bool)
+        measured[self.plan.mapping.target[self.plan.mapping.target >= 0]] = True
+        return measured
+
     def starts(self) -> range:
         """Return the first row of each block."""
         return range(0, self.rows.shape[0], self.rows.block_cells)

@@ -62,10 +62,20 @@ def padded_length(num_tokens: int) -> int:
 
 
 class Cells:
-    """Cells in memory: aligned expression (CSR float32, N x G, ln(1 + cp10k)) and, for training, label indices."""
+    """Cells in memory: aligned expression (CSR float32, N x G, ln(1 + cp10k)) and, for training, label indices.
 
-    def __init__(self, x: csr_matrix, tokens: TokensConfig, labels: np.ndarray | None = None):
+    `measured`, boolean G: the genes that their file has. The others are absent, not unexpressed; None: it has all.
+    """
+
+    def __init__(
+        self,
+        x: csr_matrix,
+        tokens: TokensConfig,
+        labels: np.ndarray | None = None,
+        measured: np.ndarray | None = None,
+    ):
         self.x, self.tokens, self.lengths = x, tokens, token_counts(x, tokens)
+        self.measured = None if measured is None or measured.all() else measured
         self.known_labels = np.empty(0, dtype=np.int64) if labels is None else labels
 
     @property
@@ -82,7 +92,7 @@ class Cells:
 
     def batch(self, cells: Sequence[int] | np.ndarray, length: int | None = None) -> Batch:
         """Tokens of the cells with these row numbers, padded to `length` or the longest of them."""
-        return tokenize(self.x[np.asarray(cells)], self.tokens, length)
+        return tokenize(self.x[np.asarray(cells)], self.tokens, length, self.measured)
 
     def labelled_batch(self, cells: Sequence[int] | np.ndarray) -> tuple[Batch, torch.Tensor]:
         """Tokens and label indices of the cells with these row numbers."""

@@ -21,7 +21,7 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from scperformer.network.batches import Cells, prediction_batches
-from scperformer.network.inference import fast_cpu, torch_state_kept
+from scperformer.network.inference import fast_cpu, seeing_genes_of, torch_state_kept
 from scperformer.network.network import CellTypeModel, Wide, expression_weights
 from scperformer.network.tokens import Batch
 
@@ -50,7 +50,7 @@ def find_contributions(network: CellTypeModel, cells: Cells, labels: np.ndarray)
     was_training, indptr = network.training, cells.x.indptr
     found, bias, logits = np.zeros(cells.x.nnz, dtype=np.float32), np.zeros(len(cells)), np.zeros(len(cells))
     network.eval()
-    with torch_state_kept(threads=1), fast_cpu("cpu"):
+    with torch_state_kept(threads=1), fast_cpu("cpu"), seeing_genes_of(network, cells):
         for rows, length in prediction_batches(cells.lengths, BATCH_CELLS, BATCH_TOKENS):
             batch, labels_B = cells.batch(rows, length), torch.from_numpy(labels[rows])
             sum_BL = torch.zeros_like(batch.x_BL)

@@ -276,6 +276,7 @@ class Encoder(nn.Module):
         self.dropout = nn.Dropout(model.dropout)
         self.has_memory = tokens.unexpressed == "memory" and bool(self.stack)
         self.kept_memory: tuple[list[Any], Memory] | None = None  # the state it was made with, and the memory
+        self.measured_G: Tensor | None = None  # bool: the genes that the cells' file has; None: all of them
         self.redraw_interval = 0  # training steps between calls of `redraw`; 0: never
         if not self.stack:
             return
@@ -329,6 +330,8 @@ class Encoder(nn.Module):
         if len(rows):
             others_BG = is_gene_BL.new_ones(len(rows), len(h_GD) + 1)
             others_BG = others_BG.scatter(1, batch.genes_BL[rows], False)[:, :-1]
+            if self.measured_G is not None:
+                others_BG &= self.measured_G.to(others_BG.device)
             others = others.replaced(rows, layer.key_sums(h_GD.expand(len(rows), -1, -1), others_BG))
         return layer.read(h_BLD, layer.key_sums(h_BLD, batch.keep_BL) + others)
 
@@ -344,19 +347,22 @@ class Encoder(nn.Module):
                 h_BLD = self.after_layer(index, h_BLD, batch, self.memory() if self.has_memory else None)
 
     def memory(self) -> Memory:
-        """The memory of unexpressed genes; in prediction it is kept until a weight changes."""
-        # It changes if a weight, its address or the precision changes.
+        """The memory of genes that are measured and unexpressed; in prediction it is kept until a weight changes."""
+        # It changes if a weight, its address, the precision or the measured genes change.
         state: list[Any] | None = None
         if not self.training and not torch.is_grad_enabled():
             device = next(self.parameters()).device.type
             weights = self.state_dict(keep_vars=True).values()
             state = [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in weights]
             state.append(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None)
+            state.append(None if self.measured_G is None else self.measured_G.numpy().tobytes())
             if self.kept_memory is not None and self.kept_memory[0] == state:
                 return self.kept_memory[1]
         memory: Memory = []
         h_1GD = self.dropout(self.embedding.unexpressed())
         keep_1G = torch.ones(h_1GD.shape[:2], dtype=torch.bool, device=h_1GD.device)
+        if self.measured_G is not None:
+            keep_1G &= self.measured_G.to(h_1GD.device)
         for layer in self.stack:
             memory.append((h_1GD, layer.key_sums(h_1GD, keep_1G)))
             if len(memory) < len(self.stack):

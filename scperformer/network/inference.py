@@ -109,6 +109,19 @@ def choose_device(device: str, precision: str = "32-true") -> str:
     return device
 
 
+@contextmanager
+def seeing_genes_of(network: CellTypeModel, cells: Cells) -> Iterator[None]:
+    """Let the encoder know which genes the file of the cells has, for a block."""
+    if network.encoder is None:
+        yield
+        return
+    network.encoder.measured_G = None if cells.measured is None else torch.from_numpy(cells.measured)
+    try:
+        yield
+    finally:
+        network.encoder.measured_G = None
+
+
 def predict_cells(
     network: CellTypeModel, cells: Cells, batch_size: int, device: str = "cpu", precision: str = "32-true"
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -140,7 +153,7 @@ def predict_cells(
 
     network.eval().to(device)
     batches = list(prediction_batches(cells.lengths, batch_size, most_tokens))
-    with torch_state_kept(threads=1), fast_cpu(device):
+    with torch_state_kept(threads=1), fast_cpu(device), seeing_genes_of(network, cells):
         if device == "cpu":
             # Each thread sets its own number of threads, or its first products may use more than one.
             with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:

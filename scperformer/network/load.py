@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from scperformer.attention import UnknownMechanism
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig, checked
 from scperformer.errors import InputError
 from scperformer.genes import KIND_NAMES, id_kind, map_genes
@@ -86,6 +87,8 @@ def rebuild(bundle: Bundle, path: Path) -> CellTypeModel | Encoder:
                 raise ValueError(f"weights '{name}' of shape {weights[name].shape} instead of {shape}")
         network = untrained()
         network.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+    except UnknownMechanism:
+        raise
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         reason = f": {error}" if isinstance(error, ValueError) else ""
         raise damaged_model(path, f"its configuration and its weights do not fit{reason}") from error

@@ -64,11 +64,14 @@ class Batch:
         return self.genes_BL, self.values_BL, self.x_BL, self.keep_BL
 
 
-def tokenize(cells: csr_matrix, tokens: TokensConfig, length: int | None = None) -> Batch:
+def tokenize(
+    cells: csr_matrix, tokens: TokensConfig, length: int | None = None, measured: np.ndarray | None = None
+) -> Batch:
     """Make the tokens of cells (CSR x, B x G); the last real token of each cell is the special position.
 
     They are padded to `length` positions, or to the longest cell if that is more or `length` is None. With
-    `tokens.unexpressed=full` every gene is a token; with `skip` and `memory` only expressed genes are.
+    `tokens.unexpressed=full` every gene is a token, or every one of `measured` (boolean, G); with `skip` and `memory`
+    only expressed genes are.
     """
     num_cells, num_genes = cells.shape
     if tokens.unexpressed == "full":
@@ -76,6 +79,8 @@ def tokenize(cells: csr_matrix, tokens: TokensConfig, length: int | None = None)
         x = np.zeros((num_cells, num_genes + 1), dtype=np.float32)
         x[:, :num_genes] = cells.toarray()
         keep = np.ones_like(genes, dtype=bool)
+        if measured is not None:
+            keep[:, :num_genes] = measured
     else:
         counts = np.diff(cells.indptr)
         length = max(int(counts.max(initial=0)) + 1, length or 0)

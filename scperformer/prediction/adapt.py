@@ -63,7 +63,8 @@ def adapt_model(model: Model, query: Query, cfg: PredictConfig, condition: Condi
     record["depth_share"] = share
     if cfg.adapt == "auto" and not adapting_pays(overlap.informative_share, share):
         record["expected_accuracy"] = float(full)
-        log.info("%s: genes and depth are like the reference's; expected accuracy %.2f", query.path, full)
+        text = "" if math.isnan(full) else f"; expected accuracy {full:.2f}"
+        log.info("%s: genes and depth are like the reference's%s", query.path, text)
         return Adapted(model, query, record)
     if condition.key not in model.adapted:
         begin = time.perf_counter()

@@ -16,6 +16,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from scperformer.config import PredictConfig
+from scperformer.dataset import Query
 from scperformer.errors import InputError
 from scperformer.network import Cells, Model, choose_device, predict_cells, torch_state_kept
 from scperformer.outputs import new_folder
@@ -40,7 +41,7 @@ class Calls:
     draws: np.ndarray  # float64 N, 0 to 1, for sets of labels (trust/conformal.py)
 
 
-def call_block(x: csr_matrix, model: Model, cfg: PredictConfig, path: str = "the data") -> Calls:
+def call_block(x: csr_matrix, model: Model, cfg: PredictConfig, query: Query) -> Calls:
     """Call aligned cells of a file; the calls of a cell do not depend on the other cells.
 
     Raises
@@ -48,8 +49,8 @@ def call_block(x: csr_matrix, model: Model, cfg: PredictConfig, path: str = "the
     InputError
         A cell has more tokens than the model's attention takes.
     """
-    cells = Cells(x, model.tokens)
-    model.network.require_length(int(cells.lengths.max(initial=0)), f"a cell of {path}")
+    cells = Cells(x, model.tokens, measured=query.measured)
+    model.network.require_length(int(cells.lengths.max(initial=0)), f"a cell of {query.path}")
     with torch_state_kept(cfg.threads):
         device = choose_device(cfg.device, cfg.precision)
         proba, embedding = predict_cells(model.network, cells, cfg.batch_size, device, cfg.precision)

@@ -84,7 +84,7 @@ def annotate(
         add_quality(rules, adata, query)
     adapted = adapt_model(model, query, cfg)
     query = adapted.query
-    parts = [call_block(query.block(first), adapted.model, cfg) for first in query.starts()]
+    parts = [call_block(query.block(first), adapted.model, cfg, query) for first in query.starts()]
     seconds = time.perf_counter() - start
     make_annotation(adapted, cfg, lambda: parts, rules=rules, num_called=adata.n_obs, seconds=seconds).write_into(adata)
     return adata
@@ -121,7 +121,7 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
             for part in parts_of(cfg.share, len(starts)):
                 if not partial.has(part):
                     x = query.block(starts[part])
-                    partial.write(part, call_block(x, adapted.model, cfg, path))
+                    partial.write(part, call_block(x, adapted.model, cfg, query))
                     num_called += x.shape[0]
                 if time.perf_counter() - said > SECONDS_BETWEEN_LINES:
                     said = time.perf_counter()

@@ -99,8 +99,9 @@ def explain_cells(
     if not expressed.any():
         raise InputError(f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells")
     x, rows = x[expressed], rows[expressed]
+    tokens, measured = adapted.model.tokens, adapted.query.measured
     with torch_state_kept(threads=1):
-        proba, _ = predict_cells(network, Cells(x, adapted.model.tokens), batch_size=64)
+        proba, _ = predict_cells(network, Cells(x, tokens, measured=measured), batch_size=64)
         if constraints := facts.get("constraints"):
             proba = reweighted(proba, np.asarray(constraints["weights"]))
         same = proba.argmax(axis=1) == codes[rows]
@@ -115,8 +116,8 @@ def explain_cells(
         chosen = own if cfg.label is None else np.full(len(rows), names.index(cfg.label))
         if network.encoder is not None and network.encoder.stack and not network.wide_alone:
             log.info("%s: %d cells, through layers of attention: up to seconds each (cells=10: fewer)", path, len(rows))
-        result = find_contributions(network, Cells(x, adapted.model.tokens), chosen)
-        deletion = delete_genes(adapted.model, x, result.genes, chosen, cfg.seed)
+        result = find_contributions(network, Cells(x, tokens, measured=measured), chosen)
+        deletion = delete_genes(adapted.model, x, result.genes, chosen, cfg.seed, measured)
 
     obs = {
         f"{key}_label": pd.Categorical.from_codes(own, names).remove_unused_categories(),
@@ -222,7 +223,14 @@ def rank_markers(model: Model, bundle: Bundle) -> np.ndarray | None:
     return ranks
 
 
-def delete_genes(model: Model, x: csr_matrix, contributions: csr_matrix, labels: np.ndarray, seed: int) -> pd.DataFrame:
+def delete_genes(
+    model: Model,
+    x: csr_matrix,
+    contributions: csr_matrix,
+    labels: np.ndarray,
+    seed: int,
+    measured: np.ndarray | None = None,
+) -> pd.DataFrame:
     """Delete genes of at most 500 random cells and predict again: the mean probability of `labels`.
 
     Each cell loses the genes with the largest contributions, random ones that it expresses, or its most expressed ones.
@@ -241,7 +249,7 @@ def delete_genes(model: Model, x: csr_matrix, contributions: csr_matrix, labels:
         for num in DELETED:
             left = csr_matrix((np.where(place < num, 0, x.data), x.indices, x.indptr), shape=x.shape, copy=True)
             left.eliminate_zeros()
-            proba, _ = predict_cells(model.network, Cells(left, model.tokens), batch_size=64)
+            proba, _ = predict_cells(model.network, Cells(left, model.tokens, measured=measured), batch_size=64)
             means.append(float(proba[np.arange(len(labels)), labels].mean()))
         table[name] = means
     return table

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from scperformer.attention import attention_options
+from scperformer.attention import allow_attention, attention_options
 from scperformer.config import (
     DataConfig,
     HeadConfig,
@@ -77,6 +77,7 @@ def _given(group: ModelConfig | HeadConfig, usual: ModelConfig | HeadConfig) -> 
 
 def adopt_options(cfg: Config) -> Config:
     """Take the encoder's options from `init`, if there is one; refuse other values than its own or the defaults."""
+    allow_attention(str(cfg.attention["name"]))
     if cfg.init is None:
         if cfg.model.deep:
             require_encoder(cfg.tokens, cfg.model, cfg.attention)

@@ -9,6 +9,7 @@ import pytest
 from scperformer.config import groups
 from scperformer.config import steps as config
 from scperformer.config.compose import conf_dir, make_config
+from scperformer.config.options import TABLES
 from scperformer.config.steps import SCHEMAS
 from scperformer.errors import InputError
 
@@ -37,7 +38,7 @@ def test_the_page_has_every_option_with_its_default_and_meaning():
     script = runpy.run_path(str(PAGE.with_name("make_configuration.py")))
     text = PAGE.read_text(encoding="utf-8")
     assert script["page"](text) == text
-    assert set(re.findall(r"<!-- options: (\w+) -->", text)) == set(script["TABLES"])
+    assert set(re.findall(r"<!-- options: (\w+) -->", text)) == set(TABLES)
     assert not re.findall(r"^\| `[\w.]+` \| .* \|  \|$", text, flags=re.MULTILINE), "options without a comment"
 
 

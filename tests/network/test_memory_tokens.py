@@ -86,21 +86,24 @@ def attended(layer, h_queries, h_keys):
     return h + layer.feedforward(norm(h, layer.norm_feedforward))
 
 
-def naive(encoder: Encoder, batch: Batch, expressed_BL: torch.Tensor | None = None) -> list[torch.Tensor]:
+def naive(
+    encoder: Encoder, batch: Batch, expressed_BL: torch.Tensor | None = None, measured=range(GENES)
+) -> list[torch.Tensor]:
     """For each cell: its own tokens beside every other gene's token from the stream of zeros, layer by layer.
 
-    `expressed_BL` has the genes that are not at zero, where these are more than the real tokens.
+    `expressed_BL` has the genes that are not at zero, where these are more than the real tokens. Genes that are not
+    among `measured` are nowhere.
     """
     zeros = encoder.embedding.unexpressed()[0]
     h = [encoder.embedding(batch)[cell][keep] for cell, keep in enumerate(batch.keep_BL)]
     genes = [batch.genes_BL[cell][keep] for cell, keep in enumerate(batch.keep_BL)]
     for layer in encoder.layers:
         present = genes if expressed_BL is None else expressed_BL
-        others = [[g for g in range(GENES) if g not in own.tolist()] for own in present]
+        others = [[g for g in measured if g not in own.tolist()] for own in present]
         h = [
             attended(layer, tokens, torch.cat([tokens, zeros[other]])) for tokens, other in zip(h, others, strict=True)
         ]
-        zeros = attended(layer, zeros, zeros)
+        zeros = attended(layer, zeros, zeros[list(measured)])
     return [norm(tokens, encoder.norm) for tokens in h]
 
 
@@ -113,6 +116,27 @@ def test_memory_equals_the_naive_form(attention, tokens, dtype, tolerance):
         expected = torch.cat(naive(encoder, batch))
         actual = encoder(batch)[batch.keep_BL]
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@each_additive
+@each_tokens
+def test_genes_that_a_file_does_not_have_are_not_in_the_memory(attention, tokens):
+    encoder = make(attention, tokens).double()
+    is_measured = np.random.default_rng(1).random(GENES) < 0.6
+    given = cells(tokens)
+    x = given.x.multiply(is_measured).tocsr()
+    x.eliminate_zeros()
+    some = Cells(x, tokens, measured=is_measured)
+    batch = some.batch(range(6))
+    values = batch.values_BL if batch.values_BL.dtype == torch.int64 else batch.values_BL.double()
+    batch = Batch(batch.genes_BL, values, batch.x_BL.double(), batch.keep_BL)
+    with torch.inference_mode():
+        with_zeros = encoder(batch)[batch.keep_BL]
+        encoder.measured_G = torch.from_numpy(is_measured)
+        actual = encoder(batch)[batch.keep_BL]
+        expected = torch.cat(naive(encoder, batch, measured=np.flatnonzero(is_measured).tolist()))
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+    assert (actual - with_zeros).abs().max() > 1e-3
 
 
 @each_additive

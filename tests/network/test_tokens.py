@@ -11,6 +11,7 @@ from scipy import sparse
 from scperformer.config.groups import ModelConfig, TokensConfig
 from scperformer.expression.alignment import normalise
 from scperformer.expression.detect import Findings
+from scperformer.network.batches import Cells
 from scperformer.network.tokens import (
     Batch,
     Embedding,
@@ -142,6 +143,15 @@ def test_full_makes_every_gene_a_token_and_ends_with_the_special_position():
     np.testing.assert_array_equal(tokens.values_BL, [[0, 1, 0, 5, 0], [0, 0, 0, 0, 0], [2, 0, 1, 3, 0]])
     assert tokens.keep_BL.all()
     np.testing.assert_array_equal(token_counts(cells_csr(X), SCBERT), [5, 5, 5])
+
+
+def test_full_has_no_tokens_of_genes_that_the_file_does_not_have():
+    x, tokens, measured = cells_csr([[0.0, 2.0, 0.0, 1.0]]), TokensConfig(unexpressed="full"), np.arange(4) != 2
+    batch = Cells(x, tokens, measured=measured).batch([0])
+    assert batch.genes_BL[batch.keep_BL].tolist() == [0, 1, 3, 4]
+    assert batch.x_BL[batch.keep_BL].tolist() == [0, 2, 1, 0]
+    everything = Cells(x, tokens, measured=np.ones(4, dtype=bool)).batch([0])
+    assert everything.genes_BL[everything.keep_BL].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_skip_leaves_out_unexpressed_genes_and_pads_behind_the_special_position():

@@ -1,0 +1,91 @@
+"""Mechanisms of users' own files: the example of the documentation is trained, saved and used."""
+
+import re
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import scperformer
+from scperformer import attention as room
+from scperformer.attention import Sizes, allow_attention, attention_options, make_attention, plugins
+from scperformer.config import make_config
+from scperformer.errors import InputError
+
+DOCS = (Path(__file__).parents[2] / "docs" / "attention.md").read_text(encoding="utf-8")
+NAME = "my_attention:Mean"
+
+
+@pytest.fixture
+def own_file(tmp_path, monkeypatch):
+    """The example of the documentation in the working folder; nothing of it is left behind."""
+    code = re.search(r"`my_attention.py`:\n\n```python\n(.*?)```", DOCS, re.DOTALL)
+    (tmp_path / "my_attention.py").write_text(code[1], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(room, "MECHANISMS", dict(room.MECHANISMS))
+    yield tmp_path
+    sys.modules.pop("my_attention", None)
+
+
+def test_example_gives_the_mean_of_real_tokens(own_file):
+    allow_attention(NAME)
+    sizes = Sizes(num_heads=2, head_dim=3, length=5)
+    mechanism = make_attention({"name": NAME, "factor": 2.0}, sizes, torch.Generator())
+    v = torch.randn(1, 2, 5, 3, generator=torch.Generator().manual_seed(0))
+    keep = torch.tensor([[True, False, True, True, False]])
+    expected = 2 * v[:, :, [0, 2, 3]].mean(2, keepdim=True)
+    torch.testing.assert_close(mechanism(v, v, v, keep), expected.expand_as(v))
+
+
+def test_options_from_the_command_line(own_file):
+    words = ["inputs=[a.h5ad]", "label_key=x", f"attention={NAME}", "attention.factor=3.0"]
+    assert make_config("train", words).attention == {"name": NAME, "factor": 3.0}
+    allow_attention(NAME)
+    with pytest.raises(InputError, match=r"option attention.faktor; expected an option that exists \(attention.factor"):
+        attention_options({"name": NAME, "faktor": 3.0})
+
+
+def test_model_is_trained_saved_and_used_only_with_the_users_word(own_file, counts_adata, monkeypatch):
+    options = ["model=tiny", f"attention={NAME}", "trainer.max_epochs=1", "data.min_genes=0", "logger=none"]
+    path = scperformer.train(counts_adata, "cell_type", output="model", overrides=options)
+    first = scperformer.annotate(counts_adata.copy(), scperformer.load_model(path))
+    # Another process: it knows the name only if the user gives it.
+    monkeypatch.setattr(room, "MECHANISMS", {})
+    del sys.modules["my_attention"]
+    with pytest.raises(InputError, match="or a plug-in: set SCPERFORMER_PLUGINS=my_attention:Mean if you trust"):
+        scperformer.load_model(path)
+    assert "my_attention" not in sys.modules
+    monkeypatch.setenv("SCPERFORMER_PLUGINS", f"other:Thing,{NAME}")
+    again = scperformer.annotate(counts_adata.copy(), scperformer.load_model(path))
+    np.testing.assert_array_equal(first.obs["scperformer_confidence"], again.obs["scperformer_confidence"])
+
+
+def test_mechanism_of_an_installed_package(own_file, monkeypatch):
+    entry = EntryPoint(name="mean", value=NAME, group="scperformer.attention")
+    monkeypatch.setattr(
+        plugins, "entry_points", lambda group, name: [entry] if (group, name) == (entry.group, entry.name) else []
+    )
+    assert attention_options({"name": "mean", "factor": 0.5})[1].factor == 0.5
+
+
+def test_registered_class_is_known_by_its_name(own_file):
+    scperformer.register_attention(plugins.import_mechanism(NAME))
+    assert attention_options({"name": "mean"})[1].factor == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("nowhere:Mean", "cannot be imported .ModuleNotFoundError: No module named 'nowhere'"),
+        ("my_attention:Median", "cannot be imported .AttributeError: .*Median"),
+        ("my_attention:dataclass", "is function dataclass"),
+        ("broken:Mean", "cannot be imported .ZeroDivisionError"),
+    ],
+)
+def test_files_that_have_no_mechanism(own_file, name, reason):
+    (own_file / "broken.py").write_text("1 / 0", encoding="utf-8")
+    with pytest.raises(InputError, match=f"attention={name} {reason}.*expected a class that derives from"):
+        allow_attention(name)
