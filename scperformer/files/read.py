@@ -35,6 +35,7 @@ from scperformer.files.tenx import (
     read_tenx_folder,
     read_tenx_h5,
 )
+from scperformer.files.watch import open_hdf5
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ def _file_kind(path: Path) -> str:
 
 
 def _hdf5_kind(path: Path) -> str:
-    with reading(path, "a complete HDF5 file"), h5py.File(path, "r") as file:
+    with reading(path, "a complete HDF5 file"), open_hdf5(path) as file:
         require_contained(file, path)
         parts = sorted(file)
         if {"obs", "var"} <= set(parts):

@@ -67,15 +67,19 @@ def quiet_anndata() -> Iterator[None]:
         yield
 
 
-def require_contained(file: h5py.File, path: str | Path) -> None:
-    """Refuse an HDF5 file with external links, virtual datasets or external storage; no link is followed."""
-    groups, seen = [file["/"]], set()
+def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5py.Dataset]:
+    """Return all groups and datasets of an HDF5 file; no link is followed.
+
+    Refuse one with external links, virtual datasets or external storage.
+    """
+    nodes, groups, seen = [], [file["/"]], set()
     while groups:
         group = groups.pop()
         info = h5py.h5o.get_info(group.id)
         if (info.fileno, info.addr) in seen:  # hard links may form circles
             continue
         seen.add((info.fileno, info.addr))
+        nodes.append(group)
         for name in group:
             where = f"{group.name.rstrip('/')}/{name}"
             try:
@@ -95,6 +99,8 @@ def require_contained(file: h5py.File, path: str | Path) -> None:
                     others += [source.file_name for source in node.virtual_sources() if source.file_name != "."]
                 if others:
                     raise InputError(f"{path} has data in another file ('{where}' -> {others[0]})", ALONE, COPY)
+                nodes.append(node)
+    return nodes
 
 
 def require_contained_folder(folder: Path) -> None:

@@ -16,6 +16,7 @@ from scipy.io import mmread
 
 from scperformer.errors import InputError
 from scperformer.files.safety import reading, require_sound
+from scperformer.files.watch import open_hdf5
 
 EXPRESSION = "Gene Expression"
 MATRIX_PARTS = {"barcodes", "data", "indices", "indptr", "shape"}
@@ -69,7 +70,7 @@ def read_tenx_h5(path: Path) -> tuple[AnnData, list[str]]:
 
     Cell Ranger 2 writes a group for each genome, later versions write one group.
     """
-    with reading(path, "a complete 10x file"), h5py.File(path, "r") as file:
+    with reading(path, "a complete 10x file"), open_hdf5(path) as file:
         names = matrix_groups(file)
         parts = [_read_group(file[name], name, path) for name in names]
     adata, notes = parts[0], []
@@ -242,7 +243,7 @@ def read_tenx_folder(path: Path) -> tuple[AnnData, list[str]]:
 
 def read_loom(path: Path) -> tuple[AnnData, list[str]]:
     """Read a loom file with its attributes in obs and var; also return notes for the log."""
-    with reading(path, "a complete loom file"), h5py.File(path, "r") as file:
+    with reading(path, "a complete loom file"), open_hdf5(path) as file:
         shape = file["matrix"].shape
         var, gene_name = _attributes(file["row_attrs"], GENE_NAMES, shape[0])
         obs, cell_name = _attributes(file["col_attrs"], CELL_NAMES, shape[1])
