@@ -15,7 +15,8 @@ import os
 import signal
 import sys
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import h5py
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 SECONDS = 5  # of CPU time, not of the clock: on a slow disk or a busy machine a sound file takes no more of it
 BYTES_PER_SECOND = 10 * 2**20  # of the file, for each of which a second is added; one of strings takes a fifth of it
-MEMORY = 2 * 2**30  # bytes in addition to those of this process; a block of strings takes some megabytes
+MEMORY = 2**30  # bytes in addition to those of this process; a block of strings takes some megabytes
 BLOCK = 2**16  # strings that are read at a time
 FAILED, NO_MEMORY = 1, 3  # exit statuses of the child
 UNWATCHED = "%s is opened without a look at it in a child process (%s)"
@@ -37,16 +38,26 @@ FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.S
 _seen: set[tuple[int, ...]] = set()  # the files that were looked at: device, inode, size, time of change
 
 
+@contextmanager
+def _for_the_reader() -> Iterator[None]:
+    """Let errors of a damaged part pass, as the reader may not need it; but not a lack of memory."""
+    try:
+        yield
+    except READ_ERRORS as error:
+        if "memory allocation failed" in str(error):
+            raise MemoryError from error
+
+
 def look(path: str | Path) -> None:
     """Read all attributes and strings of an HDF5 file and the index of the chunks of each dataset; no numbers."""
-    for node in require_contained(file := h5py.File(path, "r"), path):
+    for node in require_contained(h5py.File(path, "r"), path):
         names: list[str] = []
-        with suppress(*READ_ERRORS):  # an error is for the reader, if it needs this part at all
+        with _for_the_reader():
             names = list(node.attrs)
         for name in names:
-            with suppress(*READ_ERRORS):
+            with _for_the_reader():
                 node.attrs[name]
-        with suppress(*READ_ERRORS):
+        with _for_the_reader():
             if isinstance(node, h5py.Dataset):
                 node.id.get_storage_size()  # goes through the index
                 if node.dtype.hasobject and node.shape:
@@ -54,7 +65,6 @@ def look(path: str | Path) -> None:
                         node[start : start + BLOCK]
                 elif node.dtype.hasobject:
                     node[()]
-    file.close()
 
 
 def _look_and_leave(path: str | Path, size: int) -> None:
@@ -76,7 +86,7 @@ def _look_and_leave(path: str | Path, size: int) -> None:
             kind = getattr(resource, f"RLIMIT_{name}")
             _, most = resource.getrlimit(kind)
             resource.setrlimit(kind, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
-        with suppress(InputError, *READ_ERRORS):  # the reader raises it again, in its own words
+        with suppress(InputError), _for_the_reader():
             look(path)
         status = 0
     except MemoryError:
