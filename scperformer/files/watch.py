@@ -29,11 +29,9 @@ log = logging.getLogger(__name__)
 SECONDS = 5  # of CPU time, not of the clock: on a slow disk or a busy machine a sound file takes no more of it
 BYTES_PER_SECOND = 10 * 2**20  # of the file, for each of which a second is added; one of strings takes a fifth of it
 MEMORY = 2**30  # bytes in addition to those of this process; a block of strings takes some megabytes
+MOST_SHRUNK = 2000  # times that a dataset may be larger than it is stored; gzip comes to 1032
 BLOCK = 2**16  # strings that are read at a time
 FAILED, NO_MEMORY = 1, 3  # exit statuses of the child
-UNWATCHED = "%s is opened without a look at it in a child process (%s)"
-# Signals that damage causes. Others may go to all processes of a job, and are for this process alone.
-FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGXCPU}
 
 _seen: set[tuple[int, ...]] = set()  # the files that were looked at: device, inode, size, time of change
 
@@ -59,7 +57,9 @@ def look(path: str | Path) -> None:
                 node.attrs[name]
         with _for_the_reader():
             if isinstance(node, h5py.Dataset):
-                node.id.get_storage_size()  # goes through the index
+                stored = node.id.get_storage_size()  # goes through the index
+                if node.shape and node.nbytes > MEMORY + MOST_SHRUNK * stored:
+                    raise MemoryError
                 if node.dtype.hasobject and node.shape:
                     for start in range(0, len(node), BLOCK):
                         node[start : start + BLOCK]
@@ -75,8 +75,10 @@ def _look_and_leave(path: str | Path, size: int) -> None:
     try:
         gc.disable()  # it might close files that the parent writes
         faulthandler.disable()
+        # Other signals than those that damage causes may go to all processes of a job: they are for the parent alone.
+        faults = signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGXCPU
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - FAULTS)
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - set(faults))
         silent = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
             os.dup2(silent, stream)
@@ -96,29 +98,28 @@ def _look_and_leave(path: str | Path, size: int) -> None:
 
 
 def _watch(path: Path, size: int) -> None:
-    """Have a child look at a file of `size` bytes, and refuse the file if the child did not come to an end."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # about threads; see above
-        try:
-            child = os.fork()
-        except OSError as error:
-            log.warning(UNWATCHED, path, error.strerror)
-            return
-    if child == 0:
-        _look_and_leave(path, size)
+    """Have a child look at a file of `size` bytes, and refuse the file if the child did not come to its end."""
+    status, why = FAILED, "its limits cannot be set"
     try:
-        _, state = os.waitpid(child, 0)
-    except BaseException:  # Ctrl-C, or the end of a job
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        raise
-    status = os.waitstatus_to_exitcode(state)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads; see above
+            child = os.fork()
+        if child == 0:
+            _look_and_leave(path, size)
+        try:
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        except BaseException:  # Ctrl-C, or the end of a job
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise
+    except OSError as error:
+        why = str(error.strerror)
     if status == FAILED:
-        log.warning(UNWATCHED, path, "its limits could not be set")
+        log.warning("%s is opened without a look at it in a child process (%s)", path, why)
     if status in (0, FAILED):
         return
     reasons = {
-        NO_MEMORY: f"reading it takes more than {MEMORY / 2**30:g} GiB of memory",
+        NO_MEMORY: "it takes far more memory than its size explains",
         -signal.SIGXCPU: "the HDF5 library does not come to an end with it",
     }
     reason = reasons.get(status) or f"it crashes the HDF5 library, {signal.Signals(-status).name}"
