@@ -12,6 +12,7 @@ its own that ends after 60 s of CPU time and has 4 GiB of memory. The result is 
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import io
 import os
@@ -19,16 +20,19 @@ import re
 import resource
 import shutil
 import signal
+import sys
 import tempfile
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import anndata as ad
 import h5py
 import numpy as np
+import zarr
 from machine import machine
 from scipy import sparse
 
@@ -40,6 +44,7 @@ from scperformer.network.library import import_model
 NUM_CELLS, GENE_STEP = 200, 10  # cells, and one of so many genes, of PBMC 3k
 SECONDS, MEMORY = 60, 4 * 2**30  # of a process
 COMMAND_STEP = 10  # one of so many files is read by a command
+ENDINGS = (".h5ad", ".csv", ".zarr")  # of its outputs, in turn
 SAME, OTHER, REFUSED, WATCHED = "as before", "other values", "one line of error", "one line after the look"
 HANG, MEMORY_OUT, CRASH, TRACEBACK, HALF = "hang", "memory ran out", "crash", "traceback", "half a file"
 OUTCOMES = (SAME, OTHER, REFUSED, WATCHED, HANG, MEMORY_OUT, CRASH, TRACEBACK, HALF)
@@ -180,7 +185,7 @@ def digest(path: Path) -> str:
     return seen.hexdigest()
 
 
-def run_command(path: Path) -> str:
+def run_command(path: Path, ending: str) -> str:
     """Annotate cells or import a model by the command line, and return a checksum of the output.
 
     Raises
@@ -189,7 +194,7 @@ def run_command(path: Path) -> str:
         The command ended with one line and left nothing behind.
     """
     is_model, before = path.name.startswith("model"), sorted(path.parent.iterdir())
-    out, library = path.parent / "out.h5ad", path.parent / "library"
+    out, library = path.parent / f"out{ending}", path.parent / "library"
     words = ["predict", str(path), f"output={out}", "adapt=false", "min_overlap=0"]
     if is_model:
         words = ["models", "import", str(path), f"output={library}"]
@@ -205,12 +210,15 @@ def run_command(path: Path) -> str:
         raise AssertionError(said.getvalue())
     if is_model:
         return load_bundle(next(library.iterdir())).hash
-    with h5py.File(out) as file:  # the rest is a copy of the input, which may be damaged where no command reads
+    if ending == ".csv":
+        return hashlib.sha256(out.read_bytes()).hexdigest()
+    # The rest is a copy of the input, which may be damaged where no command reads it.
+    with h5py.File(out) if ending == ".h5ad" else contextlib.nullcontext(zarr.open_group(out, mode="r")) as file:
         obs, proba = ad.io.read_elem(file["obs"]), ad.io.read_elem(file["obsm/scperformer_proba"])
     return hashlib.sha256(obs.to_csv().encode() + proba.to_csv().encode()).hexdigest()
 
 
-def outcome(path: Path, read, expected: str, log: Path) -> str:
+def outcome(path: Path, read: Callable[[Path], str], expected: str, log: Path) -> str:
     """Read a file in a process of its own, and return its outcome; its last words go into the log."""
     child = os.fork()
     if child == 0:
@@ -257,26 +265,31 @@ def main() -> None:
     regions: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as name:
         kinds, log = make_kinds(arguments.source, Path(name)), Path(name) / "log"
-        expected: dict[tuple[str, bool], str] = {}
+        expected: dict[tuple[str, str], str] = {}
         numbers = range(arguments.number) if arguments.only is None else [arguments.only]
         for number in numbers:
-            kind, by_command = list(kinds)[number % len(kinds)], number // len(kinds) % COMMAND_STEP == 0
-            read = run_command if by_command else digest
+            if number % 100 == 0:
+                print(f"{number} of {arguments.number}", file=sys.stderr, flush=True)
+            kind, step = list(kinds)[number % len(kinds)], number // len(kinds)
+            ending = "" if step % COMMAND_STEP else ENDINGS[step // COMMAND_STEP % len(ENDINGS)]
+            read = functools.partial(run_command, ending=ending) if ending else digest
             with tempfile.TemporaryDirectory(dir=name) as folder:
-                if (kind, by_command) not in expected:
+                if (kind, ending) not in expected:
                     whole = Path(folder) / "whole" / kinds[kind].path.name
                     whole.parent.mkdir()
                     (shutil.copytree if kinds[kind].path.is_dir() else shutil.copyfile)(kinds[kind].path, whole)
-                    expected[kind, by_command] = read(whole)
+                    expected[kind, ending] = read(whole)
                     shutil.rmtree(whole.parent)
                 path, what = damage(kinds[kind], Path(folder), np.random.default_rng([arguments.seed, number]))
-                found = outcome(path, read, expected[kind, by_command], log)
+                found = outcome(path, read, expected[kind, ending], log)
             rows.setdefault(kind, Counter())[found] += 1
             regions.setdefault(what.partition(":")[0], Counter())[found] += 1
             if arguments.only is not None or found not in (SAME, OTHER, REFUSED, WATCHED):
-                how = "command" if by_command else "read"
                 last = "\n".join(log.read_text(errors="replace").splitlines()[-12:])
-                print(f"{number} {kind}, {how}: {what}: {found}\n{last}", flush=True)
+                print(
+                    f"{number} {kind}, {f'command, {ending}' if ending else 'read'}: {what}: {found}\n{last}",
+                    flush=True,
+                )
     print(
         f"\n{machine()}, h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}\n\n{table(rows)}\n\n{table(regions)}"
     )

@@ -15,7 +15,7 @@ from anndata import AnnData
 from anndata.io import read_elem, sparse_dataset
 from scipy import sparse
 
-from scperformer.files.safety import READ_ERRORS, damaged, quiet_anndata, reason_of
+from scperformer.files.safety import READ_ERRORS, damaged, quiet_anndata, reading, reason_of, require_contained
 from scperformer.files.watch import open_hdf5
 from scperformer.outputs import new_file
 
@@ -91,6 +91,12 @@ def read_h5ad(path: str | Path) -> AnnData:
 
     If anndata refuses the file but its expression, obs and var can be read, the rest is left out with a warning.
     """
+    with reading(path), open_hdf5(path) as file:
+        for node in require_contained(file, path):
+            is_sparse = isinstance(node, h5py.Group) and "indptr" in node and "shape" in node.attrs
+            # anndata makes a matrix of the declared shape before it reads one.
+            if is_sparse and len(node["indptr"]) - 1 not in node.attrs["shape"]:
+                raise ValueError(f"the shape of {node.name} does not fit its values")
     try:
         with open_hdf5(path) as file:
             for table in (file["obs"], file["var"]):

@@ -1,5 +1,6 @@
 """Refuse inputs that are damaged, point to other files, hold objects, or have unsound matrices and tables."""
 
+import errno
 import json
 import warnings
 import zlib
@@ -52,6 +53,8 @@ def reading(path: str | Path, expected: str = "a complete h5ad file") -> Iterato
     except InputError:
         raise
     except READ_ERRORS as error:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):  # of an output that is written in the block
+            raise
         raise damaged(path, error, expected) from error
 
 
