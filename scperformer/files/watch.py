@@ -1,8 +1,8 @@
 """Open HDF5 files after a first look at them in a child process: some damage keeps libhdf5 busy for ever.
 
 Zeros in a heap of strings do so; a string with a damaged length takes 4 GiB of memory. The look reads all that can do
-this, within limits of time and memory: strings, attributes and indexes of chunks. That the numbers cannot is measured by
-benchmarks/damage.py. It takes 0.05 to 0.1 s of CPU time, and 0.9 s for a million names of cells.
+this, within limits of time and memory: strings, attributes and indexes of chunks, but no numbers, of which no damage in
+benchmarks/damage.py did so. It takes 0.05 to 0.1 s of CPU time, and 0.9 s for a million names of cells.
 
 The child is a fork of this process, as a new interpreter takes 0.26 s to import h5py. It is safe beside other threads:
 h5py takes its lock before a fork, so that no thread is inside libhdf5; the child calls nothing else and leaves at once.
