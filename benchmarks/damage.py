@@ -38,6 +38,7 @@ from scipy import sparse
 
 from scperformer import cli, errors
 from scperformer.files import Rows, open_cells, read_cells
+from scperformer.files.safety import READ_ERRORS
 from scperformer.model import PACKAGED, load_bundle
 from scperformer.network.library import import_model
 
@@ -212,9 +213,12 @@ def run_command(path: Path, ending: str) -> str:
         return load_bundle(next(library.iterdir())).hash
     if ending == ".csv":
         return hashlib.sha256(out.read_bytes()).hexdigest()
-    # The rest is a copy of the input, which may be damaged where no command reads it.
     with h5py.File(out) if ending == ".h5ad" else contextlib.nullcontext(zarr.open_group(out, mode="r")) as file:
-        obs, proba = ad.io.read_elem(file["obs"]), ad.io.read_elem(file["obsm/scperformer_proba"])
+        proba = ad.io.read_elem(file["obsm/scperformer_proba"])
+        try:
+            obs = ad.io.read_elem(file["obs"])
+        except READ_ERRORS:
+            return "a copy of columns of the input that are damaged, and that the command does not read"
     return hashlib.sha256(obs.to_csv().encode() + proba.to_csv().encode()).hexdigest()
 
 
