@@ -1,7 +1,8 @@
 """Every kind of input in, safely; results out.
 
-In reading order: `safety` (damaged and unsafe files), `h5ad` (in memory and on disk), `tenx` (10x and loom), `tables`
-(text), `read` (the kind of an input, its cells and its checksum), `row_blocks` (matrices that stay on disk).
+In reading order: `safety` (damaged and unsafe files), `watch` (damage that HDF5 does not survive), `h5ad` (in memory
+and on disk), `tenx` (10x and loom), `tables` (text), `read` (the kind of an input, its cells and its checksum),
+`row_blocks` (matrices that stay on disk).
 """
 
 from scperformer.files.h5ad import LOG_MARK, PREPARED, BackedH5ad, open_stored, write_h5ad
@@ -18,3 +19,4 @@ from scperformer.files.read import (
 )
 from scperformer.files.row_blocks import Matrix, Rows
 from scperformer.files.safety import reading
+from scperformer.files.watch import open_hdf5

@@ -15,7 +15,8 @@ from anndata import AnnData
 from anndata.io import read_elem, sparse_dataset
 from scipy import sparse
 
-from scperformer.files.safety import READ_ERRORS, damaged, quiet_anndata, reason_of
+from scperformer.files.safety import READ_ERRORS, damaged, quiet_anndata, reading, reason_of, require_contained
+from scperformer.files.watch import open_hdf5
 from scperformer.outputs import new_file
 
 PREPARED = "scperformer_prepared"  # uns key by which preprocess marks its output
@@ -90,8 +91,14 @@ def read_h5ad(path: str | Path) -> AnnData:
 
     If anndata refuses the file but its expression, obs and var can be read, the rest is left out with a warning.
     """
+    with reading(path), open_hdf5(path) as file:
+        for node in require_contained(file, path):
+            is_sparse = isinstance(node, h5py.Group) and "indptr" in node and "shape" in node.attrs
+            # anndata makes a matrix of the declared shape before it reads one.
+            if is_sparse and len(node["indptr"]) - 1 not in node.attrs["shape"]:
+                raise ValueError(f"the shape of {node.name} does not fit its values")
     try:
-        with h5py.File(path, "r") as file:
+        with open_hdf5(path) as file:
             for table in (file["obs"], file["var"]):
                 old = table.get("__categories", ()) if isinstance(table, h5py.Group) else ()
                 if any(name in table and "categories" not in table[name].attrs for name in old):
@@ -100,7 +107,7 @@ def read_h5ad(path: str | Path) -> AnnData:
             adata = ad.read_h5ad(path)
     except READ_ERRORS as error:
         try:
-            with h5py.File(path, "r") as file, quiet_anndata():
+            with open_hdf5(path) as file, quiet_anndata():
                 adata, left_out = _read_parts(file)
         except READ_ERRORS:
             raise damaged(path, error) from error
@@ -187,4 +194,4 @@ def open_stored(path: str | Path) -> BackedH5ad:
         import zarr  # takes a while to import
 
         return BackedH5ad(zarr.open_group(str(path), mode="r"))
-    return BackedH5ad(h5py.File(path, "r"))
+    return BackedH5ad(open_hdf5(path))

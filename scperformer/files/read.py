@@ -35,12 +35,14 @@ from scperformer.files.tenx import (
     read_tenx_folder,
     read_tenx_h5,
 )
+from scperformer.files.watch import open_hdf5
 
 log = logging.getLogger(__name__)
 
 KINDS = "an h5ad file, 10x .h5, 10x folder, .mtx, loom, zarr or table of text"
 SAVE = "read it with scanpy and save it with write_h5ad"
 ZARR_ROOTS = (".zgroup", ".zattrs", ".zmetadata", "zarr.json")
+NAMES = 2**16  # of cells that are read at a time
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 HDF5_SUFFIXES = (".h5ad", ".h5", ".hdf5", ".loom")
 SUFFIXES = (*HDF5_SUFFIXES, ".zarr", ".csv", ".tsv", ".tab", ".txt", ".mtx")
@@ -102,7 +104,7 @@ def _file_kind(path: Path) -> str:
 
 
 def _hdf5_kind(path: Path) -> str:
-    with reading(path, "a complete HDF5 file"), h5py.File(path, "r") as file:
+    with reading(path, "a complete HDF5 file"), open_hdf5(path) as file:
         require_contained(file, path)
         parts = sorted(file)
         if {"obs", "var"} <= set(parts):
@@ -201,6 +203,9 @@ def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
         return
     with stored.file:
         require_cells_and_genes(stored, path)
+        with reading(path):  # damaged names are an error now, not when the last cell is written
+            for start in range(0, stored.n_obs, NAMES):
+                stored.names(start, start + NAMES)
         yield stored
 
 

@@ -1,5 +1,6 @@
 """Refuse inputs that are damaged, point to other files, hold objects, or have unsound matrices and tables."""
 
+import errno
 import json
 import warnings
 import zlib
@@ -52,6 +53,8 @@ def reading(path: str | Path, expected: str = "a complete h5ad file") -> Iterato
     except InputError:
         raise
     except READ_ERRORS as error:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):  # of an output that is written in the block
+            raise
         raise damaged(path, error, expected) from error
 
 
@@ -67,15 +70,19 @@ def quiet_anndata() -> Iterator[None]:
         yield
 
 
-def require_contained(file: h5py.File, path: str | Path) -> None:
-    """Refuse an HDF5 file with external links, virtual datasets or external storage; no link is followed."""
-    groups, seen = [file["/"]], set()
+def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5py.Dataset]:
+    """Return all groups and datasets of an HDF5 file; no link is followed.
+
+    Refuse one with external links, virtual datasets or external storage.
+    """
+    nodes, groups, seen = [], [file["/"]], set()
     while groups:
         group = groups.pop()
         info = h5py.h5o.get_info(group.id)
         if (info.fileno, info.addr) in seen:  # hard links may form circles
             continue
         seen.add((info.fileno, info.addr))
+        nodes.append(group)
         for name in group:
             where = f"{group.name.rstrip('/')}/{name}"
             try:
@@ -95,6 +102,8 @@ def require_contained(file: h5py.File, path: str | Path) -> None:
                     others += [source.file_name for source in node.virtual_sources() if source.file_name != "."]
                 if others:
                     raise InputError(f"{path} has data in another file ('{where}' -> {others[0]})", ALONE, COPY)
+                nodes.append(node)
+    return nodes
 
 
 def require_contained_folder(folder: Path) -> None:

@@ -21,7 +21,7 @@ from scipy import sparse
 
 from scperformer.errors import InputError
 from scperformer.files.safety import READ_ERRORS, damaged
-from scperformer.files.tenx import open_bytes
+from scperformer.files.tenx import LONGEST_LINE, open_bytes
 from scperformer.genes import ENSEMBL, human_genes
 
 DELIMITERS = {"\t": "tab", ",": "comma", ";": "semicolon", " ": "blank"}
@@ -90,7 +90,9 @@ def _open_table(path: Path) -> Iterator[IO[str]]:
 def sniff(path: Path) -> Layout:
     """Find out how a table is written; refuse first lines without a common delimiter, and decimal commas."""
     with _open_table(path) as stream:
-        lines = list(islice(stream, NUM_SNIFFED))
+        lines = list(islice(iter(lambda: stream.readline(LONGEST_LINE), ""), NUM_SNIFFED))
+    if any(len(line) == LONGEST_LINE for line in lines):
+        raise InputError(f"{path} with a line of {LONGEST_LINE:,} characters or more", EXPECTED, "check its content")
     tried: dict[str, list[list[str]]] = {}
     for delimiter in DELIMITERS:
         try:

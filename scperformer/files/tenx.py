@@ -16,6 +16,7 @@ from scipy.io import mmread
 
 from scperformer.errors import InputError
 from scperformer.files.safety import reading, require_sound
+from scperformer.files.watch import open_hdf5
 
 EXPRESSION = "Gene Expression"
 MATRIX_PARTS = {"barcodes", "data", "indices", "indptr", "shape"}
@@ -35,6 +36,8 @@ CELL_NAMES = (
     *("barcode", "barcodes", "Barcode", "index", "_index"),
 )
 BLOCK = 8 * 2**20  # values that are dense at a time
+LONGEST_LINE = 2**28  # bytes of a line of text; a million numbers with decimals have 2e7
+MOST_NAMES = 2**30  # bytes of a file of barcodes or features, unpacked; 10 million barcodes have 2e8
 
 
 def matrix_groups(file: h5py.File) -> list[str]:
@@ -69,7 +72,7 @@ def read_tenx_h5(path: Path) -> tuple[AnnData, list[str]]:
 
     Cell Ranger 2 writes a group for each genome, later versions write one group.
     """
-    with reading(path, "a complete 10x file"), h5py.File(path, "r") as file:
+    with reading(path, "a complete 10x file"), open_hdf5(path) as file:
         names = matrix_groups(file)
         parts = [_read_group(file[name], name, path) for name in names]
     adata, notes = parts[0], []
@@ -153,7 +156,8 @@ def matrix_size(path: Path) -> tuple[int, int]:
     """Read the numbers of rows and columns from the header of an mtx file, and check its number of entries."""
     with reading(path, "a complete mtx file"), open_bytes(path) as file:
         banner = _banner(file)
-        line = next((line for line in file if line.strip() and not line.startswith(b"%")), b"")
+        lines = iter(lambda: file.readline(LONGEST_LINE), b"")
+        line = next((line for line in lines if line.strip() and not line.startswith(b"%")), b"")
         sizes = [int(word) for word in line.split()]
     expected = "a MatrixMarket file: %%MatrixMarket matrix coordinate, then rows, columns and entries"
     if len(banner) < 5 or banner[:3] != [b"%%matrixmarket", b"matrix", b"coordinate"] or len(sizes) != 3:
@@ -189,7 +193,9 @@ def _read_matrix(path: Path) -> sparse.csr_matrix:
 def _read_lines(path: Path) -> list[list[str]]:
     """Read the fields of each line of a tab-separated file without quotes."""
     with reading(path, "text in UTF-8"), open_bytes(path) as file:
-        text = file.read().decode("utf-8-sig")
+        if len(content := file.read(MOST_NAMES + 1)) > MOST_NAMES:
+            raise InputError(f"{path} of more than {MOST_NAMES:,} bytes when unpacked", "names", "check its content")
+        text = content.decode("utf-8-sig")
     lines = text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n").split("\n")
     return [line.split("\t") for line in lines] if text.strip() else []
 
@@ -242,7 +248,7 @@ def read_tenx_folder(path: Path) -> tuple[AnnData, list[str]]:
 
 def read_loom(path: Path) -> tuple[AnnData, list[str]]:
     """Read a loom file with its attributes in obs and var; also return notes for the log."""
-    with reading(path, "a complete loom file"), h5py.File(path, "r") as file:
+    with reading(path, "a complete loom file"), open_hdf5(path) as file:
         shape = file["matrix"].shape
         var, gene_name = _attributes(file["row_attrs"], GENE_NAMES, shape[0])
         obs, cell_name = _attributes(file["col_attrs"], CELL_NAMES, shape[1])

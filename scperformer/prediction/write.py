@@ -19,7 +19,7 @@ import zarr
 from anndata import AnnData
 from anndata.io import read_elem, write_elem
 
-from scperformer.files import BackedH5ad, require_unchanged
+from scperformer.files import BackedH5ad, open_hdf5, reading, require_unchanged
 from scperformer.outputs import new_file, new_folder
 from scperformer.prediction.annotation import Annotation, outdated
 from scperformer.text import FORMULA, defused
@@ -76,7 +76,7 @@ def write_annotation(
         elif is_zarr:
             root = zarr.open_group(temporary, mode="w", zarr_format=2)
             root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
-            with h5py.File(path, "r") as file:
+            with reading(path), open_hdf5(path) as file:
                 for name, node in file.items():
                     _copy(node, root, name)
             require_unchanged(path, seen)

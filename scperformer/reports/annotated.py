@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from anndata.io import read_elem
 
 from scperformer.errors import InputError
-from scperformer.files import reading, require_h5ad
+from scperformer.files import open_hdf5, reading, require_h5ad
 
 LEAST_PROBABILITY = 1e-3  # in logarithms: smaller ones are noise
 SUFFIXES = (".h5ad", ".annotated", ".prepared")  # endings that the steps add to the name of a sample
@@ -106,7 +105,7 @@ def read_annotated(paths: Sequence[str], key: str, *, embedding: bool = False) -
     for path in files:
         require_h5ad(path)
     for path, name in zip(files, sample_names(files), strict=True):
-        with reading(path), h5py.File(path, "r") as file:
+        with reading(path), open_hdf5(path) as file:
             obs = read_elem(file["obs"])
             facts = read_elem(file[f"uns/{key}"]) if f"uns/{key}" in file else None
             coordinates = read_elem(file[f"obsm/X_{key}"]) if embedding and f"obsm/X_{key}" in file else None
@@ -126,7 +125,7 @@ def read_annotated(paths: Sequence[str], key: str, *, embedding: bool = False) -
         samples.append(Annotated(name=name, path=path, key=key, obs=obs, embedding=values, facts=facts))
     if embedding and len({sample.adapted for sample in samples}) > 1:
         for sample in samples:
-            with reading(sample.path), h5py.File(sample.path, "r") as file:
+            with reading(sample.path), open_hdf5(sample.path) as file:
                 proba = read_elem(file[f"obsm/{key}_proba"]).to_numpy(np.float32)
             sample.embedding = np.log(np.maximum(proba, LEAST_PROBABILITY))
     first = samples[0]

@@ -18,11 +18,12 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from scipy import sparse
 from support import tried
-from support.fuzzing import KINDS, anndatas, draw_fault, spoil, write
+from support.fuzzing import KINDS, anndatas, faults, spoil, write
 from support.inputs import WRITERS, small_cells
 
 from scperformer import cli
 from scperformer.config.compose import make_config
+from scperformer.files import watch
 from scperformer.model.folder import load_bundle
 
 FUZZED, DAMAGED = (int(os.environ.get(name, number)) for name, number in (("FUZZED", 15), ("DAMAGED", 25)))
@@ -181,24 +182,29 @@ def test_cells_of_every_shape_type_and_name(kind, run, tiny_model):
     "kind",
     ["h5ad", *(pytest.param(kind, marks=SLOW) for kind in ("10x h5 v3", "10x folder v2", "zarr 3", "csv", "loom"))],
 )
-def test_damaged_bytes(kind, run, tmp_path_factory):
+def test_damaged_bytes(kind, run, tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(watch, "SECONDS", 1)
     cells = small_cells()
     cells.var_names = [f"GENE{i}" for i in range(cells.n_vars)]
     whole = WRITERS[kind](cells, tmp_path_factory.mktemp("whole"))
-    inside = sorted(file for file in whole.rglob("*") if file.is_file() and file.stat().st_size)
-    files = inside if whole.is_dir() else [whole]
+    files = sorted(file for file in whole.rglob("*") if file.is_file()) if whole.is_dir() else [whole]
     seen: Counter[str] = Counter()
 
-    rng = np.random.default_rng(5)
-    for number in range(DAMAGED):
-        file, step = files[rng.integers(len(files))], STEPS[number % 3]
+    @settings(FUZZ, max_examples=DAMAGED)
+    @given(st.sampled_from(files), faults(), st.sampled_from(STEPS[:3]))
+    def look(file, fault, step):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             path = folder / whole.name
             (shutil.copytree if whole.is_dir() else shutil.copyfile)(whole, path)
             target = path / file.relative_to(whole) if whole.is_dir() else path
-            target.write_bytes(spoil(file.read_bytes(), draw_fault(rng)))
+            content = file.read_bytes()
+            if not content:
+                reject()
+            target.write_bytes(spoil(content, fault))
             found = outcome(run, step, path, folder / f"out{OUTPUTS[step][0]}")
             seen[found] += 1
             tried.record(DAMAGE, found, f"{kind}, {step}")
+
+    look()
     assert seen["refused"] >= 2, seen

@@ -245,3 +245,46 @@ def test_no_x_but_layers_or_raw(cells, tmp_path):
     found = read_cells(write_h5ad_file(cells, tmp_path))
     assert found.X is None
     np.testing.assert_array_equal(found.raw.X.toarray(), found.layers["counts"].toarray())
+
+
+@pytest.mark.parametrize("where", ["X", "layers/counts"])
+def test_a_sparse_matrix_that_declares_a_wrong_number_of_cells(where, rich, write):
+    """It is refused before a matrix of this number is made: one of 10^12 cells takes 8 TB."""
+    path = write(rich)
+    with h5py.File(path, "r+") as file:
+        file[where].attrs["shape"] = [10**12, rich.n_vars]
+    with pytest.raises(InputError, match=rf"is damaged \(the shape of /{where} does not fit its values\)"):
+        read_cells(path)
+
+
+def test_a_damaged_name_of_a_cell_is_found_before_the_cells_are_annotated(counts_adata, write, tiny_model, command):
+    path = write(counts_adata)
+    with h5py.File(path) as file:
+        place = file["obs/_index"].id.get_offset()  # of the length, the heap and the number of each name
+    content = bytearray(path.read_bytes())
+    content[place + 12 : place + 16] = b"\xff\xff\0\0"
+    path.write_bytes(content)
+    ran = command("predict", path, f"model_path={tiny_model}", "output=calls.csv")
+    assert ran.code == 2, ran.err
+    assert ran.err.splitlines()[-1].startswith(f"error: {path} is damaged (Can't synchronously read data")
+    assert "annotated in" not in ran.err
+    assert not Path("calls.csv").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["obsm/X_umap", "layers/dense"])
+def test_damage_where_no_call_depends_on_it_is_named_when_it_is_copied(place, rich, write, tiny_model, command):
+    path = write(rich)
+    with h5py.File(path, "r+") as file:
+        values = file[place][:]
+        del file[place]
+        file.create_dataset(place, data=values, chunks=values.shape, compression="gzip")
+        file[place].attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+        chunk = file[place].id.get_chunk_info(0)
+    content = bytearray(path.read_bytes())
+    content[chunk.byte_offset : chunk.byte_offset + 64] = b"\xff" * 64
+    path.write_bytes(content)
+    ran = command("predict", path, f"model_path={tiny_model}", "source=X", "output=out.zarr")
+    assert ran.code == 2, ran.err
+    assert ran.err.splitlines()[-1].startswith(f"error: {path} is damaged (Can't synchronously read data")
+    assert not Path("out.zarr").exists()

@@ -216,3 +216,10 @@ def test_repeated_names_of_genes_stay_without_anndatas_advice(tmp_path, recwarn)
     (tmp_path / "a.csv").write_text("c,CD3D,CD3D\ncell_1,1,2\ncell_2,3,4\n")
     assert list(read_cells(tmp_path / "a.csv").var_names) == ["CD3D", "CD3D"]
     assert len(recwarn) == 0
+
+
+def test_a_line_that_does_not_end(tmp_path, monkeypatch):
+    (tmp_path / "run.csv.gz").write_bytes(gzip.compress(b"a," * 10**5))
+    monkeypatch.setattr(tables, "LONGEST_LINE", 10**4)
+    with pytest.raises(InputError, match=r"run.csv.gz with a line of 10,000 characters or more"):
+        read_cells(tmp_path / "run.csv.gz")

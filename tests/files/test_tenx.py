@@ -8,6 +8,7 @@ import pytest
 from support.inputs import NUM_CELLS, NUM_GENES, same, tenx_group, write_h5ad, write_mtx, write_tenx_v3
 
 from scperformer.errors import InputError
+from scperformer.files import tenx
 from scperformer.files.read import read_cells, require_readable
 
 # 10x
@@ -177,3 +178,13 @@ def test_the_matrix_beside_others_of_starsolo(cells, tmp_path):
     target = write_mtx(cells, tmp_path, zipped=False)
     (target / "UniqueAndMult-EM.mtx").write_text("another")
     assert same(read_cells(target), cells)
+
+
+def test_names_that_unpack_to_more_than_names_can_be(cells, tmp_path, monkeypatch):
+    path = write_mtx(cells, tmp_path)
+    size = len(gzip.decompress((path / "features.tsv.gz").read_bytes()))
+    monkeypatch.setattr(tenx, "MOST_NAMES", size)
+    assert read_cells(path).shape == cells.shape
+    monkeypatch.setattr(tenx, "MOST_NAMES", size - 1)
+    with pytest.raises(InputError, match=r"features.tsv.gz of more than [\d,]+ bytes when unpacked"):
+        read_cells(path)

@@ -268,6 +268,16 @@ def test_a_zip_of_zeros_is_refused_before_anything_is_unpacked(tmp_path):
     assert list((tmp_path / "target").iterdir()) == []
 
 
+def test_a_zip_that_declares_less_than_it_holds(tmp_path):
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("m/bundle.json", "{}")
+        file.writestr("m/model.safetensors", bytes(10**7))
+        file.infolist()[-1].file_size = 100
+    with pytest.raises(InputError, match="cannot be unpacked"):
+        unpacked(tmp_path / "bomb.zip")
+    assert sum(path.stat().st_size for path in (tmp_path / "target").rglob("*") if path.is_file()) <= 102
+
+
 @filtered
 def test_declared_sizes_and_numbers_of_files_are_limited(folder, monkeypatch):
     monkeypatch.setattr(imports, "MOST_BYTES", 10**4)
