@@ -352,7 +352,7 @@ def test_a_list_of_genes_is_a_panel_of_the_depth_of_the_reference(linear, panel,
 
 def test_check_accepts_what_predict_would_adapt_to(linear, panel, write, command):
     path = write(panel)
-    ran = command("check", path, f"model_path={linear}", "doublets=false")
+    ran = command("check", path, f"model_path={linear}")
     assert ran.code == 0, ran.out
     assert "problem" not in ran.out
     assert "condition    predict fits the model anew to 80 genes and 100% of the reference's depth" in ran.out
@@ -364,7 +364,7 @@ def test_check_says_whether_predict_adapts(linear, panel, sample, write):
     rounded.X = rounded.X.multiply(np.random.default_rng(0).uniform(0.5, 2, NUM_GENES)[None]).tocsr()
     for cells in (panel, sample, simulated(120, seed=3, depth=0.2), rounded):
         path = str(write(cells, "cells.h5ad"))
-        [found] = run_check(CheckConfig(inputs=[path], model_path=str(linear), doublets="false"))
+        [found] = run_check(CheckConfig(inputs=[path], model_path=str(linear)))
         record = condition(annotated(cells, linear))
         assert {name: record[name] for name in ("num_genes", "depth_share")}.items() <= found["condition"].items()
         assert found["condition"]["adapts"] == record["adapted"]
