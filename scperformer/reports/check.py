@@ -165,8 +165,8 @@ def _rows(result: Checked, cfg: CheckConfig, model: str) -> list[tuple[str, str]
     """The name and text of each row about a file; after a problem some findings are missing."""
     rows, num_cells = [], result.get("num_cells")
 
-    def of_cells(num: int, of: int) -> str:
-        return f"{num:,} cell{'s' if num > 1 else ''} ({num / of:.1%})" if num else "no cell"
+    def of_cells(num: int, of: int | None) -> str:
+        return f"{num:,} cell{'s' if num > 1 else ''} ({num / of:.1%})" if num and of else "no cell"
 
     if num_cells is not None:
         species = SPECIES.get(result["species"], result["species"])

@@ -214,13 +214,14 @@ def test_an_encoder_with_layers_is_left_out(tiny_model, counts_adata):
     assert accuracy(done) > 0.9
 
 
+@pytest.mark.slow
 def test_layers_on_the_fitted_encoder_are_left_out(default, panel, tmp_path):
     layered = trained(tmp_path / "layered", "model.depth=1", "trainer.max_epochs=1")
     proba = [annotated(panel, model).obsm["scperformer_proba"] for model in (layered, default)]
     np.testing.assert_array_equal(*proba)  # both keep the same cells
 
 
-@pytest.mark.parametrize("how", ["predict", "adapt"])
+@pytest.mark.parametrize("how", ["predict", pytest.param("adapt", marks=pytest.mark.slow)])
 def test_genes_that_the_model_does_not_know_do_not_count(linear, panel, tmp_path, how):
     """Cells are normalised over the genes of the adapted model, as its own cells are."""
     model, word = linear, "adapt=true"
@@ -472,7 +473,11 @@ def test_lists_of_genes_that_are_no_panel_of_the_model(case, linear, command, tm
     assert command("adapt", linear, "genes.txt").code == 0
 
 
-@pytest.mark.parametrize("words", [["predict"], ["predict", "adapt=true"], ["adapt"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [["predict"], *(pytest.param(words, marks=pytest.mark.slow) for words in (["predict", "adapt=true"], ["adapt"]))],
+    ids=" ".join,
+)
 def test_files_with_too_few_genes(words, linear, panel, write, command):
     step, *options = words
     path = write(panel[:, :49].copy(), "few.h5ad")
