@@ -78,13 +78,9 @@ class CheckConfig(_ModelOptions):
     """Describe files, and check whether a model can annotate them."""
 
     label_key: str | None = None  # check instead whether `train` would accept these labels
-    doublets: str = choice("auto", "true", "false")  # look for likely doublets; auto: up to 3,000 cells; true: 20,000
+    doublets: bool = False  # also look for likely doublets (Scrublet), in up to 20,000 cells; takes some seconds
     json: bool = False  # print the findings as JSON and nothing else; `--json` is the same
     output: str | None = None  # a file with the same JSON
-
-    def __post_init__(self) -> None:
-        self.doublets = self.doublets.lower()  # Hydra turns the word true into True
-        super().__post_init__()
 
 
 @dataclass(kw_only=True)

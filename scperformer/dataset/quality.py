@@ -19,9 +19,9 @@ FEW_MADS, HIGH_MADS, LEAST_HIGH = 5, 3, 0.08
 FEW_GENES = 200  # the filter in the tutorials of scanpy and Seurat
 HIGH_SHARE = 0.2  # mitochondrial share of a cell's expression; a higher one usually means a dying cell
 MITOCHONDRIAL = "MT-"
+MOST_SEEN, NUM_RUNS = 5000, 50  # cells by which `check` describes a large file, in runs of cells that follow each other
 # Of 60 real cells Scrublet calls 8 to 60 % doublets, of 100 cells 2 to 8 %: with fewer cells it is unreliable.
 MIN_DOUBLET_CELLS, MAX_DOUBLET_CELLS = 100, 20_000
-QUICK_CELLS = 3000  # more cells take longer than some seconds, so they need doublets=true
 MIN_DOUBLET_GENES = 100
 NUM_BINS = 256  # of the histogram of doublet scores, as in scikit-image
 MAX_SMOOTHINGS = 10_000  # as in scikit-image
@@ -29,8 +29,9 @@ MAX_SMOOTHINGS = 10_000  # as in scikit-image
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """Quality of the cells of one file."""
+    """Quality of the cells of one file, by `num_seen` of them."""
 
+    num_seen: int
     num_empty: int  # cells without any expression
     num_few_genes: int  # cells with fewer than 200 genes, including the empty ones
     median_genes: float  # per cell
@@ -73,15 +74,16 @@ def low_quality(cells: pd.DataFrame) -> tuple[np.ndarray, float, float]:
     return (logs < few) | (shares > high) | (logs == 0), float(np.expm1(few)), high
 
 
-def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets: str = "auto") -> Quality:
-    """Measure the quality of all cells; `doublets` is auto (only for few cells), true or false."""
+def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets: bool = False) -> Quality:
+    """Measure the quality of the cells of a file, of a large one by 5,000 from all of it; count doublets if wanted."""
     is_mito = mitochondrial(var)
-    cells = cell_quality(rows, is_mito, findings)
+    cells = cell_quality(_seen(rows), is_mito, findings)
     num_genes, totals, shares = (cells[name].to_numpy() for name in ("num_genes", "total", "mitochondrial"))
     filled = num_genes > 0
-    note = why_no_doublets(findings, doublets)
+    note = why_no_doublets(findings) or ("" if doublets else "not looked for: add doublets=true (takes some seconds)")
     num_doublets, note = (None, note) if note else count_doublets(rows)
     return Quality(
+        num_seen=len(cells),
         num_empty=int((~filled).sum()),
         num_few_genes=int((num_genes < FEW_GENES).sum()),
         median_genes=float(np.median(num_genes)),
@@ -94,28 +96,35 @@ def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets:
     )
 
 
+def _seen(rows: Rows) -> Rows:
+    """Return all cells or, of a large file, runs of them that are evenly spread over it."""
+    if rows.shape[0] <= MOST_SEEN:
+        return rows
+    length = MOST_SEEN // NUM_RUNS
+    starts = np.linspace(0, rows.shape[0] - length, NUM_RUNS).astype(int).tolist()
+    return Rows(sparse.vstack([sparse.csr_matrix(rows.block(start, start + length)) for start in starts], "csr"))
+
+
 def mitochondrial(var: pd.DataFrame) -> np.ndarray:
     """Mark the genes of a table with a name such as MT-ND1 or mt-Nd1, or the Ensembl id of one; G booleans."""
     names = without_genome(without_genome(list(map(str, var.index)), "human")[0], "mouse")[0]
-    ids = {identifier for identifier, symbol in human_genes().symbols.items() if symbol.startswith(MITOCHONDRIAL)}
+    ids: set[str | None] = set()
     found = np.zeros(len(names), dtype=bool)
     for values in (names, *name_columns(var).values()):
         split = [parts(value.strip()) for value in values]
+        if not ids and any(gene_id for gene_id, _ in split):  # the table takes a while to read
+            ids = {gene_id for gene_id, symbol in human_genes().symbols.items() if symbol.startswith(MITOCHONDRIAL)}
         found |= [(symbol or "").upper().startswith(MITOCHONDRIAL) or gene_id in ids for gene_id, symbol in split]
     return found
 
 
-def why_no_doublets(findings: Findings, doublets: str) -> str:
-    """Why doublets are not counted; empty if they are."""
+def why_no_doublets(findings: Findings) -> str:
+    """Why doublets cannot be counted; empty if they can."""
     num = findings.num_cells
-    if doublets == "false":
-        return "not counted (doublets=false)"
     if findings.kind != "counts":
         return "not counted: Scrublet needs raw counts"
     if num < MIN_DOUBLET_CELLS or num > MAX_DOUBLET_CELLS:
         return f"not counted: Scrublet needs {MIN_DOUBLET_CELLS} to {MAX_DOUBLET_CELLS:,} cells"
-    if doublets == "auto" and num > QUICK_CELLS:
-        return f"not counted for more than {QUICK_CELLS:,} cells: add doublets=true to count them"
     return ""
 
 

@@ -30,11 +30,13 @@ from scperformer.prediction.write import FORMATS, MARKER, write_annotation
 log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_LINES = 20.0  # log lines about progress
-# Options that do not change any call: a resumed run may have other values of them.
+# Options that do not change any call: a resumed run, or one that joins shares, may have other values of them. The parts
+# keep probabilities, scores and draws; flags, sets and names are made from these when all parts are there.
 NOT_IN_IDENTITY = {
     *("inputs", "model_path", "output", "outputs", "output_format", "overwrite", "resume", "keep_going", "error_files"),
     *("share", "shares", "batch_size", "threads", "device", "adapted_folder"),
-    *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),  # applied when all parts are there
+    *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),
+    *("false_alarms", "min_confidence", "alpha", "conformal", "key_added"),
 }
 
 

@@ -124,7 +124,7 @@ def add_quality(rules: Rules, cells: AnnData | BackedH5ad, query: Query) -> None
     findings, path = query.plan.findings, query.path
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
         measured = cell_quality(query.rows, mitochondrial(gene_table(cells, findings.source)), findings)
-        scores, threshold, note = None, math.nan, why_no_doublets(findings, "true")
+        scores, threshold, note = None, math.nan, why_no_doublets(findings)
         if not note:
             scores, threshold, note = doublet_scores(query.rows)
     low, few, high = low_quality(measured)

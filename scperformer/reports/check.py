@@ -165,8 +165,8 @@ def _rows(result: Checked, cfg: CheckConfig, model: str) -> list[tuple[str, str]
     """The name and text of each row about a file; after a problem some findings are missing."""
     rows, num_cells = [], result.get("num_cells")
 
-    def of_cells(num: int) -> str:
-        return f"{num:,} cell{'s' if num > 1 else ''} ({num / num_cells:.1%})" if num and num_cells else "no cell"
+    def of_cells(num: int, of: int | None) -> str:
+        return f"{num:,} cell{'s' if num > 1 else ''} ({num / of:.1%})" if num and of else "no cell"
 
     if num_cells is not None:
         species = SPECIES.get(result["species"], result["species"])
@@ -179,16 +179,18 @@ def _rows(result: Checked, cfg: CheckConfig, model: str) -> list[tuple[str, str]
         said = {place.note for place in places}
         rows += [("note", note) for note in findings["notes"] if note not in said]
     if quality := result.get("quality"):
+        num_seen, num = quality["num_seen"], quality["num_doublets"]
         counts = "" if quality["median_counts"] is None else f" and {quality['median_counts']:,.0f} counts"
         text = f"median {quality['median_genes']:,.0f} genes{counts} per cell"
         if quality["median_mitochondrial"] is not None:
-            high = of_cells(quality["num_high_mitochondrial"])
+            high = of_cells(quality["num_high_mitochondrial"], num_seen)
             text += f"; median {quality['median_mitochondrial']:.1%} mitochondrial, {high} above {HIGH_SHARE:.0%}"
+        text += f"; measured on {num_seen:,} cells, evenly spread over the file" if num_seen < num_cells else ""
         rows.append(("quality", text))
         if few := quality["num_few_genes"]:
-            rows.append(("note", f"{of_cells(few)} with fewer than {FEW_GENES} genes"))
-        num = quality["num_doublets"]
-        rows.append(("doublets", quality["doublet_note"] if num is None else f"about {of_cells(num)} by Scrublet"))
+            rows.append(("note", f"{of_cells(few, num_seen)} with fewer than {FEW_GENES} genes"))
+        found = quality["doublet_note"] if num is None else f"about {of_cells(num, num_cells)} by Scrublet"
+        rows.append(("doublets", found))
     if columns := result.get("label_columns"):
         rows.append(("obs columns", ", ".join(f"{shortened(key)} ({num} values)" for key, num in columns.items())))
     if labels := result.get("labels"):

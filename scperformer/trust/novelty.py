@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.sparse import csr_matrix, diags
-from scipy.stats import rankdata
 
 NUM_DIRECTIONS = 8  # more follow single cells: types that differ a little are then found less often
 NUM_STEPS, STEPS_LEFT_OUT = 8, 2  # of the search for directions: from random ones, and from those of all cells
@@ -144,5 +143,7 @@ def left_out_table(x: csr_matrix, labels: np.ndarray, folds: np.ndarray, seed: i
 
 def area_under_curve(known: np.ndarray, novel: np.ndarray) -> float:
     """Return the probability that a novel cell has a higher score than a known one; equal scores count half."""
+    from scipy.stats import rankdata  # takes a while to import, and a prediction does not need it
+
     ranks = rankdata(np.concatenate([known, novel]))[len(known) :]
     return float((ranks.mean() - (len(novel) + 1) / 2) / len(known))

@@ -40,7 +40,7 @@ FAST = ("memory",)
 def test_trains_and_predicts(case, counts_adata, write, command, tmp_path):
     reference = write(counts_adata, "reference.h5ad")
     sample = write(counts_adata[::4].copy(), "sample.h5ad")
-    ran = command("train", reference, *TRAIN, "trainer.max_epochs=3", *OPTIONS[case])
+    ran = command("train", reference, *TRAIN, "trainer.max_epochs=2", *OPTIONS[case])
     assert ran.code == 0, ran.err
     losses = [float(loss) for loss in re.findall(r"training loss ([\d.]+)", ran.err)]
     assert losses[-1] < losses[0]

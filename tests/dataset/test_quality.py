@@ -40,7 +40,7 @@ def cells() -> ad.AnnData:
 def measured(cells: ad.AnnData, x=None) -> dict:
     """The quality of cells as a dictionary; `x` replaces their matrix."""
     rows = Rows(cells.X if x is None else x)
-    return asdict(measure_quality(rows, cells.var, detect_expression(cells), doublets="false"))
+    return asdict(measure_quality(rows, cells.var, detect_expression(cells)))
 
 
 def naive(x: np.ndarray) -> dict:
@@ -52,6 +52,7 @@ def naive(x: np.ndarray) -> dict:
         if totals[-1] > 0:
             shares.append(sum(row[:10]) / totals[-1])
     return {
+        "num_seen": len(x),
         "num_empty": sum(num == 0 for num in genes),
         "num_few_genes": sum(num < 200 for num in genes),
         "median_genes": pytest.approx(np.median(genes)),
@@ -60,7 +61,7 @@ def naive(x: np.ndarray) -> dict:
         "median_mitochondrial": pytest.approx(np.median(shares)),
         "num_high_mitochondrial": sum(share > 0.2 for share in shares),
         "num_doublets": None,
-        "doublet_note": "not counted (doublets=false)",
+        "doublet_note": "not counted: Scrublet needs 100 to 20,000 cells",
     }
 
 
@@ -75,6 +76,14 @@ def test_quality_equals_naive_loop(cells, make, block_values, monkeypatch):
     assert measured(cells, make(x)) == expected
 
 
+def test_a_large_file_is_described_by_runs_of_its_cells(cells, monkeypatch):
+    monkeypatch.setattr("scperformer.dataset.quality.MOST_SEEN", 40)
+    monkeypatch.setattr("scperformer.dataset.quality.NUM_RUNS", 4)
+    seen = [*range(10), *range(26, 36), *range(53, 63), *range(80, 90)]
+    assert measured(cells) == naive(cells.X.toarray()[seen])
+    assert measured(cells)["num_empty"] == 1  # the cell 4, and not the cell 50
+
+
 def test_stored_zeros_are_not_counted_as_genes(cells):
     x = cells.X.copy()
     x.data[:50] = 0
@@ -87,7 +96,8 @@ def test_shares_of_logarithms_equal_those_of_counts(cells, base):
     x = np.log1p(x * (1e4 / np.maximum(x.sum(axis=1, keepdims=True), 1))) / math.log(base)
     logged = ad.AnnData(sparse.csr_matrix(x), var=cells.var)
     assert detect_expression(logged).log_base == base
-    assert measured(logged) == naive(cells.X.toarray()) | {"median_counts": None}
+    changed = {"median_counts": None, "doublet_note": "not counted: Scrublet needs raw counts"}
+    assert measured(logged) == naive(cells.X.toarray()) | changed
 
 
 def test_empty_cells(cells):
@@ -137,8 +147,10 @@ def five_types(num_doublets: int) -> Rows:
 
 def test_sums_of_two_types_are_counted_as_doublets():
     clean, _ = count_doublets(five_types(0))
-    some, note = count_doublets(five_types(30))
-    assert note == ""
+    cells = ad.AnnData(five_types(30).matrix)
+    quality = measure_quality(five_types(30), cells.var, detect_expression(cells), doublets=True)
+    some = quality.num_doublets
+    assert quality.doublet_note == ""
     assert clean <= 3
     assert 25 <= some <= 35
     scores, threshold, _ = doublet_scores(five_types(30))
@@ -155,26 +167,13 @@ def test_reason_where_scrublet_cannot_work():
     assert note.startswith(("Scrublet failed", "Scrublet found no threshold"))
 
 
-@pytest.mark.parametrize(
-    ("num", "doublets", "note"),
-    [
-        (99, "true", "needs 100 to 20,000 cells"),
-        (100, "auto", ""),
-        (3000, "auto", ""),
-        (3001, "auto", "add doublets=true"),
-        (3001, "true", ""),
-        (20_001, "true", "needs 100 to 20,000 cells"),
-        (100, "false", "(doublets=false)"),
-    ],
-)
-def test_when_doublets_are_counted(num, doublets, note, cells):
+@pytest.mark.parametrize(("num", "can"), [(99, False), (100, True), (20_000, True), (20_001, False)])
+def test_when_doublets_can_be_counted(num, can, cells):
     findings = detect_expression(cells)
     findings.num_cells = num
-    why = why_no_doublets(findings, doublets)
-    assert (why == "") == (note == "")
-    assert note in why
+    assert why_no_doublets(findings) == ("" if can else "not counted: Scrublet needs 100 to 20,000 cells")
     findings.kind = "log1p"
-    assert why_no_doublets(findings, "true") == "not counted: Scrublet needs raw counts"
+    assert why_no_doublets(findings) == "not counted: Scrublet needs raw counts"
 
 
 def test_valley_lies_between_two_modes():

@@ -45,7 +45,9 @@ def test_several_labelled_files_train_one_model(counts_adata, write, tmp_path):
     assert "scperformer train part0.h5ad part1.h5ad data.min_genes=0" in bundle.provenance["command"]
 
 
-@pytest.mark.parametrize(("step", "learner"), [("pretrain", MaskedLearner), ("train", Learner)])
+@pytest.mark.parametrize(
+    ("step", "learner"), [pytest.param("pretrain", MaskedLearner, marks=pytest.mark.slow), ("train", Learner)]
+)
 def test_what_is_cut_while_it_learns_from_disk_ends_with_the_same_weights(
     counts_adata, write, tmp_path, monkeypatch, step, learner
 ):

@@ -233,6 +233,16 @@ def test_a_run_that_was_cut_off_goes_on(whole, cut_off, tiny_model, caplog):
     assert not output.with_name(f"{output.name}.partial").exists()
 
 
+def test_options_that_are_applied_at_the_end_may_change_before_it_goes_on(cut_off, tiny_model, tmp_path):
+    path, called = cut_off
+    other = {"false_alarms": 0.2, "min_confidence": 0.6, "alpha": 0.1, "conformal": "per_label", "key_added": "mine"}
+    (output,) = run_predict(config(path, tiny_model, resume=True, **other))
+    assert called == [BLOCK] * 4 + [1]
+    (anew,) = run_predict(config(path, tiny_model, output=str(tmp_path / "anew.h5ad"), **other))
+    pd.testing.assert_frame_equal(ad.read_h5ad(output).obs, ad.read_h5ad(anew).obs)
+    assert 0 < ad.read_h5ad(anew).obs["mine_unknown"].sum() < 120
+
+
 def test_without_resume_it_starts_anew(whole, cut_off, tiny_model, caplog):
     path, called = cut_off
     with caplog.at_level("INFO", logger="scperformer"):

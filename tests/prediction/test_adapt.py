@@ -214,13 +214,14 @@ def test_an_encoder_with_layers_is_left_out(tiny_model, counts_adata):
     assert accuracy(done) > 0.9
 
 
+@pytest.mark.slow
 def test_layers_on_the_fitted_encoder_are_left_out(default, panel, tmp_path):
     layered = trained(tmp_path / "layered", "model.depth=1", "trainer.max_epochs=1")
     proba = [annotated(panel, model).obsm["scperformer_proba"] for model in (layered, default)]
     np.testing.assert_array_equal(*proba)  # both keep the same cells
 
 
-@pytest.mark.parametrize("how", ["predict", "adapt"])
+@pytest.mark.parametrize("how", ["predict", pytest.param("adapt", marks=pytest.mark.slow)])
 def test_genes_that_the_model_does_not_know_do_not_count(linear, panel, tmp_path, how):
     """Cells are normalised over the genes of the adapted model, as its own cells are."""
     model, word = linear, "adapt=true"
@@ -352,7 +353,7 @@ def test_a_list_of_genes_is_a_panel_of_the_depth_of_the_reference(linear, panel,
 
 def test_check_accepts_what_predict_would_adapt_to(linear, panel, write, command):
     path = write(panel)
-    ran = command("check", path, f"model_path={linear}", "doublets=false")
+    ran = command("check", path, f"model_path={linear}")
     assert ran.code == 0, ran.out
     assert "problem" not in ran.out
     assert "condition    predict fits the model anew to 80 genes and 100% of the reference's depth" in ran.out
@@ -364,7 +365,7 @@ def test_check_says_whether_predict_adapts(linear, panel, sample, write):
     rounded.X = rounded.X.multiply(np.random.default_rng(0).uniform(0.5, 2, NUM_GENES)[None]).tocsr()
     for cells in (panel, sample, simulated(120, seed=3, depth=0.2), rounded):
         path = str(write(cells, "cells.h5ad"))
-        [found] = run_check(CheckConfig(inputs=[path], model_path=str(linear), doublets="false"))
+        [found] = run_check(CheckConfig(inputs=[path], model_path=str(linear)))
         record = condition(annotated(cells, linear))
         assert {name: record[name] for name in ("num_genes", "depth_share")}.items() <= found["condition"].items()
         assert found["condition"]["adapts"] == record["adapted"]
@@ -472,7 +473,11 @@ def test_lists_of_genes_that_are_no_panel_of_the_model(case, linear, command, tm
     assert command("adapt", linear, "genes.txt").code == 0
 
 
-@pytest.mark.parametrize("words", [["predict"], ["predict", "adapt=true"], ["adapt"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [["predict"], *(pytest.param(words, marks=pytest.mark.slow) for words in (["predict", "adapt=true"], ["adapt"]))],
+    ids=" ".join,
+)
 def test_files_with_too_few_genes(words, linear, panel, write, command):
     step, *options = words
     path = write(panel[:, :49].copy(), "few.h5ad")

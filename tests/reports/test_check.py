@@ -40,8 +40,8 @@ def _model(monkeypatch):
 
 
 def checked(*paths, **options) -> list[dict]:
-    """The findings about files; doublets are not counted, which takes time."""
-    return run_check(CheckConfig(**{"inputs": list(map(str, paths)), "doublets": "false"} | options))
+    """The findings about files."""
+    return run_check(CheckConfig(inputs=list(map(str, paths)), **options))
 
 
 # The step
@@ -58,7 +58,7 @@ def test_good_file(counts_adata, write, tmp_path, capsys):
         "genes": "200, gene symbols, human",
         "expression": "counts in X: there is no other",
         "quality": f"median {num_genes:,.0f} genes and {num_counts:,.0f} counts per cell",
-        "doublets": "not counted (doublets=false)",
+        "doublets": "not looked for: add doublets=true (takes some seconds)",
         "obs columns": "cell_type (3 values)",
         "model": "toy (packaged): 100 of 125 genes found (80.0%), with 80.0% of its informative expression; "
         "missing: GENE200, GENE202, GENE204 ...",
@@ -92,7 +92,7 @@ def test_mouse_genes_are_a_problem_with_a_remedy(counts_adata, write, capsys):
 
 def test_log_values_and_notes_are_shown(pbmc, write, capsys, monkeypatch):
     monkeypatch.setattr(Model, "genes", [*pbmc.raw.var_names, *(f"NEW{i}" for i in range(1000))])
-    checked(write(pbmc), doublets="auto")
+    checked(write(pbmc))
     out = capsys.readouterr().out
     assert "expression   log1p in raw (natural logarithm, unknown total): nothing else can be used" in out
     assert "not used     X: negative values" in out
@@ -330,7 +330,7 @@ def agree(tiny_model, tmp_path, monkeypatch):
 
     def run(path, label_key=None, **told) -> dict:
         options = {"inputs": [str(path)], "model_path": str(tiny_model), **told}
-        cfg = CheckConfig(**options, label_key=label_key, doublets="false", output=str(output), overwrite=True)
+        cfg = CheckConfig(**options, label_key=label_key, output=str(output), overwrite=True)
         verdict = refused(run_check, cfg)
         [result] = json.loads(output.read_text())["files"]
         if label_key is None:
@@ -417,7 +417,7 @@ def test_recommended_options_fix_the_problem(content, counts_adata, write, tiny_
     monkeypatch.setattr("scperformer.reports.check.load_bundle", load_bundle)
     CONTENTS[content](counts_adata)
     path = write(counts_adata, "my sample.h5ad")
-    ran = command("check", path, f"model_path={tiny_model}", "doublets=false", "--json")
+    ran = command("check", path, f"model_path={tiny_model}", "--json")
     assert ran.code == 2
     [result] = json.loads(ran.out)["files"]
     # The symbols of the toy model have no orthologs: only one of the two options helps.
@@ -448,7 +448,7 @@ def test_names_in_the_file_cannot_control_the_terminal(counts_adata, write, tiny
     counts_adata.obs["\x1b[31mcolumn\x1b[2J" + "x" * 5000] = ["a", "b", "c"] * 40
     counts_adata.layers["\x1b[2Jlayer" + "y" * 5000] = counts_adata.X
     path = write(counts_adata)
-    out = command("check", path, f"model_path={tiny_model}", "doublets=false").out
+    out = command("check", path, f"model_path={tiny_model}").out
     assert "\x1b" not in out
     assert "column" in out
     assert max(map(len, out.splitlines())) < 500

@@ -131,7 +131,10 @@ def test_processes_share_every_epoch(num_cells):
     assert len(seen) - num_cells < 3  # cells that are seen twice, for all to take the same number of steps
 
 
-@pytest.mark.parametrize(("balance", "shares"), [("balanced", [1 / 3] * 3), ("sqrt", [0.7043, 0.2227, 0.0730])])
+@pytest.mark.parametrize(
+    ("balance", "shares"),
+    [pytest.param("balanced", [1 / 3] * 3, marks=pytest.mark.slow), ("sqrt", [0.7043, 0.2227, 0.0730])],
+)
 def test_balanced_epochs_show_rare_labels_oftener(balance, shares):
     labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [9000, 900, 97]))
     rows = drawn_rows(labels, balance, seed=0, epoch=0)
