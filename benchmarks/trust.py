@@ -6,7 +6,9 @@
 A model is trained by the seed, and calls cells that it has not seen: with all genes and counts, with a quarter of the
 counts, and with the 300 most variable genes. In tasks about novelty some of these cells have types that the model does
 not know: each type of PBMC 3k in turn is left out of the reference, two of five cell lines are, or cells of the
-pancreas are given to a model of blood. Each finished task, seed and row appends a line to the JSON file, and lines that
+pancreas are given to a model of blood. The novelty is compared with what the probabilities of labels tell: the largest
+one, and their entropy; of scperformer, of logistic regression, and of CellTypist if `--celltypist PYTHON` names the
+Python of an environment that has it. Each finished task, seed and row appends a line to the JSON file, and lines that
 it has are not repeated. The result is printed as Markdown tables.
 """
 
@@ -23,9 +25,11 @@ from typing import Any
 import anndata as ad
 import numpy as np
 import pandas as pd
-from conditions import BETWEEN, WITHIN, Row, rank_genes, read_pair, reduce
+from conditions import BETWEEN, WITHIN, Row, fit_logistic, log_normalised, rank_genes, read_pair, reduce
 from machine import machine
 from panel import LABEL, Pair, Task, missing_files, read_cells
+from rivals import celltypist
+from scipy.stats import entropy
 
 from scperformer import annotate, load_model, train
 from scperformer.network import Model
@@ -45,6 +49,7 @@ KNOWN = [WITHIN, EMBEDDED, replace(WITHIN, name="zheng_sorted", reference="zheng
 NOVEL = [LEFT_OUT, MIXOLOGY, PANCREAS]
 QUICK = ["experiment=linear"]  # for models without one type, of which there are nine
 NUM_LINES = 3  # of the five cell lines, that the model knows
+NUM_DRAWS = 200  # of right calls, for the calibration error of a perfect confidence
 KEYS = ["task", "seed", "row"]  # of a line of the JSON file
 
 
@@ -73,7 +78,32 @@ def unscaled(model: Model, power: float) -> None:
         each.network.scale_branches(scales.get("wide", 1.0), scales.get("deep", 1.0))
 
 
-def measure(model: Model, query: ad.AnnData, truth: np.ndarray) -> dict[str, Any]:
+def error_by_chance(confidence: np.ndarray) -> float:
+    """The mean calibration error of calls that are right with just these probabilities: few cells make it larger."""
+    rng = np.random.default_rng(0)
+    return float(
+        np.mean([calibration_error(confidence, rng.random(len(confidence)) < confidence) for _ in range(NUM_DRAWS)])
+    )
+
+
+def scores_of_probabilities(proba: np.ndarray, whose: str) -> dict[str, np.ndarray]:
+    """How unsure the probabilities of each cell are, N each; the entropy is that of shares of their sum."""
+    return {f"1 - confidence{whose}": 1 - proba.max(axis=1), f"entropy{whose}": entropy(proba, axis=1)}
+
+
+def rival_scores(reference: ad.AnnData, query: ad.AnnData, python: str | None, folder: Path) -> dict[str, np.ndarray]:
+    """The scores of logistic regression and of CellTypist on a query; in `folder`, CellTypist's model is kept."""
+    logistic = fit_logistic(reference)
+    proba = logistic.predict_proba(log_normalised(query, reference.var_names))
+    scores = scores_of_probabilities(proba, ", logistic regression")
+    if python is not None:
+        celltypist(python, folder)(reference, query)
+        proba = pd.read_csv(folder / "probabilities.csv", index_col=0).to_numpy()
+        scores |= scores_of_probabilities(proba, ", CellTypist")
+    return scores
+
+
+def measure(model: Model, query: ad.AnnData, truth: np.ndarray, rivals: dict[str, np.ndarray]) -> dict[str, Any]:
     """The numbers of one query; cells without a truth are novel. `surplus`: confidence minus right calls, by bin."""
     known, found = truth != "", {"num_cells": len(truth), "num_genes": query.n_vars}
     for alpha in ALPHAS:
@@ -85,6 +115,7 @@ def measure(model: Model, query: ad.AnnData, truth: np.ndarray) -> dict[str, Any
     right = called.obs["scperformer_label"].to_numpy(str) == truth
     found |= {"accuracy": right[known].mean(), "ece": calibration_error(confidence[known], right[known])}
     bins = np.minimum((confidence[known] * NUM_BINS).astype(int), NUM_BINS - 1)
+    found["ece by chance"] = error_by_chance(confidence[known])
     surplus = np.bincount(bins, confidence[known] - right[known], NUM_BINS)
     found["expected_ece"] = called.uns["scperformer"]["calibration"]["error"]
     unscaled(model, -1)
@@ -96,8 +127,11 @@ def measure(model: Model, query: ad.AnnData, truth: np.ndarray) -> dict[str, Any
     found["false alarms"] = unknown[known].mean()
     if not known.all():
         found["novel cells found"] = unknown[~known].mean()
-        found["area"] = area_under_curve(novelty[known], novelty[~known])
-        found["area of 1 - confidence"] = area_under_curve(1 - confidence[known], 1 - confidence[~known])
+        scores = {
+            "novelty": novelty,
+            **scores_of_probabilities(called.obsm["scperformer_proba"].to_numpy(), ""),
+        } | rivals
+        found |= {f"area: {name}": area_under_curve(each[known], each[~known]) for name, each in scores.items()}
     return {name: float(value) for name, value in found.items()} | {
         "surplus": surplus.tolist(),
         "known": int(known.sum()),
@@ -126,7 +160,10 @@ def run_task(task: Task, seed: int, arguments: argparse.Namespace) -> None:
             ranked = rank_genes(pair) if len(rows) > 1 else np.arange(0)
             for row in missing:
                 query = reduce(pair.query, row, ranked, seed)[0]
-                line = dict(zip(KEYS, (name, seed, row.name), strict=True)) | measure(model, query, pair.truth)
+                rivals = {}
+                if is_novel:
+                    rivals = rival_scores(pair.reference, query, arguments.celltypist, Path(folder))
+                line = dict(zip(KEYS, (name, seed, row.name), strict=True)) | measure(model, query, pair.truth, rivals)
                 with arguments.jsonl.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
                 print(*(f"{value:.3f}" if isinstance(value, float) else value for value in line.values()), flush=True)
@@ -143,7 +180,8 @@ def table(lines: pd.DataFrame, columns: dict[str, str], pooled: bool = False) ->
     text = [f"| task | condition | seeds | {' | '.join(names)} |", "|---" * (3 + len(names)) + "|"]
     for (task, row), part in lines.groupby(["task", "row"], sort=False):
         values = (part[name] for name in columns.values())
-        cells = " | ".join(f"{each.mean():.3f} ± {each.std(ddof=0):.3f}" for each in values)
+        spread = "" if len(part) == 1 else " ± {:.3f}"
+        cells = " | ".join(f"{each.mean():.3f}{spread.format(each.std(ddof=0))}" for each in values)
         cells += f" | {pooled_error(part):.3f} |" if pooled else " |"
         text.append(f"| {task} | {row} | {len(part)} | {cells}")
     return "\n".join(text)
@@ -154,7 +192,8 @@ def tables(lines: pd.DataFrame) -> str:
     known = lines[lines["task"].isin([task.name for task in KNOWN])]
     found = []
     if len(known):
-        columns = {"accuracy": "accuracy", "ECE, scales off": "ece before", "ECE": "ece", "ECE stated": "expected_ece"}
+        columns = {"accuracy": "accuracy", "ECE, scales off": "ece before", "ECE": "ece"}
+        columns |= {"ECE of a perfect confidence": "ece by chance", "ECE stated": "expected_ece"}
         found.append(table(known, columns | {"known cells flagged": "false alarms"}, pooled=True))
         sets = {f"{what}, alpha={alpha}": f"{what} {alpha}" for alpha in ALPHAS for what in ("coverage", "size")}
         found.append(table(known, sets))
@@ -163,9 +202,10 @@ def tables(lines: pd.DataFrame) -> str:
         left_out = novel["task"].str.startswith("without ")
         means = novel[left_out].groupby("seed", as_index=False).mean(numeric_only=True)
         means = means.assign(task="mean of the types left out", row="everything")
-        columns = {"novelty": "area", "1 - confidence": "area of 1 - confidence"}
-        columns |= {"novel cells flagged": "novel cells found", "known cells flagged": "false alarms"}
-        found.append(table(pd.concat([novel, means] if len(means) else [novel]), columns))
+        novel = pd.concat([novel, means] if len(means) else [novel])
+        found.append(table(novel, {"novel cells flagged": "novel cells found", "known cells flagged": "false alarms"}))
+        areas = [name for name in novel if name.startswith("area: ")]
+        found.append(table(novel, {name.removeprefix("area: "): name for name in areas}))
     return "\n\n".join(found)
 
 
@@ -175,6 +215,7 @@ def main() -> None:
     parser.add_argument("jsonl", type=Path, help="a line per finished task, seed and row; created or continued")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--tasks", nargs="+", choices=[task.name for task in KNOWN + NOVEL])
+    parser.add_argument("--celltypist", metavar="PYTHON", help="the Python of an environment with CellTypist")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("scperformer").setLevel(logging.ERROR)
