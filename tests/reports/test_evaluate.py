@@ -114,7 +114,7 @@ def test_coverage_of_sets_and_flags_are_counted(tmp_path, samples):
 def backed_off_sample():
     """Seven cells by hand: their true labels, labels, and calls in the tree lymphocyte (B, T (CD8, Treg), NK)."""
     b, nk, cd8, treg = "CD19+ B", "CD56+ NK", "CD8+ Cytotoxic T", "CD4+/CD25 T Reg"
-    sample = annotated_sample(num_cells=7)
+    sample = annotated_sample(num_cells=7, min_confidence=0.9)
     sample.obs[TRUTH_KEY] = [b, b, cd8, cd8, nk, "Dendritic", "mast cell"]
     sample.obs["scperformer_label"] = [b, nk, treg, cd8, nk, "Dendritic", nk]
     sample.obs["scperformer_call"] = [b, "lymphocyte", "T", "unknown", "T", "Dendritic", "lymphocyte"]
@@ -122,7 +122,8 @@ def backed_off_sample():
     others = [label for label in sample.uns["scperformer"]["model"]["labels"] if label not in nodes]
     columns = {"nodes": nodes + others, "parents": parents + [""] * len(others)}
     columns["ontology_term_ids"] = ["unknown"] * len(columns["nodes"])
-    sample.uns["scperformer"]["tree"] = {name: np.array(values, dtype=object) for name, values in columns.items()}
+    tree = {name: np.array(values, dtype=object) for name, values in columns.items()}
+    sample.uns["scperformer"]["tree"] = tree | {"num_backed_off": 5}
     return sample
 
 
@@ -137,8 +138,10 @@ def test_calls_that_back_off_are_scored_on_their_level(tmp_path, caplog):
     assert calls["levels"] == [{"level": 1} | two_thirds, {"level": 2} | two_thirds]
     assert "57.1% of the cells back off to a parent of their label, 14.3% are unknown" in caplog.text
     assert "right calls: level 1 0.667 of 3, level 2 0.667 of 3" in caplog.text
-    page = run_report(ReportConfig(inputs=[str(tmp_path / "s0.annotated.h5ad")], evaluation=str(folder)))
-    assert "Of the other calls, 66.7% are right" in page.read_text(encoding="utf-8")
+    config = ReportConfig(inputs=[str(tmp_path / "s0.annotated.h5ad")], evaluation=str(folder))
+    page = run_report(config).read_text(encoding="utf-8")
+    assert "5 labels with a confidence below 0.9 backed off" in page
+    assert "Of the other calls, 66.7% are right" in page
 
 
 def test_calls_in_different_trees_are_not_scored(tmp_path):
