@@ -1,7 +1,7 @@
 """Labels by CellTypist for rivals.py, run by the Python of an environment with CellTypist: celltypist_calls.py FOLDER.
 
-Reads reference.h5ad (ln(1 + cp10k), obs: label) and query.h5ad in the folder, writes calls.txt with one label per line.
-Trains model.pkl first if the folder has none.
+Reads reference.h5ad (ln(1 + cp10k), obs: label) and query.h5ad in the folder, writes calls.txt with one label per line,
+and probabilities.csv with a column per label. Trains model.pkl first if the folder has none.
 """
 
 import sys
@@ -18,3 +18,4 @@ if not (folder / "model.pkl").exists():
     model.write(str(folder / "model.pkl"))
 called = celltypist.annotate(query, model=str(folder / "model.pkl"), majority_voting=False)
 np.savetxt(folder / "calls.txt", called.predicted_labels["predicted_labels"].to_numpy(str), fmt="%s")
+called.probability_matrix.to_csv(folder / "probabilities.csv")

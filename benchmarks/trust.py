@@ -2,11 +2,14 @@
 
     python benchmarks/trust.py FOLDER runs.jsonl                    # every task and five seeds
     python benchmarks/trust.py FOLDER runs.jsonl --tasks pbmc3k mixology --seeds 0
+    python benchmarks/trust.py FOLDER runs.jsonl --times            # only: CPU seconds that each part adds to predict
 
 A model is trained by the seed, and calls cells that it has not seen: with all genes and counts, with a quarter of the
 counts, and with the 300 most variable genes. In tasks about novelty some of these cells have types that the model does
 not know: each type of PBMC 3k in turn is left out of the reference, two of five cell lines are, or cells of the
-pancreas are given to a model of blood. Each finished task, seed and row appends a line to the JSON file, and lines that
+pancreas are given to a model of blood. The novelty is compared with what the probabilities of labels tell: the largest
+one, and their entropy; of scperformer, of logistic regression, and of CellTypist if `--celltypist PYTHON` names the
+Python of an environment that has it. Each finished task, seed and row appends a line to the JSON file, and lines that
 it has are not repeated. The result is printed as Markdown tables.
 """
 
@@ -14,6 +17,7 @@ import argparse
 import json
 import logging
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,9 +27,11 @@ from typing import Any
 import anndata as ad
 import numpy as np
 import pandas as pd
-from conditions import BETWEEN, WITHIN, Row, rank_genes, read_pair, reduce
+from conditions import BETWEEN, WITHIN, Row, fit_logistic, log_normalised, rank_genes, read_pair, reduce
 from machine import machine
 from panel import LABEL, Pair, Task, missing_files, read_cells
+from rivals import celltypist
+from scipy.stats import entropy
 
 from scperformer import annotate, load_model, train
 from scperformer.network import Model
@@ -45,6 +51,25 @@ KNOWN = [WITHIN, EMBEDDED, replace(WITHIN, name="zheng_sorted", reference="zheng
 NOVEL = [LEFT_OUT, MIXOLOGY, PANCREAS]
 QUICK = ["experiment=linear"]  # for models without one type, of which there are nine
 NUM_LINES = 3  # of the five cell lines, that the model knows
+NUM_DRAWS = 200  # of right calls, for the calibration error of a perfect confidence
+TIMED_CELLS = 20_000  # drawn from PBMC 3k with replacement
+NUM_TIMED, LONG = 3, 30.0  # runs, of which the fastest counts; seconds after which one run is enough
+OFF = "ontology=none"  # without the label tree of the model
+TIMED: dict[str, tuple[bool, list[str]]] = {  # whether the model has held-out calls, and the options of predict
+    "none of them": (False, [OFF]),
+    "novelty": (True, [OFF]),
+    "novelty, and sets of labels (`alpha=0.1`)": (True, [OFF, "alpha=0.1"]),
+    "label tree (`min_confidence=0.9`)": (False, ["min_confidence=0.9"]),
+    "constraints (`deny_labels=[Platelet]`)": (False, [OFF, "deny_labels=[Platelet]"]),
+    "estimated shares (`prior=em`)": (False, [OFF, "prior=em"]),
+    "novelty, sets and label tree": (True, ["alpha=0.1", "min_confidence=0.9"]),
+    "`quality=true`": (False, [OFF, "quality=true"]),
+    "`clusters=auto`": (False, [OFF, "clusters=auto"]),
+    "novelty, sets, label tree, quality and clusters": (
+        True,
+        ["alpha=0.1", "min_confidence=0.9", "quality=true", "clusters=auto"],
+    ),
+}
 KEYS = ["task", "seed", "row"]  # of a line of the JSON file
 
 
@@ -73,35 +98,64 @@ def unscaled(model: Model, power: float) -> None:
         each.network.scale_branches(scales.get("wide", 1.0), scales.get("deep", 1.0))
 
 
-def measure(model: Model, query: ad.AnnData, truth: np.ndarray) -> dict[str, Any]:
-    """The numbers of one query; cells without a truth are novel. `surplus`: confidence minus right calls, by bin."""
-    known, found = truth != "", {"num_cells": len(truth), "num_genes": query.n_vars}
+def error_by_chance(confidence: np.ndarray) -> float:
+    """The mean calibration error of calls that are right with just these probabilities: few cells make it larger."""
+    rng = np.random.default_rng(0)
+    return float(
+        np.mean([calibration_error(confidence, rng.random(len(confidence)) < confidence) for _ in range(NUM_DRAWS)])
+    )
+
+
+def scores_of_probabilities(proba: np.ndarray, whose: str) -> dict[str, np.ndarray]:
+    """How unsure the probabilities of each cell are, N each; the entropy is that of shares of their sum."""
+    return {f"1 - confidence{whose}": 1 - proba.max(axis=1), f"entropy{whose}": entropy(proba, axis=1)}
+
+
+def rival_scores(reference: ad.AnnData, query: ad.AnnData, python: str | None, folder: Path) -> dict[str, np.ndarray]:
+    """The scores of logistic regression and of CellTypist on a query; in `folder`, CellTypist's model is kept."""
+    logistic = fit_logistic(reference)
+    proba = logistic.predict_proba(log_normalised(query, reference.var_names))
+    scores = scores_of_probabilities(proba, ", logistic regression")
+    if python is not None:
+        celltypist(python, folder)(reference, query)
+        proba = pd.read_csv(folder / "probabilities.csv", index_col=0).to_numpy()
+        scores |= scores_of_probabilities(proba, ", CellTypist")
+    return scores
+
+
+def measure_known(model: Model, query: ad.AnnData, truth: np.ndarray) -> dict[str, Any]:
+    """Calibration and sets of labels of cells of known types. `surplus`: confidence minus right calls, by bin."""
+    found: dict[str, Any] = {}
     for alpha in ALPHAS:
         called = annotate(query.copy(), model, overrides=[f"alpha={alpha}", "min_overlap=0"])
-        sets, sizes = called.obs["scperformer_set"].astype(str), called.obs["scperformer_set_size"].to_numpy()
-        inside = np.array([label in text.split("|") for label, text in zip(truth, sets, strict=True)])
-        found |= {f"coverage {alpha}": inside[known].mean(), f"size {alpha}": sizes[known].mean()}
-    confidence, novelty = (called.obs[f"scperformer_{name}"].to_numpy() for name in ("confidence", "novelty"))
-    right = called.obs["scperformer_label"].to_numpy(str) == truth
-    found |= {"accuracy": right[known].mean(), "ece": calibration_error(confidence[known], right[known])}
-    bins = np.minimum((confidence[known] * NUM_BINS).astype(int), NUM_BINS - 1)
-    surplus = np.bincount(bins, confidence[known] - right[known], NUM_BINS)
-    found["expected_ece"] = called.uns["scperformer"]["calibration"]["error"]
+        sets = called.obs["scperformer_set"].astype(str)
+        inside = [label in text.split("|") for label, text in zip(truth, sets, strict=True)]
+        sizes = called.obs["scperformer_set_size"]
+        found |= {f"coverage {alpha}": float(np.mean(inside)), f"size {alpha}": float(sizes.mean())}
+    confidence, right = called.obs["scperformer_confidence"].to_numpy(), called.obs["scperformer_label"] == truth
+    found |= {"accuracy": float(right.mean()), "ece": calibration_error(confidence, right.to_numpy())}
+    found["ece by chance"] = error_by_chance(confidence)
+    found["expected_ece"] = float(called.uns["scperformer"]["calibration"]["error"])
     unscaled(model, -1)
     before = annotate(query.copy(), model, overrides=["min_overlap=0"]).obs
     unscaled(model, 1)
-    right_before = before["scperformer_label"].to_numpy(str) == truth
-    found["ece before"] = calibration_error(before["scperformer_confidence"].to_numpy()[known], right_before[known])
+    right_before = (before["scperformer_label"] == truth).to_numpy()
+    found["ece before"] = calibration_error(before["scperformer_confidence"].to_numpy(), right_before)
+    found["false alarms"] = float(called.obs["scperformer_unknown"].mean())
+    bins = np.minimum((confidence * NUM_BINS).astype(int), NUM_BINS - 1)
+    surplus = np.bincount(bins, confidence - right.to_numpy(), NUM_BINS)
+    return found | {"surplus": surplus.tolist(), "known": len(truth)}
+
+
+def measure_novel(model: Model, query: ad.AnnData, truth: np.ndarray, rivals: dict[str, np.ndarray]) -> dict[str, Any]:
+    """How well novel cells, which have no truth, are told from the others: by the flag, and by each score."""
+    known, called = truth != "", annotate(query.copy(), model, overrides=["min_overlap=0"])
     unknown = called.obs["scperformer_unknown"].to_numpy()
-    found["false alarms"] = unknown[known].mean()
-    if not known.all():
-        found["novel cells found"] = unknown[~known].mean()
-        found["area"] = area_under_curve(novelty[known], novelty[~known])
-        found["area of 1 - confidence"] = area_under_curve(1 - confidence[known], 1 - confidence[~known])
-    return {name: float(value) for name, value in found.items()} | {
-        "surplus": surplus.tolist(),
-        "known": int(known.sum()),
-    }
+    found = {"false alarms": unknown[known].mean(), "novel cells found": unknown[~known].mean()}
+    scores = {"novelty": called.obs["scperformer_novelty"].to_numpy()}
+    scores |= scores_of_probabilities(called.obsm["scperformer_proba"].to_numpy(), "") | rivals
+    found |= {f"area: {name}": area_under_curve(each[known], each[~known]) for name, each in scores.items()}
+    return {name: float(value) for name, value in found.items()}
 
 
 def read_lines(path: Path) -> dict[tuple, dict[str, Any]]:
@@ -126,7 +180,12 @@ def run_task(task: Task, seed: int, arguments: argparse.Namespace) -> None:
             ranked = rank_genes(pair) if len(rows) > 1 else np.arange(0)
             for row in missing:
                 query = reduce(pair.query, row, ranked, seed)[0]
-                line = dict(zip(KEYS, (name, seed, row.name), strict=True)) | measure(model, query, pair.truth)
+                line = dict(zip(KEYS, (name, seed, row.name), strict=True))
+                if is_novel:
+                    rivals = rival_scores(pair.reference, query, arguments.celltypist, Path(folder))
+                    line |= measure_novel(model, query, pair.truth, rivals)
+                else:
+                    line |= measure_known(model, query, pair.truth)
                 with arguments.jsonl.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
                 print(*(f"{value:.3f}" if isinstance(value, float) else value for value in line.values()), flush=True)
@@ -137,13 +196,20 @@ def pooled_error(lines: pd.DataFrame) -> float:
     return float(np.abs(np.sum(lines["surplus"].tolist(), axis=0)).sum() / lines["known"].sum())
 
 
+def mean_and_spread(values: pd.Series) -> str:
+    """The mean of some seeds and, with more than one, their standard deviation."""
+    if len(values) < 2:
+        return f"{values.iloc[0]:.3f}" if len(values) else "–"
+    return f"{values.mean():.3f} ± {values.std(ddof=0):.3f}"
+
+
 def table(lines: pd.DataFrame, columns: dict[str, str], pooled: bool = False) -> str:
     """A Markdown table with the mean and the standard deviation over seeds of each task and row."""
     names = [*columns, *(["ECE of all seeds together"] if pooled else [])]
     text = [f"| task | condition | seeds | {' | '.join(names)} |", "|---" * (3 + len(names)) + "|"]
     for (task, row), part in lines.groupby(["task", "row"], sort=False):
         values = (part[name] for name in columns.values())
-        cells = " | ".join(f"{each.mean():.3f} ± {each.std(ddof=0):.3f}" for each in values)
+        cells = " | ".join(mean_and_spread(each.dropna()) for each in values)
         cells += f" | {pooled_error(part):.3f} |" if pooled else " |"
         text.append(f"| {task} | {row} | {len(part)} | {cells}")
     return "\n".join(text)
@@ -154,7 +220,8 @@ def tables(lines: pd.DataFrame) -> str:
     known = lines[lines["task"].isin([task.name for task in KNOWN])]
     found = []
     if len(known):
-        columns = {"accuracy": "accuracy", "ECE, scales off": "ece before", "ECE": "ece", "ECE stated": "expected_ece"}
+        columns = {"accuracy": "accuracy", "ECE, scales off": "ece before", "ECE": "ece"}
+        columns |= {"ECE of a perfect confidence": "ece by chance", "ECE stated": "expected_ece"}
         found.append(table(known, columns | {"known cells flagged": "false alarms"}, pooled=True))
         sets = {f"{what}, alpha={alpha}": f"{what} {alpha}" for alpha in ALPHAS for what in ("coverage", "size")}
         found.append(table(known, sets))
@@ -163,10 +230,33 @@ def tables(lines: pd.DataFrame) -> str:
         left_out = novel["task"].str.startswith("without ")
         means = novel[left_out].groupby("seed", as_index=False).mean(numeric_only=True)
         means = means.assign(task="mean of the types left out", row="everything")
-        columns = {"novelty": "area", "1 - confidence": "area of 1 - confidence"}
-        columns |= {"novel cells flagged": "novel cells found", "known cells flagged": "false alarms"}
-        found.append(table(pd.concat([novel, means] if len(means) else [novel]), columns))
+        novel = pd.concat([novel, means] if len(means) else [novel])
+        found.append(table(novel, {"novel cells flagged": "novel cells found", "known cells flagged": "false alarms"}))
+        areas = [name for name in novel if name.startswith("area: ")]
+        found.append(table(novel, {name.removeprefix("area: "): name for name in areas}))
     return "\n\n".join(found)
+
+
+def times(data: Path) -> str:
+    """A Markdown table: the CPU time of `annotate` on 20,000 cells with none of the parts, each of them, and all."""
+    pbmc = read_cells("pbmc3k.h5ad", "cell_type", {}, data)
+    chosen = np.random.default_rng(0).integers(pbmc.n_obs, size=TIMED_CELLS)
+    cells = ad.AnnData(pbmc.X[chosen], obs=pd.DataFrame(index=[f"cell{i}" for i in range(TIMED_CELLS)]), var=pbmc.var)
+    seconds: dict[str, list[float]] = {name: [] for name in TIMED}
+    with tempfile.TemporaryDirectory() as folder:
+        model = load_model(train(pbmc, LABEL, output=Path(folder) / "model", overrides=["logger=none"]))
+        held_out = model.bundle.held_out
+        for _ in range(NUM_TIMED):
+            for name, (has_held_out, options) in TIMED.items():
+                if sum(seconds[name]) < LONG:
+                    model.bundle.held_out, query = held_out if has_held_out else None, cells.copy()
+                    start = time.process_time()
+                    annotate(query, model, overrides=options)
+                    seconds[name].append(time.process_time() - start)
+    least = {name: min(each) for name, each in seconds.items()}
+    without = least["none of them"]
+    rows = [f"| {name} | {each:.1f} | {each - without:+.1f} |" for name, each in least.items()]
+    return "\n".join(["| with | CPU time (s) | added (s) |", "|---|---|---|", *rows])
 
 
 def main() -> None:
@@ -175,9 +265,14 @@ def main() -> None:
     parser.add_argument("jsonl", type=Path, help="a line per finished task, seed and row; created or continued")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--tasks", nargs="+", choices=[task.name for task in KNOWN + NOVEL])
+    parser.add_argument("--celltypist", metavar="PYTHON", help="the Python of an environment with CellTypist")
+    parser.add_argument("--times", action="store_true", help="measure times only")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("scperformer").setLevel(logging.ERROR)
+    if arguments.times:
+        print(f"{machine()}\n\n{times(arguments.data)}")
+        return
     for seed in arguments.seeds:
         for task in [task for task in KNOWN + NOVEL if arguments.tasks is None or task.name in arguments.tasks]:
             if missing := missing_files(task, arguments.data):

@@ -1,11 +1,12 @@
 """Shared by the rules: paths, samples and their jobs, options of the steps, memory and time."""
 
+import json
 import os
 import re
 import shutil
 import sys
 
-from scperformer.config.compose import quoted, resolved_text
+from scperformer.config.compose import make_config, quoted, resolved_text
 from scperformer.errors import InputError
 from snakemake.exceptions import WorkflowError
 
@@ -22,15 +23,24 @@ if shutil.which("scperformer") is None:  # snakemake was started from an environ
 def option(key, value):
     """Write `key=value` as one word of a scperformer command, whatever characters the value or values hold."""
     if isinstance(value, list):
-        return f"{key}=[{','.join(quoted(item) for item in value)}]"
+        return f"{key}=[{','.join(quoted(str(item)) for item in value)}]"
+    if not isinstance(value, str):  # a number, true, false or null
+        return f"{key}={json.dumps(value)}"
     is_plain = re.fullmatch(r"[A-Za-z_][\w./-]*", value)
     return f"{key}={value if is_plain else quoted(value)}"
 
 
+def words_of(options):
+    """Return options as words of a command, from a mapping of their names to values or a list of such words."""
+    return [option(key, value) for key, value in options.items()] if isinstance(options, dict) else options
+
+
 def resolved(step, *options):
     """Return all options of a step as text: in the params of a rule, it re-runs the jobs that a change concerns."""
+    words = [*options, *OVERRIDES.get(step, [])]
     try:
-        return resolved_text(step, [*options, *config["overrides"].get(step, [])])
+        make_config(step, ["inputs=[cells]", *words])  # also refuses values out of range
+        return resolved_text(step, words)
     except InputError as error:
         raise WorkflowError(f"overrides: {step}: {error}") from None
 
@@ -85,7 +95,7 @@ def any_of(names):
 
 OUT = os.path.normpath(config["outdir"])
 EXAMPLE, EXAMPLE_SAMPLES = f"{OUT}/example", ("sample_full", "sample_shallow", "sample_panel")
-OVERRIDES = config["overrides"]
+OVERRIDES = {step: words_of(options) for step, options in config["overrides"].items()}
 if config["samples"]:
     REFERENCE, SAMPLES = config["reference"], read_samples(config["samples"])
 else:  # the embedded data, which the rule `example` makes

@@ -30,7 +30,7 @@ rule evaluate:
         folder=lambda wildcards, output: os.path.dirname(output.metrics),
         truth=[option("truth_key", TRUTH_KEY)] + ([option("truth_path", TRUTH_TABLES)] if TRUTH_TABLES else []),
         overrides=OVERRIDES.get("evaluate", []),
-        config=resolved("evaluate"),
+        config=resolved("evaluate", option("truth_key", TRUTH_KEY)),
     threads: 1
     resources:
         mem_mb=memory,

@@ -32,7 +32,7 @@ OBS_COLUMNS = (
     *("label", "confidence", "margin", "unknown", "novelty", "set", "set_size", "ontology_term_id", "baseline_label"),
     *("call", "call_confidence", "level1"),  # of models with a label tree
     *("cluster_label", "cluster_disagrees"),  # with `clusters`
-    *("low_quality", "doublet_score"),  # with `quality`
+    *("low_quality", "doublet_score", "doublet"),  # with `quality`
 )
 
 

@@ -113,6 +113,7 @@ def mean_gradient(logits: Logits, start_BX: Tensor, stop_BX: Tensor) -> tuple[Te
 
     `logits` maps points, one of each of some cells, and the numbers of these cells to one logit each. The mean is a
     Gauss-Legendre quadrature; it is repeated with twice the steps for cells whose sum is not within the tolerance.
+    (Captum's `IntegratedGradients` has one number of steps for all cells: with 32, some sums are wrong by 5 %.)
     """
     left_B, mean_BX = torch.arange(len(stop_BX)), torch.zeros_like(stop_BX)
     with torch.no_grad():

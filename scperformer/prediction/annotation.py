@@ -127,7 +127,9 @@ def trust_record(model: Model, cfg: PredictConfig, obs: pd.DataFrame) -> dict[st
 
 def outdated(names: Iterable[Any], key: str, new: Iterable[Any]) -> list[str]:
     """Return the columns of options, such as levels and sets, that an earlier annotation has left."""
-    kinds = r"call|call_confidence|level\d+|set|set_size|cluster_label|cluster_disagrees|low_quality|doublet_score"
+    kinds = (
+        r"call|call_confidence|level\d+|set|set_size|cluster_label|cluster_disagrees|low_quality|doublet|doublet_score"
+    )
     optional = re.compile(rf"{re.escape(key)}_({kinds})")
     return [name for name in map(str, names) if optional.fullmatch(name) and name not in new]
 

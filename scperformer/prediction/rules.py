@@ -59,7 +59,7 @@ class Rules:
     shares: np.ndarray | None  # of the labels in the reference, if they are to be estimated anew
     clusters: np.ndarray | None  # number of the cluster of each cell, if the file has them
     graph: sp.spmatrix | None  # of neighbours, for clusters=auto, if the file has one
-    quality: pd.DataFrame | None = None  # low_quality and doublet_score of each cell
+    quality: pd.DataFrame | None = None  # low_quality, doublet_score and doublet of each cell
     quality_record: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -129,10 +129,12 @@ def add_quality(rules: Rules, cells: AnnData | BackedH5ad, query: Query) -> None
             scores, threshold, note = doublet_scores(query.rows)
     low, few, high = low_quality(measured)
     doublets = np.full(len(low), np.nan) if scores is None else scores
-    num_doublets = int((doublets > threshold).sum())
+    is_doublet = doublets > threshold
+    num_doublets = int(is_doublet.sum())
     text = "%s: %d cells of low quality (fewer than %.0f genes, or a mitochondrial share above %.0f %%); doublets: %s"
     log.info(text, path, low.sum(), few, 100 * high, note or f"{num_doublets} likely (a score above {threshold:.2f})")
-    rules.quality = pd.DataFrame({"low_quality": low, "doublet_score": doublets.astype(np.float32)})
+    columns = {"low_quality": low, "doublet_score": doublets.astype(np.float32), "doublet": is_doublet}
+    rules.quality = pd.DataFrame(columns)
     rules.quality_record = {"num_low": int(low.sum()), "least_genes": few, "highest_mitochondrial": high}
     rules.quality_record |= {"num_doublets": num_doublets, "doublet_threshold": threshold, "doublet_note": note}
 

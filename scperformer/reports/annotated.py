@@ -12,6 +12,7 @@ from anndata.io import read_elem
 
 from scperformer.errors import InputError
 from scperformer.files import open_hdf5, reading, require_h5ad
+from scperformer.trust import LabelTree
 
 LEAST_PROBABILITY = 1e-3  # in logarithms: smaller ones are noise
 SUFFIXES = (".h5ad", ".annotated", ".prepared")  # endings that the steps add to the name of a sample
@@ -63,9 +64,11 @@ def as_text(values: pd.Series) -> npt.NDArray[np.object_]:
 def cell_table(samples: Sequence[Annotated]) -> pd.DataFrame:
     """One row per cell of all samples: sample, label, baseline (label by logistic regression), confidence, unknown.
 
-    Also `set` (of labels, joined by |) and `set_size`, if all samples have them.
+    If all samples have them, also `set` (of labels, joined by |) and `set_size`; `call` (in the label tree); and
+    `cluster_label`.
     """
-    with_sets = all(f"{sample.key}_set_size" in sample.obs for sample in samples)
+    texts = ("set", "call", "cluster_label")
+    shared = [name for name in (*texts, "set_size") if all(f"{sample.key}_{name}" in sample.obs for sample in samples)]
     columns = [
         {
             "sample": sample.name,
@@ -73,11 +76,24 @@ def cell_table(samples: Sequence[Annotated]) -> pd.DataFrame:
             "baseline": as_text(sample.column("baseline_label")),
             "confidence": sample.column("confidence").to_numpy(float),
             "unknown": sample.column("unknown").to_numpy(bool),
-            **({"set": as_text(sample.column("set")), "set_size": sample.column("set_size")} if with_sets else {}),
+            **{
+                name: as_text(sample.column(name)) if name in texts else sample.column(name).to_numpy()
+                for name in shared
+            },
         }
         for sample in samples
     ]
     return pd.concat([pd.DataFrame(one) for one in columns], ignore_index=True)
+
+
+def common_tree(samples: Sequence[Annotated]) -> LabelTree | None:
+    """The label tree of all samples; None if the model has none, or the files have different ones."""
+    trees = [sample.facts.get("tree", {"nodes": [], "parents": []}) for sample in samples]
+    pairs = [list(zip(map(str, tree["nodes"]), map(str, tree["parents"]), strict=True)) for tree in trees]
+    if not pairs[0] or any(other != pairs[0] for other in pairs):
+        return None
+    with reading(samples[0].path):
+        return LabelTree(samples[0].model_labels, {node: parent for node, parent in pairs[0] if parent})
 
 
 def sample_names(paths: Sequence[Path]) -> list[str]:

@@ -14,7 +14,7 @@ from scperformer.config import EvaluateConfig
 from scperformer.errors import InputError
 from scperformer.metrics import class_scores, confusion_matrix, scores
 from scperformer.outputs import new_folder, require_absent
-from scperformer.reports.annotated import Annotated, as_text, cell_table, read_annotated
+from scperformer.reports.annotated import Annotated, as_text, cell_table, common_tree, read_annotated
 from scperformer.text import defused
 from scperformer.trust import calibration_error
 
@@ -29,7 +29,7 @@ class Evaluation:
     """The content of an evaluation folder."""
 
     metrics: dict[str, Any]  # scores of the model and of logistic regression, of all cells and per sample
-    per_class: pd.DataFrame  # one row per label: label, support, precision, recall, f1, baseline_f1
+    per_class: pd.DataFrame  # one row per label: label, support, precision, recall, f1, baseline_f1, maybe cluster_f1
     confusion: pd.DataFrame  # counts, L x L: rows are true labels, columns predicted labels
 
 
@@ -93,7 +93,8 @@ def _confusion(cells: pd.DataFrame, column: str, labels: list[str]) -> npt.NDArr
 def _scores(cells: pd.DataFrame, labels: list[str]) -> dict[str, Any]:
     """Number of cells, and the scores of the model and of logistic regression; JSON has no NaN, so it becomes None.
 
-    Also the calibration error of the confidence, and the coverage and mean size of the sets of labels if there are any.
+    Also the calibration error of the confidence, and where they are there, the scores of the labels of clusters, those
+    of the calls in the label tree, and the coverage and mean size of the sets of labels.
     """
     found: dict[str, Any] = {"num_cells": len(cells)}
     right = (cells["model"] == cells["truth"]).to_numpy()
@@ -102,10 +103,31 @@ def _scores(cells: pd.DataFrame, labels: list[str]) -> dict[str, Any]:
         pairs = zip(cells["truth"], cells["set"], strict=True)
         found["coverage"] = float(np.mean([f"|{label}|" in f"|{labels}|" for label, labels in pairs]))
         found["mean_set_size"] = float(cells["set_size"].mean())
-    for column in ("model", "baseline"):
+    if "call_level" in cells and len(cells):
+        found["calls"] = _call_scores(cells)
+    for column in ("model", "baseline", *(["cluster"] if "cluster" in cells else [])):
         values = asdict(scores(_confusion(cells, column, labels)))
         found[column] = {name: None if np.isnan(value) else value for name, value in values.items()}
     return found
+
+
+def _call_scores(cells: pd.DataFrame) -> dict[str, Any]:
+    """Score the calls in a label tree; a call is right if it is the true label or a parent of it.
+
+    Of all cells, the shares `backed_off` to a parent of the label and `unknown`; of the other calls, the accuracy; and
+    for each level with calls (1 is the top of the tree) the number of calls that end there, and their accuracy.
+    """
+    called = cells[cells["call_level"] > 0]
+    levels = [
+        {"level": int(level), "num_calls": len(part), "accuracy": float(part["call_right"].mean())}
+        for level, part in called.groupby("call_level")
+    ]
+    return {
+        "accuracy": float(called["call_right"].mean()) if len(called) else None,
+        "backed_off": float((called["call"] != called["model"]).sum() / len(cells)),
+        "unknown": 1 - len(called) / len(cells),
+        "levels": levels,
+    }
 
 
 def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], truth_key: str) -> Evaluation:
@@ -114,7 +136,8 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
     Cells without a true label (None in `truths`) are counted and left out. True labels that the model does not know
     count as errors.
     """
-    cells = cell_table(samples).rename(columns={"label": "model"}).assign(truth=np.concatenate(truths))
+    cells = cell_table(samples).rename(columns={"label": "model", "cluster_label": "cluster"})
+    cells["truth"] = np.concatenate(truths)
     known = cells[cells["truth"].notna()]
     of_model, of_truth = samples[0].model_labels, sorted(set(known["truth"]))
     foreign = [label for label in of_truth if label not in set(of_model)]
@@ -126,10 +149,16 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
         remedy = "set truth_key=... to another column, or rename the true labels"
         raise InputError(found, f"the model's labels, e.g. {_examples(of_model)}", remedy)
     # The files can hold further labels, for example after manual edits.
-    others = sorted(set(known["model"]).union(known["baseline"]).difference(of_model, of_truth))
+    called = set(known["model"]).union(known["baseline"], known.get("cluster", ()))
+    others = sorted(called.difference(of_model, of_truth))
     labels = [*of_model, *foreign, *others]
     is_foreign = known["truth"].isin(foreign)
     flagged = {"known_labels": known["unknown"][~is_foreign], "other_labels": known["unknown"][is_foreign]}
+    tree = common_tree(samples)
+    if tree is not None and "call" in known:
+        level = {node: len(tree.path(node)) for node in tree.nodes}
+        right = [call in tree.path(label) for call, label in zip(known["call"], known["truth"], strict=True)]
+        known = known.assign(call_level=[level.get(call, 0) for call in known["call"]], call_right=right)
     metrics = {
         "truth_key": truth_key,
         "model_hash": samples[0].facts["model"]["hash"],
@@ -143,6 +172,8 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
     }
     table, baseline = _confusion(known, "model", labels), _confusion(known, "baseline", labels)
     by_class = {"label": labels, **class_scores(table), "baseline_f1": class_scores(baseline)["f1"]}
+    if "cluster" in known:
+        by_class["cluster_f1"] = class_scores(_confusion(known, "cluster", labels))["f1"]
     confusion = pd.DataFrame(table, index=pd.Index(labels, name="truth"), columns=labels)
     return Evaluation(metrics=metrics, per_class=pd.DataFrame(by_class), confusion=confusion)
 
@@ -194,4 +225,13 @@ def run_evaluate(cfg: EvaluateConfig) -> Path:
     if "coverage" in metrics:
         text = "%.1f%% of the sets of labels contain the true one; they have %.2f labels in the mean"
         log.info(text, 100 * metrics["coverage"], metrics["mean_set_size"])
+    if "cluster" in metrics:
+        cluster = metrics["cluster"]
+        log.info("labels of clusters: accuracy %.3f, macro-F1 %.3f", cluster["accuracy"], cluster["macro_f1"])
+    if "calls" in metrics and (calls := metrics["calls"])["backed_off"] + calls["unknown"] > 0:
+        shares = ", ".join(
+            f"level {row['level']} {row['accuracy']:.3f} of {row['num_calls']:,}" for row in calls["levels"]
+        )
+        text = "calls: %.1f%% of the cells back off to a parent of their label, %.1f%% are unknown; right calls: %s"
+        log.info(text, 100 * calls["backed_off"], 100 * calls["unknown"], shares)
     return output

@@ -115,6 +115,7 @@ def render(
         num_unknown=int(cells["unknown"].sum()),
         used=labels[:num_used],
         not_used=[label for label in labels[num_used:] if label.number],
+        threshold=summary.threshold(samples[0]),
         flag_reasons=summary.flag_reasons(samples[0]),
         trust=trust,
         reliability=draw_calibration(trust),

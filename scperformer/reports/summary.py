@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from scperformer.pictures import colour_of, ink_on
-from scperformer.reports.annotated import Annotated, as_text, cell_table
+from scperformer.reports.annotated import Annotated, as_text, cell_table, common_tree
 from scperformer.reports.evaluate import Evaluation
 from scperformer.text import MOST_UNKNOWN, foreign_text
 
@@ -108,13 +108,13 @@ def levels(samples: Sequence[Annotated]) -> list[dict[str, Any]]:
 
     Empty if the model has no tree, or the files have different ones.
     """
-    trees = [sample.facts.get("tree", {"nodes": []}) for sample in samples]
-    if not len(trees[0]["nodes"]) or any(list(tree["nodes"]) != list(trees[0]["nodes"]) for tree in trees):
+    if common_tree(samples) is None:
         return []
+    tree = samples[0].facts["tree"]
     called = pd.Series(np.concatenate([as_text(sample.column("call")) for sample in samples])).value_counts()
     rows: dict[str, dict[str, Any]] = {"": {"level": -1, "num_cells": 0}}
-    parents = dict(zip(map(str, trees[0]["nodes"]), map(str, trees[0]["parents"]), strict=True))
-    for (name, parent), term in zip(parents.items(), trees[0]["ontology_term_ids"], strict=True):
+    parents = dict(zip(map(str, tree["nodes"]), map(str, tree["parents"]), strict=True))
+    for (name, parent), term in zip(parents.items(), tree["ontology_term_ids"], strict=True):
         num, level = int(called.get(name, 0)), rows[parent]["level"] + 1
         rows[name] = {"name": name, "term": str(term), "level": level, "num_here": num, "num_cells": num}
     for name, parent in reversed(parents.items()):

@@ -143,6 +143,20 @@ ENCODERS = {
 }
 
 
+def test_layers_of_attention_are_integrated_gradients():
+    """Equation 1 of Sundararajan et al. (2017) as a sum of 80 equal steps, with gradients by autograd."""
+    network, cells = make(depth=1, norm="post", wide=False).eval(), make_cells()
+    found, batch = find_contributions(network, cells, LABEL_OF_CELL), cells.batch(range(5))
+    stop_BLD, is_gene_BL1 = network.encoder.embedding(batch).detach(), (batch.x_BL > 0).unsqueeze(-1)
+    total_BLD = torch.zeros_like(stop_BLD)
+    for step in range(80):
+        point_BLD = torch.where(is_gene_BL1, stop_BLD * (step + 0.5) / 80, stop_BLD).requires_grad_()
+        logits_BC = network.head(network.pool(network.encoder.encode(point_BLD, batch), batch))[0]
+        total_BLD += torch.autograd.grad(logits_BC[np.arange(5), LABEL_OF_CELL].sum(), point_BLD)[0]
+    expected = (stop_BLD * total_BLD / 80).sum(-1)[batch.x_BL > 0].numpy()
+    np.testing.assert_allclose(found.genes.data, expected, rtol=0, atol=0.02 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if place < 3 else pytest.mark.slow) for place, kind in enumerate(ENCODERS)]
 )

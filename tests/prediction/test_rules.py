@@ -203,7 +203,10 @@ def test_columns_of_an_earlier_annotation_go(counts_adata, folder, tiny_model, w
     assert set(obs) == set(again) == expected
 
 
-def test_quality_of_cells_is_marked_and_counted(counts_adata, folder, write, caplog):
+def test_quality_of_cells_is_marked_and_counted(counts_adata, folder, write, caplog, monkeypatch):
+    scores = np.linspace(0, 1, counts_adata.n_obs)
+    monkeypatch.setattr("scperformer.prediction.rules.why_no_doublets", lambda *_: "")  # for so few cells
+    monkeypatch.setattr("scperformer.prediction.rules.doublet_scores", lambda _: (scores, 0.9, ""))
     x = counts_adata.X.toarray()
     x[7, 20:] = 0
     counts_adata.X = x
@@ -219,5 +222,7 @@ def test_quality_of_cells_is_marked_and_counted(counts_adata, folder, write, cap
     expected = (x > 0).sum(axis=1) < record["least_genes"]
     expected |= x[:, :3].sum(axis=1) / x.sum(axis=1) > record["highest_mitochondrial"]
     assert list(low) == list(expected)
-    assert found.obs["scperformer_doublet_score"].dtype == np.float32
+    np.testing.assert_array_equal(found.obs["scperformer_doublet_score"], scores.astype(np.float32))
+    assert list(found.obs["scperformer_doublet"]) == list(scores > 0.9)
+    assert record["num_doublets"] == (scores > 0.9).sum()
     assert f"{low.sum()} cells of low quality" in caplog.text

@@ -10,9 +10,10 @@ import pytest
 from sklearn import metrics as reference
 from support.annotated import TRUTH_KEY, add_trust, annotated_sample, write_sample
 
-from scperformer.config.steps import EvaluateConfig
+from scperformer.config.steps import EvaluateConfig, ReportConfig
 from scperformer.errors import InputError
 from scperformer.reports.evaluate import read_evaluation, run_evaluate
+from scperformer.reports.report import run_report
 
 
 @pytest.fixture
@@ -108,6 +109,67 @@ def test_coverage_of_sets_and_flags_are_counted(tmp_path, samples):
     assert metrics["mean_set_size"] == pytest.approx(obs["scperformer_set_size"].astype(int).mean())
     # Cells 0, 10, ... of a sample are flagged, one of which is among the five mast cells.
     assert metrics["flagged_unknown"] == {"known_labels": pytest.approx(9 / 95), "other_labels": pytest.approx(1 / 5)}
+
+
+def backed_off_sample():
+    """Seven cells by hand: their true labels, labels, and calls in the tree lymphocyte (B, T (CD8, Treg), NK)."""
+    b, nk, cd8, treg = "CD19+ B", "CD56+ NK", "CD8+ Cytotoxic T", "CD4+/CD25 T Reg"
+    sample = annotated_sample(num_cells=7, min_confidence=0.9)
+    sample.obs[TRUTH_KEY] = [b, b, cd8, cd8, nk, "Dendritic", "mast cell"]
+    sample.obs["scperformer_label"] = [b, nk, treg, cd8, nk, "Dendritic", nk]
+    sample.obs["scperformer_call"] = [b, "lymphocyte", "T", "unknown", "T", "Dendritic", "lymphocyte"]
+    nodes, parents = ["lymphocyte", b, "T", cd8, treg, nk], ["", "lymphocyte", "lymphocyte", "T", "T", "lymphocyte"]
+    others = [label for label in sample.uns["scperformer"]["model"]["labels"] if label not in nodes]
+    columns = {"nodes": nodes + others, "parents": parents + [""] * len(others)}
+    columns["ontology_term_ids"] = ["unknown"] * len(columns["nodes"])
+    tree = {name: np.array(values, dtype=object) for name, values in columns.items()}
+    sample.uns["scperformer"]["tree"] = tree | {"num_backed_off": 5}
+    return sample
+
+
+def test_calls_that_back_off_are_scored_on_their_level(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    folder = evaluate(tmp_path, [backed_off_sample()])
+    calls = read_evaluation(folder).metrics["calls"]
+    # Wrong are the T cell that is an NK cell, and the lymphocyte that is a mast cell; one cell has no call.
+    assert calls["accuracy"] == pytest.approx(4 / 6)
+    assert (calls["backed_off"], calls["unknown"]) == (pytest.approx(4 / 7), pytest.approx(1 / 7))
+    two_thirds = {"num_calls": 3, "accuracy": pytest.approx(2 / 3)}
+    assert calls["levels"] == [{"level": 1} | two_thirds, {"level": 2} | two_thirds]
+    assert "57.1% of the cells back off to a parent of their label, 14.3% are unknown" in caplog.text
+    assert "right calls: level 1 0.667 of 3, level 2 0.667 of 3" in caplog.text
+    config = ReportConfig(inputs=[str(tmp_path / "s0.annotated.h5ad")], evaluation=str(folder))
+    page = run_report(config).read_text(encoding="utf-8")
+    assert "5 labels with a confidence below 0.9 backed off" in page
+    assert "Of the other calls, 66.7% are right" in page
+
+
+def test_calls_in_different_trees_are_not_scored(tmp_path):
+    samples = [backed_off_sample(), backed_off_sample()]
+    samples[1].uns["scperformer"]["tree"]["parents"][1] = ""
+    assert "calls" not in read_evaluation(evaluate(tmp_path, samples)).metrics
+
+
+def test_damaged_tree_is_refused(tmp_path):
+    sample = backed_off_sample()
+    sample.uns["scperformer"]["tree"]["parents"][0] = "T"
+    with pytest.raises(InputError, match=r"s0.annotated.h5ad is damaged \(a cycle"):
+        evaluate(tmp_path, [sample])
+
+
+def test_labels_of_clusters_are_scored(tmp_path, samples, caplog):
+    caplog.set_level(logging.INFO)
+    for sample in samples:
+        sample.obs["scperformer_cluster_label"] = np.roll(sample.obs["scperformer_label"].astype(str), 1)
+    evaluation = read_evaluation(evaluate(tmp_path, samples))
+    obs = pd.concat([sample.obs.astype(str) for sample in samples])
+    truth, labels = obs[TRUTH_KEY], evaluation.metrics["labels"]
+    theirs = scores_of(truth, obs["scperformer_cluster_label"])
+    assert evaluation.metrics["cluster"] == pytest.approx(theirs)
+    assert f"labels of clusters: accuracy {theirs['accuracy']:.3f}, macro-F1 {theirs['macro_f1']:.3f}" in caplog.text
+    by_label = {"labels": labels, "average": None, "zero_division": 0}
+    f1 = reference.f1_score(truth, obs["scperformer_cluster_label"], **by_label)
+    np.testing.assert_allclose(evaluation.per_class["cluster_f1"].fillna(0), f1, atol=5e-7)
 
 
 def test_truth_unknown_to_the_model_counts_as_error(tmp_path, samples, caplog):

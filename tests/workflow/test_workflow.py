@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import anndata as ad
 import pandas as pd
 import pytest
 from support.small_example import write_small_example
+
+from scperformer.config import make_config
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ("sample_full", "sample_shallow", "sample_panel")
@@ -93,6 +96,25 @@ def test_configfile_and_outdir(user: Path) -> None:
 
 
 @pytest.mark.slow
+def test_options_by_name_are_words_of_the_commands(user: Path) -> None:
+    options = {
+        "train": {"label_keys": ["my lineage", "cell_type"], "novelty_table": True, "ontology": "none"},
+        "predict": {"quality": True, "clusters": "my clusters", "deny_labels": ["B, T"], "min_confidence": 0.9},
+    }
+    (user / "my.yaml").write_text(json.dumps({"overrides": options}))
+    data = ["reference=reference.h5ad", "samples=samples.tsv"]
+    run = snakemake(user, "--dry-run", "--printshellcmds", "--configfile", "my.yaml", "--config", *data)
+    assert run.returncode == 0, run.stdout
+    commands = [re.search(rf"scperformer {step} .*", run.stdout) for step in options]
+    train, predict = (shlex.split(command[0]) for command in commands)
+    assert {"label_keys=['my lineage','cell_type']", "novelty_table=true", "ontology=none"} <= set(train)
+    named = {"quality=true", "clusters='my clusters'", "deny_labels=['B, T']", "min_confidence=0.9"}
+    assert named <= set(predict)
+    made = make_config("predict", ["inputs=[cells]", *named])
+    assert (made.quality, made.clusters, made.deny_labels) == (True, "my clusters", ["B, T"])
+
+
+@pytest.mark.slow
 def test_without_truth_nothing_is_evaluated(user: Path) -> None:
     write_sheet(user / "samples.tsv", "sample path", "a a.h5ad")
     jobs = plan(user, "--config", "reference=reference.h5ad", "samples=samples.tsv")
@@ -163,9 +185,15 @@ REFUSED = {
     "unknown key": (["refrence=reference.h5ad"], r"'refrence' was unexpected.*expected the keys reference, samples"),
     "wrong type": (["label_key=3"], r"label_key: 3 is not of type 'string'; expected the obs column"),
     "unknown option": (["overrides={predict: [batchsize=8]}"], r"overrides: predict: .*batchsize.*--cfg job"),
+    "option by name": (["overrides={predict: {batchsize: 8}}"], r"overrides: predict: .*batchsize.*--cfg job"),
+    "out of range": (["overrides={predict: {alpha: 2}}"], r"overrides: predict: alpha=2.*expected"),
+    "options of an option": (
+        ["overrides={train: {trainer: {max_epochs: 3}}}"],
+        r"overrides\.train\.trainer: .* is not of type 'string'.*expected a value",
+    ),
     "no number of GPUs": (["gpu=yes"], r"gpu: .* is not of type 'integer'; expected the number of GPUs"),
     "no jobs": (["predict_jobs=0"], r"predict_jobs: 0 is less than the minimum of 1; expected the number of jobs"),
-    "unknown step": (["overrides={fit: [model=tiny]}"], r"'fit' was unexpected.*for preprocess, train, predict"),
+    "unknown step": (["overrides={fit: [model=tiny]}"], r"'fit' was unexpected.*of preprocess, train, predict"),
     "reference alone": (["reference=reference.h5ad"], r"no samples=; expected a sample sheet"),
     "samples alone": (["samples=samples.tsv"], r"samples= alone; .* add reference=.* or model_path="),
     "no reference": (["reference=gone.h5ad", "samples=samples.tsv"], r"no gone\.h5ad; expected the labelled file"),
