@@ -13,10 +13,11 @@ from scperformer.attention.base import Attention, Sizes
 from scperformer.attention.conv import Conv
 from scperformer.attention.favor import Favor, PublishedFavor, has_triton
 from scperformer.attention.lsh import Lsh
-from scperformer.attention.plugins import VARIABLE, UnknownMechanism, import_mechanism, plugin
+from scperformer.attention.plugins import VARIABLE, MustBeAllowed, import_mechanism, plugin
 from scperformer.attention.softmax import Linformer, Softmax
 from scperformer.attention.window import Evo, Window
 from scperformer.config import checked
+from scperformer.errors import InputError
 
 MECHANISMS: dict[str, type[Attention]] = {
     mechanism.__name__.lower(): mechanism for mechanism in (Conv, Evo, Favor, Linformer, Lsh, Rbf, Softmax, Window)
@@ -47,10 +48,11 @@ def attention_options(attention: dict[str, Any]) -> tuple[type[Attention], Any]:
     name = options.pop("name", None)
     mechanism = MECHANISMS.get(name) or plugin(str(name))
     if mechanism is None:
-        remedy = "choose with attention=NAME"
+        expected = f"one of {', '.join(MECHANISMS)}, or a plug-in"
         if ":" in str(name):
             remedy = f"set {VARIABLE}={name} if you trust this file, and run the command in its folder"
-        raise UnknownMechanism(f"attention={name}", f"one of {', '.join(MECHANISMS)}, or a plug-in", remedy)
+            raise MustBeAllowed(f"attention={name}", expected, remedy)
+        raise InputError(f"attention={name}", expected, "choose with attention=NAME")
     checked_options = checked(mechanism.Options, options, "attention.")
     is_published = isinstance(checked_options, Favor.Options) and checked_options.is_published
     return PublishedFavor if is_published else mechanism, checked_options

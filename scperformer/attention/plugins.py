@@ -20,8 +20,8 @@ VARIABLE = "SCPERFORMER_PLUGINS"  # names of MODULE:CLASS that may be imported, 
 CONTRACT = "a class that derives from scperformer.Attention and has dataclass Options"
 
 
-class UnknownMechanism(InputError):
-    """A name that no mechanism has; in a model folder it is no damage."""
+class MustBeAllowed(InputError):
+    """A mechanism that the user has to allow; in a model folder its name is no damage."""
 
 
 @contextmanager

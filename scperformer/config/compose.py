@@ -1,4 +1,7 @@
-"""Turn YAML files and overrides into checked dataclasses, with Hydra, which no other file uses."""
+"""Turn YAML files and overrides into checked dataclasses, with Hydra, which no other file uses.
+
+Hydra is imported where it is used: it takes a third of a second, which `--help` does not need.
+"""
 
 import os
 import re
@@ -8,18 +11,14 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-import hydra
-from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from typing import TYPE_CHECKING, Any
 
 from scperformer.config.options import meant
 from scperformer.config.steps import SCHEMAS
 from scperformer.errors import InputError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
 @cache
@@ -64,7 +63,7 @@ def _override_error(error: Exception, step: str, overrides: Sequence[str]) -> In
     text = f"{error}\n{error.__cause__ or ''}".partition("Config search path")[0]
     text = re.sub(r":\n\t", ": ", text).replace("\n\t", ", ")  # the list of available options
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if isinstance(error, OverrideParseException):
+    if hasattr(error, "override"):  # it cannot be parsed
         lines.insert(0, error.override)
     # Hydra advises '+option' to add what does not exist: here that would only be refused one step later.
     noise = ("To append to your ", "See https", "object_type", "reference_type", "full_key", "^")
@@ -80,6 +79,8 @@ def _override_error(error: Exception, step: str, overrides: Sequence[str]) -> In
 @cache  # storing takes longer than composing
 def _store_schema(step: str) -> None:
     """Tell Hydra the dataclass of a step, so that it refuses unknown keys and wrong types."""
+    from hydra.core.config_store import ConfigStore
+
     ConfigStore.instance().store(name=f"{step}_schema", node=SCHEMAS[step])
 
 
@@ -106,6 +107,9 @@ def _with_plugin(overrides: Sequence[str]) -> list[str]:
 @contextmanager
 def _explained(step: str, overrides: Sequence[str]) -> Iterator[None]:
     """Check overrides before a block in which Hydra uses them, and turn its errors about them into one line."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
     _store_schema(step)
     _require_presets(overrides)
     try:
@@ -114,14 +118,18 @@ def _explained(step: str, overrides: Sequence[str]) -> Iterator[None]:
         raise _override_error(error, step, overrides) from error
 
 
-def composed(step: str, overrides: Sequence[str] = ()) -> DictConfig:
+def composed(step: str, overrides: Sequence[str] = ()) -> "DictConfig":
     """Return the composed configuration of a step as Hydra sees it."""
+    import hydra
+
     with _explained(step, overrides), hydra.initialize_config_dir(str(conf_dir()), job_name=step, version_base="1.3"):
         return hydra.compose(step, _with_plugin(overrides))
 
 
-def to_config(cfg: DictConfig, step: str) -> Any:
+def to_config(cfg: "DictConfig", step: str) -> Any:
     """Make the checked dataclass of a step (`SCHEMAS[step]`) from a composed configuration."""
+    from omegaconf import OmegaConf
+
     with _explained(step, []):
         if step == "train" and cfg.label_keys and OmegaConf.is_missing(cfg, "label_key"):
             cfg.label_key = cfg.label_keys[-1]
@@ -145,11 +153,15 @@ def make_config(step: str, overrides: Sequence[str] = ()) -> Any:
 
 def resolved_text(step: str, overrides: Sequence[str] = ()) -> str:
     """Return the composed configuration as YAML text: it changes if, and only if, the options of the step change."""
+    from omegaconf import OmegaConf
+
     return OmegaConf.to_yaml(composed(step, overrides), sort_keys=True)
 
 
 def yaml_text(options: dict[str, Any]) -> str:
     """Return options as YAML text, in their order."""
+    from omegaconf import OmegaConf
+
     return OmegaConf.to_yaml(OmegaConf.create({"options": options}).options)
 
 
@@ -167,11 +179,13 @@ def command_line(program: str, *words: str) -> Iterator[None]:
         sys.argv = before
 
 
-def hand_to_hydra(step: str, words: list[str], task: Callable[[DictConfig], None]) -> None:
+def hand_to_hydra(step: str, words: list[str], task: Callable[["DictConfig"], None]) -> None:
     """Call a task with the composed configuration of a step; with -m once per job, where Hydra's launcher runs it.
 
     The words are overrides and flags of Hydra; with `--cfg` it prints the configuration and does not call the task.
     """
+    import hydra
+
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
     words = _with_plugin(words)
     with _explained(step, words), command_line(sys.argv[0], *words):
@@ -180,5 +194,7 @@ def hand_to_hydra(step: str, words: list[str], task: Callable[[DictConfig], None
 
 def sweep_job() -> tuple[Path, list[str]]:
     """Return the folder and the overrides of the job of a sweep (`-m`) in which this is called."""
+    from hydra.core.hydra_config import HydraConfig
+
     job = HydraConfig.get()
     return Path(job.runtime.output_dir), list(job.overrides.task)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from scperformer.attention import UnknownMechanism
+from scperformer.attention import MustBeAllowed
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig, checked
 from scperformer.errors import InputError
 from scperformer.genes import KIND_NAMES, id_kind, map_genes
@@ -87,7 +87,7 @@ def rebuild(bundle: Bundle, path: Path) -> CellTypeModel | Encoder:
                 raise ValueError(f"weights '{name}' of shape {weights[name].shape} instead of {shape}")
         network = untrained()
         network.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
-    except UnknownMechanism:
+    except MustBeAllowed:
         raise
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         reason = f": {error}" if isinstance(error, ValueError) else ""

@@ -381,9 +381,9 @@ def test_no_model_there(step, path, sample, tmp_path, refused):
 
 
 OPTIONS = {
-    "unknown key": ("train", ["colour=red"], ("'colour'", "--cfg job")),
+    "unknown key": ("train", ["colour=red"], ("option colour", "--help' lists")),
     "unknown key in a group": ("train", ["trainer.max_epoch=5"], ("option trainer.max_epoch;", "trainer.max_epochs")),
-    "unknown key added": ("train", ["+trainer.max_epoch=5"], ("option trainer.max_epoch", "--cfg job")),
+    "unknown key added": ("train", ["+trainer.max_epoch=5"], ("option trainer.max_epoch", "--help' lists")),
     "text for a number": ("train", ["trainer.max_epochs=many"], ("trainer.max_epochs=many", "Integer")),
     "fraction for a number": ("train", ["seed=1.5"], ("seed=1.5", "Integer")),
     "text for a switch": ("train", ["overwrite=perhaps"], ("overwrite=perhaps", "bool")),
@@ -440,7 +440,7 @@ def test_bad_options(case, sample, model, refused):
 )
 def test_a_preset_where_a_trained_model_is_meant(step, word, sample, refused):
     error = refused(step, sample, word)
-    assert mentions(error, "'model'", word, "name a trained model with model_path=FOLDER", "--cfg job")
+    assert mentions(error, "'model'", word, "name a trained model with model_path=FOLDER", "--help' lists")
     assert "use +" not in error
 
 

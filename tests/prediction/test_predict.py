@@ -266,7 +266,7 @@ def test_annotate_takes_the_model_of_an_override(counts_adata, tiny_model):
     ("option", "match"),
     [
         ("min_confidence=2", r"min_confidence=2\.0; expected a share from 0 to 1"),
-        ("colour=red", "'colour'"),
+        ("colour=red", "option colour"),
         ("output=a.h5ad", r"output=a\.h5ad; expected no output.*leave it out"),
         ("model_path=m", r"a model and model_path=m; expected one of them"),
     ],

@@ -89,7 +89,7 @@ def test_the_folder_says_everything(corpus, tmp_path):
     assert made["command"] in card
     program, step, *words = shlex.split(made["command"])
     assert (program, step, words[:2]) == ("scperformer", "pretrain", ["part0.h5ad", "part1.h5ad"])
-    again = make_config("pretrain", to_overrides(words))
+    again = make_config("pretrain", to_overrides(words, "pretrain"))
     assert (again.tokens.name, again.trainer.max_epochs) == ("bins", 1)
     assert sorted(path.name for path in (tmp_path / "enc.run").iterdir()) == sorted(
         ["config.yaml", "metrics.csv", "metrics.json", "provenance.json", "run.json"]
