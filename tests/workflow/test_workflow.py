@@ -184,8 +184,8 @@ def mostly_slow(cases: dict) -> list:
 REFUSED = {
     "unknown key": (["refrence=reference.h5ad"], r"'refrence' was unexpected.*expected the keys reference, samples"),
     "wrong type": (["label_key=3"], r"label_key: 3 is not of type 'string'; expected the obs column"),
-    "unknown option": (["overrides={predict: [batchsize=8]}"], r"overrides: predict: .*batchsize.*--cfg job"),
-    "option by name": (["overrides={predict: {batchsize: 8}}"], r"overrides: predict: .*batchsize.*--cfg job"),
+    "unknown option": (["overrides={predict: [batchsize=8]}"], r"overrides: predict: .*batchsize.*--help. lists"),
+    "option by name": (["overrides={predict: {batchsize: 8}}"], r"overrides: predict: .*batchsize.*--help. lists"),
     "out of range": (["overrides={predict: {alpha: 2}}"], r"overrides: predict: alpha=2.*expected"),
     "options of an option": (
         ["overrides={train: {trainer: {max_epochs: 3}}}"],
