@@ -159,7 +159,7 @@ def test_the_command_on_record_can_be_run(counts_adata, write, tmp_path):
     program, step, *words = shlex.split(bundle.provenance["command"])
     assert (program, step) == ("scperformer", "train")
     assert words[0] == "my reference.h5ad"
-    again = make_config("train", to_overrides(words))
+    again = make_config("train", to_overrides(words, "train"))
     assert again.label_key == key
     assert again.head.hidden == [8, 4]
     assert again.trainer.max_epochs == 1
