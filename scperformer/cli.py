@@ -135,18 +135,7 @@ HELP = dict(zip(STEPS, TEXTS.split("\n\n"), strict=True))
 
 # Options whose values are text of the user, with any characters.
 TEXT_OPTIONS = (
-    *(
-        "output",
-        "output_dir",
-        "model_path",
-        "evaluation",
-        "label_key",
-        "truth_key",
-        "key_added",
-        "source",
-        "title",
-        "label",
-    ),
+    *("output", "output_dir", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title"),
     *("init", "genes_path", "model.gene2vec_path", "conditions.genes", "data.split_key", "data.rare_label_name"),
     *("label", "label_tree", "ontology", "ontology_key", "clusters"),
 )
