@@ -80,7 +80,7 @@ annotate the cells of files
   scperformer predict sample.h5ad                       # packaged model -> sample.annotated.h5ad
   scperformer predict sample.h5ad model_path=my_model output=out.h5ad
   scperformer predict run1.h5ad run2.h5ad model_path=my_model min_confidence=0.5
-  scperformer predict runs/*.h5ad keep_going=true       # go on if some of the files are refused
+  scperformer predict runs/*.h5ad output_dir=annotated keep_going=true    # go on if some files are refused
   scperformer predict sample.h5ad clusters=leiden deny_labels=[DC,Platelet]   # also a label of each cluster
   scperformer predict panel.h5ad model_path=my_model adapt=false   # the model as it is, whatever the file lacks
 
@@ -135,9 +135,9 @@ HELP = dict(zip(STEPS, TEXTS.split("\n\n"), strict=True))
 
 # Options whose values are text of the user, with any characters.
 TEXT_OPTIONS = (
-    *("output", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title", "label"),
+    *("output", "output_dir", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title"),
     *("init", "genes_path", "model.gene2vec_path", "conditions.genes", "data.split_key", "data.rare_label_name"),
-    *("label_tree", "ontology", "ontology_key", "clusters"),
+    *("label", "label_tree", "ontology", "ontology_key", "clusters"),
 )
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
 FLAGS = {"-m": None, "--cfg": "job", "--config-dir": "FOLDER"}  # of Hydra, each with a value that it takes

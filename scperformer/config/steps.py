@@ -197,6 +197,7 @@ class PredictConfig(_ModelOptions):
 
     output: str | None = None  # a name in .h5ad, .zarr, .csv, .tsv (both also .gz) or .parquet; null: beside each input
     outputs: list[str] = field(default_factory=list)  # with several files: a name for each of them, in their order
+    output_dir: str | None = None  # a folder for all outputs, INPUT.annotated.FORMAT; null: beside each input
     output_format: str = choice("h5ad", "zarr", "csv", "tsv", "parquet")  # of INPUT.annotated.FORMAT, without `output`
     resume: bool = False  # continue an interrupted run, and keep its finished parts
     keep_going: bool = False  # annotate the other files when one is refused; the exit code is 2 all the same
@@ -235,11 +236,13 @@ class PredictConfig(_ModelOptions):
         self.adapt = self.adapt.lower()  # Hydra turns the word true into True
         super().__post_init__()
         num = len(self.inputs)
-        one = "no output option with several files (outputs=[...] names one for each)"
+        one = "no output option with several files (output_dir=FOLDER takes all of them)"
         require(num == 1 or self.output is None, "output", self.output, one)
         if self.outputs:
             require(self.output is None, "output", self.output, "no output beside outputs")
             require(len(self.outputs) == num, "outputs", self.outputs, f"{num} outputs, one per input file")
+        named = self.output is not None or bool(self.outputs)
+        require(self.output_dir is None or not named, "output_dir", self.output_dir, "no output or outputs beside it")
         require(self.keep_going or not self.error_files, "error_files", "true", "keep_going=true beside it")
         if self.share is not None:
             parts = re.fullmatch("([0-9]+)/([0-9]+)", self.share)

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from anndata import AnnData
@@ -92,8 +92,11 @@ def annotate(
     return adata
 
 
-def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> None:
-    """Annotate a file of any size, one block of cells at a time; finished parts are kept on disk."""
+def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> str:
+    """Annotate a file of any size, one block of cells at a time, and return its SHA-256.
+
+    Finished parts are kept on disk.
+    """
     seen = fingerprint(path)
     with open_cells(path, cfg.orientation) as cells:
         if not cfg.overwrite and output.suffix in (".h5ad", ".zarr"):
@@ -139,6 +142,16 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
                 )
                 write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
     log.info("written: %s", output)
+    return query.sha256
+
+
+def _without_own_outputs(cfg: PredictConfig) -> PredictConfig:
+    """Leave out inputs that are annotations of other inputs: `predict *.h5ad` finds them when it runs again."""
+    own = {beside(path, f".annotated{ending}"): path for path in cfg.inputs for ending in FORMATS}
+    left_out = {} if cfg.outputs else {path: own[Path(path)] for path in cfg.inputs if Path(path) in own}
+    for path, source in left_out.items():
+        log.info("%s is left out: it is the annotation of %s", path, source)
+    return replace(cfg, inputs=[path for path in cfg.inputs if path not in left_out])
 
 
 def _outputs_of(cfg: PredictConfig) -> list[Path]:
@@ -146,6 +159,8 @@ def _outputs_of(cfg: PredictConfig) -> list[Path]:
     ending = f".annotated.{cfg.output_format}" if cfg.share is None else f".share-{cfg.share.replace('/', '-of-')}"
     named = cfg.outputs or ([cfg.output] if cfg.output else [])
     outputs = [Path(name) for name in named] or [beside(path, ending) for path in cfg.inputs]
+    if cfg.output_dir is not None:
+        outputs = [Path(cfg.output_dir) / output.name for output in outputs]
     for number, output in enumerate(outputs):
         if output in outputs[:number]:
             raise InputError(f"two inputs give {output}", "one input per output", "leave one of them out")
@@ -167,7 +182,8 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
 
     Returns
     -------
-    The paths of the annotations: `cfg.output` or `cfg.outputs`, or `<input>.annotated.h5ad` beside each input.
+    The paths of the annotations: `cfg.output` or `cfg.outputs`, or `<input>.annotated.h5ad` beside each input or in
+    `cfg.output_dir`. Inputs that are annotations of other inputs are left out.
 
     Raises
     ------
@@ -192,6 +208,7 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
                 with new_file(f"{output}.error", overwrite=True) as temporary:
                     temporary.write_text(f"{error}\n", encoding="utf-8")
 
+    cfg = _without_own_outputs(cfg)
     outputs, ready = _outputs_of(cfg), []
     for path, output in zip(cfg.inputs, outputs, strict=True):  # all of them before the first one is annotated
         if cfg.error_files:
@@ -202,9 +219,14 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
             ready.append((path, output))
     model = load_model(cfg.model_path)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is not an error of each file
+    annotated: dict[str, str] = {}  # SHA-256 of a file: its path
     for path, output in ready:
         with about(path, output):
-            _annotate_file(path, output, model, cfg)
+            if cfg.output_dir is not None:
+                output.parent.mkdir(parents=True, exist_ok=True)
+            checksum = _annotate_file(path, output, model, cfg)
+            if (same := annotated.setdefault(checksum, path)) != path:
+                log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
     if refused and not cfg.error_files:
         found = f"{len(refused)} of {len(outputs)} files that cannot be annotated: {', '.join(refused)}"
         raise InputError(found, "files that can be annotated", "see the error of each of them above")

@@ -202,9 +202,14 @@ def run_evaluate(cfg: EvaluateConfig) -> Path:
     samples = read_annotated(cfg.inputs, cfg.key_added)
     output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).with_suffix(".evaluation")
     require_absent(output, cfg.overwrite, marker=METRICS)
+    without = [sample.name for sample in samples if cfg.truth_path is None and cfg.truth_key not in sample.obs]
+    if 0 < len(without) < len(samples):
+        log.warning("left out, without a column '%s': %s", cfg.truth_key, ", ".join(without))
+        samples = [sample for sample in samples if sample.name not in without]
     tables: list[str | None] = [*cfg.truth_path] if cfg.truth_path else [None] * len(samples)
     truths = [read_truth(sample, cfg.truth_key, table) for sample, table in zip(samples, tables, strict=True)]
     evaluation = compare(samples, truths, cfg.truth_key)
+    evaluation.metrics["samples_without_truth"] = without
     metrics, labels = evaluation.metrics, [defused(label) for label in evaluation.metrics["labels"]]
     with new_folder(output, cfg.overwrite, marker=METRICS) as folder:
         text = json.dumps(metrics, indent=2, ensure_ascii=False, allow_nan=False)

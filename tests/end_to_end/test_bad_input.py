@@ -158,7 +158,9 @@ def test_outputs_that_do_not_fit_the_files(sample, model, refused):
     assert mentions(both, "no output beside outputs")
     same = refused("predict", sample, sample, "model_path=model", "outputs=[a.h5ad,a.h5ad]")
     assert mentions(same, "two inputs give a.h5ad")
-    assert mentions(refused("predict", sample, sample, "model_path=model", "output=a.h5ad"), "outputs=[...]")
+    assert mentions(refused("predict", sample, sample, "model_path=model", "output=a.h5ad"), "output_dir=FOLDER")
+    both = refused("predict", sample, "model_path=model", "output_dir=out", "output=b.h5ad")
+    assert mentions(both, "no output or outputs beside it")
 
 
 # Labels

@@ -365,3 +365,34 @@ def test_other_errors_than_those_of_a_file_are_raised(counts_adata, tiny_model, 
     ran = command("predict", write(counts_adata), *options, option)
     assert ran.code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sample.h5ad"]
+
+
+def test_annotations_beside_the_inputs_are_not_inputs_of_the_next_run(tiny_model, counts_adata, tmp_path, command):
+    for name in ("a.h5ad", "b.h5ad"):
+        counts_adata[:20].write_h5ad(tmp_path / name)
+    first = command("predict", "a.h5ad", "b.h5ad", f"model_path={tiny_model}")
+    assert first.code == 0
+    assert "warning: b.h5ad has the same content as a.h5ad" in first.err
+    files = sorted(path.name for path in tmp_path.glob("*.h5ad"))
+    assert files == ["a.annotated.h5ad", "a.h5ad", "b.annotated.h5ad", "b.h5ad"]
+    again = command("predict", *files, f"model_path={tiny_model}", "overwrite=true")
+    assert again.code == 0
+    assert "a.annotated.h5ad is left out: it is the annotation of a.h5ad" in again.err
+    assert sorted(path.name for path in tmp_path.glob("*.h5ad")) == files
+
+
+def test_all_outputs_in_one_folder(tiny_model, counts_adata, tmp_path, command):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        counts_adata[:20].write_h5ad(tmp_path / folder / f"{folder}.h5ad")
+    words = ["one/one.h5ad", "two/two.h5ad", f"model_path={tiny_model}", "output_dir=all of them", "output_format=csv"]
+    assert command("predict", *words).code == 0
+    assert sorted(path.name for path in (tmp_path / "all of them").iterdir()) == [
+        "one.annotated.csv",
+        "two.annotated.csv",
+    ]
+    (tmp_path / "two" / "one.h5ad").write_bytes((tmp_path / "one" / "one.h5ad").read_bytes())
+    same = command("predict", "one/one.h5ad", "two/one.h5ad", f"model_path={tiny_model}", "output_dir=more")
+    assert same.code == 2
+    assert "two inputs give more/one.annotated.h5ad" in same.err
+    assert not (tmp_path / "more").exists()

@@ -202,6 +202,18 @@ def test_table_that_lacks_cells_leaves_them_out(tmp_path, samples, caplog):
     assert "10 of 60 cells have no row; 1 of its rows are for other cells" in caplog.text
 
 
+def test_samples_without_true_labels_are_left_out_and_named(tmp_path, samples, caplog):
+    alone = read_evaluation(evaluate(tmp_path, samples[:1])).metrics
+    assert alone["samples_without_truth"] == []
+    del samples[1].obs[TRUTH_KEY]
+    metrics = read_evaluation(evaluate(tmp_path, samples[:2], overwrite=True)).metrics
+    assert metrics["samples_without_truth"] == ["s1"]
+    assert "left out, without a column" in caplog.text
+    assert (metrics["num_cells"], list(metrics["samples"])) == (alone["num_cells"], ["s0"])
+    with pytest.raises(InputError, match=f"no column '{TRUTH_KEY}'"):
+        evaluate(tmp_path, samples[1:2], overwrite=True)
+
+
 def test_unusual_labels_are_read_back_unchanged(tmp_path):
     odd = {"CD19+ B": "NA", "Dendritic": "1", "CD34+": 'a,b\n"c"', "CD56+ NK": "truth"}
     sample = annotated_sample(num_cells=60, rename=odd)
