@@ -25,7 +25,7 @@ MECHANISMS: dict[str, type[Attention]] = {
 
 
 def register_attention(mechanism: type[Attention], name: str | None = None) -> type[Attention]:
-    """Make a mechanism known as attention=NAME, by default its class's name in lower case; also a class decorator.
+    """Make a mechanism known as attention.name=NAME, by default its class in lower case; also a class decorator.
 
     It keeps the contract of `Attention` and has a dataclass `Options(AttentionOptions)`.
     """

@@ -41,7 +41,7 @@ def import_mechanism(name: str) -> type[Attention]:
     try:
         with _own_files():
             found = getattr(import_module(module), attribute)
-    except Exception as error:
+    except Exception as error:  # of any kind: the file is the user's own program
         reason = one_line(f"{type(error).__name__}: {error}")
         raise InputError(f"attention={name} cannot be imported ({reason})", CONTRACT, remedy) from error
     if not (isinstance(found, type) and issubclass(found, Attention) and hasattr(found, "Options")):

@@ -95,13 +95,14 @@ def _require_presets(overrides: Sequence[str]) -> None:
 
 
 def _with_plugin(overrides: Sequence[str]) -> list[str]:
-    """Spell attention=MODULE:CLASS out for Hydra, which would look for a preset of that name and knows no options."""
-    named = [word for word in overrides if re.match(r"attention='?[\w.]+:\w+'?$", word)]
-    if not named:
-        return list(overrides)
-    name = named[-1].partition("=")[2].strip("'")
-    rest = (word for word in overrides if word not in named)
-    return ["attention=plugin", f"attention.name='{name}'", *(re.sub("^attention[.]", "+attention.", w) for w in rest)]
+    """Spell attention=MODULE:CLASS out for Hydra, which knows neither such presets nor the options of plug-ins."""
+    words = []
+    for word in overrides:
+        named = re.fullmatch(r"attention='?([\w.]+:\w+)'?", word)
+        words += ["attention=plugin", f"attention.name='{named[1]}'"] if named else [word]
+    if "attention=plugin" not in words:
+        return words
+    return [re.sub("^attention[.](?!name=)", "+attention.", word) for word in words]
 
 
 @contextmanager

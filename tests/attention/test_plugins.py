@@ -43,6 +43,8 @@ def test_example_gives_the_mean_of_real_tokens(own_file):
 def test_options_from_the_command_line(own_file):
     words = ["inputs=[a.h5ad]", "label_key=x", f"attention={NAME}", "attention.factor=3.0"]
     assert make_config("train", words).attention == {"name": NAME, "factor": 3.0}
+    words[2:3] = ["attention=plugin", "attention.name=mean"]  # of an installed package
+    assert make_config("train", words).attention == {"name": "mean", "factor": 3.0}
     allow_attention(NAME)
     with pytest.raises(InputError, match=r"option attention.faktor; expected an option that exists \(attention.factor"):
         attention_options({"name": NAME, "faktor": 3.0})

@@ -144,7 +144,7 @@ def test_a_file_is_looked_at_once_until_it_changes(cells, tmp_path, monkeypatch)
 
 
 @linux
-def test_a_look_beside_a_thread_that_reads(cells, tmp_path):
+def test_a_look_beside_a_thread_that_reads(cells, tmp_path, caplog):
     path = WRITERS["h5ad"](cells, tmp_path)
     stop = threading.Event()
 
@@ -161,6 +161,7 @@ def test_a_look_beside_a_thread_that_reads(cells, tmp_path):
     finally:
         stop.set()
         thread.join()
+    assert caplog.records == []  # a look that did not come to its end would warn
 
 
 @pytest.mark.parametrize("reason", ["no fork", "no process", "no limits"])
