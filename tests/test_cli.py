@@ -303,7 +303,7 @@ def test_no_traceback_reaches_a_user(command, sample, monkeypatch, error, code, 
     monkeypatch.setattr("scperformer.prediction.predict.run_predict", machine_error(error))
     ran = command("predict", sample)
     assert ran.code == code
-    assert ran.err.startswith(line)
+    assert f"\n{line}" in ran.err
     assert "Traceback" not in ran.err
     monkeypatch.setenv("SCPERFORMER_DEBUG", "1")
     with pytest.raises(type(error)):

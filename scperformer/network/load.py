@@ -17,6 +17,7 @@ from scperformer.model import Bundle, damaged_model, encoder_is_silent, load_bun
 from scperformer.network.encoder import Encoder
 from scperformer.network.inference import torch_state_kept
 from scperformer.network.network import CellTypeModel, LinearModel
+from scperformer.progress import progress
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ def rebuild(bundle: Bundle, path: Path) -> CellTypeModel | Encoder:
     return network
 
 
+@progress("loading the model")
 @torch_state_kept()
 def load_model(model_path: str | Path | None = None) -> Model:
     """Load a model folder; None means $SCPERFORMER_MODEL, else the packaged model. Refuse an encoder without labels."""

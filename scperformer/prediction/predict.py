@@ -26,10 +26,10 @@ from scperformer.prediction.annotation import make_annotation
 from scperformer.prediction.calls import IDENTITY, call_block, partial_results, parts_of
 from scperformer.prediction.rules import add_quality, find_rules
 from scperformer.prediction.write import FORMATS, MARKER, write_annotation
+from scperformer.progress import progress
 
 log = logging.getLogger(__name__)
 
-SECONDS_BETWEEN_LINES = 20.0  # log lines about progress
 # Options that do not change any call: a resumed run, or one that joins shares, may have other values of them. The parts
 # keep probabilities, scores and draws; flags, sets and names are made from these when all parts are there.
 NOT_IN_IDENTITY = {
@@ -86,7 +86,8 @@ def annotate(
         add_quality(rules, adata, query)
     adapted = adapt_model(model, query, cfg)
     query = adapted.query
-    parts = [call_block(query.block(first), adapted.model, cfg, query) for first in query.starts()]
+    with progress("annotating", total=adata.n_obs, unit="cells") as shown:
+        parts = [call_block(query.block(first), adapted.model, cfg, query, shown.update) for first in query.starts()]
     seconds = time.perf_counter() - start
     make_annotation(adapted, cfg, lambda: parts, rules=rules, num_called=adata.n_obs, seconds=seconds).write_into(adata)
     return adata
@@ -121,16 +122,12 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
         }
         shares = [Path(folder) for folder in cfg.shares]
         with partial_results(output, identity, len(starts), resume=cfg.resume, shares=shares) as partial:
-            start = said = time.perf_counter()
-            num_called = 0
-            for part in parts_of(cfg.share, len(starts)):
-                if not partial.has(part):
-                    x = query.block(starts[part])
-                    partial.write(part, call_block(x, adapted.model, cfg, query))
-                    num_called += x.shape[0]
-                if time.perf_counter() - said > SECONDS_BETWEEN_LINES:
-                    said = time.perf_counter()
-                    log.info("%s: %d of %d parts", path, part + 1, len(starts))
+            start = time.perf_counter()
+            todo = [part for part in parts_of(cfg.share, len(starts)) if not partial.has(part)]
+            num_called = sum(min(query.rows.shape[0] - starts[part], query.rows.block_cells) for part in todo)
+            with progress(Path(path).name, total=num_called, unit="cells") as shown:
+                for part in todo:
+                    partial.write(part, call_block(query.block(starts[part]), adapted.model, cfg, query, shown.update))
             if cfg.share is not None:
                 require_unchanged(path, seen)
                 log.info("%s, share %s: %d cells called", path, cfg.share, num_called)
@@ -220,13 +217,16 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
     model = load_model(cfg.model_path)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is not an error of each file
     annotated: dict[str, str] = {}  # SHA-256 of a file: its path
-    for path, output in ready:
-        with about(path, output):
-            if cfg.output_dir is not None:
-                output.parent.mkdir(parents=True, exist_ok=True)
-            checksum = _annotate_file(path, output, model, cfg)
-            if (same := annotated.setdefault(checksum, path)) != path:
-                log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
+    with progress("annotating", total=len(ready), unit="files") as files:
+        for path, output in ready:
+            files.text = Path(path).name
+            with about(path, output):
+                if cfg.output_dir is not None:
+                    output.parent.mkdir(parents=True, exist_ok=True)
+                checksum = _annotate_file(path, output, model, cfg)
+                if (same := annotated.setdefault(checksum, path)) != path:
+                    log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
+            files.update()
     if refused and not cfg.error_files:
         found = f"{len(refused)} of {len(outputs)} files that cannot be annotated: {', '.join(refused)}"
         raise InputError(found, "files that can be annotated", "see the error of each of them above")

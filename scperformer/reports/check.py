@@ -36,6 +36,7 @@ from scperformer.files import BackedH5ad, Rows, beside, open_cells, read_cells, 
 from scperformer.genes import KIND_NAMES, guess_species, id_kind, require_overlap
 from scperformer.model import Bundle, KeptCells, load_bundle, load_kept, require_annotator, resolve_model
 from scperformer.outputs import new_file, require_absent
+from scperformer.progress import progress, say
 from scperformer.text import shortened
 
 Checked = dict[str, Any]  # the findings about one file as JSON-able values; docs/formats.md lists them
@@ -244,14 +245,17 @@ def run_check(cfg: CheckConfig) -> list[Checked]:
     require_annotator(model, model_path)
     kept = load_kept(model, model_path) if cfg.label_key is None else None
     results = []
-    for path in cfg.inputs:
-        results.append(check(path, cfg, model, kept))
-        if not cfg.json:
-            print(in_words(results[-1], cfg, f"{model.name} ({why})"), flush=True)
+    with progress("checking", total=len(cfg.inputs), unit="files") as shown:
+        for path in cfg.inputs:
+            shown.text = f"checking {Path(path).name}"
+            results.append(check(path, cfg, model, kept))
+            shown.update()
+            if not cfg.json:
+                say(in_words(results[-1], cfg, f"{model.name} ({why})"))
     report = {"model": {"name": model.name, "path": str(model_path), "why": why}, "files": results}
     text = json.dumps(report, indent=1, allow_nan=False)
     if cfg.json:
-        print(text, flush=True)
+        say(text)
     if cfg.output is not None:
         with new_file(cfg.output, cfg.overwrite) as temporary:
             temporary.write_text(text + "\n", encoding="utf-8")
