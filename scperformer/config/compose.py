@@ -6,7 +6,7 @@ Hydra is imported where it is used: it takes a third of a second, which `--help`
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -36,6 +36,26 @@ def quoted(value: str) -> str:
     # In Hydra's quoted strings backslashes are literal, except for those right before a quote.
     escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return f"'{escaped}'"
+
+
+def overrides_of(options: Mapping[str, Any]) -> list[str]:
+    """Spell options, by their full names, as overrides: `{"trainer.max_epochs": 5}` becomes `trainer.max_epochs=5`.
+
+    Texts and paths are quoted, but for presets of groups, such as `{"model": "tiny"}`.
+    """
+    groups = {path.name for path in conf_dir().iterdir() if path.is_dir()}
+
+    def spelled(name: str, value: Any) -> str:
+        if isinstance(value, Mapping):
+            remedy = f"write {{'{name}.{next(iter(value), 'NAME')}': ...}}"
+            raise InputError(f"options inside of the option {name}", "the full name of each option", remedy)
+        if isinstance(value, list | tuple | set | frozenset):
+            return f"[{','.join(spelled(name, item) for item in value)}]"
+        if isinstance(value, str | Path):
+            return str(value) if name in groups else quoted(str(value))
+        return "null" if value is None else str(value).lower()
+
+    return [f"{name}={spelled(name, value)}" for name, value in options.items()]
 
 
 def _did_you_mean(unknown: re.Match, step: str) -> str:

@@ -7,23 +7,24 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 from anndata import AnnData
 
 from scperformer import __version__
-from scperformer.config import PredictConfig, make_config, quoted
+from scperformer.config import PredictConfig
 from scperformer.dataset import find_query, require_not_annotated
 from scperformer.errors import InputError
-from scperformer.files import beside, fingerprint, open_cells, require_readable, require_unchanged
+from scperformer.files import BackedH5ad, beside, fingerprint, open_cells, require_readable, require_unchanged
 from scperformer.network import Model, choose_device, load_model
 from scperformer.outputs import new_file, require_absent
-from scperformer.prediction.adapt import adapt_model
+from scperformer.prediction.adapt import Adapted, adapt_model
 from scperformer.prediction.annotation import make_annotation
-from scperformer.prediction.calls import IDENTITY, call_block, partial_results, parts_of
+from scperformer.prediction.calls import IDENTITY, Calls, call_block, partial_results, parts_of
 from scperformer.prediction.rules import add_quality, find_rules
 from scperformer.prediction.write import FORMATS, MARKER, write_annotation
 from scperformer.progress import progress
@@ -40,57 +41,32 @@ NOT_IN_IDENTITY = {
 }
 
 
-def annotate(
-    adata: AnnData,
-    model: Model | None = None,
-    *,
-    key_added: str = "scperformer",
-    overwrite: bool = False,
-    overrides: Sequence[str] = (),
-) -> AnnData:
-    """Annotate the cells of an AnnData in place and return it.
+def call_all(adapted: Adapted, cfg: PredictConfig) -> list[Calls]:
+    """Call all cells of a query, in memory, a block at a time."""
+    model, query = adapted.model, adapted.query
+    with progress("annotating", total=query.rows.shape[0], unit="cells") as shown:
+        return [call_block(query.block(first), model, cfg, query, shown.update) for first in query.starts()]
 
-    Parameters
-    ----------
-    adata
-        N cells x G genes: counts or log-normalised expression in X, a layer or `.raw`.
-    model
-        From `load_model`; None loads $SCPERFORMER_MODEL, else the packaged model.
-    key_added
-        Prefix of the keys that are added (docs/formats.md lists them).
-    overwrite
-        Replace an earlier annotation with the same prefix.
-    overrides
-        More options of `predict` as on the command line, such as `["source=layers/counts", "min_confidence=0.5"]`.
 
-    Raises
-    ------
-    InputError
-        An option is wrong, the expression cannot be used, too few genes are shared, or the keys exist and
-        `overwrite` is off.
-    """
-    named = ["inputs=[adata]", f"key_added={quoted(key_added)}", f"overwrite={str(overwrite).lower()}"]
-    cfg = make_config("predict", [*named, *overrides])
-    if cfg.output is not None or cfg.outputs:
-        found = f"output={cfg.output}" if cfg.output is not None else f"outputs={cfg.outputs}"
-        raise InputError(found, "no output: the AnnData itself is annotated", "leave it out")
-    if model is not None and cfg.model_path is not None:
-        raise InputError(f"a model and model_path={cfg.model_path}", "one of them", "leave the other out")
+def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> None:
+    """Add the annotation to an AnnData in memory; errors as `run_predict`."""
     if not cfg.overwrite:
         require_not_annotated(adata, cfg.key_added)
-    model = model or load_model(cfg.model_path)
     start = time.perf_counter()
     rules = find_rules(adata, model.bundle, cfg)
     query = find_query(adata, model.bundle, cfg)
     if cfg.quality:
         add_quality(rules, adata, query)
     adapted = adapt_model(model, query, cfg)
-    query = adapted.query
-    with progress("annotating", total=adata.n_obs, unit="cells") as shown:
-        parts = [call_block(query.block(first), adapted.model, cfg, query, shown.update) for first in query.starts()]
+    parts = call_all(adapted, cfg)
     seconds = time.perf_counter() - start
     make_annotation(adapted, cfg, lambda: parts, rules=rules, num_called=adata.n_obs, seconds=seconds).write_into(adata)
-    return adata
+
+
+def embed_cells(cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig, path: str = "the data") -> np.ndarray:
+    """Return the embedding of the cells of an open file by a model, adapted as for `run_predict`: float32, N x D."""
+    adapted = adapt_model(model, find_query(cells, model.bundle, cfg, path), cfg)
+    return np.concatenate([calls.embedding for calls in call_all(adapted, cfg)])
 
 
 def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> str:
@@ -174,8 +150,10 @@ def _require_place(output: Path, cfg: PredictConfig) -> None:
         raise InputError(f"output={output}", f"a name that ends in {', '.join(FORMATS)}", "rename it")
 
 
-def run_predict(cfg: PredictConfig) -> list[Path]:
+def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
     """Annotate files: write a copy of each with the annotation added, or a table.
+
+    Without a model, it is the one that `cfg.model_path` names.
 
     Returns
     -------
@@ -214,7 +192,7 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
             require_readable(path)
             _require_place(output, cfg)
             ready.append((path, output))
-    model = load_model(cfg.model_path)
+    model = model or load_model(cfg.model_path)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is not an error of each file
     annotated: dict[str, str] = {}  # SHA-256 of a file: its path
     with progress("annotating", total=len(ready), unit="files") as files:

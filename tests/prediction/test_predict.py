@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy import sparse
 from support.twins import CASES
+from support.words import as_options
 
 import scperformer
 from scperformer.attention import MECHANISMS
@@ -209,7 +210,7 @@ def test_the_species_can_be_told(counts_adata, model):
     counts_adata.var_names = counts_adata.var_names.str.title()
     with pytest.raises(InputError, match=r"look mouse .*species=human if these are human genes"):
         scperformer.annotate(counts_adata, model)
-    scperformer.annotate(counts_adata, model, overrides=["species=human"])
+    scperformer.annotate(counts_adata, model, options=as_options(["species=human"]))
 
 
 def test_a_cell_without_counts_is_unknown(counts_adata, model):
@@ -247,7 +248,7 @@ def test_options_of_predict_are_overrides_of_annotate(counts_adata, model, write
     options = ["source=layers/counts", f"min_confidence={least}", "batch_size=7", "key_added=mine"]
     counts_adata.layers["counts"] = counts_adata.X
     counts_adata.X = np.full(counts_adata.shape, np.nan, dtype=np.float32)
-    scperformer.annotate(counts_adata, model, overrides=options)
+    scperformer.annotate(counts_adata, model, options=as_options(options))
     cfg = PredictConfig(inputs=[str(path)], model_path=str(tiny_model), key_added="mine", min_confidence=least)
     expected = ad.read_h5ad(run_predict(cfg)[0])
     columns = [name for name in expected.obs if name.startswith("mine_")]
@@ -258,7 +259,7 @@ def test_options_of_predict_are_overrides_of_annotate(counts_adata, model, write
 
 
 def test_annotate_takes_the_model_of_an_override(counts_adata, tiny_model):
-    scperformer.annotate(counts_adata, overrides=[f"model_path='{tiny_model}'", "min_overlap=0.9"])
+    scperformer.annotate(counts_adata, options=as_options([f"model_path='{tiny_model}'", "min_overlap=0.9"]))
     assert counts_adata.uns["scperformer"]["model"]["path"] == str(tiny_model)
 
 
@@ -274,7 +275,7 @@ def test_annotate_takes_the_model_of_an_override(counts_adata, tiny_model):
 def test_wrong_overrides_of_annotate_change_nothing(counts_adata, model, option, match):
     before = list(counts_adata.obs)
     with pytest.raises(InputError, match=match):
-        scperformer.annotate(counts_adata, model, overrides=[option])
+        scperformer.annotate(counts_adata, model, options=as_options([option]))
     assert list(counts_adata.obs) == before
 
 
