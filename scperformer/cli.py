@@ -10,7 +10,6 @@ import time
 import traceback
 import warnings
 from dataclasses import replace
-from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from scperformer import __version__
 from scperformer.errors import InputError, explained, one_line
 from scperformer.progress import progress
+from scperformer.text import did_you_mean
 
 log = logging.getLogger(__name__)
 
@@ -324,8 +324,7 @@ def main(argv: list[str] | None = None) -> int:
     step, *rest = words
     try:
         if step not in STEPS:
-            near = [f"did you mean '{name}'? " for name in get_close_matches(step, STEPS, 1)]
-            remedy = f"{''.join(near)}'scperformer --help' shows examples"
+            remedy = f"{did_you_mean(step, STEPS)}'scperformer --help' shows examples"
             raise InputError(f"step '{step}'", f"one of {', '.join(STEPS)}", remedy)
         if "-h" in rest or "--help" in rest:
             flag = next(place for place, word in enumerate(rest) if word in ("-h", "--help"))

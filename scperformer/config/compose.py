@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from scperformer.config.options import meant
 from scperformer.config.steps import SCHEMAS
 from scperformer.errors import InputError
+from scperformer.text import did_you_mean
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -76,6 +77,11 @@ def _override_error(error: Exception, step: str, overrides: Sequence[str]) -> In
     unknown = re.search(r"Could not override '([^'.]+)'", str(error))
     if unknown and "Config'" in str(error.__cause__ or error):
         return InputError(f"option {unknown[1]}", f"an option of '{step}'", _did_you_mean(unknown, step) + remedy)
+    preset = re.search(r"Could not find '(\w+)/([^']+)'", str(error))
+    if preset and preset[1] in groups:
+        known = re.findall(r"^\t(\w+)$", str(error), re.MULTILINE)
+        near = did_you_mean(preset[2], known)
+        return InputError(f"{preset[1]}={preset[2]}", f"a preset of '{preset[1]}' ({', '.join(known)})", near + remedy)
     several = re.search(r"Ambiguous value for argument '(([^=]+)=([^']*))'", str(error))
     if several:
         how = f"add -m to run the step once for each (a sweep), or write a list as {several[2]}=[{several[3]}]"

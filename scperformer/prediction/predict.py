@@ -21,7 +21,7 @@ from scperformer.dataset import find_query, require_not_annotated
 from scperformer.errors import InputError
 from scperformer.files import BackedH5ad, beside, fingerprint, open_cells, require_readable, require_unchanged
 from scperformer.network import Model, choose_device, load_model
-from scperformer.outputs import new_file, require_absent
+from scperformer.outputs import FAILED, new_file, require_absent
 from scperformer.prediction.adapt import Adapted, adapt_model
 from scperformer.prediction.annotation import make_annotation
 from scperformer.prediction.calls import IDENTITY, Calls, call_block, partial_results, parts_of
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 # Options that do not change any call: a resumed run, or one that joins shares, may have other values of them. The parts
 # keep probabilities, scores and draws; flags, sets and names are made from these when all parts are there.
 NOT_IN_IDENTITY = {
-    *("inputs", "model_path", "output", "outputs", "output_format", "overwrite", "resume", "keep_going", "error_files"),
+    *("inputs", "model_path", "output", "outputs", "output_format", "overwrite", "resume", "keep_going", "failed_ok"),
     *("share", "shares", "batch_size", "threads", "device", "adapted_folder"),
     *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),
     *("false_alarms", "min_confidence", "alpha", "conformal", "key_added"),
@@ -140,6 +140,17 @@ def _outputs_of(cfg: PredictConfig) -> list[Path]:
     return outputs
 
 
+def _sample(output: Path) -> str:
+    """Return the name of the sample of an output."""
+    ending = next((ending for ending in FORMATS if output.name.endswith(ending)), "")
+    return output.name.removesuffix(ending).removesuffix(".annotated")
+
+
+def _failed_file(output: Path) -> Path:
+    """Return the file with the reason why there is no output; `report` shows it as a row."""
+    return output.with_name(f"{_sample(output)}{FAILED}")
+
+
 def _require_place(output: Path, cfg: PredictConfig) -> None:
     """Refuse an output that cannot be written, or whose name does not end like one of the formats."""
     if cfg.share is not None:
@@ -164,8 +175,8 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
     ------
     InputError
         A file or the model cannot be used, or an output exists; nothing is written for that file. With `cfg.keep_going`
-        the error of a file is logged, and one error is raised after the other files. With `cfg.error_files` it is
-        written into `<output>.error` instead, and nothing is raised for it.
+        the error of a file is logged and written into `<sample>.failed.json` in place of its output, and one error is
+        raised after the other files; with `cfg.failed_ok` nothing is raised.
     """
     refused: list[str] = []
 
@@ -175,19 +186,18 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
         try:
             yield
         except InputError as error:
-            if not cfg.keep_going or (len(cfg.inputs) == 1 and not cfg.error_files):
+            if not cfg.keep_going or (len(cfg.inputs) == 1 and not cfg.failed_ok):
                 raise
             log.error("%s: %s", path, error)
             refused.append(path)
-            if cfg.error_files:
-                with new_file(f"{output}.error", overwrite=True) as temporary:
-                    temporary.write_text(f"{error}\n", encoding="utf-8")
+            if not output.exists():  # it stays as it is
+                content = {"sample": _sample(output), "input": path, "error": str(error)}
+                with new_file(_failed_file(output), overwrite=True) as temporary:
+                    temporary.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
 
     cfg = _without_own_outputs(cfg)
     outputs, ready = _outputs_of(cfg), []
     for path, output in zip(cfg.inputs, outputs, strict=True):  # all of them before the first one is annotated
-        if cfg.error_files:
-            Path(f"{output}.error").unlink(missing_ok=True)  # of an earlier run
         with about(path, output):
             require_readable(path)
             _require_place(output, cfg)
@@ -202,10 +212,12 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
                 if cfg.output_dir is not None:
                     output.parent.mkdir(parents=True, exist_ok=True)
                 checksum = _annotate_file(path, output, model, cfg)
+                _failed_file(output).unlink(missing_ok=True)  # of an earlier run
                 if (same := annotated.setdefault(checksum, path)) != path:
                     log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
             files.update()
-    if refused and not cfg.error_files:
+    if refused and not cfg.failed_ok:
         found = f"{len(refused)} of {len(outputs)} files that cannot be annotated: {', '.join(refused)}"
-        raise InputError(found, "files that can be annotated", "see the error of each of them above")
+        remedy = f"see the error of each of them above, and in {_failed_file(outputs[0]).parent}/*{FAILED}"
+        raise InputError(found, "files that can be annotated", remedy)
     return outputs

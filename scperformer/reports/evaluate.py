@@ -2,7 +2,7 @@
 
 import json
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ import pandas as pd
 from scperformer.config import EvaluateConfig
 from scperformer.errors import InputError
 from scperformer.metrics import class_scores, confusion_matrix, scores
-from scperformer.outputs import new_folder, require_absent
+from scperformer.outputs import FAILED, new_folder, require_absent
 from scperformer.reports.annotated import Annotated, as_text, cell_table, common_tree, read_annotated
-from scperformer.text import defused
+from scperformer.text import defused, did_you_mean
 from scperformer.trust import calibration_error
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,8 @@ def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> n
     if truth_key not in columns:
         others = ", ".join(str(name) for name in columns.columns if not str(name).startswith(f"{sample.key}_"))
         found = f"no column '{truth_key}' in {sample.path if table is None else table}"
-        raise InputError(found, f"one of {others}" if others else "a column of true labels", "set truth_key=... to it")
+        remedy = f"{did_you_mean(truth_key, columns.columns)}set truth_key=... to it"
+        raise InputError(found, f"one of {others}" if others else "a column of true labels", remedy)
     truth = columns[truth_key]
     if table is not None:
         cells = sample.obs.index.astype(str)
@@ -264,6 +265,12 @@ def write_evaluation(evaluation: Evaluation, output: Path, overwrite: bool) -> N
 
 def run_evaluate(cfg: EvaluateConfig) -> Path:
     """Score annotated files against true labels; write and return the folder of the evaluation."""
+    failed = [path for path in cfg.inputs if path.endswith(FAILED)]
+    if failed:
+        log.warning("left out, as they could not be annotated: %s", ", ".join(failed))
+        kept = [place for place, path in enumerate(cfg.inputs) if path not in failed]
+        kept_tables = None if cfg.truth_path is None else [cfg.truth_path[place] for place in kept]
+        cfg = replace(cfg, inputs=[cfg.inputs[place] for place in kept], truth_path=kept_tables)
     output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).with_suffix(".evaluation")
     require_absent(output, cfg.overwrite, marker=METRICS)
     write_evaluation(evaluate_samples(read_annotated(cfg.inputs, cfg.key_added), cfg), output, cfg.overwrite)
