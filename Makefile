@@ -9,7 +9,7 @@ ACTIVATE := . "$(VENV)/bin/activate"
 # Threads that wait for work spin by default; with more threads than cores that stalls everything.
 SINGLE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: annotate test lint pytest install packaged-model
+.PHONY: annotate test lint pytest install docs packaged-model
 
 annotate: $(INSTALLED)
 	$(ACTIVATE) && snakemake --cores 8 annotate $(ARGS)
@@ -23,6 +23,11 @@ pytest: $(INSTALLED)
 	$(ACTIVATE) && $(SINGLE) pytest -n 2 --dist loadscope $(ARGS)
 
 install: $(INSTALLED)
+
+# The site: docs/_build/html/index.html. Its tutorials are run, and any warning is an error.
+docs: $(INSTALLED)
+	"$(VENV)/bin/python" -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(ACTIVATE) && $(SINGLE) sphinx-build -W --keep-going -b html docs docs/_build/html
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@set -e; \

@@ -229,7 +229,7 @@ class PredictConfig(_ModelOptions):
     # take ids and label tree from here instead of the model, as in `train`
     ontology: str | None = option(None, ONTOLOGY)
     # fit the model anew to the genes and the depth of a file, on the cells that it keeps; auto: where that was seen to
-    # pay; see docs/inputs.md#other-genes-another-depth
+    # pay; see docs/panels.md
     adapt: str = choice("auto", "true", "false")
     adapted_folder: str | None = None  # keep adapted models in this folder, and take them from there; null: nowhere
 

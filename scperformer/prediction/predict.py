@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +160,9 @@ def _require_place(output: Path, cfg: PredictConfig) -> None:
     require_absent(output, cfg.overwrite, marker=MARKER if output.suffix == ".zarr" else None)
     if not output.name.endswith(FORMATS):
         raise InputError(f"output={output}", f"a name that ends in {', '.join(FORMATS)}", "rename it")
+    if output.suffix == ".parquet" and find_spec("pyarrow") is None:
+        found, remedy = f"output={output} without the package pyarrow", "pip install pyarrow, or write .csv"
+        raise InputError(found, "pyarrow, which writes Parquet files", remedy)
 
 
 def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:

@@ -16,7 +16,7 @@ from scperformer.attention import Sizes, allow_attention, attention_options, mak
 from scperformer.config import make_config
 from scperformer.errors import InputError
 
-DOCS = (Path(__file__).parents[2] / "docs" / "attention.md").read_text(encoding="utf-8")
+DOCS = (Path(__file__).parents[2] / "docs" / "own_mechanism.md").read_text(encoding="utf-8")
 NAME = "my_attention:Mean"
 
 

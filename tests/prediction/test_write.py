@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from scperformer.files import BackedH5ad, fingerprint, open_cells, read_cells, sha256
+from scperformer.prediction import predict
 from scperformer.prediction.annotation import Annotation, without_slashes
 from scperformer.prediction.calls import Calls
 from scperformer.prediction.write import write_annotation
@@ -90,3 +91,11 @@ def test_adding_to_a_bare_file(counts_adata, write, tmp_path):
 
 def test_labels_with_slashes_stay_different():
     assert without_slashes(["a/b", "a|b", "c", "a/b|", "d/e/f"]) == ["a|b|", "a|b", "c", "a|b||", "d|e|f"]
+
+
+def test_pyarrow_is_asked_for_before_any_work(command, write, counts_adata, monkeypatch):
+    monkeypatch.setattr(predict, "find_spec", lambda _: None)
+    ran = command("predict", write(counts_adata), "output=calls.parquet")
+    assert ran.code == 2
+    assert "output=calls.parquet without the package pyarrow" in ran.err
+    assert "pip install pyarrow, or write .csv" in ran.err

@@ -1,0 +1,149 @@
+"""Every block of code in README, CONTRIBUTING and docs is run, or states why not; the pages and their links hold.
+
+Blocks of one page run in order, in a folder of their own with the example of data/make_example.py. HTML comments, which
+no reader sees, steer this:
+
+    <!-- run first: COMMAND -->   before the page's blocks
+    <!-- run with: WORDS -->      the next block, with these words behind each training and each snakemake
+    <!-- alternatives -->         the commands of the next block, each in a copy of the folder
+    <!-- not run: REASON -->      the next block
+
+Cells of the notebooks run when the site is built (`make docs`).
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+
+import anndata as ad
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "data/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HOWS = ("not run", "run with", "alternatives")
+BLOCK = re.compile(
+    rf"(?:^<!-- (?P<how>{'|'.join(HOWS)})(?:: (?P<words>.*))? -->\n)?"
+    r"^(?P<indent> *)```(?P<kind>\S*).*\n(?P<text>(?:.*\n)*?)(?P=indent)```$",
+    re.MULTILINE,
+)
+FIRST = re.compile(r"^<!-- run first: (.*) -->$", re.MULTILINE)
+PROGRAMS = ("scperformer", "snakemake", "python", "make", "pip", "ruff", "docker", "git", "SCPERFORMER_")
+DIRECTIVES = ("{toctree}", "{eval-rst}", "{code-cell}", "mermaid")  # of the site
+
+
+@dataclass
+class Block:
+    """A block of a page."""
+
+    page: Path
+    line: int
+    kind: str  # bash, python, yaml, toml, ... or text
+    text: str
+    how: str | None  # of the comment before it, such as "not run"
+    words: str  # of this comment
+
+    def commands(self) -> list[str]:
+        """The commands of a block of bash."""
+        lines = [re.sub(r"\s+#.*", "", line) for line in self.text.replace("\\\n", " ").splitlines()]
+        if self.how == "run with":
+            lines = [re.sub(r"^(scperformer (pre)?train|snakemake) .*", rf"\g<0> {self.words}", line) for line in lines]
+        return [line for line in lines if line]
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of a page; one without a language is bash if it begins with a program's name, else text."""
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in BLOCK.finditer(text):
+        code = re.sub(f"^{match['indent']}", "", match["text"], flags=re.MULTILINE)
+        kind = match["kind"] or ("bash" if code.startswith(PROGRAMS) else "text")
+        line = text[: match.start()].count("\n") + 1
+        found.append(Block(page, line, kind, code, match["how"], match["words"] or ""))
+    return found
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def runs(page: Path) -> list[Block]:
+    return [block for block in blocks(page) if block.kind in ("bash", "python") and block.how != "not run"]
+
+
+@pytest.fixture(scope="session")
+def example(tmp_path_factory) -> Path:
+    """The example, with few cells and the names that the pages use, and models."""
+    from scperformer import train
+
+    folder = tmp_path_factory.mktemp("docs") / "example"
+    subprocess.run([sys.executable, ROOT / "data/make_example.py", folder], check=True)
+    for file in folder.glob("*.h5ad"):
+        cells = ad.read_h5ad(file)
+        cells[:: 6 if file.stem == "reference" else 2].copy().write_h5ad(file)
+    shutil.copy(folder / "sample_full.h5ad", folder / "sample.h5ad")
+    panel = ad.read_h5ad(folder / "sample_panel.h5ad").var_names
+    (folder / "panel.txt").write_text("".join(f"{gene}\n" for gene in panel))
+    for name in ("Snakefile", "workflows", "conf", "data"):
+        (folder / name).symlink_to(ROOT / name)
+    train(ad.read_h5ad(folder / "reference.h5ad"), "cell_type", output=folder / "trained", overrides=["logger=none"])
+    return folder
+
+
+@pytest.fixture
+def run(command, monkeypatch):
+    """Run a line of a page in a folder: commands of scperformer in this process, which has loaded the libraries."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+    def run_line(line: str, folder: Path) -> None:
+        monkeypatch.chdir(folder)
+        if line.startswith("scperformer "):
+            ran = command(*(name for word in shlex.split(line)[1:] for name in sorted(glob(word)) or [word]))
+            code, said = ran.code, ran.out + ran.err
+        else:
+            shell = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+            code, said = shell.returncode, shell.stdout + shell.stderr
+        assert code == 0, f"{line}\n{said[-3000:]}"
+
+    return run_line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if runs(page)], ids=name)
+def test_blocks_run(page, example, tmp_path, run, monkeypatch):
+    folder = tmp_path / "page"
+    shutil.copytree(example, folder, symlinks=True)
+    for line in FIRST.findall(page.read_text(encoding="utf-8")):
+        run(line, folder)
+    names: dict[str, object] = {}  # the blocks of Python of a page are one program
+    for block in runs(page):
+        if block.kind == "python":
+            (folder / "page.py").write_text(block.text)
+            monkeypatch.chdir(folder)
+            exec(compile(block.text, f"{name(page)}:{block.line}", "exec"), names)
+            continue
+        for number, line in enumerate(block.commands()):
+            alone = block.how == "alternatives"
+            run(line, shutil.copytree(folder, tmp_path / f"{block.line}-{number}", symlinks=True) if alone else folder)
+
+
+def test_each_block_is_run_or_says_why_not():
+    found = [block for page in PAGES for block in blocks(page)]
+    known = {"bash", "python", "yaml", "toml", "text", *DIRECTIVES}
+    unknown = [f"{name(b.page)}:{b.line}: {b.kind}" for b in found if b.kind not in known and b.how != "not run"]
+    assert unknown == []
+    for block in found:
+        if block.kind in ("yaml", "toml"):
+            assert (yaml.safe_load if block.kind == "yaml" else tomllib.loads)(block.text)
+        if block.how in ("not run", "run with"):
+            assert block.words
+    comments = sum(page.read_text(encoding="utf-8").count(f"<!-- {how}") for page in PAGES for how in HOWS)
+    assert comments == sum(block.how is not None for block in found)  # each comment is before a block
