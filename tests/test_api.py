@@ -121,7 +121,6 @@ def test_only_annotate_changes_cells_in_memory(annotated, model, tmp_path):
     scp.preprocess(annotated, options={"data.min_genes": 0})
     scp.embed(annotated, model)
     scp.evaluate(annotated, "cell_type", output=tmp_path / "evaluation")
-    scp.explain(annotated, model, num_cells=2)
     assert contents(annotated) == before
     prepared = scp.preprocess(annotated, options={"data.min_genes": 0})
     again = scp.preprocess(prepared, options={"data.min_genes": 0})
@@ -154,7 +153,9 @@ def test_check_tells_problems_without_raising(counts_adata, model, write, capsys
 
 
 def test_explanation(annotated, model):
+    before = contents(annotated)
     found = scp.explain(annotated, model, num_cells=3)
+    assert contents(annotated) == before
     assert found.adata.n_obs == 3 * annotated.obs["scperformer_label"].nunique()
     assert set(found.genes.columns) >= {"label", "gene", "mean_contribution"}
     assert found.path is None
@@ -210,6 +211,9 @@ def test_pretrained_encoders_and_adapted_models(counts_adata, model, tmp_path):
     options = {"trainer.max_epochs": 1, "logger": "none"}
     made = scp.train(counts_adata, "cell_type", output=tmp_path / "m", init=encoder, options=options)
     assert load_bundle(made.path).provenance["init"]["name"] == "e"
+    cells = scp.annotate(counts_adata, made)
+    scp.explain(cells, made, num_cells=1)
+    scp.report(cells, output=tmp_path / "report.html")
     adapted = scp.adapt(made, counts_adata[:, 20:].copy(), output=tmp_path / "a")
     assert len(adapted.load().bundle.genes) < 200
     assert {name: getattr(scp, name) for name in scp.__all__} == before
@@ -236,11 +240,11 @@ def test_names_keep_their_meaning():
 
 
 def test_names_are_the_same_after_calls(annotated, model):
+    """The slow test of pretraining is about the other functions."""
     before = {name: getattr(scp, name) for name in scp.__all__}
     for call in (scp.check, scp.embed, scp.preprocess):
         call(annotated, model=model)
     scp.evaluate(annotated, "cell_type")
-    scp.explain(annotated, model, num_cells=1)
     scp.models()
     assert {name: getattr(scp, name) for name in scp.__all__} == before
 
