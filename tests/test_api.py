@@ -293,15 +293,3 @@ def test_scripts_of_users_are_checked_for_types(tmp_path, line, error):
         assert ran.returncode == 0, ran.stdout
     else:
         assert f"[{error}]" in ran.stdout
-
-
-@pytest.mark.slow
-def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
-    """The blocks of docs/python.md, one after the other."""
-    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    assert len(blocks) >= 3
-    (tmp_path / "data").symlink_to(ROOT / "data")
-    monkeypatch.chdir(tmp_path)
-    exec("\n".join(blocks), {"__name__": "example"})
-    assert (tmp_path / "labels.png").exists()

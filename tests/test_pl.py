@@ -46,10 +46,11 @@ def test_embedding_makes_a_umap_of_its_own(annotated):
 def test_composition_shows_shares(annotated):
     axes = scp.pl.composition(annotated, "sample").axes[0]
     shares = pd.crosstab(annotated.obs["sample"], annotated.obs["scperformer_label"], normalize="index")
-    first = shares.mean().idxmax()
-    assert axes.containers[0].get_label() == first
-    assert [bar.get_width() for bar in axes.containers[0]] == pytest.approx(shares[first].iloc[::-1].tolist())
-    assert to_hex(axes.containers[0][0].get_facecolor()) == colour_of(0).lower()
+    labels = list(annotated.obs["scperformer_label"].cat.categories)
+    assert [bars.get_label() for bars in axes.containers] == list(shares)
+    for bars in axes.containers:
+        assert [bar.get_width() for bar in bars] == pytest.approx(shares[bars.get_label()].iloc[::-1].tolist())
+        assert to_hex(bars[0].get_facecolor()) == colour_of(labels.index(bars.get_label())).lower()
     assert axes.get_ylabel() == "sample"
 
 
