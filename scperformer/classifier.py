@@ -12,7 +12,7 @@ from anndata import AnnData
 from scipy.sparse import csr_matrix
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, check_non_negative, validate_data
 
 from scperformer.config import make_config, overrides_of
 from scperformer.dataset import find_query
@@ -86,6 +86,7 @@ class PerformerClassifier(ClassifierMixin, BaseEstimator):
             A ValueError: an option is wrong, or the values cannot be used.
         """
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype="numeric")
+        check_non_negative(X, type(self).__name__)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -110,6 +111,7 @@ class PerformerClassifier(ClassifierMixin, BaseEstimator):
         """Return the probability of each class for N cells: N x C, columns as in `classes_`."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype="numeric", reset=False)
+        check_non_negative(X, type(self).__name__)
         cfg = make_config("predict", overrides_of({"inputs": ["X"], "adapt": "false", "min_overlap": 0} | self._found))
         query = find_query(self._cells(X), self.model_.bundle, cfg)
         proba = np.concatenate([calls.proba for calls in call_all(Adapted(self.model_, query, {}), cfg)])
@@ -117,7 +119,8 @@ class PerformerClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """Return the most probable class of N cells."""
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+        best = self.predict_proba(X).argmax(axis=1)
+        return self.classes_[best]
 
     def _cells(self, X: Any) -> AnnData:
         genes = getattr(self, "feature_names_in_", [f"gene {number}" for number in range(1, X.shape[1] + 1)])

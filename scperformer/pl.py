@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from scperformer.reports.evaluate import Evaluation
     from scperformer.reports.explain import Explanation
 
-CONFIDENCE = {"cmap": "viridis", "vmin": 0, "vmax": 1}
 MOST_CELLS = 20_000  # in a UMAP that is computed here
 
 
@@ -27,6 +26,11 @@ def _column(adata: AnnData, name: str, key: str) -> str:
         known = ", ".join(column.removeprefix(f"{key}_") for column in map(str, adata.obs) if column.startswith(key))
         raise InputError(f"no '{name}' in the data", f"a column of obs, a gene or one of {known}", "annotate the cells")
     return found
+
+
+def _colours(column: pd.Series) -> dict[str, str]:
+    """Return the colour of each category, the same in all plots and whichever of them occur."""
+    return {category: colour_of(place) for place, category in enumerate(column.astype("category").cat.categories)}
 
 
 def embedding(
@@ -69,12 +73,13 @@ def embedding(
         basis = "X_umap"
     for name in colours:
         if name in cells.obs and isinstance(cells.obs[name].dtype, pd.CategoricalDtype):
-            labels = cells.obs[name].cat.remove_unused_categories()
-            cells.obs[name] = labels
-            cells.uns[f"{name}_colors"] = [colour_of(place) for place in range(len(labels.cat.categories))]
-    scales = [CONFIDENCE if name == f"{key_added}_confidence" else {"cmap": None} for name in colours]
-    options = {f"{end}": [scale.get(end) for scale in scales] for end in ("vmin", "vmax")}
-    return sc.pl.embedding(cells, basis, color=colours, ncols=ncols, return_fig=True, show=False, **options)
+            colour = _colours(cells.obs[name])
+            cells.obs[name] = cells.obs[name].cat.remove_unused_categories()
+            cells.uns[f"{name}_colors"] = [colour[category] for category in cells.obs[name].cat.categories]
+    limits = [(0, 1) if name == f"{key_added}_confidence" else (None, None) for name in colours]
+    low, high = (list(ends) for ends in zip(*limits, strict=True))
+    options = {"vmin": low, "vmax": high, "ncols": ncols, "wspace": 0.5, "return_fig": True, "show": False}
+    return sc.pl.embedding(cells, basis.removeprefix("X_"), color=colours, **options)
 
 
 def composition(adata: AnnData, groupby: str, *, key_added: str = "scperformer") -> Figure:
@@ -91,10 +96,9 @@ def composition(adata: AnnData, groupby: str, *, key_added: str = "scperformer")
     """
     label = _column(adata, "label", key_added)
     shares = pd.crosstab(adata.obs[_column(adata, groupby, key_added)], adata.obs[label], normalize="index")
-    shares = shares[shares.mean().sort_values(ascending=False).index]
     figure = Figure(figsize=(8, 1 + 0.4 * len(shares)), layout="constrained")
     axes = figure.subplots()
-    shares.iloc[::-1].plot.barh(stacked=True, ax=axes, width=0.85, color=[*map(colour_of, range(shares.shape[1]))])
+    shares.iloc[::-1].plot.barh(stacked=True, ax=axes, width=0.85, color=_colours(adata.obs[label]))
     axes.set(xlabel="share of cells", ylabel=groupby, xlim=(0, 1))
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     return figure

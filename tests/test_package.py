@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "scperformer"
 MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 LONGEST_FILE, LONGEST_FUNCTION = 600, 100  # lines; longer ones hold more than one idea
-PRINTING = ("cli.py", "progress.py", "network/library.py")  # what they print is their output
+PRINTING = ("cli.py", "progress.py")  # what they print is their output
 
 
 def tree(module: str) -> ast.Module:
@@ -123,6 +123,9 @@ def test_public_things_have_docstrings():
     for module in MODULES:
         code = tree(module)
         things = [node for node in code.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        things = [
+            node for node in things if "overload" not in [getattr(name, "id", "") for name in node.decorator_list]
+        ]
         missing = [node.name for node in things if not node.name.startswith("_") and not ast.get_docstring(node)]
         found += [f"{module}: {name}" for name in missing]
         if not ast.get_docstring(code):

@@ -33,6 +33,7 @@ from scperformer.model import (
 )
 from scperformer.network.load import rebuild
 from scperformer.outputs import new_folder, require_absent
+from scperformer.progress import say
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ def run_models(cfg: ModelsConfig) -> list[Path]:
         except InputError as error:
             text = f"cannot be used: {error}"
         packaged = " (packaged)" if folder == PACKAGED else ""
-        print(f"{one_line(folder.name)}{packaged}: {text}\n  {one_line(str(folder))}")
+        say(f"{one_line(folder.name)}{packaged}: {text}\n  {one_line(str(folder))}")
     if not imported:
         log.info("no imported models in %s: 'scperformer models import PATH' adds one", library)
     return [PACKAGED, *imported]

@@ -1,6 +1,7 @@
 """Load a saved model: its network in eval mode, or the weights of its encoder gene by gene; read vectors of genes."""
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -124,9 +125,9 @@ def rebuild(bundle: Bundle, path: Path) -> CellTypeModel | Encoder:
 
 @progress("loading the model")
 @torch_state_kept()
-def load_model(model_path: str | Path | None = None) -> Model:
+def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
     """Load a model folder; None means $SCPERFORMER_MODEL, else the packaged model. Refuse an encoder without labels."""
-    path, why = resolve_model(None if model_path is None else str(model_path))
+    path, why = resolve_model(None if model_path is None else os.fspath(model_path))
     bundle = load_bundle(path)
     require_annotator(bundle, path)
     checksum, labels = bundle.hash[:12], ", ".join(bundle.labels)

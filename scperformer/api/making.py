@@ -1,0 +1,289 @@
+"""Making models: prepare cells, train, pretrain and adapt; the model folders that there are."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+
+import pandas as pd
+from anndata import AnnData
+
+from scperformer.api.keywords import File, Options, config_of, loaded, path_of, paths_of, required_output, step
+from scperformer.config import PretrainConfig, TrainConfig
+from scperformer.errors import InputError
+from scperformer.model import INFO, PACKAGED, library_folder, load_bundle
+from scperformer.outputs import require_absent
+
+if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
+    from scperformer.network import Model
+
+
+@dataclass(repr=False)
+class Trained:
+    """A model folder that was written, with its scores and the history of its training; it can be used as a path."""
+
+    path: Path
+    metrics: dict[str, Any]  # all of them, as in bundle.json
+    history: pd.DataFrame  # one row per epoch; empty if the branches were fitted, not trained
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """Accuracy and macro-F1 on the validation cells, of the model and of logistic regression.
+
+        Of a pretraining, the loss of the encoder and of a naive guess.
+        """
+        if "model" not in self.metrics:
+            losses = {"model": self.metrics["loss"], "naive guess": self.metrics["naive_loss"]}
+            return pd.DataFrame({"loss": losses})
+        return pd.DataFrame({name: self.metrics[name] for name in ("model", "baseline")}).T
+
+    def load(self) -> "Model":
+        """Load the model."""
+        from scperformer.network import load_model
+
+        return load_model(self.path)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        epochs = f", {len(self.history)} epochs" if len(self.history) else ""
+        return f"Model folder {self.path}{epochs}\n{self.scores.round(3)}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self).partition(chr(10))[0])}</p>{self.scores.round(3).to_html()}"
+
+
+def _trained(path: Path) -> Trained:
+    metrics = json.loads((path / INFO).read_text(encoding="utf-8"))["metrics"]
+    table = path.with_name(f"{path.name}.run") / "metrics.csv"
+    return Trained(path, metrics, pd.read_csv(table) if table.is_file() else pd.DataFrame())
+
+
+class PreprocessKeywords(TypedDict, total=False):
+    """The keywords of `preprocess`, for type checkers."""
+
+    model: "Model | File | None"
+    output: File | None
+    overwrite: bool
+    options: Options | None
+
+
+@overload
+def preprocess(cells: File, **named: Unpack[PreprocessKeywords]) -> Path: ...
+@overload
+def preprocess(cells: AnnData, **named: Unpack[PreprocessKeywords]) -> AnnData: ...
+@step("preprocess")
+def preprocess(
+    cells: AnnData | File,
+    *,
+    model: "Model | File | None" = None,
+    output: File | None = None,
+    overwrite: bool = False,
+    options: Options | None = None,
+) -> AnnData | Path:
+    """Filter, normalise and log-transform cells.
+
+    Parameters
+    ----------
+    cells
+        N cells x G genes in memory, or a file.
+    model
+        Align the genes to those of this model.
+    output
+        The h5ad file to write; None: INPUT.prepared.h5ad beside a file, nothing for cells in memory.
+    overwrite
+        Replace an output that exists.
+    options
+        More options of `preprocess` by their full names, such as `{"data.min_genes": 200}`.
+
+    Returns
+    -------
+    New cells, ln(1 + counts per 10,000) in X, for cells in memory; for a file, the path of the output.
+    """
+    from scperformer.dataset.preprocess import prepare, run_preprocess
+    from scperformer.files import write_h5ad
+
+    named = {"model_path": path_of(model), "output": output, "overwrite": overwrite}
+    cfg = config_of("preprocess", options, inputs=paths_of(cells), **named)
+    if not isinstance(cells, AnnData):
+        return run_preprocess(cfg)
+    if cfg.output is not None:
+        require_absent(cfg.output, cfg.overwrite)
+    prepared = prepare(cells, cfg, Path("the data"))
+    prepared = prepared.copy() if prepared is cells else prepared
+    if cfg.output is not None:
+        write_h5ad(prepared, Path(cfg.output), cfg.overwrite)
+    return prepared
+
+
+@step("train")
+def train(
+    cells: AnnData | File | Sequence[File],
+    label_key: str,
+    *,
+    output: File | None = None,
+    model: str | None = None,
+    seed: int = TrainConfig.seed,
+    init: "Trained | File | None" = None,
+    tissue: str | None = TrainConfig.tissue,
+    resume: bool = TrainConfig.resume,
+    overwrite: bool = TrainConfig.overwrite,
+    options: Options | None = None,
+) -> Trained:
+    """Train a model on labelled cells.
+
+    Parameters
+    ----------
+    cells
+        N cells x G genes in memory, with counts or log-normalised expression in X, a layer or `.raw`; or files.
+    label_key
+        Column of obs with the cell types.
+    output
+        The model folder to write; None: INPUT.model beside a file. Cells in memory need it.
+    model
+        Preset of the encoder: pooled (the default), tiny, small, base or scbert.
+    seed
+        Of every random choice.
+    init
+        A model folder whose encoder is the start, such as the result of `pretrain`.
+    tissue
+        Tissue of the reference, which the model states.
+    resume
+        Continue an interrupted run.
+    overwrite
+        Replace a model folder that exists.
+    options
+        More options of `train` by their full names, such as `{"trainer.max_epochs": 5, "attention": "softmax"}`.
+
+    Returns
+    -------
+    The model folder: `path`, `scores` beside logistic regression, `history` of the epochs, and `load()`.
+
+    Raises
+    ------
+    InputError
+        An option is wrong, the cells cannot be used, or the folder exists.
+    """
+    from scperformer.training.train import run_train, train_cells
+
+    named = {"label_key": label_key, "output": output, "model": model, "seed": seed, "init": init, "tissue": tissue}
+    cfg = config_of("train", options, inputs=paths_of(cells), **named, resume=resume, overwrite=overwrite)
+    if not isinstance(cells, AnnData):
+        return _trained(run_train(cfg))
+    return _trained(train_cells(cells, cfg, required_output(cfg)))
+
+
+@step("pretrain")
+def pretrain(
+    cells: AnnData | File | Sequence[AnnData] | Sequence[File],
+    *,
+    output: File | None = None,
+    model: str | None = None,
+    seed: int = PretrainConfig.seed,
+    init: "Trained | File | None" = None,
+    resume: bool = PretrainConfig.resume,
+    overwrite: bool = PretrainConfig.overwrite,
+    options: Options | None = None,
+) -> Trained:
+    """Pretrain an encoder on cells without labels.
+
+    Parameters
+    ----------
+    cells
+        One or more AnnData, each N cells x G genes, with counts or log-normalised expression; or one or more files.
+    output
+        The model folder to write; None: INPUT.encoder beside the first file. Cells in memory need it.
+    model
+        Preset of the encoder: tiny (the default), small, base or scbert.
+    seed
+        Of every random choice.
+    init
+        A model folder whose encoder is the start.
+    resume
+        Continue an interrupted run.
+    overwrite
+        Replace a model folder that exists.
+    options
+        More options of `pretrain` by their full names, such as `{"tokens": "scbert", "trainer.max_epochs": 5}`.
+
+    Returns
+    -------
+    The model folder, for `train(..., init=...)`.
+
+    Raises
+    ------
+    InputError
+        An option is wrong, the cells cannot be used, or the folder exists.
+    """
+    from scperformer.training.pretrain import pretrain_cells, run_pretrain
+
+    named = {"output": output, "model": model, "seed": seed, "init": init, "resume": resume, "overwrite": overwrite}
+    cfg = config_of("pretrain", options, inputs=paths_of(cells), **named)
+    several = [cells] if isinstance(cells, str | os.PathLike | AnnData) else list(cells)
+    in_memory = [one for one in several if isinstance(one, AnnData)]
+    if in_memory and len(in_memory) < len(several):
+        raise InputError("files beside cells in memory", "one of both", "read the files first, or write the cells")
+    return _trained(pretrain_cells(in_memory, cfg, required_output(cfg)) if in_memory else run_pretrain(cfg))
+
+
+@step("adapt")
+def adapt(
+    model: "Model | File",
+    cells: AnnData | File,
+    *,
+    output: File | None = None,
+    overwrite: bool = False,
+    options: Options | None = None,
+) -> Trained:
+    """Adapt a model to the genes and the depth of cells, or to a list of genes; `annotate` does so by itself.
+
+    Parameters
+    ----------
+    model
+        From `load_model`, or its folder or name; it keeps cells of its reference.
+    cells
+        N cells x G genes in memory, a file of cells, or a text file (.txt) with a gene in each line.
+    output
+        The model folder to write; None: INPUT.adapted beside a file. Cells in memory need it.
+    overwrite
+        Replace a model folder that exists.
+    options
+        More options of `adapt` by their full names.
+
+    Returns
+    -------
+    The folder of the adapted model.
+
+    Raises
+    ------
+    InputError
+        The model keeps no cells, the cells cannot be annotated by it, or the folder exists.
+    """
+    from scperformer.files import beside
+    from scperformer.prediction.adapt import write_adapted
+
+    cfg = config_of(
+        "adapt", options, inputs=paths_of(cells), model_path=path_of(model), output=output, overwrite=overwrite
+    )
+    source = cells if isinstance(cells, AnnData) else os.fspath(cells)
+    beside_it = isinstance(source, str) and cfg.output is None
+    place = beside(source, ".adapted") if isinstance(source, str) and beside_it else required_output(cfg)
+    return _trained(write_adapted(loaded(model, cfg), source, place, cfg))
+
+
+@step("models")
+def models() -> pd.DataFrame:
+    """List the packaged model and the imported ones: a row each, with labels, genes, tissue and folder."""
+    library = library_folder()
+    imported = [folder for folder in sorted(library.iterdir()) if (folder / INFO).is_file()] if library.is_dir() else []
+    rows = []
+    for folder in [PACKAGED, *imported]:
+        bundle = load_bundle(folder)
+        labels = ", ".join(bundle.labels)
+        row = {"name": bundle.name, "labels": labels, "num_labels": len(bundle.labels), "num_genes": len(bundle.genes)}
+        rows.append(row | {"tissue": bundle.tissue, "path": str(folder)})
+    return pd.DataFrame(rows)

@@ -1,0 +1,396 @@
+"""Using models: check, annotate and embed cells; evaluate, explain and report annotations."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, TypedDict, Unpack, overload
+
+import numpy as np
+from anndata import AnnData
+
+from scperformer.api.keywords import File, Options, config_of, loaded, path_of, paths_of, step
+from scperformer.config import CheckConfig, EvaluateConfig, ExplainConfig, PredictConfig, ReportConfig
+from scperformer.errors import InputError
+from scperformer.files import open_cells
+from scperformer.outputs import require_absent
+
+if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
+    from scperformer.network import Model
+    from scperformer.reports.check import Checks
+    from scperformer.reports.evaluate import Evaluation
+    from scperformer.reports.explain import Explanation
+
+
+@step("check")
+def check(
+    cells: AnnData | File | Sequence[AnnData | File],
+    *,
+    model: "Model | File | None" = None,
+    label_key: str | None = CheckConfig.label_key,
+    doublets: bool = CheckConfig.doublets,
+    options: Options | None = None,
+) -> "Checks":
+    """Describe cells, and check whether a model can annotate them or, with `label_key`, whether they can train one.
+
+    Parameters
+    ----------
+    cells
+        Cells in memory or files, one or more.
+    model
+        From `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else the packaged model.
+    label_key
+        Column of obs with labels: check the cells as a reference.
+    doublets
+        Also look for likely doublets (Scrublet), which takes some seconds.
+    options
+        More options of `check` by their full names, such as `{"species": "mouse"}`.
+
+    Returns
+    -------
+    The findings: `files`, one mapping each; `problems`, which are empty if all is well; and a text, its repr.
+
+    Raises
+    ------
+    InputError
+        An option is wrong. Problems of the cells are no errors: they are in the result.
+    """
+    from scperformer.reports.check import check_all
+
+    cfg = config_of(
+        "check", options, inputs=paths_of(cells), model_path=path_of(model), label_key=label_key, doublets=doublets
+    )
+    several = [cells] if isinstance(cells, str | os.PathLike | AnnData) else cells
+    return check_all([one if isinstance(one, AnnData) else os.fspath(one) for one in several], cfg)
+
+
+class AnnotateKeywords(TypedDict, total=False):
+    """The keywords of `annotate`, for type checkers."""
+
+    output: File | None
+    output_dir: File | None
+    key_added: str
+    overwrite: bool
+    species: str
+    min_confidence: float
+    false_alarms: float
+    alpha: float | None
+    clusters: str | None
+    threads: int
+    options: Options | None
+
+
+@overload  # a text is a sequence of texts, too: the first signature that fits counts
+def annotate(  # type: ignore[overload-overlap]
+    cells: File, model: "Model | File | None" = ..., **named: Unpack[AnnotateKeywords]
+) -> Path: ...
+@overload
+def annotate(
+    cells: Sequence[File], model: "Model | File | None" = ..., **named: Unpack[AnnotateKeywords]
+) -> list[Path]: ...
+@overload
+def annotate(cells: AnnData, model: "Model | File | None" = ..., **named: Unpack[AnnotateKeywords]) -> AnnData: ...
+@step("predict")
+def annotate(
+    cells: AnnData | File | Sequence[File],
+    model: "Model | File | None" = None,
+    *,
+    output: File | None = None,
+    output_dir: File | None = None,
+    key_added: str = PredictConfig.key_added,
+    overwrite: bool = PredictConfig.overwrite,
+    species: str = PredictConfig.species,
+    min_confidence: float = PredictConfig.min_confidence,
+    false_alarms: float = PredictConfig.false_alarms,
+    alpha: float | None = PredictConfig.alpha,
+    clusters: str | None = PredictConfig.clusters,
+    threads: int = PredictConfig.threads,
+    options: Options | None = None,
+) -> AnnData | Path | list[Path]:
+    """Annotate cells: add labels, confidences and more to an AnnData in place, or write annotated copies of files.
+
+    Parameters
+    ----------
+    cells
+        N cells x G genes in memory, with counts or log-normalised expression in X, a layer or `.raw`; or files.
+    model
+        From `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else the packaged model.
+    output
+        The annotated file; None: INPUT.annotated.h5ad beside each input. None for cells in memory.
+    output_dir
+        A folder for the outputs of several files.
+    key_added
+        Prefix of the keys that are added (docs/formats.md lists them).
+    overwrite
+        Replace an earlier annotation with the same prefix, or outputs that exist.
+    species
+        Of the genes: auto, human or mouse.
+    min_confidence
+        Cells with a lower confidence, 0 to 1, are flagged as unknown, too.
+    false_alarms
+        Share of cells like the reference's that are flagged as unknown.
+    alpha
+        Also give each cell a set of labels that contains the true one with probability 1 - alpha.
+    clusters
+        Also one label per cluster: a column of obs, or auto.
+    threads
+        CPU threads.
+    options
+        More options of `predict` by their full names, such as `{"source": "layers/counts"}`.
+
+    Returns
+    -------
+    The same AnnData; for a file, the path of its annotated copy; for several, a list of these.
+
+    Raises
+    ------
+    InputError
+        An option is wrong, the expression cannot be used, too few genes are shared, or the keys or the output exist.
+    """
+    from scperformer.prediction.predict import annotate_cells, run_predict
+
+    named = {"key_added": key_added, "overwrite": overwrite, "species": species, "min_confidence": min_confidence}
+    named |= {"false_alarms": false_alarms, "alpha": alpha, "clusters": clusters, "threads": threads}
+    named |= {"output": output, "output_dir": output_dir, "model_path": path_of(model)}
+    cfg = config_of("predict", options, inputs=paths_of(cells), **named)
+    if not isinstance(cells, AnnData):
+        paths = run_predict(cfg, loaded(model, cfg))
+        return paths[0] if isinstance(cells, str | os.PathLike) else paths
+    if written := [name for name in ("output", "outputs", "output_dir") if getattr(cfg, name)]:
+        found = f"{written[0]}={getattr(cfg, written[0])}"
+        raise InputError(found, "no output: the AnnData itself is annotated", "leave it out")
+    annotate_cells(cells, loaded(model, cfg), cfg)
+    return cells
+
+
+@step("predict")
+def embed(
+    cells: AnnData | File,
+    model: "Model | File | None" = None,
+    *,
+    species: str = PredictConfig.species,
+    threads: int = PredictConfig.threads,
+    options: Options | None = None,
+) -> np.ndarray:
+    """Embed cells with the encoder of a model.
+
+    Parameters
+    ----------
+    cells
+        N cells x G genes in memory, or a file.
+    model
+        From `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else the packaged model.
+    species
+        Of the genes: auto, human or mouse.
+    threads
+        CPU threads.
+    options
+        More options of `predict` by their full names.
+
+    Returns
+    -------
+    float32, N x D, as `annotate` puts it into obsm["X_scperformer"].
+
+    Raises
+    ------
+    InputError
+        As for `annotate`.
+    """
+    from scperformer.prediction.predict import embed_cells
+
+    named = {"species": species, "threads": threads, "model_path": path_of(model)}
+    cfg = config_of("predict", options, inputs=paths_of(cells), **named)
+    ready = loaded(model, cfg)
+    if isinstance(cells, AnnData):
+        return embed_cells(cells, ready, cfg)
+    with open_cells(os.fspath(cells), cfg.orientation) as opened:
+        return embed_cells(opened, ready, cfg, os.fspath(cells))
+
+
+@step("evaluate")
+def evaluate(
+    cells: AnnData | File | Sequence[File],
+    truth_key: str,
+    *,
+    output: File | None = None,
+    key_added: str = EvaluateConfig.key_added,
+    overwrite: bool = EvaluateConfig.overwrite,
+    options: Options | None = None,
+) -> "Evaluation":
+    """Compare annotations with true labels, beside logistic regression.
+
+    Parameters
+    ----------
+    cells
+        Annotated cells in memory, or annotated files.
+    truth_key
+        Column of obs with the true labels.
+    output
+        A folder to write the evaluation into; None: nothing is written.
+    key_added
+        Prefix of the annotation.
+    overwrite
+        Replace a folder that exists.
+    options
+        More options of `evaluate` by their full names, such as `{"truth_path": ["labels.csv"]}`.
+
+    Returns
+    -------
+    The evaluation: `scores`, `per_class` and `confusion` as tables, and all `metrics`.
+
+    Raises
+    ------
+    InputError
+        The cells are not annotated, or there are no true labels.
+    """
+    from scperformer.reports.annotated import of_cells, read_annotated
+    from scperformer.reports.evaluate import METRICS, evaluate_samples, write_evaluation
+
+    named = {"truth_key": truth_key, "output": output, "key_added": key_added, "overwrite": overwrite}
+    cfg = config_of("evaluate", options, inputs=paths_of(cells), **named)
+    if cfg.output is not None:
+        require_absent(cfg.output, cfg.overwrite, marker=METRICS)
+    in_memory = isinstance(cells, AnnData)
+    samples = [of_cells(cells, cfg.key_added)] if in_memory else read_annotated(cfg.inputs, cfg.key_added)
+    evaluation = evaluate_samples(samples, cfg)
+    if cfg.output is not None:
+        write_evaluation(evaluation, Path(cfg.output), cfg.overwrite)
+    return evaluation
+
+
+@step("explain")
+def explain(
+    cells: AnnData | File,
+    model: "Model | File | None" = None,
+    *,
+    label: str | None = ExplainConfig.label,
+    num_cells: int | None = ExplainConfig.cells,
+    seed: int = ExplainConfig.seed,
+    output: File | None = None,
+    key_added: str = ExplainConfig.key_added,
+    overwrite: bool = ExplainConfig.overwrite,
+    options: Options | None = None,
+) -> "Explanation":
+    """Find the contribution of each gene to the calls of a sample of annotated cells.
+
+    Parameters
+    ----------
+    cells
+        Cells that `annotate` has annotated with the same model, or an annotated file.
+    model
+        From `load_model`, or its folder or name; None: the model that the annotation names.
+    label
+        Explain the logit of this label in all cells; None: of the label of each cell.
+    num_cells
+        Cells of each label, a random sample; None: all.
+    seed
+        Of the choice of cells, and of the genes that the deletion test draws.
+    output
+        A folder to write the explanation into; None: nothing is written.
+    key_added
+        Prefix of the annotation.
+    overwrite
+        Replace a folder that exists.
+    options
+        More options of `explain` by their full names.
+
+    Returns
+    -------
+    The explanation: `genes` and `deletion` as tables, and `adata`, the contributions of genes to cells.
+
+    Raises
+    ------
+    InputError
+        An option is wrong, the cells are not annotated, or the model does not give them their labels.
+    """
+    from scperformer.reports.annotated import of_cells
+    from scperformer.reports.explain import PAGE, Explanation, explain_cells, explain_file, write_explanation
+
+    named = {"label": label, "cells": "all" if num_cells is None else num_cells, "seed": seed, "output": output}
+    named |= {"key_added": key_added, "overwrite": overwrite, "model_path": path_of(model)}
+    cfg = config_of("explain", options, inputs=paths_of(cells), **named)
+    if cfg.output is not None:
+        require_absent(cfg.output, cfg.overwrite, marker=PAGE)
+    ready = None if model is None else loaded(model, cfg)
+    if isinstance(cells, AnnData):
+        sample = of_cells(cells, cfg.key_added)
+        made = explain_cells(cells, sample.labels, sample.facts, cfg, ready)
+    else:
+        made = explain_file(cfg, ready)
+    if cfg.output is None:
+        return Explanation(made, cfg.key_added)
+    write_explanation(made, Path(cfg.output), cfg, Path(cfg.inputs[0]).stem)
+    return Explanation(made, cfg.key_added, Path(cfg.output))
+
+
+@dataclass(repr=False)
+class Page:
+    """A page that was written; it can be used as a path."""
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"Page {self.path}"
+
+    def _repr_html_(self) -> str:
+        return f'<a href="{escape(str(self.path))}" target="_blank">{escape(str(self.path))}</a>'
+
+
+@step("report")
+def report(
+    cells: AnnData | File | Sequence[File],
+    *,
+    output: File | None = None,
+    evaluation: "Evaluation | File | None" = None,
+    title: str = ReportConfig.title,
+    key_added: str = ReportConfig.key_added,
+    overwrite: bool = ReportConfig.overwrite,
+    options: Options | None = None,
+) -> Page:
+    """Make one HTML page about annotated cells.
+
+    Parameters
+    ----------
+    cells
+        Annotated cells in memory, or annotated files.
+    output
+        The page; None: report.html beside the first file, or in the current folder.
+    evaluation
+        From `evaluate`, or its folder: the page then shows it.
+    title
+        Of the page.
+    key_added
+        Prefix of the annotation.
+    overwrite
+        Replace a page that exists.
+    options
+        More options of `report` by their full names, such as `{"max_cells": 5000}`.
+
+    Returns
+    -------
+    The page, with its `path`.
+
+    Raises
+    ------
+    InputError
+        The cells are not annotated, the evaluation is about other cells, or the page exists.
+    """
+    from scperformer.reports.evaluate import Evaluation, write_evaluation
+    from scperformer.reports.report import run_report
+
+    with TemporaryDirectory(prefix="scperformer-") as temporary:
+        paths, folder = paths_of(cells), evaluation
+        if isinstance(cells, AnnData):
+            output = "report.html" if output is None else output
+            paths = [str(Path(temporary) / "cells.h5ad")]
+            cells.write_h5ad(paths[0])
+        if isinstance(evaluation, Evaluation):
+            folder = Path(temporary) / "evaluation"
+            write_evaluation(evaluation, folder, overwrite=False)
+        named = {"evaluation": folder, "title": title, "key_added": key_added, "overwrite": overwrite}
+        return Page(run_report(config_of("report", options, inputs=paths, output=output, **named)))
