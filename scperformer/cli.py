@@ -130,6 +130,7 @@ examples:
 
   scperformer STEP --help       examples and options of one step
   scperformer STEP --cfg job    every option of a step with the value it would have
+  scperformer STEP --config F   options from a YAML file, as for the workflow
   scperformer STEP ... -m a=1,2 run a step once per value (a sweep)"""
 HELP = dict(zip(STEPS, TEXTS.split("\n\n"), strict=True))
 
@@ -141,6 +142,7 @@ TEXT_OPTIONS = (
 )
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
 FLAGS = {"-m": None, "--cfg": "job", "--config-dir": "FOLDER"}  # of Hydra, each with a value that it takes
+CONFIG = "--config"  # its value is a YAML file with options
 SHORT = {"--estimate": "estimate=true", "--json": "json=true"}  # flags that are options
 
 
@@ -149,12 +151,17 @@ def to_overrides(words: list[str], step: str) -> list[str]:
 
     Plain words are input files, whatever characters they hold; the first one sets an option of some steps.
     """
-    from scperformer.config import meant, quoted  # Hydra takes a while to import: help answers at once
+    from scperformer.config import meant, quoted, read_options  # Hydra takes a while to import: help answers at once
 
     first_word = FIRST_WORDS.get(step)
-    overrides, files, flags = [], [], []
+    overrides, files, flags, given = [], [], [], []
     rest = iter(words)
     for word in rest:
+        if word == CONFIG:
+            given.append(next(rest, ""))
+            if not given[-1]:
+                raise InputError(f"{CONFIG} without a value", f"{CONFIG} FILE", "add the name of a YAML file")
+            continue
         word = SHORT.get(word, word)
         option, _, value = word.partition("=")
         if word.startswith("-"):
@@ -163,7 +170,7 @@ def to_overrides(words: list[str], step: str) -> list[str]:
                 remedy = f"write {name}=VALUE" if name else "write a file name that starts with '-' as ./-name"
                 if word in ("-v", "--verbose"):
                     remedy = "leave it out: every step says what it does"
-                raise InputError(f"'{word}'", "a file, option=value, --help, --cfg job or -m", remedy)
+                raise InputError(f"'{word}'", "a file, option=value, --help, --config FILE, --cfg job or -m", remedy)
             flags += [word] if FLAGS[word] is None else [word, next(rest, "")]
             if not flags[-1] or (word == "--cfg" and flags[-1] not in ("job", "hydra", "all")):
                 found = f"{word} {flags[-1] or 'without a value'}"
@@ -176,6 +183,12 @@ def to_overrides(words: list[str], step: str) -> list[str]:
             overrides.append(word)
     if "--cfg" in flags and "-m" in flags:
         raise InputError(" ".join(flags), "--cfg job without -m", "leave one of them out")
+    named = {word.lstrip("+~").partition("=")[0] for word in overrides}
+    for path in given:
+        read, inputs = read_options(path, step)
+        read = [word for word in read if word.partition("=")[0] not in named]  # the command line goes before the file
+        log.info("%s: %s", path, " ".join([*([] if files else inputs), *read]) or f"no option of '{step}'")
+        overrides, files = read + overrides, files or inputs
     if first_word is not None and files and not any(word.startswith(f"{first_word}=") for word in overrides):
         overrides.append(f"{first_word}={quoted(files.pop(0))}")
     if files:

@@ -5,6 +5,7 @@ groups (rules for values, options of training), steps (options of each step), op
 """
 
 from scperformer.config.compose import command_line, hand_to_hydra, make_config, quoted, sweep_job, to_config, yaml_text
+from scperformer.config.file import read_options
 from scperformer.config.groups import (
     ABOVE_ZERO,
     AUTO,

@@ -3,6 +3,7 @@
 Hydra is imported where it is used: it takes a third of a second, which `--help` does not need.
 """
 
+import json
 import os
 import re
 import sys
@@ -39,6 +40,20 @@ def quoted(value: str) -> str:
     return f"'{escaped}'"
 
 
+def option_word(name: str, value: Any) -> str:
+    """Write `name=value` as one word of a command, whatever characters the value or values hold."""
+    if isinstance(value, list):
+        return f"{name}=[{','.join(quoted(str(item)) for item in value)}]"
+    if not isinstance(value, str):  # a number, true, false or null
+        return f"{name}={json.dumps(value)}"
+    return f"{name}={value if re.fullmatch(r'[A-Za-z_][a-zA-Z0-9_./-]*', value) else quoted(value)}"
+
+
+def option_words(options: dict[str, Any] | list[str]) -> list[str]:
+    """Return options as words of a command, from a mapping of their names to values or a list of such words."""
+    return [option_word(name, value) for name, value in options.items()] if isinstance(options, dict) else options
+
+
 def _did_you_mean(unknown: re.Match, step: str) -> str:
     near = meant(".".join(unknown.groups()), step)
     return f"did you mean {near}? " if near else ""
@@ -59,9 +74,11 @@ def _override_error(error: Exception, step: str, overrides: Sequence[str]) -> In
         return InputError(f"option {unknown[1]}", f"an option of '{step}'", _did_you_mean(unknown, step) + remedy)
     preset = re.search(r"Could not find '(\w+)/([^']+)'", str(error))
     if preset and preset[1] in groups:
-        known = re.findall(r"^\t(\w+)$", str(error), re.MULTILINE)
-        near = did_you_mean(preset[2], known)
-        return InputError(f"{preset[1]}={preset[2]}", f"a preset of '{preset[1]}' ({', '.join(known)})", near + remedy)
+        presets = re.findall(r"^\t(\w+)$", str(error), re.MULTILINE)
+        near = did_you_mean(preset[2], presets)
+        return InputError(
+            f"{preset[1]}={preset[2]}", f"a preset of '{preset[1]}' ({', '.join(presets)})", near + remedy
+        )
     several = re.search(r"Ambiguous value for argument '(([^=]+)=([^']*))'", str(error))
     if several:
         how = f"add -m to run the step once for each (a sweep), or write a list as {several[2]}=[{several[3]}]"

@@ -22,7 +22,7 @@ from scperformer.network import Model
 from scperformer.prediction.adapt import Adapted
 from scperformer.prediction.calls import Calls
 from scperformer.prediction.rules import Rules, cluster_columns, tree_columns, with_constraints
-from scperformer.text import MOST_UNKNOWN, foreign_text
+from scperformer.text import MOST_UNKNOWN, foreign_text, unsure_text
 from scperformer.trust import (
     UNKNOWN_TERM,
     calibration,
@@ -112,6 +112,10 @@ def trust_record(model: Model, cfg: PredictConfig, obs: pd.DataFrame) -> dict[st
     record: dict[str, dict[str, Any]] = {
         "calibration": found,
         "novelty": {"false_alarms": cfg.false_alarms, "num_cells": num_cells},
+        "fit": {
+            "mean_confidence": float(obs[f"{cfg.key_added}_confidence"].mean()),
+            "held_out_confidence": float(softmax(held_out.logits.astype(np.float64), axis=1).max(axis=1).mean()),
+        },
     }
     if cfg.alpha is not None:
         coverage = held_out_coverage(*_known_cells(held_out), cfg.alpha, cfg.conformal == "per_label")
@@ -176,8 +180,9 @@ def make_annotation(
         why = "its kept cells are few or simulated" if adapted.record["adapted"] else "train it again to have them"
         log.info(text, query.path, why, "" if cfg.alpha is None else " and no sets of labels")
     elif num_unknown > MOST_UNKNOWN * len(obs):
-        log.warning("%s: %s", query.path, foreign_text(num_unknown / len(obs), len(model.bundle.labels)))
-    record = describe_run(query, model) | {
+        share, bundle = num_unknown / len(obs), model.bundle
+        log.warning("%s: %s", query.path, foreign_text(share, len(bundle.labels), bundle.tissue))
+    record: dict[str, Any] = describe_run(query, model) | {
         "condition": adapted.record,
         "baseline": {"name": "logistic regression (L2, C=1)"},
         "config_json": json.dumps(asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]}),
@@ -185,6 +190,8 @@ def make_annotation(
         "seconds": seconds,
     }
     record |= trust_record(model, cfg, obs)
+    if "fit" in record and (warning := unsure_text(*record["fit"].values())):
+        log.warning("%s: %s", query.path, warning)
     if constraints:
         record["constraints"] = constraints
     if rules.tree is not None:
@@ -219,6 +226,7 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
     return {
         "model": {
             "name": bundle.name,
+            "tissue": bundle.tissue or "",
             "hash": bundle.hash,
             "path": str(model.path),
             "labels": np.array(bundle.labels),
