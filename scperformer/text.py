@@ -11,7 +11,7 @@ MIB, GIB = 2**20, 2**30
 BREAKS = ("Cc", "Cs", "Zl", "Zp")  # kinds of characters that end lines, steer terminals or cannot be written
 MOST_UNKNOWN = 0.5  # share of the cells of a file: with more, the model is probably of another tissue
 LIKENESS = 0.5  # of a wrong word and the name that was meant, as difflib measures it
-FAR_BELOW = 0.15  # difference of mean confidences
+FAR_BELOW = 0.1  # difference of mean confidences
 FORMULA = r"^[=+\-@\t\r\n]"  # spreadsheets run text that starts like this as a formula
 
 

@@ -190,7 +190,8 @@ def make_annotation(
         "seconds": seconds,
     }
     record |= trust_record(model, cfg, obs)
-    if "fit" in record and (warning := unsure_text(*record["fit"].values())):
+    few_unknown = num_unknown <= MOST_UNKNOWN * len(obs)  # else a line has said it
+    if "fit" in record and few_unknown and (warning := unsure_text(*record["fit"].values())):
         log.warning("%s: %s", query.path, warning)
     if constraints:
         record["constraints"] = constraints
