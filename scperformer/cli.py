@@ -32,11 +32,13 @@ STEPS = {  # the module with run_<step>, and the default name of the output of e
     "explain": ("reports.explain", "explanation"),
     "analyze": ("reports.analyze", "analysis"),
     "models": ("network.library", "models"),
+    "workflow": ("workflow", "results"),
 }
 FIRST_WORDS = {
     "adapt": "model_path",
     "analyze": "analysis",
     "models": "action",
+    "workflow": "samples",
 }  # the option that the first plain word sets, if not a file
 # Usage, purpose and examples of each step.
 TEXTS = """\
@@ -115,7 +117,14 @@ models import PATH | list
 import a model from somewhere else, or list models
   scperformer models import a_model.zip                  # checked; then model_path=NAME finds it
   scperformer models import their_model output=shared    # for SCPERFORMER_MODELS=shared
-  scperformer models list"""
+  scperformer models list
+
+workflow SAMPLES
+annotate many samples with Snakemake, and make one report
+  scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type
+  scperformer workflow samples.tsv model_path=my_model -- -n          # show the jobs and run none
+  scperformer workflow --config my.yaml -- --cores 16                 # words after -- are for snakemake
+  scperformer workflow samples.tsv model_path=my_model -- --profile my_cluster"""
 PROGRAM = """\
 scperformer {version}: cell-type annotation of single-cell data
 
@@ -139,6 +148,7 @@ TEXT_OPTIONS = (
     *("output", "output_dir", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title"),
     *("init", "genes_path", "model.gene2vec_path", "conditions.genes", "data.split_key", "data.rare_label_name"),
     *("label", "label_tree", "ontology", "ontology_key", "clusters"),
+    *("samples", "reference", "outdir", "container", "configfile", "registry", "adapted_folder", "tissue"),
 )
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
 FLAGS = {"-m": None, "--cfg": "job", "--config-dir": "FOLDER"}  # of Hydra, each with a value that it takes
@@ -151,12 +161,16 @@ def to_overrides(words: list[str], step: str) -> list[str]:
 
     Plain words are input files, whatever characters they hold; the first one sets an option of some steps.
     """
-    from scperformer.config import meant, quoted, read_options  # Hydra takes a while to import: help answers at once
+    # Hydra takes a while to import: help answers at once.
+    from scperformer.config import meant, option_word, quoted, read_options
 
     first_word = FIRST_WORDS.get(step)
     overrides, files, flags, given = [], [], [], []
     rest = iter(words)
     for word in rest:
+        if word == "--" and step == "workflow":  # the other words are for snakemake
+            overrides.append(option_word("snakemake", list(rest)))
+            break
         if word == CONFIG:
             given.append(next(rest, ""))
             if not given[-1]:
@@ -184,6 +198,8 @@ def to_overrides(words: list[str], step: str) -> list[str]:
     if "--cfg" in flags and "-m" in flags:
         raise InputError(" ".join(flags), "--cfg job without -m", "leave one of them out")
     named = {word.lstrip("+~").partition("=")[0] for word in overrides}
+    if step == "workflow":  # snakemake reads the file
+        overrides, given = [*(option_word("configfile", path) for path in given), *overrides], []
     for path in given:
         read, inputs = read_options(path, step)
         read = [word for word in read if word.partition("=")[0] not in named]  # the command line goes before the file

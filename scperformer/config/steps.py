@@ -345,6 +345,24 @@ class ModelsConfig(_FileOptions):
             raise InputError(f"'{self.inputs[0]}' after 'models list'", "no file", "leave it out")
 
 
+@dataclass(kw_only=True)
+class WorkflowConfig(Options):
+    """Run the workflow: a reference and many samples in, annotated samples and a report out."""
+
+    prefix = ""
+
+    samples: str | None = None  # the sample sheet, as the first word; see docs/workflow.md#your-own-data
+    reference: str | None = None  # a labelled h5ad file to train on
+    label_key: str | None = None  # obs column of the reference with the labels; null: cell_type
+    model_path: str | None = None  # a trained model instead of a reference: nothing is trained
+    outdir: str | None = None  # folder for everything that is written; null: results
+    predict_jobs: int | None = option(None, ONE_OR_MORE)  # the largest number of jobs for small samples; null: 8
+    gpu: int | None = option(None, ZERO_OR_MORE)  # GPUs of the training job; null: 0
+    container: str | None = None  # an image for Apptainer; see docs/containers.md
+    configfile: str | None = None  # a YAML file with these keys and `overrides`; `--config FILE` is the same
+    snakemake: list[str] = field(default_factory=list)  # words for snakemake, given after `--`, such as -- -n --cores 4
+
+
 _SCHEMAS = (CheckConfig, PreprocessConfig, PretrainConfig, TrainConfig, PredictConfig, AdaptConfig, EvaluateConfig)
-_READERS = (ReportConfig, ExplainConfig, AnalyzeConfig, ModelsConfig)
+_READERS = (ReportConfig, ExplainConfig, AnalyzeConfig, ModelsConfig, WorkflowConfig)
 SCHEMAS: dict[str, type] = {part.word(): part for part in (*_SCHEMAS, *_READERS)}
