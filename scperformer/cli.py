@@ -4,6 +4,7 @@ import importlib
 import logging
 import os
 import re
+import signal
 import sys
 import textwrap
 import time
@@ -84,6 +85,7 @@ annotate the cells of files
   scperformer predict run1.h5ad run2.h5ad model_path=my_model min_confidence=0.5
   scperformer predict runs/*.h5ad output_dir=annotated keep_going=true    # go on if some files are refused
   scperformer predict sample.h5ad clusters=leiden deny_labels=[DC,Platelet]   # also a label of each cluster
+  scperformer predict sample.h5ad --json                # what was written, for programs
   scperformer predict panel.h5ad model_path=my_model adapt=false   # the model as it is, whatever the file lacks
 
 adapt MODEL FILE
@@ -328,8 +330,21 @@ def refuse(error: Exception) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; return 0, 2 for an error that the user can fix, or 1 for a bug."""
-    words = sys.argv[1:] if argv is None else argv
+    """Run the command line; return 0, 2 for an error that the user can fix, 1 for a bug, or 141 as in a broken pipe."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell: `2>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the end of the process
+    try:
+        code = run_words(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader has seen enough, as in `scperformer check x.h5ad | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
+        return 128 + signal.SIGPIPE
+
+
+def run_words(words: list[str]) -> int:
+    """Print help or run a step; return the exit code."""
     if not words or words[0] in ("-h", "--help", "help"):
         steps = "\n".join("  {:<40}{}".format(*text.splitlines()) for text in HELP.values())
         print(PROGRAM.format(version=__version__, steps=steps))
@@ -348,5 +363,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         set_up_logging()
         return run_step(step, rest)
-    except Exception as error:  # noqa: BLE001 - every error ends here, as one line
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - every other error ends here, as one line
         return refuse(error)

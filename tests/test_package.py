@@ -20,6 +20,7 @@ PRINTING = (
     "reports/check.py",
     "training/estimate.py",
     "network/library.py",
+    "prediction/predict.py",
 )  # what they print is their output
 
 

@@ -202,6 +202,7 @@ class PredictConfig(_ModelOptions):
     resume: bool = False  # continue an interrupted run, and keep its finished parts
     # annotate the other files when one is refused, for which SAMPLE.failed.json holds the reason; the exit code is 2
     keep_going: bool = False
+    json: bool = False  # print what was written as JSON, and log to standard error; `--json` is the same
     failed_ok: bool = False  # with `keep_going`: the exit code is 0 if files are refused
     share: str | None = None  # `2/8`: call the second of eight shares of the cells; the output is a folder for `shares`
     shares: list[str] = field(default_factory=list)  # all folders that `share` has made of the file, to join

@@ -45,6 +45,22 @@ class Annotation:
     labels: list[str]  # the columns of the probabilities
     record: dict[str, Any]
 
+    def summary(self) -> dict[str, Any]:
+        """Return the model, the condition, the cells of each label and the warnings, as values for JSON."""
+        condition = {
+            name: None if isinstance(value, float) and np.isnan(value) else value
+            for name, value in self.record["condition"].items()
+        }
+        counts = self.obs[f"{self.key}_label"].value_counts()
+        return {
+            "model": {name: self.record["model"][name] for name in ("name", "hash", "tissue")},
+            "condition": condition,
+            "num_cells": len(self.obs),
+            "num_unknown": self.record["num_unknown"],
+            "labels": {str(label): int(num) for label, num in counts.items()},
+            "warnings": list(self.record["warnings"]),
+        }
+
     def write_into(self, adata: AnnData) -> None:
         """Add everything to an AnnData in memory."""
         for name in outdated(adata.obs, self.key, self.obs):
@@ -179,9 +195,9 @@ def make_annotation(
         text = "%s: the model keeps no held-out calls (%s): no novelty of cells%s, and unknown by min_confidence alone"
         why = "its kept cells are few or simulated" if adapted.record["adapted"] else "train it again to have them"
         log.info(text, query.path, why, "" if cfg.alpha is None else " and no sets of labels")
-    elif num_unknown > MOST_UNKNOWN * len(obs):
-        share, bundle = num_unknown / len(obs), model.bundle
-        log.warning("%s: %s", query.path, foreign_text(share, len(bundle.labels), bundle.tissue))
+    warnings = []
+    if model.bundle.held_out is not None and num_unknown > MOST_UNKNOWN * len(obs):
+        warnings.append(foreign_text(num_unknown / len(obs), len(model.bundle.labels), model.bundle.tissue))
     record: dict[str, Any] = describe_run(query, model) | {
         "condition": adapted.record,
         "baseline": {"name": "logistic regression (L2, C=1)"},
@@ -190,9 +206,11 @@ def make_annotation(
         "seconds": seconds,
     }
     record |= trust_record(model, cfg, obs)
-    few_unknown = num_unknown <= MOST_UNKNOWN * len(obs)  # else a line has said it
-    if "fit" in record and few_unknown and (warning := unsure_text(*record["fit"].values())):
+    if "fit" in record and not warnings:
+        warnings += filter(None, [unsure_text(*record["fit"].values())])
+    for warning in warnings:
         log.warning("%s: %s", query.path, warning)
+    record["warnings"] = np.array(warnings, dtype=object)
     if constraints:
         record["constraints"] = constraints
     if rules.tree is not None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from anndata import AnnData
 
@@ -34,6 +35,7 @@ SECONDS_BETWEEN_LINES = 20.0  # log lines about progress
 # keep probabilities, scores and draws; flags, sets and names are made from these when all parts are there.
 NOT_IN_IDENTITY = {
     *("inputs", "model_path", "output", "outputs", "output_format", "overwrite", "resume", "keep_going", "failed_ok"),
+    "json",
     *("share", "shares", "batch_size", "threads", "device", "adapted_folder"),
     *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),
     *("false_alarms", "min_confidence", "alpha", "conformal", "key_added"),
@@ -92,8 +94,8 @@ def annotate(
     return adata
 
 
-def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> str:
-    """Annotate a file of any size, one block of cells at a time, and return its SHA-256.
+def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> dict[str, Any]:
+    """Annotate a file of any size, one block of cells at a time, and return what is there now, as for `--json`.
 
     Finished parts are kept on disk.
     """
@@ -135,14 +137,16 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
                 require_unchanged(path, seen)
                 log.info("%s, share %s: %d cells called", path, cfg.share, num_called)
                 partial.keep_as(output)
+                written = {"share": cfg.share, "num_cells": num_called}
             else:
                 seconds, scratch = time.perf_counter() - start, partial.folder
                 annotation = make_annotation(
                     adapted, cfg, partial.read, rules=rules, num_called=num_called, seconds=seconds
                 )
                 write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
+                written = annotation.summary()
     log.info("written: %s", output)
-    return query.sha256
+    return {"file": path, "output": str(output), "sha256": query.sha256, **written}
 
 
 def _without_own_outputs(cfg: PredictConfig) -> PredictConfig:
@@ -203,7 +207,7 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
         the error of a file is logged and written into `<sample>.failed.json` in place of its output, and one error is
         raised after the other files; with `cfg.failed_ok` nothing is raised.
     """
-    refused: list[str] = []
+    refused: dict[str, str] = {}  # an input: why
 
     @contextmanager
     def about(path: str, output: Path) -> Iterator[None]:
@@ -214,7 +218,7 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
             if not cfg.keep_going or (len(cfg.inputs) == 1 and not cfg.failed_ok):
                 raise
             log.error("%s: %s", path, error)
-            refused.append(path)
+            refused[path] = str(error)
             if not output.exists():  # it stays as it is
                 content = {"sample": _sample(output), "input": path, "error": str(error)}
                 with new_file(_failed_file(output), overwrite=True) as temporary:
@@ -230,14 +234,18 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
     model = load_model(cfg.model_path)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is not an error of each file
     annotated: dict[str, str] = {}  # SHA-256 of a file: its path
+    written: list[dict[str, Any]] = []
     for path, output in ready:
         with about(path, output):
             if cfg.output_dir is not None:
                 output.parent.mkdir(parents=True, exist_ok=True)
-            checksum = _annotate_file(path, output, model, cfg)
+            written.append(_annotate_file(path, output, model, cfg))
             _failed_file(output).unlink(missing_ok=True)  # of an earlier run
-            if (same := annotated.setdefault(checksum, path)) != path:
+            if (same := annotated.setdefault(written[-1]["sha256"], path)) != path:
                 log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
+    if cfg.json:
+        failed = [{"file": path, "error": error} for path, error in refused.items()]
+        print(json.dumps({"files": written, "failed": failed}, indent=1, allow_nan=False), flush=True)
     if refused and not cfg.failed_ok:
         found = f"{len(refused)} of {len(outputs)} files that cannot be annotated: {', '.join(refused)}"
         remedy = f"see the error of each of them above, and in {_failed_file(outputs[0]).parent}/*{FAILED}"
