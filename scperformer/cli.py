@@ -4,6 +4,7 @@ import importlib
 import logging
 import os
 import re
+import signal
 import sys
 import textwrap
 import time
@@ -33,11 +34,13 @@ STEPS = {  # the module with run_<step>, and the default name of the output of e
     "explain": ("reports.explain", "explanation"),
     "analyze": ("reports.analyze", "analysis"),
     "models": ("network.library", "models"),
+    "workflow": ("workflow", "results"),
 }
 FIRST_WORDS = {
     "adapt": "model_path",
     "analyze": "analysis",
     "models": "action",
+    "workflow": "samples",
 }  # the option that the first plain word sets, if not a file
 # Usage, purpose and examples of each step.
 TEXTS = """\
@@ -83,6 +86,7 @@ annotate the cells of files
   scperformer predict run1.h5ad run2.h5ad model_path=my_model min_confidence=0.5
   scperformer predict runs/*.h5ad output_dir=annotated keep_going=true    # go on if some files are refused
   scperformer predict sample.h5ad clusters=leiden deny_labels=[DC,Platelet]   # also a label of each cluster
+  scperformer predict sample.h5ad --json                # what was written, for programs
   scperformer predict panel.h5ad model_path=my_model adapt=false   # the model as it is, whatever the file lacks
 
 adapt MODEL FILE
@@ -116,7 +120,14 @@ models import PATH | list
 import a model from somewhere else, or list models
   scperformer models import a_model.zip                  # checked; then model_path=NAME finds it
   scperformer models import their_model output=shared    # for SCPERFORMER_MODELS=shared
-  scperformer models list"""
+  scperformer models list
+
+workflow SAMPLES
+annotate many samples with Snakemake, and make one report
+  scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type
+  scperformer workflow samples.tsv model_path=my_model -- -n          # show the jobs and run none
+  scperformer workflow --config my.yaml -- --cores 16                 # words after -- are for snakemake
+  scperformer workflow samples.tsv model_path=my_model -- --profile my_cluster"""
 PROGRAM = """\
 scperformer {version}: cell-type annotation of single-cell data
 
@@ -131,6 +142,7 @@ examples:
 
   scperformer STEP --help       examples and options of one step
   scperformer STEP --cfg job    every option of a step with the value it would have
+  scperformer STEP --config F   options from a YAML file, as for the workflow
   scperformer STEP ... -m a=1,2 run a step once per value (a sweep)"""
 HELP = dict(zip(STEPS, TEXTS.split("\n\n"), strict=True))
 
@@ -139,10 +151,12 @@ TEXT_OPTIONS = (
     *("output", "output_dir", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title"),
     *("init", "genes_path", "model.gene2vec_path", "conditions.genes", "data.split_key", "data.rare_label_name"),
     *("label", "label_tree", "ontology", "ontology_key", "clusters"),
+    *("samples", "reference", "outdir", "container", "configfile", "registry", "adapted_folder", "tissue"),
 )
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
 FLAGS = {"-m": None, "--cfg": "job", "--config-dir": "FOLDER"}  # of Hydra, each with a value that it takes
 MOST_NAMED = 3  # files in the first line
+CONFIG = "--config"  # its value is a YAML file with options
 SHORT = {"--estimate": "estimate=true", "--json": "json=true"}  # flags that are options
 
 
@@ -151,12 +165,21 @@ def to_overrides(words: list[str], step: str) -> list[str]:
 
     Plain words are input files, whatever characters they hold; the first one sets an option of some steps.
     """
-    from scperformer.config import meant, quoted  # Hydra takes a while to import: help answers at once
+    # Hydra takes a while to import: help answers at once.
+    from scperformer.config import meant, option_word, quoted, read_options
 
     first_word = FIRST_WORDS.get(step)
-    overrides, files, flags = [], [], []
+    overrides, files, flags, given = [], [], [], []
     rest = iter(words)
     for word in rest:
+        if word == "--" and step == "workflow":  # the other words are for snakemake
+            overrides.append(option_word("snakemake", list(rest)))
+            break
+        if word == CONFIG:
+            given.append(next(rest, ""))
+            if not given[-1]:
+                raise InputError(f"{CONFIG} without a value", f"{CONFIG} FILE", "add the name of a YAML file")
+            continue
         word = SHORT.get(word, word)
         option, _, value = word.partition("=")
         if word.startswith("-"):
@@ -165,7 +188,7 @@ def to_overrides(words: list[str], step: str) -> list[str]:
                 remedy = f"write {name}=VALUE" if name else "write a file name that starts with '-' as ./-name"
                 if word in ("-v", "--verbose"):
                     remedy = "leave it out: every step says what it does"
-                raise InputError(f"'{word}'", "a file, option=value, --help, --cfg job or -m", remedy)
+                raise InputError(f"'{word}'", "a file, option=value, --help, --config FILE, --cfg job or -m", remedy)
             flags += [word] if FLAGS[word] is None else [word, next(rest, "")]
             if not flags[-1] or (word == "--cfg" and flags[-1] not in ("job", "hydra", "all")):
                 found = f"{word} {flags[-1] or 'without a value'}"
@@ -178,6 +201,14 @@ def to_overrides(words: list[str], step: str) -> list[str]:
             overrides.append(word)
     if "--cfg" in flags and "-m" in flags:
         raise InputError(" ".join(flags), "--cfg job without -m", "leave one of them out")
+    named = {word.lstrip("+~").partition("=")[0] for word in overrides}
+    if step == "workflow":  # snakemake reads the file
+        overrides, given = [*(option_word("configfile", path) for path in given), *overrides], []
+    for path in given:
+        read, inputs = read_options(path, step)
+        read = [word for word in read if word.partition("=")[0] not in named]  # the command line goes before the file
+        log.info("%s: %s", path, " ".join([*([] if files else inputs), *read]) or f"no option of '{step}'")
+        overrides, files = read + overrides, files or inputs
     if first_word is not None and files and not any(word.startswith(f"{first_word}=") for word in overrides):
         overrides.append(f"{first_word}={quoted(files.pop(0))}")
     if files:
@@ -312,8 +343,21 @@ def refuse(error: Exception) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; return 0, 2 for an error that the user can fix, or 1 for a bug."""
-    words = sys.argv[1:] if argv is None else argv
+    """Run the command line; return 0, 2 for an error that the user can fix, 1 for a bug, or 141 as in a broken pipe."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell: `2>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the end of the process
+    try:
+        code = run_words(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader has seen enough, as in `scperformer check x.h5ad | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
+        return 128 + signal.SIGPIPE
+
+
+def run_words(words: list[str]) -> int:
+    """Print help or run a step; return the exit code."""
     if not words or words[0] in ("-h", "--help", "help"):
         steps = "\n".join("  {:<40}{}".format(*text.splitlines()) for text in HELP.values())
         print(PROGRAM.format(version=__version__, steps=steps))
@@ -332,5 +376,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         set_up_logging()
         return run_step(step, rest)
-    except Exception as error:  # noqa: BLE001 - every error ends here, as one line
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - every other error ends here, as one line
         return refuse(error)

@@ -11,6 +11,7 @@ MIB, GIB = 2**20, 2**30
 BREAKS = ("Cc", "Cs", "Zl", "Zp")  # kinds of characters that end lines, steer terminals or cannot be written
 MOST_UNKNOWN = 0.5  # share of the cells of a file: with more, the model is probably of another tissue
 LIKENESS = 0.5  # of a wrong word and the name that was meant, as difflib measures it
+FAR_BELOW = 0.1  # difference of mean confidences
 FORMULA = r"^[=+\-@\t\r\n]"  # spreadsheets run text that starts like this as a formula
 
 
@@ -26,9 +27,18 @@ def unfit(name: object) -> str | None:
     return None if odd is None else f"has the control character U+{ord(odd):04X}"
 
 
-def foreign_text(share: float, num_labels: int) -> str:
-    """Return the warning about a file in which this share of the cells is unknown."""
-    return f"{share:.0%} of cells look like none of the {num_labels} labels of this model: is it the right tissue?"
+def foreign_text(share: float, num_labels: int, tissue: str | None = None) -> str:
+    """Return the warning about a file in which this share of the cells is unknown, with the tissue of the model."""
+    of = "" if tissue is None else f" The model is of {shortened(tissue)}."
+    return f"{share:.0%} of cells look like none of the {num_labels} labels of this model: is it the right tissue?{of}"
+
+
+def unsure_text(confidence: float, held_out: float) -> str:
+    """Return the warning about a file with a mean confidence far below that of held-out cells; "" if it is not."""
+    if not confidence < held_out - FAR_BELOW:
+        return ""
+    text = f"mean confidence {confidence:.2f}, of held-out cells of the reference {held_out:.2f}"
+    return f"{text}: these cells are unlike the reference, and fewer calls are right than it promises"
 
 
 def did_you_mean(word: object, names: Iterable[object]) -> str:

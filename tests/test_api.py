@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import scperformer as scp
-from scperformer.config import make_config, overrides_of
+from scperformer.config import make_config, option_words
 from scperformer.errors import InputError
 from scperformer.model.folder import load_bundle
 
@@ -56,11 +56,11 @@ def contents(adata: ad.AnnData) -> dict[str, object]:
 def test_options_are_spelled_as_words_of_the_command_line():
     options = {"label_key": "cell type, 2=fine (50%)", "tissue": "it's ${x}", "model": "tiny", "resume": True}
     options |= {"trainer.max_epochs": 5, "optim.lr": 1e-5, "label_keys": ["a,b", "cell type, 2=fine (50%)"]}
-    cfg = make_config("train", overrides_of({"inputs": [Path("a b.h5ad")], **options}))
+    cfg = make_config("train", option_words({"inputs": [Path("a b.h5ad")], **options}))
     assert (cfg.inputs, cfg.label_key, cfg.tissue) == (["a b.h5ad"], options["label_key"], options["tissue"])
     assert (cfg.model.dim, cfg.trainer.max_epochs, cfg.optim.lr, cfg.resume) == (32, 5, 1e-5, True)
     assert cfg.label_keys == options["label_keys"]
-    assert overrides_of({"init": None}) == ["init=null"]
+    assert option_words({"init": None}) == ["init=null"]
 
 
 @pytest.mark.parametrize(

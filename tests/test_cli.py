@@ -327,10 +327,34 @@ def test_all_steps_in_a_process_of_their_own_leave_no_litter(sample, tiny_model,
 def test_exit_code_of_a_process(tmp_path):
     ran = shell("preprocess", "none.h5ad", cwd=tmp_path)
     assert ran.returncode == 2
-    (line,) = ran.stderr.splitlines()
+    first, line = ran.stderr.splitlines()
+    assert first == "scperformer preprocess: none.h5ad"
     assert line.startswith("error: no file none.h5ad; expected an h5ad file, 10x .h5")
     assert line.endswith(": check the path.")
     assert names(tmp_path) == []
+
+
+def test_what_was_written_as_json(command, sample, tiny_model, tmp_path):
+    (tmp_path / "bad.h5ad").write_text("bad")
+    words = [sample, "bad.h5ad", f"model_path={tiny_model}", "output_dir=out", "keep_going=true", "--json"]
+    ran = command("predict", *words)
+    assert ran.code == 2
+    found = json.loads(ran.out)
+    (made,), (failed,) = found["files"], found["failed"]
+    annotated = ad.read_h5ad(made["output"])
+    assert made["labels"] == annotated.obs["scperformer_label"].value_counts().to_dict()
+    assert made["num_unknown"] == annotated.obs["scperformer_unknown"].sum()
+    assert made["model"]["hash"] == annotated.uns["scperformer"]["model"]["hash"]
+    assert failed["file"] == "bad.h5ad"
+    assert failed["error"] in ran.err
+
+
+@pytest.mark.parametrize(("end", "code"), [("| head -n 1", 141), ("2>&- > out", 0), (">&- 2>&-", 0)])
+def test_pipes_that_close_are_quiet(end, code, sample, tiny_model, tmp_path):
+    files = " ".join([str(sample)] * 3)
+    line = f"{sys.executable} -m scperformer check {files} model_path={tiny_model} {end}; exit ${{PIPESTATUS[0]}}"
+    ran = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (ran.returncode, ran.stderr) in [(code, ""), (0, "")], ran.stderr
 
 
 # Sweeps

@@ -1,14 +1,13 @@
 """Shared by the rules: paths, samples and their jobs, options of the steps, memory and time."""
 
 import itertools
-import json
 import os
 import re
 import shlex
 import shutil
 import sys
 
-from scperformer.config.compose import make_config, quoted, resolved_text
+from scperformer.config.compose import make_config, option_word as option, option_words as words_of, resolved_text
 from scperformer.errors import InputError
 from snakemake.exceptions import WorkflowError
 
@@ -20,21 +19,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 if shutil.which("scperformer") is None:  # snakemake was started from an environment that is not activated
     os.environ.update(PATH=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]))
-
-
-def option(key, value):
-    """Write `key=value` as one word of a scperformer command, whatever characters the value or values hold."""
-    if isinstance(value, list):
-        return f"{key}=[{','.join(quoted(str(item)) for item in value)}]"
-    if not isinstance(value, str):  # a number, true, false or null
-        return f"{key}={json.dumps(value)}"
-    is_plain = re.fullmatch(r"[A-Za-z_][\w./-]*", value)
-    return f"{key}={value if is_plain else quoted(value)}"
-
-
-def words_of(options):
-    """Return options as words of a command, from a mapping of their names to values or a list of such words."""
-    return [option(key, value) for key, value in options.items()] if isinstance(options, dict) else options
 
 
 def options_of(step, *options):

@@ -8,12 +8,14 @@ from scperformer.config.compose import (
     command_line,
     hand_to_hydra,
     make_config,
-    overrides_of,
+    option_word,
+    option_words,
     quoted,
     sweep_job,
     to_config,
     yaml_text,
 )
+from scperformer.config.file import read_options
 from scperformer.config.groups import (
     ABOVE_ZERO,
     AUTO,
@@ -48,4 +50,5 @@ from scperformer.config.steps import (
     PretrainConfig,
     ReportConfig,
     TrainConfig,
+    WorkflowConfig,
 )

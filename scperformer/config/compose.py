@@ -3,6 +3,7 @@
 Hydra is imported where it is used: it takes a third of a second, which `--help` does not need.
 """
 
+import json
 import os
 import re
 import sys
@@ -30,6 +31,9 @@ def conf_dir() -> Path:
     return installed if installed.is_dir() else package.parent / "conf"
 
 
+NOT_TEXT = ("true", "false", "null", "nan", "inf")  # words that Hydra takes for other values
+
+
 def quoted(value: str) -> str:
     """Return a text as a Hydra value, whatever characters it holds."""
     # '${' would interpolate: it is escaped, and so are backslashes before it.
@@ -39,24 +43,31 @@ def quoted(value: str) -> str:
     return f"'{escaped}'"
 
 
-def overrides_of(options: Mapping[str, Any]) -> list[str]:
-    """Spell options, by their full names, as overrides: `{"trainer.max_epochs": 5}` becomes `trainer.max_epochs=5`.
+def _plain(value: Any) -> str:
+    """Return a number, true, false or null as a Hydra value."""
+    return json.dumps(value, default=lambda scalar: scalar.item())  # of NumPy
 
-    Texts and paths are quoted, but for presets of groups, such as `{"model": "tiny"}`.
-    """
-    groups = {path.name for path in conf_dir().iterdir() if path.is_dir()}
 
-    def spelled(name: str, value: Any) -> str:
+def option_word(name: str, value: Any) -> str:
+    """Write `name=value` as one word of a command, whatever characters the value or values hold."""
+    if isinstance(value, list | tuple | set | frozenset):
+        items = (quoted(str(item)) if isinstance(item, str | Path) else _plain(item) for item in value)
+        return f"{name}=[{','.join(items)}]"
+    if not isinstance(value, str | Path):  # a number, true, false or null
+        return f"{name}={_plain(value)}"
+    plain = re.fullmatch(r"[A-Za-z_][a-zA-Z0-9_./-]*", str(value)) and str(value).lower() not in NOT_TEXT
+    return f"{name}={value if plain else quoted(str(value))}"
+
+
+def option_words(options: Mapping[str, Any] | list[str]) -> list[str]:
+    """Return options as words of a command, from a mapping of their full names to values or a list of such words."""
+    if isinstance(options, list):
+        return options
+    for name, value in options.items():
         if isinstance(value, Mapping):
             remedy = f"write {{'{name}.{next(iter(value), 'NAME')}': ...}}"
             raise InputError(f"options inside of the option {name}", "the full name of each option", remedy)
-        if isinstance(value, list | tuple | set | frozenset):
-            return f"[{','.join(spelled(name, item) for item in value)}]"
-        if isinstance(value, str | Path):
-            return str(value) if name in groups else quoted(str(value))
-        return "null" if value is None else str(value).lower()
-
-    return [f"{name}={spelled(name, value)}" for name, value in options.items()]
+    return [option_word(name, value) for name, value in options.items()]
 
 
 def _did_you_mean(unknown: re.Match, step: str) -> str:
@@ -79,9 +90,11 @@ def _override_error(error: Exception, step: str, overrides: Sequence[str]) -> In
         return InputError(f"option {unknown[1]}", f"an option of '{step}'", _did_you_mean(unknown, step) + remedy)
     preset = re.search(r"Could not find '(\w+)/([^']+)'", str(error))
     if preset and preset[1] in groups:
-        known = re.findall(r"^\t(\w+)$", str(error), re.MULTILINE)
-        near = did_you_mean(preset[2], known)
-        return InputError(f"{preset[1]}={preset[2]}", f"a preset of '{preset[1]}' ({', '.join(known)})", near + remedy)
+        presets = re.findall(r"^\t(\w+)$", str(error), re.MULTILINE)
+        near = did_you_mean(preset[2], presets)
+        return InputError(
+            f"{preset[1]}={preset[2]}", f"a preset of '{preset[1]}' ({', '.join(presets)})", near + remedy
+        )
     several = re.search(r"Ambiguous value for argument '(([^=]+)=([^']*))'", str(error))
     if several:
         how = f"add -m to run the step once for each (a sweep), or write a list as {several[2]}=[{several[3]}]"

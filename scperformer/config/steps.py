@@ -202,6 +202,7 @@ class PredictConfig(_ModelOptions):
     resume: bool = False  # continue an interrupted run, and keep its finished parts
     # annotate the other files when one is refused, for which SAMPLE.failed.json holds the reason; the exit code is 2
     keep_going: bool = False
+    json: bool = False  # print what was written as JSON, and log to standard error; `--json` is the same
     failed_ok: bool = False  # with `keep_going`: the exit code is 0 if files are refused
     share: str | None = None  # `2/8`: call the second of eight shares of the cells; the output is a folder for `shares`
     shares: list[str] = field(default_factory=list)  # all folders that `share` has made of the file, to join
@@ -345,6 +346,24 @@ class ModelsConfig(_FileOptions):
             raise InputError(f"'{self.inputs[0]}' after 'models list'", "no file", "leave it out")
 
 
+@dataclass(kw_only=True)
+class WorkflowConfig(Options):
+    """Run the workflow: a reference and many samples in, annotated samples and a report out."""
+
+    prefix = ""
+
+    samples: str | None = None  # the sample sheet, as the first word; see docs/workflow.md#your-own-data
+    reference: str | None = None  # a labelled h5ad file to train on
+    label_key: str | None = None  # obs column of the reference with the labels; null: cell_type
+    model_path: str | None = None  # a trained model instead of a reference: nothing is trained
+    outdir: str | None = None  # folder for everything that is written; null: results
+    predict_jobs: int | None = option(None, ONE_OR_MORE)  # the largest number of jobs for small samples; null: 8
+    gpu: int | None = option(None, ZERO_OR_MORE)  # GPUs of the training job; null: 0
+    container: str | None = None  # an image for Apptainer; see docs/containers.md
+    configfile: str | None = None  # a YAML file with these keys and `overrides`; `--config FILE` is the same
+    snakemake: list[str] = field(default_factory=list)  # words for snakemake, given after `--`, such as -- -n --cores 4
+
+
 _SCHEMAS = (CheckConfig, PreprocessConfig, PretrainConfig, TrainConfig, PredictConfig, AdaptConfig, EvaluateConfig)
-_READERS = (ReportConfig, ExplainConfig, AnalyzeConfig, ModelsConfig)
+_READERS = (ReportConfig, ExplainConfig, AnalyzeConfig, ModelsConfig, WorkflowConfig)
 SCHEMAS: dict[str, type] = {part.word(): part for part in (*_SCHEMAS, *_READERS)}

@@ -11,6 +11,7 @@ from scperformer.dataset.condition import (
     find_condition,
     reduced,
     simulated,
+    unlike_share,
 )
 from scperformer.dataset.corpus import Corpus, make_corpus, read_genes
 from scperformer.dataset.labels import label_columns, rare_labels, rare_note, require_labels

@@ -8,10 +8,13 @@ import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
 from scperformer.dataset.query import Query
+from scperformer.dataset.splits import stratified_sample
 from scperformer.expression import normalise_counts, recover_counts, thin
 from scperformer.model import KeptCells
+from scperformer.trust import fit_profile, novelty_share
 
 SEEN_CELLS, SEEN_BLOCKS = 2000, 20  # of a file that show its depth
+LOOK_CELLS, LOOK_KEPT = 300, 1000  # cells of a file and of a model that show if they are alike
 PAYS_GENES, PAYS_DEPTH = 0.98, 0.75  # below this share of the informative expression or of the depth, adapting pays
 
 
@@ -68,6 +71,23 @@ def reduced(kept: KeptCells, condition: Condition, target_sum: float, seed: int)
     if share < 1:
         values = thin(values, share, np.random.default_rng(seed))
     return normalise_counts(values, target_sum)
+
+
+def unlike_share(query: Query, kept: KeptCells, condition: Condition, target_sum: float, rate: float) -> float:
+    """Return the share of up to 300 cells of a file that look like none of the labels, from up to 1,000 kept cells.
+
+    `predict` asks the same of all cells, and of its model. Here one half of the kept cells, reduced to the condition of
+    the file, shows what the labels look like, and the other half what known cells score; `rate` of these are flagged.
+    """
+    rows = stratified_sample(kept.labels, LOOK_KEPT, seed=0)
+    rows = rows[np.argsort(kept.labels[rows], kind="stable")]  # of each label, every second one is fitted
+    some = KeptCells(kept.values[rows], kept.labels[rows], kept.are_counts)
+    x, in_fit = reduced(some, condition, target_sum, seed=0), np.arange(len(rows)) % 2 == 0
+    profile = fit_profile(x[in_fit], np.unique(some.labels[in_fit], return_inverse=True)[1])
+    num_cells = query.rows.shape[0]
+    looked_at = np.unique(np.linspace(0, num_cells - 1, min(num_cells, LOOK_CELLS)).astype(int))
+    scores = profile.scores(query.of_genes(condition.measured).some(looked_at))
+    return float((1 - novelty_share(scores, profile.scores(x[~in_fit])) <= rate).mean())
 
 
 def simulated(cells: KeptCells, num_cells: int, seed: int) -> KeptCells:

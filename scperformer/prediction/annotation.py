@@ -22,7 +22,7 @@ from scperformer.network import Model
 from scperformer.prediction.adapt import Adapted
 from scperformer.prediction.calls import Calls
 from scperformer.prediction.rules import Rules, cluster_columns, tree_columns, with_constraints
-from scperformer.text import MOST_UNKNOWN, foreign_text
+from scperformer.text import MOST_UNKNOWN, foreign_text, unsure_text
 from scperformer.trust import (
     UNKNOWN_TERM,
     calibration,
@@ -44,6 +44,22 @@ class Annotation:
     read: Callable[[], Iterable[Calls]]  # gives the calls in the order of the cells; it is called several times
     labels: list[str]  # the columns of the probabilities
     record: dict[str, Any]
+
+    def summary(self) -> dict[str, Any]:
+        """Return the model, the condition, the cells of each label and the warnings, as values for JSON."""
+        condition = {
+            name: None if isinstance(value, float) and np.isnan(value) else value
+            for name, value in self.record["condition"].items()
+        }
+        counts = self.obs[f"{self.key}_label"].value_counts()
+        return {
+            "model": {name: self.record["model"][name] for name in ("name", "hash", "tissue")},
+            "condition": condition,
+            "num_cells": len(self.obs),
+            "num_unknown": self.record["num_unknown"],
+            "labels": {str(label): int(num) for label, num in counts.items()},
+            "warnings": list(self.record["warnings"]),
+        }
 
     def write_into(self, adata: AnnData) -> None:
         """Add everything to an AnnData in memory."""
@@ -112,6 +128,10 @@ def trust_record(model: Model, cfg: PredictConfig, obs: pd.DataFrame) -> dict[st
     record: dict[str, dict[str, Any]] = {
         "calibration": found,
         "novelty": {"false_alarms": cfg.false_alarms, "num_cells": num_cells},
+        "fit": {
+            "mean_confidence": float(obs[f"{cfg.key_added}_confidence"].mean()),
+            "held_out_confidence": float(softmax(held_out.logits.astype(np.float64), axis=1).max(axis=1).mean()),
+        },
     }
     if cfg.alpha is not None:
         coverage = held_out_coverage(*_known_cells(held_out), cfg.alpha, cfg.conformal == "per_label")
@@ -175,9 +195,10 @@ def make_annotation(
         text = "%s: the model keeps no held-out calls (%s): no novelty of cells%s, and unknown by min_confidence alone"
         why = "its kept cells are few or simulated" if adapted.record["adapted"] else "train it again to have them"
         log.info(text, query.path, why, "" if cfg.alpha is None else " and no sets of labels")
-    elif num_unknown > MOST_UNKNOWN * len(obs):
-        log.warning("%s: %s", query.path, foreign_text(num_unknown / len(obs), len(model.bundle.labels)))
-    record = describe_run(query, model) | {
+    warnings = []
+    if model.bundle.held_out is not None and num_unknown > MOST_UNKNOWN * len(obs):
+        warnings.append(foreign_text(num_unknown / len(obs), len(model.bundle.labels), model.bundle.tissue))
+    record: dict[str, Any] = describe_run(query, model) | {
         "condition": adapted.record,
         "baseline": {"name": "logistic regression (L2, C=1)"},
         "config_json": json.dumps(asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]}),
@@ -185,6 +206,11 @@ def make_annotation(
         "seconds": seconds,
     }
     record |= trust_record(model, cfg, obs)
+    if "fit" in record and not warnings:
+        warnings += filter(None, [unsure_text(*record["fit"].values())])
+    for warning in warnings:
+        log.warning("%s: %s", query.path, warning)
+    record["warnings"] = np.array(warnings, dtype=object)
     if constraints:
         record["constraints"] = constraints
     if rules.tree is not None:
@@ -219,6 +245,7 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
     return {
         "model": {
             "name": bundle.name,
+            "tissue": bundle.tissue or "",
             "hash": bundle.hash,
             "path": str(model.path),
             "labels": np.array(bundle.labels),

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from anndata import AnnData
@@ -28,7 +29,7 @@ from scperformer.prediction.annotation import make_annotation
 from scperformer.prediction.calls import IDENTITY, Calls, call_block, partial_results, parts_of
 from scperformer.prediction.rules import add_quality, find_rules
 from scperformer.prediction.write import FORMATS, MARKER, write_annotation
-from scperformer.progress import progress
+from scperformer.progress import progress, say
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 # keep probabilities, scores and draws; flags, sets and names are made from these when all parts are there.
 NOT_IN_IDENTITY = {
     *("inputs", "model_path", "output", "outputs", "output_format", "overwrite", "resume", "keep_going", "failed_ok"),
+    "json",
     *("share", "shares", "batch_size", "threads", "device", "adapted_folder"),
     *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),
     *("false_alarms", "min_confidence", "alpha", "conformal", "key_added"),
@@ -70,8 +72,8 @@ def embed_cells(cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig, p
     return np.concatenate([calls.embedding for calls in call_all(adapted, cfg)])
 
 
-def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> str:
-    """Annotate a file of any size, one block of cells at a time, and return its SHA-256.
+def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> dict[str, Any]:
+    """Annotate a file of any size, one block of cells at a time, and return what is there now, as for `--json`.
 
     Finished parts are kept on disk.
     """
@@ -109,14 +111,16 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
                 require_unchanged(path, seen)
                 log.info("%s, share %s: %d cells called", path, cfg.share, num_called)
                 partial.keep_as(output)
+                written = {"share": cfg.share, "num_cells": num_called}
             else:
                 seconds, scratch = time.perf_counter() - start, partial.folder
                 annotation = make_annotation(
                     adapted, cfg, partial.read, rules=rules, num_called=num_called, seconds=seconds
                 )
                 write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
+                written = annotation.summary()
     log.info("written: %s", output)
-    return query.sha256
+    return {"file": path, "output": str(output), "sha256": query.sha256, **written}
 
 
 def _without_own_outputs(cfg: PredictConfig) -> PredictConfig:
@@ -182,7 +186,7 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
         the error of a file is logged and written into `<sample>.failed.json` in place of its output, and one error is
         raised after the other files; with `cfg.failed_ok` nothing is raised.
     """
-    refused: list[str] = []
+    refused: dict[str, str] = {}  # an input: why
 
     @contextmanager
     def about(path: str, output: Path) -> Iterator[None]:
@@ -193,7 +197,7 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
             if not cfg.keep_going or (len(cfg.inputs) == 1 and not cfg.failed_ok):
                 raise
             log.error("%s: %s", path, error)
-            refused.append(path)
+            refused[path] = str(error)
             if not output.exists():  # it stays as it is
                 content = {"sample": _sample(output), "input": path, "error": str(error)}
                 with new_file(_failed_file(output), overwrite=True) as temporary:
@@ -209,17 +213,21 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
     model = model or load_model(cfg.model_path)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is not an error of each file
     annotated: dict[str, str] = {}  # SHA-256 of a file: its path
+    written: list[dict[str, Any]] = []
     with progress("annotating", total=len(ready), unit="files") as files:
         for path, output in ready:
             files.text = Path(path).name
             with about(path, output):
                 if cfg.output_dir is not None:
                     output.parent.mkdir(parents=True, exist_ok=True)
-                checksum = _annotate_file(path, output, model, cfg)
+                written.append(_annotate_file(path, output, model, cfg))
                 _failed_file(output).unlink(missing_ok=True)  # of an earlier run
-                if (same := annotated.setdefault(checksum, path)) != path:
+                if (same := annotated.setdefault(written[-1]["sha256"], path)) != path:
                     log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
             files.update()
+    if cfg.json:
+        failed = [{"file": path, "error": error} for path, error in refused.items()]
+        say(json.dumps({"files": written, "failed": failed}, indent=1, allow_nan=False))
     if refused and not cfg.failed_ok:
         found = f"{len(refused)} of {len(outputs)} files that cannot be annotated: {', '.join(refused)}"
         remedy = f"see the error of each of them above, and in {_failed_file(outputs[0]).parent}/*{FAILED}"

@@ -31,6 +31,7 @@ from scperformer.dataset import (
     rare_note,
     require_labels,
     require_not_annotated,
+    unlike_share,
 )
 from scperformer.errors import InputError, one_line
 from scperformer.expression import Place, detect_expression, gene_table, plan_alignment, stored_expression
@@ -39,7 +40,7 @@ from scperformer.genes import KIND_NAMES, guess_species, id_kind, require_overla
 from scperformer.model import Bundle, KeptCells, load_bundle, load_kept, require_annotator, resolve_model
 from scperformer.outputs import new_file, require_absent
 from scperformer.progress import progress, say
-from scperformer.text import shortened
+from scperformer.text import MOST_UNKNOWN, foreign_text, shortened
 
 Checked = dict[str, Any]  # the findings about one file as JSON-able values; docs/formats.md lists them
 
@@ -114,6 +115,12 @@ def _check_expression(
         share, num_genes = depth_share(kept, condition), int(condition.measured.sum())
         adapts = adapting_pays(plan.overlap.informative_share, share)
         result["condition"] = {"adapts": adapts, "num_genes": num_genes, "depth": condition.depth, "depth_share": share}
+        if model.held_out is not None and matrix.shape[0]:
+            query, rate = Query(path, Rows(matrix), plan), PredictConfig.false_alarms
+            unlike = unlike_share(query, kept, condition, float(target_sum), rate)
+            result["unlike_share"] = unlike
+            if unlike > MOST_UNKNOWN:
+                result["notes"].append(foreign_text(unlike, len(model.labels), model.tissue))
     require_not_annotated(cells, PredictConfig.key_added, path)
 
 

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 # Lightning or Slurm's srun sets these in every process of a distributed run, to 0 in the first.
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 RECORD, CURVE, RELIABILITY = "run.json", "learning_curve.png", "reliability.png"
+RAISABLE = ("trainer.max_epochs", "trainer.patience")  # larger ones than before can resume a run
 # Recorded without their folders, as the inputs are.
 PATHS = ("init", "genes_path", "unlabelled", "conditions.genes", "model.gene2vec_path", "label_tree", "ontology")
 PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
@@ -85,22 +86,45 @@ def read_record(folder: Path) -> dict[str, Any]:
     return json.loads(record.read_text("utf-8")) if record.is_file() else {}
 
 
+def run_folder_of(output: Path) -> Path:
+    """Return the run folder of a model."""
+    return output.with_name(output.name + ".run")
+
+
+def differences(cfg: NetworkConfig, folder: Path, checksum: str) -> tuple[dict[str, tuple[Any, Any]], bool]:
+    """Return the options in which a run differs from the earlier one in its folder (old, new), and if its data do."""
+    before = {"options": {}, "reference_sha256": ""} | read_record(folder)
+    old, new = flat(before["options"]), flat(json.loads(json.dumps(run_options(cfg, checksum)))["options"])
+    changed = {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
+    return changed, before["reference_sha256"] != checksum
+
+
 def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
-    """Open the run folder `<output>.run`: empty, or (`resume`) with the checkpoints of the same run, cut off before."""
-    folder = output.with_name(output.name + ".run")
+    """Open the run folder `<output>.run`: empty, or (`resume`) with the checkpoints of the same run, cut off before.
+
+    The number of epochs and the patience of a run that is resumed may be larger than before.
+    """
+    folder = run_folder_of(output)
     if is_helper(cfg):
         return folder
     record = run_options(cfg, checksum)
     if (folder / CHECKPOINTS / LAST).is_file() and (cfg.resume or not cfg.overwrite):
-        before = {"options": {}, "reference_sha256": ""} | read_record(folder)
-        old, new = flat(before["options"]), flat(json.loads(json.dumps(record))["options"])
-        changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-        named = [f"{name}={new.get(name)}, was {old.get(name)}" for name in changed]
+        changed, other_data = differences(cfg, folder, checksum)
+        raised = {name: values for name, values in changed.items() if name in RAISABLE and cfg.resume}
+        raised = {name: (old, new) for name, (old, new) in raised.items() if old is not None and new > old}
+        named = [f"{name}={new}, was {old}" for name, (old, new) in changed.items() if name not in raised]
         others = [f"other options ({'; '.join(named)})"] if named else []
-        others += ["another reference"] if before["reference_sha256"] != checksum else []
+        others += ["another reference"] if other_data else []
         differ = " and ".join(others)
         if cfg.resume and not differ:
             log.info("continuing the run in %s", folder)
+            for name, (old, new) in raised.items():
+                log.info("%s is %s from here on, it was %s", name, new, old)
+            if "trainer.max_epochs" in raised and (cfg.optim.final_lr_fraction < 1 or cfg.optim.warmup_fraction > 0):
+                log.warning(
+                    "the learning rate changes to its course over all epochs: a run from the start would differ"
+                )
+            write_json(folder / RECORD, read_record(folder) | record)
             return folder
         if not cfg.overwrite:
             found = f"an unfinished run with {differ}" if differ else "an unfinished run"
@@ -217,12 +241,20 @@ def train_in_run_folder(
         logging.getLogger("scperformer").setLevel(logging.ERROR)
         warnings.simplefilter("ignore")
     cfg = settle_in_memory(cfg, paths)
-    require_absent(output, cfg.overwrite, marker=INFO)
+    may_be_done = cfg.resume and (output / INFO).is_file() and bool(read_record(run_folder_of(output)))
+    if not may_be_done:
+        require_absent(output, cfg.overwrite, marker=INFO)
     cfg = adopt_options(cfg)
     cells, checksum = load(cfg)
-    more = "" if cfg.init is None else load_init(cfg.init).hash
-    more += "" if cfg.conditions.genes is None else sha256(Path(cfg.conditions.genes))
-    folder = open_run(cfg, output, checksum + more)
+    checksum += "" if cfg.init is None else load_init(cfg.init).hash
+    checksum += "" if cfg.conditions.genes is None else sha256(Path(cfg.conditions.genes))
+    if may_be_done:
+        changed, other_data = differences(cfg, run_folder_of(output), checksum)
+        if not changed and not other_data:
+            log.info("%s is finished: nothing to resume", output)
+            return output
+        require_absent(output, cfg.overwrite, marker=INFO)
+    folder = open_run(cfg, output, checksum)
     checkpoints = folder / CHECKPOINTS
     try:
         with torch_state_kept(cfg.trainer.threads):

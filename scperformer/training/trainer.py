@@ -141,6 +141,13 @@ class EpochLog(Callback):
         self.time_left_logged = True
 
 
+class Patience(EarlyStopping):
+    """Early stopping of a resumed run with the patience of its options, not of its checkpoint."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict | {"patience": self.patience})
+
+
 class Interruption(Callback):
     """Save to `checkpoint` and stop after the step in which a signal came, in all processes after the same step."""
 
@@ -211,7 +218,7 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
     learner.num_steps = options.max_epochs * steps
     watched = {"monitor": learner.monitor, "mode": learner.mode}
     best = ModelCheckpoint(where, filename="best", **watched, save_top_k=1, enable_version_counter=False)
-    stop = EarlyStopping(**watched, patience=options.patience, check_on_train_epoch_end=True)
+    stop = Patience(**watched, patience=options.patience, check_on_train_epoch_end=True)
     # `last` comes after `stop`: it has to save how much of the patience is left.
     last = ModelCheckpoint(where, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
     counted = progress("training", total=options.max_epochs * len(train), unit="cells")

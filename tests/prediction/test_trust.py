@@ -119,8 +119,21 @@ def test_a_file_of_unknown_cells_is_announced(folder, sample, caplog):
     [warning] = [record.message for record in caplog.records if "look like none" in record.message]
     assert warning.endswith("% of cells look like none of the 3 labels of this model: is it the right tissue?")
     caplog.clear()
-    annotated(sample, folder)
+    usual = annotated(sample, folder).uns["scperformer"]["fit"]
     assert "look like none" not in caplog.text
+    assert "mean confidence" not in caplog.text
+    assert usual["mean_confidence"] == pytest.approx(usual["held_out_confidence"], abs=0.05)
+
+
+def test_confidences_far_below_those_of_held_out_cells_are_announced(folder, sample, caplog):
+    """Between the labels: the mean of the counts of a cell of each."""
+    mixed = sample[:40].copy()
+    mixed.X = np.round((sample[:40].X + sample[40:80].X[::-1] + sample[80:120].X).toarray() / 3)
+    with caplog.at_level(logging.WARNING, "scperformer"):
+        fit = annotated(mixed, folder, "adapt=false", "false_alarms=0").uns["scperformer"]["fit"]
+    assert fit["mean_confidence"] < fit["held_out_confidence"] - 0.15
+    said = f"mean confidence {fit['mean_confidence']:.2f}, of held-out cells of the reference"
+    assert said in caplog.text
 
 
 def test_the_evidence_is_recorded_and_in_the_card(folder, sample):

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 from uuid import uuid4
 
 import anndata as ad
@@ -17,6 +18,8 @@ from scperformer.model import folder as bundle
 from scperformer.prediction.predict import run_predict
 from scperformer.reports.check import run_check
 from scperformer.training.train import run_train
+
+DATA = Path(__file__).parents[2] / "data"
 
 
 class Model:
@@ -452,3 +455,17 @@ def test_names_in_the_file_cannot_control_the_terminal(counts_adata, write, tiny
     assert "\x1b" not in out
     assert "column" in out
     assert max(map(len, out.splitlines())) < 500
+
+
+@pytest.mark.parametrize("foreign", [False, True], ids=["blood", "other cells"])
+def test_cells_that_are_unlike_the_labels_are_announced(write, monkeypatch, capsys, foreign):
+    """Cells of the packaged model's own kind, and such cells with the counts of other genes."""
+    monkeypatch.setattr("scperformer.reports.check.load_bundle", load_bundle)
+    cells = ad.read_h5ad(DATA / "pbmc3k.h5ad")[::20].copy()
+    if foreign:
+        cells.var_names = np.random.default_rng(0).permutation(cells.var_names)
+    (result,) = checked(write(cells, "some.h5ad"))
+    assert (result["unlike_share"] > 0.9) == foreign
+    assert (result["unlike_share"] < 0.2) == (not foreign)
+    said = "look like none of the 9 labels of this model: is it the right tissue? The model is of blood."
+    assert (said in capsys.readouterr().out) == foreign

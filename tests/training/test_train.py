@@ -329,6 +329,35 @@ def test_unfinished_runs_are_neither_lost_nor_mixed(tmp_path, caplog):
     assert not (folder / "checkpoints").exists()
 
 
+def test_epochs_and_patience_can_be_raised(tmp_path, caplog):
+    output = tmp_path / "model"
+    folder = open_run(config("x", "trainer.max_epochs=4", "trainer.patience=2"), output, "checksum")
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "last.ckpt").write_bytes(b"state")
+    with caplog.at_level("INFO", logger="scperformer"):
+        more = config("x", "trainer.max_epochs=6", "trainer.patience=3", "resume=true")
+        assert open_run(more, output, "checksum") == folder
+    assert "trainer.max_epochs is 6 from here on, it was 4" in caplog.text
+    assert "trainer.patience is 3 from here on, it was 2" in caplog.text
+    assert "a run from the start would differ" in caplog.text  # the usual learning rate falls over all epochs
+    for words in (["trainer.max_epochs=5", "trainer.patience=3"], ["trainer.max_epochs=8", "trainer.patience=1"]):
+        with pytest.raises(InputError, match=r"an unfinished run with other options"):
+            open_run(config("x", *words, "resume=true"), output, "checksum")
+
+
+def test_resuming_a_finished_run_is_done(counts_adata, write, tmp_path, caplog):
+    path, output = write(counts_adata), tmp_path / "model"
+    words = [f"output='{output}'", "experiment=linear"]
+    run_train(config(path, *words))
+    made = (output / "bundle.json").read_bytes()
+    with caplog.at_level("INFO", logger="scperformer"):
+        assert run_train(config(path, *words, "resume=true")) == output
+    assert f"{output} is finished: nothing to resume" in caplog.text
+    assert (output / "bundle.json").read_bytes() == made
+    with pytest.raises(InputError, match="exists; expected a new output"):
+        run_train(config(path, *words, "resume=true", "seed=1"))
+
+
 def test_nothing_to_resume_is_said(tmp_path, caplog):
     with caplog.at_level("INFO", logger="scperformer"):
         folder = open_run(config("x", "resume=true"), tmp_path / "model", "checksum")

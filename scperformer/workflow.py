@@ -1,0 +1,56 @@
+"""Run the Snakemake workflow of this package, or of the checkout it is in, in the folder of the user."""
+
+import json
+import logging
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from scperformer.config import WorkflowConfig
+from scperformer.errors import InputError
+
+log = logging.getLogger(__name__)
+
+KEYS = ("samples", "reference", "label_key", "model_path", "outdir", "predict_jobs", "gpu", "container")
+CORES = ("--cores", "-c", "--jobs", "-j", "--profile", "--executor", "-e")  # say how many jobs run at the same time
+MOST_CORES = 8
+
+
+def workflow_folder() -> Path:
+    """Return the folder of the Snakefile: inside an installed package, above it in a source checkout."""
+    installed = Path(__file__).parent / "snakefiles"
+    return installed if installed.is_dir() else Path(__file__).parents[1]
+
+
+def snakemake_words(cfg: WorkflowConfig) -> list[str]:
+    """Return the words of the snakemake command that runs the workflow with these options."""
+    values = {key: getattr(cfg, key) for key in KEYS if getattr(cfg, key) is not None}
+    # As JSON, a text such as "3" stays a text.
+    entries = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
+    # Files to make, among the words of the user, come first: some options of snakemake take all words that follow.
+    words = [*cfg.snakemake, "--snakefile", str(workflow_folder() / "Snakefile")]
+    if not any(word.partition("=")[0].startswith(CORES) for word in cfg.snakemake):
+        words += ["--cores", str(min(MOST_CORES, os.cpu_count() or 1))]
+    words += ["--configfile", cfg.configfile] if cfg.configfile else []
+    return [*words, "--config", *entries] if entries else words
+
+
+def run_workflow(cfg: WorkflowConfig) -> None:
+    """Run the workflow; if it fails, exit with the code of snakemake.
+
+    Raises
+    ------
+    InputError
+        There are no samples, and no example data beside the Snakefile.
+    """
+    example = workflow_folder() / "data" / "pbmc3k.h5ad"
+    if cfg.samples is None and cfg.configfile is None and not example.exists():
+        remedy = "name it: scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type"
+        raise InputError("no sample sheet", "one with the columns sample and path, as the first word", remedy)
+    words = snakemake_words(cfg)
+    log.info("snakemake %s", shlex.join(words))
+    code = subprocess.run([sys.executable, "-m", "snakemake", *words], check=False).returncode
+    if code:
+        raise SystemExit(code)
