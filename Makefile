@@ -12,7 +12,7 @@ SINGLE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 .PHONY: annotate test lint pytest install docs packaged-model
 
 annotate: $(INSTALLED)
-	$(ACTIVATE) && snakemake --cores 8 annotate --workflow-profile workflows/profiles/default $(ARGS)
+	$(ACTIVATE) && snakemake --cores 8 annotate $(ARGS)
 
 test: lint pytest
 

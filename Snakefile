@@ -1,5 +1,6 @@
 # Reference and samples in, annotated samples and a report out. How to use it: docs/workflow.md.
 # Which data and which options: workflows/config.yaml. The rules, in the order of the data, are in workflows/.
+import glob
 import shutil
 
 from snakemake.utils import min_version
@@ -38,4 +39,6 @@ rule all:
 
 onerror:
     # The reason why a sample could not be annotated may go away without a change to any file: try it again next time.
+    for reason in glob.glob(f"{glob.escape(OUT)}/samples/*/*.failed.json"):
+        shutil.rmtree(os.path.dirname(reason))
     shutil.rmtree(f"{OUT}/predicted", ignore_errors=True)

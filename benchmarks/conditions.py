@@ -26,6 +26,7 @@ from machine import machine
 from panel import LABEL, Pair, Task, missing_files, pairs, read_cells, read_reference
 from scipy import sparse
 from sklearn.linear_model import LogisticRegression
+from words import as_options
 
 from scperformer import annotate, load_model, train
 from scperformer.expression import align
@@ -173,9 +174,9 @@ class Methods:
             name = " ".join(["scperformer", *options])
             if name not in self.models:
                 overrides = [f"seed={self.seed}", "logger=none", *options]
-                path = train(self.reference, LABEL, output=self.folder / name, overrides=overrides)
+                path = train(self.reference, LABEL, output=self.folder / name, options=as_options(overrides)).path
                 self.models[name] = load_model(path)
-            return annotate(called, self.models[name], overrides=["min_overlap=0", *of_predict])
+            return annotate(called, self.models[name], options=as_options(["min_overlap=0", *of_predict]))
         if column == "lr":
             if "lr" not in self.models:
                 self.models["lr"] = fit_logistic(self.reference)

@@ -21,6 +21,7 @@ import pandas as pd
 import scanpy
 from panel import LABEL, Pair, Task, pairs, read_tasks
 from sklearn.metrics import f1_score
+from words import as_options
 
 from scperformer import annotate, load_model, train
 from scperformer.network import Model
@@ -69,14 +70,14 @@ def rows_of(pair: Pair, model: Model, merge: dict[str, str]) -> Iterator[dict[st
     truth, cells = merged(pair.truth), with_leiden(pair.query)
     for way in WAYS:
         options = [] if way == "each cell" else [way]
-        obs = annotate(cells.copy(), model, overrides=options).obs
+        obs = annotate(cells.copy(), model, options=as_options(options)).obs
         column = "scperformer_cluster_label" if way.startswith("clusters") else "scperformer_label"
         yield {"way": way, **scores(truth, merged(obs[column]))}
     rng, frequent = np.random.default_rng(pair.seed), pd.Series(truth).value_counts().index[:2]
     kept = ~np.isin(truth, frequent) | (rng.random(len(truth)) < KEPT)
     for way in (WAYS[0], WAYS[3]):
         options = [] if way == "each cell" else [way]
-        obs = annotate(cells[kept].copy(), model, overrides=options).obs
+        obs = annotate(cells[kept].copy(), model, options=as_options(options)).obs
         yield {"way": f"{OTHER_SHARES}{way}", **scores(truth[kept], merged(obs["scperformer_label"]))}
     tree = model.bundle.tree
     assert tree is not None, "the labels of these data are in the table of cell types"
@@ -84,7 +85,7 @@ def rows_of(pair: Pair, model: Model, merge: dict[str, str]) -> Iterator[dict[st
         node: {merge.get(label, label) for label in tree.labels if node in tree.path(label)} for node in tree.nodes
     }
     for asked in ASKED:
-        obs = annotate(cells.copy(), model, overrides=[f"min_confidence={asked}"]).obs
+        obs = annotate(cells.copy(), model, options={"min_confidence": asked}).obs
         called = obs["scperformer_call"].astype(str).to_numpy()
         right = np.array([label in below.get(call, ()) for label, call in zip(truth, called, strict=True)])
         known, backed_off = called != "unknown", called != obs["scperformer_label"].astype(str).to_numpy()
@@ -131,7 +132,7 @@ def main() -> None:
             for pair in pairs(task, arguments.data, 1):
                 with tempfile.TemporaryDirectory() as folder:
                     options = [f"seed={seed}", "logger=none"]
-                    path = train(pair.reference, LABEL, output=Path(folder) / "model", overrides=options)
+                    path = train(pair.reference, LABEL, output=Path(folder) / "model", options=as_options(options)).path
                     rows = rows_of(pair, load_model(path), task.merge)
                     found += [{"task": task.name, "seed": seed, **row} for row in rows]
             print(pd.DataFrame(found).tail(len(WAYS) + 2 + len(ASKED)).to_string(), flush=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 import anndata as ad
 import numpy as np
 from sklearn.metrics import accuracy_score, f1_score
+from words import as_options
 
 import scperformer
 
@@ -57,7 +58,7 @@ def measure(adata: ad.AnnData, arguments: argparse.Namespace, seed: int) -> dict
         common = [f"seed={seed}", "logger=none"]
         encoder = Path(folder) / "encoder"
         start = time.perf_counter()
-        scperformer.pretrain(adata[corpus].copy(), output=encoder, overrides=[*common, *arguments.pretrain])
+        scperformer.pretrain(adata[corpus].copy(), output=encoder, options=as_options([*common, *arguments.pretrain]))
         losses = json.loads((encoder / "bundle.json").read_text())["metrics"]
         text = f"loss {losses['loss']:.4f}, naive guess {losses['naive_loss']:.4f}, epoch {losses['best_epoch']}"
         print(f"# seed {seed}: pretrained in {time.perf_counter() - start:.0f} s: {text}", flush=True)
@@ -67,7 +68,9 @@ def measure(adata: ad.AnnData, arguments: argparse.Namespace, seed: int) -> dict
         for size, (branches, options), (name, init) in product(arguments.cells, BRANCHES.items(), starts.items()):
             output = Path(folder) / f"{size} {branches} {name}"
             words = [*common, *shape, *options, *init, *arguments.train]
-            scperformer.train(adata[labelled[size]].copy(), arguments.label_key, output=output, overrides=words)
+            scperformer.train(
+                adata[labelled[size]].copy(), arguments.label_key, output=output, options=as_options(words)
+            )
             sample = adata[test].copy()
             scperformer.annotate(sample, scperformer.load_model(output))
             found[size, f"{branches}, {name}"] = scores(labels[test], sample.obs["scperformer_label"].to_numpy(str))

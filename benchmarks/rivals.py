@@ -23,7 +23,9 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.svm import LinearSVC
 from torch import nn
+from words import as_options
 
+from scperformer import annotate, train
 from scperformer.config import PreprocessConfig, TokensConfig, make_config
 from scperformer.dataset.preprocess import prepare_reference
 from scperformer.expression.alignment import align_rows, plan_alignment
@@ -31,9 +33,7 @@ from scperformer.expression.detect import detect_expression, gene_table, stored_
 from scperformer.network import under_conditions
 from scperformer.network.load import load_model
 from scperformer.network.tokens import tokenize
-from scperformer.prediction.predict import annotate
 from scperformer.training.learner import informative_genes, variability
-from scperformer.training.train import train
 
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 INNER_FOLDS = 3
@@ -151,7 +151,7 @@ def scperformer(overrides: list[str]) -> Callable[[ad.AnnData, ad.AnnData, int],
     def run(reference: ad.AnnData, query: ad.AnnData, seed: int) -> np.ndarray:
         with tempfile.TemporaryDirectory() as folder:
             options = [f"seed={seed}", "logger=none", *overrides]
-            path = train(reference, LABEL, output=Path(folder) / "model", overrides=options)
+            path = train(reference, LABEL, output=Path(folder) / "model", options=as_options(options)).path
             called = annotate(query.copy(), load_model(path))
         return called.obs["scperformer_label"].to_numpy(str)
 

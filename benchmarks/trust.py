@@ -32,6 +32,7 @@ from machine import machine
 from panel import LABEL, Pair, Task, missing_files, read_cells
 from rivals import celltypist
 from scipy.stats import entropy
+from words import as_options
 
 from scperformer import annotate, load_model, train
 from scperformer.network import Model
@@ -127,7 +128,7 @@ def measure_known(model: Model, query: ad.AnnData, truth: np.ndarray) -> dict[st
     """Calibration and sets of labels of cells of known types. `surplus`: confidence minus right calls, by bin."""
     found: dict[str, Any] = {}
     for alpha in ALPHAS:
-        called = annotate(query.copy(), model, overrides=[f"alpha={alpha}", "min_overlap=0"])
+        called = annotate(query.copy(), model, options={"alpha": alpha, "min_overlap": 0})
         sets = called.obs["scperformer_set"].astype(str)
         inside = [label in text.split("|") for label, text in zip(truth, sets, strict=True)]
         sizes = called.obs["scperformer_set_size"]
@@ -137,7 +138,7 @@ def measure_known(model: Model, query: ad.AnnData, truth: np.ndarray) -> dict[st
     found["ece by chance"] = error_by_chance(confidence)
     found["expected_ece"] = float(called.uns["scperformer"]["calibration"]["error"])
     unscaled(model, -1)
-    before = annotate(query.copy(), model, overrides=["min_overlap=0"]).obs
+    before = annotate(query.copy(), model, options={"min_overlap": 0}).obs
     unscaled(model, 1)
     right_before = (before["scperformer_label"] == truth).to_numpy()
     found["ece before"] = calibration_error(before["scperformer_confidence"].to_numpy(), right_before)
@@ -149,7 +150,7 @@ def measure_known(model: Model, query: ad.AnnData, truth: np.ndarray) -> dict[st
 
 def measure_novel(model: Model, query: ad.AnnData, truth: np.ndarray, rivals: dict[str, np.ndarray]) -> dict[str, Any]:
     """How well novel cells, which have no truth, are told from the others: by the flag, and by each score."""
-    known, called = truth != "", annotate(query.copy(), model, overrides=["min_overlap=0"])
+    known, called = truth != "", annotate(query.copy(), model, options={"min_overlap": 0})
     unknown = called.obs["scperformer_unknown"].to_numpy()
     found = {"false alarms": unknown[known].mean(), "novel cells found": unknown[~known].mean()}
     scores = {"novelty": called.obs["scperformer_novelty"].to_numpy()}
@@ -176,7 +177,9 @@ def run_task(task: Task, seed: int, arguments: argparse.Namespace) -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             overrides = [f"seed={seed}", "logger=none", *(QUICK if task is LEFT_OUT else [])]
-            model = load_model(train(pair.reference, LABEL, output=Path(folder) / "model", overrides=overrides))
+            model = load_model(
+                train(pair.reference, LABEL, output=Path(folder) / "model", options=as_options(overrides)).path
+            )
             ranked = rank_genes(pair) if len(rows) > 1 else np.arange(0)
             for row in missing:
                 query = reduce(pair.query, row, ranked, seed)[0]
@@ -244,14 +247,14 @@ def times(data: Path) -> str:
     cells = ad.AnnData(pbmc.X[chosen], obs=pd.DataFrame(index=[f"cell{i}" for i in range(TIMED_CELLS)]), var=pbmc.var)
     seconds: dict[str, list[float]] = {name: [] for name in TIMED}
     with tempfile.TemporaryDirectory() as folder:
-        model = load_model(train(pbmc, LABEL, output=Path(folder) / "model", overrides=["logger=none"]))
+        model = load_model(train(pbmc, LABEL, output=Path(folder) / "model", options={"logger": "none"}).path)
         held_out = model.bundle.held_out
         for _ in range(NUM_TIMED):
             for name, (has_held_out, options) in TIMED.items():
                 if sum(seconds[name]) < LONG:
                     model.bundle.held_out, query = held_out if has_held_out else None, cells.copy()
                     start = time.process_time()
-                    annotate(query, model, overrides=options)
+                    annotate(query, model, options=as_options(options))
                     seconds[name].append(time.process_time() - start)
     least = {name: min(each) for name, each in seconds.items()}
     without = least["none of them"]

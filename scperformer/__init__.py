@@ -1,36 +1,81 @@
 """Cell-type annotation of single-cell RNA data with a Performer encoder, beside logistic regression as the baseline.
 
 import scperformer as scp
-model = scp.load_model("my_model")     # or scp.load_model() for the packaged one
-scp.annotate(adata, model)
-explained = scp.explain(adata, model)  # the part of each gene in the label of each cell
+scp.check("sample.h5ad")                               # can it be annotated?
 scp.train(adata, label_key="cell_type", output="my_model")
-scp.pretrain([adata, more], output="my_encoder")  # then scp.train(..., overrides=["init=my_encoder"])
+model = scp.load_model("my_model")                     # or scp.load_model() for the packaged one
+scp.annotate(adata, model)                             # adata.obs["scperformer_label"], ...
+scp.evaluate(adata, truth_key="cell_type").scores
+scp.explain(adata, model).genes                        # the genes behind the labels
+scp.pl.embedding(adata)
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scperformer import pl
+    from scperformer.api import (
+        adapt,
+        annotate,
+        check,
+        embed,
+        evaluate,
+        explain,
+        models,
+        preprocess,
+        pretrain,
+        report,
+        train,
+    )
+    from scperformer.attention import register_attention
+    from scperformer.attention.base import Attention, AttentionOptions
+    from scperformer.classifier import PerformerClassifier
+    from scperformer.errors import InputError
+    from scperformer.network.load import load_model
 
 __version__ = "0.1.0"
 
 # name -> its module
 _HOME = {
+    **dict.fromkeys(("check", "preprocess", "train", "annotate", "embed", "adapt", "evaluate", "explain"), "api"),
+    **dict.fromkeys(("report", "pretrain", "models"), "api"),
     "load_model": "network.load",
-    "annotate": "prediction.predict",
-    "explain": "reports.explain",
-    "train": "training.train",
-    "pretrain": "training.pretrain",
+    "PerformerClassifier": "classifier",
+    "InputError": "errors",
     "register_attention": "attention",
     "Attention": "attention.base",
     "AttentionOptions": "attention.base",
 }
-__all__ = ["__version__", *_HOME]
+__all__ = [
+    "Attention",
+    "AttentionOptions",
+    "InputError",
+    "PerformerClassifier",
+    "__version__",
+    "adapt",
+    "annotate",
+    "check",
+    "embed",
+    "evaluate",
+    "explain",
+    "load_model",
+    "models",
+    "pl",
+    "preprocess",
+    "pretrain",
+    "register_attention",
+    "report",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
     # torch takes seconds to import: it loads with the first call that needs it.
-    if name in _HOME:
-        from importlib import import_module
+    from importlib import import_module
 
+    if name == "pl":
+        return import_module("scperformer.pl")
+    if name in _HOME:
         return getattr(import_module(f"scperformer.{_HOME[name]}"), name)
     raise AttributeError(f"module 'scperformer' has no attribute '{name}'")
 

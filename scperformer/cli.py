@@ -10,13 +10,14 @@ import time
 import traceback
 import warnings
 from dataclasses import replace
-from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from scperformer import __version__
 from scperformer.errors import InputError, explained, one_line
+from scperformer.progress import progress
+from scperformer.text import did_you_mean
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +142,7 @@ TEXT_OPTIONS = (
 )
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
 FLAGS = {"-m": None, "--cfg": "job", "--config-dir": "FOLDER"}  # of Hydra, each with a value that it takes
+MOST_NAMED = 3  # files in the first line
 SHORT = {"--estimate": "estimate=true", "--json": "json=true"}  # flags that are options
 
 
@@ -208,7 +210,16 @@ def help_text(step: str, group: str | None = None) -> str:
 def _run(name: str, config: Any) -> None:
     estimate = getattr(config, "estimate", False)
     module, function = ("training.estimate", "estimate") if estimate else (STEPS[name][0], name)
-    getattr(importlib.import_module(f"scperformer.{module}"), f"run_{function}")(config)
+    with progress(f"scperformer {name}"):
+        getattr(importlib.import_module(f"scperformer.{module}"), f"run_{function}")(config)
+
+
+def first_line(step: str, words: list[str]) -> str:
+    """Return the step, its files and its options in short; it is logged before anything slow is imported."""
+    files = [word for word in words if not word.startswith("-") and not OVERRIDE.match(word)]
+    options = [word for word in words if word not in files]
+    named = files if len(files) <= MOST_NAMED else [f"{len(files)} files"]
+    return f"scperformer {step}: {', '.join([*named, *options])}"
 
 
 def run_step(name: str, words: list[str]) -> int:
@@ -216,6 +227,8 @@ def run_step(name: str, words: list[str]) -> int:
     from scperformer.config import command_line, hand_to_hydra, make_config, to_config
 
     overrides = to_overrides(words, name)
+    if "--cfg" not in overrides:
+        log.info("%s", first_line(name, words))
     if "-m" not in overrides:
         if FLAGS.keys().isdisjoint(overrides):
             configs = [make_config(name, overrides)]  # at once: Hydra's own main composes twice
@@ -311,8 +324,7 @@ def main(argv: list[str] | None = None) -> int:
     step, *rest = words
     try:
         if step not in STEPS:
-            near = [f"did you mean '{name}'? " for name in get_close_matches(step, STEPS, 1)]
-            remedy = f"{''.join(near)}'scperformer --help' shows examples"
+            remedy = f"{did_you_mean(step, STEPS)}'scperformer --help' shows examples"
             raise InputError(f"step '{step}'", f"one of {', '.join(STEPS)}", remedy)
         if "-h" in rest or "--help" in rest:
             flag = next(place for place, word in enumerate(rest) if word in ("-h", "--help"))

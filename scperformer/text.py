@@ -2,12 +2,15 @@
 
 import re
 import unicodedata
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 NUM_SHOWN = 60  # characters of a name in a line for people
 LONGEST_NAME = 1000  # characters; the longest label of the Cell Ontology has some 150
 MIB, GIB = 2**20, 2**30
 BREAKS = ("Cc", "Cs", "Zl", "Zp")  # kinds of characters that end lines, steer terminals or cannot be written
 MOST_UNKNOWN = 0.5  # share of the cells of a file: with more, the model is probably of another tissue
+LIKENESS = 0.5  # of a wrong word and the name that was meant, as difflib measures it
 FORMULA = r"^[=+\-@\t\r\n]"  # spreadsheets run text that starts like this as a formula
 
 
@@ -26,6 +29,13 @@ def unfit(name: object) -> str | None:
 def foreign_text(share: float, num_labels: int) -> str:
     """Return the warning about a file in which this share of the cells is unknown."""
     return f"{share:.0%} of cells look like none of the {num_labels} labels of this model: is it the right tissue?"
+
+
+def did_you_mean(word: object, names: Iterable[object]) -> str:
+    """Return "did you mean 'cell_type'? " with the name most like a wrong one, whatever its case; "" if none is."""
+    known = {str(name).lower(): str(name) for name in names}
+    near = get_close_matches(str(word).lower(), known, 1, LIKENESS)
+    return f"did you mean '{shortened(known[near[0]])}'? " if near else ""
 
 
 def defused(text: str) -> str:

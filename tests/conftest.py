@@ -18,6 +18,7 @@ import torch
 from scipy import sparse
 from support import tried
 from support.inputs import small_cells
+from support.words import as_options
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which parts of torch do
@@ -104,8 +105,8 @@ def pbmc_model(_pbmc, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     options = ["experiment=linear", "keep_cells=1", "logger=none"]
     return scperformer.train(
-        _pbmc.copy(), "bulk_labels", output=tmp_path_factory.mktemp("pbmc_model") / "pbmc", overrides=options
-    )
+        _pbmc.copy(), "bulk_labels", output=tmp_path_factory.mktemp("pbmc_model") / "pbmc", options=as_options(options)
+    ).path
 
 
 @pytest.fixture

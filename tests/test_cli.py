@@ -151,9 +151,15 @@ def test_flags_of_other_programs(command, word, remedy):
         (["train", "a.h5ad", "label_key=x", "model.dept=2"], "did you mean model.depth? "),
         (["train", "a.h5ad", "label_key=x", "seed=1,2"], "add -m to run the step once for each"),
         (["predict", "--help", "model"], "'model' after --help; expected one of files"),
+        (["train", "a.h5ad", "label_key=x", "model=tyni"], "did you mean 'tiny'? "),
+        (["train", "a.h5ad", "label_key=x", "data.split=strat"], "did you mean 'stratified'? "),
+        (["predict", "Reference.h5ad"], "did you mean 'reference.h5ad'? check the path"),
+        (["predict", "reference.h5ad", "model_path=my_modle"], "did you mean 'my_model'? set model_path"),
     ],
 )
-def test_words_that_are_nearly_right(command, words, remedy):
+def test_words_that_are_nearly_right(command, words, remedy, cells, write, tmp_path):
+    write(cells, "reference.h5ad")
+    (tmp_path / "my_model").mkdir()
     ran = command(*words)
     assert ran.code == 2
     assert remedy in ran.err
@@ -303,7 +309,7 @@ def test_no_traceback_reaches_a_user(command, sample, monkeypatch, error, code, 
     monkeypatch.setattr("scperformer.prediction.predict.run_predict", machine_error(error))
     ran = command("predict", sample)
     assert ran.code == code
-    assert ran.err.startswith(line)
+    assert f"\n{line}" in ran.err
     assert "Traceback" not in ran.err
     monkeypatch.setenv("SCPERFORMER_DEBUG", "1")
     with pytest.raises(type(error)):

@@ -15,12 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "scperformer"
 MODULES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 LONGEST_FILE, LONGEST_FUNCTION = 600, 100  # lines; longer ones hold more than one idea
-PRINTING = (
-    "cli.py",
-    "reports/check.py",
-    "training/estimate.py",
-    "network/library.py",
-)  # what they print is their output
+PRINTING = ("cli.py", "progress.py", "network/library.py")  # what they print is their output
 
 
 def tree(module: str) -> ast.Module:
@@ -97,10 +92,11 @@ def test_no_step_loads_a_slow_module_without_a_use(tmp_path):
 def test_public_names():
     import scperformer
 
-    functions = {"load_model", "annotate", "explain", "train", "pretrain", "register_attention"}
+    steps = {"check", "preprocess", "train", "annotate", "embed", "adapt", "evaluate", "explain", "report", "pretrain"}
+    functions = {*steps, "models", "load_model", "PerformerClassifier", "InputError", "register_attention"}
     functions |= {"Attention", "AttentionOptions"}
     assert all(callable(getattr(scperformer, name)) for name in functions)
-    assert set(scperformer.__all__) == {"__version__", *functions}
+    assert set(scperformer.__all__) == {"__version__", "pl", *functions}
     assert set(scperformer.__all__) <= set(dir(scperformer))
     with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
         _ = scperformer.no_such_name

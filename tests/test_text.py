@@ -1,8 +1,8 @@
-"""Time and sizes in words."""
+"""Time and sizes in words, and names that were meant."""
 
 import pytest
 
-from scperformer.text import in_bytes, in_time
+from scperformer.text import did_you_mean, in_bytes, in_time
 
 DURATIONS = {0: "0.0 s", 9.94: "9.9 s", 9.96: "10 s", 59.4: "59 s", 59.6: "1 min 00 s", 200: "3 min 20 s"}
 DURATIONS |= {3599.6: "1 h 00 min", 7500: "2 h 05 min", 100_000: "27 h 46 min"}
@@ -17,3 +17,11 @@ def test_durations(seconds):
 @pytest.mark.parametrize("size", SIZES)
 def test_sizes(size):
     assert in_bytes(size * 2**30) == SIZES[size]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("celltype", "did you mean 'cell_type'? "), ("CELL_TYPE", "did you mean 'cell_type'? "), ("donor", "")],
+)
+def test_the_name_that_was_meant(word, said):
+    assert did_you_mean(word, ["cell_type", "batch"]) == said

@@ -2,13 +2,13 @@
 
 # Models that are adapted to the genes and the depth of a sample, for all samples of one kind.
 ADAPTED = option("adapted_folder", f"{OUT}/adapted")
-SPLIT = [name for name in SAMPLES if num_shares(name)]
+KEEP_GOING = ["keep_going=true", "failed_ok=true", ADAPTED]
 
 
 rule predict:
     """Annotate the samples of a job; for a sample that cannot be annotated, write a file with the reason."""
     input:
-        sample=lambda wildcards: [SAMPLES[name]["path"] for name in JOBS[wildcards.job]],
+        sample=lambda wildcards: [SAMPLES[name]["path"] for name in samples_of(wildcards.job)],
         model=lambda wildcards: MODEL,
     output: temp(directory(f"{OUT}/predicted/{{job}}"))
     log: f"{OUT}/logs/predict/{{job}}.log"
@@ -16,30 +16,44 @@ rule predict:
     conda: "envs/scperformer.yaml"
     params:
         words=lambda wildcards, output: [
-            option("outputs", [f"{output}/{name}.h5ad" for name in JOBS[wildcards.job]]),
-            *("keep_going=true", "error_files=true", ADAPTED),
+            option("outputs", [f"{output}/{name}.h5ad" for name in samples_of(wildcards.job)]),
+            *KEEP_GOING,
         ],
-        overrides=OVERRIDES.get("predict", []),
+        overrides=OVERRIDES["predict"],
         config=resolved("predict"),
     resources: mem_mb=flat_memory, runtime=predict_minutes
     shell: "scperformer predict {input.sample:q} model_path={input.model:q} {params.words:q} threads={threads}"
         " {params.overrides:q} > {log:q} 2>&1"
 
 
-rule deliver:
-    """Move an annotated sample to its place, or fail with the reason why there is none."""
+rule settle:
+    """Give a sample its own folder, with its annotation or SAMPLE.failed.json: all later steps look there."""
     input:
         sample=lambda wildcards: SAMPLES[wildcards.sample]["path"],
         model=lambda wildcards: MODEL,
         job=lambda wildcards: f"{OUT}/predicted/{JOB_OF[wildcards.sample]}",
-    output: ANNOTATED
+    output: directory(SETTLED)
     wildcard_constraints: sample=any_of(JOB_OF)
+    localrule: True
+    log: f"{OUT}/logs/settle/{{sample}}.log"
+    conda: "envs/scperformer.yaml"
+    params:
+        made_of=lambda wildcards: [SAMPLES[wildcards.sample]["path"], MODEL],
+        files=lambda wildcards, input: either(f"{input.job}/{wildcards.sample}"),
+        config=resolved("predict"),
+    shell: "shopt -s nullglob; mkdir -p {output:q} && mv {params.files} {output:q}/ 2> {log:q}"
+
+
+rule deliver:
+    """Move an annotated sample to its place, or fail with the reason why there is none."""
+    input: SETTLED
+    output: ANNOTATED
     localrule: True
     log: f"{OUT}/logs/deliver/{{sample}}.log"
     conda: "envs/scperformer.yaml"
-    params: annotated=lambda wildcards, input: f"{input.job}/{wildcards.sample}.h5ad", config=resolved("predict")
-    shell: "if [ -e {params.annotated:q}.error ]; then tee {log:q} < {params.annotated:q}.error >&2; exit 1; fi;"
-        " ln {params.annotated:q} {output:q} 2> {log:q} || cp {params.annotated:q} {output:q} 2> {log:q}"
+    params: file=lambda wildcards, input: f"{input}/{wildcards.sample}"
+    shell: "if [ -e {params.file:q}.failed.json ]; then tee {log:q} < {params.file:q}.failed.json >&2; exit 1; fi;"
+        " ln {params.file:q}.h5ad {output:q} 2> {log:q} || cp {params.file:q}.h5ad {output:q} 2> {log:q}"
 
 
 use rule predict as predict_share with:
@@ -49,7 +63,7 @@ use rule predict as predict_share with:
     benchmark: f"{OUT}/benchmarks/predict/{{sample}}.{{part}}-of-{{parts}}.tsv"
     params:
         words=lambda wildcards, output: [
-            *(f"share={wildcards.part}/{wildcards.parts}", option("output", output[0]), ADAPTED),
+            *(f"share={wildcards.part}/{wildcards.parts}", option("output", f"{output}/calls"), *KEEP_GOING),
         ],
 
 
@@ -58,11 +72,12 @@ use rule predict as gather with:
         sample=lambda wildcards: [SAMPLES[wildcards.sample]["path"]],
         model=lambda wildcards: MODEL,
         shares=lambda wildcards: shares_of(wildcards.sample),
-    output: ANNOTATED
-    wildcard_constraints: sample=any_of(SPLIT)
+    output: directory(SETTLED)
+    wildcard_constraints: sample=any_of(SAMPLES.keys() - JOB_OF.keys())
     log: f"{OUT}/logs/predict/{{sample}}.log"
     benchmark: f"{OUT}/benchmarks/predict/{{sample}}.tsv"
     params:
         words=lambda wildcards, input, output: [
-            *(option("shares", list(input.shares)), option("output", output[0]), ADAPTED),
+            option("shares", [f"{share}/calls" for share in input.shares]),
+            *(option("output", f"{output}/{wildcards.sample}.h5ad"), *KEEP_GOING),
         ],

@@ -1,8 +1,10 @@
 """Shared by the rules: paths, samples and their jobs, options of the steps, memory and time."""
 
+import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 
@@ -35,14 +37,34 @@ def words_of(options):
     return [option(key, value) for key, value in options.items()] if isinstance(options, dict) else options
 
 
-def resolved(step, *options):
-    """Return all options of a step as text: in the params of a rule, it re-runs the jobs that a change concerns."""
-    words = [*options, *OVERRIDES.get(step, [])]
+def options_of(step, *options):
+    """Return the checked options of a step."""
     try:
-        make_config(step, ["inputs=[cells]", *words])  # also refuses values out of range
-        return resolved_text(step, words)
+        return make_config(step, ["inputs=[cells]", *options, *OVERRIDES[step]])
     except InputError as error:
         raise WorkflowError(f"overrides: {step}: {error}") from None
+
+
+def resolved(step, *options):
+    """Return all options of a step as text: in the params of a rule, it re-runs the jobs that a change concerns."""
+    options_of(step, *options)  # refuses values out of range
+    return resolved_text(step, [*options, *OVERRIDES[step]])
+
+
+def check_columns():
+    """Refuse names of columns that the reference, a sample or a table of true labels lacks, before the first job."""
+    if REFERENCE:
+        train = options_of("train", option("label_key", config["label_key"]))
+        named = {"label_key": [train.label_key], "label_keys": train.label_keys, "ontology_key": [train.ontology_key]}
+        for name, columns in (named | {"data.split_key": [train.data.split_key]}).items():
+            for column in filter(None, columns):
+                require_column(REFERENCE, column, name)
+    clusters = options_of("predict").clusters
+    for row in SAMPLES.values():
+        if clusters not in (None, "auto"):
+            require_column(row["path"], clusters, "clusters")
+        if "truth" in row or "truth_key" in row:
+            require_column(row.get("truth", row["path"]), TRUTH_KEY, "truth_key")
 
 
 def memory(wildcards, input, attempt):
@@ -60,20 +82,39 @@ def predict_minutes(wildcards, input):
     return 60 + sum(map(os.path.getsize, input.sample)) // 10**7
 
 
-def group_samples(samples):
-    """Group the samples that are annotated by one job, by the name of the first; split samples are not among them.
+def is_pending(sample):
+    """Whether a sample has no annotation, or one that is older than its file."""
+    path, annotated = SAMPLES[sample]["path"], ANNOTATED.format(sample=sample)
+    there = os.path.exists(path) and os.path.exists(annotated)
+    return not there or os.path.getmtime(annotated) < os.path.getmtime(path)
 
-    Starting a program takes longer than annotating a small sample, so there are at most `predict_jobs` jobs for small
-    samples. The number of samples in a job is a power of two: a sample that is added re-runs few jobs.
+
+def group_samples():
+    """Return the job that annotates each sample; split samples are not among them.
+
+    Starting a program takes longer than annotating a small sample, so there are at most about `predict_jobs` jobs for
+    small samples: each takes neighbours in the sheet, and is named after the first and the last. Samples that have to
+    be annotated share no job with others, which would be annotated again.
     """
-    whole = [name for name in samples if not num_shares(name)]
-    is_small = lambda path: not os.path.exists(path) or os.path.getsize(path) <= SMALL
-    small = [name for name in whole if is_small(samples[name]["path"])]
-    size = 1
-    while size * config["predict_jobs"] < len(small):
-        size *= 2
-    groups = [small[first : first + size] for first in range(0, len(small), size)]
-    return {names[0]: names for names in [*groups, *([name] for name in whole if name not in small)]}
+    job_of = {name: name for name in SAMPLES if not num_shares(name) and name not in SMALL_SAMPLES}
+    pending = {name: is_pending(name) for name in SMALL_SAMPLES}
+    for state, stretch in itertools.groupby(SMALL_SAMPLES, pending.get):
+        names, size = list(stretch), -(-list(pending.values()).count(state) // config["predict_jobs"])
+        for first in range(0, len(names), size):
+            group = names[first : first + size]
+            job_of |= dict.fromkeys(group, "~".join(dict.fromkeys((group[0], group[-1]))))
+    return job_of
+
+
+def samples_of(job):
+    """Return the samples of a job, from its name alone: while a cluster runs it, more samples have annotations."""
+    first, _, last = job.partition("~")
+    return SMALL_SAMPLES[SMALL_SAMPLES.index(first) : SMALL_SAMPLES.index(last) + 1] if last else [first]
+
+
+def either(stem):
+    """Return shell patterns for the annotation of a sample and for the reason why there is none, whichever exists."""
+    return " ".join(f"{shlex.quote(stem)}{ending}" for ending in (".h5a[d]", ".failed.jso[n]"))
 
 
 def num_shares(sample):
@@ -95,7 +136,8 @@ def any_of(names):
 
 OUT = os.path.normpath(config["outdir"])
 EXAMPLE, EXAMPLE_SAMPLES = f"{OUT}/example", ("sample_full", "sample_shallow", "sample_panel")
-OVERRIDES = {step: words_of(options) for step, options in config["overrides"].items()}
+STEPS = ("preprocess", "train", "predict", "evaluate", "report")
+OVERRIDES = {step: words_of(config["overrides"].get(step, [])) for step in STEPS}
 if config["samples"]:
     REFERENCE, SAMPLES = config["reference"], read_samples(config["samples"])
 else:  # the embedded data, which the rule `example` makes
@@ -104,19 +146,24 @@ else:  # the embedded data, which the rule `example` makes
 TRUTH_KEY = truth_column(SAMPLES)
 WITH_TRUTH = [name for name, row in SAMPLES.items() if "truth" in row or "truth_key" in row]
 TRUTH_TABLES = [SAMPLES[name]["truth"] for name in WITH_TRUTH if "truth" in SAMPLES[name]]
-JOBS = group_samples(SAMPLES)
-JOB_OF = {name: job for job, names in JOBS.items() for name in names}
+if config["samples"]:
+    check_columns()
 
 PREPARED = f"{OUT}/prepared/reference.h5ad"
 MODEL = config["model_path"] or f"{OUT}/model"
+SETTLED = f"{OUT}/samples/{{sample}}"
 ANNOTATED = f"{OUT}/annotated/{{sample}}.h5ad"
 SHARE = f"{OUT}/shares/{{sample}}/{{part}}-of-{{parts}}"
 EVALUATION = f"{OUT}/evaluation"
 REPORT = f"{OUT}/report.html"
 
+is_small = lambda path: not os.path.exists(path) or os.path.getsize(path) <= SMALL
+SMALL_SAMPLES = [name for name, row in SAMPLES.items() if not num_shares(name) and is_small(row["path"])]
+JOB_OF = group_samples()
+
 
 wildcard_constraints:
     sample=any_of(SAMPLES),
-    job=any_of(JOBS),
+    job=f"({any_of(SAMPLES)})(~({any_of(SAMPLES)}))?",
     part=r"[1-9]\d*",
     parts=r"[1-9]\d*",

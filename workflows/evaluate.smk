@@ -4,7 +4,7 @@
 rule evaluate:
     """Compare the annotations with the truth, beside logistic regression on the same reference."""
     input:
-        samples=expand(ANNOTATED, sample=WITH_TRUTH),
+        samples=expand(SETTLED, sample=WITH_TRUTH),
         truth=lambda wildcards: TRUTH_TABLES,
     output:
         metrics=f"{EVALUATION}/metrics.json",
@@ -28,8 +28,9 @@ rule evaluate:
         "envs/scperformer.yaml"
     params:
         folder=lambda wildcards, output: os.path.dirname(output.metrics),
+        files=[either(f"{SETTLED.format(sample=name)}/{name}") for name in WITH_TRUTH],
         truth=[option("truth_key", TRUTH_KEY)] + ([option("truth_path", TRUTH_TABLES)] if TRUTH_TABLES else []),
-        overrides=OVERRIDES.get("evaluate", []),
+        overrides=OVERRIDES["evaluate"],
         config=resolved("evaluate", option("truth_key", TRUTH_KEY)),
     threads: 1
     resources:
@@ -37,14 +38,14 @@ rule evaluate:
         runtime=60,
     shell:
         # overwrite: snakemake has already made the folder of its output files
-        "scperformer evaluate {input.samples:q} {params.truth:q} output={params.folder:q} overwrite=true"
+        "shopt -s nullglob; scperformer evaluate {params.files} {params.truth:q} output={params.folder:q} overwrite=true"
         " {params.overrides:q} > {log:q} 2>&1"
 
 
 rule report:
     """Make one HTML page about all samples."""
     input:
-        samples=expand(ANNOTATED, sample=SAMPLES),
+        samples=expand(SETTLED, sample=SAMPLES),
         evaluation=rules.evaluate.output if WITH_TRUTH else [],
     output:
         report(REPORT, caption="report/report.rst", category="Annotation", labels={"page": "annotation report"}),
@@ -55,13 +56,14 @@ rule report:
     conda:
         "envs/scperformer.yaml"
     params:
+        files=[either(f"{SETTLED.format(sample=name)}/{name}") for name in SAMPLES],
         evaluation=[f"evaluation={EVALUATION}"] if WITH_TRUTH else [],
-        overrides=OVERRIDES.get("report", []),
+        overrides=OVERRIDES["report"],
         config=resolved("report"),
     threads: 1
     resources:
         mem_mb=memory,
         runtime=60,
     shell:
-        "scperformer report {input.samples:q} {params.evaluation:q} output={output:q}"
+        "shopt -s nullglob; scperformer report {params.files} {params.evaluation:q} output={output:q}"
         " {params.overrides:q} > {log:q} 2>&1"

@@ -41,7 +41,8 @@ rule prepare:
     conda:
         "envs/scperformer.yaml"
     params:
-        overrides=OVERRIDES.get("preprocess", []),
+        reference=REFERENCE,
+        overrides=OVERRIDES["preprocess"],
         config=resolved("preprocess"),
     threads: 1
     resources:

@@ -3,7 +3,9 @@
 import csv
 import os
 
+import h5py
 from scperformer.errors import InputError
+from scperformer.text import did_you_mean
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import validate
 
@@ -28,6 +30,28 @@ def require(path, what):
     if not os.path.exists(path):
         stop(f"no {path}", what, "correct the path, or make the file first")
     return path
+
+
+def columns_of(path):
+    """Return the columns of a table, or of obs of an h5ad file; None for a file that the job which reads it refuses."""
+    try:
+        if path.endswith(".h5ad"):
+            with h5py.File(path) as file:
+                obs = file["obs"]
+                return list(map(str, obs.dtype.names if isinstance(obs, h5py.Dataset) else obs.attrs["column-order"]))
+        with open(path, newline="", encoding="utf-8-sig") as lines:
+            line = next(lines, "")
+        return next(csv.reader([line], delimiter="\t" if "\t" in line else ","), None) or None
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def require_column(path, column, name):
+    """Refuse a column, the value of the option `name`, that a file does not have."""
+    columns = columns_of(path)
+    if columns is not None and column not in columns:
+        found, expected = f"{name}={column}, which is no column of {path}", f"one of {', '.join(columns) or 'none'}"
+        stop(found, expected, f"{did_you_mean(column, columns)}set {name} to the column that is meant")
 
 
 def read_samples(sheet):

@@ -19,7 +19,7 @@ rule train:
         "envs/scperformer.yaml"
     params:
         label_key=option("label_key", config["label_key"]),
-        overrides=OVERRIDES.get("train", []),
+        overrides=OVERRIDES["train"],
         trainer=TRAINER,
         config=resolved("train", option("label_key", config["label_key"]), *TRAINER),
     threads: 1

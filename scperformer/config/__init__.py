@@ -4,7 +4,16 @@ groups (rules for values, options of training), steps (options of each step), op
 (YAML and overrides).
 """
 
-from scperformer.config.compose import command_line, hand_to_hydra, make_config, quoted, sweep_job, to_config, yaml_text
+from scperformer.config.compose import (
+    command_line,
+    hand_to_hydra,
+    make_config,
+    overrides_of,
+    quoted,
+    sweep_job,
+    to_config,
+    yaml_text,
+)
 from scperformer.config.groups import (
     ABOVE_ZERO,
     AUTO,

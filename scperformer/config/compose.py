@@ -6,7 +6,7 @@ Hydra is imported where it is used: it takes a third of a second, which `--help`
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from scperformer.config.options import meant
 from scperformer.config.steps import SCHEMAS
 from scperformer.errors import InputError
+from scperformer.text import did_you_mean
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -38,6 +39,26 @@ def quoted(value: str) -> str:
     return f"'{escaped}'"
 
 
+def overrides_of(options: Mapping[str, Any]) -> list[str]:
+    """Spell options, by their full names, as overrides: `{"trainer.max_epochs": 5}` becomes `trainer.max_epochs=5`.
+
+    Texts and paths are quoted, but for presets of groups, such as `{"model": "tiny"}`.
+    """
+    groups = {path.name for path in conf_dir().iterdir() if path.is_dir()}
+
+    def spelled(name: str, value: Any) -> str:
+        if isinstance(value, Mapping):
+            remedy = f"write {{'{name}.{next(iter(value), 'NAME')}': ...}}"
+            raise InputError(f"options inside of the option {name}", "the full name of each option", remedy)
+        if isinstance(value, list | tuple | set | frozenset):
+            return f"[{','.join(spelled(name, item) for item in value)}]"
+        if isinstance(value, str | Path):
+            return str(value) if name in groups else quoted(str(value))
+        return "null" if value is None else str(value).lower()
+
+    return [f"{name}={spelled(name, value)}" for name, value in options.items()]
+
+
 def _did_you_mean(unknown: re.Match, step: str) -> str:
     near = meant(".".join(unknown.groups()), step)
     return f"did you mean {near}? " if near else ""
@@ -56,6 +77,11 @@ def _override_error(error: Exception, step: str, overrides: Sequence[str]) -> In
     unknown = re.search(r"Could not override '([^'.]+)'", str(error))
     if unknown and "Config'" in str(error.__cause__ or error):
         return InputError(f"option {unknown[1]}", f"an option of '{step}'", _did_you_mean(unknown, step) + remedy)
+    preset = re.search(r"Could not find '(\w+)/([^']+)'", str(error))
+    if preset and preset[1] in groups:
+        known = re.findall(r"^\t(\w+)$", str(error), re.MULTILINE)
+        near = did_you_mean(preset[2], known)
+        return InputError(f"{preset[1]}={preset[2]}", f"a preset of '{preset[1]}' ({', '.join(known)})", near + remedy)
     several = re.search(r"Ambiguous value for argument '(([^=]+)=([^']*))'", str(error))
     if several:
         how = f"add -m to run the step once for each (a sweep), or write a list as {several[2]}=[{several[3]}]"

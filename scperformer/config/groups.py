@@ -9,7 +9,7 @@ from math import isfinite
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from scperformer.errors import InputError
-from scperformer.text import LONGEST_NAME, unfit
+from scperformer.text import LONGEST_NAME, did_you_mean, unfit
 
 Rule = tuple[Callable[[Any], bool], str]  # whether a value can be used; which values can
 ABOVE_ZERO: Rule = (lambda value: value > 0, "a number above 0")
@@ -34,11 +34,14 @@ def choice(*values: str) -> Any:
     return option(values[0], (lambda value: value in values, f"one of {', '.join(values)}"))
 
 
-def require(ok: bool, option: str, value: object, expected: str) -> None:
-    """Refuse the value of an option unless `ok`, in one line that names the option and the values it can have."""
+def require(ok: bool, option: str, value: object, expected: str, near: str = "") -> None:
+    """Refuse the value of an option unless `ok`, in one line that names the option and the values it can have.
+
+    `near` is a hint at the value that was probably meant.
+    """
     if not ok:
         shown = repr(value) if isinstance(value, str) and not value.strip() else value
-        raise InputError(f"{option}={shown}", expected, f"set {option} accordingly")
+        raise InputError(f"{option}={shown}", expected, f"{near}set {option} accordingly")
 
 
 def checked(schema: type, values: dict[str, Any], prefix: str) -> Any:
@@ -73,7 +76,8 @@ class Options:
             value = getattr(self, entry.name)
             if "rule" in entry.metadata and value is not None:
                 fits, expected = entry.metadata["rule"]
-                require(fits(value), f"{prefix}{entry.name}", value, expected)
+                names = expected.removeprefix("one of ").split(", ") if expected.startswith("one of ") else []
+                require(fits(value), f"{prefix}{entry.name}", value, expected, did_you_mean(value, names))
 
 
 AUTO = "auto"

@@ -200,8 +200,9 @@ class PredictConfig(_ModelOptions):
     output_dir: str | None = None  # a folder for all outputs, INPUT.annotated.FORMAT; null: beside each input
     output_format: str = choice("h5ad", "zarr", "csv", "tsv", "parquet")  # of INPUT.annotated.FORMAT, without `output`
     resume: bool = False  # continue an interrupted run, and keep its finished parts
-    keep_going: bool = False  # annotate the other files when one is refused; the exit code is 2 all the same
-    error_files: bool = False  # with `keep_going`: write why a file is refused into OUTPUT.error, and exit with 0
+    # annotate the other files when one is refused, for which SAMPLE.failed.json holds the reason; the exit code is 2
+    keep_going: bool = False
+    failed_ok: bool = False  # with `keep_going`: the exit code is 0 if files are refused
     share: str | None = None  # `2/8`: call the second of eight shares of the cells; the output is a folder for `shares`
     shares: list[str] = field(default_factory=list)  # all folders that `share` has made of the file, to join
     key_added: str = option("scperformer", NAME)  # prefix of everything that is written
@@ -243,7 +244,7 @@ class PredictConfig(_ModelOptions):
             require(len(self.outputs) == num, "outputs", self.outputs, f"{num} outputs, one per input file")
         named = self.output is not None or bool(self.outputs)
         require(self.output_dir is None or not named, "output_dir", self.output_dir, "no output or outputs beside it")
-        require(self.keep_going or not self.error_files, "error_files", "true", "keep_going=true beside it")
+        require(self.keep_going or not self.failed_ok, "failed_ok", "true", "keep_going=true beside it")
         if self.share is not None:
             parts = re.fullmatch("([0-9]+)/([0-9]+)", self.share)
             known = parts is not None and 1 <= int(parts[1]) <= int(parts[2])

@@ -15,6 +15,7 @@ from scperformer.dataset.splits import MAX_FIT_CELLS, MAX_VAL_CELLS, stratified_
 from scperformer.errors import InputError
 from scperformer.files import checksum
 from scperformer.genes import require_unique
+from scperformer.progress import progress
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Corpus:
         return self.x.shape[0] if self.stream is None else len(self.stream.cells) + len(self.split[1])
 
 
+@progress("preparing the cells")
 def make_corpus(
     sources: Sequence[Path | Sample], cfg: PretrainConfig, vocabulary: Sequence[str] | None = None
 ) -> Corpus:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from scperformer.config import DataConfig, TrainConfig
 from scperformer.errors import InputError
-from scperformer.text import unfit
+from scperformer.text import did_you_mean, unfit
 from scperformer.trust import (
     UNKNOWN_TERM,
     LabelTree,
@@ -53,6 +53,7 @@ def require_labels(obs: pd.DataFrame, label_key: str, path: str | Path) -> pd.Se
     likely = {key: num for key, num in label_columns(obs).items() if key != label_key}
     options = [f"label_key={key}" for key in likely]
     if label_key not in obs:
+        remedy = did_you_mean(label_key, obs.columns) + remedy
         columns = [f"{key} ({num} values)" for key, num in likely.items()] or map(str, obs.columns)
         expected = ", ".join(columns) or "columns in obs, but it has none"
         raise InputError(f"no column '{label_key}' in obs of {path}", expected, remedy, options)
@@ -162,7 +163,8 @@ def settle_terms(
         given |= {str(name): str(some[0]) for name, some in ids.items() if len(some) == 1 and name != merged}
     elif cfg.ontology_key is not None:
         found = f"no column '{column}' in obs of {path}"
-        raise InputError(found, "a column with ontology ids", "set ontology_key=... to it, or leave it out")
+        remedy = f"{did_you_mean(column, obs.columns)}set ontology_key=... to it, or leave it out"
+        raise InputError(found, "a column with ontology ids", remedy)
     terms, ontology = find_terms(names, list(given.values()), cfg.ontology)
     num_known = sum(term != UNKNOWN_TERM for term in terms)
     shown = ", ".join(f"{name} = {term}" for name, term in zip(names, terms, strict=True))

@@ -51,14 +51,11 @@ def _record(prepared: AnnData, findings: Findings, target_sum: float) -> dict[st
     return {"target_sum": float(target_sum), **found, "cells": prepared.n_obs, "genes": prepared.n_vars}
 
 
-def run_preprocess(cfg: PreprocessConfig) -> Path:
-    """Write a prepared copy of a file, as a reference or, with `model_path`, over a model's genes; return its path."""
-    start = time.perf_counter()
-    path = Path(cfg.inputs[0])
-    require_readable(path)
-    output = Path(cfg.output) if cfg.output is not None else beside(path, ".prepared.h5ad")
-    require_absent(output, cfg.overwrite)
-    adata = read_cells(path, cfg.orientation)
+def prepare(adata: AnnData, cfg: PreprocessConfig, path: Path) -> AnnData:
+    """Prepare cells as a reference or, with `cfg.model_path`, over a model's genes; log the result.
+
+    Cells that were prepared already may be returned themselves.
+    """
     if cfg.model_path is None:
         prepared = prepare_reference(adata, cfg, path)
     else:
@@ -75,6 +72,17 @@ def run_preprocess(cfg: PreprocessConfig) -> Path:
     absent = f", {done['genes_absent']} genes of model {done['model']} absent" if "model" in done else ""
     cells, genes = (f"{done[name]} {name} ({done[f'{name}_dropped']} dropped" for name in ("cells", "genes"))
     log.info("kept %s) and %s%s), %g counts per cell", cells, genes, absent, done["target_sum"])
+    return prepared
+
+
+def run_preprocess(cfg: PreprocessConfig) -> Path:
+    """Write a prepared copy of a file, as a reference or, with `model_path`, over a model's genes; return its path."""
+    start = time.perf_counter()
+    path = Path(cfg.inputs[0])
+    require_readable(path)
+    output = Path(cfg.output) if cfg.output is not None else beside(path, ".prepared.h5ad")
+    require_absent(output, cfg.overwrite)
+    prepared = prepare(read_cells(path, cfg.orientation), cfg, path)
     write_h5ad(prepared, output, cfg.overwrite)
     log.info("wrote %s in %.1f s", output, time.perf_counter() - start)
     return output

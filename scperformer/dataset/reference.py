@@ -26,6 +26,7 @@ from scperformer.dataset.splits import (
 from scperformer.errors import InputError
 from scperformer.files import PREPARED, open_stored, read_cells, reading
 from scperformer.genes import find_panel
+from scperformer.progress import progress
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ def _of_panel(collection: Collection, path: str, species: str) -> Collection:
     return replace(collection.with_columns(np.where(chosen, np.cumsum(chosen) - 1, -1), genes), own_totals=True)
 
 
+@progress("preparing the reference")
 def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Reference:
     """Filter, normalise and label cells, and split them into training and validation cells.
 

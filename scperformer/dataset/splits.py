@@ -12,6 +12,7 @@ import pandas as pd
 from scperformer.config import DataConfig
 from scperformer.dataset.labels import NUM_NAMED, named
 from scperformer.errors import InputError
+from scperformer.text import did_you_mean
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ def split_values(obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path
     remedy = "set data.split_key to another column, or choose data.split=stratified"
     if key not in obs:
         expected = f"data.split_key to be one of {', '.join(map(str, obs.columns))}"
-        raise InputError(f"no column '{key}' in obs of {path}", expected, remedy)
+        raise InputError(f"no column '{key}' in obs of {path}", expected, did_you_mean(key, obs.columns) + remedy)
     values = obs[key].astype(object).map(lambda value: str(value).strip(), na_action="ignore")
     values = values.where(values.notna() & (values != ""))
     if missing := int((values.isna() & labelled).sum()):

@@ -10,6 +10,7 @@ from scperformer.files.read import (
     beside,
     checksum,
     fingerprint,
+    neighbours,
     open_cells,
     read_cells,
     require_h5ad,

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 
 import anndata as ad
@@ -36,12 +37,14 @@ from scperformer.files.tenx import (
     read_tenx_h5,
 )
 from scperformer.files.watch import open_hdf5
+from scperformer.text import did_you_mean
 
 log = logging.getLogger(__name__)
 
 KINDS = "an h5ad file, 10x .h5, 10x folder, .mtx, loom, zarr or table of text"
 SAVE = "read it with scanpy and save it with write_h5ad"
 ZARR_ROOTS = (".zgroup", ".zattrs", ".zmetadata", "zarr.json")
+MOST_NEIGHBOURS = 2000  # files that are compared with the name of one that does not exist
 NAMES = 2**16  # of cells that are read at a time
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 HDF5_SUFFIXES = (".h5ad", ".h5", ".hdf5", ".loom")
@@ -122,6 +125,11 @@ def _hdf5_kind(path: Path) -> str:
     raise InputError(found, KINDS, remedy)
 
 
+def neighbours(path: Path) -> list[str]:
+    """Return the names of the files and folders beside a path that may not exist."""
+    return [other.name for other in islice(path.parent.iterdir(), MOST_NEIGHBOURS)] if path.parent.is_dir() else []
+
+
 def require_readable(path: str | Path) -> str:
     """Return the kind of a file or folder: h5ad, 10x h5, loom, mtx, zarr or table; little of it is read.
 
@@ -132,7 +140,7 @@ def require_readable(path: str | Path) -> str:
     """
     path = Path(path)
     if not path.exists():
-        raise InputError(f"no file {path}", KINDS, "check the path")
+        raise InputError(f"no file {path}", KINDS, f"{did_you_mean(path.name, neighbours(path))}check the path")
     try:
         if path.is_dir():
             return _folder_kind(path)

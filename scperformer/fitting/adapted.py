@@ -13,11 +13,13 @@ from scperformer.fitting.branches import fill_network, fit_branches
 from scperformer.fitting.linear import MOST_DUAL, TOLERANCE, Recipe, fit_logistic
 from scperformer.model import Bundle, KeptCells, damaged_model
 from scperformer.network import CellTypeModel, Model
+from scperformer.progress import progress
 from scperformer.trust import calibration
 
 NUM_DRAWS = 4  # of thinned counts, from which the encoder learns
 
 
+@progress("fitting the model to the genes and the depth of a file")
 def adapted_bundle(model: Model, kept: KeptCells, condition: Condition) -> Bundle:
     """Fit the branches and the baseline of a model to its kept cells as a file would have measured them.
 

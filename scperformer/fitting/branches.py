@@ -16,6 +16,7 @@ from scperformer.fitting.pooled import Pooled, fit_heads, gene_vectors, head_log
 from scperformer.metrics import cell_losses, negative_log_likelihood, score
 from scperformer.model import HeldOut
 from scperformer.network import CellTypeModel, LinearModel, torch_state_kept
+from scperformer.progress import progress
 from scperformer.trust import fit_novelty
 
 LARGEST = 10.0  # scale: without a limit it would be infinite if all held-out cells are called correctly
@@ -79,6 +80,7 @@ class Fitted:
     held_out: HeldOut | None  # these calls, with scaled logits; None without evidence
 
 
+@progress("fitting the branches of the model")
 def fit_branches(
     x: csr_matrix,
     labels: np.ndarray,

@@ -13,6 +13,7 @@ from scipy.sparse import csr_matrix, hstack
 
 from scperformer.metrics import negative_log_likelihood
 from scperformer.network import LENGTH, LinearModel
+from scperformer.progress import progress
 
 MAX_ITERATIONS = 1000
 TOLERANCE = 1e-3  # of the optimiser for the linear branch; a smaller one changes no label
@@ -26,6 +27,7 @@ BLOCK_GENES = 4096  # columns that are dense at a time
 JITTER = 1e-5  # added to the inner product of a cell with itself, relative to its mean: cells may be equal
 
 
+@progress("fitting logistic regression")
 def fit_logistic(
     x: csr_matrix | np.ndarray, labels: np.ndarray, c: float = 1.0, class_weights: str = "none", tolerance: float = 1e-4
 ) -> LinearModel:

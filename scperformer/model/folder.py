@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from scperformer.errors import InputError
-from scperformer.files import sha256
+from scperformer.files import neighbours, sha256
 from scperformer.model.held_out import HELD_OUT, HeldOut, read_held_out
 from scperformer.model.kept import CELLS, KeptCells, read_kept
 from scperformer.outputs import new_folder
-from scperformer.text import unfit
+from scperformer.text import did_you_mean, unfit
 from scperformer.trust import UNKNOWN_TERM, LabelTree
 
 log = logging.getLogger(__name__)
@@ -429,7 +429,9 @@ def load_bundle(path: str | Path) -> Bundle:
     found = f"no {INFO} at" if folder.is_dir() else "a file at" if folder.is_file() else "no folder at"
     other = " or to a name of 'scperformer models list', or leave it out for the packaged model"
     remedy = "; 'scperformer models import' unpacks archives" if folder.is_file() else other
-    remedy = f"set model_path to the output folder of 'scperformer train'{remedy}"
+    library = neighbours(library_folder() / "any") if folder.name == str(path) else []
+    near = did_you_mean(folder.name, [*library, *neighbours(folder)]) if found.startswith("no folder") else ""
+    remedy = f"{near}set model_path to the output folder of 'scperformer train'{remedy}"
     raise InputError(f"{found} '{folder}'", f"a model folder with {INFO}, {WEIGHTS} and {GENES}", remedy)
 
 

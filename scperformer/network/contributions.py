@@ -24,6 +24,7 @@ from scperformer.network.batches import Cells, prediction_batches
 from scperformer.network.inference import fast_cpu, seeing_genes_of, torch_state_kept
 from scperformer.network.network import CellTypeModel, Wide, expression_weights
 from scperformer.network.tokens import Batch
+from scperformer.progress import progress
 
 TOLERANCE = 0.01  # of the sum over the encoder's contributions, relative to the change of its logit, or to 1 if larger
 FEWEST_STEPS, MOST_STEPS = 32, 1024  # of the path; doubled for a cell until its sum is within the tolerance
@@ -50,7 +51,12 @@ def find_contributions(network: CellTypeModel, cells: Cells, labels: np.ndarray)
     was_training, indptr = network.training, cells.x.indptr
     found, bias, logits = np.zeros(cells.x.nnz, dtype=np.float32), np.zeros(len(cells)), np.zeros(len(cells))
     network.eval()
-    with torch_state_kept(threads=1), fast_cpu("cpu"), seeing_genes_of(network, cells):
+    with (
+        torch_state_kept(threads=1),
+        fast_cpu("cpu"),
+        seeing_genes_of(network, cells),
+        progress("genes behind the calls", total=len(cells), unit="cells") as shown,
+    ):
         for rows, length in prediction_batches(cells.lengths, BATCH_CELLS, BATCH_TOKENS):
             batch, labels_B = cells.batch(rows, length), torch.from_numpy(labels[rows])
             sum_BL = torch.zeros_like(batch.x_BL)
@@ -65,6 +71,7 @@ def find_contributions(network: CellTypeModel, cells: Cells, labels: np.ndarray)
                 logits[rows] = _chosen(network(batch)[0], labels_B).numpy()
             places = np.concatenate([np.arange(indptr[row], indptr[row + 1]) for row in rows])
             found[places] = sum_BL[batch.x_BL > 0].numpy()
+            shown.update(len(rows))
     network.train(was_training)
     return Contributions(csr_matrix((found, cells.x.indices, indptr), shape=cells.x.shape), bias, logits)
 

@@ -10,7 +10,7 @@ the system, which clears each page again: with 16,907 tokens, a third of the tim
 
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -123,7 +123,12 @@ def seeing_genes_of(network: CellTypeModel, cells: Cells) -> Iterator[None]:
 
 
 def predict_cells(
-    network: CellTypeModel, cells: Cells, batch_size: int, device: str = "cpu", precision: str = "32-true"
+    network: CellTypeModel,
+    cells: Cells,
+    batch_size: int,
+    device: str = "cpu",
+    precision: str = "32-true",
+    done: Callable[[int], None] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Predict probabilities, N x C, and embeddings, N x D, of cells; no result depends on the cells beside it.
 
@@ -132,7 +137,8 @@ def predict_cells(
     product, its sums would depend on their number. While a GPU computes, the CPU prepares its next batches.
 
     `batch_size` is the number of cells on a GPU, and on a CPU if no encoder is run; batches of long cells have fewer.
-    The precision `bf16-mixed` computes most products in bfloat16. The training mode of the network is restored.
+    The precision `bf16-mixed` computes most products in bfloat16. The training mode of the network is restored. `done`
+    is called with the number of cells of each finished batch.
     """
     was_training, num_threads = network.training, torch.get_num_threads()
     filled_up, most_tokens = device == "cpu" and not network.wide_alone, MAX_BATCH_TOKENS
@@ -149,6 +155,8 @@ def predict_cells(
         mixed = torch.autocast(device, torch.bfloat16, enabled=precision == "bf16-mixed")
         with torch.inference_mode(), mixed:  # both settings apply to the current thread only
             logits_BC, embedding_BD = (out[: len(part[0])] for out in network(batch.to(device)))
+            if done is not None:
+                done(len(part[0]))
             return logits_BC.float().softmax(-1), embedding_BD.float()
 
     network.eval().to(device)

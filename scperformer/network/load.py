@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from scperformer.model import Bundle, damaged_model, encoder_is_silent, load_bun
 from scperformer.network.encoder import Encoder
 from scperformer.network.inference import torch_state_kept
 from scperformer.network.network import CellTypeModel, LinearModel
+from scperformer.progress import progress
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ class _NothingDrawn(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-@dataclass
+@dataclass(repr=False)
 class Model:
     """A trained model ready to annotate: its bundle, its network in eval mode and its logistic regression."""
 
@@ -53,6 +55,31 @@ class Model:
     @property
     def tokens(self) -> TokensConfig:
         return TokensConfig(**self.bundle.config["tokens"])
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What a user should know of it: labels, genes, tissue, the accuracy to expect, the folder."""
+        bundle, metrics = self.bundle, self.bundle.metrics
+        found = {
+            "labels": f"{len(bundle.labels)}: {', '.join(bundle.labels)}",
+            "genes": f"{len(bundle.genes):,}, such as {', '.join(bundle.genes[:3])}",
+            "tissue": bundle.tissue or "not stated",
+        }
+        if fold := metrics.get("out_of_fold"):
+            found["expected accuracy"] = f"{fold['accuracy']:.3f} on cells like those of its reference"
+        if ours := metrics.get("model"):
+            beside = f"logistic regression {metrics['baseline']['accuracy']:.3f}"
+            cells = f"{metrics['num_val_cells']:,} validation cells"
+            found["accuracy"] = f"{ours['accuracy']:.3f} ({beside}) on {cells}"
+        return found | {"folder": str(self.path)}
+
+    def __repr__(self) -> str:
+        lines = (f"  {name:<18} {text}" for name, text in self.facts.items())
+        return "\n".join([f"Model {self.bundle.name} ({self.bundle.hash[:12]})", *lines])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in self.facts.items())
+        return f"<p>Model <b>{escape(self.bundle.name)}</b></p><table>{rows}</table>"
 
 
 def rebuild(bundle: Bundle, path: Path) -> CellTypeModel | Encoder:
@@ -95,6 +122,7 @@ def rebuild(bundle: Bundle, path: Path) -> CellTypeModel | Encoder:
     return network
 
 
+@progress("loading the model")
 @torch_state_kept()
 def load_model(model_path: str | Path | None = None) -> Model:
     """Load a model folder; None means $SCPERFORMER_MODEL, else the packaged model. Refuse an encoder without labels."""

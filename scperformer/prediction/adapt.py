@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from anndata import AnnData
+
 from scperformer import __version__
 from scperformer.config import AdaptConfig, PredictConfig
 from scperformer.dataset import Condition, Query, adapting_pays, depth_share, find_condition, find_query, read_genes
@@ -101,8 +103,8 @@ def _load_or_adapt(model: Model, kept: KeptCells, condition: Condition, cfg: Pre
 
 
 @torch_state_kept()
-def run_adapt(cfg: AdaptConfig) -> Path:
-    """Write a model that is adapted to a file or to a text file of genes; return its folder.
+def write_adapted(model: Model, source: str | AnnData, output: Path, cfg: AdaptConfig) -> Path:
+    """Write a model that is adapted to a file, to cells in memory or to a text file of genes; return its folder.
 
     Raises
     ------
@@ -110,22 +112,28 @@ def run_adapt(cfg: AdaptConfig) -> Path:
         The model keeps no cells; the file cannot be annotated by it; or fewer than half of the genes of the text file,
         or fewer than 50 of them, are genes of the model.
     """
-    path = cfg.inputs[0]
-    output = Path(cfg.output) if cfg.output else beside(path, ".adapted")
     require_absent(output, cfg.overwrite, marker=INFO)
-    model = load_model(cfg.model_path)
     kept = load_kept(model.bundle, model.path)
     if kept is None:
         raise InputError(f"a model that keeps no cells ({model.path})", "kept cells", "train it again")
-    if path.endswith(".txt"):
+    if isinstance(source, AnnData):
+        condition = find_condition(find_query(source, model.bundle, cfg))
+    elif source.endswith(".txt"):
         genes = model.bundle.genes
-        condition = Condition(find_panel(read_genes(path), genes, "model", species=cfg.species, path=path), None)
+        condition = Condition(find_panel(read_genes(source), genes, "model", species=cfg.species, path=source), None)
     else:
-        with open_cells(path, cfg.orientation) as cells:
-            condition = find_condition(find_query(cells, model.bundle, cfg, path))
+        with open_cells(source, cfg.orientation) as cells:
+            condition = find_condition(find_query(cells, model.bundle, cfg, source))
     made = adapted_bundle(model, kept, condition)
     save_bundle(replace(made, name=output.name.removesuffix(".adapted")), output, overwrite=cfg.overwrite)
     text = "written: %s; on reference cells reduced to its %d genes: accuracy %.2f (%.2f with all genes)"
     scores = (each.metrics.get("out_of_fold", {}).get("accuracy", math.nan) for each in (made, model.bundle))
     log.info(text, output, len(made.genes), *scores)
     return output
+
+
+def run_adapt(cfg: AdaptConfig) -> Path:
+    """Write a model that is adapted to a file or to a text file of genes, as `write_adapted`; return its folder."""
+    output = Path(cfg.output) if cfg.output else beside(cfg.inputs[0], ".adapted")
+    require_absent(output, cfg.overwrite, marker=INFO)
+    return write_adapted(load_model(cfg.model_path), cfg.inputs[0], output, cfg)

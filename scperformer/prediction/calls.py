@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -41,8 +41,12 @@ class Calls:
     draws: np.ndarray  # float64 N, 0 to 1, for sets of labels (trust/conformal.py)
 
 
-def call_block(x: csr_matrix, model: Model, cfg: PredictConfig, query: Query) -> Calls:
+def call_block(
+    x: csr_matrix, model: Model, cfg: PredictConfig, query: Query, done: Callable[[int], None] | None = None
+) -> Calls:
     """Call aligned cells of a file; the calls of a cell do not depend on the other cells.
+
+    `done` is called with the number of cells of each finished batch.
 
     Raises
     ------
@@ -53,7 +57,7 @@ def call_block(x: csr_matrix, model: Model, cfg: PredictConfig, query: Query) ->
     model.network.require_length(int(cells.lengths.max(initial=0)), f"a cell of {query.path}")
     with torch_state_kept(cfg.threads):
         device = choose_device(cfg.device, cfg.precision)
-        proba, embedding = predict_cells(model.network, cells, cfg.batch_size, device, cfg.precision)
+        proba, embedding = predict_cells(model.network, cells, cfg.batch_size, device, cfg.precision, done)
     baseline, held_out = model.baseline.predict(x).astype(np.int32), model.bundle.held_out
     scores = np.full(x.shape[0], np.nan)
     if held_out is not None:

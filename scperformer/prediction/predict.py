@@ -7,90 +7,67 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 from anndata import AnnData
 
 from scperformer import __version__
-from scperformer.config import PredictConfig, make_config, quoted
+from scperformer.config import PredictConfig
 from scperformer.dataset import find_query, require_not_annotated
 from scperformer.errors import InputError
-from scperformer.files import beside, fingerprint, open_cells, require_readable, require_unchanged
+from scperformer.files import BackedH5ad, beside, fingerprint, open_cells, require_readable, require_unchanged
 from scperformer.network import Model, choose_device, load_model
-from scperformer.outputs import new_file, require_absent
-from scperformer.prediction.adapt import adapt_model
+from scperformer.outputs import FAILED, new_file, require_absent
+from scperformer.prediction.adapt import Adapted, adapt_model
 from scperformer.prediction.annotation import make_annotation
-from scperformer.prediction.calls import IDENTITY, call_block, partial_results, parts_of
+from scperformer.prediction.calls import IDENTITY, Calls, call_block, partial_results, parts_of
 from scperformer.prediction.rules import add_quality, find_rules
 from scperformer.prediction.write import FORMATS, MARKER, write_annotation
+from scperformer.progress import progress
 
 log = logging.getLogger(__name__)
 
-SECONDS_BETWEEN_LINES = 20.0  # log lines about progress
 # Options that do not change any call: a resumed run, or one that joins shares, may have other values of them. The parts
 # keep probabilities, scores and draws; flags, sets and names are made from these when all parts are there.
 NOT_IN_IDENTITY = {
-    *("inputs", "model_path", "output", "outputs", "output_format", "overwrite", "resume", "keep_going", "error_files"),
+    *("inputs", "model_path", "output", "outputs", "output_format", "overwrite", "resume", "keep_going", "failed_ok"),
     *("share", "shares", "batch_size", "threads", "device", "adapted_folder"),
     *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),
     *("false_alarms", "min_confidence", "alpha", "conformal", "key_added"),
 }
 
 
-def annotate(
-    adata: AnnData,
-    model: Model | None = None,
-    *,
-    key_added: str = "scperformer",
-    overwrite: bool = False,
-    overrides: Sequence[str] = (),
-) -> AnnData:
-    """Annotate the cells of an AnnData in place and return it.
+def call_all(adapted: Adapted, cfg: PredictConfig) -> list[Calls]:
+    """Call all cells of a query, in memory, a block at a time."""
+    model, query = adapted.model, adapted.query
+    with progress("annotating", total=query.rows.shape[0], unit="cells") as shown:
+        return [call_block(query.block(first), model, cfg, query, shown.update) for first in query.starts()]
 
-    Parameters
-    ----------
-    adata
-        N cells x G genes: counts or log-normalised expression in X, a layer or `.raw`.
-    model
-        From `load_model`; None loads $SCPERFORMER_MODEL, else the packaged model.
-    key_added
-        Prefix of the keys that are added (docs/formats.md lists them).
-    overwrite
-        Replace an earlier annotation with the same prefix.
-    overrides
-        More options of `predict` as on the command line, such as `["source=layers/counts", "min_confidence=0.5"]`.
 
-    Raises
-    ------
-    InputError
-        An option is wrong, the expression cannot be used, too few genes are shared, or the keys exist and
-        `overwrite` is off.
-    """
-    named = ["inputs=[adata]", f"key_added={quoted(key_added)}", f"overwrite={str(overwrite).lower()}"]
-    cfg = make_config("predict", [*named, *overrides])
-    if cfg.output is not None or cfg.outputs:
-        found = f"output={cfg.output}" if cfg.output is not None else f"outputs={cfg.outputs}"
-        raise InputError(found, "no output: the AnnData itself is annotated", "leave it out")
-    if model is not None and cfg.model_path is not None:
-        raise InputError(f"a model and model_path={cfg.model_path}", "one of them", "leave the other out")
+def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> None:
+    """Add the annotation to an AnnData in memory; errors as `run_predict`."""
     if not cfg.overwrite:
         require_not_annotated(adata, cfg.key_added)
-    model = model or load_model(cfg.model_path)
     start = time.perf_counter()
     rules = find_rules(adata, model.bundle, cfg)
     query = find_query(adata, model.bundle, cfg)
     if cfg.quality:
         add_quality(rules, adata, query)
     adapted = adapt_model(model, query, cfg)
-    query = adapted.query
-    parts = [call_block(query.block(first), adapted.model, cfg, query) for first in query.starts()]
+    parts = call_all(adapted, cfg)
     seconds = time.perf_counter() - start
     make_annotation(adapted, cfg, lambda: parts, rules=rules, num_called=adata.n_obs, seconds=seconds).write_into(adata)
-    return adata
+
+
+def embed_cells(cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig, path: str = "the data") -> np.ndarray:
+    """Return the embedding of the cells of an open file by a model, adapted as for `run_predict`: float32, N x D."""
+    adapted = adapt_model(model, find_query(cells, model.bundle, cfg, path), cfg)
+    return np.concatenate([calls.embedding for calls in call_all(adapted, cfg)])
 
 
 def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> str:
@@ -122,16 +99,12 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
         }
         shares = [Path(folder) for folder in cfg.shares]
         with partial_results(output, identity, len(starts), resume=cfg.resume, shares=shares) as partial:
-            start = said = time.perf_counter()
-            num_called = 0
-            for part in parts_of(cfg.share, len(starts)):
-                if not partial.has(part):
-                    x = query.block(starts[part])
-                    partial.write(part, call_block(x, adapted.model, cfg, query))
-                    num_called += x.shape[0]
-                if time.perf_counter() - said > SECONDS_BETWEEN_LINES:
-                    said = time.perf_counter()
-                    log.info("%s: %d of %d parts", path, part + 1, len(starts))
+            start = time.perf_counter()
+            todo = [part for part in parts_of(cfg.share, len(starts)) if not partial.has(part)]
+            num_called = sum(min(query.rows.shape[0] - starts[part], query.rows.block_cells) for part in todo)
+            with progress(Path(path).name, total=num_called, unit="cells") as shown:
+                for part in todo:
+                    partial.write(part, call_block(query.block(starts[part]), adapted.model, cfg, query, shown.update))
             if cfg.share is not None:
                 require_unchanged(path, seen)
                 log.info("%s, share %s: %d cells called", path, cfg.share, num_called)
@@ -168,6 +141,17 @@ def _outputs_of(cfg: PredictConfig) -> list[Path]:
     return outputs
 
 
+def _sample(output: Path) -> str:
+    """Return the name of the sample of an output."""
+    ending = next((ending for ending in FORMATS if output.name.endswith(ending)), "")
+    return output.name.removesuffix(ending).removesuffix(".annotated")
+
+
+def _failed_file(output: Path) -> Path:
+    """Return the file with the reason why there is no output; `report` shows it as a row."""
+    return output.with_name(f"{_sample(output)}{FAILED}")
+
+
 def _require_place(output: Path, cfg: PredictConfig) -> None:
     """Refuse an output that cannot be written, or whose name does not end like one of the formats."""
     if cfg.share is not None:
@@ -181,8 +165,10 @@ def _require_place(output: Path, cfg: PredictConfig) -> None:
         raise InputError(found, "pyarrow, which writes Parquet files", remedy)
 
 
-def run_predict(cfg: PredictConfig) -> list[Path]:
+def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
     """Annotate files: write a copy of each with the annotation added, or a table.
+
+    Without a model, it is the one that `cfg.model_path` names.
 
     Returns
     -------
@@ -193,8 +179,8 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
     ------
     InputError
         A file or the model cannot be used, or an output exists; nothing is written for that file. With `cfg.keep_going`
-        the error of a file is logged, and one error is raised after the other files. With `cfg.error_files` it is
-        written into `<output>.error` instead, and nothing is raised for it.
+        the error of a file is logged and written into `<sample>.failed.json` in place of its output, and one error is
+        raised after the other files; with `cfg.failed_ok` nothing is raised.
     """
     refused: list[str] = []
 
@@ -204,34 +190,38 @@ def run_predict(cfg: PredictConfig) -> list[Path]:
         try:
             yield
         except InputError as error:
-            if not cfg.keep_going or (len(cfg.inputs) == 1 and not cfg.error_files):
+            if not cfg.keep_going or (len(cfg.inputs) == 1 and not cfg.failed_ok):
                 raise
             log.error("%s: %s", path, error)
             refused.append(path)
-            if cfg.error_files:
-                with new_file(f"{output}.error", overwrite=True) as temporary:
-                    temporary.write_text(f"{error}\n", encoding="utf-8")
+            if not output.exists():  # it stays as it is
+                content = {"sample": _sample(output), "input": path, "error": str(error)}
+                with new_file(_failed_file(output), overwrite=True) as temporary:
+                    temporary.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
 
     cfg = _without_own_outputs(cfg)
     outputs, ready = _outputs_of(cfg), []
     for path, output in zip(cfg.inputs, outputs, strict=True):  # all of them before the first one is annotated
-        if cfg.error_files:
-            Path(f"{output}.error").unlink(missing_ok=True)  # of an earlier run
         with about(path, output):
             require_readable(path)
             _require_place(output, cfg)
             ready.append((path, output))
-    model = load_model(cfg.model_path)
+    model = model or load_model(cfg.model_path)
     choose_device(cfg.device, cfg.precision)  # a missing GPU is not an error of each file
     annotated: dict[str, str] = {}  # SHA-256 of a file: its path
-    for path, output in ready:
-        with about(path, output):
-            if cfg.output_dir is not None:
-                output.parent.mkdir(parents=True, exist_ok=True)
-            checksum = _annotate_file(path, output, model, cfg)
-            if (same := annotated.setdefault(checksum, path)) != path:
-                log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
-    if refused and not cfg.error_files:
+    with progress("annotating", total=len(ready), unit="files") as files:
+        for path, output in ready:
+            files.text = Path(path).name
+            with about(path, output):
+                if cfg.output_dir is not None:
+                    output.parent.mkdir(parents=True, exist_ok=True)
+                checksum = _annotate_file(path, output, model, cfg)
+                _failed_file(output).unlink(missing_ok=True)  # of an earlier run
+                if (same := annotated.setdefault(checksum, path)) != path:
+                    log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
+            files.update()
+    if refused and not cfg.failed_ok:
         found = f"{len(refused)} of {len(outputs)} files that cannot be annotated: {', '.join(refused)}"
-        raise InputError(found, "files that can be annotated", "see the error of each of them above")
+        remedy = f"see the error of each of them above, and in {_failed_file(outputs[0]).parent}/*{FAILED}"
+        raise InputError(found, "files that can be annotated", remedy)
     return outputs

@@ -28,6 +28,7 @@ from scperformer.expression import gene_table
 from scperformer.files import BackedH5ad, reading
 from scperformer.model import Bundle
 from scperformer.prediction.calls import Calls
+from scperformer.text import did_you_mean
 from scperformer.trust import (
     AUTO_CLUSTERS,
     UNKNOWN_TERM,
@@ -112,6 +113,7 @@ def _read_clusters(cells: AnnData | BackedH5ad, key: str, path: str) -> np.ndarr
     remedy = f"set clusters=... to a column of clusters, or clusters={AUTO_CLUSTERS}"
     if key not in obs:
         likely = ", ".join(f"{name} ({num} values)" for name, num in label_columns(cells.obs).items())
+        remedy = did_you_mean(key, cells.obs.columns) + remedy
         raise InputError(f"no column '{key}' in obs of {path}", likely or "a column of clusters", remedy)
     if num := int(obs[key].isna().sum()):
         found = f"{num} of {len(obs)} cells of {path} without a cluster in obs['{key}']"

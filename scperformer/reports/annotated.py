@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from anndata import AnnData
 from anndata.io import read_elem
 
 from scperformer.errors import InputError
 from scperformer.files import open_hdf5, reading, require_h5ad
 from scperformer.trust import LabelTree
 
+REQUIRED = ("label", "confidence", "unknown", "baseline_label")  # columns of an annotation
 LEAST_PROBABILITY = 1e-3  # in logarithms: smaller ones are noise
 SUFFIXES = (".h5ad", ".annotated", ".prepared")  # endings that the steps add to the name of a sample
 
@@ -110,6 +112,16 @@ def sample_names(paths: Sequence[Path]) -> list[str]:
     raise InputError(f"{twice} is named twice", "each file once", "remove the repeated file")
 
 
+def of_cells(adata: AnnData, key: str, name: str = "cells") -> Annotated:
+    """The annotation of cells in memory."""
+    facts, columns = adata.uns.get(key), [f"{key}_{column}" for column in REQUIRED]
+    if facts is None or not set(columns) <= set(adata.obs):
+        found, remedy = f"no obs column '{key}_label' or no uns['{key}'] in the data", "call scperformer.annotate first"
+        raise InputError(found, "annotated cells", remedy)
+    embedding = adata.obsm.get(f"X_{key}")
+    return Annotated(name=name, path=Path(name), key=key, obs=adata.obs, embedding=embedding, facts=facts)
+
+
 def read_annotated(paths: Sequence[str], key: str, *, embedding: bool = False) -> list[Annotated]:
     """Read the annotations under `key` of h5ad files that one model has annotated; embeddings only if `embedding`.
 
@@ -126,7 +138,7 @@ def read_annotated(paths: Sequence[str], key: str, *, embedding: bool = False) -
             facts = read_elem(file[f"uns/{key}"]) if f"uns/{key}" in file else None
             coordinates = read_elem(file[f"obsm/X_{key}"]) if embedding and f"obsm/X_{key}" in file else None
         columns = [str(column) for column in obs.columns] if isinstance(obs, pd.DataFrame) else []
-        required = [f"{key}_{column}" for column in ("label", "confidence", "unknown", "baseline_label")]
+        required = [f"{key}_{column}" for column in REQUIRED]
         missing = [f"obs column '{column}'" for column in required if column not in columns]
         missing += [f"obsm['X_{key}']"] if embedding and coordinates is None else []
         if missing or facts is None:

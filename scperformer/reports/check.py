@@ -5,8 +5,10 @@ import shlex
 import shutil
 import sys
 import textwrap
-from contextlib import nullcontext, suppress
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, dataclass
+from html import escape
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -36,12 +38,14 @@ from scperformer.files import BackedH5ad, Rows, beside, open_cells, read_cells, 
 from scperformer.genes import KIND_NAMES, guess_species, id_kind, require_overlap
 from scperformer.model import Bundle, KeptCells, load_bundle, load_kept, require_annotator, resolve_model
 from scperformer.outputs import new_file, require_absent
+from scperformer.progress import progress, say
 from scperformer.text import shortened
 
 Checked = dict[str, Any]  # the findings about one file as JSON-able values; docs/formats.md lists them
 
 SPECIES = {"unknown": "species unknown", "other": "another species"}
 INDENT = 15  # columns before the text of a row
+IN_MEMORY = "the data"  # the name of cells in memory
 COMMANDS = ("ok", "try")  # rows to copy: they stay on one line
 
 
@@ -127,12 +131,14 @@ def next_command(path: str, cfg: CheckConfig, *more: str) -> str:
     return shlex.join(["scperformer", step, file, *(f"{name}={value}" for name, value in options.items())])
 
 
-def check(path: str, cfg: CheckConfig, model: Bundle, kept: KeptCells | None) -> Checked:
+def check(source: str | AnnData, cfg: CheckConfig, model: Bundle, kept: KeptCells | None) -> Checked:
     """Find out what is in a file and what to do next with it; after a problem only the findings before it are given.
 
     With `cfg.label_key` the file is checked as a reference, which need not fit the model; else as cells to annotate.
-    `kept`: the cells with which the model adapts to the file, if there are any.
+    `kept`: the cells with which the model adapts to the file, if there are any. About cells in memory there is no next
+    command.
     """
+    path = source if isinstance(source, str) else IN_MEMORY
     result: Checked = {"file": path, "problem": None, "fixes": [], "command": None, "notes": []}
     step, ending = "predict", f".annotated.{PredictConfig.output_format}"
     if cfg.label_key is not None:
@@ -141,7 +147,13 @@ def check(path: str, cfg: CheckConfig, model: Bundle, kept: KeptCells | None) ->
     try:
         # As the next step does: `predict` leaves matrices on disk, `train` reads them.
         reads_all = cfg.label_key is not None
-        opened = nullcontext(read_cells(path, cfg.orientation)) if reads_all else open_cells(path, cfg.orientation)
+        opened: AbstractContextManager[AnnData | BackedH5ad]
+        if isinstance(source, AnnData):
+            opened = nullcontext(source)
+        elif reads_all:
+            opened = nullcontext(read_cells(path, cfg.orientation))
+        else:
+            opened = open_cells(path, cfg.orientation)
         with opened as cells:
             _check_tables(cells, cfg, path, result)
             if usual.exists():
@@ -153,11 +165,12 @@ def check(path: str, cfg: CheckConfig, model: Bundle, kept: KeptCells | None) ->
     if usual.exists():
         others = (usual.with_name(f"{usual.stem}-{number}{usual.suffix}") for number in count(2))
         options = [f"output={next(other for other in others if not other.exists())}"]
-    if problem is None:
-        result["command"] = next_command(path, cfg, *options)
-    else:
+    if problem is not None:
         result["problem"] = str(problem)
-        result["fixes"] = [next_command(path, cfg, *options, fix) for fix in problem.fixes]
+        result["fixes"] = list(problem.fixes)
+    if isinstance(source, str):
+        result["fixes"] = [next_command(path, cfg, *options, fix) for fix in result["fixes"]]
+        result["command"] = next_command(path, cfg, *options) if problem is None else None
     return result
 
 
@@ -214,7 +227,7 @@ def _rows(result: Checked, cfg: CheckConfig, model: str) -> list[tuple[str, str]
         rows.append(("condition", f"predict {how} {condition['num_genes']:,} genes and {depth}"))
     rows += [("note", note) for note in result["notes"]]
     if result["problem"] is None:
-        return [*rows, ("ok", result["command"])]
+        return [*rows, ("ok", result["command"] or "no problem")]
     return [*rows, ("problem", result["problem"]), *(("try", command) for command in result["fixes"])]
 
 
@@ -232,6 +245,45 @@ def in_words(result: Checked, cfg: CheckConfig, model: str) -> str:
     return "\n".join([*lines, ""])
 
 
+@dataclass(repr=False)
+class Checks:
+    """The findings about files or cells in memory: `files` as values by name, `model`, and all of it as text."""
+
+    model: dict[str, str]  # name, path and why it was chosen
+    files: list[Checked]
+    text: str
+
+    @property
+    def problems(self) -> list[str]:
+        """The problem of each file that has one."""
+        return [result["problem"] for result in self.files if result["problem"] is not None]
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.text)}</pre>"
+
+
+def check_all(sources: Sequence[str | AnnData], cfg: CheckConfig, tell: Callable[[str], None] | None = None) -> Checks:
+    """Find out what is in files or cells in memory, and `tell` the text about each of them at once."""
+    model_path, why = resolve_model(cfg.model_path)
+    model = load_bundle(model_path)
+    require_annotator(model, model_path)
+    kept = load_kept(model, model_path) if cfg.label_key is None else None
+    found = Checks({"name": model.name, "path": str(model_path), "why": why}, [], "")
+    with progress("checking", total=len(sources), unit="files") as shown:
+        for source in sources:
+            shown.text = f"checking {Path(source).name if isinstance(source, str) else IN_MEMORY}"
+            found.files.append(check(source, cfg, model, kept))
+            text = in_words(found.files[-1], cfg, f"{model.name} ({why})")
+            found.text += f"{text}\n"
+            shown.update()
+            if tell is not None:
+                tell(text)
+    return found
+
+
 def run_check(cfg: CheckConfig) -> list[Checked]:
     """Print the findings about each file and the next command, as text or JSON; with `output`, write the JSON.
 
@@ -239,24 +291,16 @@ def run_check(cfg: CheckConfig) -> list[Checked]:
     """
     if cfg.output is not None:
         require_absent(cfg.output, cfg.overwrite)
-    model_path, why = resolve_model(cfg.model_path)
-    model = load_bundle(model_path)
-    require_annotator(model, model_path)
-    kept = load_kept(model, model_path) if cfg.label_key is None else None
-    results = []
-    for path in cfg.inputs:
-        results.append(check(path, cfg, model, kept))
-        if not cfg.json:
-            print(in_words(results[-1], cfg, f"{model.name} ({why})"), flush=True)
-    report = {"model": {"name": model.name, "path": str(model_path), "why": why}, "files": results}
-    text = json.dumps(report, indent=1, allow_nan=False)
+    found = check_all(cfg.inputs, cfg, None if cfg.json else say)
+    results = found.files
+    text = json.dumps({"model": found.model, "files": results}, indent=1, allow_nan=False)
     if cfg.json:
-        print(text, flush=True)
+        say(text)
     if cfg.output is not None:
         with new_file(cfg.output, cfg.overwrite) as temporary:
             temporary.write_text(text + "\n", encoding="utf-8")
     if bad := [result["file"] for result in results if result["problem"] is not None]:
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-        found = f"{len(bad)} of {len(results)} files cannot be used as they are: {', '.join(bad[:3])}{more}"
-        raise InputError(found, "files without a problem", "see the problem and the remedy of each file above")
+        refused = f"{len(bad)} of {len(results)} files cannot be used as they are: {', '.join(bad[:3])}{more}"
+        raise InputError(refused, "files without a problem", "see the problem and the remedy of each file above")
     return results

@@ -2,7 +2,8 @@
 
 import json
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import pandas as pd
 from scperformer.config import EvaluateConfig
 from scperformer.errors import InputError
 from scperformer.metrics import class_scores, confusion_matrix, scores
-from scperformer.outputs import new_folder, require_absent
+from scperformer.outputs import FAILED, new_folder, require_absent
 from scperformer.reports.annotated import Annotated, as_text, cell_table, common_tree, read_annotated
-from scperformer.text import defused
+from scperformer.text import defused, did_you_mean
 from scperformer.trust import calibration_error
 
 log = logging.getLogger(__name__)
@@ -24,13 +25,28 @@ METRICS, PER_CLASS, CONFUSION = "metrics.json", "per_class.csv", "confusion.csv"
 NUM_EXAMPLES = 3  # labels in a message
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class Evaluation:
-    """The content of an evaluation folder."""
+    """The scores of annotations: the content of an evaluation folder."""
 
     metrics: dict[str, Any]  # scores of the model and of logistic regression, of all cells and per sample
     per_class: pd.DataFrame  # one row per label: label, support, precision, recall, f1, baseline_f1, maybe cluster_f1
     confusion: pd.DataFrame  # counts, L x L: rows are true labels, columns predicted labels
+    path: Path | None = None  # the folder, if it was written
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """Accuracy, macro-F1 and the other scores: a row for the model, the baseline, and perhaps clusters."""
+        rows = [name for name in ("model", "baseline", "cluster") if name in self.metrics]
+        return pd.DataFrame([self.metrics[name] for name in rows], index=rows)
+
+    def __repr__(self) -> str:
+        num_cells, key = self.metrics["num_cells"], self.metrics["truth_key"]
+        return f"Evaluation of {num_cells:,} cells against '{key}'\n{self.scores.round(3)}"
+
+    def _repr_html_(self) -> str:
+        title, per_class = repr(self).partition("\n")[0], self.per_class.round(3)
+        return f"<p>{escape(title)}</p>{self.scores.round(3).to_html()}{per_class.to_html(index=False)}"
 
 
 def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> npt.NDArray[np.object_]:
@@ -42,7 +58,8 @@ def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> n
     if truth_key not in columns:
         others = ", ".join(str(name) for name in columns.columns if not str(name).startswith(f"{sample.key}_"))
         found = f"no column '{truth_key}' in {sample.path if table is None else table}"
-        raise InputError(found, f"one of {others}" if others else "a column of true labels", "set truth_key=... to it")
+        remedy = f"{did_you_mean(truth_key, columns.columns)}set truth_key=... to it"
+        raise InputError(found, f"one of {others}" if others else "a column of true labels", remedy)
     truth = columns[truth_key]
     if table is not None:
         cells = sample.obs.index.astype(str)
@@ -197,11 +214,8 @@ def read_evaluation(folder: str | Path) -> Evaluation:
     return Evaluation(metrics=metrics, per_class=per_class, confusion=confusion)
 
 
-def run_evaluate(cfg: EvaluateConfig) -> Path:
-    """Score annotated files against true labels; write and return the folder of the evaluation."""
-    samples = read_annotated(cfg.inputs, cfg.key_added)
-    output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).with_suffix(".evaluation")
-    require_absent(output, cfg.overwrite, marker=METRICS)
+def evaluate_samples(samples: list[Annotated], cfg: EvaluateConfig) -> Evaluation:
+    """Score annotated samples against true labels, and log the scores; samples without them are left out."""
     without = [sample.name for sample in samples if cfg.truth_path is None and cfg.truth_key not in sample.obs]
     if 0 < len(without) < len(samples):
         log.warning("left out, without a column '%s': %s", cfg.truth_key, ", ".join(without))
@@ -210,13 +224,7 @@ def run_evaluate(cfg: EvaluateConfig) -> Path:
     truths = [read_truth(sample, cfg.truth_key, table) for sample, table in zip(samples, tables, strict=True)]
     evaluation = compare(samples, truths, cfg.truth_key)
     evaluation.metrics["samples_without_truth"] = without
-    metrics, labels = evaluation.metrics, [defused(label) for label in evaluation.metrics["labels"]]
-    with new_folder(output, cfg.overwrite, marker=METRICS) as folder:
-        text = json.dumps(metrics, indent=2, ensure_ascii=False, allow_nan=False)
-        (folder / METRICS).write_text(text + "\n", encoding="utf-8")
-        evaluation.per_class.assign(label=labels).to_csv(folder / PER_CLASS, index=False, float_format="%.6f")
-        confusion = evaluation.confusion.set_axis(pd.Index(labels, name="truth"), axis=0).set_axis(labels, axis=1)
-        confusion.to_csv(folder / CONFUSION)
+    metrics = evaluation.metrics
     if foreign := metrics["truth_labels_not_in_model"]:
         log.warning("true labels that the model does not know, counted as errors: %s", _examples(foreign))
     num_without = metrics["num_without_truth"]
@@ -225,8 +233,8 @@ def run_evaluate(cfg: EvaluateConfig) -> Path:
     model, other = metrics["model"], metrics["baseline"]
     accuracy = f"{model['accuracy']:.3f} (logistic regression {other['accuracy']:.3f})"
     macro_f1 = f"{model['macro_f1']:.3f} (logistic regression {other['macro_f1']:.3f})"
-    message = "%s against '%s'%s: accuracy %s, macro-F1 %s; written to %s"
-    log.info(message, cells, cfg.truth_key, left_out, accuracy, macro_f1, output)
+    message = "%s against '%s'%s: accuracy %s, macro-F1 %s"
+    log.info(message, cells, cfg.truth_key, left_out, accuracy, macro_f1)
     if "coverage" in metrics:
         text = "%.1f%% of the sets of labels contain the true one; they have %.2f labels in the mean"
         log.info(text, 100 * metrics["coverage"], metrics["mean_set_size"])
@@ -239,4 +247,31 @@ def run_evaluate(cfg: EvaluateConfig) -> Path:
         )
         text = "calls: %.1f%% of the cells back off to a parent of their label, %.1f%% are unknown; right calls: %s"
         log.info(text, 100 * calls["backed_off"], 100 * calls["unknown"], shares)
+    return evaluation
+
+
+def write_evaluation(evaluation: Evaluation, output: Path, overwrite: bool) -> None:
+    """Write the folder of an evaluation."""
+    metrics, labels = evaluation.metrics, [defused(label) for label in evaluation.metrics["labels"]]
+    with new_folder(output, overwrite, marker=METRICS) as folder:
+        text = json.dumps(metrics, indent=2, ensure_ascii=False, allow_nan=False)
+        (folder / METRICS).write_text(text + "\n", encoding="utf-8")
+        evaluation.per_class.assign(label=labels).to_csv(folder / PER_CLASS, index=False, float_format="%.6f")
+        confusion = evaluation.confusion.set_axis(pd.Index(labels, name="truth"), axis=0).set_axis(labels, axis=1)
+        confusion.to_csv(folder / CONFUSION)
+    evaluation.path = output
+    log.info("written: %s", output)
+
+
+def run_evaluate(cfg: EvaluateConfig) -> Path:
+    """Score annotated files against true labels; write and return the folder of the evaluation."""
+    failed = [path for path in cfg.inputs if path.endswith(FAILED)]
+    if failed:
+        log.warning("left out, as they could not be annotated: %s", ", ".join(failed))
+        kept = [place for place, path in enumerate(cfg.inputs) if path not in failed]
+        kept_tables = None if cfg.truth_path is None else [cfg.truth_path[place] for place in kept]
+        cfg = replace(cfg, inputs=[cfg.inputs[place] for place in kept], truth_path=kept_tables)
+    output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).with_suffix(".evaluation")
+    require_absent(output, cfg.overwrite, marker=METRICS)
+    write_evaluation(evaluate_samples(read_annotated(cfg.inputs, cfg.key_added), cfg), output, cfg.overwrite)
     return output

@@ -4,8 +4,8 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pandas as pd
 from anndata import AnnData
 from scipy.sparse import csr_matrix
 
-from scperformer.config import ExplainConfig, PredictConfig, checked, make_config, quoted
+from scperformer.config import ExplainConfig, PredictConfig, checked
 from scperformer.dataset import Condition, find_condition, find_query, reduced
 from scperformer.errors import InputError
 from scperformer.files import BackedH5ad, beside, open_cells
@@ -22,8 +22,9 @@ from scperformer.model import Bundle, load_kept
 from scperformer.network import TOLERANCE, Cells, Model, find_contributions, load_model, predict_cells, torch_state_kept
 from scperformer.outputs import new_folder, require_absent
 from scperformer.prediction import Adapted, adapt_model, without_slashes
-from scperformer.reports.annotated import as_text, read_annotated
+from scperformer.reports.annotated import read_annotated, sample_names
 from scperformer.reports.explanation import (
+    NUM_SHOWN,
     NUM_TOP,
     deletion_text,
     genes_per_label,
@@ -42,43 +43,33 @@ MOST_DELETED = 500  # cells of the deletion test
 MOST_OTHER = 0.01  # share of the cells whose label may differ: on a GPU, or in bfloat16, close calls do
 
 
-def explain(
-    adata: AnnData,
-    model: Model | None = None,
-    *,
-    key_added: str = "scperformer",
-    overrides: Sequence[str] = (),
-) -> AnnData:
-    """Find the contribution of each gene to the logit of the label of each cell, for a sample of annotated cells.
+@dataclass(repr=False)
+class Explanation:
+    """The genes on which calls depend: `adata`, explained cells x genes with contributions (docs/formats.md)."""
 
-    Parameters
-    ----------
-    adata
-        Cells that `annotate` has annotated with the same model.
-    model
-        From `load_model`; None loads the model that the annotation names.
-    key_added
-        Prefix of the annotation.
-    overrides
-        More options of `explain` as on the command line, such as `["cells=all", "label=NK"]`.
+    adata: AnnData
+    key: str  # prefix of its entries
+    path: Path | None = None  # the folder, if it was written
 
-    Returns
-    -------
-    The explained cells x genes of the model, with the contributions in X (docs/formats.md lists all entries).
+    @property
+    def genes(self) -> pd.DataFrame:
+        """The genes with the largest mean contributions for each label, as in genes_per_label.csv."""
+        return genes_per_label(self.adata, self.key)
 
-    Raises
-    ------
-    InputError
-        An option is wrong, the cells are not annotated, or the model does not give them their labels.
-    """
-    cfg = make_config("explain", ["inputs=[adata]", f"key_added={quoted(key_added)}", *overrides])
-    if cfg.output is not None:
-        raise InputError(f"output={cfg.output}", "no output: the explanation is returned", "leave it out")
-    key = cfg.key_added
-    if f"{key}_label" not in adata.obs or key not in adata.uns:
-        found, remedy = f"no obs column '{key}_label' or no uns['{key}'] in the data", "call scperformer.annotate first"
-        raise InputError(found, "annotated cells", remedy)
-    return explain_cells(adata, as_text(adata.obs[f"{key}_label"]), adata.uns[key], cfg, model)
+    @property
+    def deletion(self) -> pd.DataFrame:
+        """The mean probability of the calls after genes were deleted from each cell."""
+        table: pd.DataFrame = self.adata.uns[self.key]["deletion"]
+        return table
+
+    def __repr__(self) -> str:
+        num_cells, num_genes = self.adata.shape
+        first = (f"  {label}: {', '.join(genes['gene'].head(5))}" for label, genes in self.genes.groupby("label"))
+        return "\n".join([f"Explanation of {num_cells:,} cells by {num_genes:,} genes", *first])
+
+    def _repr_html_(self) -> str:
+        first = self.genes.groupby("label", observed=True).head(NUM_SHOWN)
+        return f"<p>{escape(repr(self).partition(chr(10))[0])}</p>{first.round(3).to_html(index=False)}"
 
 
 def explain_cells(
@@ -270,20 +261,31 @@ def _log_findings(made: AnnData, key: str, path: str) -> None:
         log.info("%.1f of the first %d genes of a label are among its first %d markers", mean, NUM_TOP, NUM_TOP)
 
 
+def explain_file(cfg: ExplainConfig, model: Model | None = None) -> AnnData:
+    """Explain a sample of the cells of an annotated file; without a model, by the one that the annotation names."""
+    path = cfg.inputs[0]
+    (sample,) = read_annotated([path], cfg.key_added)
+    with open_cells(path, cfg.orientation) as cells:
+        return explain_cells(cells, sample.labels, sample.facts, cfg, model, path)
+
+
+def write_explanation(made: AnnData, output: Path, cfg: ExplainConfig, sample: str) -> None:
+    """Write the folder of an explanation: contributions, tables and a page about the sample of this name."""
+    page = render_explanation(made, cfg.key_added, sample)
+    with new_folder(output, cfg.overwrite, marker=PAGE) as folder:
+        made.write_h5ad(folder / CELLS, compression="gzip")
+        genes_per_label(made, cfg.key_added).to_csv(folder / GENES_PER_LABEL, index=False, float_format="%.6g")
+        made.uns[cfg.key_added]["deletion"].to_csv(folder / DELETION, index=False, float_format="%.6g")
+        (folder / PAGE).write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
+    log.info("written: %s", output)
+
+
 def run_explain(cfg: ExplainConfig) -> Path:
     """Write the folder of an explanation, `cfg.output` or `<input>.explanation` beside the input, and return it."""
     start = time.perf_counter()
     path = cfg.inputs[0]
     output = Path(cfg.output) if cfg.output else beside(path, ".explanation")
     require_absent(output, cfg.overwrite, marker=PAGE)
-    (sample,) = read_annotated([path], cfg.key_added)
-    with open_cells(path, cfg.orientation) as cells:
-        made = explain_cells(cells, sample.labels, sample.facts, cfg, path=path)
-    page = render_explanation(made, cfg.key_added, sample.name)
-    with new_folder(output, cfg.overwrite, marker=PAGE) as folder:
-        made.write_h5ad(folder / CELLS, compression="gzip")
-        genes_per_label(made, cfg.key_added).to_csv(folder / GENES_PER_LABEL, index=False, float_format="%.6g")
-        made.uns[cfg.key_added]["deletion"].to_csv(folder / DELETION, index=False, float_format="%.6g")
-        (folder / PAGE).write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
-    log.info("written in %.1f s: %s", time.perf_counter() - start, output)
+    write_explanation(explain_file(cfg), output, cfg, sample_names([Path(path)])[0])
+    log.info("explained in %.1f s", time.perf_counter() - start)
     return output

@@ -17,6 +17,7 @@ from scperformer.config import TrainConfig
 from scperformer.dataset import Reference, settle_in_memory, stratified_sample
 from scperformer.fitting import fit_branches, fit_logistic
 from scperformer.network import Cells, CellTypeModel, LinearModel, shuffled_batches, torch_state_kept
+from scperformer.progress import say
 from scperformer.text import in_bytes, in_time
 from scperformer.training import trainer
 from scperformer.training.learner import has_to_learn, train_network
@@ -120,5 +121,5 @@ def run_estimate(cfg: TrainConfig) -> float:
     cfg = adopt_options(settle_in_memory(cfg, paths))
     with torch_state_kept(cfg.trainer.threads):
         text, seconds = estimate(load_reference(paths, cfg), cfg, prepare=time.perf_counter() - begin)
-    print(f"estimate for {', '.join(path.name for path in paths)}; nothing was written\n{text}", flush=True)
+    say(f"estimate for {', '.join(path.name for path in paths)}; nothing was written\n{text}")
     return seconds

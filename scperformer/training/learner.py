@@ -92,6 +92,7 @@ class EncoderLearner(pl.LightningModule):
     mode: str
     columns: tuple[str, ...]  # the metrics in the table of epochs
     line: str  # the text about them in the log
+    shown = "val_loss", "validation loss"  # the metric whose best value the bar shows, and its name there
     num_steps = 1  # of the whole run, for the learning-rate schedule: `run_epochs` sets it
 
     def __init__(self, network: torch.nn.Module, cfg: NetworkConfig):
@@ -138,6 +139,7 @@ class Learner(EncoderLearner):
     network: CellTypeModel
     monitor, mode = "val_score", "max"
     columns = ("train_loss", "val_loss", "val_macro_f1", "val_accuracy")
+    shown = "val_macro_f1", "macro-F1"
     line = "training loss %(train_loss).3f, validation macro-F1 %(val_macro_f1).3f, accuracy %(val_accuracy).3f"
 
     def __init__(self, network: CellTypeModel, labels: np.ndarray, cfg: TrainConfig):

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from anndata import AnnData
 
-from scperformer.config import PretrainConfig, make_config, quoted
+from scperformer.config import PretrainConfig
 from scperformer.dataset import Corpus, Sample, make_corpus, read_genes
 from scperformer.files import beside, checksum, read_cells
 from scperformer.model import ENCODER, Bundle
@@ -72,7 +72,7 @@ def fit(corpus: Corpus, cfg: PretrainConfig, run_folder: Path) -> Bundle | None:
     )
 
 
-def _pretrain(adatas: Sequence[AnnData] | None, cfg: PretrainConfig, output: Path) -> Path:
+def pretrain_cells(adatas: Sequence[AnnData] | None, cfg: PretrainConfig, output: Path) -> Path:
     """Pretrain on cells in memory or, without them, on the files `cfg.inputs`, and write the model folder."""
     paths = [Path(name) for name in cfg.inputs] if adatas is None else []
 
@@ -91,26 +91,6 @@ def _pretrain(adatas: Sequence[AnnData] | None, cfg: PretrainConfig, output: Pat
     return train_in_run_folder(cfg, paths, output, load, fit)
 
 
-def pretrain(adatas: AnnData | Sequence[AnnData], *, output: str | Path, overrides: Sequence[str] = ()) -> Path:
-    """Pretrain an encoder on cells in memory.
-
-    Parameters
-    ----------
-    adatas
-        One or more, each N cells x G genes: counts or log-normalised expression in X, a layer or `.raw`.
-    output
-        The model folder to write.
-    overrides
-        Options as on the command line, such as `["tokens=scbert", "trainer.max_epochs=5"]`.
-
-    Returns
-    -------
-    The path of the model folder, for `train(..., overrides=["init=..."])`.
-    """
-    cfg = make_config("pretrain", ["inputs=[adata]", f"output={quoted(str(output))}", *overrides])
-    return _pretrain([adatas] if isinstance(adatas, AnnData) else list(adatas), cfg, Path(output))
-
-
 def run_pretrain(cfg: PretrainConfig) -> Path:
     """Pretrain an encoder on the files `cfg.inputs`; write the model folder and return its path."""
-    return _pretrain(None, cfg, Path(cfg.output) if cfg.output else beside(Path(cfg.inputs[0]), ".encoder"))
+    return pretrain_cells(None, cfg, Path(cfg.output) if cfg.output else beside(Path(cfg.inputs[0]), ".encoder"))

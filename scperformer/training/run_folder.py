@@ -135,21 +135,23 @@ def record_start(folder: Path, cfg: NetworkConfig, data: dict[str, Any], files: 
     blank = TrainConfig(inputs=[""], label_key="") if trains else PretrainConfig(inputs=[""])
     default, recorded, options = (run_options(each, "")["options"] for each in (blank, cfg, cfg))
     name = options["attention"]["name"]
-    changed = [] if name == default["attention"]["name"] else [f"attention={name}"]
+    changed = {} if name == default["attention"]["name"] else {"attention": name}
     mechanism, own = attention_options(options["attention"])
     default["attention"], options["attention"] = asdict(mechanism.Options()), asdict(own)
     known = flat(default)
     for option, value in flat(options).items():
         if value != known[option] and option != "seed":
-            value = without_folders(value) if option in PATHS else value
-            changed.append(f"{option}={str(value).lower() if isinstance(value, bool) else value}")
+            changed[option] = without_folders(value) if option in PATHS else value
     if files:
-        command = shlex.join(["scperformer", "train" if trains else "pretrain", *files, *changed])
+        words = (
+            f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in changed.items()
+        )
+        command = shlex.join(["scperformer", "train" if trains else "pretrain", *files, *words])
     elif isinstance(cfg, TrainConfig):
-        changed = [option for option in changed if not option.startswith("label_key=")]
-        command = f"scperformer.train(adata, label_key={cfg.label_key!r}, overrides={changed})"
+        changed.pop("label_key", None)
+        command = f"scperformer.train(adata, label_key={cfg.label_key!r}, options={changed})"
     else:
-        command = f"scperformer.pretrain(adatas, overrides={changed})"
+        command = f"scperformer.pretrain(adatas, options={changed})"
     for option in PATHS:
         group, _, name = option.rpartition(".")
         part = recorded[group] if group else recorded

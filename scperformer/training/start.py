@@ -36,6 +36,7 @@ from scperformer.network import (
     shared_rows,
     sinusoids,
 )
+from scperformer.progress import progress
 
 log = logging.getLogger(__name__)
 
@@ -208,6 +209,7 @@ def start_head(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
         network.head.labels.bias.copy_(torch.from_numpy(fitted.bias - mean @ weight))
 
 
+@progress("choosing the options of the linear branch")
 def linear_recipe(train: Cells, cfg: TrainConfig) -> Recipe | None:
     """Choose how the linear branch is fitted, on the training cells; None if it starts at zero or is off."""
     optim = cfg.optim

@@ -16,7 +16,7 @@ from anndata import AnnData
 from scipy.sparse import csr_matrix
 from threadpoolctl import threadpool_limits
 
-from scperformer.config import TrainConfig, make_config, quoted
+from scperformer.config import TrainConfig
 from scperformer.dataset import Reference, Sample, make_reference, read_unlabelled, simulated, stratified_sample
 from scperformer.errors import InputError
 from scperformer.expression import recover_counts
@@ -234,10 +234,10 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
     return bundle
 
 
-def _train(cells: AnnData | None, cfg: TrainConfig, output: Path) -> Path:
+def train_cells(cells: AnnData | None, cfg: TrainConfig, output: Path) -> Path:
     """Train on cells in memory or, without them, on the files `cfg.inputs`, and write the model folder."""
     if cfg.estimate:
-        remedy = "call scperformer.training.estimate.run_estimate, or add --estimate to 'scperformer train'"
+        remedy = "add --estimate to 'scperformer train'"
         raise InputError("estimate=true in a training", "estimate=false", remedy)
     paths = [Path(name) for name in cfg.inputs] if cells is None else []
     names = ", ".join(path.name for path in paths) or "AnnData in memory"
@@ -252,28 +252,6 @@ def _train(cells: AnnData | None, cfg: TrainConfig, output: Path) -> Path:
     return train_in_run_folder(cfg, paths, output, load, partial(fit, source=source))
 
 
-def train(adata: AnnData, label_key: str, *, output: str | Path, overrides: Sequence[str] = ()) -> Path:
-    """Train a model on labelled cells in memory.
-
-    Parameters
-    ----------
-    adata
-        N cells x G genes: counts or log-normalised expression in X, a layer or `.raw`.
-    label_key
-        Column of `adata.obs` with the cell types.
-    output
-        The model folder to write.
-    overrides
-        Options as on the command line, such as `["model=tiny", "trainer.max_epochs=5"]`.
-
-    Returns
-    -------
-    The path of the model folder, for `load_model`.
-    """
-    required = ["inputs=[adata]", f"label_key={quoted(label_key)}", f"output={quoted(str(output))}"]
-    return _train(adata, make_config("train", [*required, *overrides]), Path(output))
-
-
 def run_train(cfg: TrainConfig) -> Path:
     """Train a model on the labelled files `cfg.inputs`; write the model folder and return its path."""
-    return _train(None, cfg, Path(cfg.output) if cfg.output else beside(Path(cfg.inputs[0]), ".model"))
+    return train_cells(None, cfg, Path(cfg.output) if cfg.output else beside(Path(cfg.inputs[0]), ".model"))

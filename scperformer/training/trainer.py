@@ -6,12 +6,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -28,6 +27,7 @@ from scperformer.config import NetworkConfig, TrainerConfig
 from scperformer.errors import InputError
 from scperformer.network import Cells, fast_cpu
 from scperformer.outputs import new_file
+from scperformer.progress import Progress, progress
 from scperformer.text import in_time
 from scperformer.training.source import StreamedCells, loaders
 
@@ -99,10 +99,10 @@ def processes_watched() -> Iterator[None]:
 
 
 class EpochLog(Callback):
-    """Log one line per epoch and write the table of epochs; a resumed run continues the table."""
+    """Log one line per epoch, write the table of epochs, and count cells; a resumed run continues the table."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, num_cells: int, shown: Progress):
+        self.folder, self.num_cells, self.shown = folder, num_cells, shown
         self.epochs: list[dict[str, float]] = []  # a number for each column of the table; epochs count from 1
         self.time_left_logged = False
 
@@ -113,9 +113,17 @@ class EpochLog(Callback):
         self.epochs = state_dict["epochs"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.start = time.perf_counter()  # a run resumed within an epoch does not call on_train_epoch_start
+        self.on_train_epoch_start(trainer, pl_module)  # a run resumed within an epoch does not call it
+        self.shown.total = ((trainer.max_epochs or 0) - trainer.current_epoch) * self.num_cells
 
-    on_train_epoch_start = on_train_start
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        self.start = time.perf_counter()
+        (name, text), best = pl_module.shown, max if pl_module.mode == "max" else min
+        found = f", best {text} {best(each[name] for each in self.epochs):.3f}" if self.epochs else ""
+        self.shown.text = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}{found}"
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.shown.update(len(batch[1]) * trainer.world_size)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         seconds = time.perf_counter() - self.start
@@ -175,7 +183,6 @@ def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path
     kinds = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}
     loggers: list[Logger] = [kind(run_folder, name=name) for name, kind in kinds.items() if getattr(cfg.logger, name)]
     processes = processes_from(options)
-    interactive = sys.stderr.isatty() or "ipykernel" in sys.modules
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The `srun` command is available")  # advice for the login node only
         return pl.Trainer(
@@ -187,7 +194,7 @@ def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path
             log_every_n_steps=1,
             num_sanity_val_steps=0,
             enable_model_summary=False,
-            enable_progress_bar=options.progress_bar and interactive,
+            enable_progress_bar=False,  # ours counts epochs from 1 and goes on over all of them
             use_distributed_sampler=False,  # our data module deals out the batches to the processes
             default_root_dir=run_folder,
         )
@@ -207,9 +214,12 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
     stop = EarlyStopping(**watched, patience=options.patience, check_on_train_epoch_end=True)
     # `last` comes after `stop`: it has to save how much of the patience is left.
     last = ModelCheckpoint(where, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
-    trainer = make_trainer(cfg, [best, stop, EpochLog(folder), last, Interruption(where / LAST)], folder)
+    counted = progress("training", total=options.max_epochs * len(train), unit="cells")
+    bar = counted if options.progress_bar else nullcontext(Progress("", None, ""))
     checkpoint = where / LAST if (where / LAST).is_file() else None
-    with warnings.catch_warnings(), processes_watched(), fast_cpu(options.accelerator):
+    with warnings.catch_warnings(), processes_watched(), fast_cpu(options.accelerator), bar as shown:
+        epochs = EpochLog(folder, len(train), shown)
+        trainer = make_trainer(cfg, [best, stop, epochs, last, Interruption(where / LAST)], folder)
         # Advice about data-loading workers and the like: ours has none to start, on purpose.
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
         try:

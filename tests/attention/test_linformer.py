@@ -5,7 +5,9 @@ import torch
 from support.measured import TensorBytes
 from support.mechanisms import SIZES, B, E, H, inputs, kept, make
 from support.twins import linformer, softmax
+from support.words import as_options
 
+from scperformer import train
 from scperformer.attention import make_attention
 from scperformer.attention.base import Sizes
 from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
@@ -13,7 +15,6 @@ from scperformer.errors import InputError
 from scperformer.network.load import load_model
 from scperformer.network.network import CellTypeModel
 from scperformer.network.tokens import Batch
-from scperformer.training.train import train
 
 SHARING = ("none", "headwise", "key_value", "layerwise")
 each_sharing = pytest.mark.parametrize("sharing", SHARING)
@@ -178,7 +179,7 @@ def test_refuses_options_out_of_range(options, message):
 def test_one_matrix_for_all_layers_survives_training_saving_and_loading(counts_adata, tmp_path):
     options = ["model=tiny", "model.depth=2", "trainer.max_epochs=1", "logger=none"]
     options += ["attention=linformer", "attention.sharing=layerwise", "attention.projected_length=8"]
-    path = train(counts_adata, "cell_type", output=tmp_path / "model", overrides=options)
+    path = train(counts_adata, "cell_type", output=tmp_path / "model", options=as_options(options)).path
     network = load_model(path).network
     first, second = network.encoder.mechanisms
     assert first.matrices_CPGN is second.matrices_CPGN

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.words import as_options
 
 import scperformer
 from scperformer import attention as room
@@ -52,7 +53,7 @@ def test_options_from_the_command_line(own_file):
 
 def test_model_is_trained_saved_and_used_only_with_the_users_word(own_file, counts_adata, monkeypatch):
     options = ["model=tiny", f"attention={NAME}", "trainer.max_epochs=1", "data.min_genes=0", "logger=none"]
-    path = scperformer.train(counts_adata, "cell_type", output="model", overrides=options)
+    path = scperformer.train(counts_adata, "cell_type", output="model", options=as_options(options)).path
     first = scperformer.annotate(counts_adata.copy(), scperformer.load_model(path))
     # Another process: it knows the name only if the user gives it.
     monkeypatch.setattr(room, "MECHANISMS", {})

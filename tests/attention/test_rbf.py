@@ -4,12 +4,13 @@ import pytest
 import torch
 from support.mechanisms import B, E, H, inputs, kept, make
 from support.twins import rbf
+from support.words import as_options
 
+from scperformer import train
 from scperformer.attention import make_attention
 from scperformer.attention.base import Sizes
 from scperformer.errors import InputError
 from scperformer.network.load import load_model
-from scperformer.training.train import train
 
 
 def test_worked_example():
@@ -116,7 +117,7 @@ def test_anchors_are_parameters_only_if_learned():
 def test_training_starts_from_keys_and_saves_the_anchors(counts_adata, tmp_path):
     options = ["model=tiny", "trainer.max_epochs=1", "logger=none"]
     options += ["attention=rbf", "attention.init=learned", "attention.num_anchors=8"]
-    path = train(counts_adata, "cell_type", output=tmp_path / "model", overrides=options)
+    path = train(counts_adata, "cell_type", output=tmp_path / "model", options=as_options(options)).path
     mechanism = load_model(path).network.encoder.mechanisms[0]
     untouched = make_attention(
         load_model(path).bundle.config["attention"], mechanism.sizes, torch.Generator().manual_seed(0)

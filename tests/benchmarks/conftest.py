@@ -32,3 +32,10 @@ def conditions() -> Iterator[ModuleType]:
     """benchmarks/conditions.py."""
     with imported("conditions") as module:
         yield module
+
+
+@pytest.fixture(scope="module")
+def roofline() -> Iterator[ModuleType]:
+    """benchmarks/roofline.py."""
+    with imported("roofline") as module:
+        yield module

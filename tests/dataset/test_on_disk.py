@@ -7,13 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from scperformer import pretrain, train
 from scperformer.config.compose import make_config
 from scperformer.dataset import on_disk
 from scperformer.dataset.corpus import make_corpus
 from scperformer.dataset.on_disk import Sample, make_collection, settle_in_memory
 from scperformer.errors import InputError
-from scperformer.training import pretrain as pretraining
-from scperformer.training import train as training
 
 FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]
 
@@ -142,6 +141,6 @@ def test_several_labelled_files_stay_on_disk(counts_adata, write):
 
 
 def test_cells_in_memory_cannot_stay_on_disk(counts_adata, tmp_path):
-    for call in (pretraining.pretrain, lambda adata, **kw: training.train(adata, "cell_type", **kw)):
+    for call in (pretrain, lambda adata, **named: train(adata, "cell_type", **named)):
         with pytest.raises(InputError, match=r"data\.in_memory=false and cells in memory"):
-            call(counts_adata, output=tmp_path / "m", overrides=["data.in_memory=false"])
+            call(counts_adata, output=tmp_path / "m", options={"data.in_memory": False})

@@ -147,7 +147,9 @@ def test_bad_files_do_not_stop_the_others_when_told_to_keep_going(counts_adata, 
     assert re.match(r"error: c\.h5ad: .*; expected ", lines[1]), lines
     assert lines[2].startswith("error: 2 of 4 files that cannot be annotated: b.h5ad, c.h5ad; expected ")
     assert len(lines) == 3
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.h5ad", "d.h5ad"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        *("a.h5ad", "b.failed.json", "c.failed.json", "d.h5ad")
+    ]
     assert "scperformer_label" in ad.read_h5ad(tmp_path / "out/d.h5ad").obs
 
 

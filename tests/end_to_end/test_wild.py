@@ -2,6 +2,7 @@
 
 import anndata as ad
 import pytest
+from support.words import as_options
 
 import scperformer
 
@@ -22,7 +23,7 @@ def model():
 
 
 def calls(adata: ad.AnnData, model):
-    return scperformer.annotate(adata, model, overrides=["adapt=false"]).obs["scperformer_label"].astype(str)
+    return scperformer.annotate(adata, model, options=as_options(["adapt=false"])).obs["scperformer_label"].astype(str)
 
 
 @pytest.fixture(scope="module")

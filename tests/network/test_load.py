@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 from support.measured import TensorBytes
+from support.words import as_options
 
+from scperformer import train
 from scperformer.config.compose import make_config
 from scperformer.errors import InputError
 from scperformer.model.folder import load_bundle
 from scperformer.network.load import _NothingDrawn, load_model, read_gene_vectors, rebuild
-from scperformer.training.train import new_network, train
+from scperformer.training.train import new_network
 
 HUGE = 10**9
 MISFITS = {
@@ -187,7 +189,7 @@ def options(counts_adata, table):
 
 @pytest.mark.slow
 def test_training_leaves_the_vectors_as_they_are(counts_adata, options, tmp_path):
-    model = load_model(train(counts_adata, "cell_type", output=tmp_path / "model", overrides=options))
+    model = load_model(train(counts_adata, "cell_type", output=tmp_path / "model", options=as_options(options)).path)
     weight = model.network.encoder.embedding.gene.weight
     assert not weight.requires_grad
     path = options[-1].partition("=")[2].strip("'")

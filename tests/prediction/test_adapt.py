@@ -14,6 +14,7 @@ import pytest
 import torch
 from scipy import sparse
 from sklearn.linear_model import LogisticRegression
+from support.words import as_options
 
 import scperformer
 from scperformer.config.steps import AdaptConfig, CheckConfig, PredictConfig
@@ -63,7 +64,9 @@ def _few_steps() -> Iterator[None]:
 
 
 def trained(folder: Path, *overrides: str) -> Path:
-    return scperformer.train(simulated(240, seed=1), "cell_type", output=folder, overrides=[*QUICK, *overrides])
+    return scperformer.train(
+        simulated(240, seed=1), "cell_type", output=folder, options=as_options([*QUICK, *overrides])
+    ).path
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +95,7 @@ def panel(sample) -> ad.AnnData:
 
 def annotated(adata: ad.AnnData, model: Path | Model, *overrides: str) -> ad.AnnData:
     loaded = model if isinstance(model, Model) else load_model(model)
-    return scperformer.annotate(adata.copy(), loaded, overrides=list(overrides))
+    return scperformer.annotate(adata.copy(), loaded, options=as_options(list(overrides)))
 
 
 def thinned(adata: ad.AnnData) -> ad.AnnData:
@@ -194,7 +197,7 @@ def test_the_depth_is_not_adapted_to_without_counts(tmp_path, sample):
     reference = simulated(240, seed=1)
     reference.X = reference.X.multiply(np.random.default_rng(0).uniform(0.5, 2, NUM_GENES)[None]).tocsr()
     words = [*QUICK, "model.deep=false", "input_kind=linear"]
-    folder = scperformer.train(reference, "cell_type", output=tmp_path / "m", overrides=words)
+    folder = scperformer.train(reference, "cell_type", output=tmp_path / "m", options=as_options(words)).path
     assert not load_kept(load_bundle(folder), folder).are_counts
     shallow = annotated(simulated(120, seed=3, depth=0.2), folder)
     assert (condition(shallow)["adapted"], condition(shallow)["depth_share"]) == (False, 1.0)

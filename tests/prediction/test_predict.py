@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy import sparse
 from support.twins import CASES
+from support.words import as_options
 
 import scperformer
 from scperformer.attention import MECHANISMS
@@ -209,7 +210,7 @@ def test_the_species_can_be_told(counts_adata, model):
     counts_adata.var_names = counts_adata.var_names.str.title()
     with pytest.raises(InputError, match=r"look mouse .*species=human if these are human genes"):
         scperformer.annotate(counts_adata, model)
-    scperformer.annotate(counts_adata, model, overrides=["species=human"])
+    scperformer.annotate(counts_adata, model, options=as_options(["species=human"]))
 
 
 def test_a_cell_without_counts_is_unknown(counts_adata, model):
@@ -247,7 +248,7 @@ def test_options_of_predict_are_overrides_of_annotate(counts_adata, model, write
     options = ["source=layers/counts", f"min_confidence={least}", "batch_size=7", "key_added=mine"]
     counts_adata.layers["counts"] = counts_adata.X
     counts_adata.X = np.full(counts_adata.shape, np.nan, dtype=np.float32)
-    scperformer.annotate(counts_adata, model, overrides=options)
+    scperformer.annotate(counts_adata, model, options=as_options(options))
     cfg = PredictConfig(inputs=[str(path)], model_path=str(tiny_model), key_added="mine", min_confidence=least)
     expected = ad.read_h5ad(run_predict(cfg)[0])
     columns = [name for name in expected.obs if name.startswith("mine_")]
@@ -258,7 +259,7 @@ def test_options_of_predict_are_overrides_of_annotate(counts_adata, model, write
 
 
 def test_annotate_takes_the_model_of_an_override(counts_adata, tiny_model):
-    scperformer.annotate(counts_adata, overrides=[f"model_path='{tiny_model}'", "min_overlap=0.9"])
+    scperformer.annotate(counts_adata, options=as_options([f"model_path='{tiny_model}'", "min_overlap=0.9"]))
     assert counts_adata.uns["scperformer"]["model"]["path"] == str(tiny_model)
 
 
@@ -274,7 +275,7 @@ def test_annotate_takes_the_model_of_an_override(counts_adata, tiny_model):
 def test_wrong_overrides_of_annotate_change_nothing(counts_adata, model, option, match):
     before = list(counts_adata.obs)
     with pytest.raises(InputError, match=match):
-        scperformer.annotate(counts_adata, model, overrides=[option])
+        scperformer.annotate(counts_adata, model, options=as_options([option]))
     assert list(counts_adata.obs) == before
 
 
@@ -336,32 +337,38 @@ def test_no_gpu_is_one_clear_line(counts_adata, tiny_model, write):
 
 
 @pytest.mark.slow
-def test_refused_files_have_an_error_file_each(counts_adata, tiny_model, write, tmp_path, command):
+def test_refused_files_have_a_file_with_the_reason(counts_adata, tiny_model, write, tmp_path, command):
     write(counts_adata, "good.h5ad")
     (tmp_path / "bad.h5ad").write_text("no h5ad file")
     write(counts_adata[:, :3].copy(), "few.h5ad")
     out = tmp_path / "out"
-    options = [f"model_path={tiny_model}", "keep_going=true", "error_files=true"]
-    outputs = "outputs=[out/bad.h5ad,out/good.h5ad,out/few.h5ad]"
-    words = ["predict", "bad.h5ad", "good.h5ad", "few.h5ad", outputs, *options]
+    options = [f"model_path={tiny_model}", "keep_going=true"]
+    words = ["predict", "bad.h5ad", "good.h5ad", "few.h5ad", "output_dir=out", *options]
     ran = command(*words)
-    assert ran.code == 0, ran.err
-    assert sorted(path.name for path in out.iterdir()) == ["bad.h5ad.error", "few.h5ad.error", "good.h5ad"]
+    assert ran.code == 2
+    assert sorted(path.name for path in out.iterdir()) == ["bad.failed.json", "few.failed.json", "good.annotated.h5ad"]
     errors = [line.removeprefix("error: ") for line in ran.err.splitlines() if line.startswith("error: ")]
-    written = [f"{name}: {(out / name).with_suffix('.h5ad.error').read_text()}" for name in ("bad.h5ad", "few.h5ad")]
-    assert [f"{line}\n" for line in errors] == written
+    written = [json.loads((out / f"{name}.failed.json").read_text()) for name in ("bad", "few")]
+    assert [(found["sample"], found["input"]) for found in written] == [("bad", "bad.h5ad"), ("few", "few.h5ad")]
+    assert errors[:-1] == [f"{found['input']}: {found['error']}" for found in written]
+    evaluated = command("evaluate", *sorted(out.iterdir()), "truth_key=cell_type", "output=evaluation")
+    assert evaluated.code == 0, evaluated.err
+    assert "left out, as they could not be annotated" in evaluated.err
     write(counts_adata, "few.h5ad")
-    assert command(*words, "overwrite=true").code == 0
-    assert sorted(path.name for path in out.iterdir()) == ["bad.h5ad.error", "few.h5ad", "good.h5ad"]
-    assert command("predict", "bad.h5ad", "output=out/alone.h5ad", *options).code == 0
-    assert (out / "alone.h5ad.error").read_text() == (out / "bad.h5ad.error").read_text()
+    assert command(*words, "overwrite=true", "failed_ok=true").code == 0
+    assert sorted(path.name for path in out.iterdir()) == [
+        *("bad.failed.json", "few.annotated.h5ad", "good.annotated.h5ad")
+    ]
+    assert command("predict", "bad.h5ad", "output=out/alone.h5ad", *options, "failed_ok=true").code == 0
+    alone = json.loads((out / "alone.failed.json").read_text())
+    assert alone == written[0] | {"sample": "alone"}
 
 
 @pytest.mark.parametrize("option", ["model_path=none", "device=cuda", "keep_going=false"])
 def test_other_errors_than_those_of_a_file_are_raised(counts_adata, tiny_model, write, tmp_path, command, option):
     if option == "device=cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    options = [f"model_path={tiny_model}", "keep_going=true", "error_files=true"]
+    options = [f"model_path={tiny_model}", "keep_going=true", "failed_ok=true"]
     ran = command("predict", write(counts_adata), *options, option)
     assert ran.code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sample.h5ad"]

@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
+from support.words import as_options
 
 import scperformer
 from scperformer.config.steps import PredictConfig
@@ -39,7 +40,7 @@ def folder(model, tmp_path):
 def test_levels_are_nested_and_unsafe_calls_back_off(counts_adata, model, caplog):
     least = float(np.median(scperformer.annotate(counts_adata.copy(), model).obs["scperformer_confidence"]))
     with caplog.at_level("INFO", logger="scperformer"):
-        scperformer.annotate(counts_adata, model, overrides=[f"min_confidence={least}"])
+        scperformer.annotate(counts_adata, model, options=as_options([f"min_confidence={least}"]))
     obs, proba = counts_adata.obs, counts_adata.obsm["scperformer_proba"].astype(float)
     terms = dict(zip(TREE.labels, IDS, strict=True)) | {"lymphocyte": "L:1"}
     num_backed_off = 0
@@ -81,7 +82,7 @@ def test_without_a_threshold_the_call_is_the_label(counts_adata, model):
 def test_denied_labels_are_never_called_and_the_others_share_their_probability(counts_adata, model, caplog):
     plain = scperformer.annotate(counts_adata.copy(), model)
     with caplog.at_level("INFO", logger="scperformer"):
-        scperformer.annotate(counts_adata, model, overrides=["deny_labels=[T cell]"])
+        scperformer.annotate(counts_adata, model, options=as_options(["deny_labels=[T cell]"]))
     before, after = (cells.obsm["scperformer_proba"] for cells in (plain, counts_adata))
     assert (after["T cell"] == 0).all()
     both = before[["B cell", "Monocyte"]].astype(float)
@@ -91,7 +92,7 @@ def test_denied_labels_are_never_called_and_the_others_share_their_probability(c
     assert list(counts_adata.uns["scperformer"]["constraints"]["denied"]) == ["T cell"]
     assert "labels that cannot occur: T cell" in caplog.text
     np.testing.assert_array_equal(counts_adata.obsm["X_scperformer"], plain.obsm["X_scperformer"])
-    allowed = scperformer.annotate(plain, model, overwrite=True, overrides=["allow_labels=[B cell,Monocyte]"])
+    allowed = scperformer.annotate(plain, model, overwrite=True, options=as_options(["allow_labels=[B cell,Monocyte]"]))
     pd.testing.assert_frame_equal(allowed.obs, counts_adata.obs)
 
 
@@ -102,7 +103,7 @@ def test_shares_by_em_follow_the_cells_of_the_file(counts_adata, model, caplog):
     model = replace(model, bundle=bundle)
     plain = scperformer.annotate(cells.copy(), model)
     with caplog.at_level("INFO", logger="scperformer"):
-        scperformer.annotate(cells, model, overrides=["prior=em"])
+        scperformer.annotate(cells, model, options=as_options(["prior=em"]))
     found = cells.uns["scperformer"]["constraints"]
     np.testing.assert_allclose(found["reference_shares"], [1 / 2, 1 / 3, 1 / 6])
     np.testing.assert_allclose(cells.obsm["scperformer_proba"].mean(), found["estimated_shares"], atol=1e-3)
@@ -128,7 +129,7 @@ def test_a_column_of_clusters_gets_labels_beside_those_of_cells(counts_adata, fo
     differs = expected != plain["scperformer_label"].astype(str).to_numpy()
     assert list(found.obs["scperformer_cluster_disagrees"]) == list(differs)
     assert 0 < differs.sum() == found.uns["scperformer"]["clusters"]["num_disagree"]
-    memory = scperformer.annotate(counts_adata, load_model(folder), overrides=["clusters=leiden"])
+    memory = scperformer.annotate(counts_adata, load_model(folder), options=as_options(["clusters=leiden"]))
     pd.testing.assert_frame_equal(memory.obs, found.obs)
 
 
@@ -141,7 +142,7 @@ def test_clusters_of_a_neighbour_graph_in_the_file(counts_adata, model, folder, 
     (output,) = run_predict(PredictConfig(inputs=[str(path)], model_path=str(folder), clusters="auto"))
     found = ad.read_h5ad(output)
     assert found.uns["scperformer"]["clusters"]["how"] == "Leiden on the neighbour graph of the file"
-    memory = scperformer.annotate(counts_adata, model, overrides=["clusters=auto"])
+    memory = scperformer.annotate(counts_adata, model, options=as_options(["clusters=auto"]))
     assert list(memory.obs["scperformer_cluster_label"]) == list(found.obs["scperformer_cluster_label"])
 
 
@@ -163,7 +164,7 @@ def test_wrong_options_are_one_line_and_change_nothing(counts_adata, model, opti
     counts_adata.obs["holes"] = pd.Categorical(["a"] * 60 + ["b"] * 58 + [None] * 2)
     before = list(counts_adata.obs)
     with pytest.raises(InputError, match=match):
-        scperformer.annotate(counts_adata, model, overrides=[option])
+        scperformer.annotate(counts_adata, model, options=as_options([option]))
     assert list(counts_adata.obs) == before
 
 
@@ -171,18 +172,18 @@ def test_wrong_options_are_one_line_and_change_nothing(counts_adata, model, opti
 def test_shares_need_the_cells_of_each_label(counts_adata, model, counts):
     bundle = replace(model.bundle, provenance=model.bundle.provenance | {"cells_per_label": counts})
     with pytest.raises(InputError, match="prior=em and a model that does not state the cells of each label"):
-        scperformer.annotate(counts_adata, replace(model, bundle=bundle), overrides=["prior=em"])
+        scperformer.annotate(counts_adata, replace(model, bundle=bundle), options=as_options(["prior=em"]))
 
 
 def test_an_ontology_can_be_added_to_a_model_without_one(counts_adata, tiny_model, tmp_path, caplog):
     model = load_model(tiny_model)
-    scperformer.annotate(counts_adata, model, overrides=["ontology=packaged"])
+    scperformer.annotate(counts_adata, model, options=as_options(["ontology=packaged"]))
     assert set(counts_adata.obs["scperformer_ontology_term_id"]) == {"CL:0000236", "CL:0000084", "CL:0000576"}
     assert set(counts_adata.obs["scperformer_level1"]) == {"lymphocyte", "Monocyte"}
     assert "release" not in caplog.text
     (tmp_path / "cl.obo").write_text("data-version: cl/releases/2020-01-01/cl.owl\n[Term]\nid: CL:1\nname: cell\n")
     model.bundle.provenance["ontology"] = "2026-03-26"
-    scperformer.annotate(counts_adata, model, overwrite=True, overrides=[f"ontology='{tmp_path}/cl.obo'"])
+    scperformer.annotate(counts_adata, model, overwrite=True, options=as_options([f"ontology='{tmp_path}/cl.obo'"]))
     assert "is of release 2020-01-01, but the ids of the model are of release 2026-03-26" in caplog.text
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from scipy import sparse
+from support.words import as_options
 
 import scperformer
 from scperformer.errors import InputError
@@ -43,7 +44,7 @@ def folder(tmp_path_factory) -> Path:
         tmp_path_factory.mktemp("model") / "m",
         [*QUICK, "data.min_genes=0", "novelty_table=true", "ontology=none"],
     )
-    return scperformer.train(simulated(600, 1), "cell_type", output=output, overrides=options)
+    return scperformer.train(simulated(600, 1), "cell_type", output=output, options=as_options(options)).path
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def sample() -> ad.AnnData:
 
 
 def annotated(adata: ad.AnnData, folder: Path, *overrides: str) -> ad.AnnData:
-    return scperformer.annotate(adata.copy(), load_model(folder), overrides=list(overrides))
+    return scperformer.annotate(adata.copy(), load_model(folder), options=as_options(list(overrides)))
 
 
 def test_known_cells_are_seldom_flagged_and_others_are(folder, sample):
@@ -151,7 +152,7 @@ def test_a_trained_encoder_has_its_validation_cells_as_evidence(tiny_model, coun
     assert len(bundle.held_out.labels) == bundle.metrics["num_val_cells"]
     right = bundle.held_out.logits.argmax(axis=1) == bundle.held_out.labels
     assert right.mean() == pytest.approx(bundle.metrics["model"]["accuracy"])
-    done = scperformer.annotate(counts_adata, load_model(tiny_model), overrides=["alpha=0.2"])
+    done = scperformer.annotate(counts_adata, load_model(tiny_model), options=as_options(["alpha=0.2"]))
     assert np.isfinite(done.obs["scperformer_novelty"]).all()
     assert done.uns["scperformer"]["sets"]["num_cells"] == len(right)
 

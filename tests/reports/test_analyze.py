@@ -336,14 +336,10 @@ def wide_model(tmp_path_factory) -> Path:
     """A model without an encoder."""
     from conftest import make_counts
 
-    from scperformer.training.train import train
+    from scperformer import train
 
-    return train(
-        make_counts(),
-        "cell_type",
-        output=tmp_path_factory.mktemp("wide") / "wide",
-        overrides=["model.deep=false", "trainer.max_epochs=1", "logger=none"],
-    )
+    options = {"model.deep": False, "trainer.max_epochs": 1, "logger": "none"}
+    return train(make_counts(), "cell_type", output=tmp_path_factory.mktemp("wide") / "wide", options=options).path
 
 
 MISTAKES = {

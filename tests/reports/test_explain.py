@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from conftest import make_counts
 from scipy import sparse, stats
+from support.words import as_options
 
 import scperformer
 from scperformer.config.steps import ExplainConfig
@@ -33,7 +34,7 @@ def model(tmp_path_factory) -> Iterator[Model]:
         patch.setattr(pooled, "NUM_STEPS", 30)
         cells, output = make_counts(), tmp_path_factory.mktemp("explain") / "model"
         cells.obs["cell_type"] = cells.obs["cell_type"].map(LABELS)
-        yield load_model(scperformer.train(cells, "cell_type", output=output, overrides=QUICK))
+        yield load_model(scperformer.train(cells, "cell_type", output=output, options=as_options(QUICK)).path)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def annotated(model) -> ad.AnnData:
 
 @pytest.fixture(scope="module")
 def explained(annotated, model) -> ad.AnnData:
-    return scperformer.explain(annotated, model, overrides=["cells=all"])
+    return scperformer.explain(annotated, model, options=as_options(["cells=all"])).adata
 
 
 @pytest.fixture
@@ -135,9 +136,9 @@ def test_deletion_against_a_loop_and_a_control(explained, model):
 
 def test_calls_under_constraints_are_explained(annotated, model):
     """The denied label is that of a third of the cells, so that without the constraint their calls would differ."""
-    constrained = scperformer.annotate(make_counts(), model, overrides=["deny_labels=['=Monocyte']"])
+    constrained = scperformer.annotate(make_counts(), model, options=as_options(["deny_labels=['=Monocyte']"]))
     assert (annotated.obs[f"{KEY}_label"] == LABELS["Monocyte"]).sum() > 10
-    explained = scperformer.explain(constrained, model, overrides=["cells=all"])
+    explained = scperformer.explain(constrained, model, options=as_options(["cells=all"])).adata
     assert explained.n_obs == constrained.n_obs
     np.testing.assert_allclose(
         explained.obs[f"{KEY}_probability"], constrained.obs[f"{KEY}_confidence"].to_numpy(), rtol=1e-5
@@ -146,22 +147,24 @@ def test_calls_under_constraints_are_explained(annotated, model):
 
 def test_another_label_is_explained_in_all_cells(annotated, model):
     label = model.bundle.labels[0]
-    other = scperformer.explain(annotated, model, overrides=[f"label='{label}'", "cells=5"])
+    other = scperformer.explain(annotated, model, options=as_options([f"label='{label}'", "cells=5"])).adata
     assert other.n_obs == 15
     columns = annotated.obsm[f"{KEY}_proba"].iloc[:, 0]
     np.testing.assert_allclose(other.obs[f"{KEY}_probability"], columns[other.obs_names], rtol=1e-5)
     assert set(marker_overlap(other, KEY)) == {label}  # in cells of other labels its markers are not expected
-    again, seeded = (scperformer.explain(annotated, model, overrides=["cells=5", f"seed={seed}"]) for seed in (0, 1))
+    again, seeded = (
+        scperformer.explain(annotated, model, options=as_options(["cells=5", f"seed={seed}"])).adata for seed in (0, 1)
+    )
     assert list(again.obs_names) == list(other.obs_names)
     assert list(seeded.obs_names) != list(other.obs_names)
 
 
 def test_the_adapted_model_is_explained(model):
     panel = make_counts()[:, 20:140].copy()
-    scperformer.annotate(panel, model, overrides=["adapt=true"])
+    scperformer.annotate(panel, model, options=as_options(["adapt=true"]))
     assert panel.uns[KEY]["condition"]["adapted"]
     made, shallow = set(model.adapted), np.argsort(np.asarray(panel.X.sum(axis=1)).ravel())[:40]
-    explained = scperformer.explain(panel[shallow].copy(), model)  # of another depth than all cells
+    explained = scperformer.explain(panel[shallow].copy(), model).adata  # of another depth than all cells
     assert set(model.adapted) == made
     assert set(explained.var_names) == set(panel.var_names)
     assert explained.uns[KEY]["model"]["adapted"]
@@ -208,18 +211,18 @@ def test_calls_that_the_model_does_not_make_are_refused(annotated, model):
     labels = edited.obs[f"{KEY}_label"].astype(str).to_numpy(copy=True)
     labels[0] = next(label for label in model.bundle.labels if label != labels[0])
     edited.obs[f"{KEY}_label"] = labels
-    found = scperformer.explain(edited, model, overrides=["cells=all"])
+    found = scperformer.explain(edited, model, options=as_options(["cells=all"])).adata
     assert found.n_obs == annotated.n_obs - 1  # one of 120 cells, which another device may have called otherwise
     labels[:2] = "an own label"
     edited.obs[f"{KEY}_label"] = labels
     with pytest.raises(InputError, match=r"another label for 2 of 120 cells .*source="):
-        scperformer.explain(edited, model, overrides=["cells=all"])
+        scperformer.explain(edited, model, options=as_options(["cells=all"]))
 
 
 def test_missing_genes_are_refused_by_the_calls(annotated, model):
     """Variable genes alone, for example: what the model needs may be in `.raw`."""
     with pytest.raises(InputError, match=r"another label for .* of 120 cells .*source="):
-        scperformer.explain(annotated[:, 90:].copy(), model, overrides=["cells=all"])
+        scperformer.explain(annotated[:, 90:].copy(), model, options=as_options(["cells=all"]))
 
 
 def test_refusals(annotated, model):
@@ -232,11 +235,11 @@ def test_refusals(annotated, model):
     ):
         scperformer.explain(other, model)
     with pytest.raises(InputError, match="label=none; expected one of"):
-        scperformer.explain(annotated, model, overrides=["label=none"])
+        scperformer.explain(annotated, model, options=as_options(["label=none"]))
     with pytest.raises(InputError, match="cells=0; expected a whole number above 0, or all"):
-        scperformer.explain(annotated, model, overrides=["cells=0"])
+        scperformer.explain(annotated, model, options=as_options(["cells=0"]))
     with pytest.raises(InputError, match="output=x; expected no output"):
-        scperformer.explain(annotated, model, overrides=["output=x"])
+        scperformer.explain(annotated, model, options=as_options(["output=x"]))
     damaged = annotated.copy()
     damaged.uns[KEY] = {**damaged.uns[KEY], "config_json": "{"}
     with pytest.raises(InputError, match="no record of the options of predict"):

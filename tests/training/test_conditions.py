@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scanpy as sc
 from scipy import sparse
+from support.words import as_options
 
 import scperformer
 from scperformer.config import make_config
@@ -64,7 +65,7 @@ def test_the_table_has_the_scores_of_adapted_models(counts_adata, tmp_path, monk
     # Shallow cells, some 50 counts each: with more, a tenth of them still tells the labels apart.
     counts = np.random.default_rng(0).binomial(counts_adata.X.toarray().astype(int), 0.1)
     counts_adata.X = sparse.csr_matrix(counts, dtype=np.float32)
-    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=FAST)
+    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(FAST)).path
     bundle = load_bundle(path)
     names = (
         "all genes",
@@ -93,7 +94,7 @@ def test_the_table_has_the_scores_of_adapted_models(counts_adata, tmp_path, monk
 
 
 def test_without_the_option_there_is_no_table(counts_adata, tmp_path):
-    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=FAST[:-1])
+    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(FAST[:-1])).path
     assert "conditions" not in load_bundle(path).metrics
     assert "depth" not in (path / CARD).read_text()
 
@@ -103,7 +104,7 @@ def test_a_reference_without_counts_is_refused_before_training(counts_adata, tmp
     sc.pp.log1p(counts_adata)
     counts_adata.X.data = counts_adata.X.data.round(1)
     with pytest.raises(InputError, match=r"conditions_table=true and a reference without counts; .*leave conditions_t"):
-        scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=FAST)
+        scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(FAST))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.words import as_options
 
 from scperformer.config.compose import make_config
 from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
@@ -145,6 +146,6 @@ def test_fitted_models_also_take_the_time_of_their_evidence(counts_adata, fits, 
 def test_training_itself_refuses_to_estimate(counts_adata, tmp_path):
     import scperformer
 
-    with pytest.raises(InputError, match=r"estimate=true.*scperformer\.training\.estimate\.run_estimate"):
-        scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=["estimate=true"])
+    with pytest.raises(InputError, match=r"estimate=true.*add --estimate"):
+        scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(["estimate=true"]))
     assert os.listdir(tmp_path) == []

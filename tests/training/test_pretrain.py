@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from conftest import make_counts
 from support.distributed import said
+from support.words import as_options
 
 import scperformer
 from scperformer.cli import to_overrides
@@ -55,7 +56,9 @@ def test_from_the_shell_to_labels(command, corpus, counts_adata, write, tmp_path
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory) -> Path:
     """An encoder of the cells of `make_counts`; tests that change it copy it first."""
-    return scperformer.pretrain(make_counts(), output=tmp_path_factory.mktemp("encoder") / "enc", overrides=FAST)
+    return scperformer.pretrain(
+        make_counts(), output=tmp_path_factory.mktemp("encoder") / "enc", options=as_options(FAST)
+    ).path
 
 
 @pytest.mark.parametrize("words", [["predict"], ["check"], ["analyze", "spectrum"]], ids=lambda words: words[0])
@@ -107,11 +110,16 @@ def test_the_page_on_formats_names_what_is_written(encoder):
 
 def test_in_memory(counts_adata, tmp_path, torch_unchanged):
     with torch_unchanged():
-        path = scperformer.pretrain([counts_adata, counts_adata], output=tmp_path / "enc", overrides=FAST)
+        path = scperformer.pretrain(
+            [counts_adata, counts_adata], output=tmp_path / "enc", options=as_options(FAST)
+        ).path
     one = load_bundle(path)
-    assert one.provenance["command"].startswith("scperformer.pretrain(adatas, overrides=[")
+    assert one.provenance["command"].startswith("scperformer.pretrain(adatas, options={")
     assert one.provenance["num_cells"] == 240
-    assert load_bundle(scperformer.pretrain(counts_adata, output=tmp_path / "b", overrides=FAST)).genes == one.genes
+    assert (
+        load_bundle(scperformer.pretrain(counts_adata, output=tmp_path / "b", options=as_options(FAST)).path).genes
+        == one.genes
+    )
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from support.words import as_options
 
 import scperformer
 from scperformer.attention import MECHANISMS
@@ -38,7 +39,7 @@ def pretrained(tmp_path_factory):
     """An encoder of 150 of the 200 genes, in another order."""
     adata = make_counts()[:, np.random.default_rng(1).permutation(200)[:150]].copy()
     folder = tmp_path_factory.mktemp("pretrained") / "start"
-    return scperformer.pretrain(adata, output=folder, overrides=[*FAST, *SHAPE])
+    return scperformer.pretrain(adata, output=folder, options=as_options([*FAST, *SHAPE])).path
 
 
 def config(init, *overrides):
@@ -104,10 +105,12 @@ def test_folders_that_are_no_start(tmp_path, tiny_model, counts_adata):
     with pytest.raises(InputError, match=r"no bundle\.json at init='.*none'; expected a folder that 'scperformer pre"):
         adopt_options(config(tmp_path / "none"))
     words = ["model.deep=false", *FAST, *RECIPE]
-    wide = scperformer.train(counts_adata, "cell_type", output=tmp_path / "wide", overrides=words)
+    wide = scperformer.train(counts_adata, "cell_type", output=tmp_path / "wide", options=as_options(words)).path
     with pytest.raises(InputError, match=r"no encoder to start from in init='.*wide' \(trained with model\.deep=fa"):
         adopt_options(config(wide))
-    pooled = scperformer.train(counts_adata, "cell_type", output=tmp_path / "pooled", overrides=[*FAST, *RECIPE])
+    pooled = scperformer.train(
+        counts_adata, "cell_type", output=tmp_path / "pooled", options=as_options([*FAST, *RECIPE])
+    ).path
     with pytest.raises(InputError, match=r"no encoder to start from in init='.*pooled' \(trained with model=pooled\)"):
         adopt_options(config(pooled))
 
@@ -228,7 +231,7 @@ def test_weights_of_another_shape(pretrained, counts_adata, tmp_path):
 )
 def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
     words = [f"init='{pretrained}'", f"init_mode={mode}", *FAST, *RECIPE, "model.gene_dropout=0", "model.wide=false"]
-    folder = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=words)
+    folder = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(words)).path
     before, after = load_bundle(pretrained), load_bundle(folder)
     _, network, _ = started(counts_adata, pretrained, f"init_mode={mode}", "model.wide=false")
     start = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
@@ -255,7 +258,7 @@ def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
 @pytest.mark.slow
 def test_a_trained_model_is_a_start_too(tiny_model, counts_adata, tmp_path):
     words = [f"init='{tiny_model}'", *FAST, *RECIPE]
-    folder = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=words)
+    folder = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(words)).path
     record = load_bundle(folder).provenance["init"]
     assert (record["kind"], record["hash"]) == ("annotator", load_bundle(tiny_model).hash)
     annotated = scperformer.annotate(counts_adata, scperformer.load_model(folder))

@@ -24,6 +24,7 @@ import yaml
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
 from support.distributed import said
+from support.words import as_options
 
 import scperformer
 from scperformer.cli import to_overrides
@@ -120,7 +121,9 @@ def test_labels_follow_their_cells(counts_adata):
 
 def test_training_in_memory_gives_a_model_that_annotates(counts_adata, tmp_path):
     half = np.arange(120) % 2 == 0
-    path = scperformer.train(counts_adata[half].copy(), "cell_type", output=tmp_path / "m", overrides=FAST)
+    path = scperformer.train(
+        counts_adata[half].copy(), "cell_type", output=tmp_path / "m", options=as_options(FAST)
+    ).path
     sample = counts_adata[~half].copy()
     scperformer.annotate(sample, scperformer.load_model(path))
     right = sample.obs["scperformer_label"].astype(str) == sample.obs["cell_type"].astype(str)
@@ -129,9 +132,11 @@ def test_training_in_memory_gives_a_model_that_annotates(counts_adata, tmp_path)
 
 def test_torch_is_as_it_was_after_training(counts_adata, tmp_path, torch_unchanged):
     with torch_unchanged():
-        scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=FAST)
+        scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(FAST))
     with torch_unchanged(), pytest.raises(InputError, match="diverged"):
-        scperformer.train(counts_adata, "cell_type", output=tmp_path / "n", overrides=[*FAST, "optim.lr=1e12"])
+        scperformer.train(
+            counts_adata, "cell_type", output=tmp_path / "n", options=as_options([*FAST, "optim.lr=1e12"])
+        )
 
 
 @pytest.mark.parametrize(("branch", "other"), [("wide", "deep"), ("deep", "wide")])
@@ -166,7 +171,9 @@ def test_the_command_on_record_can_be_run(counts_adata, write, tmp_path):
 
 
 def test_the_record_of_training_in_memory_is_a_call(counts_adata, tmp_path):
-    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=[*FAST, "optim.lr=0.01"])
+    path = scperformer.train(
+        counts_adata, "cell_type", output=tmp_path / "m", options=as_options([*FAST, "optim.lr=0.01"])
+    ).path
     text = load_bundle(path).provenance["command"]
     assert text in (path / "MODEL_CARD.md").read_text()
     call = ast.parse(text).body[0].value
@@ -181,7 +188,9 @@ def test_the_record_of_training_in_memory_is_a_call(counts_adata, tmp_path):
 
 def test_a_model_is_named_like_its_folder(counts_adata, tmp_path):
     words = [*FAST, "model.deep=false"]
-    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "pbmc.v1.model", overrides=words)
+    path = scperformer.train(
+        counts_adata, "cell_type", output=tmp_path / "pbmc.v1.model", options=as_options(words)
+    ).path
     assert load_bundle(path).name == "pbmc.v1"
 
 
@@ -190,7 +199,7 @@ def test_a_model_is_named_like_its_folder(counts_adata, tmp_path):
 
 def kept_of(adata: ad.AnnData, folder: Path, *overrides: str) -> tuple[KeptCells, Bundle]:
     words = [*FAST, "model.deep=false", *overrides]
-    path = scperformer.train(adata, "cell_type", output=folder, overrides=words)
+    path = scperformer.train(adata, "cell_type", output=folder, options=as_options(words)).path
     bundle = load_bundle(path)
     return load_kept(bundle, path), bundle
 
@@ -248,7 +257,7 @@ def test_kept_cells_take_no_memory_while_the_network_learns(counts_adata, tmp_pa
 
     before, during, original = num_kept(), [], train_module.train_network
     monkeypatch.setattr(train_module, "train_network", lambda *given: during.append(num_kept()) or original(*given))
-    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "model", overrides=FAST)
+    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "model", options=as_options(FAST)).path
     assert during == [before]
     assert len(load_kept(load_bundle(path), path).labels) == 120
 
@@ -266,7 +275,7 @@ def test_a_reference_without_counts_keeps_relative_expression(counts_adata, tmp_
 def test_a_default_model_is_fitted_and_says_what_to_expect(counts_adata, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("scperformer.fitting.pooled.NUM_STEPS", 30)
     with caplog.at_level("INFO", logger="scperformer"):
-        path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=FAST[1:])
+        path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(FAST[1:])).path
     bundle = load_bundle(path)
     assert (bundle.config["model"]["depth"], bundle.config["head"]["name"]) == (0, "weighted")
     assert bundle.metrics["best_epoch"] == 0
@@ -280,10 +289,12 @@ def test_a_default_model_is_fitted_and_says_what_to_expect(counts_adata, tmp_pat
 
 def test_the_tissue_is_recorded(counts_adata, tmp_path):
     words = [*FAST, "model.deep=false", "keep_cells=1"]
-    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", overrides=[*words, "tissue=bone marrow"])
+    path = scperformer.train(
+        counts_adata, "cell_type", output=tmp_path / "m", options=as_options([*words, "tissue=bone marrow"])
+    ).path
     assert load_bundle(path).tissue == load_bundle(path).provenance["tissue"] == "bone marrow"
     assert "\n- Tissue: bone marrow.\n" in (path / "MODEL_CARD.md").read_text()
-    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "n", overrides=words)
+    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "n", options=as_options(words)).path
     assert load_bundle(path).tissue is None
 
 
@@ -433,8 +444,12 @@ def test_unlabelled_cells_of_a_file_are_named_in_the_record(counts_adata, write,
     monkeypatch.setattr(pooled, "NUM_STEPS", 60)
     more = write(counts_adata[:, ::-1].copy(), "more.h5ad")  # genes in another order
     overrides = [f"unlabelled=['{more}']", "seed=1"]
-    path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "with.model", overrides=overrides)
-    alone = scperformer.train(counts_adata, "cell_type", output=tmp_path / "alone.model", overrides=["seed=1"])
+    path = scperformer.train(
+        counts_adata, "cell_type", output=tmp_path / "with.model", options=as_options(overrides)
+    ).path
+    alone = scperformer.train(
+        counts_adata, "cell_type", output=tmp_path / "alone.model", options=as_options(["seed=1"])
+    ).path
     with_more, without = load_bundle(path), load_bundle(alone)
     assert with_more.provenance["unlabelled"] == ["more.h5ad"]
     assert str(tmp_path) not in (path / "bundle.json").read_text()
@@ -446,7 +461,9 @@ def test_unlabelled_cells_of_a_file_are_named_in_the_record(counts_adata, write,
 def test_unlabelled_cells_with_other_genes_are_refused(counts_adata, write, tmp_path):
     few = write(counts_adata[:, :60].copy(), "few.h5ad")
     with pytest.raises(InputError, match=r"60 of the .* genes of the reference in unlabelled file"):
-        scperformer.train(counts_adata, "cell_type", output=tmp_path / "a.model", overrides=[f"unlabelled=['{few}']"])
+        scperformer.train(
+            counts_adata, "cell_type", output=tmp_path / "a.model", options=as_options([f"unlabelled=['{few}']"])
+        )
     assert not (tmp_path / "a.model").exists()
 
 
@@ -458,7 +475,9 @@ def test_only_the_first_process_writes_a_model_that_is_fitted(process, counts_ad
     level = logger.level
     try:
         with warnings.catch_warnings():
-            path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "a.model", overrides=overrides)
+            path = scperformer.train(
+                counts_adata, "cell_type", output=tmp_path / "a.model", options=as_options(overrides)
+            ).path
     finally:
         logger.setLevel(level)  # a helping process logs errors only
     assert path.exists() == (process == "0")
@@ -469,7 +488,9 @@ def test_two_cells_of_each_label_are_enough(counts_adata, tmp_path):
     rows = counts_adata.obs.groupby("cell_type", observed=True).head(2).index
     few = counts_adata[rows].copy()
     overrides = ["data.min_genes=0", "data.min_cells=0"]
-    bundle = load_bundle(scperformer.train(few, "cell_type", output=tmp_path / "few.model", overrides=overrides))
+    bundle = load_bundle(
+        scperformer.train(few, "cell_type", output=tmp_path / "few.model", options=as_options(overrides)).path
+    )
     assert "out_of_fold" not in bundle.metrics
     assert all(math.isfinite(scale) for scale in bundle.scales.values())
 

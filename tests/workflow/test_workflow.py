@@ -12,22 +12,29 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import anndata as ad
+import numpy as np
 import pandas as pd
 import pytest
+from support.fake_steps import write_fake_steps
 from support.small_example import write_small_example
 
 from scperformer.config import make_config
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ("sample_full", "sample_shallow", "sample_panel")
-PREDICTED = [f"{rule} {name}" for name in SAMPLES for rule in ("predict", "deliver")]
+PLACED = ("settle", "deliver")  # what follows predict, for each sample
+PREDICTED = [f"{rule} {name}" for name in SAMPLES for rule in ("predict", *PLACED)]
+EITHER = (".h5a[d]", ".failed.jso[n]")  # patterns of a shell: whichever exists
 STEPS_AFTER_PREDICT = ["evaluate", "report"]
 
 
 def snakemake(folder: Path, *words: str, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run snakemake in a folder with the workflow and the package of a checkout; both outputs in stdout."""
-    here = str(Path(sys.executable).parent)
-    env = {**os.environ, "PATH": f"{here}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(root)}
+    """Run snakemake in a folder with the workflow and the package of a checkout; both outputs in stdout.
+
+    Programs in the folder `bin` there come before all others.
+    """
+    places = str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]
+    env = {**os.environ, "PATH": os.pathsep.join(places), "PYTHONPATH": str(root)}
     env |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     command = [sys.executable, "-m", "snakemake", "--snakefile", str(root / "Snakefile"), "--cores", "2", *words]
     return subprocess.run(
@@ -77,7 +84,7 @@ def test_default_plan_is_the_embedded_example(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_user_plan_takes_every_sample_of_the_sheet(user: Path) -> None:
     jobs = plan(user, "all", "--config", "reference=reference.h5ad", "samples=samples.tsv", "label_key=cell type")
-    predicted = [f"{rule} {name}" for rule in ("predict", "deliver") for name in "abc"]
+    predicted = [f"{rule} {name}" for rule in ("predict", *PLACED) for name in "abc"]
     assert jobs == sorted(["prepare", "train", *predicted, *STEPS_AFTER_PREDICT])
 
 
@@ -87,12 +94,9 @@ def test_configfile_and_outdir(user: Path) -> None:
     run = snakemake(user, "--dry-run", "--printshellcmds", "--configfile", "my.yaml")
     assert run.returncode == 0, run.stdout
     # c has no truth: it is annotated and reported, but not evaluated
-    annotated = {name: f"'my results/annotated/{name}.h5ad'" for name in "abc"}
-    assert f"scperformer evaluate {annotated['a']} {annotated['b']} truth_key=cell_type" in run.stdout
-    assert (
-        f"scperformer report {annotated['a']} {annotated['b']} {annotated['c']} 'evaluation=my results/evaluation'"
-        in run.stdout
-    )
+    a, b, c = (" ".join(f"'my results/samples/{name}/{name}'{end}" for end in EITHER) for name in "abc")
+    assert f"scperformer evaluate {a} {b} truth_key=cell_type" in run.stdout
+    assert f"scperformer report {a} {b} {c} 'evaluation=my results/evaluation'" in run.stdout
 
 
 @pytest.mark.slow
@@ -118,32 +122,33 @@ def test_options_by_name_are_words_of_the_commands(user: Path) -> None:
 def test_without_truth_nothing_is_evaluated(user: Path) -> None:
     write_sheet(user / "samples.tsv", "sample path", "a a.h5ad")
     jobs = plan(user, "--config", "reference=reference.h5ad", "samples=samples.tsv")
-    assert jobs == ["deliver a", "predict a", "prepare", "report", "train"]
+    assert jobs == ["deliver a", "predict a", "prepare", "report", "settle a", "train"]
 
 
 @pytest.mark.slow
 def test_with_a_model_nothing_is_trained(user: Path) -> None:
     write_sheet(user / "samples.csv", "sample,path,truth_key", "a,a.h5ad,cell_type")
     jobs = plan(user, "--config", "model_path=model", "samples=samples.csv")
-    assert jobs == ["deliver a", "evaluate", "predict a", "report"]
+    assert jobs == ["deliver a", "evaluate", "predict a", "report", "settle a"]
 
 
 @pytest.mark.slow
 def test_a_large_sample_is_called_in_shares(user: Path) -> None:
     write_sheet(user / "samples.tsv", "sample path shares", "a a.h5ad 3", "b b.h5ad ", "c c.h5ad 1")
     jobs, said = planned(user, "--config", "model_path=model", "samples=samples.tsv")
-    assert jobs == ["deliver b", "deliver c", "gather a", "predict b", "predict c", "predict_share a", "report"]
+    placed = [f"{rule} {name}" for rule in ("predict", *PLACED) for name in "bc"]
+    assert jobs == sorted([*placed, "deliver a", "gather a", "predict_share a", "report"])
     for number in (1, 2, 3):
-        share = f"results/shares/a/{number}-of-3"
-        words = f"share={number}/3 output={share} adapted_folder=results/adapted threads=1"
+        share = f"results/shares/a/{number}-of-3/calls"
+        words = f"share={number}/3 output={share} keep_going=true failed_ok=true adapted_folder=results/adapted"
         assert f"predict a.h5ad model_path=model {words}" in said
-    shares = ",".join(f"'results/shares/a/{number}-of-3'" for number in (1, 2, 3))
+    shares = ",".join(f"'results/shares/a/{number}-of-3/calls'" for number in (1, 2, 3))
     assert f"shares=[{shares}]" in said.replace("""'"'"'""", "'")
 
 
 @pytest.mark.slow
 def test_many_small_samples_share_jobs(user: Path) -> None:
-    """a and b are large, and c to g small; as many in a job as a power of two."""
+    """a and b are large, and c to g small."""
     for name in "defg":
         (user / f"{name}.h5ad").touch()
     os.truncate(user / "b.h5ad", 2 * 10**7 + 1)
@@ -151,12 +156,13 @@ def test_many_small_samples_share_jobs(user: Path) -> None:
         user / "samples.tsv", "sample path shares", "a a.h5ad 2", *(f"{name} {name}.h5ad " for name in "bcdefg")
     )
     words = ["--config", "model_path=model", "samples=samples.tsv"]
-    always = ["gather a", "predict b", "predict_share a", "report", *(f"deliver {name}" for name in "bcdefg")]
+    placed = [f"{rule} {name}" for rule in PLACED for name in "bcdefg"]
+    always = ["deliver a", "gather a", "predict b", "predict_share a", "report", *placed]
     assert plan(user, *words, "predict_jobs=5") == sorted([*always, *(f"predict {name}" for name in "cdefg")])
     jobs, said = planned(user, *words, "predict_jobs=2")
-    assert jobs == sorted([*always, "predict c", "predict g"])
-    assert "predict c.h5ad d.h5ad e.h5ad f.h5ad model_path=model" in said
-    assert "predict g.h5ad model_path=model" in said
+    assert jobs == sorted([*always, "predict c~e", "predict f~g"])
+    assert "predict c.h5ad d.h5ad e.h5ad model_path=model" in said
+    assert "predict f.h5ad g.h5ad model_path=model" in said
 
 
 GPUS = {0: "overwrite=true  trainer.threads", 1: "trainer=gpu trainer.threads"}
@@ -173,12 +179,112 @@ def test_only_training_asks_for_gpus(user: Path, count: int) -> None:
     assert asking == [("train", str(count))]
 
 
+# --- runs with a program that only writes files ---------------------------------------------------------------
+
+
+@pytest.fixture
+def done(user: Path) -> Path:
+    """The folder of `user` after a run; c has no truth, and all samples share a job."""
+    write_fake_steps(user / "bin")
+    run = snakemake(user, "--config", *ONE_JOB)
+    assert run.returncode == 0, run.stdout
+    return user
+
+
+ONE_JOB = ["reference=reference.h5ad", "samples=samples.tsv", "predict_jobs=1"]
+HEADER, A, B, C = "sample path truth", "a a.h5ad a.csv", "b b.h5ad b.csv", "c c.h5ad "
+NEW_SAMPLE = [f"{rule} d" for rule in ("predict", *PLACED)]
+
+
+@pytest.mark.slow
+def test_a_changed_sheet_concerns_only_the_samples_that_changed(done: Path) -> None:
+    assert plan(done, "--config", *ONE_JOB) == []
+    (done / "d.h5ad").touch()
+    sheets = {
+        (A, B, C, "d d.h5ad "): [*NEW_SAMPLE, "report"],
+        ("d d.h5ad ", A, B, C): [*NEW_SAMPLE, "report"],
+        (B, A, C): STEPS_AFTER_PREDICT,  # the order of the samples is that of the pages
+        (A, B): ["report"],
+        (B, C): STEPS_AFTER_PREDICT,
+        ("a d.h5ad a.csv", B, C): [*(f"{rule} a" for rule in ("predict", *PLACED)), *STEPS_AFTER_PREDICT],
+    }
+    for rows, jobs in sheets.items():
+        write_sheet(done / "samples.tsv", HEADER, *rows)
+        assert plan(done, "--config", *ONE_JOB) == sorted(jobs), rows
+
+
+@pytest.mark.slow
+def test_a_changed_option_concerns_its_step_and_those_after_it(done: Path) -> None:
+    of_samples = ["predict a~c", *(f"{rule} {name}" for rule in PLACED for name in "abc"), *STEPS_AFTER_PREDICT]
+    steps = {
+        "report: {title: Mine}": ["report"],
+        "evaluate: [key_added=mine]": STEPS_AFTER_PREDICT,
+        "predict: {alpha: 0.1}": of_samples,
+        "train: {seed: 1}": ["train", *of_samples],
+    }
+    for options, jobs in steps.items():
+        assert plan(done, "--config", *ONE_JOB, f"overrides={{{options}}}") == sorted(jobs), options
+
+
+@pytest.mark.slow
+def test_a_bad_sample_costs_a_row_of_the_report(done: Path) -> None:
+    """The report is made with the reason, the exit code tells of it, and the next run tries the sample again."""
+    (done / "d.h5ad").write_text("bad")
+    write_sheet(done / "samples.tsv", HEADER, A, "d d.h5ad ", B, C)
+    for _ in range(2):
+        run = snakemake(done, "--config", *ONE_JOB)
+        assert run.returncode == 1
+        assert re.findall(r"^Error in rule (\w+):$", run.stdout, re.MULTILINE) == ["deliver"]
+        assert '"error": "bad; expected good: mend it."' in run.stdout
+        assert sorted(path.name for path in (done / "results/annotated").iterdir()) == ["a.h5ad", "b.h5ad", "c.h5ad"]
+        rows = (done / "results/report.html").read_text().splitlines()
+        assert [Path(row).name for row in rows] == ["a.h5ad", "d.failed.json", "b.h5ad", "c.h5ad"]
+    (done / "d.h5ad").write_text("good")
+    assert plan(done, "--config", *ONE_JOB) == sorted([*NEW_SAMPLE, "report"])
+    assert snakemake(done, "--config", *ONE_JOB).returncode == 0
+    assert (done / "results/annotated/d.h5ad").exists()
+
+
 # --- refusals ------------------------------------------------------------------------------------------------
 
 
 def mostly_slow(cases: dict) -> list:
     """The names of the cases; snakemake takes three seconds to refuse one, and the first shows that it does."""
     return [pytest.param(case, marks=[pytest.mark.slow] * (place > 0)) for place, case in enumerate(cases)]
+
+
+COLUMNS = {
+    "label_key": (
+        ["label_key=celltype"],
+        r"label_key=celltype, which is no column of reference\.h5ad; expected one of"
+        r" cell_type, donor: did you mean 'cell_type'\? set label_key",
+    ),
+    "split_key": (
+        ["overrides={train: {data.split: group, data.split_key: patient}}"],
+        r"data.split_key=patient, which",
+    ),
+    "label_keys": (
+        ["overrides={train: {label_keys: [lineage, cell_type]}}"],
+        r"label_keys=lineage, which is no column",
+    ),
+    "clusters": (["overrides={predict: {clusters: leyden}}"], r"clusters=leyden, .* of a\.h5ad; .*'leiden'\?"),
+    "truth_key": ([], r"truth_key=cell_type, which is no column of a\.csv; expected one of cell, type"),
+}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case != "label_key")) for case in COLUMNS]
+)
+def test_wrong_columns_are_refused_before_the_first_job(user: Path, case: str) -> None:
+    obs = {"reference.h5ad": ["cell_type", "donor"]} | {f"{name}.h5ad": ["leiden"] for name in "abc"}
+    for name, columns in obs.items():
+        cells = ad.AnnData(np.zeros((2, 1), np.float32), obs={column: ["a", "b"] for column in columns})
+        cells.write_h5ad(user / name)
+    (user / "a.csv").write_text("cell,type\n" if case == "truth_key" else "cell,cell_type\n")
+    config, message = COLUMNS[case]
+    run = snakemake(user, "--dry-run", "--config", "reference=reference.h5ad", "samples=samples.tsv", *config)
+    assert run.returncode != 0
+    assert re.search(message, run.stdout), run.stdout
 
 
 REFUSED = {
@@ -331,7 +437,7 @@ def test_touched_sample_reruns_alone(finished: Path, checkout: Path) -> None:
     # A file of more than 1 MB: snakemake knows smaller ones by their checksum.
     with edited(finished / "results/example/sample_shallow.h5ad"):
         jobs = plan(finished, root=checkout)
-    assert jobs == ["deliver sample_shallow", "evaluate", "predict sample_shallow", "report"]
+    assert jobs == ["deliver sample_shallow", "evaluate", "predict sample_shallow", "report", "settle sample_shallow"]
 
 
 EDITED_YAML = {
@@ -394,7 +500,6 @@ def test_failed_step_ends_with_its_one_line_error(
     assert (results / "annotated/good.h5ad").exists()
     assert json.loads((results / "evaluation/metrics.json").read_text())["num_cells"] == 352
     assert not (results / "annotated/broken.h5ad").exists()
-    assert not (results / "report.html").exists()
     assert (results / "logs/predict/broken.log").exists() != together
     assert not (results / "predicted").exists()
     if not together:

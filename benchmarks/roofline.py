@@ -1,0 +1,138 @@
+"""Where the time of scBERT's layers goes on a CPU, beside the least time that each kind of operation can take there.
+
+    python benchmarks/roofline.py
+    python benchmarks/roofline.py --tokens 1000
+
+Our six layers (10 heads of 64, 266 features, width 200) encode one cell of 16,907 tokens on one thread, in chunks. Each
+operation is timed in CPU seconds, and counted: the multiplications and additions of products, the numbers of which
+exponentials are taken, the bytes that the others read and write. The floor of a kind is its count divided by the best
+rate of this machine, measured in the same run: a product of two square matrices, exponentials within the cache, a copy
+within the cache. Views take no time and are left out.
+"""
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from machine import machine
+from performer import LENGTH, our_layers, run_ours
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from scperformer.network.inference import fast_cpu
+
+KINDS = {  # operations, by the beginning of their names
+    "products": ("linear", "matmul", "addmm", "mm", "bmm", "baddbmm"),
+    "exponentials": ("exp", "softmax"),
+    "norms": ("layer_norm", "native_layer_norm"),
+    "GELU": ("gelu",),
+}
+OTHERS = "sums, maxima and copies"
+VIEWS = ("transpose", "permute", "slice", "split", "unflatten", "unsqueeze", "select", "unbind", "numpy_T", "detach")
+ROUNDS = 20
+
+
+@dataclass
+class Work:
+    """What the operations of a kind did: CPU seconds, and products as FLOP, exponentials as numbers, else bytes."""
+
+    seconds: float = 0.0
+    count: float = 0.0
+
+
+def kind_of(name: str) -> str:
+    return next((kind for kind, names in KINDS.items() if name.strip("_") in names), OTHERS)
+
+
+def count_of(kind: str, inputs: list[Tensor], output: Tensor) -> float:
+    if kind == "products":  # the right matrix of `linear` is transposed: its width is that of the left one in both
+        return 2.0 * output.numel() * inputs[0].shape[-1]
+    if kind == "exponentials":
+        return float(output.numel())
+    return float(sum(x.nbytes for x in [*inputs, output]))
+
+
+class Meter(TorchDispatchMode):
+    """Times and counts every operation inside of a `with` block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work: dict[str, Work] = defaultdict(Work)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        start = time.process_time()
+        output = func(*args, **(kwargs or {}))
+        seconds = time.process_time() - start
+        name = func.overloadpacket.__name__
+        if not name.startswith(VIEWS) and isinstance(output, Tensor):
+            inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+            work = self.work[kind_of(name)]
+            work.seconds += seconds
+            work.count += count_of(kind_of(name), inputs, output)
+        return output
+
+
+def best_rate(function: Callable[[], object], count: float) -> float:
+    """The most that a function does in a CPU second."""
+    function()
+    seconds = []
+    for _ in range(ROUNDS):
+        start = time.process_time()
+        function()
+        seconds.append(time.process_time() - start)
+    return count / min(seconds)
+
+
+def rates() -> dict[str, float]:
+    """What this machine does at best in a CPU second: FLOP, exponentials, bytes."""
+    side, small = 1024, torch.randn(64, 1024)
+    a, b, out = torch.randn(side, side), torch.randn(side, side), torch.empty_like(small)
+
+    def many(function: Callable[..., object]) -> Callable[[], None]:
+        def repeated() -> None:
+            for _ in range(100):
+                function()
+
+        return repeated
+
+    return {
+        "FLOP": best_rate(lambda: a @ b, 2.0 * side**3),
+        "exponentials": best_rate(many(lambda: torch.exp(small, out=out)), 100.0 * small.numel()),
+        "bytes": best_rate(many(lambda: out.copy_(small)), 200.0 * small.nbytes),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=LENGTH)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    layers = our_layers({}).eval()
+    h_1LD = torch.randn(1, arguments.tokens, 200, generator=torch.Generator().manual_seed(1))
+    with fast_cpu("cpu"), torch.inference_mode():
+        best = rates()
+        start = time.process_time()
+        run_ours(h_1LD, layers)
+        whole = time.process_time() - start
+        with Meter() as meter:
+            run_ours(h_1LD, layers)
+    print(f"{machine()}\n\n{whole:.1f} s for a cell of {arguments.tokens:,} tokens\n")
+    print("| | CPU s | work | best rate of the machine | floor, s |\n|---|---|---|---|---|")
+    total = floors = 0.0
+    for kind in [*KINDS, OTHERS]:
+        work = meter.work[kind]
+        unit = {"products": "FLOP", "exponentials": "exponentials"}.get(kind, "bytes")
+        floor = work.count / best[unit]
+        total, floors = total + work.seconds, floors + floor
+        rate = f"{best[unit] / 1e9:.1f} G{unit}/s" if unit != "bytes" else f"{best[unit] / 1e9:.0f} GB/s"
+        amount = f"{work.count / 1e9:.1f} G{unit}" if unit != "bytes" else f"{work.count / 1e9:.1f} GB"
+        print(f"| {kind} | {work.seconds:.2f} | {amount} | {rate} | {floor:.2f} |")
+    print(f"| all | {total:.2f} | | | {floors:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
