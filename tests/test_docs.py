@@ -94,7 +94,7 @@ def example(tmp_path_factory) -> Path:
     (folder / "panel.txt").write_text("".join(f"{gene}\n" for gene in panel))
     for name in ("Snakefile", "workflows", "conf", "data"):
         (folder / name).symlink_to(ROOT / name)
-    train(ad.read_h5ad(folder / "reference.h5ad"), "cell_type", output=folder / "trained", overrides=["logger=none"])
+    train(ad.read_h5ad(folder / "reference.h5ad"), "cell_type", output=folder / "trained", options={"logger": "none"})
     return folder
 
 
