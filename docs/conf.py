@@ -37,6 +37,7 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 600  # seconds for a cell
 nb_execution_show_tb = True
 nb_merge_streams = True
+nb_output_stderr = "remove"  # bars of progress
 
 default_role = "code"
 autodoc_typehints = "signature"

@@ -4,7 +4,7 @@ Blocks of one page run in order, in a folder of their own with the example of da
 no reader sees, steer this:
 
     <!-- run first: COMMAND -->   before the page's blocks
-    <!-- run with: WORDS -->      the next block, with these words behind each training and each snakemake
+    <!-- run with: WORDS -->      the next block, with these words behind each training, analysis and snakemake
     <!-- alternatives -->         the commands of the next block, each in a copy of the folder
     <!-- not run: REASON -->      the next block
 
@@ -54,7 +54,8 @@ class Block:
         """The commands of a block of bash."""
         lines = [re.sub(r"\s+#.*", "", line) for line in self.text.replace("\\\n", " ").splitlines()]
         if self.how == "run with":
-            lines = [re.sub(r"^(scperformer (pre)?train|snakemake) .*", rf"\g<0> {self.words}", line) for line in lines]
+            takers = r"^(scperformer (train|pretrain|analyze)|snakemake) .*"
+            lines = [re.sub(takers, rf"\g<0> {self.words}", line) for line in lines]
         return [line for line in lines if line]
 
 
@@ -93,7 +94,7 @@ def example(tmp_path_factory) -> Path:
     (folder / "panel.txt").write_text("".join(f"{gene}\n" for gene in panel))
     for name in ("Snakefile", "workflows", "conf", "data"):
         (folder / name).symlink_to(ROOT / name)
-    train(ad.read_h5ad(folder / "reference.h5ad"), "cell_type", output=folder / "trained", overrides=["logger=none"])
+    train(ad.read_h5ad(folder / "reference.h5ad"), "cell_type", output=folder / "trained", options={"logger": "none"})
     return folder
 
 

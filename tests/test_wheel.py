@@ -1,0 +1,56 @@
+"""The wheel, made from the sdist, works in an empty environment and another folder, with new and old dependencies."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import anndata as ad
+import pytest
+
+ROOT = Path(__file__).parents[1]
+STEPS = (
+    "--version",
+    "check sample.h5ad",
+    "train reference.h5ad label_key=cell_type output=model",
+    "predict sample.h5ad model_path=model",
+    "evaluate sample.annotated.h5ad truth_key=cell_type output=evaluation",
+    "explain sample.annotated.h5ad cells=5",
+    "report sample.annotated.h5ad evaluation=evaluation output=report.html",
+    "train reference.h5ad label_key=cell_type model=tiny trainer.max_epochs=1 output=tiny",
+)
+
+
+def run(*command: str | Path, folder: Path) -> str:
+    """Run a program in a folder as a user would, without what the tests' own environment has set."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "SCPERFORMER"))}
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, f"{command}\n{ran.stdout[-3000:]}\n{ran.stderr[-3000:]}"
+    return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", folder, ROOT, folder=folder)  # the sdist, and the wheel from it
+    return next(folder.glob("*.whl"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("constraints", ["constraints.txt", "constraints-lowest.txt"])
+def test_wheel_in_an_empty_environment(constraints, wheel, tmp_path):
+    run(sys.executable, "-m", "venv", tmp_path / "venv", folder=tmp_path)
+    programs = tmp_path / "venv" / "bin"
+    run(programs / "python", "-m", "pip", "install", "-q", "-c", ROOT / constraints, wheel, folder=tmp_path)
+    away = tmp_path / "away"
+    away.mkdir()
+    cells = ad.read_h5ad(ROOT / "data" / "pbmc3k.h5ad")
+    cells[::5].copy().write_h5ad(away / "reference.h5ad")
+    cells[1::30].copy().write_h5ad(away / "sample.h5ad")
+    for step in STEPS:
+        run(programs / "scperformer", *step.split(), folder=away)
+    found = run(programs / "python", "-c", "import scperformer; print(scperformer.__file__)", folder=away)
+    assert Path(found.strip()).is_relative_to(tmp_path)
+    labels = ad.read_h5ad(away / "sample.annotated.h5ad").obs[["scperformer_label", "cell_type"]].astype(str)
+    assert (labels["scperformer_label"] == labels["cell_type"]).mean() > 0.8
+    assert (away / "report.html").stat().st_size > 10_000
