@@ -132,7 +132,8 @@ def read_registry(place: str, text: str | None = None) -> dict[str, Entry]:
             with path.open(encoding="utf-8") as file:
                 text = file.read(MOST_REGISTRY)
         content = yaml.safe_load(text)
-        known, entries = {part.name for part in fields(Entry)}, {}
+        known = {part.name for part in fields(Entry)}
+        entries: dict[str, Entry] = {}
         for values in content["models"]:
             if unknown := sorted(values.keys() - known):
                 raise ValueError(

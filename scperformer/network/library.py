@@ -176,7 +176,7 @@ def export_model(name: str, output: Path, *, overwrite: bool = False) -> Path:
 
 
 def pull_model(name: str, place: str, library: Path, *, overwrite: bool = False) -> Path:
-    """Download a model that a registry knows, check it as the registry says and as any other, and put it into the library.
+    """Download a model that a registry knows into the library, checked by the registry and as any other model.
 
     Raises
     ------

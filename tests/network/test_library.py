@@ -120,8 +120,8 @@ def test_a_model_of_the_same_name_is_kept(model, library, command):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("delete",), "action=delete; expected one of list, import"),
-        (("import",), "no input file"),
+        (("delete",), "action=delete; expected one of list, show, import, export, pull"),
+        (("import",), "0 words after 'models import'; expected a model folder or archive"),
         (("list", "x"), "1 words after 'models list'; expected none"),
         (("import", "nothing"), "no file or folder nothing"),
     ],
