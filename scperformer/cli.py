@@ -116,11 +116,14 @@ analyse the attention of a trained model
   scperformer analyze spectrum sample.h5ad num_cells=20 max_tokens=1024 output=spectrum
   scperformer analyze approximation sample.h5ad model_path=my_model sizes=[64,256,1024]
 
-models import PATH | list
-import a model from somewhere else, or list models
+models list | show | import | export | pull
+list models, or get one from somewhere else
+  scperformer models list
+  scperformer models show pbmc3k
   scperformer models import a_model.zip                  # checked; then model_path=NAME finds it
   scperformer models import their_model output=shared    # for SCPERFORMER_MODELS=shared
-  scperformer models list
+  scperformer models export my_model my_model.zip        # with the lines for a registry
+  scperformer models pull lung registry=models.yaml      # the only command that goes out
 
 workflow SAMPLES
 annotate many samples with Snakemake, and make one report

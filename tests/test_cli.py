@@ -349,6 +349,7 @@ def test_what_was_written_as_json(command, sample, tiny_model, tmp_path):
     assert failed["error"] in ran.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "code"), [("| head -n 1", 141), ("2>&- > out", 0), (">&- 2>&-", 0)])
 def test_pipes_that_close_are_quiet(end, code, sample, tiny_model, tmp_path):
     files = " ".join([str(sample)] * 3)

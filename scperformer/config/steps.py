@@ -333,17 +333,21 @@ class AnalyzeConfig(_ModelOptions):
 
 @dataclass(kw_only=True)
 class ModelsConfig(_FileOptions):
-    """Import a model from somewhere else, or list the models that are there."""
+    """List models, describe one, import or export one, or pull one that a registry knows."""
 
-    takes_one = True
-    action: str = choice("list", "import")  # the first plain word
+    action: str = choice("list", "show", "import", "export", "pull")  # the first plain word
     output: str | None = None  # null: $SCPERFORMER_MODELS, else `scperformer/models` in the user's data folder
+    # a file of models that can be pulled; null: $SCPERFORMER_REGISTRY, else that of the package; see docs/models.md
+    registry: str | None = None
 
     def __post_init__(self) -> None:
-        if self.action != "list":
-            super().__post_init__()
-        elif self.inputs:
-            raise InputError(f"'{self.inputs[0]}' after 'models list'", "no file", "leave it out")
+        Options.__post_init__(self)
+        words = {"list": (), "export": ("the name of a model", "an archive in .zip")}
+        wanted = words.get(self.action, ("a model folder or archive" if self.action == "import" else "a name",))
+        if len(self.inputs) != len(wanted):
+            found = f"{len(self.inputs)} words after 'models {self.action}'"
+            expected = " and ".join(wanted) or "none"
+            raise InputError(found, expected, "'scperformer models --help' shows examples")
 
 
 @dataclass(kw_only=True)

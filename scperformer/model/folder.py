@@ -27,6 +27,7 @@ from scperformer.errors import InputError
 from scperformer.files import neighbours, sha256
 from scperformer.model.held_out import HELD_OUT, HeldOut, read_held_out
 from scperformer.model.kept import CELLS, KeptCells, read_kept
+from scperformer.model.registry import is_remote, read_registry, registry_place
 from scperformer.outputs import new_folder
 from scperformer.text import did_you_mean, unfit
 from scperformer.trust import UNKNOWN_TERM, LabelTree
@@ -460,7 +461,13 @@ def resolve_model(model_path: str | None) -> tuple[Path, str]:
         return PACKAGED, "packaged"
     path, why = Path(model_path or from_environment or ""), "given" if model_path else "from $SCPERFORMER_MODEL"
     imported = library_folder() / path
-    if not path.exists() and path.name == str(path) and imported.is_dir():
-        log.info("model '%s' is the imported one: %s", path, imported)
-        return imported, "imported"
+    if not path.exists() and path.name == str(path):
+        if imported.is_dir():
+            log.info("model '%s' is the imported one: %s", path, imported)
+            return imported, "imported"
+        place = registry_place(None)
+        entry = None if is_remote(place) else read_registry(place).get(path.name)
+        if entry is not None and entry.url:
+            found = f"model '{path}' is in the registry {place}, but not on this machine"
+            raise InputError(found, "a model that was pulled", f"'scperformer models pull {path}' downloads it")
     return path, why
