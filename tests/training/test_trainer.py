@@ -13,6 +13,7 @@ from support.learning import cells, cfg, last_state, new_network  # noqa: F401 -
 
 from scperformer.config.groups import TrainerConfig
 from scperformer.errors import InputError
+from scperformer.progress import Progress
 from scperformer.training import trainer
 from scperformer.training.learner import Learner, train_network
 from scperformer.training.trainer import TABLE, EpochLog, processes_from
@@ -86,7 +87,7 @@ def test_epochs_are_logged_and_a_resumed_run_continues_their_table(tmp_path, cap
             epoch_log.on_train_epoch_start(state, Learner)
             epoch_log.on_train_epoch_end(state, Learner)
 
-    first, second = EpochLog(tmp_path), EpochLog(tmp_path)
+    first, second = (EpochLog(tmp_path, 100, Progress("", None, "cells")) for _ in range(2))
     run(first, [0, 1])
     second.load_state_dict(first.state_dict())
     run(second, [2, 3])
@@ -160,3 +161,22 @@ def test_srun_with_ntasks_alone_is_refused():
     del where["SLURM_NTASKS_PER_NODE"]
     with pytest.raises(InputError, match="--ntasks-per-node=1"):
         processes_from(asked(2, 1), where)
+
+
+def test_the_bar_counts_epochs_from_1_cells_and_the_best_score(tmp_path):
+    shown = Progress("", None, "cells")
+    epochs, scores = EpochLog(tmp_path, 100, shown), [0.8, 0.7]
+    trainer = SimpleNamespace(current_epoch=0, max_epochs=3, world_size=2, is_global_zero=False, callback_metrics={})
+    learner = SimpleNamespace(shown=("val_macro_f1", "macro-F1"), mode="max", columns=("val_macro_f1",))
+    epochs.on_train_start(trainer, learner)
+    assert (shown.text, shown.total) == ("epoch 1/3", 300)
+    for number, score in enumerate(scores, start=1):
+        trainer.current_epoch = number - 1
+        epochs.on_train_epoch_start(trainer, learner)
+        epochs.on_train_batch_end(trainer, learner, None, (None, [0] * 32), 0)
+        assert shown.num_done == 64 * number  # of both processes
+        trainer.callback_metrics = {"val_macro_f1": score}
+        epochs.on_train_epoch_end(trainer, learner)
+    trainer.current_epoch = 2
+    epochs.on_train_epoch_start(trainer, learner)
+    assert shown.text == "epoch 3/3, best macro-F1 0.800"
