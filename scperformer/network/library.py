@@ -172,7 +172,7 @@ def export_model(name: str, output: Path, *, overwrite: bool = False) -> Path:
     entry = {"name": bundle.name, "tissue": bundle.tissue or "", "labels": bundle.labels, "genes": len(bundle.genes)}
     entry |= {"url": "https://...", "size": output.stat().st_size, "sha256": sha256(output)}
     log.info("written: %s; its entry for a registry (docs/models.md):", output)
-    print(json.dumps(entry, ensure_ascii=False))
+    say(json.dumps(entry, ensure_ascii=False))
     return output
 
 
