@@ -12,7 +12,8 @@ import numpy as np
 from scipy.sparse import csr_matrix, hstack
 
 from scperformer.metrics import negative_log_likelihood
-from scperformer.network import LENGTH, LinearModel
+from scperformer.model import LENGTH
+from scperformer.network import LinearModel
 
 MAX_ITERATIONS = 1000
 TOLERANCE = 1e-3  # of the optimiser for the linear branch; a smaller one changes no label

@@ -1,4 +1,4 @@
-"""The saved model as plain data, without torch: folder, with kept and held_out (and arrays) beside it."""
+"""The saved model as plain data, without torch: folder, with kept and held_out (and arrays) beside it, linear."""
 
 from scperformer.model.folder import (
     BRANCHES,
@@ -22,3 +22,4 @@ from scperformer.model.folder import (
 )
 from scperformer.model.held_out import HELD_OUT, HeldOut
 from scperformer.model.kept import CELLS, KeptCells
+from scperformer.model.linear import LENGTH, TINY, linear_contributions
