@@ -49,6 +49,10 @@ def _rows(names: Sequence[str], **more: Any) -> dict[str, Any]:
     }
 
 
+def _title(text: str) -> dict[str, Any]:
+    return {"text": text, "font": {"size": 13}}
+
+
 def stops(colours: Sequence[str]) -> list[list[Any]]:
     """A colour scale of plotly from equally spaced colours."""
     return [[place / (len(colours) - 1), colour] for place, colour in enumerate(colours)]
@@ -125,7 +129,7 @@ def confidence(cells: pd.DataFrame, labels: Sequence[str]) -> Figure:
     layout = {
         "showlegend": False,
         "height": MARGIN + ROW * len(labels),
-        "xaxis": {"range": [0, 1.01], "title": {"text": "confidence"}, "fixedrange": True},
+        "xaxis": {"range": [0, 1.01], "title": _title("confidence"), "fixedrange": True},
         "yaxis": _rows(labels, fixedrange=True),
     }
     return figure | {"layout": layout, "name": "confidence", "width": 340}
@@ -147,7 +151,7 @@ def quality(tables: dict[str, pd.DataFrame], has_counts: bool) -> Figure:
             traces.append(trace | {"xaxis": f"x{number}", "yaxis": f"y{number}"})
         domain = [place * width, place * width + width - gap]
         share = {"tickformat": ".0%"} if column == "mitochondrial" else {"nticks": 5, "tickformat": "~s"}
-        axis = {"domain": domain, "anchor": f"y{number}", "title": {"text": kinds[column]}, "rangemode": "tozero"}
+        axis = {"domain": domain, "anchor": f"y{number}", "title": _title(kinds[column]), "rangemode": "tozero"}
         layout[f"xaxis{number}"] = axis | share | {"fixedrange": True}
         layout[f"yaxis{number}"] = _rows(names, anchor=f"x{number}", fixedrange=True, showticklabels=place == 0)
     return {"data": traces, "layout": layout, "name": "quality", "width": 760}
@@ -168,7 +172,7 @@ def dots(
         for i, j in zip(y.tolist(), x.tolist(), strict=True)
     ]
     scale = {"colorscale": stops(EXPRESSION_STOPS), "cmin": 0, "cmax": 1, "line": {"color": "#8793a0", "width": 0.5}}
-    bar = {"title": {"text": "mean, of the<br>highest"}, "thickness": 12, "len": 0.9, "tickformat": ".1f"}
+    bar = {"title": _title("mean, of the<br>highest"), "thickness": 12, "len": 0.9, "tickformat": ".1f"}
     trace = {
         "type": "scatter",
         "mode": "markers",
@@ -218,8 +222,8 @@ def reliability(curves: dict[str, Any], least: int) -> Figure:
         "height": 420,
         "showlegend": len(curves) > 1,
         "legend": {"orientation": "h", "y": -0.18},
-        "xaxis": axis | {"title": {"text": "confidence", "font": {"size": 13}}},
-        "yaxis": axis | {"title": {"text": "accuracy of held-out calls", "font": {"size": 13}}},
+        "xaxis": axis | {"title": _title("confidence")},
+        "yaxis": axis | {"title": _title("accuracy of held-out calls")},
     }
     return {"data": traces, "layout": layout, "name": "calibration", "width": 300}
 
@@ -247,8 +251,8 @@ def confusion(true: Sequence[str], called: Sequence[str], counts: npt.NDArray[np
         "xgap": 1,
         "ygap": 1,
     }
-    columns = _rows(called, range=[-0.5, len(called) - 0.5], tickangle=-45, side="bottom", title={"text": "predicted"})
-    rows = _rows(true, title={"text": "true"})
+    columns = _rows(called, range=[-0.5, len(called) - 0.5], tickangle=-45, side="bottom", title=_title("predicted"))
+    rows = _rows(true, title=_title("true"))
     layout = {"height": 170 + ROW * len(true), "xaxis": columns, "yaxis": rows}
     return {"data": [trace], "layout": layout, "name": "confusion-matrix", "width": 260 + 34 * len(called)}
 
