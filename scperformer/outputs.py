@@ -11,6 +11,7 @@ from pathlib import Path
 
 from scperformer.errors import InputError
 
+FAILED = ".failed.json"  # ending of a file in place of an output that there is not: sample, input and error
 OTHER = "choose another output=..."
 
 

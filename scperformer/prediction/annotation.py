@@ -224,7 +224,6 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
             "labels": np.array(bundle.labels),
             "trained_on": provenance["reference"],
             "label_key": provenance["label_key"],
-            "tissue": bundle.tissue or "",
             "num_cells": provenance["num_cells"],
             "seed": provenance["seed"],
             "scales": bundle.scales,

@@ -1,5 +1,6 @@
 """Annotations read back from the h5ad files that `predict` wrote, without the expression."""
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +15,14 @@ from natsort import natsorted
 
 from scperformer.errors import InputError, one_line
 from scperformer.files import open_hdf5, reading, require_h5ad
+from scperformer.outputs import FAILED
 from scperformer.trust import LabelTree
 
 log = logging.getLogger(__name__)
 
-REASON, LONGEST_REASON = ".error", 5000  # ending of a file in which `predict` leaves its reason; bytes of it
+LONGEST_REASON = 5000  # characters
 LEAST_PROBABILITY = 1e-3  # in logarithms: smaller ones are noise
-SUFFIXES = (REASON, ".h5ad", ".annotated", ".prepared")  # endings that the steps add to the name of a sample
+SUFFIXES = (FAILED, ".h5ad", ".annotated", ".prepared")  # endings that the steps add to the name of a sample
 
 
 @dataclass(kw_only=True)
@@ -185,12 +187,16 @@ def read_annotated(paths: Sequence[str], key: str) -> list[Annotated]:
 
 
 def _reason_of(path: Path, error: InputError) -> str:
-    """The reason that `predict error_files=true` has left for a file that is missing, else the error itself."""
-    left = path if path.suffix == REASON else Path(f"{path}{REASON}")
-    if (path == left or not path.exists()) and left.is_file():
-        with left.open(encoding="utf-8", errors="replace") as file:
-            return one_line(file.read(LONGEST_REASON)) or str(error)
-    return str(error)
+    """The error in the file that `predict keep_going=true` has left in place of a sample, else the error itself."""
+    sample = path.name.removesuffix(".h5ad").removesuffix(".annotated")
+    left = path if path.name.endswith(FAILED) else path.with_name(f"{sample}{FAILED}")
+    if (left != path and path.exists()) or not left.is_file():
+        return str(error)
+    try:
+        return one_line(str(json.loads(left.read_text(encoding="utf-8"))["error"]))[:LONGEST_REASON]
+    except (OSError, ValueError, KeyError, TypeError) as damage:
+        log.info("%s cannot be read: %s", left, damage)
+        return str(error)
 
 
 def read_samples(paths: Sequence[str], key: str) -> tuple[list[Annotated], list[Failed]]:

@@ -251,9 +251,8 @@ def confusion(true: Sequence[str], called: Sequence[str], counts: npt.NDArray[np
         "xgap": 1,
         "ygap": 1,
     }
-    columns = _rows(called, range=[-0.5, len(called) - 0.5], tickangle=-45, side="bottom", title=_title("predicted"))
-    rows = _rows(true, title=_title("true"))
-    layout = {"height": 170 + ROW * len(true), "xaxis": columns, "yaxis": rows}
+    columns = _rows(called, range=[-0.5, len(called) - 0.5], tickangle=-45, side="bottom")
+    layout = {"height": 150 + ROW * len(true), "xaxis": columns, "yaxis": _rows(true)}
     return {"data": [trace], "layout": layout, "name": "confusion-matrix", "width": 260 + 34 * len(called)}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from natsort import natsorted
 
 from scperformer.dataset import FEW_GENES, HIGH_SHARE
 from scperformer.pictures import colour_of
@@ -198,7 +199,7 @@ def quality_table(samples: Sequence[Annotated], tables: dict[str, pd.DataFrame])
         flags = [sample.flag(name) for name in ("doublet", "low_quality")]
         rows.append(values + [None if flag is None else int(flag.sum()) for flag in flags])
     columns, rows = _filled(kinds, rows)
-    return Table(id="quality-table", title="Quality of the cells", columns=columns, rows=rows)
+    return Table(id="quality-table", title="Quality per sample", columns=columns, rows=rows)
 
 
 def disagreement_table(cells: pd.DataFrame, labels: Sequence[Label]) -> Table:
@@ -324,7 +325,7 @@ def score_tables(evaluation: Evaluation) -> list[Table]:
         return [name, scores["num_cells"], *pairs, scores.get("calibration_error")]
 
     metrics = evaluation.metrics
-    rows = [row(name, scores) for name, scores in metrics["samples"].items()]
+    rows = [row(name, scores) for name, scores in natsorted(metrics["samples"].items(), key=lambda item: item[0])]
     total = row("All samples", metrics) if len(rows) > 1 else []
     tables = [Table(id="scores-table", title="Scores per sample", columns=list(kinds.items()), rows=rows, total=total)]
     kinds = {"True label": "label", "Cells": "count", "Precision": "score", "Recall": "score", "F1": "score"}

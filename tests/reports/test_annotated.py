@@ -129,17 +129,20 @@ def test_samples_are_in_natural_order(tmp_path):
 def test_files_without_an_annotation_have_a_reason(tmp_path, pbmc, caplog):
     good = write_sample(tmp_path, "good", annotated_sample(num_cells=20))
     plain, absent = write_sample(tmp_path, "plain", pbmc), str(tmp_path / "absent.h5ad")
-    (tmp_path / "told.h5ad.error").write_text("no expression in it\n")
-    paths = [plain, good, absent, str(tmp_path / "told.h5ad"), str(tmp_path / "told.h5ad.error").replace("told", "too")]
-    (tmp_path / "too.h5ad.error").write_text("\x1b[31mtoo few genes")
+    (tmp_path / "told.failed.json").write_text('{"sample": "told", "error": "no expression in it"}')
+    (tmp_path / "too.failed.json").write_text('{"sample": "x", "error": "\\u001b[31mtoo few genes"}')
+    (tmp_path / "odd.failed.json").write_text("[]")
+    names = ("told.annotated.h5ad", "too.failed.json", "odd.failed.json")
+    paths = [plain, good, absent, *(str(tmp_path / name) for name in names)]
     samples, failed = read_samples(paths, "scperformer")
     assert [one.name for one in samples] == ["good"]
     reasons = {one.name: one.reason for one in failed}
-    assert list(reasons) == ["absent", "plain", "told", "too"]
+    assert list(reasons) == ["absent", "odd", "plain", "told", "too"]
     assert reasons["told"] == "no expression in it"
     assert reasons["too"] == "\ufffd[31mtoo few genes"
     assert "no obs column 'scperformer_label'" in reasons["plain"]
-    assert caplog.text.count("is in the report without an annotation") == 4
+    assert "odd.failed.json" in reasons["odd"]
+    assert caplog.text.count("is in the report without an annotation") == 5
 
 
 def test_no_annotated_file_at_all_is_an_error(tmp_path, pbmc):
