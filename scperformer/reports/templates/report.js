@@ -51,6 +51,12 @@
     place.querySelector("figcaption").append(element("span", { className: "tools" }, downloads(figure.name, size)));
   }
 
+  // Figures are as wide as the window: on paper they are made smaller.
+  const canvases = [...document.querySelectorAll(".canvas")];
+  const shrink = (one) => (one.style.zoom = Math.min(1, 680 / one.offsetWidth));
+  addEventListener("beforeprint", () => canvases.forEach(shrink));
+  addEventListener("afterprint", () => canvases.forEach((one) => (one.style.zoom = "")));
+
   // Tables: sorted by a click on a title, searched, and saved as CSV.
   const value = (cell) => (cell.dataset.value === undefined ? null : Number(cell.dataset.value));
   const words = (cell) => cell.textContent.replace(/^[●◆■✚✖▲] /, "").trim();
