@@ -64,8 +64,7 @@ MAY_LOAD = {
     "predict PBMC model_path=FOLDER/model output=FOLDER/annotated.h5ad": {"torch"},
     "adapt FOLDER/model PBMC output=FOLDER/adapted": FITS,
     "evaluate FOLDER/annotated.h5ad truth_key=cell_type output=FOLDER/evaluation": set(),
-    "report FOLDER/annotated.h5ad output=FOLDER/report.html": FITS - {"torch"}
-    | {"umap", "numba", "matplotlib", "jinja2"},
+    "report FOLDER/annotated.h5ad output=FOLDER/report.html": FITS - {"torch"} | {"matplotlib", "jinja2"},
 }
 
 

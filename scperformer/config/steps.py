@@ -293,8 +293,8 @@ class ReportConfig(_FileOptions):
     key_added: str = "scperformer"  # prefix of the annotation to read
     output: str | None = None  # null: report.html beside the first input
     title: str = "Cell-type annotation"  # of the page
-    max_cells: int = option(20000, (lambda num: num >= 10, "10 or more"))  # cells in the UMAP; more are subsampled
-    seed: int = option(0, SEED)  # of the UMAP and of the choice of its cells
+    max_cells: int = option(50000, (lambda num: num >= 10, "10 or more"))  # cells on the map; of more, a random sample
+    seed: int = option(0, SEED)  # of the map and of the choice of its cells
 
 
 @dataclass(kw_only=True)

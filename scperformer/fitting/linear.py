@@ -12,7 +12,8 @@ import numpy as np
 from scipy.sparse import csr_matrix, hstack
 
 from scperformer.metrics import negative_log_likelihood
-from scperformer.network import LENGTH, LinearModel
+from scperformer.model import LENGTH
+from scperformer.network import LinearModel
 from scperformer.progress import progress
 
 MAX_ITERATIONS = 1000

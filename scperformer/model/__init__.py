@@ -1,4 +1,4 @@
-"""The saved model as plain data, without torch: folder, with kept and held_out (and arrays) beside it; registry."""
+"""The saved model as plain data, without torch: folder, with kept, held_out (and arrays), linear; registry."""
 
 from scperformer.model.folder import (
     BRANCHES,
@@ -22,6 +22,7 @@ from scperformer.model.folder import (
 )
 from scperformer.model.held_out import HELD_OUT, HeldOut
 from scperformer.model.kept import CELLS, KeptCells
+from scperformer.model.linear import LENGTH, TINY, linear_contributions
 from scperformer.model.registry import (
     MOST_REGISTRY,
     Entry,

@@ -21,5 +21,5 @@ from scperformer.network.contributions import TOLERANCE, Contributions, find_con
 from scperformer.network.encoder import Encoder, require_encoder
 from scperformer.network.inference import branch_logits, choose_device, fast_cpu, predict_cells, torch_state_kept
 from scperformer.network.load import ENCODER, Model, as_model, load_encoder, load_model, read_gene_vectors, shared_rows
-from scperformer.network.network import LENGTH, CellTypeModel, Head, LinearModel
+from scperformer.network.network import CellTypeModel, Head, LinearModel
 from scperformer.network.tokens import EMBEDDING_STD, Batch, ContinuousEmbedding, log2_bins, mask_token, sinusoids

@@ -13,11 +13,9 @@ from scipy.sparse import csr_matrix
 from torch import Generator, Tensor, nn
 
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig
+from scperformer.model import LENGTH, TINY
 from scperformer.network.encoder import Encoder
 from scperformer.network.tokens import Batch
-
-LENGTH = 20.0  # of every cell in every view: about its length in logarithms, so that penalties mean the same
-TINY = 1e-12  # length of a cell without expression, in place of 0
 
 
 @dataclass

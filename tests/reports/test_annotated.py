@@ -7,7 +7,7 @@ import pytest
 from support.annotated import annotated_sample, write_sample
 
 from scperformer.errors import InputError
-from scperformer.reports.annotated import read_annotated, sample_names
+from scperformer.reports.annotated import read_annotated, read_samples, sample_names
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,8 @@ def test_reads_the_annotation_and_not_the_expression(tmp_path, monkeypatch):
     sample = annotated_sample(num_cells=30, min_confidence=0.5)
     path = write_sample(tmp_path, "one", sample)
     monkeypatch.setattr("scanpy.read_h5ad", None)
-    [read] = read_annotated([path], "scperformer", embedding=True)
+    [read], failed = read_samples([path], "scperformer")
+    assert failed == []
     assert read.name == "one"
     assert read.labels.tolist() == sample.obs["scperformer_label"].astype(str).tolist()
     assert read.model_labels == list(sample.uns["scperformer"]["model"]["labels"])
@@ -46,7 +47,7 @@ def test_embeddings_of_models_adapted_to_different_conditions_are_replaced_by_pr
         for number, (sample, key) in enumerate(zip(samples, keys, strict=True)):
             sample.uns["scperformer"]["condition"] = {"adapted": key is not None, "key": key or "f" * 16}
             paths.append(write_sample(tmp_path, f"s{number}", sample))
-        return [read.embedding for read in read_annotated(paths, "scperformer", embedding=True)]
+        return [read.embedding for read in read_samples(paths, "scperformer")[0]]
 
     for same in (("a" * 16,) * 2, (None, None)):
         for found, sample in zip(embeddings(*same), samples, strict=True):
@@ -80,7 +81,7 @@ def test_missing_facts_or_embedding_are_refused(tmp_path):
     del sample.obsm["X_scperformer"]
     path = write_sample(tmp_path, "one", sample)
     with pytest.raises(InputError, match=r"no obsm\['X_scperformer'\]"):
-        read_annotated([path], "scperformer", embedding=True)
+        read_samples([path], "scperformer")
     del sample.uns["scperformer"]
     path = write_sample(tmp_path, "two", sample)
     with pytest.raises(InputError, match=r"no uns\['scperformer'\]"):
@@ -117,3 +118,41 @@ def test_truncated_file_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(InputError, match=r"one.annotated.h5ad is (truncated|damaged)"):
         read_annotated([str(path)], "scperformer")
+
+
+def test_samples_are_in_natural_order(tmp_path):
+    sample = annotated_sample(num_cells=20)
+    paths = [write_sample(tmp_path, name, sample) for name in ("s10", "s2", "S1")]
+    assert [one.name for one in read_samples(paths, "scperformer")[0]] == ["S1", "s2", "s10"]
+
+
+def test_files_without_an_annotation_have_a_reason(tmp_path, pbmc, caplog):
+    good = write_sample(tmp_path, "good", annotated_sample(num_cells=20))
+    plain, absent = write_sample(tmp_path, "plain", pbmc), str(tmp_path / "absent.h5ad")
+    (tmp_path / "told.failed.json").write_text('{"sample": "told", "error": "no expression in it"}')
+    (tmp_path / "too.failed.json").write_text('{"sample": "x", "error": "\\u001b[31mtoo few genes"}')
+    (tmp_path / "odd.failed.json").write_text("[]")
+    names = ("told.annotated.h5ad", "too.failed.json", "odd.failed.json")
+    paths = [plain, good, absent, *(str(tmp_path / name) for name in names)]
+    samples, failed = read_samples(paths, "scperformer")
+    assert [one.name for one in samples] == ["good"]
+    reasons = {one.name: one.reason for one in failed}
+    assert list(reasons) == ["absent", "odd", "plain", "told", "too"]
+    assert reasons["told"] == "no expression in it"
+    assert reasons["too"] == "\ufffd[31mtoo few genes"
+    assert "no obs column 'scperformer_label'" in reasons["plain"]
+    assert "odd.failed.json" in reasons["odd"]
+    assert caplog.text.count("is in the report without an annotation") == 5
+
+
+def test_no_annotated_file_at_all_is_an_error(tmp_path, pbmc):
+    paths = [write_sample(tmp_path, name, pbmc) for name in ("a", "b")]
+    with pytest.raises(InputError, match=r"none of 2 files is annotated: a: no obs column .*; b: no obs column"):
+        read_samples(paths, "scperformer")
+
+
+def test_probabilities_of_some_cells(tmp_path):
+    sample = annotated_sample(num_cells=20)
+    [read] = read_annotated([write_sample(tmp_path, "one", sample)], "scperformer")
+    rows = np.array([3, 17])
+    np.testing.assert_array_equal(read.probabilities(rows), sample.obsm["scperformer_proba"].to_numpy()[rows])

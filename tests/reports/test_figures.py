@@ -1,85 +1,74 @@
-"""UMAP coordinates and pictures of the report."""
+"""The figures of the report as data: colours, symbols, texts, packed arrays."""
 
-import io
+import base64
 
 import numpy as np
+import pandas as pd
 import pytest
-from matplotlib.colors import to_rgb
-from matplotlib.image import imread
-from sklearn.neighbors import NearestNeighbors
 from support.colours import linear, oklab
 
 from scperformer.pictures import colour_of
 from scperformer.reports import figures
 
 
-def test_confidence_colours_fall_evenly_in_lightness():
-    lightness = oklab(linear(figures.CONFIDENCE_STOPS))[:, 0]
-    assert (np.diff(lightness) < -0.05).all()
+@pytest.mark.parametrize(("stops", "sign"), [(figures.CONFIDENCE_STOPS, -1), (figures.EXPRESSION_STOPS, -1)])
+def test_scales_of_colours_change_evenly_in_lightness(stops, sign):
+    lightness = oklab(linear(stops))[:, 0]
+    assert (sign * np.diff(lightness) > 0.05).all()
 
 
-@pytest.fixture(scope="module")
-def clouds() -> tuple[np.ndarray, np.ndarray]:
-    """Three well separated clouds of 20 cells in 5 dimensions."""
-    rng = np.random.default_rng(0)
-    codes = np.repeat([0, 1, 2], 20)
-    return (20 * np.eye(5)[codes] + rng.normal(size=(60, 5))).astype(np.float32), codes
+def test_colour_and_symbol_together_tell_labels_apart():
+    pairs = [(colour_of(place), figures.symbol_of(place)) for place in range(60)]
+    assert len(set(pairs)) == 60
+    assert {figures.symbol_of(place) for place in range(10)} == {"circle"}
 
 
-@pytest.fixture(scope="module")
-def xy(clouds) -> np.ndarray:
-    return figures.umap_coordinates(clouds[0], seed=0)
+def unpacked(packed: dict[str, str]) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(packed["data"]), f"<{packed['kind']}")
 
 
-@pytest.mark.slow
-def test_neighbours_stay_neighbours(clouds, xy):
-    codes = clouds[1]
-    nearest = NearestNeighbors(n_neighbors=6).fit(xy).kneighbors(xy, return_distance=False)[:, 1:]
-    assert (codes[nearest] == codes[:, None]).mean() > 0.95
+def test_packed_numbers_are_close_and_missing_ones_are_marked():
+    values = np.array([0, 0.1, 0.73, 1, np.nan])
+    found = unpacked(figures.shares(values))
+    assert found[-1] == 65535
+    np.testing.assert_allclose(found[:-1] / 65534, values[:-1], atol=1e-5)
+    packed = figures.expression_levels(np.array([0, 1.5, 3, np.nan]))
+    assert (packed["highest"], unpacked(packed).tolist()) == (3.0, [0, 127, 254, 255])
+    assert unpacked(figures.expression_levels(np.full(2, np.nan))).tolist() == [255, 255]
+    assert unpacked(figures.expression_levels(np.zeros(2))).tolist() == [0, 0]
+    assert unpacked(figures.codes(np.array([0, 300]), 301)).tolist() == [0, 300]
 
 
-@pytest.mark.slow
-def test_same_seed_same_coordinates(clouds, xy):
-    np.testing.assert_array_equal(figures.umap_coordinates(clouds[0], seed=0), xy)
-    assert not np.array_equal(figures.umap_coordinates(clouds[0], seed=1), xy)
+def test_long_names_are_shortened_and_tags_are_not_tags():
+    assert figures.plain("a<b>&") == "a&lt;b&gt;&amp;"
+    assert len(figures.plain("x" * 1000)) < 80
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_cells", [figures.MIN_CELLS, figures.MIN_CELLS + 1])
-def test_few_cells_are_enough(clouds, num_cells):
-    assert np.isfinite(figures.umap_coordinates(clouds[0][:num_cells], seed=0)).all()
+def test_labels_with_the_same_beginning_have_rows_of_their_own():
+    names = ["x" * 100 + "1", "x" * 100 + "2"]
+    axis = figures.composition(["s"], names, np.array([[1, 3]]))["data"]
+    assert [trace["x"] for trace in axis] == [[0.25], [0.75]]
+    rows = figures.confidence(pd.DataFrame({"code": [0, 1], "confidence": [0.5, 0.7]}), names)["layout"]["yaxis"]
+    assert rows["tickvals"] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    "embedding",
-    [np.random.default_rng(0).normal(size=(figures.MIN_CELLS - 1, 4)), np.ones((40, 4)), np.ones((40, 0))],
-    ids=["too-few", "all-equal", "no-dimension"],
-)
-def test_no_coordinates_for_too_few_or_equal_cells(embedding):
-    assert figures.umap_coordinates(embedding.astype(np.float32), seed=0) is None
+def test_dots_are_shares_and_means_of_the_highest():
+    means, shares = np.array([[0.0, 2.0], [4.0, np.nan]]), np.array([[0.0, 0.25], [1.0, np.nan]])
+    [trace] = figures.dots(["A", "B"], ["g", "h"], means, shares)["data"]
+    assert trace["marker"]["color"] == [0, 1, 1, 0]
+    sizes = np.array(trace["marker"]["size"]) - 1
+    np.testing.assert_allclose(sizes, [0, 8.5, 17, 0])
 
 
-def test_pictures_are_the_same_bytes_and_hold_the_colours(clouds):
-    xy, codes = clouds[0][:, :2], clouds[1]
-    picture = figures.draw_labels(xy, codes)
-    assert figures.draw_labels(xy, codes) == picture
-    pixels = (imread(io.BytesIO(picture))[..., :3].reshape(-1, 3) * 255).round().astype(int)
-    seen = {tuple(pixel) for pixel in np.unique(pixels, axis=0).tolist()}
-    for code, expected in ((0, True), (1, True), (2, True), (3, False)):
-        colour = tuple((np.array(to_rgb(colour_of(code))) * 255).round().astype(int).tolist())
-        assert (colour in seen) == expected
+def test_boxes_are_quartiles():
+    cells = pd.DataFrame({"code": np.repeat([0, 1], 21), "confidence": np.tile(np.arange(21) / 20, 2)})
+    box = figures.confidence(cells, ["A", "B"])["data"][0]
+    found = [box[name][0] for name in ("lowerfence", "q1", "median", "q3", "upperfence")]
+    np.testing.assert_allclose(found, [0.05, 0.25, 0.5, 0.75, 0.95])
 
 
-def test_least_confident_cells_are_on_top():
-    at_one_place = np.zeros((10, 2), dtype=np.float32)
-    picture = figures.draw_confidence(at_one_place, np.array([1.0] * 5 + [0.0] + [1.0] * 4))
-    pixels = imread(io.BytesIO(picture))
-    middle = pixels[pixels.shape[0] // 2, pixels.shape[1] // 2, :3]
-    np.testing.assert_allclose(middle, to_rgb(figures.CONFIDENCE_STOPS[0]), atol=1 / 255)
-
-
-def test_numbers_at_one_place_are_pushed_apart():
-    points = figures._apart(np.zeros((5, 2)), 10.0)
-    gaps = np.linalg.norm(points[:, None] - points[None], axis=2)
-    assert gaps[~np.eye(5, dtype=bool)].min() > 9.9
-    assert np.abs(points).max() < 20
+def test_cells_of_the_confusion_matrix():
+    [trace] = figures.confusion(["A", "B"], ["A", "B"], np.array([[399, 1], [0, 5]]))["data"]
+    assert trace["z"] == [[0.9975, 0.0025], [0, 1]]
+    assert trace["text"] == [["100", "<1"], ["", "100"]]
+    assert "1 cells" in trace["hovertext"][0][1]

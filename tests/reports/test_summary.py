@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from scperformer.reports import summary
-from scperformer.reports.annotated import Annotated
+from scperformer.reports.annotated import Annotated, Failed
 from scperformer.reports.evaluate import compare
 
 KNOWN = ["B", "T", "NK", "never"]
@@ -45,15 +45,15 @@ def labels(samples) -> list[summary.Label]:
     return summary.order_labels(samples)
 
 
-def test_labels_are_numbered_by_frequency_then_in_the_models_order(labels):
-    assert [(label.name, label.number) for label in labels] == [("T", 1), ("B", 2), ("NK", 3), ("never", 4)]
+def test_labels_are_ordered_by_frequency_then_as_in_the_model(labels):
+    assert [label.name for label in labels] == ["T", "B", "NK", "never"]
     assert len({label.colour for label in labels}) == 4
 
 
-def test_true_labels_unknown_to_the_model_come_last_without_a_number(samples):
+def test_true_labels_unknown_to_the_model_come_last(samples):
     truths = [np.array(words.split(), dtype=object) for words in ("T T mast B", "T B NK T B")]
     labels = summary.order_labels(samples, compare(samples, truths, "truth"))
-    assert (labels[-1].name, labels[-1].number) == ("mast", None)
+    assert (labels[-1].name, labels[-1].in_model) == ("mast", False)
 
 
 def test_counts_shares_and_agreement(samples, cells, labels):
@@ -65,42 +65,77 @@ def test_counts_shares_and_agreement(samples, cells, labels):
 
 
 def test_confidence_per_label(cells, labels):
-    rows = summary.confidence_rows(cells, labels)
-    assert [row["label"].name for row in rows] == ["T", "B", "NK"]
-    assert (rows[0]["num_cells"], rows[0]["num_unknown"]) == (5, 2)
-    assert (rows[0]["low"], rows[0]["median"], rows[0]["high"]) == pytest.approx((0.3, 0.8, 0.9))
+    table = summary.confidence_table(cells, labels)
+    assert [row[0] for row in table.rows] == ["T", "B", "NK"]
+    assert table.rows[0] == ["T", 5, 5 / 9, 2, *(pytest.approx(value) for value in (0.3, 0.8, 0.9))]
 
 
-def test_histogram_holds_every_cell_and_both_ends(cells):
-    bars = summary.histogram(cells)
-    assert len(bars) == 20
-    assert sum(every for every, _ in bars) == 9
-    assert sum(unknown for _, unknown in bars) == 3
-    assert bars[-1] == (2, 0)  # .95 and 1.0
-    assert bars[6] == (1, 1)  # .3
+def test_composition_has_samples_as_rows(samples, cells, labels):
+    table = summary.composition_table([summary.summarise(one, cells, labels) for one in samples], labels[:3])
+    assert [title for title, _ in table.columns] == ["Sample", "Cells", "T", "B", "NK"]
+    assert table.rows == [["one", 4, 3, 1, 0], ["two", 5, 2, 2, 1]]
+    assert table.total == ["All samples", 9, 5, 3, 1]
 
 
 def test_disagreements_are_counted(cells, labels):
-    found = summary.disagreements(cells, labels)
-    assert [(label.name, other.name, num, share) for label, other, num, share in found] == [
-        ("B", "T", 2, pytest.approx(2 / 3)),
-        ("T", "B", 1, pytest.approx(1 / 5)),
-        ("NK", "T", 1, 1.0),
+    assert summary.disagreement_table(cells, labels).rows == [
+        ["B", "T", 2, pytest.approx(2 / 3)],
+        ["T", "B", 1, pytest.approx(1 / 5)],
+        ["NK", "T", 1, 1.0],
     ]
 
 
 def test_no_disagreement(labels):
     same = sample("same", "T B", "T B", [0.9, 0.9])
-    assert summary.disagreements(summary.all_cells([same], labels), labels) == []
+    assert summary.disagreement_table(summary.all_cells([same], labels), labels).rows == []
+
+
+def test_unknown_cells_have_the_label_that_they_resemble_and_the_second_one(samples, cells, labels, monkeypatch):
+    # The unknown cells: T of one; T and B of two. Their second labels: B; NK and T.
+    proba = {"one": [[0.4, 0.5, 0.1, 0]], "two": [[0.1, 0.5, 0.4, 0], [0.6, 0.3, 0.1, 0]]}
+    monkeypatch.setattr(Annotated, "probabilities", lambda self, rows: np.array(proba[self.name]))
+    table = summary.unknown_table(samples, cells, labels)
+    assert table.rows == [["T", 2, 2 / 5, pytest.approx(0.25), "B", 1], ["B", 1, 1 / 3, 0.4, "T", 1]]
+    samples[0].obs["k_unknown"] = samples[1].obs["k_unknown"] = False
+    assert summary.unknown_table(samples, summary.all_cells(samples, labels), labels) is None
+
+
+def test_a_failed_sample_has_a_row_with_its_reason(samples, cells, labels):
+    failed = [Failed(name="three", reason="no such file")]
+    summaries = [summary.summarise(one, cells, labels) for one in samples]
+    rows = summary.sample_table(summaries, failed, None).rows
+    assert rows[0][:5] == ["one", "annotated", 4, 1, 0.25]
+    assert rows[2] == ["three", "failed: no such file", *[None] * 5]
+    assert "three has no annotation: no such file" in summary.things_to_check(summaries, failed, None)
+
+
+def test_quality_per_sample(samples):
+    samples[0].facts["input"] = {"kind": "counts"}
+    samples[0].obs["predicted_doublet"] = [True, False, False, True]
+    table = pd.DataFrame(
+        {"num_genes": [100, 300, 500, 700], "total": [1, 2, 3, 4], "mitochondrial": [0.1, 0.3, 0.1, 0]}
+    )
+    found = summary.quality_table(samples, {"one": table})  # the expression of two could not be read
+    titles = [title for title, _ in found.columns]
+    assert dict(zip(titles, found.rows[0], strict=True)) == {
+        "Sample": "one",
+        "Cells": 4,
+        "Median genes": 400,
+        "Median counts": 2.5,
+        "Below 200 genes": 1,
+        "Median mitochondrial share": 0.1,
+        "Above 20% mitochondrial": 1,
+        "Likely doublets": 2,
+    }
 
 
 def test_things_to_check(samples, cells, labels):
     summaries = [summary.summarise(one, cells, labels) for one in samples]
     truths = [np.array(words.split(), dtype=object) for words in ("T T mast B", "T B NK T B")]
-    found = "\n".join(summary.things_to_check(summaries, compare(samples, truths, "truth")))
+    found = "\n".join(summary.things_to_check(summaries, [], compare(samples, truths, "truth")))
     assert "two has only 50% of the model's informative expression" in found
     samples[1].facts["genes"]["informative_share"] = 0.3
-    assert any("two has only 30% of" in text for text in summary.things_to_check(summaries, None))
+    assert any("two has only 30% of" in text for text in summary.things_to_check(summaries, [], None))
     assert "40% of the cells of two are flagged as unknown" in found
     assert "25% of the cells of one are flagged" in found
     assert "Logistic regression gives only 40% of the cells of two the same label" in found
@@ -113,13 +148,13 @@ def test_a_low_expected_accuracy_is_named_and_few_genes_are_not_if_the_model_was
     one["condition"] = {"adapted": True, "expected_accuracy": 0.79}
     two["condition"] = {"adapted": True, "expected_accuracy": 0.81}
     summaries = [summary.summarise(each, cells, labels) for each in samples]
-    found = "\n".join(summary.things_to_check(summaries, None))
+    found = "\n".join(summary.things_to_check(summaries, [], None))
     assert "The expected accuracy of one is only 79%: on cells of the reference" in found
     assert "21% of the labels are wrong" in found
     assert "accuracy of two" not in found
     assert "informative expression" not in found  # the control is in test_things_to_check
     two["condition"] = {"adapted": False, "expected_accuracy": float("nan")}
-    found = "\n".join(summary.things_to_check([summary.summarise(samples[1], cells, labels)], None))
+    found = "\n".join(summary.things_to_check([summary.summarise(samples[1], cells, labels)], [], None))
     assert "expected accuracy" not in found
     assert "two has only 50% of the model's informative expression" in found
 
@@ -127,21 +162,31 @@ def test_a_low_expected_accuracy_is_named_and_few_genes_are_not_if_the_model_was
 def test_nothing_to_check(labels):
     fine = sample("fine", "T B", "T B", [0.9, 0.9])
     summaries = [summary.summarise(fine, summary.all_cells([fine], labels), labels)]
-    assert summary.things_to_check(summaries, None) == []
+    assert summary.things_to_check(summaries, [], None) == []
 
 
-def test_evaluation_rows_are_shares_of_the_true_label(samples):
+def test_low_confidence_beside_held_out_cells_asks_for_the_tissue(samples, cells, labels):
+    bins = {"num_cells": np.array([10, 90]), "confidence": np.array([0.5, 0.9]), "accuracy": np.array([0.5, 0.9])}
+    samples[0].facts["model"]["tissue"] = "blood"
+    for one, low in zip(samples, (False, True), strict=True):  # mean confidences: .75 and .57
+        one.facts["calibration"] = {"bins": bins}  # in the mean .86
+        found = summary.things_to_check([summary.summarise(one, cells, labels)], [], None)
+        text = f"The mean confidence of {one.name} is 0.57, that of held-out cells of the reference 0.86."
+        assert any(text in line for line in found) == low
+    samples[0].facts["calibration"]["bins"] = bins | {"confidence": np.array([1.0, 1.0])}
+    found = summary.things_to_check([summary.summarise(samples[0], cells, labels)], [], None)
+    assert any("Does it come from the tissue of the model (blood)?" in line for line in found)
+
+
+def test_confusion_matrix_has_the_counts_of_true_and_predicted_labels(samples):
     truths = [np.array(words.split(), dtype=object) for words in ("T T T T", "mast B B T B")]
     evaluation = compare(samples, truths, "truth")
     labels = summary.order_labels(samples, evaluation)
-    content = summary.evaluation_content(evaluation, labels)
-    assert [column.name for column in content["columns"]] == ["T", "B", "NK"]
-    rows = {row["label"].name: row for row in content["rows"]}
-    assert rows["T"]["num_cells"] == 5
-    assert rows["T"]["cells"] == [(0.8, 4, True), (0.2, 1, False), (0.0, 0, False)]
-    assert rows["B"]["cells"][1:] == [(pytest.approx(2 / 3), 2, True), (pytest.approx(1 / 3), 1, False)]
-    assert rows["mast"]["cells"] == [(1.0, 1, False), (0.0, 0, False), (0.0, 0, False)]
-    assert [label.name for label, _ in content["per_class"]] == ["T", "B", "mast"]
+    table = summary.confusion_table(evaluation, labels)
+    assert [title for title, _ in table.columns] == ["True label", "Cells", "T", "B", "NK"]
+    assert table.rows == [["T", 5, 4, 1, 0], ["B", 3, 0, 2, 1], ["mast", 1, 1, 0, 0]]
+    per_label = summary.score_tables(evaluation)[1]
+    assert [(row[0], row[1]) for row in per_label.rows] == [("T", 5), ("B", 3), ("mast", 1)]
 
 
 def test_levels_count_each_cell_up_to_the_top(samples):

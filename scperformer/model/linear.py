@@ -1,0 +1,38 @@
+"""The linear branch of a saved model, computed without torch."""
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from scperformer.model.folder import Bundle
+
+LENGTH = 20.0  # of every cell in every view: about its length in logarithms, so that penalties mean the same
+TINY = 1e-12  # length of a cell without expression, in place of 0
+
+
+def linear_contributions(bundle: Bundle, x: csr_matrix, label: int) -> np.ndarray | None:
+    """Return the mean contribution of each gene to the logit of a label by the linear branch; None without this branch.
+
+    A view is the expression raised to a power, each cell scaled to the same length; the branch is linear in the views.
+
+    Parameters
+    ----------
+    x
+        Aligned expression of the cells to average over, N x G.
+    label
+        Index of the label.
+
+    Returns
+    -------
+    float64, G; with the mean bias they add up to the mean logit of the branch.
+    """
+    if (weight := bundle.weights.get("model.wide.weight.weight")) is None:
+        return None
+    powers = bundle.config["model"]["wide_powers"]
+    weights = weight[: len(bundle.genes)].reshape(len(bundle.genes), len(powers), -1)[:, :, label].astype(np.float64)
+    found = np.zeros(len(bundle.genes))
+    for place, power in enumerate(powers):
+        view = csr_matrix((x.data.astype(np.float64) ** power, x.indices, x.indptr), shape=x.shape)
+        lengths = np.sqrt(np.asarray(view.multiply(view).sum(axis=1)).ravel())
+        scale = LENGTH / np.maximum(lengths, TINY) / x.shape[0]
+        found += np.asarray(scale @ view).ravel() * weights[:, place]
+    return found

@@ -1,0 +1,160 @@
+"""The expression behind a report, compared with scanpy, pandas and the network."""
+
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scanpy as sc
+from scipy.sparse import csr_matrix
+from support.annotated import annotated_sample, write_sample
+
+from scperformer.model import PACKAGED, linear_contributions, load_bundle
+from scperformer.reports import expression
+from scperformer.reports.annotated import Annotated, read_samples
+
+
+def counts_sample(pbmc: ad.AnnData, first: int, num_cells: int, num_genes: int) -> ad.AnnData:
+    """Annotated cells with counts of real cells in X."""
+    sample = annotated_sample(first, num_cells)
+    some = pbmc[first : first + num_cells, :num_genes]
+    made = ad.AnnData(some.X.copy(), obs=sample.obs, var=some.var[[]], obsm=dict(sample.obsm), uns=dict(sample.uns))
+    made.uns["scperformer"]["input"] |= {"source": "X", "kind": "counts"}
+    return made
+
+
+@pytest.fixture(scope="module")
+def pbmc3k() -> ad.AnnData:
+    return ad.read_h5ad(Path(__file__).parents[2] / "data" / "pbmc3k.h5ad")[:200]
+
+
+@pytest.fixture(scope="module")
+def cells(pbmc3k) -> list[ad.AnnData]:
+    """A sample with 3,000 genes, and one with 2,000 of them."""
+    return [counts_sample(pbmc3k, 0, 60, 3000), counts_sample(pbmc3k, 60, 50, 2000)]
+
+
+@pytest.fixture(scope="module")
+def samples(cells, tmp_path_factory) -> list[Annotated]:
+    folder = tmp_path_factory.mktemp("samples")
+    return read_samples([write_sample(folder, f"s{i}", one) for i, one in enumerate(cells)], "scperformer")[0]
+
+
+@pytest.fixture(scope="module")
+def names(samples) -> list[str]:
+    return sorted({label for sample in samples for label in sample.labels})
+
+
+@pytest.fixture(scope="module")
+def profiles(samples, names) -> list[expression.Profile]:
+    codes = [pd.Index(names).get_indexer(sample.labels) for sample in samples]
+    return [expression.profile(one, code, len(names), None, {}) for one, code in zip(samples, codes, strict=True)]
+
+
+def log_normalised(one: ad.AnnData) -> ad.AnnData:
+    made = one.copy()
+    sc.pp.normalize_total(made, target_sum=1e4)
+    sc.pp.log1p(made)
+    return made
+
+
+def test_means_and_shares_are_those_of_pandas(cells, names, profiles):
+    table = expression.combine(profiles, range(len(names)))
+    both = [log_normalised(one) for one in cells]
+    frames = [pd.DataFrame(one.X.toarray(), columns=one.var_names) for one in both]
+    frame = pd.concat(frames, ignore_index=True)  # NaN where a sample does not measure a gene
+    labels = np.concatenate([one.obs["scperformer_label"].astype(str) for one in cells])
+    expected = frame.groupby(labels).mean().loc[names, table.genes]
+    np.testing.assert_allclose(table.means, expected, rtol=1e-4)
+    shares = (frame > 0).where(frame.notna()).groupby(labels).mean().loc[names, table.genes]
+    np.testing.assert_allclose(table.shares, shares.astype(float), rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_marker_scores_are_those_of_scanpy(cells, names, profiles):
+    table = expression.combine(profiles[:1], range(len(names)))
+    one = log_normalised(cells[0])
+    labels = one.obs["scperformer_label"].astype(str)
+    groups = [name for name in names if (labels == name).sum() > 2]
+    one.obs["label"] = pd.Categorical(labels)
+    sc.tl.rank_genes_groups(one, "label", groups=groups, method="t-test_overestim_var")
+    for group in groups:
+        expected = sc.get.rank_genes_groups_df(one, group).set_index("names").loc[table.genes]
+        scores = table.markers[names.index(group)]
+        shown = np.isfinite(scores)
+        assert shown.sum() > 10
+        np.testing.assert_allclose(scores[shown], expected["scores"][shown], rtol=1e-2)
+        np.testing.assert_allclose(
+            table.changes[names.index(group)][shown], expected["logfoldchanges"][shown], rtol=1e-2
+        )
+        best = table.top(table.markers, names.index(group), 5)
+        wanted = expected[shown].sort_values("scores", ascending=False).index[:5]
+        assert list(table.genes[best]) == list(wanted)
+
+
+def test_quality_is_that_of_all_cells(cells, profiles):
+    x = cells[0].X.toarray()
+    np.testing.assert_array_equal(profiles[0].quality["num_genes"], (x > 0).sum(axis=1))
+    np.testing.assert_allclose(profiles[0].quality["total"], x.sum(axis=1))
+
+
+def test_values_of_genes_in_some_cells(cells, samples):
+    one, rows = log_normalised(cells[1]), np.array([0, 7, 30])
+    genes = pd.Index([one.var_names[5], "not measured", one.var_names[1999]])
+    found = expression.gene_values(samples[1], genes, rows)
+    np.testing.assert_allclose(found[:, [0, 2]], one[rows, [5, 1999]].X.toarray(), rtol=1e-5)
+    assert np.isnan(found[:, 1]).all()
+
+
+def test_expression_that_is_gone_is_logged(tmp_path, caplog):
+    [sample], _ = read_samples([write_sample(tmp_path, "s", annotated_sample(num_cells=20))], "scperformer")
+    assert expression.profile(sample, np.zeros(20, dtype=int), 1, None, {}) is None  # from .raw, which is not there
+    assert "no expression for the report: no raw in" in caplog.text
+
+
+def test_ensembl_ids_are_shown_as_symbols():
+    names = ("ENSG00000167286.9", "ENSG00000156738", "ENSG00000000000")
+    assert list(expression.shown_names(names)) == ["CD3D", "MS4A1", "ENSG00000000000"]
+    assert list(expression.shown_names(("CD3D", "my gene"))) == ["CD3D", "my gene"]
+
+
+def test_contributions_are_those_of_the_network(pbmc3k):
+    """As `explain` finds them with torch, in the packaged model."""
+    import torch
+
+    from scperformer.config import PredictConfig
+    from scperformer.dataset import find_query
+    from scperformer.network import Cells, load_model
+    from scperformer.network.contributions import wide_contributions
+
+    model, bundle = load_model(str(PACKAGED)), load_bundle(PACKAGED)
+    query = find_query(pbmc3k[:6].copy(), bundle, PredictConfig(inputs=["x"]))
+    x = query.some(np.arange(6))
+    cells = Cells(x, model.tokens)
+    for label in (0, 3):
+        expected = np.zeros(len(bundle.genes))
+        for row in range(6):
+            batch = cells.batch(np.array([row]), int(cells.lengths[row]))
+            found = wide_contributions(model.network.wide, batch, torch.tensor([label]))[0].numpy()
+            np.add.at(expected, batch.genes_BL[0].numpy()[found != 0], found[found != 0] / 6)
+        np.testing.assert_allclose(linear_contributions(bundle, x, label), expected, atol=1e-5)
+        assert np.abs(expected).max() > 0.05
+
+
+def test_contributions_are_means_over_the_cells_of_a_label(pbmc3k, tmp_path):
+    bundle = load_bundle(PACKAGED)
+    sample = counts_sample(pbmc3k, 0, 30, pbmc3k.n_vars)
+    sample.obs["scperformer_label"] = pd.Categorical(["B"] * 10 + ["NK"] * 20, categories=bundle.labels)
+    [read], _ = read_samples([write_sample(tmp_path, "s", sample)], "scperformer")
+    codes = np.repeat([0, 1], [10, 20])
+    table = expression.combine([expression.profile(read, codes, 2, bundle, {})], range(2))
+    values = pd.DataFrame(log_normalised(sample).X.toarray(), columns=sample.var_names)
+    shared = values.columns.intersection(bundle.genes)
+    assert len(shared) > 13_000
+    x = csr_matrix(values.reindex(columns=bundle.genes, fill_value=0).to_numpy(np.float32))
+    for code, label in enumerate(("B", "NK")):
+        contributions = linear_contributions(bundle, x[codes == code], bundle.labels.index(label))
+        expected = pd.Series(contributions, index=bundle.genes)
+        found = pd.Series(table.contributions[code], index=table.genes)
+        np.testing.assert_allclose(found[shared], expected[shared], rtol=1e-3, atol=1e-6)
