@@ -51,8 +51,9 @@ def overrides_of(options: Mapping[str, Any]) -> list[str]:
             raise InputError(f"options inside of the option {name}", "the full name of each option", remedy)
         if isinstance(value, list | tuple | set | frozenset):
             return f"[{','.join(spelled(name, item) for item in value)}]"
-        if isinstance(value, str | Path):
-            return str(value) if name in groups else quoted(str(value))
+        if isinstance(value, str | os.PathLike):
+            text = os.fspath(value)
+            return text if name in groups else quoted(text)
         return "null" if value is None else str(value).lower()
 
     return [f"{name}={spelled(name, value)}" for name, value in options.items()]
