@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 
 import scperformer as scp
+from scperformer.api import Trained
 from scperformer.config import make_config, option_words
 from scperformer.errors import InputError
 from scperformer.model.folder import load_bundle
@@ -61,6 +62,8 @@ def test_options_are_spelled_as_words_of_the_command_line():
     assert (cfg.model.dim, cfg.trainer.max_epochs, cfg.optim.lr, cfg.resume) == (32, 5, 1e-5, True)
     assert cfg.label_keys == options["label_keys"]
     assert option_words({"init": None}) == ["init=null"]
+    trained = Trained(Path("my encoder"), {}, pd.DataFrame())  # as `pretrain` returns it
+    assert option_words({"init": trained}) == ["init='my encoder'"]
 
 
 @pytest.mark.parametrize(

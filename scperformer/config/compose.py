@@ -51,12 +51,13 @@ def _plain(value: Any) -> str:
 def option_word(name: str, value: Any) -> str:
     """Write `name=value` as one word of a command, whatever characters the value or values hold."""
     if isinstance(value, list | tuple | set | frozenset):
-        items = (quoted(str(item)) if isinstance(item, str | Path) else _plain(item) for item in value)
+        items = (quoted(os.fspath(item)) if isinstance(item, str | os.PathLike) else _plain(item) for item in value)
         return f"{name}=[{','.join(items)}]"
-    if not isinstance(value, str | Path):  # a number, true, false or null
+    if not isinstance(value, str | os.PathLike):  # a number, true, false or null
         return f"{name}={_plain(value)}"
-    plain = re.fullmatch(r"[A-Za-z_][a-zA-Z0-9_./-]*", str(value)) and str(value).lower() not in NOT_TEXT
-    return f"{name}={value if plain else quoted(str(value))}"
+    text = os.fspath(value)
+    plain = re.fullmatch(r"[A-Za-z_][a-zA-Z0-9_./-]*", text) and text.lower() not in NOT_TEXT
+    return f"{name}={text if plain else quoted(text)}"
 
 
 def option_words(options: Mapping[str, Any] | list[str]) -> list[str]:
