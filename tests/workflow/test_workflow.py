@@ -272,9 +272,8 @@ COLUMNS = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case != "label_key")) for case in COLUMNS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", COLUMNS)
 def test_wrong_columns_are_refused_before_the_first_job(user: Path, case: str) -> None:
     obs = {"reference.h5ad": ["cell_type", "donor"]} | {f"{name}.h5ad": ["leiden"] for name in "abc"}
     for name, columns in obs.items():
@@ -355,7 +354,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("workflow") / "my checkout"
     copy.mkdir()
     shutil.copy(ROOT / "Snakefile", copy)
-    for part in ("workflows", "conf", "data", "scperformer"):
+    for part in ("workflows", "profiles", "conf", "data", "scperformer"):
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
     with (copy / "conf/trainer/cpu.yaml").open("a") as trainer:
         trainer.write("max_epochs: 2\n")  # the linear branch is fitted before; that is enough for these tests
