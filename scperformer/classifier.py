@@ -1,5 +1,6 @@
 """The model as an estimator of scikit-learn: cells as rows of a matrix, for its pipelines and cross-validations."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -95,8 +96,9 @@ class PerformerClassifier(ClassifierMixin, BaseEstimator):
         cells.obs[LABEL] = pd.Categorical(codes.astype(str))
         found = detect_expression(cells, "X", self.input_kind)
         self._found: dict[str, Any] = {"source": "X", "input_kind": found.kind}
-        if found.kind == "log1p":
-            self._found |= {"input_total": found.total, "input_base": found.log_base}
+        if found.log_base is not None:
+            base = "e" if found.log_base == math.e else f"{found.log_base:g}"
+            self._found |= {"input_total": found.total, "input_base": base}
         with TemporaryDirectory(prefix="scperformer-") as temporary:
             named = {"label_key": LABEL, "model": self.model, "seed": self.seed, "output": f"{temporary}/model"}
             given = USUAL | self._found | dict(self.options or {}) | named
