@@ -8,7 +8,8 @@ KEEP_GOING = ["keep_going=true", "failed_ok=true", ADAPTED]
 rule predict:
     """Annotate the samples of a job; for a sample that cannot be annotated, write a file with the reason."""
     input:
-        sample=lambda wildcards: [SAMPLES[name]["path"] for name in samples_of(wildcards.job)],
+        # ancient: `settle` sees which sample is newer than its annotation; here one would repeat all of its job.
+        sample=ancient(lambda wildcards: [SAMPLES[name]["path"] for name in samples_of(wildcards.job)]),
         model=lambda wildcards: MODEL,
     output: temp(directory(f"{OUT}/predicted/{{job}}"))
     log: f"{OUT}/logs/predict/{{job}}.log"
