@@ -25,6 +25,7 @@ def fast(monkeypatch):
     """Draw and write lines a thousand times as often."""
     monkeypatch.setattr(module, "SECONDS_BETWEEN_DRAWS", 0.001)
     monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.01)
+    monkeypatch.setattr(logging.getLogger("scperformer"), "level", logging.INFO)
 
 
 @pytest.fixture

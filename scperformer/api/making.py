@@ -35,6 +35,8 @@ class Trained:
 
         Of a pretraining, the loss of the encoder and of a naive guess.
         """
+        if not self.metrics:
+            return pd.DataFrame()
         if "model" not in self.metrics:
             losses = {"model": self.metrics["loss"], "naive guess": self.metrics["naive_loss"]}
             return pd.DataFrame({"loss": losses})
@@ -58,6 +60,8 @@ class Trained:
 
 
 def _trained(path: Path) -> Trained:
+    if not (path / INFO).is_file():  # one of several processes, of which the first one writes the model
+        return Trained(path, {}, pd.DataFrame())
     metrics = json.loads((path / INFO).read_text(encoding="utf-8"))["metrics"]
     table = path.with_name(f"{path.name}.run") / "metrics.csv"
     return Trained(path, metrics, pd.read_csv(table) if table.is_file() else pd.DataFrame())

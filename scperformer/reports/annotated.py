@@ -201,7 +201,7 @@ def read_annotated(paths: Sequence[str], key: str) -> list[Annotated]:
 def _reason_of(path: Path, error: InputError) -> str:
     """The error in the file that `predict keep_going=true` has left in place of a sample, else the error itself."""
     sample = path.name.removesuffix(".h5ad").removesuffix(".annotated")
-    left = path if path.name.endswith(FAILED) else path.with_name(f"{sample}{FAILED}")
+    left = path if path.name.endswith(FAILED) else path.parent / f"{sample}{FAILED}"
     if (left != path and path.exists()) or not left.is_file():
         return str(error)
     try:

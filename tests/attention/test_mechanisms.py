@@ -53,7 +53,7 @@ def test_trains_and_predicts(case, counts_adata, write, command, tmp_path):
 
 
 BAD = {
-    "unknown mechanism": (["attention=nystrom"], ("'attention/nystrom'", "conv, evo, favor, linformer")),
+    "unknown mechanism": (["attention=nystrom"], ("attention=nystrom", "conv, evo, favor, linformer")),
     "unknown option": (["attention.colour=red"], ("attention.colour", "attention.num_features")),
     "memory that does not add up": (
         ["attention=linformer", "tokens.unexpressed=memory"],

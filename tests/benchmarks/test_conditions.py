@@ -148,7 +148,7 @@ def quick(conditions, monkeypatch):
         return called
 
     def train(*words, **options):
-        trained.append(options["overrides"])
+        trained.append(options["options"])
         return original(*words, **options)
 
     original = conditions.train
@@ -171,7 +171,7 @@ def test_a_run_continues_where_it_was(conditions, data, quick, monkeypatch, caps
     (data / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in first[:5]))
     lines, shown = run("--seeds", "0", "1")
     assert lines[:9] == first
-    assert [options[0] for options in quick] == ["seed=0", "seed=0", "seed=1"]
+    assert [options["seed"] for options in quick] == [0, 0, 1]
     again, shown_again = run("--seeds", "0", "1")
     assert again == lines
     assert shown_again.splitlines()[-1] == shown.splitlines()[-1]

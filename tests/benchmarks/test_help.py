@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-PARTS = ("celltypist_calls.py", "machine.py", "panel.py", "rivals.py", "speed_rivals.py")  # used by the others
+PARTS = (  # used by the others
+    *("celltypist_calls.py", "machine.py", "panel.py", "rivals.py", "speed_rivals.py", "words.py"),
+)
 
 
 def test_help_of_every_benchmark(monkeypatch, capsys):

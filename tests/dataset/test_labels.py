@@ -107,9 +107,8 @@ def test_labels_from_categories_leave_out_unused_ones(counts_adata):
 
 def test_wrong_label_key_lists_the_keys_there_are(counts_adata):
     counts_adata.obs["score"] = 0.5
-    with pytest.raises(
-        InputError, match=r"no column 'celltype' in obs of r.h5ad; expected cell_type \(3 values\): set"
-    ):
+    expected = r"no column 'celltype' in obs of r.h5ad; expected cell_type \(3 values\): did you mean 'cell_type'\? set"
+    with pytest.raises(InputError, match=expected):
         require_labels(counts_adata.obs, "celltype", "r.h5ad")
     with pytest.raises(InputError, match="holds numbers with decimals"):
         require_labels(counts_adata.obs, "score", "r.h5ad")

@@ -238,8 +238,6 @@ def test_refusals(annotated, model):
         scperformer.explain(annotated, model, options=as_options(["label=none"]))
     with pytest.raises(InputError, match="cells=0; expected a whole number above 0, or all"):
         scperformer.explain(annotated, model, options=as_options(["cells=0"]))
-    with pytest.raises(InputError, match="output=x; expected no output"):
-        scperformer.explain(annotated, model, options=as_options(["output=x"]))
     damaged = annotated.copy()
     damaged.uns[KEY] = {**damaged.uns[KEY], "config_json": "{"}
     with pytest.raises(InputError, match="no record of the options of predict"):

@@ -65,7 +65,7 @@ def encoder(tmp_path_factory) -> Path:
 def test_an_encoder_cannot_annotate(command, corpus, encoder, words):
     ran = command(*words, corpus[0], f"model_path={encoder}")
     assert ran.code == 2
-    [line] = ran.err.splitlines()
+    *_, line = ran.err.splitlines()
     assert line.startswith(f"error: an encoder without labels at '{encoder}'; expected a model")
     assert line.endswith(f"scperformer train REFERENCE label_key=COLUMN init={encoder}.")
 

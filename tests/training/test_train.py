@@ -180,10 +180,10 @@ def test_the_record_of_training_in_memory_is_a_call(counts_adata, tmp_path):
     assert ast.unparse(call.func) == "scperformer.train"
     assert [ast.unparse(value) for value in call.args] == ["adata"]
     options = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
-    assert set(options) == {"label_key", "overrides"}
+    assert set(options) == {"label_key", "options"}
     assert options["label_key"] == "cell_type"
-    assert "optim.lr=0.01" in options["overrides"]
-    assert not [word for word in options["overrides"] if word.startswith("label_key")]
+    assert options["options"]["optim.lr"] == 0.01
+    assert "label_key" not in options["options"]
 
 
 def test_a_model_is_named_like_its_folder(counts_adata, tmp_path):
