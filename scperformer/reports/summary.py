@@ -16,13 +16,13 @@ from scperformer.reports.annotated import Annotated, Failed, as_text, cell_table
 from scperformer.reports.evaluate import Evaluation
 from scperformer.reports.expression import NUM_TOP, GeneTable
 from scperformer.reports.figures import symbol_of
-from scperformer.text import MOST_UNKNOWN, foreign_text
+from scperformer.text import MOST_UNKNOWN, foreign_text, unsure_text
 
 LARGE_SET = 3  # labels; larger sets are counted with these
 NUM_DISAGREEMENTS = 20  # most frequent pairs of labels
 NUM_LISTED = 5  # genes of a label in a row
 # A sample beyond one of these is named among the things to check. They are judgements, not limits of the method.
-LOW_OVERLAP, HIGH_UNKNOWN, LOW_AGREEMENT, LOW_EXPECTED, LOWER_CONFIDENCE = 0.7, 0.2, 0.6, 0.8, 0.15
+LOW_OVERLAP, HIGH_UNKNOWN, LOW_AGREEMENT, LOW_EXPECTED = 0.7, 0.2, 0.6, 0.8
 
 
 @dataclass(kw_only=True)
@@ -288,7 +288,6 @@ def things_to_check(
         condition = sample["facts"].get("condition", {})
         adapted, expected = condition.get("adapted", False), condition.get("expected_accuracy", math.nan)
         unknown = sample["num_unknown"] / sample["num_cells"]
-        tissue = f" ({model['tissue']})" if model.get("tissue") else ""
         if expected < LOW_EXPECTED:
             text = f"The expected accuracy of {name} is only {expected:.0%}: on cells of the reference, reduced to the "
             found.append(text + f"genes and the depth of this file, {1 - expected:.0%} of the labels are wrong.")
@@ -296,13 +295,12 @@ def things_to_check(
             text = f"{name} has only {overlap:.0%} of the model's informative expression. Missing genes count as "
             found.append(text + "not expressed, so its labels are less reliable.")
         if unknown > MOST_UNKNOWN:
-            found.append(f"{name}: {foreign_text(unknown, len(model['labels']))}{tissue}")
+            found.append(f"{name}: {foreign_text(unknown, len(model['labels']), model.get('tissue') or None)}")
         elif unknown > HIGH_UNKNOWN:
             text = f"{unknown:.0%} of the cells of {name} are flagged as unknown. It may contain cell types that "
             found.append(text + "the model was not trained on.")
-        if sample["mean"] < sample["mean_held_out"] - LOWER_CONFIDENCE:
-            text = f"The mean confidence of {name} is {sample['mean']:.2f}, that of held-out cells of the reference "
-            found.append(f"{text}{sample['mean_held_out']:.2f}. Does it come from the tissue of the model{tissue}?")
+        if unsure := unsure_text(sample["mean"], sample["mean_held_out"]):
+            found.append(f"{name}: {unsure}")
         if agreement < LOW_AGREEMENT:
             text = f"Logistic regression gives only {agreement:.0%} of the cells of {name} the same label. "
             found.append(text + "The sample may differ a lot from the cells that the model was trained on.")
