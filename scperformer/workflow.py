@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from scperformer.config import WorkflowConfig
@@ -43,8 +44,10 @@ def run_workflow(cfg: WorkflowConfig) -> None:
     Raises
     ------
     InputError
-        There are no samples, and no example data beside the Snakefile.
+        Snakemake is not installed; or there are no samples, and no example data beside the Snakefile.
     """
+    if find_spec("snakemake") is None:
+        raise InputError("no snakemake", "the program that runs workflows", "pip install snakemake")
     example = workflow_folder() / "data" / "pbmc3k.h5ad"
     if cfg.samples is None and cfg.configfile is None and not example.exists():
         remedy = "name it: scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type"

@@ -2,7 +2,7 @@
 
 from scperformer.cli import to_overrides
 from scperformer.config import make_config
-from scperformer.workflow import snakemake_words, workflow_folder
+from scperformer.workflow import run_workflow, snakemake_words, workflow_folder
 
 
 def words_of(*words: str) -> list[str]:
@@ -33,3 +33,9 @@ def test_without_samples_and_example_data_a_sheet_is_asked_for(command, monkeypa
     ran = command("workflow")
     assert ran.code == 2
     assert "no sample sheet; expected one with the columns sample and path" in ran.err
+
+
+def test_without_snakemake_it_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr("scperformer.workflow.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"no snakemake; expected .*: pip install snakemake"):
+        run_workflow(WorkflowConfig(samples="samples.tsv"))
