@@ -1,7 +1,10 @@
 """The step `workflow`: the words that it hands to snakemake."""
 
+import pytest
+
 from scperformer.cli import to_overrides
-from scperformer.config import make_config
+from scperformer.config import WorkflowConfig, make_config
+from scperformer.errors import InputError
 from scperformer.workflow import run_workflow, snakemake_words, workflow_folder
 
 
