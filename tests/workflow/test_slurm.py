@@ -1,7 +1,6 @@
 """The workflow on a real Slurm of two nodes: lack of memory, failing nodes, hanging jobs."""
 
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -118,8 +117,7 @@ def test_small_samples_share_a_job_and_a_large_one_is_shared_by_jobs(tmp_path, p
     # Logs of jobs that ended well are not kept: this is the one that hung.
     (log,) = tmp_path.glob(".snakemake/slurm_logs/rule_predict/**/*.log")
     assert "DUE TO TIME LIMIT" in log.read_text()
-    said = (tmp_path / "log").read_text()
-    assert len(re.findall(r"^rule predict:$", said, flags=re.MULTILINE)) == 2
+    assert (tmp_path / "results/benchmarks/predict/small~tiny.tsv").is_file()
     assert not (tmp_path / "results/shares/large").exists()
     local = tmp_path / "local"
     local.mkdir()
