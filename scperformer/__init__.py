@@ -13,7 +13,6 @@ scp.pl.embedding(adata)
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scperformer import pl
     from scperformer.api import (
         adapt,
         annotate,
@@ -22,14 +21,15 @@ if TYPE_CHECKING:
         evaluate,
         explain,
         models,
+        pl,
         preprocess,
         pretrain,
         report,
         train,
     )
+    from scperformer.api.classifier import PerformerClassifier
     from scperformer.attention import register_attention
     from scperformer.attention.base import Attention, AttentionOptions
-    from scperformer.classifier import PerformerClassifier
     from scperformer.errors import InputError
     from scperformer.network.load import load_model
 
@@ -40,7 +40,7 @@ _HOME = {
     **dict.fromkeys(("check", "preprocess", "train", "annotate", "embed", "adapt", "evaluate", "explain"), "api"),
     **dict.fromkeys(("report", "pretrain", "models"), "api"),
     "load_model": "network.load",
-    "PerformerClassifier": "classifier",
+    "PerformerClassifier": "api.classifier",
     "InputError": "errors",
     "register_attention": "attention",
     "Attention": "attention.base",
@@ -74,7 +74,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if name == "pl":
-        return import_module("scperformer.pl")
+        return import_module("scperformer.api.pl")
     if name in _HOME:
         return getattr(import_module(f"scperformer.{_HOME[name]}"), name)
     raise AttributeError(f"module 'scperformer' has no attribute '{name}'")

@@ -11,7 +11,7 @@ from sklearn.base import clone
 from sklearn.utils.estimator_checks import check_estimator
 
 import scperformer as scp
-from scperformer.classifier import EXPECTED_FAILED_CHECKS
+from scperformer.api.classifier import EXPECTED_FAILED_CHECKS
 from scperformer.errors import InputError
 from scperformer.fitting import pooled
 
