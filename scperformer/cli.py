@@ -250,7 +250,8 @@ def _run(name: str, config: Any) -> None:
 
 def first_line(step: str, words: list[str]) -> str:
     """Return the step, its files and its options in short; it is logged before anything slow is imported."""
-    files = [word for word in words if not word.startswith("-") and not OVERRIDE.match(word)]
+    of_flags = [after for flag, after in pairwise(words) if flag == CONFIG or FLAGS.get(flag)]
+    files = [word for word in words if not (word.startswith("-") or OVERRIDE.match(word) or word in of_flags)]
     options = [word for word in words if word not in files]
     named = files if len(files) <= MOST_NAMED else [f"{len(files)} files"]
     return f"scperformer {step}: {', '.join([*named, *options])}"

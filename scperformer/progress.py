@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_DRAWS = 0.5
 # In a log: the seconds to the next line; longer blocks get a line whenever a tenth of their time has passed.
-SECONDS_BETWEEN_LINES, SHARE_BETWEEN_LINES = 10.0, 0.1
+SECONDS_BETWEEN_LINES, SHARE_BETWEEN_LINES = 3.0, 0.1
 
 _open: list["Progress"] = []  # the last one is shown
 _lock = threading.RLock()

@@ -327,7 +327,7 @@ def test_all_steps_in_a_process_of_their_own_leave_no_litter(sample, tiny_model,
 def test_exit_code_of_a_process(tmp_path):
     ran = shell("preprocess", "none.h5ad", cwd=tmp_path)
     assert ran.returncode == 2
-    first, line = ran.stderr.splitlines()
+    first, *_, line = ran.stderr.splitlines()  # a slow machine says that it goes on
     assert first == "scperformer preprocess: none.h5ad"
     assert line.startswith("error: no file none.h5ad; expected an h5ad file, 10x .h5")
     assert line.endswith(": check the path.")

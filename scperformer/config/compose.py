@@ -136,8 +136,14 @@ def _require_presets(overrides: Sequence[str]) -> None:
 
 def _with_plugin(overrides: Sequence[str]) -> list[str]:
     """Spell attention=MODULE:CLASS out for Hydra, which knows neither such presets nor the options of plug-ins."""
+    from hydra.core.config_store import ConfigStore
+
     words = []
     for word in overrides:
+        option, _, values = word.partition("=")
+        if option == "attention" and "," in values:  # of a sweep: the plug-ins among them become presets
+            for name in re.findall(r"[\w.]+:\w+", values):
+                ConfigStore.instance().store(group="attention", name=name, node={"name": name})
         named = re.fullmatch(r"attention='?([\w.]+:\w+)'?", word)
         words += ["attention=plugin", f"attention.name='{named[1]}'"] if named else [word]
     if "attention=plugin" not in words:
@@ -238,4 +244,5 @@ def sweep_job() -> tuple[Path, list[str]]:
     from hydra.core.hydra_config import HydraConfig
 
     job = HydraConfig.get()
-    return Path(job.runtime.output_dir), list(job.overrides.task)
+    words = [word.replace("\\:", ":") if word.startswith("attention=") else word for word in job.overrides.task]
+    return Path(job.runtime.output_dir), words  # Hydra escapes the colon of a plug-in

@@ -1,5 +1,6 @@
 """Mechanisms of users' own files: the example of the documentation is trained, saved and used."""
 
+import json
 import re
 import sys
 from importlib.metadata import EntryPoint
@@ -64,6 +65,16 @@ def test_model_is_trained_saved_and_used_only_with_the_users_word(own_file, coun
     monkeypatch.setenv("SCPERFORMER_PLUGINS", f"other:Thing,{NAME}")
     again = scperformer.annotate(counts_adata.copy(), scperformer.load_model(path))
     np.testing.assert_array_equal(first.obs["scperformer_confidence"], again.obs["scperformer_confidence"])
+
+
+@pytest.mark.slow
+def test_a_sweep_trains_a_model_with_each(own_file, command, write, counts_adata):
+    words = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "data.min_genes=0", "logger=none"]
+    ran = command("train", write(counts_adata), *words, "-m", f"attention={NAME},favor")
+    assert ran.code == 0, ran.err
+    found = [json.loads(path.read_text()) for path in sorted(own_file.glob("multirun/*/*/model/bundle.json"))]
+    assert [bundle["config"]["attention"]["name"] for bundle in found] == [NAME, "favor"]
+    assert f"| {NAME} |" in ran.out
 
 
 def test_mechanism_of_an_installed_package(own_file, monkeypatch):
