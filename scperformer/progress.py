@@ -25,9 +25,10 @@ log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_DRAWS = 0.5
 # In a log: the seconds to the next line; longer blocks get a line whenever a tenth of their time has passed.
-SECONDS_BETWEEN_LINES, SHARE_BETWEEN_LINES = 3.0, 0.1
+SECONDS_BETWEEN_LINES, SHARE_BETWEEN_LINES = 2.5, 0.1
 
 _open: list["Progress"] = []  # the last one is shown
+_said = 0.0  # the time of the last line, of any block: many short blocks are not silent together
 _lock = threading.RLock()
 
 
@@ -37,7 +38,7 @@ class Progress:
     def __init__(self, text: str, total: int | None, unit: str):
         self.text, self.unit, self.num_done = text, unit, 0
         self.total = None if total == 1 else total  # a bar of one step would stay at 0
-        self.start = self.said = time.monotonic()
+        self.start = time.monotonic()
         self.bar: Any = None  # of tqdm, while it is shown
 
     def update(self, num: int = 1) -> None:
@@ -47,6 +48,7 @@ class Progress:
 
     def draw(self) -> None:
         """Show the bar, or write a line if it is time for one."""
+        global _said
         now = time.monotonic()
         if is_interactive():
             if self.bar is None:
@@ -60,8 +62,8 @@ class Progress:
                 shutil.get_terminal_size().columns
             )  # a terminal may say 0, which tqdm would take for a width
             self.bar.set_description_str(self._place + self.text, refresh=True)
-        elif now - self.said >= max(SECONDS_BETWEEN_LINES, SHARE_BETWEEN_LINES * (now - self.start)):
-            self.said = now
+        elif now - _said >= max(SECONDS_BETWEEN_LINES, SHARE_BETWEEN_LINES * (now - self.start)):
+            _said = now
             log.info("%s", self.line(now - self.start))
 
     @property
@@ -132,14 +134,13 @@ def progress(text: str, total: int | None = None, unit: str = "") -> Iterator[Pr
             with _lock:
                 _open.remove(shown)
                 shown.hide()
-                if _open:
-                    _open[-1].said = time.monotonic()
 
 
 @contextmanager
 def _drawn() -> Iterator[None]:
     """Draw the innermost block again and again, in a thread; log lines appear above the bar."""
-    ended = threading.Event()
+    global _said
+    ended, _said = threading.Event(), time.monotonic()
 
     def draw() -> None:
         while not ended.wait(SECONDS_BETWEEN_DRAWS):
