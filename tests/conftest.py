@@ -36,6 +36,16 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     tried.write_tables(exitstatus, session.config.option.markexpr)
 
 
+@pytest.fixture(autouse=True)
+def _logging_unchanged() -> Iterator[None]:
+    """Put back the logging of the package: the command line, the benchmarks and helping processes change it."""
+    logger = logging.getLogger("scperformer")
+    handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)  # not `level =`: the loggers below remember what it was
+
+
 @pytest.fixture(scope="session")
 def _pbmc() -> ad.AnnData:
     return scanpy.datasets.pbmc68k_reduced()
@@ -150,10 +160,8 @@ class Ran:
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch, capsys) -> Iterator[Callable[..., Ran]]:
+def command(tmp_path, monkeypatch, capsys, _logging_unchanged) -> Callable[..., Ran]:
     """Run the command line in this process, inside the test's folder: `command("predict", "sample.h5ad")`."""
-    logger = logging.getLogger("scperformer")
-    before = logger.handlers[:], logger.level, logger.propagate
     monkeypatch.chdir(tmp_path)
     for name in ("SCPERFORMER_MODEL", "SCPERFORMER_DEBUG"):
         monkeypatch.delenv(name, raising=False)
@@ -167,8 +175,7 @@ def command(tmp_path, monkeypatch, capsys) -> Iterator[Callable[..., Ran]]:
         code = main([str(word) for word in words])
         return Ran(code, *capsys.readouterr())
 
-    yield run
-    logger.handlers[:], logger.level, logger.propagate = before
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ def fast(monkeypatch):
     """Draw and write lines a thousand times as often."""
     monkeypatch.setattr(module, "SECONDS_BETWEEN_DRAWS", 0.001)
     monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.01)
-    monkeypatch.setattr(logging.getLogger("scperformer"), "level", logging.INFO)
+    logging.getLogger("scperformer").setLevel(logging.INFO)
 
 
 @pytest.fixture
@@ -74,21 +74,16 @@ def test_short_blocks_are_silent(caplog):
 def test_the_innermost_block_is_the_one_bar(terminal):
     """It is removed at the end, log lines and printed text stand above it, and the outer one comes back."""
     terminal = terminal()
-    logger = logging.getLogger("scperformer")
-    before = logger.handlers[:]
-    logger.handlers[:] = [logging.StreamHandler(terminal)]
-    try:
-        with progress("files", total=2, unit="files"):
-            with progress("cells", total=10, unit="cells") as cells:
-                cells.update(5)
-                wait_for(lambda: "1/2 cells:  50%" in terminal.getvalue())
-                logging.getLogger("scperformer.test").warning("a line")
-            terminal.truncate(0)
-            wait_for(lambda: "files:   0%" in terminal.getvalue())
-            assert "cells:" not in terminal.getvalue()
-        assert re.search(r"\r +\r$", terminal.getvalue())
-    finally:
-        logger.handlers[:] = before
+    logging.getLogger("scperformer").handlers[:] = [logging.StreamHandler(terminal)]
+    with progress("files", total=2, unit="files"):
+        with progress("cells", total=10, unit="cells") as cells:
+            cells.update(5)
+            wait_for(lambda: "1/2 cells:  50%" in terminal.getvalue())
+            logging.getLogger("scperformer.test").warning("a line")
+        terminal.truncate(0)
+        wait_for(lambda: "files:   0%" in terminal.getvalue())
+        assert "cells:" not in terminal.getvalue()
+    assert re.search(r"\r +\r$", terminal.getvalue())
 
 
 def test_printed_text_stands_above_the_bar(terminal, capsys):
@@ -102,15 +97,11 @@ def test_printed_text_stands_above_the_bar(terminal, capsys):
 
 
 def test_nothing_is_shown_in_helping_processes(terminal):
-    terminal, logger = terminal(), logging.getLogger("scperformer")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with progress("reading") as shown:
-            time.sleep(0.05)
-            shown.update()
-    finally:
-        logger.setLevel(before)
+    terminal = terminal()
+    logging.getLogger("scperformer").setLevel(logging.ERROR)
+    with progress("reading") as shown:
+        time.sleep(0.05)
+        shown.update()
     assert terminal.getvalue() == ""
 
 
