@@ -52,10 +52,10 @@ class Cost:
     memory: float
 
 
-def resample(source: str, num_cells: int, stored: str, path: Path) -> None:
+def resample(source: str, num_cells: int, stored: str, path: Path, seed: int = 0) -> None:
     """Write a file of cells drawn with replacement by the seed; CSR block by block, other formats at once."""
     adata = ad.read_h5ad(source)
-    rows = np.random.default_rng(0).integers(0, adata.n_obs, num_cells)
+    rows = np.random.default_rng(seed).integers(0, adata.n_obs, num_cells)
     x = csr_matrix(adata.X)
     obs, var = adata.obs.iloc[rows].reset_index(drop=True), adata.var[[]]
     obs.index = pd.Index([f"cell_{i}" for i in range(num_cells)])

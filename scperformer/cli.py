@@ -17,6 +17,7 @@ from typing import Any
 
 from scperformer import __version__
 from scperformer.errors import InputError, explained, one_line
+from scperformer.memory import GIVEN_BACK, freed_memory
 from scperformer.progress import progress
 from scperformer.text import did_you_mean
 
@@ -244,7 +245,7 @@ def help_text(step: str, group: str | None = None) -> str:
 def _run(name: str, config: Any) -> None:
     estimate = getattr(config, "estimate", False)
     module, function = ("training.estimate", "estimate") if estimate else (STEPS[name][0], name)
-    with progress(f"scperformer {name}"):
+    with freed_memory(GIVEN_BACK), progress(f"scperformer {name}"):
         getattr(importlib.import_module(f"scperformer.{module}"), f"run_{function}")(config)
 
 

@@ -11,7 +11,7 @@ from scipy import sparse
 
 from scperformer.expression import Findings
 from scperformer.files import Rows
-from scperformer.genes import human_genes, name_columns, parts, without_genome
+from scperformer.genes import all_parts, human_genes, name_columns, without_genome
 
 # Cells beyond these have a low quality among the cells of their file; MAD: median absolute deviation. Source: Heumos
 # et al. 2023, Best practices for single-cell analysis across modalities.
@@ -111,7 +111,7 @@ def mitochondrial(var: pd.DataFrame) -> np.ndarray:
     ids: set[str | None] = set()
     found = np.zeros(len(names), dtype=bool)
     for values in (names, *name_columns(var).values()):
-        split = [parts(value.strip()) for value in values]
+        split = all_parts([value.strip() for value in values])
         if not ids and any(gene_id for gene_id, _ in split):  # the table takes a while to read
             ids = {gene_id for gene_id, symbol in human_genes().symbols.items() if symbol.startswith(MITOCHONDRIAL)}
         found |= [(symbol or "").upper().startswith(MITOCHONDRIAL) or gene_id in ids for gene_id, symbol in split]

@@ -37,7 +37,9 @@ class Rows:
         self.matrix = matrix
         self.shape: tuple[int, int] = (int(matrix.shape[0]), int(matrix.shape[1]))
         self.dtype = np.dtype(matrix.dtype)
+        self._on_disk = not sparse.issparse(matrix) and not isinstance(matrix, np.ndarray)
         self._columns: _Columns | None = None  # of a CSC matrix on disk
+        self._only: Matrix | None = None  # the block of a small matrix on disk: several steps look at it
         self._part: tuple[int, sparse.csr_matrix] | None = None  # of it, in memory now: the first row, and the rows
 
     @property
@@ -59,7 +61,14 @@ class Rows:
         return int(np.clip(BLOCK_VALUES / per_cell, 1, MAX_BLOCK_CELLS))
 
     def block(self, start: int, stop: int) -> Matrix:
-        """Return rows `start` to `stop`: CSR, or an array if the matrix is dense."""
+        """Return rows `start` to `stop`: CSR, or an array if the matrix is dense; not to be changed."""
+        if self._on_disk and 0 < self.shape[0] <= self.block_cells:
+            if self._only is None:
+                self._only = self._read(0, self.shape[0])
+            return self._only if (start, stop) == (0, self.shape[0]) else self._only[start:stop]
+        return self._read(start, stop)
+
+    def _read(self, start: int, stop: int) -> Matrix:
         if isinstance(self.matrix, CSCDataset):
             return self._from_columns(start, stop)
         if not sparse.issparse(self.matrix) and not isinstance(self.matrix, CSRDataset):

@@ -8,6 +8,7 @@ from scperformer.genes.matching import GeneMap, human_genes, map_genes, name_col
 from scperformer.genes.names import (
     ENSEMBL,
     KIND_NAMES,
+    all_parts,
     first_of_each,
     guess_species,
     id_kind,

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from scperformer.errors import InputError
-from scperformer.genes.names import first_of_each, guess_species, id_kind, parts, repeated_note, without_genome
+from scperformer.genes.names import all_parts, first_of_each, guess_species, id_kind, repeated_note, without_genome
 
 TABLE = Path(__file__).with_name("gene_table.tsv.gz")  # of HGNC's complete set, GENCODE 44 and Ensembl 105
 # Columns of var that hold names of genes, as CELLxGENE, 10x, scanpy, Seurat and others call them.
@@ -57,8 +57,8 @@ def parse_genes(lines: Sequence[str]) -> HumanGenes:
     ids = of_one((symbol, identifier) for identifier, symbol in symbols.items())
     approved = frozenset(filter(None, current))
     taken = {symbol.upper() for symbol in approved}
-    others = zip(current, map("{}|{}".format, previous, aliases), strict=True)
-    renamed = of_one((name.upper(), now) for now, joined in others for name in joined.split("|") if name)
+    others = zip(current * 2, "\n".join([*previous, *aliases]).upper().split("\n"), strict=True)
+    renamed = of_one((name, now) for now, joined in others if joined for name in joined.split("|") if name)
     return HumanGenes(
         symbols=symbols,
         ids=ids,
@@ -80,9 +80,12 @@ def human_genes() -> HumanGenes:
 
 def of_one(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the pairs whose first name has a single second one; a pair may be given several times."""
-    found: dict[str, str] = {}
-    several = {a for a, b in pairs if found.setdefault(a, b) != b}
-    return {a: b for a, b in found.items() if a not in several}
+    pairs = list(pairs)
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        for several in {a for a, b in pairs if found[a] != b}:
+            del found[several]
+    return found
 
 
 def one_to_one(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -117,7 +120,7 @@ class _Names(NamedTuple):
 
 
 def _split(names: Sequence[str]) -> _Names:
-    split = [parts(name) for name in names]
+    split = all_parts(names)
     return _Names(names, [identifier for identifier, _ in split], [symbol for _, symbol in split])
 
 

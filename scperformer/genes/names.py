@@ -18,6 +18,7 @@ KIND_NAMES |= {"ensembl_versioned": "Ensembl ids with versions", "unknown": "nam
 # ENSG00000167286_CD3D and CD3D_ENSG00000167286.9, with any of the usual separators.
 ID_FIRST = re.compile(rf"(?P<id>{ENSEMBL})(?:{VERSION})?(?:[_|;:,/ (-]+(?P<symbol>.+?)\)?)?", re.IGNORECASE)
 ID_LAST = re.compile(rf"(?P<symbol>.+?)[_|;:,/ (-]+(?P<id>{ENSEMBL})(?:{VERSION})?\)?", re.IGNORECASE)
+ANY_ID = re.compile(ENSEMBL, re.IGNORECASE)
 BLANK = ("", "nan", "none", "<na>")  # missing names, as files store them
 SPECIES = {"ENSG": "human", "ENSMUSG": "mouse"}
 # Cell Ranger writes the genome in front of a gene where its reference has several: GRCh38_CD3D, mm10___Cd3d.
@@ -49,6 +50,13 @@ def parts(name: str) -> tuple[str | None, str | None]:
     return (found["id"].upper(), found["symbol"]) if found else (None, name)
 
 
+def all_parts(names: Sequence[str]) -> list[tuple[str | None, str | None]]:
+    """Return the `parts` of each name."""
+    if not ANY_ID.search("\n".join(names)):  # a search instead of one for each of 30,000 symbols
+        return [(None, name or None) for name in names]
+    return [parts(name) for name in names]
+
+
 def without_genome(names: Sequence[str], species: str) -> tuple[list[str], list[str]]:
     """Remove a genome of this species from the front of names, and return them with a note; other genomes stay."""
     genome = GENOMES.get(species, GENOMES["human"])
@@ -59,7 +67,7 @@ def without_genome(names: Sequence[str], species: str) -> tuple[list[str], list[
 
 def guess_species(names: Sequence[str]) -> str:
     """Return the species of most names: human, mouse, other (Ensembl ids of neither) or unknown."""
-    split = [parts(name) for name in names]
+    split = all_parts(names)
     prefixes = Counter(identifier.rstrip("0123456789") for identifier, _ in split if identifier)
     if prefixes.total() > len(split) / 2:
         return SPECIES.get(prefixes.most_common(1)[0][0], "other")

@@ -2,14 +2,11 @@
 
 Two settings make a CPU up to twice as fast and change no result: products by oneDNN, and memory that is kept.
 torch gives float32 products to oneDNN only if it may reduce their precision. On CPUs without matrix units for bfloat16
-oneDNN computes in float32 all the same; a trial product shows it. glibc gives the memory of every large tensor back to
-the system, which clears each page again: with 16,907 tokens, a third of the time of an attention layer.
+oneDNN computes in float32 all the same; a trial product shows it.
 
 `wide` is the linear branch, `deep` the encoder. Shape letters: B cells, C labels, D embedding width.
 """
 
-import ctypes
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -19,6 +16,7 @@ import numpy as np
 import torch
 
 from scperformer.errors import InputError
+from scperformer.memory import KEPT, freed_memory
 from scperformer.network.batches import MAX_BATCH_TOKENS, Cells, ahead, cells_at, prediction_batches
 from scperformer.network.network import CellTypeModel
 from scperformer.network.tokens import Batch
@@ -28,10 +26,6 @@ GPU_BATCH_TOKENS = 2**18  # 12 cells of scBERT's length, with padding: with fewe
 BYTES_OF_TOKEN = 2**15  # bytes of GPU memory for each token, at scBERT's sizes in float32
 SIZE = 256  # of the trial product
 EXACT = 1e-5  # largest relative error of an exact one: in float32 it is about 1e-6, in bfloat16 4e-3
-# Parameters of glibc's mallopt. USUAL holds the largest values that glibc sets by itself.
-TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
-KEEP = {MMAP_MAX: 0, TRIM_THRESHOLD: -1}  # tensors get no memory of their own, and none is given back
-USUAL = {MMAP_MAX: 65536, MMAP_THRESHOLD: 32 * 2**20, TRIM_THRESHOLD: 64 * 2**20}
 
 
 @contextmanager
@@ -75,17 +69,11 @@ def _is_exact() -> bool:
 def fast_cpu(device: str) -> Iterator[None]:
     """On the device `cpu`: let torch use oneDNN for float32 products, if that is exact, and keep the memory of tensors.
 
-    Afterwards torch's setting is as before, and free memory is given back.
+    Afterwards all settings are as before, and free memory is given back.
     """
     with ExitStack() as afterwards:
         if device == "cpu":
-            libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-            if libc is not None and hasattr(libc, "gnu_get_libc_version"):
-                afterwards.callback(libc.malloc_trim, 0)
-                for parameter, value in USUAL.items():
-                    afterwards.callback(libc.mallopt, parameter, value)
-                for parameter, value in KEEP.items():
-                    libc.mallopt(parameter, value)
+            afterwards.enter_context(freed_memory(KEPT))
             if _is_exact():
                 afterwards.enter_context(_reduced_precision_allowed())
         yield

@@ -88,7 +88,8 @@ def _check_expression(
         result |= {"num_genes": findings.num_genes, "id_kind": findings.id_kind}
         matrix, genes = stored_expression(cells, findings, path=path)
         var = gene_table(cells, findings.source)
-        result["quality"] = asdict(measure_quality(Rows(matrix), var, findings, cfg.doublets))
+        rows = Rows(matrix)
+        result["quality"] = asdict(measure_quality(rows, var, findings, cfg.doublets))
     try:
         target_sum = model.config["target_sum"]
         options = {"importance": model.importance, "target_sum": target_sum, "species": cfg.species, "path": path}
@@ -111,13 +112,13 @@ def _check_expression(
     names |= {"can_adapt": model.has_kept, "own_totals": own_totals}
     require_overlap(plan.overlap, cfg.min_overlap, path, **names)
     if kept is not None:
-        condition = find_condition(Query(path, Rows(matrix), plan))
+        query = Query(path, rows, plan)
+        condition = find_condition(query)
         share, num_genes = depth_share(kept, condition), int(condition.measured.sum())
         adapts = adapting_pays(plan.overlap.informative_share, share)
         result["condition"] = {"adapts": adapts, "num_genes": num_genes, "depth": condition.depth, "depth_share": share}
         if model.held_out is not None and matrix.shape[0]:
-            query, rate = Query(path, Rows(matrix), plan), PredictConfig.false_alarms
-            unlike = unlike_share(query, kept, condition, float(target_sum), rate)
+            unlike = unlike_share(query, kept, condition, float(target_sum), PredictConfig.false_alarms)
             result["unlike_share"] = unlike
             if unlike > MOST_UNKNOWN:
                 result["notes"].append(foreign_text(unlike, len(model.labels), model.tissue))

@@ -25,7 +25,7 @@ from scperformer.expression import (
     stored_expression,
 )
 from scperformer.files import Rows, open_cells, reading
-from scperformer.genes import human_genes, id_kind, parts
+from scperformer.genes import all_parts, human_genes, id_kind
 from scperformer.model import PACKAGED, Bundle, linear_contributions, load_bundle
 from scperformer.reports.annotated import Annotated
 
@@ -69,7 +69,7 @@ def shown_names(names: tuple[str, ...]) -> pd.Index:
     """Names of genes for the page; symbols for human Ensembl ids."""
     if id_kind(names) in ("ensembl", "ensembl_versioned"):
         symbols = human_genes().symbols
-        split = [parts(name) for name in names]
+        split = all_parts(names)
         shown = [
             symbol or symbols.get(str(gene_id), name) for (gene_id, symbol), name in zip(split, names, strict=True)
         ]
