@@ -74,13 +74,15 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=8, help="jobs of the small samples, at most")
     parser.add_argument("--cores", type=int, default=os.cpu_count(), help="cores of this machine to use")
     parser.add_argument("--slots", type=int, help="jobs that the cluster runs at a time (default: --cores)")
-    parser.add_argument("cluster", nargs="*", help="behind --: words for snakemake that send its jobs to a cluster")
-    arguments = parser.parse_args()
+    parser.epilog = "Behind --: words for snakemake that send its jobs to a cluster."
+    words = sys.argv[1:]
+    split = words.index("--") if "--" in words else len(words)
+    arguments, cluster = parser.parse_args(words[:split]), words[split + 1 :]
     with tempfile.TemporaryDirectory(dir=arguments.table.resolve().parent) as name:
         folder = Path(name)
         sheet = write_samples(folder, arguments)
         runs = {"one machine": ["--cores", str(arguments.cores)]}
-        runs |= {"cluster": arguments.cluster} if arguments.cluster else {}
+        runs |= {"cluster": cluster} if cluster else {}
         rows = [HEAD, "|---" * (HEAD.count("|") - 1) + "|"]
         for run, words in runs.items():
             seconds, said = annotate(folder / run.replace(" ", "_"), sheet, arguments, words)

@@ -33,18 +33,19 @@ CHUNK = 512  # tokens
 THEIRS = "performer-pytorch"
 SWITCHED = "performer-pytorch, huge pages and oneDNN"
 OURS = "scperformer"
+STORED = "scperformer, activations stored"
 PUBLISHED = "scperformer, epsilon=1e-4"
 BF16 = "scperformer, bf16"
 VARIANTS = {
     "forward": [THEIRS, SWITCHED, OURS, PUBLISHED, BF16],
-    "forward and backward": [THEIRS, SWITCHED, OURS],
+    "forward and backward": [THEIRS, SWITCHED, OURS, STORED],
 }
 
 
-def our_layers(options: dict, chunk_tokens: int | None = CHUNK) -> Encoder:
-    """Our encoder: in chunks that are recomputed in the backward pass, or whole."""
+def our_layers(options: dict, chunk_tokens: int | None = CHUNK, stored: bool = False) -> Encoder:
+    """Our encoder: in chunks that are recomputed in the backward pass or `stored` for it, or whole."""
     model = ModelConfig(dim=200, depth=6, num_heads=10, head_dim=64, dropout=0.0)
-    model = replace(model, chunk_tokens=chunk_tokens, checkpointing=chunk_tokens is not None)
+    model = replace(model, chunk_tokens=chunk_tokens, checkpointing=not stored and chunk_tokens is not None)
     torch.manual_seed(0)
     attention = {"name": "favor", **options}
     generator = torch.Generator().manual_seed(0)
@@ -90,7 +91,7 @@ def work(variant: str, mode: str, out: str) -> None:
         def function(x):
             return network(x)
     else:
-        network = our_layers({"epsilon": 1e-4} if variant == PUBLISHED else {})
+        network = our_layers({"epsilon": 1e-4} if variant == PUBLISHED else {}, stored=variant == STORED)
         precision.enter_context(fast_cpu("cpu"))
         if variant == BF16:
             precision.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
