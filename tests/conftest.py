@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import subprocess
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +23,9 @@ from support.words import as_options
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which parts of torch do
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a script; commands under test inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NUM_CELLS, NUM_GENES = 120, 200
 LABELS = ("B cell", "T cell", "Monocyte")
