@@ -2,9 +2,9 @@
 
 import gzip
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -173,23 +173,9 @@ def map_genes(
     crossed = species != "auto" and {of_file, of_model} == {"human", "mouse"}
     is_human = of_model in ("human", "unknown") and (crossed or of_file in ("human", "unknown"))
 
-    model = _split([str(gene).strip() for gene in model_genes])
-    target, how = np.full(len(names), -1, dtype=np.int64), np.full(len(names), "", dtype=object)
-    for claim in _claims(_split(names), model, columns, of_model if crossed else None, is_human):
-        unmatched = np.flatnonzero(target < 0).tolist()
-        if not unmatched:
-            break
-        times = Counter(claim.wanted)
-        once = ((key, column) for column, key in enumerate(claim.wanted) if key is not None and times[key] == 1)
-        place: dict[str | None, int] = dict(once)
-        taken = set() if claim.sure else set(target[target >= 0].tolist())
-        for gene in unmatched:
-            column = place.get(claim.keys[gene], -1)
-            if column >= 0 and column not in taken:
-                target[gene], how[gene] = column, claim.how
-    if crossed:
-        how[target >= 0] = ORTHOLOG
-
+    named = tuple((name, tuple(values)) for name, values in columns.items())
+    model = tuple(str(gene).strip() for gene in model_genes)
+    target, how = _matched(tuple(names), model, named, of_model if crossed else None, is_human)
     notes = [*genome, *repeated_note(names)]
     for way, num in Counter(how[how != ""].tolist()).items():
         if way.startswith(COLUMN):
@@ -204,8 +190,36 @@ def map_genes(
     return GeneMap(target=target, how=how, notes=notes, species=of_file)
 
 
+@lru_cache(maxsize=2)  # the samples of a run often have the same genes
+def _matched(
+    names: tuple[str, ...],
+    model_genes: tuple[str, ...],
+    columns: tuple[tuple[str, tuple[str, ...]], ...],
+    crossed_to: str | None,
+    is_human: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return `target` and `how` of a `GeneMap`; the options are those of `_claims`."""
+    target, how = np.full(len(names), -1, dtype=np.int64), np.full(len(names), "", dtype=object)
+    for claim in _claims(_split(names), _split(model_genes), dict(columns), crossed_to, is_human):
+        unmatched = np.flatnonzero(target < 0).tolist()
+        if not unmatched:
+            break
+        times = Counter(claim.wanted)
+        once = ((key, column) for column, key in enumerate(claim.wanted) if key is not None and times[key] == 1)
+        place: dict[str | None, int] = dict(once)
+        taken = set() if claim.sure else set(target[target >= 0].tolist())
+        for gene in unmatched:
+            column = place.get(claim.keys[gene], -1)
+            if column >= 0 and column not in taken:
+                target[gene], how[gene] = column, claim.how
+    if crossed_to:
+        how[target >= 0] = ORTHOLOG
+    target.flags.writeable = how.flags.writeable = False  # shared by all callers
+    return target, how
+
+
 def _claims(
-    file: _Names, model: _Names, columns: dict[str, list[str]], crossed_to: str | None, is_human: bool
+    file: _Names, model: _Names, columns: Mapping[str, Sequence[str]], crossed_to: str | None, is_human: bool
 ) -> Iterator[_Claim]:
     """Yield all ways to match, the surest first; `is_human`: the table of human genes can be used.
 
@@ -254,7 +268,7 @@ def _claims(
     yield _Claim("previous symbol or alias", renamed, model_renamed, sure=False)
 
 
-def _orthologs(file: _Names, columns: dict[str, list[str]], species: str) -> _Names:
+def _orthologs(file: _Names, columns: Mapping[str, Sequence[str]], species: str) -> _Names:
     """Replace symbols by those of their orthologs in a species; the first name with an ortholog counts, ids do not."""
     partners = human_genes().orthologs
     if species == "mouse":

@@ -41,6 +41,9 @@ def table(monkeypatch):
     """A small table of genes in place of the package's."""
     small = parse_genes(["# HGNC 2020-02-03", "header", *("\t".join([*row, ""]) for row in TABLE)])
     monkeypatch.setattr(matching, "human_genes", lambda: small)
+    matching._matched.cache_clear()
+    yield
+    matching._matched.cache_clear()
 
 
 def cells(names, var=None, seed=0) -> ad.AnnData:
@@ -244,3 +247,13 @@ def test_genomes_in_front_of_names(prefix):
     found = map_genes([prefix + gene for gene in human[:4]] + mouse, [*human, "NKG7"])
     assert found.target.tolist() == [0, 1, 2, 3, -1, -1, -1]
     assert any("4 names were matched without the genome" in note for note in found.notes)
+
+
+def test_genes_of_a_second_file_are_not_matched_again(table, monkeypatch):
+    first = map_genes(["CD3D", "SEPT7", "?"], SYMBOLS)
+    monkeypatch.setattr(matching, "_claims", None)
+    second = map_genes(["CD3D", "SEPT7", "?"], SYMBOLS, path="second.h5ad")
+    assert second.target.tolist() == first.target.tolist() == [0, 6, -1]
+    assert second.notes == first.notes
+    with pytest.raises(TypeError):
+        map_genes(["CD3D", "SEPT7", "!"], SYMBOLS)
