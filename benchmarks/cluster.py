@@ -6,7 +6,7 @@
 The samples are cells drawn with replacement from the file, counts; one of them may be huge and is split into shares.
 Both runs annotate the same samples with the same model: one with the words behind `--`, one with `--cores`. Written as
 Markdown, of each: the time of the whole workflow, the jobs of `predict` with the time and CPU time that they took, and
-how long the workflow took beside them for a sample. The files of the samples are temporary.
+the overhead per sample: the time of the workflow, report included, without that of these jobs. Samples are temporary.
 """
 
 import argparse
@@ -75,9 +75,9 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=os.cpu_count(), help="cores of this machine to use")
     parser.add_argument("--slots", type=int, help="jobs that the cluster runs at a time (default: --cores)")
     parser.epilog = "Behind --: words for snakemake that send its jobs to a cluster."
-    words = sys.argv[1:]
-    split = words.index("--") if "--" in words else len(words)
-    arguments, cluster = parser.parse_args(words[:split]), words[split + 1 :]
+    given = sys.argv[1:]
+    split = given.index("--") if "--" in given else len(given)
+    arguments, cluster = parser.parse_args(given[:split]), given[split + 1 :]
     with tempfile.TemporaryDirectory(dir=arguments.table.resolve().parent) as name:
         folder = Path(name)
         sheet = write_samples(folder, arguments)

@@ -37,9 +37,12 @@ def test_blocks_in_blocks(monkeypatch):
     assert (libc.settings, libc.trims) == (USUAL, 3)
 
 
-@pytest.mark.parametrize(("platform", "libc"), [("darwin", None), ("linux", object())])
-def test_other_systems_are_left_alone(platform, libc, monkeypatch):
+@pytest.mark.parametrize("platform", ["darwin", "linux"])
+def test_other_systems_and_libraries_are_left_alone(platform, monkeypatch):
+    libc = Libc()
+    monkeypatch.delattr(Libc, "gnu_get_libc_version")
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: libc)
     with freed_memory(KEPT):
-        pass
+        assert libc.settings == {}
+    assert (libc.settings, libc.trims) == ({}, 0)

@@ -62,6 +62,8 @@ class Rows:
 
     def block(self, start: int, stop: int) -> Matrix:
         """Return rows `start` to `stop`: CSR, or an array if the matrix is dense; not to be changed."""
+        if isinstance(self.matrix, CSCDataset):  # keeps a part itself
+            return self._from_columns(start, stop)
         if self._on_disk and 0 < self.shape[0] <= self.block_cells:
             if self._only is None:
                 self._only = self._read(0, self.shape[0])
@@ -69,8 +71,6 @@ class Rows:
         return self._read(start, stop)
 
     def _read(self, start: int, stop: int) -> Matrix:
-        if isinstance(self.matrix, CSCDataset):
-            return self._from_columns(start, stop)
         if not sparse.issparse(self.matrix) and not isinstance(self.matrix, CSRDataset):
             dense = np.asarray(self.matrix[start:stop])
             return dense.astype(np.float32) if dense.dtype == np.float16 else dense  # SciPy has no half precision
