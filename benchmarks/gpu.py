@@ -42,7 +42,10 @@ from scperformer.training.batch_size import with_batch_size
 from scperformer.training.learner import train_network
 from scperformer.training.trainer import TABLE
 
-PRESETS = {"scbert": ["model=scbert", "model.positions=gene"], "base": ["model=base", "model.wide=false"]}
+PRESETS = {
+    "scbert": ["model=scbert", "model.positions=gene", "model.checkpointing=false"],
+    "base": ["model=base", "model.wide=false"],
+}
 NUM_CELLS = {"scbert": 2048, "base": 4096}  # a few seconds of work each
 FLOAT32_CELLS = 240  # in float32 they take several times as long
 THEIRS, OURS = "performer-pytorch", "scperformer"

@@ -1,6 +1,7 @@
 """The command line: help, files and options in any order and of any name, sweeps, exit codes, no litter."""
 
 import csv
+import gc
 import json
 import os
 import re
@@ -12,12 +13,13 @@ from pathlib import Path
 import anndata as ad
 import pytest
 
-from scperformer.cli import HELP, STEPS, to_overrides
+from scperformer.cli import HELP, STEPS, import_function, to_overrides
 from scperformer.config.compose import make_config
 from scperformer.config.options import option_texts
 from scperformer.config.steps import SCHEMAS
 from scperformer.errors import InputError
 from scperformer.model.folder import PACKAGED
+from scperformer.reports.check import run_check
 
 AWKWARD = [
     "a b.h5ad",
@@ -54,6 +56,17 @@ def shell(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def test_modules_are_not_searched_for_garbage(monkeypatch):
+    frozen = []  # whether Python was looking for garbage then
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(gc.isenabled()))
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: len(frozen))
+    for _ in range(2):  # the second one may be a later job of a sweep
+        assert import_function("reports.check", "run_check") is run_check
+    with pytest.raises(ModuleNotFoundError):
+        import_function("reports.absent", "run_absent")
+    assert (frozen, gc.isenabled()) == ([False], True)
 
 
 # Help

@@ -74,6 +74,10 @@ class Attention(nn.Module):
         """Whether a token sees only itself and those before it."""
         return getattr(self.options, "causal", False)
 
+    def is_fused(self, x: Tensor) -> bool:
+        """Whether tokens on this tensor's device and of its dtype are computed without tensors of L x M numbers."""
+        return False
+
     @property
     def one_by_one(self) -> bool:
         """Whether a cell needs a batch of its own, so that its bits do not depend on other cells.

@@ -202,12 +202,12 @@ class Favor(Additive):
             return favor(qkv_TBHLE, keep_BL, self.directions_ME, self.factor)
         return super().packed(qkv_TBHLE, keep_BL, positions_BL)
 
-    def is_fused(self, v_BHLE: Tensor) -> bool:
+    def is_fused(self, x: Tensor) -> bool:
         """Whether the kernels of fused.py compute this without storing phi: the usual form, on a GPU with Triton."""
         options = self.options
         plain = options.kernel == "softmax" and not options.is_published and not self.is_causal
-        dense = options.projection in ("orthogonal", "gaussian") and v_BHLE.shape[-1] <= MAX_FUSED_WIDTH
-        return plain and dense and v_BHLE.is_cuda and v_BHLE.dtype in FUSED_DTYPES and has_triton()
+        dense = options.projection in ("orthogonal", "gaussian") and self.sizes.head_dim <= MAX_FUSED_WIDTH
+        return plain and dense and x.is_cuda and x.dtype in FUSED_DTYPES and has_triton()
 
     def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:
         floor, projected_BHLM = self.options.floor, self.projected(x_BHLE, queries)

@@ -146,7 +146,8 @@ class ModelConfig(Options):
     positions: str = choice("gene", "gene2vec", "sinusoidal", "none", "coexpression")
     gene2vec_path: str | None = None  # a text file of genes with `model.dim` numbers each; missing genes get 0
     dropout: float = option(0.1, BELOW_ONE)  # share of numbers that training sets to 0, in the encoder
-    # tokens at a time in `favor` and `rbf` layers: the same result with less memory; null: all at once
+    # tokens at a time in `favor` and `rbf` layers: the same result with less memory; null: all at once; no effect on a
+    # GPU with Triton, which needs no more memory for all of them
     chunk_tokens: int | None = option(None, ONE_OR_MORE)
     checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third more time
     # share of a cell's genes that each step hides from the encoder; none under `conditions`

@@ -3,7 +3,8 @@
 Shape letters: B cells, L tokens, D model width, H heads, E head width, M features, G genes.
 
 A layer is computed as a whole or, with an additive mechanism, in two passes over chunks of `chunk_tokens`: the sums
-over keys, then each token reads from them. phi then exists for one chunk at a time. With `checkpointing`, the backward
+over keys, then each token reads from them. phi then exists for one chunk at a time. (Kernels that never store phi take
+all tokens at once.) With `checkpointing`, the backward
 pass computes each chunk again and keeps only the input of the layer.
 
 With `tokens.unexpressed=memory`, unexpressed genes are keys and values but not tokens. All genes at value 0 pass the
@@ -200,7 +201,8 @@ class Layer(nn.Module):
 
     def forward(self, h_BLD: Tensor, keep_BL: Tensor, positions_BL: Tensor) -> Tensor:
         """The layer's output for tokens that attend to each other, B x L x D, whole or in chunks."""
-        if self.chunk_tokens is not None and h_BLD.shape[1] > self.chunk_tokens:
+        is_long = self.chunk_tokens is not None and h_BLD.shape[1] > self.chunk_tokens
+        if is_long and not self.attention.is_fused(h_BLD):
             # Cell by cell, so that not even the last bit of a cell depends on those beside it.
             cells = zip(h_BLD.split(1), keep_BL.split(1), strict=True)
             outputs = [self.read(h_1LD, self.key_sums(h_1LD, keep_1L)) for h_1LD, keep_1L in cells]

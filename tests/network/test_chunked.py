@@ -7,6 +7,7 @@ import torch
 from support.measured import TensorBytes
 
 from scperformer import memory
+from scperformer.config.compose import make_config
 from scperformer.config.groups import ModelConfig, TokensConfig
 from scperformer.network import inference
 from scperformer.network.encoder import Encoder
@@ -118,6 +119,15 @@ def test_causal_attention_is_not_cut_into_chunks():
     torch.testing.assert_close(run(make(attention, chunk_tokens=7).double(), batch), expected, rtol=0, atol=0)
 
 
+def test_kernels_that_store_no_features_take_all_tokens_at_once(monkeypatch):
+    encoder, batch, seen = make(ADDITIVE["favor"], chunk_tokens=7), make_batch(), []
+    attention = encoder.stack[0].attention
+    monkeypatch.setattr(type(attention), "is_fused", lambda *_: True)
+    monkeypatch.setattr(type(attention), "packed", lambda _, qkv, *rest: seen.append(qkv.shape[-2]) or qkv[2])
+    encoder(batch)
+    assert seen == [33, 33]  # each layer once
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("with_gradients", [False, True])
 def test_features_exist_for_one_chunk_only(with_gradients):
@@ -164,9 +174,8 @@ def test_memory_is_kept_during_a_block(monkeypatch):
 @pytest.mark.slow
 def test_scberts_encoder_in_chunks_never_holds_phi():
     """Forward and backward at 16,907 tokens: no tensor comes near phi of one layer (10 heads x 16,907 x 266)."""
-    model = ModelConfig(dim=200, depth=1, num_heads=10, head_dim=64, chunk_tokens=256, checkpointing=True)
-    tokens = TokensConfig(name="scbert", unexpressed="full")
-    encoder = Encoder(16906, tokens, model, {"name": "favor"}, torch.Generator().manual_seed(0))
+    cfg = make_config("train", ["inputs=[x]", "label_key=x", "model=scbert", "model.positions=gene", "model.depth=1"])
+    encoder = Encoder(16906, cfg.tokens, cfg.model, cfg.attention, torch.Generator().manual_seed(0))
     genes = torch.arange(16907)[None]
     with TensorBytes() as tensors:
         encoder(Batch(genes, genes % 6, torch.zeros(1, 16907), genes >= 0)).sum().backward()
