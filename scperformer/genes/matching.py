@@ -2,7 +2,7 @@
 
 import gzip
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -200,7 +200,12 @@ def _matched(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return `target` and `how` of a `GeneMap`; the options are those of `_claims`."""
     target, how = np.full(len(names), -1, dtype=np.int64), np.full(len(names), "", dtype=object)
-    for claim in _claims(_split(names), _split(model_genes), dict(columns), crossed_to, is_human):
+    num_genes = len(set(model_genes))
+
+    def is_full() -> bool:
+        return len(np.unique(target[target >= 0])) == num_genes
+
+    for claim in _claims(_split(names), _split(model_genes), dict(columns), crossed_to, is_human, is_full):
         unmatched = np.flatnonzero(target < 0).tolist()
         if not unmatched:
             break
@@ -219,9 +224,16 @@ def _matched(
 
 
 def _claims(
-    file: _Names, model: _Names, columns: Mapping[str, Sequence[str]], crossed_to: str | None, is_human: bool
+    file: _Names,
+    model: _Names,
+    columns: Mapping[str, Sequence[str]],
+    crossed_to: str | None,
+    is_human: bool,
+    is_full: Callable[[], bool],
 ) -> Iterator[_Claim]:
     """Yield all ways to match, the surest first; `is_human`: the table of human genes can be used.
+
+    `is_full`: whether each gene of the model has a match by now.
 
     If the file is of the other species than the model, `crossed_to` is the model's, and the file's symbols are replaced
     by those of their orthologs.
@@ -254,6 +266,8 @@ def _claims(
     if not is_human:
         yield _Claim("case", upper, model_upper, sure=False)
         return
+    if is_full() and not any(file.ids) and not any(model.ids):
+        return  # with symbols alone, the table only finds genes for those of the model that have none
     table = human_genes()
     model_ids = [own or table.ids.get(symbol or "") for own, symbol in zip(model.ids, model.symbols, strict=True)]
     yield _Claim("symbol<->Ensembl by GENCODE", file.ids, model_ids)

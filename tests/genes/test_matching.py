@@ -257,3 +257,16 @@ def test_genes_of_a_second_file_are_not_matched_again(table, monkeypatch):
     assert second.notes == first.notes
     with pytest.raises(TypeError):
         map_genes(["CD3D", "SEPT7", "!"], SYMBOLS)
+
+
+@pytest.mark.parametrize("names", [["CD3D", "MS4A1", "LEU4"], ["MS4A1", "CD3D", "cd3d"], ["CD3D", "X", "MS4A1"]])
+def test_the_table_is_not_read_if_symbols_name_all_genes(names, monkeypatch):
+    model = ["CD3D", "MS4A1"]
+    expected = [model.index(name) if name in model else -1 for name in names]
+    assert map_genes(names, [*model, "GNLY"]).target.tolist() == expected  # with the table
+    monkeypatch.setattr(matching, "human_genes", None)
+    assert map_genes(names, model).target.tolist() == expected
+    with pytest.raises(TypeError):  # for an id, and for a gene that has no match
+        map_genes([*names, "ENSG00000156738"], model)
+    with pytest.raises(TypeError):
+        map_genes(names, [*model, "NKG7"])
