@@ -4,8 +4,8 @@ Shape letters: B cells, L tokens, D model width, H heads, E head width, M featur
 
 A layer is computed as a whole or, with an additive mechanism, in two passes over chunks of `chunk_tokens`: the sums
 over keys, then each token reads from them. phi then exists for one chunk at a time. (Kernels that never store phi take
-all tokens at once.) With `checkpointing`, the backward
-pass computes each chunk again and keeps only the input of the layer.
+all tokens at once.) With `checkpointing`, the backward pass computes each chunk again and keeps only the input of the
+layer.
 
 With `tokens.unexpressed=memory`, unexpressed genes are keys and values but not tokens. All genes at value 0 pass the
 layers once for all cells; for each cell, the genes that it expresses are subtracted from their sums over keys.
