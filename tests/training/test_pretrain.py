@@ -250,7 +250,7 @@ def test_scberts_tokens_with_its_own_vectors(corpus, tmp_path):
 def test_two_processes_pretrain_one_encoder(corpus, tmp_path, in_memory):
     options = [*FAST, f"data.in_memory={in_memory}", "output=enc"]
     errors = said(tmp_path, "pretrain", *map(str, corpus), *options)
-    for line in ("written:", "pretraining on", "epoch 1/1"):
+    for line in ("written:", "pretraining on", "epoch 1/1: training loss"):
         assert errors.count(line) == 1, errors
     bundle = load_bundle(tmp_path / "enc")
     assert np.isfinite(bundle.metrics["loss"])
