@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from scperformer.attention.additive import LOG_OF_NOTHING, Additive, KeySums
+from scperformer.attention.additive import LOG2_E, LOG_OF_NOTHING, Additive, KeySums
 from scperformer.attention.base import AttentionOptions, Sizes, widened
 from scperformer.config import ONE_OR_MORE, ZERO_OR_MORE, choice, option, require
 
@@ -166,6 +166,7 @@ class Favor(Additive):
     def __init__(self, sizes: Sizes, options: Options, generator: torch.Generator):
         super().__init__(sizes, options, generator)
         self.logarithmic = options.kernel in LOGARITHMIC
+        self.unit = LOG2_E if self.logarithmic else 1.0  # of W x
         # With relu and no floor, a query may share features only with keys that were subtracted: 0 / 0, or rounding.
         # With epsilon and softmax, a maximum cannot be taken back.
         self.can_subtract = not (options.kernel == "relu" and options.floor == 0) and not options.is_published
@@ -215,28 +216,31 @@ class Favor(Additive):
             return FUNCTIONS[self.options.kernel](projected_BHLM) + floor
         if self.options.kernel == "exp":
             if floor:
-                projected_BHLM = torch.logaddexp(projected_BHLM, projected_BHLM.new_tensor(math.log(floor)))
-            return projected_BHLM  # log(phi + epsilon)
+                projected_BHLM = torch.logaddexp2(projected_BHLM, projected_BHLM.new_tensor(math.log2(floor)))
+            return projected_BHLM  # log2(phi + epsilon)
         if queries:
             return projected_BHLM  # |q|^2 / 2 is the same for every feature of a query
         return projected_BHLM.add_(self.log_norm(x_BHLE))
 
     def log_norm(self, x_BHLE: Tensor) -> Tensor:
-        """-|x|^2 / 2 with x scaled, B x H x L x 1."""
-        return x_BHLE.square().sum(-1, keepdim=True) * (-(self.factor**2) / 2)
+        """log2 exp(-|x|^2 / 2) with x scaled, B x H x L x 1."""
+        return x_BHLE.square().sum(-1, keepdim=True) * (-(self.factor**2) / 2 * LOG2_E)
 
     def projected(self, x_BHLE: Tensor, queries: bool) -> Tensor:
-        """W x with x scaled, B x H x L x M; a new tensor."""
+        """W x, or log2 exp(W x) if `logarithmic`, with x scaled: B x H x L x M, a new tensor."""
+        factor = self.factor * self.unit
         if self.options.projection == "identity":
-            return x_BHLE.clone()
+            return x_BHLE * factor
         if self.options.projection == "fastfood":
-            return self.fastfood(x_BHLE * self.factor)
-        directions_ME = self.directions_ME.to(x_BHLE.dtype) * self.factor
+            return self.fastfood(x_BHLE * factor)
+        # Both matrices have the layout in which products are fastest, and as many dimensions as `x`: otherwise `matmul`
+        # would turn them around to have one product for all heads.
+        directions_ME, shape = self.directions_ME.to(x_BHLE.dtype) * factor, (*x_BHLE.shape[:2], -1, -1)
         if queries or torch.is_grad_enabled():
-            return x_BHLE @ directions_ME.T
+            return x_BHLE @ directions_ME.T.contiguous().expand(shape)
         # Sums and maxima of keys run over the tokens: they take a tenth less time if tokens are last in memory.
         # (With gradients there is no gain, because writing to a view copies it.)
-        return (directions_ME @ x_BHLE.transpose(2, 3)).transpose(2, 3)
+        return (directions_ME.expand(shape) @ x_BHLE.transpose(2, 3)).transpose(2, 3)
 
 
 class PublishedFavor(Favor):
@@ -271,13 +275,13 @@ class PublishedFavor(Favor):
 
     def read(self, q_BHLE: Tensor, sums: KeySums) -> Tensor:
         epsilon = self.options.floor
-        factor_BHM = torch.exp(sums.scale_BHM[..., :-2] - sums.scale_BHM[..., -1:])
+        factor_BHM = torch.exp2(sums.scale_BHM[..., :-2] - sums.scale_BHM[..., -1:])
         s_BHME = sums.s_BHME[:, :, :-2] * factor_BHM.unsqueeze(-1) + epsilon * sums.s_BHME[:, :, -2:-1]
         z_BHM = sums.z_BHM[..., :-2] * factor_BHM + epsilon * sums.z_BHM[..., -2:-1]
         with torch.autocast(q_BHLE.device.type, enabled=False):
             phi_q_BHLM = self.projected(widened(q_BHLE), queries=True)
             largest_BHL1 = phi_q_BHLM.detach().amax(dim=-1, keepdim=True)
-            phi_q_BHLM.add_(self.log_norm(widened(q_BHLE)) - largest_BHL1).exp_()  # the sums below add epsilon
+            phi_q_BHLM.add_(self.log_norm(widened(q_BHLE)) - largest_BHL1).exp2_()  # the sums below add epsilon
             mixed_BHLE = phi_q_BHLM @ s_BHME + epsilon * s_BHME.sum(dim=2, keepdim=True)
             total_BHL1 = phi_q_BHLM @ z_BHM.unsqueeze(-1) + epsilon * z_BHM.sum(-1)[..., None, None]
             out_BHLE = mixed_BHLE / total_BHL1.masked_fill(total_BHL1 == 0, 1.0)

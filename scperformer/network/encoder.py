@@ -53,7 +53,7 @@ class _Sum(torch.autograd.Function):
 
         def outputs(chunk_BLD, keep_BL):
             sums = ctx.layer.chunk_sums(chunk_BLD, keep_BL)
-            factor_BHM = torch.exp(sums.scale_BHM - scale_BHM)
+            factor_BHM = torch.exp2(sums.scale_BHM - scale_BHM)
             return (sums.s_BHME, sums.z_BHM), (grad_s_BHME * factor_BHM.unsqueeze(-1), grad_z_BHM * factor_BHM)
 
         grad_h_BLD, grads = _gradients(ctx, outputs, h_BLD, keep_BL, parameters)
@@ -170,13 +170,22 @@ class Layer(nn.Module):
         x_BLD = self.norm_attention(h_BLD) if self.pre_norm else h_BLD
         return linear(x_BLD, weight).unflatten(-1, (-1, *self.heads)).permute(2, 0, 3, 1, 4)
 
+    def projected_apart(self, h_BLD: Tensor, weight: Tensor) -> Tensor:
+        """`projected`, laid out with the tokens of a head last: products of single heads then need no copies."""
+        if torch.is_grad_enabled():  # the backward pass would make more copies than are saved
+            return self.projected(h_BLD, weight)
+        x_BLD = self.norm_attention(h_BLD) if self.pre_norm else h_BLD
+        # `matmul` would turn the matrices around to have one product for all cells, and their result with them.
+        qkv_BIL = torch.bmm(weight.expand(len(x_BLD), -1, -1), x_BLD.transpose(1, 2))
+        return qkv_BIL.unflatten(1, (-1, *self.heads)).permute(1, 0, 2, 4, 3)
+
     def queries(self, h_BLD: Tensor) -> Tensor:
         """Queries of tokens, B x H x L x E."""
-        return self.projected(h_BLD, self.to_qkv.weight[: self.inner])[0]
+        return self.projected_apart(h_BLD, self.to_qkv.weight[: self.inner])[0]
 
     def keys_values(self, h_BLD: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens, B x H x L x E each."""
-        k_BHLE, v_BHLE = self.projected(h_BLD, self.to_qkv.weight[self.keys_from :]).unbind(0)
+        k_BHLE, v_BHLE = self.projected_apart(h_BLD, self.to_qkv.weight[self.keys_from :]).unbind(0)
         return k_BHLE, v_BHLE
 
     def is_fused(self, h_BLD: Tensor) -> bool:

@@ -7,7 +7,7 @@ from support.mechanisms import E, H, inputs, kept, log_weights, make
 from support.twins import TWINS
 
 from scperformer.attention import MECHANISMS, make_attention
-from scperformer.attention.additive import CAUSAL_CHUNK
+from scperformer.attention.additive import CAUSAL_CHUNK, LOG2_E
 from scperformer.attention.base import Sizes
 from scperformer.config.groups import ModelConfig, TokensConfig
 from scperformer.network.encoder import Encoder
@@ -78,7 +78,7 @@ def test_a_strong_key_does_not_erase_those_before_it(case):
     k[:, :, -1] *= strong
     mechanism = causal(case)
     given = [x.float() for x in (q, k, v)]
-    log_phi_k = mechanism.features(given[1], queries=False)
+    log_phi_k = mechanism.features(given[1], queries=False) / LOG2_E
     erased = log_phi_k[:, :, :-1].amax(2) - log_phi_k.amax(2) < -104  # exp of it is 0 in float32
     assert erased.float().mean() > 0.1
     actual = mechanism(*given, keep).double()

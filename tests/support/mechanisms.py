@@ -7,6 +7,7 @@ import torch
 from support.twins import CASES, TWINS
 
 from scperformer.attention import MECHANISMS, make_attention
+from scperformer.attention.additive import LOG2_E
 from scperformer.attention.base import Attention, Sizes
 from scperformer.network.inference import torch_state_kept
 
@@ -59,6 +60,6 @@ def digest(case: str) -> str:
 
 
 def log_weights(mechanism, q, k):
-    """Logarithm of every query's weight of every key, up to a constant per query, from the mechanism's own log phi."""
+    """Logarithm of every query's weight of every key, up to a constant per query, from the mechanism's own log2 phi."""
     log_phi_q, log_phi_k = mechanism.features(q, queries=True), mechanism.features(k, queries=False)
-    return torch.logsumexp(log_phi_q.unsqueeze(3) + log_phi_k.unsqueeze(2), dim=-1)
+    return torch.logsumexp((log_phi_q.unsqueeze(3) + log_phi_k.unsqueeze(2)) / LOG2_E, dim=-1)
