@@ -131,7 +131,8 @@ class Additive(Attention):
             phi_k_BHLM.masked_fill_(dropped_B1L1, -torch.inf if self.logarithmic else 0.0)
         if self.logarithmic:
             scale_BHM = phi_k_BHLM.detach().amax(dim=2).clamp_min(LOG_OF_NOTHING)
-            return KeySums(*_Summed.apply(phi_k_BHLM, v_BHLE, scale_BHM), scale_BHM)
+            s_BHME, z_BHM = _Summed.apply(phi_k_BHLM, v_BHLE, scale_BHM)
+            return KeySums(s_BHME, z_BHM, scale_BHM)
         scale_BHM = torch.zeros_like(phi_k_BHLM[:, :, 0])
         return KeySums(phi_k_BHLM.transpose(2, 3) @ v_BHLE, phi_k_BHLM.sum(dim=2), scale_BHM)
 
