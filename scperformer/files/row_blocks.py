@@ -1,13 +1,18 @@
 """Read a matrix of cells block by block, from memory or from disk, so that its size does not matter."""
 
 import logging
+import shutil
+import tempfile
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import h5py
 import numpy as np
 from anndata.abc import CSCDataset, CSRDataset
 from scipy import sparse
+
+from scperformer.errors import InputError
 
 log = logging.getLogger(__name__)
 
@@ -16,17 +21,16 @@ Matrix: TypeAlias = sparse.csr_matrix | sparse.csc_matrix | np.ndarray
 PART_VALUES = 1 << 20  # values of a CSC matrix on disk that are read at a time
 BLOCK_VALUES = 1 << 22  # stored values (of a dense matrix: entries) in a block; some 50 MB of memory
 MAX_BLOCK_CELLS = 8192
-PART_BLOCKS = 4  # blocks of a CSC matrix on disk that are in memory; each 4 blocks take one pass over the file
-MANY_PASSES = 10  # from this number on, a log line recommends how to avoid them
+MANY_BYTES = 10**9  # of a temporary file, from which on a log line names its folder
 
 
 class Rows:
     """A matrix, cells x genes, with a block of rows in memory at a time.
 
     In memory it is sparse or dense; on disk it is opened by `anndata.io.sparse_dataset`, or an array of h5py or zarr.
-    One that is stored by columns (CSC) is converted to rows: in memory once, on disk by reading all of it for each part
-    of the rows. A `ValueError`, here or when a block is read, refuses sparse arrays that do not fit each other or point
-    outside of the matrix: compiled code would read foreign memory there.
+    One that is stored by columns (CSC) is converted to rows once: in memory, or on disk in a temporary file. A
+    `ValueError`, here or when a block is read, refuses sparse arrays that do not fit each other or point outside of the
+    matrix: compiled code would read foreign memory there.
     """
 
     def __init__(self, matrix: Any):
@@ -40,7 +44,6 @@ class Rows:
         self._on_disk = not sparse.issparse(matrix) and not isinstance(matrix, np.ndarray)
         self._columns: _Columns | None = None  # of a CSC matrix on disk
         self._only: Matrix | None = None  # the block of a small matrix on disk: several steps look at it
-        self._part: tuple[int, sparse.csr_matrix] | None = None  # of it, in memory now: the first row, and the rows
 
     @property
     def by_columns(self) -> bool:
@@ -62,8 +65,10 @@ class Rows:
 
     def block(self, start: int, stop: int) -> Matrix:
         """Return rows `start` to `stop`: CSR, or an array if the matrix is dense; not to be changed."""
-        if isinstance(self.matrix, CSCDataset):  # keeps a part itself
-            return self._from_columns(start, stop)
+        if isinstance(self.matrix, CSCDataset):
+            if self._columns is None:
+                self._columns = _Columns(self.matrix.group, self.shape, self.block_cells)
+            return self._columns.rows(start, stop)
         if self._on_disk and 0 < self.shape[0] <= self.block_cells:
             if self._only is None:
                 self._only = self._read(0, self.shape[0])
@@ -94,60 +99,56 @@ class Rows:
                 found.append(sparse.csr_matrix(self.block(start, stop)[rows[first:last] - start], dtype=np.float64))
         return sparse.vstack(found, "csr")
 
-    def _from_columns(self, start: int, stop: int) -> sparse.csr_matrix:
-        """Return rows of a CSC matrix on disk, from a part of several blocks for which all of it is read once."""
-        if self._columns is None:
-            self._columns = _Columns(self.matrix.group, self.shape)
-            passes = -(-self.shape[0] // (PART_BLOCKS * self.block_cells))
-            if passes >= MANY_PASSES:
-                log.info("stored by columns (CSC): read %d times; files with adata.X.tocsr() are read once", passes)
-        if self._part is None or not self._part[0] <= start < stop <= self._part[0] + self._part[1].shape[0]:
-            self._part = None  # not both in memory
-            last = min(max(stop, start + PART_BLOCKS * self.block_cells), self.shape[0])
-            self._part = start, self._columns.rows(start, last)
-        first, rows = self._part
-        return rows[start - first : stop - first]
-
 
 class _Columns:
-    """CSC arrays on disk, converted to rows a part of the values at a time; only the rows are in memory."""
+    """CSC arrays on disk, whose values are first sorted by blocks of rows, into a temporary file."""
 
-    def __init__(self, group: h5py.Group, shape: tuple[int, int]):
-        self.group, self.shape = group, shape
-        self.indptr = np.asarray(group["indptr"])
-        self.num_values = group["indices"].shape[0]
-        unfit = self.num_values != group["data"].shape[0] or self.indptr[0] != 0 or self.indptr[-1] != self.num_values
-        if len(self.indptr) != shape[1] + 1 or unfit or (np.diff(self.indptr) < 0).any():
+    def __init__(self, group: h5py.Group, shape: tuple[int, int], block_cells: int):
+        self.shape, self.block_cells = shape, block_cells
+        indices, data, indptr = group["indices"], group["data"], np.asarray(group["indptr"])
+        num_values = indices.shape[0]
+        unfit = num_values != data.shape[0] or indptr[0] != 0 or indptr[-1] != num_values
+        if len(indptr) != shape[1] + 1 or unfit or (np.diff(indptr) < 0).any():
             raise ValueError("indptr does not fit the matrix")
-        lengths = np.zeros(shape[0], dtype=np.int64)
-        for _, rows in self._parts():
-            if len(rows) and not (rows.min() >= 0 and rows.max() < shape[0]):
+        self.entry = np.dtype([("row", np.int32), ("column", np.int32), ("value", data.dtype)])
+        num_bytes, where = num_values * self.entry.itemsize, tempfile.gettempdir()
+        if num_bytes > shutil.disk_usage(where).free:
+            expected = f"{num_bytes / 1e9:.1f} GB there to sort a matrix that is stored by columns (CSC)"
+            remedy = (
+                "free some, set TMPDIR to a folder of a larger disk, or save the file with adata.X = adata.X.tocsr()"
+            )
+            raise InputError(f"too little room in {where}", expected, remedy)
+        if num_bytes >= MANY_BYTES:
+            log.info("stored by columns (CSC): sorted by rows in a file of %.1f GB in %s", num_bytes / 1e9, where)
+        parts = [slice(begin, begin + PART_VALUES) for begin in range(0, num_values, PART_VALUES)]
+        sizes = np.zeros(-(-shape[0] // block_cells), dtype=np.int64)
+        for part in parts:
+            rows = np.asarray(indices[part])
+            if not (rows.min() >= 0 and rows.max() < shape[0]):
                 raise ValueError("indices outside of the matrix")
-            lengths += np.bincount(rows, minlength=shape[0])
-        self.starts = np.concatenate([[0], np.cumsum(lengths)])
-
-    def _parts(self) -> Iterator[tuple[slice, np.ndarray]]:
-        for begin in range(0, self.num_values, PART_VALUES):
-            part = slice(begin, begin + PART_VALUES)
-            yield part, np.asarray(self.group["indices"][part])
+            sizes += np.bincount(rows // block_cells, minlength=len(sizes))
+        self.starts = np.concatenate([[0], np.cumsum(sizes)])
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115  # it is deleted with this object
+        free = self.starts[:-1].copy()  # where the next value of each block goes
+        for part in parts:
+            rows = np.asarray(indices[part])
+            entries, blocks = np.empty(len(rows), dtype=self.entry), rows // block_cells
+            entries["row"], entries["value"] = rows, data[part]
+            entries["column"] = np.searchsorted(indptr, part.start + np.arange(len(rows)), side="right") - 1
+            entries = entries[np.argsort(blocks, kind="stable")]
+            begins = np.concatenate([[0], np.cumsum(np.bincount(blocks))])
+            for block, (begin, end) in enumerate(pairwise(begins)):
+                self.file.seek(free[block] * self.entry.itemsize)
+                self.file.write(entries[begin:end].tobytes())
+                free[block] += end - begin
 
     def rows(self, start: int, stop: int) -> sparse.csr_matrix:
-        """Return rows `start` to `stop`, their values in the order of the columns."""
-        indptr = self.starts[start : stop + 1] - self.starts[start]
-        free = indptr[:-1].copy()  # where the next value of each row goes
-        data = np.empty(indptr[-1], dtype=self.group["data"].dtype)
-        columns = np.empty(indptr[-1], dtype=np.int32)
-        for part, rows in self._parts():
-            wanted = np.flatnonzero((rows >= start) & (rows < stop))
-            wanted = wanted[np.argsort(rows[wanted], kind="stable")]
-            row = rows[wanted] - start
-            # Values of one row lie side by side now: each goes to the next free place of its row.
-            first = np.flatnonzero(np.diff(row, prepend=-1))
-            lengths = np.diff(np.append(first, len(row)))
-            places = np.arange(len(row)) + np.repeat(free[row[first]] - first, lengths)
-            data[places] = np.asarray(self.group["data"][part])[wanted]
-            columns[places] = np.searchsorted(self.indptr, part.start + wanted, side="right") - 1
-            free[row[first]] += lengths
-        rows = sparse.csr_matrix((data, columns, indptr), shape=(stop - start, self.shape[1]))
-        rows.sum_duplicates()
-        return rows
+        """Return rows `start` to `stop`."""
+        first, last = start // self.block_cells, -(-stop // self.block_cells)
+        begin, end = self.starts[[first, last]] * self.entry.itemsize
+        self.file.seek(begin)
+        entries = np.frombuffer(self.file.read(end - begin), dtype=self.entry)
+        before = first * self.block_cells
+        shape = (min(last * self.block_cells, self.shape[0]) - before, self.shape[1])
+        x = sparse.csr_matrix((entries["value"], (entries["row"] - before, entries["column"])), shape=shape)
+        return x if (start - before, stop - before) == (0, shape[0]) else x[start - before : stop - before]

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import anndata as ad
 import h5py
@@ -102,7 +103,7 @@ def _mixed_within_columns(x):
     return sparse.csc_matrix((x.data[order], x.indices[order], x.indptr), shape=x.shape)
 
 
-def test_columns_on_disk_are_read_in_several_passes(counts_adata, tmp_path, monkeypatch):
+def test_columns_on_disk_are_sorted_by_rows(counts_adata, tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "BLOCK_VALUES", 300)
     monkeypatch.setattr(rows, "PART_VALUES", 1000)
     path = tmp_path / "csc.h5ad"
@@ -115,6 +116,10 @@ def test_columns_on_disk_are_read_in_several_passes(counts_adata, tmp_path, monk
         np.testing.assert_array_equal(sparse.vstack(blocks).toarray(), counts_adata.X.toarray())
         wanted = np.array([0, 3, 77, 119])
         np.testing.assert_array_equal(found.some(wanted).toarray(), counts_adata.X[wanted].toarray())
+        np.testing.assert_array_equal(found.block(2, 33).toarray(), counts_adata.X[2:33].toarray())
+        monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
+        with pytest.raises(InputError, match=r"^too little room in .*; expected 0\.\d GB there .*set TMPDIR"):
+            rows.Rows(ad.io.sparse_dataset(file["X"])).block(0, 1)
 
 
 @pytest.mark.slow
