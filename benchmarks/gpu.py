@@ -43,10 +43,11 @@ from scperformer.training.learner import train_network
 from scperformer.training.trainer import TABLE
 
 PRESETS = {
-    "scbert": ["model=scbert", "model.positions=gene", "model.checkpointing=false"],
+    "scbert": ["model=scbert", "model.positions=gene"],
+    "scbert model.checkpointing=false": ["model=scbert", "model.positions=gene", "model.checkpointing=false"],
     "base": ["model=base", "model.wide=false"],
 }
-NUM_CELLS = {"scbert": 2048, "base": 4096}  # a few seconds of work each
+NUM_CELLS = dict.fromkeys(PRESETS, 2048) | {"base": 4096}  # a few seconds of work each
 FLOAT32_CELLS = 240  # in float32 they take several times as long
 THEIRS, OURS = "performer-pytorch", "scperformer"
 PRECISIONS = ("float32", "tf32", "bf16")  # tf32: float32 whose products may round their factors to 10 bits
