@@ -12,7 +12,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, hstack
 
 from scperformer.metrics import negative_log_likelihood
-from scperformer.model import LENGTH
+from scperformer.model import view
 from scperformer.network import LinearModel
 from scperformer.progress import progress
 
@@ -61,15 +61,6 @@ class Recipe:
     c: float  # inverse strength of the L2 penalty
     class_weights: str  # as in `fit_logistic`
     weighting: str  # of genes, as in `gene_weights`
-
-
-def view(x: csr_matrix, power: float) -> csr_matrix:
-    """Raise expression (CSR float32, N x G) to a power, with each cell scaled to length 20; empty cells stay 0."""
-    values = x.data**power
-    cells = np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
-    lengths = np.sqrt(np.bincount(cells, values.astype(np.float64) ** 2, minlength=x.shape[0]))
-    values *= (LENGTH / lengths[cells]).astype(np.float32)
-    return csr_matrix((values, x.indices, x.indptr), shape=x.shape)
 
 
 def gene_weights(x: csr_matrix, labels: np.ndarray, how: str) -> np.ndarray:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, dropout, relu
 
 from scperformer.config import HeadConfig
-from scperformer.fitting.linear import view
+from scperformer.model import view
 from scperformer.network import Head, seed_of
 
 NUM_STEPS, BATCH_CELLS = 600, 128  # of the head's training: steps, as few cells need as many as many cells

@@ -22,7 +22,7 @@ from scperformer.model.folder import (
 )
 from scperformer.model.held_out import HELD_OUT, HeldOut
 from scperformer.model.kept import CELLS, KeptCells
-from scperformer.model.linear import LENGTH, TINY, linear_contributions
+from scperformer.model.linear import LENGTH, TINY, linear_contributions, view
 from scperformer.model.registry import (
     MOST_REGISTRY,
     Entry,

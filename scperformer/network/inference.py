@@ -14,14 +14,18 @@ from functools import cache
 
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix
+from torch.nn.functional import pad
 
 from scperformer.errors import InputError
 from scperformer.memory import KEPT, freed_memory
-from scperformer.network.batches import MAX_BATCH_TOKENS, Cells, ahead, cells_at, prediction_batches
+from scperformer.model import view
+from scperformer.network.batches import MAX_BATCH_TOKENS, Cells, ahead, cells_at, prediction_batches, row_subset
 from scperformer.network.network import CellTypeModel
 from scperformer.network.tokens import Batch
 
 FIXED_TOKENS, MAX_FIXED_CELLS = 2**12, 64  # limits of a prediction batch on a CPU
+SUMMED_CELLS = 256  # of a network without layers that are predicted at a time
 GPU_BATCH_TOKENS = 2**18  # 12 cells of scBERT's length, with padding: with fewer, an H100 waits for the next operation
 BYTES_OF_TOKEN = 2**15  # bytes of GPU memory for each token, at scBERT's sizes in float32
 SIZE = 256  # of the trial product
@@ -148,6 +152,11 @@ def predict_cells(
             return logits_BC.float().softmax(-1), embedding_BD.float()
 
     network.eval().to(device)
+    if device == "cpu" and precision == "32-true" and network.is_sums:
+        with torch_state_kept(threads=1):
+            proba, embedding = _predict_sums(network, cells.x, num_threads, done)
+        network.train(was_training)
+        return proba, embedding
     batches = list(prediction_batches(cells.lengths, batch_size, most_tokens))
     with torch_state_kept(threads=1), fast_cpu(device), seeing_genes_of(network, cells):
         if device == "cpu":
@@ -164,6 +173,48 @@ def predict_cells(
     network.train(was_training).cpu()
     order = np.argsort(np.concatenate([rows for rows, _ in batches]))
     return proba[order], embedding[order]
+
+
+def _predict_sums(
+    network: CellTypeModel, x: csr_matrix, num_threads: int, done: Callable[[int], None] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """`predict_cells` for a network without layers: sparse products take a fifth of the time that tokens take.
+
+    SciPy adds up the genes of a cell in their order, so the sums do not depend on the other cells.
+    """
+    wide, encoder = network.wide, None if network.wide_alone else network.encoder
+    views: list[tuple[float, np.ndarray]] = []
+    if wide is not None:
+        weights_GVC = wide.weight.weight[:-1].detach().unflatten(-1, (len(wide.powers), -1)).numpy()
+        views = [(power, np.ascontiguousarray(weights_GVC[:, i])) for i, power in enumerate(wide.powers)]
+    head_cells = 1 if network.one_by_one else MAX_FIXED_CELLS  # whatever their number: last bits depend on it
+
+    def predicted(first: int) -> tuple[torch.Tensor, torch.Tensor]:
+        some = row_subset(x, np.arange(first, min(first + SUMMED_CELLS, x.shape[0])))
+        num_cells = some.shape[0]
+        with torch.inference_mode():
+            logits_BC = torch.zeros(num_cells, network.num_labels)
+            for power, weight in views:
+                logits_BC += torch.from_numpy(view(some, power) @ weight)
+            if wide is not None:
+                logits_BC += wide.bias
+            embedding_BD = logits_BC
+            if encoder is not None:
+                assert encoder.embedding.gene is not None
+                vectors_GD = encoder.embedding.gene.weight[:-1].numpy()
+                pooled_BD = torch.from_numpy(view(some, 1.0) @ vectors_GD) - network.pool.centre_D
+                filled_BD = pad(pooled_BD, (0, 0, 0, -num_cells % head_cells))
+                heads = zip(*map(network.head, filled_BD.split(head_cells)), strict=True)
+                deep_BC, embedding_BD = (torch.cat(parts)[:num_cells] for parts in heads)
+                logits_BC = logits_BC + deep_BC
+            if done is not None:
+                done(num_cells)
+            return logits_BC.softmax(-1), embedding_BD
+
+    with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        parts = list(pool.map(predicted, range(0, x.shape[0], SUMMED_CELLS)))
+    proba, embedding = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
+    return proba, embedding
 
 
 def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -166,6 +166,13 @@ class CellTypeModel(nn.Module):
             self.head.labels.bias.mul_(deep)
 
     @property
+    def is_sums(self) -> bool:
+        """Whether both branches start from sums over the genes that a cell expresses: there are no layers."""
+        if self.encoder is None or self.wide_alone:
+            return True
+        return self.encoder.embedding.expression is None and self.pool.name == "weighted"
+
+    @property
     def one_by_one(self) -> bool:
         """Whether a cell needs a batch of its own, so that its bits do not depend on other cells."""
         # A row of a product gets the same bits at any position if all widths are multiples of 16 and at most a few

@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from scipy.sparse import csr_matrix
+import torch
+from scipy.sparse import csr_matrix, vstack
 from scipy.special import log_softmax
 
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig
@@ -70,6 +73,30 @@ def test_a_call_of_the_pooled_encoder_does_not_depend_on_the_other_cells(fitted)
         some, vectors = predict_cells(network, Cells(x[rows], TokensConfig()), 3)
         np.testing.assert_array_equal(some, proba[rows])
         np.testing.assert_array_equal(vectors, embedding[rows])
+
+
+@pytest.mark.parametrize("case", ["both", "linear branch", "encoder", "encoder left out", "odd width"])
+def test_sums_over_genes_are_what_the_tokens_give(case):
+    """Random weights; 600 cells are several pieces, and the first expresses nothing."""
+    x, _ = made_cells(600, seed=3)
+    x = vstack([csr_matrix((1, 300), dtype=np.float32), x], "csr").astype(np.float32)
+    model = replace(MODEL, wide=case != "encoder", deep=case != "linear branch", dim=33 if case == "odd width" else 32)
+    torch.manual_seed(0)
+    network = CellTypeModel(300, 3, tokens=TokensConfig(), model=model, attention={"name": "favor"}, head=HEAD).eval()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    network.wide_alone |= case == "encoder left out"
+    assert network.is_sums
+    cells = Cells(x, TokensConfig())
+    with torch.no_grad():
+        logits, embedding = network(cells.batch(np.arange(601)))
+    proba, vectors = predict_cells(network, cells, 64)
+    # A logit of size 5 is a sum of about 600 products in float32.
+    np.testing.assert_allclose(proba, logits.softmax(-1), atol=1e-5)
+    np.testing.assert_allclose(vectors, embedding, rtol=1e-4, atol=1e-4)
+    assert len(np.unique(proba, axis=0)) == 601
+    some, _ = predict_cells(network, Cells(x[100:103], TokensConfig()), 64)
+    np.testing.assert_array_equal(some, proba[100:103])
 
 
 def test_a_branch_that_is_off_has_no_scale():
