@@ -209,7 +209,7 @@ class PredictConfig(_ModelOptions):
     key_added: str = option("scperformer", NAME)  # prefix of everything that is written
     batch_size: int = option(64, ONE_OR_MORE)  # cells per batch on a GPU; on a CPU the length of the cells decides
     threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch, each with a batch of its own: more need more memory
-    device: str = choice("auto", "cpu", "cuda")  # where the model runs
+    device: str = choice("auto", "cpu", "cuda")  # where layers of attention run; a model without them needs no GPU
     precision: str = choice("32-true", "bf16-mixed")  # bf16-mixed: on a GPU or a CPU that computes in bfloat16
     # share of cells like the reference's that are flagged as unknown, as they look like none of the labels; 0: no cell
     false_alarms: float = option(0.05, BELOW_ONE)
