@@ -72,12 +72,16 @@ def test_rank_of_the_genes(conditions, data):
 
 
 def test_tasks_between_studies_have_coarse_labels_and_no_common_cell(conditions, data):
-    first, second = (conditions.read_pair(task, data, seed=0) for task in conditions.TASKS if task.query)
+    tasks = [task for task in conditions.TASKS if task.query]
+    first, second, agreed, _ = (conditions.read_pair(task, data, seed=0) for task in tasks)
     assert first.reference.n_obs == 120
     assert set(first.reference.obs[conditions.LABEL]) == {"CD4 T", "Monocyte", "B"}
     assert first.truth.tolist() == np.resize(["CD4 T", "Monocyte", "B"], 50).tolist()
     assert list(first.query.obs) == []
     assert second.truth.tolist() == first.truth.tolist()[20:]
+    assert agreed.truth.tolist() == np.resize(["T", "Monocyte or DC", "B"], 50).tolist()
+    assert set(agreed.reference.obs[conditions.LABEL]) == {"T", "Monocyte or DC", "B"}
+    assert {row.regime for row in conditions.rows_of(tasks[2])} == {"studies, agreed"}
 
 
 def test_log_normalised_is_scanpys_with_absent_genes_as_zeros(conditions, counts_adata):
