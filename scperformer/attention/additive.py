@@ -34,6 +34,14 @@ SPAN = 1024  # tokens whose features exist at a time
 CAUSAL_CHUNK = 32  # tokens whose L x L x M weights exist at a time
 
 
+def power_of_2(x: Tensor) -> Tensor:
+    """Overwrite numbers of B cells by 2^x; no bit depends on the place of a cell in memory."""
+    # torch computes the last numbers of a tensor, fewer than two vectors of 16, one by one, and rounds them otherwise.
+    if len(x) == 1 or x.numel() % 32 == 0:
+        return x.exp2_()
+    return x.mul_(LN_2).exp_()
+
+
 @dataclass
 class KeySums:
     """Sums over some keys, divided by 2^scale per feature: s = sum phi(k) v^T, z = sum phi(k)."""
@@ -45,7 +53,7 @@ class KeySums:
     def __add__(self, other: "KeySums") -> "KeySums":
         """The sums over both sets of keys."""
         scale_BHM = torch.maximum(self.scale_BHM, other.scale_BHM)
-        mine_BHM, theirs_BHM = torch.exp2(self.scale_BHM - scale_BHM), torch.exp2(other.scale_BHM - scale_BHM)
+        mine_BHM, theirs_BHM = power_of_2(self.scale_BHM - scale_BHM), power_of_2(other.scale_BHM - scale_BHM)
         s_BHME = self.s_BHME * mine_BHM.unsqueeze(-1) + other.s_BHME * theirs_BHM.unsqueeze(-1)
         return KeySums(s_BHME, self.z_BHM * mine_BHM + other.z_BHM * theirs_BHM, scale_BHM)
 
@@ -67,7 +75,7 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, log_phi_BHLM, v_BHLE, scale_BHM):
-        phi_BHLM = log_phi_BHLM.sub_(scale_BHM.unsqueeze(2)).exp2_()  # in place: half the time goes to memory otherwise
+        phi_BHLM = power_of_2(log_phi_BHLM.sub_(scale_BHM.unsqueeze(2)))
         ctx.save_for_backward(phi_BHLM, v_BHLE)
         return phi_BHLM.transpose(2, 3) @ v_BHLE, phi_BHLM.sum(dim=2)
 
@@ -84,7 +92,7 @@ class _Averaged(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, a_BHLM, rows_BHME):
-        w_BHLM = a_BHLM.sub_(a_BHLM.amax(dim=-1, keepdim=True)).exp2_()
+        w_BHLM = power_of_2(a_BHLM.sub_(a_BHLM.amax(dim=-1, keepdim=True)))
         total_BHL1 = w_BHLM.sum(dim=-1, keepdim=True)
         out_BHLE = (w_BHLM @ rows_BHME).div_(total_BHL1)
         ctx.save_for_backward(w_BHLM, total_BHL1, rows_BHME, out_BHLE)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from scperformer.attention.additive import LOG2_E, LOG_OF_NOTHING, Additive, KeySums
+from scperformer.attention.additive import LOG2_E, LOG_OF_NOTHING, Additive, KeySums, power_of_2
 from scperformer.attention.base import AttentionOptions, Sizes, widened
 from scperformer.config import ONE_OR_MORE, ZERO_OR_MORE, choice, option, require
 
@@ -233,9 +233,11 @@ class Favor(Additive):
             return x_BHLE * factor
         if self.options.projection == "fastfood":
             return self.fastfood(x_BHLE * factor)
-        # Both matrices have the layout in which products are fastest, and as many dimensions as `x`: otherwise `matmul`
-        # would turn them around to have one product for all heads.
-        directions_ME, shape = self.directions_ME.to(x_BHLE.dtype) * factor, (*x_BHLE.shape[:2], -1, -1)
+        # Matrices have the layout in which products are fastest. Those of a single cell have as many dimensions as `x`:
+        # otherwise `matmul` would copy its heads into one product. With several cells it should: the last bits of
+        # products apart would depend on the place of a cell in memory.
+        directions_ME = self.directions_ME.to(x_BHLE.dtype) * factor
+        shape = (*x_BHLE.shape[:2], -1, -1) if len(x_BHLE) == 1 else (-1, -1)
         if queries or torch.is_grad_enabled():
             return x_BHLE @ directions_ME.T.contiguous().expand(shape)
         # Sums and maxima of keys run over the tokens: they take a tenth less time if tokens are last in memory.
@@ -275,13 +277,14 @@ class PublishedFavor(Favor):
 
     def read(self, q_BHLE: Tensor, sums: KeySums) -> Tensor:
         epsilon = self.options.floor
-        factor_BHM = torch.exp2(sums.scale_BHM[..., :-2] - sums.scale_BHM[..., -1:])
+        factor_BHM = power_of_2(sums.scale_BHM[..., :-2] - sums.scale_BHM[..., -1:])
         s_BHME = sums.s_BHME[:, :, :-2] * factor_BHM.unsqueeze(-1) + epsilon * sums.s_BHME[:, :, -2:-1]
         z_BHM = sums.z_BHM[..., :-2] * factor_BHM + epsilon * sums.z_BHM[..., -2:-1]
         with torch.autocast(q_BHLE.device.type, enabled=False):
             phi_q_BHLM = self.projected(widened(q_BHLE), queries=True)
             largest_BHL1 = phi_q_BHLM.detach().amax(dim=-1, keepdim=True)
-            phi_q_BHLM.add_(self.log_norm(widened(q_BHLE)) - largest_BHL1).exp2_()  # the sums below add epsilon
+            phi_q_BHLM = power_of_2(phi_q_BHLM.add_(self.log_norm(widened(q_BHLE)) - largest_BHL1))
+            # the sums add epsilon
             mixed_BHLE = phi_q_BHLM @ s_BHME + epsilon * s_BHME.sum(dim=2, keepdim=True)
             total_BHL1 = phi_q_BHLM @ z_BHM.unsqueeze(-1) + epsilon * z_BHM.sum(-1)[..., None, None]
             out_BHLE = mixed_BHLE / total_BHL1.masked_fill(total_BHL1 == 0, 1.0)
