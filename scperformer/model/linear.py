@@ -14,7 +14,7 @@ def view(x: csr_matrix, power: float) -> csr_matrix:
     values = x.data**power
     cells = np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
     lengths = np.sqrt(np.bincount(cells, values.astype(np.float64) ** 2, minlength=x.shape[0]))
-    values *= (LENGTH / lengths[cells]).astype(np.float32)
+    values *= (LENGTH / np.maximum(lengths, TINY)[cells]).astype(np.float32)
     return csr_matrix((values, x.indices, x.indptr), shape=x.shape)
 
 

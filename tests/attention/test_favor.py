@@ -10,6 +10,7 @@ from support.mechanisms import E, inputs, kept, make
 from support.twins import favor, favor_matrix, published_favor, softmax
 
 from scperformer.attention import make_attention
+from scperformer.attention.additive import power_of_2
 from scperformer.attention.base import Sizes
 from scperformer.attention.favor import Fastfood, gaussian_directions, hadamard
 from scperformer.config.groups import ModelConfig, TokensConfig
@@ -26,6 +27,16 @@ def test_favor_is_accurate_where_the_published_stabilisers_are_not():
     torch.testing.assert_close(kept(mechanism(*given), keep).double(), exact, rtol=0, atol=1e-3)
     published = kept(published_favor(mechanism, *given, epsilon=1e-4), keep).double()
     assert (published - exact).abs().mean() > 0.2  # its floor of 1e-4 drowns almost every key
+
+
+@pytest.mark.parametrize("cells", [1, 3, 8])
+def test_powers_of_2_do_not_depend_on_the_place_in_memory(cells):
+    """The last numbers of a tensor are computed one by one, and torch's exp2 rounds those otherwise."""
+    x = -20 * torch.rand(cells, 5, 31, generator=torch.Generator().manual_seed(0))
+    found = power_of_2(x.clone())
+    torch.testing.assert_close(found, torch.exp2(x.double()).float(), rtol=3e-6, atol=0)  # exponents of 20 in float32
+    for shift in range(cells):
+        assert torch.equal(power_of_2(x.roll(shift, 0).clone()).roll(-shift, 0), found)
 
 
 def test_favor_has_performers_number_of_features():

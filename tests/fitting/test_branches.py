@@ -77,9 +77,10 @@ def test_a_call_of_the_pooled_encoder_does_not_depend_on_the_other_cells(fitted)
 
 @pytest.mark.parametrize("case", ["both", "linear branch", "encoder", "encoder left out", "odd width"])
 def test_sums_over_genes_are_what_the_tokens_give(case):
-    """Random weights; 600 cells are several pieces, and the first expresses nothing."""
+    """Random weights; 600 cells are several pieces, and the first expresses nothing but has a stored 0."""
     x, _ = made_cells(600, seed=3)
-    x = vstack([csr_matrix((1, 300), dtype=np.float32), x], "csr").astype(np.float32)
+    stored = csr_matrix((np.zeros(1, dtype=np.float32), [7], [0, 1]), shape=(1, 300))
+    x = vstack([stored, x], "csr").astype(np.float32)
     model = replace(MODEL, wide=case != "encoder", deep=case != "linear branch", dim=33 if case == "odd width" else 32)
     torch.manual_seed(0)
     network = CellTypeModel(300, 3, tokens=TokensConfig(), model=model, attention={"name": "favor"}, head=HEAD).eval()
