@@ -1,5 +1,6 @@
-"""The saved model as plain data, without torch: folder, with kept, held_out (and arrays), linear; registry."""
+"""The saved model as plain data, without torch: folder, with kept, held_out (and arrays), linear; registry, archive."""
 
+from scperformer.model.archive import ARCHIVES, EXTRAS, copy_from_archive
 from scperformer.model.folder import (
     BRANCHES,
     CARD,

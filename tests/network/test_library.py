@@ -1,16 +1,12 @@
 """Models from elsewhere: a sound one is imported and found by its name, anything else is refused on one line."""
 
 import dataclasses
-import gzip
 import hashlib
-import io
 import json
 import os
 import re
 import shutil
-import tarfile
 import threading
-import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,13 +17,9 @@ from scperformer.errors import InputError
 from scperformer.files import sha256
 from scperformer.model.folder import INFO, PACKAGED, library_folder, load_bundle, resolve_model, save_bundle
 from scperformer.model.registry import read_registry, registry_place
-from scperformer.network import library as imports
-from scperformer.network.library import import_model, unpack
+from scperformer.network.library import import_model
 
 KINDS = {"zip": "zip", "tar": "tar", "tar.gz": "gztar"}
-# Python before 3.11.4 has no filter for tar archives: they are refused there.
-filtered = pytest.mark.skipif(not hasattr(tarfile, "data_filter"), reason="this Python cannot unpack tar safely")
-ENDINGS = [pytest.param(ending, marks=[filtered] if "tar" in ending else []) for ending in KINDS]
 
 
 @pytest.fixture
@@ -173,145 +165,6 @@ def test_an_encoder_is_imported(model, library, command, tmp_path):
     assert command("models", "import", "enc").code == 0
     ran = command("models", "list")
     assert "enc: encoder without labels" in ran.out
-
-
-# --- archives: sound ones are unpacked, any other is refused on one line and writes nothing outside
-
-
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / INFO).write_text("{}")
-    (folder / "weights").write_bytes(bytes(range(256)) * 40)
-    return folder
-
-
-def unpacked(path: Path) -> Path:
-    target = path.parent / "target"
-    target.mkdir(exist_ok=True)
-    return unpack(path, target)
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_an_archive_gives_the_folder_that_was_packed(ending, folder):
-    folder = unpacked(packed(folder, ending))
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
-        file.name: file.read_bytes() for file in folder.iterdir()
-    }
-
-
-def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname, info.size = kind, link, 1 if kind == tarfile.REGTYPE else 0
-    return info
-
-
-HOSTILE = {
-    "parent": (entry("../../evil"), "lies outside"),
-    "absolute": (entry("/etc/evil"), "lies outside"),
-    "symlink": (entry("m/link", tarfile.SYMTYPE, "/etc/passwd"), "absolute path"),
-    "symlink to a parent": (entry("m/link", tarfile.SYMTYPE, "../../secret"), "outside the destination"),
-    "hard link": (entry("m/link", tarfile.LNKTYPE, "../secret"), "outside the destination"),
-    "device": (entry("m/dev", tarfile.CHRTYPE), "is a special file"),
-    "pipe": (entry("m/pipe", tarfile.FIFOTYPE), "is a special file"),
-    "two models": (entry("n/bundle.json"), "2 bundle.json in it"),
-}
-
-
-@filtered
-@pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_tar(case, folder, tmp_path):
-    extra, reason = HOSTILE[case]
-    (tmp_path / "secret").write_text("x")
-    with tarfile.open(tmp_path / "bad.tar.gz", "w:gz") as file:
-        file.add(folder, "m")
-        file.addfile(extra, io.BytesIO(b"x" * extra.size))
-    with pytest.raises(InputError, match=reason):
-        unpacked(tmp_path / "bad.tar.gz")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.tar.gz", "model", "secret", "target"]
-
-
-@pytest.mark.parametrize("name", ["../evil", "/evil", "m/../../evil"])
-def test_hostile_zip(name, folder):
-    path = packed(folder, "zip")
-    with zipfile.ZipFile(path, "a") as file:
-        file.writestr(name, "x")
-    with pytest.raises(InputError, match="lies outside"):
-        unpacked(path)
-
-
-def test_a_link_in_a_zip_is_a_plain_file(tmp_path):
-    with zipfile.ZipFile(tmp_path / "model.zip", "w") as file:
-        link = zipfile.ZipInfo("m/bundle.json")
-        link.external_attr = 0o120777 << 16
-        file.writestr(link, "/etc/passwd")
-    found = unpacked(tmp_path / "model.zip") / INFO
-    assert not found.is_symlink()
-    assert found.read_text() == "/etc/passwd"
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("share", [0.3, 0.7, 0.98])
-def test_cut_archives(ending, share, folder):
-    path = packed(folder, ending)
-    content = path.read_bytes()
-    path.write_bytes(content[: int(share * len(content))])
-    if ending != "zip" and share > 0.9:
-        assert (unpacked(path) / "weights").stat().st_size == 256 * 40  # a tar archive ends with zeros
-        return
-    with pytest.raises(InputError, match="cannot be unpacked"):
-        unpacked(path)
-
-
-def test_a_zip_of_zeros_is_refused_before_anything_is_unpacked(tmp_path):
-    with zipfile.ZipFile(tmp_path / "bomb.zip", "w") as file:
-        file.writestr("m/bundle.json", "{}")
-        file.writestr("m/model.safetensors", "0")
-        file.infolist()[-1].file_size = 800 * 10**6  # as the directory of the archive declares it
-    with pytest.raises(InputError, match="more than 1,000 files or 536,870,912 bytes"):
-        unpacked(tmp_path / "bomb.zip")
-    assert list((tmp_path / "target").iterdir()) == []
-
-
-def test_a_zip_that_declares_less_than_it_holds(tmp_path):
-    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("m/bundle.json", "{}")
-        file.writestr("m/model.safetensors", bytes(10**7))
-        file.infolist()[-1].file_size = 100
-    with pytest.raises(InputError, match="cannot be unpacked"):
-        unpacked(tmp_path / "bomb.zip")
-    assert sum(path.stat().st_size for path in (tmp_path / "target").rglob("*") if path.is_file()) <= 102
-
-
-@filtered
-def test_declared_sizes_and_numbers_of_files_are_limited(folder, monkeypatch):
-    monkeypatch.setattr(imports, "MOST_BYTES", 10**4)
-    for ending in ("zip", "tar.gz"):
-        with pytest.raises(InputError, match="more than 1,000 files or 10,000 bytes"):
-            unpacked(packed(folder, ending))
-    monkeypatch.setattr(imports, "MOST_BYTES", 10**6)
-    monkeypatch.setattr(imports, "MOST_FILES", 1)
-    with pytest.raises(InputError, match="more than 1 files"):
-        unpacked(packed(folder, "zip"))
-
-
-@filtered
-def test_a_header_of_gigabytes_is_not_read(tmp_path):
-    header = tarfile.TarInfo("m/bundle.json")
-    header.type, header.size = tarfile.XHDTYPE, 2**33
-    with gzip.open(tmp_path / "bomb.tar.gz", "wb") as file:
-        file.write(header.tobuf(tarfile.GNU_FORMAT))
-        file.write(bytes(2**20))
-    with pytest.raises(InputError, match="a header of 8,589,934,592 bytes"):
-        unpacked(tmp_path / "bomb.tar.gz")
-
-
-def test_tar_archives_are_refused_by_a_python_without_their_filter(tmp_path, monkeypatch):
-    monkeypatch.delattr(tarfile, "data_filter", raising=False)
-    (tmp_path / "model.tar").write_bytes(b"x" * 1024)
-    with pytest.raises(InputError, match="cannot unpack tar archives safely"):
-        unpack(tmp_path / "model.tar", tmp_path / "there")
 
 
 # Registries
