@@ -162,12 +162,14 @@ TEXT_OPTIONS = (
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
 FLAGS = {"-m": None, "--cfg": "job", "--config-dir": "FOLDER"}  # of Hydra, each with a value that it takes
 MOST_NAMED = 3  # files in the first line
+# Lightning adds these to the words of the other processes of a ddp run, for programs that Hydra starts.
+FROM_LIGHTNING = ("hydra.run.dir=", "hydra.output_subdir=", "hydra.job.name=")
 CONFIG = "--config"  # its value is a YAML file with options
 SHORT = {"--estimate": "estimate=true", "--json": "json=true"}  # flags that are options
 
 
 def to_overrides(words: list[str], step: str) -> list[str]:
-    """Turn the words after the step, in any order, into overrides, `inputs=[...]` and flags for Hydra.
+    """Turn the words after the step, in any order, into overrides and `inputs=[...]`, and then flags.
 
     Plain words are input files, whatever characters they hold; the first one sets an option of some steps.
     """
@@ -199,7 +201,7 @@ def to_overrides(words: list[str], step: str) -> list[str]:
             if not flags[-1] or (word == "--cfg" and flags[-1] not in ("job", "hydra", "all")):
                 found = f"{word} {flags[-1] or 'without a value'}"
                 raise InputError(found, f"{word} {FLAGS[word]}", "add the value that it takes")
-        elif not OVERRIDE.match(word) or Path(word).is_file():
+        elif not OVERRIDE.match(word) or Path(word).exists():
             files.append(word)
         elif option in TEXT_OPTIONS and value not in ("", "null") and value[0] not in "'\"" and "-m" not in words:
             overrides.append(f"{option}={quoted(value)}")
@@ -275,25 +277,41 @@ def first_line(step: str, words: list[str]) -> str:
     return f"scperformer {step}: {', '.join([*named, *options])}"
 
 
+def own_presets(flags: list[str]) -> Path | None:
+    """Return the folder of --config-dir, or None; refuse one that does not exist."""
+    named = [Path(value) for flag, value in pairwise(flags) if flag == "--config-dir"]
+    if named and not named[-1].is_dir():
+        raise InputError(f"no folder {named[-1]}", "a folder of presets, as in docs/configuration.md", "check its path")
+    return named[-1] if named else None
+
+
 def run_step(name: str, words: list[str]) -> int:
-    """Compose the configuration of a step with Hydra and run the step, once or as a sweep; return the exit code."""
-    from scperformer.config import command_line, hand_to_hydra, make_config, to_config
+    """Make the configuration of a step and run the step, once or as a sweep; return the exit code."""
+    from scperformer.config import command_line, hand_to_hydra, make_config, tree_of_words, yaml_text
 
     overrides = to_overrides(words, name)
-    if "--cfg" not in overrides:
+    num_flags = next((place for place, word in enumerate(overrides) if word in FLAGS), len(overrides))
+    overrides, flags = overrides[:num_flags], overrides[num_flags:]
+    own, shown = own_presets(flags), dict(pairwise(flags)).get("--cfg")
+    if shown is None:
         log.info("%s", first_line(name, words))
-    if "-m" not in overrides:
-        if FLAGS.keys().isdisjoint(overrides):
-            configs = [make_config(name, overrides)]  # at once: Hydra's own main composes twice
-        else:
-            composed: list[Any] = []  # stays empty with --cfg
-            hand_to_hydra(name, overrides, composed.append)
-            configs = [to_config(cfg, name) for cfg in composed]
-        for config in configs:  # not inside of Hydra, which would print errors of its own
-            with command_line(sys.argv[0], name, *words):
-                _run(name, config)
+    elif shown == "job":
+        print(yaml_text(tree_of_words(name, overrides, own)), end="")
         return 0
+    else:
+        hand_to_hydra(name, overrides, ["--cfg", shown], lambda: None, own)
+        return 0
+    if "-m" in flags:
+        return run_sweep(name, words, overrides, own)
+    overrides = [word for word in overrides if not word.startswith(FROM_LIGHTNING)]
+    with command_line(sys.argv[0], name, *words):
+        _run(name, make_config(name, overrides, own))
+    return 0
 
+
+def run_sweep(name: str, words: list[str], overrides: list[str], own: Path | None) -> int:
+    """Run a step once for each combination of values; print the table of the runs, and return the exit code."""
+    from scperformer.config import hand_to_hydra
     from scperformer.sweep import Sweep
 
     option = "hydra.sweep.dir="
@@ -302,16 +320,16 @@ def run_step(name: str, words: list[str]) -> int:
     sweep, program = Sweep(Path(folder)), sys.argv[0]
     presets = [word for pair in pairwise(words) if pair[0] == "--config-dir" for word in pair]
 
-    def run_job(cfg: Any) -> None:
+    def run_job() -> None:
         """Run one job of the sweep, perhaps in a process that a cluster has started under another name."""
-        from scperformer.config import quoted, sweep_job
+        from scperformer.config import command_line, make_config, quoted, sweep_job
 
         set_up_logging()
         folder, chosen = sweep_job()
         log.info("%s: %s", folder, " ".join(word for word in chosen if not word.startswith("inputs=")))
         try:
             with sweep.job(folder, chosen) as wrote:
-                config = to_config(cfg, name)
+                config = make_config(name, chosen, own)
                 config = replace(config, output=str(folder / Path(config.output or STEPS[name][1]).name))
                 wrote(config.output)
                 # The other processes of a ddp run start this job alone, not the sweep again.
@@ -322,7 +340,7 @@ def run_step(name: str, words: list[str]) -> int:
 
     try:
         with sweep.to_its_end():
-            hand_to_hydra(name, overrides, run_job)
+            hand_to_hydra(name, overrides, ["-m"], run_job, own)
     finally:
         if sweep.rows:
             print(sweep.markdown(), flush=True)

@@ -22,11 +22,19 @@ class InputError(ValueError):
     """
 
     def __init__(self, found: str, expected: str, remedy: str, fixes: Sequence[str] = ()):
+        self.found = found
+        self.expected = expected
+        self.remedy = remedy
         self.fixes = tuple(fixes)
-        texts = (found, expected, remedy)
-        parts = [text if len(text) <= LONGEST_PART else f"{text[:1500]} ... {text[-500:]}" for text in texts]
+        parts = [
+            text if len(text) <= LONGEST_PART else f"{text[:1500]} ... {text[-500:]}"
+            for text in (found, expected, remedy)
+        ]
         # Gene names, labels and paths are user data: a newline in one must not break the one-line promise.
         super().__init__(one_line("{}; expected {}: {}.".format(*parts)))
+
+    def __reduce__(self) -> tuple[type, tuple]:
+        return type(self), (self.found, self.expected, self.remedy, self.fixes)  # a pool of processes sends it
 
 
 def explained(error: BaseException) -> InputError | None:

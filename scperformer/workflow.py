@@ -9,7 +9,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from scperformer.config import WorkflowConfig
+from scperformer.config import WorkflowConfig, read_yaml_file
 from scperformer.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,12 @@ def run_workflow(cfg: WorkflowConfig) -> None:
     if cfg.samples is None and cfg.configfile is None and not example.exists():
         remedy = "name it: scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type"
         raise InputError("no sample sheet", "one with the columns sample and path, as the first word", remedy)
+    if cfg.configfile is not None:
+        try:
+            read_yaml_file(cfg.configfile)  # Snakemake would follow any alias in it, and show a traceback
+        except (OSError, ValueError) as error:
+            found = f"{cfg.configfile} cannot be read ({error})"
+            raise InputError(found, "a YAML file like workflows/config.yaml", "see docs/workflow.md") from error
     words = snakemake_words(cfg)
     log.info("snakemake %s", shlex.join(words))
     code = subprocess.run([sys.executable, "-m", "snakemake", *words], check=False).returncode

@@ -1,5 +1,6 @@
 """The wheel, made from the sdist, works in an empty environment and another folder, with new and old dependencies."""
 
+import json
 import os
 import subprocess
 import sys
@@ -54,3 +55,10 @@ def test_wheel_in_an_empty_environment(constraints, wheel, tmp_path):
     labels = ad.read_h5ad(away / "sample.annotated.h5ad").obs[["scperformer_label", "cell_type"]].astype(str)
     assert (labels["scperformer_label"] == labels["cell_type"]).mean() > 0.8
     assert (away / "report.html").stat().st_size > 10_000
+    (away / "mark.py").write_text("open('marked', 'w')")
+    words = ["+hydra.callbacks.x._target_=runpy.run_path", "+hydra.callbacks.x.path_name=mark.py"]
+    (away / "options.yaml").write_text(json.dumps({"overrides": {"check": words}}))
+    hostile = "check", "sample.h5ad", "--config", "options.yaml", "-m", "doublets=false"
+    ran = subprocess.run([programs / "scperformer", *hostile], cwd=away, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr.count("error: options.yaml: overrides: check")) == (2, 1)
+    assert not (away / "marked").exists()

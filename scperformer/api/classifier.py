@@ -15,7 +15,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, check_non_negative, validate_data
 
-from scperformer.config import make_config, option_words
+from scperformer.config import config_from
 from scperformer.dataset import find_query
 from scperformer.expression import detect_expression
 from scperformer.network import Model, load_model
@@ -102,7 +102,7 @@ class PerformerClassifier(ClassifierMixin, BaseEstimator):
         with TemporaryDirectory(prefix="scperformer-") as temporary:
             named = {"label_key": LABEL, "model": self.model, "seed": self.seed, "output": f"{temporary}/model"}
             given = USUAL | self._found | dict(self.options or {}) | named
-            cfg = make_config("train", option_words({"inputs": ["X"]} | given))
+            cfg = config_from("train", {"inputs": ["X"]} | given)
             folder = train_cells(cells, cfg, Path(cfg.output))
             # A pickle has the files of the model folder: reading them back executes nothing of it.
             self._files = {file.name: file.read_bytes() for file in folder.iterdir()}
@@ -114,7 +114,7 @@ class PerformerClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype="numeric", reset=False)
         check_non_negative(X, type(self).__name__)
-        cfg = make_config("predict", option_words({"inputs": ["X"], "adapt": "false", "min_overlap": 0} | self._found))
+        cfg = config_from("predict", {"inputs": ["X"], "adapt": "false", "min_overlap": 0} | self._found)
         query = find_query(self._cells(X), self.model_.bundle, cfg)
         proba = np.concatenate([calls.proba for calls in call_all(Adapted(self.model_, query, {}), cfg)])
         return proba[:, np.argsort([int(label) for label in self.model_.bundle.labels])]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from anndata import AnnData
 
-from scperformer.config import make_config, meant, option_words
+from scperformer.config import config_from, meant
 from scperformer.errors import InputError
 from scperformer.progress import progress
 
@@ -52,7 +52,7 @@ def config_of(step: str, options: Options | None, **named: Any) -> Any:
     given = {name: value for name, value in named.items() if value is not None}
     if options is not None and not isinstance(options, Mapping):
         raise InputError(f"options={options!r}", "a mapping", "write options={'trainer.max_epochs': 5}")
-    return make_config(step, option_words(given | dict(options or {})))
+    return config_from(step, given | dict(options or {}))
 
 
 def paths_of(files: File | AnnData | Sequence[File | AnnData]) -> list[str]:

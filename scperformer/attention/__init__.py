@@ -13,10 +13,10 @@ from scperformer.attention.base import Attention, Sizes
 from scperformer.attention.conv import Conv
 from scperformer.attention.favor import Favor, PublishedFavor, has_triton
 from scperformer.attention.lsh import Lsh
-from scperformer.attention.plugins import VARIABLE, MustBeAllowed, import_mechanism, plugin
+from scperformer.attention.plugins import MustBeAllowed, import_mechanism, plugin
 from scperformer.attention.softmax import Linformer, Softmax
 from scperformer.attention.window import Evo, Window
-from scperformer.config import checked
+from scperformer.config import PLUGINS, checked
 from scperformer.errors import InputError
 
 MECHANISMS: dict[str, type[Attention]] = {
@@ -50,7 +50,7 @@ def attention_options(attention: dict[str, Any]) -> tuple[type[Attention], Any]:
     if mechanism is None:
         expected = f"one of {', '.join(MECHANISMS)}, or a plug-in"
         if ":" in str(name):
-            remedy = f"set {VARIABLE}={name} if you trust this file, and run the command in its folder"
+            remedy = f"set {PLUGINS}={name} if you trust this file, and run the command in its folder"
             raise MustBeAllowed(f"attention={name}", expected, remedy)
         raise InputError(f"attention={name}", expected, "choose with attention=NAME")
     checked_options = checked(mechanism.Options, options, "attention.")

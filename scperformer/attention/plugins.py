@@ -13,10 +13,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from scperformer.attention.base import Attention
+from scperformer.config import PLUGINS
 from scperformer.errors import InputError, one_line
 
 GROUP = "scperformer.attention"  # of entry points
-VARIABLE = "SCPERFORMER_PLUGINS"  # names of MODULE:CLASS that may be imported, separated by commas
 CONTRACT = "a class that derives from scperformer.Attention and has dataclass Options"
 
 
@@ -53,6 +53,6 @@ def plugin(name: str) -> type[Attention] | None:
     """Find a mechanism among the entry points of installed packages and the names in SCPERFORMER_PLUGINS."""
     for entry in entry_points(group=GROUP, name=name):
         return import_mechanism(entry.value)
-    if ":" in name and name in os.environ.get(VARIABLE, "").split(","):
+    if ":" in name and name in os.environ.get(PLUGINS, "").split(","):
         return import_mechanism(name)
     return None

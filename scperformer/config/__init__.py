@@ -1,21 +1,12 @@
 """Every option with its type, default and range; the only room that knows Hydra.
 
-groups (rules for values, options of training), steps (options of each step), options (as a user reads them), compose
-(YAML and overrides).
+groups (rules for values, options of training), steps (options of each step), options (as a user reads them), reading
+(YAML files), presets (of options), words (options as words of a command), compose (all of these become a dataclass),
+file (options from a file), sweeps (runs that Hydra draws).
 """
 
-from scperformer.config.compose import (
-    command_line,
-    hand_to_hydra,
-    make_config,
-    option_word,
-    option_words,
-    quoted,
-    sweep_job,
-    to_config,
-    yaml_text,
-)
-from scperformer.config.file import read_options
+from scperformer.config.compose import config_from, make_config, tree_of_words, yaml_text
+from scperformer.config.file import read_options, words_from_file
 from scperformer.config.groups import (
     ABOVE_ZERO,
     AUTO,
@@ -37,6 +28,8 @@ from scperformer.config.groups import (
     require,
 )
 from scperformer.config.options import groups_of, meant, option_texts
+from scperformer.config.presets import PLUGINS
+from scperformer.config.reading import read_yaml, read_yaml_file
 from scperformer.config.steps import (
     AdaptConfig,
     AnalyzeConfig,
@@ -52,3 +45,5 @@ from scperformer.config.steps import (
     TrainConfig,
     WorkflowConfig,
 )
+from scperformer.config.sweeps import OF_HYDRA, command_line, hand_to_hydra, sweep_job
+from scperformer.config.words import option_word, option_words, quoted

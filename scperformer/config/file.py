@@ -1,16 +1,23 @@
-"""Options from a YAML file in the format of the workflow (workflows/config.yaml), for one step: `--config FILE`."""
+"""Options from a YAML file in the format of the workflow (workflows/config.yaml), for one step: `--config FILE`.
 
+Such a file may come from anywhere. It can set the options of scperformer, and nothing else: see `words_from_file`.
+"""
+
+from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
-from scperformer.config.compose import option_words
+from scperformer.config.compose import option_tree
+from scperformer.config.presets import require_allowed
+from scperformer.config.reading import interpolation, read_yaml_file
 from scperformer.config.steps import SCHEMAS
+from scperformer.config.words import option_words, read_words
 from scperformer.errors import InputError
 from scperformer.text import did_you_mean
 
 KEYS = ("reference", "samples", "label_key", "model_path", "outdir", "predict_jobs", "gpu", "container", "overrides")
 EXPECTED = "a YAML file like workflows/config.yaml, such as {label_key: cell_type, overrides: {train: {seed: 1}}}"
+LITERAL = "write the value itself: nothing is put in place of ${...} in a file"
 
 
 def _mapping(content: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]:
@@ -23,6 +30,52 @@ def _mapping(content: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]
     return content
 
 
+def _options(content: Any, where: str) -> dict[str, Any]:
+    """Return options by their full names, from a mapping or from a list of words."""
+    flat = isinstance(content, Mapping) and not any(isinstance(value, Mapping) for value in content.values())
+    if flat and all(isinstance(name, str) for name in content):
+        return dict(content)
+    if not isinstance(content, list) or not all(isinstance(word, str) and "=" in word for word in content):
+        expected = "options by their names, such as {trainer.max_epochs: 30}, or a list such as [model=base]"
+        raise InputError(where, expected, "see docs/workflow.md")
+    try:
+        words = read_words(content)
+    except InputError as error:
+        raise InputError(f"{where}: {error.found}", error.expected, error.remedy) from error
+    for word in words:
+        if not word.changes or word.several:
+            raise InputError(f"{where}: {word.text}", "option=value with one value", "correct it")
+    return {word.name: word.value for word in words}
+
+
+def words_from_file(content: Any, step: str, where: str) -> dict[str, str]:
+    """Return the options of a step that a file holds, as words of its command by their full names.
+
+    Parameters
+    ----------
+    content
+        A mapping of full names to values, or a list of words `option=value`.
+    where
+        The file and the place in it, for errors.
+
+    Raises
+    ------
+    InputError
+        The step has no such option or preset: so options of Hydra, which can call any function, are refused, too. Or a
+        value holds ${...}, or names a class of another file that the user has not allowed ($SCPERFORMER_PLUGINS).
+    """
+    options = _options(content, where)
+    if (text := interpolation(options)) is not None:
+        raise InputError(f"{where}: '{text}'", "a plain value", LITERAL)
+    for name in ("attention", "attention.name"):
+        require_allowed(options.get(name), where)
+    try:
+        option_tree(step, options)
+    except InputError as error:
+        raise InputError(f"{where}: {error.found}", error.expected, error.remedy) from error
+    return dict(zip(options, option_words(options), strict=True))
+
+
 def read_options(path: str, step: str) -> tuple[list[str], list[str]]:
     """Return the options of a step in a file as words of its command, and its input file, the `reference` of `train`.
 
@@ -32,26 +85,18 @@ def read_options(path: str, step: str) -> tuple[list[str], list[str]]:
     Raises
     ------
     InputError
-        The file cannot be read, or a key, a step or the kind of a value is wrong.
+        The file cannot be read, or a key, a step, an option or the kind of a value is wrong.
     """
-    import yaml
-
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        content = read_yaml_file(path)
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read ({error})", EXPECTED, "check its path and its content") from error
     content = _mapping(content or {}, path, KEYS)
+    if (text := interpolation([value for key, value in content.items() if key != "overrides"])) is not None:
+        raise InputError(f"{path}: '{text}'", "a plain value", LITERAL)
     named = _mapping(content.get("overrides") or {}, f"{path}: overrides", tuple(SCHEMAS))
-    options = named.get(step) or {}
-    if isinstance(options, list) and all(isinstance(word, str) and "=" in word for word in options):
-        options = dict(word.split("=", 1) for word in options)
-        words = {name: f"{name}={value}" for name, value in options.items()}
-    elif isinstance(options, dict) and not any(isinstance(value, dict) for value in options.values()):
-        words = dict(zip(options, option_words(options), strict=True))
-    else:
-        expected = "options by their names, such as {trainer.max_epochs: 30}, or a list such as [model=base]"
-        raise InputError(f"{path}: overrides: {step}", expected, "see docs/workflow.md")
-    if step == "train" and content.get("label_key") and "label_keys" not in options:
+    words = words_from_file(named.get(step) or {}, step, f"{path}: overrides: {step}")
+    if step == "train" and content.get("label_key") and "label_keys" not in words:
         words = {"label_key": option_words({"label_key": content["label_key"]})[0]} | words
     if content.get("model_path") and "model_path" in {option.name for option in fields(SCHEMAS[step])}:
         words = {"model_path": option_words({"model_path": content["model_path"]})[0]} | words

@@ -1,5 +1,6 @@
 """Options from a YAML file in the format of the workflow."""
 
+import json
 import logging
 
 import pytest
@@ -57,12 +58,20 @@ def test_the_command_line_goes_before_the_file(file):
         ("a: [", "cannot be read"),
         ("!!python/object/apply:os.system [ls]", "cannot be read"),
         (None, "cannot be read"),
+        ("overrides: {predict: {alpha: 1, alpha: 2}}", "'alpha' twice"),
+        ("a: &a [1]\noverrides: *a", r"cannot be read \(an alias, \*a"),
+        ("a: &a [x,x]\nb: &b [*a,*a,*a]\nc: [*b,*b,*b]", "an alias"),
+        ("overrides: " + 30 * "[", "more than 20 lists or mappings in each other"),
+        ("overrides: " + 30 * "{a: ", "more than 20 lists or mappings in each other"),
+        ("#" + (2**20) * "x", "more than 1,048,576 bytes"),
+        ("\xff\xfe", "cannot be read"),
+        ("model_path: ${oc.env:HOME}", r"'\$\{oc.env:HOME\}'; expected a plain value"),
     ],
 )
 def test_wrong_files_are_refused(tmp_path, content, message):
     path = tmp_path / "my.yaml"
     if content is not None:
-        path.write_text(content)
+        path.write_text(content, encoding="latin-1")
     with pytest.raises(InputError, match=message):
         to_overrides(["--config", str(path)], "predict")
 
@@ -70,3 +79,95 @@ def test_wrong_files_are_refused(tmp_path, content, message):
 def test_the_value_of_the_flag_is_needed():
     with pytest.raises(InputError, match="--config without a value"):
         to_overrides(["--config"], "predict")
+
+
+# A file from elsewhere sets options of the step, and nothing else.
+
+HOSTILE = {
+    "callback": ["+hydra.callbacks.x._target_=pandas.read_pickle", "+hydra.callbacks.x.filepath_or_buffer=e.pkl"],
+    "callback in a mapping": {"+hydra.callbacks.x._target_": "os.system"},
+    "launcher": ["hydra/launcher=submitit_local"],
+    "setup of a launcher": {"hydra.launcher.setup": ["touch marked"]},
+    "folder of Hydra": ["hydra.run.dir=elsewhere"],
+    "search path": ["hydra.searchpath=[file:///tmp]"],
+    "logging": {"hydra.job_logging.handlers.x.()": "os.system"},
+    "target": {"_target_": "os.system"},
+    "target in a group": {"model._target_": "os.system"},
+    "target of the mechanism": {"attention._target_": "os.system"},
+    "nested target": {"attention": {"_target_": "os.system"}},
+    "added": ["+seed=3"],
+    "added by force": ["++seed=3"],
+    "removed": ["~seed=3"],
+    "package": ["model@hydra.callbacks=tiny"],
+    "environment": ["tissue=${oc.env:HOME}"],
+    "environment in a list": ["unlabelled=[${oc.env:HOME}]"],
+    "environment in a mapping": {"unlabelled": ["${oc.env:HOME}"]},
+    "decoded": ["tissue=${oc.decode:x}"],
+    "sweep": ["seed=1,2"],
+    "class of a file": ["attention=evil:Mechanism"],
+    "class of a file by its name": {"attention.name": "evil:Mechanism"},
+    "preset elsewhere": {"model": "../../evil"},
+    "flag": ["--config-dir=."],
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+@pytest.mark.parametrize("flags", [(), ("-m", "seed=1,2"), ("--config-dir", "."), ("--cfg", "hydra")], ids=" ".join)
+def test_a_hostile_file_is_refused_and_nothing_runs(case, flags, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text("open('marked', 'w')")
+    (tmp_path / "e.pkl").write_bytes(b"cbuiltins\nopen\n(S'marked'\nS'w'\ntR.")
+    (tmp_path / "my.yaml").write_text(json.dumps({"overrides": {"train": HOSTILE[case]}}))
+    ran = command("train", "a.h5ad", "label_key=x", "--config", "my.yaml", *flags)
+    assert ran.code == 2
+    lines = [line for line in ran.err.splitlines() if not line.startswith("scperformer train")]
+    assert len(lines) == 1, ran.err
+    assert lines[0].startswith("error: my.yaml: overrides: train")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.pkl", "evil.py", "my.yaml"]
+
+
+def test_a_class_that_the_user_allows_may_be_in_a_file(tmp_path, monkeypatch):
+    (tmp_path / "my.yaml").write_text("overrides: {train: [attention=my_attention:Mean]}")
+    monkeypatch.setenv("SCPERFORMER_PLUGINS", "other:One,my_attention:Mean")
+    words = to_overrides(["a.h5ad", "label_key=x", "--config", str(tmp_path / "my.yaml")], "train")
+    assert make_config("train", words).attention["name"] == "my_attention:Mean"
+
+
+PRESETS = {
+    "Hydra": "# @package _global_\nhydra: {callbacks: {x: {_target_: os.system}}}",
+    "Hydra as package": "# @package hydra\ncallbacks: {x: {_target_: os.system}}",
+    "target": "# @package _global_\nmodel: {_target_: os.system}",
+    "defaults of Hydra": "# @package _global_\ndefaults: [{override /hydra/launcher: submitit_local}]",
+    "another file": "# @package _global_\ndefaults: [/etc/passwd]",
+    "environment": "# @package _global_\ntissue: ${oc.env:HOME}",
+    "tag": "# @package _global_\ntissue: !!python/object/apply:os.system [touch marked]",
+    "alias": "# @package _global_\na: &a [1]\nb: *a",
+    "class of a file": "# @package _global_\nattention: {name: 'evil:Mechanism'}",
+    "list": "[1, 2]",
+}
+
+
+@pytest.mark.parametrize("case", PRESETS)
+@pytest.mark.parametrize("flags", [(), ("-m", "seed=1,2"), ("--cfg", "job"), ("--cfg", "hydra")], ids=" ".join)
+def test_a_hostile_preset_is_refused_and_nothing_runs(case, flags, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own" / "experiment").mkdir(parents=True)
+    (tmp_path / "own" / "experiment" / "mine.yaml").write_text(PRESETS[case])
+    (tmp_path / "own" / "train_schema.yaml").write_text("hydra: {callbacks: {x: {_target_: os.system}}}")
+    (tmp_path / "evil.py").write_text("open('marked', 'w')")
+    ran = command("train", "a.h5ad", "label_key=x", "experiment=mine", "--config-dir", "own", *flags)
+    assert ran.code == 2, ran.err
+    assert len([line for line in ran.err.splitlines() if line.startswith("error: ")]) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["evil.py", "own"]
+
+
+def test_presets_of_hydra_in_the_users_folder_are_not_read(tmp_path, monkeypatch, command):
+    """They would go before those of installed launchers, and so could call anything."""
+    monkeypatch.chdir(tmp_path)
+    marked = "{x: {_target_: builtins.open, file: marked, mode: w}}"
+    for name in ("hydra/launcher/basic", "hydra/callbacks/default", "train_schema", "quiet", "train", "model/tiny"):
+        (tmp_path / "own" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "own" / f"{name}.yaml").write_text(f"# @package _global_\nhydra: {{callbacks: {marked}}}")
+    ran = command("train", "a.h5ad", "label_key=x", "model=tiny", "--config-dir", "own", "-m", "seed=1")
+    assert "error: no file a.h5ad" in ran.err
+    assert not (tmp_path / "marked").exists()

@@ -8,8 +8,9 @@ import pytest
 
 from scperformer.config import groups
 from scperformer.config import steps as config
-from scperformer.config.compose import conf_dir, make_config
+from scperformer.config.compose import make_config
 from scperformer.config.options import TABLES
+from scperformer.config.presets import conf_dir
 from scperformer.config.steps import SCHEMAS
 from scperformer.errors import InputError
 

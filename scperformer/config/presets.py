@@ -1,0 +1,149 @@
+"""Presets: YAML files with options, by group; those of the package are in conf/, a user's own in `--config-dir`.
+
+A preset of a group sets options of this group or, below a first line `# @package _global_`, of any group; its
+`defaults` may choose presets of other groups (`- override /head: mean`). They are the files that Hydra composes in a
+sweep, read by the same rules: what the user chooses goes before what a preset chooses, later groups before earlier.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from scperformer.config.reading import interpolation, read_yaml_file
+from scperformer.errors import InputError
+from scperformer.text import did_you_mean
+
+PLUGINS = "SCPERFORMER_PLUGINS"  # the user's word for classes of other files: MODULE:CLASS, separated by commas
+NAME = re.compile(r"[\w-]+")
+GLOBAL = re.compile(r"#\s*@package\s+_global_\s*$")
+EXPECTED = "a preset with options of scperformer alone, as in docs/configuration.md"
+
+
+@cache
+def conf_dir() -> Path:
+    """Return the folder of YAML files: inside an installed package, beside it in a source checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parent / "conf"
+
+
+@cache
+def preset_groups(step: str) -> dict[str, str | None]:
+    """Return the groups of presets that a step has, in the order in which they apply, each with its default."""
+    entries = read_yaml_file(conf_dir() / f"{step}.yaml")["defaults"]
+    return {group: name for entry in entries if isinstance(entry, dict) for group, name in entry.items()}
+
+
+@cache
+def step_values(step: str) -> dict[str, Any]:
+    """Return the options in the file of a step in conf/ itself, which go before all presets."""
+    content = read_yaml_file(conf_dir() / f"{step}.yaml")
+    return {name: value for name, value in content.items() if name != "defaults"}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The content of a preset."""
+
+    values: Mapping[str, Any]  # by group and option, from the root
+    chooses: Mapping[str, str]  # presets of other groups
+    content: Mapping[str, Any]  # as it is in the file
+    is_global: bool
+    is_own: bool  # of the user, not of the package
+
+
+def preset_names(group: str, own: Path | None = None) -> list[str]:
+    """Return the presets of a group."""
+    folders = [conf_dir() / group, *([own / group] if own is not None else [])]
+    return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+
+
+def read_preset(group: str, name: object, own: Path | None = None, *, word: str | None = None) -> Preset:
+    """Read a preset of a group by its name, from the package or else from the user's folder; refuse unknown ones."""
+    file = f"{group}/{name}.yaml"
+    is_name = isinstance(name, str) and NAME.fullmatch(name) is not None
+    if is_name and (conf_dir() / file).is_file():
+        return _read_packaged(file)
+    if is_name and own is not None and (own / file).is_file():
+        return _read(own / file, group, is_own=True)
+    known = preset_names(group, own)
+    remedy = f"{did_you_mean(name, known)}choose one, or leave {group}=... out"
+    found = word or f"{group}={'null' if name is None else name}"
+    raise InputError(found, f"a preset of '{group}' ({', '.join(known)})", remedy)
+
+
+@cache
+def _read_packaged(file: str) -> Preset:
+    return _read(conf_dir() / file, file.partition("/")[0], is_own=False)
+
+
+def _read(path: Path, group: str, *, is_own: bool) -> Preset:
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            is_global = GLOBAL.match(file.readline().rstrip()) is not None
+        content = read_yaml_file(path)
+        content = {} if content is None else content
+        if not isinstance(content, dict) or any(not isinstance(key, str) for key in content):
+            raise ValueError("no mapping of names to values")
+        if (text := interpolation(content)) is not None:
+            raise ValueError(f"'{text}', which stands for another value")
+        chooses = _choices(content.get("defaults", []))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be used ({error})", EXPECTED, "correct it") from error
+    options = {key: value for key, value in content.items() if key != "defaults"}
+    values = options if is_global else {group: options}
+    named = values.get("attention")
+    if is_own and isinstance(named, dict):
+        require_allowed(named.get("name"), str(path))
+    return Preset(values, chooses, content, is_global, is_own)
+
+
+def _choices(defaults: Any) -> dict[str, str]:
+    """Return the presets of other groups that the `defaults` of a preset choose."""
+    found = {}
+    for entry in defaults if isinstance(defaults, list) else [defaults]:
+        if entry == "_self_":
+            continue
+        word, name = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else (entry, None)
+        group = re.fullmatch(r"override /(\w+)", str(word))
+        if group is None or not isinstance(name, str) or NAME.fullmatch(name) is None:
+            raise ValueError(f"'{entry}' among its defaults, not '_self_' or such as 'override /head: mean'")
+        found[group[1]] = name
+    return found
+
+
+def require_allowed(name: object, where: str) -> None:
+    """Refuse a mechanism of attention MODULE:CLASS in a file, which runs code, unless the user has allowed it."""
+    if isinstance(name, str) and ":" in name and name not in os.environ.get(PLUGINS, "").split(","):
+        expected = "a mechanism of scperformer, as a class of another file runs code"
+        raise InputError(f"{where}: attention={name}", expected, f"set {PLUGINS}={name} if you trust it")
+
+
+def chosen_presets(step: str, choices: Mapping[str, Any], own: Path | None = None) -> dict[str, Preset]:
+    """Return the preset of each group of a step that has one, in the order in which they apply."""
+    chosen, presets = dict(choices), {}
+    groups = preset_groups(step)
+    for group, default in reversed(groups.items()):
+        name = chosen.setdefault(group, default)
+        if name is None and default is None:
+            continue
+        presets[group] = read_preset(group, name, own)
+        for other, theirs in presets[group].chooses.items():
+            if other in presets or other not in groups:
+                found = f"the preset {group}={name}, which chooses {other}={theirs}"
+                raise InputError(found, f"presets of groups that come before '{group}'", "leave it out")
+            chosen.setdefault(other, theirs)
+    return {group: presets[group] for group in groups if group in presets}
+
+
+def merge(tree: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Put nested values into a tree; lists and plain values replace those that are there."""
+    for name, value in values.items():
+        if isinstance(value, dict) and isinstance(tree.get(name), dict):
+            merge(tree[name], value)
+        else:
+            tree[name] = dict(value) if isinstance(value, dict) else value
