@@ -1,6 +1,7 @@
 # Reference and samples in, annotated samples and a report out. How to use it: docs/workflow.md.
 # Which data and which options: workflows/config.yaml. The rules, in the order of the data, are in workflows/.
 import glob
+import os
 import shutil
 
 from snakemake.utils import min_version
@@ -35,6 +36,10 @@ rule annotate:
 rule all:
     input:
         rules.annotate.input,
+
+
+onstart:
+    mark_outdir()
 
 
 onerror:

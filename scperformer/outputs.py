@@ -1,18 +1,25 @@
-"""Write files and folders so that they appear complete or not at all."""
+"""Write files and folders so that they appear complete or not at all; remove no folder but those that we have made."""
 
+import ctypes
+import json
 import os
 import re
 import shutil
 import socket
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from scperformer.errors import InputError
 
 FAILED = ".failed.json"  # ending of a file in place of an output that there is not: sample, input and error
+MARK = ".scperformer.json"  # in each folder that we make
 OTHER = "choose another output=..."
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux: paths are relative to the working folder; neither name is ever missing
 
 
 def _require_writable(folder: Path) -> None:
@@ -20,33 +27,83 @@ def _require_writable(folder: Path) -> None:
         raise InputError(f"folder {folder} cannot be written", "a folder with write permission", OTHER)
 
 
-def _require_replaceable(path: Path, overwrite: bool, marker: str | None, *, is_folder: bool) -> None:
+@dataclass(frozen=True)
+class Folder:
+    """A kind of folder that the program makes. It replaces or removes a folder only if all of it is its own."""
+
+    kind: str
+    more: tuple[str, ...] = ()  # patterns of names that come later, beside those in its mark
+    unmarked: tuple[str, ...] = ()  # patterns of all names in a folder without a mark, the first of which is there
+
+
+def _names(folder: Path) -> list[str]:
+    """Return the names in a folder and in the folders inside of it, without its mark."""
+    entries = [entry for part in ("*", "*/*") for entry in folder.glob(part)]
+    return sorted(entry.relative_to(folder).as_posix() for entry in entries if entry.name != MARK)
+
+
+def mark(folder: Path, made: Folder) -> None:
+    """Write the mark of a folder that we have made: its kind, and the names in it."""
+    content = {"made_by": "scperformer", "kind": made.kind, "names": _names(folder)}
+    (folder / MARK).write_text(json.dumps(content, indent=1, ensure_ascii=True) + "\n", encoding="ascii")
+
+
+def foreign(folder: Path, made: Folder) -> str | None:
+    """Return why a folder is not wholly what we have made, for a message; None if it is."""
+    names, known = _names(folder), made.more
+    try:
+        found = json.loads((folder / MARK).read_bytes())
+        if found["made_by"] != "scperformer" or found["kind"] != made.kind:
+            return f"is a folder with {str(found['kind'])[:40]}"
+        known += tuple(found["names"])
+    except FileNotFoundError:
+        if not made.unmarked or made.unmarked[0] not in names:
+            return f"is a folder without {MARK}"
+        known = made.unmarked
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"is a folder with another {MARK}"
+    exact, patterns = set(known), [name for name in known if "*" in name]
+    for name in names:
+        if name not in exact and not any(fnmatchcase(name, pattern) for pattern in patterns):
+            return f"holds {name}, which scperformer has not made"
+    return None
+
+
+def remove(folder: Path, made: Folder) -> None:
+    """Remove a folder of ours if it is there; refuse one that is not wholly ours."""
+    if not folder.exists():
+        return
+    if why := foreign(folder, made):
+        raise InputError(f"{folder} {why}, so it is not removed", f"a folder with {made.kind}", f"move it, or {OTHER}")
+    shutil.rmtree(folder)
+
+
+def _require_replaceable(path: Path, overwrite: bool, made: Folder | None) -> None:
     if not path.exists():
         return
-    if path.is_dir() and not is_folder:
+    if path.is_dir() and made is None:
         raise InputError(f"{path} is a folder", "a file to write", "add a file name to output=...")
-    if is_folder and not path.is_dir():
+    if made is not None and not path.is_dir():
         raise InputError(f"{path} is a file", "a folder to write", OTHER)
-    if is_folder and not any(path.iterdir()):
+    if made is not None and not any(path.iterdir()):
         return
     if not overwrite:
         raise InputError(f"{path} exists", "a new output", f"{OTHER}, or add overwrite=true")
-    if is_folder:
+    if made is not None:
         holds_us = Path.cwd().resolve().is_relative_to(path.resolve())
-        if holds_us or (marker is not None and not (path / marker).is_file()):
-            why = "is the folder you work in" if holds_us else f"is a folder without {marker}"
-            raise InputError(f"{path} {why}, so it is not replaced", "an earlier output of this step", OTHER)
+        if why := "is the folder you work in" if holds_us else foreign(path, made):
+            raise InputError(f"{path} {why}, so it is not replaced", f"an earlier folder with {made.kind}", OTHER)
     elif not path.is_file():
         raise InputError(f"{path} is neither a file nor a folder", "a file", OTHER)
 
 
-def require_absent(path: str | Path, overwrite: bool, marker: str | None = None) -> None:
+def require_absent(path: str | Path, overwrite: bool, made: Folder | None = None) -> None:
     """Refuse an output that exists or cannot be written, before any work is done; an empty folder counts as absent.
 
-    With `marker` the output is a folder, and only one that holds this file is replaced: it proves that the folder was
-    written by us, so that `output=. overwrite=true` never deletes other work.
+    With `made` the output is a folder, and only one of this kind that is wholly ours is replaced, so that
+    `output=. overwrite=true` never deletes other work.
     """
-    _require_replaceable(Path(path), overwrite, marker, is_folder=marker is not None)
+    _require_replaceable(Path(path), overwrite, made)
     folder = Path(os.path.realpath(path)).parent
     _require_writable(next(there for there in (folder, *folder.parents) if there.exists()))
 
@@ -71,29 +128,52 @@ def new_file(path: str | Path, overwrite: bool = False, scratch: Path | None = N
 
 
 @contextmanager
-def new_folder(path: str | Path, overwrite: bool = False, marker: str | None = None) -> Iterator[Path]:
+def new_folder(path: str | Path, made: Folder, overwrite: bool = False) -> Iterator[Path]:
     """Give an empty temporary folder beside `path`; it becomes `path` when the block ends well, else it is removed.
 
-    An existing folder is replaced as a whole (`marker`: see `require_absent`; None: whatever it holds).
+    It gets our mark. An existing folder is replaced as a whole, if all of it is ours.
     """
     target = Path(os.path.realpath(path))
-    _require_replaceable(Path(path), overwrite, marker, is_folder=True)
-    temporary, old = _beside(target), target.with_name(f".scperformer-old-{uuid.uuid4().hex}")
+    _require_replaceable(Path(path), overwrite, made)
+    temporary = _beside(target)
     temporary.mkdir()
     try:
         yield temporary
-        _require_replaceable(Path(path), overwrite, marker, is_folder=True)
-        if target.exists():
-            os.replace(target, old)
-        try:
-            os.replace(temporary, target)
-        except OSError:
-            if old.exists():
-                os.replace(old, target)
-            raise
-        shutil.rmtree(old, ignore_errors=True)  # only here: before, it may be the only copy
+        mark(temporary, made)
+        _require_replaceable(Path(path), overwrite, made)
+        put_in_place(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def put_in_place(new: Path, target: Path) -> None:
+    """Rename a folder to `target`, and remove what was there, which the caller has found to be ours.
+
+    Whenever the process is killed, one of them is there as a whole; where the system cannot exchange two names, the one
+    that was there may have the name `.scperformer-old-...`.
+    """
+    if not target.exists():
+        os.replace(new, target)
+        return
+    if _exchanged(new, target):
+        shutil.rmtree(new, ignore_errors=True)
+        return
+    old = target.with_name(f".scperformer-old-{uuid.uuid4().hex}")
+    os.replace(target, old)
+    try:
+        os.replace(new, target)
+    except OSError:
+        os.replace(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)  # only here: before, it may be the only copy
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchange two names in one step, and return True; False where the system or the disk cannot do it."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is None or not hasattr(libc, "renameat2"):
+        return False
+    return libc.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0
 
 
 def _mark() -> str:

@@ -8,7 +8,10 @@ import pytest
 
 from scperformer import outputs
 from scperformer.errors import InputError
-from scperformer.outputs import new_file, new_folder, require_absent
+from scperformer.outputs import MARK, Folder, foreign, mark, new_file, new_folder, remove, require_absent
+
+MADE = Folder("a thing", more=("later-*",))
+OLD = Folder("an old thing", unmarked=("first.json", "part-*"))
 
 
 def names(folder):
@@ -106,10 +109,10 @@ def test_folder_without_permission(tmp_path):
 def test_folder_appears_when_complete(tmp_path):
     target = tmp_path / "model"
     target.mkdir()  # empty: counts as absent
-    with new_folder(target) as temporary:
+    with new_folder(target, MADE) as temporary:
         (temporary / "a").write_text("1")
         assert names(target) == []
-    assert names(target) == ["a"]
+    assert names(target) == [MARK, "a"]
     assert names(tmp_path) == ["model"]
 
 
@@ -117,7 +120,7 @@ def test_failure_leaves_no_folder_and_an_existing_one_as_it_was(tmp_path):
     target = tmp_path / "model"
 
     def fail(overwrite):
-        with new_folder(target, overwrite) as temporary:
+        with new_folder(target, MADE, overwrite) as temporary:
             (temporary / "half").touch()
             raise RuntimeError
 
@@ -126,43 +129,110 @@ def test_failure_leaves_no_folder_and_an_existing_one_as_it_was(tmp_path):
     assert names(tmp_path) == []
     target.mkdir()
     (target / "before").touch()
+    mark(target, MADE)
     with pytest.raises(RuntimeError):
         fail(True)
-    assert names(target) == ["before"]
+    assert names(target) == [MARK, "before"]
     assert names(tmp_path) == ["model"]
 
 
-def test_folder_is_replaced_as_a_whole(tmp_path):
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_folder_is_replaced_as_a_whole(tmp_path, monkeypatch, exchanged):
+    if not exchanged:  # a disk, or a system, that cannot exchange two names
+        monkeypatch.setattr(outputs, "_exchanged", lambda one, other: False)
     target = tmp_path / "model"
-    target.mkdir()
-    (target / "old").touch()
-    with pytest.raises(InputError, match="exists"), new_folder(target):
+    with new_folder(target, MADE) as temporary:
+        (temporary / "old").touch()
+        (temporary / "inside").mkdir()
+        (temporary / "inside" / "old").touch()
+    with pytest.raises(InputError, match="exists"), new_folder(target, MADE):
         pass
-    with new_folder(target, overwrite=True) as temporary:
+    with new_folder(target, MADE, overwrite=True) as temporary:
         (temporary / "new").touch()
-    assert names(target) == ["new"]
+        assert names(target) == [MARK, "inside", "old"]
+    assert names(target) == [MARK, "new"]
     assert names(tmp_path) == ["model"]
+
+
+def test_a_mark_of_another_kind_or_program_is_not_ours(tmp_path):
+    mark(tmp_path, Folder("another thing"))
+    assert foreign(tmp_path, MADE) == "is a folder with another thing"
+    for content in ("[]", "{}", "x", '{"made_by": "them", "kind": "a thing"}', '{"made_by": "scperformer"}'):
+        (tmp_path / MARK).write_text(content)
+        assert foreign(tmp_path, MADE) is not None, content
+
+
+FOREIGN = ("notes.txt", "inside/notes.txt", ".hidden", "later", "first.json")
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_file_of_the_users_in_a_folder_of_ours_is_never_removed(tmp_path, name):
+    target = tmp_path / "model"
+    with new_folder(target, MADE) as temporary:
+        (temporary / "ours").touch()
+        (temporary / "inside").mkdir()
+    (target / "later-1").touch()
+    assert foreign(target, MADE) is None
+    (target / name).write_text("theirs")
+    why = f"holds {name}, which scperformer has not made"
+    assert foreign(target, MADE) == why
+    with pytest.raises(InputError, match=f"{why}, so it is not replaced"):
+        require_absent(target, True, MADE)
+    with pytest.raises(InputError, match=why), new_folder(target, MADE, overwrite=True):
+        pass
+    with pytest.raises(InputError, match=f"{why}, so it is not removed"):
+        remove(target, MADE)
+    assert (target / name).read_text() == "theirs"
+    (target / name).unlink()
+    remove(target, MADE)
+    assert not target.exists()
+    remove(target, MADE)  # nothing is there
+
+
+def test_a_file_that_appears_meanwhile_in_a_folder_is_not_removed(tmp_path):
+    with new_folder(tmp_path / "model", MADE) as temporary:
+        (temporary / "ours").touch()
+
+    def race():
+        with new_folder(tmp_path / "model", MADE, overwrite=True) as temporary:
+            (temporary / "ours").touch()
+            (tmp_path / "model" / "notes").touch()
+
+    with pytest.raises(InputError, match="holds notes"):
+        race()
+    assert names(tmp_path / "model") == [MARK, "notes", "ours"]
+    assert names(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize(("there", "ours"), [(["first.json"], True), (["first.json", "part-1"], True), ([], False)])
+def test_folders_of_earlier_versions_have_no_mark(tmp_path, there, ours):
+    for name in there:
+        (tmp_path / name).touch()
+    assert (foreign(tmp_path, OLD) is None) == ours
+    assert foreign(tmp_path, MADE) == f"is a folder without {MARK}"
+    (tmp_path / "thesis").touch()
+    assert foreign(tmp_path, OLD) is not None
 
 
 def test_folders_that_are_not_ours_are_never_replaced(tmp_path, monkeypatch):
     theirs = tmp_path / "thesis"
     theirs.mkdir()
     (theirs / "chapter1").touch()
-    with pytest.raises(InputError, match=r"thesis is a folder without bundle.json"):
-        require_absent(theirs, overwrite=True, marker="bundle.json")
-    with pytest.raises(InputError, match="without bundle"), new_folder(theirs, True, "bundle.json"):
+    with pytest.raises(InputError, match=rf"thesis is a folder without {MARK}, so it is not replaced"):
+        require_absent(theirs, True, MADE)
+    with pytest.raises(InputError, match="is a folder without"), new_folder(theirs, MADE, overwrite=True):
         pass
     monkeypatch.chdir(theirs)
     for target in (".", tmp_path):
-        with pytest.raises(InputError, match="is the folder you work in"), new_folder(target, True):
+        with pytest.raises(InputError, match="is the folder you work in"), new_folder(target, MADE, overwrite=True):
             pass
     assert names(theirs) == ["chapter1"]
 
 
 def test_folder_is_put_back_when_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
     target = tmp_path / "model"
-    target.mkdir()
-    (target / "before").touch()
+    with new_folder(target, MADE) as temporary:
+        (temporary / "before").touch()
     calls, replace = [], os.replace
 
     def fail_second(source, destination):
@@ -171,10 +241,11 @@ def test_folder_is_put_back_when_the_new_one_cannot_take_its_place(tmp_path, mon
             raise OSError("disk is gone")
         replace(source, destination)
 
+    monkeypatch.setattr(outputs, "_exchanged", lambda one, other: False)
     monkeypatch.setattr(os, "replace", fail_second)
-    with pytest.raises(OSError, match="disk is gone"), new_folder(target, overwrite=True):
+    with pytest.raises(OSError, match="disk is gone"), new_folder(target, MADE, overwrite=True):
         pass
-    assert names(target) == ["before"]
+    assert names(target) == [MARK, "before"]
     assert names(tmp_path) == ["model"]
 
 

@@ -1,14 +1,16 @@
 """Shared by the rules: paths, samples and their jobs, options of the steps, memory and time."""
 
 import itertools
+import json
 import os
 import re
 import shlex
 import shutil
 import sys
 
-from scperformer.config.compose import make_config, option_word as option, option_words as words_of, resolved_text
+from scperformer.config import make_config, option_word as option, tree_of_words, words_from_file, yaml_text
 from scperformer.errors import InputError
+from scperformer.outputs import MARK
 from snakemake.exceptions import WorkflowError
 
 SMALL = 20 * 10**6  # bytes, about 10,000 cells: samples up to this size may share a job
@@ -19,6 +21,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 if shutil.which("scperformer") is None:  # snakemake was started from an environment that is not activated
     os.environ.update(PATH=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]))
+
+
+def overrides_of(step):
+    """Return the options of a step in the configuration as words; anything but options of this step is refused."""
+    try:
+        return list(words_from_file(config["overrides"].get(step, {}), step, f"overrides: {step}").values())
+    except InputError as error:
+        raise WorkflowError(str(error)) from None
 
 
 def options_of(step, *options):
@@ -32,7 +42,7 @@ def options_of(step, *options):
 def resolved(step, *options):
     """Return all options of a step as text: in the params of a rule, it re-runs the jobs that a change concerns."""
     options_of(step, *options)  # refuses values out of range
-    return resolved_text(step, [*options, *OVERRIDES[step]])
+    return yaml_text(tree_of_words(step, [*options, *OVERRIDES[step]]), sort=True)
 
 
 def check_columns():
@@ -49,6 +59,22 @@ def check_columns():
             require_column(row["path"], clusters, "clusters")
         if "truth" in row or "truth_key" in row:
             require_column(row.get("truth", row["path"]), TRUTH_KEY, "truth_key")
+
+
+def require_own_outdir():
+    """Refuse an outdir with other files in the place of ours: Snakemake removes outputs before it makes them anew."""
+    there = set(os.listdir(OUT)) if os.path.isdir(OUT) else set()
+    if there & OWN and MARK not in there and not there <= OWN:
+        name = min(there & OWN)
+        found = f"{OUT}/{name} exists, and this workflow may not have made it"
+        raise WorkflowError(f"{found}; expected an outdir without it: move it away, or choose another outdir.")
+
+
+def mark_outdir():
+    """Mark the outdir: from now on, the files of our names in it are ours."""
+    os.makedirs(OUT, exist_ok=True)
+    with open(f"{OUT}/{MARK}", "w") as file:
+        json.dump({"made_by": "scperformer", "kind": "a workflow"}, file)
 
 
 def memory(wildcards, input, attempt):
@@ -119,9 +145,12 @@ def any_of(names):
 
 
 OUT = os.path.normpath(config["outdir"])
+# What the rules write into it.
+OWN = {"adapted", "annotated", "benchmarks", "evaluation", "example", "logs", "model", "model.run", "predicted", "prepared"}
+OWN |= {"report.html", "samples", "shares"}
 EXAMPLE, EXAMPLE_SAMPLES = f"{OUT}/example", ("sample_full", "sample_shallow", "sample_panel")
 STEPS = ("preprocess", "train", "predict", "evaluate", "report")
-OVERRIDES = {step: words_of(config["overrides"].get(step, [])) for step in STEPS}
+OVERRIDES = {step: overrides_of(step) for step in STEPS}
 if config["samples"]:
     REFERENCE, SAMPLES = config["reference"], read_samples(config["samples"])
 else:  # the embedded data, which the rule `example` makes
@@ -132,6 +161,8 @@ WITH_TRUTH = [name for name, row in SAMPLES.items() if "truth" in row or "truth_
 TRUTH_TABLES = [SAMPLES[name]["truth"] for name in WITH_TRUTH if "truth" in SAMPLES[name]]
 if config["samples"]:
     check_columns()
+
+require_own_outdir()
 
 PREPARED = f"{OUT}/prepared/reference.h5ad"
 MODEL = config["model_path"] or f"{OUT}/model"

@@ -246,12 +246,12 @@ def evaluate(
         The cells are not annotated, or there are no true labels.
     """
     from scperformer.reports.annotated import of_cells, read_annotated
-    from scperformer.reports.evaluate import METRICS, evaluate_samples, write_evaluation
+    from scperformer.reports.evaluate import EVALUATION, evaluate_samples, write_evaluation
 
     named = {"truth_key": truth_key, "output": output, "key_added": key_added, "overwrite": overwrite}
     cfg = config_of("evaluate", options, inputs=paths_of(cells), **named)
     if cfg.output is not None:
-        require_absent(cfg.output, cfg.overwrite, marker=METRICS)
+        require_absent(cfg.output, cfg.overwrite, EVALUATION)
     in_memory = isinstance(cells, AnnData)
     samples = [of_cells(cells, cfg.key_added)] if in_memory else read_annotated(cfg.inputs, cfg.key_added)
     evaluation = evaluate_samples(samples, cfg)
@@ -306,13 +306,13 @@ def explain(
         An option is wrong, the cells are not annotated, or the model does not give them their labels.
     """
     from scperformer.reports.annotated import of_cells
-    from scperformer.reports.explain import PAGE, Explanation, explain_cells, explain_file, write_explanation
+    from scperformer.reports.explain import EXPLANATION, Explanation, explain_cells, explain_file, write_explanation
 
     named = {"label": label, "cells": "all" if num_cells is None else num_cells, "seed": seed, "output": output}
     named |= {"key_added": key_added, "overwrite": overwrite, "model_path": path_of(model)}
     cfg = config_of("explain", options, inputs=paths_of(cells), **named)
     if cfg.output is not None:
-        require_absent(cfg.output, cfg.overwrite, marker=PAGE)
+        require_absent(cfg.output, cfg.overwrite, EXPLANATION)
     ready = None if model is None else loaded(model, cfg)
     if isinstance(cells, AnnData):
         sample = of_cells(cells, cfg.key_added)

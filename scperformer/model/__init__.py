@@ -1,13 +1,15 @@
 """The saved model as plain data, without torch: folder, with kept, held_out (and arrays), linear; registry, archive."""
 
-from scperformer.model.archive import ARCHIVES, EXTRAS, copy_from_archive
+from scperformer.model.archive import ARCHIVES, copy_from_archive
 from scperformer.model.folder import (
     BRANCHES,
     CARD,
     ENCODER,
+    EXTRAS,
     FORMAT_VERSION,
     GENES,
     INFO,
+    MODEL,
     PACKAGED,
     WEIGHTS,
     Bundle,

@@ -17,13 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
 from scperformer.errors import InputError
-from scperformer.model.folder import CARD, GENES, INFO, WEIGHTS
-from scperformer.model.held_out import HELD_OUT
-from scperformer.model.kept import CELLS
+from scperformer.model.folder import INFO, KNOWN
 
-# Files for people, which a model folder may lack.
-EXTRAS = (CARD, "learning_curve.png", "reliability.png", "metrics.csv")
-KNOWN = (INFO, WEIGHTS, GENES, CELLS, HELD_OUT, *EXTRAS)
 ARCHIVES = "a model folder, or a .zip, .tar or .tar.gz of one"
 ZIP, GZIP = (b"PK\x03\x04", b"PK\x05\x06"), b"\x1f\x8b"  # first bytes
 MOST_BYTES = 512 * 2**20  # of all files of an archive, unpacked; the largest models have some 100 MB

@@ -28,7 +28,7 @@ from scperformer.files import neighbours, sha256
 from scperformer.model.held_out import HELD_OUT, HeldOut, read_held_out
 from scperformer.model.kept import CELLS, KeptCells, read_kept
 from scperformer.model.registry import is_remote, read_registry, registry_place
-from scperformer.outputs import new_folder
+from scperformer.outputs import Folder, new_folder
 from scperformer.text import did_you_mean, unfit
 from scperformer.trust import UNKNOWN_TERM, LabelTree
 
@@ -41,6 +41,10 @@ FORMAT_VERSION, READABLE = 5, (3, 4, 5)  # models of format 3 keep no cells, tho
 WEIGHTS, GENES, INFO, CARD = "model.safetensors", "genes.tsv", "bundle.json", "MODEL_CARD.md"
 MOST_BYTES = {INFO: 64 * 2**20, GENES: 256 * 2**20}  # files that are read as a whole; real ones are below 2 MB
 PROVEN = (WEIGHTS, GENES, CELLS, HELD_OUT)  # files whose checksums bundle.json has; a model may lack the last two
+# Files for people, which a model folder may lack.
+EXTRAS = (CARD, "learning_curve.png", "reliability.png", "metrics.csv")
+KNOWN = (INFO, WEIGHTS, GENES, CELLS, HELD_OUT, *EXTRAS)
+MODEL = Folder("a model", unmarked=KNOWN)
 PACKAGED = Path(__file__).parent / "packaged" / "pbmc3k"
 MOST_NAMED = 100  # characters of a name in a message
 CONTENT = {"name": str, "labels": list, "ontology_term_ids": list, "config": dict, "metrics": dict, "provenance": dict}
@@ -249,7 +253,7 @@ def save_bundle(
     """Write a model folder, whole or not at all; `more` are other files for people, the card shows the pictures."""
     from safetensors.numpy import save
 
-    with new_folder(path, overwrite, marker=INFO) as folder:
+    with new_folder(path, MODEL, overwrite) as folder:
         # Not safetensors' save_file: only their owner could read its files, but models are shared.
         weights = {name: np.ascontiguousarray(array) for name, array in bundle.weights.items()}
         (folder / WEIGHTS).write_bytes(save(weights))

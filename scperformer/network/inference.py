@@ -7,6 +7,8 @@ oneDNN computes in float32 all the same; a trial product shows it.
 `wide` is the linear branch, `deep` the encoder. Shape letters: B cells, C labels, D embedding width.
 """
 
+import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -32,18 +34,37 @@ SIZE = 256  # of the trial product
 EXACT = 1e-5  # largest relative error of an exact one: in float32 it is about 1e-6, in bfloat16 4e-3
 
 
+# Random numbers, precision and memory of torch are settings of the process, and a network knows the genes of one file
+# at a time: threads that annotate or train at once take turns, and get the same results as one after the other.
+_turn = threading.RLock()
+
+
+def _new_turn() -> None:
+    """Forget who has the turn: in the child of a fork, that thread does not exist."""
+    global _turn
+    _turn = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_turn)
+
+
 @contextmanager
 def torch_state_kept(threads: int | None = None) -> Iterator[None]:
-    """Give torch `threads` CPU threads for a block; afterwards its threads and random numbers are as before."""
-    before = torch.get_num_threads()
-    # An unused GPU has no state to keep; asking for it would start the GPU.
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices):
-        torch.set_num_threads(threads or before)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+    """Give torch `threads` CPU threads for a block; afterwards its threads and random numbers are as before.
+
+    Blocks of other threads wait.
+    """
+    with _turn:
+        before = torch.get_num_threads()
+        # An unused GPU has no state to keep; asking for it would start the GPU.
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        with torch.random.fork_rng(devices):
+            torch.set_num_threads(threads or before)
+            try:
+                yield
+            finally:
+                torch.set_num_threads(before)
 
 
 @contextmanager
@@ -73,9 +94,9 @@ def _is_exact() -> bool:
 def fast_cpu(device: str) -> Iterator[None]:
     """On the device `cpu`: let torch use oneDNN for float32 products, if that is exact, and keep the memory of tensors.
 
-    Afterwards all settings are as before, and free memory is given back.
+    Afterwards all settings are as before, and free memory is given back. Blocks of other threads wait.
     """
-    with ExitStack() as afterwards:
+    with _turn, ExitStack() as afterwards:
         if device == "cpu":
             afterwards.enter_context(freed_memory(KEPT))
             if _is_exact():

@@ -22,6 +22,7 @@ from scperformer.model import (
     GENES,
     HELD_OUT,
     INFO,
+    MODEL,
     MOST_REGISTRY,
     PACKAGED,
     WEIGHTS,
@@ -87,8 +88,8 @@ def import_model(path: Path, library: Path, *, overwrite: bool = False, name: st
     if name not in (None, bundle.name):
         raise InputError(f"a model named '{bundle.name}'", f"'{name}', as in the registry", "tell its author")
     target = library / bundle.name
-    require_absent(target, overwrite, marker=INFO)
-    with new_folder(target, overwrite, marker=INFO) as folder:
+    require_absent(target, overwrite, MODEL)
+    with new_folder(target, MODEL, overwrite) as folder:
         for file in _files_of(bundle, path):
             shutil.copyfile(path / file, folder / file)
         if load_bundle(folder).hash != bundle.hash:  # the files may change between check and copy
@@ -137,7 +138,7 @@ def pull_model(name: str, place: str, library: Path, *, overwrite: bool = False)
         if not entry.url:
             remedy = f"leave model_path out: predict takes {name}" if name == PACKAGED.name else "name another one"
             raise InputError(f"model '{name}' without an address in {place}", "a model that can be pulled", remedy)
-        require_absent(library / name, overwrite, marker=INFO)  # before anything is downloaded
+        require_absent(library / name, overwrite, MODEL)  # before anything is downloaded
         log.info("downloads %s (%s)", entry.url, in_bytes(entry.size))
         fetch_checked(entry, file)
         return import_model(file, library, overwrite=overwrite, name=name)

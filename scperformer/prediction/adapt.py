@@ -17,7 +17,7 @@ from scperformer.errors import InputError
 from scperformer.files import beside, open_cells
 from scperformer.fitting import adapted_bundle
 from scperformer.genes import find_panel
-from scperformer.model import INFO, KeptCells, damaged_model, load_bundle, load_kept, save_bundle
+from scperformer.model import INFO, MODEL, KeptCells, damaged_model, load_bundle, load_kept, save_bundle
 from scperformer.network import Model, as_model, load_model, torch_state_kept
 from scperformer.outputs import require_absent
 
@@ -112,7 +112,7 @@ def write_adapted(model: Model, source: str | AnnData, output: Path, cfg: AdaptC
         The model keeps no cells; the file cannot be annotated by it; or fewer than half of the genes of the text file,
         or fewer than 50 of them, are genes of the model.
     """
-    require_absent(output, cfg.overwrite, marker=INFO)
+    require_absent(output, cfg.overwrite, MODEL)
     kept = load_kept(model.bundle, model.path)
     if kept is None:
         raise InputError(f"a model that keeps no cells ({model.path})", "kept cells", "train it again")
@@ -135,5 +135,5 @@ def write_adapted(model: Model, source: str | AnnData, output: Path, cfg: AdaptC
 def run_adapt(cfg: AdaptConfig) -> Path:
     """Write a model that is adapted to a file or to a text file of genes, as `write_adapted`; return its folder."""
     output = Path(cfg.output) if cfg.output else beside(cfg.inputs[0], ".adapted")
-    require_absent(output, cfg.overwrite, marker=INFO)
+    require_absent(output, cfg.overwrite, MODEL)
     return write_adapted(load_model(cfg.model_path), cfg.inputs[0], output, cfg)

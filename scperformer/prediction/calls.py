@@ -4,7 +4,6 @@ import fcntl
 import json
 import logging
 import os
-import re
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,14 +18,15 @@ from scperformer.config import PredictConfig
 from scperformer.dataset import Query
 from scperformer.errors import InputError
 from scperformer.network import Cells, Model, choose_device, predict_cells, torch_state_kept
-from scperformer.outputs import new_folder
+from scperformer.outputs import Folder, foreign, new_folder, put_in_place, remove, require_absent
 from scperformer.trust import Profile, cell_draws
 
 log = logging.getLogger(__name__)
 
 UNFINISHED = ".unfinished"  # the part that is being written
 IDENTITY = "run.json"  # input, model and options of the parts; also the mark of a folder that predict has made
-OURS = re.compile(r"run\.json|part-\d{6,}\.npz|\.unfinished|\.scperformer-.*")
+NAMES = (IDENTITY, "part-*.npz", UNFINISHED, ".scperformer-*")  # the last: of an output that is being written
+PARTS = Folder("parts of a prediction", more=NAMES)
 
 
 @dataclass
@@ -106,11 +106,10 @@ class Partial:
                 raise InputError(found, "it as it was written", remedy) from error
             yield calls
 
-    def keep_as(self, output: Path) -> None:
-        """Make the folder itself the output, in place of an earlier one."""
-        if output.exists():
-            _remove(output)
-        os.replace(self.folder, output)
+    def keep_as(self, output: Path, overwrite: bool) -> None:
+        """Make the folder itself the output, in place of an earlier one that is wholly ours."""
+        require_absent(output, overwrite, PARTS)
+        put_in_place(self.folder, output)
 
     def _file(self, part: int) -> Path:
         files = [folder / f"part-{part:06d}.npz" for folder in (self.folder, *self.shares)]
@@ -152,11 +151,10 @@ def partial_results(
         found = f"shares that lack {missing} of {num_parts} parts"
         raise InputError(found, "all shares of the file, 1/N to N/N", "name those that are not there, too")
     if folder.exists():
-        foreign = [entry.name for entry in folder.iterdir() if not OURS.fullmatch(entry.name)]
-        if foreign or _identity(folder) is None:
-            found = f"{folder} is in the way and not made by predict{f' (it holds {foreign[0]})' if foreign else ''}"
+        why = foreign(folder, PARTS) or ("" if _identity(folder) else f"has no {IDENTITY} of predict")
+        if why:
             remedy = "move it away, or choose another output=..."
-            raise InputError(found, f"a folder with {IDENTITY}, or nothing", remedy)
+            raise InputError(f"{folder} is in the way: it {why}", f"nothing, or {PARTS.kind}", remedy)
         with _locked(folder):  # not while another run uses it
             if resume:
                 _require_same(folder, identity, "leave out resume=true to start anew")
@@ -164,11 +162,11 @@ def partial_results(
                 log.info("going on where %s was cut off: %d of %d parts are there", output, num, num_parts)
             else:
                 log.info("the results of a run that was cut off are dropped (resume=true would have kept them)")
-                _remove(folder)
+                remove(folder, PARTS)
     elif resume and num_parts > 1:
         log.info("nothing to resume: %s is made from the start", output)
     if not folder.exists():
-        with new_folder(folder) as unfinished:  # it appears with its mark in it
+        with new_folder(folder, PARTS) as unfinished:  # it appears with its mark in it
             (unfinished / IDENTITY).write_text(json.dumps(identity), encoding="utf-8")
     with _locked(folder):
         try:
@@ -176,25 +174,20 @@ def partial_results(
         except BaseException:
             num = partial.num_finished
             if num == 0 or num_parts == 1:
-                _remove(folder)
+                _remove_parts(folder)
             else:
                 remedy = "the same command with resume=true goes on from there"
                 log.warning("cut off: %d of %d parts are kept in %s; %s", num, num_parts, folder, remedy)
             raise
-        if folder.exists():  # else it has become the output
-            _remove(folder)
+        _remove_parts(folder)
 
 
-def _remove(folder: Path) -> None:
-    """Remove the files of a run; a folder with any other file in it stays."""
-    for pattern in ("part-*.npz", UNFINISHED, ".scperformer-*"):
-        for file in folder.glob(pattern):
-            file.unlink()
-    (folder / IDENTITY).unlink(missing_ok=True)
-    try:
-        folder.rmdir()
-    except OSError:
-        log.warning("%s holds other files: it stays", folder)
+def _remove_parts(folder: Path) -> None:
+    """Remove the folder of a run that has ended, if it is there; it stays if it has got other files meanwhile."""
+    if folder.exists() and (why := foreign(folder, PARTS)):
+        log.warning("%s %s: it stays", folder, why)
+    else:
+        remove(folder, PARTS)
 
 
 @contextmanager

@@ -26,9 +26,9 @@ from scperformer.network import Model, choose_device, load_model
 from scperformer.outputs import FAILED, new_file, require_absent
 from scperformer.prediction.adapt import Adapted, adapt_model
 from scperformer.prediction.annotation import make_annotation
-from scperformer.prediction.calls import IDENTITY, Calls, call_block, partial_results, parts_of
+from scperformer.prediction.calls import PARTS, Calls, call_block, partial_results, parts_of
 from scperformer.prediction.rules import add_quality, find_rules
-from scperformer.prediction.write import FORMATS, MARKER, write_annotation
+from scperformer.prediction.write import FORMATS, STORE, write_annotation
 from scperformer.progress import progress, say
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
             if cfg.share is not None:
                 require_unchanged(path, seen)
                 log.info("%s, share %s: %d cells called", path, cfg.share, num_called)
-                partial.keep_as(output)
+                partial.keep_as(output, cfg.overwrite)
                 written = {"share": cfg.share, "num_cells": num_called}
             else:
                 seconds, scratch = time.perf_counter() - start, partial.folder
@@ -159,9 +159,9 @@ def _failed_file(output: Path) -> Path:
 def _require_place(output: Path, cfg: PredictConfig) -> None:
     """Refuse an output that cannot be written, or whose name does not end like one of the formats."""
     if cfg.share is not None:
-        require_absent(output, cfg.overwrite, marker=IDENTITY)
+        require_absent(output, cfg.overwrite, PARTS)
         return
-    require_absent(output, cfg.overwrite, marker=MARKER if output.suffix == ".zarr" else None)
+    require_absent(output, cfg.overwrite, STORE if output.suffix == ".zarr" else None)
     if not output.name.endswith(FORMATS):
         raise InputError(f"output={output}", f"a name that ends in {', '.join(FORMATS)}", "rename it")
     if output.suffix == ".parquet" and find_spec("pyarrow") is None:

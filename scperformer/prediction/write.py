@@ -20,7 +20,7 @@ from anndata import AnnData
 from anndata.io import read_elem, write_elem
 
 from scperformer.files import BackedH5ad, open_hdf5, reading, require_unchanged
-from scperformer.outputs import new_file, new_folder
+from scperformer.outputs import Folder, new_file, new_folder
 from scperformer.prediction.annotation import Annotation, outdated
 from scperformer.text import FORMULA, defused
 
@@ -31,7 +31,7 @@ Seen = dict[Path, tuple[int, int, int]]  # the `fingerprint` of a file when it w
 SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 FORMATS = (".h5ad", ".zarr", *SEPARATORS, ".parquet")  # endings of outputs
 TABLE_ROWS = 100_000  # rows of a table that are written at a time
-MARKER = "obs/.zgroup"  # of a zarr store that may be replaced: others have no obs
+STORE = Folder("an annotation in zarr")
 CHUNK_VALUES = 1 << 20
 FOLDERS = ("anndata", "raw", "dict", "csr_matrix", "csc_matrix")  # copied part by part
 
@@ -64,7 +64,7 @@ def write_annotation(
     """
     require_unchanged(path, seen)
     is_zarr, is_table = output.suffix == ".zarr", output.suffix not in (".h5ad", ".zarr")
-    with new_folder(output, overwrite, MARKER) if is_zarr else new_file(output, overwrite, scratch) as temporary:
+    with new_folder(output, STORE, overwrite) if is_zarr else new_file(output, overwrite, scratch) as temporary:
         if is_table:
             write = _write_parquet if output.suffix == ".parquet" else _write_text
             write(temporary, output.name, _table_rows(cells, annotation), annotation.record)

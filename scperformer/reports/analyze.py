@@ -13,13 +13,14 @@ from scperformer.dataset import find_query
 from scperformer.errors import InputError
 from scperformer.files import beside, read_cells, require_readable
 from scperformer.network import Cells, load_model, torch_state_kept
-from scperformer.outputs import new_folder, require_absent
+from scperformer.outputs import Folder, new_folder, require_absent
 from scperformer.prediction import describe_run
 from scperformer.reports.attention_maps import analyze_approximation, analyze_spectrum, layers_of
 
 log = logging.getLogger(__name__)
 
 SUMMARY = "analysis.json"
+ANALYSIS = Folder("an analysis")
 ANALYSES = {"spectrum": analyze_spectrum, "approximation": analyze_approximation}
 
 
@@ -29,7 +30,7 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
     path = cfg.inputs[0]
     require_readable(path)
     output = Path(cfg.output) if cfg.output else beside(path, f".{cfg.analysis}")
-    require_absent(output, cfg.overwrite, marker=SUMMARY)
+    require_absent(output, cfg.overwrite, ANALYSIS)
     model = load_model(cfg.model_path)
     adata = read_cells(path, cfg.orientation)
     encoder = model.network.encoder
@@ -57,7 +58,7 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
         "options": asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]},
         "versions": run["versions"],
     }
-    with new_folder(output, cfg.overwrite, marker=SUMMARY) as folder:
+    with new_folder(output, ANALYSIS, cfg.overwrite) as folder:
         for name, content in files.items():  # tables, and the bytes of pictures
             if isinstance(content, bytes):
                 (folder / name).write_bytes(content)

@@ -14,7 +14,7 @@ import pandas as pd
 from scperformer.config import EvaluateConfig
 from scperformer.errors import InputError
 from scperformer.metrics import class_scores, confusion_matrix, scores
-from scperformer.outputs import FAILED, new_folder, require_absent
+from scperformer.outputs import FAILED, Folder, new_folder, require_absent
 from scperformer.reports.annotated import Annotated, as_text, cell_table, common_tree, read_annotated
 from scperformer.text import defused, did_you_mean
 from scperformer.trust import calibration_error
@@ -22,6 +22,7 @@ from scperformer.trust import calibration_error
 log = logging.getLogger(__name__)
 
 METRICS, PER_CLASS, CONFUSION = "metrics.json", "per_class.csv", "confusion.csv"
+EVALUATION = Folder("an evaluation")
 NUM_EXAMPLES = 3  # labels in a message
 
 
@@ -253,7 +254,7 @@ def evaluate_samples(samples: list[Annotated], cfg: EvaluateConfig) -> Evaluatio
 def write_evaluation(evaluation: Evaluation, output: Path, overwrite: bool) -> None:
     """Write the folder of an evaluation."""
     metrics, labels = evaluation.metrics, [defused(label) for label in evaluation.metrics["labels"]]
-    with new_folder(output, overwrite, marker=METRICS) as folder:
+    with new_folder(output, EVALUATION, overwrite) as folder:
         text = json.dumps(metrics, indent=2, ensure_ascii=False, allow_nan=False)
         (folder / METRICS).write_text(text + "\n", encoding="utf-8")
         evaluation.per_class.assign(label=labels).to_csv(folder / PER_CLASS, index=False, float_format="%.6f")
@@ -272,6 +273,6 @@ def run_evaluate(cfg: EvaluateConfig) -> Path:
         kept_tables = None if cfg.truth_path is None else [cfg.truth_path[place] for place in kept]
         cfg = replace(cfg, inputs=[cfg.inputs[place] for place in kept], truth_path=kept_tables)
     output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).with_suffix(".evaluation")
-    require_absent(output, cfg.overwrite, marker=METRICS)
+    require_absent(output, cfg.overwrite, EVALUATION)
     write_evaluation(evaluate_samples(read_annotated(cfg.inputs, cfg.key_added), cfg), output, cfg.overwrite)
     return output

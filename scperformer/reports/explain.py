@@ -20,7 +20,7 @@ from scperformer.errors import InputError
 from scperformer.files import BackedH5ad, beside, open_cells
 from scperformer.model import Bundle, load_kept
 from scperformer.network import TOLERANCE, Cells, Model, find_contributions, load_model, predict_cells, torch_state_kept
-from scperformer.outputs import new_folder, require_absent
+from scperformer.outputs import Folder, new_folder, require_absent
 from scperformer.prediction import Adapted, adapt_model, without_slashes
 from scperformer.reports.annotated import read_annotated, sample_names
 from scperformer.reports.explanation import (
@@ -35,7 +35,8 @@ from scperformer.trust import reweighted
 
 log = logging.getLogger(__name__)
 
-CELLS, PAGE = "contributions.h5ad", "report.html"  # PAGE also marks a folder that may be replaced
+CELLS, PAGE = "contributions.h5ad", "report.html"
+EXPLANATION = Folder("an explanation")
 GENES_PER_LABEL, DELETION = "genes_per_label.csv", "deletion.csv"
 OF_RUN = ("source", "input_kind", "input_total", "input_base", "species")  # options as in the run of predict
 DELETED = (0, 5, 10, 20, 50)  # genes of a cell
@@ -272,7 +273,7 @@ def explain_file(cfg: ExplainConfig, model: Model | None = None) -> AnnData:
 def write_explanation(made: AnnData, output: Path, cfg: ExplainConfig, sample: str) -> None:
     """Write the folder of an explanation: contributions, tables and a page about the sample of this name."""
     page = render_explanation(made, cfg.key_added, sample)
-    with new_folder(output, cfg.overwrite, marker=PAGE) as folder:
+    with new_folder(output, EXPLANATION, cfg.overwrite) as folder:
         made.write_h5ad(folder / CELLS, compression="gzip")
         genes_per_label(made, cfg.key_added).to_csv(folder / GENES_PER_LABEL, index=False, float_format="%.6g")
         made.uns[cfg.key_added]["deletion"].to_csv(folder / DELETION, index=False, float_format="%.6g")
@@ -285,7 +286,7 @@ def run_explain(cfg: ExplainConfig) -> Path:
     start = time.perf_counter()
     path = cfg.inputs[0]
     output = Path(cfg.output) if cfg.output else beside(path, ".explanation")
-    require_absent(output, cfg.overwrite, marker=PAGE)
+    require_absent(output, cfg.overwrite, EXPLANATION)
     write_explanation(explain_file(cfg), output, cfg, sample_names([Path(path)])[0])
     log.info("explained in %.1f s", time.perf_counter() - start)
     return output

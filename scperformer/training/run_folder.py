@@ -23,9 +23,9 @@ from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig, yaml_
 from scperformer.dataset import settle_in_memory
 from scperformer.errors import InputError
 from scperformer.files import sha256
-from scperformer.model import INFO, Bundle, save_bundle
+from scperformer.model import INFO, MODEL, Bundle, save_bundle
 from scperformer.network import torch_state_kept
-from scperformer.outputs import new_file, require_absent
+from scperformer.outputs import Folder, foreign, mark, new_file, remove, require_absent
 from scperformer.pictures import PALETTE, draw_reliability, png
 from scperformer.training.start import Config, adopt_options, load_init
 from scperformer.training.trainer import CHECKPOINTS, LAST, TABLE
@@ -35,6 +35,11 @@ log = logging.getLogger(__name__)
 # Lightning or Slurm's srun sets these in every process of a distributed run, to 0 in the first.
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 RECORD, CURVE, RELIABILITY = "run.json", "learning_curve.png", "reliability.png"
+NAMES = (
+    *(RECORD, "config.yaml", "provenance.json", "metrics.json", CURVE, TABLE, ".scperformer-*"),
+    *(CHECKPOINTS, f"{CHECKPOINTS}/*", "csv", "csv/*", "tensorboard", "tensorboard/*"),
+)
+RUN = Folder("the run of a training", more=NAMES, unmarked=NAMES)
 RAISABLE = ("trainer.max_epochs", "trainer.patience")  # larger ones than before can resume a run
 # Recorded without their folders, as the inputs are.
 PATHS = ("init", "genes_path", "unlabelled", "conditions.genes", "model.gene2vec_path", "label_tree", "ontology")
@@ -82,13 +87,28 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def read_record(folder: Path) -> dict[str, Any]:
     """The record of a run: its options, the checksum of its data, and a batch size that was chosen; {} for none."""
-    record = folder / RECORD
-    return json.loads(record.read_text("utf-8")) if record.is_file() else {}
+    try:
+        record = json.loads((folder / RECORD).read_text("utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def run_folder_of(output: Path) -> Path:
     """Return the run folder of a model."""
     return output.with_name(output.name + ".run")
+
+
+def require_own_run(output: Path) -> None:
+    """Refuse a folder in the place of the run folder of a model that is not wholly that of an earlier training."""
+    folder = run_folder_of(output)
+    if folder.is_dir() and any(folder.iterdir()):
+        why = foreign(folder, RUN) or ("" if "options" in read_record(folder) else f"has no {RECORD} of a training")
+    else:
+        why = "is a file" if folder.exists() and not folder.is_dir() else ""
+    if why:
+        expected = f"nothing, or {RUN.kind}: training writes its checkpoints and logs there"
+        raise InputError(f"{folder} {why}", expected, "move it away, or choose another output=...")
 
 
 def differences(cfg: NetworkConfig, folder: Path, checksum: str) -> tuple[dict[str, tuple[Any, Any]], bool]:
@@ -133,13 +153,15 @@ def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
         log.info("the unfinished run in %s has %s: starting anew", folder, differ)
     elif cfg.resume:
         log.info("nothing to resume in %s: starting anew", folder)
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
+    require_own_run(output)  # again: it may have got other files while the cells were read
+    if folder.exists() and any(folder.iterdir()):
+        remove(folder, RUN)
+    folder.mkdir(parents=True, exist_ok=True)
+    mark(folder, RUN)
     try:
         write_json(folder / RECORD, record)
-    except OSError:  # a full disk
-        shutil.rmtree(folder, ignore_errors=True)
+    except (OSError, InputError):  # a full disk
+        remove(folder, RUN)
         raise
     return folder
 
@@ -241,9 +263,11 @@ def train_in_run_folder(
         logging.getLogger("scperformer").setLevel(logging.ERROR)
         warnings.simplefilter("ignore")
     cfg = settle_in_memory(cfg, paths)
+    if not is_helper(cfg):
+        require_own_run(output)
     may_be_done = cfg.resume and (output / INFO).is_file() and bool(read_record(run_folder_of(output)))
     if not may_be_done:
-        require_absent(output, cfg.overwrite, marker=INFO)
+        require_absent(output, cfg.overwrite, MODEL)
     cfg = adopt_options(cfg)
     cells, checksum = load(cfg)
     checksum += "" if cfg.init is None else load_init(cfg.init).hash
@@ -253,7 +277,7 @@ def train_in_run_folder(
         if not changed and not other_data:
             log.info("%s is finished: nothing to resume", output)
             return output
-        require_absent(output, cfg.overwrite, marker=INFO)
+        require_absent(output, cfg.overwrite, MODEL)
     folder = open_run(cfg, output, checksum)
     checkpoints = folder / CHECKPOINTS
     try:
@@ -263,7 +287,7 @@ def train_in_run_folder(
         if isinstance(error, Diverged):  # resume=true must not continue from here
             shutil.rmtree(checkpoints)
         if not is_helper(cfg) and not checkpoints.exists():  # nothing worth keeping has been written
-            shutil.rmtree(folder)
+            remove(folder, RUN)
         raise
     if bundle is None:
         return output

@@ -106,3 +106,25 @@ def test_a_file_of_another_kind_has_shares_too(sample, tiny_model, tmp_path):
     shares = [str(run_predict(config(path, tiny_model, share=f"{number}/2"))[0]) for number in (1, 2)]
     (gathered,) = run_predict(config(path, tiny_model, shares=shares))
     pd.testing.assert_frame_equal(ad.read_h5ad(whole).obs, ad.read_h5ad(gathered).obs)
+
+
+def test_a_folder_of_the_users_in_the_place_of_a_share_stays(sample, tiny_model, tmp_path):
+    """It may even hold files of the names of ours."""
+    theirs = tmp_path / "share"
+    theirs.mkdir()
+    for name in ("run.json", "part-000000.npz", "thesis.txt"):
+        (theirs / name).write_text("years of work")
+        with pytest.raises(InputError, match=r"share (is a folder|holds).*so it is not replaced"):
+            run_predict(config(sample, tiny_model, share="1/3", output=str(theirs), overwrite=True))
+    assert {file.name: file.read_text() for file in theirs.iterdir()} == dict.fromkeys(
+        ("run.json", "part-000000.npz", "thesis.txt"), "years of work"
+    )
+
+
+def test_a_folder_of_the_users_in_the_place_of_the_parts_stays(sample, tiny_model, tmp_path):
+    theirs = tmp_path / "out.h5ad.partial"
+    theirs.mkdir()
+    (theirs / "part-000000.npz").write_text("years of work")
+    with pytest.raises(InputError, match=r"out\.h5ad\.partial is in the way: it is a folder without"):
+        run_predict(config(sample, tiny_model, output=str(tmp_path / "out.h5ad"), overwrite=True))
+    assert (theirs / "part-000000.npz").read_text() == "years of work"

@@ -29,6 +29,7 @@ from scperformer.model.folder import (
     save_bundle,
 )
 from scperformer.model.kept import CELLS, KeptCells
+from scperformer.outputs import MARK
 from scperformer.trust import LabelTree
 
 
@@ -101,7 +102,7 @@ def test_a_saved_bundle_is_loaded_unchanged(bundle, folder):
 
 
 def test_folder_holds_four_files_and_the_same_model_has_the_same_hash(bundle, folder, tmp_path):
-    assert names(folder) == sorted([WEIGHTS, GENES, INFO, CARD])
+    assert names(folder) == sorted([MARK, WEIGHTS, GENES, INFO, CARD])
     save_bundle(bundle, tmp_path / "again.model")
     assert load_bundle(tmp_path / "again.model").hash == load_bundle(folder).hash
     save_bundle(dataclasses.replace(bundle, labels=["b", "a"], provenance=relabelled(bundle)), tmp_path / "other")
@@ -117,7 +118,7 @@ def kept_cells() -> KeptCells:
 def test_kept_cells_are_a_file_of_their_own_with_a_checksum(bundle, tmp_path):
     kept = kept_cells()
     save_bundle(dataclasses.replace(bundle, kept=kept), tmp_path / "m")
-    assert names(tmp_path / "m") == sorted([WEIGHTS, GENES, INFO, CARD, CELLS])
+    assert names(tmp_path / "m") == sorted([MARK, WEIGHTS, GENES, INFO, CARD, CELLS])
     assert json.loads((tmp_path / "m" / INFO).read_text())["files"][CELLS] == sha256(tmp_path / "m" / CELLS)
     loaded = load_bundle(tmp_path / "m")
     assert loaded.has_kept
@@ -433,19 +434,31 @@ def test_existing_model_is_kept_unless_overwrite(bundle, folder):
     with pytest.raises(InputError, match=r"m.model exists; .*overwrite=true"):
         save_bundle(newer, folder)
     assert load_bundle(folder).hash == before
-    (folder / "old notes.txt").write_text("x")
+    (folder / "my notes.txt").write_text("x")
+    with pytest.raises(InputError, match=r"holds my notes\.txt, which scperformer has not made, so it is not replaced"):
+        save_bundle(newer, folder, overwrite=True)
+    assert load_bundle(folder).hash == before
+    (folder / "my notes.txt").unlink()
     save_bundle(newer, folder, overwrite=True)
     assert load_bundle(folder).name == "newer"
-    assert names(folder) == sorted([WEIGHTS, GENES, INFO, CARD])
+    assert names(folder) == sorted([MARK, WEIGHTS, GENES, INFO, CARD])
     assert names(folder.parent) == ["m.model"]
 
 
 def test_overwrite_never_replaces_a_folder_without_a_model(bundle, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.tex").write_text("years of work")
-    with pytest.raises(InputError, match=r"folder without bundle.json, so it is not replaced"):
-        save_bundle(bundle, tmp_path / "thesis", overwrite=True)
+    for name in ("chapter1.tex", INFO):  # other programs write a bundle.json, too
+        (tmp_path / "thesis" / name).write_text("years of work")
+        with pytest.raises(InputError, match=r"folder without .scperformer.json|holds chapter1.tex"):
+            save_bundle(bundle, tmp_path / "thesis", overwrite=True)
     assert (tmp_path / "thesis" / "chapter1.tex").read_text() == "years of work"
+
+
+def test_a_model_folder_of_an_earlier_version_has_no_mark_and_is_replaced(bundle, folder):
+    (folder / MARK).unlink()
+    save_bundle(dataclasses.replace(bundle, name="newer"), folder, overwrite=True)
+    assert load_bundle(folder).name == "newer"
 
 
 def test_failed_save_leaves_nothing_behind_and_the_old_model_as_it_was(bundle, folder, tmp_path):

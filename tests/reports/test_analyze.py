@@ -359,7 +359,7 @@ MISTAKES = {
     "output is a file": (["spectrum", "sample.h5ad", "output=sample.h5ad"], "sample.h5ad is a file"),
     "output is another folder": (
         ["spectrum", "sample.h5ad", "output=work", "overwrite=true"],
-        "without analysis.json",
+        "without .scperformer.json",
     ),
 }
 

@@ -176,7 +176,13 @@ def test_the_adapted_model_is_explained(model):
 def test_the_folder(command, path, explained, tmp_path, model):
     assert command("explain", path, "cells=all", f"model_path={model.path}").code == 0
     folder = tmp_path / "sample.annotated.explanation"
-    assert names(folder) == ["contributions.h5ad", "deletion.csv", "genes_per_label.csv", "report.html"]
+    assert names(folder) == [
+        ".scperformer.json",
+        "contributions.h5ad",
+        "deletion.csv",
+        "genes_per_label.csv",
+        "report.html",
+    ]
     written = ad.read_h5ad(folder / "contributions.h5ad")
     np.testing.assert_array_equal(written.X.toarray(), explained.X.toarray())
     assert list(written.varm) == [f"{KEY}_contributions", f"{KEY}_marker_ranks"]

@@ -27,7 +27,7 @@ from support.words import as_options
 
 import scperformer
 from scperformer.cli import to_overrides
-from scperformer.config.compose import make_config, quoted
+from scperformer.config import make_config, quoted
 from scperformer.dataset.on_disk import Sample
 from scperformer.dataset.reference import make_reference
 from scperformer.errors import InputError
@@ -355,6 +355,29 @@ def test_resuming_a_finished_run_is_done(counts_adata, write, tmp_path, caplog):
     assert (output / "bundle.json").read_bytes() == made
     with pytest.raises(InputError, match="exists; expected a new output"):
         run_train(config(path, *words, "resume=true", "seed=1"))
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "checkpoints.txt", "csv/notes", "run.json", ".scperformer.json"])
+@pytest.mark.parametrize("words", [[], ["overwrite=true"], ["resume=true"], ["resume=true", "overwrite=true"]], ids=str)
+def test_a_folder_of_the_users_in_the_place_of_the_run_folder_stays(name, words, counts_adata, write, tmp_path):
+    theirs = tmp_path / "m1.run" / name
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("years of work")
+    with pytest.raises(InputError, match=r"m1\.run (is a folder|holds|has no).*: move it away, or choose"):
+        run_train(config(write(counts_adata), f"output={tmp_path}/m1", *words))
+    assert theirs.read_text() == "years of work"
+    assert not (tmp_path / "m1").exists()
+
+
+def test_a_file_of_the_users_in_a_run_folder_of_ours_stays(counts_adata, write, tmp_path):
+    path = write(counts_adata)
+    run_train(config(path, f"output={tmp_path}/m1"))
+    (tmp_path / "m1.run" / "notes.txt").write_text("x")
+    with pytest.raises(InputError, match=r"m1\.run holds notes\.txt, which scperformer has not made"):
+        run_train(config(path, f"output={tmp_path}/m1", "overwrite=true"))
+    assert (tmp_path / "m1.run" / "notes.txt").read_text() == "x"
+    (tmp_path / "m1.run" / "notes.txt").unlink()
+    run_train(config(path, f"output={tmp_path}/m1", "overwrite=true"))
 
 
 def test_nothing_to_resume_is_said(tmp_path, caplog):

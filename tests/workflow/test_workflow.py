@@ -119,6 +119,28 @@ def test_options_by_name_are_words_of_the_commands(user: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_outdir_with_folders_of_the_users_is_refused(user: Path) -> None:
+    """Snakemake removes the folders that rules make before it makes them anew: here the user's own `model`."""
+    (user / "notes.txt").touch()
+    data = ["reference=reference.h5ad", "samples=samples.tsv", "outdir=."]
+    run = snakemake(user, "--dry-run", "--config", *data)
+    assert run.returncode == 1
+    assert "./model exists, and this workflow may not have made it; expected an outdir without it" in run.stdout
+    (user / "model").rmdir()
+    assert snakemake(user, "--dry-run", "--config", *data).returncode == 0
+
+
+@pytest.mark.slow
+def test_overrides_set_options_of_the_steps_alone(user: Path) -> None:
+    hostile = {"predict": ["+hydra.callbacks.x._target_=os.system"]}
+    (user / "my.yaml").write_text(json.dumps({"overrides": hostile}))
+    data = ["reference=reference.h5ad", "samples=samples.tsv"]
+    run = snakemake(user, "--dry-run", "--configfile", "my.yaml", "--config", *data)
+    assert run.returncode == 1
+    assert "overrides: predict: +hydra.callbacks.x._target_=os.system; expected option=value" in run.stdout
+
+
+@pytest.mark.slow
 def test_without_truth_nothing_is_evaluated(user: Path) -> None:
     write_sheet(user / "samples.tsv", "sample path", "a a.h5ad")
     jobs = plan(user, "--config", "reference=reference.h5ad", "samples=samples.tsv")
