@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -22,7 +21,7 @@ from scipy import sparse
 from scperformer.errors import InputError
 from scperformer.files.safety import READ_ERRORS, damaged
 from scperformer.files.tenx import LONGEST_LINE, open_bytes
-from scperformer.genes import ENSEMBL, human_genes
+from scperformer.genes import AXIS_SHARE, ENSEMBL, axis_shares
 
 DELIMITERS = {"\t": "tab", ",": "comma", ";": "semicolon", " ": "blank"}
 NUM_SNIFFED = 20  # lines that must agree on the delimiter
@@ -30,19 +29,6 @@ BLOCK = 4 * 2**20  # values that are dense at a time
 EXPECTED = "a table of numbers with the names of genes and cells in the first row and column"
 
 CELLS_BY_GENES, GENES_BY_CELLS = "cells_by_genes", "genes_by_cells"
-NUM_LOOKED_AT = 5000  # names of an axis, evenly spread
-MIN_SHARE = 0.3  # of the names of an axis that must be genes, or cells
-CLONES = r"RP\d+-\d+[A-Z]\d+\.\d+|A[CFLP]\d{6}\.\d+"  # human genes without a symbol: RP11-34P13.7, AL627309.1
-GENE = re.compile(
-    rf"{ENSEMBL}(\.\d+)?|MT-\S+|mt-\S+|RP[LS]\d+\w*|Rp[ls]\d+\w*|HLA-\S+|LINC\d+|Gm\d+|\d+\w+Rik|{CLONES}"
-    r"|FBgn\d+|WBGene\d+"
-)
-BARCODE = re.compile(r"[ACGTN]{10,}")  # anywhere in a name: AAACATACAACCAC-1, sample1_AAACATACAACCAC
-CELL = re.compile(
-    r"(cell|barcode|bc|sample|well|plate)[-_. ]?\d+.*|.*[-_. ]cell[-_. ]?\d+"  # cell12, mouse1_lib2.final_cell_0006
-    r"|([SED]RR|GSM|SAM[NED]A?)\d{4,}.*",  # runs and samples of the archives
-    re.IGNORECASE,
-)
 # Names of columns that describe genes.
 ABOUT_GENES = (
     *("gene_id", "gene_ids", "geneid", "ensembl", "ensembl_id", "ensembl_gene_id", "entrez", "entrez_id"),
@@ -129,30 +115,13 @@ def _describes_cells(name: str) -> bool:
     return ABOUT_CELLS.fullmatch(re.sub(r"\W+", "_", name.strip().lower())) is not None
 
 
-@cache
-def known_symbols() -> frozenset[str]:
-    """Current symbols of human genes, and symbols of mouse genes with one human ortholog."""
-    genes = human_genes()
-    return frozenset({*genes.symbols.values(), *genes.approved, *genes.orthologs})
-
-
-def _shares(names: Sequence[str]) -> tuple[float, float]:
-    """Return the shares of the names of an axis that are certainly genes, and that look like cells."""
-    known = known_symbols()
-    some = [name.strip() for name in names[:: max(1, len(names) // NUM_LOOKED_AT)]]
-    genes = [name in known or GENE.fullmatch(name) is not None for name in some]
-    rest = [name for name, gene in zip(some, genes, strict=True) if not gene]
-    cells = [(BARCODE.search(name) or CELL.fullmatch(name)) is not None for name in rest]
-    return sum(genes) / max(1, len(some)), sum(cells) / max(1, len(some))
-
-
 def find_orientation(rows: Sequence[str], columns: Sequence[str], path: str | Path) -> tuple[str, str]:
     """Find out which axis of a table is the genes, by the names on both; also return the reason in words."""
-    (row_genes, row_cells), (column_genes, column_cells) = _shares(rows), _shares(columns)
+    (row_genes, row_cells), (column_genes, column_cells) = axis_shares(rows), axis_shares(columns)
     why = f"rows: {row_genes:.0%} genes, {row_cells:.0%} like cells; "
     why += f"columns: {column_genes:.0%} genes, {column_cells:.0%} like cells"
-    could_be_cells_by_genes = max(row_genes, column_cells) < MIN_SHARE
-    could_be_genes_by_cells = max(column_genes, row_cells) < MIN_SHARE
+    could_be_cells_by_genes = max(row_genes, column_cells) < AXIS_SHARE
+    could_be_genes_by_cells = max(column_genes, row_cells) < AXIS_SHARE
     if could_be_cells_by_genes == could_be_genes_by_cells:
         row, column = (repr(str(names[len(names) // 2])[:40]) if names else "none" for names in (rows, columns))
         options = [f"orientation={CELLS_BY_GENES}", f"orientation={GENES_BY_CELLS}"]

@@ -12,6 +12,7 @@ from support.inputs import NUM_CELLS, NUM_GENES, same, table, write_csv, write_h
 from scperformer.errors import InputError
 from scperformer.files import tables
 from scperformer.files.read import read_cells
+from scperformer.genes import known_symbols
 
 # Orientation
 
@@ -146,7 +147,7 @@ def test_columns_of_a_table_of_genes_are_cells_whatever_they_are_called(tmp_path
 
 
 def test_no_gene_has_a_name_that_is_about_cells():
-    names = tables.known_symbols()
+    names = known_symbols()
     assert {"HES4", "Xkr4"} <= names
     assert len(names) > 30_000
     assert [name for name in names if tables._describes_cells(name)] == []
