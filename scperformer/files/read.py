@@ -16,6 +16,7 @@ from anndata import AnnData
 
 from scperformer.errors import InputError
 from scperformer.files.h5ad import BackedH5ad, open_stored, read_h5ad
+from scperformer.files.mtx import MTX_FILE, find_matrix, is_gzip, matrix_size, open_bytes, read_mtx
 from scperformer.files.safety import (
     READ_ERRORS,
     quiet_anndata,
@@ -26,17 +27,7 @@ from scperformer.files.safety import (
     require_usable,
 )
 from scperformer.files.tables import read_table, sniff
-from scperformer.files.tenx import (
-    MTX_FILE,
-    find_matrix,
-    is_gzip,
-    matrix_groups,
-    matrix_size,
-    open_bytes,
-    read_loom,
-    read_tenx_folder,
-    read_tenx_h5,
-)
+from scperformer.files.tenx import matrix_groups, read_loom, read_tenx_h5
 from scperformer.files.watch import open_hdf5
 from scperformer.genes import AXIS_SHARE, axis_shares, is_cell, name_columns
 from scperformer.text import did_you_mean
@@ -205,7 +196,7 @@ def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
         elif kind == "table":
             adata, notes = read_table(path, orientation)
         else:
-            adata, notes = {"10x h5": read_tenx_h5, "mtx": read_tenx_folder, "loom": read_loom}[kind](path)
+            adata, notes = {"10x h5": read_tenx_h5, "mtx": read_mtx, "loom": read_loom}[kind](path)
     require_usable(adata, path)
     if kind in ("h5ad", "zarr"):
         _require_genes_in_columns(adata.obs_names, adata.var, path)

@@ -19,8 +19,8 @@ from anndata import AnnData
 from scipy import sparse
 
 from scperformer.errors import InputError
+from scperformer.files.mtx import LONGEST_LINE, open_bytes
 from scperformer.files.safety import READ_ERRORS, damaged
-from scperformer.files.tenx import LONGEST_LINE, open_bytes
 from scperformer.genes import AXIS_SHARE, ENSEMBL, axis_shares, is_gene
 
 DELIMITERS = {"\t": "tab", ",": "comma", ";": "semicolon", " ": "blank"}
