@@ -79,17 +79,17 @@ def mark_outdir():
 
 def memory(wildcards, input, attempt):
     """Estimate the megabytes of a job that loads its compressed inputs; more after each failure."""
-    return attempt * (2000 + 20 * sum(map(os.path.getsize, input)) // 10**6)
+    return attempt * (2000 + 20 * sum(map(size_of, input)) // 10**6)
 
 
 def flat_memory(wildcards, input, attempt):
     """Estimate the megabytes of a job that reads its samples in blocks (docs/performance.md#memory-of-predict)."""
-    return attempt * (2000 + max(map(os.path.getsize, input.sample)) // (20 * 10**6))
+    return attempt * (2000 + max(map(size_of, input.sample)) // (20 * 10**6))
 
 
 def predict_minutes(wildcards, input):
     """Allow an hour and, for each 10 MB of cells, a minute: many times what was measured (docs/performance.md#memory-of-predict)."""
-    return 60 + sum(map(os.path.getsize, input.sample)) // 10**7
+    return 60 + sum(map(size_of, input.sample)) // 10**7
 
 
 def is_pending(sample):
@@ -172,7 +172,7 @@ SHARE = f"{OUT}/shares/{{sample}}/{{part}}-of-{{parts}}"
 EVALUATION = f"{OUT}/evaluation"
 REPORT = f"{OUT}/report.html"
 
-is_small = lambda path: not os.path.exists(path) or os.path.getsize(path) <= SMALL
+is_small = lambda path: not os.path.exists(path) or size_of(path) <= SMALL
 SMALL_SAMPLES = [name for name, row in SAMPLES.items() if not num_shares(name) and is_small(row["path"])]
 JOB_OF = group_samples()
 

@@ -1,12 +1,15 @@
 """Check the configuration and the sample sheet; an error is printed in one line before any job starts."""
 
+import codecs
 import csv
+import io
 import os
 
 import h5py
 from scperformer.errors import InputError
 from scperformer.text import did_you_mean
 from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
 from snakemake.utils import validate
 
 
@@ -30,6 +33,52 @@ def require(path, what):
     if not os.path.exists(path):
         stop(f"no {path}", what, "correct the path, or make the file first")
     return path
+
+
+def require_input(path, what):
+    """Return a path that exists and that snakemake takes for an input of jobs."""
+    if set("{}") & set(require(path, what)):
+        stop(f"braces in {path}, {what}", "a path without them: snakemake reads braces as wildcards", "rename it")
+    return path
+
+
+def require_sample(path, what):
+    """Return the path of a file, or of a folder that holds cells."""
+    if os.path.isdir(require_input(path, what)):
+        from scperformer.files import require_readable  # takes seconds to import
+
+        try:
+            require_readable(path)
+        except InputError as error:
+            raise WorkflowError(f"{what}: {error}") from None
+    return path
+
+
+def size_of(path):
+    """Return the bytes of a file, or of all files in a folder."""
+    if not os.path.isdir(path):
+        return os.path.getsize(path)
+    return sum(os.path.getsize(os.path.join(place, name)) for place, _, names in os.walk(path) for name in names)
+
+
+def read_text(sheet):
+    """Read a sheet in UTF-8, or as Excel writes it: in UTF-16 as Unicode text, else in the encoding of Windows."""
+    with open(sheet, "rb") as file:
+        content = file.read()
+    try:
+        if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            text = content.decode("utf-16")
+        else:
+            try:
+                text = content.decode("utf-8-sig")
+            except UnicodeDecodeError:
+                text = content.decode("cp1252")
+                logger.warning(f"{sheet} is not in UTF-8: it is read as Windows-1252")
+    except UnicodeDecodeError as error:
+        stop(f"{sheet} in an unknown encoding ({error.reason})", "text in UTF-8", "save it as CSV UTF-8")
+    if "\0" in text:
+        stop(f"{sheet} with null characters", "text in UTF-8, or in UTF-16 with its mark", "save it as CSV UTF-8")
+    return text
 
 
 def columns_of(path):
@@ -57,10 +106,13 @@ def require_column(path, column, name):
 def read_samples(sheet):
     """Read the rows of the sample sheet by sample name; their paths are made relative to the working directory."""
     folder = os.path.dirname(require(sheet, "the sample sheet named by samples="))
-    with open(sheet, newline="", encoding="utf-8-sig") as lines:
-        dialect = csv.excel if sheet.endswith(".csv") else csv.excel_tab
-        table = csv.DictReader(lines, restkey="(beyond the last column)", dialect=dialect)
-        rows = [{str(key).strip(): str(value).strip() for key, value in row.items() if value} for row in table]
+    text = read_text(sheet)
+    delimiter = "\t"
+    if sheet.lower().endswith(".csv"):  # Excel writes semicolons where commas are for decimals
+        header = text.partition("\n")[0]
+        delimiter = ";" if header.count(";") > header.count(",") else ","
+    table = csv.DictReader(io.StringIO(text, newline=""), restkey="(beyond the last column)", delimiter=delimiter)
+    rows = [{str(key).strip(): str(value).strip() for key, value in row.items() if value} for row in table]
     rows = [filled for row in rows if (filled := {key: value for key, value in row.items() if value})]
     check_schema({"samples": rows}, "schemas/samples.schema.yaml", sheet)
     samples = {}
@@ -70,7 +122,8 @@ def read_samples(sheet):
             stop(f"sample {name} twice in {sheet}", "every sample name once", "rename one of them")
         for column in {"path", "truth"} & row.keys():
             path = os.path.normpath(os.path.join(folder, os.path.expanduser(row[column])))
-            row[column] = require(path, f"the {column} of sample {name} in {sheet}")
+            check = require_sample if column == "path" else require_input
+            row[column] = check(path, f"the {column} of sample {name} in {sheet}")
         samples[name] = row
     return samples
 
@@ -97,6 +150,6 @@ if (reference or model) and not sheet:
 if sheet and not (reference or model):
     stop("samples= alone", "what to annotate them with", "add reference=labelled.h5ad or model_path=FOLDER")
 if reference:
-    require(reference, "the labelled file named by reference=")
+    require_input(reference, "the labelled file named by reference=")
 if model:
-    require(model, "the model folder named by model_path=")
+    require_input(model, "the model folder named by model_path=")

@@ -11,14 +11,14 @@ from scipy import sparse
 
 from scperformer.expression import Findings
 from scperformer.files import Rows
-from scperformer.genes import all_parts, human_genes, name_columns, without_genome
+from scperformer.genes import all_parts, human_genes, name_columns, without_affixes
 
 # Cells beyond these have a low quality among the cells of their file; MAD: median absolute deviation. Source: Heumos
 # et al. 2023, Best practices for single-cell analysis across modalities.
 FEW_MADS, HIGH_MADS, LEAST_HIGH = 5, 3, 0.08
 FEW_GENES = 200  # the filter in the tutorials of scanpy and Seurat
 HIGH_SHARE = 0.2  # mitochondrial share of a cell's expression; a higher one usually means a dying cell
-MITOCHONDRIAL = "MT-"
+MITOCHONDRIAL = ("MT-", "MT.")  # with a dot from R
 MOST_SEEN, NUM_RUNS = 5000, 50  # cells by which `check` describes a large file, in runs of cells that follow each other
 # Of 60 real cells Scrublet calls 8 to 60 % doublets, of 100 cells 2 to 8 %: with fewer cells it is unreliable.
 MIN_DOUBLET_CELLS, MAX_DOUBLET_CELLS = 100, 20_000
@@ -107,10 +107,11 @@ def _seen(rows: Rows) -> Rows:
 
 def mitochondrial(var: pd.DataFrame) -> np.ndarray:
     """Mark the genes of a table with a name such as MT-ND1 or mt-Nd1, or the Ensembl id of one; G booleans."""
-    names = without_genome(without_genome(list(map(str, var.index)), "human")[0], "mouse")[0]
+    stored = list(map(str, var.index))
+    names = without_affixes(without_affixes(stored, "human")[0], "mouse")[0]
     ids: set[str | None] = set()
     found = np.zeros(len(names), dtype=bool)
-    for values in (names, *name_columns(var).values()):
+    for values in (stored, names, *name_columns(var).values()):  # MT- itself may be the prefix of most names
         split = all_parts([value.strip() for value in values])
         if not ids and any(gene_id for gene_id, _ in split):  # the table takes a while to read
             ids = {gene_id for gene_id, symbol in human_genes().symbols.items() if symbol.startswith(MITOCHONDRIAL)}

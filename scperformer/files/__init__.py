@@ -1,8 +1,8 @@
 """Every kind of input in, safely; results out.
 
 In reading order: `safety` (damaged and unsafe files), `watch` (damage that HDF5 does not survive), `h5ad` (in memory
-and on disk), `tenx` (10x and loom), `tables` (text), `read` (the kind of an input, its cells and its checksum),
-`row_blocks` (matrices that stay on disk).
+and on disk), `tenx` (10x and loom), `mtx` (MatrixMarket and the names beside it), `tables` (text), `read` (the kind of
+an input, its cells and its checksum), `row_blocks` (matrices that stay on disk).
 """
 
 from scperformer.files.h5ad import LOG_MARK, PREPARED, BackedH5ad, open_stored, write_h5ad

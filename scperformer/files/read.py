@@ -4,17 +4,19 @@ import hashlib
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
 import anndata as ad
 import h5py
+import pandas as pd
 from anndata import AnnData
 
 from scperformer.errors import InputError
 from scperformer.files.h5ad import BackedH5ad, open_stored, read_h5ad
+from scperformer.files.mtx import MTX_FILE, find_matrix, is_gzip, matrix_size, open_bytes, read_mtx
 from scperformer.files.safety import (
     READ_ERRORS,
     quiet_anndata,
@@ -25,18 +27,9 @@ from scperformer.files.safety import (
     require_usable,
 )
 from scperformer.files.tables import read_table, sniff
-from scperformer.files.tenx import (
-    MTX_FILE,
-    find_matrix,
-    is_gzip,
-    matrix_groups,
-    matrix_size,
-    open_bytes,
-    read_loom,
-    read_tenx_folder,
-    read_tenx_h5,
-)
+from scperformer.files.tenx import matrix_groups, read_loom, read_tenx_h5
 from scperformer.files.watch import open_hdf5
+from scperformer.genes import AXIS_SHARE, axis_shares, is_cell, name_columns
 from scperformer.text import did_you_mean
 
 log = logging.getLogger(__name__)
@@ -46,6 +39,7 @@ SAVE = "read it with scanpy and save it with write_h5ad"
 ZARR_ROOTS = (".zgroup", ".zattrs", ".zmetadata", "zarr.json")
 MOST_NEIGHBOURS = 2000  # files that are compared with the name of one that does not exist
 NAMES = 2**16  # of cells that are read at a time
+NUM_SEEN = 5000  # names of cells that show whether they are cells
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 HDF5_SUFFIXES = (".h5ad", ".h5", ".hdf5", ".loom")
 SUFFIXES = (*HDF5_SUFFIXES, ".zarr", ".csv", ".tsv", ".tab", ".txt", ".mtx")
@@ -158,6 +152,19 @@ def require_h5ad(path: str | Path) -> None:
         raise InputError(f"{path} is of the kind '{kind}'", "an h5ad file", SAVE)
 
 
+def _require_genes_in_columns(obs_names: Sequence[str], var: pd.DataFrame, path: Path) -> None:
+    """Refuse an AnnData with genes in rows, as `scanpy.read_csv` makes it of many tables."""
+    rows = [str(name) for name in obs_names[:NUM_SEEN]]
+    like_cells = sum(is_cell(name) or not any(map(str.isalpha, name)) for name in rows)
+    if like_cells >= AXIS_SHARE * len(rows) or axis_shares(rows)[0] < AXIS_SHARE:  # the table of genes takes a while
+        return
+    columns = list(map(str, var.index))
+    if all(axis_shares(names)[0] < AXIS_SHARE for names in (columns, *name_columns(var).values())):
+        found = f"{path} with genes in obs_names (e.g. '{rows[len(rows) // 2]}') and others in var_names "
+        found += f"(e.g. '{columns[len(columns) // 2]}')"
+        raise InputError(found, "cells in rows, genes in columns", "transpose it (adata = adata.T) and save it")
+
+
 def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
     """Read the cells of a file or folder of any kind into memory.
 
@@ -189,8 +196,10 @@ def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
         elif kind == "table":
             adata, notes = read_table(path, orientation)
         else:
-            adata, notes = {"10x h5": read_tenx_h5, "mtx": read_tenx_folder, "loom": read_loom}[kind](path)
+            adata, notes = {"10x h5": read_tenx_h5, "mtx": read_mtx, "loom": read_loom}[kind](path)
     require_usable(adata, path)
+    if kind in ("h5ad", "zarr"):
+        _require_genes_in_columns(adata.obs_names, adata.var, path)
     more = f" ({'; '.join(notes)})" if notes else ""
     log.info("read %s: %s, %d cells x %d genes%s", path, kind, adata.n_obs, adata.n_vars, more)
     return adata
@@ -214,6 +223,7 @@ def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
         with reading(path):  # damaged names are an error now, not when the last cell is written
             for start in range(0, stored.n_obs, NAMES):
                 stored.names(start, start + NAMES)
+        _require_genes_in_columns(stored.names(0, NUM_SEEN), stored.var, Path(path))
         yield stored
 
 

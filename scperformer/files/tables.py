@@ -9,10 +9,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,42 +19,34 @@ from anndata import AnnData
 from scipy import sparse
 
 from scperformer.errors import InputError
+from scperformer.files.mtx import LONGEST_LINE, open_bytes
 from scperformer.files.safety import READ_ERRORS, damaged
-from scperformer.files.tenx import LONGEST_LINE, open_bytes
-from scperformer.genes import ENSEMBL, human_genes
+from scperformer.genes import AXIS_SHARE, ENSEMBL, axis_shares, is_gene
 
 DELIMITERS = {"\t": "tab", ",": "comma", ";": "semicolon", " ": "blank"}
 NUM_SNIFFED = 20  # lines that must agree on the delimiter
+MOST_COMMENTS = 1000  # lines above the header
+READ_AT_ONCE = 2**20  # bytes
 BLOCK = 4 * 2**20  # values that are dense at a time
 EXPECTED = "a table of numbers with the names of genes and cells in the first row and column"
 
 CELLS_BY_GENES, GENES_BY_CELLS = "cells_by_genes", "genes_by_cells"
-NUM_LOOKED_AT = 5000  # names of an axis, evenly spread
-MIN_SHARE = 0.3  # of the names of an axis that must be genes, or cells
-CLONES = r"RP\d+-\d+[A-Z]\d+\.\d+|A[CFLP]\d{6}\.\d+"  # human genes without a symbol: RP11-34P13.7, AL627309.1
-GENE = re.compile(
-    rf"{ENSEMBL}(\.\d+)?|MT-\S+|mt-\S+|RP[LS]\d+\w*|Rp[ls]\d+\w*|HLA-\S+|LINC\d+|Gm\d+|\d+\w+Rik|{CLONES}"
-    r"|FBgn\d+|WBGene\d+"
-)
-BARCODE = re.compile(r"[ACGTN]{10,}")  # anywhere in a name: AAACATACAACCAC-1, sample1_AAACATACAACCAC
-CELL = re.compile(
-    r"(cell|barcode|bc|sample|well|plate)[-_. ]?\d+.*|.*[-_. ]cell[-_. ]?\d+"  # cell12, mouse1_lib2.final_cell_0006
-    r"|([SED]RR|GSM|SAM[NED]A?)\d{4,}.*",  # runs and samples of the archives
-    re.IGNORECASE,
-)
 # Names of columns that describe genes.
 ABOUT_GENES = (
     *("gene_id", "gene_ids", "geneid", "ensembl", "ensembl_id", "ensembl_gene_id", "entrez", "entrez_id"),
     *("gene_name", "gene_names", "genename", "gene_symbol", "symbol", "gene_type", "gene_biotype", "biotype"),
     *("description", "chromosome", "chr", "start", "end", "strand", "length"),
 )
+# Names of columns that name cells, alone or together, such as fov and cell_ID of CosMx.
+NAMES_CELLS = r"barcodes?|cells?|cell_?(id|name|index)s?|fov|slide(_?(id|name))?"
 # Names of columns or rows that describe cells, as Scanpy, Seurat and people write them.
 ABOUT_CELLS = re.compile(
     r"n_?(counts?|genes?|umis?|features?)(_\w+)?|(log1?p?_?)?(total_counts|n_genes_by_counts|n_counts)(_\w+)?"
     r"|(pct|percent|fraction|frac)_\w+|(mt|mito|ribo)_(pct|percent|fraction|frac|ratio)|size_?factors?"
     r"|(leiden|louvain|(seurat_)?clusters?|rna_snn_res)(_\w+)?|(umap|tsne|pc)_\d+|(predicted_)?doublets?(_scores?)?"
-    r"|cell_?types?|labels?|annotations?|barcodes?|cell_?(id|name)s?|batch|orig_ident|phase|(s|g2m)_score"
+    r"|cell_?types?|labels?|annotations?|batch|orig_ident|phase|(s|g2m)_score"
     r"|(sample|donor|patient)(_?(id|name))?|condition|treatment|disease|tissue|sex|age"
+    rf"|{NAMES_CELLS}"
 )
 
 
@@ -66,6 +57,29 @@ class Layout(NamedTuple):
     corner: str  # the field above the names of the rows; R's write.table leaves it out
     header: list[str]  # the first row without the corner
     num_about_genes: int  # leading columns that describe genes, by their name or because they hold Ensembl ids
+    num_comments: int  # lines above the first row
+
+
+class _WithShortLines(io.RawIOBase):
+    """The bytes of a file; a line of `LONGEST_LINE` bytes or more is refused before it is in memory."""
+
+    def __init__(self, file: IO[bytes], path: Path):
+        self.file, self.path = file, path
+        self.length = 0  # of the line that is not complete yet
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        chunk = self.file.read(min(len(buffer), LONGEST_LINE))
+        buffer[: len(chunk)] = chunk
+        ends = [place for place in (chunk.find(b"\n"), chunk.find(b"\r")) if place >= 0]
+        if self.length + min(ends, default=len(chunk)) >= LONGEST_LINE:
+            found = f"{self.path} with a line of {LONGEST_LINE:,} characters or more"
+            raise InputError(found, EXPECTED, "check its content")
+        last = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
+        self.length = len(chunk) - 1 - last if ends else self.length + len(chunk)
+        return len(chunk)
 
 
 @contextmanager
@@ -73,7 +87,8 @@ def _open_table(path: Path) -> Iterator[IO[str]]:
     """Open a table as text in UTF-8; errors inside the block become an `InputError` about the table."""
     try:
         with open_bytes(path) as file:
-            yield io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+            buffered = io.BufferedReader(_WithShortLines(file, path), READ_AT_ONCE)
+            yield io.TextIOWrapper(buffered, encoding="utf-8-sig", newline="")
     except InputError:
         raise
     except UnicodeDecodeError as error:
@@ -88,11 +103,21 @@ def _open_table(path: Path) -> Iterator[IO[str]]:
 
 
 def sniff(path: Path) -> Layout:
-    """Find out how a table is written; refuse first lines without a common delimiter, and decimal commas."""
+    """Find out how a table is written; refuse first lines without a common delimiter, and decimal commas.
+
+    Lines above the header that begin with # are comments, but the last of them may be the header itself.
+    """
+    comments: list[str] = []
     with _open_table(path) as stream:
-        lines = list(islice(iter(lambda: stream.readline(LONGEST_LINE), ""), NUM_SNIFFED))
-    if any(len(line) == LONGEST_LINE for line in lines):
-        raise InputError(f"{path} with a line of {LONGEST_LINE:,} characters or more", EXPECTED, "check its content")
+        for line in stream:
+            if not line.lstrip('"').startswith("#") or len(comments) == MOST_COMMENTS:
+                break
+            comments.append(line)
+        else:
+            line = ""
+        lines = [line, *islice(stream, NUM_SNIFFED - 1)]
+    if comments and _is_header(comments[-1], lines):
+        lines.insert(0, comments.pop())
     tried: dict[str, list[list[str]]] = {}
     for delimiter in DELIMITERS:
         try:
@@ -122,37 +147,29 @@ def sniff(path: Path) -> Layout:
         if name.strip().lower().replace(" ", "_") not in ABOUT_GENES and not all(re.match(ENSEMBL, f) for f in fields):
             break
         num_about += 1
-    return Layout(delimiter, corner, header, num_about)
+    return Layout(delimiter, corner, header, num_about, len(comments))
+
+
+def _is_header(comment: str, lines: list[str]) -> bool:
+    """Whether a line that begins with # has a name for each field of the lines below it, which hold numbers."""
+    for delimiter in DELIMITERS:
+        names, values = (line.rstrip("\r\n").split(delimiter) for line in (comment, lines[0]))
+        if len(values) > 1 and len(names) in (len(values), len(values) - 1) and all(names):
+            return bool(pd.to_numeric(pd.Series(values[1:]), errors="coerce").notna().all())
+    return False
 
 
 def _describes_cells(name: str) -> bool:
     return ABOUT_CELLS.fullmatch(re.sub(r"\W+", "_", name.strip().lower())) is not None
 
 
-@cache
-def known_symbols() -> frozenset[str]:
-    """Current symbols of human genes, and symbols of mouse genes with one human ortholog."""
-    genes = human_genes()
-    return frozenset({*genes.symbols.values(), *genes.approved, *genes.orthologs})
-
-
-def _shares(names: Sequence[str]) -> tuple[float, float]:
-    """Return the shares of the names of an axis that are certainly genes, and that look like cells."""
-    known = known_symbols()
-    some = [name.strip() for name in names[:: max(1, len(names) // NUM_LOOKED_AT)]]
-    genes = [name in known or GENE.fullmatch(name) is not None for name in some]
-    rest = [name for name, gene in zip(some, genes, strict=True) if not gene]
-    cells = [(BARCODE.search(name) or CELL.fullmatch(name)) is not None for name in rest]
-    return sum(genes) / max(1, len(some)), sum(cells) / max(1, len(some))
-
-
 def find_orientation(rows: Sequence[str], columns: Sequence[str], path: str | Path) -> tuple[str, str]:
     """Find out which axis of a table is the genes, by the names on both; also return the reason in words."""
-    (row_genes, row_cells), (column_genes, column_cells) = _shares(rows), _shares(columns)
+    (row_genes, row_cells), (column_genes, column_cells) = axis_shares(rows), axis_shares(columns)
     why = f"rows: {row_genes:.0%} genes, {row_cells:.0%} like cells; "
     why += f"columns: {column_genes:.0%} genes, {column_cells:.0%} like cells"
-    could_be_cells_by_genes = max(row_genes, column_cells) < MIN_SHARE
-    could_be_genes_by_cells = max(column_genes, row_cells) < MIN_SHARE
+    could_be_cells_by_genes = max(row_genes, column_cells) < AXIS_SHARE
+    could_be_genes_by_cells = max(column_genes, row_cells) < AXIS_SHARE
     if could_be_cells_by_genes == could_be_genes_by_cells:
         row, column = (repr(str(names[len(names) // 2])[:40]) if names else "none" for names in (rows, columns))
         options = [f"orientation={CELLS_BY_GENES}", f"orientation={GENES_BY_CELLS}"]
@@ -171,7 +188,8 @@ def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
     layout, why = sniff(path), "as requested"
     if orientation == "auto":
         with _open_table(path) as stream:
-            first_fields = [line.partition(layout.delimiter)[0].strip('"\r\n') for line in stream]
+            lines = islice(stream, layout.num_comments, None)
+            first_fields = [line.partition(layout.delimiter)[0].strip('"\r\n') for line in lines]
         orientation, why = find_orientation(first_fields[1:], layout.header[layout.num_about_genes :], path)
     if orientation == CELLS_BY_GENES:
         if layout.num_about_genes:
@@ -181,6 +199,13 @@ def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
         is_aside = np.arange(len(layout.header)) < layout.num_about_genes
     rows, x, aside = _parse(path, layout, is_aside)
     columns = [name for name, apart in zip(layout.header, is_aside, strict=True) if not apart]
+    notes = [f"{DELIMITERS[layout.delimiter]}-separated", f"orientation={orientation} ({why})"]
+    if layout.num_comments:
+        notes.append(f"{layout.num_comments} lines of comments above the header")
+    if orientation == CELLS_BY_GENES and (joined := _joined_names(rows, layout.corner, aside)):
+        rows, aside, note = joined
+        notes.append(note)
+    _require_names(rows, columns, layout.corner, orientation == CELLS_BY_GENES, path)
     is_gene = np.array([not _describes_cells(name) for name in rows], dtype=bool)
     about = list(aside.columns)
     if orientation == GENES_BY_CELLS:
@@ -196,9 +221,51 @@ def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
         obs = pd.DataFrame(x[~is_gene].T.toarray(), columns=about, index=column_index)
         obs = obs.astype({name: np.int64 for name in about if (obs[name] % 1 == 0).all()})
         adata = AnnData(sparse.csr_matrix(x[is_gene].T), obs=obs, var=aside.set_axis(row_index)[is_gene])
-    notes = [f"{DELIMITERS[layout.delimiter]}-separated", f"orientation={orientation} ({why})"]
     described = {"genes, not cells": list(adata.var.columns), "cells, not genes": about}
     return adata, notes + [f"about {what}: {', '.join(map(repr, names))}" for what, names in described.items() if names]
+
+
+def _joined_names(rows: list[str], corner: str, aside: pd.DataFrame) -> tuple[list[str], pd.DataFrame, str] | None:
+    """Return names of cells from several columns, such as fov and cell_ID of CosMx, if the first one repeats its own.
+
+    Also returns the columns about cells with the first one, the `corner`, among them, and a note. None: no columns
+    together have a name for each cell.
+    """
+    names, used = rows, [corner]
+    for name in aside.columns if aside.columns.is_unique and corner not in aside else ():
+        if len(set(names)) < len(names) and re.fullmatch(NAMES_CELLS, name.strip().lower()):
+            names = [f"{first}_{second}" for first, second in zip(names, aside[name], strict=True)]
+            used.append(name)
+    if len(used) == 1 or len(set(names)) < len(names):
+        return None
+    table = _as_numbers(pd.DataFrame({corner: rows})).join(aside)
+    return names, table, f"cells named by {' and '.join(map(repr, used))}"
+
+
+def _require_names(rows: list[str], columns: list[str], corner: str, are_cells: bool, path: Path) -> None:
+    """Refuse numbers as names (`are_cells`: of the rows), unless they name cells of a table whose other axis is genes.
+
+    In a table without names, the field above the first column is a gene, or the column has a number several times.
+    """
+    for what, names, others, of_cells in (("row", columns, rows, not are_cells), ("column", rows, columns, are_cells)):
+        numbers = pd.to_numeric(pd.Series(names, dtype=object), errors="coerce")
+        counted = np.array_equal(numbers - numbers[0], np.arange(len(numbers))) and numbers[0] in (0, 1)
+        if not numbers.notna().all() or (counted and corner.strip() == ""):
+            continue
+        could_be_cells = of_cells and len(set(names)) == len(names) and all(map(str.isdecimal, names))
+        if not could_be_cells or is_gene(corner.strip()) or axis_shares(others)[0] < AXIS_SHARE:
+            found = f"{path} with numbers in the first {what} (e.g. {', '.join(names[:3])})"
+            raise InputError(found, EXPECTED, f"write the names into the first {what}")
+
+
+def _as_numbers(table: pd.DataFrame) -> pd.DataFrame:
+    """Make numbers of the columns of text that hold nothing else; codes such as 01 stay text."""
+    for place in range(table.shape[1]):
+        texts = table.iloc[:, place].astype(str)
+        numbers = pd.to_numeric(texts, errors="coerce")
+        if numbers.notna().all() and not texts.str.match(r"0\d").any():
+            table.isetitem(place, numbers)
+    return table
 
 
 def _parse(path: Path, layout: Layout, is_aside: np.ndarray) -> tuple[list[str], sparse.csr_matrix, pd.DataFrame]:
@@ -213,7 +280,8 @@ def _parse(path: Path, layout: Layout, is_aside: np.ndarray) -> tuple[list[str],
     dtype = {0: str} | {int(place) + 1: str for place in np.flatnonzero(is_aside)}
     size = max(1, BLOCK // len(header))
     with _open_table(path) as stream:
-        next(row for row in csv.reader(stream, delimiter=layout.delimiter) if row)
+        lines = islice(stream, layout.num_comments, None)
+        next(row for row in csv.reader(lines, delimiter=layout.delimiter) if row)
         chunks = pd.read_csv(
             stream, header=None, sep=layout.delimiter, dtype=dtype, na_filter=False, low_memory=False, chunksize=size
         )
@@ -229,18 +297,7 @@ def _parse(path: Path, layout: Layout, is_aside: np.ndarray) -> tuple[list[str],
                 wrong = [name for name, number in zip(values.columns, is_number, strict=True) if not number]
                 raise _not_numeric(wrong, path, values.iloc[:, is_number.index(False)])
             blocks.append(sparse.csr_matrix(values.to_numpy()))
-    for what, names in (("row", header[layout.num_about_genes :]), ("column", rows)):
-        numbers = pd.to_numeric(pd.Series(names, dtype=object), errors="coerce")
-        counted = np.array_equal(numbers - numbers[0], np.arange(len(numbers))) and numbers[0] in (0, 1)
-        if numbers.notna().all() and not (counted and layout.corner.strip() == ""):
-            found = f"{path} with numbers in the first {what} (e.g. {', '.join(names[:3])})"
-            raise InputError(found, EXPECTED, f"write the names into the first {what}")
-    aside = pd.concat(described, ignore_index=True)
-    for place in range(aside.shape[1]):
-        texts = aside.iloc[:, place].astype(str)
-        numbers = pd.to_numeric(texts, errors="coerce")
-        if numbers.notna().all() and not texts.str.match(r"0\d").any():  # codes such as 01 stay text
-            aside.isetitem(place, numbers)
+    aside = _as_numbers(pd.concat(described, ignore_index=True))
     return rows, sparse.csr_matrix(sparse.vstack(blocks, format="csr")), aside
 
 

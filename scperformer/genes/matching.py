@@ -1,10 +1,10 @@
 """Matching the genes of a file to those of a model, whatever names each of them uses, with a table of human genes."""
 
-import gzip
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 
 from scperformer.errors import InputError
-from scperformer.genes.names import all_parts, first_of_each, guess_species, id_kind, repeated_note, without_genome
+from scperformer.genes.axes import without_affixes
+from scperformer.genes.names import all_parts, as_in_r, first_of_each, guess_species, id_kind, repeated_note
+from scperformer.genes.table import human_genes
 
-TABLE = Path(__file__).with_name("gene_table.tsv.gz")  # of HGNC's complete set, GENCODE 44 and Ensembl 105
 # Columns of var that hold names of genes, as CELLxGENE, 10x, scanpy, Seurat and others call them.
 NAME_COLUMNS = (
     *("feature_name", "feature_id", "gene_ids", "gene_id", "gene_symbols", "gene_symbol", "gene_names", "gene_name"),
@@ -22,77 +23,19 @@ NAME_COLUMNS = (
     *("ensembl_id", "ensembl_ids", "ensembl", "ensembl_gene_id", "ensembl_gene_ids", "ensg", "ensgid"),
 )
 EXACT, ORTHOLOG, COLUMN = "exact", "ortholog", "var column "
+AFFIX, OF_R = "prefix or suffix removed", "R's make.names"
 # Way in which genes were matched -> a sentence about `many` of them.
 SENTENCES = {
+    AFFIX: "{many} names were matched by the gene in them ({patterns})",
     "version removed": "{many} Ensembl ids were matched without their versions",
     "part of a compound name": "{many} names were matched by a part of them (the Ensembl id or the symbol)",
     "symbol<->Ensembl by GENCODE": "{many} genes were translated between Ensembl ids and symbols (GENCODE 44)",
     "case": "{many} names were matched in upper case",
+    OF_R: "{many} names were matched as R's make.names writes them (HLA.A is HLA-A)",
     "symbol<->Ensembl by HGNC": "{many} genes were translated between Ensembl ids and symbols (HGNC, {date})",
     "previous symbol or alias": "{many} genes were matched by a previous symbol or alias (HGNC, {date})",
     ORTHOLOG: "{many} genes were matched to their only ortholog in the other species (Ensembl 105)",
 }
-
-
-@dataclass(frozen=True)
-class HumanGenes:
-    """Human genes by their ids and names; names that fit several genes are left out."""
-
-    symbols: dict[str, str]  # GENCODE: the symbol of an Ensembl id
-    ids: dict[str, str]  # GENCODE: the Ensembl id of a symbol
-    folded: dict[str, str]  # as `ids`, for symbols in upper case
-    current: dict[str, str]  # HGNC: the current symbol of an Ensembl id
-    approved: frozenset[str]  # HGNC: all current symbols
-    former: dict[str, str]  # HGNC: the current symbol of a previous symbol or alias (upper case) that is not current
-    orthologs: dict[str, str]  # Ensembl 105: the human symbol of a mouse symbol
-    hgnc_date: str  # day of HGNC's last change in the table
-
-
-def parse_genes(lines: Sequence[str]) -> HumanGenes:
-    """Index the lines of a table that `data/make_gene_table.py` wrote."""
-    rows = [line.rstrip("\n") for line in lines if not line.startswith("#")][1:]
-    fields = "\t".join(rows).split("\t")  # not row by row: Python looks at 45,000 lists again and again to find garbage
-    identifiers, names, current, previous, aliases, mouse = (fields[column::6] for column in range(6))
-    symbols = dict(pair for pair in zip(identifiers, names, strict=True) if all(pair))
-    ids = of_one((symbol, identifier) for identifier, symbol in symbols.items())
-    approved = frozenset(filter(None, current))
-    taken = {symbol.upper() for symbol in approved}
-    others = zip(current * 2, "\n".join([*previous, *aliases]).upper().split("\n"), strict=True)
-    renamed = of_one((name, now) for now, joined in others if joined for name in joined.split("|") if name)
-    return HumanGenes(
-        symbols=symbols,
-        ids=ids,
-        folded=of_one((symbol.upper(), identifier) for symbol, identifier in ids.items()),
-        current=one_to_one(pair for pair in zip(identifiers, current, strict=True) if all(pair)),
-        approved=approved,
-        former={name: now for name, now in renamed.items() if name not in taken},
-        orthologs={other: human for other, human in zip(mouse, names, strict=True) if other},
-        hgnc_date=lines[0].split()[2],
-    )
-
-
-@cache
-def human_genes() -> HumanGenes:
-    """Read the package's table of human genes, which `data/make_gene_table.py` makes."""
-    with gzip.open(TABLE, "rt", encoding="utf-8") as file:
-        return parse_genes(file.readlines())
-
-
-def of_one(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the pairs whose first name has a single second one; a pair may be given several times."""
-    pairs = list(pairs)
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        for several in {a for a, b in pairs if found[a] != b}:
-            del found[several]
-    return found
-
-
-def one_to_one(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the pairs whose names occur in no other pair; a pair may be given several times."""
-    pairs = list(pairs)
-    back = of_one((b, a) for a, b in pairs)
-    return {a: b for a, b in of_one(pairs).items() if b in back}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,23 +86,27 @@ def map_genes(
 ) -> GeneMap:
     """Find the genes of a file among those of a model.
 
-    The surest way comes first: the name itself, the Ensembl id without version, the parts of a compound name, the names
-    in `var` (the file's table of genes), translation between ids and symbols. Less sure ways only match genes of the
-    model that have no match yet: names that differ in case only, if no other name does, and previous symbols or
-    aliases, if they fit one gene alone and are not the current symbol of another. Repeated names are one gene.
+    The surest way comes first: the name itself, the name without what stands around the genes (`without_affixes`), the
+    Ensembl id without version, the parts of a compound name, the names in `var` (the file's table of genes),
+    translation between ids and symbols. Less sure ways only match genes of the model that have no match yet: names as
+    R writes them, or that differ in case only, if no other name does, and previous symbols or aliases, if they fit one
+    gene alone and are not the current symbol of another. Repeated names are one gene.
 
     If the `species` of the file is given and differs from the model's, genes are matched by orthologs. With `auto`, a
     file of another species than the model is refused.
     """
-    of_model = guess_species(model_genes)
-    names, genome = without_genome([str(name).strip() for name in names], of_model if species == "auto" else species)
+    model = tuple(str(gene).strip() for gene in model_genes)
+    of_model = guess_species(without_affixes(model, "unknown")[0])
+    model_plain, _ = without_affixes(model, of_model)
+    stored = tuple(str(name).strip() for name in names)
+    names, patterns = without_affixes(stored, of_model if species == "auto" else species)
     columns = name_columns(var)
     of_file = species
     if species == "auto":
         guesses = (guess_species(values) for values in (names, *columns.values()))
         of_file = next((guess for guess in guesses if guess != "unknown"), "unknown")
         differ = "unknown" not in (of_file, of_model) and of_file != of_model
-        if differ and 2 * len({*names} & {gene.strip() for gene in model_genes}) < len(model_genes):
+        if differ and 2 * len({*names} & {*model_plain}) < len(model_genes):
             ours, theirs = names[len(names) // 2], model_genes[len(model_genes) // 2]
             found = f"gene names in {path} that look {of_file} (e.g. '{ours}') for a model whose genes look {of_model} "
             remedy, fixes = "use a model of the same species", []
@@ -174,15 +121,19 @@ def map_genes(
     is_human = of_model in ("human", "unknown") and (crossed or of_file in ("human", "unknown"))
 
     named = tuple((name, tuple(values)) for name, values in columns.items())
-    model = tuple(str(gene).strip() for gene in model_genes)
-    target, how = _matched(tuple(names), model, named, of_model if crossed else None, is_human)
-    notes = [*genome, *repeated_note(names)]
-    for way, num in Counter(how[how != ""].tolist()).items():
+    sides = (stored, tuple(names)), (model, tuple(model_plain))
+    target, how = _matched(*sides, named, of_model if crossed else None, is_human)
+    notes = repeated_note(names)
+    ways = Counter(how[how != ""].tolist())
+    # The part that is a gene may be found in any other way, too.
+    changed = np.array([name != plain for name, plain in zip(stored, names, strict=True)], dtype=bool)
+    ways[AFFIX] = int((changed & (how != "") & (how != EXACT)).sum())
+    for way, num in ways.items():
         if way.startswith(COLUMN):
             notes.append(f"names of {num:,} genes were taken from var['{way.removeprefix(COLUMN)}']")
-        elif way != EXACT:
+        elif way != EXACT and num:
             date = human_genes().hgnc_date if "{date}" in SENTENCES[way] else ""
-            notes.append(SENTENCES[way].format(many=f"{num:,}", date=date))
+            notes.append(SENTENCES[way].format(many=f"{num:,}", date=date, patterns=", ".join(patterns)))
     distinct = set(zip(names, target.tolist(), strict=True))
     sums = sum(num > 1 for num in Counter(column for _, column in distinct if column >= 0).values())
     if sums:
@@ -192,20 +143,26 @@ def map_genes(
 
 @lru_cache(maxsize=2)  # the samples of a run often have the same genes
 def _matched(
-    names: tuple[str, ...],
-    model_genes: tuple[str, ...],
+    file: tuple[tuple[str, ...], tuple[str, ...]],
+    model: tuple[tuple[str, ...], tuple[str, ...]],
     columns: tuple[tuple[str, tuple[str, ...]], ...],
     crossed_to: str | None,
     is_human: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return `target` and `how` of a `GeneMap`; the options are those of `_claims`."""
-    target, how = np.full(len(names), -1, dtype=np.int64), np.full(len(names), "", dtype=object)
-    num_genes = len(set(model_genes))
+    """Return `target` and `how` of a `GeneMap`; the options are those of `_claims`.
+
+    `file` and `model`: the names as they are stored, and without what stands around the genes.
+    """
+    num_names = len(file[0])
+    target, how = np.full(num_names, -1, dtype=np.int64), np.full(num_names, "", dtype=object)
+    num_genes = len(set(model[0]))
 
     def is_full() -> bool:
         return len(np.unique(target[target >= 0])) == num_genes
 
-    for claim in _claims(_split(names), _split(model_genes), dict(columns), crossed_to, is_human, is_full):
+    stored = _Claim(EXACT, file[0], model[0])
+    others = _claims(_split(file[1]), _split(model[1]), dict(columns), crossed_to, is_human, is_full)
+    for claim in others if crossed_to else chain([stored], others):
         unmatched = np.flatnonzero(target < 0).tolist()
         if not unmatched:
             break
@@ -231,9 +188,9 @@ def _claims(
     is_human: bool,
     is_full: Callable[[], bool],
 ) -> Iterator[_Claim]:
-    """Yield all ways to match, the surest first; `is_human`: the table of human genes can be used.
+    """Yield all ways to match but the stored names themselves, the surest first.
 
-    `is_full`: whether each gene of the model has a match by now.
+    `is_human`: the table of human genes can be used. `is_full`: whether each gene of the model has a match by now.
 
     If the file is of the other species than the model, `crossed_to` is the model's, and the file's symbols are replaced
     by those of their orthologs.
@@ -242,7 +199,7 @@ def _claims(
         file = _orthologs(file, columns, crossed_to)
         yield _Claim(ORTHOLOG, file.symbols, model.symbols)
     else:
-        yield _Claim(EXACT, file.names, model.names)
+        yield _Claim(AFFIX, file.names, model.names)  # names without an affix have been compared before
         bare, model_bare = (
             [None if symbol else own for own, symbol in zip(genes.ids, genes.symbols, strict=True)]
             for genes in (file, model)
@@ -259,9 +216,14 @@ def _claims(
             choices = zip(has_letters, file.symbols, other.symbols, strict=True)
             file = _Names(file.names, ids, [own if is_word else new for is_word, own, new in choices])
 
-    # Names that differ from another one in case only are left out.
-    times = Counter(symbol.upper() for symbol in set(file.symbols) if symbol)
-    upper = [symbol.upper() if symbol and times[symbol.upper()] == 1 else None for symbol in file.symbols]
+    # Where some names have dashes, R has not written the others: TMBIM4.1 and TMBIM4-1 are numbered by R and scanpy.
+    is_of_r = not is_full() and all(as_in_r(symbol) == symbol for symbol in file.symbols if symbol)
+    is_model_of_r = not is_full() and all(as_in_r(symbol) == symbol for symbol in model.symbols if symbol)
+    if is_of_r:
+        yield _Claim(OF_R, file.symbols, [symbol and as_in_r(symbol) for symbol in model.symbols], sure=False)
+    if is_model_of_r:
+        yield _Claim(OF_R, _unless_repeated(file.symbols, as_in_r), model.symbols, sure=False)
+    upper = _unless_repeated(file.symbols, str.upper)
     model_upper = [symbol and symbol.upper() for symbol in model.symbols]
     if not is_human:
         yield _Claim("case", upper, model_upper, sure=False)
@@ -276,10 +238,22 @@ def _claims(
     yield _Claim("case", [table.folded.get(symbol or "") for symbol in upper], model.ids, sure=False)
     yield _Claim("case", file.ids, [table.folded.get(symbol or "") for symbol in model_upper], sure=False)
 
+    if is_of_r:
+        yield _Claim(OF_R, [table.in_r.get(symbol or "") for symbol in file.symbols], model_ids, sure=False)
+    if is_model_of_r:
+        yield _Claim(OF_R, file.ids, [table.in_r.get(symbol or "") for symbol in model.symbols], sure=False)
+
     current, renamed = _current(file, upper)
     model_current, model_renamed = _current(model, model_upper)
     yield _Claim("symbol<->Ensembl by HGNC", current, model_current)
     yield _Claim("previous symbol or alias", renamed, model_renamed, sure=False)
+
+
+def _unless_repeated(symbols: Sequence[str | None], written: Callable[[str], str]) -> list[str | None]:
+    """Return each symbol as it is `written` elsewhere; None for those that differ and would become the same."""
+    new = {symbol: written(symbol) for symbol in set(symbols) if symbol}
+    times = Counter(new.values())
+    return [new[symbol] if symbol and times[new[symbol]] == 1 else None for symbol in symbols]
 
 
 def _orthologs(file: _Names, columns: Mapping[str, Sequence[str]], species: str) -> _Names:
@@ -289,6 +263,7 @@ def _orthologs(file: _Names, columns: Mapping[str, Sequence[str]], species: str)
         partners = {human: mouse for mouse, human in partners.items()}
     times = Counter(symbol.upper() for symbol in partners)
     by_upper = {symbol.upper(): other for symbol, other in partners.items() if times[symbol.upper()] == 1}
+    by_upper = {as_in_r(symbol): other for symbol, other in by_upper.items()} | by_upper  # MT.ND1 of R
     named = [file.symbols, *(_split(values).symbols for values in columns.values())]
     found = ([by_upper.get((symbol or "").upper()) for symbol in symbols] for symbols in named)
     symbols = [next(filter(None, choices), None) for choices in zip(*found, strict=True)]

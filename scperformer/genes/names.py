@@ -1,4 +1,4 @@
-"""Names of genes: their kind of id, their parts, their species, and repeated names."""
+"""Names of genes: their kind of id, their parts, how R writes them, their species, and repeated names."""
 
 import re
 from collections import Counter
@@ -21,11 +21,6 @@ ID_LAST = re.compile(rf"(?P<symbol>.+?)[_|;:,/ (-]+(?P<id>{ENSEMBL})(?:{VERSION}
 ANY_ID = re.compile(ENSEMBL, re.IGNORECASE)
 BLANK = ("", "nan", "none", "<na>")  # missing names, as files store them
 SPECIES = {"ENSG": "human", "ENSMUSG": "mouse"}
-# Cell Ranger writes the genome in front of a gene where its reference has several: GRCh38_CD3D, mm10___Cd3d.
-GENOMES = {
-    "human": re.compile(r"(GRCh3[78]|hg19|hg38)_+(?=.)", re.IGNORECASE),
-    "mouse": re.compile(r"(GRCm3[89]|mm9|mm10|mm39)_+(?=.)", re.IGNORECASE),
-}
 MOUSE_SYMBOL = re.compile(r"[A-Z][a-z]|mt-[A-Z]")  # its beginning: Gapdh, mt-Nd1
 
 
@@ -57,12 +52,12 @@ def all_parts(names: Sequence[str]) -> list[tuple[str | None, str | None]]:
     return [parts(name) for name in names]
 
 
-def without_genome(names: Sequence[str], species: str) -> tuple[list[str], list[str]]:
-    """Remove a genome of this species from the front of names, and return them with a note; other genomes stay."""
-    genome = GENOMES.get(species, GENOMES["human"])
-    plain = [genome.sub("", name, count=1) if genome.match(name) else name for name in names]
-    num = sum(old != new for old, new in zip(names, plain, strict=True))
-    return plain, [f"{num:,} names were matched without the genome in front of them"] if num else []
+def as_in_r(name: str) -> str:
+    """Return a name as R's make.names writes it: dots for other characters, X in front of a digit (X5S_rRNA, HLA.A)."""
+    if name.isalnum() and name[0].isalpha():
+        return name
+    valid = re.sub(r"[^\w.]", ".", name)
+    return valid if re.match(r"[^\W\d_]|\.(?!\d)", valid) else f"X{valid}"
 
 
 def guess_species(names: Sequence[str]) -> str:

@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 
 from scperformer.errors import InputError
+from scperformer.genes.axes import AXIS_SHARE, axis_shares, without_affixes
 from scperformer.genes.matching import GeneMap, map_genes
-from scperformer.genes.names import KIND_NAMES, id_kind
+from scperformer.genes.names import KIND_NAMES, guess_species, id_kind
 
 log = logging.getLogger(__name__)
 
@@ -99,15 +100,21 @@ def require_overlap(
     num_found = {str(name): len(wanted & set(values.astype(str))) for name, values in tables.items()}
     column = max(num_found, key=lambda name: num_found[name], default="")
     kind, kind_wanted = id_kind(file_genes), id_kind(model_genes)
-    if num_found.get(column, 0) > found.num_shared:
+    share_genes, share_cells = axis_shares(file_genes)
+    _, patterns = without_affixes(file_genes, guess_species(model_genes))
+    if share_cells >= AXIS_SHARE > share_genes:
+        remedy = "cells seem to be in var_names: if genes are in obs_names, transpose it (adata = adata.T)"
+    elif num_found.get(column, 0) > found.num_shared:
         remedy = f'take the names in var["{column}"] as var_names ({KIND_NAMES[kind_wanted]}, as in the model)'
     elif kind.partition("_")[0] != kind_wanted.partition("_")[0]:
         remedy = f"convert var_names from {KIND_NAMES[kind]} to {KIND_NAMES[kind_wanted]}"
     else:
-        remedy = "use a model trained on the same species and platform, or lower min_overlap"
+        remedy = "use a model trained on the same species and platform"
+        remedy += ", or lower min_overlap" if found.num_shared else ", and take names of genes as var_names"
     # Examples from the middle: the first names of a sorted list are often unusual (5_8S_rRNA, AL627309.1).
     middle = (list(genes)[len(genes) // 2 :][:2] for genes in (file_genes, model_genes))
     ours, theirs = (", ".join(repr(str(name)) for name in names) for names in middle)
+    ours += f", read as {' and '.join(patterns)}" if patterns else ""
     enough = math.floor(1000 * found.informative_share) / 1000
     text = f"{found.num_shared} of {found.num_model} model genes ({100 * found.share_of_model:.1f} %) found in {path}, "
     text += f"with {100 * found.informative_share:.1f} % of the model's informative expression "

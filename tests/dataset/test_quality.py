@@ -110,10 +110,18 @@ def test_mitochondrial_genes_by_name_id_or_column():
     assert mitochondrial(pd.DataFrame(index=names)).tolist() == [True] * 5 + [False] * 3
     var = pd.DataFrame({"feature_name": ["mt-Co1", "Gapdh"]}, index=["ENSMUSG00000064351", "ENSMUSG00000057666"])
     assert mitochondrial(var).tolist() == [True, False]
+    assert mitochondrial(pd.DataFrame(index=["MT.ND1", "mt.Nd1", "MTOR", "MT1A"])).tolist() == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert mitochondrial(pd.DataFrame(index=["MT-ND1", "MT-ND2", "MT-ND3", "CD3D"])).tolist() == [True] * 3 + [False]
 
 
-def test_mitochondrial_genes_after_the_name_of_a_genome(cells):
-    cells.var = pd.DataFrame(index=[f"GRCh38_{name}" for name in cells.var_names])
+@pytest.mark.parametrize("form", ["GRCh38_{}", "GRCh38---{}", "ref2-{}", "{}__chrM", "{}|NM_000732.4|Reference_end"])
+def test_mitochondrial_genes_with_text_around_them(form, cells):
+    cells.var = pd.DataFrame(index=[form.format(name) for name in cells.var_names])
     assert measured(cells)["num_mitochondrial_genes"] == 10
 
 

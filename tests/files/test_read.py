@@ -8,6 +8,7 @@ from pathlib import Path
 import anndata as ad
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 import scanpy
 from support.inputs import NUM_CELLS, NUM_GENES, WRITERS, same, table, write_csv, write_loom, write_mtx, write_tenx_v3
@@ -96,6 +97,34 @@ def test_a_loom_file_without_names_of_genes(cells, tmp_path):
         file.move("row_attrs/Accession", "row_attrs/Whatever")
     with pytest.raises(InputError, match=r"without names of genes \(row attributes: Whatever\)"):
         read_cells(path)
+
+
+@pytest.mark.parametrize("kind", ["h5ad", "zarr 3"])
+def test_genes_in_rows(kind, cells, tmp_path, command):
+    cells.var_names = ["CD3D", "MS4A1", *cells.var_names[2:]]
+    path = WRITERS[kind](cells.T.copy(), tmp_path)
+    with pytest.raises(InputError, match=r"with genes in obs_names \(e.g. 'CD30'\) and others in var_names .*adata\.T"):
+        read_cells(path)
+    ran = command("check", path)
+    assert ran.code == 2
+    assert "genes in obs_names" in ran.out
+
+
+NOT_TRANSPOSED = {
+    "cells named after genes": (["CD3D", "CD4", "NKG7"], pd.DataFrame(index=["GAPDH", "ACTB"])),
+    "names in a column": (["CD3D", "CD4", "NKG7"], pd.DataFrame({"gene_ids": ["ENSG00000111640", "ENSG00000167286"]})),
+    "names of neither": (["A1", "B1", "C1"], pd.DataFrame(index=["x", "y"])),
+}
+
+
+@pytest.mark.parametrize("case", NOT_TRANSPOSED)
+def test_genes_in_columns(case, tmp_path):
+    rows, var = NOT_TRANSPOSED[case]
+    adata = ad.AnnData(
+        np.ones((3, 2), np.float32), obs=pd.DataFrame(index=rows), var=var.set_axis(var.index.astype(str))
+    )
+    adata.write_h5ad(tmp_path / "a.h5ad")
+    assert read_cells(tmp_path / "a.h5ad").shape == (3, 2)
 
 
 # Names

@@ -1,7 +1,9 @@
 """Tables of text: orientation, names, and what is refused."""
 
 import gzip
+import io
 import logging
+from contextlib import nullcontext
 
 import anndata as ad
 import numpy as np
@@ -12,6 +14,7 @@ from support.inputs import NUM_CELLS, NUM_GENES, same, table, write_csv, write_h
 from scperformer.errors import InputError
 from scperformer.files import tables
 from scperformer.files.read import read_cells
+from scperformer.genes import known_symbols
 
 # Orientation
 
@@ -146,7 +149,7 @@ def test_columns_of_a_table_of_genes_are_cells_whatever_they_are_called(tmp_path
 
 
 def test_no_gene_has_a_name_that_is_about_cells():
-    names = tables.known_symbols()
+    names = known_symbols()
     assert {"HES4", "Xkr4"} <= names
     assert len(names) > 30_000
     assert [name for name in names if tables._describes_cells(name)] == []
@@ -178,9 +181,13 @@ TABLES = {
     "a short row, later": ("c,CD3D,CD4\n" + "a,1,2\n" * 40 + "b,1\n", "rows that are too short: 'CD4'"),
     "no names of columns": ("a,1,2\nb,3,7\n", r"numbers in the first row \(e.g. 1, 2\)"),
     "no names of rows": ("CD3D,CD4\n5,1\n7,2\n", r"numbers in the first column \(e.g. 5, 7\)"),
+    "repeated numbers": ("a,CD3D,CD4\n5,1,2\n5,2,2\n", r"numbers in the first column \(e.g. 5, 5\)"),
+    "decimals": ("a,CD3D,CD4\n5.5,1,2\n7,2,2\n", r"numbers in the first column \(e.g. 5.5, 7\)"),
+    "numbers beside no known genes": ("a,x,y\n5,1,2\n7,2,2\n", r"numbers in the first column \(e.g. 5, 7\)"),
     "one column": ("CD3D\n1\n2\n", "is not a table"),
     "prose": ("To be, or not to be,\nthat is the question\n", "is not a table"),
-    "a line of comment": ("# Program\nc\tCD3D\tCD4\na\t1\t2\n", r"different numbers of fields \(1, 3, 3, ...\)"),
+    "comments alone": ("# Program\n# of someone\n", "is not a table"),
+    "another title": ("Program 2\nc\tCD3D\tCD4\na\t1\t2\n", r"different numbers of fields \(1, 3, 3, ...\)"),
     "a row of names alone": ("c,CD3D\n", "is not a table"),
     "latin-1": ("c,CD3D,CD4\nCélula,1,2\nb,3,4\n".encode("latin-1"), "not UTF-8; .*iconv -f latin1"),
     "utf-16": ("c,CD3D\na,1\n".encode("utf-16"), "is text in UTF-16; .*iconv -f utf-16 -t utf-8"),
@@ -212,6 +219,88 @@ def test_numbers_that_only_count_are_names(tmp_path):
     assert list(read_cells(tmp_path / "a.csv").obs_names) == ["0", "1"]
 
 
+COMMENTS = {
+    "BD Rhapsody": "####################\n## BD Pipeline 1.9.1\n## Sample: S1, it's \"one\n####################\n",
+    "Drop-seq": "#DGE VERSION:1.1\n#INPUT:x.bam\n",
+    "saved by Excel": "## BD Pipeline,,\n## Sample: S1,,\n",
+    "as wide as the table": "# a,b,c\n",
+    "in quotes": '"# Program"\n',
+    "line ends of Windows": "# Program\r\n# 2\r\n",
+    "many": "# line\n" * 50,
+    "blank lines": "# Program\n\n\n",
+}
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t", ";"])
+@pytest.mark.parametrize("case", COMMENTS)
+def test_lines_of_comments_above_the_header(case, delimiter, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "scperformer")
+    frame = table(CELLS["barcodes"], GENES["known symbols"])
+    (tmp_path / "a.txt").write_text(COMMENTS[case] + frame.T.to_csv(sep=delimiter, index_label="GENE"))
+    found = read_cells(tmp_path / "a.txt")
+    assert (list(found.obs_names), list(found.var_names)) == (list(frame.index), list(frame.columns))
+    np.testing.assert_array_equal(found.X.toarray(), frame)
+    num = sum(bool(line.strip()) for line in COMMENTS[case].splitlines())
+    assert f"; {num} lines of comments above the header" in caplog.text
+
+
+@pytest.mark.parametrize("above", ["", "# Program\n"])
+@pytest.mark.parametrize("corner", ["#GENE\t", "#GENE_id\t", ""])
+def test_a_header_that_begins_as_a_comment(corner, above, tmp_path):
+    (tmp_path / "a.tsv").write_text(f"{above}{corner}{'' if corner else '#'}cell_1\tcell_2\nCD3D\t1\t2\nHES4\t3\t4\n")
+    found = read_cells(tmp_path / "a.tsv", "genes_by_cells")
+    assert list(found.obs_names) == ["cell_1" if corner else "#cell_1", "cell_2"]
+    np.testing.assert_array_equal(found.X.toarray(), [[1, 3], [2, 4]])
+
+
+NUMBERED = {
+    "MERSCOPE": [str(110883424764611924400221639916314253469 + 7919 * i) for i in range(5)],
+    "BD Rhapsody": ["1000", "1003", "999", "7", "12"],
+    "counted": ["1", "2", "3", "4", "5"],
+}
+
+
+@pytest.mark.parametrize("orientation", ["auto", "told"])
+@pytest.mark.parametrize("case", NUMBERED)
+def test_cells_may_have_numbers_beside_genes(case, orientation, tmp_path):
+    frame = table(NUMBERED[case], GENES["known symbols"])
+    for name, wanted, written in (("a.csv", "cells_by_genes", frame), ("b.csv", "genes_by_cells", frame.T)):
+        written.to_csv(tmp_path / name, index_label="cell")
+        found = read_cells(tmp_path / name, wanted if orientation == "told" else "auto")
+        assert (list(found.obs_names), list(found.var_names)) == (list(frame.index), list(frame.columns))
+        np.testing.assert_array_equal(found.X.toarray(), frame)
+
+
+@pytest.mark.parametrize("form", ["{}|NM_000732.4|Reference_end", "GRCh38_{}", "{}__chr7"])
+def test_genes_with_text_around_them_show_the_orientation(form, tmp_path):
+    frame = table(["1000", "1003", "7"], [form.format(gene) for gene in GENES["known symbols"]])
+    frame.to_csv(tmp_path / "a.csv", index_label="Cell_Index")
+    assert list(read_cells(tmp_path / "a.csv").obs_names) == ["1000", "1003", "7"]
+
+
+def test_cells_named_by_several_columns(tmp_path, caplog):
+    """As those of CosMx, with the number of the field of view and the number of the cell in it."""
+    caplog.set_level(logging.INFO, "scperformer")
+    frame = table(range(4), GENES["known symbols"])
+    frame.insert(0, "fov", [1, 1, 2, 2])
+    frame.insert(1, "cell_ID", [1, 2, 1, 2])
+    for name, options in (("a.csv", {}), ("b.csv", {"sep": ";", "quoting": 1, "lineterminator": "\r\n"})):
+        frame.to_csv(tmp_path / name, index=False, **options)
+        found = read_cells(tmp_path / name)
+        assert list(found.obs_names) == ["1_1", "1_2", "2_1", "2_2"]
+        assert found.obs.to_dict("list") == {"fov": [1, 1, 2, 2], "cell_ID": [1, 2, 1, 2]}
+        np.testing.assert_array_equal(found.X.toarray(), frame[GENES["known symbols"]])
+    assert "cells named by 'fov' and 'cell_ID'; about cells, not genes: 'fov', 'cell_ID'" in caplog.text
+    frame.assign(cell_ID=[1, 1, 2, 2]).to_csv(tmp_path / "c.csv", index=False)
+    with pytest.raises(InputError, match=r"numbers in the first column \(e.g. 1, 1, 2\)"):
+        read_cells(tmp_path / "c.csv")
+    # With a name for each row further columns are only about the cells.
+    frame.to_csv(tmp_path / "d.csv")
+    found = read_cells(tmp_path / "d.csv")
+    assert list(found.obs_names) == ["0", "1", "2", "3"]
+    assert list(found.obs) == ["fov", "cell_ID"]
+
+
 def test_repeated_names_of_genes_stay_without_anndatas_advice(tmp_path, recwarn):
     (tmp_path / "a.csv").write_text("c,CD3D,CD3D\ncell_1,1,2\ncell_2,3,4\n")
     assert list(read_cells(tmp_path / "a.csv").var_names) == ["CD3D", "CD3D"]
@@ -223,3 +312,30 @@ def test_a_line_that_does_not_end(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "LONGEST_LINE", 10**4)
     with pytest.raises(InputError, match=r"run.csv.gz with a line of 10,000 characters or more"):
         read_cells(tmp_path / "run.csv.gz")
+
+
+@pytest.mark.parametrize("orientation", ["auto", "cells_by_genes"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_line_that_does_not_end_further_down(end, orientation, tmp_path, monkeypatch):
+    path = tmp_path / "run.csv.gz"
+    rows = ["cell,CD3D,CD4", *(f"cell_{i},1,{i}" for i in range(3000))]  # 40,000 characters
+    monkeypatch.setattr(tables, "LONGEST_LINE", 10**4)
+    for length in (9_999, 10_000):
+        path.write_bytes(gzip.compress(end.join([*rows, "x" * (length - 4) + ",1,2", "cell_,1,2"]).encode()))
+        if length < 10**4:
+            assert read_cells(path, orientation).shape == (3002, 2)
+            continue
+        with pytest.raises(InputError, match=r"run.csv.gz with a line of 10,000 characters or more"):
+            read_cells(path, orientation)
+
+
+def test_lines_are_counted_in_pieces_of_any_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "LONGEST_LINE", 10)
+    for size in range(1, 30):
+        for text, is_short in (("123456789\n" * 5, True), ("1\n1234567890\n1\n", False), ("1\n12345678901", False)):
+            raw = tables._WithShortLines(io.BytesIO(text.encode()), tmp_path)
+            with nullcontext() if is_short else pytest.raises(InputError, match="with a line of 10"):
+                pieces = b""
+                while piece := raw.read(size):
+                    pieces += piece
+                assert pieces == text.encode()

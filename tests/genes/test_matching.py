@@ -10,7 +10,8 @@ from scperformer.errors import InputError
 from scperformer.expression.alignment import align_rows, plan_alignment
 from scperformer.expression.detect import detect_expression
 from scperformer.genes import matching
-from scperformer.genes.matching import human_genes, map_genes, parse_genes
+from scperformer.genes.matching import map_genes
+from scperformer.genes.table import human_genes, parse_genes
 
 # Current symbols with their Ensembl ids.
 IDS = {
@@ -246,7 +247,83 @@ def test_genomes_in_front_of_names(prefix):
     human, mouse = ["CD3D", "MS4A1", "LYZ", "GNLY", "PPBP"], ["mm10_Cd3d", "mm10_Nkg7", "mm10_Lyz"]
     found = map_genes([prefix + gene for gene in human[:4]] + mouse, [*human, "NKG7"])
     assert found.target.tolist() == [0, 1, 2, 3, -1, -1, -1]
-    assert any("4 names were matched without the genome" in note for note in found.notes)
+    assert f"4 names were matched by the gene in them ({prefix}GENE)" in found.notes
+
+
+AFFIXED = {
+    "symbols": (SYMBOLS, SYMBOLS, "prefix or suffix removed"),
+    "symbols for ids": (SYMBOLS, ENSEMBL, "symbol<->Ensembl by GENCODE"),
+    "ids": (ENSEMBL, SYMBOLS, "symbol<->Ensembl by GENCODE"),
+    "lower case": ([gene.lower() for gene in SYMBOLS], SYMBOLS, "case"),
+}
+
+
+@pytest.mark.parametrize("form", ["GRCh38---{}", "ref2_{}", "{}__chr7", "{}|NM_000732.4|Reference_end"])
+@pytest.mark.parametrize("case", AFFIXED)
+def test_text_around_the_genes(case, form):
+    of_file, of_model, how = AFFIXED[case]
+    names = [form.format(gene) for gene in of_file]
+    found = map_genes(names, of_model)
+    assert found.target.tolist() == list(range(8))
+    assert set(found.how) == {how}
+    pattern = {"{}__chr7": "GENE__chr...", "{}|NM_000732.4|Reference_end": "GENE|...|..."}.get(
+        form, form.format("GENE")
+    )
+    assert f"8 names were matched by the gene in them ({pattern})" in found.notes
+    # A model keeps the names of its reference.
+    assert map_genes(of_model, names).target.tolist() == list(range(8))
+    same = map_genes(names, names)
+    assert (set(same.how), same.notes) == ({"exact"}, [])
+
+
+def test_names_as_they_are_come_before_names_without_text_around_them():
+    names = ["lab_CD3D", "lab_GAPDH", "lab_NKG7", "CD3D"]
+    found = map_genes(names, ["lab_CD3D", "CD3D", "GAPDH"])
+    assert found.target.tolist() == [0, 2, -1, 1]
+    assert found.how.tolist() == ["exact", "prefix or suffix removed", "", "exact"]
+    assert found.notes[-1] == "1 names were matched by the gene in them (lab_GENE)"
+
+
+def test_mouse_genes_behind_a_genome_are_no_human_genes():
+    names = [f"mm10_{gene}" for gene in MOUSE]
+    with pytest.raises(InputError, match=r"look mouse .*species=mouse to match genes by their orthologs"):
+        map_genes(names, SYMBOLS)
+    assert map_genes(names, MOUSE).target.tolist() == list(range(6))
+    plain = map_genes(MOUSE, SYMBOLS, species="mouse").target.tolist()
+    assert map_genes(names, SYMBOLS, species="mouse").target.tolist() == plain
+
+
+OF_R = {
+    "file": (
+        ["HLA.DRA", "MT.ND1", "CD3D", "RP11.34P13.7"],
+        ["CD3D", "HLA-DRA", "RP11-34P13.7", "MT-ND1"],
+        [1, 3, 0, 2],
+    ),
+    "model": (["HLA-DRA", "5S_rRNA"], ["X5S_rRNA", "HLA.DRA"], [1, 0]),
+    "digit": (["X5S_rRNA"], ["5S_rRNA"], [0]),
+    "ids": (["HLA.DRA", "MT.ND1"], [IDS["MT-ND1"], IDS["HLA-DRA"]], [1, 0]),
+    "ids of the file": ([IDS["MT-ND1"]], ["MT.ND1"], [0]),
+    "dots that belong there": (["AL627309.1", "AL627309-1"], ["AL627309.1"], [0, -1]),
+    "numbered by scanpy and by R": (["TMBIM4", "TMBIM4-1", "HLA-A"], ["TMBIM4", "TMBIM4.1", "HLA-A"], [0, -1, 2]),
+    "numbered by R and by scanpy": (["TMBIM4", "TMBIM4.1", "HLA-A"], ["TMBIM4", "TMBIM4-1", "HLA-A"], [0, -1, 2]),
+    "the name itself is there": (["HLA.A", "HLA-A"], ["HLA-A"], [-1, 0]),
+    "two in the model": (["A.B"], ["A-B", "A/B"], [-1]),
+    "two in the file": (["A-B", "A/B"], ["A.B"], [-1, -1]),
+    "behind a genome": (["GRCh38_HLA.DRA", "GRCh38_CD3D"], ["CD3D", "HLA-DRA"], [1, 0]),
+}
+
+
+@pytest.mark.parametrize("case", OF_R)
+def test_names_that_r_has_written(case):
+    names, model, target = OF_R[case]
+    found = map_genes(names, model, species="human")
+    assert found.target.tolist() == target
+    if case == "file":
+        assert found.notes == ["3 names were matched as R's make.names writes them (HLA.A is HLA-A)"]
+
+
+def test_orthologs_of_names_that_r_has_written():
+    assert map_genes(["mt.Nd1", "Cd3d"], SYMBOLS, species="mouse").target.tolist() == [4, 0]
 
 
 def test_genes_of_a_second_file_are_not_matched_again(table, monkeypatch):

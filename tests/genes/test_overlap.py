@@ -73,6 +73,22 @@ def test_require_overlap_names_the_column_that_helps(var, remedy):
         require_overlap(exact(ours, models), 0.1, "q.h5ad", file_genes=ours, model_genes=models, var=table)
 
 
+@pytest.mark.parametrize(
+    ("file_genes", "match"),
+    [
+        (["FBN3", "OR4F5"], r"same species and platform, and take names of genes as var_names\.$"),
+        (["GRCh38---FBN3", "GRCh38---OR4F5"], r"'GRCh38---OR4F5', read as GRCh38---GENE; model has"),
+        (["AAACATACAACCAC-1", "AAACATTGAGCTAC-1"], r"cells seem to be in var_names: .*transpose it \(adata = adata\.T"),
+    ],
+    ids=["other genes", "a pattern", "cells"],
+)
+def test_no_gene_at_all(file_genes, match):
+    models = ["SAMD11", "NOC2L"]
+    with pytest.raises(InputError, match=match) as error:
+        require_overlap(exact(file_genes, models), 0.1, "q.h5ad", file_genes=file_genes, model_genes=models)
+    assert "min_overlap" not in str(error.value)
+
+
 def test_require_overlap_at_its_threshold():
     ours, models = ["A", "X"], ["A", "B", "C", "D"]
     sides = {"file_genes": ours, "model_genes": models}

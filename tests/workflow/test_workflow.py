@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.fake_steps import write_fake_steps
+from support.inputs import small_cells, write_mtx
 from support.small_example import write_small_example
 
 from scperformer.config import make_config
@@ -359,6 +360,104 @@ def test_bad_sheet_is_refused_in_one_line(user: Path, case: str) -> None:
     run = snakemake(user, "--dry-run", "--config", "reference=reference.h5ad", "samples=samples.tsv")
     assert run.returncode != 0
     assert re.search(message, run.stdout), run.stdout
+
+
+ENCODED = {
+    "Unicode text of Excel": ("s.txt", "utf-16", "\t", "", "Muller"),
+    "UTF-16, the other way round": ("s.tsv", "utf-16-be", "\t", "\ufeff", "Muller"),
+    "CSV UTF-8 of Excel": ("s.csv", "utf-8-sig", ",", "", "M\u00fcller"),
+    "CSV of Excel": ("s.csv", "cp1252", ",", "", "M\u00fcller"),
+    "CSV of a German Excel": ("s.csv", "cp1252", ";", "", "M\u00fcller"),
+}
+
+
+@pytest.mark.parametrize("case", mostly_slow(ENCODED))
+def test_sheets_as_excel_writes_them(user: Path, case: str) -> None:
+    name, encoding, delimiter, mark, sample = ENCODED[case]
+    shutil.copy(user / "a.h5ad", user / f"{sample}.h5ad")
+    rows = [("sample", "path"), ("a", f"{sample}.h5ad"), ("b", "b.h5ad")]
+    (user / name).write_bytes((mark + "".join(delimiter.join(row) + "\r\n" for row in rows)).encode(encoding))
+    jobs, said = planned(user, "--config", "model_path=model", f"samples={name}", "predict_jobs=2")
+    assert {"predict a", "predict b"} <= set(jobs)
+    assert f"scperformer predict {sample}.h5ad" in said.replace("'", "")
+    assert (f"{name} is not in UTF-8: it is read as Windows-1252" in said) == (encoding == "cp1252")
+
+
+OTHER_BYTES = {
+    "UTF-16 without its mark": ("sample\tpath\na\ta.h5ad\n".encode("utf-16-le"), r"s\.tsv with null characters"),
+    "cut UTF-16": (
+        "sample\tpath\na\ta.h5ad\n".encode("utf-16")[:-1],
+        r"s\.tsv in an unknown encoding \(truncated data",
+    ),
+    "no text": (b"sample\tpath\na\t\x81\n", r"s\.tsv in an unknown encoding .*save it as CSV UTF-8"),
+    "a name that is none": ("sample\tpath\nM\u00fcller\ta.h5ad\n".encode("cp1252"), r"'M\u00fcller' does not match"),
+}
+
+
+@pytest.mark.parametrize("case", mostly_slow(OTHER_BYTES))
+def test_sheets_that_are_no_text_are_refused_in_one_line(user: Path, case: str) -> None:
+    content, message = OTHER_BYTES[case]
+    (user / "s.tsv").write_bytes(content)
+    run = snakemake(user, "--dry-run", "--config", "model_path=model", "samples=s.tsv")
+    assert run.returncode != 0
+    assert re.search(message, run.stdout), run.stdout
+    assert "Traceback" not in run.stdout
+
+
+BRACES = {
+    "path": (
+        ["model_path=model", "samples={s}.tsv"],
+        r"braces in \{x\}\.h5ad, the path of sample a in \{s\}\.tsv; expected",
+    ),
+    "model": (["model_path=my{m}", "samples=samples.tsv"], r"braces in my\{m\}, the model folder named by model_path="),
+    "reference": (["reference={x}.h5ad", "samples=samples.tsv"], r"braces in \{x\}\.h5ad, the labelled file"),
+}
+
+
+@pytest.mark.parametrize("case", mostly_slow(BRACES))
+def test_braces_in_paths_are_refused_in_one_line(user: Path, case: str) -> None:
+    config, message = BRACES[case]
+    (user / "{x}.h5ad").touch()
+    (user / "my{m}").mkdir()
+    write_sheet(user / "{s}.tsv", "sample path", "a {x}.h5ad")
+    run = snakemake(user, "--dry-run", "--config", *config)
+    assert run.returncode != 0
+    assert re.search(message, run.stdout), run.stdout
+    assert "WildcardError" not in run.stdout
+
+
+@pytest.mark.slow
+def test_folders_are_samples_if_they_hold_cells(user: Path) -> None:
+    """The dry run says what predict would say."""
+    write_mtx(small_cells(), user)
+    write_sheet(user / "samples.tsv", "sample path", "a run", "b b.h5ad")
+    config = ["--config", "model_path=model", "samples=samples.tsv", "predict_jobs=1"]
+    assert "scperformer predict run b.h5ad model_path=model" in planned(user, *config)[1]
+    with (user / "run/more").open("wb") as file:
+        file.truncate(2 * 10**7)  # no small sample any more, so in a job of its own
+    assert {"predict a", "predict b"} <= set(plan(user, *config))
+    (user / "run/features.tsv.gz").unlink()
+    run = snakemake(user, "--dry-run", *config)
+    assert run.returncode != 0
+    assert re.search(
+        r"the path of sample a in samples\.tsv: no features\.tsv or genes\.tsv beside run/matrix", run.stdout
+    )
+
+
+@pytest.mark.workflow
+@pytest.mark.slow
+def test_a_run_on_a_folder(user: Path) -> None:
+    cells = ad.read_h5ad(ROOT / "data/pbmc3k.h5ad")[:60].copy()
+    cells.X, cells.var["gene_ids"] = cells.X.astype(np.int64), cells.var_names
+    write_mtx(cells, user)
+    cells.write_h5ad(user / "b.h5ad")
+    write_sheet(user / "samples.tsv", "sample path", "a run", "b b.h5ad")
+    config = ["--config", f"model_path={ROOT / 'scperformer/model/packaged/pbmc3k'}", "samples=samples.tsv"]
+    run = snakemake(user, *config)
+    assert run.returncode == 0, run.stdout
+    labels = [ad.read_h5ad(user / f"results/annotated/{name}.h5ad").obs["scperformer_label"] for name in "ab"]
+    assert list(labels[0]) == list(labels[1])
+    assert plan(user, *config) == []
 
 
 @pytest.mark.slow
