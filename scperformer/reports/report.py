@@ -23,9 +23,10 @@ from scperformer.model import BRANCHES, encoder_is_silent
 from scperformer.outputs import new_file, require_absent
 from scperformer.pictures import MIN_SHOWN
 from scperformer.reports import expression, figures, summary
-from scperformer.reports.annotated import Annotated, Failed, as_text, read_samples
+from scperformer.reports.annotated import Annotated, Failed, read_samples
 from scperformer.reports.evaluate import Evaluation, read_evaluation
 from scperformer.reports.layout import MIN_CELLS, umap_coordinates
+from scperformer.trust import label_texts
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ def _categories(
     for title, key in wanted.items():
         if not key or any(key not in sample.obs for sample in samples):
             continue
-        texts = np.concatenate([as_text(sample.obs[key]) for sample in samples])[chosen]
+        texts = np.concatenate([label_texts(sample.obs[key]).fillna("nan") for sample in samples])[chosen]
         codes, values = pd.factorize(texts, sort=True)
         if title == "True label" and set(values) <= set(names):
             found.append({"name": title, "values": None, "codes": figures.codes(names.get_indexer(texts), len(names))})
