@@ -4,6 +4,7 @@ import json
 import logging
 import platform
 import re
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -62,7 +63,14 @@ class Annotation:
         }
 
     def write_into(self, adata: AnnData) -> None:
-        """Add everything to an AnnData in memory."""
+        """Add everything to an AnnData; a view becomes an AnnData of its own, in memory, with a warning."""
+        if adata.is_view:
+            text = (
+                "the cells are a view: it becomes a copy with the annotation; the AnnData that it is of is not changed"
+            )
+            warnings.warn(text, stacklevel=2)
+            # As anndata itself does when a view is written to, but not for files on disk.
+            adata._init_as_actual(adata.to_memory() if adata.isbacked else adata.copy())
         for name in outdated(adata.obs, self.key, self.obs):
             del adata.obs[name]
         for name, column in self.obs.items():
@@ -195,9 +203,9 @@ def make_annotation(
         text = "%s: the model keeps no held-out calls (%s): no novelty of cells%s, and unknown by min_confidence alone"
         why = "its kept cells are few or simulated" if adapted.record["adapted"] else "train it again to have them"
         log.info(text, query.path, why, "" if cfg.alpha is None else " and no sets of labels")
-    warnings = []
+    notices = []
     if model.bundle.held_out is not None and num_unknown > MOST_UNKNOWN * len(obs):
-        warnings.append(foreign_text(num_unknown / len(obs), len(model.bundle.labels), model.bundle.tissue))
+        notices.append(foreign_text(num_unknown / len(obs), len(model.bundle.labels), model.bundle.tissue))
     record: dict[str, Any] = describe_run(query, model) | {
         "condition": adapted.record,
         "baseline": {"name": "logistic regression (L2, C=1)"},
@@ -206,11 +214,11 @@ def make_annotation(
         "seconds": seconds,
     }
     record |= trust_record(model, cfg, obs)
-    if "fit" in record and not warnings:
-        warnings += filter(None, [unsure_text(*record["fit"].values())])
-    for warning in warnings:
-        log.warning("%s: %s", query.path, warning)
-    record["warnings"] = np.array(warnings, dtype=object)
+    if "fit" in record and not notices:
+        notices += filter(None, [unsure_text(*record["fit"].values())])
+    for notice in notices:
+        log.warning("%s: %s", query.path, notice)
+    record["warnings"] = np.array(notices, dtype=object)
     if constraints:
         record["constraints"] = constraints
     if rules.tree is not None:
