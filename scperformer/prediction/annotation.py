@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import platform
 import re
 import warnings
@@ -247,6 +248,13 @@ def make_annotation(
     return Annotation(key, obs, read, without_slashes(model.bundle.labels), record)
 
 
+def _place(folder: Path) -> str:
+    """Return the whole path of a folder, so that it is found from anywhere; `~` stands for the user's home folder."""
+    path, home = Path(os.path.abspath(folder)), Path(os.path.expanduser("~"))
+    is_private = home.is_absolute() and home != Path("/") and path.is_relative_to(home)
+    return f"~/{path.relative_to(home)}" if is_private else str(path)
+
+
 def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
     """Return the record of a run on the cells of a query: the model, its input, the shared genes and the software."""
     bundle, provenance = model.bundle, model.bundle.provenance
@@ -257,7 +265,7 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
             "name": bundle.name,
             "tissue": bundle.tissue or "",
             "hash": bundle.hash,
-            "path": str(model.path),
+            "path": _place(model.path),
             "labels": np.array(bundle.labels),
             "trained_on": provenance["reference"],
             "label_key": provenance["label_key"],

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ from anndata.io import read_elem
 from natsort import natsorted
 
 from scperformer.errors import InputError, one_line
-from scperformer.files import open_hdf5, reading, require_h5ad
+from scperformer.files import open_hdf5, reading, require_h5ad, sha256
+from scperformer.model import INFO, PACKAGED, library_folder
 from scperformer.outputs import FAILED
 from scperformer.trust import LabelTree
 
@@ -154,6 +156,20 @@ def of_cells(adata: AnnData, key: str, name: str = "cells", embedding: bool = Fa
     facts, coordinates = adata.uns[key], adata.obsm.get(f"X_{key}")
     values = None if coordinates is None else np.asarray(coordinates, dtype=np.float32)
     return Annotated(name=name, path=Path(name), key=key, obs=adata.obs, embedding=values, facts=facts, cells=adata)
+
+
+def find_model(facts: dict[str, Any]) -> Path | None:
+    """The folder of the model that an annotation names: the recorded one, the packaged one, or one of the library.
+
+    It has the recorded hash. Another model at the recorded place is returned if there is none; None without it.
+    """
+    recorded = Path(os.path.expanduser(str(facts["model"]["path"])))  # relative in files of earlier versions
+    library = library_folder()
+    others = sorted(library.iterdir()) if library.is_dir() else []
+    for folder in (recorded, PACKAGED, *others):
+        if (folder / INFO).is_file() and sha256(folder / INFO) == facts["model"]["hash"]:
+            return folder
+    return recorded if recorded.is_dir() else None
 
 
 @dataclass(kw_only=True)

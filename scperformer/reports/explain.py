@@ -22,7 +22,7 @@ from scperformer.model import Bundle, load_kept
 from scperformer.network import TOLERANCE, Cells, Model, find_contributions, load_model, predict_cells, torch_state_kept
 from scperformer.outputs import Folder, new_folder, require_absent
 from scperformer.prediction import Adapted, adapt_model, without_slashes
-from scperformer.reports.annotated import read_annotated, sample_names
+from scperformer.reports.annotated import find_model, read_annotated, sample_names
 from scperformer.reports.explanation import (
     NUM_SHOWN,
     NUM_TOP,
@@ -149,8 +149,8 @@ def _model_of_calls(
 
     Options of the expression are those of the run of predict, if no others are given.
     """
-    recorded, made = str(facts["model"]["path"]), facts.get("condition", {})  # earlier versions had no conditions
-    model = model or load_model(cfg.model_path or (recorded if Path(recorded).is_dir() else None))
+    made = facts.get("condition", {})  # earlier versions had no conditions
+    model = model or load_model(cfg.model_path or find_model(facts))
     if model.bundle.hash != facts["model"]["hash"]:
         found = f"{path} annotated by the model {facts['model']['name']} ({str(facts['model']['hash'])[:12]})"
         expected = f"the same model, not {model.bundle.name} ({model.bundle.hash[:12]}, {model.path})"
