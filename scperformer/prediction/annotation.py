@@ -24,7 +24,7 @@ from scperformer.network import Model
 from scperformer.prediction.adapt import Adapted
 from scperformer.prediction.calls import Calls
 from scperformer.prediction.rules import Rules, cluster_columns, tree_columns, with_constraints
-from scperformer.text import MOST_UNKNOWN, foreign_text, unsure_text
+from scperformer.text import MOST_UNKNOWN, foreign_text, joined, unsure_text
 from scperformer.trust import (
     UNKNOWN_TERM,
     calibration,
@@ -113,7 +113,8 @@ def obs_columns(calls: Calls, model: Model, cfg: PredictConfig, rules: Rules) ->
         thresholds = set_thresholds(*_known_cells(held_out), cfg.alpha, cfg.conformal == "per_label")
         in_set = label_sets(calls.proba, calls.draws, thresholds)
         order = np.argsort(-calls.proba, axis=1, kind="stable")
-        texts = ["|".join(labels[i] for i in row if has[i]) for row, has in zip(order, in_set, strict=True)]
+        names = [joined([label]) for label in labels]
+        texts = ["|".join(names[i] for i in row if has[i]) for row, has in zip(order, in_set, strict=True)]
         columns |= {f"{key}_set": np.array(texts, dtype=object), f"{key}_set_size": in_set.sum(axis=1).astype(np.int32)}
     return pd.DataFrame(columns)
 

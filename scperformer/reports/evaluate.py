@@ -16,7 +16,7 @@ from scperformer.errors import InputError
 from scperformer.metrics import class_scores, confusion_matrix, scores
 from scperformer.outputs import FAILED, Folder, new_folder, require_absent
 from scperformer.reports.annotated import Annotated, cell_table, common_tree, read_annotated
-from scperformer.text import defused, did_you_mean
+from scperformer.text import defused, did_you_mean, parted
 from scperformer.trust import calibration_error, label_texts, spelled_as
 
 log = logging.getLogger(__name__)
@@ -119,8 +119,9 @@ def _scores(cells: pd.DataFrame, labels: list[str]) -> dict[str, Any]:
     right = (cells["model"] == cells["truth"]).to_numpy()
     found["calibration_error"] = calibration_error(cells["confidence"].to_numpy(), right) if len(cells) else None
     if "set" in cells and len(cells):
+        sets = {text: set(parted(text)) for text in cells["set"].unique()}
         pairs = zip(cells["truth"], cells["set"], strict=True)
-        found["coverage"] = float(np.mean([f"|{label}|" in f"|{labels}|" for label, labels in pairs]))
+        found["coverage"] = float(np.mean([label in sets[text] for label, text in pairs]))
         found["mean_set_size"] = float(cells["set_size"].mean())
     if "call_level" in cells and len(cells):
         found["calls"] = _call_scores(cells)

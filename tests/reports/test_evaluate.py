@@ -112,6 +112,20 @@ def test_coverage_of_sets_and_flags_are_counted(tmp_path, samples):
     assert metrics["flagged_unknown"] == {"known_labels": pytest.approx(9 / 95), "other_labels": pytest.approx(1 / 5)}
 
 
+def test_coverage_of_sets_whose_labels_have_bars(tmp_path):
+    """The set of "A" and "B" does not contain "A|B", and the other way round."""
+    labels = annotated_sample().uns["scperformer"]["model"]["labels"]
+    rename = dict(zip(labels, ["A|B", "A", "B", 'C"', '"D', "|", "E\\", "F|", "|G", "H"], strict=True))
+    sample = annotated_sample(0, 100, rename=rename)
+    add_trust(sample)
+    rows = np.argsort(-sample.obsm["scperformer_proba"].to_numpy(), axis=1)
+    names = [rename[label] for label in labels]
+    sets = [{names[i] for i in row[:size]} for row, size in zip(rows, sample.obs["scperformer_set_size"], strict=True)]
+    inside = [label in some for label, some in zip(sample.obs[TRUTH_KEY], sets, strict=True)]
+    assert 0.5 < np.mean(inside) < 1
+    assert read_evaluation(evaluate(tmp_path, [sample])).metrics["coverage"] == pytest.approx(np.mean(inside))
+
+
 def backed_off_sample():
     """Seven cells by hand: their true labels, labels, and calls in the tree lymphocyte (B, T (CD8, Treg), NK)."""
     b, nk, cd8, treg = "CD19+ B", "CD56+ NK", "CD8+ Cytotoxic T", "CD4+/CD25 T Reg"
