@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scperformer.errors import one_line
 from scperformer.outputs import new_file
-from scperformer.text import defused
+from scperformer.text import defused, in_cell
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +146,6 @@ class Sweep:
         rows = []
         for line in lines:
             cells = [text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 3] + "..." for text in map(one_line, line)]
-            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            rows.append("| " + " | ".join(map(in_cell, cells)) + " |")
         place = min(str(self.folder / TABLE), os.path.relpath(self.folder / TABLE), key=len)
         return "\n".join([*rows, "", f"{len(records)} runs, {self.num_failed} failed: {place}"])

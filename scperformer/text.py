@@ -1,8 +1,10 @@
 """Texts of users: names that can be used, cells that a spreadsheet would run as formulas, times and sizes in words."""
 
+import csv
+import io
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 NUM_SHOWN = 60  # characters of a name in a line for people
@@ -51,6 +53,23 @@ def did_you_mean(word: object, names: Iterable[object]) -> str:
 def defused(text: str) -> str:
     """Return a text for a table, with a ' in front if a spreadsheet would run it."""
     return f"'{text}" if re.match(FORMULA, text) else text
+
+
+def in_cell(text: str) -> str:
+    """Return a text for a cell of a Markdown table, in which `|` separates cells."""
+    return text.replace("|", "\\|")
+
+
+def joined(names: Sequence[str]) -> str:
+    """Join names by `|`; as in CSV, a name that has a `|` itself is in quotes. `parted` takes them apart."""
+    line = io.StringIO()
+    csv.writer(line, delimiter="|", lineterminator="").writerow(names)
+    return line.getvalue()
+
+
+def parted(text: str) -> list[str]:
+    """Return the names that `joined` has put together; none of an empty text."""
+    return next(csv.reader([text], delimiter="|"), [])
 
 
 def shortened(name: object) -> str:

@@ -4,10 +4,13 @@ import inspect
 import os
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
+from typing import ClassVar
 
 import anndata as ad
 import numpy as np
@@ -91,6 +94,94 @@ def test_cells_in_memory_need_an_output(counts_adata, model):
             call()
     with pytest.raises(InputError, match="files beside cells in memory"):
         scp.pretrain([counts_adata, "a.h5ad"], output="e")
+
+
+class _MuData:
+    """An object with modalities, as mudata has them."""
+
+    mod: ClassVar[dict[str, ad.AnnData]] = {}
+
+
+NO_CELLS = {
+    "a table": (
+        lambda cells: cells.to_df(),
+        r"cells of type DataFrame; .*anndata\.AnnData\(table\), with cells in rows",
+    ),
+    "a matrix": (lambda cells: cells.X.toarray(), r"cells of type ndarray; .*anndata\.AnnData\(matrix, var=pandas"),
+    "a sparse matrix": (lambda cells: cells.X, r"cells of type csr_matrix; .*anndata\.AnnData\(matrix, var=pandas"),
+    "a list of numbers": (lambda cells: [[1, 2], [3, 4]], r"a list in a list of cells; .*an AnnData, or names"),
+    "a list of tables": (lambda cells: [cells.to_df()], r"a DataFrame in a list of cells; .*AnnData\(table\)"),
+    "a mapping": (lambda cells: {"cells": cells}, r"cells of type dict; .*an AnnData, or names of files"),
+    "nothing": (lambda cells: None, r"cells of type NoneType; .*an AnnData, or names of files"),
+    "MuData": (lambda cells: _MuData(), r"cells of type _MuData; .*mdata\.mod\['rna'\]"),
+}
+STEPS_OF_CELLS = {
+    "check": scp.check,
+    "annotate": scp.annotate,
+    "embed": scp.embed,
+    "preprocess": scp.preprocess,
+    "train": lambda cells: scp.train(cells, "cell_type", output="m"),
+    "pretrain": lambda cells: scp.pretrain(cells, output="m"),
+    "adapt": lambda cells: scp.adapt("m", cells, output="a"),
+    "evaluate": lambda cells: scp.evaluate(cells, "cell_type"),
+    "explain": scp.explain,
+    "report": lambda cells: scp.report(cells, output="r.html"),
+}
+
+
+@pytest.mark.parametrize("what", NO_CELLS)
+@pytest.mark.parametrize("name", STEPS_OF_CELLS)
+def test_what_is_no_cells_is_refused_with_the_remedy(name, what, counts_adata, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made, match = NO_CELLS[what]
+    one_only = name in ("embed", "preprocess", "adapt", "explain")
+    if one_only and "list of" in what:
+        match = r"cells of type list; expected an AnnData or a file"
+    with pytest.raises(InputError, match=match):
+        STEPS_OF_CELLS[name](made(counts_adata))
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_files_may_come_in_any_order_of_things(counts_adata, model, write, tmp_path):
+    paths = [write(counts_adata, f"{name}.h5ad") for name in ("a", "b")]
+    for number, given in enumerate((paths, tuple(paths), iter(paths), pd.Series(paths), np.array(paths, dtype=object))):
+        assert len(scp.annotate(given, model, output_dir=tmp_path / str(number))) == 2
+    assert len(scp.check(iter(paths), model=model).files) == 2
+    with pytest.raises(InputError, match=r"a list with an AnnData in it; .*anndata\.concat"):
+        scp.annotate([counts_adata], model)
+
+
+@pytest.mark.parametrize("form", ["sparse", "dense"])
+@pytest.mark.parametrize("kind", ["view", "backed", "view of backed"])
+def test_views_and_cells_on_disk_are_annotated_like_others(kind, form, counts_adata, model, write, tmp_path):
+    if form == "dense":
+        counts_adata.X = counts_adata.X.toarray()
+    counts_adata.raw = counts_adata.copy()
+    path = write(counts_adata)
+    content = path.read_bytes()
+    whole = counts_adata if kind == "view" else ad.read_h5ad(path, backed="r")
+    cells = whole if kind == "backed" else whole[20:90]
+    expected = scp.annotate(cells.to_memory().copy(), model)
+    assert scp.check(cells, model=model).problems == []
+    np.testing.assert_array_equal(scp.embed(cells, model), expected.obsm["X_scperformer"])
+    assert scp.preprocess(cells).n_obs == cells.n_obs
+    with (
+        nullcontext()
+        if kind == "backed"
+        else pytest.warns(UserWarning, match="the cells are a view: it becomes a copy")
+    ):
+        assert scp.annotate(cells, model) is cells
+    pd.testing.assert_frame_equal(cells.obs, expected.obs)
+    np.testing.assert_array_equal(cells.obsm["X_scperformer"], expected.obsm["X_scperformer"])
+    if kind != "backed":
+        assert "scperformer_label" not in whole.obs
+    scp.report(cells, output=tmp_path / "report.html")
+    scp.evaluate(cells, "cell_type")
+    scp.explain(cells, model, num_cells=2)
+    scp.pl.embedding(cells, "label", basis="X_scperformer")
+    trained = scp.train(cells, "cell_type", output=tmp_path / "m", options={**QUICK, "experiment": "linear"})
+    assert len(trained.scores) == 2
+    assert path.read_bytes() == content
 
 
 def test_defaults_are_those_of_the_steps():
@@ -206,6 +297,28 @@ def test_models_are_listed(monkeypatch, tmp_path):
     assert table["num_labels"].tolist() == [9]
 
 
+def test_a_damaged_model_does_not_hide_the_others(monkeypatch, tiny_model, tmp_path):
+    monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path))
+    for name in ("damaged", "sound"):
+        shutil.copytree(tiny_model, tmp_path / name)
+    (tmp_path / "damaged" / "bundle.json").write_text("{")
+    table = scp.models().set_index("name")
+    assert list(table.index) == ["pbmc3k", "damaged", load_bundle(tiny_model).name]
+    assert "damaged model" in table.loc["damaged", "problem"]
+    assert list(table["problem"].iloc[[0, 2]]) == ["", ""]
+
+
+def test_an_adapted_model_says_what_to_expect_of_it(tmp_path):
+    cells = ad.read_h5ad(ROOT / "data" / "pbmc3k.h5ad")[::20, ::2].copy()
+    adapted = scp.adapt(scp.load_model(), cells, output=tmp_path / "adapted")
+    expected = adapted.metrics["out_of_fold"]
+    assert adapted.scores.loc["model"].to_dict() == {name: expected[name] for name in ("accuracy", "macro_f1")}
+    assert f"{expected['accuracy']:.3f}" in repr(adapted)
+    assert "accuracy" in adapted._repr_html_()
+    nothing = Trained(Path("m"), {"scales": {"wide": 1.0}}, pd.DataFrame())  # of simulated cells: no evidence
+    assert (repr(nothing), nothing.scores.empty) == ("Model folder m", True)
+
+
 @pytest.mark.slow
 def test_pretrained_encoders_and_adapted_models(counts_adata, model, tmp_path):
     before = {name: getattr(scp, name) for name in scp.__all__}
@@ -222,12 +335,29 @@ def test_pretrained_encoders_and_adapted_models(counts_adata, model, tmp_path):
     assert {name: getattr(scp, name) for name in scp.__all__} == before
 
 
-@pytest.mark.slow
-def test_report_of_cells_in_memory(annotated, tmp_path):
+def test_report_of_cells_in_memory_is_that_of_their_file(annotated, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    annotated.obs["text"] = ["odd" if place % 2 else "even" for place in range(annotated.n_obs)]
+    before, kept = contents(annotated), {name: annotated.obs[name].dtype for name in annotated.obs}
+    written = scp.evaluate(annotated, "cell_type", output=tmp_path / "evaluation")
     evaluation = scp.evaluate(annotated, "cell_type")
-    page = scp.report(annotated, output=tmp_path / "report.html", evaluation=evaluation, title="My cells")
-    assert "My cells" in Path(page).read_text()
+    with pytest.raises(InputError, match=r"no output beside cells in memory; expected a page to write: add output"):
+        scp.report(annotated)
+    page = scp.report(annotated, output="report.html", evaluation=evaluation, title="My cells")
     assert str(page.path) in page._repr_html_()
+    assert contents(annotated) == before
+    assert {name: annotated.obs[name].dtype for name in annotated.obs} == kept
+    assert (evaluation.path, written.path) == (None, tmp_path / "evaluation")
+    scp.report(annotated, output="again.html", evaluation=written, title="My cells")
+    assert written.path == tmp_path / "evaluation"
+    annotated.write_h5ad("cells.h5ad")
+    scp.report("cells.h5ad", output="file.html", evaluation="evaluation", title="My cells")
+    pages = [(tmp_path / f"{name}.html").read_text() for name in ("report", "again", "file")]
+    assert "My cells" in pages[0]
+    assert pages[0] == pages[1] == pages[2]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("evaluation", "report.html", "again.html", "cells.h5ad", "file.html"),
+    }
 
 
 # Names and types

@@ -54,6 +54,11 @@ def test_composition_shows_shares(annotated):
     assert axes.get_ylabel() == "sample"
 
 
+def test_a_gene_makes_no_groups(annotated):
+    with pytest.raises(InputError, match="the gene 'GENE0' as groups of cells; expected a column of obs"):
+        scp.pl.composition(annotated, "GENE0")
+
+
 def test_confusion_shows_shares_or_cells(annotated):
     evaluation = scp.evaluate(annotated, "cell_type")
     counts = scp.pl.confusion(evaluation, normalize=False).axes[0]

@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # it imports torch
 
 File = str | os.PathLike[str]
 Options = Mapping[str, Any]
+KINDS = (str, os.PathLike, AnnData)  # of cells
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -55,10 +56,52 @@ def config_of(step: str, options: Options | None, **named: Any) -> Any:
     return config_from(step, given | dict(options or {}))
 
 
-def paths_of(files: File | AnnData | Sequence[File | AnnData]) -> list[str]:
-    """Return the names of files; a place holder stands for cells in memory."""
-    several = [files] if isinstance(files, str | os.PathLike | AnnData) else list(files)
-    return ["AnnData" if isinstance(one, AnnData) else os.fspath(one) for one in several]
+def listed(cells: Any, *, several: bool = True, in_memory: bool = False) -> list[File | AnnData]:
+    """Return the cells that a function was given as a list of files, or of the AnnData; refuse anything else at once.
+
+    Parameters
+    ----------
+    several
+        More than one file may be given.
+    in_memory
+        More than one AnnData may be given, too.
+
+    Raises
+    ------
+    InputError
+        Tables, matrices and other objects; the remedy says how to make an AnnData of them.
+    """
+    if isinstance(cells, KINDS):
+        return [cells]
+    expected = "an AnnData, a file or a list of files" if several else "an AnnData or a file"
+    if not several or getattr(cells, "ndim", 1) != 1 or isinstance(cells, Mapping) or not isinstance(cells, Iterable):
+        raise InputError(f"cells of type {type(cells).__name__}", expected, _remedy(cells))
+    found: list[File | AnnData] = list(cells)
+    for one in found:
+        if not isinstance(one, KINDS):
+            raise InputError(f"a {type(one).__name__} in a list of cells", expected, _remedy(one))
+    if not in_memory and any(isinstance(one, AnnData) for one in found):
+        remedy = "call the function for each of them, or put them together with anndata.concat"
+        raise InputError("a list with an AnnData in it", "one AnnData, or a list of files", remedy)
+    return found
+
+
+def _remedy(cells: Any) -> str:
+    """Return how to make an AnnData of an object."""
+    if isinstance(getattr(cells, "mod", None), Mapping):  # MuData; of tables it is the modulo
+        return "give the modality with the RNA alone, mdata.mod['rna']"
+    if hasattr(cells, "columns"):
+        return "make an AnnData of it, anndata.AnnData(table), with cells in rows and genes in columns"
+    if hasattr(cells, "ndim"):
+        genes = "var=pandas.DataFrame(index=genes)"
+        return f"make an AnnData of it, anndata.AnnData(matrix, {genes}), with cells in rows"
+    return "give an AnnData, or names of files"
+
+
+def paths_of(cells: Any, *, several: bool = True, in_memory: bool = False) -> list[str]:
+    """Return the names of files; a place holder stands for cells in memory. Arguments and errors as `listed`."""
+    found = listed(cells, several=several, in_memory=in_memory)
+    return ["AnnData" if isinstance(one, AnnData) else os.fspath(one) for one in found]
 
 
 def path_of(model: "Model | File | None") -> str | None:
@@ -77,8 +120,8 @@ def loaded(model: "Model | File | None", cfg: Any) -> "Model":
     return model if isinstance(model, Model) else load_model(cfg.model_path)
 
 
-def required_output(cfg: Any) -> Path:
+def required_output(cfg: Any, expected: str = "a folder to write") -> Path:
     """Return the output for cells in memory, which have no place of their own."""
     if cfg.output is None:
-        raise InputError("no output beside cells in memory", "a folder to write", "add output=...")
+        raise InputError("no output beside cells in memory", expected, "add output=...")
     return Path(cfg.output)

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 import pandas as pd
 from anndata import AnnData
 
-from scperformer.api.keywords import File, Options, config_of, loaded, path_of, paths_of, required_output, step
+from scperformer.api.keywords import (
+    File,
+    Options,
+    config_of,
+    listed,
+    loaded,
+    path_of,
+    paths_of,
+    required_output,
+    step,
+)
 from scperformer.config import PretrainConfig, TrainConfig
 from scperformer.errors import InputError
 from scperformer.model import INFO, PACKAGED, library_folder, load_bundle
@@ -33,14 +43,17 @@ class Trained:
     def scores(self) -> pd.DataFrame:
         """Accuracy and macro-F1 on the validation cells, of the model and of logistic regression.
 
-        Of a pretraining, the loss of the encoder and of a naive guess.
+        Of a pretraining, the loss of the encoder and of a naive guess; of an adapted model, the scores to expect of it,
+        from held-out cells of the reference as the file would have measured them. Empty if there is no such evidence.
         """
-        if not self.metrics:
-            return pd.DataFrame()
-        if "model" not in self.metrics:
-            losses = {"model": self.metrics["loss"], "naive guess": self.metrics["naive_loss"]}
-            return pd.DataFrame({"loss": losses})
-        return pd.DataFrame({name: self.metrics[name] for name in ("model", "baseline")}).T
+        metrics = self.metrics
+        if "model" in metrics:
+            return pd.DataFrame({name: metrics[name] for name in ("model", "baseline")}).T
+        if "loss" in metrics:
+            return pd.DataFrame({"loss": {"model": metrics["loss"], "naive guess": metrics["naive_loss"]}})
+        if fold := metrics.get("out_of_fold"):
+            return pd.DataFrame({"model": {name: fold[name] for name in ("accuracy", "macro_f1")}}).T
+        return pd.DataFrame()
 
     def load(self) -> "Model":
         """Load the model."""
@@ -53,7 +66,8 @@ class Trained:
 
     def __repr__(self) -> str:
         epochs = f", {len(self.history)} epochs" if len(self.history) else ""
-        return f"Model folder {self.path}{epochs}\n{self.scores.round(3)}"
+        scores = "" if self.scores.empty else f"\n{self.scores.round(3)}"
+        return f"Model folder {self.path}{epochs}{scores}"
 
     def _repr_html_(self) -> str:
         return f"<p>{escape(repr(self).partition(chr(10))[0])}</p>{self.scores.round(3).to_html()}"
@@ -112,11 +126,12 @@ def preprocess(
     from scperformer.files import write_h5ad
 
     named = {"model_path": path_of(model), "output": output, "overwrite": overwrite}
-    cfg = config_of("preprocess", options, inputs=paths_of(cells), **named)
+    cfg = config_of("preprocess", options, inputs=paths_of(cells, several=False), **named)
     if not isinstance(cells, AnnData):
         return run_preprocess(cfg)
     if cfg.output is not None:
         require_absent(cfg.output, cfg.overwrite)
+    cells = cells.to_memory() if cells.isbacked else cells
     prepared = prepare(cells, cfg, Path("the data"))
     prepared = prepared.copy() if prepared is cells else prepared
     if cfg.output is not None:
@@ -178,7 +193,7 @@ def train(
     cfg = config_of("train", options, inputs=paths_of(cells), **named, resume=resume, overwrite=overwrite)
     if not isinstance(cells, AnnData):
         return _trained(run_train(cfg))
-    return _trained(train_cells(cells, cfg, required_output(cfg)))
+    return _trained(train_cells(cells.to_memory() if cells.isbacked else cells, cfg, required_output(cfg)))
 
 
 @step("pretrain")
@@ -226,8 +241,8 @@ def pretrain(
     from scperformer.training.pretrain import pretrain_cells, run_pretrain
 
     named = {"output": output, "model": model, "seed": seed, "init": init, "resume": resume, "overwrite": overwrite}
-    cfg = config_of("pretrain", options, inputs=paths_of(cells), **named)
-    several = [cells] if isinstance(cells, str | os.PathLike | AnnData) else list(cells)
+    several = listed(cells, in_memory=True)
+    cfg = config_of("pretrain", options, inputs=paths_of(several, in_memory=True), **named)
     in_memory = [one for one in several if isinstance(one, AnnData)]
     if in_memory and len(in_memory) < len(several):
         raise InputError("files beside cells in memory", "one of both", "read the files first, or write the cells")
@@ -271,7 +286,12 @@ def adapt(
     from scperformer.prediction.adapt import write_adapted
 
     cfg = config_of(
-        "adapt", options, inputs=paths_of(cells), model_path=path_of(model), output=output, overwrite=overwrite
+        "adapt",
+        options,
+        inputs=paths_of(cells, several=False),
+        model_path=path_of(model),
+        output=output,
+        overwrite=overwrite,
     )
     source = cells if isinstance(cells, AnnData) else os.fspath(cells)
     beside_it = isinstance(source, str) and cfg.output is None
@@ -281,13 +301,22 @@ def adapt(
 
 @step("models")
 def models() -> pd.DataFrame:
-    """List the packaged model and the imported ones: a row each, with labels, genes, tissue and folder."""
+    """List the packaged model and the imported ones: a row each, with labels, genes, tissue and folder.
+
+    A folder that cannot be used has a row with the reason in `problem`, which is empty for the others.
+    """
     library = library_folder()
     imported = [folder for folder in sorted(library.iterdir()) if (folder / INFO).is_file()] if library.is_dir() else []
     rows = []
     for folder in [PACKAGED, *imported]:
-        bundle = load_bundle(folder)
-        labels = ", ".join(bundle.labels)
-        row = {"name": bundle.name, "labels": labels, "num_labels": len(bundle.labels), "num_genes": len(bundle.genes)}
-        rows.append(row | {"tissue": bundle.tissue, "path": str(folder)})
+        row: dict[str, Any] = {"name": folder.name, "labels": "", "num_labels": 0, "num_genes": 0, "tissue": None}
+        problem = ""
+        try:
+            bundle = load_bundle(folder)
+        except InputError as error:
+            problem = str(error)
+        else:
+            row |= {"name": bundle.name, "labels": ", ".join(bundle.labels), "num_labels": len(bundle.labels)}
+            row |= {"num_genes": len(bundle.genes), "tissue": bundle.tissue}
+        rows.append(row | {"path": str(folder), "problem": problem})
     return pd.DataFrame(rows)

@@ -28,6 +28,14 @@ def _column(adata: AnnData, name: str, key: str) -> str:
     return found
 
 
+def _column_of_obs(adata: AnnData, name: str, key: str) -> str:
+    """Return the column of obs with this name as `_column`; refuse genes, whose values are no groups of cells."""
+    found = _column(adata, name, key)
+    if found not in adata.obs:
+        raise InputError(f"the gene '{name}' as groups of cells", "a column of obs, such as a sample", "name one")
+    return found
+
+
 def _colours(column: pd.Series) -> dict[str, str]:
     """Return the colour of each category, the same in all plots and whichever of them occur."""
     return {category: colour_of(place) for place, category in enumerate(column.astype("category").cat.categories)}
@@ -64,6 +72,7 @@ def embedding(
     if basis is None and adata.n_obs > MOST_CELLS:
         rows = np.sort(np.random.default_rng(seed).choice(adata.n_obs, MOST_CELLS, replace=False))
     genes = [name for name in colours if name not in adata.obs]
+    adata = adata.to_memory() if adata.isbacked else adata  # views of backed views are not possible
     cells = adata[rows, genes].copy()  # the user's own is not changed
     if basis is None:
         if f"X_{key_added}" not in adata.obsm:
@@ -94,8 +103,8 @@ def composition(adata: AnnData, groupby: str, *, key_added: str = "scperformer")
     key_added
         Prefix of the annotation.
     """
-    label = _column(adata, "label", key_added)
-    shares = pd.crosstab(adata.obs[_column(adata, groupby, key_added)], adata.obs[label], normalize="index")
+    label, groups = (_column_of_obs(adata, name, key_added) for name in ("label", groupby))
+    shares = pd.crosstab(adata.obs[groups], adata.obs[label], normalize="index")
     figure = Figure(figsize=(8, 1 + 0.4 * len(shares)), layout="constrained")
     axes = figure.subplots()
     shares.iloc[::-1].plot.barh(stacked=True, ax=axes, width=0.85, color=_colours(adata.obs[label]))

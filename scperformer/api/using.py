@@ -5,13 +5,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypedDict, Unpack, overload
 
 import numpy as np
 from anndata import AnnData
 
-from scperformer.api.keywords import File, Options, config_of, loaded, path_of, paths_of, step
+from scperformer.api.keywords import (
+    File,
+    Options,
+    config_of,
+    listed,
+    loaded,
+    path_of,
+    paths_of,
+    required_output,
+    step,
+)
 from scperformer.config import CheckConfig, EvaluateConfig, ExplainConfig, PredictConfig, ReportConfig
 from scperformer.errors import InputError
 from scperformer.files import open_cells
@@ -59,10 +68,9 @@ def check(
     """
     from scperformer.reports.check import check_all
 
-    cfg = config_of(
-        "check", options, inputs=paths_of(cells), model_path=path_of(model), label_key=label_key, doublets=doublets
-    )
-    several = [cells] if isinstance(cells, str | os.PathLike | AnnData) else cells
+    several = listed(cells, in_memory=True)
+    named = {"model_path": path_of(model), "label_key": label_key, "doublets": doublets}
+    cfg = config_of("check", options, inputs=paths_of(several, in_memory=True), **named)
     return check_all([one if isinstance(one, AnnData) else os.fspath(one) for one in several], cfg)
 
 
@@ -201,7 +209,7 @@ def embed(
     from scperformer.prediction.predict import embed_cells
 
     named = {"species": species, "threads": threads, "model_path": path_of(model)}
-    cfg = config_of("predict", options, inputs=paths_of(cells), **named)
+    cfg = config_of("predict", options, inputs=paths_of(cells, several=False), **named)
     ready = loaded(model, cfg)
     if isinstance(cells, AnnData):
         return embed_cells(cells, ready, cfg)
@@ -310,7 +318,7 @@ def explain(
 
     named = {"label": label, "cells": "all" if num_cells is None else num_cells, "seed": seed, "output": output}
     named |= {"key_added": key_added, "overwrite": overwrite, "model_path": path_of(model)}
-    cfg = config_of("explain", options, inputs=paths_of(cells), **named)
+    cfg = config_of("explain", options, inputs=paths_of(cells, several=False), **named)
     if cfg.output is not None:
         require_absent(cfg.output, cfg.overwrite, EXPLANATION)
     ready = None if model is None else loaded(model, cfg)
@@ -359,7 +367,7 @@ def report(
     cells
         Annotated cells in memory, or annotated files.
     output
-        The page; None: report.html beside the first file, or in the current folder.
+        The page; None: report.html beside the first file. Cells in memory need it.
     evaluation
         From `evaluate`, or its folder: the page then shows it.
     title
@@ -380,17 +388,15 @@ def report(
     InputError
         The cells are not annotated, the evaluation is about other cells, or the page exists.
     """
-    from scperformer.reports.evaluate import Evaluation, write_evaluation
+    from scperformer.reports.annotated import of_cells
+    from scperformer.reports.evaluate import Evaluation
     from scperformer.reports.report import run_report
 
-    with TemporaryDirectory(prefix="scperformer-") as temporary:
-        paths, folder = paths_of(cells), evaluation
-        if isinstance(cells, AnnData):
-            output = "report.html" if output is None else output
-            paths = [str(Path(temporary) / "cells.h5ad")]
-            cells.write_h5ad(paths[0])
-        if isinstance(evaluation, Evaluation):
-            folder = Path(temporary) / "evaluation"
-            write_evaluation(evaluation, folder, overwrite=False)
-        named = {"evaluation": folder, "title": title, "key_added": key_added, "overwrite": overwrite}
-        return Page(run_report(config_of("report", options, inputs=paths, output=output, **named)))
+    made = evaluation if isinstance(evaluation, Evaluation) else None
+    named = {"title": title, "key_added": key_added, "overwrite": overwrite, "output": output}
+    named |= {"evaluation": None if made is not None else evaluation}
+    cfg = config_of("report", options, inputs=paths_of(cells), **named)
+    if not isinstance(cells, AnnData):
+        return Page(run_report(cfg, made))
+    required_output(cfg, "a page to write")
+    return Page(run_report(cfg, made, of_cells(cells, cfg.key_added, embedding=True)))

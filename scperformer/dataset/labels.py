@@ -16,8 +16,10 @@ from scperformer.trust import (
     LabelTree,
     find_terms,
     joined_by_terms,
+    label_texts,
     pairs_of_columns,
     read_pairs,
+    spelled_as,
     tree_of_pairs,
 )
 
@@ -35,14 +37,14 @@ def label_columns(obs: pd.DataFrame) -> dict[str, int]:
     for key in obs.columns:
         column = obs[key]
         is_number = pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(column.dtype)
-        num = 0 if is_number else int(column.nunique())
+        num = 0 if is_number else label_texts(column).nunique()
         if 2 <= num <= min(MAX_LABELS, len(obs) // 2):
             found[str(key)] = num
     return found
 
 
 def require_labels(obs: pd.DataFrame, label_key: str, path: str | Path) -> pd.Series:
-    """Return the labels of the cells as strings without surrounding blanks; NaN for a missing or blank label.
+    """Return the labels of the cells as `label_texts`.
 
     Raises
     ------
@@ -60,8 +62,7 @@ def require_labels(obs: pd.DataFrame, label_key: str, path: str | Path) -> pd.Se
     column = obs[label_key]
     if pd.api.types.is_float_dtype(column.dtype) and not (column.dropna() % 1 == 0).all():
         raise InputError(f"obs['{label_key}'] of {path} holds numbers with decimals", "labels", remedy, options)
-    labels = column.astype(object).map(lambda label: str(label).strip(), na_action="ignore")
-    labels = labels.where(labels.notna() & (labels != ""))
+    labels = label_texts(column)
     if labels.isna().all():
         raise InputError(f"no cell of {path} has a label in obs['{label_key}']", "labelled cells", remedy, options)
     return labels
@@ -159,7 +160,7 @@ def settle_terms(
     names = sorted(set(labels.tolist()))
     column, given = cfg.ontology_key or f"{cfg.label_key}{TERM_ENDING}", dict.fromkeys(names, UNKNOWN_TERM)
     if column in obs:  # a label has a term if all its cells have the same
-        ids = obs[column].astype(object).where(obs[column].notna(), UNKNOWN_TERM).astype(str).groupby(labels).unique()
+        ids = label_texts(obs[column]).fillna(UNKNOWN_TERM).groupby(labels).unique()
         given |= {str(name): str(some[0]) for name, some in ids.items() if len(some) == 1 and name != merged}
     elif cfg.ontology_key is not None:
         found = f"no column '{column}' in obs of {path}"
@@ -173,6 +174,8 @@ def settle_terms(
     if cfg.label_tree is not None:
         pairs = read_pairs(cfg.label_tree, "a CSV or TSV table with a child and its parent in each row")
         pairs = pairs[1:] if pairs and [name.lower() for name in pairs[0]] == ["child", "parent"] else pairs
+        columns = [spelled_as(names, column) for column in zip(*pairs, strict=True)]
+        pairs = list(zip(*columns, strict=True))
     elif cfg.label_keys:
         levels = [require_labels(obs, key, path).to_numpy(object) for key in cfg.label_keys[:-1]]
         pairs = pairs_of_columns(pd.DataFrame(dict(enumerate([*levels, labels])))[labels != merged])

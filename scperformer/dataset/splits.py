@@ -13,6 +13,7 @@ from scperformer.config import DataConfig
 from scperformer.dataset.labels import NUM_NAMED, named
 from scperformer.errors import InputError
 from scperformer.text import did_you_mean
+from scperformer.trust import label_texts
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def group_split(groups: np.ndarray, labels: np.ndarray, fraction: float, seed: i
 
 
 def split_values(obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path: str | Path) -> pd.Series | None:
-    """Return the values of `data.split_key` as strings without surrounding blanks; None for a stratified split.
+    """Return the values of `data.split_key` as `label_texts`; None for a stratified split.
 
     Only cells with a label (`labelled`, boolean) must have a value.
     """
@@ -94,8 +95,7 @@ def split_values(obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path
     if key not in obs:
         expected = f"data.split_key to be one of {', '.join(map(str, obs.columns))}"
         raise InputError(f"no column '{key}' in obs of {path}", expected, did_you_mean(key, obs.columns) + remedy)
-    values = obs[key].astype(object).map(lambda value: str(value).strip(), na_action="ignore")
-    values = values.where(values.notna() & (values != ""))
+    values = label_texts(obs[key])
     if missing := int((values.isna() & labelled).sum()):
         raise InputError(f"{missing} labelled cells of {path} without a value in obs['{key}']", "one in each", remedy)
     if data.split == "column" and (wrong := sorted(set(values[labelled]) - set(SIDES))):

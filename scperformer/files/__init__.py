@@ -5,7 +5,15 @@ and on disk), `tenx` (10x and loom), `mtx` (MatrixMarket and the names beside it
 an input, its cells and its checksum), `row_blocks` (matrices that stay on disk).
 """
 
-from scperformer.files.h5ad import LOG_MARK, PREPARED, BackedH5ad, open_stored, write_h5ad
+from scperformer.files.h5ad import (
+    LOG_MARK,
+    PREPARED,
+    BackedH5ad,
+    is_nested,
+    nullable_strings_allowed,
+    open_stored,
+    write_h5ad,
+)
 from scperformer.files.read import (
     beside,
     checksum,

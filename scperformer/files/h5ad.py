@@ -1,7 +1,12 @@
-"""Read h5ad files of anndata and of other programs, into memory or with matrices on disk; write them whole or not."""
+"""Read h5ad files of anndata and of other programs, into memory or with matrices on disk; write them whole or not.
 
+The parts of a zarr store are read in the same way.
+"""
+
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,11 +28,44 @@ PREPARED = "scperformer_prepared"  # uns key by which preprocess marks its outpu
 LOG_MARK = "log1p"  # uns key in which scanpy keeps the base of its logarithm; None: natural
 INDEX_NAMES = ("_index", "index", "cell_names", "cell_names_col", "gene_names", "cell_id", "barcodes", "barcode")
 EXTRAS = ("obsm", "varm", "obsp", "varp", "uns")
+NO_SLASHES = "anndata cannot read names with a slash"
+NAMED = ("layers", "obsm", "varm", "obsp", "varp", "raw/varm")  # groups of arrays, each with a name
 
 
-def _read_matrix(node: h5py.Dataset | h5py.Group, shape: tuple[int, int]) -> Any:
+def is_array(node: Any) -> bool:
+    """Whether a node of an HDF5 file or a zarr store is an array, not a group."""
+    return hasattr(node, "dtype")
+
+
+def is_nested(node: Any) -> bool:
+    """Whether a node is a plain group around elements, which anndata has made of a name with a slash."""
+    if is_array(node) or len(node.attrs):
+        return False
+    parts = [node.get(name) for name in node]  # None: a link that leads nowhere
+    return any("encoding-type" in part.attrs or is_nested(part) for part in parts if part is not None)
+
+
+def nested_names(file: Any) -> list[str]:
+    """Return the groups of an AnnData that anndata before 0.13 has made of names with a slash, and cannot read.
+
+    `layers["norm/log"]` is stored as `log` in the group `layers/norm`.
+    """
+    groups = [place for place in NAMED if place in file]
+    names = [f"{place}/{name}" for place in groups for name in file[place]]
+    return [name for name in names if (node := file.get(name)) is not None and is_nested(node)]
+
+
+def irregular(path: str | Path, error: Exception | str, left_out: list[str], kind: str = "h5ad file") -> str:
+    """Return the warning about a file that is read in parts."""
+    without = f" without {', '.join(left_out[:5])}" if left_out else ""
+    more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
+    reason = error if isinstance(error, str) else reason_of(error)
+    return f"{path} is not a regular {kind} ({reason}); it is read{without}{more}"
+
+
+def _read_matrix(node: Any, shape: tuple[int, int]) -> Any:
     """Read a dense or sparse matrix, with or without the attributes that name its kind."""
-    if isinstance(node, h5py.Dataset) or {"encoding-type", "shape"} <= set(node.attrs):
+    if is_array(node) or {"encoding-type", "shape"} <= set(node.attrs):
         return read_elem(node)
     parts = node["data"][:], node["indices"][:], node["indptr"][:]
     stored = node.attrs.get("shape", node.attrs.get("h5sparse_shape", shape))
@@ -53,9 +91,9 @@ def _read_column(group: h5py.Group, name: str) -> Any:
     return pd.Categorical.from_codes(codes, np.asarray(read_elem(categories)).astype(str))
 
 
-def _read_table(node: h5py.Dataset | h5py.Group) -> pd.DataFrame:
+def _read_table(node: Any) -> pd.DataFrame:
     """Read obs or var with the attributes that it has; the index is the column that they, or `INDEX_NAMES`, name."""
-    if isinstance(node, h5py.Dataset):
+    if not isinstance(node, h5py.Group):  # a dataset of rows, or zarr, which only anndata writes
         return read_elem(node)
     found = (np.atleast_1d(node.attrs.get(key, other)) for key, other in (("_index", []), ("column-order", list(node))))
     named, order = ([name.decode() if isinstance(name, bytes) else str(name) for name in names] for names in found)
@@ -63,26 +101,32 @@ def _read_table(node: h5py.Dataset | h5py.Group) -> pd.DataFrame:
     if index is None:
         raise KeyError(f"{node.name} has no column with the names (one of {', '.join(INDEX_NAMES[:2])})")
     values = {name: _read_column(node, name) for name in order if name not in (index, "__categories")}
-    return pd.DataFrame(values, index=pd.Index(np.asarray(_read_column(node, index)).astype(str)))
+    names = _read_column(node, index)
+    if not isinstance(names.dtype, pd.StringDtype):
+        names = np.asarray(names).astype(str)
+    return pd.DataFrame(values, index=pd.Index(names))
 
 
-def _read_parts(file: h5py.File) -> tuple[AnnData, list[str]]:
-    """Read expression, obs and var of an open h5ad file; also return the names of the parts that are left out."""
+def read_parts(file: Any) -> tuple[AnnData, list[str]]:
+    """Read expression, obs and var of an open h5ad file or zarr store; return also the names of what is left out."""
+    left_out = nested_names(file)
     obs, var = _read_table(file["obs"]), _read_table(file["var"])
     shape = len(obs), len(var)
     adata = AnnData(_read_matrix(file["X"], shape) if "X" in file else None, obs=obs, var=var)
     for name in file.get("layers", ()):
-        adata.layers[name] = _read_matrix(file["layers"][name], shape)
+        if f"layers/{name}" not in left_out:
+            adata.layers[name] = _read_matrix(file["layers"][name], shape)
     if "raw" in file and "X" in file["raw"]:
         genes = _read_table(file["raw"]["var"])
         adata.raw = AnnData(_read_matrix(file["raw"]["X"], (len(obs), len(genes))), obs=obs, var=genes)
-    left_out = []
-    for place in EXTRAS:
-        for name in file.get(place, ()):
-            try:
-                getattr(adata, place)[name] = read_elem(file[place][name])
-            except READ_ERRORS:
-                left_out.append(f"{place}/{name}")
+    for where in (f"{place}/{name}" for place in EXTRAS for name in file.get(place, ())):
+        if where in left_out:
+            continue
+        place, name = where.split("/", 1)
+        try:
+            getattr(adata, place)[name] = read_elem(file[where])
+        except READ_ERRORS:
+            left_out.append(where)
     return adata, left_out
 
 
@@ -92,12 +136,15 @@ def read_h5ad(path: str | Path) -> AnnData:
     If anndata refuses the file but its expression, obs and var can be read, the rest is left out with a warning.
     """
     with reading(path), open_hdf5(path) as file:
+        nested = nested_names(file)
         for node in require_contained(file, path):
             is_sparse = isinstance(node, h5py.Group) and "indptr" in node and "shape" in node.attrs
             # anndata makes a matrix of the declared shape before it reads one.
             if is_sparse and len(node["indptr"]) - 1 not in node.attrs["shape"]:
                 raise ValueError(f"the shape of {node.name} does not fit its values")
     try:
+        if nested:
+            raise ValueError(NO_SLASHES)
         with open_hdf5(path) as file:
             for table in (file["obs"], file["var"]):
                 old = table.get("__categories", ()) if isinstance(table, h5py.Group) else ()
@@ -108,24 +155,47 @@ def read_h5ad(path: str | Path) -> AnnData:
     except READ_ERRORS as error:
         try:
             with open_hdf5(path) as file, quiet_anndata():
-                adata, left_out = _read_parts(file)
+                adata, left_out = read_parts(file)
         except READ_ERRORS:
             raise damaged(path, error) from error
-        without = f" without {', '.join(left_out[:5])}" if left_out else ""
-        warnings.warn(f"{path} is not a regular h5ad file ({reason_of(error)}); it is read{without}", stacklevel=2)
+        warnings.warn(irregular(path, error, left_out), stacklevel=2)
     return adata
+
+
+_lock, _writing, _afterwards = threading.Lock(), set[object](), ExitStack()
+
+
+@contextmanager
+def nullable_strings_allowed() -> Iterator[None]:
+    """Let anndata write strings that can be missing, as those of pandas 3, for a block.
+
+    The setting is of the whole process: the first block of several threads sets it, the last one puts it back.
+    """
+    me = object()
+    with _lock:
+        if not _writing:
+            _afterwards.enter_context(ad.settings.override(allow_write_nullable_strings=True))
+        _writing.add(me)
+    try:
+        yield
+    finally:
+        with _lock:
+            _writing.remove(me)
+            if not _writing:
+                _afterwards.close()
 
 
 def write_h5ad(adata: AnnData, path: str | Path, overwrite: bool = False) -> None:
     """Write `adata` to a new file that appears complete or not at all; errors as `new_file`."""
-    with new_file(path, overwrite) as temporary:
+    with new_file(path, overwrite) as temporary, nullable_strings_allowed():
         adata.write_h5ad(temporary)
 
 
 class BackedH5ad:
     """An open h5ad file or zarr group: tables of genes in memory; X, layers and raw on disk; cells read on demand.
 
-    Attributes are named as in AnnData. `uns` holds only the marks that `detect_expression` needs. A damaged file, or
+    Attributes are named as in AnnData. `uns` holds only the marks that `detect_expression` needs. `left_out` are the
+    `nested_names`. A damaged file, or
     one older than anndata 0.8, raises one of `READ_ERRORS`.
     """
 
@@ -135,11 +205,14 @@ class BackedH5ad:
         if obs.attrs.get("encoding-version") != "0.2.0":
             raise ValueError("obs of an older format")
         self._index = obs[obs.attrs["_index"]]
-        self.n_obs = int(self._index.shape[0])
+        # Strings that can be missing, as pandas 3 has them, are a group of values and a mask.
+        self._names = self._index if hasattr(self._index, "dtype") else self._index["values"]
+        self.n_obs = int(self._names.shape[0])
         self.var: pd.DataFrame = read_elem(file["var"])
         self.n_vars = len(self.var)
         self.X = self._matrix("X", self.n_vars)
-        layers = file.get("layers", {})
+        self.left_out = nested_names(file)
+        layers = [name for name in file.get("layers", ()) if f"layers/{name}" not in self.left_out]
         self.layers: Mapping[str, Any] = {name: self._matrix(f"layers/{name}", self.n_vars) for name in layers}
         self.raw: Any = None
         if "raw/X" in file:
@@ -166,10 +239,14 @@ class BackedH5ad:
 
     def names(self, start: int, stop: int) -> list[str]:
         """Return the names of cells `start` to `stop`."""
-        index = self._index
-        if isinstance(index, h5py.Dataset) and h5py.check_string_dtype(index.dtype):
-            return list(index.asstr(errors="replace")[start:stop])  # R may have written them in latin-1
-        return [str(name) for name in self.obs_names[start:stop]]
+        names = self._names
+        if not isinstance(names, h5py.Dataset) or not h5py.check_string_dtype(names.dtype):
+            return [str(name) for name in self.obs_names[start:stop]]
+        found = list(names.asstr(errors="replace")[start:stop])  # R may have written them in latin-1
+        if names is self._index:
+            return found
+        missing = self._index["mask"][start:stop]
+        return [str(pd.NA) if is_missing else name for name, is_missing in zip(found, missing, strict=True)]
 
     def keys(self) -> dict[str, set[str]]:
         """Return the names in obs, obsm and uns."""

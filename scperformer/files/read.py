@@ -15,7 +15,15 @@ import pandas as pd
 from anndata import AnnData
 
 from scperformer.errors import InputError
-from scperformer.files.h5ad import BackedH5ad, open_stored, read_h5ad
+from scperformer.files.h5ad import (
+    NO_SLASHES,
+    BackedH5ad,
+    irregular,
+    nested_names,
+    open_stored,
+    read_h5ad,
+    read_parts,
+)
 from scperformer.files.mtx import MTX_FILE, find_matrix, is_gzip, matrix_size, open_bytes, read_mtx
 from scperformer.files.safety import (
     READ_ERRORS,
@@ -40,7 +48,8 @@ ZARR_ROOTS = (".zgroup", ".zattrs", ".zmetadata", "zarr.json")
 MOST_NEIGHBOURS = 2000  # files that are compared with the name of one that does not exist
 NAMES = 2**16  # of cells that are read at a time
 NUM_SEEN = 5000  # names of cells that show whether they are cells
-HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+HDF5_SIGNATURE, SMALLEST_BLOCK = b"\x89HDF\r\n\x1a\n", 512  # bytes of a block in front of it
+RNA = ("rna", "gex", "gene expression")  # names of the modality with the genes
 HDF5_SUFFIXES = (".h5ad", ".h5", ".hdf5", ".loom")
 SUFFIXES = (*HDF5_SUFFIXES, ".zarr", ".csv", ".tsv", ".tab", ".txt", ".mtx")
 FROM_R = "write it from R as h5ad (zellkonverter::writeH5AD) or as a 10x folder (DropletUtils::write10xCounts)"
@@ -63,6 +72,8 @@ FOREIGN = (
 def _folder_kind(path: Path) -> str:
     if any((path / name).is_file() for name in ZARR_ROOTS):
         require_contained_folder(path)
+        if (path / "mod").is_dir():
+            raise _mudata(path, sorted(part.name for part in (path / "mod").iterdir() if part.is_dir()))
         if not all((path / name).exists() for name in ("obs", "var")):
             found = f"{path} is a zarr store without obs and var"
             raise InputError(found, "an AnnData in zarr", "name the folder of the AnnData itself")
@@ -74,10 +85,32 @@ def _folder_kind(path: Path) -> str:
     raise InputError(found, KINDS, "name the h5ad file itself, or the folder in which matrix.mtx is")
 
 
+def _mudata(path: Path, names: list[str]) -> InputError:
+    """Return the error about several modalities in one file, of these names."""
+    usual = next((name for name in names if name.lower() in RNA), names[0] if names else "rna")
+    remedy = f"it looks like MuData: save its RNA alone, mdata.mod['{usual}'].write_h5ad(...)"
+    return InputError(f"{path} holds the modalities {', '.join(names[:5])}", KINDS, remedy)
+
+
+def _is_hdf5(path: Path) -> bool:
+    """Whether a file has the signature of HDF5 at its beginning, or behind a block of 512, 1024, 2048, ... bytes.
+
+    The block belongs to the user: MuData writes its name and version there.
+    """
+    with path.open("rb") as file:
+        place, size = 0, path.stat().st_size
+        while place < size:
+            file.seek(place)
+            if file.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE:
+                return True
+            place = 2 * place or SMALLEST_BLOCK
+    return False
+
+
 def _file_kind(path: Path) -> str:
     with path.open("rb") as file:
         start = file.read(512)
-    if start.startswith(HDF5_SIGNATURE):
+    if _is_hdf5(path) and start[257:262] != b"ustar":  # in a tar archive, the first file is at byte 512, too
         return _hdf5_kind(path)
     if start and path.suffix.lower() in HDF5_SUFFIXES:
         raise InputError(f"{path} is not an HDF5 file", KINDS, f"{SAVE}, or give a table the name .csv")
@@ -104,6 +137,8 @@ def _hdf5_kind(path: Path) -> str:
     with reading(path, "a complete HDF5 file"), open_hdf5(path) as file:
         require_contained(file, path)
         parts = sorted(file)
+        if isinstance(file.get("mod"), h5py.Group) and "X" not in parts:
+            raise _mudata(path, sorted(file["mod"]))
         if {"obs", "var"} <= set(parts):
             return "h5ad"
         if isinstance(file.get("matrix"), h5py.Dataset) and {"row_attrs", "col_attrs"} <= set(parts):
@@ -112,9 +147,7 @@ def _hdf5_kind(path: Path) -> str:
             return "10x h5"
     found = f"{path} is an HDF5 file of an unknown kind (it holds {', '.join(parts[:5]) or 'nothing'})"
     remedy = SAVE
-    if "mod" in parts:
-        remedy = "it looks like MuData: save its RNA alone, mdata.mod['rna'].write_h5ad(...)"
-    elif "assays" in parts:
+    if "assays" in parts:
         remedy = "it looks like h5Seurat: SeuratDisk::Convert(..., dest='h5ad') makes an h5ad file of it"
     raise InputError(found, KINDS, remedy)
 
@@ -192,7 +225,7 @@ def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
             adata = read_h5ad(path)
         elif kind == "zarr":
             with reading(path, "a complete AnnData in zarr"):
-                adata = ad.read_zarr(path)
+                adata = _read_zarr(path)
         elif kind == "table":
             adata, notes = read_table(path, orientation)
         else:
@@ -202,6 +235,17 @@ def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
         _require_genes_in_columns(adata.obs_names, adata.var, path)
     more = f" ({'; '.join(notes)})" if notes else ""
     log.info("read %s: %s, %d cells x %d genes%s", path, kind, adata.n_obs, adata.n_vars, more)
+    return adata
+
+
+def _read_zarr(path: Path) -> AnnData:
+    import zarr  # takes a while to import
+
+    root = zarr.open_group(str(path), mode="r")
+    if not nested_names(root):
+        return ad.read_zarr(path)
+    adata, left_out = read_parts(root)
+    warnings.warn(irregular(path, NO_SLASHES, left_out, "zarr store"), stacklevel=4)
     return adata
 
 
@@ -224,6 +268,8 @@ def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
             for start in range(0, stored.n_obs, NAMES):
                 stored.names(start, start + NAMES)
         _require_genes_in_columns(stored.names(0, NUM_SEEN), stored.var, Path(path))
+        if stored.left_out:
+            warnings.warn(irregular(path, NO_SLASHES, stored.left_out), stacklevel=3)
         yield stored
 
 

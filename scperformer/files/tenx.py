@@ -102,10 +102,14 @@ def read_loom(path: Path) -> tuple[AnnData, list[str]]:
             expected = f"one of {', '.join(GENE_NAMES[:3])}, ..."
             raise InputError(found, expected, "add the names of the genes as row attribute 'Gene'")
         adata = AnnData(_loom_matrix(file["matrix"]), obs=obs, var=var)
+        groups = []  # of layers with a slash in their names, which anndata cannot write
         for name, layer in file.get("layers", {}).items():
-            adata.layers[name] = _loom_matrix(layer)
+            if isinstance(layer, h5py.Dataset):
+                adata.layers[name] = _loom_matrix(layer)
+            else:
+                groups.append(f"layers/{name} is left out, a group")
     named = f"cells named by {cell_name}" if cell_name else "cells without names, numbered"
-    return adata, [f"genes named by {gene_name}", named]
+    return adata, [f"genes named by {gene_name}", named, *groups]
 
 
 def _attributes(group: h5py.Group, candidates: Sequence[str], size: int) -> tuple[pd.DataFrame, str | None]:

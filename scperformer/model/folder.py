@@ -29,7 +29,7 @@ from scperformer.model.held_out import HELD_OUT, HeldOut, read_held_out
 from scperformer.model.kept import CELLS, KeptCells, read_kept
 from scperformer.model.registry import is_remote, read_registry, registry_place
 from scperformer.outputs import Folder, new_folder
-from scperformer.text import did_you_mean, unfit
+from scperformer.text import did_you_mean, in_cell, unfit
 from scperformer.trust import UNKNOWN_TERM, LabelTree
 
 log = logging.getLogger(__name__)
@@ -115,9 +115,9 @@ def _annotator_card(bundle: Bundle) -> str:
     made, metrics = bundle.provenance, bundle.metrics
     counts = made["cells_per_label"]
     has_terms = any(term != UNKNOWN_TERM for term in bundle.ontology_term_ids)
-    terms = [f" {term} |" if has_terms else "" for term in bundle.ontology_term_ids]
+    terms = [f" {in_cell(term)} |" if has_terms else "" for term in bundle.ontology_term_ids]
     rows = zip(bundle.labels, terms, strict=True)
-    labels = "\n".join(f"| {label} | {counts[label]} |{term}" for label, term in rows)
+    labels = "\n".join(f"| {in_cell(label)} | {counts[label]} |{term}" for label, term in rows)
     tree = "" if bundle.tree is None else f"- Label tree of {bundle.tree.num_levels} levels: {bundle.tree.outline}.\n"
     checksum = f" (SHA-256 `{made['reference_sha256']}`)" if made["reference_sha256"] else ""
     alone = " The labels come from the linear branch alone." if encoder_is_silent(bundle.scales) else ""
@@ -189,7 +189,7 @@ def _calibration(metrics: Mapping[str, Any]) -> str:
     found = metrics["calibration"]
     columns = (found["labels"][name] for name in ("label", "num_cells", "confidence", "accuracy", "error"))
     rows = "".join(
-        f"| {label} | {num_cells:,} | {confidence:.3f} | {accuracy:.3f} | {error:.3f} |\n"
+        f"| {in_cell(label)} | {num_cells:,} | {confidence:.3f} | {accuracy:.3f} | {error:.3f} |\n"
         for label, num_cells, confidence, accuracy, error in zip(*columns, strict=True)
     )
     return f"""
@@ -205,7 +205,7 @@ def _novelty(metrics: Mapping[str, Any]) -> str:
     """Return how well the cells of each label are found to be unknown by a model without it, if that was measured."""
     if "novelty" not in metrics:
         return ""
-    rows = "".join(f"| {row['label']} | {row['area']:.3f} |\n" for row in metrics["novelty"])
+    rows = "".join(f"| {in_cell(row['label'])} | {row['area']:.3f} |\n" for row in metrics["novelty"])
     return f"""
 If a label is left out of the reference, are its cells told from the others by their novelty? 1: all of them, 0.5: by
 chance (area under the ROC curve):
@@ -217,7 +217,8 @@ chance (area under the ROC curve):
 
 def _encoder_card(bundle: Bundle) -> str:
     made, metrics, share = bundle.provenance, bundle.metrics, f"{bundle.config['masking']['share']:.0%}"
-    corpus = "\n".join(f"| {file['name']} | {file['num_cells']} | {file['input']} |" for file in made["corpus"])
+    files = ((in_cell(file["name"]), file["num_cells"], in_cell(file["input"])) for file in made["corpus"])
+    corpus = "\n".join(f"| {name} | {num_cells} | {used} |" for name, num_cells, used in files)
     start = f"\n- It started from `{made['init']['name']}` (`{made['init']['hash'][:12]}`)." if "init" in made else ""
     usual = "the usual values of gene and cell"
     more, nothing = "it has learned more than", "**it has learned nothing beyond"

@@ -21,7 +21,7 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 
 from scperformer.network.batches import Cells, prediction_batches
-from scperformer.network.inference import fast_cpu, seeing_genes_of, torch_state_kept
+from scperformer.network.inference import fast_cpu, predicting, seeing_genes_of, torch_state_kept
 from scperformer.network.network import CellTypeModel, Wide, expression_weights
 from scperformer.network.tokens import Batch
 from scperformer.progress import progress
@@ -48,10 +48,10 @@ class Contributions:
 
 def find_contributions(network: CellTypeModel, cells: Cells, labels: np.ndarray) -> Contributions:
     """Find the contribution of each gene to the logit of one label of each cell; `labels` are indices, int64 N."""
-    was_training, indptr = network.training, cells.x.indptr
+    indptr = cells.x.indptr
     found, bias, logits = np.zeros(cells.x.nnz, dtype=np.float32), np.zeros(len(cells)), np.zeros(len(cells))
-    network.eval()
     with (
+        predicting(network),
         torch_state_kept(threads=1),
         fast_cpu("cpu"),
         seeing_genes_of(network, cells),
@@ -72,7 +72,6 @@ def find_contributions(network: CellTypeModel, cells: Cells, labels: np.ndarray)
             places = np.concatenate([np.arange(indptr[row], indptr[row + 1]) for row in rows])
             found[places] = sum_BL[batch.x_BL > 0].numpy()
             shown.update(len(rows))
-    network.train(was_training)
     return Contributions(csr_matrix((found, cells.x.indices, indptr), shape=cells.x.shape), bias, logits)
 
 

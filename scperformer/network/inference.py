@@ -135,6 +135,17 @@ def seeing_genes_of(network: CellTypeModel, cells: Cells) -> Iterator[None]:
         network.encoder.measured_G = None
 
 
+@contextmanager
+def predicting(network: CellTypeModel, device: str = "cpu") -> Iterator[None]:
+    """Put a network into eval mode, on a device, for a block; afterwards both are as before, whatever happens."""
+    was_training, before = network.training, next(network.parameters()).device
+    try:
+        network.eval().to(device)
+        yield
+    finally:
+        network.train(was_training).to(before)
+
+
 def predict_cells(
     network: CellTypeModel,
     cells: Cells,
@@ -151,16 +162,13 @@ def predict_cells(
     shared a product, its sums would depend on their number. While a GPU computes, the CPU prepares its next batches.
 
     `batch_size` is the number of cells on a GPU; batches of long cells have fewer. The precision `bf16-mixed` computes
-    most products in bfloat16. The training mode of the network is restored. `done` is called with the number of cells
-    of each finished batch.
+    most products in bfloat16. The mode and the device of the network are as before afterwards. `done` is called with
+    the number of cells of each finished batch.
     """
-    was_training, num_threads = network.training, torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     if network.is_sums:
-        network.eval()
-        with torch_state_kept(threads=1):
-            proba, embedding = _predict_sums(network, cells.x, num_threads, done)
-        network.train(was_training)
-        return proba, embedding
+        with predicting(network), torch_state_kept(threads=1):
+            return _predict_sums(network, cells.x, num_threads, done)
     filled_up = device == "cpu"
     if filled_up:
         batch_size, most_tokens = 1 if network.one_by_one else MAX_FIXED_CELLS, FIXED_TOKENS
@@ -179,9 +187,13 @@ def predict_cells(
                 done(len(part[0]))
             return logits_BC.float().softmax(-1), embedding_BD.float()
 
-    network.eval().to(device)
     batches = list(prediction_batches(cells.lengths, batch_size, most_tokens))
-    with torch_state_kept(threads=1), fast_cpu(device), seeing_genes_of(network, cells):
+    with (
+        predicting(network, device),
+        torch_state_kept(threads=1),
+        fast_cpu(device),
+        seeing_genes_of(network, cells),
+    ):
         if device == "cpu":
             # Each thread sets its own number of threads, or its first products may use more than one.
             with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -193,7 +205,6 @@ def predict_cells(
             parts = list(map(predicted, batches, ready))
     # Copied at the end: each copy waits for a GPU, which would then wait for the next batch.
     proba, embedding = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
-    network.train(was_training).cpu()
     order = np.argsort(np.concatenate([rows for rows, _ in batches]))
     return proba[order], embedding[order]
 
@@ -243,11 +254,8 @@ def _predict_sums(
 def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Logits of the linear branch and of the encoder, float32 N x C each; 0 where a branch is off."""
     wide, deep = np.zeros((2, len(cells), network.num_labels), dtype=np.float32)
-    was_training = network.training
-    network.eval()
-    with torch.inference_mode(), fast_cpu("cpu"):
+    with predicting(network), torch.inference_mode(), fast_cpu("cpu"):
         for rows, length in prediction_batches(cells.lengths, batch_size):
             wide_BC, deep_BC, _ = network.branches(cells.batch(rows, length))
             wide[rows], deep[rows] = wide_BC.numpy(), deep_BC.numpy()
-    network.train(was_training)
     return wide, deep

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import os
 import platform
 import re
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -22,7 +24,7 @@ from scperformer.network import Model
 from scperformer.prediction.adapt import Adapted
 from scperformer.prediction.calls import Calls
 from scperformer.prediction.rules import Rules, cluster_columns, tree_columns, with_constraints
-from scperformer.text import MOST_UNKNOWN, foreign_text, unsure_text
+from scperformer.text import MOST_UNKNOWN, foreign_text, joined, unsure_text
 from scperformer.trust import (
     UNKNOWN_TERM,
     calibration,
@@ -62,7 +64,14 @@ class Annotation:
         }
 
     def write_into(self, adata: AnnData) -> None:
-        """Add everything to an AnnData in memory."""
+        """Add everything to an AnnData; a view becomes an AnnData of its own, in memory, with a warning."""
+        if adata.is_view:
+            text = (
+                "the cells are a view: it becomes a copy with the annotation; the AnnData that it is of is not changed"
+            )
+            warnings.warn(text, stacklevel=2)
+            # As anndata itself does when a view is written to, but not for files on disk.
+            adata._init_as_actual(adata.to_memory() if adata.isbacked else adata.copy())
         for name in outdated(adata.obs, self.key, self.obs):
             del adata.obs[name]
         for name, column in self.obs.items():
@@ -104,7 +113,8 @@ def obs_columns(calls: Calls, model: Model, cfg: PredictConfig, rules: Rules) ->
         thresholds = set_thresholds(*_known_cells(held_out), cfg.alpha, cfg.conformal == "per_label")
         in_set = label_sets(calls.proba, calls.draws, thresholds)
         order = np.argsort(-calls.proba, axis=1, kind="stable")
-        texts = ["|".join(labels[i] for i in row if has[i]) for row, has in zip(order, in_set, strict=True)]
+        names = [joined([label]) for label in labels]
+        texts = ["|".join(names[i] for i in row if has[i]) for row, has in zip(order, in_set, strict=True)]
         columns |= {f"{key}_set": np.array(texts, dtype=object), f"{key}_set_size": in_set.sum(axis=1).astype(np.int32)}
     return pd.DataFrame(columns)
 
@@ -195,9 +205,9 @@ def make_annotation(
         text = "%s: the model keeps no held-out calls (%s): no novelty of cells%s, and unknown by min_confidence alone"
         why = "its kept cells are few or simulated" if adapted.record["adapted"] else "train it again to have them"
         log.info(text, query.path, why, "" if cfg.alpha is None else " and no sets of labels")
-    warnings = []
+    notices = []
     if model.bundle.held_out is not None and num_unknown > MOST_UNKNOWN * len(obs):
-        warnings.append(foreign_text(num_unknown / len(obs), len(model.bundle.labels), model.bundle.tissue))
+        notices.append(foreign_text(num_unknown / len(obs), len(model.bundle.labels), model.bundle.tissue))
     record: dict[str, Any] = describe_run(query, model) | {
         "condition": adapted.record,
         "baseline": {"name": "logistic regression (L2, C=1)"},
@@ -206,11 +216,11 @@ def make_annotation(
         "seconds": seconds,
     }
     record |= trust_record(model, cfg, obs)
-    if "fit" in record and not warnings:
-        warnings += filter(None, [unsure_text(*record["fit"].values())])
-    for warning in warnings:
-        log.warning("%s: %s", query.path, warning)
-    record["warnings"] = np.array(warnings, dtype=object)
+    if "fit" in record and not notices:
+        notices += filter(None, [unsure_text(*record["fit"].values())])
+    for notice in notices:
+        log.warning("%s: %s", query.path, notice)
+    record["warnings"] = np.array(notices, dtype=object)
     if constraints:
         record["constraints"] = constraints
     if rules.tree is not None:
@@ -239,6 +249,13 @@ def make_annotation(
     return Annotation(key, obs, read, without_slashes(model.bundle.labels), record)
 
 
+def _place(folder: Path) -> str:
+    """Return the whole path of a folder, so that it is found from anywhere; `~` stands for the user's home folder."""
+    path, home = Path(os.path.abspath(folder)), Path(os.path.expanduser("~"))
+    is_private = home.is_absolute() and home != Path("/") and path.is_relative_to(home)
+    return f"~/{path.relative_to(home)}" if is_private else str(path)
+
+
 def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
     """Return the record of a run on the cells of a query: the model, its input, the shared genes and the software."""
     bundle, provenance = model.bundle, model.bundle.provenance
@@ -249,7 +266,7 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
             "name": bundle.name,
             "tissue": bundle.tissue or "",
             "hash": bundle.hash,
-            "path": str(model.path),
+            "path": _place(model.path),
             "labels": np.array(bundle.labels),
             "trained_on": provenance["reference"],
             "label_key": provenance["label_key"],

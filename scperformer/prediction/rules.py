@@ -36,6 +36,7 @@ from scperformer.trust import (
     allowed_labels,
     find_terms,
     joined_by_terms,
+    label_texts,
     majority_labels,
     over_cluster,
     require_igraph,
@@ -115,10 +116,11 @@ def _read_clusters(cells: AnnData | BackedH5ad, key: str, path: str) -> np.ndarr
         likely = ", ".join(f"{name} ({num} values)" for name, num in label_columns(cells.obs).items())
         remedy = did_you_mean(key, cells.obs.columns) + remedy
         raise InputError(f"no column '{key}' in obs of {path}", likely or "a column of clusters", remedy)
-    if num := int(obs[key].isna().sum()):
+    clusters = label_texts(obs[key])
+    if num := int(clusters.isna().sum()):
         found = f"{num} of {len(obs)} cells of {path} without a cluster in obs['{key}']"
         raise InputError(found, "a cluster for each cell", f"fill them in, or {remedy}")
-    return pd.factorize(obs[key])[0]
+    return pd.factorize(clusters)[0]
 
 
 def add_quality(rules: Rules, cells: AnnData | BackedH5ad, query: Query) -> None:

@@ -8,7 +8,7 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,16 @@ import zarr
 from anndata import AnnData
 from anndata.io import read_elem, write_elem
 
-from scperformer.files import BackedH5ad, open_hdf5, reading, require_unchanged
+from scperformer.files import (
+    BackedH5ad,
+    is_nested,
+    nullable_strings_allowed,
+    open_hdf5,
+    reading,
+    require_unchanged,
+)
 from scperformer.outputs import Folder, new_file, new_folder
-from scperformer.prediction.annotation import Annotation, outdated
+from scperformer.prediction.annotation import Annotation, outdated, without_slashes
 from scperformer.text import FORMULA, defused
 
 log = logging.getLogger(__name__)
@@ -33,7 +40,10 @@ FORMATS = (".h5ad", ".zarr", *SEPARATORS, ".parquet")  # endings of outputs
 TABLE_ROWS = 100_000  # rows of a table that are written at a time
 STORE = Folder("an annotation in zarr")
 CHUNK_VALUES = 1 << 20
-FOLDERS = ("anndata", "raw", "dict", "csr_matrix", "csc_matrix")  # copied part by part
+FOLDERS = (  # copied part by part
+    *("anndata", "raw", "dict", "csr_matrix", "csc_matrix"),
+    *("nullable-integer", "nullable-boolean", "nullable-string-array"),
+)
 
 
 def write_annotation(
@@ -64,12 +74,15 @@ def write_annotation(
     """
     require_unchanged(path, seen)
     is_zarr, is_table = output.suffix == ".zarr", output.suffix not in (".h5ad", ".zarr")
-    with new_folder(output, STORE, overwrite) if is_zarr else new_file(output, overwrite, scratch) as temporary:
+    new = new_folder(output, STORE, overwrite) if is_zarr else new_file(output, overwrite, scratch)
+    with new as temporary, nullable_strings_allowed():
         if is_table:
             write = _write_parquet if output.suffix == ".parquet" else _write_text
             write(temporary, output.name, _table_rows(cells, annotation), annotation.record)
         elif isinstance(cells, AnnData):
             annotation.write_into(cells)
+            for table in (cells.obs, cells.var) if is_zarr else ():  # h5ad files can have such names of columns
+                table.columns = without_slashes(list(map(str, table.columns)))
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="Writing zarr v2")  # on purpose: every program reads it
                 (cells.write_zarr if is_zarr else cells.write_h5ad)(temporary)
@@ -78,7 +91,7 @@ def write_annotation(
             root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
             with reading(path), open_hdf5(path) as file:
                 for name, node in file.items():
-                    _copy(node, root, name)
+                    _copy(node, root, name, cells.left_out)
             require_unchanged(path, seen)
             _add(root, annotation)
             zarr.consolidate_metadata(root.store)
@@ -86,6 +99,8 @@ def write_annotation(
             shutil.copyfile(path, temporary)
             require_unchanged(path, seen)
             with h5py.File(temporary, "r+") as file:
+                for name in cells.left_out:  # anndata could not read the copy
+                    del file[name]
                 _add(file, annotation)
 
 
@@ -145,16 +160,19 @@ def _new_array(group: h5py.Group | zarr.Group, name: str, shape: tuple[int, ...]
     return array
 
 
-def _copy(node: h5py.Group | h5py.Dataset, parent: zarr.Group, name: str) -> None:
-    """Copy an element as anndata encodes it, large arrays a chunk at a time."""
+def _copy(node: h5py.Group | h5py.Dataset, parent: zarr.Group, name: str, left_out: Collection[str]) -> None:
+    """Copy an element as anndata encodes it, large arrays a chunk at a time; leave out groups of these names."""
+    if node.name.lstrip("/") in left_out:
+        return
     kind, encoding = (str(node.attrs.get(f"encoding-{what}", "")) for what in ("type", "version"))
-    in_parts = kind in FOLDERS or (kind == "dataframe" and encoding == "0.2.0")  # older ones hold references
+    is_table = kind == "dataframe" and encoding == "0.2.0"  # older ones hold references
+    in_parts = kind in FOLDERS or is_table or is_nested(node)
     if isinstance(node, h5py.Group) and in_parts:
         group = parent.require_group(name)
         attributes = ((key, value) for key, value in node.attrs.items())
         group.attrs.update({k: v.tolist() if isinstance(v, np.ndarray | np.generic) else v for k, v in attributes})
         for part in node:
-            _copy(node[part], group, part)
+            _copy(node[part], group, part, left_out)
     elif isinstance(node, h5py.Dataset) and kind in ("array", "") and node.dtype.kind in "biuf" and node.shape:
         rows = _rows_of_chunk(int(np.prod(node.shape[1:])))
         array = _new_array(parent, name, node.shape, node.dtype, rows)

@@ -48,11 +48,12 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
     with torch_state_kept(cfg.threads):
         files, numbers = ANALYSES[str(cfg.analysis)](layers, model, cfg)
     run = describe_run(query, model)
+    about = {name: value for name, value in run["model"].items() if name != "path"}  # folders of a user are private
     summary = {
         "analysis": cfg.analysis,
         "cells": adata.obs_names[rows].tolist(),
         **numbers,
-        "model": run["model"] | {"config": model.bundle.config},
+        "model": about | {"config": model.bundle.config},
         "input": {name: value for name, value in run["input"].items() if name not in ("total", "log_base")},
         "genes": run["genes"],
         "options": asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]},

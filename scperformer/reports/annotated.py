@@ -1,7 +1,8 @@
-"""Annotations read back from the h5ad files that `predict` wrote, without the expression."""
+"""Annotations read back from the h5ad files that `predict` wrote, without the expression; or of cells in memory."""
 
 import json
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ from anndata.io import read_elem
 from natsort import natsorted
 
 from scperformer.errors import InputError, one_line
-from scperformer.files import open_hdf5, reading, require_h5ad
+from scperformer.files import open_hdf5, reading, require_h5ad, sha256
+from scperformer.model import INFO, PACKAGED, library_folder
 from scperformer.outputs import FAILED
 from scperformer.trust import LabelTree
 
@@ -29,7 +31,7 @@ SUFFIXES = (FAILED, ".h5ad", ".annotated", ".prepared")  # endings that the step
 
 @dataclass(kw_only=True)
 class Annotated:
-    """One annotated file: N cells, without their expression."""
+    """One annotated file, without its expression, or annotated cells in memory: N cells."""
 
     name: str  # of the sample, unique among the files read together
     path: Path
@@ -37,6 +39,7 @@ class Annotated:
     obs: pd.DataFrame  # N rows, all obs columns of the file
     embedding: npt.NDArray[np.float32] | None  # N x dim; None unless requested
     facts: dict[str, Any]  # uns[key]: model, condition, input, genes, baseline, versions
+    cells: AnnData | None = None  # in memory, with their expression; None: they are in the file
 
     @property
     def mean_held_out(self) -> float:
@@ -45,7 +48,9 @@ class Annotated:
         return float("nan") if bins is None else float(np.average(bins["confidence"], weights=bins["num_cells"]))
 
     def probabilities(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """The probabilities of some cells, one column for each label of the model, from the file."""
+        """The probabilities of some cells, one column for each label of the model."""
+        if self.cells is not None:
+            return np.asarray(self.cells.obsm[f"{self.key}_proba"], dtype=np.float32)[cells]
         with reading(self.path), open_hdf5(self.path) as file:
             stored = file[f"obsm/{self.key}_proba"]
             # One column at a time: those of a million cells need not be in memory together.
@@ -139,14 +144,32 @@ def sample_names(paths: Sequence[Path]) -> list[str]:
     raise InputError(f"{twice} is named twice", "each file once", "remove the repeated file")
 
 
-def of_cells(adata: AnnData, key: str, name: str = "cells") -> Annotated:
-    """The annotation of cells in memory."""
-    facts, columns = adata.uns.get(key), [f"{key}_{column}" for column in REQUIRED]
-    if facts is None or not set(columns) <= set(adata.obs):
-        found, remedy = f"no obs column '{key}_label' or no uns['{key}'] in the data", "call scperformer.annotate first"
-        raise InputError(found, "annotated cells", remedy)
-    embedding = adata.obsm.get(f"X_{key}")
-    return Annotated(name=name, path=Path(name), key=key, obs=adata.obs, embedding=embedding, facts=facts)
+def of_cells(adata: AnnData, key: str, name: str = "cells", embedding: bool = False) -> Annotated:
+    """The annotation of cells in memory; with `embedding` they must have one, and probabilities."""
+    there = {place: set(getattr(adata, place)) for place in ("obs", "uns", "obsm")}
+    wanted = [("obs", f"{key}_{column}") for column in REQUIRED] + [("uns", key)]
+    wanted += [("obsm", f"X_{key}"), ("obsm", f"{key}_proba")] if embedding else []
+    for place, entry in wanted:
+        if entry not in there[place]:
+            found = f"no obs column '{entry}'" if place == "obs" else f"no {place}['{entry}']"
+            raise InputError(f"{found} in the data", "annotated cells", "call scperformer.annotate first")
+    facts, coordinates = adata.uns[key], adata.obsm.get(f"X_{key}")
+    values = None if coordinates is None else np.asarray(coordinates, dtype=np.float32)
+    return Annotated(name=name, path=Path(name), key=key, obs=adata.obs, embedding=values, facts=facts, cells=adata)
+
+
+def find_model(facts: dict[str, Any]) -> Path | None:
+    """The folder of the model that an annotation names: the recorded one, the packaged one, or one of the library.
+
+    It has the recorded hash. Another model at the recorded place is returned if there is none; None without it.
+    """
+    recorded = Path(os.path.expanduser(str(facts["model"]["path"])))  # relative in files of earlier versions
+    library = library_folder()
+    others = sorted(library.iterdir()) if library.is_dir() else []
+    for folder in (recorded, PACKAGED, *others):
+        if (folder / INFO).is_file() and sha256(folder / INFO) == facts["model"]["hash"]:
+            return folder
+    return recorded if recorded.is_dir() else None
 
 
 @dataclass(kw_only=True)

@@ -15,9 +15,9 @@ from scperformer.config import EvaluateConfig
 from scperformer.errors import InputError
 from scperformer.metrics import class_scores, confusion_matrix, scores
 from scperformer.outputs import FAILED, Folder, new_folder, require_absent
-from scperformer.reports.annotated import Annotated, as_text, cell_table, common_tree, read_annotated
-from scperformer.text import defused, did_you_mean
-from scperformer.trust import calibration_error
+from scperformer.reports.annotated import Annotated, cell_table, common_tree, read_annotated
+from scperformer.text import defused, did_you_mean, parted
+from scperformer.trust import calibration_error, label_texts, spelled_as
 
 log = logging.getLogger(__name__)
 
@@ -79,9 +79,10 @@ def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> n
             message = "%s: %d of %d cells have no row; %d of its rows are for other cells"
             log.warning(message, table, num_absent, len(cells), num_other)
         truth = truth.reindex(cells)
-    text = as_text(truth)
-    text[truth.isna().to_numpy() | [not label.strip() for label in text]] = None
-    return text
+    texts = label_texts(truth)
+    names = texts.dropna().unique()
+    spelled = dict(zip(names, spelled_as(sample.model_labels, names), strict=True))
+    return texts.map(spelled).where(texts.notna(), None).to_numpy(object)
 
 
 def _read_table(path: Path, truth_key: str) -> pd.DataFrame:
@@ -118,8 +119,9 @@ def _scores(cells: pd.DataFrame, labels: list[str]) -> dict[str, Any]:
     right = (cells["model"] == cells["truth"]).to_numpy()
     found["calibration_error"] = calibration_error(cells["confidence"].to_numpy(), right) if len(cells) else None
     if "set" in cells and len(cells):
+        sets = {text: set(parted(text)) for text in cells["set"].unique()}
         pairs = zip(cells["truth"], cells["set"], strict=True)
-        found["coverage"] = float(np.mean([f"|{label}|" in f"|{labels}|" for label, labels in pairs]))
+        found["coverage"] = float(np.mean([label in sets[text] for label, text in pairs]))
         found["mean_set_size"] = float(cells["set_size"].mean())
     if "call_level" in cells and len(cells):
         found["calls"] = _call_scores(cells)

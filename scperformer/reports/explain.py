@@ -17,12 +17,12 @@ from scipy.sparse import csr_matrix
 from scperformer.config import ExplainConfig, PredictConfig, checked
 from scperformer.dataset import Condition, find_condition, find_query, reduced
 from scperformer.errors import InputError
-from scperformer.files import BackedH5ad, beside, open_cells
+from scperformer.files import BackedH5ad, beside, nullable_strings_allowed, open_cells
 from scperformer.model import Bundle, load_kept
 from scperformer.network import TOLERANCE, Cells, Model, find_contributions, load_model, predict_cells, torch_state_kept
 from scperformer.outputs import Folder, new_folder, require_absent
 from scperformer.prediction import Adapted, adapt_model, without_slashes
-from scperformer.reports.annotated import read_annotated, sample_names
+from scperformer.reports.annotated import find_model, read_annotated, sample_names
 from scperformer.reports.explanation import (
     NUM_SHOWN,
     NUM_TOP,
@@ -149,8 +149,8 @@ def _model_of_calls(
 
     Options of the expression are those of the run of predict, if no others are given.
     """
-    recorded, made = str(facts["model"]["path"]), facts.get("condition", {})  # earlier versions had no conditions
-    model = model or load_model(cfg.model_path or (recorded if Path(recorded).is_dir() else None))
+    made = facts.get("condition", {})  # earlier versions had no conditions
+    model = model or load_model(cfg.model_path or find_model(facts))
     if model.bundle.hash != facts["model"]["hash"]:
         found = f"{path} annotated by the model {facts['model']['name']} ({str(facts['model']['hash'])[:12]})"
         expected = f"the same model, not {model.bundle.name} ({model.bundle.hash[:12]}, {model.path})"
@@ -274,7 +274,8 @@ def write_explanation(made: AnnData, output: Path, cfg: ExplainConfig, sample: s
     """Write the folder of an explanation: contributions, tables and a page about the sample of this name."""
     page = render_explanation(made, cfg.key_added, sample)
     with new_folder(output, EXPLANATION, cfg.overwrite) as folder:
-        made.write_h5ad(folder / CELLS, compression="gzip")
+        with nullable_strings_allowed():
+            made.write_h5ad(folder / CELLS, compression="gzip")
         genes_per_label(made, cfg.key_added).to_csv(folder / GENES_PER_LABEL, index=False, float_format="%.6g")
         made.uns[cfg.key_added]["deletion"].to_csv(folder / DELETION, index=False, float_format="%.6g")
         (folder / PAGE).write_text(page, encoding="utf-8", errors="xmlcharrefreplace")

@@ -3,10 +3,9 @@
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +25,8 @@ from scperformer.expression import (
 )
 from scperformer.files import Rows, open_cells, reading
 from scperformer.genes import all_parts, human_genes, id_kind
-from scperformer.model import PACKAGED, Bundle, linear_contributions, load_bundle
-from scperformer.reports.annotated import Annotated
+from scperformer.model import Bundle, linear_contributions, load_bundle
+from scperformer.reports.annotated import Annotated, find_model
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ def open_expression(sample: Annotated) -> Iterator[Expression]:
     found = sample.facts["input"]
     numbers = {name: float(found.get(name, math.nan)) for name in ("total", "log_base")}
     is_log, given = found["kind"] == "log1p", {name: None if math.isnan(x) else x for name, x in numbers.items()}
-    with open_cells(sample.path) as cells:
+    with open_cells(sample.path) if sample.cells is None else nullcontext(sample.cells) as cells:
         findings = Findings(
             source=str(found["source"]),
             kind=str(found["kind"]),
@@ -214,16 +213,14 @@ def _contributions(
 
 def model_of(samples: Sequence[Annotated]) -> Bundle | None:
     """The model that annotated the samples, if its folder is still there; None is logged."""
-    record = samples[0].facts["model"]
-    for folder in (Path(str(record["path"])), PACKAGED):
-        try:
-            if folder.is_dir() and (bundle := load_bundle(folder)).hash == record["hash"]:
-                return bundle
-        except InputError as error:
-            log.info("the model in %s cannot be read: %s", folder, error)
-    log.info(
-        "the model %s is not at its recorded place: the report shows markers without contributions", record["name"]
-    )
+    record, folder = samples[0].facts["model"], find_model(samples[0].facts)
+    try:
+        if folder is not None and (bundle := load_bundle(folder)).hash == record["hash"]:
+            return bundle
+    except InputError as error:
+        log.info("the model in %s cannot be read: %s", folder, error)
+    text = "the model %s is neither at its recorded place nor imported: the report shows markers without contributions"
+    log.info(text, record["name"])
     return None
 
 

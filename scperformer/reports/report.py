@@ -23,9 +23,10 @@ from scperformer.model import BRANCHES, encoder_is_silent
 from scperformer.outputs import new_file, require_absent
 from scperformer.pictures import MIN_SHOWN
 from scperformer.reports import expression, figures, summary
-from scperformer.reports.annotated import Annotated, Failed, as_text, read_samples
+from scperformer.reports.annotated import Annotated, Failed, read_samples
 from scperformer.reports.evaluate import Evaluation, read_evaluation
 from scperformer.reports.layout import MIN_CELLS, umap_coordinates
+from scperformer.trust import label_texts
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ def _categories(
     for title, key in wanted.items():
         if not key or any(key not in sample.obs for sample in samples):
             continue
-        texts = np.concatenate([as_text(sample.obs[key]) for sample in samples])[chosen]
+        texts = np.concatenate([label_texts(sample.obs[key]).fillna("nan") for sample in samples])[chosen]
         codes, values = pd.factorize(texts, sort=True)
         if title == "True label" and set(values) <= set(names):
             found.append({"name": title, "values": None, "codes": figures.codes(names.get_indexer(texts), len(names))})
@@ -241,7 +242,7 @@ def render(
         scripts=code,
         hashes=hashes,
         model=facts["model"],
-        versions=facts["versions"],
+        versions=dict(sorted(facts["versions"].items())),
         key=samples[0].key,
         samples=summaries,
         failed=failed,
@@ -250,8 +251,8 @@ def render(
         labels={label.name: label for label in labels},
         num_used=num_used,
         not_used=[label.name for label in labels[num_used:] if label.in_model],
-        threshold=summary.threshold(samples[0]),
-        flag_reasons=summary.flag_reasons(samples[0]),
+        threshold=summary.threshold(samples),
+        flag_reasons=summary.flag_reasons(samples),
         agreement=float((cells["label"] == cells["baseline"]).mean()),
         checks=summary.things_to_check(summaries, failed, evaluation),
         median=float(cells["confidence"].median()),
@@ -315,27 +316,36 @@ def _curves(samples: Sequence[Annotated]) -> dict[str, Any]:
     return {of[key]: bins for key, bins in conditions.items()}
 
 
-def run_report(cfg: ReportConfig) -> Path:
+def run_report(cfg: ReportConfig, evaluation: Evaluation | None = None, sample: Annotated | None = None) -> Path:
     """Write one HTML page about annotated files, and return its path.
 
     A file that cannot be read, or is not annotated, has a row with the reason; an error if there is no other file.
+
+    Parameters
+    ----------
+    evaluation, sample
+        In memory, in place of the folder and the files that the options name.
     """
     started = time.perf_counter()
     output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).parent / "report.html"
     require_absent(output, cfg.overwrite)
-    log.info("reading %d annotated file%s", len(cfg.inputs), "" if len(cfg.inputs) == 1 else "s")
-    samples, failed = read_samples(cfg.inputs, cfg.key_added)
-    evaluation = read_evaluation(cfg.evaluation) if cfg.evaluation else None
+    samples, failed = ([sample] if sample else []), list[Failed]()
+    if sample is None:
+        log.info("reading %d annotated file%s", len(cfg.inputs), "" if len(cfg.inputs) == 1 else "s")
+        samples, failed = read_samples(cfg.inputs, cfg.key_added)
+    if evaluation is None and cfg.evaluation:
+        evaluation = read_evaluation(cfg.evaluation)
     if evaluation is not None:
+        about = cfg.evaluation or "the evaluation"
         names = [sample.name for sample in samples]
         others = [name for name in evaluation.metrics["samples"] if name not in names]
         remedy = "run 'scperformer evaluate' again on the same files"
         if others:
             expected = f"an evaluation of {', '.join(names)} only"
-            raise InputError(f"{cfg.evaluation} evaluates '{others[0]}'", expected, remedy)
+            raise InputError(f"{about} evaluates '{others[0]}'", expected, remedy)
         if evaluation.metrics["model_hash"] != samples[0].facts["model"]["hash"]:
             expected = f"an evaluation of {samples[0].model_id}"
-            raise InputError(f"{cfg.evaluation} evaluates another model", expected, remedy)
+            raise InputError(f"{about} evaluates another model", expected, remedy)
     page = render(samples, failed, evaluation, title=cfg.title, max_cells=cfg.max_cells, seed=cfg.seed)
     with new_file(output, cfg.overwrite) as temporary:
         # File names need not be valid Unicode: invalid characters become character references.

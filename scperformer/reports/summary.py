@@ -20,7 +20,7 @@ from scperformer.text import MOST_UNKNOWN, foreign_text, unsure_text
 
 LARGE_SET = 3  # labels; larger sets are counted with these
 NUM_DISAGREEMENTS = 20  # most frequent pairs of labels
-NUM_LISTED = 5  # genes of a label in a row
+NUM_LISTED = 5  # genes of a label in a row, or samples of a threshold
 # A sample beyond one of these is named among the things to check. They are judgements, not limits of the method.
 LOW_OVERLAP, HIGH_UNKNOWN, LOW_AGREEMENT, LOW_EXPECTED = 0.7, 0.2, 0.6, 0.8
 
@@ -236,18 +236,29 @@ def levels(samples: Sequence[Annotated]) -> list[dict[str, Any]]:
     return list(rows.values())[1:]
 
 
-def threshold(sample: Annotated) -> float | None:
-    """The confidence below which cells were flagged as unknown; None if it was not recorded."""
-    value = json.loads(sample.facts.get("config_json", "{}")).get("min_confidence")
-    return None if value is None else float(value)
+def threshold(samples: Sequence[Annotated]) -> str:
+    """The confidence below which cells were flagged as unknown, and the samples of each where they differ.
+
+    Empty if there was none, or it was not recorded.
+    """
+    names: dict[float, list[str]] = {}
+    for sample in samples:
+        value = json.loads(sample.facts.get("config_json", "{}")).get("min_confidence")
+        names.setdefault(float(value or 0), []).append(sample.name)
+    some = {value: of for value, of in sorted(names.items()) if value > 0}
+    if len(names) == 1:
+        return "".join(map(str, some))
+    shown = {value: ", ".join(of[:NUM_LISTED]) for value, of in some.items()}
+    more = {value: f" and {len(of) - NUM_LISTED} more" if len(of) > NUM_LISTED else "" for value, of in some.items()}
+    return " or ".join(f"{value} ({shown[value]}{more[value]})" for value in some)
 
 
-def flag_reasons(sample: Annotated) -> list[str]:
-    """Why cells of a sample are flagged as unknown, each with "they" as the subject."""
+def flag_reasons(samples: Sequence[Annotated]) -> list[str]:
+    """Why cells are flagged as unknown, each with "they" as the subject."""
     reasons = []
-    if float(sample.facts.get("novelty", {}).get("false_alarms", 0)) > 0:
+    if any(float(sample.facts.get("novelty", {}).get("false_alarms", 0)) > 0 for sample in samples):
         reasons.append("they look like none of the labels")
-    if least := threshold(sample):
+    if least := threshold(samples):
         reasons.append(f"their confidence is below {least}")
     return [*reasons, "they express none of the model’s genes"]
 

@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -224,9 +224,10 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
     counted = progress("training", total=options.max_epochs * len(train), unit="cells")
     bar = counted if options.progress_bar else nullcontext(Progress("", None, ""))
     checkpoint = where / LAST if (where / LAST).is_file() else None
-    with warnings.catch_warnings(), processes_watched(), fast_cpu(options.accelerator), bar as shown:
+    with warnings.catch_warnings(), processes_watched(), ExitStack() as fast, bar as shown:
         epochs = EpochLog(folder, len(train), shown)
         trainer = make_trainer(cfg, [best, stop, epochs, last, Interruption(where / LAST)], folder)
+        fast.enter_context(fast_cpu(trainer.strategy.root_device.type))  # accelerator=auto may be the CPU, too
         # Advice about data-loading workers and the like: ours has none to start, on purpose.
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
         try:

@@ -1,7 +1,7 @@
 """How far a call can be trusted: calibration, sets of labels, novel cells; labels as terms and trees; clusters.
 
-Files in reading order: confidence, conformal, novelty, hierarchy, ontology, constraints, clusters. They work on arrays
-and tables alone, without torch.
+Files in reading order: texts, confidence, conformal, novelty, hierarchy, ontology, constraints, clusters. They work on
+arrays and tables alone, without torch.
 """
 
 from scperformer.trust.clusters import AUTO_CLUSTERS, majority_labels, over_cluster, require_igraph
@@ -21,3 +21,4 @@ from scperformer.trust.ontology import (
     read_obo,
     read_pairs,
 )
+from scperformer.trust.texts import label_texts, spelled_as

@@ -9,6 +9,7 @@ import numpy as np
 
 from scperformer.errors import InputError
 from scperformer.text import shortened
+from scperformer.trust.texts import spelled_as
 
 MOST_STEPS, SMALL_STEP = 1000, 1e-6  # of the largest share
 
@@ -21,6 +22,7 @@ def allowed_labels(labels: Sequence[str], allow: Sequence[str], deny: Sequence[s
     InputError
         A name is no label, or no label is left.
     """
+    allow, deny = spelled_as(labels, allow), spelled_as(labels, deny)
     for option, names in (("allow_labels", allow), ("deny_labels", deny)):
         if unknown := [name for name in names if name not in labels]:
             found = f"{option} with '{shortened(unknown[0])}'"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from scperformer.errors import InputError
 from scperformer.trust.hierarchy import LabelTree
+from scperformer.trust.texts import spelled_as
 
 PACKAGED, NO_ONTOLOGY = "packaged", "none"  # values of the option `ontology` beside names of files
 UNKNOWN_TERM = "unknown"  # in the CELLxGENE schema: there is no ontology term
@@ -149,9 +150,10 @@ def _read_ids(path: str, labels: Sequence[str]) -> dict[str, str]:
     for label, term in rows:
         if not TERM_ID.fullmatch(term):
             raise InputError(f"'{term}' as the id of '{label}' in {path}", "an id such as CL:0000236", "correct it")
-    ids = {label: term.replace("_", ":") for label, term in rows}
+    names = spelled_as(labels, (label for label, _ in rows))
+    ids = {name: term.replace("_", ":") for name, (_, term) in zip(names, rows, strict=True)}
     if len(ids) < len(rows):
-        twice = next(label for label, num in Counter(label for label, _ in rows).items() if num > 1)
+        twice = next(label for label, num in Counter(names).items() if num > 1)
         raise InputError(f"label '{twice}' twice in {path}", "one row per label", "remove the others")
     if not ids.keys() & set(labels):
         found = f"{path} with none of the labels (e.g. '{next(iter(ids), '')}')"

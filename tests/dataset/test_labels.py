@@ -95,6 +95,14 @@ def test_labels_are_strings_and_blank_ones_missing(counts_adata):
     assert list(labels.index) == list(counts_adata.obs_names)
 
 
+def test_clusters_saved_with_a_missing_one_keep_their_names(counts_adata):
+    clusters = pd.Series(np.arange(120) % 3, index=counts_adata.obs_names)
+    counts_adata.obs["cluster"] = clusters.where(clusters > 0)
+    assert set(require_labels(counts_adata.obs, "cluster", "r.h5ad").dropna()) == {"1", "2"}
+    with pytest.raises(InputError, match="holds numbers with decimals"):
+        require_labels(counts_adata.obs[["cluster"]] / 2, "cluster", "r.h5ad")
+
+
 def test_labels_from_categories_leave_out_unused_ones(counts_adata):
     column = counts_adata.obs["cell_type"].cat.add_categories(["unused"])
     column.iloc[0] = np.nan

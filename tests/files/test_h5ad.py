@@ -1,6 +1,7 @@
 """Reading with clear errors; adding to a copy that leaves the rest bit for bit."""
 
 import hashlib
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import anndata as ad
@@ -8,12 +9,21 @@ import h5py
 import numpy as np
 import pytest
 import scanpy
+import zarr
 from anndata.tests.helpers import assert_equal
-from support.inputs import NUM_CELLS, same, write_loom
+from support.inputs import NUM_CELLS, nullable, same, write_loom, write_nullable
 from support.inputs import write_h5ad as write_h5ad_file
 
 from scperformer.errors import InputError
-from scperformer.files import BackedH5ad, checksum, require_h5ad, sha256, write_h5ad
+from scperformer.files import (
+    BackedH5ad,
+    checksum,
+    nullable_strings_allowed,
+    open_stored,
+    require_h5ad,
+    sha256,
+    write_h5ad,
+)
 from scperformer.files.read import open_cells, read_cells
 
 OLD_FILE = Path(scanpy.__file__).parent / "datasets" / "10x_pbmc68k_reduced.h5ad"  # anndata before 0.7
@@ -119,7 +129,98 @@ def test_write_h5ad_round_trip(rich, tmp_path):
         write_h5ad(rich, path)
 
 
+def test_the_setting_about_nullable_strings_is_the_users_again():
+    """Blocks of threads overlap: the first one sets it, and the last one puts it back."""
+    for before in (False, True):
+        with ad.settings.override(allow_write_nullable_strings=before):
+            first, second = nullable_strings_allowed(), nullable_strings_allowed()
+            first.__enter__()
+            second.__enter__()
+            first.__exit__(None, None, None)
+            assert ad.settings.allow_write_nullable_strings
+            second.__exit__(None, None, None)
+            assert ad.settings.allow_write_nullable_strings is before
+
+
+@pytest.mark.parametrize("kind", ["h5ad", "zarr"])
+def test_names_that_can_be_missing_stay_on_disk(kind, counts_adata, tmp_path):
+    path = write_nullable(nullable(counts_adata, missing="obs"), tmp_path / f"run.{kind}")
+    stored = open_stored(path)
+    expected = [str(name) for name in read_cells(path).obs_names]
+    assert stored.n_obs == counts_adata.n_obs
+    assert stored.names(0, 5) + stored.names(5, stored.n_obs) == expected
+    assert stored.names(2, 5) == ["cell2", "<NA>", "cell4"]
+    assert list(map(str, stored.obs_names)) == expected
+
+
 # files that other programs wrote
+
+
+def slashes(file, places=("layers",)):
+    """As anndata before 0.13 writes names with slashes."""
+    for place in places:
+        group = file.require_group(place)
+        group.create_group("norm")
+        for name in ("norm/log", "norm/a/b"):
+            group[name] = np.ones((NUM_CELLS, 60 if place == "layers" else 2))
+            group[name].attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+
+
+PLACES = [("layers",), ("obsm",), ("layers", "obsm")]
+
+
+@pytest.mark.parametrize("places", PLACES, ids="-".join)
+@pytest.mark.parametrize("kind", ["h5ad", "zarr"])
+def test_names_with_slashes_are_left_out_and_said(kind, places, cells, tmp_path):
+    cells.layers["sound"] = cells.X.copy()
+    cells.obs.index = cells.obs.index.astype("string")  # it can be missing, but is not
+    cells.obsm["table"] = cells.obs[["label"]].copy()
+    path = write_nullable(cells, tmp_path / f"run.{kind}")
+    with h5py.File(path, "r+") if kind == "h5ad" else nullcontext(zarr.open_group(path, mode="r+")) as file:
+        if kind == "h5ad":
+            slashes(file, places)
+        else:
+            for place in places:
+                inner = file[place].create_group("norm")
+                ad.io.write_elem(inner, "log", cells.X if place == "layers" else np.ones((NUM_CELLS, 2)))
+    if kind == "zarr":
+        zarr.consolidate_metadata(file.store)
+    text = ", ".join(f"{place}/norm" for place in places)
+    with pytest.warns(UserWarning, match=rf"cannot read names with a slash\); it is read without {text}$"):
+        found = read_cells(path)
+    assert same(found, cells)
+    assert (list(found.layers), list(found.obsm)) == (["sound"], ["table"])
+    with ExitStack() as opened:
+        with pytest.warns(UserWarning, match=text):
+            stored = opened.enter_context(open_cells(path))
+        assert isinstance(stored, BackedH5ad) == (kind == "h5ad")
+        assert list(stored.layers) == ["sound"]
+
+
+@pytest.mark.parametrize("output", ["h5ad", "zarr"])
+@pytest.mark.filterwarnings("ignore::")
+def test_copies_of_files_with_slashes_can_be_read(output, counts_adata, write, tiny_model, tmp_path, command):
+    counts_adata.layers["sound"] = counts_adata.X.copy()
+    counts_adata.obs["a/b"] = np.arange(counts_adata.n_obs)
+    counts_adata.uns["a/b"] = "text"
+    for place, size in (("layers", 200), ("obsm", 2), ("varm", 2), ("obsp", 120)):
+        rows = 200 if place == "varm" else 120
+        getattr(counts_adata, place)["c|d"] = np.ones((rows, size))
+    counts_adata.raw = counts_adata.copy()
+    path = write(counts_adata)
+    with h5py.File(path, "r+") as file:
+        for place in ("layers", "obsm", "varm", "obsp", "raw/varm"):
+            file[place].move("c|d", "c/d")
+    before = sha256(path)
+    assert command("predict", path, f"model_path={tiny_model}", f"output=out.{output}").code == 0
+    assert sha256(path) == before
+    found = (ad.read_h5ad if output == "h5ad" else ad.read_zarr)(tmp_path / f"out.{output}")
+    assert list(found.layers) == ["sound"]
+    assert list(found.obs["a/b"]) == list(range(120))
+    assert found.uns["a"] == {"b": "text"}
+    assert {*found.obsm} == {"X_scperformer", "scperformer_proba"}
+    assert [len(entries) for entries in (found.varm, found.obsp, found.raw.varm)] == [0, 0, 0]
+    assert found.obs["scperformer_label"].notna().all()
 
 
 def drop_encodings(file):

@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import tarfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import anndata as ad
@@ -11,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scanpy
+import zarr
 from support.inputs import NUM_CELLS, NUM_GENES, WRITERS, same, table, write_csv, write_loom, write_mtx, write_tenx_v3
 
 from scperformer.errors import InputError
@@ -65,6 +68,59 @@ def test_paths_that_are_not_a_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="neither a file nor a folder"):
         require_readable(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("size", [512, 1024, 2**16])
+@pytest.mark.parametrize("kind", ["h5ad", "10x h5 v2", "10x h5 v3", "loom"])
+def test_hdf5_behind_a_block_of_the_user(kind, size, cells, tmp_path):
+    path = WRITERS[kind](cells, tmp_path)
+    block = b"some text of another program".ljust(size, b"\0")
+    path.write_bytes(block + path.read_bytes())
+    assert require_readable(path) == kind.removesuffix(" v2").removesuffix(" v3")
+    assert same(read_cells(path), cells)
+    path.rename(tmp_path / "sample.data")
+    assert same(read_cells(tmp_path / "sample.data"), cells)
+
+
+def test_a_block_of_the_user_is_copied(counts_adata, write, tiny_model, tmp_path, command):
+    path = write(counts_adata)
+    content = path.read_bytes()
+    assert command("predict", path, f"model_path={tiny_model}", "output=plain.h5ad").code == 0
+    path.write_bytes(b"block".ljust(1024, b"\0") + content)
+    for ending in ("h5ad", "zarr"):
+        assert command("predict", path, f"model_path={tiny_model}", f"output=out.{ending}").code == 0
+    plain = ad.read_h5ad(tmp_path / "plain.h5ad")
+    found = [ad.read_h5ad(tmp_path / "out.h5ad"), ad.read_zarr(tmp_path / "out.zarr")]
+    assert all(list(one.obs["scperformer_label"]) == list(plain.obs["scperformer_label"]) for one in found)
+    assert (tmp_path / "out.h5ad").read_bytes().startswith(b"block")
+
+
+@pytest.mark.parametrize("names", [("rna", "prot"), ("ADT", "GEX"), ("atac",)], ids="-".join)
+@pytest.mark.parametrize("ending", ["h5mu", "h5ad", "zarr"])
+def test_mudata_is_named_with_the_remedy(ending, names, cells, tmp_path):
+    path = tmp_path / f"cells.{ending}"
+    root = zarr.open_group(path, mode="w", zarr_format=2) if ending == "zarr" else None
+    with nullcontext(root) if root is not None else h5py.File(path, "w", userblock_size=512) as file:
+        modalities = file.create_group("mod")
+        for name in names:
+            ad.io.write_elem(modalities, name, cells)
+        ad.io.write_elem(file, "obs", cells.obs)
+        ad.io.write_elem(file, "var", cells.var)
+    if ending != "zarr":
+        with path.open("r+b") as file:
+            file.write(b"MuData (format-version=0.1.0;creator=mudata;creator-version=0.3.1)")
+    usual = next((name for name in names if name.lower() in ("rna", "gex")), names[0])
+    for read in (read_cells, require_readable):
+        with pytest.raises(InputError, match=rf"holds the modalities .*MuData: .*mdata\.mod\['{usual}'\]\.write_h5ad"):
+            read(path)
+
+
+def test_a_tar_archive_of_an_hdf5_file_is_an_archive(cells, tmp_path):
+    path = WRITERS["h5ad"](cells, tmp_path)
+    with tarfile.open(tmp_path / "cells.tar", "w") as tar:
+        tar.add(path)
+    with pytest.raises(InputError, match="is a tar archive"):
+        require_readable(tmp_path / "cells.tar")
 
 
 FOREIGN_HDF5 = {"mod": "it looks like MuData", "assays": "it looks like h5Seurat", "some": "holds some"}

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -166,6 +167,18 @@ def test_model_card_names_labels_data_and_both_scores(bundle, folder):
     assert card == model_card(bundle)
     for text in ("# tiny", "| B cell | 60 |", "ref.h5ad", "cell_type", "0.810", "0.700", "seed 3"):
         assert text in card
+
+
+def test_labels_with_bars_keep_the_tables_of_the_card_whole(bundle):
+    label, numbers = bundle.labels[1], {"num_cells": [5], "confidence": [0.9], "accuracy": [0.8], "error": [0.1]}
+    found = {"num_cells": 20, "error": 0.1, "labels": {"label": [label], **numbers}}
+    more = {"calibration": found, "novelty": [{"label": label, "area": 0.9}]}
+    card = model_card(dataclasses.replace(bundle, metrics=bundle.metrics | more))
+    tables = [table.splitlines() for table in re.findall(r"(?:^\|.*\n)+", card, re.MULTILINE)]
+    assert len(tables) == 3
+    for rows in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+        assert any("T <cell> \\| Naïve" in row for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,10 @@ def test_a_column_of_clusters_gets_labels_beside_those_of_cells(counts_adata, fo
     assert 0 < differs.sum() == found.uns["scperformer"]["clusters"]["num_disagree"]
     memory = scperformer.annotate(counts_adata, load_model(folder), options=as_options(["clusters=leiden"]))
     pd.testing.assert_frame_equal(memory.obs, found.obs)
+    counts_adata.obs["leiden"] = [f"{number} " if place % 2 else f" {number}" for place, number in enumerate(odd)]
+    options = as_options(["clusters=leiden", "overwrite=true"])
+    blanks = scperformer.annotate(counts_adata, load_model(folder), options=options)
+    pd.testing.assert_series_equal(blanks.obs["scperformer_cluster_label"], found.obs["scperformer_cluster_label"])
 
 
 @pytest.mark.slow

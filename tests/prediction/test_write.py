@@ -4,7 +4,10 @@ import anndata as ad
 import h5py
 import numpy as np
 import pandas as pd
+import pytest
+from support.inputs import nullable, write_nullable
 
+import scperformer
 from scperformer.files import BackedH5ad, fingerprint, open_cells, read_cells, sha256
 from scperformer.prediction import predict
 from scperformer.prediction.annotation import Annotation, without_slashes
@@ -99,3 +102,39 @@ def test_pyarrow_is_asked_for_before_any_work(command, write, counts_adata, monk
     assert ran.code == 2
     assert "output=calls.parquet without the package pyarrow" in ran.err
     assert "pip install pyarrow, or write .csv" in ran.err
+
+
+NULLABLE = {
+    "strings": {},
+    "strings of pyarrow": {"dtype": "string[pyarrow]"},
+    "a cell without a name": {"missing": "obs"},
+    "a gene without a name": {"missing": "var"},
+    "names in raw": {"missing": "raw"},
+}
+
+
+@pytest.mark.parametrize("output", ["h5ad", "zarr", "csv"])
+@pytest.mark.parametrize("kind", ["h5ad", "zarr"])
+@pytest.mark.parametrize("form", NULLABLE)
+def test_values_that_can_be_missing_are_kept(form, kind, output, counts_adata, tiny_model, command, tmp_path):
+    given = nullable(counts_adata, **NULLABLE[form])
+    write_nullable(given, tmp_path / f"sample.{kind}")
+    words = ["predict", f"sample.{kind}", f"model_path={tiny_model}", "source=X"]
+    assert command(*words, f"output=out.{output}").code == 0
+    assert not ad.settings.allow_write_nullable_strings  # as it was
+    plain = scperformer.annotate(counts_adata, scperformer.load_model(tiny_model)).obs
+    if output == "csv":
+        obs = pd.read_csv(tmp_path / "out.csv", index_col="cell", keep_default_na=False)
+        assert list(obs.index) == [str(name) for name in given.obs_names]
+    else:
+        found = (ad.read_h5ad if output == "h5ad" else ad.read_zarr)(tmp_path / f"out.{output}")
+        obs = found.obs
+        columns = [name for name in obs if not name.startswith("scperformer")]
+        read_back = (ad.read_h5ad if kind == "h5ad" else ad.read_zarr)(tmp_path / f"sample.{kind}")
+        pd.testing.assert_frame_equal(obs[columns], read_back.obs)
+        assert [str(obs[name].dtype) for name in ("text", "number", "flag")] == ["string", "Int32", "boolean"]
+        pd.testing.assert_frame_equal(found.obsm["table"], read_back.obsm["table"])
+        pd.testing.assert_frame_equal(found.var, read_back.var)
+    if form != "a gene without a name":  # then the cells have a gene less
+        assert list(obs["scperformer_label"]) == list(plain["scperformer_label"])
+        np.testing.assert_allclose(obs["scperformer_confidence"], plain["scperformer_confidence"], rtol=1e-6)

@@ -4,6 +4,7 @@ import json
 import logging
 from pathlib import Path
 
+import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
@@ -111,6 +112,20 @@ def test_coverage_of_sets_and_flags_are_counted(tmp_path, samples):
     assert metrics["flagged_unknown"] == {"known_labels": pytest.approx(9 / 95), "other_labels": pytest.approx(1 / 5)}
 
 
+def test_coverage_of_sets_whose_labels_have_bars(tmp_path):
+    """The set of "A" and "B" does not contain "A|B", and the other way round."""
+    labels = annotated_sample().uns["scperformer"]["model"]["labels"]
+    rename = dict(zip(labels, ["A|B", "A", "B", 'C"', '"D', "|", "E\\", "F|", "|G", "H"], strict=True))
+    sample = annotated_sample(0, 100, rename=rename)
+    add_trust(sample)
+    rows = np.argsort(-sample.obsm["scperformer_proba"].to_numpy(), axis=1)
+    names = [rename[label] for label in labels]
+    sets = [{names[i] for i in row[:size]} for row, size in zip(rows, sample.obs["scperformer_set_size"], strict=True)]
+    inside = [label in some for label, some in zip(sample.obs[TRUTH_KEY], sets, strict=True)]
+    assert 0.5 < np.mean(inside) < 1
+    assert read_evaluation(evaluate(tmp_path, [sample])).metrics["coverage"] == pytest.approx(np.mean(inside))
+
+
 def backed_off_sample():
     """Seven cells by hand: their true labels, labels, and calls in the tree lymphocyte (B, T (CD8, Treg), NK)."""
     b, nk, cd8, treg = "CD19+ B", "CD56+ NK", "CD8+ Cytotoxic T", "CD4+/CD25 T Reg"
@@ -191,6 +206,45 @@ def test_truth_from_a_table_equals_truth_in_obs(tmp_path, samples, name, separat
     table = truth_table(tmp_path, samples[0], name, separator)
     from_table = read_evaluation(evaluate(tmp_path, samples[:1], [table], truth_key="type", overwrite=True)).metrics
     assert from_table["samples"] == in_obs["samples"]
+
+
+def numbered(sign: str = "") -> dict[str, str]:
+    """Labels that are numbers of clusters."""
+    labels = annotated_sample().uns["scperformer"]["model"]["labels"]
+    return {label: f"{number}{sign}" for number, label in enumerate(labels)}
+
+
+TRUTHS = {
+    "blanks": ({}, lambda truth: truth.astype(str) + np.where(np.arange(len(truth)) % 2, " ", "")),
+    "strings that can be missing": ({}, lambda truth: truth.astype(str).astype("string")),
+    "categories of such strings": ({}, lambda truth: truth.astype(str).astype("string").astype("category")),
+    "whole floats": (numbered(), lambda truth: truth.astype(float)),
+    "categories of whole floats": (numbered(), lambda truth: truth.astype(float).astype("category")),
+    "integers that can be missing": (numbered(), lambda truth: truth.astype(int).astype("Int64")),
+    "integers, a model of an earlier version": (numbered(".0"), lambda truth: truth.astype(float).astype(int)),
+}
+
+
+@pytest.mark.parametrize("in_table", [False, True], ids=["in obs", "in a table"])
+@pytest.mark.parametrize("form", TRUTHS)
+def test_truth_in_another_form_gives_the_same_scores(tmp_path, form, in_table):
+    names, made = TRUTHS[form]
+    sample = annotated_sample(0, 60, rename=names)
+    missing = np.arange(60) % 10 == 0
+    truth = sample.obs[TRUTH_KEY].astype(object)
+    truth[missing] = None
+    expected = scores_of(truth[~missing].astype(str), sample.obs["scperformer_label"][~missing].astype(str))
+    found = made(sample.obs[TRUTH_KEY]).where(~missing)
+    table = found.rename(TRUTH_KEY).rename_axis("cell").to_csv()
+    (tmp_path / "truth.csv").write_text(table)
+    with ad.settings.override(allow_write_nullable_strings=True):
+        sample.obs[TRUTH_KEY] = found
+        if in_table:
+            del sample.obs[TRUTH_KEY]
+        folder = evaluate(tmp_path, [sample], tables=[str(tmp_path / "truth.csv")] if in_table else None)
+    metrics = read_evaluation(folder).metrics
+    assert metrics["model"] == pytest.approx(expected)
+    assert (metrics["truth_labels_not_in_model"], metrics["num_without_truth"]) == ([], missing.sum())
 
 
 def test_table_that_lacks_cells_leaves_them_out(tmp_path, samples, caplog):

@@ -1,5 +1,6 @@
 """Explanations: reproduced calls, tables against loops, the deletion test and its control, the page, refusals."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,8 +20,10 @@ from scperformer.network.batches import Cells
 from scperformer.network.inference import branch_logits
 from scperformer.network.load import Model, load_model
 from scperformer.reports import explain as step
+from scperformer.reports.annotated import of_cells
 from scperformer.reports.explain import delete_genes, rank_markers, run_explain
 from scperformer.reports.explanation import deletion_text, gene_tables, genes_per_label, marker_overlap
+from scperformer.reports.expression import model_of
 
 LABELS = {"B cell": "B / <b>cell</b>", "T cell": "$\\alpha_T$", "Monocyte": "=Monocyte"}  # each has 30 genes of its own
 QUICK = ["optim.wide_gene_weights=standard", "optim.wide_class_weights=none", "logger=none", "data.min_genes=0"]
@@ -223,6 +226,34 @@ def test_calls_that_the_model_does_not_make_are_refused(annotated, model):
     edited.obs[f"{KEY}_label"] = labels
     with pytest.raises(InputError, match=r"another label for 2 of 120 cells .*source="):
         scperformer.explain(edited, model, options=as_options(["cells=all"]))
+
+
+@pytest.mark.parametrize("place", ["where it was", "in the home folder", "imported", "imported by another name"])
+def test_the_model_is_found_from_another_folder(place, model, tmp_path, monkeypatch):
+    home, here, there = (tmp_path / name for name in ("home", "here", "there"))
+    for folder in (home, here, there):
+        folder.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path / "library"))
+    (tmp_path / "library" / "another").mkdir(parents=True)
+    work = home if place == "in the home folder" else here
+    shutil.copytree(model.path, work / "m")
+    monkeypatch.chdir(work)
+    cells = scperformer.annotate(make_counts(), "m")
+    recorded = cells.uns[KEY]["model"]["path"]
+    assert recorded == ("~/m" if work == home else str(here / "m"))
+    monkeypatch.chdir(there)
+    if place.startswith("imported"):
+        name = "m" if place == "imported" else "renamed"
+        shutil.move(work / "m", tmp_path / "library" / name)
+    assert scperformer.explain(cells, num_cells=1).adata.n_obs == 3
+    sample = of_cells(cells, KEY)
+    assert model_of([sample]).hash == model.bundle.hash
+    shutil.rmtree(tmp_path / "library")
+    if place.startswith("imported"):
+        with pytest.raises(InputError, match="set model_path to the model of the calls"):
+            scperformer.explain(cells, num_cells=1)
+        assert model_of([sample]) is None
 
 
 def test_missing_genes_are_refused_by_the_calls(annotated, model):

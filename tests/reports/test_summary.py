@@ -1,13 +1,15 @@
 """The content of the report, compared with counts made by hand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from support.annotated import annotated_sample
 
 from scperformer.reports import summary
-from scperformer.reports.annotated import Annotated, Failed
+from scperformer.reports.annotated import Annotated, Failed, of_cells
 from scperformer.reports.evaluate import compare
 
 KNOWN = ["B", "T", "NK", "never"]
@@ -204,3 +206,19 @@ def test_levels_count_each_cell_up_to_the_top(samples):
     assert rows[1]["term"] == "CL:0000236"
     samples[1].facts["tree"] = tree | {"nodes": ["other", *tree["nodes"][1:]]}
     assert summary.levels(samples) == []
+
+
+def test_thresholds_of_samples_are_shown_with_the_samples_where_they_differ():
+    def samples(*values):
+        made = [of_cells(annotated_sample(0, 20, min_confidence=value), "scperformer") for value in values]
+        return [replace(sample, name=f"s{number}") for number, sample in enumerate(made, start=1)]
+
+    assert summary.threshold(samples(0.5)) == summary.threshold(samples(0.5, 0.5)) == "0.5"
+    assert summary.threshold(samples(0.0, 0.0)) == ""
+    assert summary.threshold(samples(0.8, 0.5, 0.8)) == "0.5 (s2) or 0.8 (s1, s3)"
+    assert summary.threshold(samples(0.0, 0.5)) == "0.5 (s2)"
+    assert summary.threshold(samples(0.0, *[0.5] * 7)) == "0.5 (s2, s3, s4, s5, s6 and 2 more)"
+    assert summary.flag_reasons(samples(0.0, 0.5)) == [
+        "their confidence is below 0.5 (s2)",
+        "they express none of the model’s genes",
+    ]

@@ -46,6 +46,39 @@ def dense(x) -> np.ndarray:
     return x.toarray() if sparse.issparse(x) else np.asarray(x)
 
 
+def nullable(adata: ad.AnnData, dtype: str = "string", missing: str = "") -> ad.AnnData:
+    """Return the cells with the types of pandas that can be missing, as anndata 0.13 reads and writes them.
+
+    `missing`: also one of the names of `obs` or `var` is missing; of `raw`, its genes have such names.
+    """
+    made, some = adata.copy(), np.arange(adata.n_obs) % 7 == 0
+    for what, table in (("obs", made.obs), ("var", made.var)):
+        names = pd.Series(table.index.astype(str)).astype(dtype)
+        if what == missing:
+            names[3] = pd.NA
+        table.index = pd.Index(names, name=table.index.name)
+    texts = pd.Series([f"text {place}" for place in range(adata.n_obs)], index=made.obs.index).astype(dtype)
+    made.obs["text"] = texts  # anndata makes categories of texts in obs that repeat or lack
+    made.obs["category"] = texts.str[-1].where(~some).astype("category")
+    made.obs["number"] = pd.Series(np.arange(adata.n_obs), index=made.obs.index).astype("Int32").where(~some)
+    made.obs["flag"] = pd.Series(np.arange(adata.n_obs) % 3 == 0, index=made.obs.index).astype("boolean").where(~some)
+    made.var["text"] = pd.Series(made.var.index, index=made.var.index).astype(dtype)
+    made.obsm["table"] = pd.DataFrame({"text": texts.where(~some), "number": made.obs["number"]})
+    made.varm["table"] = made.var[["text"]].copy()
+    made.uns["table"] = made.obs[["text"]].reset_index(drop=True).rename(index=str)
+    if missing == "raw":
+        made.raw = made.copy()
+    return made
+
+
+def write_nullable(adata: ad.AnnData, path: Path) -> Path:
+    """Write cells as `nullable` makes them, as h5ad or zarr."""
+    with ad.settings.override(allow_write_nullable_strings=True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about zarr, and about names that are missing
+        (adata.write_zarr if path.suffix == ".zarr" else adata.write_h5ad)(path)
+    return path
+
+
 # Writers, one for each kind; each returns the path of the input
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,6 +34,18 @@ def interrupted(monkeypatch, train, number: int, epoch: int, step: int) -> int:
         with pytest.raises(SystemExit) as stopped:
             train()
     return stopped.value.code
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="auto takes the GPU")
+@pytest.mark.parametrize("accelerator", ["cpu", "auto"])
+def test_a_cpu_trains_fast_however_it_was_chosen(accelerator, cells, cfg, tmp_path, monkeypatch):
+    devices = []
+    original = trainer.fast_cpu
+    monkeypatch.setattr(trainer, "fast_cpu", lambda device: devices.append(device) or original(device))
+    options = replace(cfg, trainer=replace(cfg.trainer, accelerator=accelerator, max_epochs=1))
+    train, val, _ = cells
+    train_network(new_network(cells, options), train, val, options, tmp_path)
+    assert devices == ["cpu"]
 
 
 @pytest.mark.parametrize(

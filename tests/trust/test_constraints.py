@@ -13,6 +13,8 @@ def test_allowed_and_denied_labels():
     assert allowed_labels(LABELS, [], []).tolist() == [True, True, True]
     assert allowed_labels(LABELS, ["a", "b"], ["b"]).tolist() == [True, False, False]
     assert allowed_labels(LABELS, [], ["c"]).tolist() == [True, True, False]
+    assert allowed_labels(LABELS, ["a "], []).tolist() == [True, False, False]
+    assert allowed_labels(["1", "2"], [], ["2.0"]).tolist() == [True, False]
 
 
 @pytest.mark.parametrize(

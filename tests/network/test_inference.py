@@ -1,0 +1,66 @@
+"""Predicting leaves a network as it was, also if it is interrupted."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_counts
+
+import scperformer
+from scperformer.dataset import find_query
+from scperformer.network.batches import Cells
+from scperformer.network.contributions import find_contributions
+from scperformer.network.inference import branch_logits, predict_cells, predicting
+from scperformer.prediction.predict import PredictConfig
+
+FUNCTIONS = {
+    "predict": lambda network, cells: predict_cells(network, cells, 64),
+    "logits of branches": lambda network, cells: branch_logits(network, cells, 64),
+    "contributions": lambda network, cells: find_contributions(network, cells, np.zeros(len(cells), dtype=np.int64)),
+}
+
+
+@pytest.fixture
+def loaded(tiny_model):
+    """The network of a model with layers, in training mode, and some cells."""
+    model = scperformer.load_model(tiny_model)
+    query = find_query(make_counts()[:20].copy(), model.bundle, PredictConfig(inputs=["x"]))
+    return model.network.train(), Cells(query.all_cells(), model.tokens)
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True], ids=["to its end", "interrupted"])
+@pytest.mark.parametrize("layers", [True, False], ids=["with layers", "sums alone"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_mode_of_a_network_is_as_before(name, layers, is_interrupted, loaded, monkeypatch):
+    network, cells = loaded
+    network.wide_alone = not layers
+    assert network.is_sums != layers
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    if is_interrupted:
+        for parts in (type(network), type(network.wide)):
+            monkeypatch.setattr(parts, "forward", stop)
+        monkeypatch.setattr("scperformer.network.inference.view", stop)
+        with pytest.raises(KeyboardInterrupt):
+            FUNCTIONS[name](network, cells)
+    else:
+        FUNCTIONS[name](network, cells)
+    assert network.training
+    assert all(part.training for part in network.modules())
+    assert network.encoder.measured_G is None
+
+
+def test_the_device_of_a_network_is_as_before():
+    class Network(torch.nn.Linear):
+        moves: tuple = ()
+
+        def to(self, device):
+            self.moves += (str(device),)
+            return self
+
+    network = Network(1, 1)
+    with predicting(network, "cuda"):
+        assert (network.training, network.moves) == (False, ("cuda",))
+    assert network.training
+    assert network.moves == ("cuda", "cpu")
