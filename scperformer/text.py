@@ -11,6 +11,7 @@ NUM_SHOWN = 60  # characters of a name in a line for people
 LONGEST_NAME = 1000  # characters; the longest label of the Cell Ontology has some 150
 MIB, GIB = 2**20, 2**30
 BREAKS = ("Cc", "Cs", "Zl", "Zp")  # kinds of characters that end lines, steer terminals or cannot be written
+NEARLY_ALL = 0.95  # share of unknown cells: with more, the values may be the cause
 MOST_UNKNOWN = 0.5  # share of the cells of a file: with more, the model is probably of another tissue
 LIKENESS = 0.5  # of a wrong word and the name that was meant, as difflib measures it
 FAR_BELOW = 0.1  # difference of mean confidences
@@ -29,10 +30,22 @@ def unfit(name: object) -> str | None:
     return None if odd is None else f"has the control character U+{ord(odd):04X}"
 
 
-def foreign_text(share: float, num_labels: int, tissue: str | None = None) -> str:
-    """Return the warning about a file in which this share of the cells is unknown, with the tissue of the model."""
+def shown_share(share: float) -> str:
+    """Return a share in words, where nearly all is not all: "94 %", "99.8 %"."""
+    decimals = next((digits for digits in range(4) if round(100 * share, digits) < 100), 0) if share < 1 else 0
+    return f"{100 * share:.{decimals}f} %"
+
+
+def foreign_text(share: float, num_labels: int, tissue: str | None = None, values: str = "") -> str:
+    """Return the warning about a file in which this share of the cells is unknown, with the tissue of the model.
+
+    If it is nearly all of them, the `values` may be the cause: how the expression was read.
+    """
     of = "" if tissue is None else f" The model is of {shortened(tissue)}."
-    return f"{share:.0%} of cells look like none of the {num_labels} labels of this model: is it the right tissue?{of}"
+    text = f"{share:.0%} of cells look like none of the {num_labels} labels of this model: is it the right tissue?{of}"
+    if share < NEARLY_ALL or not values:
+        return text
+    return f"{text} Or are the values not what they were taken for ({values})?"
 
 
 def unsure_text(confidence: float, held_out: float) -> str:

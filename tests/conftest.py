@@ -203,6 +203,42 @@ def shared_data() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def _few_pbmc() -> ad.AnnData:
+    cells = ad.read_h5ad(Path(__file__).parents[1] / "data" / "pbmc3k.h5ad")[::44].copy()
+    cells.obs, cells.uns = cells.obs[["cell_type"]], {}
+    return cells
+
+
+@pytest.fixture
+def few_pbmc(_few_pbmc) -> ad.AnnData:
+    """60 cells of PBMC 3k with 13,714 genes, counts; a fresh copy."""
+    return _few_pbmc.copy()
+
+
+@pytest.fixture
+def raw_pbmc(few_pbmc) -> ad.AnnData:
+    """The cells of `few_pbmc` among 600 droplets without a cell, in a random order; `obs.is_cell` tells them."""
+    rng = np.random.default_rng(1)
+    ambient = np.asarray(few_pbmc.X.sum(axis=0)).ravel().astype(float)
+    totals = rng.choice([0, 1, 1, 2, 2, 3, 5, 10, 60], 600)
+    empty = sparse.csr_matrix(np.stack([rng.multinomial(total, ambient / ambient.sum()) for total in totals]))
+    names = [*few_pbmc.obs_names, *(f"EMPTY{i}-1" for i in range(600))]
+    obs = pd.DataFrame({"is_cell": np.arange(len(names)) < few_pbmc.n_obs}, index=names)
+    x = sparse.vstack([few_pbmc.X, empty], "csr").astype(np.float32)
+    return ad.AnnData(x, obs=obs, var=few_pbmc.var.copy())[rng.permutation(len(names))].copy()
+
+
+@pytest.fixture
+def cite_pbmc(few_pbmc) -> ad.AnnData:
+    """The cells of `few_pbmc` with the counts of 4 antibodies, two named as genes, as scanpy reads 10x files."""
+    antibodies = np.random.default_rng(2).poisson(400, (few_pbmc.n_obs, 4))
+    x = sparse.hstack([few_pbmc.X, sparse.csr_matrix(antibodies)], "csr").astype(np.float32)
+    kinds = ["Gene Expression"] * few_pbmc.n_vars + ["Antibody Capture"] * 4
+    names = [*few_pbmc.var_names, "CD3", "CD4", "CD14", "IgG1"]
+    return ad.AnnData(x, obs=few_pbmc.obs.copy(), var=pd.DataFrame({"feature_types": kinds}, index=names))
+
+
 @pytest.fixture
 def rich(counts_adata):
     """An AnnData that uses every place: X, layers, raw, obs of many types, obsm, obsp, varm, uns."""

@@ -26,6 +26,15 @@ from scperformer.dataset.quality import (
     mitochondrial,
     why_no_doublets,
 )
-from scperformer.dataset.query import Query, find_query, require_not_annotated
+from scperformer.dataset.query import (
+    Query,
+    find_expression,
+    find_query,
+    map_to_model,
+    require_fit,
+    require_not_annotated,
+    require_regular,
+    require_short,
+)
 from scperformer.dataset.reference import Reference, make_reference, read_unlabelled
 from scperformer.dataset.splits import stratified_sample

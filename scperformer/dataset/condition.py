@@ -40,9 +40,15 @@ def depth_class(counts: csr_matrix) -> float | None:
 
 
 def find_condition(query: Query, with_depth: bool = True) -> Condition:
-    """Find the condition of a file; cells of up to 20 blocks from all of it show its depth, if it is wanted."""
+    """Find the condition of a file; cells of up to 20 blocks from all of it show its depth, if it is wanted.
+
+    In an unfiltered matrix, barcodes that cannot be cells have no part in it.
+    """
     if not with_depth:
         return Condition(query.measured, None)
+    if query.plan.findings.droplets is not None:
+        counts = recover_counts(query.some(query.spread(SEEN_CELLS)))
+        return Condition(query.measured, None if counts is None else depth_class(counts))
     starts = np.array(query.starts())
     chosen = starts[np.unique(np.linspace(0, len(starts) - 1, min(len(starts), SEEN_BLOCKS)).astype(int))]
     rows = []
@@ -84,9 +90,7 @@ def unlike_share(query: Query, kept: KeptCells, condition: Condition, target_sum
     some = KeptCells(kept.values[rows], kept.labels[rows], kept.are_counts)
     x, in_fit = reduced(some, condition, target_sum, seed=0), np.arange(len(rows)) % 2 == 0
     profile = fit_profile(x[in_fit], np.unique(some.labels[in_fit], return_inverse=True)[1])
-    num_cells = query.rows.shape[0]
-    looked_at = np.unique(np.linspace(0, num_cells - 1, min(num_cells, LOOK_CELLS)).astype(int))
-    scores = profile.scores(query.of_genes(condition.measured).some(looked_at))
+    scores = profile.scores(query.of_genes(condition.measured).some(query.spread(LOOK_CELLS)))
     return float((1 - novelty_share(scores, profile.scores(x[~in_fit])) <= rate).mean())
 
 

@@ -114,7 +114,7 @@ class Part:
         """Open the matrix."""
         with reading(self.path):
             cells = open_stored(self.path) if self.adata is None else self.adata
-            return Rows(stored_expression(cells, self.findings, path=self.path)[0])
+            return stored_expression(cells, self.findings, path=self.path)[0]
 
     def merged(self, x: Matrix) -> csr_matrix:
         """Return stored rows with one column for each name."""
@@ -138,8 +138,8 @@ def _open_part(source: Path | Sample, cfg: NetworkConfig | PreprocessConfig) -> 
             told = cfg.source, cfg.input_kind
             findings = detect_expression(cells, *told, input_total=total, input_base=base, path=path)
             log.info("%s: %s", path, findings.sentence)
-        matrix, names = stored_expression(cells, findings, path=path)
-        if adata is None and Rows(matrix).by_columns:
+        rows, names = stored_expression(cells, findings, path=path)
+        if adata is None and rows.by_columns:
             found = f"{findings.source} of {path} is stored by columns (CSC)"
             raise InputError(found, "rows (CSR or dense) for cells that stay on disk", remedy)
     notes = repeated_note(names)

@@ -9,7 +9,7 @@ import pandas as pd
 from anndata import AnnData
 from scipy import sparse
 
-from scperformer.expression import Findings
+from scperformer.expression import Droplets, Findings
 from scperformer.files import Rows
 from scperformer.genes import all_parts, human_genes, name_columns, without_affixes
 
@@ -61,27 +61,33 @@ def cell_quality(rows: Rows, is_mito: np.ndarray, findings: Findings) -> pd.Data
     return pd.DataFrame({"num_genes": num_genes, "total": totals, "mitochondrial": shares})
 
 
-def low_quality(cells: pd.DataFrame) -> tuple[np.ndarray, float, float]:
+def low_quality(cells: pd.DataFrame, droplets: Droplets | None = None) -> tuple[np.ndarray, float, float]:
     """Return which cells of `cell_quality` have a low quality, for their file: few genes or a high mitochondrial share.
 
     Few: ln(1 + genes) is more than 5 MAD below the median. High: the share is more than 3 MAD above the median, and
-    above .08. Also returns both limits, as genes and as a share.
+    above .08. Also returns both limits, as genes and as a share. Barcodes that cannot be cells have a low quality, and
+    no part in the limits.
     """
     logs, shares = np.log1p(cells["num_genes"].to_numpy()), cells["mitochondrial"].to_numpy()
-    few, high = (float(np.median(values)) for values in (logs, shares))
-    few -= FEW_MADS * float(np.median(np.abs(logs - few)))
-    high = max(high + HIGH_MADS * float(np.median(np.abs(shares - high))), LEAST_HIGH)
-    return (logs < few) | (shares > high) | (logs == 0), float(np.expm1(few)), high
+    is_cell = np.ones(len(cells), dtype=bool) if droplets is None else droplets.is_cell
+    few, high = (float(np.median(values[is_cell])) for values in (logs, shares))
+    few -= FEW_MADS * float(np.median(np.abs(logs[is_cell] - few)))
+    high = max(high + HIGH_MADS * float(np.median(np.abs(shares[is_cell] - high))), LEAST_HIGH)
+    return (logs < few) | (shares > high) | (logs == 0) | ~is_cell, float(np.expm1(few)), high
 
 
 def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets: bool = False) -> Quality:
-    """Measure the quality of the cells of a file, of a large one by 5,000 from all of it; count doublets if wanted."""
-    is_mito = mitochondrial(var)
-    cells = cell_quality(_seen(rows), is_mito, findings)
+    """Measure the quality of the cells of a file, of a large one by 5,000 from all of it; count doublets if wanted.
+
+    Barcodes of an unfiltered matrix that cannot be cells have no part in it.
+    """
+    is_mito, droplets = mitochondrial(var), findings.droplets
+    seen = _seen(rows) if droplets is None else Rows(rows.some(droplets.some(MOST_SEEN)))
+    cells = cell_quality(seen, is_mito, findings)
     num_genes, totals, shares = (cells[name].to_numpy() for name in ("num_genes", "total", "mitochondrial"))
     filled = num_genes > 0
     note = why_no_doublets(findings) or ("" if doublets else "not looked for: add doublets=true (takes some seconds)")
-    num_doublets, note = (None, note) if note else count_doublets(rows)
+    num_doublets, note = (None, note) if note else count_doublets(rows, droplets)
     return Quality(
         num_seen=len(cells),
         num_empty=int((~filled).sum()),
@@ -121,7 +127,7 @@ def mitochondrial(var: pd.DataFrame) -> np.ndarray:
 
 def why_no_doublets(findings: Findings) -> str:
     """Why doublets cannot be counted; empty if they can."""
-    num = findings.num_cells
+    num = findings.num_cells if findings.droplets is None else len(findings.droplets.cells)
     if findings.kind != "counts":
         return "not counted: Scrublet needs raw counts"
     if num < MIN_DOUBLET_CELLS or num > MAX_DOUBLET_CELLS:
@@ -129,16 +135,17 @@ def why_no_doublets(findings: Findings) -> str:
     return ""
 
 
-def count_doublets(rows: Rows) -> tuple[int | None, str]:
+def count_doublets(rows: Rows, droplets: Droplets | None = None) -> tuple[int | None, str]:
     """Count likely doublets of different cells (`doublet_scores`); the number, or None and the reason."""
-    scores, threshold, note = doublet_scores(rows)
+    scores, threshold, note = doublet_scores(rows, droplets)
     return (None if scores is None else int((scores > threshold).sum())), note
 
 
-def doublet_scores(rows: Rows) -> tuple[np.ndarray | None, float, str]:
+def doublet_scores(rows: Rows, droplets: Droplets | None = None) -> tuple[np.ndarray | None, float, str]:
     """Score each cell with Scrublet, as in scanpy; also return the threshold, above which it is a likely doublet.
 
-    An empty cell has no score (NaN). If there are no scores, the text is the reason.
+    An empty cell, and a barcode that cannot be a cell, has no score (NaN). If there are no scores, the text is the
+    reason.
 
     Scrublet simulates doublets by adding up pairs of cells, and scores each cell by how many of its neighbours are
     simulated. The threshold is the minimum between the two modes of the scores of the simulated doublets.
@@ -147,9 +154,9 @@ def doublet_scores(rows: Rows) -> tuple[np.ndarray | None, float, str]:
     """
     import scanpy  # takes seconds to import
 
-    counts = sparse.csr_matrix(rows.some(np.arange(rows.shape[0])), dtype=np.float32)
-    filled = np.diff(counts.indptr) > 0
-    counts = counts[filled]
+    numbers = np.arange(rows.shape[0]) if droplets is None else np.sort(droplets.cells)
+    counts = sparse.csr_matrix(rows.some(numbers), dtype=np.float32)
+    numbers, counts = numbers[np.diff(counts.indptr) > 0], counts[np.diff(counts.indptr) > 0]
     num_expressed = int((counts.getnnz(axis=0) > 0).sum())
     if counts.shape[0] < MIN_DOUBLET_CELLS or num_expressed < MIN_DOUBLET_GENES:
         return None, math.nan, f"not counted: {counts.shape[0]} cells express {num_expressed} genes, which is too few"
@@ -164,8 +171,8 @@ def doublet_scores(rows: Rows) -> tuple[np.ndarray | None, float, str]:
     threshold = valley(np.asarray(cells.uns["scrublet"]["doublet_scores_sim"]))
     if threshold is None:
         return None, math.nan, "Scrublet found no threshold: the cells are too similar"
-    scores = np.full(len(filled), np.nan)
-    scores[filled] = cells.obs["doublet_score"]
+    scores = np.full(rows.shape[0], np.nan)
+    scores[numbers] = cells.obs["doublet_score"]
     return scores, threshold, ""
 
 

@@ -1,8 +1,8 @@
 """The expression in a file: its place, the kind of its values, normalised values with a model's genes as columns.
 
-values: counts, log1p (with base and total), linear or unusable. detect: X, raw or a layer is chosen. alignment:
-normalised rows in the order of a model's genes. counts:
-counts again, thinned, and normalised over some genes alone.
+features: those that are no genes. values: counts, log1p (with base and total), linear or unusable. droplets: barcodes
+that cannot be cells. detect: X, raw or a layer is chosen. alignment: normalised rows in the order of a model's genes.
+counts: counts again, thinned, and normalised over some genes alone.
 """
 
 from scperformer.expression.alignment import (
@@ -23,3 +23,4 @@ from scperformer.expression.detect import (
     prepared_total,
     stored_expression,
 )
+from scperformer.expression.droplets import Droplets

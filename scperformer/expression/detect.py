@@ -12,11 +12,15 @@ import pandas as pd
 from anndata import AnnData
 
 from scperformer.errors import InputError
-from scperformer.expression.values import ASSUMED_TOTAL, BASE_NAMES, MAX_LOG, Logarithm, Slot, judge
-from scperformer.files import LOG_MARK, PREPARED, Matrix
+from scperformer.expression.droplets import Droplets, find_droplets
+from scperformer.expression.features import gene_columns, perhaps_no_genes
+from scperformer.expression.values import ASSUMED_TOTAL, BASE_NAMES, MAX_LOG, Logarithm, Slot, judge, judge_over_all
+from scperformer.files import LOG_MARK, PREPARED, Matrix, Rows
 from scperformer.genes import id_kind, require_named
+from scperformer.text import shortened
 
 COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
+NOTED_CELLS, NOTED_SHARE = 500, 0.1  # cells that show how much features carry, and the share that is worth a note
 PARTIAL_LAYERS = ("unspliced", "ambiguous")  # velocyto: parts of the counts, only used if source=... names them
 INPUT_BASES = {"e": math.e, "2": 2.0, "10": 10.0}  # input_base
 
@@ -50,6 +54,7 @@ class Findings:
     why: str = ""  # this place was chosen
     places: list[Place] = field(default_factory=list)  # all of them, in the order in which they were judged
     notes: list[str] = field(default_factory=list)  # sentences for people: observations and assumptions
+    droplets: Droplets | None = None  # of an unfiltered matrix: the barcodes that cannot be cells
 
     @property
     def text(self) -> str:
@@ -65,16 +70,22 @@ class Findings:
         return "; ".join([f"takes {self.text}: {self.why}", *self.notes])
 
 
-def gene_table(adata: AnnData, source: str) -> pd.DataFrame:
-    """Return the var table of the genes of X, layers or raw."""
+def _feature_table(adata: AnnData, source: str) -> pd.DataFrame:
     return adata.raw.var if source == "raw" else adata.var
+
+
+def gene_table(adata: AnnData, source: str) -> pd.DataFrame:
+    """Return the var table of the genes of X, layers or raw; other features are left out."""
+    var = _feature_table(adata, source)
+    is_gene, _ = gene_columns(var)
+    return var if is_gene is None else var[is_gene]
 
 
 def _gene_names(adata: AnnData, source: str) -> list[str]:
     return [str(name).strip() for name in gene_table(adata, source).index]
 
 
-def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "the data") -> tuple[Matrix, list[str]]:
+def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "the data") -> tuple[Rows, list[str]]:
     """Return the matrix that `findings` name, and the gene of each column; several genes without a name are refused."""
     names = _gene_names(adata, findings.source)
     require_named(names, f"{findings.source} of {path}")
@@ -83,7 +94,8 @@ def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "th
     else:
         x = adata.X if findings.source == "X" else adata.layers[findings.source.removeprefix("layers/")]
     # SciPy has no sparse matrices of half precision.
-    return x.astype(np.float32) if isinstance(x, np.ndarray) and x.dtype == np.float16 else x, names
+    x = x.astype(np.float32) if isinstance(x, np.ndarray) and x.dtype == np.float16 else x
+    return Rows(x, gene_columns(_feature_table(adata, findings.source))[0]), names
 
 
 def prepared_total(adata: AnnData) -> float | None:
@@ -137,6 +149,8 @@ def detect_expression(
             remedy += " for all cells, or save the cells of each kind as a file of its own"
         elif slots and all("scaled" in slot.text for slot in slots):
             remedy += ", or the values from before scaling, and save the file"
+        elif slots and all("no genes" in slot.text for slot in slots):
+            remedy = "choose the file that holds the gene expression"
         elif slots and all("NaN" in slot.text for slot in slots):
             how = "numpy.nan_to_num of adata.X, or of adata.X.data if it is sparse"
             remedy += f", or set NaN that mean 0 to 0 ({how}), and save the file"
@@ -157,17 +171,49 @@ def detect_expression(
         notes.append(f"{chosen.num_empty} cell{'s' if chosen.num_empty > 1 else ''} without any count")
     if chosen.kind == "counts" and chosen.largest == 1:
         notes.append("no count is above 1: were the values made binary?")
+    if others := gene_columns(_feature_table(adata, chosen.source))[1]:
+        notes.append(f"features that are no genes are left out ({_listed(others)})")
+    notes += _foreign_note(chosen, _gene_names(adata, chosen.source))
     num_cells, num_genes = chosen.x.shape
+    droplets = find_droplets(*chosen.sizes(), num_genes)
+    if droplets is not None:
+        notes.append(droplets.text)
     log: dict[str, Any] = {"total": chosen.log.total, "log_base": chosen.log.base, "relative": chosen.log.relative}
     about: dict[str, Any] = {"source": chosen.source, "kind": chosen.kind, "why": why, "places": found, "notes": notes}
     kind = id_kind(_gene_names(adata, chosen.source))
-    return Findings(num_cells=num_cells, num_genes=num_genes, id_kind=kind, **log, **about)
+    return Findings(num_cells=num_cells, num_genes=num_genes, id_kind=kind, droplets=droplets, **log, **about)
+
+
+def _listed(others: Mapping[str, int]) -> str:
+    """Name kinds of features with their numbers."""
+    return ", ".join(f"{num:,} {kind}" for kind, num in others.items())
+
+
+def _foreign_note(slot: Slot, names: list[str]) -> list[str]:
+    """Return a note on features that are probably no genes by their names, if they carry much of the expression."""
+    perhaps = perhaps_no_genes(names)
+    if not perhaps.any() or not slot.x.shape[0]:
+        return []
+    rows = slot.x.some(np.unique(np.linspace(0, slot.x.shape[0] - 1, min(slot.x.shape[0], NOTED_CELLS)).astype(int)))
+    if slot.kind == "log1p" and slot.log.base is not None:
+        rows.data = np.expm1(rows.data * math.log(slot.log.base))
+    share = float(rows[:, np.flatnonzero(perhaps)].sum() / max(rows.sum(), 1e-12))
+    if share < NOTED_SHARE:
+        return []
+    examples = ", ".join(shortened(names[place]) for place in np.flatnonzero(perhaps)[:3])
+    text = f"{int(perhaps.sum())} features that look like antibodies or hashtags ({examples}) carry {share:.0%} of the "
+    return [f"{text}expression: they are used as genes; if they are none, name their types in var['feature_types']"]
 
 
 def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None, path: str | Path) -> Slot:
     """Judge the values of a place, with the marks of `preprocess` and scanpy; in a mix, name cells of each kind."""
+    is_gene, others = gene_columns(_feature_table(adata, source))
     try:
-        slot = judge(source, x)
+        if is_gene is not None and not is_gene.any():
+            return Slot(source=source, x=Rows(x, is_gene), text=f"no genes ({_listed(others)})")
+        slot = judge(source, Rows(x, is_gene))
+        if is_gene is not None and slot.kind == "log1p":
+            judge_over_all(slot, Rows(x))
     except ValueError as error:
         found = f"a damaged matrix in {source} of {path} ({error})"
         raise InputError(found, "arrays that fit each other", "write the file again") from error
@@ -208,6 +254,10 @@ def _choose(usable: list[Slot], slots: list[Slot], source: str, input_kind: str)
 
     def rank(slot: Slot) -> int:
         trusted = slot.source in ("X", "raw") or slot.source.removeprefix("layers/").lower() in COUNT_LAYERS
+        if slot.doubt:
+            return 6
+        if slot.kind == "counts" and slot.largest == 1:
+            return 5  # they show which genes are expressed, at best
         if slot.kind == "counts":
             return 0 if trusted else 2  # another layer of whole numbers may be a mask, for instance
         return (1 if slot.log.confirmed else 3) if slot.kind == "log1p" else 4
@@ -232,6 +282,11 @@ def _choose(usable: list[Slot], slots: list[Slot], source: str, input_kind: str)
 def _interpret(slot: Slot, input_kind: str, input_total: float | None, input_base: str, path: str | Path) -> list[str]:
     """Set kind, base and total of the chosen values as requested, and return notes on them and on all assumptions."""
     notes = []
+    if slot.doubt and (input_kind, input_total, input_base) == ("auto", None, "auto"):
+        expected = "counts, or logarithms of values that were normalised once"
+        remedy = "put counts into X or layers['counts'], or the values from before that step, and save the file; "
+        remedy += f"if they are what they should be, say so with input_kind={slot.kind}"
+        raise InputError(f"{slot.source} of {path} looks like {slot.doubt}", expected, remedy)
     if input_kind not in ("auto", slot.kind):
         if input_kind == "log1p" and slot.largest > MAX_LOG:
             found, expected = f"values up to {slot.largest:g} in {slot.source} of {path}", "log1p values of at most "
@@ -262,6 +317,8 @@ def _interpret(slot: Slot, input_kind: str, input_total: float | None, input_bas
     if input_total is not None:
         notes.append(f"used as {input_total:g} counts per cell as requested")
         slot.log = slot.log._replace(total=float(input_total), relative=False)
+    elif slot.log.over_all:
+        notes.append("cells were normalised with features that are no genes: totals are taken over the genes again")
     elif slot.log.relative:
         used = "the sum of the genes in the file is used for each cell (set input_total=... if you know the total)"
         notes.append(f"{unknown}, or differs between cells; {used}")

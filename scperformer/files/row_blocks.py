@@ -4,6 +4,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -28,31 +29,49 @@ class Rows:
     """A matrix, cells x genes, with a block of rows in memory at a time.
 
     In memory it is sparse or dense; on disk it is opened by `anndata.io.sparse_dataset`, or an array of h5py or zarr.
+    Blocks have the `columns` (boolean; None: all) of the matrix alone, and are those of a matrix without the others.
     One that is stored by columns (CSC) is converted to rows once: in memory, or on disk in a temporary file. A
     `ValueError`, here or when a block is read, refuses sparse arrays that do not fit each other or point outside of the
     matrix: compiled code would read foreign memory there.
     """
 
-    def __init__(self, matrix: Any):
+    def __init__(self, matrix: Any, columns: np.ndarray | None = None):
         if sparse.issparse(matrix):
             matrix = matrix if matrix.format in ("csr", "csc") else matrix.tocsr()
             matrix.check_format(full_check=True)
             matrix = sparse.csr_matrix(matrix)
         self.matrix = matrix
-        self.shape: tuple[int, int] = (int(matrix.shape[0]), int(matrix.shape[1]))
+        self.columns = columns
+        self.shape: tuple[int, int] = (
+            int(matrix.shape[0]),
+            int(matrix.shape[1] if columns is None else columns.sum()),
+        )
         self.dtype = np.dtype(matrix.dtype)
         self._on_disk = not sparse.issparse(matrix) and not isinstance(matrix, np.ndarray)
         self._columns: _Columns | None = None  # of a CSC matrix on disk
         self._only: Matrix | None = None  # the block of a small matrix on disk: several steps look at it
+        self._selected: slice | np.ndarray | None = None
+        if columns is not None:
+            places = np.flatnonzero(columns)
+            begin, end = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
+            self._selected = slice(begin, end) if end - begin == len(places) else places
 
     @property
     def by_columns(self) -> bool:
         """Whether the matrix is on disk and stored by columns."""
         return isinstance(self.matrix, CSCDataset)
 
-    @property
+    @cached_property
     def num_values(self) -> int:
         """The number of stored values; of a dense matrix, of its entries."""
+        is_sparse = sparse.issparse(self.matrix) or isinstance(self.matrix, CSRDataset | CSCDataset)
+        if self.columns is not None and is_sparse:
+            if isinstance(self.matrix, CSCDataset):
+                return int(np.diff(np.asarray(self.matrix.group["indptr"]))[self.columns].sum())
+            indices = self.matrix.group["indices"] if isinstance(self.matrix, CSRDataset) else self.matrix.indices
+            starts = range(0, indices.shape[0], BLOCK_VALUES)
+            parts = (np.asarray(indices[start : start + BLOCK_VALUES]) for start in starts)
+            return sum(int(self.columns.take(part, mode="clip").sum()) for part in parts)
         if isinstance(self.matrix, CSRDataset | CSCDataset):
             return int(self.matrix.group["data"].shape[0])
         return int(self.matrix.nnz) if sparse.issparse(self.matrix) else self.shape[0] * self.shape[1]
@@ -67,22 +86,26 @@ class Rows:
         """Return rows `start` to `stop`: CSR, or an array if the matrix is dense; not to be changed."""
         if isinstance(self.matrix, CSCDataset):
             if self._columns is None:
-                self._columns = _Columns(self.matrix.group, self.shape, self.block_cells)
-            return self._columns.rows(start, stop)
+                stored = int(self.matrix.shape[0]), int(self.matrix.shape[1])
+                self._columns = _Columns(self.matrix.group, stored, self.block_cells)
+            return self._of_columns(self._columns.rows(start, stop))
         if self._on_disk and 0 < self.shape[0] <= self.block_cells:
             if self._only is None:
                 self._only = self._read(0, self.shape[0])
             return self._only if (start, stop) == (0, self.shape[0]) else self._only[start:stop]
         return self._read(start, stop)
 
+    def _of_columns(self, block: Matrix) -> Matrix:
+        return block if self._selected is None else block[:, self._selected]
+
     def _read(self, start: int, stop: int) -> Matrix:
         if not sparse.issparse(self.matrix) and not isinstance(self.matrix, CSRDataset):
-            dense = np.asarray(self.matrix[start:stop])
+            dense = self._of_columns(np.asarray(self.matrix[start:stop]))
             return dense.astype(np.float32) if dense.dtype == np.float16 else dense  # SciPy has no half precision
         block = sparse.csr_matrix(self.matrix[start:stop])
         if isinstance(self.matrix, CSRDataset):
             block.check_format(full_check=True)
-        return block
+        return self._of_columns(block)
 
     def blocks(self) -> Iterator[tuple[int, Matrix]]:
         """Iterate over all rows in order: the number of the first row of a block, and the block."""

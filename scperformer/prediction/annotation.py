@@ -126,7 +126,10 @@ def _known_cells(held_out: HeldOut) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def trust_record(model: Model, cfg: PredictConfig, obs: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Return the evidence for confidences, flags and sets, from held-out cells of the reference; empty without them."""
+    """Return the evidence for confidences, flags and sets, from held-out cells of the reference; empty without them.
+
+    `obs` has the columns of the cells; barcodes that cannot be cells are not among them.
+    """
     held_out = model.bundle.held_out
     if held_out is None:
         return {}
@@ -196,7 +199,8 @@ def make_annotation(
         Cells that this run has called, and the time that it took; an earlier run has called the others.
     """
     key, query, model = cfg.key_added, adapted.query, adapted.model
-    read, constraints = with_constraints(read, rules, model.bundle.labels)
+    findings, droplets = query.plan.findings, query.plan.findings.droplets
+    read, constraints = with_constraints(read, rules, model.bundle.labels, droplets)
     obs = pd.concat([obs_columns(calls, model, cfg, rules) for calls in read()], ignore_index=True)
     if f"{key}_set" in obs:
         obs[f"{key}_set"] = obs[f"{key}_set"].astype("category")  # of each block, until here, with other categories
@@ -205,9 +209,12 @@ def make_annotation(
         text = "%s: the model keeps no held-out calls (%s): no novelty of cells%s, and unknown by min_confidence alone"
         why = "its kept cells are few or simulated" if adapted.record["adapted"] else "train it again to have them"
         log.info(text, query.path, why, "" if cfg.alpha is None else " and no sets of labels")
-    notices = []
-    if model.bundle.held_out is not None and num_unknown > MOST_UNKNOWN * len(obs):
-        notices.append(foreign_text(num_unknown / len(obs), len(model.bundle.labels), model.bundle.tissue))
+    notices = [] if droplets is None else [droplets.text]
+    cells = obs if droplets is None else obs[droplets.is_cell]
+    share = float(cells[f"{key}_unknown"].sum()) / len(cells)
+    is_foreign = model.bundle.held_out is not None and share > MOST_UNKNOWN
+    if is_foreign:
+        notices.append(foreign_text(share, len(model.bundle.labels), model.bundle.tissue, findings.text))
     record: dict[str, Any] = describe_run(query, model) | {
         "condition": adapted.record,
         "baseline": {"name": "logistic regression (L2, C=1)"},
@@ -215,8 +222,8 @@ def make_annotation(
         "num_unknown": num_unknown,
         "seconds": seconds,
     }
-    record |= trust_record(model, cfg, obs)
-    if "fit" in record and not notices:
+    record |= trust_record(model, cfg, cells)
+    if "fit" in record and not is_foreign:
         notices += filter(None, [unsure_text(*record["fit"].values())])
     for notice in notices:
         log.warning("%s: %s", query.path, notice)
@@ -241,8 +248,11 @@ def make_annotation(
     if rules.quality is not None:
         obs = pd.concat([obs, rules.quality.add_prefix(f"{key}_")], axis=1)
         record["quality"] = rules.quality_record
+    if droplets is not None:
+        obs[f"{key}_low_quality"] = obs.get(f"{key}_low_quality", ~droplets.is_cell)
+        record["droplets"] = {"floor": droplets.floor, "unit": droplets.unit, "num_empty": droplets.num_empty}
     if cfg.clusters is not None:
-        record["clusters"] = cluster_columns(obs, key, read, rules, cfg)
+        record["clusters"] = cluster_columns(obs, key, read, rules, cfg, droplets)
     earlier = f", {len(obs) - num_called} of them before" if num_called < len(obs) else ""
     text = "%s: %d cells annotated%s in %.1f s (%.0f cells/s), %d flagged unknown"
     log.info(text, query.path, len(obs), earlier, seconds, num_called / seconds, num_unknown)

@@ -19,7 +19,7 @@ from anndata import AnnData
 
 from scperformer import __version__
 from scperformer.config import PredictConfig
-from scperformer.dataset import find_query, require_not_annotated
+from scperformer.dataset import find_query, require_not_annotated, require_regular
 from scperformer.errors import InputError
 from scperformer.files import BackedH5ad, beside, fingerprint, open_cells, require_readable, require_unchanged
 from scperformer.network import Model, choose_device, load_model
@@ -79,8 +79,10 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
     """
     seen = fingerprint(path)
     with open_cells(path, cfg.orientation) as cells:
-        if not cfg.overwrite and output.suffix in (".h5ad", ".zarr"):
-            require_not_annotated(cells, cfg.key_added, path)
+        if output.suffix in (".h5ad", ".zarr"):
+            require_regular(cells, path)
+            if not cfg.overwrite:
+                require_not_annotated(cells, cfg.key_added, path)
         rules = find_rules(cells, model.bundle, cfg, path)
         query = find_query(cells, model.bundle, cfg, path)
         if cfg.quality and cfg.share is None:

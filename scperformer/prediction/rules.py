@@ -24,7 +24,7 @@ from scperformer.dataset import (
     why_no_doublets,
 )
 from scperformer.errors import InputError
-from scperformer.expression import gene_table
+from scperformer.expression import Droplets, gene_table
 from scperformer.files import BackedH5ad, reading
 from scperformer.model import Bundle
 from scperformer.prediction.calls import Calls
@@ -130,8 +130,8 @@ def add_quality(rules: Rules, cells: AnnData | BackedH5ad, query: Query) -> None
         measured = cell_quality(query.rows, mitochondrial(gene_table(cells, findings.source)), findings)
         scores, threshold, note = None, math.nan, why_no_doublets(findings)
         if not note:
-            scores, threshold, note = doublet_scores(query.rows)
-    low, few, high = low_quality(measured)
+            scores, threshold, note = doublet_scores(query.rows, findings.droplets)
+    low, few, high = low_quality(measured, findings.droplets)
     doublets = np.full(len(low), np.nan) if scores is None else scores
     is_doublet = doublets > threshold
     num_doublets = int(is_doublet.sum())
@@ -143,16 +143,28 @@ def add_quality(rules: Rules, cells: AnnData | BackedH5ad, query: Query) -> None
     rules.quality_record |= {"num_doublets": num_doublets, "doublet_threshold": threshold, "doublet_note": note}
 
 
-def with_constraints(read: Read, rules: Rules, labels: list[str]) -> tuple[Read, dict[str, Any]]:
-    """Apply constraints to the probabilities of calls; return the calls as before, and a record of the constraints."""
+def with_constraints(
+    read: Read, rules: Rules, labels: list[str], droplets: Droplets | None = None
+) -> tuple[Read, dict[str, Any]]:
+    """Apply constraints to the probabilities of calls; return the calls as before, and a record of the constraints.
+
+    Barcodes that cannot be cells have no part in estimated shares of labels.
+    """
     weights, record = rules.allowed.astype(np.float64), {}
     if not rules.allowed.all():
         denied = [label for label, allowed in zip(labels, rules.allowed, strict=True) if not allowed]
         log.info("labels that cannot occur: %s; confidences are for the choice among the others", ", ".join(denied))
         record["denied"] = np.array(denied, dtype=object)
     if rules.shares is not None:
-        step = -(-sum(len(calls.proba) for calls in read()) // MOST_EM_CELLS)
-        some = np.concatenate([calls.proba[::step] for calls in read()])
+        if droplets is None:
+            step = -(-sum(len(calls.proba) for calls in read()) // MOST_EM_CELLS)
+            some = np.concatenate([calls.proba[::step] for calls in read()])
+        else:
+            starts = np.cumsum([0, *(len(calls.proba) for calls in read())])
+            numbers = droplets.some(MOST_EM_CELLS)
+            places = np.searchsorted(numbers, starts)
+            parts = zip(read(), starts, places, places[1:], strict=False)
+            some = np.concatenate([calls.proba[numbers[begin:end] - start] for calls, start, begin, end in parts])
         before = rules.shares * rules.allowed
         before /= before.sum()
         kept = rules.allowed
@@ -174,16 +186,30 @@ def with_constraints(read: Read, rules: Rules, labels: list[str]) -> tuple[Read,
     return constrained, record
 
 
-def cluster_columns(obs: pd.DataFrame, key: str, read: Read, rules: Rules, cfg: PredictConfig) -> dict[str, Any]:
-    """Add the label of each cell's cluster to obs, and whether its own is another one; return the record."""
+def cluster_columns(
+    obs: pd.DataFrame, key: str, read: Read, rules: Rules, cfg: PredictConfig, droplets: Droplets | None = None
+) -> dict[str, Any]:
+    """Add the label of each cell's cluster to obs, and whether its own is another one; return the record.
+
+    Barcodes that cannot be cells have no vote, and their own label where clusters are looked for.
+    """
     clusters, how = rules.clusters, f"obs['{cfg.clusters}']"
-    if clusters is None:
-        embedding = np.concatenate([calls.embedding for calls in read()])
-        clusters = over_cluster(embedding, rules.graph)
-        how = f"Leiden on {'the embedding' if rules.graph is None else 'the neighbour graph of the file'}"
+    voters = np.arange(len(obs)) if droplets is None else np.sort(droplets.cells)
     labels = obs[f"{key}_label"].cat
     best = labels.codes.to_numpy(np.int64)
-    winners = majority_labels(clusters, best, obs[f"{key}_confidence"].to_numpy(), len(labels.categories))[clusters]
+    winners = best.copy()
+    if clusters is None:
+        embedding = np.concatenate([calls.embedding for calls in read()])[voters]
+        graph = rules.graph if rules.graph is None or droplets is None else rules.graph.tocsr()[voters][:, voters]
+        found = over_cluster(embedding, graph)
+        clusters = np.full(len(obs), -1)
+        clusters[voters] = found
+        how = f"Leiden on {'the embedding' if rules.graph is None else 'the neighbour graph of the file'}"
+    in_voted = np.isin(clusters, clusters[voters])
+    numbers = np.unique(clusters[voters], return_inverse=True)
+    weights = obs[f"{key}_confidence"].to_numpy()[voters]
+    majority = majority_labels(numbers[1], best[voters], weights, len(labels.categories))
+    winners[in_voted] = majority[np.searchsorted(numbers[0], clusters[in_voted])]
     obs[f"{key}_cluster_label"] = pd.Categorical.from_codes(winners, categories=labels.categories)
     obs[f"{key}_cluster_disagrees"] = winners != best
     num, other = int(clusters.max()) + 1, int((winners != best).sum())

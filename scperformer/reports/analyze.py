@@ -39,7 +39,7 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
         raise InputError(found, "a model trained with model.deep=true", "choose another model_path=...")
     query = find_query(adata, model.bundle, cfg, path)
     cells = Cells(query.all_cells(), model.tokens)
-    rows = np.flatnonzero(np.diff(cells.x.indptr))  # cells with expression
+    rows = query.cells[np.diff(cells.x.indptr)[query.cells] > 0]  # cells with expression
     if len(rows) == 0:
         raise InputError(f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells")
     rows = np.sort(np.random.default_rng(cfg.seed).permutation(rows)[: cfg.num_cells])

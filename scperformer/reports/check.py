@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from itertools import count
 from pathlib import Path
@@ -24,19 +24,24 @@ from scperformer.dataset import (
     adapting_pays,
     depth_share,
     find_condition,
+    find_expression,
     label_columns,
     make_reference,
+    map_to_model,
     measure_quality,
     rare_labels,
     rare_note,
+    require_fit,
     require_labels,
     require_not_annotated,
+    require_regular,
+    require_short,
     unlike_share,
 )
 from scperformer.errors import InputError, one_line
-from scperformer.expression import Place, detect_expression, gene_table, plan_alignment, stored_expression
-from scperformer.files import BackedH5ad, Rows, beside, open_cells, read_cells, reading
-from scperformer.genes import KIND_NAMES, guess_species, id_kind, require_overlap
+from scperformer.expression import Place, gene_table
+from scperformer.files import BackedH5ad, beside, open_cells, read_cells, reading
+from scperformer.genes import KIND_NAMES, guess_species, id_kind
 from scperformer.model import Bundle, KeptCells, load_bundle, load_kept, require_annotator, resolve_model
 from scperformer.outputs import new_file, require_absent
 from scperformer.progress import progress, say
@@ -82,19 +87,18 @@ def _check_expression(
     `predict`, or with `label_key` `train`, refuses the same files, because this function takes the same steps.
     """
     told = {name: getattr(cfg, name) for name in ("source", "input_kind", "input_total", "input_base")}
+    predict = PredictConfig(inputs=[path], species=cfg.species, min_overlap=cfg.min_overlap, **told)
+    findings, rows = find_expression(cells, predict, path)
+    values = asdict(replace(findings, droplets=None)) | {"text": findings.text}
+    del values["droplets"]
+    result |= {"findings": values, "num_genes": findings.num_genes, "id_kind": findings.id_kind}
+    if (droplets := findings.droplets) is not None:
+        result["droplets"] = {"floor": droplets.floor, "unit": droplets.unit, "num_empty": droplets.num_empty}
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
-        findings = detect_expression(cells, **told, path=path)
-        result |= {"findings": asdict(findings) | {"text": findings.text}}
-        result |= {"num_genes": findings.num_genes, "id_kind": findings.id_kind}
-        matrix, genes = stored_expression(cells, findings, path=path)
-        var = gene_table(cells, findings.source)
-        rows = Rows(matrix)
-        result["quality"] = asdict(measure_quality(rows, var, findings, cfg.doublets))
+        quality = measure_quality(rows, gene_table(cells, findings.source), findings, cfg.doublets)
+        result["quality"] = asdict(quality)
     try:
-        target_sum = model.config["target_sum"]
-        options = {"importance": model.importance, "target_sum": target_sum, "species": cfg.species, "path": path}
-        own_totals = bool(model.config.get("own_totals", False))
-        plan = plan_alignment(var, findings, model.genes, min_overlap=None, own_totals=own_totals, **options)
+        plan = map_to_model(cells, findings, model, cfg.species, path)
     except InputError:
         if cfg.label_key is None:
             raise
@@ -108,20 +112,21 @@ def _check_expression(
         sample = Sample(cells, Path(path), findings=findings)
         make_reference(sample, TrainConfig(inputs=[path], label_key=cfg.label_key, **told))
         return
-    names: dict[str, Any] = {"file_genes": genes, "model_genes": model.genes, "var": var}
-    names |= {"can_adapt": model.has_kept, "own_totals": own_totals}
-    require_overlap(plan.overlap, cfg.min_overlap, path, **names)
+    require_fit(cells, plan, model, predict, path)
+    query, adapts = Query(path, rows, plan), False
+    condition = find_condition(query)
     if kept is not None:
-        query = Query(path, rows, plan)
-        condition = find_condition(query)
         share, num_genes = depth_share(kept, condition), int(condition.measured.sum())
         adapts = adapting_pays(plan.overlap.informative_share, share)
         result["condition"] = {"adapts": adapts, "num_genes": num_genes, "depth": condition.depth, "depth_share": share}
-        if model.held_out is not None and matrix.shape[0]:
-            unlike = unlike_share(query, kept, condition, float(target_sum), PredictConfig.false_alarms)
+        if model.held_out is not None and rows.shape[0]:
+            unlike = unlike_share(query, kept, condition, plan.target_sum, PredictConfig.false_alarms)
             result["unlike_share"] = unlike
             if unlike > MOST_UNKNOWN:
-                result["notes"].append(foreign_text(unlike, len(model.labels), model.tissue))
+                result["notes"].append(foreign_text(unlike, len(model.labels), model.tissue, findings.text))
+    if not adapts:  # an adapted model has no attention
+        require_short(query, model)
+    require_regular(cells, path)
     require_not_annotated(cells, PredictConfig.key_added, path)
 
 
@@ -167,6 +172,8 @@ def check(source: str | AnnData, cfg: CheckConfig, model: Bundle, kept: KeptCell
             if usual.exists():
                 result["notes"].append(f"{usual} exists: {step} needs output=..., or overwrite=true to replace it")
             _check_expression(cells, cfg, model, kept, path, result)
+        if isinstance(source, str) and not usual.exists():
+            require_absent(usual, overwrite=False)  # its folder can be written
     except InputError as error:
         problem = error
     options = []
@@ -206,7 +213,10 @@ def _rows(result: Checked, cfg: CheckConfig, model: str) -> list[tuple[str, str]
         if quality["median_mitochondrial"] is not None:
             high = of_cells(quality["num_high_mitochondrial"], num_seen)
             text += f"; median {quality['median_mitochondrial']:.1%} mitochondrial, {high} above {HIGH_SHARE:.0%}"
-        text += f"; measured on {num_seen:,} cells, evenly spread over the file" if num_seen < num_cells else ""
+        if droplets := result.get("droplets"):
+            text += f"; measured on {num_seen:,} barcodes with {droplets['floor']:,} {droplets['unit']} or more"
+        elif num_seen < num_cells:
+            text += f"; measured on {num_seen:,} cells, evenly spread over the file"
         rows.append(("quality", text))
         if few := quality["num_few_genes"]:
             rows.append(("note", f"{of_cells(few, num_seen)} with fewer than {FEW_GENES} genes"))

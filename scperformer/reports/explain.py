@@ -85,7 +85,8 @@ def explain_cells(
     key, (model, adapted) = cfg.key_added, _model_of_calls(cells, facts, cfg, model, path)
     names, network, bundle = model.bundle.labels, adapted.model.network, adapted.model.bundle
     codes = pd.Index(names).get_indexer(pd.Index(labels))
-    rows = _sample(codes, cfg)
+    rows = adapted.query.cells
+    rows = rows[_sample(codes[rows], cfg)]
     x = adapted.query.some(rows)
     expressed = np.diff(x.indptr) > 0
     if not expressed.any():

@@ -98,7 +98,7 @@ def open_expression(sample: Annotated) -> Iterator[Expression]:
             place = f"no {findings.source} in {sample.path}, from which its labels were made"
             raise InputError(place, "the file as predict wrote it", "annotate it again")
         with reading(sample.path):
-            rows = Rows(stored_expression(cells, findings, sample.path)[0])  # type: ignore[arg-type]
+            rows = stored_expression(cells, findings, sample.path)[0]  # type: ignore[arg-type]
             yield Expression(rows, gene_table(cells, findings.source), findings)  # type: ignore[arg-type]
 
 

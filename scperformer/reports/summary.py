@@ -191,6 +191,8 @@ def quality_table(samples: Sequence[Annotated], tables: dict[str, pd.DataFrame])
     for sample in samples:
         if (table := tables.get(sample.name)) is None:
             continue
+        if "droplets" in sample.facts and (low := sample.flag("low_quality")) is not None:
+            table = table[~low]  # barcodes that cannot be cells are among them
         counts = float(table["total"].median()) if sample.facts["input"]["kind"] == "counts" else None
         share, has_genes = table["mitochondrial"], bool(table["mitochondrial"].notna().any())
         values = [sample.name, len(table), float(table["num_genes"].median()), counts]
@@ -299,12 +301,17 @@ def things_to_check(
         condition = sample["facts"].get("condition", {})
         adapted, expected = condition.get("adapted", False), condition.get("expected_accuracy", math.nan)
         unknown = sample["num_unknown"] / sample["num_cells"]
+        is_unfiltered = "droplets" in sample["facts"]
+        if is_unfiltered:  # the shares of all barcodes mean nothing
+            found += [f"{name}: {warning}." for warning in map(str, sample["facts"]["warnings"])]
         if expected < LOW_EXPECTED:
             text = f"The expected accuracy of {name} is only {expected:.0%}: on cells of the reference, reduced to the "
             found.append(text + f"genes and the depth of this file, {1 - expected:.0%} of the labels are wrong.")
         if overlap < LOW_OVERLAP and not adapted:
             text = f"{name} has only {overlap:.0%} of the model's informative expression. Missing genes count as "
             found.append(text + "not expressed, so its labels are less reliable.")
+        if is_unfiltered:
+            continue
         if unknown > MOST_UNKNOWN:
             found.append(f"{name}: {foreign_text(unknown, len(model['labels']), model.get('tissue') or None)}")
         elif unknown > HIGH_UNKNOWN:

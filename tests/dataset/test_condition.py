@@ -203,3 +203,14 @@ def test_relative_expression_is_not_thinned(kept):
     x = reduced(relative, condition_of(HALF, 2**6), 1e4, seed=0)
     plain = reduced(kept, condition_of(HALF, None), 1e4, seed=0)
     np.testing.assert_allclose(x.toarray(), plain.toarray(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["counts", "logarithms"])
+def test_droplets_without_a_cell_have_no_part_in_the_depth(raw_pbmc, few_pbmc, form):
+    genes = list(few_pbmc.var_names[::2])
+    if form == "logarithms":
+        raw_pbmc, few_pbmc = logged(raw_pbmc[np.asarray(raw_pbmc.X.sum(axis=1)).ravel() > 0].copy()), logged(few_pbmc)
+    found = query_of(raw_pbmc, genes)
+    expected = find_condition(query_of(few_pbmc, genes))
+    assert (find_condition(found).depth, find_condition(found).key) == (expected.depth, expected.key)
+    np.testing.assert_array_equal(found.cells, np.flatnonzero(raw_pbmc.obs["is_cell"]))

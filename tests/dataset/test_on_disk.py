@@ -144,3 +144,18 @@ def test_cells_in_memory_cannot_stay_on_disk(counts_adata, tmp_path):
     for call in (pretrain, lambda adata, **named: train(adata, "cell_type", **named)):
         with pytest.raises(InputError, match=r"data\.in_memory=false and cells in memory"):
             call(counts_adata, output=tmp_path / "m", options={"data.in_memory": False})
+
+
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+def test_features_that_are_no_genes_are_not_learned(counts_adata, tmp_path, on_disk):
+    cite = ad.concat([counts_adata, counts_adata[:, :3].copy()], axis="var", merge="same")
+    cite.var_names = [*counts_adata.var_names, "GENE7", "CD3", "CD4"]
+    cite.var["feature_types"] = ["Gene Expression"] * 200 + ["Antibody Capture"] * 3
+    found = []
+    for number, adata in enumerate((cite, counts_adata)):
+        path = tmp_path / f"{number}.h5ad"
+        adata.write_h5ad(path)
+        found.append(make_corpus([path if on_disk else Sample(adata, path)], config("pretrain", "data.min_cells=1")))
+    assert found[0].genes == found[1].genes == list(counts_adata.var_names)
+    for part in ("data", "indices", "indptr"):
+        np.testing.assert_array_equal(getattr(found[0].x, part), getattr(found[1].x, part))

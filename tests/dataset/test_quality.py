@@ -139,6 +139,19 @@ def test_low_quality_is_relative_to_the_file(cells):
     assert not low_quality(measured[31:49])[0].any()
 
 
+def test_droplets_without_a_cell_have_no_part_in_medians_and_limits(raw_pbmc, few_pbmc):
+    limits, quality = [], []
+    for adata in (few_pbmc, raw_pbmc):
+        findings, rows = detect_expression(adata), Rows(adata.X)
+        quality.append(asdict(measure_quality(rows, adata.var, findings)))
+        low, few, high = low_quality(cell_quality(rows, mitochondrial(adata.var), findings), findings.droplets)
+        limits.append((few, high))
+    assert quality[1] == quality[0]
+    assert limits[1] == limits[0]
+    assert low[~raw_pbmc.obs["is_cell"]].all()
+    assert low[raw_pbmc.obs["is_cell"]].sum() < 6
+
+
 # Doublets
 
 
@@ -151,6 +164,21 @@ def five_types(num_doublets: int) -> Rows:
     for cell in range(num_doublets):
         x[cell] += rng.poisson(mean[(kind[cell] + rng.integers(1, 5)) % 5])
     return Rows(sparse.csr_matrix(x.astype(np.float32)))
+
+
+def test_droplets_without_a_cell_have_no_doublet_score():
+    rows = five_types(30)
+    empty = sparse.csr_matrix(np.random.default_rng(0).poisson(0.005, (3000, 500)).astype(np.float32))
+    x = sparse.vstack([empty, rows.matrix], "csr")
+    adata = ad.AnnData(x, var=pd.DataFrame(index=[f"GENE{i}" for i in range(500)]))
+    findings = detect_expression(adata)
+    assert findings.droplets.num_empty == 3000
+    assert why_no_doublets(findings) == ""
+    found, threshold, _ = doublet_scores(Rows(x), findings.droplets)
+    expected, same, _ = doublet_scores(rows)
+    assert np.isnan(found[:3000]).all()
+    np.testing.assert_array_equal(found[3000:], expected)
+    assert threshold == same
 
 
 def test_sums_of_two_types_are_counted_as_doublets():

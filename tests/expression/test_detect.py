@@ -374,11 +374,117 @@ UNLIKELY = {
 @pytest.mark.parametrize("case", UNLIKELY)
 def test_values_that_are_no_known_logarithms_are_refused_unless_told(case, counts_adata):
     x = UNLIKELY[case](counts_adata.X.toarray().astype(np.float64)).astype(np.float32)
-    with pytest.raises(InputError, match=r"too large for ln\(1 \+ counts per 10000\).*input_kind=linear") as error:
+    why = {"scaled, not centred": "same standard deviation", "square roots": "square roots"}
+    with pytest.raises(InputError, match=rf"{why.get(case, 'too large for ln')}.*input_kind=") as error:
         detect_expression(ad.AnnData(x))
-    assert set(error.value.fixes) == {"input_kind=linear", "input_kind=log1p"}
+    # Options that would only silence the error are not offered as a remedy.
+    assert set(error.value.fixes) == (set() if case in why else {"input_kind=linear", "input_kind=log1p"})
     assert detect_expression(ad.AnnData(x), input_kind="linear").kind == "linear"
     assert detect_expression(ad.AnnData(x), input_base="2", input_total=1e6).log_base == 2.0
+
+
+def undone_zeros(adata, function):
+    """The values of stored entries changed by a function; zeros stay."""
+    adata.X = sparse.csr_matrix(adata.X, dtype=np.float64)
+    adata.X.data = function(adata.X.data)
+    return adata
+
+
+def lognormalised(adata, total=1e4, base=None):
+    scanpy.pp.normalize_total(adata, target_sum=total)
+    scanpy.pp.log1p(adata, base=base)
+    adata.uns = {}
+    return adata
+
+
+def tpm(adata):
+    lengths = np.random.default_rng(0).lognormal(0, 1, adata.n_vars)
+    adata.X = sparse.csr_matrix(adata.X @ sparse.diags(lengths), dtype=np.float32)
+    return lognormalised(adata, 1e6)
+
+
+def by_maximum(adata):
+    adata.X = sparse.csr_matrix(adata.X @ sparse.diags(1 / np.maximum(adata.X.max(axis=0).toarray().ravel(), 1e-9)))
+    return adata
+
+
+def by_length(adata):
+    lengths = np.sqrt(np.asarray(adata.X.multiply(adata.X).sum(axis=1)).ravel())
+    adata.X = sparse.csr_matrix(sparse.diags(1 / lengths) @ adata.X)
+    return adata
+
+
+def scaled(adata, **options):
+    scanpy.pp.scale(adata, zero_center=False, **options)
+    return adata
+
+
+NOT_AS_THEY_LOOK = {
+    "normalised and logged twice": (lambda a: lognormalised(lognormalised(a)), "were normalised and logged again"),
+    "the same, some genes": (lambda a: lognormalised(lognormalised(a))[:, ::3].copy(), "normalised and logged again"),
+    "TPM, the same": (lambda a: lognormalised(tpm(a)), "were normalised and logged again"),
+    "normalised twice, logged once": (
+        lambda a: scanpy.pp.normalize_total(lognormalised(a), target_sum=1e4, copy=True),
+        "logarithms that were normalised",
+    ),
+    "logged twice": (lambda a: undone_zeros(lognormalised(a), np.log1p), "log1p was applied twice"),
+    "logged twice to base 2": (
+        lambda a: undone_zeros(lognormalised(a, base=2), lambda x: np.log2(1 + x)),
+        "log1p was applied twice",
+    ),
+    "TPM logged twice": (lambda a: undone_zeros(tpm(a), np.log1p), "log1p was applied twice"),
+    "square roots of cp10k": (lambda a: undone_zeros(lognormalised(a), lambda x: np.sqrt(np.expm1(x))), "square roots"),
+    "square roots of counts": (lambda a: undone_zeros(a, np.sqrt), "square roots"),
+    "arcsinh of counts": (lambda a: undone_zeros(a, np.arcsinh), "arcsinh"),
+    "scaled without centring": (lambda a: scaled(lognormalised(a)), "scaled without centring"),
+    "the same, at most 10": (lambda a: scaled(lognormalised(a), max_value=10), "scaled without centring"),
+    "min-max": (lambda a: by_maximum(lognormalised(a)), "scaled to at most 1"),
+    "one length": (lambda a: by_length(lognormalised(a)), "scaled to one length"),
+}
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["sparse", "dense"])
+@pytest.mark.parametrize("case", NOT_AS_THEY_LOOK)
+def test_values_that_are_not_what_they_look_like_are_refused(few_pbmc, case, dense):
+    make, match = NOT_AS_THEY_LOOK[case]
+    adata = make(few_pbmc)
+    if dense:
+        adata.X = np.asarray(adata.X.todense(), dtype=np.float32)
+    with pytest.raises(InputError, match=match) as error:
+        detect_expression(adata)
+    assert not error.value.fixes
+    assert detect_expression(adata, input_kind="linear").kind == "linear"
+
+
+SOUND = {
+    "ln(1 + cp10k)": lognormalised,
+    "log2(1 + CPM)": lambda a: lognormalised(a, 1e6, 2),
+    "log TPM": tpm,
+    "TPM": lambda a: undone_zeros(tpm(a), np.expm1),
+    "shares of counts": lambda a: scanpy.pp.normalize_total(a, target_sum=1, copy=True),
+    "counts without ambient RNA": lambda a: undone_zeros(a, lambda x: x * np.linspace(0.7, 1, len(x))),
+    "the same, logged": lambda a: lognormalised(undone_zeros(a, lambda x: x * np.linspace(0.7, 1, len(x)))),
+    "some genes": lambda a: lognormalised(a)[:, ::7].copy(),
+    "a panel": lambda a: tpm(a[:, np.argsort(-a.X.toarray().var(axis=0))[:60]].copy()),
+}
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_sound_values_are_not_doubted(few_pbmc, case):
+    findings = detect_expression(SOUND[case](few_pbmc))
+    assert findings.kind == ("linear" if case in ("TPM", "shares of counts", "counts without ambient RNA") else "log1p")
+
+
+@pytest.mark.parametrize("kind", ["binary", "logged twice"])
+def test_doubtful_places_come_after_sound_ones(few_pbmc, kind):
+    few_pbmc.layers["counts"] = (few_pbmc.X > 0).astype(np.float32)
+    lognormalised(few_pbmc)
+    if kind == "logged twice":
+        few_pbmc.layers["counts"] = few_pbmc.X.log1p()
+    findings = detect_expression(few_pbmc)
+    assert summary(findings) == ("X", "log1p", 1e4, math.e)
+    few_pbmc.layers["counts"] = undone_zeros(few_pbmc.copy(), lambda x: np.rint(np.expm1(x))).X
+    assert detect_expression(few_pbmc).source == "layers/counts"
 
 
 def test_input_total_is_obeyed(counts_adata, pbmc):
@@ -413,11 +519,11 @@ def test_findings_are_jsonable(pbmc):
 
 def test_expression_gives_matrix_and_names(counts_adata, pbmc):
     x, names = stored_expression(pbmc, detect_expression(pbmc))
-    assert x is pbmc.raw.X
+    assert np.shares_memory(x.matrix.data, pbmc.raw.X.data)
     assert names == list(pbmc.raw.var_names)
     counts_adata.layers["counts"] = counts_adata.X.copy()
     x, _ = stored_expression(counts_adata, detect_expression(counts_adata, "layers/counts"))
-    assert x is counts_adata.layers["counts"]
+    assert np.shares_memory(x.matrix.data, counts_adata.layers["counts"].data)
     counts_adata.var_names = ["SAME", "SAME ", *counts_adata.var_names[2:]]
     assert stored_expression(counts_adata, detect_expression(counts_adata))[1][:2] == ["SAME", "SAME"]
     counts_adata.var_names = ["", "NaN", *counts_adata.var_names[2:]]

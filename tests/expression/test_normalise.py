@@ -122,7 +122,7 @@ def test_a_row_does_not_depend_on_its_block(counts_adata, kind, repeated):
     plan = plan_alignment(
         gene_table(adata, "X"), findings, list(counts_adata.var_names[::3]), target_sum=1e4, min_overlap=0.5
     )
-    x, _ = stored_expression(adata, findings)
+    x = stored_expression(adata, findings)[0].matrix
     whole = align_rows(x, plan)
     for size in (1, 7, 50):
         blocks = [align_rows(x[start : start + size], plan) for start in range(0, 120, size)]

@@ -211,7 +211,7 @@ def test_columns_of_an_earlier_annotation_go(counts_adata, folder, tiny_model, w
 def test_quality_of_cells_is_marked_and_counted(counts_adata, folder, write, caplog, monkeypatch):
     scores = np.linspace(0, 1, counts_adata.n_obs)
     monkeypatch.setattr("scperformer.prediction.rules.why_no_doublets", lambda *_: "")  # for so few cells
-    monkeypatch.setattr("scperformer.prediction.rules.doublet_scores", lambda _: (scores, 0.9, ""))
+    monkeypatch.setattr("scperformer.prediction.rules.doublet_scores", lambda *_: (scores, 0.9, ""))
     x = counts_adata.X.toarray()
     x[7, 20:] = 0
     counts_adata.X = x

@@ -117,7 +117,8 @@ def test_a_file_of_unknown_cells_is_announced(folder, sample, caplog):
     with caplog.at_level(logging.WARNING, "scperformer"):
         annotated(simulated(60, 3, labels=(3,)), folder)
     [warning] = [record.message for record in caplog.records if "look like none" in record.message]
-    assert warning.endswith("% of cells look like none of the 3 labels of this model: is it the right tissue?")
+    assert "% of cells look like none of the 3 labels of this model: is it the right tissue?" in warning
+    assert warning.endswith("Or are the values not what they were taken for (counts in X)?")
     caplog.clear()
     usual = annotated(sample, folder).uns["scperformer"]["fit"]
     assert "look like none" not in caplog.text

@@ -16,7 +16,7 @@ from scperformer.config import CheckConfig, PredictConfig, make_config
 from scperformer.errors import InputError
 from scperformer.model import folder as bundle
 from scperformer.prediction.predict import run_predict
-from scperformer.reports.check import run_check
+from scperformer.reports.check import check_all, run_check
 from scperformer.training.train import run_train
 
 DATA = Path(__file__).parents[2] / "data"
@@ -301,7 +301,18 @@ def annotated(adata) -> None:
     adata.obs["scperformer_label"] = "B"
 
 
+def logged_twice(adata) -> None:
+    x = adata.X.astype(np.float64).toarray()
+    adata.X = np.log1p(np.log1p(x * (1e4 / x.sum(axis=1, keepdims=True))))
+
+
+def with_antibodies(adata) -> None:
+    adata.var["feature_types"] = ["Antibody Capture"] * 190 + ["Gene Expression"] * 10
+
+
 CONTENTS = {
+    "logged twice": logged_twice,
+    "nearly all are antibodies": with_antibodies,
     "good": lambda adata: None,
     "mixed": mixed,
     "nan": nan,
@@ -455,6 +466,68 @@ def test_names_in_the_file_cannot_control_the_terminal(counts_adata, write, tiny
     assert "\x1b" not in out
     assert "column" in out
     assert max(map(len, out.splitlines())) < 500
+
+
+def without_order(file) -> None:
+    del file["obs"].attrs["column-order"]
+
+
+def with_array(name):
+    def change(file) -> None:
+        if name in file:
+            del file[name]
+        file[name] = np.arange(3)
+
+    return change
+
+
+@pytest.mark.parametrize("change", [with_array("uns"), with_array("obsm"), without_order], ids=["uns", "obsm", "order"])
+def test_verdict_of_predict_on_tables_that_cannot_be_written(change, counts_adata, write, agree):
+    path = write(counts_adata)
+    with h5py.File(path, "r+") as file:
+        change(file)
+    assert "as anndata writes it" in agree(path)["problem"]
+
+
+def test_verdict_of_predict_in_a_folder_that_cannot_be_written(counts_adata, write, tiny_model, monkeypatch):
+    monkeypatch.setattr("scperformer.reports.check.load_bundle", load_bundle)
+    path = write(counts_adata)
+    monkeypatch.setattr("scperformer.outputs.os.access", lambda *_: False)
+    [result] = check_all([str(path)], CheckConfig(inputs=[str(path)], model_path=str(tiny_model))).files
+    assert "cannot be written" in result["problem"]
+    assert "cannot be written" in refused(run_predict, PredictConfig(inputs=[str(path)], model_path=str(tiny_model)))
+
+
+@pytest.mark.parametrize("most", [150, 250])
+def test_verdict_of_predict_on_cells_with_too_many_tokens(counts_adata, write, tmp_path, most, monkeypatch):
+    monkeypatch.setattr("scperformer.reports.check.load_bundle", load_bundle)
+    some = counts_adata.copy()
+    some.X = np.where(np.arange(200) < 140, some.X.toarray(), 0)
+    reference, out = write(some, "reference.h5ad"), tmp_path / "exact"
+    words = ["label_key=cell_type", "model=tiny", "attention=softmax", f"attention.max_length={most}", "logger=none"]
+    words += ["trainer.max_epochs=1", "optim.deep_min_gain=0", "keep_cells=0", f"output='{out}'", "data.min_cells=0"]
+    run_train(make_config("train", [f"inputs=['{reference}']", *words]))
+    path = str(write(counts_adata))
+    [result] = check_all([path], CheckConfig(inputs=[path], model_path=str(out))).files
+    message = refused(run_predict, PredictConfig(inputs=[path], model_path=str(out)))
+    assert (result["problem"] is None) == (message is None) == (most == 250)
+    if message is not None:
+        assert "tokens in a cell" in message
+        assert "tokens in a cell" in result["problem"]
+
+
+def test_an_unfiltered_matrix_is_named_and_described_by_its_cells(raw_pbmc, few_pbmc, write, monkeypatch, capsys):
+    monkeypatch.setattr("scperformer.reports.check.load_bundle", load_bundle)
+    (expected,) = checked(write(few_pbmc, "cells.h5ad"))
+    (result,) = checked(write(raw_pbmc, "raw.h5ad"))
+    for name in ("quality", "condition", "unlike_share", "problem"):
+        assert result[name] == expected[name]
+    assert "droplets" not in expected
+    assert result["droplets"]["num_empty"] == 600
+    out = capsys.readouterr().out
+    assert "91 % of barcodes have fewer than" in out
+    assert "this looks like the unfiltered matrix" in out
+    assert f"measured on 60 barcodes with {result['droplets']['floor']} counts or more" in out
 
 
 @pytest.mark.parametrize("foreign", [False, True], ids=["blood", "other cells"])

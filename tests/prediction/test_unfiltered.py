@@ -1,0 +1,103 @@
+"""Unfiltered matrices, and files with features that are no genes, give the cells the calls of a file of cells alone."""
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+
+import scperformer
+from scperformer.config.steps import PredictConfig
+from scperformer.model import load_bundle
+from scperformer.prediction.predict import run_predict
+
+KEY = "scperformer"
+COLUMNS = [f"{KEY}_{name}" for name in ("label", "confidence", "margin", "unknown", "novelty")]
+
+
+def require_same_calls(found: pd.DataFrame, expected: pd.DataFrame) -> None:
+    for column in COLUMNS:
+        np.testing.assert_array_equal(found[column].astype(str), expected[column].astype(str))
+
+
+@pytest.fixture
+def expected(few_pbmc) -> ad.AnnData:
+    return scperformer.annotate(few_pbmc)
+
+
+def test_cells_of_an_unfiltered_matrix_are_called_as_alone(raw_pbmc, expected, caplog):
+    """With all 600 droplets, the file would be shallow, and the model adapted to that."""
+    scperformer.annotate(raw_pbmc, options={"alpha": 0.1})
+    is_cell, obs, record = raw_pbmc.obs["is_cell"], raw_pbmc.obs, raw_pbmc.uns[KEY]
+    require_same_calls(obs.loc[expected.obs_names], expected.obs)
+    assert record["condition"]["depth"] == expected.uns[KEY]["condition"]["depth"]
+    assert not record["condition"]["adapted"]
+    means = record["fit"]["mean_confidence"], expected.uns[KEY]["fit"]["mean_confidence"]
+    assert means[0] == pytest.approx(means[1], rel=1e-6)
+    assert record["sets"]["mean_size"] == obs.loc[is_cell, f"{KEY}_set_size"].mean()
+    assert obs[f"{KEY}_low_quality"].tolist() == (~is_cell).tolist()
+    [warning] = record["warnings"]
+    assert warning.startswith("91 % of barcodes have fewer than ")
+    assert warning in caplog.text
+    assert record["droplets"]["num_empty"] == 600
+    assert record["num_unknown"] == obs[f"{KEY}_unknown"].sum() > 500
+
+
+def test_files_of_cells_have_the_entries_that_they_had(expected):
+    assert f"{KEY}_low_quality" not in expected.obs
+    assert "droplets" not in expected.uns[KEY]
+
+
+@pytest.mark.parametrize("form", ["memory", "h5ad", "shares"])
+def test_quality_and_shares_of_an_unfiltered_matrix(raw_pbmc, expected, write, tmp_path, form, monkeypatch):
+    monkeypatch.setattr("scperformer.files.row_blocks.MAX_BLOCK_CELLS", 150)
+    is_cell = raw_pbmc.obs["is_cell"].to_numpy()
+    if form == "memory":
+        found = scperformer.annotate(raw_pbmc, options={"quality": True})
+    else:
+        path, output = str(write(raw_pbmc)), str(tmp_path / "out.h5ad")
+        shares = []
+        for share in ("1/2", "2/2") if form == "shares" else ():
+            shares += map(str, run_predict(PredictConfig(inputs=[path], share=share)))
+        run_predict(PredictConfig(inputs=[path], output=output, quality=True, shares=shares))
+        found = ad.read_h5ad(output)
+    require_same_calls(found.obs.loc[expected.obs_names], expected.obs)
+    low = found.obs[f"{KEY}_low_quality"].to_numpy()
+    assert low[~is_cell].all()
+    assert low[is_cell].sum() < 6
+    assert found.uns[KEY]["quality"]["least_genes"] > 100
+
+
+def test_shares_of_labels_and_clusters_are_those_of_cells(raw_pbmc, few_pbmc):
+    few_pbmc.obs["group"] = raw_pbmc.obs["group"] = "a"
+    for adata in (few_pbmc, raw_pbmc):
+        scperformer.annotate(adata, clusters="group", options={"prior": "em"})
+    names = few_pbmc.obs_names
+    found = raw_pbmc.obs.loc[names]
+    for column in ("label", "cluster_label", "cluster_disagrees"):
+        assert found[f"{KEY}_{column}"].astype(str).tolist() == few_pbmc.obs[f"{KEY}_{column}"].astype(str).tolist()
+    shares = [adata.uns[KEY]["constraints"]["estimated_shares"] for adata in (few_pbmc, raw_pbmc)]
+    np.testing.assert_allclose(shares[0], shares[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["memory", "h5ad"])
+def test_antibodies_stay_in_the_file_and_change_no_call(cite_pbmc, expected, write, form):
+    x = cite_pbmc.X.copy()
+    if form == "memory":
+        found = scperformer.annotate(cite_pbmc)
+    else:
+        found = ad.read_h5ad(run_predict(PredictConfig(inputs=[str(write(cite_pbmc))]))[0])
+    require_same_calls(found.obs, expected.obs)
+    assert (x != found.X).nnz == 0
+    assert found.n_vars == expected.n_vars + 4
+    assert found.uns[KEY]["genes"]["num_file"] == expected.n_vars
+
+
+def test_the_same_model_is_trained_without_antibodies(cite_pbmc, few_pbmc, tmp_path):
+    options = {"experiment": "linear", "logger": "none", "data.min_genes": 0, "ontology": "none"}
+    models = [
+        load_bundle(scperformer.train(adata, "cell_type", output=tmp_path / str(number), options=options).path)
+        for number, adata in enumerate((cite_pbmc, few_pbmc))
+    ]
+    assert models[0].genes == models[1].genes
+    for name, weights in models[0].weights.items():
+        np.testing.assert_array_equal(weights, models[1].weights[name])
