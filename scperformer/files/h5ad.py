@@ -195,8 +195,7 @@ class BackedH5ad:
     """An open h5ad file or zarr group: tables of genes in memory; X, layers and raw on disk; cells read on demand.
 
     Attributes are named as in AnnData. `uns` holds only the marks that `detect_expression` needs. `left_out` are the
-    `nested_names`. A damaged file, or
-    one older than anndata 0.8, raises one of `READ_ERRORS`.
+    `nested_names`. A damaged file, or one older than anndata 0.8, raises one of `READ_ERRORS`.
     """
 
     def __init__(self, file: Any):

@@ -137,7 +137,10 @@ def seeing_genes_of(network: CellTypeModel, cells: Cells) -> Iterator[None]:
 
 @contextmanager
 def predicting(network: CellTypeModel, device: str = "cpu") -> Iterator[None]:
-    """Put a network into eval mode, on a device, for a block; afterwards both are as before, whatever happens."""
+    """Put a network into eval mode, on a device, for a block; afterwards both are as before, whatever happens.
+
+    The caller has the turn: see `torch_state_kept`.
+    """
     was_training, before = network.training, next(network.parameters()).device
     try:
         network.eval().to(device)
@@ -167,7 +170,7 @@ def predict_cells(
     """
     num_threads = torch.get_num_threads()
     if network.is_sums:
-        with predicting(network), torch_state_kept(threads=1):
+        with torch_state_kept(threads=1), predicting(network):
             return _predict_sums(network, cells.x, num_threads, done)
     filled_up = device == "cpu"
     if filled_up:
@@ -189,8 +192,8 @@ def predict_cells(
 
     batches = list(prediction_batches(cells.lengths, batch_size, most_tokens))
     with (
-        predicting(network, device),
         torch_state_kept(threads=1),
+        predicting(network, device),
         fast_cpu(device),
         seeing_genes_of(network, cells),
     ):
@@ -254,7 +257,7 @@ def _predict_sums(
 def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Logits of the linear branch and of the encoder, float32 N x C each; 0 where a branch is off."""
     wide, deep = np.zeros((2, len(cells), network.num_labels), dtype=np.float32)
-    with predicting(network), torch.inference_mode(), fast_cpu("cpu"):
+    with fast_cpu("cpu"), predicting(network), torch.inference_mode():
         for rows, length in prediction_batches(cells.lengths, batch_size):
             wide_BC, deep_BC, _ = network.branches(cells.batch(rows, length))
             wide[rows], deep[rows] = wide_BC.numpy(), deep_BC.numpy()
