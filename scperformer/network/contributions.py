@@ -51,8 +51,8 @@ def find_contributions(network: CellTypeModel, cells: Cells, labels: np.ndarray)
     indptr = cells.x.indptr
     found, bias, logits = np.zeros(cells.x.nnz, dtype=np.float32), np.zeros(len(cells)), np.zeros(len(cells))
     with (
-        predicting(network),
         torch_state_kept(threads=1),
+        predicting(network),
         fast_cpu("cpu"),
         seeing_genes_of(network, cells),
         progress("genes behind the calls", total=len(cells), unit="cells") as shown,
