@@ -3,6 +3,7 @@
 The parts of a zarr store are read in the same way.
 """
 
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +21,16 @@ from anndata import AnnData
 from anndata.io import read_elem, sparse_dataset
 from scipy import sparse
 
-from scperformer.files.safety import READ_ERRORS, damaged, quiet_anndata, reading, reason_of, require_contained
+from scperformer.errors import InputError
+from scperformer.files.safety import (
+    READ_ERRORS,
+    IORegistryError,
+    damaged,
+    quiet_anndata,
+    reading,
+    reason_of,
+    require_contained,
+)
 from scperformer.files.watch import open_hdf5
 from scperformer.outputs import new_file
 
@@ -28,6 +38,7 @@ PREPARED = "scperformer_prepared"  # uns key by which preprocess marks its outpu
 LOG_MARK = "log1p"  # uns key in which scanpy keeps the base of its logarithm; None: natural
 INDEX_NAMES = ("_index", "index", "cell_names", "cell_names_col", "gene_names", "cell_id", "barcodes", "barcode")
 EXTRAS = ("obsm", "varm", "obsp", "varp", "uns")
+PLACE = re.compile("key '(.*)' of .* to /(.*)")  # what anndata says about an error in writing
 NO_SLASHES = "anndata cannot read names with a slash"
 NAMED = ("layers", "obsm", "varm", "obsp", "varp", "raw/varm")  # groups of arrays, each with a name
 
@@ -186,9 +197,21 @@ def nullable_strings_allowed() -> Iterator[None]:
 
 
 def write_h5ad(adata: AnnData, path: str | Path, overwrite: bool = False) -> None:
-    """Write `adata` to a new file that appears complete or not at all; errors as `new_file`."""
+    """Write `adata` to a new file that appears complete or not at all.
+
+    Raises
+    ------
+    InputError
+        As `new_file`; or anndata cannot write something, such as a column of numbers and texts.
+    """
     with new_file(path, overwrite) as temporary, nullable_strings_allowed():
-        adata.write_h5ad(temporary)
+        try:
+            adata.write_h5ad(temporary)
+        except (TypeError, IORegistryError) as error:
+            match = next(filter(None, map(PLACE.search, getattr(error, "__notes__", []))), None)
+            place = "the cells" if match is None else f"{match[2]}['{match[1]}']"
+            found, remedy = f"{place} cannot be written ({reason_of(error)})", "convert it, such as by astype(str)"
+            raise InputError(found, "numbers, or text alone", f"{remedy}, or remove it") from error
 
 
 class BackedH5ad:

@@ -7,6 +7,7 @@ from pathlib import Path
 import anndata as ad
 import h5py
 import numpy as np
+import pandas as pd
 import pytest
 import scanpy
 import zarr
@@ -127,6 +128,13 @@ def test_write_h5ad_round_trip(rich, tmp_path):
     assert_equal(read_cells(path), rich, exact=True)
     with pytest.raises(InputError, match="exists"):
         write_h5ad(rich, path)
+
+
+def test_a_column_that_cannot_be_written_is_named(counts_adata, tmp_path):
+    counts_adata.obs["mixed"] = pd.Series([1, "a"] * 60, index=counts_adata.obs_names, dtype=object)
+    with pytest.raises(InputError, match=r"obs\['mixed'\] cannot be written \(.*\); expected numbers, or text alone"):
+        write_h5ad(counts_adata, tmp_path / "out.h5ad")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_setting_about_nullable_strings_is_the_users_again():
