@@ -75,29 +75,46 @@ def step_bytes(network: CellTypeModel, train: Cells, num_cells: int, cfg: TrainC
     return found
 
 
+# Of the control groups of Linux, versions 2 and 1: limit, use, and the entry of memory.stat with the pages of files.
+GROUPS = Path("sys", "fs", "cgroup")
+FILES_2 = "memory.max", "memory.current", "inactive_file"
+FILES_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+
+
 def available_memory(root: Path = Path("/")) -> int:
     """The bytes that this process can still get; where Linux does not tell, half of the machine's memory."""
     table = root / "proc" / "meminfo"
     if not table.is_file():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     free = [int(re.findall(r"MemAvailable: +(\d+)", table.read_text())[0]) * 1024]
-    # Control groups of version 2: the limits of this process's group and of all groups around it count.
-    own, top = root / "proc" / "self" / "cgroup", root / "sys" / "fs" / "cgroup"
-    name = re.search("^0::/(.*)$", own.read_text() if own.is_file() else "", re.MULTILINE)
-    group = top / (name[1] if name else "")
+    own = root / "proc" / "self" / "cgroup"
+    for line in own.read_text().splitlines() if own.is_file() else ():
+        _, controllers, name = line.split(":", 2)
+        if controllers == "":
+            free += _free_of_groups(root / GROUPS, name, *FILES_2)
+        elif "memory" in controllers.split(","):
+            free += _free_of_groups(root / GROUPS / "memory", name, *FILES_1)
+    return max(0, min(free))
+
+
+def _free_of_groups(top: Path, name: str, limit: str, used: str, cached: str) -> list[int]:
+    """Return the bytes that the limits of a control group, and of all groups around it, leave.
+
+    In a container without a name space of its own, only the groups from `top` on may be there.
+    """
+    free = []
+    group = top / name.strip("/")
     for folder in (group, *group.parents):
-        limit, used, stat = folder / "memory.max", folder / "memory.current", folder / "memory.stat"
-        if limit.is_file() and used.is_file() and (text := limit.read_text().strip()) != "max":
+        if (folder / limit).is_file() and (folder / used).is_file():
+            most = (folder / limit).read_text().strip()
+            stat = (folder / "memory.stat").read_text() if (folder / "memory.stat").is_file() else ""
             # Inactive pages of cached files count as used, but the kernel frees them when memory is needed.
-            cached = re.search(r"^inactive_file (\d+)", stat.read_text() if stat.is_file() else "", re.MULTILINE)
-            free.append(int(text) - int(used.read_text()) + (int(cached[1]) if cached else 0))
+            pages = re.search(rf"^{cached} (\d+)", stat, re.MULTILINE)
+            if most != "max":
+                free.append(int(most) - int((folder / used).read_text()) + (int(pages[1]) if pages else 0))
         if folder == top:
             break
-    # Version 1, as one group.
-    limit, used = (top / "memory" / f"memory.{name}_in_bytes" for name in ("limit", "usage"))
-    if limit.is_file() and used.is_file():
-        free.append(int(limit.read_text()) - int(used.read_text()))
-    return max(0, min(free))
+    return free
 
 
 def fitting_batch_size(network: CellTypeModel, train: Cells, cfg: TrainConfig, memory: float) -> int:

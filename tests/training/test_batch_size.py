@@ -172,21 +172,43 @@ def group(path, limit, used, cached=0):
     }
 
 
+def old_group(path, limit, used, cached=0):
+    """The files of a control group of version 1, which says of all groups inside of it how many pages are cached."""
+    folder = f"sys/fs/cgroup/memory/{path}"
+    return {
+        f"{folder}memory.limit_in_bytes": str(limit * 2**30),
+        f"{folder}memory.usage_in_bytes": str(used * 2**30),
+        f"{folder}memory.stat": f"inactive_file 0\ntotal_inactive_file {cached * 2**30}\n",
+    }
+
+
+NEW, OLD = {"proc/self/cgroup": "0::/job/step\n"}, {"proc/self/cgroup": "9:cpu:/x\n4:hugetlb,memory:/job/step\n0::/\n"}
+
+
 def test_what_is_free_on_the_machine(machine):
     assert machine({}) == 8
-    assert machine(group("", "max", 3)) == 8
+    assert machine({**NEW, **group("", "max", 3)}) == 8
 
 
-def test_limits_of_groups_count_wherever_they_are(machine):
-    assert machine({"proc/self/cgroup": "0::/job/step\n", **group("job/", 6, 4, cached=1)}) == 3
+@pytest.mark.parametrize(("own", "group"), [(NEW, group), (OLD, old_group)], ids=["version 2", "version 1"])
+def test_limits_of_groups_count_wherever_they_are(machine, own, group):
+    assert machine({**own, **group("job/", 6, 4, cached=1)}) == 3
     assert machine({**group("job/step/", 5, 3)}) == 2
     assert machine({**group("", 2, 1)}) == 1
     assert machine({**group("", 1, 2)}) == 0
 
 
-def test_limits_of_groups_of_version_1(machine):
-    old = {"memory.limit_in_bytes": str(4 * 2**30), "memory.usage_in_bytes": str(2**30)}
-    assert machine({f"sys/fs/cgroup/memory/{name}": text for name, text in old.items()}) == 3
+def test_a_container_sees_its_own_group_at_the_top(machine):
+    assert machine({**OLD, **old_group("", 4, 3, cached=2)}) == 3
+
+
+def test_no_limit_of_version_1_is_a_large_number(machine):
+    assert machine({**OLD, **old_group("job/step/", 2**33 - 1, 3)}) == 8
+
+
+def test_groups_of_other_processes_do_not_count(machine):
+    assert machine({**OLD, **old_group("other/", 2, 1), **group("", 2, 1)}) == 1
+    assert machine({"proc/self/cgroup": "9:cpu:/x\n"}) == 8
 
 
 def test_without_such_files_half_of_the_machine(tmp_path):
