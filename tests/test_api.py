@@ -229,7 +229,12 @@ def test_evaluation_has_the_scores_as_tables(annotated, tmp_path):
     assert found.confusion.to_numpy().sum() == len(annotated)
     assert f"{found.scores.loc['model', 'accuracy']:.3f}".rstrip("0") in repr(found)
     assert found.path == tmp_path / "evaluation"
-    assert sorted(path.name for path in found.path.iterdir()) == ["confusion.csv", "metrics.json", "per_class.csv"]
+    assert sorted(path.name for path in found.path.iterdir()) == [
+        ".scperformer.json",
+        "confusion.csv",
+        "metrics.json",
+        "per_class.csv",
+    ]
     with pytest.raises(InputError, match="exists"):
         scp.evaluate(annotated, "cell_type", output=found.path)
 

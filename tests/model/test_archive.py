@@ -103,7 +103,7 @@ MEMBERS = {
     "parent": (member("../evil"), "lies outside"),
     "parent inside": (member("m/../../evil"), "lies outside"),
     "parent of a known name": (member("../bundle.json"), "lies outside"),
-    "absolute": (member("/tmp/evil"), "lies outside"),
+    "absolute": (member("/srv/evil"), "lies outside"),
     "absolute known name": (member("/bundle.json"), "lies outside"),
     "link": (member("m/genes.tsv", tarfile.SYMTYPE, "/etc/passwd"), NO_FILE),
     "link to a parent": (member("m/link", tarfile.SYMTYPE, "../../secret"), NO_FILE),

@@ -95,7 +95,7 @@ def test_the_folder_says_everything(corpus, tmp_path):
     again = make_config("pretrain", to_overrides(words, "pretrain"))
     assert (again.tokens.name, again.trainer.max_epochs) == ("bins", 1)
     assert sorted(path.name for path in (tmp_path / "enc.run").iterdir()) == sorted(
-        ["config.yaml", "metrics.csv", "metrics.json", "provenance.json", "run.json"]
+        [".scperformer.json", "config.yaml", "metrics.csv", "metrics.json", "provenance.json", "run.json"]
     )
     assert json.loads((tmp_path / "enc.run" / "provenance.json").read_text()) == made
     assert all(name.startswith(("model.encoder.", "pretraining.")) for name in bundle.weights)
