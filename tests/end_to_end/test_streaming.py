@@ -301,7 +301,7 @@ def test_what_is_not_ours_in_a_folder_of_parts_stays(cut_off, tiny_model, tmp_pa
     path, _ = cut_off
     folder = tmp_path / "sample.annotated.h5ad.partial"
     (folder / name).write_text(text)
-    with pytest.raises(InputError, match="is in the way: it (holds|has no|is a folder without)"):
+    with pytest.raises(InputError, match=r"is in the way: it (holds|has no|is a folder without)"):
         run_predict(config(path, tiny_model))
     assert (folder / name).read_text() == text
     assert len(list(folder.glob("part-*"))) == 3
@@ -353,7 +353,7 @@ def test_a_folder_that_is_not_ours_stays(counts_adata, tiny_model, write, tmp_pa
     theirs = tmp_path / "sample.annotated.h5ad.partial"
     theirs.mkdir()
     (theirs / "thesis.tex").write_text("x")
-    with pytest.raises(InputError, match="is in the way: it (holds|has no|is a folder without)"):
+    with pytest.raises(InputError, match=r"is in the way: it (holds|has no|is a folder without)"):
         run_predict(config(write(counts_adata), tiny_model))
     assert (theirs / "thesis.tex").exists()
 
