@@ -4,7 +4,6 @@ import fcntl
 import json
 import logging
 import os
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -17,6 +16,7 @@ from scipy.sparse import csr_matrix
 from scperformer.config import PredictConfig
 from scperformer.dataset import Query
 from scperformer.errors import InputError
+from scperformer.model import read_arrays
 from scperformer.network import Cells, Model, choose_device, predict_cells, torch_state_kept
 from scperformer.outputs import Folder, foreign, new_folder, put_in_place, remove, require_absent
 from scperformer.trust import Profile, cell_draws
@@ -27,6 +27,8 @@ UNFINISHED = ".unfinished"  # the part that is being written
 IDENTITY = "run.json"  # input, model and options of the parts; also the mark of a folder that predict has made
 NAMES = (IDENTITY, "part-*.npz", UNFINISHED, ".scperformer-*")  # the last: of an output that is being written
 PARTS = Folder("parts of a prediction", more=NAMES)
+KINDS = {"proba": "f", "embedding": "f", "baseline": "i", "empty": "b", "scores": "f", "draws": "f"}  # of numbers
+MOST_VALUES = 2**29  # of a part; a block of 100,000 cells and 1,000 labels has 100 million
 
 
 @dataclass
@@ -99,9 +101,10 @@ class Partial:
         """Return all parts in order; a damaged one is refused."""
         for part in range(self.num_parts):
             try:
-                with np.load(self._file(part), allow_pickle=False) as arrays:
-                    calls = Calls(**{field.name: arrays[field.name] for field in fields(Calls)})
-            except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+                calls = Calls(**read_arrays(self._file(part), KINDS, MOST_VALUES))
+                if [array.shape[:1] for array in vars(calls).values()] != [(len(calls.proba),)] * len(KINDS):
+                    raise ValueError("other numbers of cells")
+            except (TypeError, ValueError) as error:
                 found, remedy = f"damaged partial result {self._file(part)}", "run the same command without resume=true"
                 raise InputError(found, "it as it was written", remedy) from error
             yield calls
