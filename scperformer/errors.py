@@ -37,6 +37,10 @@ class InputError(ValueError):
         return type(self), (self.found, self.expected, self.remedy, self.fixes)  # a pool of processes sends it
 
 
+class NoRoom(InputError):
+    """A full disk, or a limit to the size of files: no error of an input, so that other inputs are not tried."""
+
+
 def _number(error: BaseException) -> int | None:
     """Return the number of an error of the system (errno), or None."""
     # h5py hides it in its text, also in errors that are no OSError; anndata puts its own words around an OSError.
@@ -45,15 +49,15 @@ def _number(error: BaseException) -> int | None:
     return int(hidden[1] or hidden[2]) if number is None and hidden else number
 
 
-def no_room(error: BaseException, output: object = "") -> InputError | None:
-    """Return the error of a full disk, or of a limit to the size of files, as an `InputError`; None for any other."""
+def no_room(error: BaseException, output: object = "") -> NoRoom | None:
+    """Return the error of a full disk, or of a limit to the size of files, as a `NoRoom`; None for any other."""
     where = f" ({output})" if output else ""
     number = None if isinstance(error, InputError) else _number(error)
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return InputError(f"the disk is full{where}", "room for the output", "free some, or choose another output=...")
+        return NoRoom(f"the disk is full{where}", "room for the output", "free some, or choose another output=...")
     if number == errno.EFBIG:
         remedy = "raise the limit (ulimit -f), or choose another output=..."
-        return InputError(f"files may not become so large here{where}", "room for the output", remedy)
+        return NoRoom(f"files may not become so large here{where}", "room for the output", remedy)
     return None
 
 

@@ -112,14 +112,15 @@ def fetch(url: str, target: Path, most_bytes: int, source: str | None = None) ->
 
     _require_allowed(url, source)
     seconds = SECONDS + most_bytes / SLOWEST
-    failed: list[Exception] = []
+    ended: list[Exception | None] = []
     too_late = threading.Event()
 
     def work() -> None:
         try:
             _download(url, target, most_bytes, too_late)
-        except Exception as error:  # noqa: BLE001 - raised below, in the thread that waits
-            failed.append(error)
+            ended.append(None)
+        except (OSError, ValueError, HTTPException) as error:  # URLError, HTTPError and time-outs are OSErrors
+            ended.append(error)
 
     remedy = "check the address and the network, or download it by hand and 'scperformer models import' it"
     # The time-out of a socket begins anew with each byte, and names of servers are looked up without one.
@@ -129,13 +130,13 @@ def fetch(url: str, target: Path, most_bytes: int, source: str | None = None) ->
     if worker.is_alive():
         too_late.set()
         raise InputError(f"{url} cannot be downloaded in {in_time(seconds)}", "a faster answer", remedy)
-    for error in failed:
-        if isinstance(error, InputError) or no_room(error):
-            raise error
-        if isinstance(error, OSError | ValueError | HTTPException):  # URLError, HTTPError and time-outs are OSErrors
-            reason = str(error) or type(error).__name__
-            raise InputError(f"{url} cannot be downloaded ({reason})", "an answer", remedy) from error
+    assert ended, "another error is a bug, which its thread has shown"
+    error = ended[0]
+    if error is not None and (isinstance(error, InputError) or no_room(error)):
         raise error
+    if error is not None:
+        reason = str(error) or type(error).__name__
+        raise InputError(f"{url} cannot be downloaded ({reason})", "an answer", remedy) from error
 
 
 def _download(url: str, target: Path, most_bytes: int, too_late: threading.Event) -> None:

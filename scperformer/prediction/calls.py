@@ -18,7 +18,8 @@ from scperformer.dataset import Query
 from scperformer.errors import InputError
 from scperformer.model import read_arrays
 from scperformer.network import Cells, Model, choose_device, predict_cells, torch_state_kept
-from scperformer.outputs import Folder, foreign, new_folder, put_in_place, remove, require_absent
+from scperformer.outputs import Folder, foreign, new_folder, output_named, put_in_place, remove, require_absent
+from scperformer.signals import RESUMES
 from scperformer.trust import Profile, cell_draws
 
 log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class Partial:
     def write(self, part: int, calls: Calls) -> None:
         """Keep a finished part."""
         unfinished = self.folder / UNFINISHED
-        with unfinished.open("wb") as file:
+        with output_named(self.folder), unfinished.open("wb") as file:
             np.savez(file, **{field.name: getattr(calls, field.name) for field in fields(Calls)})
         os.replace(unfinished, self.folder / f"part-{part:06d}.npz")
 
@@ -174,13 +175,14 @@ def partial_results(
     with _locked(folder):
         try:
             yield partial
-        except BaseException:
+        except BaseException as error:
             num = partial.num_finished
             if num == 0 or num_parts == 1:
                 _remove_parts(folder)
-            else:
-                remedy = "the same command with resume=true goes on from there"
-                log.warning("cut off: %d of %d parts are kept in %s; %s", num, num_parts, folder, remedy)
+            elif isinstance(error, Exception):
+                log.warning("cut off: %d of %d parts are kept in %s; %s", num, num_parts, folder, RESUMES)
+            else:  # ended by a signal
+                error.add_note(f"{num} of {num_parts} parts are kept in {folder}; {RESUMES}")
             raise
         _remove_parts(folder)
 
