@@ -1,7 +1,19 @@
-"""`python -m scperformer`: the same as the command `scperformer`."""
+"""`python -m scperformer`, and the command `scperformer`."""
 
-import sys
+from scperformer.signals import Ended, handle_signals, leave, say_ended
 
-from scperformer.cli import main
 
-sys.exit(main())
+def run() -> None:
+    """Run the command line and end the process with its exit code; signals end it on one line from here on."""
+    handle_signals()
+    try:
+        from scperformer.cli import main
+
+        code = main()
+    except (KeyboardInterrupt, Ended) as error:  # during the imports of the command line
+        code = say_ended(error)
+    leave(code)
+
+
+if __name__ == "__main__":
+    run()

@@ -21,6 +21,7 @@ from scperformer import __version__
 from scperformer.errors import InputError, explained, one_line
 from scperformer.memory import GIVEN_BACK, freed_memory
 from scperformer.progress import progress
+from scperformer.signals import Ended, received, say_ended
 from scperformer.text import did_you_mean
 
 log = logging.getLogger(__name__)
@@ -383,7 +384,10 @@ def refuse(error: Exception) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; return 0, 2 for an error that the user can fix, 1 for a bug, or 141 as in a broken pipe."""
+    """Run the command line and return the exit code.
+
+    0: done; 2: an error that the user can fix; 1: a bug; 141: a broken pipe; 130, 143, 129: ended by a signal.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell: `2>&-`
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the end of the process
@@ -394,6 +398,8 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough, as in `scperformer check x.h5ad | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
         return 128 + signal.SIGPIPE
+    except (KeyboardInterrupt, Ended) as error:
+        return say_ended(error)
 
 
 def run_words(words: list[str]) -> int:
@@ -419,4 +425,4 @@ def run_words(words: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - every other error ends here, as one line
-        return refuse(error)
+        return say_ended(error) if received() else refuse(error)

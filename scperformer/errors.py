@@ -37,6 +37,30 @@ class InputError(ValueError):
         return type(self), (self.found, self.expected, self.remedy, self.fixes)  # a pool of processes sends it
 
 
+class NoRoom(InputError):
+    """A full disk, or a limit to the size of files: no error of an input, so that other inputs are not tried."""
+
+
+def _number(error: BaseException) -> int | None:
+    """Return the number of an error of the system (errno), or None."""
+    # h5py hides it in its text, also in errors that are no OSError; anndata puts its own words around an OSError.
+    hidden = re.search(r"errno = (\d+)|\[Errno (\d+)\]", str(error))
+    number = error.errno if isinstance(error, OSError) else None
+    return int(hidden[1] or hidden[2]) if number is None and hidden else number
+
+
+def no_room(error: BaseException, output: object = "") -> NoRoom | None:
+    """Return the error of a full disk, or of a limit to the size of files, as a `NoRoom`; None for any other."""
+    where = f" ({output})" if output else ""
+    number = None if isinstance(error, InputError) else _number(error)
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return NoRoom(f"the disk is full{where}", "room for the output", "free some, or choose another output=...")
+    if number == errno.EFBIG:
+        remedy = "raise the limit (ulimit -f), or choose another output=..."
+        return NoRoom(f"files may not become so large here{where}", "room for the output", remedy)
+    return None
+
+
 def explained(error: BaseException) -> InputError | None:
     """Return an error of the machine (disk, permissions, memory) as an `InputError`; None for any other error."""
     if isinstance(error, InputError):
@@ -46,14 +70,13 @@ def explained(error: BaseException) -> InputError | None:
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in text):
         remedy = "close other programs, take a larger machine, or lower threads, trainer.batch_size or batch_size"
         return InputError("memory ran out", "enough of it", remedy)
-    # h5py hides the number of the error in its text, and some of its errors are not an OSError.
-    hidden = re.search(r"errno = (\d+)", text)
-    number = int(hidden[1]) if hidden else error.errno if isinstance(error, OSError) else None
+    number = _number(error)
     if number is None:
         return None
-    where = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        return InputError(f"the disk is full{where}", "room for the output", "free some, or choose another output=...")
+    named = error.filename if isinstance(error, OSError) and error.filename else ""
+    if full := no_room(error, named):
+        return full
+    where = f" ({named})" if named else ""
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return InputError(f"no permission{where}", "files to read and folders to write", "check who owns them")
     reason = os.strerror(number)

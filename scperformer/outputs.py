@@ -1,12 +1,14 @@
 """Write files and folders so that they appear complete or not at all; remove no folder but those that we have made."""
 
 import ctypes
+import errno
 import json
 import os
 import re
 import shutil
 import socket
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,12 +16,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from scperformer.errors import InputError
+from scperformer.errors import InputError, no_room
 
 FAILED = ".failed.json"  # ending of a file in place of an output that there is not: sample, input and error
 MARK = ".scperformer.json"  # in each folder that we make
 OTHER = "choose another output=..."
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux: paths are relative to the working folder; neither name is ever missing
+MOST_TRIES, SECONDS_BETWEEN = 40, 0.05  # to remove an unfinished folder
 
 
 def _require_writable(folder: Path) -> None:
@@ -109,6 +112,17 @@ def require_absent(path: str | Path, overwrite: bool, made: Folder | None = None
 
 
 @contextmanager
+def output_named(path: str | Path) -> Iterator[None]:
+    """Name the output in an error about a disk that is full: the system names a temporary file, or nothing."""
+    try:
+        yield
+    except Exception as error:
+        if full := no_room(error, path):
+            raise full from error
+        raise
+
+
+@contextmanager
 def new_file(path: str | Path, overwrite: bool = False, scratch: Path | None = None) -> Iterator[Path]:
     """Give a temporary path; it becomes `path` when the block ends well, and is removed when it does not.
 
@@ -119,10 +133,13 @@ def new_file(path: str | Path, overwrite: bool = False, scratch: Path | None = N
     require_absent(path, overwrite)
     temporary = _beside(target) if scratch is None else scratch / _beside(target).name
     try:
-        yield temporary
+        with output_named(path):
+            yield temporary
+            _stored(temporary)
         if not overwrite:
             require_absent(path, overwrite)  # it may have appeared while we were working
         os.replace(temporary, target)
+        _stored(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -138,12 +155,37 @@ def new_folder(path: str | Path, made: Folder, overwrite: bool = False) -> Itera
     temporary = _beside(target)
     temporary.mkdir()
     try:
-        yield temporary
-        mark(temporary, made)
+        with output_named(path):
+            yield temporary
+            mark(temporary, made)
+            for entry in (*temporary.rglob("*"), temporary):
+                _stored(entry)
         _require_replaceable(Path(path), overwrite, made)
         put_in_place(temporary, target)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for _ in range(MOST_TRIES):
+            shutil.rmtree(temporary, ignore_errors=True)
+            if not temporary.exists():
+                break
+            time.sleep(SECONDS_BETWEEN)  # after Ctrl-C, a thread of zarr may still write a file into it
+
+
+def _stored(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk: a name must not be there before its content is.
+
+    Without it, a machine that loses power may keep the new name of a file that is empty.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:  # such as a folder that may be written but not read
+        return
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # some network disks cannot
+            raise
+    finally:
+        os.close(file)
 
 
 def put_in_place(new: Path, target: Path) -> None:
@@ -154,8 +196,10 @@ def put_in_place(new: Path, target: Path) -> None:
     """
     if not target.exists():
         os.replace(new, target)
+        _stored(target.parent)
         return
     if _exchanged(new, target):
+        _stored(target.parent)
         shutil.rmtree(new, ignore_errors=True)
         return
     old = target.with_name(f".scperformer-old-{uuid.uuid4().hex}")
@@ -165,6 +209,7 @@ def put_in_place(new: Path, target: Path) -> None:
     except OSError:
         os.replace(old, target)
         raise
+    _stored(target.parent)
     shutil.rmtree(old, ignore_errors=True)  # only here: before, it may be the only copy
 
 

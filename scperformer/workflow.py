@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from scperformer.config import WorkflowConfig, read_yaml_file
 from scperformer.errors import InputError
+from scperformer.signals import Ended
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,19 @@ def snakemake_words(cfg: WorkflowConfig) -> list[str]:
     return [*words, "--config", *entries] if entries else words
 
 
+def _code_of(command: list[str]) -> int:
+    """Run a command and return its exit code; after a signal, wait until it has ended its jobs and its locks."""
+    process = subprocess.Popen(command)
+    try:
+        return process.wait()
+    except (KeyboardInterrupt, Ended) as error:
+        # Ctrl-C reaches all processes of a terminal by itself: a second signal would cut off their end.
+        if not (isinstance(error, KeyboardInterrupt) and sys.stdin.isatty()):
+            process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
+
+
 def run_workflow(cfg: WorkflowConfig) -> None:
     """Run the workflow; if it fails, exit with the code of snakemake.
 
@@ -60,6 +75,6 @@ def run_workflow(cfg: WorkflowConfig) -> None:
             raise InputError(found, "a YAML file like workflows/config.yaml", "see docs/workflow.md") from error
     words = snakemake_words(cfg)
     log.info("snakemake %s", shlex.join(words))
-    code = subprocess.run([sys.executable, "-m", "snakemake", *words], check=False).returncode
+    code = _code_of([sys.executable, "-m", "snakemake", *words])
     if code:
         raise SystemExit(code)

@@ -79,6 +79,14 @@ class Fastfood(nn.Module):
         shape = (math.ceil(num_features / width), width)
         for name in ("signs_NP", "order_NP", "gaussian_NP", "scale_NP"):
             self.register_buffer(name, torch.empty(shape, dtype=torch.int64 if name == "order_NP" else None))
+        self.register_load_state_dict_post_hook(self._require_order)
+
+    @staticmethod
+    def _require_order(module: nn.Module, _: object) -> None:
+        """Refuse weights whose orders are none: they are places, which nothing else compares with the size."""
+        order_NP = module.get_buffer("order_NP").cpu()
+        if not torch.equal(order_NP.sort(dim=1).values, torch.arange(order_NP.shape[1]).expand_as(order_NP)):
+            raise ValueError("weights 'order_NP' that are no order")
 
     @torch.no_grad()
     def redraw(self, generator: torch.Generator) -> None:

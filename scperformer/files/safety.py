@@ -1,13 +1,15 @@
 """Refuse inputs that are damaged, point to other files, hold objects, or have unsound matrices and tables."""
 
-import errno
 import json
+import os
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anndata as ad
 import h5py
@@ -17,7 +19,7 @@ from anndata import AnnData
 from anndata._io.specs.registry import IORegistryError  # not public; a subclass of Exception only
 from scipy import sparse
 
-from scperformer.errors import InputError
+from scperformer.errors import InputError, no_room
 
 # Errors that h5py, zarr, gzip, pandas and anndata raise on damaged content. MemoryError is left out on purpose.
 READ_ERRORS = (
@@ -28,6 +30,9 @@ ALONE = "a file that holds all of its data"
 COPY = "make a copy in which the data themselves are stored"
 ZARR_METADATA = (".zarray", ".zgroup", ".zmetadata", "zarr.json")
 TEXT_CODECS = ("vlen-utf8", "vlen-bytes")  # all that object arrays of anndata need
+MOST_GROUPS = 100_000  # as a reader finds them who follows links
+MOST_NAMED = 3  # links of a circle
+Place = TypeVar("Place")  # of a group in a file, or of a folder
 MAX_METADATA = 256 * 2**20  # bytes of a metadata file of zarr; a real one has less than a megabyte
 
 
@@ -53,7 +58,7 @@ def reading(path: str | Path, expected: str = "a complete h5ad file") -> Iterato
     except InputError:
         raise
     except READ_ERRORS as error:
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):  # of an output that is written in the block
+        if no_room(error):  # of an output that is written in the block
             raise
         raise damaged(path, error, expected) from error
 
@@ -70,18 +75,50 @@ def quiet_anndata() -> Iterator[None]:
         yield
 
 
-def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5py.Dataset]:
-    """Return all groups and datasets of an HDF5 file; no link is followed.
+def require_tree(links: Mapping[Place, Sequence[tuple[Place, str]]], path: str | Path) -> None:
+    """Refuse groups that hold one another, or that are linked so often that reading them would not come to an end.
 
-    Refuse one with external links, virtual datasets or external storage.
+    Readers follow links: to them, a group that is linked twice is two groups, with all that is in them.
+
+    Parameters
+    ----------
+    links
+        For each group, the groups in it and the name of each, whether they lie there or are linked.
     """
-    nodes, groups, seen = [], [file["/"]], set()
+    expected, remedy = "a file without such links", "delete the link, or write the file anew"
+    names = {(group, part): name for group, parts in links.items() for part, name in parts}
+    try:
+        order = list(TopologicalSorter({group: [part for part, _ in links[group]] for group in links}).static_order())
+    except CycleError as error:
+        circle = error.args[1]  # each is in the next
+        links_of_it = ", ".join(f"'{names[group, part]}'" for part, group in pairwise(circle[: MOST_NAMED + 1]))
+        raise InputError(f"{path} has groups in a circle ({links_of_it})", expected, remedy) from error
+    sizes: dict[Place, int] = {}
+    for group in order:  # what is in a group comes before it
+        sizes[group] = 1 + sum(sizes[part] for part, _ in links.get(group, ()))
+        if sizes[group] > MOST_GROUPS + 2 * len(links):
+            found = f"{path} has {len(links):,} groups that links make more than {MOST_GROUPS:,}"
+            raise InputError(found, expected, remedy)
+
+
+def _address(group: h5py.Group) -> tuple[int, int]:
+    info = h5py.h5o.get_info(group.id)
+    return info.fileno, info.addr
+
+
+def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5py.Dataset]:
+    """Return all groups and datasets of an HDF5 file, each once.
+
+    Refuse one with external links, virtual datasets or external storage, or with links in a circle.
+    """
+    nodes, groups = [], [file["/"]]
+    links: dict[tuple[int, int], list[tuple[tuple[int, int], str]]] = {}  # each group: the groups in it
+    soft: list[tuple[h5py.Group, str, str]] = []
     while groups:
         group = groups.pop()
-        info = h5py.h5o.get_info(group.id)
-        if (info.fileno, info.addr) in seen:  # hard links may form circles
+        if (address := _address(group)) in links:  # by another link
             continue
-        seen.add((info.fileno, info.addr))
+        links[address] = []
         nodes.append(group)
         for name in group:
             where = f"{group.name.rstrip('/')}/{name}"
@@ -91,10 +128,12 @@ def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5
                 raise InputError(f"{path} has a link of an unknown kind ('{where}')", ALONE, COPY) from error
             if isinstance(link, h5py.ExternalLink):
                 raise InputError(f"{path} has a link to another file ('{where}' -> {link.filename})", ALONE, COPY)
-            if isinstance(link, h5py.SoftLink):  # it stays in this file, as all external links are refused
+            if isinstance(link, h5py.SoftLink):
+                soft.append((group, name, where))
                 continue
             node = group[name]
             if isinstance(node, h5py.Group):
+                links[address].append((_address(node), where))
                 groups.append(node)
             elif isinstance(node, h5py.Dataset):
                 others = [name for name, _, _ in node.external or ()]
@@ -103,18 +142,26 @@ def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5
                 if others:
                     raise InputError(f"{path} has data in another file ('{where}' -> {others[0]})", ALONE, COPY)
                 nodes.append(node)
+    for group, name, where in soft:  # they stay in this file, as it has no external links; they may lead nowhere
+        if isinstance(node := group.get(name), h5py.Group):
+            links[_address(group)].append((_address(node), where))
+    require_tree(links, path)
     return nodes
 
 
 def require_contained_folder(folder: Path) -> None:
     """Refuse a zarr folder with links that leave it, anything but files and folders, or pickled objects."""
-    root = folder.resolve()
+    root = Path(os.path.realpath(folder))
     expected = "a zarr folder that holds all of its data"
+    links: dict[Path, list[tuple[Path, str]]] = {root: []}  # each folder: the folders in it
     for entry in sorted(folder.rglob("*")):  # does not follow links to folders
         name = entry.relative_to(folder)
-        if entry.is_symlink() and not entry.resolve().is_relative_to(root):
+        target = Path(os.path.realpath(entry))
+        if entry.is_symlink() and not target.is_relative_to(root):
             raise InputError(f"{folder} has a link that leaves it ('{name}')", expected, COPY)
-        if not entry.is_file() and not entry.is_dir():
+        if entry.is_dir():
+            links.setdefault(root / name.parent, []).append((target, str(name)))
+        elif not entry.is_file():
             raise InputError(f"{folder} holds '{name}', which is neither a file nor a folder", expected, COPY)
         if entry.name not in ZARR_METADATA:
             continue
@@ -128,6 +175,7 @@ def require_contained_folder(folder: Path) -> None:
         if (objects := _objects(content)) is not None:
             remedy = "write it with anndata's write_zarr, which stores numbers and strings"
             raise InputError(f"{folder} declares {objects} in '{name}'", "numbers and strings", remedy)
+    require_tree(links, folder)
 
 
 def _objects(content: Any) -> str | None:

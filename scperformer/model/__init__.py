@@ -1,6 +1,7 @@
 """The saved model as plain data, without torch: folder, with kept, held_out (and arrays), linear; registry, archive."""
 
 from scperformer.model.archive import ARCHIVES, copy_from_archive
+from scperformer.model.arrays import read_arrays
 from scperformer.model.folder import (
     BRANCHES,
     CARD,
@@ -24,7 +25,7 @@ from scperformer.model.folder import (
     sum_of_branches,
 )
 from scperformer.model.held_out import HELD_OUT, HeldOut
-from scperformer.model.kept import CELLS, KeptCells
+from scperformer.model.kept import CELLS, MOST_CELLS, MOST_VALUES, KeptCells
 from scperformer.model.linear import LENGTH, TINY, linear_contributions, view
 from scperformer.model.registry import (
     MOST_REGISTRY,

@@ -382,7 +382,7 @@ def _read_bundle(folder: Path) -> Bundle:
             raise ValueError(f"'{name[:MOST_NAMED]}' missing or changed since it was written")
     try:
         weights = load_file(folder / WEIGHTS)
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:  # of types NumPy does not have
         raise ValueError(f"'{WEIGHTS}' unreadable") from error
     try:
         # Only line feeds end a row and only the last tab ends a name: gene names may hold other separators.
@@ -400,6 +400,8 @@ def _read_bundle(folder: Path) -> Bundle:
     for name, shape in {"baseline.weight": (len(genes), num_labels), "baseline.bias": (num_labels,)}.items():
         if name in weights and weights[name].shape != shape:
             raise ValueError(f"{name} does not fit {len(genes)} genes and {num_labels} labels")
+        if name in weights and weights[name].dtype.kind != "f":
+            raise ValueError(f"{name} of type {weights[name].dtype}")
     checksum, kind = hashlib.sha256(text.encode()).hexdigest(), info.get("kind", ANNOTATOR)
     named = {name: info[name] for name in CONTENT}
     held_out = read_held_out(folder, len(genes), num_labels) if HELD_OUT in info["files"] else None

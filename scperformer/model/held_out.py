@@ -15,6 +15,8 @@ from scperformer.model.arrays import read_arrays
 
 HELD_OUT = "held_out.npz"
 CELLS, PROFILE = ("logits", "labels", "scores"), ("weights", "vectors", "means", "whitening", "outside")
+KINDS = dict.fromkeys((*CELLS, *PROFILE), "f") | {"labels": "iu"}  # of numbers
+MOST_VALUES = 2**29  # of all arrays; 100,000 cells of 1,000 labels have 100 million logits
 
 
 @dataclass
@@ -36,7 +38,7 @@ class HeldOut:
 
 def read_held_out(folder: Path, num_genes: int, num_labels: int) -> HeldOut:
     """Read the held-out calls of a model folder; the text of a ValueError says how they are damaged."""
-    arrays = read_arrays(folder / HELD_OUT, (*CELLS, *PROFILE))
+    arrays = read_arrays(folder / HELD_OUT, KINDS, MOST_VALUES)
     num_cells, num_directions = arrays["labels"].size, arrays["vectors"].shape[-1] if arrays["vectors"].ndim else 0
     shapes = {
         "logits": (num_cells, num_labels),
@@ -48,11 +50,7 @@ def read_held_out(folder: Path, num_genes: int, num_labels: int) -> HeldOut:
         "whitening": (num_labels, num_directions, num_directions),
         "outside": (num_labels, 2),
     }
-    kinds = {"labels": "iu"}
-    sound = all(
-        arrays[name].shape == shapes[name] and arrays[name].dtype.kind in kinds.get(name, "f") for name in arrays
-    )
-    if not sound or num_cells == 0:
+    if num_cells == 0 or any(arrays[name].shape != shape for name, shape in shapes.items()):
         raise ValueError(f"'{HELD_OUT}' with parts that do not fit")
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise ValueError(f"'{HELD_OUT}' with numbers that are not finite")

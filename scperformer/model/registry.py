@@ -16,19 +16,22 @@ Only `fetch` goes out, and only `models pull` calls it.
 
 import hashlib
 import os
+import threading
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from scperformer.errors import InputError
-from scperformer.text import did_you_mean, unfit
+from scperformer.errors import InputError, no_room
+from scperformer.text import did_you_mean, in_time, unfit
 
 PACKAGED = Path(__file__).parent / "packaged" / "registry.yaml"
-SCHEMES = ("file", "https")
 LOCAL = ("localhost", "127.0.0.1", "::1")  # http is allowed from these hosts alone
 SECONDS = 30  # without a sign of the other side
+SLOWEST = 100_000  # bytes per second of a download, after these seconds
 MOST_BYTES = 2**30  # of an archive
 MOST_REGISTRY = 2**20  # bytes of a registry
+DEEPEST = 4  # levels of lists and dictionaries in a registry: all, the list of models, a model, its labels
 CHUNK = 2**20
 
 
@@ -77,48 +80,115 @@ def registry_place(given: str | None) -> str:
 
 def is_remote(place: str) -> bool:
     """Whether reading a path or address goes out of this machine."""
-    return urlsplit(place).scheme in ("http", "https")
+    return place.lower().startswith(("http://", "https://"))
 
 
-def fetch(url: str, target: Path, most_bytes: int) -> None:
-    """Download a file; errors of the network, other schemes than https and file, and larger files are refused."""
-
-    def require_allowed(address: str) -> None:
-        parts = urlsplit(address)
-        if parts.scheme not in SCHEMES and not (parts.scheme == "http" and parts.hostname in LOCAL):
-            raise InputError(
-                f"the address {address}", "one that starts with https:// or file://", "correct the registry"
-            )
-
-    from urllib.request import Request, urlopen  # takes a while to import
-
-    require_allowed(url)
+def _require_allowed(address: str, source: str | None) -> None:
+    """Refuse an address that is neither https:// nor, unless a remote `source` names it, on this machine."""
     try:
-        with urlopen(Request(url, headers={"User-Agent": "scperformer"}), timeout=SECONDS) as answer:
-            require_allowed(answer.geturl())  # after redirections
-            size = 0
-            with target.open("wb") as file:
-                while chunk := answer.read(CHUNK):
-                    size += len(chunk)
-                    if size > most_bytes:
-                        raise InputError(f"{url} has more than {most_bytes:,} bytes", "its size", "tell its author")
-                    file.write(chunk)
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:  # URLError, HTTPError and time-outs are OSErrors
-        remedy = "check the address and the network, or download it by hand and 'scperformer models import' it"
-        raise InputError(f"{url} cannot be downloaded ({error})", "an answer", remedy) from error
+        parts = urlsplit(address)
+        is_own = parts.hostname in {"file": (None, "localhost"), "http": LOCAL}.get(parts.scheme, ())
+        named_from_afar = source is not None and is_remote(source) and urlsplit(source).scheme != parts.scheme
+    except ValueError as error:
+        raise InputError(f"the address {address} ({error})", "one of a server or file", "correct it") from error
+    if parts.scheme != "https" and (not is_own or named_from_afar):
+        by = f", to which {source} leads" if named_from_afar else ""
+        raise InputError(
+            f"the address {address}{by}", "one that starts with https:// or file://", "correct the registry"
+        )
 
 
-def fetch_checked(entry: Entry, target: Path) -> None:
-    """Download the archive of a model, and refuse it if its size or checksum is not that of the entry."""
-    fetch(entry.url, target, entry.size)
+def fetch(url: str, target: Path, most_bytes: int, source: str | None = None) -> None:
+    """Download a file; errors of the network, other schemes than https and file, and larger files are refused.
+
+    Each redirection is checked before it is followed. The download has to end in time, however slowly bytes come.
+
+    Parameters
+    ----------
+    source
+        The registry that names the address.
+    """
+    from http.client import HTTPException  # takes a while to import
+
+    _require_allowed(url, source)
+    seconds = SECONDS + most_bytes / SLOWEST
+    ended: list[Exception | None] = []
+    too_late = threading.Event()
+
+    def work() -> None:
+        try:
+            _download(url, target, most_bytes, too_late)
+            ended.append(None)
+        except (OSError, ValueError, HTTPException) as error:  # URLError, HTTPError and time-outs are OSErrors
+            ended.append(error)
+
+    remedy = "check the address and the network, or download it by hand and 'scperformer models import' it"
+    # The time-out of a socket begins anew with each byte, and names of servers are looked up without one.
+    worker = threading.Thread(target=work, name="scperformer download", daemon=True)
+    worker.start()
+    worker.join(seconds)
+    if worker.is_alive():
+        too_late.set()
+        raise InputError(f"{url} cannot be downloaded in {in_time(seconds)}", "a faster answer", remedy)
+    assert ended, "another error is a bug, which its thread has shown"
+    error = ended[0]
+    if error is not None and (isinstance(error, InputError) or no_room(error)):
+        raise error
+    if error is not None:
+        reason = str(error) or type(error).__name__
+        raise InputError(f"{url} cannot be downloaded ({reason})", "an answer", remedy) from error
+
+
+def _download(url: str, target: Path, most_bytes: int, too_late: threading.Event) -> None:
+    """Write what an address gives into a file, until it is too late."""
+    from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+    class Checked(HTTPRedirectHandler):
+        def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: str) -> Any:
+            """Look at an address before it is followed."""
+            _require_allowed(newurl, source=url)
+            return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+    size, declared = 0, None
+    if is_remote(url):
+        answer = build_opener(Checked).open(Request(url, headers={"User-Agent": "scperformer"}), timeout=SECONDS)
+        declared = answer.headers.get("Content-Length")
+    else:
+        path = Path(unquote(urlsplit(url).path))
+        if not path.is_file():  # a pipe might never end
+            raise FileNotFoundError(f"no file {path}")
+        answer = path.open("rb")
+    with answer, target.open("wb") as file:
+        while (chunk := answer.read1(CHUNK)) and not too_late.is_set():
+            size += len(chunk)
+            if size > most_bytes:
+                raise InputError(f"{url} has more than {most_bytes:,} bytes", "its size", "tell its author")
+            file.write(chunk)
+    if declared not in (None, str(size)):
+        raise ConnectionError(f"it broke off after {size:,} of {declared} bytes")
+
+
+def fetch_checked(entry: Entry, target: Path, source: str) -> None:
+    """Download the archive of a model of the registry `source`; refuse another size or checksum than the entry's."""
+    fetch(entry.url, target, entry.size, source)
     with target.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != entry.sha256 or target.stat().st_size != entry.size:
         what = f"{entry.url} with {target.stat().st_size:,} bytes and SHA-256 {found}"
         expected = f"{entry.size:,} bytes and {entry.sha256}, as in the registry"
         raise InputError(what, expected, "try again later; if it stays so, tell the author of the registry")
+
+
+def _read_yaml(text: str) -> Any:
+    """Read YAML without references, which may stand for texts without end, and without objects deep in one another."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST or isinstance(event, yaml.AliasEvent):
+            raise ValueError("references, or more than a list of entries")
+    return yaml.safe_load(text)
 
 
 def read_registry(place: str, text: str | None = None) -> dict[str, Entry]:
@@ -128,10 +198,13 @@ def read_registry(place: str, text: str | None = None) -> dict[str, Entry]:
     expected = "a YAML or JSON file with a list 'models' of entries, as in docs/models.md"
     try:
         if text is None:
-            path = Path(urlsplit(place).path if place.startswith("file://") else place)
-            with path.open(encoding="utf-8") as file:
-                text = file.read(MOST_REGISTRY)
-        content = yaml.safe_load(text)
+            path = Path(unquote(urlsplit(place).path) if place.startswith("file://") else place)
+            with path.open("rb") as file:
+                found = file.read(MOST_REGISTRY + 1)
+            if len(found) > MOST_REGISTRY:
+                raise ValueError(f"more than {MOST_REGISTRY:,} bytes")
+            text = found.decode("utf-8")
+        content = _read_yaml(text)
         known = {part.name for part in fields(Entry)}
         entries: dict[str, Entry] = {}
         for values in content["models"]:

@@ -140,7 +140,7 @@ def pull_model(name: str, place: str, library: Path, *, overwrite: bool = False)
             raise InputError(f"model '{name}' without an address in {place}", "a model that can be pulled", remedy)
         require_absent(library / name, overwrite, MODEL)  # before anything is downloaded
         log.info("downloads %s (%s)", entry.url, in_bytes(entry.size))
-        fetch_checked(entry, file)
+        fetch_checked(entry, file, place)
         return import_model(file, library, overwrite=overwrite, name=name)
 
 

@@ -83,11 +83,16 @@ class Model:
         return f"<p>Model <b>{escape(self.bundle.name)}</b></p><table>{rows}</table>"
 
 
+def _same_kind(theirs: torch.Tensor, ours: torch.Tensor) -> bool:
+    """Whether weights can be copied without another meaning: real numbers of any precision, or the same type."""
+    return theirs.dtype == ours.dtype or (theirs.is_floating_point() and ours.is_floating_point())
+
+
 def rebuild(bundle: Bundle, path: Path) -> CellTypeModel | Encoder:
     """Build the network of a model folder with its weights: an `Encoder` if the model has no labels.
 
-    The folder may come from anywhere, so the names and shapes of its weights are compared with its configuration first,
-    on a network without memory (torch's meta device); it is a damaged model if they differ.
+    The folder may come from anywhere, so the names, shapes and types of its weights are compared with its configuration
+    first, on a network without memory (torch's meta device); it is a damaged model if they differ.
     """
     prefix = NETWORK if bundle.is_annotator else ENCODER
     weights = {name.removeprefix(prefix): array for name, array in bundle.weights.items() if name.startswith(prefix)}
@@ -107,14 +112,17 @@ def rebuild(bundle: Bundle, path: Path) -> CellTypeModel | Encoder:
 
     try:
         with torch.device("meta"), _NothingDrawn():
-            expected = {name: tuple(tensor.shape) for name, tensor in untrained().state_dict().items()}
+            expected = untrained().state_dict()
         for name in sorted(expected.keys() ^ weights.keys()):
             raise ValueError(f"no weights '{name}'" if name in expected else f"weights '{name[:100]}' of no use")
-        for name, shape in expected.items():
-            if weights[name].shape != shape:
-                raise ValueError(f"weights '{name}' of shape {weights[name].shape} instead of {shape}")
+        given = {name: torch.from_numpy(array) for name, array in weights.items()}
+        for name, tensor in expected.items():
+            if given[name].shape != tensor.shape:
+                raise ValueError(f"weights '{name}' of shape {weights[name].shape} instead of {tuple(tensor.shape)}")
+            if not _same_kind(given[name], tensor):
+                raise ValueError(f"weights '{name}' of type {weights[name].dtype}")
         network = untrained()
-        network.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+        network.load_state_dict(given)
     except MustBeAllowed:
         raise
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -183,6 +191,10 @@ def load_encoder(encoder: Encoder, bundle: Bundle, genes: list[str], init: str, 
             raise damaged_model(Path(init), f"no weights '{name}'")
         theirs = torch.from_numpy(np.asarray(bundle.weights[ENCODER + name]))
         axis = 0 if name.endswith(GENES_FIRST) else 1 if name.endswith(GENES_SECOND) else None
+        if not _same_kind(theirs, ours):
+            raise damaged_model(Path(init), f"weights '{name}' of type {theirs.numpy().dtype}")
+        if axis is not None and (theirs.ndim != ours.ndim or theirs.shape[axis] != len(bundle.genes) + 1):
+            raise damaged_model(Path(init), f"weights '{name}' of shape {tuple(theirs.shape)}")
         part, wanted = theirs, ours
         if axis is not None:
             part, wanted = theirs.index_select(axis, old), ours.index_select(axis, new)
@@ -192,7 +204,11 @@ def load_encoder(encoder: Encoder, bundle: Bundle, genes: list[str], init: str, 
         if axis is None:
             ours.copy_(part)
         else:
-            ours.index_copy_(axis, new, part)
+            ours.index_copy_(axis, new, part.to(ours.dtype))
+    try:
+        encoder.load_state_dict(encoder.state_dict())  # mechanisms look at what they were given
+    except ValueError as error:
+        raise damaged_model(Path(init), str(error)) from error
     return here
 
 

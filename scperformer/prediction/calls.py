@@ -4,7 +4,6 @@ import fcntl
 import json
 import logging
 import os
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -17,8 +16,10 @@ from scipy.sparse import csr_matrix
 from scperformer.config import PredictConfig
 from scperformer.dataset import Query
 from scperformer.errors import InputError
+from scperformer.model import read_arrays
 from scperformer.network import Cells, Model, choose_device, predict_cells, torch_state_kept
-from scperformer.outputs import Folder, foreign, new_folder, put_in_place, remove, require_absent
+from scperformer.outputs import Folder, foreign, new_folder, output_named, put_in_place, remove, require_absent
+from scperformer.signals import RESUMES
 from scperformer.trust import Profile, cell_draws
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ UNFINISHED = ".unfinished"  # the part that is being written
 IDENTITY = "run.json"  # input, model and options of the parts; also the mark of a folder that predict has made
 NAMES = (IDENTITY, "part-*.npz", UNFINISHED, ".scperformer-*")  # the last: of an output that is being written
 PARTS = Folder("parts of a prediction", more=NAMES)
+KINDS = {"proba": "f", "embedding": "f", "baseline": "i", "empty": "b", "scores": "f", "draws": "f"}  # of numbers
+MOST_VALUES = 2**29  # of a part; a block of 100,000 cells and 1,000 labels has 100 million
 
 
 @dataclass
@@ -91,7 +94,7 @@ class Partial:
     def write(self, part: int, calls: Calls) -> None:
         """Keep a finished part."""
         unfinished = self.folder / UNFINISHED
-        with unfinished.open("wb") as file:
+        with output_named(self.folder), unfinished.open("wb") as file:
             np.savez(file, **{field.name: getattr(calls, field.name) for field in fields(Calls)})
         os.replace(unfinished, self.folder / f"part-{part:06d}.npz")
 
@@ -99,9 +102,10 @@ class Partial:
         """Return all parts in order; a damaged one is refused."""
         for part in range(self.num_parts):
             try:
-                with np.load(self._file(part), allow_pickle=False) as arrays:
-                    calls = Calls(**{field.name: arrays[field.name] for field in fields(Calls)})
-            except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+                calls = Calls(**read_arrays(self._file(part), KINDS, MOST_VALUES))
+                if [array.shape[:1] for array in vars(calls).values()] != [(len(calls.proba),)] * len(KINDS):
+                    raise ValueError("other numbers of cells")
+            except (TypeError, ValueError) as error:
                 found, remedy = f"damaged partial result {self._file(part)}", "run the same command without resume=true"
                 raise InputError(found, "it as it was written", remedy) from error
             yield calls
@@ -171,13 +175,14 @@ def partial_results(
     with _locked(folder):
         try:
             yield partial
-        except BaseException:
+        except BaseException as error:
             num = partial.num_finished
             if num == 0 or num_parts == 1:
                 _remove_parts(folder)
-            else:
-                remedy = "the same command with resume=true goes on from there"
-                log.warning("cut off: %d of %d parts are kept in %s; %s", num, num_parts, folder, remedy)
+            elif isinstance(error, Exception):
+                log.warning("cut off: %d of %d parts are kept in %s; %s", num, num_parts, folder, RESUMES)
+            else:  # ended by a signal
+                error.add_note(f"{num} of {num_parts} parts are kept in {folder}; {RESUMES}")
             raise
         _remove_parts(folder)
 

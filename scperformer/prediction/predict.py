@@ -20,7 +20,7 @@ from anndata import AnnData
 from scperformer import __version__
 from scperformer.config import PredictConfig
 from scperformer.dataset import find_query, require_not_annotated, require_regular
-from scperformer.errors import InputError
+from scperformer.errors import InputError, NoRoom
 from scperformer.files import BackedH5ad, beside, fingerprint, open_cells, require_readable, require_unchanged
 from scperformer.network import Model, choose_device, load_model
 from scperformer.outputs import FAILED, new_file, require_absent
@@ -196,7 +196,8 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
         try:
             yield
         except InputError as error:
-            if not cfg.keep_going or (len(cfg.inputs) == 1 and not cfg.failed_ok):
+            alone = len(cfg.inputs) == 1 and not cfg.failed_ok
+            if not cfg.keep_going or alone or isinstance(error, NoRoom):
                 raise
             log.error("%s: %s", path, error)
             refused[path] = str(error)

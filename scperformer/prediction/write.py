@@ -40,10 +40,9 @@ FORMATS = (".h5ad", ".zarr", *SEPARATORS, ".parquet")  # endings of outputs
 TABLE_ROWS = 100_000  # rows of a table that are written at a time
 STORE = Folder("an annotation in zarr")
 CHUNK_VALUES = 1 << 20
-FOLDERS = (  # copied part by part
-    *("anndata", "raw", "dict", "csr_matrix", "csc_matrix"),
-    *("nullable-integer", "nullable-boolean", "nullable-string-array"),
-)
+MATRICES = ("csr_matrix", "csc_matrix")
+NULLABLE = ("nullable-integer", "nullable-boolean", "nullable-string-array")
+FOLDERS = ("anndata", "raw", "dict", *MATRICES, *NULLABLE)  # copied part by part
 
 
 def write_annotation(
@@ -90,8 +89,8 @@ def write_annotation(
             root = zarr.open_group(temporary, mode="w", zarr_format=2)
             root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
             with reading(path), open_hdf5(path) as file:
-                for name, node in file.items():
-                    _copy(node, root, name, cells.left_out)
+                for name in file:
+                    _copy(file, root, name, cells.left_out)
             require_unchanged(path, seen)
             _add(root, annotation)
             zarr.consolidate_metadata(root.store)
@@ -108,8 +107,8 @@ def _add(root: Any, annotation: Annotation) -> None:
     """Add an annotation to an AnnData in an HDF5 file or zarr group, as anndata encodes it, a block at a time."""
     key, obs, num_cells = annotation.key, root["obs"], len(annotation.obs)
     dropped = outdated(obs.attrs["column-order"], key, annotation.obs)
-    for name in dropped:
-        del obs[name]
+    for name in (*dropped, *map(str, annotation.obs)):
+        _free(obs, name)
     for name, values in annotation.obs.items():
         # `array` is what anndata itself hands over for a column: Categorical, masked or NumPy values.
         array = values.array
@@ -118,13 +117,14 @@ def _add(root: Any, annotation: Annotation) -> None:
     order = [name for name in order if name not in dropped]
     obs.attrs["column-order"] = order + [str(name) for name in annotation.obs if name not in order]
     for place in ("obsm", "uns"):
-        if place not in root:
+        if root.get(place) is None:
+            _free(root, place)
             write_elem(root, place, {})
+    _free(root["uns"], key)
     write_elem(root["uns"], key, annotation.record)
     obsm, index = root["obsm"], obs.attrs["_index"]
     for name in (f"X_{key}", f"{key}_proba"):
-        if name in obsm:
-            del obsm[name]
+        _free(obsm, name)
     width = next(iter(annotation.read())).embedding.shape[1]
     embedding = _new_array(obsm, f"X_{key}", (num_cells, width), np.float32, _rows_of_chunk(width))
     table = obsm.create_group(f"{key}_proba")
@@ -145,6 +145,12 @@ def _add(root: Any, annotation: Annotation) -> None:
         start = stop
 
 
+def _free(group: h5py.Group | zarr.Group, name: str) -> None:
+    """Remove an element if there is one; also a link that leads nowhere."""
+    if name in group or (isinstance(group, h5py.Group) and group.get(name, getlink=True) is not None):
+        del group[name]
+
+
 def _rows_of_chunk(width: int) -> int:
     return max(1, CHUNK_VALUES // max(1, width))
 
@@ -160,19 +166,31 @@ def _new_array(group: h5py.Group | zarr.Group, name: str, shape: tuple[int, ...]
     return array
 
 
-def _copy(node: h5py.Group | h5py.Dataset, parent: zarr.Group, name: str, left_out: Collection[str]) -> None:
-    """Copy an element as anndata encodes it, large arrays a chunk at a time; leave out groups of these names."""
-    if node.name.lstrip("/") in left_out:
+def _copy(source: h5py.Group, parent: zarr.Group, name: str, left_out: Collection[str]) -> None:
+    """Copy an element as anndata encodes it, large arrays a chunk at a time; leave out groups of these names.
+
+    A link that leads nowhere is left out, too. Links in a circle are not met: a file with them is not opened.
+    """
+    where = f"{source.name.rstrip('/')}/{name}"
+    if where.lstrip("/") in left_out:
         return
+    if source.get(name) is None and source.attrs.get("encoding-type") not in (*MATRICES, *NULLABLE):
+        log.warning("%s leads nowhere and is left out", where)
+        return
+    node = source[name]
     kind, encoding = (str(node.attrs.get(f"encoding-{what}", "")) for what in ("type", "version"))
     is_table = kind == "dataframe" and encoding == "0.2.0"  # older ones hold references
     in_parts = kind in FOLDERS or is_table or is_nested(node)
     if isinstance(node, h5py.Group) and in_parts:
         group = parent.require_group(name)
-        attributes = ((key, value) for key, value in node.attrs.items())
-        group.attrs.update({k: v.tolist() if isinstance(v, np.ndarray | np.generic) else v for k, v in attributes})
+        attributes = dict(node.attrs.items())
+        if "column-order" in attributes:
+            columns = [column for column in attributes["column-order"] if node.get(column) is not None]
+            attributes["column-order"] = np.array(columns)
+        for key, value in attributes.items():
+            group.attrs[key] = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
         for part in node:
-            _copy(node[part], group, part, left_out)
+            _copy(node, group, part, left_out)
     elif isinstance(node, h5py.Dataset) and kind in ("array", "") and node.dtype.kind in "biuf" and node.shape:
         rows = _rows_of_chunk(int(np.prod(node.shape[1:])))
         array = _new_array(parent, name, node.shape, node.dtype, rows)

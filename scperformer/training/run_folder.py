@@ -7,7 +7,8 @@ import platform
 import shlex
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -25,8 +26,9 @@ from scperformer.errors import InputError
 from scperformer.files import sha256
 from scperformer.model import INFO, MODEL, Bundle, save_bundle
 from scperformer.network import torch_state_kept
-from scperformer.outputs import Folder, foreign, mark, new_file, remove, require_absent
+from scperformer.outputs import Folder, foreign, mark, new_file, output_named, remove, require_absent
 from scperformer.pictures import PALETTE, draw_reliability, png
+from scperformer.signals import RESUMES
 from scperformer.training.start import Config, adopt_options, load_init
 from scperformer.training.trainer import CHECKPOINTS, LAST, TABLE
 
@@ -246,6 +248,24 @@ def draw_learning_curve(epochs: pd.DataFrame, best_epoch: int, baseline: Mapping
     return png(figure)
 
 
+@contextmanager
+def _kept_if_resumable(folder: Path, cfg: NetworkConfig) -> Iterator[None]:
+    """Remove the run folder after an error of the user or a signal, unless it has a checkpoint to continue from."""
+    try:
+        yield
+    except (InputError, KeyboardInterrupt, SystemExit) as error:
+        if isinstance(error, Diverged):  # resume=true must not continue from here
+            shutil.rmtree(folder / CHECKPOINTS)
+        if is_helper(cfg):
+            pass
+        elif not (folder / CHECKPOINTS / LAST).is_file():
+            with suppress(InputError):  # it has got other files meanwhile
+                remove(folder, RUN)
+        elif not isinstance(error, InputError):
+            error.add_note(RESUMES)
+        raise
+
+
 @torch_state_kept()  # other libraries change the number of threads, too, when they are imported
 def train_in_run_folder(
     cfg: Config,
@@ -279,30 +299,23 @@ def train_in_run_folder(
             return output
         require_absent(output, cfg.overwrite, MODEL)
     folder = open_run(cfg, output, checksum)
-    checkpoints = folder / CHECKPOINTS
-    try:
-        with torch_state_kept(cfg.trainer.threads):
+    with _kept_if_resumable(folder, cfg):
+        with torch_state_kept(cfg.trainer.threads), output_named(folder):
             bundle = fit(cells, cfg, folder)
-    except InputError as error:
-        if isinstance(error, Diverged):  # resume=true must not continue from here
-            shutil.rmtree(checkpoints)
-        if not is_helper(cfg) and not checkpoints.exists():  # nothing worth keeping has been written
-            remove(folder, RUN)
-        raise
-    if bundle is None:
-        return output
-    metrics, pictures = bundle.metrics, {}
-    write_json(folder / "metrics.json", metrics)
-    # A pretraining has no curve, and a linear branch that is fitted and not trained has no epochs.
-    if metrics["best_epoch"] and "baseline" in metrics:
-        picture = draw_learning_curve(pd.read_csv(folder / TABLE), metrics["best_epoch"], metrics["baseline"])
-        with new_file(folder / CURVE, overwrite=True) as temporary:
-            temporary.write_bytes(picture)
-        pictures = {CURVE: picture, TABLE: (folder / TABLE).read_bytes()}
-    if "calibration" in metrics:
-        bins = metrics["calibration"]["bins"]
-        pictures |= {RELIABILITY: draw_reliability({"held-out cells of the reference": bins})}
-    save_bundle(bundle, output, overwrite=cfg.overwrite, more=pictures)
-    shutil.rmtree(checkpoints, ignore_errors=True)  # the logs stay
+        if bundle is None:
+            return output
+        metrics, pictures = bundle.metrics, {}
+        write_json(folder / "metrics.json", metrics)
+        # A pretraining has no curve, and a linear branch that is fitted and not trained has no epochs.
+        if metrics["best_epoch"] and "baseline" in metrics:
+            picture = draw_learning_curve(pd.read_csv(folder / TABLE), metrics["best_epoch"], metrics["baseline"])
+            with new_file(folder / CURVE, overwrite=True) as temporary:
+                temporary.write_bytes(picture)
+            pictures = {CURVE: picture, TABLE: (folder / TABLE).read_bytes()}
+        if "calibration" in metrics:
+            bins = metrics["calibration"]["bins"]
+            pictures |= {RELIABILITY: draw_reliability({"held-out cells of the reference": bins})}
+        save_bundle(bundle, output, overwrite=cfg.overwrite, more=pictures)
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)  # the logs stay
     log.info("written: %s", output)
     return output

@@ -32,7 +32,7 @@ from scperformer.fitting import (
     fit_logistic,
 )
 from scperformer.metrics import score
-from scperformer.model import Bundle, HeldOut, KeptCells, sum_of_branches
+from scperformer.model import MOST_CELLS, MOST_VALUES, Bundle, HeldOut, KeptCells, sum_of_branches
 from scperformer.network import Cells, CellTypeModel, as_model, branch_logits, gene_means
 from scperformer.training import start
 from scperformer.training.batch_size import with_batch_size
@@ -116,6 +116,9 @@ def cells_to_keep(reference: Reference, cfg: TrainConfig) -> KeptCells | None:
     """
     rows = stratified_sample(reference.labels, cfg.keep_cells or MOST_DUAL, cfg.seed)
     x, labels = reference.x[rows], reference.labels[rows]
+    if len(rows) > MOST_CELLS or x.nnz > MOST_VALUES:
+        found = f"{len(rows):,} cells to keep, with {x.nnz:,} values"
+        raise InputError(found, f"at most {MOST_CELLS:,} with {MOST_VALUES:,}", f"lower keep_cells={cfg.keep_cells}")
     counts = recover_counts(x)
     if counts is not None:
         kept = KeptCells(counts, labels, are_counts=True)

@@ -28,6 +28,7 @@ from scperformer.errors import InputError
 from scperformer.network import Cells, fast_cpu
 from scperformer.outputs import new_file
 from scperformer.progress import Progress, progress
+from scperformer.signals import RESUMES
 from scperformer.text import in_time
 from scperformer.training.source import StreamedCells, loaders
 
@@ -234,7 +235,7 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
             # weights_only: checkpoints hold tensors and plain values; nothing in them is executed.
             trainer.fit(learner, *loaders(trainer, train, val, cfg), ckpt_path=checkpoint, weights_only=True)
         except SystemExit as stopped:
-            log.warning("interrupted: the same command with resume=true continues it")
+            log.warning("interrupted%s", f"; {RESUMES}" if (where / LAST).is_file() else "")
             # Lightning exits with code 1 after SIGINT; after SIGTERM without one, which a shell takes for success.
             raise SystemExit({1: 130, None: 143}.get(stopped.code, stopped.code)) from None  # type: ignore[arg-type]
         except RuntimeError as error:

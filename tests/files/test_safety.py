@@ -11,6 +11,7 @@ from support.inputs import WRITERS, same, write_h5ad, write_zarr
 
 from scperformer.errors import InputError
 from scperformer.files.read import read_cells, require_readable
+from scperformer.files.safety import require_contained
 
 # Safety
 
@@ -54,8 +55,104 @@ def test_links_within_a_file_are_fine(cells, tmp_path):
     with h5py.File(path, "r+") as file:
         file["uns/same"] = h5py.SoftLink("/obs/label")
         file["uns/hard"] = file["obs/label"]
-        file["uns/loop"] = file["uns"]
+        file["uns/nowhere"] = h5py.SoftLink("/nothing")
     assert require_readable(path) == "h5ad"
+
+
+def soft(name, target):
+    def add(file):
+        file[name] = h5py.SoftLink(target)
+
+    return add
+
+
+def hard(name, target):
+    def add(file):
+        file[name] = file[target]
+
+    return add
+
+
+def circle_of_two(file):
+    one, other = file.create_group("uns/one"), file.create_group("uns/other")
+    one["b"], other["a"] = other, one
+
+
+def twice_and_twice_again(file):
+    group = file.create_group("uns/0")
+    for number in range(40):
+        group["left"] = group["right"] = inner = file.create_group(f"uns/inner{number}")
+        group = inner
+
+
+CIRCLES = {
+    "soft to the root": (soft("uns/me", "/"), "in a circle \\('/uns/me', '/uns'\\)"),
+    "hard to the root": (hard("uns/me", "/"), "in a circle \\('/uns/me', '/uns'\\)"),
+    "soft to itself": (soft("uns/me", "/uns"), "in a circle \\('/uns/me'\\)"),
+    "relative": (soft("obsm/me", "."), "in a circle"),
+    "obs": (hard("obs/me", "/obs"), "in a circle"),
+    "layers": (soft("layers/me", "/"), "in a circle"),
+    "deep": (hard("uns/a/b/c/d", "/uns"), "in a circle"),
+    "two": (circle_of_two, "in a circle"),
+    "twice": (twice_and_twice_again, "groups that links make more than 100,000"),
+    "a name that leads to itself": (soft("uns/me", "/uns/me"), "too many links|nothing"),
+}
+
+
+@pytest.mark.parametrize("case", CIRCLES)
+def test_links_in_a_circle_are_one_line(case, cells, tmp_path):
+    """Those who read would walk on for ever."""
+    add, found = CIRCLES[case]
+    path = write_h5ad(cells, tmp_path)
+    with h5py.File(path, "r+") as file:
+        for place in ("uns", "obsm", "layers"):
+            file.require_group(place)
+        add(file)
+    for read in (require_readable, read_cells):
+        with pytest.raises(InputError, match=found):
+            read(path)
+
+
+def test_a_soft_link_does_not_open_another_file(cells, tmp_path, monkeypatch):
+    """Its path may lead through an external link, which is refused before the soft link is followed."""
+    with h5py.File(tmp_path / "secret.h5", "w") as file:
+        file["inner/secret"] = 1
+    path = write_h5ad(cells, tmp_path)
+    with h5py.File(path, "r+") as file:
+        file["a"] = h5py.SoftLink("/z/inner")
+        file["z"] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "/")
+    followed, get = [], h5py.Group.get
+    monkeypatch.setattr(
+        h5py.Group, "get", lambda self, *rest, **how: (followed.append(how), get(self, *rest, **how))[1]
+    )
+    with h5py.File(path) as file, pytest.raises(InputError, match="link to another file"):
+        require_contained(file, path)
+    assert {} not in followed
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("uns/me", ".."),
+        ("uns/me", "."),
+        ("layers", "."),
+        ("uns/me", "me"),
+        ("uns/me", "../obs/you"),
+        ("X/me", "../uns"),
+    ],
+)
+def test_links_in_a_circle_in_a_zarr_folder(name, target, cells, tmp_path):
+    path = write_zarr(cells, tmp_path, 2)
+    shutil.rmtree(path / "layers", ignore_errors=True)
+    (path / name).parent.mkdir(exist_ok=True, parents=True)
+    (path / "obs" / "you").symlink_to("../uns")
+    if "X" not in name:
+        (path / name).symlink_to(target)
+        with pytest.raises(InputError, match=r"in a circle|neither a file nor a folder"):
+            require_readable(path)
+    else:
+        (path / name).symlink_to(target)
+        assert require_readable(path) == "zarr"
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])

@@ -1,6 +1,8 @@
 """The .npz files of a model folder, kept cells and held-out calls: read as written, and refused if damaged."""
 
 import io
+import struct
+import tracemalloc
 import zipfile
 from functools import partial
 
@@ -65,19 +67,35 @@ DAMAGED = {
     CELLS: {
         "other labels": {"labels": np.full(30, 2, dtype=np.uint8)},
         "do not fit": {"lengths": np.zeros(30, dtype=np.uint8)},
-        "not fit": {"values": np.full(NUM, "1")},
+        "parts that do not fit": {"lengths": np.full(30, 501, dtype=np.uint16)},
+        "with parts that do not fit": {"labels": np.zeros((30, 1), dtype=np.uint8)},
+        "with values of type <U1": {"values": np.full(NUM, "1")},
+        "with steps of type float32": {"steps": np.ones(NUM, dtype=np.float32)},
+        "with lengths of type bool": {"lengths": np.ones(30, dtype=bool)},
+        "with values of type complex64": {"values": np.ones(NUM, dtype=np.complex64)},
+        "with values of type float16": {"values": np.ones(NUM, dtype=np.float16)},
+        "with labels of type datetime64": {"labels": np.zeros(30, dtype="datetime64[s]")},
         "genes that the model does not have": {"steps": np.full(NUM, 400, dtype=np.uint16)},
+        "with genes that the model": {"steps": np.zeros(NUM, dtype=np.uint8)},  # each gene but the first twice
+        "genes that the model does not": {"steps": np.full(NUM, -1, dtype=np.int8)},
+        "'cells.npz' with genes that": {"steps": np.full(NUM, 2**63, dtype=np.uint64)},  # sums would overflow
         "values that are not above 0": {"values": np.zeros(NUM, dtype=np.uint8)},
-        "pickle": {"labels": np.array([{}] * 30, dtype=object)},
+        "values that are not above": {"values": np.full(NUM, np.nan, dtype=np.float32)},
+        "with values that are not above 0": {"values": np.full(NUM, 1e300)},  # infinite as float32
+        "with labels of type object": {"labels": np.array([{}] * 30, dtype=object)},
     },
     HELD_OUT: {
         "do not fit": {"scores": np.zeros(29)},
         "that do not fit": {"vectors": np.zeros((49, 8), dtype=np.float32)},
-        "with parts that do not fit": {"labels": np.full(30, "1")},
+        "with labels of type <U1": {"labels": np.full(30, "1")},
+        "with logits of type int64": {"logits": np.zeros((30, 3), dtype=np.int64)},
+        "with means of type float16": {"means": np.zeros((3, 8), dtype=np.float16)},
+        "with weights of type bool": {"weights": np.ones(50, dtype=bool)},
+        "with parts that do not": {"vectors": np.zeros((), dtype=np.float32)},
         "standard deviation that is not above 0": {"outside": np.zeros((3, 2))},
         "not finite": {"means": np.full((3, 8), np.nan)},
         "labels that the model does not have": {"labels": np.full(30, 3, dtype=np.uint8)},
-        "pickle": {"labels": np.array([{}] * 30, dtype=object)},
+        "with labels of type object": {"labels": np.array([{}] * 30, dtype=object)},
     },
 }
 
@@ -103,3 +121,126 @@ def test_arrays_that_would_fill_the_memory_are_refused_unpacked(tmp_path, name, 
     monkeypatch.setattr("scperformer.model.arrays.MOST_UNPACKED", size - 1)
     with pytest.raises(ValueError, match="when unpacked"):
         READ[name](tmp_path)
+
+
+def with_part(name: str, part: str, content: bytes) -> bytes:
+    """Return an .npz file with other bytes for one of its arrays."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(WRITTEN[name])) as old, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
+        for info in old.infolist():
+            new.writestr(info.filename, content if info.filename == f"{part}.npy" else old.read(info))
+    return file.getvalue()
+
+
+def npy(header: str, content: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
+    size = struct.pack("<H" if version == b"\x01\x00" else "<I", len(header))
+    return b"\x93NUMPY" + version + size + header.encode() + content
+
+
+SOUND = "{'descr': '|u1', 'fortran_order': False, 'shape': (30,), }"
+HEADERS = {
+    "another version": npy(SOUND, bytes(30), b"\x09\x00"),
+    "no array": b"text",
+    "nothing": b"",
+    "a cut header": npy(SOUND)[:40],
+    "less than declared": npy(SOUND, bytes(29)),
+    "more than declared": npy(SOUND, bytes(31)),
+    "a product": npy(SOUND.replace("30,", "2**62,"), bytes(30)),
+    "huge": npy(SOUND.replace("30,", f"{2**62},"), bytes(30)),
+    "huge beside none": npy(SOUND.replace("30,", f"{2**62}, 0"), b""),
+    "negative": npy(SOUND.replace("30,", "-30,"), bytes(30)),
+    "twice negative": npy(SOUND.replace("30,", "-30, -1"), bytes(30)),
+    "too many axes": npy(SOUND.replace("30,", "1," * 80), bytes(1)),
+    "true": npy(SOUND.replace("30,", "True,"), bytes(1)),
+    "nested": npy("(" * 900, bytes(30)),
+    "minus signs": npy("-" * 900 + "1", bytes(30)),
+    "long": npy("-" * 60_000 + "1", bytes(30)),
+    "very long": npy("[" * 200_000, bytes(30), b"\x02\x00"),
+    "a call": npy("__import__('os').abort()", bytes(30)),
+    "an open text": npy('{"descr": """', bytes(30)),
+    "indented": npy("  1\n 2", bytes(30)),
+    "an odd type": npy(SOUND.replace("|u1", "|V0")),
+    "a type of parts": npy(SOUND.replace("'|u1'", "[('a', '|u1')]"), bytes(30)),
+    "no type": npy(SOUND.replace("|u1", "zzz"), bytes(30)),
+    "no text": npy(SOUND).replace(b"descr", b"\xff\xff\xff\xff\xff"),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("case", HEADERS)
+def test_headers_that_lie_are_refused(tmp_path, name, case):
+    (tmp_path / name).write_bytes(with_part(name, "labels", HEADERS[case]))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=f"'{name}' (unreadable|with labels of type|with parts)"):
+            READ[name](tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()
+
+
+def first_member(name: str, place: int, value: bytes) -> bytes:
+    """Return an .npz file with other bytes in the headers of its first member: beside it and in the directory."""
+    content = bytearray(WRITTEN[name])
+    with zipfile.ZipFile(io.BytesIO(content)) as file:
+        directory = file.start_dir
+    for start in (place, directory + place + 2):
+        content[start : start + len(value)] = value
+    return bytes(content)
+
+
+ZIPS = {
+    "encrypted": lambda name: first_member(name, 6, b"\x01\x00"),
+    "strongly encrypted": lambda name: first_member(name, 6, b"\x41\x00"),
+    "an unknown method": lambda name: first_member(name, 8, b"\x62\x00"),
+    "lzma that is none": lambda name: first_member(name, 8, b"\x0e\x00"),
+    "bzip2 that is none": lambda name: first_member(name, 8, b"\x0c\x00"),
+    "a wrong checksum": lambda name: first_member(name, 14, b"\x00\x00\x00\x00"),
+    "other bytes in the middle": lambda name: WRITTEN[name][:200] + b"\xff" * 60 + WRITTEN[name][260:],
+    "no directory": lambda name: WRITTEN[name][:-30],
+    "nothing": lambda name: b"",
+}
+
+
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("case", ZIPS)
+def test_damaged_archives_are_refused(tmp_path, name, case):
+    (tmp_path / name).write_bytes(ZIPS[case](name))
+    with pytest.raises(ValueError, match=f"'{name}' unreadable"):
+        READ[name](tmp_path)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_any_bytes_are_read_or_refused(tmp_path, name):
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        content = np.frombuffer(WRITTEN[name], dtype=np.uint8).copy()
+        places = rng.integers(len(content), size=rng.integers(1, 9))
+        content[places] = rng.integers(256, size=len(places))
+        (tmp_path / name).write_bytes(content.tobytes())
+        try:
+            READ[name](tmp_path)
+        except ValueError as error:
+            assert f"'{name}'" in str(error)  # noqa: PT017 - either may happen
+
+
+def test_few_bytes_do_not_ask_for_much_memory(tmp_path):
+    """Packed, this takes 64 KiB: its numbers are compared with the model before they are expanded."""
+    many = {"steps": np.ones(2**25, dtype=np.uint8), "values": np.ones(2**25, dtype=np.uint8)}
+    write_changed(tmp_path, CELLS, many)
+    assert (tmp_path / CELLS).stat().st_size < 2**17
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="do not fit"):
+            READ[CELLS](tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 3 * 2**25
+    finally:
+        tracemalloc.stop()
+
+
+def test_cells_beyond_the_limit_are_refused_unpacked(tmp_path, monkeypatch):
+    (tmp_path / CELLS).write_bytes(WRITTEN[CELLS])
+    monkeypatch.setattr("scperformer.model.kept.MOST_VALUES", NUM - 40)
+    monkeypatch.setattr("scperformer.model.kept.MOST_CELLS", 30)
+    with pytest.raises(ValueError, match=r"numbers and .* bytes when unpacked"):
+        READ[CELLS](tmp_path)

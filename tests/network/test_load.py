@@ -1,23 +1,38 @@
 """Rebuilding a saved network: its configuration is compared with its weights before memory is taken."""
 
 import copy
+import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save
 from support.measured import TensorBytes
 from support.words import as_options
 
 from scperformer import train
+from scperformer.attention.favor import Fastfood
 from scperformer.config.compose import make_config
 from scperformer.errors import InputError
-from scperformer.model.folder import load_bundle
-from scperformer.network.load import _NothingDrawn, load_model, read_gene_vectors, rebuild
+from scperformer.files import sha256
+from scperformer.model.folder import INFO, WEIGHTS, load_bundle
+from scperformer.network.load import _NothingDrawn, load_encoder, load_model, read_gene_vectors, rebuild
 from scperformer.training.train import new_network
 
 HUGE = 10**9
+
+
+def rewrite(folder: Path, weights: bytes) -> None:
+    """Replace the weights of a model folder, with a checksum that fits."""
+    (folder / WEIGHTS).write_bytes(weights)
+    info = json.loads((folder / INFO).read_text())
+    info["files"][WEIGHTS] = sha256(folder / WEIGHTS)
+    (folder / INFO).write_text(json.dumps(info))
+
+
 MISFITS = {
     "dim": {"model": {"dim": HUGE}},
     "depth": {"model": {"depth": HUGE}},
@@ -70,6 +85,64 @@ def test_weights_that_do_not_fit_are_named(change, tiny_model):
     }
     with pytest.raises(InputError, match=said[change]):
         rebuild(bundle, "there")
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "bool", "uint8", "complex64"])
+@pytest.mark.parametrize("name", ["model.encoder.layers.0.to_out.bias", "baseline.bias"])
+def test_weights_of_other_types_are_refused(dtype, name, tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    weights = load_file(folder / WEIGHTS)
+    weights[name] = np.ones(weights[name].shape, dtype=dtype)
+    rewrite(folder, save(weights))
+    with pytest.raises(InputError, match=f"damaged model .*{name.removeprefix('model.')}'? of type {dtype}"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "F4", "F6_E2M3", "X9"])
+def test_weights_of_types_that_numpy_does_not_have_are_refused(dtype, tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    size = {"BF16": 16, "F8_E4M3": 8, "F4": 4, "F6_E2M3": 6}.get(dtype, 8)
+    header = json.dumps({"baseline.bias": {"dtype": dtype, "shape": [8], "data_offsets": [0, size]}}).encode()
+    rewrite(folder, len(header).to_bytes(8, "little") + header + bytes(size))
+    with pytest.raises(InputError, match=f"damaged model .*'{WEIGHTS}' unreadable"):
+        load_model(folder)
+
+
+def test_floating_weights_of_another_precision_are_read(tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    weights = {name: array.astype(np.float64) for name, array in load_file(folder / WEIGHTS).items()}
+    rewrite(folder, save(weights))
+    ours, theirs = (load_model(path).network.state_dict() for path in (tiny_model, folder))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("layers.0.to_out.bias", np.ones(32, dtype=np.int32)),
+        ("embedding.gene.weight", np.ones((201, 32), dtype=np.uint16)),
+        ("embedding.gene.weight", np.ones((9, 32), dtype=np.float32)),
+        ("embedding.gene.weight", np.ones((), dtype=np.float32)),
+    ],
+    ids=["integers", "integers of a gene", "of too few genes", "one number"],
+)
+def test_weights_of_another_kind_are_no_start_of_a_training(name, array, tiny_model):
+    bundle = load_bundle(tiny_model)
+    encoder = rebuild(bundle, Path(tiny_model)).encoder
+    assert load_encoder(encoder, bundle, bundle.genes, str(tiny_model)) == list(range(len(bundle.genes)))
+    bundle.weights[f"model.encoder.{name}"] = array
+    with pytest.raises(InputError, match=rf"damaged model .*weights '{name}' of (type|shape)"):
+        load_encoder(encoder, bundle, bundle.genes, str(tiny_model))
+
+
+def test_places_beyond_the_directions_are_refused():
+    fastfood = Fastfood(8, 4)
+    fastfood.redraw(torch.Generator().manual_seed(0))
+    state = fastfood.state_dict()
+    fastfood.load_state_dict(state)
+    state["order_NP"] = state["order_NP"] + 1
+    with pytest.raises(ValueError, match="'order_NP' that are no order"):
+        fastfood.load_state_dict(state)
 
 
 def test_a_network_without_memory_needs_no_random_numbers():

@@ -8,6 +8,7 @@ import pytest
 from support.inputs import nullable, write_nullable
 
 import scperformer
+from scperformer.errors import InputError
 from scperformer.files import BackedH5ad, fingerprint, open_cells, read_cells, sha256
 from scperformer.prediction import predict
 from scperformer.prediction.annotation import Annotation, without_slashes
@@ -138,3 +139,40 @@ def test_values_that_can_be_missing_are_kept(form, kind, output, counts_adata, t
     if form != "a gene without a name":  # then the cells have a gene less
         assert list(obs["scperformer_label"]) == list(plain["scperformer_label"])
         np.testing.assert_allclose(obs["scperformer_confidence"], plain["scperformer_confidence"], rtol=1e-6)
+
+
+PLACES = ["obs/score", "obsm", "obsm/X_umap", "uns", "uns/nested", "uns/nested/a", "varm/PCs", "obsp", "layers", "raw"]
+OURS = ["obs/new_label", "obsm/X_new", "obsm/new_proba", "uns/new"]
+
+
+@pytest.mark.parametrize("output", ["out.h5ad", "out.zarr"])
+@pytest.mark.parametrize("place", [*PLACES, *OURS])
+def test_links_that_lead_nowhere_do_no_harm(place, output, rich, write, tmp_path, caplog):
+    source = write(rich)
+    with h5py.File(source, "r+") as file:
+        if place in file:
+            del file[place]
+        file[place] = h5py.SoftLink("/nowhere")
+    annotation = annotation_of(rich.n_obs)
+    write_copy(source, tmp_path / output, annotation)
+    if output.endswith("zarr"):
+        assert f"/{place} leads nowhere and is left out" in caplog.text
+        found = ad.read_zarr(tmp_path / output)
+        np.testing.assert_array_equal(found.obs["new_label"], annotation.obs["new_label"])
+        np.testing.assert_array_equal(found.obsm["X_new"][:10], next(iter(annotation.read())).embedding[:10])
+        assert found.uns["new"]["model"]["name"] == "m"
+        return
+    with h5py.File(tmp_path / output) as file:
+        assert {"labels", "total", "model"} <= set(file["uns/new"])
+        np.testing.assert_array_equal(file["obsm/X_new"][:10], next(iter(annotation.read())).embedding[:10])
+        assert file["obs/new_label/codes"].shape == (rich.n_obs,)
+        assert set(file["obsm/new_proba"]) >= {"b"}
+
+
+def test_a_matrix_without_its_values_is_damaged(rich, write, tmp_path):
+    source = write(rich)
+    with h5py.File(source, "r+") as file:
+        del file["layers/counts/data"]
+        file["layers/counts/data"] = h5py.SoftLink("/nowhere")
+    with pytest.raises(InputError, match="is damaged"):
+        write_copy(source, tmp_path / "out.zarr", annotation_of(rich.n_obs))
