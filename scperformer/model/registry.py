@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from scperformer.config import read_yaml
 from scperformer.errors import InputError, no_room
 from scperformer.text import did_you_mean, in_time, unfit
 
@@ -31,7 +32,6 @@ SECONDS = 30  # without a sign of the other side
 SLOWEST = 100_000  # bytes per second of a download, after these seconds
 MOST_BYTES = 2**30  # of an archive
 MOST_REGISTRY = 2**20  # bytes of a registry
-DEEPEST = 4  # levels of lists and dictionaries in a registry: all, the list of models, a model, its labels
 CHUNK = 2**20
 
 
@@ -179,22 +179,8 @@ def fetch_checked(entry: Entry, target: Path, source: str) -> None:
         raise InputError(what, expected, "try again later; if it stays so, tell the author of the registry")
 
 
-def _read_yaml(text: str) -> Any:
-    """Read YAML without references, which may stand for texts without end, and without objects deep in one another."""
-    import yaml
-
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST or isinstance(event, yaml.AliasEvent):
-            raise ValueError("references, or more than a list of entries")
-    return yaml.safe_load(text)
-
-
 def read_registry(place: str, text: str | None = None) -> dict[str, Entry]:
     """Return the entries of a registry by name, from its place on this machine or from its text."""
-    import yaml
-
     expected = "a YAML or JSON file with a list 'models' of entries, as in docs/models.md"
     try:
         if text is None:
@@ -204,7 +190,7 @@ def read_registry(place: str, text: str | None = None) -> dict[str, Entry]:
             if len(found) > MOST_REGISTRY:
                 raise ValueError(f"more than {MOST_REGISTRY:,} bytes")
             text = found.decode("utf-8")
-        content = _read_yaml(text)
+        content = read_yaml(text)
         known = {part.name for part in fields(Entry)}
         entries: dict[str, Entry] = {}
         for values in content["models"]:
@@ -215,6 +201,6 @@ def read_registry(place: str, text: str | None = None) -> dict[str, Entry]:
             entry = Entry(**values)
             if entries.setdefault(entry.name, entry) is not entry:
                 raise ValueError(f"{entry.name} twice")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise InputError(f"registry {place} cannot be read ({error})", expected, "correct it, or its path") from error
     return entries
