@@ -22,6 +22,7 @@ from scipy import sparse
 
 from scperformer.files.safety import READ_ERRORS, damaged, quiet_anndata, reading, reason_of, require_contained
 from scperformer.files.watch import open_hdf5
+from scperformer.files.writing import write_anndata
 from scperformer.outputs import new_file
 
 PREPARED = "scperformer_prepared"  # uns key by which preprocess marks its output
@@ -188,7 +189,7 @@ def nullable_strings_allowed() -> Iterator[None]:
 def write_h5ad(adata: AnnData, path: str | Path, overwrite: bool = False) -> None:
     """Write `adata` to a new file that appears complete or not at all; errors as `new_file`."""
     with new_file(path, overwrite) as temporary, nullable_strings_allowed():
-        adata.write_h5ad(temporary)
+        write_anndata(adata, temporary)
 
 
 class BackedH5ad:
