@@ -2,7 +2,7 @@
 
 In reading order: `safety` (damaged and unsafe files), `watch` (damage that HDF5 does not survive), `h5ad` (in memory
 and on disk), `tenx` (10x and loom), `mtx` (MatrixMarket and the names beside it), `tables` (text), `read` (the kind of
-an input, its cells and its checksum), `row_blocks` (matrices that stay on disk).
+an input, its cells and its checksum), `row_blocks` (matrices that stay on disk), `writing` (HDF5 files).
 """
 
 from scperformer.files.h5ad import (
@@ -29,3 +29,4 @@ from scperformer.files.read import (
 from scperformer.files.row_blocks import Matrix, Rows
 from scperformer.files.safety import reading
 from scperformer.files.watch import open_hdf5
+from scperformer.files.writing import hdf5_to_write, write_anndata

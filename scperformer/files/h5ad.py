@@ -32,6 +32,7 @@ from scperformer.files.safety import (
     require_contained,
 )
 from scperformer.files.watch import open_hdf5
+from scperformer.files.writing import write_anndata
 from scperformer.outputs import new_file
 
 PREPARED = "scperformer_prepared"  # uns key by which preprocess marks its output
@@ -61,8 +62,8 @@ def nested_names(file: Any) -> list[str]:
 
     `layers["norm/log"]` is stored as `log` in the group `layers/norm`.
     """
-    groups = [place for place in NAMED if place in file]
-    names = [f"{place}/{name}" for place in groups for name in file[place]]
+    groups = {place: group for place in NAMED if (group := file.get(place)) is not None}  # else a link leads nowhere
+    names = [f"{place}/{name}" for place, group in groups.items() for name in group]
     return [name for name in names if (node := file.get(name)) is not None and is_nested(node)]
 
 
@@ -206,7 +207,7 @@ def write_h5ad(adata: AnnData, path: str | Path, overwrite: bool = False) -> Non
     """
     with new_file(path, overwrite) as temporary, nullable_strings_allowed():
         try:
-            adata.write_h5ad(temporary)
+            write_anndata(adata, temporary)
         except (TypeError, IORegistryError) as error:
             match = next(filter(None, map(PLACE.search, getattr(error, "__notes__", []))), None)
             place = "the cells" if match is None else f"{match[2]}['{match[1]}']"

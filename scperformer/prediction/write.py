@@ -21,11 +21,13 @@ from anndata.io import read_elem, write_elem
 
 from scperformer.files import (
     BackedH5ad,
+    hdf5_to_write,
     is_nested,
     nullable_strings_allowed,
     open_hdf5,
     reading,
     require_unchanged,
+    write_anndata,
 )
 from scperformer.outputs import Folder, new_file, new_folder
 from scperformer.prediction.annotation import Annotation, outdated, without_slashes
@@ -84,7 +86,7 @@ def write_annotation(
                 table.columns = without_slashes(list(map(str, table.columns)))
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="Writing zarr v2")  # on purpose: every program reads it
-                (cells.write_zarr if is_zarr else cells.write_h5ad)(temporary)
+                cells.write_zarr(temporary) if is_zarr else write_anndata(cells, temporary)
         elif is_zarr:
             root = zarr.open_group(temporary, mode="w", zarr_format=2)
             root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
@@ -97,7 +99,7 @@ def write_annotation(
         else:
             shutil.copyfile(path, temporary)
             require_unchanged(path, seen)
-            with h5py.File(temporary, "r+") as file:
+            with hdf5_to_write(temporary, "r+") as file:
                 for name in cells.left_out:  # anndata could not read the copy
                     del file[name]
                 _add(file, annotation)

@@ -17,7 +17,7 @@ from scipy.sparse import csr_matrix
 from scperformer.config import ExplainConfig, PredictConfig, checked
 from scperformer.dataset import Condition, find_condition, find_query, reduced
 from scperformer.errors import InputError
-from scperformer.files import BackedH5ad, beside, nullable_strings_allowed, open_cells
+from scperformer.files import BackedH5ad, beside, nullable_strings_allowed, open_cells, write_anndata
 from scperformer.model import Bundle, load_kept
 from scperformer.network import TOLERANCE, Cells, Model, find_contributions, load_model, predict_cells, torch_state_kept
 from scperformer.outputs import Folder, new_folder, require_absent
@@ -276,7 +276,7 @@ def write_explanation(made: AnnData, output: Path, cfg: ExplainConfig, sample: s
     page = render_explanation(made, cfg.key_added, sample)
     with new_folder(output, EXPLANATION, cfg.overwrite) as folder:
         with nullable_strings_allowed():
-            made.write_h5ad(folder / CELLS, compression="gzip")
+            write_anndata(made, folder / CELLS, compression="gzip")
         genes_per_label(made, cfg.key_added).to_csv(folder / GENES_PER_LABEL, index=False, float_format="%.6g")
         made.uns[cfg.key_added]["deletion"].to_csv(folder / DELETION, index=False, float_format="%.6g")
         (folder / PAGE).write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
