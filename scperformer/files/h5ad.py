@@ -51,7 +51,7 @@ def nested_names(file: Any) -> list[str]:
 
     `layers["norm/log"]` is stored as `log` in the group `layers/norm`.
     """
-    groups = [place for place in NAMED if place in file]
+    groups = [place for place in NAMED if file.get(place) is not None]
     names = [f"{place}/{name}" for place in groups for name in file[place]]
     return [name for name in names if (node := file.get(name)) is not None and is_nested(node)]
 
