@@ -6,6 +6,7 @@ longer: 0.13 s for 19 MB, as without it.
 """
 
 import io
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +16,20 @@ import h5py
 from anndata import AnnData
 from anndata.io import write_elem
 
+PAGE = 4096  # bytes
+MOST_KEPT = 2**20  # bytes of a write; larger ones are values of arrays, which libhdf5 does not read again
+
 
 class _KeepsErrors(io.FileIO):
-    """A file that never says that a write has failed: `error` does."""
+    """A file that never says that a write has failed: `error` does.
 
-    error: BaseException | None = None
+    After an error, small writes are kept in memory: libhdf5 would crash if it read other metadata than it has written.
+    """
+
+    def __init__(self, path: Path, mode: str):
+        super().__init__(path, mode)
+        self.error: BaseException | None = None
+        self.pages: dict[int, bytearray] = {}  # by their number in the file
 
     def write_all(self, data: Any) -> None:
         """Write all of it, where the system writes a part at a time."""
@@ -28,12 +38,27 @@ class _KeepsErrors(io.FileIO):
             left = left[super().write(left) :]
 
     def write(self, data: Any) -> int:
+        start = self.tell()
         try:
             if self.error is None:
                 self.write_all(data)
         except BaseException as error:  # noqa: BLE001 - `hdf5_to_write` raises it
             self.error = error
+        if self.error is not None and len(data) <= MOST_KEPT:
+            for number, page, within in _parts(start, len(data)):
+                if number not in self.pages:
+                    self.pages[number] = bytearray(os.pread(self.fileno(), PAGE, number * PAGE).ljust(PAGE, b"\0"))
+                self.pages[number][page] = data[within]
         return len(data)
+
+    def readinto(self, buffer: Any) -> int:
+        start, num_read = self.tell(), super().readinto(buffer)
+        if not self.pages:
+            return num_read
+        for number, page, within in _parts(start, len(buffer)):
+            if number in self.pages:
+                buffer[within] = self.pages[number][page]
+        return len(buffer)
 
     def truncate(self, size: int | None = None) -> int:
         try:
@@ -42,6 +67,15 @@ class _KeepsErrors(io.FileIO):
         except BaseException as error:  # noqa: BLE001 - `hdf5_to_write` raises it
             self.error = error
         return size or 0
+
+
+def _parts(start: int, size: int) -> Iterator[tuple[int, slice, slice]]:
+    """Return the number of each page of a range of bytes, and its part of the range: in the page, in the range."""
+    place = start
+    while place < start + size:
+        stop = min(start + size, (place // PAGE + 1) * PAGE)
+        yield place // PAGE, slice(place % PAGE, place % PAGE + stop - place), slice(place - start, stop - start)
+        place = stop
 
 
 @contextmanager
