@@ -5,8 +5,8 @@ import os
 import re
 from collections.abc import Sequence
 
-# Characters that steer a terminal or turn the direction of text.
-STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# Characters that steer a terminal or turn the direction of text, and bytes of names that are not UTF-8.
+STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 LONGEST_PART = 2000  # characters of what was found, expected, or is to be done
 
 
@@ -35,6 +35,16 @@ class InputError(ValueError):
 
     def __reduce__(self) -> tuple[type, tuple]:
         return type(self), (self.found, self.expected, self.remedy, self.fixes)  # a pool of processes sends it
+
+
+def require_utf8(path: object) -> None:
+    """Refuse a path whose bytes are no UTF-8: files, records and reports could not hold its name."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"a name that is not UTF-8 ({path})", "a name in UTF-8", "rename the file or folder"
+        ) from error
 
 
 class NoRoom(InputError):

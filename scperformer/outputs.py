@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from scperformer.errors import InputError, no_room
+from scperformer.errors import InputError, no_room, require_utf8
 
 FAILED = ".failed.json"  # ending of a file in place of an output that there is not: sample, input and error
 MARK = ".scperformer.json"  # in each folder that we make
@@ -106,6 +106,7 @@ def require_absent(path: str | Path, overwrite: bool, made: Folder | None = None
     With `made` the output is a folder, and only one of this kind that is wholly ours is replaced, so that
     `output=. overwrite=true` never deletes other work.
     """
+    require_utf8(path)
     _require_replaceable(Path(path), overwrite, made)
     folder = Path(os.path.realpath(path)).parent
     _require_writable(next(there for there in (folder, *folder.parents) if there.exists()))

@@ -14,7 +14,7 @@ import h5py
 import pandas as pd
 from anndata import AnnData
 
-from scperformer.errors import InputError
+from scperformer.errors import InputError, require_utf8
 from scperformer.files.h5ad import (
     NO_SLASHES,
     BackedH5ad,
@@ -166,6 +166,7 @@ def require_readable(path: str | Path) -> str:
         It is missing, of no known kind, visibly damaged, lacks parts, or points to other files.
     """
     path = Path(path)
+    require_utf8(path)
     if not path.exists():
         raise InputError(f"no file {path}", KINDS, f"{did_you_mean(path.name, neighbours(path))}check the path")
     try:

@@ -263,7 +263,8 @@ def _place(folder: Path) -> str:
     """Return the whole path of a folder, so that it is found from anywhere; `~` stands for the user's home folder."""
     path, home = Path(os.path.abspath(folder)), Path(os.path.expanduser("~"))
     is_private = home.is_absolute() and home != Path("/") and path.is_relative_to(home)
-    return f"~/{path.relative_to(home)}" if is_private else str(path)
+    place = f"~/{path.relative_to(home)}" if is_private else str(path)
+    return os.fsencode(place).decode(errors="replace")  # files hold text in UTF-8 alone
 
 
 def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:

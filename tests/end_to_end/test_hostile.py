@@ -279,3 +279,36 @@ def test_tables_of_sweeps(tmp_path):
     assert ",-1e-3," in row
     assert "\x1b" not in row
     assert len(sweep.markdown().splitlines()) == 5
+
+
+BYTES = os.fsdecode(b"s\xff\xe9")  # of a name in Latin-1, as old disks have them
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["predict", f"{BYTES}.h5ad"],
+        ["check", f"{BYTES}.h5ad"],
+        ["train", f"{BYTES}.h5ad", "label_key=cell_type"],
+        ["preprocess", f"{BYTES}.h5ad"],
+        ["report", f"{BYTES}.h5ad"],
+        ["predict", "ok.h5ad", f"output={BYTES}.h5ad"],
+    ],
+    ids=" ".join,
+)
+def test_names_that_are_not_utf8_are_one_line(words, command, counts_adata, write, tiny_model, tmp_path):
+    os.rename(write(counts_adata, "ok.h5ad"), tmp_path / f"{BYTES}.h5ad")
+    write(counts_adata, "ok.h5ad")
+    more = [f"model_path={tiny_model}"] if words[0] in ("predict", "check") else []
+    ran = command(*words, *more)
+    assert ran.code == 2
+    assert "a name that is not UTF-8" in ran.err + ran.out
+    assert "Traceback" not in ran.err
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_model_in_such_a_folder_is_used(command, counts_adata, write, tiny_model, tmp_path):
+    shutil.copytree(tiny_model, tmp_path / BYTES)
+    ran = command("predict", write(counts_adata), f"model_path={tmp_path / BYTES}", "output=out.h5ad")
+    assert ran.code == 0, ran.err
+    assert ad.read_h5ad("out.h5ad").uns["scperformer"]["model"]["path"].endswith("s\ufffd\ufffd")
