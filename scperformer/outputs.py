@@ -48,7 +48,11 @@ def _names(folder: Path) -> list[str]:
 def mark(folder: Path, made: Folder) -> None:
     """Write the mark of a folder that we have made: its kind, and the names in it."""
     content = {"made_by": "scperformer", "kind": made.kind, "names": _names(folder)}
-    (folder / MARK).write_text(json.dumps(content, indent=1, ensure_ascii=True) + "\n", encoding="ascii")
+    try:
+        (folder / MARK).write_text(json.dumps(content, indent=1, ensure_ascii=True) + "\n", encoding="ascii")
+    except BaseException:  # half a mark would be another one
+        (folder / MARK).unlink(missing_ok=True)
+        raise
 
 
 def foreign(folder: Path, made: Folder) -> str | None:

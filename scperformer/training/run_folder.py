@@ -26,7 +26,7 @@ from scperformer.errors import InputError
 from scperformer.files import sha256
 from scperformer.model import INFO, MODEL, Bundle, save_bundle
 from scperformer.network import torch_state_kept
-from scperformer.outputs import Folder, foreign, mark, new_file, output_named, remove, require_absent
+from scperformer.outputs import MARK, Folder, foreign, mark, new_file, output_named, remove, require_absent
 from scperformer.pictures import PALETTE, draw_reliability, png
 from scperformer.signals import RESUMES
 from scperformer.training.start import Config, adopt_options, load_init
@@ -158,12 +158,17 @@ def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
     require_own_run(output)  # again: it may have got other files while the cells were read
     if folder.exists() and any(folder.iterdir()):
         remove(folder, RUN)
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    mark(folder, RUN)
     try:
-        write_json(folder / RECORD, record)
-    except (OSError, InputError):  # a full disk
-        remove(folder, RUN)
+        with output_named(folder):
+            mark(folder, RUN)
+            write_json(folder / RECORD, record)
+    except BaseException:  # a full disk, or Ctrl-C
+        if (folder / MARK).exists():
+            remove(folder, RUN)
+        elif is_new:
+            folder.rmdir()
         raise
     return folder
 

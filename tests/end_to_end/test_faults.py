@@ -76,6 +76,7 @@ def small_disk(tmp_path):
 
 STEPS = {
     "predict": ("cells.h5ad", ("model_path=model",), "out.h5ad"),
+    "predict zarr": ("cells.h5ad", ("model_path=model",), "out.zarr"),
     "predict csv": ("cells.h5ad", ("model_path=model",), "out.csv"),
     "train": ("cells.h5ad", TRAIN, "trained"),
     "preprocess": ("cells.h5ad", (), "prepared.h5ad"),
@@ -100,13 +101,27 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(case, inputs, small_disk):
     (disk / "filler").write_bytes(bytes(64 * 1024))
     code, errors = ran(*words_of(case, disk), cwd=inputs)
     assert code == 2, errors
-    assert "the disk is full" in error_line(errors)
+    assert f"the disk is full ({disk / STEPS[case][2]}" in error_line(errors)  # or its folder of parts, or of the run
     assert [entry.name for entry in disk.iterdir()] == ["filler"]
     (disk / "filler").unlink()
     mount("remount,size=64m")
     code, errors = ran(*words_of(case, disk), cwd=inputs)
     assert code == 0, errors
     assert (disk / STEPS[case][2]).exists()
+
+
+@pytest.mark.parametrize("kilobytes", [1, 30, 100])
+@pytest.mark.parametrize("case", all_but_one_slow("preprocess"))
+def test_a_limit_to_the_size_of_files_names_the_output(case, kilobytes, inputs, tmp_path):
+    """At its beginning and in the middle."""
+    limit = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({kilobytes * 1024},) * 2)"
+    (tmp_path / "out").mkdir()
+    code, errors = ran(*words_of(case, tmp_path / "out"), cwd=inputs, before=limit)
+    if code == 0:  # small enough
+        return
+    assert code == 2, errors
+    assert f"files may not become so large here ({tmp_path / 'out' / STEPS[case][2]}" in error_line(errors)
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 @pytest.mark.parametrize("case", all_but_one_slow("evaluate"))
