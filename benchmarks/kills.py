@@ -9,6 +9,7 @@ command (with resume=true where the step has it) must give the same output and l
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -147,7 +148,8 @@ def try_step(name: str, inputs: Path, folder: Path, moments: int) -> list[tuple[
             process = start(step.words, folder)
             time.sleep(seconds * (moment + 0.5) / moments)
             ended = process.poll() is not None
-            os.killpg(process.pid, getattr(signal, f"SIG{kind}"))
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.killpg(process.pid, getattr(signal, f"SIG{kind}"))
             printed, _ = process.communicate()
             row["sent"] += 1
             row["ended before"] += ended

@@ -28,8 +28,8 @@ from scperformer.reports.attention_maps import (
     spectrum,
 )
 
-SPECTRUM_FILES = ["analysis.json", "index128.csv", "spectrum.csv", "spectrum.png"]
-APPROXIMATION_FILES = ["analysis.json", "approximation.csv", "approximation.png"]
+SPECTRUM_FILES = [".scperformer.json", "analysis.json", "index128.csv", "spectrum.csv", "spectrum.png"]
+APPROXIMATION_FILES = [".scperformer.json", "analysis.json", "approximation.csv", "approximation.png"]
 
 
 def make_cells(unexpressed: str = "skip", num_cells: int = 6, num_genes: int = 40) -> Cells:
