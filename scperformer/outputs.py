@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -22,6 +23,7 @@ FAILED = ".failed.json"  # ending of a file in place of an output that there is 
 MARK = ".scperformer.json"  # in each folder that we make
 OTHER = "choose another output=..."
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux: paths are relative to the working folder; neither name is ever missing
+WAITING = 16  # files at a time until they are on the disk
 MOST_TRIES, SECONDS_BETWEEN = 40, 0.05  # to remove an unfinished folder
 
 
@@ -163,8 +165,8 @@ def new_folder(path: str | Path, made: Folder, overwrite: bool = False) -> Itera
         with output_named(path):
             yield temporary
             mark(temporary, made)
-            for entry in (*temporary.rglob("*"), temporary):
-                _stored(entry)
+            with ThreadPoolExecutor(WAITING) as pool:  # together: 500 files take 0.07 s, one after the other 1.5 s
+                list(pool.map(_stored, (*temporary.rglob("*"), temporary)))
         _require_replaceable(Path(path), overwrite, made)
         put_in_place(temporary, target)
     finally:

@@ -1,13 +1,15 @@
 """Files and folders appear complete or not at all."""
 
+import errno
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 from scperformer import outputs
-from scperformer.errors import InputError
+from scperformer.errors import InputError, NoRoom
 from scperformer.outputs import MARK, Folder, foreign, mark, new_file, new_folder, remove, require_absent
 
 MADE = Folder("a thing", more=("later-*",))
@@ -27,6 +29,66 @@ def test_file_appears_when_complete(tmp_path):
         assert temporary.suffix == ".txt"
     assert target.read_text() == "whole"
     assert names(target.parent) == ["out.txt"]
+
+
+@pytest.fixture
+def steps(monkeypatch) -> list[str]:
+    """What is done to names: `stored x`, when x is on the disk, and `renamed x`."""
+    found, sync, replace = [], os.fsync, os.replace
+
+    def name(path):
+        return re.sub(r"^\.scperformer-.*?(\.txt)?$", r"temporary\1", os.path.basename(path))
+
+    def fsync(file):
+        found.append(f"stored {name(os.readlink(f'/proc/self/fd/{file}'))}")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", lambda old, new: (found.append(f"renamed {name(old)}"), replace(old, new))[1])
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the name of an open file")
+def test_the_content_is_on_the_disk_before_the_name(tmp_path, steps):
+    """Else a machine that loses power may have the name of an empty file."""
+    with new_file(tmp_path / "a.txt") as temporary:
+        temporary.write_text("whole")
+    assert steps == ["stored temporary.txt", "renamed temporary.txt", f"stored {tmp_path.name}"]
+    steps.clear()
+    with new_folder(tmp_path / "b", MADE) as temporary:
+        (temporary / "inner").mkdir()
+        (temporary / "inner" / "x").touch()
+    assert set(steps[:-2]) == {"stored x", "stored inner", f"stored {MARK}", "stored temporary"}
+    assert steps[-2:] == ["renamed temporary", f"stored {tmp_path.name}"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_disks_that_cannot_wait_are_written_to(tmp_path, monkeypatch, number):
+    def fsync(file):
+        raise OSError(number, "not here")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with new_file(tmp_path / "a.txt") as temporary:
+        temporary.write_text("whole")
+    assert (tmp_path / "a.txt").read_text() == "whole"
+
+
+def test_a_disk_that_is_full_in_the_end_leaves_nothing_and_names_the_output(tmp_path, monkeypatch):
+    """Network disks may say so only when they are asked to have stored it."""
+
+    def fsync(file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+    def write(new):
+        with new as temporary:
+            (temporary / "x" if temporary.is_dir() else temporary).write_text("whole")
+
+    for new in (new_file(tmp_path / "a.txt"), new_folder(tmp_path / "a", MADE)):
+        with pytest.raises(NoRoom, match=rf"the disk is full \({tmp_path}/a"):
+            write(new)
+    assert names(tmp_path) == []
 
 
 def test_file_has_the_usual_permissions(tmp_path):
