@@ -47,7 +47,8 @@ def _code_of(command: list[str]) -> int:
         return process.wait()
     except (KeyboardInterrupt, Ended) as error:
         # Ctrl-C reaches all processes of a terminal by itself: a second signal would cut off their end.
-        if not (isinstance(error, KeyboardInterrupt) and sys.stdin.isatty()):
+        is_on_terminal = sys.stdin is not None and sys.stdin.isatty()
+        if not (isinstance(error, KeyboardInterrupt) and is_on_terminal):
             process.send_signal(signal.SIGINT)
         process.wait()
         raise
