@@ -41,7 +41,7 @@ def test_from_the_shell_to_labels(command, corpus, counts_adata, write, tmp_path
     assert ran.code == 0, ran.err
     assert "naive guess" in ran.err
     assert sorted(path.name for path in (tmp_path / "my_encoder").iterdir()) == sorted(
-        ["MODEL_CARD.md", "bundle.json", "genes.tsv", "model.safetensors"]
+        [".scperformer.json", "MODEL_CARD.md", "bundle.json", "genes.tsv", "model.safetensors"]
     )
     counts_adata.obs["cell_type"] = np.array(["a", "b", "c"])[np.arange(120) % 3]
     reference = write(counts_adata, "reference.h5ad")
