@@ -20,11 +20,10 @@ import numpy as np
 import torch
 from machine import machine, peak_gb
 
-from scperformer.attention import MECHANISMS, make_attention
-from scperformer.attention.base import Sizes
-from scperformer.config.groups import ModelConfig
+from scperformer.attention import MECHANISMS, Sizes, make_attention
+from scperformer.config import ModelConfig
+from scperformer.network import fast_cpu
 from scperformer.network.encoder import Layer
-from scperformer.network.inference import fast_cpu
 
 LENGTHS = (1000, 4000, 16_907)
 PRESETS = {

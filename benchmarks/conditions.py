@@ -29,8 +29,8 @@ from sklearn.linear_model import LogisticRegression
 from words import as_options
 
 from scperformer import annotate, load_model, train
-from scperformer.expression import align
-from scperformer.metrics import score
+from scperformer.base.metrics import score
+from scperformer.cells import align
 from scperformer.trust import calibration_error
 
 GENE_SETS = 2  # of a row with random genes, for each seed; its line has their means

@@ -36,11 +36,12 @@ import zarr
 from machine import machine
 from scipy import sparse
 
-from scperformer import cli, errors
+from scperformer.base import errors
+from scperformer.command import cli
+from scperformer.command.models import import_model
 from scperformer.files import Rows, open_cells, read_cells
 from scperformer.files.safety import READ_ERRORS
 from scperformer.model import PACKAGED, load_bundle
-from scperformer.network.library import import_model
 
 NUM_CELLS, GENE_STEP = 200, 10  # cells, and one of so many genes, of PBMC 3k
 SECONDS, MEMORY = 60, 4 * 2**30  # of a process

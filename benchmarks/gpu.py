@@ -33,13 +33,10 @@ from scipy import sparse
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from scperformer.config.compose import make_config
-from scperformer.config.steps import TrainConfig
-from scperformer.network.batches import Cells
-from scperformer.network.inference import predict_cells
-from scperformer.network.network import CellTypeModel
+from scperformer.config import TrainConfig, make_config
+from scperformer.network import Cells, CellTypeModel, predict_cells
 from scperformer.training.batch_size import with_batch_size
-from scperformer.training.learner import train_network
+from scperformer.training.supervised import train_network
 from scperformer.training.trainer import TABLE
 
 PRESETS = {

@@ -24,9 +24,8 @@ import numpy as np
 import torch
 from machine import machine, peak_gb
 
-from scperformer.config.groups import ModelConfig, TokensConfig
-from scperformer.network.encoder import Encoder
-from scperformer.network.inference import fast_cpu
+from scperformer.config import ModelConfig, TokensConfig
+from scperformer.network import Encoder, fast_cpu
 
 LENGTH = 16_907
 CHUNK = 512  # tokens

@@ -26,14 +26,12 @@ from torch import nn
 from words import as_options
 
 from scperformer import annotate, train
+from scperformer.cells import align_rows, detect_expression, gene_table, plan_alignment, stored_expression
+from scperformer.cells.preprocess import prepare_reference
 from scperformer.config import PreprocessConfig, TokensConfig, make_config
-from scperformer.dataset.preprocess import prepare_reference
-from scperformer.expression.alignment import align_rows, plan_alignment
-from scperformer.expression.detect import detect_expression, gene_table, stored_expression
-from scperformer.network import under_conditions
-from scperformer.network.load import load_model
+from scperformer.network import load_model, under_conditions
 from scperformer.network.tokens import tokenize
-from scperformer.training.learner import informative_genes, variability
+from scperformer.training.supervised import informative_genes, variability
 
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 INNER_FOLDS = 3

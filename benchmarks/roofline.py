@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from scperformer.network.inference import fast_cpu
+from scperformer.network import fast_cpu
 
 KINDS = {  # operations, by the beginning of their names
     "products": ("linear", "matmul", "addmm", "mm", "bmm", "baddbmm"),

@@ -23,13 +23,12 @@ import torch
 from machine import machine
 from speed import in_new_process, resample, run
 
-from scperformer.config.compose import make_config
-from scperformer.config.steps import PretrainConfig
-from scperformer.dataset.corpus import Corpus, make_corpus
-from scperformer.network.batches import Cells, drop_genes
-from scperformer.training.masked_learner import hidden_loss, hide_values
+from scperformer.cells import Corpus, make_corpus
+from scperformer.config import PretrainConfig, make_config
+from scperformer.network import Cells, drop_genes
+from scperformer.training.loaders import StreamedCells
+from scperformer.training.masked import hidden_loss, hide_values
 from scperformer.training.pretrain import new_masked_model
-from scperformer.training.source import StreamedCells
 
 # A small network: with the default one an epoch of 200,000 cells would take most of an hour.
 SMALL = ["model.dim=8", "model.num_heads=1", "model.head_dim=8", "model.gene_dropout=0.95", "trainer.batch_size=128"]

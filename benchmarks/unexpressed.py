@@ -18,11 +18,8 @@ import torch
 from machine import machine
 from scipy.sparse import csr_matrix
 
-from scperformer.config.compose import make_config
-from scperformer.config.groups import TokensConfig
-from scperformer.network.batches import Cells
-from scperformer.network.inference import predict_cells
-from scperformer.network.network import CellTypeModel
+from scperformer.config import TokensConfig, make_config
+from scperformer.network import Cells, CellTypeModel, predict_cells
 
 WAYS = ("full", "skip", "memory")
 BATCH_SIZE = 64

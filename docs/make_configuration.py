@@ -6,8 +6,8 @@ A table stands between `<!-- options: NAME -->` and `<!-- end -->`; NAME is a st
 import re
 from pathlib import Path
 
-from scperformer.cli import FIRST_WORDS
-from scperformer.config.options import option_texts
+from scperformer.command.cli import FIRST_WORDS
+from scperformer.config import option_texts
 
 PAGE = Path(__file__).with_name("configuration.md")
 

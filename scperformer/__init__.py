@@ -10,75 +10,10 @@ scp.explain(adata, model).genes                        # the genes behind the la
 scp.pl.embedding(adata)
 """
 
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import version
 
-if TYPE_CHECKING:
-    from scperformer.api import (
-        adapt,
-        annotate,
-        check,
-        embed,
-        evaluate,
-        explain,
-        models,
-        pl,
-        preprocess,
-        pretrain,
-        report,
-        train,
-    )
-    from scperformer.api.classifier import PerformerClassifier
-    from scperformer.attention import register_attention
-    from scperformer.attention.base import Attention, AttentionOptions
-    from scperformer.errors import InputError
-    from scperformer.network.load import load_model
+import lazy_loader
 
-__version__ = "0.1.0"
-
-# name -> its module
-_HOME = {
-    **dict.fromkeys(("check", "preprocess", "train", "annotate", "embed", "adapt", "evaluate", "explain"), "api"),
-    **dict.fromkeys(("report", "pretrain", "models"), "api"),
-    "load_model": "network.load",
-    "PerformerClassifier": "api.classifier",
-    "InputError": "errors",
-    "register_attention": "attention",
-    "Attention": "attention.base",
-    "AttentionOptions": "attention.base",
-}
-__all__ = [
-    "Attention",
-    "AttentionOptions",
-    "InputError",
-    "PerformerClassifier",
-    "__version__",
-    "adapt",
-    "annotate",
-    "check",
-    "embed",
-    "evaluate",
-    "explain",
-    "load_model",
-    "models",
-    "pl",
-    "preprocess",
-    "pretrain",
-    "register_attention",
-    "report",
-    "train",
-]
-
-
-def __getattr__(name: str) -> Any:
-    # torch takes seconds to import: it loads with the first call that needs it.
-    from importlib import import_module
-
-    if name == "pl":
-        return import_module("scperformer.api.pl")
-    if name in _HOME:
-        return getattr(import_module(f"scperformer.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'scperformer' has no attribute '{name}'")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+# torch takes seconds to import: the names of __init__.pyi load with the first use of them.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__version__ = version("scperformer")

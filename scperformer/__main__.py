@@ -1,13 +1,13 @@
 """`python -m scperformer`, and the command `scperformer`."""
 
-from scperformer.signals import Ended, handle_signals, leave, say_ended
+from scperformer.base.signals import Ended, handle_signals, leave, say_ended
 
 
 def run() -> None:
     """Run the command line and end the process with its exit code; signals end it on one line from here on."""
     handle_signals()
     try:
-        from scperformer.cli import main
+        from scperformer.command.cli import main
 
         code = main()
     except (KeyboardInterrupt, Ended) as error:  # during the imports of the command line

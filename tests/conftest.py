@@ -103,7 +103,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Its encoder has a say whether it has earned it or not: tests are to see what it does. It has no label tree, as
     models of earlier versions.
     """
-    from scperformer.config.compose import make_config
+    from scperformer.config import make_config
     from scperformer.training.train import run_train
 
     reference = tmp_path_factory.mktemp("tiny_model") / "reference.h5ad"
@@ -173,7 +173,7 @@ def command(tmp_path, monkeypatch, capsys, _logging_unchanged) -> Callable[..., 
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
 
     def run(*words: object) -> Ran:
-        from scperformer.cli import main
+        from scperformer.command.cli import main
 
         capsys.readouterr()
         code = main([str(word) for word in words])

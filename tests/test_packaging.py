@@ -14,6 +14,7 @@ import scperformer
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CONDA = {
+    "lazy-loader": "lazy_loader",
     "torch": "pytorch",
     "matplotlib": "matplotlib-base",
     "igraph": "python-igraph",

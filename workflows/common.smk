@@ -9,8 +9,8 @@ import shutil
 import sys
 
 from scperformer.config import make_config, option_word as option, tree_of_words, words_from_file, yaml_text
-from scperformer.errors import InputError
-from scperformer.outputs import MARK
+from scperformer.base.errors import InputError
+from scperformer.base.outputs import MARK
 from snakemake.exceptions import WorkflowError
 
 SMALL = 20 * 10**6  # bytes, about 10,000 cells: samples up to this size may share a job

@@ -6,8 +6,8 @@ import io
 import os
 
 import h5py
-from scperformer.errors import InputError
-from scperformer.text import did_you_mean
+from scperformer.base.errors import InputError
+from scperformer.base.messages import did_you_mean
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 from snakemake.utils import validate

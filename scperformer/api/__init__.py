@@ -6,5 +6,7 @@ changes an AnnData but `annotate`, which adds to it. Files in reading order: key
 classifier, the estimator of scikit-learn; pl, the plots.
 """
 
-from scperformer.api.making import Trained, adapt, models, preprocess, pretrain, train
-from scperformer.api.using import Page, annotate, check, embed, evaluate, explain, report
+import lazy_loader
+
+# The estimator imports scikit-learn, the plots import scanpy: each loads with its first use.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from anndata import AnnData
 
+from scperformer.base.errors import InputError
+from scperformer.base.progress import progress
 from scperformer.config import config_from, meant
-from scperformer.errors import InputError
-from scperformer.progress import progress
 
 if TYPE_CHECKING:  # it imports torch
     from scperformer.network import Model

@@ -11,21 +11,11 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 import pandas as pd
 from anndata import AnnData
 
-from scperformer.api.keywords import (
-    File,
-    Options,
-    config_of,
-    listed,
-    loaded,
-    path_of,
-    paths_of,
-    required_output,
-    step,
-)
+from scperformer.api.keywords import File, Options, config_of, listed, loaded, path_of, paths_of, required_output, step
+from scperformer.base.errors import InputError
+from scperformer.base.outputs import require_absent
 from scperformer.config import PretrainConfig, TrainConfig
-from scperformer.errors import InputError
 from scperformer.model import INFO, PACKAGED, library_folder, load_bundle
-from scperformer.outputs import require_absent
 
 if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
     from scperformer.network import Model
@@ -122,7 +112,7 @@ def preprocess(
     -------
     New cells, ln(1 + counts per 10,000) in X, for cells in memory; for a file, the path of the output.
     """
-    from scperformer.dataset.preprocess import prepare, run_preprocess
+    from scperformer.cells import prepare, run_preprocess
     from scperformer.files import write_h5ad
 
     named = {"model_path": path_of(model), "output": output, "overwrite": overwrite}
@@ -283,7 +273,7 @@ def adapt(
         The model keeps no cells, the cells cannot be annotated by it, or the folder exists.
     """
     from scperformer.files import beside
-    from scperformer.prediction.adapt import write_adapted
+    from scperformer.fitting import write_adapted
 
     cfg = config_of(
         "adapt",

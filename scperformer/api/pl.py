@@ -9,12 +9,12 @@ import scanpy as sc
 from anndata import AnnData
 from matplotlib.figure import Figure
 
-from scperformer.errors import InputError
-from scperformer.pictures import colour_of
+from scperformer.base.errors import InputError
+from scperformer.base.pictures import colour_of
 
 if TYPE_CHECKING:
+    from scperformer.explanations.explain import Explanation
     from scperformer.reports.evaluate import Evaluation
-    from scperformer.reports.explain import Explanation
 
 MOST_CELLS = 20_000  # in a UMAP that is computed here
 

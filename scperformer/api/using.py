@@ -10,27 +10,17 @@ from typing import TYPE_CHECKING, TypedDict, Unpack, overload
 import numpy as np
 from anndata import AnnData
 
-from scperformer.api.keywords import (
-    File,
-    Options,
-    config_of,
-    listed,
-    loaded,
-    path_of,
-    paths_of,
-    required_output,
-    step,
-)
+from scperformer.api.keywords import File, Options, config_of, listed, loaded, path_of, paths_of, required_output, step
+from scperformer.base.errors import InputError
+from scperformer.base.outputs import require_absent
 from scperformer.config import CheckConfig, EvaluateConfig, ExplainConfig, PredictConfig, ReportConfig
-from scperformer.errors import InputError
 from scperformer.files import open_cells
-from scperformer.outputs import require_absent
 
 if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
+    from scperformer.explanations.explain import Explanation
     from scperformer.network import Model
     from scperformer.reports.check import Checks
     from scperformer.reports.evaluate import Evaluation
-    from scperformer.reports.explain import Explanation
 
 
 @step("check")
@@ -157,7 +147,7 @@ def annotate(
     InputError
         An option is wrong, the expression cannot be used, too few genes are shared, or the keys or the output exist.
     """
-    from scperformer.prediction.predict import annotate_cells, run_predict
+    from scperformer.prediction import annotate_cells, run_predict
 
     named = {"key_added": key_added, "overwrite": overwrite, "species": species, "min_confidence": min_confidence}
     named |= {"false_alarms": false_alarms, "alpha": alpha, "clusters": clusters, "threads": threads}
@@ -206,7 +196,7 @@ def embed(
     InputError
         As for `annotate`.
     """
-    from scperformer.prediction.predict import embed_cells
+    from scperformer.prediction import embed_cells
 
     named = {"species": species, "threads": threads, "model_path": path_of(model)}
     cfg = config_of("predict", options, inputs=paths_of(cells, several=False), **named)
@@ -253,8 +243,8 @@ def evaluate(
     InputError
         The cells are not annotated, or there are no true labels.
     """
-    from scperformer.reports.annotated import of_cells, read_annotated
     from scperformer.reports.evaluate import EVALUATION, evaluate_samples, write_evaluation
+    from scperformer.reports.read_annotations import of_cells, read_annotated
 
     named = {"truth_key": truth_key, "output": output, "key_added": key_added, "overwrite": overwrite}
     cfg = config_of("evaluate", options, inputs=paths_of(cells), **named)
@@ -313,8 +303,14 @@ def explain(
     InputError
         An option is wrong, the cells are not annotated, or the model does not give them their labels.
     """
-    from scperformer.reports.annotated import of_cells
-    from scperformer.reports.explain import EXPLANATION, Explanation, explain_cells, explain_file, write_explanation
+    from scperformer.explanations.explain import (
+        EXPLANATION,
+        Explanation,
+        explain_cells,
+        explain_file,
+        write_explanation,
+    )
+    from scperformer.reports.read_annotations import of_cells
 
     named = {"label": label, "cells": "all" if num_cells is None else num_cells, "seed": seed, "output": output}
     named |= {"key_added": key_added, "overwrite": overwrite, "model_path": path_of(model)}
@@ -388,8 +384,8 @@ def report(
     InputError
         The cells are not annotated, the evaluation is about other cells, or the page exists.
     """
-    from scperformer.reports.annotated import of_cells
     from scperformer.reports.evaluate import Evaluation
+    from scperformer.reports.read_annotations import of_cells
     from scperformer.reports.report import run_report
 
     made = evaluation if isinstance(evaluation, Evaluation) else None

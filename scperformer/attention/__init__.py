@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from scperformer.attention.additive import Additive, KeySums, Rbf
-from scperformer.attention.base import Attention, Sizes
+from scperformer.attention.base import Attention, AttentionOptions, Sizes
 from scperformer.attention.conv import Conv
 from scperformer.attention.favor import Favor, PublishedFavor, has_triton
 from scperformer.attention.lsh import Lsh
 from scperformer.attention.plugins import MustBeAllowed, import_mechanism, plugin
 from scperformer.attention.softmax import Linformer, Softmax
 from scperformer.attention.window import Evo, Window
+from scperformer.base.errors import InputError
 from scperformer.config import PLUGINS, checked
-from scperformer.errors import InputError
 
 MECHANISMS: dict[str, type[Attention]] = {
     mechanism.__name__.lower(): mechanism for mechanism in (Conv, Evo, Favor, Linformer, Lsh, Rbf, Softmax, Window)

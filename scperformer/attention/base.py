@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from scperformer.base.errors import InputError
 from scperformer.config import Options
-from scperformer.errors import InputError
 
 
 @dataclass(kw_only=True)

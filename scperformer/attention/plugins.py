@@ -13,8 +13,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from scperformer.attention.base import Attention
+from scperformer.base.errors import InputError, one_line
 from scperformer.config import PLUGINS
-from scperformer.errors import InputError, one_line
 
 GROUP = "scperformer.attention"  # of entry points
 CONTRACT = "a class that derives from scperformer.Attention and has dataclass Options"

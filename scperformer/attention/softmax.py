@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, of_positions, widened
+from scperformer.base.errors import InputError
 from scperformer.config import ONE_OR_MORE, choice, option
-from scperformer.errors import InputError
 
 CAUSAL_BLOCK = 256  # queries whose mask exists at a time
 

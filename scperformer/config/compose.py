@@ -10,11 +10,11 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from scperformer.base.errors import InputError
 from scperformer.config.options import meant
 from scperformer.config.presets import chosen_presets, merge, preset_groups, step_values
 from scperformer.config.steps import SCHEMAS
 from scperformer.config.words import Word, interpolated, read_words, require_flat
-from scperformer.errors import InputError
 
 UNSET = "???"  # stands for a required option without a value, as in Hydra
 SWITCH = {"true": True, "yes": True, "on": True, "y": True, "1": True}

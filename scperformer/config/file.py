@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from scperformer.base.errors import InputError
+from scperformer.base.messages import did_you_mean
 from scperformer.config.compose import option_tree
 from scperformer.config.presets import require_allowed
 from scperformer.config.reading import interpolation, read_yaml_file
 from scperformer.config.steps import SCHEMAS
 from scperformer.config.words import option_words, read_words
-from scperformer.errors import InputError
-from scperformer.text import did_you_mean
 
 KEYS = ("reference", "samples", "label_key", "model_path", "outdir", "predict_jobs", "gpu", "container", "overrides")
 EXPECTED = "a YAML file like workflows/config.yaml, such as {label_key: cell_type, overrides: {train: {seed: 1}}}"

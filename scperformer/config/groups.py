@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
-from scperformer.errors import InputError
-from scperformer.text import LONGEST_NAME, did_you_mean, unfit
+from scperformer.base.errors import InputError
+from scperformer.base.messages import LONGEST_NAME, did_you_mean, unfit
 
 Rule = tuple[Callable[[Any], bool], str]  # whether a value can be used; which values can
 ABOVE_ZERO: Rule = (lambda value: value > 0, "a number above 0")

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from scperformer.base.errors import InputError
+from scperformer.base.messages import did_you_mean
 from scperformer.config.reading import interpolation, read_yaml_file
-from scperformer.errors import InputError
-from scperformer.text import did_you_mean
 
 PLUGINS = "SCPERFORMER_PLUGINS"  # the user's word for classes of other files: MODULE:CLASS, separated by commas
 NAME = re.compile(r"[\w-]+")

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from scperformer.base.errors import InputError
 from scperformer.config import groups
 from scperformer.config.groups import (
     ABOVE_ZERO,
@@ -20,7 +21,6 @@ from scperformer.config.groups import (
     option,
     require,
 )
-from scperformer.errors import InputError
 
 ONTOLOGY = (
     lambda source: source in ("packaged", "none") or source.endswith((".obo", ".csv", ".tsv")),

@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from scperformer.base.errors import InputError
 from scperformer.config.compose import option_tree
 from scperformer.config.presets import Preset, conf_dir, preset_groups, read_preset
 from scperformer.config.steps import SCHEMAS
 from scperformer.config.words import Word, read_words
-from scperformer.errors import InputError
 
 OF_HYDRA = re.compile(r"[+~]*hydra[./]")  # words about Hydra itself, such as its launcher
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
 
 NOT_TEXT = ("true", "false", "null", "nan", "inf")  # words that Hydra takes for other values
 

@@ -14,6 +14,7 @@ from scperformer.files.h5ad import (
     open_stored,
     write_h5ad,
 )
+from scperformer.files.hdf5_guard import open_hdf5
 from scperformer.files.read import (
     beside,
     checksum,
@@ -26,7 +27,6 @@ from scperformer.files.read import (
     require_unchanged,
     sha256,
 )
-from scperformer.files.row_blocks import Matrix, Rows
+from scperformer.files.rows import Matrix, Rows
 from scperformer.files.safety import reading
-from scperformer.files.watch import open_hdf5
 from scperformer.files.writing import hdf5_to_write, write_anndata

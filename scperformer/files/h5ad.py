@@ -21,7 +21,9 @@ from anndata import AnnData
 from anndata.io import read_elem, sparse_dataset
 from scipy import sparse
 
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
+from scperformer.base.outputs import new_file
+from scperformer.files.hdf5_guard import open_hdf5
 from scperformer.files.safety import (
     READ_ERRORS,
     IORegistryError,
@@ -31,9 +33,7 @@ from scperformer.files.safety import (
     reason_of,
     require_contained,
 )
-from scperformer.files.watch import open_hdf5
 from scperformer.files.writing import write_anndata
-from scperformer.outputs import new_file
 
 PREPARED = "scperformer_prepared"  # uns key by which preprocess marks its output
 LOG_MARK = "log1p"  # uns key in which scanpy keeps the base of its logarithm; None: natural

@@ -19,7 +19,7 @@ from anndata import AnnData
 from scipy import sparse
 from scipy.io import mmread
 
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
 from scperformer.files.safety import READ_ERRORS, reading
 from scperformer.files.tenx import EXPRESSION, expression_only
 from scperformer.genes import AXIS_SHARE, axis_shares, is_gene

@@ -14,16 +14,10 @@ import h5py
 import pandas as pd
 from anndata import AnnData
 
-from scperformer.errors import InputError, require_utf8
-from scperformer.files.h5ad import (
-    NO_SLASHES,
-    BackedH5ad,
-    irregular,
-    nested_names,
-    open_stored,
-    read_h5ad,
-    read_parts,
-)
+from scperformer.base.errors import InputError, require_utf8
+from scperformer.base.messages import did_you_mean
+from scperformer.files.h5ad import NO_SLASHES, BackedH5ad, irregular, nested_names, open_stored, read_h5ad, read_parts
+from scperformer.files.hdf5_guard import open_hdf5
 from scperformer.files.mtx import MTX_FILE, find_matrix, is_gzip, matrix_size, open_bytes, read_mtx
 from scperformer.files.safety import (
     READ_ERRORS,
@@ -36,9 +30,7 @@ from scperformer.files.safety import (
 )
 from scperformer.files.tables import read_table, sniff
 from scperformer.files.tenx import matrix_groups, read_loom, read_tenx_h5
-from scperformer.files.watch import open_hdf5
 from scperformer.genes import AXIS_SHARE, axis_shares, is_cell, name_columns
-from scperformer.text import did_you_mean
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from anndata import AnnData
 from anndata._io.specs.registry import IORegistryError  # not public; a subclass of Exception only
 from scipy import sparse
 
-from scperformer.errors import InputError, no_room
+from scperformer.base.errors import InputError, no_room
 
 # Errors that h5py, zarr, gzip, pandas and anndata raise on damaged content. MemoryError is left out on purpose.
 READ_ERRORS = (

@@ -18,7 +18,7 @@ import pandas as pd
 from anndata import AnnData
 from scipy import sparse
 
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
 from scperformer.files.mtx import LONGEST_LINE, open_bytes
 from scperformer.files.safety import READ_ERRORS, damaged
 from scperformer.genes import AXIS_SHARE, ENSEMBL, axis_shares, is_gene

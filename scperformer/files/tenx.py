@@ -10,9 +10,9 @@ import pandas as pd
 from anndata import AnnData
 from scipy import sparse
 
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
+from scperformer.files.hdf5_guard import open_hdf5
 from scperformer.files.safety import reading, require_sound
-from scperformer.files.watch import open_hdf5
 
 EXPRESSION = "Gene Expression"
 MATRIX_PARTS = {"barcodes", "data", "indices", "indptr", "shape"}

@@ -4,14 +4,7 @@ Files in reading order: linear, pooled, branches, adapted. Training uses them on
 that a model keeps, reduced to the genes and the depth of a file.
 """
 
-from scperformer.fitting.adapted import adapted_bundle
-from scperformer.fitting.branches import (
-    Fitted,
-    branch_scales,
-    earned_scales,
-    evidence_folds,
-    fill_network,
-    fit_branches,
-)
-from scperformer.fitting.linear import MOST_DUAL, TOLERANCE, Recipe, fit_linear_branch, fit_logistic, settle_recipe
-from scperformer.fitting.pooled import Pooled, gene_vectors
+import lazy_loader
+
+# `check` asks for the condition of a file, and needs no torch: each file loads with the first use of a name of it.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from scperformer.base.progress import progress
+from scperformer.cells import stratified_sample
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig
-from scperformer.dataset import Condition, depth_share, reduced, stratified_sample
-from scperformer.fitting.branches import fill_network, fit_branches
+from scperformer.fitting.condition import Condition, depth_share, reduced
+from scperformer.fitting.evidence import fill_network, fit_branches
 from scperformer.fitting.linear import MOST_DUAL, TOLERANCE, Recipe, fit_logistic
 from scperformer.model import Bundle, KeptCells, damaged_model
 from scperformer.network import CellTypeModel, Model
-from scperformer.progress import progress
 from scperformer.trust import calibration
 
 NUM_DRAWS = 4  # of thinned counts, from which the encoder learns

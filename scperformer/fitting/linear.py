@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.sparse import csr_matrix, hstack
 
-from scperformer.metrics import negative_log_likelihood
+from scperformer.base.metrics import negative_log_likelihood
+from scperformer.base.progress import progress
 from scperformer.model import view
 from scperformer.network import LinearModel
-from scperformer.progress import progress
 
 MAX_ITERATIONS = 1000
 TOLERANCE = 1e-3  # of the optimiser for the linear branch; a smaller one changes no label

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
 from scperformer.genes.axes import without_affixes
 from scperformer.genes.names import all_parts, as_in_r, first_of_each, guess_species, id_kind, repeated_note
 from scperformer.genes.table import human_genes

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from scperformer.errors import InputError
-from scperformer.text import shortened
+from scperformer.base.errors import InputError
+from scperformer.base.messages import shortened
 
 # ENS, a species code of up to four letters (none for human), G, digits; a version, and GENCODE's mark of copies on Y
 ENSEMBL = r"ENS[A-Z]{0,4}G\d{6,}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
 from scperformer.genes.axes import AXIS_SHARE, axis_shares, without_affixes
 from scperformer.genes.matching import GeneMap, map_genes
 from scperformer.genes.names import KIND_NAMES, guess_species, id_kind

@@ -24,9 +24,9 @@ from scperformer.model.folder import (
     save_bundle,
     sum_of_branches,
 )
-from scperformer.model.held_out import HELD_OUT, HeldOut
-from scperformer.model.kept import CELLS, MOST_CELLS, MOST_VALUES, KeptCells
 from scperformer.model.linear import LENGTH, TINY, linear_contributions, view
+from scperformer.model.out_of_fold import HELD_OUT, HeldOut
+from scperformer.model.reference_cells import CELLS, MOST_CELLS, MOST_VALUES, KeptCells
 from scperformer.model.registry import (
     MOST_REGISTRY,
     Entry,

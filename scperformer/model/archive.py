@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
 from scperformer.model.folder import INFO, KNOWN
 
 ARCHIVES = "a model folder, or a .zip, .tar or .tar.gz of one"

@@ -23,14 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
+from scperformer.base.messages import did_you_mean, in_cell, unfit
+from scperformer.base.outputs import Folder, new_folder
 from scperformer.files import neighbours, sha256
-from scperformer.model.held_out import HELD_OUT, HeldOut, read_held_out
-from scperformer.model.kept import CELLS, KeptCells, read_kept
+from scperformer.labels import UNKNOWN_TERM, LabelTree
+from scperformer.model.out_of_fold import HELD_OUT, HeldOut, read_held_out
+from scperformer.model.reference_cells import CELLS, KeptCells, read_kept
 from scperformer.model.registry import is_remote, read_registry, registry_place
-from scperformer.outputs import Folder, new_folder
-from scperformer.text import did_you_mean, in_cell, unfit
-from scperformer.trust import UNKNOWN_TERM, LabelTree
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from scperformer.base.errors import InputError, no_room
+from scperformer.base.messages import did_you_mean, in_time, unfit
 from scperformer.config import read_yaml
-from scperformer.errors import InputError, no_room
-from scperformer.text import did_you_mean, in_time, unfit
 
 PACKAGED = Path(__file__).parent / "packaged" / "registry.yaml"
 LOCAL = ("localhost", "127.0.0.1", "::1")  # http is allowed from these hosts alone

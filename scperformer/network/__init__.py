@@ -17,9 +17,25 @@ from scperformer.network.batches import (
     shuffled_batches,
     under_conditions,
 )
-from scperformer.network.contributions import TOLERANCE, Contributions, find_contributions
 from scperformer.network.encoder import Encoder, require_encoder
-from scperformer.network.inference import branch_logits, choose_device, fast_cpu, predict_cells, torch_state_kept
-from scperformer.network.load import ENCODER, Model, as_model, load_encoder, load_model, read_gene_vectors, shared_rows
-from scperformer.network.network import CellTypeModel, Head, LinearModel
+from scperformer.network.inference import (
+    branch_logits,
+    choose_device,
+    fast_cpu,
+    predict_cells,
+    predicting,
+    seeing_genes_of,
+    torch_state_kept,
+)
+from scperformer.network.load import (
+    ENCODER,
+    Model,
+    as_model,
+    load_encoder,
+    load_model,
+    read_gene_vectors,
+    rebuild,
+    shared_rows,
+)
+from scperformer.network.network import CellTypeModel, Head, LinearModel, Wide, expression_weights
 from scperformer.network.tokens import EMBEDDING_STD, Batch, ContinuousEmbedding, log2_bins, mask_token, sinusoids

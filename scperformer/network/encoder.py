@@ -25,8 +25,8 @@ from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from scperformer.attention import MECHANISMS, Additive, Attention, KeySums, Sizes, has_triton, make_attention
+from scperformer.base.errors import InputError
 from scperformer.config import ModelConfig, TokensConfig
-from scperformer.errors import InputError
 from scperformer.network.tokens import Batch, Embedding
 
 log = logging.getLogger(__name__)

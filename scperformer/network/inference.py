@@ -19,8 +19,8 @@ import torch
 from scipy.sparse import csr_matrix
 from torch.nn.functional import pad
 
-from scperformer.errors import InputError
-from scperformer.memory import KEPT, freed_memory
+from scperformer.base.errors import InputError
+from scperformer.base.memory import KEPT, freed_memory
 from scperformer.model import view
 from scperformer.network.batches import MAX_BATCH_TOKENS, Cells, ahead, cells_at, prediction_batches, row_subset
 from scperformer.network.network import CellTypeModel

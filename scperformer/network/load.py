@@ -12,14 +12,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from scperformer.attention import MustBeAllowed
+from scperformer.base.errors import InputError
+from scperformer.base.progress import progress
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig, checked
-from scperformer.errors import InputError
 from scperformer.genes import KIND_NAMES, id_kind, map_genes
 from scperformer.model import Bundle, damaged_model, encoder_is_silent, load_bundle, require_annotator, resolve_model
 from scperformer.network.encoder import Encoder
 from scperformer.network.inference import torch_state_kept
 from scperformer.network.network import CellTypeModel, LinearModel
-from scperformer.progress import progress
 
 log = logging.getLogger(__name__)
 

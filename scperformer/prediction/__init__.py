@@ -4,5 +4,5 @@ In reading order: calls (of a block of cells; finished ones on disk), rules (con
 annotation (what is written about the cells), write (h5ad, zarr and tables), predict (files and AnnData).
 """
 
-from scperformer.prediction.adapt import Adapted, adapt_model
 from scperformer.prediction.annotation import describe_run, without_slashes
+from scperformer.prediction.predict import annotate_cells, call_all, embed_cells, run_predict

@@ -17,21 +17,24 @@ import pandas as pd
 from anndata import AnnData
 from scipy.special import softmax
 
+from scperformer.base.messages import joined
+from scperformer.cells import Query
 from scperformer.config import PredictConfig
-from scperformer.dataset import Query
+from scperformer.fitting import Adapted
+from scperformer.labels import UNKNOWN_TERM
 from scperformer.model import FORMAT_VERSION, HeldOut
 from scperformer.network import Model
-from scperformer.prediction.adapt import Adapted
 from scperformer.prediction.calls import Calls
-from scperformer.prediction.rules import Rules, cluster_columns, tree_columns, with_constraints
-from scperformer.text import MOST_UNKNOWN, foreign_text, joined, unsure_text
+from scperformer.prediction.label_options import Rules, cluster_columns, tree_columns, with_constraints
 from scperformer.trust import (
-    UNKNOWN_TERM,
+    MOST_UNKNOWN,
     calibration,
+    foreign_text,
     held_out_coverage,
     label_sets,
     novelty_share,
     set_thresholds,
+    unsure_text,
 )
 
 log = logging.getLogger(__name__)

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from scperformer.base.errors import InputError
+from scperformer.base.outputs import Folder, foreign, new_folder, output_named, put_in_place, remove, require_absent
+from scperformer.base.signals import RESUMES
+from scperformer.cells import Query
 from scperformer.config import PredictConfig
-from scperformer.dataset import Query
-from scperformer.errors import InputError
 from scperformer.model import read_arrays
 from scperformer.network import Cells, Model, choose_device, predict_cells, torch_state_kept
-from scperformer.outputs import Folder, foreign, new_folder, output_named, put_in_place, remove, require_absent
-from scperformer.signals import RESUMES
 from scperformer.trust import Profile, cell_draws
 
 log = logging.getLogger(__name__)

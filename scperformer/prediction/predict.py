@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,19 +18,18 @@ from typing import Any
 import numpy as np
 from anndata import AnnData
 
-from scperformer import __version__
+from scperformer.base.errors import InputError, NoRoom
+from scperformer.base.outputs import FAILED, new_file, require_absent
+from scperformer.base.progress import progress, say
+from scperformer.cells import find_query, require_not_annotated, require_regular
 from scperformer.config import PredictConfig
-from scperformer.dataset import find_query, require_not_annotated, require_regular
-from scperformer.errors import InputError, NoRoom
 from scperformer.files import BackedH5ad, beside, fingerprint, open_cells, require_readable, require_unchanged
+from scperformer.fitting import Adapted, adapt_model
 from scperformer.network import Model, choose_device, load_model
-from scperformer.outputs import FAILED, new_file, require_absent
-from scperformer.prediction.adapt import Adapted, adapt_model
 from scperformer.prediction.annotation import make_annotation
 from scperformer.prediction.calls import PARTS, Calls, call_block, partial_results, parts_of
-from scperformer.prediction.rules import add_quality, find_rules
+from scperformer.prediction.label_options import add_quality, find_rules
 from scperformer.prediction.write import FORMATS, STORE, write_annotation
-from scperformer.progress import progress, say
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
             "expression": query.plan.findings.text,
             "condition": adapted.record["key"] if adapted.record["adapted"] else "",
             "blocks": f"{len(starts)} of {query.rows.block_cells} cells",
-            "version": __version__,
+            "version": version("scperformer"),
         }
         shares = [Path(folder) for folder in cfg.shares]
         with partial_results(output, identity, len(starts), resume=cfg.resume, shares=shares) as partial:

@@ -19,6 +19,8 @@ import zarr
 from anndata import AnnData
 from anndata.io import read_elem, write_elem
 
+from scperformer.base.messages import FORMULA, defused
+from scperformer.base.outputs import Folder, new_file, new_folder
 from scperformer.files import (
     BackedH5ad,
     hdf5_to_write,
@@ -29,9 +31,7 @@ from scperformer.files import (
     require_unchanged,
     write_anndata,
 )
-from scperformer.outputs import Folder, new_file, new_folder
 from scperformer.prediction.annotation import Annotation, outdated, without_slashes
-from scperformer.text import FORMULA, defused
 
 log = logging.getLogger(__name__)
 

@@ -15,16 +15,18 @@ from typing import Any
 
 from anndata import AnnData
 
-from scperformer.config import CheckConfig, DataConfig, PredictConfig, TrainConfig
-from scperformer.dataset import (
+from scperformer.base.errors import InputError, one_line
+from scperformer.base.messages import shortened
+from scperformer.base.outputs import new_file, require_absent
+from scperformer.base.progress import progress, say
+from scperformer.cells import (
     FEW_GENES,
     HIGH_SHARE,
+    Place,
     Query,
     Sample,
-    adapting_pays,
-    depth_share,
-    find_condition,
     find_expression,
+    gene_table,
     label_columns,
     make_reference,
     map_to_model,
@@ -36,16 +38,13 @@ from scperformer.dataset import (
     require_not_annotated,
     require_regular,
     require_short,
-    unlike_share,
 )
-from scperformer.errors import InputError, one_line
-from scperformer.expression import Place, gene_table
+from scperformer.config import CheckConfig, DataConfig, PredictConfig, TrainConfig
 from scperformer.files import BackedH5ad, beside, open_cells, read_cells, reading
+from scperformer.fitting import adapting_pays, depth_share, find_condition, unlike_share
 from scperformer.genes import KIND_NAMES, guess_species, id_kind
 from scperformer.model import Bundle, KeptCells, load_bundle, load_kept, require_annotator, resolve_model
-from scperformer.outputs import new_file, require_absent
-from scperformer.progress import progress, say
-from scperformer.text import MOST_UNKNOWN, foreign_text, shortened
+from scperformer.trust import MOST_UNKNOWN, foreign_text
 
 Checked = dict[str, Any]  # the findings about one file as JSON-able values; docs/formats.md lists them
 

@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from scperformer.base.errors import InputError
+from scperformer.base.messages import defused, did_you_mean, parted
+from scperformer.base.metrics import class_scores, confusion_matrix, scores
+from scperformer.base.outputs import FAILED, Folder, new_folder, require_absent
 from scperformer.config import EvaluateConfig
-from scperformer.errors import InputError
-from scperformer.metrics import class_scores, confusion_matrix, scores
-from scperformer.outputs import FAILED, Folder, new_folder, require_absent
-from scperformer.reports.annotated import Annotated, cell_table, common_tree, read_annotated
-from scperformer.text import defused, did_you_mean, parted
-from scperformer.trust import calibration_error, label_texts, spelled_as
+from scperformer.labels import label_texts, spelled_as
+from scperformer.reports.read_annotations import Annotated, cell_table, common_tree, read_annotated
+from scperformer.trust import calibration_error
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,14 @@ import numpy.typing as npt
 import pandas as pd
 from scipy import sparse
 
-from scperformer.dataset import cell_quality, mitochondrial
-from scperformer.errors import InputError
-from scperformer.expression import (
+from scperformer.base.errors import InputError
+from scperformer.cells import (
     Alignment,
     Findings,
     align_rows,
+    cell_quality,
     gene_table,
+    mitochondrial,
     normalise,
     plan_alignment,
     stored_expression,
@@ -26,7 +27,7 @@ from scperformer.expression import (
 from scperformer.files import Rows, open_cells, reading
 from scperformer.genes import all_parts, human_genes, id_kind
 from scperformer.model import Bundle, linear_contributions, load_bundle
-from scperformer.reports.annotated import Annotated, find_model
+from scperformer.reports.read_annotations import Annotated, find_model
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from scperformer.pictures import PALETTE, colour_of
-from scperformer.text import shortened
+from scperformer.base.messages import shortened
+from scperformer.base.pictures import PALETTE, colour_of
 
 Figure = dict[str, Any]
 

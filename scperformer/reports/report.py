@@ -5,86 +5,37 @@ import hashlib
 import importlib.util
 import json
 import logging
-import math
 import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from scperformer.base.errors import InputError
+from scperformer.base.outputs import new_file, require_absent
+from scperformer.base.pictures import MIN_SHOWN
 from scperformer.config import ReportConfig
-from scperformer.errors import InputError
+from scperformer.labels import label_texts
 from scperformer.model import BRANCHES, encoder_is_silent
-from scperformer.outputs import new_file, require_absent
-from scperformer.pictures import MIN_SHOWN
-from scperformer.reports import expression, figures, summary
-from scperformer.reports.annotated import Annotated, Failed, read_samples
+from scperformer.reports import expression, figures, tables
 from scperformer.reports.evaluate import Evaluation, read_evaluation
-from scperformer.reports.layout import MIN_CELLS, umap_coordinates
-from scperformer.trust import label_texts
+from scperformer.reports.pages import TEMPLATES, render_page
+from scperformer.reports.read_annotations import Annotated, Failed, read_samples
+from scperformer.reports.umap import MIN_CELLS, umap_coordinates
 
 log = logging.getLogger(__name__)
 
-TEMPLATES = Path(__file__).parent / "templates"
-KINDS = {"counts": "counts", "linear": "values that are not counts (such as TPM)", "log1p": "log-normalised values"}
 MOST_CATEGORIES = 60  # values of a column that colour the map
-
-
-def _percent(share: float) -> str:
-    """A share as text; a share above 0 is never shown as 0.0%."""
-    return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
-
-
-def _score(value: float | None) -> str:
-    return "–" if value is None or math.isnan(value) else f"{value:.3f}"
-
-
-def _expression(facts: dict[str, Any]) -> str:
-    """The place and kind of the values that were used, in words: "counts in X"."""
-    source, kind, total = str(facts["source"]), str(facts["kind"]), float(facts["total"])
-    place = {"X": "X", "raw": ".raw"}.get(source, f"layer {source.removeprefix('layers/')}")
-    text = f"{KINDS.get(kind, kind)} in {place}"
-    if kind != "log1p":
-        return text
-    return text + (", total per cell not recorded" if math.isnan(total) else f", {total:,.0f} counts per cell")
-
-
-def _shown(value: Any, kind: str) -> str:
-    """A value of a table as text."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "–"
-    if kind.endswith("count"):
-        return f"{int(value):,}"
-    if kind == "number":
-        return f"{value:,.2f}" if abs(value) < 100 else f"{value:,.0f}"
-    return {"share": _percent, "score": _score}.get(kind, str)(value)
 
 
 def _for_script(content: Any) -> str:
     """JSON for an element `script`, in which no text of a user can end that element."""
     text = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def render_page(template: str, **content: Any) -> str:
-    """The HTML of a template of this package."""
-    # Autoescape: labels, genes and file names are user data.
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.loader, environment.lstrip_blocks = jinja2.FileSystemLoader(TEMPLATES), True
-    environment.filters |= {
-        "count": lambda value: f"{int(value):,}",
-        "percent": _percent,
-        "score": _score,
-        "shown": _shown,
-        "file_name": lambda path: Path(str(path)).name,
-        "expression": _expression,
-    }
-    return environment.get_template(template).render(**content)
 
 
 def scripts() -> list[str]:
@@ -98,7 +49,7 @@ def scripts() -> list[str]:
 def cell_map(
     samples: Sequence[Annotated],
     cells: pd.DataFrame,
-    labels: Sequence[summary.Label],
+    labels: Sequence[tables.Label],
     genes: pd.Index,
     evaluation: Evaluation | None,
     *,
@@ -149,7 +100,7 @@ def _categories(
     samples: Sequence[Annotated],
     drawn: pd.DataFrame,
     chosen: npt.NDArray[np.int64],
-    labels: Sequence[summary.Label],
+    labels: Sequence[tables.Label],
     evaluation: Evaluation | None,
 ) -> list[dict[str, Any]]:
     """Further columns that colour the map: name, values (null: the labels of the page), and the code of each cell."""
@@ -192,9 +143,9 @@ def render(
     seed: int = 0,
 ) -> str:
     """The HTML about samples, and their evaluation; depends on the seed alone."""
-    labels = summary.order_labels(samples, evaluation)
-    cells = summary.all_cells(samples, labels)
-    summaries = [summary.summarise(sample, cells, labels) for sample in samples]
+    labels = tables.order_labels(samples, evaluation)
+    cells = tables.all_cells(samples, labels)
+    summaries = [tables.summarise(sample, cells, labels) for sample in samples]
     num_used = cells["code"].nunique()  # labels are sorted by frequency: those with cells come first
     names = [label.name for label in labels]
 
@@ -210,8 +161,8 @@ def render(
     shown = np.array([], dtype=np.int64)
     if genes is not None:
         shown = np.concatenate([*genes.shown(range(num_used)).values()])
-    trust = summary.trust_tables(summaries, samples)
-    confusion = summary.confusion_table(evaluation, labels) if evaluation else None
+    trust = tables.trust_tables(summaries, samples)
+    confusion = tables.confusion_table(evaluation, labels) if evaluation else None
     charts = _charts(samples, cells, names[:num_used], summaries, genes, shown, quality, confusion)
     drawn = cell_map(
         samples,
@@ -251,26 +202,26 @@ def render(
         labels={label.name: label for label in labels},
         num_used=num_used,
         not_used=[label.name for label in labels[num_used:] if label.in_model],
-        threshold=summary.threshold(samples),
-        flag_reasons=summary.flag_reasons(samples),
+        threshold=tables.threshold(samples),
+        flag_reasons=tables.flag_reasons(samples),
         agreement=float((cells["label"] == cells["baseline"]).mean()),
-        checks=summary.things_to_check(summaries, failed, evaluation),
+        checks=tables.things_to_check(summaries, failed, evaluation),
         median=float(cells["confidence"].median()),
-        levels=summary.levels(samples),
+        levels=tables.levels(samples),
         num_backed_off=sum(int(sample.facts.get("tree", {}).get("num_backed_off", 0)) for sample in samples),
-        sample_table=summary.sample_table(summaries, failed, evaluation),
-        composition=summary.composition_table(summaries, labels[:num_used]),
-        confidence=summary.confidence_table(cells, labels),
-        unknown=summary.unknown_table(samples, cells, labels),
-        genes=summary.gene_tables(genes, labels, range(num_used)) if genes is not None else None,
+        sample_table=tables.sample_table(summaries, failed, evaluation),
+        composition=tables.composition_table(summaries, labels[:num_used]),
+        confidence=tables.confidence_table(cells, labels),
+        unknown=tables.unknown_table(samples, cells, labels),
+        genes=tables.gene_tables(genes, labels, range(num_used)) if genes is not None else None,
         has_contributions=genes is not None and genes.contributions is not None,
-        quality=summary.quality_table(samples, quality) if quality else None,
+        quality=tables.quality_table(samples, quality) if quality else None,
         trust=trust,
         adapted=any(sample.adapted for sample in samples),
         metrics=evaluation.metrics if evaluation else None,
-        scores=summary.score_tables(evaluation) if evaluation else [],
+        scores=tables.score_tables(evaluation) if evaluation else [],
         confusion=confusion,
-        disagreements=summary.disagreement_table(cells, labels),
+        disagreements=tables.disagreement_table(cells, labels),
         num_drawn=len(drawn["cells"]) if drawn else 0,
         scales=scales,
         branches=BRANCHES,
@@ -289,7 +240,7 @@ def _charts(
     genes: expression.GeneTable | None,
     shown: npt.NDArray[np.int64],
     quality: dict[str, pd.DataFrame],
-    confusion: summary.Table | None,
+    confusion: tables.Table | None,
 ) -> list[figures.Figure]:
     """The figures of a page, without the map; those without content are left out."""
     counts = np.array([row["counts"][: len(used)] for row in summaries])

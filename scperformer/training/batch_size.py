@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from scperformer.base.errors import InputError
+from scperformer.base.messages import GIB, in_bytes
 from scperformer.config import AUTO, TrainConfig
-from scperformer.errors import InputError
 from scperformer.network import Cells, CellTypeModel
-from scperformer.text import GIB, in_bytes
-from scperformer.training.learner import Learner
 from scperformer.training.run_folder import RECORD, is_helper, read_record, write_json
+from scperformer.training.supervised import Learner
 
 log = logging.getLogger(__name__)
 

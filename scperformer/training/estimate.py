@@ -13,15 +13,15 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from scperformer.base.messages import in_bytes, in_time
+from scperformer.base.progress import say
+from scperformer.cells import Reference, settle_in_memory, stratified_sample
 from scperformer.config import TrainConfig
-from scperformer.dataset import Reference, settle_in_memory, stratified_sample
 from scperformer.fitting import fit_branches, fit_logistic
 from scperformer.network import Cells, CellTypeModel, LinearModel, shuffled_batches, torch_state_kept
-from scperformer.progress import say
-from scperformer.text import in_bytes, in_time
 from scperformer.training import trainer
-from scperformer.training.learner import has_to_learn, train_network
-from scperformer.training.start import add_linear, adopt_options, linear_recipe, start_attention
+from scperformer.training.initialise import add_linear, adopt_options, linear_recipe, start_attention
+from scperformer.training.supervised import has_to_learn, train_network
 from scperformer.training.train import load_reference, new_training
 
 BUDGET = 20.0  # seconds that measuring epochs may take, about

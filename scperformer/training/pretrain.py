@@ -10,15 +10,15 @@ from pathlib import Path
 import torch
 from anndata import AnnData
 
+from scperformer.cells import Corpus, Sample, make_corpus, read_genes
 from scperformer.config import PretrainConfig
-from scperformer.dataset import Corpus, Sample, make_corpus, read_genes
 from scperformer.files import beside, checksum, read_cells
 from scperformer.model import ENCODER, Bundle
 from scperformer.network import Cells, Encoder, gene_means
-from scperformer.training.masked_learner import MaskedModel, train_masked
+from scperformer.training.initialise import load_init, origin, start_attention, start_encoder
+from scperformer.training.loaders import source_of_cells
+from scperformer.training.masked import MaskedModel, train_masked
 from scperformer.training.run_folder import Diverged, record_start, train_in_run_folder
-from scperformer.training.source import source_of_cells
-from scperformer.training.start import load_init, origin, start_attention, start_encoder
 
 log = logging.getLogger(__name__)
 

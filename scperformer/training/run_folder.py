@@ -20,16 +20,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from scperformer.attention import attention_options
+from scperformer.base.errors import InputError
+from scperformer.base.outputs import MARK, Folder, foreign, mark, new_file, output_named, remove, require_absent
+from scperformer.base.pictures import PALETTE, draw_reliability, png
+from scperformer.base.signals import RESUMES
+from scperformer.cells import settle_in_memory
 from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig, yaml_text
-from scperformer.dataset import settle_in_memory
-from scperformer.errors import InputError
 from scperformer.files import sha256
 from scperformer.model import INFO, MODEL, Bundle, save_bundle
 from scperformer.network import torch_state_kept
-from scperformer.outputs import MARK, Folder, foreign, mark, new_file, output_named, remove, require_absent
-from scperformer.pictures import PALETTE, draw_reliability, png
-from scperformer.signals import RESUMES
-from scperformer.training.start import Config, adopt_options, load_init
+from scperformer.training.initialise import Config, adopt_options, load_init
 from scperformer.training.trainer import CHECKPOINTS, LAST, TABLE
 
 log = logging.getLogger(__name__)

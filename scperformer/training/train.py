@@ -16,30 +16,30 @@ from anndata import AnnData
 from scipy.sparse import csr_matrix
 from threadpoolctl import threadpool_limits
 
+from scperformer.base.errors import InputError
+from scperformer.base.metrics import score
+from scperformer.cells import Reference, Sample, make_reference, read_unlabelled, recover_counts, stratified_sample
 from scperformer.config import TrainConfig
-from scperformer.dataset import Reference, Sample, make_reference, read_unlabelled, simulated, stratified_sample
-from scperformer.errors import InputError
-from scperformer.expression import recover_counts
 from scperformer.files import beside, checksum, read_cells
 from scperformer.fitting import (
     MOST_DUAL,
     Fitted,
+    conditions_table,
     earned_scales,
     evidence_folds,
     fill_network,
     fit_branches,
     fit_linear_branch,
     fit_logistic,
+    simulated,
 )
-from scperformer.metrics import score
 from scperformer.model import MOST_CELLS, MOST_VALUES, Bundle, HeldOut, KeptCells, sum_of_branches
 from scperformer.network import Cells, CellTypeModel, as_model, branch_logits, gene_means
-from scperformer.training import start
+from scperformer.training import initialise
 from scperformer.training.batch_size import with_batch_size
-from scperformer.training.conditions import conditions_table
-from scperformer.training.learner import has_to_learn, train_network
+from scperformer.training.loaders import StreamedCells, source_of_cells
 from scperformer.training.run_folder import Diverged, is_helper, record_start, train_in_run_folder
-from scperformer.training.source import StreamedCells, source_of_cells
+from scperformer.training.supervised import has_to_learn, train_network
 from scperformer.trust import calibration, fit_profile, left_out_table
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def load_reference(paths: Sequence[Path], cfg: TrainConfig) -> Reference:
     """Load the cells of a file or, with `data.in_memory=false`, open one or more files whose cells stay on disk."""
     in_memory = cfg.data.in_memory is not False
     source = Sample(read_cells(paths[0], cfg.orientation), paths[0]) if in_memory else paths
-    return start.in_order_of_init(make_reference(source, cfg), cfg)
+    return initialise.in_order_of_init(make_reference(source, cfg), cfg)
 
 
 def new_network(reference: Reference, cfg: TrainConfig) -> CellTypeModel:
@@ -58,7 +58,7 @@ def new_network(reference: Reference, cfg: TrainConfig) -> CellTypeModel:
     options: dict[str, Any] = {"tokens": cfg.tokens, "model": cfg.model, "attention": cfg.attention, "head": cfg.head}
     network = CellTypeModel(len(reference.genes), len(reference.label_names), seed=cfg.seed, **options)
     if network.encoder is not None:
-        start.start_encoder(network.encoder, reference.genes, cfg)
+        initialise.start_encoder(network.encoder, reference.genes, cfg)
     return network
 
 
@@ -132,7 +132,7 @@ def facts_about(reference: Reference, cfg: TrainConfig) -> dict[str, Any]:
     """Return the entries of the provenance about the cells and labels of a reference."""
     counts = reference.counts
     facts: dict[str, Any] = {
-        **start.origin(cfg, reference.genes),
+        **initialise.origin(cfg, reference.genes),
         "label_key": cfg.label_key,
         "num_cells": int(counts.sum()),
         "cells_per_label": {label: int(n) for label, n in zip(reference.label_names, counts, strict=True)},
@@ -172,9 +172,9 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
     learns = has_to_learn(network, cfg.optim)
     if not learns and is_helper(cfg):  # nothing to share between processes
         return None
-    start.start_attention(network.encoder, train, cfg)
-    start.start_head(network, train, cfg)
-    recipe = start.linear_recipe(train, cfg)
+    initialise.start_attention(network.encoder, train, cfg)
+    initialise.start_head(network, train, cfg)
+    recipe = initialise.linear_recipe(train, cfg)
     options: dict[str, Any] = {"recipe": recipe, "model": cfg.model, "head": cfg.head, "seed": cfg.seed}
     options["unlabelled"] = read_unlabelled(reference, cfg)
     fitted = fit_branches(train.x, train.known_labels, **options, with_evidence=not learns)
@@ -210,8 +210,8 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
         fill_network(network, final, metrics["scales"])
     elif fitted.linear is not None and recipe is not None:
         scale = metrics["scales"]["wide"]
-        start.add_linear(network, fitted.linear, -scale)
-        start.add_linear(network, fit_linear_branch(reference.x, reference.labels, recipe), scale)
+        initialise.add_linear(network, fitted.linear, -scale)
+        initialise.add_linear(network, fit_linear_branch(reference.x, reference.labels, recipe), scale)
     baseline = fit_logistic(reference.x, reference.labels)
     weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in network.state_dict().items()}
     how = f"best epoch {best_epoch}" if best_epoch else "fitted, without training"
@@ -248,7 +248,7 @@ def train_cells(cells: AnnData | None, cfg: TrainConfig, output: Path) -> Path:
 
     def load(cfg: TrainConfig) -> tuple[Reference, str]:
         if cells is not None:
-            return start.in_order_of_init(make_reference(Sample(cells, Path(names)), cfg), cfg), ""
+            return initialise.in_order_of_init(make_reference(Sample(cells, Path(names)), cfg), cfg), ""
         source["reference_sha256"] = checksum(*paths)
         return load_reference(paths, cfg), source["reference_sha256"]
 

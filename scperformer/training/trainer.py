@@ -23,14 +23,14 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
 from pytorch_lightning.strategies.launchers import subprocess_script
 
+from scperformer.base.errors import InputError
+from scperformer.base.messages import in_time
+from scperformer.base.outputs import new_file
+from scperformer.base.progress import Progress, progress
+from scperformer.base.signals import RESUMES
 from scperformer.config import NetworkConfig, TrainerConfig
-from scperformer.errors import InputError
 from scperformer.network import Cells, fast_cpu
-from scperformer.outputs import new_file
-from scperformer.progress import Progress, progress
-from scperformer.signals import RESUMES
-from scperformer.text import in_time
-from scperformer.training.source import StreamedCells, loaders
+from scperformer.training.loaders import StreamedCells, loaders
 
 log = logging.getLogger(__name__)
 

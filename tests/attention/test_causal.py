@@ -6,12 +6,10 @@ from support.measured import TensorBytes
 from support.mechanisms import E, H, inputs, kept, log_weights, make
 from support.twins import TWINS
 
-from scperformer.attention import MECHANISMS, make_attention
+from scperformer.attention import MECHANISMS, Sizes, make_attention
 from scperformer.attention.additive import CAUSAL_CHUNK, LOG2_E
-from scperformer.attention.base import Sizes
-from scperformer.config.groups import ModelConfig, TokensConfig
-from scperformer.network.encoder import Encoder
-from scperformer.network.tokens import Batch
+from scperformer.config import ModelConfig, TokensConfig
+from scperformer.network import Batch, Encoder
 
 ADDITIVE = {
     "favor": {"name": "favor"},

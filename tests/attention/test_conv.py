@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from scperformer.attention import make_attention
-from scperformer.attention.base import Attention, Sizes
-from scperformer.errors import InputError
+from scperformer.attention import Attention, Sizes, make_attention
+from scperformer.base.errors import InputError
 
 LENGTH = 33
 SIZES = Sizes(num_heads=3, head_dim=16, length=LENGTH)

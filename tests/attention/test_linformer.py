@@ -8,13 +8,10 @@ from support.twins import linformer, softmax
 from support.words import as_options
 
 from scperformer import train
-from scperformer.attention import make_attention
-from scperformer.attention.base import Sizes
-from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
-from scperformer.errors import InputError
-from scperformer.network.load import load_model
-from scperformer.network.network import CellTypeModel
-from scperformer.network.tokens import Batch
+from scperformer.attention import Sizes, make_attention
+from scperformer.base.errors import InputError
+from scperformer.config import HeadConfig, ModelConfig, TokensConfig
+from scperformer.network import Batch, CellTypeModel, load_model
 
 SHARING = ("none", "headwise", "key_value", "layerwise")
 each_sharing = pytest.mark.parametrize("sharing", SHARING)

@@ -14,8 +14,8 @@ from support.words import as_options
 import scperformer
 from scperformer import attention as room
 from scperformer.attention import Sizes, allow_attention, attention_options, make_attention, plugins
+from scperformer.base.errors import InputError
 from scperformer.config import make_config
-from scperformer.errors import InputError
 
 DOCS = (Path(__file__).parents[2] / "docs" / "own_mechanism.md").read_text(encoding="utf-8")
 NAME = "my_attention:Mean"

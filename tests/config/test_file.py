@@ -5,9 +5,9 @@ import logging
 
 import pytest
 
-from scperformer.cli import to_overrides
+from scperformer.base.errors import InputError
+from scperformer.command.cli import to_overrides
 from scperformer.config import make_config
-from scperformer.errors import InputError
 
 CONFIG = """
 reference: my reference.h5ad

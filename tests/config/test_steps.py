@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from scperformer.config import groups
+from scperformer.base.errors import InputError
+from scperformer.config import groups, make_config
 from scperformer.config import steps as config
-from scperformer.config.compose import make_config
 from scperformer.config.options import TABLES
 from scperformer.config.presets import conf_dir
 from scperformer.config.steps import SCHEMAS
-from scperformer.errors import InputError
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 NEEDED = {

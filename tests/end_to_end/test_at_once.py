@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import scperformer
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
 
 NUM = 3
 

@@ -15,10 +15,9 @@ import h5py
 import pytest
 from support.annotated import annotated_sample
 
-from scperformer.config.steps import PredictConfig
-from scperformer.errors import InputError
-from scperformer.prediction import predict
-from scperformer.prediction.predict import run_predict
+from scperformer.base.errors import InputError
+from scperformer.config import PredictConfig
+from scperformer.prediction import predict, run_predict
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 TRAIN = ("label_key=cell_type", "model=tiny", "trainer.max_epochs=3", "logger=none")
@@ -26,7 +25,7 @@ TRAIN = ("label_key=cell_type", "model=tiny", "trainer.max_epochs=3", "logger=no
 
 def started(*words: object, cwd: Path, before: str = "") -> subprocess.Popen:
     """The command in a process of its own, after some lines of Python."""
-    program = f"import sys, time\n{before}\nfrom scperformer.cli import main\nsys.exit(main(sys.argv[1:]))"
+    program = f"import sys, time\n{before}\nfrom scperformer.command.cli import main\nsys.exit(main(sys.argv[1:]))"
     pipe = subprocess.PIPE
     line = [sys.executable, "-c", program, *map(str, words)]
     return subprocess.Popen(line, cwd=cwd, env=ENVIRONMENT, stderr=pipe, stdout=pipe, text=True, start_new_session=True)
@@ -141,7 +140,9 @@ def test_a_file_that_may_not_be_read(inputs):
     """As the user nobody, who may not read what is root's."""
     (inputs / "cells.h5ad").chmod(0o600)
     inputs.chmod(0o755)
-    drop = "import os\nfrom scperformer import cli\nfrom scperformer.prediction import predict\nrun = cli._run\n"
+    drop = (
+        "import os\nfrom scperformer.command import cli\nfrom scperformer.prediction import predict\nrun = cli._run\n"
+    )
     drop += "cli._run = lambda *rest: (os.setgid(65534), os.setuid(65534), run(*rest))"
     code, errors = ran("predict", "cells.h5ad", cwd=inputs, before=drop)
     assert code == 2, errors
@@ -202,7 +203,7 @@ def test_the_wait_for_a_helper_ends_when_it_dies_unnoticed(helper, code, says):
     script = f"""
 import subprocess, time
 from pytorch_lightning.strategies.launchers import subprocess_script
-from scperformer import cli
+from scperformer.command import cli
 from scperformer.training import trainer
 cli.set_up_logging()
 trainer.GRACE_SECONDS, trainer.SECONDS_BETWEEN_LOOKS = 0.2, 0.05

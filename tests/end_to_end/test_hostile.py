@@ -13,13 +13,13 @@ from safetensors.numpy import load_file, save
 from support.annotated import annotated_sample
 from support.measured import TensorBytes
 
-from scperformer.errors import InputError, one_line
+from scperformer.base.errors import InputError, one_line
+from scperformer.base.messages import defused, unfit
+from scperformer.command.sweep import Sweep
 from scperformer.files import sha256
-from scperformer.model.folder import load_bundle
-from scperformer.network.load import load_model
+from scperformer.model import load_bundle
+from scperformer.network import load_model
 from scperformer.reports.evaluate import read_evaluation
-from scperformer.sweep import Sweep
-from scperformer.text import defused, unfit
 
 
 @pytest.fixture

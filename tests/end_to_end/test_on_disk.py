@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from support.killed import run_until_killed
 
-from scperformer.config.compose import make_config
-from scperformer.model.folder import load_bundle
-from scperformer.training.learner import Learner
-from scperformer.training.masked_learner import MaskedLearner
+from scperformer.config import make_config
+from scperformer.model import load_bundle
+from scperformer.training.masked import MaskedLearner
 from scperformer.training.pretrain import run_pretrain
+from scperformer.training.supervised import Learner
 from scperformer.training.train import run_train
 
 FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]

@@ -11,10 +11,9 @@ import torch
 from support.mechanisms import log_weights
 from torch import nn
 
-from scperformer.attention import make_attention
-from scperformer.attention.base import Sizes
-from scperformer.config.groups import ModelConfig, TokensConfig
-from scperformer.network.encoder import Encoder
+from scperformer.attention import Sizes, make_attention
+from scperformer.config import ModelConfig, TokensConfig
+from scperformer.network import Encoder
 
 SMALL = ModelConfig(dim=24, depth=3, num_heads=3, head_dim=16, dropout=0.0)
 SCBERT = ModelConfig(dim=200, depth=6, num_heads=10, head_dim=64, dropout=0.0)

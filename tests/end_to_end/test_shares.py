@@ -7,12 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scperformer.config.steps import PredictConfig
-from scperformer.errors import InputError
-from scperformer.files import row_blocks as rows
-from scperformer.prediction import predict
+from scperformer.base.errors import InputError
+from scperformer.config import PredictConfig
+from scperformer.files import rows as rows
+from scperformer.prediction import predict, run_predict
 from scperformer.prediction.calls import parts_of
-from scperformer.prediction.predict import run_predict
 
 NUM_SHARES = 3
 

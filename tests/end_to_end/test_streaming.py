@@ -19,15 +19,14 @@ from anndata.tests.helpers import assert_equal
 from scipy import sparse
 
 import scperformer
-from scperformer.config.steps import PredictConfig
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
+from scperformer.config import PredictConfig
 from scperformer.files import read_cells
-from scperformer.files import row_blocks as rows
-from scperformer.network.load import load_model
+from scperformer.files import rows as rows
+from scperformer.network import load_model
 from scperformer.prediction import calls as partial
-from scperformer.prediction import predict
+from scperformer.prediction import predict, run_predict
 from scperformer.prediction import write as writer
-from scperformer.prediction.predict import run_predict
 
 BLOCK = 17  # cells; 120 of them make eight blocks
 
@@ -373,7 +372,7 @@ def test_kill_9_leaves_no_half_file_and_the_next_run_goes_on(counts_adata, whole
     path = write(counts_adata)
     program = f"""
 import sys, time
-from scperformer.cli import main
+from scperformer.command.cli import main
 from scperformer.files import row_blocks as rows
 from scperformer.prediction import predict
 rows.MAX_BLOCK_CELLS = {BLOCK}

@@ -15,17 +15,18 @@ from anndata.tests.helpers import assert_equal
 from support.inputs import NUM_CELLS, nullable, same, write_loom, write_nullable
 from support.inputs import write_h5ad as write_h5ad_file
 
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
 from scperformer.files import (
     BackedH5ad,
     checksum,
     nullable_strings_allowed,
+    open_cells,
     open_stored,
+    read_cells,
     require_h5ad,
     sha256,
     write_h5ad,
 )
-from scperformer.files.read import open_cells, read_cells
 
 OLD_FILE = Path(scanpy.__file__).parent / "datasets" / "10x_pbmc68k_reduced.h5ad"  # anndata before 0.7
 

@@ -10,9 +10,8 @@ import scipy.io
 from scipy import sparse
 from support.inputs import NUM_CELLS, NUM_GENES, same, write_mtx
 
-from scperformer.errors import InputError
-from scperformer.files import checksum, mtx
-from scperformer.files.read import beside, read_cells, require_readable
+from scperformer.base.errors import InputError
+from scperformer.files import beside, checksum, mtx, read_cells, require_readable
 
 # Folders of 10x Genomics
 

@@ -16,9 +16,8 @@ import scanpy
 import zarr
 from support.inputs import NUM_CELLS, NUM_GENES, WRITERS, same, table, write_csv, write_loom, write_mtx, write_tenx_v3
 
-from scperformer.errors import InputError
-from scperformer.files import checksum
-from scperformer.files.read import beside, read_cells, require_readable
+from scperformer.base.errors import InputError
+from scperformer.files import beside, checksum, read_cells, require_readable
 
 
 @pytest.mark.parametrize("kind", WRITERS)

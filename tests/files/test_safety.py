@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.inputs import WRITERS, same, write_h5ad, write_zarr
 
-from scperformer.errors import InputError
-from scperformer.files.read import read_cells, require_readable
+from scperformer.base.errors import InputError
+from scperformer.files import read_cells, require_readable
 from scperformer.files.safety import require_contained
 
 # Safety

@@ -11,9 +11,8 @@ import pandas as pd
 import pytest
 from support.inputs import NUM_CELLS, NUM_GENES, same, table, write_csv, write_h5ad
 
-from scperformer.errors import InputError
-from scperformer.files import tables
-from scperformer.files.read import read_cells
+from scperformer.base.errors import InputError
+from scperformer.files import read_cells, tables
 from scperformer.genes import known_symbols
 
 # Orientation

@@ -6,8 +6,8 @@ import h5py
 import pytest
 from support.inputs import same, tenx_group, write_h5ad, write_mtx, write_tenx_v3
 
-from scperformer.errors import InputError
-from scperformer.files.read import read_cells
+from scperformer.base.errors import InputError
+from scperformer.files import read_cells
 
 
 def test_only_gene_expression_is_kept(cells, tmp_path, caplog):

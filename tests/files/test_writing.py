@@ -9,7 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
-from scperformer.files.writing import _KeepsErrors, hdf5_to_write, write_anndata
+from scperformer.files import hdf5_to_write, write_anndata
+from scperformer.files.writing import _KeepsErrors
 
 
 def content(path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scperformer.genes.axes import axis_shares, without_affixes
+from scperformer.genes import axis_shares, without_affixes
 from scperformer.genes.names import as_in_r
 
 GENES = ["CD3D", "MS4A1", "HLA-A", "HLA-DRA", "MT-ND1", "RP11-34P13.7", "AL627309.1", "Y_RNA", "NKX2-1", "C1orf112"]

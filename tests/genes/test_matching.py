@@ -6,12 +6,10 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
-from scperformer.errors import InputError
-from scperformer.expression.alignment import align_rows, plan_alignment
-from scperformer.expression.detect import detect_expression
-from scperformer.genes import matching
-from scperformer.genes.matching import map_genes
-from scperformer.genes.table import human_genes, parse_genes
+from scperformer.base.errors import InputError
+from scperformer.cells import align_rows, detect_expression, plan_alignment
+from scperformer.genes import human_genes, map_genes, matching
+from scperformer.genes.table import parse_genes
 
 # Current symbols with their Ensembl ids.
 IDS = {

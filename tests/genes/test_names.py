@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
 from scperformer.genes import names as genes
 
 

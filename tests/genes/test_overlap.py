@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scperformer.errors import InputError
-from scperformer.genes.overlap import find_panel, gene_maps, measure_overlap, require_overlap
+from scperformer.base.errors import InputError
+from scperformer.genes import find_panel, gene_maps, measure_overlap, require_overlap
 
 
 def exact(file_genes, model_genes, importance=None):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scperformer.genes.table import TABLE, human_genes, one_to_one, parse_genes
+from scperformer.genes import human_genes
+from scperformer.genes.table import TABLE, one_to_one, parse_genes
 
 SCRIPT = Path(__file__).parents[2] / "data" / "make_gene_table.py"
 SHA256 = (

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from scperformer.errors import InputError
-from scperformer.model import archive
-from scperformer.model.archive import copy_from_archive
+from scperformer.base.errors import InputError
+from scperformer.model import archive, copy_from_archive
 
 FORMATS = {"zip": "zip", "tar": "tar", "tar.gz": "gztar"}
 FILES = {"bundle.json": b"{}", "genes.tsv": b"gene\tmean\n", "model.safetensors": bytes(range(256)) * 40}

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from scperformer.model.held_out import HELD_OUT, HeldOut, read_held_out
-from scperformer.model.kept import CELLS, KeptCells, read_kept
+from scperformer.model import CELLS, HELD_OUT, HeldOut, KeptCells
+from scperformer.model.out_of_fold import read_held_out
+from scperformer.model.reference_cells import read_kept
 
 
 def kept_cells(are_counts: bool = True) -> KeptCells:
@@ -240,7 +241,7 @@ def test_few_bytes_do_not_ask_for_much_memory(tmp_path):
 
 def test_cells_beyond_the_limit_are_refused_unpacked(tmp_path, monkeypatch):
     (tmp_path / CELLS).write_bytes(WRITTEN[CELLS])
-    monkeypatch.setattr("scperformer.model.kept.MOST_VALUES", NUM - 40)
-    monkeypatch.setattr("scperformer.model.kept.MOST_CELLS", 30)
+    monkeypatch.setattr("scperformer.model.reference_cells.MOST_VALUES", NUM - 40)
+    monkeypatch.setattr("scperformer.model.reference_cells.MOST_CELLS", 30)
     with pytest.raises(ValueError, match=r"numbers and .* bytes when unpacked"):
         READ[CELLS](tmp_path)

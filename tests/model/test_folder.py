@@ -14,24 +14,25 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from scipy.sparse import csr_matrix
 
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
+from scperformer.base.outputs import MARK
 from scperformer.files import sha256
-from scperformer.model.folder import (
+from scperformer.labels import LabelTree
+from scperformer.model import (
     CARD,
+    CELLS,
     GENES,
     INFO,
     PACKAGED,
     WEIGHTS,
     Bundle,
+    KeptCells,
     load_bundle,
     load_kept,
-    model_card,
     resolve_model,
     save_bundle,
 )
-from scperformer.model.kept import CELLS, KeptCells
-from scperformer.outputs import MARK
-from scperformer.trust import LabelTree
+from scperformer.model.folder import model_card
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from scperformer.base.messages import MIB
 from scperformer.files import read_cells, sha256
 from scperformer.model import CARD, PACKAGED, Bundle, load_bundle, load_kept
 from scperformer.model.folder import model_card
-from scperformer.text import MIB
 
 REFERENCE = PACKAGED.parents[3] / "data" / "pbmc3k.h5ad"
 

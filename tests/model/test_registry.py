@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from scperformer.errors import InputError
-from scperformer.model import registry
-from scperformer.model.registry import MOST_REGISTRY, fetch, is_remote, read_registry
+from scperformer.base.errors import InputError
+from scperformer.model import MOST_REGISTRY, fetch, is_remote, read_registry, registry
 
 OK = b"HTTP/1.1 200 OK\r\n"
 Answer = Callable[[socket.socket], None]

@@ -7,21 +7,20 @@ import pytest
 import torch
 from scipy import sparse
 
-from scperformer.config.groups import TokensConfig
-from scperformer.network import batches as data
-from scperformer.network.batches import (
-    MAX_BATCH_TOKENS,
+from scperformer.config import TokensConfig
+from scperformer.network import (
     POOL_BATCHES,
     Cells,
     drop_genes,
     gene_means,
-    padded_length,
     prediction_batches,
     row_subset,
     seed_of,
     seed_sequence,
     shuffled_batches,
 )
+from scperformer.network import batches as data
+from scperformer.network.batches import MAX_BATCH_TOKENS, padded_length
 
 LENGTHS = np.random.default_rng(0).integers(1, 900, 1000)
 

@@ -6,13 +6,9 @@ import pytest
 import torch
 from support.measured import TensorBytes
 
-from scperformer import memory
-from scperformer.config.compose import make_config
-from scperformer.config.groups import ModelConfig, TokensConfig
-from scperformer.network import inference
-from scperformer.network.encoder import Encoder
-from scperformer.network.inference import fast_cpu
-from scperformer.network.tokens import Batch
+from scperformer.base import memory
+from scperformer.config import ModelConfig, TokensConfig, make_config
+from scperformer.network import Batch, Encoder, fast_cpu, inference
 
 GENES = 40
 ADDITIVE = {

@@ -3,11 +3,11 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix
 
+from scperformer.cells import normalise_counts, recover_counts
 from scperformer.config import ConditionsConfig, TokensConfig
-from scperformer.expression import normalise_counts, recover_counts
-from scperformer.network import under_conditions
+from scperformer.network import log2_bins, under_conditions
 from scperformer.network.batches import PANEL_CELLS, random_panel
-from scperformer.network.tokens import log2_bins, tokenize
+from scperformer.network.tokens import tokenize
 
 NUM_GENES = 400
 CONTINUOUS = TokensConfig()

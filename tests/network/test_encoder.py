@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from scperformer.config.compose import make_config
-from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
-from scperformer.network.encoder import Encoder
-from scperformer.network.network import CellTypeModel
-from scperformer.network.tokens import Batch
+from scperformer.config import HeadConfig, ModelConfig, TokensConfig, make_config
+from scperformer.network import Batch, CellTypeModel, Encoder
 
 GENES = 9
 SIZES = {"dim": 6, "depth": 2, "num_heads": 2, "head_dim": 4, "feedforward_factor": 2, "dropout": 0.0}

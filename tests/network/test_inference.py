@@ -6,10 +6,9 @@ import torch
 from conftest import make_counts
 
 import scperformer
-from scperformer.dataset import find_query
-from scperformer.network.batches import Cells
-from scperformer.network.contributions import find_contributions
-from scperformer.network.inference import branch_logits, predict_cells, predicting
+from scperformer.cells import find_query
+from scperformer.explanations.contributions import find_contributions
+from scperformer.network import Cells, branch_logits, predict_cells, predicting
 from scperformer.prediction.predict import PredictConfig
 
 FUNCTIONS = {

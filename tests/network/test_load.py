@@ -15,11 +15,12 @@ from support.words import as_options
 
 from scperformer import train
 from scperformer.attention.favor import Fastfood
-from scperformer.config.compose import make_config
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
+from scperformer.config import make_config
 from scperformer.files import sha256
-from scperformer.model.folder import INFO, WEIGHTS, load_bundle
-from scperformer.network.load import _NothingDrawn, load_encoder, load_model, read_gene_vectors, rebuild
+from scperformer.model import INFO, WEIGHTS, load_bundle
+from scperformer.network import load_encoder, load_model, read_gene_vectors, rebuild
+from scperformer.network.load import _NothingDrawn
 from scperformer.training.train import new_network
 
 HUGE = 10**9

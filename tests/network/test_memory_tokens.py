@@ -8,13 +8,9 @@ import torch
 from scipy import sparse
 
 from scperformer.attention import MECHANISMS
-from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
-from scperformer.errors import InputError
-from scperformer.network.batches import Cells
-from scperformer.network.encoder import Encoder
-from scperformer.network.inference import predict_cells
-from scperformer.network.network import CellTypeModel
-from scperformer.network.tokens import Batch
+from scperformer.base.errors import InputError
+from scperformer.config import HeadConfig, ModelConfig, TokensConfig
+from scperformer.network import Batch, Cells, CellTypeModel, Encoder, predict_cells
 
 GENES, DIM, HEADS, WIDTH, DEPTH = 60, 12, 3, 4, 3
 ADDITIVE = {

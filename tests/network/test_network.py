@@ -8,13 +8,11 @@ import torch
 from scipy import sparse
 
 from scperformer.attention import MECHANISMS
-from scperformer.config.compose import make_config
-from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
+from scperformer.config import HeadConfig, ModelConfig, TokensConfig, make_config
 from scperformer.fitting import linear
-from scperformer.network.batches import Cells
-from scperformer.network.network import CellTypeModel, Pool
-from scperformer.network.tokens import Batch
+from scperformer.network import Batch, Cells, CellTypeModel
+from scperformer.network.network import Pool
 
 GENES, LABELS = 12, 3
 TINY = {"dim": 6, "depth": 2, "num_heads": 2, "head_dim": 4, "feedforward_factor": 2, "dropout": 0.3}

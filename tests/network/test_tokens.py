@@ -8,19 +8,10 @@ import pytest
 import torch
 from scipy import sparse
 
-from scperformer.config.groups import ModelConfig, TokensConfig
-from scperformer.expression.alignment import normalise
-from scperformer.expression.detect import Findings
-from scperformer.network.batches import Cells
-from scperformer.network.tokens import (
-    Batch,
-    Embedding,
-    log2_bins,
-    mask_token,
-    sinusoids,
-    token_counts,
-    tokenize,
-)
+from scperformer.cells import Findings, normalise
+from scperformer.config import ModelConfig, TokensConfig
+from scperformer.network import Batch, Cells, log2_bins, mask_token, sinusoids
+from scperformer.network.tokens import Embedding, token_counts, tokenize
 
 SCBERT = TokensConfig(name="scbert", unexpressed="full")
 SCBERT_SKIP = TokensConfig(name="scbert", unexpressed="skip")

@@ -14,14 +14,10 @@ from support.words import as_options
 
 import scperformer
 from scperformer.attention import MECHANISMS
-from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
-from scperformer.config.steps import PredictConfig
-from scperformer.errors import InputError
-from scperformer.network.batches import Cells
-from scperformer.network.inference import choose_device, predict_cells, torch_state_kept
-from scperformer.network.load import load_model
-from scperformer.network.network import CellTypeModel
-from scperformer.prediction.predict import run_predict
+from scperformer.base.errors import InputError
+from scperformer.config import HeadConfig, ModelConfig, PredictConfig, TokensConfig
+from scperformer.network import Cells, CellTypeModel, choose_device, load_model, predict_cells, torch_state_kept
+from scperformer.prediction import run_predict
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from scipy import sparse
 from support.words import as_options
 
 import scperformer
-from scperformer.errors import InputError
-from scperformer.files import row_blocks
+from scperformer.base.errors import InputError
+from scperformer.files import rows
 from scperformer.model import HELD_OUT, INFO
-from scperformer.network.load import load_model
+from scperformer.network import load_model
 
 QUICK = ["experiment=linear", "optim.wide_gene_weights=standard", "optim.wide_class_weights=none", "logger=none"]
 LABELS = np.array(["B cell", "T cell", "T/NK"])
@@ -94,7 +94,7 @@ def test_nothing_depends_on_blocks_or_other_cells(folder, sample, write, command
     path, options = write(sample), [f"model_path={folder}", "alpha=0.2", "overwrite=true"]
     assert command("predict", path, *options, "output=whole.h5ad").code == 0
     whole = ad.read_h5ad("whole.h5ad")
-    monkeypatch.setattr(row_blocks, "BLOCK_VALUES", 50 * 300)
+    monkeypatch.setattr(rows, "BLOCK_VALUES", 50 * 300)
     assert command("predict", path, *options, "output=parts.h5ad").code == 0
     columns = [name for name in whole.obs if name.startswith("scperformer_")]
     assert "scperformer_set" in columns

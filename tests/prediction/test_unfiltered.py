@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 
 import scperformer
-from scperformer.config.steps import PredictConfig
+from scperformer.config import PredictConfig
 from scperformer.model import load_bundle
-from scperformer.prediction.predict import run_predict
+from scperformer.prediction import run_predict
 
 KEY = "scperformer"
 COLUMNS = [f"{KEY}_{name}" for name in ("label", "confidence", "margin", "unknown", "novelty")]
@@ -49,7 +49,7 @@ def test_files_of_cells_have_the_entries_that_they_had(expected):
 
 @pytest.mark.parametrize("form", ["memory", "h5ad", "shares"])
 def test_quality_and_shares_of_an_unfiltered_matrix(raw_pbmc, expected, write, tmp_path, form, monkeypatch):
-    monkeypatch.setattr("scperformer.files.row_blocks.MAX_BLOCK_CELLS", 150)
+    monkeypatch.setattr("scperformer.files.rows.MAX_BLOCK_CELLS", 150)
     is_cell = raw_pbmc.obs["is_cell"].to_numpy()
     if form == "memory":
         found = scperformer.annotate(raw_pbmc, options={"quality": True})

@@ -8,10 +8,10 @@ import pytest
 from support.inputs import nullable, write_nullable
 
 import scperformer
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
 from scperformer.files import BackedH5ad, fingerprint, open_cells, read_cells, sha256
-from scperformer.prediction import predict
-from scperformer.prediction.annotation import Annotation, without_slashes
+from scperformer.prediction import predict, without_slashes
+from scperformer.prediction.annotation import Annotation
 from scperformer.prediction.calls import Calls
 from scperformer.prediction.write import write_annotation
 

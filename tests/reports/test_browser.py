@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, sync_playwright
 from support.annotated import TRUTH_KEY, add_trust, annotated_sample, write_sample
 
-from scperformer.config.steps import EvaluateConfig, ReportConfig
+from scperformer.config import EvaluateConfig, ReportConfig
 from scperformer.reports.evaluate import run_evaluate
 from scperformer.reports.report import run_report
 

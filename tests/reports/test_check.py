@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 from support.inputs import WRITERS
 
+from scperformer.base.errors import InputError
 from scperformer.config import CheckConfig, PredictConfig, make_config
-from scperformer.errors import InputError
 from scperformer.model import folder as bundle
-from scperformer.prediction.predict import run_predict
+from scperformer.prediction import run_predict
 from scperformer.reports.check import check_all, run_check
 from scperformer.training.train import run_train
 
@@ -492,7 +492,7 @@ def test_verdict_of_predict_on_tables_that_cannot_be_written(change, counts_adat
 def test_verdict_of_predict_in_a_folder_that_cannot_be_written(counts_adata, write, tiny_model, monkeypatch):
     monkeypatch.setattr("scperformer.reports.check.load_bundle", load_bundle)
     path = write(counts_adata)
-    monkeypatch.setattr("scperformer.outputs.os.access", lambda *_: False)
+    monkeypatch.setattr("scperformer.base.outputs.os.access", lambda *_: False)
     [result] = check_all([str(path)], CheckConfig(inputs=[str(path)], model_path=str(tiny_model))).files
     assert "cannot be written" in result["problem"]
     assert "cannot be written" in refused(run_predict, PredictConfig(inputs=[str(path)], model_path=str(tiny_model)))

@@ -11,8 +11,8 @@ import pytest
 from sklearn import metrics as reference
 from support.annotated import TRUTH_KEY, add_trust, annotated_sample, write_sample
 
-from scperformer.config.steps import EvaluateConfig, ReportConfig
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
+from scperformer.config import EvaluateConfig, ReportConfig
 from scperformer.reports.evaluate import read_evaluation, run_evaluate
 from scperformer.reports.report import run_report
 

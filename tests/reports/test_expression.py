@@ -12,7 +12,7 @@ from support.annotated import annotated_sample, write_sample
 
 from scperformer.model import PACKAGED, linear_contributions, load_bundle
 from scperformer.reports import expression
-from scperformer.reports.annotated import Annotated, read_samples
+from scperformer.reports.read_annotations import Annotated, read_samples
 
 
 def counts_sample(pbmc: ad.AnnData, first: int, num_cells: int, num_genes: int) -> ad.AnnData:
@@ -123,10 +123,10 @@ def test_contributions_are_those_of_the_network(pbmc3k):
     """As `explain` finds them with torch, in the packaged model."""
     import torch
 
+    from scperformer.cells import find_query
     from scperformer.config import PredictConfig
-    from scperformer.dataset import find_query
+    from scperformer.explanations.contributions import wide_contributions
     from scperformer.network import Cells, load_model
-    from scperformer.network.contributions import wide_contributions
 
     model, bundle = load_model(str(PACKAGED)), load_bundle(PACKAGED)
     query = find_query(pbmc3k[:6].copy(), bundle, PredictConfig(inputs=["x"]))

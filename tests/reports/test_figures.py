@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from support.colours import linear, oklab
 
-from scperformer.pictures import colour_of
+from scperformer.base.pictures import colour_of
 from scperformer.reports import figures
 
 

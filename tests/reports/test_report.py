@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 from support.annotated import TRUTH_KEY, add_trust, annotated_sample, write_sample
 
-from scperformer.config.steps import EvaluateConfig, ReportConfig
-from scperformer.errors import InputError
-from scperformer.reports.annotated import read_samples
+from scperformer.base.errors import InputError
+from scperformer.config import EvaluateConfig, ReportConfig
 from scperformer.reports.evaluate import read_evaluation, run_evaluate
+from scperformer.reports.read_annotations import read_samples
 from scperformer.reports.report import render, run_report, scripts
 
 SCRIPT, IMAGE = "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>'

@@ -10,7 +10,7 @@ import pandas as pd
 import scanpy as sc
 from sklearn.linear_model import LogisticRegression
 
-from scperformer.text import joined
+from scperformer.base.messages import joined
 
 NUM_REFERENCE = 420  # of 700 cells: the others are the samples
 TRUTH_KEY = "bulk_labels"

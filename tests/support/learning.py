@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from scperformer.config.compose import make_config
-from scperformer.dataset.preprocess import prepare_reference
-from scperformer.dataset.splits import stratified_split
-from scperformer.network.batches import Cells
-from scperformer.network.network import CellTypeModel
+from scperformer.cells.preprocess import prepare_reference
+from scperformer.cells.splits import stratified_split
+from scperformer.config import make_config
+from scperformer.network import Cells, CellTypeModel
 
 OVERRIDES = [
     "inputs=[reference.h5ad]",

@@ -3,9 +3,8 @@
 import numpy as np
 from scipy.sparse import csr_matrix, random_array
 
-from scperformer.config.groups import TokensConfig
-from scperformer.network.batches import Cells
-from scperformer.network.tokens import Batch
+from scperformer.config import TokensConfig
+from scperformer.network import Batch, Cells
 
 TOKENS = {
     "continuous": TokensConfig(),

@@ -8,13 +8,11 @@ import pytest
 import torch
 from support.killed import run_until_killed
 
-from scperformer.config.compose import make_config
-from scperformer.config.groups import TrainerConfig
-from scperformer.dataset.on_disk import Sample
-from scperformer.dataset.reference import make_reference
-from scperformer.errors import InputError
-from scperformer.model.folder import load_bundle
-from scperformer.network.batches import Cells
+from scperformer.base.errors import InputError
+from scperformer.cells import Sample, make_reference
+from scperformer.config import TrainerConfig, make_config
+from scperformer.model import load_bundle
+from scperformer.network import Cells
 from scperformer.training import batch_size as batchsize
 from scperformer.training.batch_size import (
     OF_WEIGHTS,
@@ -24,7 +22,7 @@ from scperformer.training.batch_size import (
     peak_bytes,
     step_bytes,
 )
-from scperformer.training.learner import Learner
+from scperformer.training.supervised import Learner
 from scperformer.training.train import new_network, run_train
 
 MIB = 2**20

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 from support.words import as_options
 
-from scperformer.config.compose import make_config
-from scperformer.config.groups import HeadConfig, ModelConfig, TokensConfig
-from scperformer.dataset.on_disk import Sample
-from scperformer.dataset.reference import make_reference
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
+from scperformer.cells import Sample, make_reference
+from scperformer.config import HeadConfig, ModelConfig, TokensConfig, make_config
 from scperformer.fitting import fit_branches
-from scperformer.network.batches import Cells
+from scperformer.network import Cells
 from scperformer.training import estimate as estimates
 from scperformer.training.estimate import epoch_seconds, fit_seconds
 

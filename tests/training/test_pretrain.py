@@ -12,11 +12,11 @@ from support.distributed import said
 from support.words import as_options
 
 import scperformer
-from scperformer.cli import to_overrides
-from scperformer.config.compose import make_config
-from scperformer.errors import InputError
+from scperformer.base.errors import InputError
+from scperformer.command.cli import to_overrides
+from scperformer.config import make_config
 from scperformer.files import sha256
-from scperformer.model.folder import CARD, INFO, load_bundle
+from scperformer.model import CARD, INFO, load_bundle
 from scperformer.training import run_folder
 from scperformer.training.pretrain import run_pretrain
 

@@ -26,14 +26,12 @@ from support.distributed import said
 from support.words import as_options
 
 import scperformer
-from scperformer.cli import to_overrides
+from scperformer.base.errors import InputError
+from scperformer.cells import Sample, make_reference
+from scperformer.command.cli import to_overrides
 from scperformer.config import make_config, quoted
-from scperformer.dataset.on_disk import Sample
-from scperformer.dataset.reference import make_reference
-from scperformer.errors import InputError
-from scperformer.fitting import pooled
-from scperformer.model.folder import Bundle, load_bundle, load_kept
-from scperformer.model.kept import KeptCells
+from scperformer.fitting import coexpression
+from scperformer.model import Bundle, KeptCells, load_bundle, load_kept
 from scperformer.training import run_folder
 from scperformer.training import train as train_module
 from scperformer.training.run_folder import open_run, run_options
@@ -272,7 +270,7 @@ def test_a_reference_without_counts_keeps_relative_expression(counts_adata, tmp_
 
 
 def test_a_default_model_is_fitted_and_says_what_to_expect(counts_adata, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("scperformer.fitting.pooled.NUM_STEPS", 30)
+    monkeypatch.setattr("scperformer.fitting.coexpression.NUM_STEPS", 30)
     with caplog.at_level("INFO", logger="scperformer"):
         path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(FAST[1:])).path
     bundle = load_bundle(path)
@@ -492,7 +490,7 @@ def test_a_stopped_run_says_so_and_does_not_look_like_success(counts_adata, writ
 
 
 def test_unlabelled_cells_of_a_file_are_named_in_the_record(counts_adata, write, tmp_path, monkeypatch):
-    monkeypatch.setattr(pooled, "NUM_STEPS", 60)
+    monkeypatch.setattr(coexpression, "NUM_STEPS", 60)
     more = write(counts_adata[:, ::-1].copy(), "more.h5ad")  # genes in another order
     overrides = [f"unlabelled=['{more}']", "seed=1"]
     path = scperformer.train(
@@ -543,7 +541,7 @@ def test_two_cells_of_each_label_are_enough(counts_adata, tmp_path):
 
 @pytest.mark.parametrize("model", ["model=pooled", "model=tiny"])
 def test_a_model_for_one_panel(model, counts_adata, write, tmp_path, monkeypatch):
-    monkeypatch.setattr(pooled, "NUM_STEPS", 60)
+    monkeypatch.setattr(coexpression, "NUM_STEPS", 60)
     genes = list(counts_adata.var_names[:60])
     (tmp_path / "panel.txt").write_text("\n".join([*genes, "ABSENT"]))
     options = [f"conditions.genes='{tmp_path / 'panel.txt'}'", f"output='{tmp_path / 'model'}'", model]

@@ -12,11 +12,11 @@ import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
 from support.learning import cells, cfg, last_state, new_network  # noqa: F401 - fixtures
 
-from scperformer.config.groups import TrainerConfig
-from scperformer.errors import InputError
-from scperformer.progress import Progress
+from scperformer.base.errors import InputError
+from scperformer.base.progress import Progress
+from scperformer.config import TrainerConfig
 from scperformer.training import trainer
-from scperformer.training.learner import Learner, train_network
+from scperformer.training.supervised import Learner, train_network
 from scperformer.training.trainer import TABLE, EpochLog, processes_from
 
 

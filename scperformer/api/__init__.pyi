@@ -1,0 +1,15 @@
+from . import pl as pl
+from .classifier import PerformerClassifier as PerformerClassifier
+from .making import Trained as Trained
+from .making import adapt as adapt
+from .making import models as models
+from .making import preprocess as preprocess
+from .making import pretrain as pretrain
+from .making import train as train
+from .using import Page as Page
+from .using import annotate as annotate
+from .using import check as check
+from .using import embed as embed
+from .using import evaluate as evaluate
+from .using import explain as explain
+from .using import report as report

@@ -1,0 +1,98 @@
+"""Unlabelled cells for pretraining: cells of all files, normalised, over one list of genes; in memory or on disk."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from scperformer.base.errors import InputError
+from scperformer.base.progress import progress
+from scperformer.cells.on_disk import Sample, Stream, make_collection
+from scperformer.cells.splits import MAX_FIT_CELLS, MAX_VAL_CELLS, stratified_sample, stratified_split
+from scperformer.config import PretrainConfig
+from scperformer.files import checksum
+from scperformer.genes import require_unique
+
+log = logging.getLogger(__name__)
+
+MIN_CELLS = 10  # with fewer cells neither training nor validation means anything
+MIN_EXPRESSED = 2  # genes of a cell: one to mask and one to see
+
+
+@dataclass
+class Corpus:
+    """Cells of all files: x CSR float32 N x G (ln(1 + cp10k)), and where they come from."""
+
+    x: csr_matrix
+    genes: list[str]
+    file_of_cell: np.ndarray  # int64, N
+    files: list[dict[str, Any]]  # name, sha256, num_cells, input
+    split: tuple[np.ndarray, np.ndarray]  # rows to train and to validate on
+    stream: Stream | None = None  # all training cells, if they stay on disk; x then holds a sample of them
+
+    @property
+    def num_cells(self) -> int:
+        """The number of training and validation cells."""
+        return self.x.shape[0] if self.stream is None else len(self.stream.cells) + len(self.split[1])
+
+
+@progress("preparing the cells")
+def make_corpus(
+    sources: Sequence[Path | Sample], cfg: PretrainConfig, vocabulary: Sequence[str] | None = None
+) -> Corpus:
+    """Filter and normalise the cells of files, each as `train` would, and align them to one list of genes.
+
+    Parameters
+    ----------
+    sources
+        Cells in memory, or paths of files whose cells stay on disk; validation cells and a sample of the others are
+        loaded then.
+    vocabulary
+        The genes of the encoder; None: those that at least `data.min_cells` cells of the corpus express, in the order
+        in which the files have them.
+
+    Raises
+    ------
+    InputError
+        A file cannot be used, the files name genes by different kinds of id, or too little is left.
+    """
+    at_least_one = replace(cfg, data=replace(cfg.data, min_cells=max(1, cfg.data.min_cells)))
+    collection = make_collection(sources, at_least_one, vocabulary, min_shared=MIN_EXPRESSED)
+    if len(collection) < MIN_CELLS:
+        found = f"{len(collection)} usable cells in {len(sources)} file{'s' if len(sources) > 1 else ''}"
+        raise InputError(found, f"at least {MIN_CELLS} to pretrain on", "add files, or lower data.min_genes")
+    files: list[dict[str, Any]] = []
+    for source, part in zip(sources, collection.parts, strict=True):
+        sha256 = source.checksum if isinstance(source, Sample) else checksum(source)
+        files.append({"name": part.path.name, "sha256": sha256, "num_cells": len(part.kept), "input": part.summary})
+    of_cell, genes, fraction = collection.file_of_cell, collection.genes, cfg.data.val_fraction
+    if any(isinstance(source, Sample) for source in sources):
+        x = collection.read(np.arange(len(collection)))
+        return Corpus(x, genes, of_cell, files, stratified_split(of_cell, fraction, cfg.seed, least=0))
+    train, val = stratified_split(of_cell, min(fraction, MAX_VAL_CELLS / len(of_cell)), cfg.seed, least=0)
+    sample = train[stratified_sample(of_cell[train], MAX_FIT_CELLS, cfg.seed)]
+    log.info("statistics of genes are computed on a random sample of %d of %d training cells", len(sample), len(train))
+    held = np.concatenate([sample, val])
+    rows = np.arange(len(sample)), np.arange(len(sample), len(held))
+    return Corpus(collection.read(held), genes, of_cell[held], files, rows, Stream(collection, train, of_cell[train]))
+
+
+def read_genes(path: str | Path) -> list[str]:
+    """Read gene ids from a text file, one in each line; empty lines are ignored."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
+        genes = [line.strip() for line in lines if line.strip()]
+        wrong = "no genes" if not genes else "several columns" if any("\t" in gene for gene in genes) else None
+    except OSError as error:
+        wrong = f"no readable file ({error.strerror})"
+    except UnicodeDecodeError:
+        wrong = "bytes that are not text"
+    if wrong is not None:
+        found = f"{wrong} at '{path}', a list of genes"
+        raise InputError(found, "a text file with one gene id in each line", "name another file")
+    require_unique(genes, f"'{path}'")
+    return genes

@@ -1,0 +1,255 @@
+"""The cells of several files, which may stay on disk during a training, as one list of cells over one list of genes.
+
+Each file is read twice before training, block by block: to recognise its values, and to filter its cells and count the
+cells that express each gene. Only the row numbers of the cells of a file on disk are kept in memory.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pandas as pd
+from anndata import AnnData
+from scipy import sparse
+from scipy.sparse import csr_matrix
+
+from scperformer.base.errors import InputError
+from scperformer.cells.alignment import align_normalised, merge_genes, normalise
+from scperformer.cells.counts import over_own_genes
+from scperformer.cells.detect import Findings, detect_expression, gene_table, prepared_total, stored_expression
+from scperformer.config import AUTO, NetworkConfig, PreprocessConfig, PretrainConfig, TrainConfig
+from scperformer.files import Matrix, Rows, open_stored, reading, require_readable
+from scperformer.genes import GeneMap, first_of_each, gene_maps, repeated_note
+
+log = logging.getLogger(__name__)
+
+STREAMED = ("h5ad", "zarr")  # kinds of files that can stay on disk
+STREAM_ABOVE = 2 * 2**30  # bytes of expression; a training in memory takes about four times as many
+VALUE_BYTES = 8  # a value and its column
+MAX_GAP = 64  # rows between two wanted ones that are read with them: cheaper than a second access to the disk
+MAX_RUN = 1024  # rows that are read at a time
+MAX_OPEN = 64  # files at a time
+READ_CELLS = 4096  # cells that are read at a time: while they are aligned, they take several times their memory
+Config = TypeVar("Config", TrainConfig, PretrainConfig)
+
+
+def stored_bytes(path: Path) -> int | None:
+    """The bytes that the matrices of a file take in memory; None if it cannot be read by rows from disk."""
+    if require_readable(path) not in STREAMED:
+        return None
+    try:
+        with reading(path):
+            cells = open_stored(path)
+            raw = [] if cells.raw is None else [cells.raw.X]
+            matrices = [Rows(x) for x in (cells.X, *cells.layers.values(), *raw) if x is not None]
+    except InputError:  # a file of an older format is read as a whole
+        return None
+    return None if any(x.by_columns for x in matrices) else sum(VALUE_BYTES * x.num_values for x in matrices)
+
+
+def settle_in_memory(cfg: Config, paths: Sequence[Path]) -> Config:
+    """Return the options with `data.in_memory=false` instead of `auto` if the cells are to stay on disk.
+
+    The answer depends on the files alone, so that it is the same on every machine. A file that is named twice is
+    refused, and so are several labelled files that are to be loaded, and `data.in_memory=false` without files.
+    """
+    if not paths and cfg.data.in_memory is False:
+        raise InputError("data.in_memory=false and cells in memory", "files", "leave it out, or name files")
+    sizes = [stored_bytes(path) for path in paths]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise InputError("the same file twice", "every file once", "name each file once")
+    several = isinstance(cfg, TrainConfig) and len(paths) > 1
+    if cfg.data.in_memory is True and several:
+        found = f"{len(paths)} files to train on and data.in_memory=true"
+        raise InputError(found, "one file, or cells that stay on disk", "leave data.in_memory out")
+    total = sum(size or 0 for size in sizes)
+    if cfg.data.in_memory != AUTO or not (several or (total > STREAM_ABOVE and None not in sizes)):
+        return cfg
+    log.info("%.1f GiB of expression stay on disk during training (data.in_memory=false)", total / 2**30)
+    return replace(cfg, data=replace(cfg.data, in_memory=False))
+
+
+@dataclass
+class Sample:
+    """Cells in memory."""
+
+    adata: AnnData
+    path: Path
+    checksum: str = ""  # SHA-256 of the file, if there is one
+    findings: Findings | None = None  # the result of `detect_expression`, if it is known
+
+
+@dataclass
+class Part:
+    """One file of a collection: the place of its expression, and its rows that are cells of the collection."""
+
+    path: Path
+    adata: AnnData | None  # None: the cells stay on disk
+    findings: Findings
+    var: pd.DataFrame  # its genes, each name once
+    first: np.ndarray | None  # for each column the first one of the same name; None: no name repeats
+    is_prepared: bool  # by `preprocess`, to the same target sum: its cells need no filter
+    target_sum: float
+    kept: np.ndarray  # numbers of the rows that are cells of the collection, ascending
+
+    @property
+    def summary(self) -> str:
+        """The expression of the file, and the form in which it is used."""
+        return f"{self.findings.kind} from {self.findings.source}, as ln(1 + counts per {self.target_sum:,.0f})"
+
+    def rows(self) -> Rows:
+        """Open the matrix."""
+        with reading(self.path):
+            cells = open_stored(self.path) if self.adata is None else self.adata
+            return stored_expression(cells, self.findings, path=self.path)[0]
+
+    def merged(self, x: Matrix) -> csr_matrix:
+        """Return stored rows with one column for each name."""
+        if self.first is None:
+            return csr_matrix(x)
+        is_gene = self.first == np.arange(len(self.first))
+        return merge_genes(x, self.first, self.findings.log_base)[:, is_gene]
+
+
+def _open_part(source: Path | Sample, cfg: NetworkConfig | PreprocessConfig) -> Part:
+    """Find the expression of a file; its cells are not filtered yet, and `kept` is empty."""
+    given = (source.path, source.adata, source.findings) if isinstance(source, Sample) else (source, None, None)
+    path, adata, findings = given
+    remedy = "write it by rows with anndata (adata.X = adata.X.tocsr(), then write_h5ad), or set data.in_memory=true"
+    if adata is None and (kind := require_readable(path)) not in STREAMED:
+        raise InputError(f"{path}, a {kind}", "h5ad or zarr for cells that stay on disk", remedy)
+    total, base = cfg.input_total, cfg.input_base
+    with nullcontext() if adata is not None else reading(path):
+        cells = open_stored(path) if adata is None else adata
+        if findings is None:
+            told = cfg.source, cfg.input_kind
+            findings = detect_expression(cells, *told, input_total=total, input_base=base, path=path)
+            log.info("%s: %s", path, findings.sentence)
+        rows, names = stored_expression(cells, findings, path=path)
+        if adata is None and rows.by_columns:
+            found = f"{findings.source} of {path} is stored by columns (CSC)"
+            raise InputError(found, "rows (CSR or dense) for cells that stay on disk", remedy)
+    notes = repeated_note(names)
+    first = first_of_each(names) if notes else None
+    is_gene = slice(None) if first is None else first == np.arange(len(first))
+    var = gene_table(cells, findings.source).set_axis(names)[is_gene]
+    was_prepared = findings.source == "X" and prepared_total(cells) is not None
+    is_prepared = was_prepared and findings.total == cfg.data.target_sum and not notes
+    findings = replace(findings, notes=[*findings.notes, *notes])
+    return Part(path, adata, findings, var, first, is_prepared, cfg.data.target_sum, kept=np.empty(0, dtype=np.int64))
+
+
+def _read_scattered(rows: Rows, numbers: np.ndarray) -> csr_matrix:
+    """Read the rows with these ascending numbers; rows near each other are read together."""
+    begins = np.diff(numbers, prepend=-MAX_GAP - 1) > MAX_GAP
+    start = numbers[np.maximum.accumulate(np.where(begins, np.arange(len(numbers)), 0))]
+    ends = np.flatnonzero((np.diff(start) != 0) | (np.diff((numbers - start) // MAX_RUN) != 0)) + 1
+    runs = np.split(numbers, ends)
+    return sparse.vstack([csr_matrix(rows.block(run[0], run[-1] + 1))[run - run[0]] for run in runs], "csr")
+
+
+@dataclass
+class Collection:
+    """The cells of all files, numbered in the order of the files, and the genes that they share."""
+
+    parts: list[Part]
+    maps: list[GeneMap]
+    genes: list[str]
+    own_totals: bool = False  # cells are normalised over these genes alone, those of a panel
+
+    def __post_init__(self) -> None:
+        self.starts = np.cumsum([0, *(len(part.kept) for part in self.parts)])
+        self._rows: Callable[[int], Rows] = lru_cache(MAX_OPEN)(lambda file: self.parts[file].rows())
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def file_of_cell(self) -> np.ndarray:
+        """The index of the file of each cell, int64."""
+        return np.repeat(np.arange(len(self.parts)), np.diff(self.starts))
+
+    def with_columns(self, target: np.ndarray, names: list[str]) -> "Collection":
+        """Return the same cells with other columns: gene j moves to `target[j]`, or is left out if that is -1."""
+        moved = np.append(target, -1)  # -1 stays -1
+        maps = [replace(mapping, target=moved[mapping.target]) for mapping in self.maps]
+        return replace(self, maps=maps, genes=names)
+
+    def read(self, cells: np.ndarray) -> csr_matrix:
+        """Read the cells with these numbers, in this order: CSR float32, ln(1 + cp10k)."""
+        pieces = [csr_matrix((0, len(self.genes)), dtype=np.float32)]
+        for first in range(0, len(cells), READ_CELLS):
+            wanted, place = np.unique(cells[first : first + READ_CELLS], return_inverse=True)
+            found = []  # in the order on disk
+            for file in np.unique(np.searchsorted(self.starts, wanted, side="right") - 1):
+                part = self.parts[file]
+                begin, end = np.searchsorted(wanted, self.starts[file : file + 2])
+                with reading(part.path):
+                    stored = _read_scattered(self._rows(file), part.kept[wanted[begin:end] - self.starts[file]])
+                normalised = normalise(part.merged(stored), part.findings, part.target_sum)  # over all its genes
+                x = align_normalised(normalised, self.maps[file], len(self.genes))
+                found.append(over_own_genes(x, part.target_sum) if self.own_totals else x)
+            pieces.append(csr_matrix(sparse.vstack(found, "csr"))[place])
+        return csr_matrix(sparse.vstack(pieces, "csr"))
+
+
+@dataclass
+class Stream:
+    """The cells of a collection for training: their numbers, ascending, and a label each."""
+
+    collection: Collection
+    cells: np.ndarray
+    labels: np.ndarray
+
+
+def make_collection(
+    sources: Sequence[Path | Sample],
+    cfg: NetworkConfig | PreprocessConfig,
+    vocabulary: Sequence[str] | None = None,
+    *,
+    min_shared: int = 0,
+    left_out: np.ndarray | None = None,
+) -> Collection:
+    """Filter the cells of files, each as if it were in memory, and choose the genes of the collection.
+
+    The genes are the `vocabulary`; without one, those that at least `data.min_cells` cells express, in the order of the
+    files. Cells that express fewer than `min_shared` of them are dropped; rows `left_out` (boolean, over all files) are
+    not looked at.
+    """
+    parts = [_open_part(source, cfg) for source in sources]
+    names, maps = gene_maps([part.var for part in parts], [part.path.name for part in parts], vocabulary, cfg.species)
+    num_cells, first = np.zeros(len(names), dtype=np.int64), 0
+    for part, mapping in zip(parts, maps, strict=True):
+        kept = []
+        with reading(part.path):
+            for start, block in part.rows().blocks():
+                x = csr_matrix(part.merged(block) > 0, dtype=np.float32)  # only whether a gene is expressed counts
+                shared = align_normalised(x, mapping, len(names))
+                keep = np.diff(shared.indptr) >= min_shared
+                if not part.is_prepared:
+                    keep &= np.diff(x.indptr) >= cfg.data.min_genes
+                if left_out is not None:
+                    keep &= ~left_out[first + start : first + start + len(keep)]
+                num_cells += np.bincount(shared[keep].indices, minlength=len(names))
+                kept.append(start + np.flatnonzero(keep))
+        part.kept = np.concatenate(kept)
+        first += part.findings.num_cells
+        log.info("%s: %d of %d cells are used", part.path, len(part.kept), part.findings.num_cells)
+        if not len(part.kept):
+            found = f"data.min_genes={cfg.data.min_genes} drops all {part.findings.num_cells} cells of {part.path}"
+            raise InputError(found, "at least some cells to be kept", "lower it", ["data.min_genes=1"])
+    collection = Collection(parts, maps, names)
+    if vocabulary is not None:
+        return collection
+    is_filtered = not isinstance(cfg, PretrainConfig) and all(part.is_prepared for part in parts)
+    keep = num_cells >= (0 if is_filtered else cfg.data.min_cells)
+    if not keep.any():
+        found = f"data.min_cells={cfg.data.min_cells} drops all {len(names)} genes of {len(collection)} cells"
+        raise InputError(found, "at least some genes to be kept", "lower it, or add cells", ["data.min_cells=1"])
+    kept_names = [name for name, is_kept in zip(names, keep, strict=True) if is_kept]
+    return collection.with_columns(np.where(keep, np.cumsum(keep) - 1, -1), kept_names)

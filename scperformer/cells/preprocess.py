@@ -1,0 +1,88 @@
+"""Prepare the cells of a file: filter and normalise them as a reference, or align them to the genes of a model."""
+
+import logging
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from anndata import AnnData
+
+from scperformer.base.outputs import require_absent
+from scperformer.cells.detect import Findings
+from scperformer.cells.on_disk import Sample, make_collection
+from scperformer.cells.query import find_query
+from scperformer.config import NetworkConfig, PreprocessConfig
+from scperformer.files import PREPARED, beside, read_cells, require_readable, write_h5ad
+
+log = logging.getLogger(__name__)
+
+
+def prepare_reference(
+    adata: AnnData, cfg: NetworkConfig | PreprocessConfig, path: str | Path = "the reference"
+) -> AnnData:
+    """Filter and normalise a reference for training; genes stay in the order of the file.
+
+    Cells with fewer than `data.min_genes` genes are dropped, then genes expressed in fewer than `data.min_cells` of the
+    remaining cells. Values are normalised over all genes before that. Genes of the same name are summed. Cells that
+    were prepared to the same target sum are returned unchanged.
+
+    Returns
+    -------
+    N' x G' AnnData: X CSR float32 ln(1 + target_sum * share), obs and var of the cells and genes that were kept, and a
+    record of the preparation in uns["scperformer_prepared"].
+    """
+    collection = make_collection([Sample(adata, Path(path))], cfg)
+    part, findings = collection.parts[0], collection.parts[0].findings
+    if part.is_prepared:
+        return adata
+    obs, var = adata.obs.iloc[part.kept].copy(), part.var[collection.maps[0].target >= 0].copy()
+    prepared = AnnData(collection.read(np.arange(len(collection))), obs=obs, var=var)
+    dropped = {"cells_dropped": findings.num_cells - len(obs), "genes_dropped": findings.num_genes - len(var)}
+    prepared.uns[PREPARED] = _record(prepared, findings, cfg.data.target_sum) | dropped
+    return prepared
+
+
+def _record(prepared: AnnData, findings: Findings, target_sum: float) -> dict[str, Any]:
+    """Return the record of the preparation in the file; docs/formats.md describes it."""
+    found = {"source": findings.source, "kind": findings.kind, "notes": np.array(findings.notes, dtype=str)}
+    return {"target_sum": float(target_sum), **found, "cells": prepared.n_obs, "genes": prepared.n_vars}
+
+
+def prepare(adata: AnnData, cfg: PreprocessConfig, path: Path) -> AnnData:
+    """Prepare cells as a reference or, with `cfg.model_path`, over a model's genes; log the result.
+
+    Cells that were prepared already may be returned themselves.
+    """
+    if cfg.model_path is None:
+        prepared = prepare_reference(adata, cfg, path)
+    else:
+        from scperformer.model import load_bundle, resolve_model
+
+        model = load_bundle(resolve_model(cfg.model_path)[0])
+        query = find_query(adata, model, cfg, str(path))
+        prepared = AnnData(query.all_cells(), obs=adata.obs.copy(), var=pd.DataFrame(index=model.genes))
+        findings = replace(query.plan.findings, notes=[*query.plan.findings.notes, *query.plan.overlap.notes])
+        dropped = {"cells_dropped": 0, "genes_dropped": query.plan.overlap.num_dropped}
+        fit = {"model": model.name, "genes_absent": query.plan.overlap.num_absent}
+        prepared.uns[PREPARED] = _record(prepared, findings, query.plan.target_sum) | dropped | fit
+    done = prepared.uns[PREPARED]
+    absent = f", {done['genes_absent']} genes of model {done['model']} absent" if "model" in done else ""
+    cells, genes = (f"{done[name]} {name} ({done[f'{name}_dropped']} dropped" for name in ("cells", "genes"))
+    log.info("kept %s) and %s%s), %g counts per cell", cells, genes, absent, done["target_sum"])
+    return prepared
+
+
+def run_preprocess(cfg: PreprocessConfig) -> Path:
+    """Write a prepared copy of a file, as a reference or, with `model_path`, over a model's genes; return its path."""
+    start = time.perf_counter()
+    path = Path(cfg.inputs[0])
+    require_readable(path)
+    output = Path(cfg.output) if cfg.output is not None else beside(path, ".prepared.h5ad")
+    require_absent(output, cfg.overwrite)
+    prepared = prepare(read_cells(path, cfg.orientation), cfg, path)
+    write_h5ad(prepared, output, cfg.overwrite)
+    log.info("wrote %s in %.1f s", output, time.perf_counter() - start)
+    return output

@@ -1,0 +1,196 @@
+"""The cells of a file with the genes of a model, block by block."""
+
+import logging
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from anndata import AnnData
+from scipy.sparse import csr_matrix, vstack
+
+from scperformer.base.errors import InputError
+from scperformer.cells.alignment import Alignment, align_rows, plan_alignment
+from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
+from scperformer.config import AdaptConfig, AnalyzeConfig, PredictConfig, PreprocessConfig
+from scperformer.files import BackedH5ad, Rows, checksum, reading
+from scperformer.genes import require_overlap
+from scperformer.model import Bundle
+
+log = logging.getLogger(__name__)
+
+EXACT_ATTENTION = "softmax"  # the only attention with a limit of its own
+OBS_COLUMNS = (
+    *("label", "confidence", "margin", "unknown", "novelty", "set", "set_size", "ontology_term_id", "baseline_label"),
+    *("call", "call_confidence", "level1"),  # of models with a label tree
+    *("cluster_label", "cluster_disagrees"),  # with `clusters`
+    *("low_quality", "doublet_score", "doublet"),  # with `quality`
+)
+
+
+@dataclass
+class Query:
+    """The cells of one file with the genes of a model, a block at a time."""
+
+    path: str
+    rows: Rows
+    plan: Alignment
+
+    @cached_property
+    def sha256(self) -> str:
+        """The SHA-256 of the file or folder; empty for cells in memory."""
+        return checksum(self.path) if Path(self.path).exists() else ""
+
+    @cached_property
+    def measured(self) -> np.ndarray:
+        """Which genes of the model the file has: bool, G."""
+        measured = np.zeros(self.plan.num_genes, dtype=bool)
+        measured[self.plan.mapping.target[self.plan.mapping.target >= 0]] = True
+        return measured
+
+    @cached_property
+    def cells(self) -> np.ndarray:
+        """The numbers of the rows that can be cells, ascending; all of them, but in an unfiltered matrix."""
+        droplets = self.plan.findings.droplets
+        return np.arange(self.rows.shape[0]) if droplets is None else np.sort(droplets.cells)
+
+    def spread(self, most: int) -> np.ndarray:
+        """Return the row numbers of up to `most` cells from all of the file, ascending; of droplets, of cells alone."""
+        if (droplets := self.plan.findings.droplets) is not None:
+            return droplets.some(most)
+        num_cells = self.rows.shape[0]
+        return np.unique(np.linspace(0, num_cells - 1, min(num_cells, most)).astype(int))
+
+    def starts(self) -> range:
+        """Return the first row of each block."""
+        return range(0, self.rows.shape[0], self.rows.block_cells)
+
+    def block(self, start: int) -> csr_matrix:
+        """Return the aligned cells of the block that starts there."""
+        stop = min(start + self.rows.block_cells, self.rows.shape[0])
+        with reading(self.path):
+            stored = self.rows.block(start, stop)
+        return align_rows(stored, self.plan)
+
+    def some(self, rows: np.ndarray) -> csr_matrix:
+        """Return the aligned cells with these ascending row numbers."""
+        with reading(self.path):
+            stored = self.rows.some(rows)
+        return align_rows(stored, self.plan)
+
+    def of_genes(self, chosen: np.ndarray) -> "Query":
+        """Return the same cells with some of the model's genes alone (boolean, G), and normalised over these."""
+        plan, place = self.plan, np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)
+        mapping = replace(plan.mapping, target=place[plan.mapping.target])
+        return replace(self, plan=replace(plan, mapping=mapping, num_genes=int(chosen.sum()), own_totals=True))
+
+    def all_cells(self) -> csr_matrix:
+        """Return all aligned cells."""
+        return vstack([self.block(start) for start in self.starts()], "csr")
+
+
+def find_expression(
+    cells: AnnData | BackedH5ad,
+    cfg: PredictConfig | AdaptConfig | AnalyzeConfig | PreprocessConfig,
+    path: str = "the data",
+) -> tuple[Findings, Rows]:
+    """Find the expression of the cells of an open file; one without usable expression is refused."""
+    with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
+        total, base = cfg.input_total, cfg.input_base
+        findings = detect_expression(cells, cfg.source, cfg.input_kind, input_total=total, input_base=base, path=path)
+        return findings, stored_expression(cells, findings, path=path)[0]
+
+
+def map_to_model(
+    cells: AnnData | BackedH5ad, findings: Findings, model: Bundle, species: str, path: str = "the data"
+) -> Alignment:
+    """Map the genes of a file to those of a model, however few these are."""
+    return plan_alignment(
+        gene_table(cells, findings.source),
+        findings,
+        model.genes,
+        importance=model.importance,
+        target_sum=float(model.config["target_sum"]),
+        min_overlap=None,
+        own_totals=bool(model.config.get("own_totals", False)),
+        species=species,
+        path=path,
+    )
+
+
+def require_fit(
+    cells: AnnData | BackedH5ad,
+    plan: Alignment,
+    model: Bundle,
+    cfg: PredictConfig | AdaptConfig | AnalyzeConfig | PreprocessConfig,
+    path: str = "the data",
+) -> None:
+    """Refuse a file with too few of the model's genes, if the model cannot be adapted to these."""
+    var = gene_table(cells, plan.findings.source)
+    require_overlap(
+        plan.overlap,
+        PredictConfig.min_overlap if isinstance(cfg, PreprocessConfig) else cfg.min_overlap,
+        path,
+        file_genes=[str(name).strip() for name in var.index],
+        model_genes=model.genes,
+        var=var,
+        can_adapt=model.has_kept and (isinstance(cfg, AdaptConfig) or getattr(cfg, "adapt", "false") != "false"),
+        own_totals=plan.own_totals,
+    )
+
+
+def find_query(
+    cells: AnnData | BackedH5ad,
+    model: Bundle,
+    cfg: PredictConfig | AdaptConfig | AnalyzeConfig | PreprocessConfig,
+    path: str = "the data",
+) -> Query:
+    """Find the expression of the cells of an open file, and map its genes to those of a model; log both.
+
+    A file without usable expression, or with too few of the model's genes, is refused.
+    """
+    findings, rows = find_expression(cells, cfg, path)
+    plan = map_to_model(cells, findings, model, cfg.species, path)
+    require_fit(cells, plan, model, cfg, path)
+    for note in [findings.sentence, *plan.overlap.notes]:
+        log.info("%s: %s", path, note)
+    return Query(path, rows, plan)
+
+
+def require_short(query: Query, model: Bundle) -> None:
+    """Refuse cells with more tokens than the exact attention of a model takes; without torch."""
+    attention, network = model.config.get("attention", {}), model.config.get("model", {})
+    is_exact = attention.get("name") == EXACT_ATTENTION and network.get("deep") and network.get("depth")
+    if not is_exact or model.scales.get("deep") == 0:  # then the encoder is not run
+        return
+    longest = query.plan.num_genes
+    if model.config["tokens"]["unexpressed"] != "full":
+        longest = max((int(np.diff(query.block(start).indptr).max(initial=0)) for start in query.starts()), default=0)
+    if longest + 1 > attention["max_length"]:
+        found = f"{longest + 1} tokens in a cell of {query.path}"
+        expected = f"at most {attention['max_length']} with the exact attention of the model"
+        raise InputError(found, expected, "use a model with another attention, or train one with attention.max_length")
+
+
+def require_regular(cells: AnnData | BackedH5ad, path: str = "the data") -> None:
+    """Refuse an h5ad file whose tables cannot take an annotation, before any cell is called."""
+    if not isinstance(cells, BackedH5ad):
+        return
+    wrong = [place for place in ("obsm", "uns") if place in cells.file and not hasattr(cells.file[place], "keys")]
+    if wrong or "column-order" not in cells.file["obs"].attrs:
+        what = f"{wrong[0]} that is no group" if wrong else "obs without the order of its columns"
+        remedy = "read it with anndata and save it with write_h5ad, or write a table (output=... in .csv)"
+        raise InputError(f"{path} with {what}", "an h5ad file as anndata writes it", remedy)
+
+
+def require_not_annotated(cells: AnnData | BackedH5ad, key: str, path: str = "the data") -> None:
+    """Refuse cells that have entries which an annotation with this prefix would add."""
+    names = {"obs": [f"{key}_{name}" for name in OBS_COLUMNS], "obsm": [f"X_{key}", f"{key}_proba"], "uns": [key]}
+    existing = cells.keys() if isinstance(cells, BackedH5ad) else {place: set(getattr(cells, place)) for place in names}
+    there = [f"{place}['{name}']" for place in names for name in names[place] if name in existing[place]]
+    if there:
+        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
+        found, expected = f"{path} already has {', '.join(there[:3])}{more}", "no earlier annotation of this name"
+        fixes = ["overwrite=true", f"key_added={key}_2"]
+        raise InputError(found, expected, "add overwrite=true to replace it, or key_added=... to keep both", fixes)

@@ -1,0 +1,195 @@
+"""Labels of cells: the column that holds them, labels with few cells, ontology ids and the tree of the labels."""
+
+import logging
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from scperformer.base.errors import InputError
+from scperformer.base.messages import did_you_mean, unfit
+from scperformer.config import DataConfig, TrainConfig
+from scperformer.labels import (
+    UNKNOWN_TERM,
+    LabelTree,
+    find_terms,
+    joined_by_terms,
+    label_texts,
+    pairs_of_columns,
+    read_pairs,
+    spelled_as,
+    tree_of_pairs,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
+NUM_NAMED = 5  # names in a line
+NUM_SHOWN = 80  # characters of a label that cannot be one
+TERM_ENDING = "_ontology_term_id"  # of the column beside that of the labels
+
+
+def label_columns(obs: pd.DataFrame) -> dict[str, int]:
+    """Return the obs columns that could be labels and their numbers of values: 2 to 200 texts for two cells or more."""
+    found = {}
+    for key in obs.columns:
+        column = obs[key]
+        is_number = pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(column.dtype)
+        num = 0 if is_number else label_texts(column).nunique()
+        if 2 <= num <= min(MAX_LABELS, len(obs) // 2):
+            found[str(key)] = num
+    return found
+
+
+def require_labels(obs: pd.DataFrame, label_key: str, path: str | Path) -> pd.Series:
+    """Return the labels of the cells as `label_texts`.
+
+    Raises
+    ------
+    InputError
+        The column is missing (the message lists likely columns), has no label, or holds numbers with decimals.
+    """
+    remedy = "set label_key=... to the column of labels"
+    likely = {key: num for key, num in label_columns(obs).items() if key != label_key}
+    options = [f"label_key={key}" for key in likely]
+    if label_key not in obs:
+        remedy = did_you_mean(label_key, obs.columns) + remedy
+        columns = [f"{key} ({num} values)" for key, num in likely.items()] or map(str, obs.columns)
+        expected = ", ".join(columns) or "columns in obs, but it has none"
+        raise InputError(f"no column '{label_key}' in obs of {path}", expected, remedy, options)
+    column = obs[label_key]
+    if pd.api.types.is_float_dtype(column.dtype) and not (column.dropna() % 1 == 0).all():
+        raise InputError(f"obs['{label_key}'] of {path} holds numbers with decimals", "labels", remedy, options)
+    labels = label_texts(column)
+    if labels.isna().all():
+        raise InputError(f"no cell of {path} has a label in obs['{label_key}']", "labelled cells", remedy, options)
+    return labels
+
+
+def rare_labels(labels: pd.Series, min_cells: int) -> dict[str, int]:
+    """Return the labels with fewer than `min_cells` cells and their numbers of cells, in alphabetical order."""
+    counts = labels.value_counts()
+    return {str(label): int(counts[label]) for label in sorted(counts.index[counts < min_cells])}
+
+
+def named(cells: dict[str, int]) -> str:
+    """Name labels with their numbers of cells, as in "'B cell' (1), 'T cell' (3) and 2 more"."""
+    more = f" and {len(cells) - NUM_NAMED} more" if len(cells) > NUM_NAMED else ""
+    return ", ".join(f"'{label}' ({num})" for label, num in list(cells.items())[:NUM_NAMED]) + more
+
+
+def rare_note(rare: dict[str, int], min_cells: int) -> str:
+    """Begin a sentence with the number and names of rare labels."""
+    return f"{len(rare)} label{'s have' if len(rare) > 1 else ' has'} fewer than {min_cells} cells: {named(rare)}"
+
+
+@dataclass
+class Settled:
+    """Labels to train on (NaN: the cell is left out), and the treatment of the rare ones."""
+
+    labels: pd.Series
+    done: dict[str, Any] = field(default_factory=dict)  # policy, min_cells, rare labels; into: their new label
+    note: str = ""  # the same as a sentence; "": no label is rare
+
+
+def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> Settled:
+    """Treat labels of fewer than `data.min_cells_per_label` cells according to `data.rare_labels`, and log it.
+
+    Labels that are too long or have control characters are refused.
+    """
+    for label in sorted(labels.dropna().unique()):
+        if why := unfit(label):
+            found = f"label '{label[:NUM_SHOWN]}' of {path} {why}"
+            raise InputError(found, "labels of a line of text", "rename it: adata.obs[...].cat.rename_categories")
+    least, policy = data.min_cells_per_label, data.rare_labels
+    rare = rare_labels(labels, least)
+    if not rare:
+        return Settled(labels)
+    is_rare, num_rare = labels.isin(list(rare)), sum(rare.values())
+    done: dict[str, Any] = {"policy": policy, "min_cells": least, "labels": rare}
+    note = rare_note(rare, least)
+    if policy == "error":
+        found = f"{len(rare)} of {labels.nunique()} labels of {path} have fewer than {least} cells: {named(rare)}"
+        remedy = "set data.rare_labels=keep, merge or drop to keep them, merge them into one label, or leave them out"
+        raise InputError(found, f"at least {least} cells of each label", remedy)
+    if policy == "merge":
+        name = data.rare_label_name
+        if name not in rare and (labels == name).any():
+            found = f"label '{name}' of {int((labels == name).sum())} cells in {path}"
+            remedy = "set data.rare_label_name to another name"
+            raise InputError(found, "a name for merged labels that no other label has", remedy)
+        labels, done["into"] = labels.where(~is_rare, name), name
+        note += f"; merged into '{name}' ({num_rare})"
+    elif policy == "drop":
+        labels = labels.where(~is_rare)
+        note += f"; their {num_rare} cells are left out"
+    else:
+        note += "; kept, but the model will hardly recognise them"
+    log.warning("%s%s", note, " (data.rare_labels=merge, drop or error changes this)" if policy == "keep" else "")
+    return Settled(labels, done, note)
+
+
+@dataclass
+class Terms:
+    """Ontology ids of labels (`unknown`: none is known), the tree of the labels, and the release of the ontology."""
+
+    ids: list[str]
+    tree: LabelTree | None
+    release: str | None
+
+
+def settle_terms(
+    obs: pd.DataFrame, labels: np.ndarray, cfg: TrainConfig, path: str | Path, merged: str | None = None
+) -> Terms:
+    """Find the ontology ids of labels, and their tree: from `label_tree`, `label_keys` or the ontology; log both.
+
+    Parameters
+    ----------
+    obs, labels
+        The labelled cells, and the label of each as text.
+    merged
+        The label of merged rare labels, which has neither an id nor a parent.
+
+    Raises
+    ------
+    InputError
+        A file or column cannot be used, or the parents are not a tree over the labels.
+    """
+    names = sorted(set(labels.tolist()))
+    column, given = cfg.ontology_key or f"{cfg.label_key}{TERM_ENDING}", dict.fromkeys(names, UNKNOWN_TERM)
+    if column in obs:  # a label has a term if all its cells have the same
+        ids = label_texts(obs[column]).fillna(UNKNOWN_TERM).groupby(labels).unique()
+        given |= {str(name): str(some[0]) for name, some in ids.items() if len(some) == 1 and name != merged}
+    elif cfg.ontology_key is not None:
+        found = f"no column '{column}' in obs of {path}"
+        remedy = f"{did_you_mean(column, obs.columns)}set ontology_key=... to it, or leave it out"
+        raise InputError(found, "a column with ontology ids", remedy)
+    terms, ontology = find_terms(names, list(given.values()), cfg.ontology)
+    num_known = sum(term != UNKNOWN_TERM for term in terms)
+    shown = ", ".join(f"{name} = {term}" for name, term in zip(names, terms, strict=True))
+    log.info("%d of %d labels have an ontology id: %s", num_known, len(names), shown)
+    pairs = []
+    if cfg.label_tree is not None:
+        pairs = read_pairs(cfg.label_tree, "a CSV or TSV table with a child and its parent in each row")
+        pairs = pairs[1:] if pairs and [name.lower() for name in pairs[0]] == ["child", "parent"] else pairs
+        columns = [spelled_as(names, column) for column in zip(*pairs, strict=True)]
+        pairs = list(zip(*columns, strict=True))
+    elif cfg.label_keys:
+        levels = [require_labels(obs, key, path).to_numpy(object) for key in cfg.label_keys[:-1]]
+        pairs = pairs_of_columns(pd.DataFrame(dict(enumerate([*levels, labels])))[labels != merged])
+    try:
+        tree = tree_of_pairs(pairs, names) if pairs else None
+    except ValueError as error:
+        where = cfg.label_tree or f"columns {', '.join(cfg.label_keys)} of {path}"
+        expected = f"one parent at most for each name, and labels at the ends ({', '.join(names)})"
+        raise InputError(f"{where} with {error}", expected, "correct it") from error
+    if tree is not None and ontology is not None:
+        inner = {node: ontology.term(node) for node in tree.nodes if node not in names}
+        tree = replace(tree, terms={node: term for node, term in inner.items() if term is not None})
+    elif ontology is not None:
+        tree = joined_by_terms(names, terms, ontology)
+    if tree is not None:
+        log.info("label tree of %d levels: %s", tree.num_levels, tree.outline)
+    return Terms(terms, tree, None if ontology is None else ontology.version)

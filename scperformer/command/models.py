@@ -1,0 +1,186 @@
+"""Models from elsewhere (`models import`, `pull` and so on): a folder of model folders, found by their names.
+
+A model may come from anywhere, also in an archive: both are checked before anything is kept.
+"""
+
+import json
+import logging
+import re
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+
+from scperformer.base.errors import InputError, one_line
+from scperformer.base.messages import did_you_mean, in_bytes
+from scperformer.base.outputs import new_file, new_folder, require_absent
+from scperformer.base.progress import say
+from scperformer.config import ModelsConfig
+from scperformer.files import sha256
+from scperformer.model import (
+    ARCHIVES,
+    CARD,
+    CELLS,
+    EXTRAS,
+    GENES,
+    HELD_OUT,
+    INFO,
+    MODEL,
+    MOST_REGISTRY,
+    PACKAGED,
+    WEIGHTS,
+    Bundle,
+    copy_from_archive,
+    damaged_model,
+    fetch,
+    fetch_checked,
+    is_remote,
+    library_folder,
+    load_bundle,
+    load_kept,
+    read_registry,
+    registry_place,
+    resolve_model,
+)
+from scperformer.network import rebuild
+
+log = logging.getLogger(__name__)
+
+FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")
+MOST_EXTRA = 64 * 2**20  # bytes of each extra file
+
+
+def _described(bundle: Bundle) -> str:
+    labels = f"{len(bundle.labels)} labels ({', '.join(bundle.labels)})" if bundle.labels else "encoder without labels"
+    tissue = "" if bundle.tissue is None else f", tissue {bundle.tissue}"
+    return one_line(f"{labels}, {len(bundle.genes)} genes{tissue}")
+
+
+def _files_of(bundle: Bundle, folder: Path) -> list[str]:
+    """Return the names of the files of a model: those that it needs, and those for people that are sound."""
+    needed = [INFO, WEIGHTS, GENES, *([CELLS] if bundle.has_kept else []), *([HELD_OUT] if bundle.held_out else [])]
+    found = [folder / name for name in EXTRAS]
+    sound = [
+        file.name for file in found if file.is_file() and not file.is_symlink() and file.stat().st_size <= MOST_EXTRA
+    ]
+    return needed + sound
+
+
+def import_model(path: Path, library: Path, *, overwrite: bool = False, name: str | None = None) -> Path:
+    """Check a model folder, or an archive of one, and copy it into the library, whole or not at all.
+
+    A model with another name than `name`, if it is given, is refused.
+    """
+    if path.is_file():
+        with tempfile.TemporaryDirectory(prefix="scperformer-") as temporary:
+            folder = Path(temporary) / path.name  # errors name it
+            folder.mkdir()
+            copy_from_archive(path, folder)
+            return import_model(folder, library, overwrite=overwrite, name=name)
+    if not path.is_dir():
+        raise InputError(f"no file or folder {path}", ARCHIVES, "check the path")
+    bundle = load_bundle(path)
+    rebuild(bundle, path)
+    load_kept(bundle, path)
+    if not FOLDER_NAME.fullmatch(bundle.name):
+        found = f"model '{path}' with the name '{bundle.name[:80]}'"
+        raise InputError(found, "a name that a folder can have", "train it with another output=...")
+    if name not in (None, bundle.name):
+        raise InputError(f"a model named '{bundle.name}'", f"'{name}', as in the registry", "tell its author")
+    target = library / bundle.name
+    require_absent(target, overwrite, MODEL)
+    with new_folder(target, MODEL, overwrite) as folder:
+        for file in _files_of(bundle, path):
+            shutil.copyfile(path / file, folder / file)
+        if load_bundle(folder).hash != bundle.hash:  # the files may change between check and copy
+            raise damaged_model(path, "it changed while it was copied")
+    log.info("%s imported: %s; use it with model_path=%s", _described(bundle), target, bundle.name)
+    return target
+
+
+def export_model(name: str, output: Path, *, overwrite: bool = False) -> Path:
+    """Pack a model folder, or the model of a name, into a .zip, and log its entry for a registry."""
+    if output.suffix != ".zip":
+        raise InputError(f"{output}", "a name in .zip", "rename it")
+    folder, _ = resolve_model(name)
+    if not folder.exists() and name == PACKAGED.name:
+        folder = PACKAGED
+    bundle = load_bundle(folder)
+    load_kept(bundle, folder)
+    with new_file(output, overwrite) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as zipped:
+        for file in _files_of(bundle, folder):
+            zipped.write(folder / file, f"{bundle.name}/{file}")
+    entry = {"name": bundle.name, "tissue": bundle.tissue or "", "labels": bundle.labels, "genes": len(bundle.genes)}
+    entry |= {"url": "https://...", "size": output.stat().st_size, "sha256": sha256(output)}
+    log.info("written: %s; its entry for a registry (docs/models.md):", output)
+    say(json.dumps(entry, ensure_ascii=False))
+    return output
+
+
+def pull_model(name: str, place: str, library: Path, *, overwrite: bool = False) -> Path:
+    """Download a model that a registry knows into the library, checked by the registry and as any other model.
+
+    Raises
+    ------
+    InputError
+        The registry does not know it or has no address, it is in the library, or it is not what the registry says.
+    """
+    with tempfile.TemporaryDirectory(prefix="scperformer-") as temporary:
+        file, text = Path(temporary) / "file", None
+        if is_remote(place):
+            fetch(place, file, MOST_REGISTRY)
+            text = file.read_text(encoding="utf-8", errors="replace")
+        entries = read_registry(place, text)
+        if name not in entries:
+            near, known = did_you_mean(name, entries), ", ".join(entries) or "no model"
+            raise InputError(f"model '{name}' and the registry {place}", f"one of {known}", f"{near}name another one")
+        entry = entries[name]
+        if not entry.url:
+            remedy = f"leave model_path out: predict takes {name}" if name == PACKAGED.name else "name another one"
+            raise InputError(f"model '{name}' without an address in {place}", "a model that can be pulled", remedy)
+        require_absent(library / name, overwrite, MODEL)  # before anything is downloaded
+        log.info("downloads %s (%s)", entry.url, in_bytes(entry.size))
+        fetch_checked(entry, file, place)
+        return import_model(file, library, overwrite=overwrite, name=name)
+
+
+def run_models(cfg: ModelsConfig) -> list[Path]:
+    """List models, or show, import, export or pull one; return their folders or the archive.
+
+    The list has the packaged model, the imported ones, and those that can be pulled, each with its labels, number of
+    genes and tissue. A registry on another machine is read by `pull` alone.
+    """
+    library, place = Path(cfg.output) if cfg.output else library_folder(), registry_place(cfg.registry)
+    if cfg.action == "import":
+        return [import_model(Path(cfg.inputs[0]), library, overwrite=cfg.overwrite)]
+    if cfg.action == "export":
+        return [export_model(cfg.inputs[0], Path(cfg.inputs[1]), overwrite=cfg.overwrite)]
+    if cfg.action == "pull":
+        return [pull_model(cfg.inputs[0], place, library, overwrite=cfg.overwrite)]
+    imported = [folder for folder in sorted(library.iterdir()) if (folder / INFO).is_file()] if library.is_dir() else []
+    known = {} if is_remote(place) else {name: entry for name, entry in read_registry(place).items() if entry.url}
+    folders = [PACKAGED, *imported]
+    if cfg.action == "show":
+        name = cfg.inputs[0]
+        folders = [folder for folder in folders if folder.name == name] or [Path(name)][: Path(name).is_dir()]
+        if not folders and name not in known:
+            remedy = did_you_mean(name, [PACKAGED.name, *(folder.name for folder in imported), *known])
+            raise InputError(f"no model '{name}'", "a model of 'scperformer models list'", f"{remedy}name another one")
+        known = {} if folders else {name: known[name]}
+    for folder in folders:
+        try:
+            text = _described(load_bundle(folder))
+        except InputError as error:
+            text = f"cannot be used: {error}"
+        packaged = " (packaged)" if folder == PACKAGED else ""
+        say(f"{one_line(folder.name)}{packaged}: {text}\n  {one_line(str(folder))}")
+        if cfg.action == "show" and (folder / CARD).is_file():
+            say("\n" + "\n".join(map(one_line, (folder / CARD).read_text(encoding="utf-8").splitlines())))
+    for name, entry in known.items():
+        if name not in {folder.name for folder in imported}:
+            say(f"{one_line(name)} (not pulled): {one_line(entry.text)}\n  scperformer models pull {one_line(name)}")
+    if is_remote(place):
+        log.info("the registry %s is read by 'scperformer models pull' alone", place)
+    if not imported and cfg.action == "list":
+        log.info("no imported models in %s: 'scperformer models import PATH' adds one", library)
+    return folders

@@ -1,0 +1,81 @@
+"""Run the Snakemake workflow of this package, or of the checkout it is in, in the folder of the user."""
+
+import json
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from scperformer.base.errors import InputError
+from scperformer.base.signals import Ended
+from scperformer.config import WorkflowConfig, read_yaml_file
+
+log = logging.getLogger(__name__)
+
+KEYS = ("samples", "reference", "label_key", "model_path", "outdir", "predict_jobs", "gpu", "container")
+CORES = ("--cores", "-c", "--jobs", "-j", "--profile", "--executor", "-e")  # say how many jobs run at the same time
+MOST_CORES = 8
+
+
+def workflow_folder() -> Path:
+    """Return the folder of the Snakefile: inside an installed package, above it in a source checkout."""
+    installed = Path(__file__).parents[1] / "snakefiles"
+    return installed if installed.is_dir() else Path(__file__).parents[2]
+
+
+def snakemake_words(cfg: WorkflowConfig) -> list[str]:
+    """Return the words of the snakemake command that runs the workflow with these options."""
+    values = {key: getattr(cfg, key) for key in KEYS if getattr(cfg, key) is not None}
+    # As JSON, a text such as "3" stays a text.
+    entries = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
+    # Files to make, among the words of the user, come first: some options of snakemake take all words that follow.
+    words = [*cfg.snakemake, "--snakefile", str(workflow_folder() / "Snakefile")]
+    if not any(word.partition("=")[0].startswith(CORES) for word in cfg.snakemake):
+        words += ["--cores", str(min(MOST_CORES, os.cpu_count() or 1))]
+    words += ["--configfile", cfg.configfile] if cfg.configfile else []
+    return [*words, "--config", *entries] if entries else words
+
+
+def _code_of(command: list[str]) -> int:
+    """Run a command and return its exit code; after a signal, wait until it has ended its jobs and its locks."""
+    process = subprocess.Popen(command)
+    try:
+        return process.wait()
+    except (KeyboardInterrupt, Ended) as error:
+        # Ctrl-C reaches all processes of a terminal by itself: a second signal would cut off their end.
+        is_on_terminal = sys.stdin is not None and sys.stdin.isatty()
+        if not (isinstance(error, KeyboardInterrupt) and is_on_terminal):
+            process.send_signal(signal.SIGINT)
+        process.wait()
+        raise
+
+
+def run_workflow(cfg: WorkflowConfig) -> None:
+    """Run the workflow; if it fails, exit with the code of snakemake.
+
+    Raises
+    ------
+    InputError
+        Snakemake is not installed; or there are no samples, and no example data beside the Snakefile.
+    """
+    if find_spec("snakemake") is None:
+        raise InputError("no snakemake", "the program that runs workflows", "pip install snakemake")
+    example = workflow_folder() / "data" / "pbmc3k.h5ad"
+    if cfg.samples is None and cfg.configfile is None and not example.exists():
+        remedy = "name it: scperformer workflow samples.tsv reference=reference.h5ad label_key=cell_type"
+        raise InputError("no sample sheet", "one with the columns sample and path, as the first word", remedy)
+    if cfg.configfile is not None:
+        try:
+            read_yaml_file(cfg.configfile)  # Snakemake would follow any alias in it, and show a traceback
+        except (OSError, ValueError) as error:
+            found = f"{cfg.configfile} cannot be read ({error})"
+            raise InputError(found, "a YAML file like workflows/config.yaml", "see docs/workflow.md") from error
+    words = snakemake_words(cfg)
+    log.info("snakemake %s", shlex.join(words))
+    code = _code_of([sys.executable, "-m", "snakemake", *words])
+    if code:
+        raise SystemExit(code)

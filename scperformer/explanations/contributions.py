@@ -1,0 +1,153 @@
+"""The contribution of each gene to a logit: exact for the linear branch, integrated gradients for the encoder.
+
+The contributions and a bias add up to the logit. The bias is the logit without expression: the bias of the linear
+branch plus the logit of the encoder at the start of a path. The path cannot be a smaller and smaller expression: each
+cell is scaled to the same length, so the logits would not change on it.
+
+Integrated gradients (Sundararajan et al. 2017, arXiv 1703.01365, equation 1) lead the vectors of the expressed genes
+along a straight line to their values. The contribution of a gene is the product of its change and the mean gradient of
+the logit on the line. The line starts at 0 or, if the encoder also sees unexpressed genes, at the vector of the gene
+with value 0. With `head=weighted`, the weights of the vectors are the same on the whole line.
+
+Shape letters: B cells, L tokens, D model width, C labels, V views of the expression, G genes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+from torch import Tensor
+
+from scperformer.base.progress import progress
+from scperformer.network import (
+    Batch,
+    Cells,
+    CellTypeModel,
+    Wide,
+    expression_weights,
+    fast_cpu,
+    predicting,
+    prediction_batches,
+    seeing_genes_of,
+    torch_state_kept,
+)
+
+TOLERANCE = 0.01  # of the sum over the encoder's contributions, relative to the change of its logit, or to 1 if larger
+FEWEST_STEPS, MOST_STEPS = 32, 1024  # of the path; doubled for a cell until its sum is within the tolerance
+BATCH_CELLS, BATCH_TOKENS = 64, 2**14  # the gradient needs the numbers of all layers at once
+Logits = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass
+class Contributions:
+    """The contributions to the logit of one label of each of N cells."""
+
+    genes: csr_matrix  # float32 N x G, with an entry for each gene that a cell expresses
+    bias: np.ndarray  # float64 N, the logit without expression
+    logits: np.ndarray  # float64 N, the logit by the model
+
+    @property
+    def errors(self) -> np.ndarray:
+        """The sum of a cell's genes and its bias minus its logit; float64, N."""
+        return np.asarray(self.genes.sum(axis=1, dtype=np.float64)).ravel() + self.bias - self.logits
+
+
+def find_contributions(network: CellTypeModel, cells: Cells, labels: np.ndarray) -> Contributions:
+    """Find the contribution of each gene to the logit of one label of each cell; `labels` are indices, int64 N."""
+    indptr = cells.x.indptr
+    found, bias, logits = np.zeros(cells.x.nnz, dtype=np.float32), np.zeros(len(cells)), np.zeros(len(cells))
+    with (
+        torch_state_kept(threads=1),
+        predicting(network),
+        fast_cpu("cpu"),
+        seeing_genes_of(network, cells),
+        progress("genes behind the calls", total=len(cells), unit="cells") as shown,
+    ):
+        for rows, length in prediction_batches(cells.lengths, BATCH_CELLS, BATCH_TOKENS):
+            batch, labels_B = cells.batch(rows, length), torch.from_numpy(labels[rows])
+            sum_BL = torch.zeros_like(batch.x_BL)
+            if network.wide is not None:
+                sum_BL += wide_contributions(network.wide, batch, labels_B)
+                bias[rows] += network.wide.bias[labels_B].detach().numpy()
+            if network.encoder is not None and not network.wide_alone:
+                deep_BL, bias_B = deep_contributions(network, batch, labels_B, cells.tokens.unexpressed != "skip")
+                sum_BL += deep_BL
+                bias[rows] += bias_B.numpy()
+            with torch.no_grad():
+                logits[rows] = _chosen(network(batch)[0], labels_B).numpy()
+            places = np.concatenate([np.arange(indptr[row], indptr[row + 1]) for row in rows])
+            found[places] = sum_BL[batch.x_BL > 0].numpy()
+            shown.update(len(rows))
+    return Contributions(csr_matrix((found, cells.x.indices, indptr), shape=cells.x.shape), bias, logits)
+
+
+@torch.no_grad()
+def wide_contributions(wide: Wide, batch: Batch, labels_B: Tensor) -> Tensor:
+    """The contributions of tokens to the logit of the linear branch, B x L: views times weights, summed over views."""
+    w_BLVC = wide.weight(batch.genes_BL).unflatten(-1, (len(wide.powers), -1))
+    w_BLV = w_BLVC[torch.arange(len(labels_B)), :, :, labels_B]
+    return (wide.views(batch) * w_BLV).sum(-1)
+
+
+def deep_contributions(network: CellTypeModel, batch: Batch, labels_B: Tensor, sees_all: bool) -> tuple[Tensor, Tensor]:
+    """The contributions of tokens to the logit of the encoder, B x L, and its logit at the start of the path, B.
+
+    `sees_all`: unexpressed genes are tokens or memory of the encoder. Without layers, the input of the head is linear
+    in the vectors of genes, so that the path of this input gives the same.
+    """
+    encoder, pool, head = network.encoder, network.pool, network.head
+    assert encoder is not None
+    with torch.no_grad():
+        h_BLD = encoder.embedding(batch)
+        if not encoder.stack:
+            stop = pool(h_BLD, batch)
+            start = -pool.centre_D.expand_as(stop)
+        else:
+            stop = h_BLD
+            none = replace(batch, values_BL=torch.zeros_like(batch.values_BL))
+            unseen_BLD = encoder.embedding(none) if sees_all else torch.zeros_like(h_BLD)
+            start = torch.where((batch.x_BL > 0).unsqueeze(-1), unseen_BLD, h_BLD)
+
+    def logits(points: Tensor, rows: Tensor) -> Tensor:
+        if not encoder.stack:
+            return _chosen(head(points)[0], labels_B[rows])
+        some = Batch(*(tensor[rows] for tensor in batch.tensors))
+        return _chosen(head(pool(encoder.encode(points, some), some))[0], labels_B[rows])
+
+    gradient, bias_B = mean_gradient(logits, start, stop)
+    if not encoder.stack:
+        return (h_BLD @ gradient.unsqueeze(-1)).squeeze(-1) * expression_weights(batch), bias_B
+    return ((stop - start) * gradient).sum(-1), bias_B
+
+
+def mean_gradient(logits: Logits, start_BX: Tensor, stop_BX: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of each cell's logit, averaged over the line from `start_BX` to `stop_BX`, and the logit at `start`.
+
+    `logits` maps points, one of each of some cells, and the numbers of these cells to one logit each. The mean is a
+    Gauss-Legendre quadrature; it is repeated with twice the steps for cells whose sum is not within the tolerance.
+    (Captum's `IntegratedGradients` has one number of steps for all cells: with 32, some sums are wrong by 5 %.)
+    """
+    left_B, mean_BX = torch.arange(len(stop_BX)), torch.zeros_like(stop_BX)
+    with torch.no_grad():
+        bias_B = logits(start_BX, left_B)
+        change_B = logits(stop_BX, left_B) - bias_B
+    num_steps = FEWEST_STEPS
+    while len(left_B) and num_steps <= MOST_STEPS:
+        nodes, weights = np.polynomial.legendre.leggauss(num_steps)
+        # Cubes, so that steps are shorter at the start, where layer norms change the logit most.
+        places, weights = ((nodes + 1) / 2) ** 3, 1.5 * weights * ((nodes + 1) / 2) ** 2
+        mean_BX[left_B] = 0
+        for place, weight in zip(places, weights, strict=True):
+            point_BX = torch.lerp(start_BX[left_B], stop_BX[left_B], float(place)).requires_grad_()
+            (gradient_BX,) = torch.autograd.grad(logits(point_BX, left_B).sum(), point_BX)
+            mean_BX[left_B] += float(weight) * gradient_BX
+        found_B = ((stop_BX - start_BX) * mean_BX).flatten(1).sum(1)
+        missed_B = (found_B - change_B).abs() > TOLERANCE * change_B.abs().clamp(min=1)
+        left_B, num_steps = left_B[missed_B[left_B]], 2 * num_steps
+    return mean_BX, bias_B
+
+
+def _chosen(logits_BC: Tensor, labels_B: Tensor) -> Tensor:
+    return logits_BC.gather(1, labels_B.unsqueeze(1)).squeeze(1)

@@ -1,0 +1,177 @@
+"""Read a matrix of cells block by block, from memory or from disk, so that its size does not matter."""
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import h5py
+import numpy as np
+from anndata.abc import CSCDataset, CSRDataset
+from scipy import sparse
+
+from scperformer.base.errors import InputError
+
+log = logging.getLogger(__name__)
+
+Matrix: TypeAlias = sparse.csr_matrix | sparse.csc_matrix | np.ndarray
+
+PART_VALUES = 1 << 20  # values of a CSC matrix on disk that are read at a time
+BLOCK_VALUES = 1 << 22  # stored values (of a dense matrix: entries) in a block; some 50 MB of memory
+MAX_BLOCK_CELLS = 8192
+MANY_BYTES = 10**9  # of a temporary file, from which on a log line names its folder
+
+
+class Rows:
+    """A matrix, cells x genes, with a block of rows in memory at a time.
+
+    In memory it is sparse or dense; on disk it is opened by `anndata.io.sparse_dataset`, or an array of h5py or zarr.
+    Blocks have the `columns` (boolean; None: all) of the matrix alone, and are those of a matrix without the others.
+    One that is stored by columns (CSC) is converted to rows once: in memory, or on disk in a temporary file. A
+    `ValueError`, here or when a block is read, refuses sparse arrays that do not fit each other or point outside of the
+    matrix: compiled code would read foreign memory there.
+    """
+
+    def __init__(self, matrix: Any, columns: np.ndarray | None = None):
+        if sparse.issparse(matrix):
+            matrix = matrix if matrix.format in ("csr", "csc") else matrix.tocsr()
+            matrix.check_format(full_check=True)
+            matrix = sparse.csr_matrix(matrix)
+        self.matrix = matrix
+        self.columns = columns
+        self.shape: tuple[int, int] = (
+            int(matrix.shape[0]),
+            int(matrix.shape[1] if columns is None else columns.sum()),
+        )
+        self.dtype = np.dtype(matrix.dtype)
+        self._on_disk = not sparse.issparse(matrix) and not isinstance(matrix, np.ndarray)
+        self._columns: _Columns | None = None  # of a CSC matrix on disk
+        self._only: Matrix | None = None  # the block of a small matrix on disk: several steps look at it
+        self._selected: slice | np.ndarray | None = None
+        if columns is not None:
+            places = np.flatnonzero(columns)
+            begin, end = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
+            self._selected = slice(begin, end) if end - begin == len(places) else places
+
+    @property
+    def by_columns(self) -> bool:
+        """Whether the matrix is on disk and stored by columns."""
+        return isinstance(self.matrix, CSCDataset)
+
+    @cached_property
+    def num_values(self) -> int:
+        """The number of stored values; of a dense matrix, of its entries."""
+        is_sparse = sparse.issparse(self.matrix) or isinstance(self.matrix, CSRDataset | CSCDataset)
+        if self.columns is not None and is_sparse:
+            if isinstance(self.matrix, CSCDataset):
+                return int(np.diff(np.asarray(self.matrix.group["indptr"]))[self.columns].sum())
+            indices = self.matrix.group["indices"] if isinstance(self.matrix, CSRDataset) else self.matrix.indices
+            starts = range(0, indices.shape[0], BLOCK_VALUES)
+            parts = (np.asarray(indices[start : start + BLOCK_VALUES]) for start in starts)
+            return sum(int(self.columns.take(part, mode="clip").sum()) for part in parts)
+        if isinstance(self.matrix, CSRDataset | CSCDataset):
+            return int(self.matrix.group["data"].shape[0])
+        return int(self.matrix.nnz) if sparse.issparse(self.matrix) else self.shape[0] * self.shape[1]
+
+    @property
+    def block_cells(self) -> int:
+        """The number of rows in a block; it depends on the matrix alone."""
+        per_cell = max(1.0, self.num_values / max(1, self.shape[0]))
+        return int(np.clip(BLOCK_VALUES / per_cell, 1, MAX_BLOCK_CELLS))
+
+    def block(self, start: int, stop: int) -> Matrix:
+        """Return rows `start` to `stop`: CSR, or an array if the matrix is dense; not to be changed."""
+        if isinstance(self.matrix, CSCDataset):
+            if self._columns is None:
+                stored = int(self.matrix.shape[0]), int(self.matrix.shape[1])
+                self._columns = _Columns(self.matrix.group, stored, self.block_cells)
+            return self._of_columns(self._columns.rows(start, stop))
+        if self._on_disk and 0 < self.shape[0] <= self.block_cells:
+            if self._only is None:
+                self._only = self._read(0, self.shape[0])
+            return self._only if (start, stop) == (0, self.shape[0]) else self._only[start:stop]
+        return self._read(start, stop)
+
+    def _of_columns(self, block: Matrix) -> Matrix:
+        return block if self._selected is None else block[:, self._selected]
+
+    def _read(self, start: int, stop: int) -> Matrix:
+        if not sparse.issparse(self.matrix) and not isinstance(self.matrix, CSRDataset):
+            dense = self._of_columns(np.asarray(self.matrix[start:stop]))
+            return dense.astype(np.float32) if dense.dtype == np.float16 else dense  # SciPy has no half precision
+        block = sparse.csr_matrix(self.matrix[start:stop])
+        if isinstance(self.matrix, CSRDataset):
+            block.check_format(full_check=True)
+        return self._of_columns(block)
+
+    def blocks(self) -> Iterator[tuple[int, Matrix]]:
+        """Iterate over all rows in order: the number of the first row of a block, and the block."""
+        for start in range(0, self.shape[0], self.block_cells):
+            yield start, self.block(start, min(start + self.block_cells, self.shape[0]))
+
+    def some(self, rows: np.ndarray) -> sparse.csr_matrix:
+        """Return the rows with these ascending numbers, float64; blocks without any of them are not read."""
+        found = [sparse.csr_matrix((0, self.shape[1]), dtype=np.float64)]
+        for start in range(0, self.shape[0], self.block_cells):
+            stop = min(start + self.block_cells, self.shape[0])
+            first, last = np.searchsorted(rows, [start, stop])
+            if first < last:
+                found.append(sparse.csr_matrix(self.block(start, stop)[rows[first:last] - start], dtype=np.float64))
+        return sparse.vstack(found, "csr")
+
+
+class _Columns:
+    """CSC arrays on disk, whose values are first sorted by blocks of rows, into a temporary file."""
+
+    def __init__(self, group: h5py.Group, shape: tuple[int, int], block_cells: int):
+        self.shape, self.block_cells = shape, block_cells
+        indices, data, indptr = group["indices"], group["data"], np.asarray(group["indptr"])
+        num_values = indices.shape[0]
+        unfit = num_values != data.shape[0] or indptr[0] != 0 or indptr[-1] != num_values
+        if len(indptr) != shape[1] + 1 or unfit or (np.diff(indptr) < 0).any():
+            raise ValueError("indptr does not fit the matrix")
+        self.entry = np.dtype([("row", np.int32), ("column", np.int32), ("value", data.dtype)])
+        num_bytes, where = num_values * self.entry.itemsize, tempfile.gettempdir()
+        if num_bytes > shutil.disk_usage(where).free:
+            expected = f"{num_bytes / 1e9:.1f} GB there to sort a matrix that is stored by columns (CSC)"
+            remedy = (
+                "free some, set TMPDIR to a folder of a larger disk, or save the file with adata.X = adata.X.tocsr()"
+            )
+            raise InputError(f"too little room in {where}", expected, remedy)
+        if num_bytes >= MANY_BYTES:
+            log.info("stored by columns (CSC): sorted by rows in a file of %.1f GB in %s", num_bytes / 1e9, where)
+        parts = [slice(begin, begin + PART_VALUES) for begin in range(0, num_values, PART_VALUES)]
+        sizes = np.zeros(-(-shape[0] // block_cells), dtype=np.int64)
+        for part in parts:
+            rows = np.asarray(indices[part])
+            if not (rows.min() >= 0 and rows.max() < shape[0]):
+                raise ValueError("indices outside of the matrix")
+            sizes += np.bincount(rows // block_cells, minlength=len(sizes))
+        self.starts = np.concatenate([[0], np.cumsum(sizes)])
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115  # it is deleted with this object
+        free = self.starts[:-1].copy()  # where the next value of each block goes
+        for part in parts:
+            rows = np.asarray(indices[part])
+            entries, blocks = np.empty(len(rows), dtype=self.entry), rows // block_cells
+            entries["row"], entries["value"] = rows, data[part]
+            entries["column"] = np.searchsorted(indptr, part.start + np.arange(len(rows)), side="right") - 1
+            entries = entries[np.argsort(blocks, kind="stable")]
+            begins = np.concatenate([[0], np.cumsum(np.bincount(blocks))])
+            for block, (begin, end) in enumerate(pairwise(begins)):
+                self.file.seek(free[block] * self.entry.itemsize)
+                self.file.write(entries[begin:end].tobytes())
+                free[block] += end - begin
+
+    def rows(self, start: int, stop: int) -> sparse.csr_matrix:
+        """Return rows `start` to `stop`."""
+        first, last = start // self.block_cells, -(-stop // self.block_cells)
+        begin, end = self.starts[[first, last]] * self.entry.itemsize
+        self.file.seek(begin)
+        entries = np.frombuffer(self.file.read(end - begin), dtype=self.entry)
+        before = first * self.block_cells
+        shape = (min(last * self.block_cells, self.shape[0]) - before, self.shape[1])
+        x = sparse.csr_matrix((entries["value"], (entries["row"] - before, entries["column"])), shape=shape)
+        return x if (start - before, stop - before) == (0, shape[0]) else x[start - before : stop - before]

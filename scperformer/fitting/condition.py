@@ -1,0 +1,122 @@
+"""The condition of a file: which of a model's genes it measures, and how deep; and kept cells reduced to it."""
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_matrix, vstack
+
+from scperformer.cells import Query, normalise_counts, recover_counts, stratified_sample, thin
+from scperformer.model import KeptCells
+from scperformer.trust import fit_profile, novelty_share
+
+SEEN_CELLS, SEEN_BLOCKS = 2000, 20  # of a file that show its depth
+LOOK_CELLS, LOOK_KEPT = 300, 1000  # cells of a file and of a model that show if they are alike
+PAYS_GENES, PAYS_DEPTH = 0.98, 0.75  # below this share of the informative expression or of the depth, adapting pays
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a file states about all of its cells: the genes of the model that it measures, and its depth."""
+
+    measured: np.ndarray  # bool, G
+    depth: float | None  # median counts of a cell over these genes, as `depth_class`; None: the file has no counts
+
+    @property
+    def key(self) -> str:
+        """A name of this condition: 16 hexadecimal digits."""
+        text = np.packbits(self.measured).tobytes() + f"{len(self.measured)} {self.depth}".encode()
+        return hashlib.sha256(text).hexdigest()[:16]
+
+
+def depth_class(counts: csr_matrix) -> float | None:
+    """Return the median counts of cells that have any, rounded to a power of the square root of 2."""
+    totals = np.asarray(counts.sum(axis=1)).ravel()
+    totals = totals[totals > 0]
+    return 2 ** (round(2 * math.log2(float(np.median(totals)))) / 2) if len(totals) else None
+
+
+def find_condition(query: Query, with_depth: bool = True) -> Condition:
+    """Find the condition of a file; cells of up to 20 blocks from all of it show its depth, if it is wanted.
+
+    In an unfiltered matrix, barcodes that cannot be cells have no part in it.
+    """
+    if not with_depth:
+        return Condition(query.measured, None)
+    if query.plan.findings.droplets is not None:
+        counts = recover_counts(query.some(query.spread(SEEN_CELLS)))
+        return Condition(query.measured, None if counts is None else depth_class(counts))
+    starts = np.array(query.starts())
+    chosen = starts[np.unique(np.linspace(0, len(starts) - 1, min(len(starts), SEEN_BLOCKS)).astype(int))]
+    rows = []
+    for start in chosen:
+        stop = min(start + query.rows.block_cells, query.rows.shape[0])
+        num = min(stop - start, max(1, SEEN_CELLS // len(chosen)))
+        rows.append(np.unique(np.linspace(start, stop - 1, num).astype(int)))
+    counts = recover_counts(query.some(np.concatenate(rows)))
+    return Condition(query.measured, None if counts is None else depth_class(counts))
+
+
+def depth_share(kept: KeptCells, condition: Condition) -> float:
+    """Return the depth of a file as a share of the kept cells' on the same genes, at most 1; 1 if it is not known."""
+    own = depth_class(kept.values[:, condition.measured]) if kept.are_counts else None
+    return 1.0 if own is None or condition.depth is None else min(1.0, condition.depth / own)
+
+
+def adapting_pays(informative_share: float, share_of_depth: float) -> bool:
+    """Whether a model is more accurate when it is adapted to a file with these shares of its genes and its depth."""
+    return informative_share < PAYS_GENES or share_of_depth < PAYS_DEPTH
+
+
+def reduced(kept: KeptCells, condition: Condition, target_sum: float, seed: int) -> csr_matrix:
+    """Return the expression of kept cells as the file would have measured them: N x measured genes, ln(1 + cp10k)."""
+    values, share = kept.values[:, condition.measured], depth_share(kept, condition)
+    if share < 1:
+        values = thin(values, share, np.random.default_rng(seed))
+    return normalise_counts(values, target_sum)
+
+
+def unlike_share(query: Query, kept: KeptCells, condition: Condition, target_sum: float, rate: float) -> float:
+    """Return the share of up to 300 cells of a file that look like none of the labels, from up to 1,000 kept cells.
+
+    `predict` asks the same of all cells, and of its model. Here one half of the kept cells, reduced to the condition of
+    the file, shows what the labels look like, and the other half what known cells score; `rate` of these are flagged.
+    """
+    rows = stratified_sample(kept.labels, LOOK_KEPT, seed=0)
+    rows = rows[np.argsort(kept.labels[rows], kind="stable")]  # of each label, every second one is fitted
+    some = KeptCells(kept.values[rows], kept.labels[rows], kept.are_counts)
+    x, in_fit = reduced(some, condition, target_sum, seed=0), np.arange(len(rows)) % 2 == 0
+    profile = fit_profile(x[in_fit], np.unique(some.labels[in_fit], return_inverse=True)[1])
+    scores = profile.scores(query.of_genes(condition.measured).some(query.spread(LOOK_CELLS)))
+    return float((1 - novelty_share(scores, profile.scores(x[~in_fit])) <= rate).mean())
+
+
+def simulated(cells: KeptCells, num_cells: int, seed: int) -> KeptCells:
+    """Draw about `num_cells` cells from the profiles of the labels: no cell of a person is among them.
+
+    Counts are negative binomial (as in DESeq; Anders and Huber 2010, Genome Biol. 11:R106). The mean is the share of
+    the gene in its label times the total of the cell, and the dispersion is found from moments. Totals are lognormal.
+    Genes vary independently within a label, which real ones do not. The profile of a label with few cells resembles
+    these. `cells` are counts.
+    """
+    rng, parts, drawn = np.random.default_rng(seed), [], []
+    per_cell = min(1.0, num_cells / len(cells.labels))
+    for label in range(int(cells.labels.max()) + 1):
+        counts = cells.values[cells.labels == label].astype(np.float64)
+        totals = np.asarray(counts.sum(axis=1)).ravel()
+        totals, num = totals[totals > 0], max(1, round(per_cell * counts.shape[0]))
+        if not len(totals):
+            totals = np.ones(1)
+        share = np.asarray(counts.sum(axis=0)).ravel() / totals.sum()
+        squares = np.asarray(counts.multiply(counts).sum(axis=0)).ravel()
+        with_totals = np.asarray(counts.multiply(np.asarray(counts.sum(axis=1))).sum(axis=0)).ravel()
+        expected = share**2 * (totals**2).sum()
+        excess = squares - 2 * share * with_totals + expected - share * totals.sum()
+        dispersion = np.divide(excess, expected, out=np.zeros_like(share), where=expected > 0).clip(1e-3, 10)
+        logs = np.log(totals)
+        means = np.exp(rng.normal(logs.mean(), logs.std(), size=num))[:, None] * share
+        values = rng.poisson(rng.gamma(1 / dispersion, means * dispersion))
+        parts.append(csr_matrix(values.astype(np.float32)))
+        drawn.append(np.full(num, label))
+    return KeptCells(vstack(parts, "csr"), np.concatenate(drawn), are_counts=True)

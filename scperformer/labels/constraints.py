@@ -1,0 +1,66 @@
+"""Probabilities under constraints: labels that can occur, and the shares of labels among the cells of a file.
+
+Both give each label a weight: N cells, C labels; `proba` is N x C, each row adds up to 1.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from scperformer.base.errors import InputError
+from scperformer.base.messages import shortened
+from scperformer.labels.texts import spelled_as
+
+MOST_STEPS, SMALL_STEP = 1000, 1e-6  # of the largest share
+
+
+def allowed_labels(labels: Sequence[str], allow: Sequence[str], deny: Sequence[str]) -> np.ndarray:
+    """Return which labels can occur, boolean C: those of `allow` (empty: all) that are not in `deny`.
+
+    Raises
+    ------
+    InputError
+        A name is no label, or no label is left.
+    """
+    allow, deny = spelled_as(labels, allow), spelled_as(labels, deny)
+    for option, names in (("allow_labels", allow), ("deny_labels", deny)):
+        if unknown := [name for name in names if name not in labels]:
+            found = f"{option} with '{shortened(unknown[0])}'"
+            raise InputError(found, f"labels of the model ({', '.join(labels)})", "write labels as the model does")
+    allowed = np.array([(not allow or label in allow) and label not in deny for label in labels])
+    if not allowed.any():
+        raise InputError("no label that is allowed and not denied", "one or more", "deny fewer labels")
+    return allowed
+
+
+def reweighted(proba: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Multiply the probabilities of each label by its weight, and scale each row to the sum 1 again.
+
+    A cell whose probabilities all become 0 gets the same one for each label with a weight above 0.
+    """
+    products = proba * weights
+    products = np.where(products.sum(axis=1, keepdims=True) > 0, products, weights > 0)
+    return (products / products.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def shares_by_em(proba: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Estimate the shares of the labels among cells by expectation maximisation, float64 C.
+
+    A step reweights the probabilities by the ratio of the shares to those of the reference, whose mean over the cells
+    is the next estimate: p_k = mean_i(P_ik p_k / s_k / sum_j(P_ij p_j / s_j)).
+
+    Parameters
+    ----------
+    proba
+        Probabilities P of cells by a model.
+    shares
+        Shares s of the labels among the cells that the model was trained on, C, above 0.
+
+    Source: Saerens, Latinne and Decaestecker 2002, equation 2.10.
+    """
+    found = np.asarray(shares, dtype=np.float64)
+    for _ in range(MOST_STEPS):
+        before, found = found, reweighted(proba, found / shares).mean(axis=0, dtype=np.float64)
+        if np.abs(found - before).max() < SMALL_STEP:
+            break
+    return found

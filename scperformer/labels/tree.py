@@ -1,0 +1,142 @@
+"""A tree over the labels of a model: probabilities sum up it, and an unsafe call backs off to a parent.
+
+Shape letters: N cells, C labels, K nodes (labels and their parents).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+
+from scperformer.base.messages import shortened
+
+MOST_LEVELS = 50  # the Cell Ontology has some 20
+
+
+@dataclass(frozen=True)
+class LabelTree:
+    """A tree, or several, over labels: a node is a label or the parent of nodes; a label can be a parent, too.
+
+    The text of a ValueError says how the parents are not a tree over the labels.
+    """
+
+    labels: list[str]  # C
+    parents: dict[str, str]  # of each node but those at the top
+    terms: dict[str, str] = field(default_factory=dict)  # ontology ids of nodes that are no labels
+
+    def __post_init__(self) -> None:
+        level: dict[str, int] = {}
+        for node in self.parents:
+            path: dict[str, None] = {}
+            while node in self.parents and node not in level:
+                if node in path:
+                    cycle = list(path)[list(path).index(node) :]
+                    raise ValueError(f"a cycle ({' > '.join(shortened(name) for name in [node, *cycle[::-1]])})")
+                path[node] = None
+                node = self.parents[node]
+            top = level.get(node, 1)
+            level |= {name: top + below for below, name in enumerate(reversed(path), start=1)}
+        if max(level.values(), default=1) > MOST_LEVELS:
+            raise ValueError(f"more than {MOST_LEVELS} levels")
+        inner = set(self.parents.values())
+        if unknown := [node for node in self.parents if node not in inner and node not in self.labels]:
+            raise ValueError(f"'{shortened(unknown[0])}', which is neither a label nor a parent")
+
+    @cached_property
+    def nodes(self) -> list[str]:
+        """All nodes, each parent before its children."""
+        found: dict[str, None] = {}
+        for label in self.labels:
+            found |= dict.fromkeys(self.path(label))
+        children: dict[str | None, list[str]] = {}
+        for node in found:
+            children.setdefault(self.parents.get(node), []).append(node)
+        order, waiting = [], children.get(None, [])[::-1]
+        while waiting:
+            order.append(waiting.pop())
+            waiting += children.get(order[-1], [])[::-1]
+        return order
+
+    def path(self, node: str) -> list[str]:
+        """Return the nodes from the top down to a node."""
+        path = [node]
+        while path[-1] in self.parents:
+            path.append(self.parents[path[-1]])
+        return path[::-1]
+
+    @property
+    def outline(self) -> str:
+        """The nodes in one line, as in "lymphocyte (B, NK); Platelet"."""
+        text, depth = "", 1
+        for node in self.nodes:
+            level = len(self.path(node))
+            text += " (" if level > depth else ")" * (depth - level) + ("; " if level == 1 else ", ")
+            text, depth = text + node, level
+        return f"{text}{')' * (depth - 1)}".removeprefix("; ")
+
+    @cached_property
+    def num_levels(self) -> int:
+        """The number of nodes from the top to the deepest label."""
+        return max(len(self.path(label)) for label in self.labels)
+
+    def sums(self, proba: np.ndarray) -> np.ndarray:
+        """Return the probability of each node, float32 N x K: the sum over its labels.
+
+        The labels are added one by one in the same order for all nodes. Rounding then never makes a node more probable
+        than its parent, and a cell's sums do not depend on the other cells, as those of a matrix product would.
+        """
+        place = {node: column for column, node in enumerate(self.nodes)}
+        sums = np.zeros((len(proba), len(place)))
+        for label, values in zip(self.labels, proba.T, strict=True):
+            sums[:, [place[node] for node in self.path(label)]] += values[:, None]
+        return np.minimum(sums, 1).astype(np.float32)
+
+    def call(self, proba: np.ndarray, best: np.ndarray, min_confidence: float) -> tuple[np.ndarray, np.ndarray]:
+        """Call the label of each cell, or the deepest node whose probability reaches the confidence.
+
+        Parameters
+        ----------
+        proba
+            N x C, each row adds up to 1.
+        best
+            Index of the label of each cell, N.
+        min_confidence
+            0 to 1; of several nodes that reach it at the same depth, the most probable one is called.
+
+        Returns
+        -------
+        The index of the called node in `nodes`, -1 if none reaches the confidence, and its probability (0 for none).
+        """
+        sums, cells = self.sums(proba), np.arange(len(proba))
+        called = np.array([self.nodes.index(label) for label in self.labels])[best]
+        low = sums[cells, called] < min_confidence
+        depths = np.array([len(self.path(node)) for node in self.nodes])
+        # A sum is at most 1: half of it decides between nodes of one depth only.
+        ranks = np.where(sums[low] >= min_confidence, depths + sums[low].astype(np.float64) / 2, 0)
+        called[low] = np.where(ranks.max(axis=1, initial=0) > 0, ranks.argmax(axis=1), -1)
+        return called, np.where(called < 0, np.float32(0), sums[cells, called])
+
+
+def tree_of_pairs(pairs: Iterable[tuple[str, str]], labels: list[str]) -> LabelTree:
+    """Return the tree of child and parent in each pair; a `ValueError` tells why it is none."""
+    parents: dict[str, str] = {}
+    for child, parent in pairs:
+        if parents.setdefault(child, parent) != parent:
+            parts = (shortened(name) for name in (child, parents[child], parent))
+            raise ValueError("two parents of '{}' ('{}' and '{}')".format(*parts))
+    return LabelTree(labels, parents)
+
+
+def pairs_of_columns(levels: pd.DataFrame) -> list[tuple[str, str]]:
+    """Return child and parent for each combination of labels on several levels: the coarsest column first.
+
+    A missing value skips its level; a value that is the same on the next level is one node.
+    """
+    pairs: dict[tuple[str, str], None] = {}
+    for row in levels.drop_duplicates().itertuples(index=False):
+        path = [str(value) for value in row if not pd.isna(value)]
+        pairs |= {(child, parent): None for parent, child in pairwise(path) if child != parent}
+    return list(pairs)

@@ -1,0 +1,230 @@
+"""The start of a network: gene vectors, attention, logistic regression, or a trained encoder (`init`)."""
+
+import logging
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from scperformer.attention import allow_attention, attention_options
+from scperformer.base.errors import InputError
+from scperformer.base.progress import progress
+from scperformer.cells import Reference, align
+from scperformer.config import (
+    DataConfig,
+    HeadConfig,
+    ModelConfig,
+    NetworkConfig,
+    PretrainConfig,
+    TokensConfig,
+    TrainConfig,
+)
+from scperformer.fitting import Recipe, fit_logistic, settle_recipe
+from scperformer.model import INFO, Bundle, damaged_model, load_bundle, resolve_model
+from scperformer.network import (
+    ENCODER,
+    Cells,
+    CellTypeModel,
+    Encoder,
+    LinearModel,
+    load_encoder,
+    prediction_batches,
+    read_gene_vectors,
+    require_encoder,
+    shared_rows,
+    sinusoids,
+)
+
+log = logging.getLogger(__name__)
+
+HEAD_C = 10.0  # inverse penalty of the head's regression: weak, as its inputs are few and standardised
+# Options of `model` that the weights depend on; the others only matter in training.
+SHAPE = ("dim", "depth", "num_heads", "head_dim", "feedforward_factor", "activation", "norm", "positions")
+Config = TypeVar("Config", TrainConfig, PretrainConfig)
+
+
+def load_init(path: str) -> Bundle:
+    """Load the model folder from which an encoder is taken; refuse one that is missing, damaged or without encoder."""
+    folder, _ = resolve_model(path)
+    if not (folder / INFO).is_file():
+        expected = "a folder that 'scperformer pretrain' or 'scperformer train' wrote"
+        raise InputError(f"no {INFO} at init='{path}'", expected, "check the path")
+    bundle = load_bundle(folder)
+    has_layers = any(name.startswith(f"{ENCODER}layers.") for name in bundle.weights)
+    if not has_layers or bundle.config.get("model", {}).get("positions") == "coexpression":
+        why = "model=pooled" if any(name.startswith(ENCODER) for name in bundle.weights) else "model.deep=false"
+        found = f"no encoder to start from in init='{path}' (trained with {why})"
+        raise InputError(found, "a model with an encoder", "choose another, or leave init out")
+    return bundle
+
+
+def encoder_options(
+    tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any], target_sum: float
+) -> dict[str, Any]:
+    """The options that the weights of an encoder depend on, by their full names."""
+    shape, mechanism = {name: getattr(model, name) for name in SHAPE}, asdict(attention_options(attention)[1])
+    groups = {"tokens": asdict(tokens), "model": shape, "attention": {"name": attention["name"], **mechanism}}
+    full = {f"{group}.{name}": value for group, options in groups.items() for name, value in options.items()}
+    return {"data.target_sum": float(target_sum), **full}
+
+
+def _given(group: ModelConfig | HeadConfig, usual: ModelConfig | HeadConfig) -> dict[str, Any]:
+    """Return the options of a group that are not those that training has by default."""
+    return {name: value for name, value in asdict(group).items() if value != getattr(usual, name)}
+
+
+def adopt_options(cfg: Config) -> Config:
+    """Take the encoder's options from `init`, if there is one; refuse other values than its own or the defaults."""
+    allow_attention(str(cfg.attention["name"]))
+    if cfg.init is None:
+        if cfg.model.deep:
+            require_encoder(cfg.tokens, cfg.model, cfg.attention)
+        has_options = cfg.tokens != TokensConfig() or cfg.attention["name"] != "favor" or cfg.conditions.on
+        if cfg.model.deep and cfg.model.depth == 0 and has_options:
+            log.warning("attention, tokens and conditions are ignored: the encoder has no layers (choose model=tiny)")
+        return cfg
+    if not cfg.model.deep:
+        raise InputError("model.deep=false with init", "an encoder to start", "leave one of the two out")
+    bundle = load_init(cfg.init)
+    try:
+        tokens, model = TokensConfig(**bundle.config["tokens"]), ModelConfig(**bundle.config["model"])
+        attention, target_sum = bundle.config["attention"], float(bundle.config["target_sum"])
+        theirs = encoder_options(tokens, model, attention, target_sum)
+    except (InputError, KeyError, TypeError) as error:
+        raise damaged_model(Path(cfg.init), "its configuration cannot be read") from error
+    if isinstance(cfg, TrainConfig) and cfg.model.positions == "coexpression":  # the default, which has no layers
+        usual = TrainConfig(inputs=[""], label_key="")
+        model_options, head_options = _given(cfg.model, usual.model), _given(cfg.head, usual.head)
+        cfg = replace(cfg, model=ModelConfig(**model_options), head=HeadConfig(**head_options))
+    mechanism = {"name": cfg.attention["name"]}
+    default = encoder_options(TokensConfig(), ModelConfig(), mechanism, DataConfig().target_sum)
+    default["attention.name"] = TrainConfig(inputs=[""], label_key="").attention["name"]
+    for option, value in encoder_options(cfg.tokens, cfg.model, cfg.attention, cfg.data.target_sum).items():
+        if value not in (default[option], theirs.get(option)):
+            expected = f"{option}={theirs[option]}" if option in theirs else f"attention={attention['name']}"
+            remedy = "leave the options of the encoder out: they are taken from init"
+            raise InputError(f"{option}={value}", f"{expected}, as the encoder of init='{cfg.init}' has it", remedy)
+    log.info("encoder of %s (%s): its options are taken from there", bundle.name, bundle.hash[:12])
+    shape = {name: getattr(model, name) for name in SHAPE}
+    data, model = replace(cfg.data, target_sum=target_sum), replace(cfg.model, **shape)
+    require_encoder(tokens, model, attention)
+    return replace(cfg, data=data, tokens=tokens, model=model, attention=dict(attention))
+
+
+def in_order_of_init(reference: Reference, cfg: TrainConfig) -> Reference:
+    """Put the genes of `init` first, in its order: tokens then have the same neighbours as in its training."""
+    if cfg.init is None:
+        return reference
+    here, there = shared_rows(reference.genes, load_init(cfg.init).genes, cfg.init, cfg.species)
+    place, num_genes = dict(zip(here, there, strict=True)), len(reference.genes)
+    order = sorted(range(num_genes), key=lambda gene: (gene not in place, place.get(gene, gene)))
+    target, genes, stream = np.argsort(order), [reference.genes[gene] for gene in order], reference.stream
+    if stream is not None:
+        stream = replace(stream, collection=stream.collection.with_columns(target, genes))
+    return replace(reference, x=align(reference.x, target, num_genes), genes=genes, stream=stream)
+
+
+@torch.no_grad()
+def place_new_genes(encoder: Encoder, known: list[int], num_theirs: int, positions: str, learns: bool) -> None:
+    """Give vectors to the genes that the encoder of `init` does not know; learned ones that learn on stay random."""
+    table = encoder.embedding.gene
+    if table is None:
+        return
+    is_new = torch.ones(len(table.weight), dtype=torch.bool)
+    is_new[[*known, len(is_new) - 1]] = False
+    if positions == "sinusoidal":  # none may occur twice
+        num = num_theirs + 1
+        table.weight[is_new] = sinusoids(num + int(is_new.sum()), table.weight.shape[1])[num:]
+    elif positions == "gene" and not learns:
+        table.weight[is_new] = table.weight[known].mean(0)
+
+
+def start_encoder(encoder: Encoder, genes: list[str], cfg: NetworkConfig) -> Bundle | None:
+    """Give an encoder its gene vectors, or the weights of `init` (returned), and freeze the parts that do not learn."""
+    if cfg.model.positions == "gene2vec" and cfg.model.gene2vec_path is not None:
+        vectors = read_gene_vectors(cfg.model.gene2vec_path, genes, cfg.model.dim)
+        encoder.embedding.set_gene_vectors(torch.from_numpy(vectors))
+    if cfg.init is None:
+        return None
+    bundle = load_init(cfg.init)
+    # A corpus is aligned to the genes of `init` already: the species of its files plays no role any more.
+    mode, species = (cfg.init_mode, cfg.species) if isinstance(cfg, TrainConfig) else ("full", "auto")
+    known = load_encoder(encoder, bundle, genes, cfg.init, species)
+    place_new_genes(encoder, known, len(bundle.genes), cfg.model.positions, learns=mode == "full")
+    if mode != "full":
+        last = [*encoder.stack[-1].parameters(), *encoder.norm.parameters()] if mode == "last_layer" else []
+        learning = [parameter for parameter in last if parameter.requires_grad]
+        encoder.requires_grad_(False)
+        for parameter in learning:
+            parameter.requires_grad_(True)
+    facts = bundle.name, len(known), len(genes), mode
+    log.info("encoder starts from %s, which knows %d of %d genes; init_mode=%s", *facts)
+    return bundle
+
+
+def origin(cfg: NetworkConfig, genes: list[str]) -> dict[str, Any]:
+    """The entry of the provenance that names the model of `init`; nothing without `init`."""
+    if cfg.init is None:
+        return {}
+    bundle = load_init(cfg.init)
+    mode, species = ({"mode": cfg.init_mode}, cfg.species) if isinstance(cfg, TrainConfig) else ({}, "auto")
+    num_known = len(shared_rows(genes, bundle.genes, cfg.init, species)[0])
+    names = {"name": bundle.name, "hash": bundle.hash, "kind": bundle.kind}
+    return {"init": names | {"num_known_genes": num_known} | mode}
+
+
+def start_attention(encoder: Encoder | None, train: Cells, cfg: NetworkConfig) -> None:
+    """Show some training cells to mechanisms whose parameters start from keys; with `init` they are trained already."""
+    starts = encoder is not None and any(mechanism.starts_from_keys for mechanism in encoder.mechanisms)
+    if encoder is not None and starts and cfg.init is None:
+        rows = np.random.default_rng(cfg.seed).permutation(len(train))[: cfg.trainer.batch_size]
+        encoder.start(train.batch(np.sort(rows)), torch.Generator().manual_seed(cfg.seed))
+
+
+def start_head(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
+    """Fit the last layer to the training cells before training; only with `init`, and without hidden layers.
+
+    Gradient descent from zero would need far more steps, as the cells' vectors share a large mean. Fine-tuning from
+    this start also changes the encoder less (Kumar et al. 2022, arXiv 2202.10054).
+    """
+    if cfg.init is None or network.encoder is None or cfg.head.hidden:
+        return
+    rows, parts = [], []
+    network.eval()
+    with torch.no_grad():
+        for part, length in prediction_batches(train.lengths, cfg.trainer.batch_size):
+            batch = train.batch(part, length)
+            rows.append(part)
+            parts.append(network.pool(network.encoder(batch), batch).float().numpy())
+    network.train()
+    seen = np.concatenate(parts)[np.argsort(np.concatenate(rows))]
+    mean, spread = seen.mean(0), np.maximum(seen.std(0), 1e-6)
+    fitted = fit_logistic((seen - mean) / spread, train.known_labels, c=HEAD_C, class_weights="balanced")
+    weight = fitted.weight / spread[:, None]
+    with torch.no_grad():
+        network.head.labels.weight.copy_(torch.from_numpy(weight.T))
+        network.head.labels.bias.copy_(torch.from_numpy(fitted.bias - mean @ weight))
+
+
+@progress("choosing the options of the linear branch")
+def linear_recipe(train: Cells, cfg: TrainConfig) -> Recipe | None:
+    """Choose how the linear branch is fitted, on the training cells; None if it starts at zero or is off."""
+    optim = cfg.optim
+    if not cfg.model.wide or optim.wide_start == "zero":
+        return None
+    recipe = Recipe(tuple(cfg.model.wide_powers), optim.wide_c, optim.wide_class_weights, optim.wide_gene_weights)
+    settled = settle_recipe(train.x, train.known_labels, recipe, cfg.seed)
+    if settled != recipe:
+        chosen = settled.weighting, settled.class_weights
+        log.info("linear branch: gene weights '%s', class weights '%s', chosen by the loss of held-out cells", *chosen)
+    return settled
+
+
+def add_linear(network: CellTypeModel, linear: LinearModel | None, times: float = 1.0) -> None:
+    """Add a linear model, multiplied by `times`, to the linear branch; None: leave it as it is."""
+    if network.wide is not None and linear is not None:
+        with torch.no_grad():
+            network.wide.weight.weight[:-1].add_(torch.from_numpy(linear.weight), alpha=times)
+            network.wide.bias.add_(torch.from_numpy(linear.bias), alpha=times)

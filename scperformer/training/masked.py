@@ -1,0 +1,262 @@
+"""Pretraining as Lightning sees it: the network that predicts hidden values, its loss beside a naive guess, its epochs.
+
+Every random choice is a function of (seed, step), and in validation of (seed, batch): as in `learner.py`, a run that
+was cut off repeats the lost part exactly, and all epochs are compared on the same hidden values.
+
+Shape letters: B cells, L tokens, K hidden tokens, D model width, G genes, N entries of the table of bins.
+"""
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_matrix
+from torch import nn
+from torch.nn.functional import cross_entropy, huber_loss, mse_loss
+
+from scperformer.config import MaskingConfig, PretrainConfig, TokensConfig
+from scperformer.network import (
+    EMBEDDING_STD,
+    ENCODER,
+    Batch,
+    Cells,
+    ContinuousEmbedding,
+    Encoder,
+    log2_bins,
+    mask_token,
+    seed_of,
+)
+from scperformer.training.loaders import Labelled, StreamedCells, validation_batches
+from scperformer.training.supervised import EncoderLearner, loss_weights, process_factor
+from scperformer.training.trainer import run_epochs
+
+MASK = "embedding.expression.mask_D"
+PRETRAINING = "pretraining."  # prefix of the weights in a model folder that only pretraining uses
+HIDDEN = -1.0  # stands for a hidden value among continuous ones, which are 0 or more
+
+
+def hide_values(batch: Batch, tokens: TokensConfig, masking: MaskingConfig, seed: int) -> tuple[Batch, torch.Tensor]:
+    """Hide some values of a batch; also return bool B x L, True where the true value is to be predicted.
+
+    Of the genes chosen in each cell, at least one, `mask_share` are shown as the mask, `random_share` with the value of
+    an expressed gene of the batch that was not chosen, and the rest as they are (Devlin et al. 2019, section 3.1; Yang
+    et al. 2022, Methods). All devices draw the same.
+    """
+    candidates_BL = batch.keep_BL & (batch.x_BL > 0)
+    generator = torch.Generator().manual_seed(seed)
+    order_BL, kind_BL, donor_BL = torch.rand(3, *candidates_BL.shape, generator=generator).to(candidates_BL.device)
+    wanted_B1 = (masking.share * candidates_BL.sum(1, keepdim=True)).round().clamp_min(1)
+    rank_BL = order_BL.masked_fill(~candidates_BL, float("inf")).argsort(1).argsort(1)
+    chosen_BL = candidates_BL & (rank_BL < wanted_B1)
+    masked_BL = chosen_BL & (kind_BL < masking.mask_share)
+    random_BL = chosen_BL & ~masked_BL & (kind_BL < masking.mask_share + masking.random_share)
+    values_BL, x_BL = batch.values_BL, batch.x_BL
+    if masking.random_share:
+        donors = torch.nonzero((candidates_BL & ~chosen_BL).flatten()).flatten()
+        if len(donors):
+            donors_BL = donors[(donor_BL * len(donors)).long().clamp_max(len(donors) - 1)]
+            values_BL = torch.where(random_BL, batch.values_BL.flatten()[donors_BL], values_BL)
+            x_BL = torch.where(random_BL, batch.x_BL.flatten()[donors_BL], x_BL)
+        else:
+            masked_BL = masked_BL | random_BL
+    values_BL = values_BL.masked_fill(masked_BL, HIDDEN if tokens.name == "continuous" else mask_token(tokens))
+    return Batch(batch.genes_BL, values_BL, x_BL.masked_fill(masked_BL, 0.0), batch.keep_BL), chosen_BL
+
+
+def hidden_loss(
+    predicted: torch.Tensor, true_K: torch.Tensor, masking: MaskingConfig, bin_weights_N: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Compute the mean loss of predictions of hidden values: logits of bins, K x N, or values, K; 0 if K is 0."""
+    if not len(true_K):
+        return predicted.sum()
+    if predicted.dim() == 2:
+        return cross_entropy(predicted.float(), true_K, weight=bin_weights_N)
+    error = huber_loss if masking.loss == "huber" else mse_loss
+    return error(predicted.float(), true_K)
+
+
+def bin_counts(x: csr_matrix, tokens: TokensConfig) -> np.ndarray:
+    """Count how often each expressed gene is in each bin; float64, G x N."""
+    size = mask_token(tokens) + 1
+    cells = x.shape[1] * size
+    counts = np.bincount(x.indices.astype(np.int64) * size + log2_bins(x.data, tokens), minlength=cells)
+    return counts.reshape(x.shape[1], size).astype(np.float64)
+
+
+def naive_table(x: csr_matrix, tokens: TokensConfig) -> torch.Tensor:
+    """Tabulate the usual values of each gene where it is expressed, and in the last row those of all genes together.
+
+    float32: mean values, G + 1, with continuous tokens; else logarithms of the shares of bins, (G + 1) x N.
+    """
+    # Genes that few cells express lean on all genes together, which count as one more cell.
+    if tokens.name == "continuous":
+        totals = np.asarray(x.sum(axis=0), dtype=np.float64).ravel()
+        num_cells = np.bincount(x.indices, minlength=x.shape[1])
+        overall = x.data.mean(dtype=np.float64)
+        return torch.tensor(np.append((totals + overall) / (num_cells + 1), overall), dtype=torch.float32)
+    counts = bin_counts(x, tokens)
+    shares = (counts.sum(0) + 1) / (counts.sum() + counts.shape[1])
+    of_genes = (counts + shares) / (counts.sum(1, keepdims=True) + 1)
+    return torch.tensor(np.log(np.vstack([of_genes, shares])), dtype=torch.float32)
+
+
+def naive_guess(table: torch.Tensor, batch: Batch, chosen_BL: torch.Tensor) -> torch.Tensor:
+    """Guess the chosen values of a batch of true values, in the form of the network's predictions.
+
+    A value is the gene's mean plus the mean excess of the cell's other genes: above all, how deeply the cell was
+    sequenced. The chance of a bin is proportional to P(bin | gene) P(bin | cell) / P(bin). `table`: see `naive_table`.
+    """
+    seen_BL = batch.keep_BL & (batch.x_BL > 0) & ~chosen_BL
+    usual = table[batch.genes_BL]
+    if table.dim() == 1:
+        excess_BL = (batch.values_BL - usual) * seen_BL
+        excess_B1 = excess_BL.sum(1, keepdim=True) / seen_BL.sum(1, keepdim=True).clamp_min(1)
+        return (usual + excess_B1)[chosen_BL]
+    counts_BN = torch.zeros(len(seen_BL), table.shape[1], device=table.device)
+    counts_BN.scatter_add_(1, batch.values_BL, seen_BL.to(counts_BN.dtype))
+    overall_N = table[-1]
+    of_cells_BN = ((counts_BN + overall_N.exp()) / (counts_BN.sum(1, keepdim=True) + 1)).log()
+    return (usual + (of_cells_BN - overall_N).unsqueeze(1))[chosen_BL]
+
+
+class MaskableValues(nn.Module):
+    """Embeds continuous values; hidden ones, which are below 0, become one learned vector."""
+
+    def __init__(self, values: ContinuousEmbedding, dim: int):
+        super().__init__()
+        self.values = values
+        self.mask_D = nn.Parameter(EMBEDDING_STD * torch.randn(dim))
+
+    def forward(self, x_BL: torch.Tensor) -> torch.Tensor:
+        h_BLD = self.values(x_BL.clamp_min(0))
+        return torch.where((x_BL < 0).unsqueeze(-1), self.mask_D.to(h_BLD.dtype), h_BLD)
+
+
+class MaskedModel(nn.Module):
+    """Predicts the hidden values of tokens from their vectors in the encoder's output.
+
+    With bins, `tied` makes the table of bins the output layer. Predictions of continuous values start from `mean_x`.
+    """
+
+    def __init__(self, encoder: Encoder, *, tied: bool = False, mean_x: float = 0.0):
+        super().__init__()
+        self.encoder = encoder
+        self.tied = tied
+        expression = encoder.embedding.expression
+        if isinstance(expression, nn.Embedding):
+            output = nn.Linear(expression.embedding_dim, expression.num_embeddings, bias=not tied)
+            if tied:
+                output.weight = expression.weight
+            self.decoder: nn.Module = nn.Sequential(OrderedDict(output=output))
+        else:
+            assert isinstance(expression, ContinuousEmbedding)
+            last = expression.layers[-1]
+            assert isinstance(last, nn.Linear)
+            encoder.embedding.expression = MaskableValues(expression, last.out_features)
+            output = nn.Linear(last.out_features, 1)
+            nn.init.constant_(output.bias, mean_x)
+            self.decoder = nn.Sequential(output, nn.Flatten(0))
+
+    def forward(self, batch: Batch, chosen_BL: torch.Tensor) -> torch.Tensor:
+        """Predict the chosen tokens, in the order of the batch: logits, K x N, or values, K."""
+        return self.decoder(self.encoder(batch)[chosen_BL])
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """All learned tensors by their names in a model folder; the encoder's are named as in a trained model."""
+        state = self.encoder.state_dict()
+        mask = {"mask_D": state.pop(MASK)} if MASK in state else {}
+        encoder = {name.replace(".expression.values.", ".expression."): tensor for name, tensor in state.items()}
+        decoder = {} if self.tied else {f"decoder.{name}": t for name, t in self.decoder.state_dict().items()}
+        named = {ENCODER: encoder, PRETRAINING: mask | decoder}
+        return {prefix + name: tensor for prefix, group in named.items() for name, tensor in group.items()}
+
+    @torch.no_grad()
+    def load_pretraining(self, weights: dict[str, torch.Tensor]) -> None:
+        """Copy the mask and the output layer of an earlier pretraining, where their shapes fit."""
+        for name, tensor in self.weights().items():
+            earlier = weights.get(name)
+            if name.startswith(PRETRAINING) and earlier is not None and earlier.shape == tensor.shape:
+                tensor.copy_(earlier)
+
+
+class MaskedLearner(EncoderLearner):
+    """The network of pretraining with its loss, its optimiser and the naive guess, which is made of `train`."""
+
+    network: MaskedModel
+    monitor, mode = "val_loss", "min"
+    columns = ("train_loss", "val_loss", "val_naive_loss")
+    line = "training loss %(train_loss).4f, validation loss %(val_loss).4f, naive guess %(val_naive_loss).4f"
+
+    def __init__(self, network: MaskedModel, train: Cells, cfg: PretrainConfig):
+        super().__init__(network, cfg)
+        self.tokens, self.masking = cfg.tokens, cfg.masking
+        self.naive: torch.Tensor
+        self.bin_weights: torch.Tensor | None
+        # They are computed from the cells: a checkpoint need not hold them.
+        self.register_buffer("naive", naive_table(train.x, cfg.tokens), persistent=False)
+        weights = None
+        if cfg.tokens.name != "continuous" and cfg.masking.class_weights != "none":
+            weights = loss_weights(bin_counts(train.x, cfg.tokens).sum(0), cfg.masking.class_weights)
+        self.register_buffer("bin_weights", weights, persistent=False)
+
+    def training_step(self, batch: Labelled, batch_idx: int) -> torch.Tensor:
+        tokens = self.with_genes_dropped(batch[0])
+        seed = seed_of("masked in training", self.seed, self.global_step, self.global_rank)
+        hidden, chosen_BL = hide_values(tokens, self.tokens, self.masking, seed)
+        true_K = tokens.values_BL[chosen_BL]
+        loss = self.loss(self.network(hidden, chosen_BL), true_K) * process_factor(self.weight(true_K))
+        loss = loss + self.network.encoder.penalty().to(loss.device)
+        self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(tokens.keep_BL), sync_dist=True)
+        return loss
+
+    def loss(self, predicted: torch.Tensor, true_K: torch.Tensor) -> torch.Tensor:
+        """The mean loss of predictions of hidden values."""
+        return hidden_loss(predicted, true_K, self.masking, self.bin_weights)
+
+    def weight(self, true_K: torch.Tensor) -> torch.Tensor:
+        """The weight of a mean loss of hidden values when it is added to the mean losses of others."""
+        if self.bin_weights is None:
+            return torch.tensor(float(len(true_K)), device=true_K.device)
+        return self.bin_weights[true_K].sum()
+
+    def losses(self, tokens: Batch, batch_idx: int) -> torch.Tensor:
+        """Sum the losses of a batch of validation cells: the network's, the naive guess's, and the divisor of both."""
+        seed = seed_of("masked in validation", self.seed, batch_idx)
+        hidden, chosen_BL = hide_values(tokens, self.tokens, self.masking, seed)
+        true_K = tokens.values_BL[chosen_BL]
+        total = self.weight(true_K)
+        naive = self.loss(naive_guess(self.naive, tokens, chosen_BL), true_K)
+        found = torch.stack([self.loss(self.network(hidden, chosen_BL), true_K), naive])
+        return torch.cat([found * total.to(found.device), total.to(found.device)[None]]).double().cpu()
+
+    def on_validation_epoch_start(self) -> None:
+        self.sums = torch.zeros(3, dtype=torch.float64)
+
+    def validation_step(self, batch: Labelled, batch_idx: int) -> None:
+        self.sums += self.losses(batch[0], batch_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log(self.monitor, float(self.sums[0] / self.sums[2]), prog_bar=True)
+        self.log("val_naive_loss", float(self.sums[1] / self.sums[2]))
+
+    def configure_optimizers(self) -> Any:
+        return self.scheduled([{"params": self.network.parameters(), "weight_decay": self.optim.weight_decay}])
+
+
+def train_masked(
+    network: MaskedModel, train: Cells | StreamedCells, val: Cells, cfg: PretrainConfig, run_folder: Path
+) -> dict[str, Any] | None:
+    """Pretrain, and leave the weights of the best epoch in `network`; return it and its losses, or None as there."""
+    learner = MaskedLearner(network, train.sample, cfg)
+    learner.learn_under_conditions(train.sample)
+    best_epoch = run_epochs(learner, train, val, cfg, run_folder)
+    if best_epoch is None:
+        return None
+    # Measured anew: a run that was resumed after its last epoch has validated nothing.
+    learner.cpu().eval()
+    with torch.no_grad():
+        batches = enumerate(validation_batches(val, cfg.trainer.batch_size))
+        sums = torch.stack([learner.losses(val.labelled_batch(rows)[0], index) for index, rows in batches]).sum(0)
+    return {"loss": float(sums[0] / sums[2]), "naive_loss": float(sums[1] / sums[2]), "best_epoch": best_epoch}

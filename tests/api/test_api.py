@@ -1,0 +1,433 @@
+"""The functions for Python: keywords, files or cells in memory, results, names and types."""
+
+import inspect
+import os
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import ClassVar
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+
+import scperformer as scp
+from scperformer.api import Trained
+from scperformer.base.errors import InputError
+from scperformer.config import make_config, option_words
+from scperformer.model import load_bundle
+
+ROOT = Path(__file__).parents[2]
+STEPS = [name for name in scp.__all__ if inspect.isfunction(getattr(scp, name))]
+QUICK = {"logger": "none", "trainer.max_epochs": 2}
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    return scp.load_model(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def _annotated(model) -> ad.AnnData:
+    from conftest import make_counts
+
+    return scp.annotate(make_counts(), model)
+
+
+@pytest.fixture
+def annotated(_annotated) -> ad.AnnData:
+    return _annotated.copy()
+
+
+def contents(adata: ad.AnnData) -> dict[str, object]:
+    """All entries of an AnnData by their places, as values that can be compared."""
+    found: dict[str, object] = {"X": adata.X.toarray().tolist(), "obs": adata.obs.to_dict(), "uns": repr(adata.uns)}
+    return found | {
+        "var": adata.var.to_dict(),
+        "obsm": {name: np.asarray(adata.obsm[name]).tolist() for name in adata.obsm},
+    }
+
+
+# Options
+
+
+def test_options_are_spelled_as_words_of_the_command_line():
+    options = {"label_key": "cell type, 2=fine (50%)", "tissue": "it's ${x}", "model": "tiny", "resume": True}
+    options |= {"trainer.max_epochs": 5, "optim.lr": 1e-5, "label_keys": ["a,b", "cell type, 2=fine (50%)"]}
+    cfg = make_config("train", option_words({"inputs": [Path("a b.h5ad")], **options}))
+    assert (cfg.inputs, cfg.label_key, cfg.tissue) == (["a b.h5ad"], options["label_key"], options["tissue"])
+    assert (cfg.model.dim, cfg.trainer.max_epochs, cfg.optim.lr, cfg.resume) == (32, 5, 1e-5, True)
+    assert cfg.label_keys == options["label_keys"]
+    assert option_words({"init": None}) == ["init=null"]
+    trained = Trained(Path("my encoder"), {}, pd.DataFrame())  # as `pretrain` returns it
+    assert option_words({"init": trained}) == ["init='my encoder'"]
+
+
+@pytest.mark.parametrize(
+    ("named", "text"),
+    [
+        ({"overwrit": True}, r"keyword overwrit of annotate; .*: did you mean overwrite\?"),
+        ({"batch_size": 3}, r"keyword batch_size of annotate; .*: write options=\{'batch_size': \.\.\.\}"),
+        ({"colour": 1}, r"keyword colour of annotate; .*: 'scperformer predict --help' lists the options"),
+        ({"options": {"min_confidnce": 1}}, r"option min_confidnce; .*did you mean min_confidence\?"),
+        ({"options": {"data": {"min_genes": 1}}}, r"options inside of the option data; .*: write \{'data\.min_genes'"),
+        ({"options": ["seed=1"]}, r"options=\['seed=1'\]; expected a mapping"),
+        ({"output": "a.h5ad"}, r"output=a\.h5ad; expected no output"),
+    ],
+)
+def test_wrong_keywords_are_refused_in_one_line(counts_adata, model, named, text):
+    with pytest.raises(InputError, match=text) as caught:
+        scp.annotate(counts_adata, model, **named)
+    assert "\n" not in str(caught.value)
+    assert list(counts_adata.obs) == ["cell_type"]
+
+
+def test_cells_in_memory_need_an_output(counts_adata, model):
+    for call in (lambda: scp.train(counts_adata, "cell_type"), lambda: scp.pretrain(counts_adata)):
+        with pytest.raises(InputError, match=r"no output beside cells in memory.*add output="):
+            call()
+    with pytest.raises(InputError, match="files beside cells in memory"):
+        scp.pretrain([counts_adata, "a.h5ad"], output="e")
+
+
+class _MuData:
+    """An object with modalities, as mudata has them."""
+
+    mod: ClassVar[dict[str, ad.AnnData]] = {}
+
+
+NO_CELLS = {
+    "a table": (
+        lambda cells: cells.to_df(),
+        r"cells of type DataFrame; .*anndata\.AnnData\(table\), with cells in rows",
+    ),
+    "a matrix": (lambda cells: cells.X.toarray(), r"cells of type ndarray; .*anndata\.AnnData\(matrix, var=pandas"),
+    "a sparse matrix": (lambda cells: cells.X, r"cells of type csr_matrix; .*anndata\.AnnData\(matrix, var=pandas"),
+    "a list of numbers": (lambda cells: [[1, 2], [3, 4]], r"a list in a list of cells; .*an AnnData, or names"),
+    "a list of tables": (lambda cells: [cells.to_df()], r"a DataFrame in a list of cells; .*AnnData\(table\)"),
+    "a mapping": (lambda cells: {"cells": cells}, r"cells of type dict; .*an AnnData, or names of files"),
+    "nothing": (lambda cells: None, r"cells of type NoneType; .*an AnnData, or names of files"),
+    "MuData": (lambda cells: _MuData(), r"cells of type _MuData; .*mdata\.mod\['rna'\]"),
+}
+STEPS_OF_CELLS = {
+    "check": scp.check,
+    "annotate": scp.annotate,
+    "embed": scp.embed,
+    "preprocess": scp.preprocess,
+    "train": lambda cells: scp.train(cells, "cell_type", output="m"),
+    "pretrain": lambda cells: scp.pretrain(cells, output="m"),
+    "adapt": lambda cells: scp.adapt("m", cells, output="a"),
+    "evaluate": lambda cells: scp.evaluate(cells, "cell_type"),
+    "explain": scp.explain,
+    "report": lambda cells: scp.report(cells, output="r.html"),
+}
+
+
+@pytest.mark.parametrize("what", NO_CELLS)
+@pytest.mark.parametrize("name", STEPS_OF_CELLS)
+def test_what_is_no_cells_is_refused_with_the_remedy(name, what, counts_adata, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made, match = NO_CELLS[what]
+    one_only = name in ("embed", "preprocess", "adapt", "explain")
+    if one_only and "list of" in what:
+        match = r"cells of type list; expected an AnnData or a file"
+    with pytest.raises(InputError, match=match):
+        STEPS_OF_CELLS[name](made(counts_adata))
+    assert not list(tmp_path.iterdir())
+
+
+def test_several_files_may_come_in_any_order_of_things(counts_adata, model, write, tmp_path):
+    paths = [write(counts_adata, f"{name}.h5ad") for name in ("a", "b")]
+    for number, given in enumerate((paths, tuple(paths), iter(paths), pd.Series(paths), np.array(paths, dtype=object))):
+        assert len(scp.annotate(given, model, output_dir=tmp_path / str(number))) == 2
+    assert len(scp.check(iter(paths), model=model).files) == 2
+    with pytest.raises(InputError, match=r"a list with an AnnData in it; .*anndata\.concat"):
+        scp.annotate([counts_adata], model)
+
+
+@pytest.mark.parametrize("form", ["sparse", "dense"])
+@pytest.mark.parametrize("kind", ["view", "backed", "view of backed"])
+def test_views_and_cells_on_disk_are_annotated_like_others(kind, form, counts_adata, model, write, tmp_path):
+    if form == "dense":
+        counts_adata.X = counts_adata.X.toarray()
+    counts_adata.raw = counts_adata.copy()
+    path = write(counts_adata)
+    content = path.read_bytes()
+    whole = counts_adata if kind == "view" else ad.read_h5ad(path, backed="r")
+    cells = whole if kind == "backed" else whole[20:90]
+    expected = scp.annotate(cells.to_memory().copy(), model)
+    assert scp.check(cells, model=model).problems == []
+    np.testing.assert_array_equal(scp.embed(cells, model), expected.obsm["X_scperformer"])
+    assert scp.preprocess(cells).n_obs == cells.n_obs
+    with (
+        nullcontext()
+        if kind == "backed"
+        else pytest.warns(UserWarning, match="the cells are a view: it becomes a copy")
+    ):
+        assert scp.annotate(cells, model) is cells
+    pd.testing.assert_frame_equal(cells.obs, expected.obs)
+    np.testing.assert_array_equal(cells.obsm["X_scperformer"], expected.obsm["X_scperformer"])
+    if kind != "backed":
+        assert "scperformer_label" not in whole.obs
+    scp.report(cells, output=tmp_path / "report.html")
+    scp.evaluate(cells, "cell_type")
+    scp.explain(cells, model, num_cells=2)
+    scp.pl.embedding(cells, "label", basis="X_scperformer")
+    trained = scp.train(cells, "cell_type", output=tmp_path / "m", options={**QUICK, "experiment": "linear"})
+    assert len(trained.scores) == 2
+    assert path.read_bytes() == content
+
+
+def test_defaults_are_those_of_the_steps():
+    """A default is written once, in the options of its step."""
+    for name, step in (("annotate", "predict"), ("train", "train"), ("explain", "explain"), ("report", "report")):
+        cfg = make_config(step, ["inputs=[a]", *(["label_key=a"] if step == "train" else [])])
+        for parameter in inspect.signature(getattr(scp, name)).parameters.values():
+            if parameter.default not in (inspect.Parameter.empty, None) and hasattr(cfg, parameter.name):
+                assert parameter.default == getattr(cfg, parameter.name), (name, parameter.name)
+
+
+# Files and cells in memory
+
+
+def test_files_and_cells_in_memory_get_the_same_annotation(annotated, counts_adata, model, write, tmp_path):
+    path = write(counts_adata)
+    made = scp.annotate(path, model)
+    assert made == tmp_path / "sample.annotated.h5ad"
+    pd.testing.assert_frame_equal(ad.read_h5ad(made).obs, annotated.obs)
+    assert scp.annotate([path], model, overwrite=True) == [made]
+    for cells in (path, counts_adata):
+        np.testing.assert_array_equal(scp.embed(cells, model), annotated.obsm["X_scperformer"])
+    of_file, of_cells = (scp.evaluate(cells, "cell_type") for cells in (made, annotated))
+    pd.testing.assert_frame_equal(of_file.confusion, of_cells.confusion)
+    pd.testing.assert_frame_equal(of_file.scores, of_cells.scores)
+
+
+def test_only_annotate_changes_cells_in_memory(annotated, model, tmp_path):
+    before = contents(annotated)
+    scp.check(annotated, model=model)
+    scp.preprocess(annotated, options={"data.min_genes": 0})
+    scp.embed(annotated, model)
+    scp.evaluate(annotated, "cell_type", output=tmp_path / "evaluation")
+    assert contents(annotated) == before
+    prepared = scp.preprocess(annotated, options={"data.min_genes": 0})
+    again = scp.preprocess(prepared, options={"data.min_genes": 0})
+    assert again is not prepared  # it was prepared before, and is still a copy
+
+
+def test_evaluation_has_the_scores_as_tables(annotated, tmp_path):
+    found = scp.evaluate(annotated, "cell_type", output=tmp_path / "evaluation")
+    right = (annotated.obs["scperformer_label"].astype(str) == annotated.obs["cell_type"].astype(str)).mean()
+    assert found.scores.loc["model", "accuracy"] == pytest.approx(right)
+    assert list(found.scores.index) == ["model", "baseline"]
+    assert found.confusion.to_numpy().sum() == len(annotated)
+    assert f"{found.scores.loc['model', 'accuracy']:.3f}".rstrip("0") in repr(found)
+    assert found.path == tmp_path / "evaluation"
+    assert sorted(path.name for path in found.path.iterdir()) == [
+        ".scperformer.json",
+        "confusion.csv",
+        "metrics.json",
+        "per_class.csv",
+    ]
+    with pytest.raises(InputError, match="exists"):
+        scp.evaluate(annotated, "cell_type", output=found.path)
+
+
+def test_check_tells_problems_without_raising(counts_adata, model, write, capsys):
+    found = scp.check([counts_adata, write(counts_adata)], model=model)
+    assert found.problems == []
+    assert [result["num_cells"] for result in found.files] == [120, 120]
+    assert found.files[0]["command"] is None
+    assert found.files[1]["command"].startswith("scperformer predict ")
+    assert "the data\n  cells        120" in repr(found)
+    counts_adata.var_names = [f"other{number}" for number in range(200)]
+    assert len(scp.check(counts_adata, model=model).problems) == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_explanation(annotated, model):
+    before = contents(annotated)
+    found = scp.explain(annotated, model, num_cells=3)
+    assert contents(annotated) == before
+    assert found.adata.n_obs == 3 * annotated.obs["scperformer_label"].nunique()
+    assert set(found.genes.columns) >= {"label", "gene", "mean_contribution"}
+    assert found.path is None
+    assert repr(found).startswith(f"Explanation of {found.adata.n_obs} cells by 200 genes")
+    assert "num_genes" in found.deletion
+
+
+def test_training_result(counts_adata, tmp_path):
+    made = scp.train(counts_adata, "cell_type", output=tmp_path / "m", model="tiny", seed=3, options=QUICK)
+    bundle = load_bundle(made.path)
+    assert (bundle.provenance["seed"], bundle.config["model"]["dim"]) == (3, 32)
+    assert made.history["epoch"].tolist() == [1, 2]
+    assert made.scores.loc["baseline", "macro_f1"] == bundle.metrics["baseline"]["macro_f1"]
+    assert made.load().bundle.hash == bundle.hash == scp.load_model(made).bundle.hash
+    assert os.fspath(made) == str(tmp_path / "m")
+    assert "2 epochs" in repr(made)
+    assert "accuracy" in made._repr_html_()
+
+
+def test_model_says_what_it_is(model):
+    text = repr(model)
+    for name in ("labels", "genes", "tissue", "accuracy"):
+        assert re.search(rf"\n  {name} +\S", text), name
+    assert "3: B cell, Monocyte, T cell" in text
+    packaged = repr(scp.load_model())
+    assert re.search(r"expected accuracy +0\.\d+ on cells like those of its reference", packaged)
+
+
+def test_html_shows_hostile_labels_as_text(annotated, model):
+    hostile = "<script>alert(1)</script>"
+    annotated.obs["truth"] = annotated.obs["cell_type"].cat.rename_categories({"B cell": hostile})
+    html = scp.evaluate(annotated, "truth")._repr_html_()
+    assert hostile not in html
+    assert "&lt;script&gt;" in html
+    from dataclasses import replace
+
+    model = replace(model, bundle=replace(model.bundle, labels=[hostile, *model.bundle.labels[1:]]))
+    assert hostile not in model._repr_html_()
+
+
+def test_models_are_listed(monkeypatch, tmp_path):
+    monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path / "none"))
+    table = scp.models()
+    assert table["name"].tolist() == ["pbmc3k"]
+    assert table["num_labels"].tolist() == [9]
+
+
+def test_a_damaged_model_does_not_hide_the_others(monkeypatch, tiny_model, tmp_path):
+    monkeypatch.setenv("SCPERFORMER_MODELS", str(tmp_path))
+    for name in ("damaged", "sound"):
+        shutil.copytree(tiny_model, tmp_path / name)
+    (tmp_path / "damaged" / "bundle.json").write_text("{")
+    table = scp.models().set_index("name")
+    assert list(table.index) == ["pbmc3k", "damaged", load_bundle(tiny_model).name]
+    assert "damaged model" in table.loc["damaged", "problem"]
+    assert list(table["problem"].iloc[[0, 2]]) == ["", ""]
+
+
+def test_an_adapted_model_says_what_to_expect_of_it(tmp_path):
+    cells = ad.read_h5ad(ROOT / "data" / "pbmc3k.h5ad")[::20, ::2].copy()
+    adapted = scp.adapt(scp.load_model(), cells, output=tmp_path / "adapted")
+    expected = adapted.metrics["out_of_fold"]
+    assert adapted.scores.loc["model"].to_dict() == {name: expected[name] for name in ("accuracy", "macro_f1")}
+    assert f"{expected['accuracy']:.3f}" in repr(adapted)
+    assert "accuracy" in adapted._repr_html_()
+    nothing = Trained(Path("m"), {"scales": {"wide": 1.0}}, pd.DataFrame())  # of simulated cells: no evidence
+    assert (repr(nothing), nothing.scores.empty) == ("Model folder m", True)
+
+
+@pytest.mark.slow
+def test_pretrained_encoders_and_adapted_models(counts_adata, model, tmp_path):
+    before = {name: getattr(scp, name) for name in scp.__all__}
+    encoder = scp.pretrain([counts_adata, counts_adata], output=tmp_path / "e", options={**QUICK, "data.min_genes": 0})
+    assert list(encoder.scores.index) == ["model", "naive guess"]
+    options = {"trainer.max_epochs": 1, "logger": "none"}
+    made = scp.train(counts_adata, "cell_type", output=tmp_path / "m", init=encoder, options=options)
+    assert load_bundle(made.path).provenance["init"]["name"] == "e"
+    cells = scp.annotate(counts_adata, made)
+    scp.explain(cells, made, num_cells=1)
+    scp.report(cells, output=tmp_path / "report.html")
+    adapted = scp.adapt(made, counts_adata[:, 20:].copy(), output=tmp_path / "a")
+    assert len(adapted.load().bundle.genes) < 200
+    assert {name: getattr(scp, name) for name in scp.__all__} == before
+
+
+def test_report_of_cells_in_memory_is_that_of_their_file(annotated, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    annotated.obs["text"] = ["odd" if place % 2 else "even" for place in range(annotated.n_obs)]
+    before, kept = contents(annotated), {name: annotated.obs[name].dtype for name in annotated.obs}
+    written = scp.evaluate(annotated, "cell_type", output=tmp_path / "evaluation")
+    evaluation = scp.evaluate(annotated, "cell_type")
+    with pytest.raises(InputError, match=r"no output beside cells in memory; expected a page to write: add output"):
+        scp.report(annotated)
+    page = scp.report(annotated, output="report.html", evaluation=evaluation, title="My cells")
+    assert str(page.path) in page._repr_html_()
+    assert contents(annotated) == before
+    assert {name: annotated.obs[name].dtype for name in annotated.obs} == kept
+    assert (evaluation.path, written.path) == (None, tmp_path / "evaluation")
+    scp.report(annotated, output="again.html", evaluation=written, title="My cells")
+    assert written.path == tmp_path / "evaluation"
+    annotated.write_h5ad("cells.h5ad")
+    scp.report("cells.h5ad", output="file.html", evaluation="evaluation", title="My cells")
+    pages = [(tmp_path / f"{name}.html").read_text() for name in ("report", "again", "file")]
+    assert "My cells" in pages[0]
+    assert pages[0] == pages[1] == pages[2]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("evaluation", "report.html", "again.html", "cells.h5ad", "file.html"),
+    }
+
+
+# Names and types
+
+
+def test_names_keep_their_meaning():
+    """The import of any part of the package replaces no public name."""
+    before = {name: getattr(scp, name) for name in scp.__all__}
+    for module in pkgutil.walk_packages(scp.__path__, "scperformer."):
+        if module.name != "scperformer.__main__":
+            import_module(module.name)
+    assert {name: getattr(scp, name) for name in scp.__all__} == before
+
+
+def test_names_are_the_same_after_calls(annotated, model):
+    """The slow test of pretraining is about the other functions."""
+    before = {name: getattr(scp, name) for name in scp.__all__}
+    for call in (scp.check, scp.embed, scp.preprocess):
+        call(annotated, model=model)
+    scp.evaluate(annotated, "cell_type")
+    scp.models()
+    assert {name: getattr(scp, name) for name in scp.__all__} == before
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_functions_have_types_and_document_every_keyword(name):
+    function = getattr(scp, name)
+    signature, text = inspect.signature(function), inspect.getdoc(function)
+    assert signature.return_annotation is not inspect.Signature.empty
+    for parameter in signature.parameters.values():
+        assert parameter.annotation is not inspect.Parameter.empty, parameter.name
+        if name not in ("load_model", "register_attention"):
+            assert re.search(rf"^{parameter.name}$", text, re.MULTILINE), parameter.name
+
+
+SCRIPT = """\
+from pathlib import Path
+import anndata as ad
+import scperformer as scp
+adata = ad.read_h5ad("a.h5ad")
+made = scp.train("a.h5ad", "cell_type", model="tiny", options={"trainer.max_epochs": 5})
+path: Path = made.path
+one: Path = scp.annotate("a.h5ad", made.load(), min_confidence=0.5)
+several: list[Path] = scp.annotate(["a.h5ad"])
+accuracy: float = scp.evaluate(adata, truth_key="cell_type").metrics["num_cells"]
+scp.pl.embedding(adata, "label").savefig("a.png")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("", None),
+        ("scp.train(adata, 'cell_type', sed=1)", "call-arg"),
+        ("scp.annotate('a.h5ad', overwrit=True)", "call-overload"),
+        ("scp.explain(adata, num_cells='some')", "arg-type"),
+    ],
+)
+def test_scripts_of_users_are_checked_for_types(tmp_path, line, error):
+    (tmp_path / "script.py").write_text(f"{SCRIPT}{line}\n")
+    command = [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--follow-imports=silent", "script.py"]
+    environment = os.environ | {"MYPYPATH": str(ROOT)}
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    if error is None:
+        assert ran.returncode == 0, ran.stdout
+    else:
+        assert f"[{error}]" in ran.stdout

@@ -1,0 +1,342 @@
+"""Files and folders appear complete or not at all."""
+
+import errno
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from scperformer.base import outputs
+from scperformer.base.errors import InputError, NoRoom
+from scperformer.base.outputs import MARK, Folder, foreign, mark, new_file, new_folder, remove, require_absent
+
+MADE = Folder("a thing", more=("later-*",))
+OLD = Folder("an old thing", unmarked=("first.json", "part-*"))
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_file_appears_when_complete(tmp_path):
+    target = tmp_path / "made" / "on the way" / "out.txt"
+    with new_file(target) as temporary:
+        temporary.write_text("whole")
+        assert not target.exists()
+        assert temporary.parent == target.parent
+        assert temporary.suffix == ".txt"
+    assert target.read_text() == "whole"
+    assert names(target.parent) == ["out.txt"]
+
+
+@pytest.fixture
+def steps(monkeypatch) -> list[str]:
+    """What is done to names: `stored x`, when x is on the disk, and `renamed x`."""
+    found, sync, replace = [], os.fsync, os.replace
+
+    def name(path):
+        return re.sub(r"^\.scperformer-.*?(\.txt)?$", r"temporary\1", os.path.basename(path))
+
+    def fsync(file):
+        found.append(f"stored {name(os.readlink(f'/proc/self/fd/{file}'))}")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", lambda old, new: (found.append(f"renamed {name(old)}"), replace(old, new))[1])
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the name of an open file")
+def test_the_content_is_on_the_disk_before_the_name(tmp_path, steps):
+    """Else a machine that loses power may have the name of an empty file."""
+    with new_file(tmp_path / "a.txt") as temporary:
+        temporary.write_text("whole")
+    assert steps == ["stored temporary.txt", "renamed temporary.txt", f"stored {tmp_path.name}"]
+    steps.clear()
+    with new_folder(tmp_path / "b", MADE) as temporary:
+        (temporary / "inner").mkdir()
+        (temporary / "inner" / "x").touch()
+    assert set(steps[:-2]) == {"stored x", "stored inner", f"stored {MARK}", "stored temporary"}
+    assert steps[-2:] == ["renamed temporary", f"stored {tmp_path.name}"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_disks_that_cannot_wait_are_written_to(tmp_path, monkeypatch, number):
+    def fsync(file):
+        raise OSError(number, "not here")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with new_file(tmp_path / "a.txt") as temporary:
+        temporary.write_text("whole")
+    assert (tmp_path / "a.txt").read_text() == "whole"
+
+
+def test_a_disk_that_is_full_in_the_end_leaves_nothing_and_names_the_output(tmp_path, monkeypatch):
+    """Network disks may say so only when they are asked to have stored it."""
+
+    def fsync(file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+    def write(new):
+        with new as temporary:
+            (temporary / "x" if temporary.is_dir() else temporary).write_text("whole")
+
+    for new in (new_file(tmp_path / "a.txt"), new_folder(tmp_path / "a", MADE)):
+        with pytest.raises(NoRoom, match=rf"the disk is full \({tmp_path}/a"):
+            write(new)
+    assert names(tmp_path) == []
+
+
+def test_file_has_the_usual_permissions(tmp_path):
+    (tmp_path / "plain").touch()
+    with new_file(tmp_path / "ours") as temporary:
+        temporary.touch()
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_failure_leaves_no_file_and_an_existing_one_as_it_was(tmp_path, error):
+    target = tmp_path / "out.txt"
+
+    def fail(overwrite):
+        with new_file(target, overwrite) as temporary:
+            temporary.write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        fail(False)
+    assert names(tmp_path) == []
+    target.write_text("before")
+    with pytest.raises(error):
+        fail(True)
+    assert target.read_text() == "before"
+    assert names(tmp_path) == ["out.txt"]
+
+
+def test_existing_file_needs_overwrite(tmp_path):
+    target = tmp_path / "out.txt"
+    target.write_text("before")
+    with pytest.raises(InputError, match=r"out.txt exists;.*overwrite=true"), new_file(target):
+        raise AssertionError("no work may be done")
+    with new_file(target, overwrite=True) as temporary:
+        temporary.write_text("after")
+    assert target.read_text() == "after"
+
+
+def test_file_that_appears_meanwhile_is_not_replaced(tmp_path):
+    target = tmp_path / "out.txt"
+
+    def race():
+        with new_file(target) as temporary:
+            temporary.write_text("ours")
+            target.write_text("theirs")
+
+    with pytest.raises(InputError, match="exists"):
+        race()
+    assert target.read_text() == "theirs"
+    assert names(tmp_path) == ["out.txt"]
+
+
+def test_link_is_followed(tmp_path):
+    real, link = tmp_path / "real.txt", tmp_path / "link.txt"
+    real.write_text("before")
+    link.symlink_to(real)
+    with new_file(link, overwrite=True) as temporary:
+        temporary.write_text("after")
+    assert link.is_symlink()
+    assert real.read_text() == "after"
+
+
+def test_file_where_none_can_be(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is a folder"), new_file(tmp_path, overwrite=True):
+        pass
+    with pytest.raises(InputError, match="cannot be made"), new_file(tmp_path / "file" / "out.txt"):
+        pass
+    with pytest.raises(InputError, match="neither a file nor a folder"), new_file(os.devnull, overwrite=True):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_folder_without_permission(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(InputError, match="cannot be written"), new_file(tmp_path / "out.txt"):
+        pass
+
+
+def test_folder_appears_when_complete(tmp_path):
+    target = tmp_path / "model"
+    target.mkdir()  # empty: counts as absent
+    with new_folder(target, MADE) as temporary:
+        (temporary / "a").write_text("1")
+        assert names(target) == []
+    assert names(target) == [MARK, "a"]
+    assert names(tmp_path) == ["model"]
+
+
+def test_failure_leaves_no_folder_and_an_existing_one_as_it_was(tmp_path):
+    target = tmp_path / "model"
+
+    def fail(overwrite):
+        with new_folder(target, MADE, overwrite) as temporary:
+            (temporary / "half").touch()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail(False)
+    assert names(tmp_path) == []
+    target.mkdir()
+    (target / "before").touch()
+    mark(target, MADE)
+    with pytest.raises(RuntimeError):
+        fail(True)
+    assert names(target) == [MARK, "before"]
+    assert names(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_folder_is_replaced_as_a_whole(tmp_path, monkeypatch, exchanged):
+    if not exchanged:  # a disk, or a system, that cannot exchange two names
+        monkeypatch.setattr(outputs, "_exchanged", lambda one, other: False)
+    target = tmp_path / "model"
+    with new_folder(target, MADE) as temporary:
+        (temporary / "old").touch()
+        (temporary / "inside").mkdir()
+        (temporary / "inside" / "old").touch()
+    with pytest.raises(InputError, match="exists"), new_folder(target, MADE):
+        pass
+    with new_folder(target, MADE, overwrite=True) as temporary:
+        (temporary / "new").touch()
+        assert names(target) == [MARK, "inside", "old"]
+    assert names(target) == [MARK, "new"]
+    assert names(tmp_path) == ["model"]
+
+
+def test_a_mark_of_another_kind_or_program_is_not_ours(tmp_path):
+    mark(tmp_path, Folder("another thing"))
+    assert foreign(tmp_path, MADE) == "is a folder with another thing"
+    for content in ("[]", "{}", "x", '{"made_by": "them", "kind": "a thing"}', '{"made_by": "scperformer"}'):
+        (tmp_path / MARK).write_text(content)
+        assert foreign(tmp_path, MADE) is not None, content
+
+
+FOREIGN = ("notes.txt", "inside/notes.txt", ".hidden", "later", "first.json")
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_file_of_the_users_in_a_folder_of_ours_is_never_removed(tmp_path, name):
+    target = tmp_path / "model"
+    with new_folder(target, MADE) as temporary:
+        (temporary / "ours").touch()
+        (temporary / "inside").mkdir()
+    (target / "later-1").touch()
+    assert foreign(target, MADE) is None
+    (target / name).write_text("theirs")
+    why = f"holds {name}, which scperformer has not made"
+    assert foreign(target, MADE) == why
+    with pytest.raises(InputError, match=f"{why}, so it is not replaced"):
+        require_absent(target, True, MADE)
+    with pytest.raises(InputError, match=why), new_folder(target, MADE, overwrite=True):
+        pass
+    with pytest.raises(InputError, match=f"{why}, so it is not removed"):
+        remove(target, MADE)
+    assert (target / name).read_text() == "theirs"
+    (target / name).unlink()
+    remove(target, MADE)
+    assert not target.exists()
+    remove(target, MADE)  # nothing is there
+
+
+def test_a_file_that_appears_meanwhile_in_a_folder_is_not_removed(tmp_path):
+    with new_folder(tmp_path / "model", MADE) as temporary:
+        (temporary / "ours").touch()
+
+    def race():
+        with new_folder(tmp_path / "model", MADE, overwrite=True) as temporary:
+            (temporary / "ours").touch()
+            (tmp_path / "model" / "notes").touch()
+
+    with pytest.raises(InputError, match="holds notes"):
+        race()
+    assert names(tmp_path / "model") == [MARK, "notes", "ours"]
+    assert names(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize(("there", "ours"), [(["first.json"], True), (["first.json", "part-1"], True), ([], False)])
+def test_folders_of_earlier_versions_have_no_mark(tmp_path, there, ours):
+    for name in there:
+        (tmp_path / name).touch()
+    assert (foreign(tmp_path, OLD) is None) == ours
+    assert foreign(tmp_path, MADE) == f"is a folder without {MARK}"
+    (tmp_path / "thesis").touch()
+    assert foreign(tmp_path, OLD) is not None
+
+
+def test_folders_that_are_not_ours_are_never_replaced(tmp_path, monkeypatch):
+    theirs = tmp_path / "thesis"
+    theirs.mkdir()
+    (theirs / "chapter1").touch()
+    with pytest.raises(InputError, match=rf"thesis is a folder without {MARK}, so it is not replaced"):
+        require_absent(theirs, True, MADE)
+    with pytest.raises(InputError, match="is a folder without"), new_folder(theirs, MADE, overwrite=True):
+        pass
+    monkeypatch.chdir(theirs)
+    for target in (".", tmp_path):
+        with pytest.raises(InputError, match="is the folder you work in"), new_folder(target, MADE, overwrite=True):
+            pass
+    assert names(theirs) == ["chapter1"]
+
+
+def test_folder_is_put_back_when_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
+    target = tmp_path / "model"
+    with new_folder(target, MADE) as temporary:
+        (temporary / "before").touch()
+    calls, replace = [], os.replace
+
+    def fail_second(source, destination):
+        calls.append(source)
+        if len(calls) == 2:
+            raise OSError("disk is gone")
+        replace(source, destination)
+
+    monkeypatch.setattr(outputs, "_exchanged", lambda one, other: False)
+    monkeypatch.setattr(os, "replace", fail_second)
+    with pytest.raises(OSError, match="disk is gone"), new_folder(target, MADE, overwrite=True):
+        pass
+    assert names(target) == [MARK, "before"]
+    assert names(tmp_path) == ["model"]
+
+
+def test_what_a_dead_process_left_is_removed_and_nothing_else(tmp_path):
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    gone = outputs._mark() + dead.stdout.strip()
+    alive = outputs._mark() + str(os.getpid())
+    kept = [f"{alive}-a.h5ad", ".scperformer-elsewhere_1-1-a.h5ad", ".scperformer-old-a", ".scperformer-notes"]
+    for name in (f"{gone}-a.h5ad", *kept):
+        (tmp_path / name).write_text("half")
+    (tmp_path / f"{gone}-b").mkdir()
+    (tmp_path / f"{gone}-b" / "part").write_text("half")
+    with new_file(tmp_path / "out.txt") as temporary:
+        temporary.write_text("whole")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([*kept, "out.txt"])
+
+
+@pytest.mark.slow
+def test_kill_9_while_cells_in_memory_are_written(tmp_path, counts_adata, tiny_model):
+    """A table is read as a whole, and its annotated cells are written at once."""
+    counts_adata.to_df().to_csv(tmp_path / "cells.csv")
+    die = "import os, signal, h5py\nclose = h5py.File.close\n"
+    die += "h5py.File.close = lambda self: (close(self), os.kill(os.getpid(), signal.SIGKILL))"
+    words = ["predict", "cells.csv", f"model_path={tiny_model}", "orientation=cells_by_genes", "output=out.h5ad"]
+    start = "import sys\nfrom scperformer.command.cli import main\nsys.exit(main(sys.argv[1:]))"
+    killed = subprocess.run([sys.executable, "-c", f"{die}\n{start}", *words], cwd=tmp_path, capture_output=True)
+    assert killed.returncode == -9
+    assert not (tmp_path / "out.h5ad").exists()
+    assert len(list(tmp_path.rglob(".scperformer-*"))) == 1
+    done = subprocess.run([sys.executable, "-c", start, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["cells.csv", "out.h5ad"]

@@ -1,0 +1,40 @@
+"""The palette, checked for colour-blind eyes, and the ink on each colour."""
+
+import numpy as np
+import pytest
+from support.colours import linear, oklab
+
+from scperformer.base.pictures import PALETTE, colour_of, draw_reliability, ink_on
+
+# Machado, Oliveira and Fernandes 2009, severity 1: what linear RGB looks like to a colour-blind eye.
+DEUTERANOPIA = np.array(
+    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]]
+)
+PROTANOPIA = np.array(
+    [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+)
+
+
+@pytest.mark.parametrize("seen", [np.eye(3), DEUTERANOPIA, PROTANOPIA], ids=["normal", "deuteranopia", "protanopia"])
+@pytest.mark.parametrize(("num_colours", "least"), [(20, 0.07), (30, 0.055)])
+def test_colours_differ_for_every_eye(seen, num_colours, least):
+    colours = [colour_of(place) for place in range(num_colours)]
+    lab = oklab(np.vstack([linear(colours), np.ones((1, 3))]) @ seen.T)  # and from the white page
+    gaps = np.linalg.norm(lab[:, None] - lab[None], axis=2)
+    # OKLab .02 is about the smallest difference that can be seen.
+    assert gaps[~np.eye(len(lab), dtype=bool)].min() > least
+
+
+def test_text_on_a_colour_is_readable():
+    for colour in PALETTE:
+        light, dark = sorted((linear([colour, ink_on(colour)]) @ [0.2126, 0.7152, 0.0722]).tolist())[::-1]
+        assert (light + 0.05) / (dark + 0.05) > 4.5  # WCAG 2, AA
+
+
+def test_a_reliability_diagram_leaves_out_bins_of_few_calls():
+    bins = {"num_cells": [10, 90], "confidence": [0.5, 0.9], "accuracy": [0.4, 0.95]}
+    few = {"num_cells": [9, *bins["num_cells"]], "confidence": [0.3, 0.5, 0.9], "accuracy": [1.0, 0.4, 0.95]}
+    picture = draw_reliability({"a": bins})
+    assert picture.startswith(b"\x89PNG")
+    assert draw_reliability({"a": few}) == picture
+    assert draw_reliability({"a": few | {"num_cells": [10, 10, 90]}}) != picture

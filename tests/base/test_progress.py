@@ -1,0 +1,112 @@
+"""Signs of progress: lines in a log, and one bar on a terminal."""
+
+import io
+import logging
+import re
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from scperformer.base import progress as module
+from scperformer.base.progress import progress, say
+
+
+class Terminal(io.StringIO):
+    """Text that is written to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def fast(monkeypatch):
+    """Draw and write lines a thousand times as often."""
+    monkeypatch.setattr(module, "SECONDS_BETWEEN_DRAWS", 0.001)
+    monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.01)
+    logging.getLogger("scperformer").setLevel(logging.INFO)
+
+
+@pytest.fixture
+def terminal(fast, monkeypatch) -> Callable[[], Terminal]:
+    """Make standard error a terminal; to be called in the test, as pytest replaces it before."""
+
+    def start() -> Terminal:
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        return sys.stderr
+
+    return start
+
+
+def wait_for(condition) -> None:
+    for _ in range(5000):
+        if condition():
+            return
+        time.sleep(0.001)
+    raise AssertionError("nothing was shown")
+
+
+def test_lines_tell_what_is_done_and_left(fast, caplog):
+    caplog.set_level(logging.INFO, "scperformer")
+    with progress("checking", total=3, unit="files") as files:
+        files.update()
+        with progress("a.h5ad", total=8000, unit="cells") as cells:
+            cells.update(2000)
+            wait_for(lambda: caplog.messages)
+    assert re.fullmatch(r"2/3 a\.h5ad: 2,000 of 8,000 cells in 0\.\d s, about 0\.\d s left", caplog.messages[0])
+
+
+def test_a_block_without_a_total_tells_its_time(fast, caplog):
+    caplog.set_level(logging.INFO, "scperformer")
+    with progress("reading"):
+        wait_for(lambda: caplog.messages)
+    assert re.fullmatch(r"reading: 0\.\d s so far", caplog.messages[0])
+
+
+def test_short_blocks_are_silent(caplog):
+    caplog.set_level(logging.INFO, "scperformer")
+    with progress("reading"):
+        pass
+    assert caplog.messages == []
+
+
+def test_the_innermost_block_is_the_one_bar(terminal):
+    """It is removed at the end, log lines and printed text stand above it, and the outer one comes back."""
+    terminal = terminal()
+    logging.getLogger("scperformer").handlers[:] = [logging.StreamHandler(terminal)]
+    with progress("files", total=2, unit="files"):
+        with progress("cells", total=10, unit="cells") as cells:
+            cells.update(5)
+            wait_for(lambda: "1/2 cells:  50%" in terminal.getvalue())
+            logging.getLogger("scperformer.test").warning("a line")
+        terminal.truncate(0)
+        wait_for(lambda: "files:   0%" in terminal.getvalue())
+        assert "cells:" not in terminal.getvalue()
+    assert re.search(r"\r +\r$", terminal.getvalue())
+
+
+def test_printed_text_stands_above_the_bar(terminal, capsys):
+    terminal = terminal()
+    with progress("reading"):
+        wait_for(lambda: "reading [" in terminal.getvalue())
+        say("found")
+        text = terminal.getvalue()
+    assert re.search(r"\r +\r", text)  # the bar was cleared before the text
+    assert capsys.readouterr().out == "found\n"
+
+
+def test_nothing_is_shown_in_helping_processes(terminal):
+    terminal = terminal()
+    logging.getLogger("scperformer").setLevel(logging.ERROR)
+    with progress("reading") as shown:
+        time.sleep(0.05)
+        shown.update()
+    assert terminal.getvalue() == ""
+
+
+def test_an_error_ends_the_block(terminal):
+    terminal()
+    with pytest.raises(ValueError, match="bad"), progress("reading"):
+        raise ValueError("bad")
+    assert module._open == []

@@ -1,0 +1,195 @@
+"""Ctrl-C and the signals of clusters end a command anywhere: one line, the usual exit code, nothing half-written."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.annotated import annotated_sample
+
+# Sends a signal to the process itself when a function is called, or a module is imported ("<module>").
+PROFILE = """
+import os, sys
+
+def profile(frame, event, _):
+    if event == "call" and (frame.f_globals.get("__name__"), frame.f_code.co_name) == (MODULE, FUNCTION):
+        calls.append(1)
+        if len(calls) == CALL:
+            sys.setprofile(None)
+            os.kill(os.getpid(), SIGNAL)
+
+calls = []
+sys.setprofile(profile)
+"""
+PREDICT = ("predict", "cells.h5ad", "model_path=model", "adapt=false")
+TRAIN = ("train", "cells.h5ad", "label_key=cell_type", "model=tiny", "trainer.max_epochs=2", "output=new")
+ADAPT = ("adapt", "model", "cells.h5ad", "output=new")
+CASES = {  # words, and the module and function in which the signal comes
+    "the command line is imported": (PREDICT, "scperformer.command.cli", "<module>"),
+    "options are composed": (PREDICT, "omegaconf", "<module>"),
+    "torch is imported": (PREDICT, "torch", "<module>"),
+    "files are looked at": (PREDICT, "scperformer.files.hdf5_guard", "_watch"),
+    "cells are opened": (PREDICT, "scperformer.files.h5ad", "open_stored"),
+    "cells are called": (PREDICT, "scperformer.prediction.calls", "call_block"),
+    "h5ad is written": (PREDICT, "scperformer.prediction.write", "_add"),
+    "HDF5 writes": (PREDICT, "scperformer.files.writing", "write_all"),
+    "zarr is written": ((*PREDICT, "output=out.zarr"), "scperformer.prediction.write", "_copy"),
+    "a table is written": ((*PREDICT, "output=out.csv"), "scperformer.prediction.write", "_table_rows"),
+    "a report is made": (("report", "annotated.h5ad"), "scperformer.reports.report", "run_report"),
+    "a report is written": (("report", "annotated.h5ad"), "scperformer.base.outputs", "new_file"),
+    "branches are fitted": (TRAIN, "scperformer.fitting.evidence", "fit_branches"),
+    "a network learns": (TRAIN, "scperformer.training.supervised", "training_step"),
+    "an adapted model is made": (ADAPT, "scperformer.fitting.adapted", "<module>"),
+}
+FAST = ("the command line is imported", "HDF5 writes")
+
+
+@pytest.fixture
+def inputs(tmp_path, counts_adata, tiny_model) -> Path:
+    folder = tmp_path / "inputs"
+    folder.mkdir()
+    counts_adata.write_h5ad(folder / "cells.h5ad")
+    annotated_sample().write_h5ad(folder / "annotated.h5ad")
+    (folder / "model").symlink_to(tiny_model)
+    return folder
+
+
+def signalled(words, folder: Path, number: int, module: str, function: str, call: int = 1) -> tuple[int, str]:
+    """Run a command that gets a signal where a function is called: its exit code and what it says."""
+    place = folder.parent / "profile"
+    place.mkdir()
+    values = f"MODULE, FUNCTION, CALL, SIGNAL = {module!r}, {function!r}, {call}, {int(number)}\n"
+    (place / "sitecustomize.py").write_text(values + PROFILE)
+    paths = [str(place), str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    line = [sys.executable, "-m", "scperformer", *words]
+    ran = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
+    return ran.returncode, ran.stderr
+
+
+def require_clean(errors: str, line: str) -> None:
+    assert "Traceback" not in errors
+    assert "ignored" not in errors
+    assert "internal error" not in errors
+    assert errors.splitlines()[-1] == line
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in FAST)) for case in CASES])
+def test_ctrl_c_is_one_line_and_leaves_nothing(case, inputs):
+    before = sorted(os.listdir(inputs))
+    code, errors = signalled(CASES[case][0], inputs, signal.SIGINT, *CASES[case][1:])
+    assert code == 130, errors
+    if case == "a network learns":
+        errors = errors.replace("warning: interrupted", "interrupted")
+    require_clean(errors, "interrupted")
+    assert sorted(os.listdir(inputs)) == before
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)],
+    ids=["TERM", "HUP"],
+)
+def test_signals_of_clusters_and_terminals(number, code, inputs):
+    before = sorted(os.listdir(inputs))
+    found, errors = signalled(PREDICT, inputs, number, "scperformer.prediction.write", "_add")
+    assert found == code, errors
+    require_clean(errors, f"ended by {signal.Signals(number).name}")
+    assert sorted(os.listdir(inputs)) == before
+
+
+@pytest.mark.slow
+def test_a_training_that_was_cut_off_after_its_last_epoch_is_resumed(inputs):
+    code, errors = signalled(TRAIN, inputs, signal.SIGINT, "scperformer.training.train", "scores_on_held_out")
+    assert code == 130, errors
+    require_clean(errors, "interrupted; the same command with resume=true continues it")
+    assert not (inputs / "new").exists()
+    line = [sys.executable, "-m", "scperformer", *TRAIN, "resume=true"]
+    ran = subprocess.run(line, cwd=inputs, capture_output=True, text=True, timeout=240)
+    assert ran.returncode == 0, ran.stderr
+    assert "continuing the run" in ran.stderr
+    assert (inputs / "new" / "bundle.json").is_file()
+
+
+@pytest.mark.slow
+def test_several_signals_at_once_count_as_one(inputs):
+    """As from a terminal and from the job manager that the terminal belongs to."""
+    line = [sys.executable, "-m", "scperformer", *PREDICT, "output=out.zarr"]
+    with subprocess.Popen(line, cwd=inputs, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(1)
+        for _ in range(20):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.01)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    require_clean(errors, "interrupted")
+    assert not (inputs / "out.zarr").exists()
+
+
+def test_signals_that_are_ignored_stay_so():
+    """As with nohup, or in the background of a script."""
+    code = """
+import signal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from scperformer.base.signals import handle_signals
+handle_signals()
+print(*(signal.getsignal(number) == signal.SIG_IGN for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "True True False\n"
+
+
+def test_a_signal_in_a_callback_is_raised_afterwards():
+    """No exception gets out of `__del__` and the callbacks of compiled libraries."""
+    code = """
+import os, signal, time
+from scperformer.base.signals import handle_signals, say_ended
+
+class Callback:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+
+handle_signals()
+try:
+    Callback()
+    time.sleep(20)
+except KeyboardInterrupt as error:
+    print(say_ended(error))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=15)
+    assert (ran.stdout, ran.stderr) == ("130\n", "interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_workflow_ends_when_snakemake_has_ended_its_jobs(number, tmp_path):
+    """Snakemake gets Ctrl-C, whichever signal came, and has the time that it needs."""
+    code = f"""
+import os, pathlib, sys, threading, time
+from scperformer.base.signals import Ended, handle_signals, say_ended
+from scperformer.command.workflow import _code_of
+
+slow = "import os, pathlib, time\\ntry:\\n    pathlib.Path('started').touch()\\n    time.sleep(60)\\n"
+slow += "except KeyboardInterrupt:\\n    time.sleep(0.5)\\n    os.write(1, b'unlocked ')"
+handle_signals()
+
+def send():
+    while not pathlib.Path("started").exists():
+        time.sleep(0.05)
+    os.kill(os.getpid(), {int(number)})
+
+threading.Thread(target=send, daemon=True).start()
+try:
+    _code_of([sys.executable, "-c", slow])
+except (KeyboardInterrupt, Ended) as error:
+    os.write(1, str(say_ended(error)).encode())
+"""
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    environment = os.environ | {"PYTHONPATH": paths}
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, timeout=120, **streams)
+    assert ran.stdout == f"unlocked {128 + number}"
+    assert len(ran.stderr.splitlines()) == 1

@@ -1,0 +1,178 @@
+"""Files of a corpus: one list of genes, normalised as training does it, and clear refusals."""
+
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+
+from scperformer.base.errors import InputError
+from scperformer.cells import Sample, make_corpus, read_genes
+from scperformer.cells.splits import stratified_split
+from scperformer.config import make_config
+
+
+def config(*overrides):
+    return make_config("pretrain", ["inputs=[a.h5ad]", "data.min_genes=0", *overrides])
+
+
+def sample(adata, name="a.h5ad") -> Sample:
+    return Sample(adata, Path(name), f"sum of {name}")
+
+
+def small(genes, num_cells=12, seed=0) -> ad.AnnData:
+    counts = np.random.default_rng(seed).poisson(1.0, (num_cells, len(genes))).astype(np.float32)
+    counts[:, :2] = 1  # so that every cell has something to hide
+    return ad.AnnData(sparse.csr_matrix(counts), var=pd.DataFrame(index=genes))
+
+
+def test_genes_are_the_union_and_values_those_of_each_file_alone():
+    one, two = small(["A", "B", "C"]), small(["C", "D", "A"], seed=1)
+    corpus = make_corpus([sample(one), sample(two, "b.h5ad")], config("data.min_cells=1"))
+    assert corpus.genes == ["A", "B", "C", "D"]
+    wanted = np.zeros((24, 4))
+    for start, adata in ((0, one), (12, two)):
+        counts = adata.X.toarray()
+        logged = np.log1p(counts / counts.sum(1, keepdims=True) * 1e4)
+        wanted[start : start + 12, [corpus.genes.index(gene) for gene in adata.var_names]] = logged
+    np.testing.assert_allclose(corpus.x.toarray(), wanted, rtol=1e-5)
+    assert list(corpus.file_of_cell) == [0] * 12 + [1] * 12
+    assert [(file["name"], file["sha256"], file["num_cells"]) for file in corpus.files] == [
+        ("a.h5ad", "sum of a.h5ad", 12),
+        ("b.h5ad", "sum of b.h5ad", 12),
+    ]
+
+
+def test_files_with_other_names_for_the_same_genes_share_them(caplog):
+    caplog.set_level("INFO", logger="scperformer")
+    symbols, ids = ["CD3D", "GAPDH", "NKG7"], ["ENSG00000105374.4", "ENSG00000167286", "ENSG99999999999"]
+    one, two = small(symbols), small(ids, seed=1)
+    corpus = make_corpus([sample(one), sample(two, "b.h5ad")], config("data.min_cells=1"))
+    assert corpus.genes == symbols
+    counts = two.X.toarray()
+    logged = np.log1p(counts / counts.sum(1, keepdims=True) * 1e4)
+    np.testing.assert_allclose(corpus.x[12:].toarray(), logged[:, [1, 2, 0]] * [1, 0, 1], rtol=1e-5)
+    assert "b.h5ad: 2 genes were translated between Ensembl ids and symbols" in caplog.text
+    assert "b.h5ad: 1 of 3 genes could not be translated and are left out" in caplog.text
+    given = make_corpus([sample(two)], config(), symbols)
+    np.testing.assert_array_equal(given.x.toarray(), corpus.x[12:].toarray())
+
+
+def test_genes_of_a_file_that_are_one_gene_are_added_up():
+    adata = small(["CD3D", "ENSG00000167286", "GAPDH"], num_cells=40)
+    counts = adata.X.toarray()
+    summed = np.column_stack([counts[:, :2].sum(1), counts[:, 2]])
+    corpus = make_corpus([sample(adata)], config(), ["CD3D", "GAPDH"])
+    wanted = np.log1p(summed / counts.sum(1, keepdims=True) * 1e4)[counts[:, 2] > 0]  # two genes or none
+    np.testing.assert_allclose(corpus.x.toarray(), wanted, rtol=1e-5)
+
+
+def test_rare_genes_are_counted_over_all_files():
+    one, two = small(["A", "B", "C"]), small(["A", "B", "C"], seed=1)
+    for adata, num_cells in ((one, 2), (two, 1)):
+        x = adata.X.toarray()
+        x[:, 2] = np.arange(12) < num_cells
+        adata.X = sparse.csr_matrix(x)
+    assert make_corpus([sample(one), sample(two)], config("data.min_cells=3")).genes == ["A", "B", "C"]
+    assert make_corpus([sample(one), sample(two)], config("data.min_cells=4")).genes == ["A", "B"]
+
+
+def test_logged_values_and_counts_of_the_same_cells_are_the_same(counts_adata):
+    logged = counts_adata.copy()
+    logged.X = sparse.csr_matrix(np.log1p(counts_adata.X.toarray() / counts_adata.X.sum(1) * 1e4), dtype=np.float32)
+    corpus = make_corpus([sample(counts_adata), sample(logged)], config())
+    np.testing.assert_allclose(corpus.x[:120].toarray(), corpus.x[120:].toarray(), rtol=1e-4)
+
+
+def test_a_given_vocabulary_is_kept_whatever_the_files_have():
+    corpus = make_corpus([sample(small(["A", "B", "C"]))], config(), ["B", "X", "A"])
+    assert corpus.genes == ["B", "X", "A"]
+    assert not corpus.x[:, [1]].nnz
+
+
+def test_cells_with_too_little_to_hide_are_left_out(caplog):
+    caplog.set_level("INFO", logger="scperformer")
+    adata = small(["A", "B", "C"], num_cells=14)
+    x = adata.X.toarray()
+    x[:3, 1:] = 0
+    adata.X = sparse.csr_matrix(x)
+    corpus = make_corpus([sample(adata)], config("data.min_cells=1"))
+    assert corpus.x.shape[0] == 11
+    assert "11 of 14 cells are used" in caplog.text
+
+
+ENSEMBL = [f"ENSG{i:011d}" for i in range(3)]
+REFUSED = {
+    "two kinds of id": (
+        [["A", "B", "C"], ENSEMBL],
+        (),
+        None,
+        r"gene symbols in 0\.h5ad and Ensembl ids in 1\.h5ad; expected one kind .*: convert the var_names of 1\.h5ad",
+    ),
+    "no common gene": (
+        [["A", "B", "C"]],
+        ("data.min_cells=13",),
+        None,
+        "data.min_cells=13 drops all 3 genes of 12 cells",
+    ),
+    "other genes": ([["A", "B", "C"]], (), ["X", "Y"], r"0 of the 2 genes of the list in the files .*at least 10%"),
+    "min_genes": (
+        [["A", "B", "C"]],
+        ("data.min_genes=9",),
+        None,
+        r"data\.min_genes=9 drops all 12 cells of 0\.h5ad",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(case):
+    files, overrides, vocabulary, message = REFUSED[case]
+    samples = [sample(small(genes), f"{number}.h5ad") for number, genes in enumerate(files)]
+    with pytest.raises(InputError, match=message):
+        make_corpus(samples, config(*overrides), vocabulary)
+
+
+def test_a_tiny_corpus_is_refused():
+    with pytest.raises(InputError, match=r"4 usable cells in 1 file; expected at least 10 to pretrain on: add files"):
+        make_corpus([sample(small(["A", "B", "C"], num_cells=4))], config("data.min_cells=1"))
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.1, 0.5, 0.99])
+def test_validation_has_its_share_of_every_file(fraction):
+    files = np.repeat([0, 1], [40, 60])
+    train, val = stratified_split(files, fraction, seed=0, least=0)
+    assert sorted([*train, *val]) == list(range(100))
+    assert len(train)
+    assert len(val)
+    for file in (0, 1):
+        assert abs((files[val] == file).sum() - fraction * (files == file).sum()) <= 1
+    again = stratified_split(files, fraction, seed=0, least=0)
+    assert all(np.array_equal(one, two) for one, two in zip((train, val), again, strict=True))
+
+
+def test_genes_from_a_file(tmp_path):
+    path = tmp_path / "genes.txt"
+    path.write_text("\ufeffB\n\nA \nC\n", encoding="utf-8")
+    assert read_genes(path) == ["B", "A", "C"]
+
+
+BAD_FILES = {
+    "none": (None, "no readable file"),
+    "empty": (b"\n\n", "no genes at"),
+    "binary": (b"\xff\xfe\x00A", "bytes that are not text"),
+    "twice": (b"A\nB\nA\n", r"1 gene names occur more than once in .*'A'"),
+    "table": (b"gene\tmean\nA\t1\n", "several columns"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FILES)
+def test_bad_files_of_genes(tmp_path, case):
+    content, message = BAD_FILES[case]
+    path = tmp_path / "genes.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_genes(path)

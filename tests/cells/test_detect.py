@@ -1,0 +1,591 @@
+"""The place of the expression and the kind of its values, in all kinds of files."""
+
+import json
+import math
+from dataclasses import asdict
+
+import anndata as ad
+import numpy as np
+import pytest
+import scanpy
+from scipy import sparse
+
+from scperformer.base.errors import InputError
+from scperformer.cells import detect_expression, normalise, stored_expression
+from scperformer.cells.values import judge, recognise
+from scperformer.files import PREPARED, open_cells, read_cells
+
+
+def per_cell(counts, total):
+    """Counts scaled to a total per cell, dense float64: the plain formula."""
+    dense = np.asarray(counts.todense(), dtype=np.float64)
+    return dense / dense.sum(1, keepdims=True) * total
+
+
+def logged(counts, total=1e4, base=math.e, num_genes=None, decimals=None):
+    """log1p of normalised counts; genes dropped after normalising; values rounded."""
+    values = np.log1p(per_cell(counts, total)) / math.log(base)
+    values = values[:, :num_genes] if decimals is None else values[:, :num_genes].round(decimals)
+    return sparse.csr_matrix(values, dtype=np.float32)
+
+
+def summary(findings):
+    return findings.source, findings.kind, findings.total, findings.log_base
+
+
+# one matrix
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x,
+        lambda x: x.tocsc(),
+        lambda x: sparse.csr_array(x),
+        lambda x: x.astype(np.int32),
+        lambda x: x.toarray().astype(np.float64),
+        lambda x: x.toarray().astype(np.uint16),
+    ],
+    ids=["csr", "csc", "array", "int32", "dense", "uint16"],
+)
+def test_counts_in_any_storage(counts_adata, make):
+    findings = detect_expression(ad.AnnData(make(counts_adata.X)))
+    assert summary(findings) == ("X", "counts", None, None)
+    assert (findings.num_cells, findings.num_genes, findings.notes) == (120, 200, [])
+
+
+@pytest.mark.parametrize("base", [math.e, 2.0, 10.0], ids=["e", "2", "10"])
+@pytest.mark.parametrize("total", [1e4, 1e6, 2345.0])
+def test_log_base_and_total_are_seen_in_constant_sums(counts_adata, base, total):
+    slot = judge("X", logged(counts_adata.X, total, base))
+    assert (slot.kind, slot.log.base, slot.log.confirmed) == ("log1p", base, True)
+    assert slot.log.total == pytest.approx(total, rel=1e-6)  # float32 values
+
+
+@pytest.mark.parametrize("base", [math.e, 2.0, 10.0], ids=["e", "2", "10"])
+@pytest.mark.parametrize("decimals", [None, 3], ids=["full", "rounded"])
+def test_log_base_is_seen_in_multiples_when_genes_were_dropped(counts_adata, base, decimals):
+    slot = judge("X", logged(counts_adata.X, 1e4, base, num_genes=60, decimals=decimals))
+    total = 1e4 if decimals is None else None  # rounding blurs how many counts the cells had
+    assert (slot.kind, slot.log.base, slot.log.total, slot.log.confirmed) == ("log1p", base, total, True)
+
+
+@pytest.mark.parametrize("total", [345.5, 1e3, 2e3, 5e3, 1e4, 5e4, 1e5, 2e5, 1e6])
+def test_usual_totals_are_seen_in_the_smallest_values_when_genes_were_dropped(counts_adata, total):
+    findings = detect_expression(ad.AnnData(logged(counts_adata.X, total, num_genes=60)))
+    usual = total in (1e4, 1e5, 1e6)  # their divisors and multiples are not recognised as them
+    assert summary(findings) == ("X", "log1p", total if usual else None, math.e)
+    assert any("set input_total=..." in note for note in findings.notes) == (not usual)
+    assert findings.relative == (total in (5e4, 2e5))
+    assert detect_expression(ad.AnnData(logged(counts_adata.X, total, num_genes=60)), input_total=total).total == total
+
+
+@pytest.mark.parametrize("make", ["rounded, above the usual total", "never normalised"])
+def test_without_a_total_each_cells_smallest_value_is_one_count(counts_adata, make):
+    counts = counts_adata.X[:, :60]
+    x = np.log1p(counts.toarray()) / math.log(2) if make == "never normalised" else None
+    adata = ad.AnnData(logged(counts_adata.X, 1e6, num_genes=60, decimals=4) if x is None else x)
+    findings = detect_expression(adata)
+    assert (findings.kind, findings.total, findings.relative) == ("log1p", None, True)
+    assert any("the sum of the genes in the file is used" in note for note in findings.notes)
+    found = normalise(adata.X, findings, 1e4).toarray()
+    np.testing.assert_allclose(np.expm1(found), per_cell(counts, 1e4), rtol=0.02 if x is None else 1e-5)
+
+
+def mixed(counts, logs, how):
+    rows = [logs[i] if i % 3 == 0 else counts[i] for i in range(counts.shape[0])]
+    return sparse.vstack(rows, "csr" if how != "csc" else "csc") if how != "dense" else sparse.vstack(rows).toarray()
+
+
+@pytest.mark.parametrize("how", ["csr", "csc", "dense"])
+@pytest.mark.parametrize("total", [1e4, 777.0], ids=["10,000", "777"])
+def test_a_mix_of_counts_and_logarithms_is_refused_with_rows_named(counts_adata, how, total):
+    adata = ad.AnnData(mixed(counts_adata.X, logged(counts_adata.X, total), how), obs=counts_adata.obs)
+    first, second, fourth = (adata.obs_names[i] for i in (0, 1, 3))
+    with pytest.raises(
+        InputError, match=rf"a mix: counts in 80 cells \({second}.*logarithms in 40 cells \({first}, {fourth}"
+    ):
+        detect_expression(adata)
+    adata.layers["counts"] = counts_adata.X
+    findings = detect_expression(adata)
+    assert (findings.source, findings.kind) == ("layers/counts", "counts")
+    assert any("X is not used: a mix" in note for note in findings.notes)
+
+
+def test_one_cell_of_the_other_kind_is_found(counts_adata):
+    x = counts_adata.X.toarray()
+    x[77] = logged(counts_adata.X)[77].toarray()
+    with pytest.raises(InputError, match=f"logarithms in 1 cell \\({counts_adata.obs_names[77]}"):
+        detect_expression(ad.AnnData(x, obs=counts_adata.obs))
+
+
+def test_a_sample_of_counts_after_one_of_logarithms_is_named_by_its_rows(counts_adata):
+    x = counts_adata.X.toarray()
+    x[:50] = logged(counts_adata.X).toarray()[:50]
+    with pytest.raises(InputError, match=r"rows from 0: 50-119\).*rows from 0: 0-49\)"):
+        detect_expression(ad.AnnData(x, obs=counts_adata.obs))
+
+
+@pytest.mark.parametrize("share", [2, 3, 10])
+def test_corrected_counts_beside_logarithms_are_a_mix(counts_adata, share):
+    x = counts_adata.X.toarray() * 9.37
+    x[::share] = logged(counts_adata.X).toarray()[::share]
+    with pytest.raises(
+        InputError, match=f"too large for logarithms in .* cells.*logarithms in {-(-120 // share)} cells"
+    ):
+        detect_expression(ad.AnnData(x, obs=counts_adata.obs))
+
+
+@pytest.mark.parametrize("first", [(1e4, math.e), (2345.0, math.e)], ids=["10,000", "2345"])
+@pytest.mark.parametrize("second", [(1e6, 2.0), (1e4, 10.0)], ids=["CPM to base 2", "base 10"])
+@pytest.mark.parametrize("share", [2, 12])
+def test_logarithms_of_two_bases_are_a_mix(counts_adata, first, second, share):
+    x = logged(counts_adata.X, *first).toarray()
+    x[::share] = logged(counts_adata.X, *second).toarray()[::share]
+    adata = ad.AnnData(x, obs=counts_adata.obs)
+    names = {2.0: "logarithm to base 2", 10.0: "logarithm to base 10"}
+    of_second, of_first = (adata.obs_names[i] for i in (0, 1))
+    with pytest.raises(InputError, match="a mix: ") as raised:
+        detect_expression(adata)
+    num = -(-120 // share)
+    assert f"{names[second[1]]} in {num} cells ({of_second}," in str(raised.value)
+    assert f"natural logarithm in {120 - num} cells ({of_first}," in str(raised.value)
+
+
+@pytest.mark.parametrize("totals", [(1e4, 1e6), (1234.0, 2345.5), (1e4, 777.0, 1e5)])
+def test_samples_normalised_apart_and_put_together_are_normalised_anew(counts_adata, totals):
+    x = np.empty(counts_adata.shape)
+    for i, total in enumerate(totals):
+        x[i :: len(totals)] = logged(counts_adata.X, total).toarray()[i :: len(totals)]
+    findings = detect_expression(ad.AnnData(x, obs=counts_adata.obs))
+    assert (summary(findings), findings.relative) == (("X", "log1p", None, math.e), True)
+    text = findings.places[0].text
+    assert all(f"{total:g}" in text for total in totals), text
+    found = normalise(x, findings, 1e4)
+    np.testing.assert_allclose(found.toarray(), logged(counts_adata.X).toarray(), rtol=1e-4)
+
+
+def test_genes_dropped_after_normalising_make_no_groups(counts_adata):
+    for num_genes in (100, 150, 199):
+        assert recognise(logged(counts_adata.X, num_genes=num_genes).astype(np.float64)).groups == ()
+
+
+def test_corrected_counts_beside_counts_are_not_a_mix(counts_adata):
+    """Tools that remove ambient RNA leave some cells unchanged."""
+    x = counts_adata.X.toarray() * np.where(np.arange(120) % 4, 0.93, 1)[:, None]
+    assert judge("X", x).kind == "linear"
+
+
+def test_a_few_genes_dropped_leave_the_total_visible(counts_adata):
+    x = logged(counts_adata.X)
+    x = x[:, np.asarray(x.sum(0)).ravel().argsort()[1:]]  # the weakest gene
+    assert judge("X", x).log.total == 1e4
+
+
+def test_continuous_values_in_the_range_of_logarithms_are_not_confirmed():
+    rng = np.random.default_rng(3)
+    findings = detect_expression(ad.AnnData(rng.gamma(1.0, 1.0, (50, 80))))
+    assert summary(findings) == ("X", "log1p", None, math.e)
+    assert any("by the range of the values alone" in note for note in findings.notes)
+
+
+def corrected(num_cells: int = 50) -> np.ndarray:
+    """Corrected counts: decimals, so that the smallest value of a cell is not one count."""
+    return np.random.default_rng(3).gamma(0.5, 2.0, (num_cells, 80))
+
+
+@pytest.mark.parametrize("place", ["X", "raw"])
+@pytest.mark.parametrize(("said", "base"), [(None, math.e), (2, 2.0), (np.float64(10), 10.0)])
+def test_scanpys_mark_tells_the_base_where_the_values_do_not(said, base, place, tmp_path):
+    x = np.log1p(corrected()) / math.log(base)
+    adata = ad.AnnData(x, uns={"log1p": {} if said is None else {"base": said}})
+    if place == "raw":
+        adata.raw = adata.copy()
+        adata.X = x - 1
+    findings = detect_expression(adata)
+    assert summary(findings) == (place, "log1p", None, base)
+    assert not any("range of the values alone" in note for note in findings.notes)
+    adata.write_h5ad(tmp_path / "x.h5ad")
+    with open_cells(tmp_path / "x.h5ad") as cells:
+        assert summary(detect_expression(cells)) == summary(findings)
+
+
+@pytest.mark.parametrize("mark", ["odd", {"base": "e"}, {"base": 7}, {"base": np.ones(2)}])
+def test_an_odd_mark_of_scanpy_is_not_believed(mark):
+    findings = detect_expression(ad.AnnData(np.log1p(corrected()), uns={"log1p": mark}))
+    assert summary(findings) == ("X", "log1p", None, math.e)
+    assert any("range of the values alone" in note for note in findings.notes)
+
+
+def test_scanpys_mark_does_not_outweigh_the_values(counts_adata):
+    adata = ad.AnnData(logged(counts_adata.X), uns={"log1p": {"base": 2}})
+    assert summary(detect_expression(adata)) == ("X", "log1p", 1e4, math.e)
+    assert detect_expression(ad.AnnData(counts_adata.X, uns={"log1p": {}})).kind == "counts"
+
+
+def test_with_scanpys_mark_logarithms_too_large_for_the_usual_total_are_relative():
+    x = np.log1p(1000 * corrected())
+    with pytest.raises(InputError, match="too large"):
+        detect_expression(ad.AnnData(x))
+    findings = detect_expression(ad.AnnData(x, uns={"log1p": {"base": None}}))
+    assert (summary(findings), findings.relative) == (("X", "log1p", None, math.e), True)
+    assert any("the sum of the genes in the file is used" in note for note in findings.notes)
+
+
+@pytest.mark.parametrize(
+    ("total", "num_genes"),
+    [(1e6, None), (1e4, None), (100.0, None), (100.0, 60)],
+    ids=["TPM", "CP10K", "percent", "part"],
+)
+def test_values_without_logarithm_are_linear(counts_adata, total, num_genes):
+    assert judge("X", sparse.csr_matrix(per_cell(counts_adata.X, total)[:, :num_genes])).kind == "linear"
+
+
+def test_one_cell_is_judged_by_powers_of_ten_only(counts_adata):
+    assert summary(detect_expression(ad.AnnData(logged(counts_adata.X)[:1]))) == ("X", "log1p", 1e4, math.e)
+    lonely = judge("X", logged(counts_adata.X, total=2345)[:1])
+    assert (lonely.kind, lonely.log.total, lonely.log.base) == ("log1p", None, math.e)
+
+
+def test_the_total_of_logarithms_does_not_depend_on_which_cells_there_are(counts_adata):
+    """As `scanpy.pp.normalize_total` without a target leaves it: the median of counts."""
+    total = float(np.median(np.asarray(counts_adata.X.sum(1))))
+    x = logged(counts_adata.X, total)
+    whole = detect_expression(ad.AnnData(x))
+    parts = [detect_expression(ad.AnnData(x[rows])) for rows in (slice(60), slice(60, None), slice(None, None, 3))]
+    assert {part.total for part in parts} == {whole.total} == {total}
+
+
+def test_bad_values_are_counted_wherever_they_are():
+    x = np.ones((3000, 7), dtype=np.float32)
+    x[1, 1], x[2999, 6], x[1500, 3] = np.nan, np.inf, np.nan  # between the sampled cells too
+    assert judge("X", x).text == "3 NaN or infinite values"
+    assert judge("X", sparse.csr_matrix(x)).text == "3 NaN or infinite values"
+    x = np.ones((3000, 7))
+    x[1, 0] = -0.5
+    assert judge("X", sparse.csc_matrix(x)).text == "negative values down to -0.5: scaled or centred"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("value", [1e16, 3e38, 1e39, 1.7e308])
+def test_values_that_no_expression_has(value, dtype):
+    x = np.ones((20, 7), dtype=np.float64)
+    x[3, 3] = value
+    with np.errstate(over="ignore"):
+        slot = judge("X", x.astype(dtype))
+    assert slot.kind == "unusable"
+    assert slot.text.startswith(("values up to ", "1 NaN or infinite value"))
+
+
+# choosing
+
+
+def test_pbmc_raw_is_found_under_scaled_values(pbmc):
+    findings = detect_expression(pbmc)
+    assert summary(findings) == ("raw", "log1p", None, math.e)
+    assert (findings.num_cells, findings.num_genes, findings.id_kind) == (700, 765, "symbol")
+    assert findings.notes[0].startswith("X is not used: negative values")
+    assert "10000 counts per cell are assumed, set input_total=..." in findings.notes[1]
+
+
+def test_counts_are_preferred_wherever_they_are(counts_adata):
+    normal = counts_adata.copy()
+    normal.X = logged(counts_adata.X)
+    in_layer, in_raw = normal.copy(), normal.copy()
+    in_layer.layers["counts"] = counts_adata.X
+    in_raw.raw = counts_adata
+    both = in_raw.copy()
+    both.layers["counts"] = counts_adata.X
+    assert detect_expression(normal).source == "X"
+    assert detect_expression(in_layer).source == "layers/counts"
+    assert detect_expression(in_raw).source == "raw"
+    assert detect_expression(both).source == "layers/counts"
+    assert detect_expression(both[:, :100].copy()).source == "raw"  # more genes
+
+
+def test_a_layer_of_whole_numbers_does_not_beat_recognised_values(counts_adata):
+    adata = ad.AnnData(logged(counts_adata.X), layers={"mask": counts_adata.X > 0, "unspliced": counts_adata.X})
+    assert detect_expression(adata).source == "X"
+    assert detect_expression(adata, "layers/unspliced").kind == "counts"
+    adata.X = adata.X.toarray() - 1
+    assert detect_expression(adata).source == "layers/mask"
+    assert "no count is above 1: were the values made binary?" in detect_expression(adata).notes
+
+
+def test_nothing_usable_says_what_each_place_holds(counts_adata):
+    adata = ad.AnnData(counts_adata.X.toarray() - 3)
+    adata.layers["nan"] = np.full(adata.shape, np.nan)
+    adata.layers["zero"] = np.zeros(adata.shape)
+    with pytest.raises(InputError) as error:
+        detect_expression(adata, path="bad.h5ad")
+    assert str(error.value) == (
+        "no usable expression in bad.h5ad (X: negative values down to -3: scaled or centred; layers/nan: 24000 NaN or "
+        "infinite values; layers/zero: nothing but zeros); expected counts, or log-normalised values without NaN or "
+        "negative values: put the counts into X or layers['counts'], or fix the values, and save the file."
+    )
+    with pytest.raises(InputError, match="X is empty"):
+        detect_expression(ad.AnnData(obs=adata.obs, var=adata.var))
+
+
+def test_source_is_obeyed_but_bad_values_are_not_taken(counts_adata):
+    adata = ad.AnnData(
+        logged(counts_adata.X), layers={"counts": counts_adata.X, "scaled": counts_adata.X.toarray() - 1}
+    )
+    assert detect_expression(adata, "X").source == "X"
+    with pytest.raises(InputError, match="layers/scaled: negative values"):
+        detect_expression(adata, "layers/scaled")
+    with pytest.raises(InputError, match=r"no layers/count in s.h5ad \(it has X, layers/counts, layers/scaled\)"):
+        detect_expression(adata, "layers/count", path="s.h5ad")
+    with pytest.raises(InputError, match="no raw in"):
+        detect_expression(adata, "raw")
+
+
+def test_input_kind_is_obeyed_with_a_note(counts_adata):
+    adata = ad.AnnData(logged(counts_adata.X), layers={"counts": counts_adata.X})
+    assert detect_expression(adata, input_kind="log1p").source == "X"
+    findings = detect_expression(adata, "X", "linear")
+    assert summary(findings) == ("X", "linear", None, None)
+    assert "used as linear as requested, though X looks like log1p" in findings.notes[-1]
+    with pytest.raises(InputError, match=r"values up to \d+ in X of c.h5ad; expected log1p values of at most 25"):
+        detect_expression(counts_adata, "X", "log1p", path="c.h5ad")
+
+
+def test_input_base_is_obeyed(counts_adata):
+    adata = ad.AnnData(logged(counts_adata.X, 1e4, 2.0, num_genes=60, decimals=1))
+    with pytest.raises(InputError, match="too large for"):  # as natural logarithms
+        detect_expression(adata)
+    found = detect_expression(adata, input_base="2", input_total=1e4)
+    assert (found.log_base, found.total) == (2.0, 1e4)
+    assert "used as log1p to base 2 as requested" in found.notes
+    with pytest.warns(UserWarning, match="input_base is not used: X holds counts"):
+        detect_expression(counts_adata, input_base="2")
+
+
+LENGTHS = np.random.default_rng(0).uniform(0.5, 5.0, 200)
+UNLIKELY = {
+    "scaled, not centred": lambda x: np.minimum(x / x.std(0) * 2, 10.0),
+    "square roots": lambda x: np.sqrt(x * 3),
+    "log2 of TPM": lambda x: np.log2(1 + x / LENGTHS / (x / LENGTHS).sum(1, keepdims=True) * 1e6)[:, :60],
+}
+
+
+@pytest.mark.parametrize("case", UNLIKELY)
+def test_values_that_are_no_known_logarithms_are_refused_unless_told(case, counts_adata):
+    x = UNLIKELY[case](counts_adata.X.toarray().astype(np.float64)).astype(np.float32)
+    why = {"scaled, not centred": "same standard deviation", "square roots": "square roots"}
+    with pytest.raises(InputError, match=rf"{why.get(case, 'too large for ln')}.*input_kind=") as error:
+        detect_expression(ad.AnnData(x))
+    # Options that would only silence the error are not offered as a remedy.
+    assert set(error.value.fixes) == (set() if case in why else {"input_kind=linear", "input_kind=log1p"})
+    assert detect_expression(ad.AnnData(x), input_kind="linear").kind == "linear"
+    assert detect_expression(ad.AnnData(x), input_base="2", input_total=1e6).log_base == 2.0
+
+
+def undone_zeros(adata, function):
+    """The values of stored entries changed by a function; zeros stay."""
+    adata.X = sparse.csr_matrix(adata.X, dtype=np.float64)
+    adata.X.data = function(adata.X.data)
+    return adata
+
+
+def lognormalised(adata, total=1e4, base=None):
+    scanpy.pp.normalize_total(adata, target_sum=total)
+    scanpy.pp.log1p(adata, base=base)
+    adata.uns = {}
+    return adata
+
+
+def tpm(adata):
+    lengths = np.random.default_rng(0).lognormal(0, 1, adata.n_vars)
+    adata.X = sparse.csr_matrix(adata.X @ sparse.diags(lengths), dtype=np.float32)
+    return lognormalised(adata, 1e6)
+
+
+def by_maximum(adata):
+    adata.X = sparse.csr_matrix(adata.X @ sparse.diags(1 / np.maximum(adata.X.max(axis=0).toarray().ravel(), 1e-9)))
+    return adata
+
+
+def by_length(adata):
+    lengths = np.sqrt(np.asarray(adata.X.multiply(adata.X).sum(axis=1)).ravel())
+    adata.X = sparse.csr_matrix(sparse.diags(1 / lengths) @ adata.X)
+    return adata
+
+
+def scaled(adata, **options):
+    scanpy.pp.scale(adata, zero_center=False, **options)
+    return adata
+
+
+NOT_AS_THEY_LOOK = {
+    "normalised and logged twice": (lambda a: lognormalised(lognormalised(a)), "were normalised and logged again"),
+    "the same, some genes": (lambda a: lognormalised(lognormalised(a))[:, ::3].copy(), "normalised and logged again"),
+    "TPM, the same": (lambda a: lognormalised(tpm(a)), "were normalised and logged again"),
+    "normalised twice, logged once": (
+        lambda a: scanpy.pp.normalize_total(lognormalised(a), target_sum=1e4, copy=True),
+        "logarithms that were normalised",
+    ),
+    "logged twice": (lambda a: undone_zeros(lognormalised(a), np.log1p), "log1p was applied twice"),
+    "logged twice to base 2": (
+        lambda a: undone_zeros(lognormalised(a, base=2), lambda x: np.log2(1 + x)),
+        "log1p was applied twice",
+    ),
+    "TPM logged twice": (lambda a: undone_zeros(tpm(a), np.log1p), "log1p was applied twice"),
+    "square roots of cp10k": (lambda a: undone_zeros(lognormalised(a), lambda x: np.sqrt(np.expm1(x))), "square roots"),
+    "square roots of counts": (lambda a: undone_zeros(a, np.sqrt), "square roots"),
+    "arcsinh of counts": (lambda a: undone_zeros(a, np.arcsinh), "arcsinh"),
+    "scaled without centring": (lambda a: scaled(lognormalised(a)), "scaled without centring"),
+    "the same, at most 10": (lambda a: scaled(lognormalised(a), max_value=10), "scaled without centring"),
+    "min-max": (lambda a: by_maximum(lognormalised(a)), "scaled to at most 1"),
+    "one length": (lambda a: by_length(lognormalised(a)), "scaled to one length"),
+}
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["sparse", "dense"])
+@pytest.mark.parametrize("case", NOT_AS_THEY_LOOK)
+def test_values_that_are_not_what_they_look_like_are_refused(few_pbmc, case, dense):
+    make, match = NOT_AS_THEY_LOOK[case]
+    adata = make(few_pbmc)
+    if dense:
+        adata.X = np.asarray(adata.X.todense(), dtype=np.float32)
+    with pytest.raises(InputError, match=match) as error:
+        detect_expression(adata)
+    assert not error.value.fixes
+    assert detect_expression(adata, input_kind="linear").kind == "linear"
+
+
+SOUND = {
+    "ln(1 + cp10k)": lognormalised,
+    "log2(1 + CPM)": lambda a: lognormalised(a, 1e6, 2),
+    "log TPM": tpm,
+    "TPM": lambda a: undone_zeros(tpm(a), np.expm1),
+    "shares of counts": lambda a: scanpy.pp.normalize_total(a, target_sum=1, copy=True),
+    "counts without ambient RNA": lambda a: undone_zeros(a, lambda x: x * np.linspace(0.7, 1, len(x))),
+    "the same, logged": lambda a: lognormalised(undone_zeros(a, lambda x: x * np.linspace(0.7, 1, len(x)))),
+    "some genes": lambda a: lognormalised(a)[:, ::7].copy(),
+    "a panel": lambda a: tpm(a[:, np.argsort(-a.X.toarray().var(axis=0))[:60]].copy()),
+}
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_sound_values_are_not_doubted(few_pbmc, case):
+    findings = detect_expression(SOUND[case](few_pbmc))
+    assert findings.kind == ("linear" if case in ("TPM", "shares of counts", "counts without ambient RNA") else "log1p")
+
+
+@pytest.mark.parametrize("kind", ["binary", "logged twice"])
+def test_doubtful_places_come_after_sound_ones(few_pbmc, kind):
+    few_pbmc.layers["counts"] = (few_pbmc.X > 0).astype(np.float32)
+    lognormalised(few_pbmc)
+    if kind == "logged twice":
+        few_pbmc.layers["counts"] = few_pbmc.X.log1p()
+    findings = detect_expression(few_pbmc)
+    assert summary(findings) == ("X", "log1p", 1e4, math.e)
+    few_pbmc.layers["counts"] = undone_zeros(few_pbmc.copy(), lambda x: np.rint(np.expm1(x))).X
+    assert detect_expression(few_pbmc).source == "layers/counts"
+
+
+def test_input_total_is_obeyed(counts_adata, pbmc):
+    assert detect_expression(pbmc, input_total=2000.0).total == 2000.0
+    assert detect_expression(ad.AnnData(logged(counts_adata.X)), input_total=5e3).total == 5e3
+    with pytest.warns(UserWarning, match="input_total is not used: X holds counts"):
+        detect_expression(counts_adata, input_total=5e3)
+
+
+def test_empty_cells_are_counted(counts_adata):
+    counts = counts_adata.X.toarray()
+    counts[[3, 50]] = 0
+    assert detect_expression(ad.AnnData(counts)).notes == ["2 cells without any count"]
+    values = np.log1p(counts / np.maximum(counts.sum(1, keepdims=True), 1) * 1e4)
+    findings = detect_expression(ad.AnnData(sparse.csr_matrix(values)))
+    assert (findings.total, findings.notes) == (1e4, ["2 cells without any count"])
+
+
+def test_mark_of_preprocess_is_believed(counts_adata):
+    adata = ad.AnnData(logged(counts_adata.X, num_genes=60), uns={PREPARED: {"target_sum": 1e4}})
+    adata.layers["counts"] = counts_adata.X[:, :60]
+    assert summary(detect_expression(adata)) == ("X", "log1p", 1e4, math.e)
+    assert detect_expression(adata, "layers/counts").kind == "counts"
+    adata.X = adata.X.toarray() - 1
+    with pytest.raises(InputError, match="negative"):
+        detect_expression(adata)
+
+
+def test_findings_are_jsonable(pbmc):
+    assert json.loads(json.dumps(asdict(detect_expression(pbmc))))["source"] == "raw"
+
+
+def test_expression_gives_matrix_and_names(counts_adata, pbmc):
+    x, names = stored_expression(pbmc, detect_expression(pbmc))
+    assert np.shares_memory(x.matrix.data, pbmc.raw.X.data)
+    assert names == list(pbmc.raw.var_names)
+    counts_adata.layers["counts"] = counts_adata.X.copy()
+    x, _ = stored_expression(counts_adata, detect_expression(counts_adata, "layers/counts"))
+    assert np.shares_memory(x.matrix.data, counts_adata.layers["counts"].data)
+    counts_adata.var_names = ["SAME", "SAME ", *counts_adata.var_names[2:]]
+    assert stored_expression(counts_adata, detect_expression(counts_adata))[1][:2] == ["SAME", "SAME"]
+    counts_adata.var_names = ["", "NaN", *counts_adata.var_names[2:]]
+    with pytest.raises(InputError, match=r"2 genes of X of d.h5ad have an empty name or NaN"):
+        stored_expression(counts_adata, detect_expression(counts_adata), path="d.h5ad")
+
+
+# real files
+
+
+def test_scanpy_normalisation_is_recognised(counts_adata):
+    scanpy.pp.normalize_total(counts_adata)  # to the median, as its default
+    median = float(np.median(np.asarray(counts_adata.X.sum(1))))
+    scanpy.pp.log1p(counts_adata)
+    findings = detect_expression(counts_adata)
+    assert (findings.kind, findings.log_base) == ("log1p", math.e)
+    assert findings.total == pytest.approx(median, rel=1e-5)
+
+
+COUNTS_IN_X = ("X", "counts", None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "id_kind"),
+    [
+        ("pbmc3k", COUNTS_IN_X, "symbol"),
+        ("zheng_sorted_pbmc", COUNTS_IN_X, "symbol"),
+        ("mixology_lung_celllines", COUNTS_IN_X, "symbol"),
+        ("baron_pancreas_mini", COUNTS_IN_X, "symbol"),
+        ("wild/derived_pbmc3k_cellxgene_style_rawcounts_ensembl", ("raw", "counts", None, None), "ensembl"),
+        ("wild/derived_pbmc3k_denseX_float64", COUNTS_IN_X, "symbol"),
+        ("wild/derived_pbmc3k_int32X", COUNTS_IN_X, "symbol"),
+        ("wild/derived_pbmc3k_lognormX_layers_counts", ("layers/counts", "counts", None, None), "symbol"),
+        ("wild/derived_pbmc3k_lowercase_symbols", COUNTS_IN_X, "symbol"),
+        ("wild/derived_pbmc3k_nan_labels_unused_category", COUNTS_IN_X, "symbol"),
+        ("wild/derived_pbmc3k_scanpy_scaledX_raw_lognorm", ("raw", "log1p", 1e4, math.e), "symbol"),
+    ],
+    ids=lambda value: value.split("_", 2)[-1] if isinstance(value, str) else "",
+)
+def test_real_file(shared_data, name, expected, id_kind):
+    findings = detect_expression(read_cells(shared_data / f"{name}.h5ad"))
+    assert (*summary(findings), findings.id_kind) == (*expected, id_kind)
+
+
+def test_real_file_with_nan(shared_data):
+    with pytest.raises(InputError, match="X: 1 NaN or infinite value"):
+        detect_expression(read_cells(shared_data / "wild" / "derived_pbmc3k_nan_and_empty_cell.h5ad"))
+
+
+def test_real_file_without_cells(shared_data):
+    with pytest.raises(InputError, match="no cells in"):
+        read_cells(shared_data / "wild" / "derived_pbmc3k_zero_cells.h5ad")
+
+
+def test_a_mark_is_ignored_if_x_was_changed_afterwards(counts_adata):
+    prepared = ad.AnnData(logged(counts_adata.X), uns={PREPARED: {"target_sum": 1e4}})
+    assert detect_expression(prepared).notes == ["X was prepared by scperformer (10000 counts per cell)"]
+    prepared.X = counts_adata.X
+    with pytest.warns(UserWarning, match="was changed after scperformer had prepared it"):
+        assert summary(detect_expression(prepared)) == ("X", "counts", None, None)
+
+
+@pytest.mark.parametrize(
+    "mark", [None, "text", {"target_sum": "abc"}, {"target_sum": -1.0}, {"target_sum": float("nan")}]
+)
+def test_an_invalid_mark_is_ignored(counts_adata, mark):
+    assert summary(detect_expression(ad.AnnData(counts_adata.X, uns={PREPARED: mark}))) == ("X", "counts", None, None)

@@ -1,0 +1,131 @@
+"""Barcodes of an unfiltered matrix that cannot be cells; in files of cells there are none."""
+
+import anndata as ad
+import numpy as np
+import pytest
+import scanpy
+from scipy import sparse
+
+from scperformer.cells import detect_expression
+from scperformer.cells.droplets import find_droplets
+from scperformer.files import open_cells, rows
+
+NUM_GENES = 30_000
+
+
+def logged(adata, total=1e4, base=None) -> ad.AnnData:
+    scanpy.pp.normalize_total(adata, target_sum=total)
+    scanpy.pp.log1p(adata, base=base)
+    return adata
+
+
+FORMS = {
+    "counts": lambda adata: adata,
+    "csc": lambda adata: ad.AnnData(adata.X.tocsc(), obs=adata.obs, var=adata.var),
+    "dense": lambda adata: ad.AnnData(adata.X.toarray(), obs=adata.obs, var=adata.var),
+    "ln(1 + cp10k)": logged,
+    "ln(1 + counts per median)": lambda adata: logged(adata, None),
+    "log2(1 + CPM)": lambda adata: logged(adata, 1e6, 2),
+    "CPM": lambda adata: scanpy.pp.normalize_total(adata, target_sum=1e6) or adata,
+}
+
+
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+@pytest.mark.parametrize("form", FORMS)
+def test_droplets_without_a_cell_are_found_in_any_form(raw_pbmc, form, on_disk, write, monkeypatch):
+    is_cell = raw_pbmc.obs["is_cell"].to_numpy()
+    expected = detect_expression(raw_pbmc.copy()).droplets
+    adata = FORMS[form](raw_pbmc)
+    if on_disk:
+        monkeypatch.setattr(rows, "MAX_BLOCK_CELLS", 100)
+        with open_cells(write(adata)) as cells:
+            findings = detect_expression(cells)
+    else:
+        findings = detect_expression(adata)
+    found = findings.droplets
+    assert (found.floor, found.unit, found.num_empty) == (expected.floor, "counts", 600)
+    np.testing.assert_array_equal(found.is_cell, is_cell)
+    note = f"91 % of barcodes have fewer than {found.floor} counts: this looks like the unfiltered matrix"
+    assert note in findings.sentence
+    assert 60 < found.floor < 500
+
+
+def test_expressed_genes_count_where_values_do_not_show_counts(raw_pbmc):
+    is_cell = raw_pbmc.obs["is_cell"].to_numpy()
+    raw_pbmc.X.data = np.log1p(raw_pbmc.X.data)  # never normalised
+    found = detect_expression(raw_pbmc).droplets
+    assert found.unit == "genes"
+    np.testing.assert_array_equal(found.is_cell, is_cell)
+
+
+def test_the_order_of_barcodes_does_not_matter(raw_pbmc):
+    found = detect_expression(raw_pbmc).droplets
+    order = np.random.default_rng(3).permutation(raw_pbmc.n_obs)
+    again = detect_expression(raw_pbmc[order].copy()).droplets
+    assert again.floor == found.floor
+    np.testing.assert_array_equal(again.is_cell, found.is_cell[order])
+    totals = np.asarray(raw_pbmc.X.sum(axis=1)).ravel()
+    np.testing.assert_array_equal(
+        np.sort(totals[found.some(30)]),
+        np.sort(totals[order][again.some(30)]),
+    )
+
+
+def lognormal(median, spread, num, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.poisson(rng.lognormal(np.log(median), spread, num))
+
+
+AMBIENT = {
+    "nearly no RNA in the solution": lognormal(2, 0.8, 8000),
+    "much RNA": lognormal(60, 0.7, 8000),
+    "very much RNA": lognormal(200, 0.5, 8000),
+}
+
+
+@pytest.mark.parametrize("ambient", AMBIENT)
+def test_the_floor_is_above_single_counts_and_ambient_droplets(ambient):
+    cells = lognormal(3000, 0.5, 1000, 1)
+    errors = lognormal(1, 0.8, 30_000, 2)  # barcodes of single reads
+    found = find_droplets(np.concatenate([errors, AMBIENT[ambient], cells]), "counts", NUM_GENES)
+    is_cell = np.arange(38_000 + len(cells)) >= 38_000
+    assert (found.is_cell & ~is_cell).sum() < 0.05 * len(cells)
+    assert (~found.is_cell & is_cell).sum() < 0.05 * len(cells)
+
+
+SOUND = {
+    "shallow cells": lognormal(40, 0.5, 2000),
+    "shallow and deep cells": np.concatenate([lognormal(100, 0.4, 3000), lognormal(5000, 0.5, 2000)]),
+    "small and large cells": np.concatenate([lognormal(300, 0.3, 3000), lognormal(8000, 0.5, 1000)]),
+    "beads": lognormal(30, 1.2, 20_000),
+    "beads with few counts": lognormal(9, 0.5, 20_000),
+    "beads and some cells": np.concatenate([lognormal(30, 1.2, 20_000), lognormal(9000, 0.3, 5)]),
+    "some empty cells": np.concatenate([np.zeros(300, int), lognormal(2000, 0.5, 1000)]),
+    "one cell": np.array([1]),
+    "nothing": np.zeros(50, int),
+    "no cells": np.array([], dtype=int),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_cells_and_beads_are_no_droplets(name):
+    assert find_droplets(SOUND[name], "counts", NUM_GENES) is None
+
+
+@pytest.mark.parametrize("num_genes", [20, 60, 200, 500, 2000])
+@pytest.mark.parametrize("chosen", ["variable", "random"])
+def test_panels_are_no_droplets(few_pbmc, chosen, num_genes):
+    x = sparse.csr_matrix(few_pbmc.X)
+    order = np.random.default_rng(0).permutation(few_pbmc.n_vars)
+    if chosen == "variable":
+        order = np.argsort(-x.toarray().var(axis=0))
+    assert detect_expression(few_pbmc[:, np.sort(order[:num_genes])].copy()).droplets is None
+    thin = np.random.default_rng(0).binomial(x.toarray().astype(int), 0.05).astype(np.float32)
+    few_pbmc.X = thin
+    assert detect_expression(few_pbmc).droplets is None
+
+
+@pytest.mark.parametrize("name", ["kang_ifnb_13999", "baron_pancreas_mini", "corpus_human_counts", "zheng_sorted_pbmc"])
+def test_real_files_of_cells_are_no_droplets(shared_data, name):
+    with open_cells(shared_data / f"{name}.h5ad") as cells:
+        assert detect_expression(cells).droplets is None

@@ -1,0 +1,170 @@
+"""Features that are no genes are left out, as if the file did not have them."""
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scanpy
+from scipy import sparse
+
+from scperformer.base.errors import InputError
+from scperformer.cells import align_rows, detect_expression, gene_table, plan_alignment, stored_expression
+from scperformer.cells.features import gene_columns
+from scperformer.files import Rows, open_cells
+from scperformer.files import rows as matrix_rows
+from scperformer.genes import human_genes
+
+TYPES = {
+    "10x": ("feature_types", "Gene Expression", "Antibody Capture"),
+    "written otherwise": ("Feature_Type", "gene_expression", "CRISPR.Guide.Capture"),
+    "CELLxGENE": ("feature_biotype", "gene", "spike-in"),
+    "muon": ("modality", "rna", "prot"),
+    "Xenium": ("feature_types", "Gene Expression", "Negative Control Codeword"),
+    "peaks alone named": ("feature_types", "", "Peaks"),
+}
+NAMES = {
+    "spike-ins": ["ERCC-00002", "ERCC_00003", "ERCC.00004", "GRCh38_ERCC-00171", "ERCC-00002__chrERCC"],
+    "antibodies or hashtags": [
+        *("AB_CD3", "ADT_CD4", "HTO_A", "CD3_TotalSeqB", "CD4-TotalSeq-C", "CD8_TotalA", "HTO1", "Hashtag_12"),
+        *("CD3-TGTTCCCGCTCAACT", "CD3:SK7|CD3E|AHS0033|pAbO", "SampleTag01_hs|stAbO", "CMO301"),
+    ],
+    "peaks": ["chr1:100-900", "chrX-100-900", "GL000194.1:55723-56585"],
+    "control probes": ["NegControlProbe_00042", "BLANK_0001", "Blank-1", "NegPrb3", "UnassignedCodeword_0001"],
+    "lines of a counting program": ["__no_feature", "N_multimapping"],
+}
+GENES = ("HLA-A", "ERCC1", "ERCC6L2", "ADTRP", "CD4", "CD4-1", "MT-CO1", "NKX2-1", "chrna1", "5_8S_rRNA", "AC000001.1")
+
+
+@pytest.mark.parametrize("case", TYPES)
+def test_types_of_features_are_told_by_a_column(case):
+    column, gene, other = TYPES[case]
+    var = pd.DataFrame({column: [gene, other, gene, other]}, index=["CD4", "CD4", "A1BG", "X"])
+    is_gene, left_out = gene_columns(var)
+    assert (is_gene.tolist(), left_out) == ([True, False, True, False], {other: 2})
+
+
+@pytest.mark.parametrize(
+    "types",
+    [["Gene Expression"] * 3, ["protein_coding", "lncRNA", "protein_coding"], [np.nan, "Gene Expression", ""]],
+    ids=["all are genes", "types of genes", "missing"],
+)
+def test_other_columns_leave_all_genes(types):
+    assert gene_columns(pd.DataFrame({"feature_types": types}, index=["A", "B", "C"])) == (None, {})
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
+def test_names_that_no_gene_has(kind, name):
+    is_gene, left_out = gene_columns(pd.DataFrame(index=[*GENES, name]))
+    assert left_out == {kind: 1}
+    assert is_gene.tolist() == [True] * len(GENES) + [False]
+
+
+def test_no_known_gene_is_left_out():
+    table = human_genes()
+    names = {*table.symbols.values(), *table.symbols, *table.approved, *table.former, *table.orthologs}
+    assert len(names) > 100_000
+    assert gene_columns(pd.DataFrame(index=sorted(names)))[0] is None
+
+
+def test_unspliced_and_ambiguous_counts_beside_genes_are_left_out():
+    names = ["CD4", "CD8A", "HLA-A", "ACTB"]
+    var = pd.DataFrame(index=[*names, *(f"{name}-U" for name in names), *(f"{name}-A" for name in names)])
+    is_gene, left_out = gene_columns(var)
+    assert is_gene.tolist() == [True] * 4 + [False] * 8
+    assert left_out == {"unspliced or ambiguous counts": 8}
+
+
+@pytest.mark.parametrize("order", ["last", "mixed"])
+@pytest.mark.parametrize("make", [sparse.csr_matrix, sparse.csc_matrix, np.asarray], ids=["csr", "csc", "dense"])
+def test_blocks_in_memory_are_those_of_a_matrix_without_the_other_columns(make, order, monkeypatch):
+    monkeypatch.setattr(matrix_rows, "BLOCK_VALUES", 300)
+    rng = np.random.default_rng(0)
+    dense = rng.poisson(0.7, (50, 40)).astype(np.float32)
+    columns = np.arange(40) < 30 if order == "last" else rng.random(40) < 0.7
+    found, expected = Rows(make(dense), columns), Rows(make(dense[:, columns]))
+    assert (found.shape, found.num_values) == (expected.shape, expected.num_values)
+    for (start, block), (expected_start, other) in zip(found.blocks(), expected.blocks(), strict=True):
+        assert start == expected_start
+        np.testing.assert_array_equal(sparse.csr_matrix(block).toarray(), sparse.csr_matrix(other).toarray())
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "dense"])
+@pytest.mark.parametrize("order", ["last", "mixed"])
+def test_a_file_is_read_as_if_antibodies_were_not_there(cite_pbmc, few_pbmc, form, order, write, monkeypatch):
+    make = {"csr": lambda x: x.tocsr(), "csc": lambda x: x.tocsc(), "dense": lambda x: x.toarray()}[form]
+    if order == "mixed":
+        cite_pbmc = cite_pbmc[:, np.random.default_rng(0).permutation(cite_pbmc.n_vars)].copy()
+        few_pbmc = few_pbmc[:, cite_pbmc.var_names[cite_pbmc.var["feature_types"] == "Gene Expression"]].copy()
+    monkeypatch.setattr(matrix_rows, "BLOCK_VALUES", 20_000)
+    model_genes = list(few_pbmc.var_names[::3])
+    found = []
+    for number, adata in enumerate((cite_pbmc, few_pbmc)):
+        adata.X = make(adata.X)
+        with open_cells(write(adata, f"{number}.h5ad")) as cells:
+            findings = detect_expression(cells)
+            rows, names = stored_expression(cells, findings)
+            plan = plan_alignment(gene_table(cells, "X"), findings, model_genes, target_sum=1e4, min_overlap=0.5)
+            blocks = [(start, align_rows(block, plan)) for start, block in rows.blocks()]
+        found.append((names, rows.num_values, rows.block_cells, blocks))
+    assert found[0][:3] == found[1][:3]
+    for (start, block), (expected_start, expected) in zip(found[0][3], found[1][3], strict=True):
+        assert start == expected_start
+        for part in ("data", "indices", "indptr"):
+            np.testing.assert_array_equal(getattr(block, part), getattr(expected, part))
+
+
+def test_raw_has_types_of_its_own(cite_pbmc, few_pbmc):
+    cite_pbmc.raw = cite_pbmc.copy()
+    scaled = cite_pbmc[:, :100].copy()
+    scaled.X = scaled.X.toarray() - 1
+    findings = detect_expression(scaled)
+    assert (findings.source, findings.num_genes) == ("raw", few_pbmc.n_vars)
+    assert "features that are no genes are left out (4 Antibody Capture)" in findings.notes
+
+
+def logged(adata, total=1e4, base=None) -> ad.AnnData:
+    scanpy.pp.normalize_total(adata, target_sum=total)
+    scanpy.pp.log1p(adata, base=base)
+    return adata
+
+
+def expression_of(adata):
+    findings = detect_expression(adata)
+    genes = list(adata.var_names[:13_714])
+    plan = plan_alignment(gene_table(adata, findings.source), findings, genes, target_sum=1e4, min_overlap=0.5)
+    rows, _ = stored_expression(adata, findings)
+    return findings, align_rows(rows.block(0, adata.n_obs), plan)
+
+
+@pytest.mark.parametrize(("total", "base"), [(1e4, None), (None, None), (1e6, 2)], ids=["cp10k", "median", "log2 CPM"])
+def test_totals_of_logarithms_are_taken_over_genes_again(cite_pbmc, few_pbmc, total, base):
+    _, expected = expression_of(few_pbmc)
+    findings, found = expression_of(logged(cite_pbmc, total, base))
+    np.testing.assert_allclose(found.toarray(), expected.toarray(), rtol=1e-4, atol=1e-5)
+    assert any("totals are taken over the genes again" in note for note in findings.notes)
+
+
+def test_logarithms_over_genes_alone_stay_as_they_are(cite_pbmc, few_pbmc):
+    """As scanpy and Seurat normalise antibodies, apart from genes and centred."""
+    x = logged(few_pbmc).X
+    other = np.random.default_rng(0).normal(size=(few_pbmc.n_obs, 4)).astype(np.float32)
+    cite_pbmc.X = np.hstack([x.toarray(), other])
+    findings, found = expression_of(cite_pbmc)
+    assert (findings.kind, findings.total, findings.relative) == ("log1p", 1e4, False)
+    np.testing.assert_array_equal(found.toarray(), x.toarray())
+
+
+def test_a_file_without_genes_is_refused(cite_pbmc):
+    with pytest.raises(InputError, match=r"no genes \(4 Antibody Capture\).*choose the file that holds the gene"):
+        detect_expression(cite_pbmc[:, -4:].copy())
+
+
+def test_likely_antibodies_are_named_if_they_carry_much(cite_pbmc):
+    del cite_pbmc.var["feature_types"]
+    cite_pbmc.var_names = [*cite_pbmc.var_names[:-4], "CD3", "CD4.1", "CD14-1", "CD45RA"]
+    findings = detect_expression(cite_pbmc)
+    assert findings.num_genes == cite_pbmc.n_vars
+    [note] = [note for note in findings.notes if "look like antibodies" in note]
+    assert "4 features" in note
+    cite_pbmc.X[:, -4:] = 1
+    assert not any("antibodies" in note for note in detect_expression(cite_pbmc).notes)

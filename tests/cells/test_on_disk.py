@@ -1,0 +1,160 @@
+"""Large files and several labelled files stay on disk, and are the same cells over the same genes as in memory."""
+
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+
+from scperformer import pretrain, train
+from scperformer.base.errors import InputError
+from scperformer.cells import Sample, make_corpus, on_disk, settle_in_memory
+from scperformer.cells.on_disk import make_collection
+from scperformer.config import make_config
+
+FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]
+
+
+def config(step, *overrides, paths=("a.h5ad",)):
+    needed = {"train": ["label_key=cell_type"], "pretrain": []}[step]
+    inputs = ",".join(f"'{path}'" for path in paths)
+    return make_config(step, [f"inputs=[{inputs}]", *needed, *FAST, *overrides])
+
+
+@pytest.fixture
+def files(counts_adata, tmp_path) -> list[Path]:
+    """The 120 cells as an h5ad file of 50, with repeated gene names and few of the genes, and a zarr store of 70."""
+    one = counts_adata[:50, :150].copy()
+    one.var_names = [*one.var_names[:-1], one.var_names[3]]
+    two = counts_adata[50:].copy()
+    two.X = two.X.toarray()
+    paths = [tmp_path / "one.h5ad", tmp_path / "two.zarr"]
+    one.write_h5ad(paths[0])
+    two.write_zarr(paths[1])
+    return paths
+
+
+@pytest.fixture
+def read_either(files):
+    readers = {".h5ad": ad.read_h5ad, ".zarr": ad.read_zarr}
+    return [Sample(readers[path.suffix](path), path, "") for path in files]
+
+
+def test_cells_and_genes_are_those_of_memory_bit_for_bit(files, read_either, monkeypatch):
+    cfg = config("pretrain", "data.min_genes=125", "data.min_cells=60", "data.val_fraction=0.2")
+    expected = make_corpus(read_either, cfg)
+    assert 20 < len(expected.genes) < 200
+    assert 20 < expected.x.shape[0] < 120
+    found = make_collection(files, cfg, min_shared=2)
+    assert found.genes == expected.genes
+    assert np.array_equal(found.file_of_cell, expected.file_of_cell)
+    order = np.random.default_rng(0).permutation(len(found))[:40]
+    order[3] = order[4]  # a cell that is asked for twice
+    assert (found.read(order) != expected.x[order]).nnz == 0
+    monkeypatch.setattr(on_disk, "READ_CELLS", 7)
+    in_pieces = found.read(order)
+    assert in_pieces.dtype == np.float32
+    assert (in_pieces != expected.x[order]).nnz == 0
+    assert found.read(order[:0]).shape == (0, len(found.genes))
+    streamed = make_corpus(files, cfg)
+    assert [file["num_cells"] for file in streamed.files] == [file["num_cells"] for file in expected.files]
+    assert [file["input"] for file in streamed.files] == [file["input"] for file in expected.files]
+    assert streamed.num_cells == expected.num_cells
+
+
+def test_a_given_vocabulary_and_genes_that_become_one(files, read_either):
+    names = ["GENE7", "ABSENT", *(f"GENE{i}" for i in range(30, 60))]
+    expected = make_corpus(read_either, config("pretrain"), names)
+    found = make_collection(files, config("pretrain"), names, min_shared=2)
+    assert found.genes == names
+    assert (found.read(np.arange(len(found))) != expected.x).nnz == 0
+
+
+def test_scattered_rows_are_read_in_short_runs(files, monkeypatch):
+    monkeypatch.setattr(on_disk, "MAX_GAP", 3)
+    monkeypatch.setattr(on_disk, "MAX_RUN", 10)
+    found = make_collection(files, config("pretrain"))
+    everything = found.read(np.arange(120))
+    read = []
+    block = on_disk.Rows.block
+    monkeypatch.setattr(on_disk.Rows, "block", lambda rows, a, b: read.append(b - a) or block(rows, a, b))
+    wanted = np.array([119, 0, 1, 2, 5, 9, 40, *range(60, 85)])
+    assert (found.read(wanted) != everything[wanted]).nnz == 0
+    assert max(read) <= 10
+    assert sum(read) <= 6 + 1 + 1 + 25 + 1
+
+
+def test_files_that_cannot_be_read_by_rows_are_refused(counts_adata, write, tmp_path):
+    cfg = config("pretrain", "data.in_memory=false")
+    counts_adata.X = counts_adata.X.tocsc()
+    with pytest.raises(InputError, match=r"X of .*csc.h5ad is stored by columns \(CSC\); expected rows"):
+        make_collection([write(counts_adata, "csc.h5ad")], cfg)
+    table = tmp_path / "cells.csv"
+    pd.DataFrame(counts_adata.X.toarray(), counts_adata.obs_names, counts_adata.var_names).to_csv(table)
+    with pytest.raises(InputError, match=r"cells.csv, a table; expected h5ad or zarr"):
+        make_collection([table], cfg)
+
+
+def test_filters_that_leave_nothing_are_refused(files):
+    with pytest.raises(InputError, match=r"data.min_genes=500 drops all 50 cells of .*one.h5ad"):
+        make_collection(files, config("pretrain", "data.min_genes=500"))
+    with pytest.raises(InputError, match=r"data.min_cells=500 drops all 200 genes of 120 cells"):
+        make_collection(files, config("pretrain", "data.min_cells=500"))
+
+
+def test_dense_files_of_half_precision(counts_adata, tmp_path):
+    expected = counts_adata.copy()
+    counts_adata.X = counts_adata.X.toarray().astype(np.float16)
+    for name, adata in (("half", counts_adata), ("single", expected)):
+        adata.write_h5ad(tmp_path / f"{name}.h5ad")
+    half, single = (
+        make_collection([tmp_path / f"{name}.h5ad"], make_config("train", ["inputs=[x]", "label_key=cell_type"]))
+        for name in ("half", "single")
+    )
+    np.testing.assert_array_equal(half.read(np.arange(50)).toarray(), single.read(np.arange(50)).toarray())
+
+
+def test_large_files_stay_on_disk_by_themselves(counts_adata, write, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="scperformer")
+    path = write(counts_adata)
+    cfg = config("pretrain", paths=[path])
+    assert settle_in_memory(cfg, [path]) is cfg
+    monkeypatch.setattr(on_disk, "STREAM_ABOVE", 8 * counts_adata.X.nnz - 1)
+    assert settle_in_memory(cfg, [path]).data.in_memory is False
+    assert "stay on disk during training (data.in_memory=false)" in caplog.text
+    told = config("pretrain", "data.in_memory=true", paths=[path])
+    assert settle_in_memory(told, [path]) is told
+    counts_adata.X = counts_adata.X.tocsc()  # cannot be read by rows: it is loaded
+    by_columns = write(counts_adata, "csc.h5ad")
+    assert settle_in_memory(cfg, [by_columns]) is cfg
+
+
+def test_several_labelled_files_stay_on_disk(counts_adata, write):
+    paths = [write(counts_adata[start::2].copy(), f"part{start}.h5ad") for start in (0, 1)]
+    assert settle_in_memory(config("train", paths=paths), paths).data.in_memory is False
+    with pytest.raises(InputError, match=r"2 files to train on and data\.in_memory=true; expected one file"):
+        settle_in_memory(config("train", "data.in_memory=true", paths=paths), paths)
+    with pytest.raises(InputError, match="the same file twice"):
+        settle_in_memory(config("train", paths=paths), [paths[0], paths[0]])
+
+
+def test_cells_in_memory_cannot_stay_on_disk(counts_adata, tmp_path):
+    for call in (pretrain, lambda adata, **named: train(adata, "cell_type", **named)):
+        with pytest.raises(InputError, match=r"data\.in_memory=false and cells in memory"):
+            call(counts_adata, output=tmp_path / "m", options={"data.in_memory": False})
+
+
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+def test_features_that_are_no_genes_are_not_learned(counts_adata, tmp_path, on_disk):
+    cite = ad.concat([counts_adata, counts_adata[:, :3].copy()], axis="var", merge="same")
+    cite.var_names = [*counts_adata.var_names, "GENE7", "CD3", "CD4"]
+    cite.var["feature_types"] = ["Gene Expression"] * 200 + ["Antibody Capture"] * 3
+    found = []
+    for number, adata in enumerate((cite, counts_adata)):
+        path = tmp_path / f"{number}.h5ad"
+        adata.write_h5ad(path)
+        found.append(make_corpus([path if on_disk else Sample(adata, path)], config("pretrain", "data.min_cells=1")))
+    assert found[0].genes == found[1].genes == list(counts_adata.var_names)
+    for part in ("data", "indices", "indptr"):
+        np.testing.assert_array_equal(getattr(found[0].x, part), getattr(found[1].x, part))

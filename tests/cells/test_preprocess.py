@@ -1,0 +1,166 @@
+"""Prepared references against the plain formula and loops; the step."""
+
+import logging
+import math
+
+import anndata as ad
+import numpy as np
+import pytest
+from scipy import sparse
+from support.normalised import plain, split_in_two
+
+from scperformer.base.errors import InputError
+from scperformer.cells import detect_expression, run_preprocess
+from scperformer.cells.preprocess import prepare_reference
+from scperformer.config import DataConfig, PreprocessConfig
+from scperformer.files import PREPARED
+
+# The values are float32 (relative precision 6e-8), and so is scanpy's division by the total.
+TOLERANCE = {"rtol": 1e-6, "atol": 0}
+
+
+def config(**data):
+    return PreprocessConfig(inputs=["r.h5ad"], data=DataConfig(**data))
+
+
+def test_reference_is_filtered_and_normalised_over_all_genes(counts_adata):
+    dense = counts_adata.X.toarray()
+    dense[7, 20:] = 0  # too few genes
+    dense[:, 199] = 0
+    dense[[7, 8], 199] = 3  # in two cells, one of which is dropped
+    dense[:3, 198] = np.maximum(dense[:3, 198], 1)
+    dense[3:, 198] = 0  # in exactly three cells
+    adata = counts_adata.copy()
+    adata.X = sparse.csr_matrix(dense)
+    result = prepare_reference(adata, config(min_genes=50, min_cells=3))
+
+    cells = [i for i in range(120) if (dense[i] > 0).sum() >= 50]
+    genes = [j for j in range(200) if (dense[cells, j] > 0).sum() >= 3]
+    assert 7 not in cells
+    assert 198 in genes
+    assert 199 not in genes
+    assert list(result.obs_names) == [f"cell{i}" for i in cells]
+    assert list(result.var_names) == [f"GENE{j}" for j in genes]
+    assert list(result.obs["cell_type"]) == list(adata.obs["cell_type"].iloc[cells])
+    np.testing.assert_allclose(result.X.toarray(), plain(dense)[np.ix_(cells, genes)], **TOLERANCE)
+    assert result.raw is None
+    assert not result.layers
+    mark = result.uns[PREPARED]
+    assert (mark["cells"], mark["cells_dropped"]) == (len(cells), 120 - len(cells))
+    assert (mark["genes"], mark["genes_dropped"]) == (len(genes), 200 - len(genes))
+    assert (mark["target_sum"], mark["source"], mark["kind"]) == (1e4, "X", "counts")
+    np.testing.assert_array_equal(adata.X.toarray(), dense)
+
+
+def test_reference_from_pbmc_raw(pbmc):
+    result = prepare_reference(pbmc, config(min_genes=0, min_cells=0))
+    np.testing.assert_array_equal(result.X.toarray(), pbmc.raw.X.toarray())
+    assert list(result.var_names) == list(pbmc.raw.var_names)
+    assert list(result.obs) == list(pbmc.obs)
+
+
+def test_filters_keep_the_users_columns_of_the_same_name(counts_adata):
+    counts_adata.obs["n_genes"] = "mine"
+    assert set(prepare_reference(counts_adata, config()).obs["n_genes"]) == {"mine"}
+
+
+def test_prepared_reference_is_returned_as_it_is(counts_adata, write):
+    prepared = prepare_reference(counts_adata, config())
+    again = ad.read_h5ad(write(prepared))
+    assert prepare_reference(again, config(min_genes=10**6)) is again
+    other = prepare_reference(again, config(target_sum=1e6))
+    np.testing.assert_allclose(
+        other.X.toarray(), np.log1p(np.expm1(prepared.X.toarray().astype(float)) * 100), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (config(min_genes=1000), r"data.min_genes=1000 drops all 120 cells of r.h5ad"),
+        (config(min_cells=121), r"data.min_cells=121 drops all 200 genes of 120 cells"),
+    ],
+    ids=["cells", "genes"],
+)
+def test_filters_that_leave_nothing(counts_adata, data, match):
+    with pytest.raises(InputError, match=match):
+        prepare_reference(counts_adata, data, path="r.h5ad")
+
+
+KINDS = {
+    "counts": lambda x: x,
+    "linear": lambda x: sparse.csr_matrix(x * 0.25),
+    "log1p": lambda x: sparse.csr_matrix(plain(x), dtype=np.float32),
+    "log2": lambda x: sparse.csr_matrix(plain(x, 1e6) / math.log(2), dtype=np.float32),
+}
+
+
+@pytest.mark.parametrize("kind", ["counts", "log1p"])
+def test_a_reference_has_the_sum_of_repeated_genes(counts_adata, kind):
+    twice = split_in_two(counts_adata)
+    for adata in (counts_adata, twice):
+        adata.X = KINDS[kind](adata.X)
+    expected, result = (prepare_reference(adata, config(min_genes=50)) for adata in (counts_adata, twice))
+    assert list(result.var_names) == list(expected.var_names)
+    np.testing.assert_allclose(result.X.toarray(), expected.X.toarray(), rtol=2e-6)
+    assert any("occur more than once" in note for note in result.uns[PREPARED]["notes"])
+
+
+def test_several_genes_without_a_name_are_refused(counts_adata):
+    counts_adata.var_names = ["", "nan", *counts_adata.var_names[2:]]
+    with pytest.raises(InputError, match=r"2 genes of X of r.h5ad have an empty name or NaN"):
+        prepare_reference(counts_adata, config(), path="r.h5ad")
+
+
+# the step
+
+
+def test_step_writes_beside_the_input(counts_adata, write, caplog):
+    path = write(counts_adata, "a.b.h5ad")
+    with caplog.at_level(logging.INFO):
+        output = run_preprocess(PreprocessConfig(inputs=[str(path)]))
+    assert output == path.with_name("a.b.prepared.h5ad")
+    assert "kept 120 cells (0 dropped) and 200 genes (0 dropped), 10000 counts per cell" in caplog.text
+    result = ad.read_h5ad(output)
+    np.testing.assert_allclose(result.X.toarray(), plain(counts_adata.X), **TOLERANCE)
+    assert detect_expression(result).notes == ["X was prepared by scperformer (10000 counts per cell)"]
+    with pytest.raises(InputError, match="exists"):
+        run_preprocess(PreprocessConfig(inputs=[str(path)]))
+    run_preprocess(PreprocessConfig(inputs=[str(path)], overwrite=True))
+
+
+def test_step_aligns_to_a_model(counts_adata, write, tmp_path, monkeypatch):
+    class Model:
+        name, config, importance, has_kept = "small", {"target_sum": 1e3}, None, False
+        genes = ["GENE9", "ABSENT", "GENE1"]  # noqa: RUF012
+
+    monkeypatch.setattr("scperformer.model.load_bundle", lambda path: Model)
+    counts_adata.X = sparse.diags([0.0] + [1.0] * 119).tocsr() @ counts_adata.X  # empty cells are kept
+    path, output = write(counts_adata), tmp_path / "out.h5ad"
+    run_preprocess(PreprocessConfig(inputs=[str(path)], output=str(output), model_path="model"))
+    result = ad.read_h5ad(output)
+    assert list(result.var_names) == Model.genes
+    assert list(result.obs_names) == list(counts_adata.obs_names)
+    np.testing.assert_allclose(result.X.toarray()[:, [0, 2]], plain(counts_adata.X, 1e3)[:, [9, 1]], **TOLERANCE)
+    assert result.uns[PREPARED]["genes_absent"] == 1
+    assert detect_expression(result).total == 1e3
+
+
+def test_step_leaves_nothing_behind_on_bad_input(counts_adata, write, tmp_path):
+    counts_adata.X = counts_adata.X.toarray() - 1
+    path = write(counts_adata)
+    with pytest.raises(InputError, match="negative values"):
+        run_preprocess(PreprocessConfig(inputs=[str(path)]))
+    assert [file.name for file in tmp_path.iterdir()] == ["sample.h5ad"]
+
+
+@pytest.mark.parametrize("place", ["X", "layers/counts", "raw"])
+def test_half_precision_is_no_obstacle(counts_adata, place):
+    x = counts_adata.X.toarray().astype(np.float16)
+    adata = ad.AnnData(x if place == "X" else np.full(x.shape, -1.0), obs=counts_adata.obs, var=counts_adata.var)
+    if place == "raw":
+        adata.raw = ad.AnnData(x, obs=adata.obs, var=adata.var)
+    elif place != "X":
+        adata.layers["counts"] = x
+    expected = prepare_reference(counts_adata, config())
+    np.testing.assert_array_equal(prepare_reference(adata, config()).X.toarray(), expected.X.toarray())

@@ -1,0 +1,219 @@
+"""Quality of cells, compared with plain loops over a dense matrix."""
+
+import math
+from dataclasses import asdict
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+from scipy.stats import median_abs_deviation
+
+from scperformer.cells import (
+    cell_quality,
+    detect_expression,
+    doublet_scores,
+    low_quality,
+    measure_quality,
+    mitochondrial,
+    why_no_doublets,
+)
+from scperformer.cells.quality import count_doublets, valley
+from scperformer.files import Rows
+
+
+@pytest.fixture
+def cells() -> ad.AnnData:
+    """90 cells x 300 genes of counts, ten of them mitochondrial; two cells are empty, thirty are dying."""
+    rng = np.random.default_rng(3)
+    x = rng.poisson(rng.gamma(2.0, 2.0, 300), (90, 300)) * (rng.random((90, 300)) < np.linspace(0.5, 1, 90)[:, None])
+    x = x.astype(np.float64)
+    x[:, :10] += 1
+    x[:30, :10] *= 20
+    x[[4, 50]] = 0
+    names = [f"MT-{i}" for i in range(5)] + [f"mt-{i}" for i in range(5)] + [f"GENE{i}" for i in range(290)]
+    return ad.AnnData(sparse.csr_matrix(x), var=pd.DataFrame(index=names))
+
+
+def measured(cells: ad.AnnData, x=None) -> dict:
+    """The quality of cells as a dictionary; `x` replaces their matrix."""
+    rows = Rows(cells.X if x is None else x)
+    return asdict(measure_quality(rows, cells.var, detect_expression(cells)))
+
+
+def naive(x: np.ndarray) -> dict:
+    """The same by a loop over the cells."""
+    genes, totals, shares = [], [], []
+    for row in x:
+        genes.append(sum(value > 0 for value in row))
+        totals.append(sum(row))
+        if totals[-1] > 0:
+            shares.append(sum(row[:10]) / totals[-1])
+    return {
+        "num_seen": len(x),
+        "num_empty": sum(num == 0 for num in genes),
+        "num_few_genes": sum(num < 200 for num in genes),
+        "median_genes": pytest.approx(np.median(genes)),
+        "median_counts": pytest.approx(np.median(totals)),
+        "num_mitochondrial_genes": 10,
+        "median_mitochondrial": pytest.approx(np.median(shares)),
+        "num_high_mitochondrial": sum(share > 0.2 for share in shares),
+        "num_doublets": None,
+        "doublet_note": "not counted: Scrublet needs 100 to 20,000 cells",
+    }
+
+
+@pytest.mark.parametrize("make", [sparse.csr_matrix, sparse.csc_matrix, np.asarray], ids=["csr", "csc", "dense"])
+@pytest.mark.parametrize("block_values", [1 << 22, 1000], ids=["one block", "blocks"])
+def test_quality_equals_naive_loop(cells, make, block_values, monkeypatch):
+    monkeypatch.setattr("scperformer.files.rows.BLOCK_VALUES", block_values)
+    x = cells.X.toarray()
+    expected = naive(x)
+    assert 0 < expected["num_high_mitochondrial"] < 88
+    assert 0 < expected["num_few_genes"] < 90
+    assert measured(cells, make(x)) == expected
+
+
+def test_a_large_file_is_described_by_runs_of_its_cells(cells, monkeypatch):
+    monkeypatch.setattr("scperformer.cells.quality.MOST_SEEN", 40)
+    monkeypatch.setattr("scperformer.cells.quality.NUM_RUNS", 4)
+    seen = [*range(10), *range(26, 36), *range(53, 63), *range(80, 90)]
+    assert measured(cells) == naive(cells.X.toarray()[seen])
+    assert measured(cells)["num_empty"] == 1  # the cell 4, and not the cell 50
+
+
+def test_stored_zeros_are_not_counted_as_genes(cells):
+    x = cells.X.copy()
+    x.data[:50] = 0
+    assert measured(cells, x) == naive(x.toarray())
+
+
+@pytest.mark.parametrize("base", [math.e, 2.0])
+def test_shares_of_logarithms_equal_those_of_counts(cells, base):
+    x = cells.X.toarray()
+    x = np.log1p(x * (1e4 / np.maximum(x.sum(axis=1, keepdims=True), 1))) / math.log(base)
+    logged = ad.AnnData(sparse.csr_matrix(x), var=cells.var)
+    assert detect_expression(logged).log_base == base
+    changed = {"median_counts": None, "doublet_note": "not counted: Scrublet needs raw counts"}
+    assert measured(logged) == naive(cells.X.toarray()) | changed
+
+
+def test_empty_cells(cells):
+    found = measure_quality(Rows(cells.X * 0), cells.var, detect_expression(cells))
+    assert (found.num_empty, found.num_few_genes, found.median_mitochondrial) == (90, 90, None)
+
+
+def test_mitochondrial_genes_by_name_id_or_column():
+    names = ["MT-ND1", "mt-Nd1", "ENSG00000198888", "ENSG00000198888.2", "MT-CO1_ENSG00000198804", "MTOR", "MT1A", ""]
+    assert mitochondrial(pd.DataFrame(index=names)).tolist() == [True] * 5 + [False] * 3
+    var = pd.DataFrame({"feature_name": ["mt-Co1", "Gapdh"]}, index=["ENSMUSG00000064351", "ENSMUSG00000057666"])
+    assert mitochondrial(var).tolist() == [True, False]
+    assert mitochondrial(pd.DataFrame(index=["MT.ND1", "mt.Nd1", "MTOR", "MT1A"])).tolist() == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert mitochondrial(pd.DataFrame(index=["MT-ND1", "MT-ND2", "MT-ND3", "CD3D"])).tolist() == [True] * 3 + [False]
+
+
+@pytest.mark.parametrize("form", ["GRCh38_{}", "GRCh38---{}", "ref2-{}", "{}__chrM", "{}|NM_000732.4|Reference_end"])
+def test_mitochondrial_genes_with_text_around_them(form, cells):
+    cells.var = pd.DataFrame(index=[form.format(name) for name in cells.var_names])
+    assert measured(cells)["num_mitochondrial_genes"] == 10
+
+
+def test_low_quality_is_relative_to_the_file(cells):
+    """Thirty cells are dying; one of the others has a tenth of the genes. The limits by scipy."""
+    x = cells.X.toarray()
+    x[80, 30:] = 0
+    measured = cell_quality(Rows(sparse.csr_matrix(x)), np.arange(300) < 10, detect_expression(cells))
+    low, few, high = low_quality(measured)
+    logs, shares = np.log1p((x > 0).sum(axis=1)), x[:, :10].sum(axis=1) / np.maximum(x.sum(axis=1), 1)
+    assert few == pytest.approx(np.expm1(np.median(logs) - 5 * median_abs_deviation(logs)))
+    assert high == pytest.approx(max(np.median(shares) + 3 * median_abs_deviation(shares), 0.08))
+    assert low.tolist() == ((logs < np.log1p(few)) | (shares > high)).tolist()
+    assert low[[4, 50, 80]].all()
+    assert not low_quality(measured[31:49])[0].any()
+
+
+def test_droplets_without_a_cell_have_no_part_in_medians_and_limits(raw_pbmc, few_pbmc):
+    limits, quality = [], []
+    for adata in (few_pbmc, raw_pbmc):
+        findings, rows = detect_expression(adata), Rows(adata.X)
+        quality.append(asdict(measure_quality(rows, adata.var, findings)))
+        low, few, high = low_quality(cell_quality(rows, mitochondrial(adata.var), findings), findings.droplets)
+        limits.append((few, high))
+    assert quality[1] == quality[0]
+    assert limits[1] == limits[0]
+    assert low[~raw_pbmc.obs["is_cell"]].all()
+    assert low[raw_pbmc.obs["is_cell"]].sum() < 6
+
+
+# Doublets
+
+
+def five_types(num_doublets: int) -> Rows:
+    """600 cells of five types; the first `num_doublets` are sums of two cells of different types."""
+    rng = np.random.default_rng(0)
+    mean = rng.gamma(0.3, 2.0, (5, 500))
+    kind = rng.integers(5, size=600)
+    x = rng.poisson(mean[kind] * rng.uniform(0.5, 1.5, (600, 1)))
+    for cell in range(num_doublets):
+        x[cell] += rng.poisson(mean[(kind[cell] + rng.integers(1, 5)) % 5])
+    return Rows(sparse.csr_matrix(x.astype(np.float32)))
+
+
+def test_droplets_without_a_cell_have_no_doublet_score():
+    rows = five_types(30)
+    empty = sparse.csr_matrix(np.random.default_rng(0).poisson(0.005, (3000, 500)).astype(np.float32))
+    x = sparse.vstack([empty, rows.matrix], "csr")
+    adata = ad.AnnData(x, var=pd.DataFrame(index=[f"GENE{i}" for i in range(500)]))
+    findings = detect_expression(adata)
+    assert findings.droplets.num_empty == 3000
+    assert why_no_doublets(findings) == ""
+    found, threshold, _ = doublet_scores(Rows(x), findings.droplets)
+    expected, same, _ = doublet_scores(rows)
+    assert np.isnan(found[:3000]).all()
+    np.testing.assert_array_equal(found[3000:], expected)
+    assert threshold == same
+
+
+def test_sums_of_two_types_are_counted_as_doublets():
+    clean, _ = count_doublets(five_types(0))
+    cells = ad.AnnData(five_types(30).matrix)
+    quality = measure_quality(five_types(30), cells.var, detect_expression(cells), doublets=True)
+    some = quality.num_doublets
+    assert quality.doublet_note == ""
+    assert clean <= 3
+    assert 25 <= some <= 35
+    scores, threshold, _ = doublet_scores(five_types(30))
+    assert (scores > threshold).sum() == some
+    assert (scores[:30] > threshold).mean() > 0.7 > 0.02 > (scores[30:] > threshold).mean()
+
+
+def test_reason_where_scrublet_cannot_work():
+    rng = np.random.default_rng(0)
+    few = Rows(sparse.csr_matrix(rng.poisson(1.0, (60, 50)).astype(float)))
+    assert count_doublets(few) == (None, "not counted: 60 cells express 50 genes, which is too few")
+    found, note = count_doublets(Rows(sparse.csr_matrix(np.ones((120, 200)))))
+    assert found is None
+    assert note.startswith(("Scrublet failed", "Scrublet found no threshold"))
+
+
+@pytest.mark.parametrize(("num", "can"), [(99, False), (100, True), (20_000, True), (20_001, False)])
+def test_when_doublets_can_be_counted(num, can, cells):
+    findings = detect_expression(cells)
+    findings.num_cells = num
+    assert why_no_doublets(findings) == ("" if can else "not counted: Scrublet needs 100 to 20,000 cells")
+    findings.kind = "log1p"
+    assert why_no_doublets(findings) == "not counted: Scrublet needs raw counts"
+
+
+def test_valley_lies_between_two_modes():
+    rng = np.random.default_rng(0)
+    values = np.concatenate([rng.normal(0, 1, 3000), rng.normal(10, 1, 2000)])
+    assert 3 < valley(values) < 7
+    assert valley(np.zeros(100)) is None
+    assert valley(rng.uniform(size=1)) is None

@@ -1,0 +1,122 @@
+"""A labelled file on disk gives the same reference as in memory, or a sample with every label."""
+
+import anndata as ad
+import numpy as np
+import pytest
+
+from scperformer.base.errors import InputError
+from scperformer.cells import Sample, make_reference, read_unlabelled, reference
+from scperformer.cells.preprocess import prepare_reference
+from scperformer.config import make_config
+
+FAST = ["trainer.max_epochs=2", "logger=none", "data.min_genes=0"]
+
+
+def config(step, *overrides, paths=("a.h5ad",)):
+    needed = {"train": ["label_key=cell_type"], "pretrain": []}[step]
+    inputs = ",".join(f"'{path}'" for path in paths)
+    return make_config(step, [f"inputs=[{inputs}]", *needed, *FAST, *overrides])
+
+
+@pytest.mark.parametrize("split", ["data.split=stratified", "data.split=column data.split_key=side"])
+def test_a_labelled_file_is_what_it_is_in_memory(counts_adata, tmp_path, split, caplog):
+    counts_adata.obs["cell_type"] = counts_adata.obs["cell_type"].astype(object)
+    counts_adata.obs.loc[counts_adata.obs_names[:7], "cell_type"] = np.nan
+    counts_adata.obs["side"] = np.array(["train", "val", "test", "train"])[np.arange(120) % 4]
+    counts_adata.obs["cell_type_ontology_term_id"] = counts_adata.obs["cell_type"].map({"B cell": "CL:0000236"})
+    path = tmp_path / "reference.h5ad"
+    counts_adata.write_h5ad(path)
+    cfg = config("train", "data.min_genes=125", "data.min_cells=60", *split.split())
+    expected, found = make_reference(Sample(ad.read_h5ad(path), path), cfg), make_reference([path], cfg)
+    assert (found.genes, found.label_names) == (expected.genes, expected.label_names)
+    assert found.terms == expected.terms
+    assert np.array_equal(found.counts, expected.counts)
+    assert found.split.done == expected.split.done
+    stream = found.stream
+    for side, cells in (("train", stream.collection.read(stream.cells)), ("val", found.x[found.split.val])):
+        assert (cells != expected.x[getattr(expected.split, side)]).nnz == 0
+    assert np.array_equal(stream.labels, expected.labels[expected.split.train])
+    assert np.array_equal(found.labels[found.split.val], expected.labels[expected.split.val])
+
+
+def test_large_references_hold_a_sample_with_every_label(counts_adata, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="scperformer")
+    monkeypatch.setattr(reference, "MAX_FIT_CELLS", 20)
+    monkeypatch.setattr(reference, "MAX_VAL_CELLS", 10)
+    labels = np.array(["common"] * 100 + ["rare"] * 18 + ["rarest"] * 2)
+    counts_adata.obs["cell_type"] = labels
+    counts_adata.write_h5ad(tmp_path / "a.h5ad")
+    found = make_reference([tmp_path / "a.h5ad"], config("train", "data.val_fraction=0.5"))
+    assert len(found.split.train) == pytest.approx(20, abs=1)
+    assert len(found.split.val) == 11  # 8 and 2 of 10, and one of the rarest
+    assert set(found.labels[found.split.train]) == {0, 1, 2}
+    assert len(found.stream.cells) + len(found.split.val) == 120  # held-out cells that are not needed train
+    assert found.counts.tolist() == [100, 18, 2]
+    assert "Linear fits are on a sample of 21 of these" in " ".join(found.notes)
+    assert "Linear fits are on a sample" in caplog.text
+
+
+def test_a_label_that_is_not_there_is_refused_with_those_that_are(counts_adata, write):
+    cfg = config("train", "label_key=celltype", "data.in_memory=false")
+    with pytest.raises(InputError, match=r"no column 'celltype' in obs of .*; expected cell_type \(3 values\)"):
+        make_reference([write(counts_adata)], cfg)
+
+
+def test_the_record_of_preprocess_is_kept(counts_adata, tmp_path):
+    """A model of a prepared file tells what that file was made of."""
+    counts_adata.X = counts_adata.X.multiply(np.arange(200) != 7).tocsr()
+    cfg = config("train")
+    plain = make_reference(Sample(counts_adata.copy(), tmp_path), cfg)
+    prepared = make_reference(Sample(prepare_reference(counts_adata, cfg), tmp_path), cfg)
+    assert prepared.summary == plain.summary
+    assert plain.summary.startswith("counts from X, as ln(1 + counts per 10,000); 0 cells and 1 genes dropped")
+
+
+def test_a_panel_has_its_genes_alone_and_totals_over_them(counts_adata, tmp_path):
+    """In memory and on disk; the filters look at all genes, as without a panel."""
+    panel = [*counts_adata.var_names[10:70], "ABSENT"]
+    (tmp_path / "panel.txt").write_text("\n".join(reversed(panel)))
+    path = tmp_path / "reference.h5ad"
+    counts_adata.write_h5ad(path)
+    cfg = config("train", f"conditions.genes='{tmp_path / 'panel.txt'}'", "data.min_genes=150")
+    found, from_disk = make_reference(Sample(counts_adata, path), cfg), make_reference([path], cfg)
+    kept = counts_adata[(counts_adata.X.toarray() > 0).sum(axis=1) >= 150]
+    assert 0 < kept.n_obs < counts_adata.n_obs
+    counts = kept[:, panel[:-1]].X.toarray().astype(float)
+    np.testing.assert_allclose(found.x.toarray(), np.log1p(counts / counts.sum(axis=1, keepdims=True) * 1e4), rtol=1e-5)
+    assert found.genes == from_disk.genes == panel[:-1]
+    assert "60 genes of panel.txt alone" in found.summary
+    assert "60 genes of panel.txt alone" in from_disk.summary
+    stream = from_disk.stream
+    assert (stream.collection.read(stream.cells) != found.x[found.split.train]).nnz == 0
+
+
+def test_unlabelled_cells_are_a_sample_of_each_file_read_from_disk(counts_adata, write, tmp_path, monkeypatch, caplog):
+    """The same share of each file, by the seed, from the place that `source` names."""
+    caplog.set_level("INFO", "scperformer")
+    counts_adata.layers["counts"] = counts_adata.X.copy()
+    counts_adata.X = np.ones(counts_adata.shape, dtype=np.float32)
+    labelled = make_reference(Sample(counts_adata, tmp_path), config("train", "source=layers/counts"))
+    parts = {"large": counts_adata[:90, ::-1].copy(), "small": counts_adata[90:].copy()}
+    paths = [write(part, f"{name}.h5ad") for name, part in parts.items()]
+    monkeypatch.setattr(reference, "MAX_FIT_CELLS", 40)
+    monkeypatch.setattr(reference, "read_cells", None)  # no file is read whole
+
+    def read(*overrides: str) -> np.ndarray:
+        told = "source=layers/counts", "data.min_genes=201"  # more genes than there are: it is no filter here
+        cfg = config("train", f"unlabelled={[str(path) for path in paths]}", *told, *overrides)
+        return read_unlabelled(labelled, cfg).toarray()
+
+    found, again, other = read(), read(), read("seed=1")
+    counts = counts_adata.layers["counts"].toarray()
+    logged = np.log1p(counts / counts.sum(axis=1, keepdims=True) * 1e4)
+    order = counts_adata.var_names.get_indexer(labelled.genes)
+    rows = [int(np.abs(logged[:, order] - row).max(axis=1).argmin()) for row in found]
+    np.testing.assert_allclose(found, logged[np.ix_(rows, order)], rtol=1e-5)
+    assert np.array_equal(rows, np.unique(rows))
+    assert [sum(row < 90 for row in rows), len(rows)] == [30, 40]
+    assert np.array_equal(found, again)
+    assert not np.array_equal(found, other)
+    assert (
+        f"{paths[0]}: vectors of genes are also learned from 30 of its 90 cells, with 200 of the genes" in caplog.text
+    )

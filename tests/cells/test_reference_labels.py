@@ -1,0 +1,203 @@
+"""Labels of cells: the columns that could hold them; the effect and the message of each policy for rare labels."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from scperformer.base.errors import InputError
+from scperformer.cells import label_columns, rare_labels, require_labels
+from scperformer.cells.reference_labels import settle_rare_labels, settle_terms
+from scperformer.config import DataConfig, make_config
+
+LABELS = pd.Series(["a"] * 5 + ["b", "c", "c", None])
+
+
+def settled(policy, min_cells=3, **options):
+    return settle_rare_labels(
+        LABELS, DataConfig(rare_labels=policy, min_cells_per_label=min_cells, **options), "r.h5ad"
+    )
+
+
+def test_rare_labels_are_counted_by_name():
+    assert rare_labels(LABELS, 3) == {"b": 1, "c": 2}
+    assert rare_labels(LABELS, 1) == {}
+
+
+def test_rare_labels_are_named_when_refused():
+    text = r"2 of 3 labels of r.h5ad have fewer than 3 cells: 'b' \(1\), 'c' \(2\).*keep, merge or drop"
+    with pytest.raises(InputError, match=text):
+        settled("error")
+    settled("error", min_cells=1)
+
+
+def test_of_many_rare_labels_five_are_named():
+    with pytest.raises(InputError, match=r"9 of 9 labels .*'0' \(1\).*'4' \(1\) and 4 more;"):
+        settle_rare_labels(pd.Series([str(i) for i in range(9)]), DataConfig(rare_labels="error"), "r.h5ad")
+
+
+def test_kept_labels_are_as_they_were_and_warned_of(caplog):
+    result = settled("keep")
+    pd.testing.assert_series_equal(result.labels, LABELS)
+    assert result.done == {"policy": "keep", "min_cells": 3, "labels": {"b": 1, "c": 2}}
+    assert "2 labels have fewer than 3 cells: 'b' (1), 'c' (2); kept" in caplog.text
+    assert "data.rare_labels=merge, drop or error changes this" in caplog.text
+
+
+def test_dropped_labels_are_gone(caplog):
+    result = settled("drop")
+    assert result.labels.tolist()[:5] == ["a"] * 5
+    assert result.labels[5:].isna().all()
+    assert "their 3 cells are left out" in caplog.text
+
+
+def test_merged_labels_are_one(caplog):
+    result = settled("merge", rare_label_name="few")
+    assert result.labels.dropna().tolist() == ["a"] * 5 + ["few"] * 3
+    assert result.labels.isna().tolist() == [False] * 8 + [True]
+    assert result.done["into"] == "few"
+    assert "merged into 'few' (3)" in caplog.text
+
+
+def test_merged_labels_take_no_other_labels_name():
+    with pytest.raises(InputError, match=r"label 'a' of 5 cells in r.h5ad; expected .*: set data.rare_label_name"):
+        settled("merge", rare_label_name="a")
+    assert settled("merge", rare_label_name="b").labels.dropna().tolist() == ["a"] * 5 + ["b"] * 3
+
+
+@pytest.mark.parametrize("policy", ["keep", "merge", "drop", "error"])
+def test_nothing_is_said_where_no_label_is_rare(policy, caplog):
+    result = settled(policy, min_cells=1)
+    pd.testing.assert_series_equal(result.labels, LABELS)
+    assert (result.done, result.note, caplog.text) == ({}, "", "")
+
+
+# the column
+
+
+def test_label_columns_are_those_with_few_values(counts_adata):
+    obs = counts_adata.obs
+    obs["donor"] = np.repeat(["d1", "d2"], 60)
+    obs["cluster"] = np.arange(120) % 7
+    obs["flag"] = np.arange(120) < 5
+    obs["constant"] = "x"
+    obs["barcode"] = obs.index
+    obs["score"] = np.linspace(0, 1, 120)
+    assert label_columns(obs) == {"cell_type": 3, "donor": 2, "flag": 2}
+
+
+def test_labels_are_strings_and_blank_ones_missing(counts_adata):
+    values = [" T cell ", "", "  ", None, np.nan, 7] + ["B"] * 114
+    counts_adata.obs["mixed"] = pd.Series(values, index=counts_adata.obs_names, dtype=object)
+    labels = require_labels(counts_adata.obs, "mixed", "r.h5ad")
+    assert labels.iloc[0] == "T cell"
+    assert labels.iloc[1:5].isna().all()
+    assert labels.iloc[5] == "7"
+    assert list(labels.index) == list(counts_adata.obs_names)
+
+
+def test_clusters_saved_with_a_missing_one_keep_their_names(counts_adata):
+    clusters = pd.Series(np.arange(120) % 3, index=counts_adata.obs_names)
+    counts_adata.obs["cluster"] = clusters.where(clusters > 0)
+    assert set(require_labels(counts_adata.obs, "cluster", "r.h5ad").dropna()) == {"1", "2"}
+    with pytest.raises(InputError, match="holds numbers with decimals"):
+        require_labels(counts_adata.obs[["cluster"]] / 2, "cluster", "r.h5ad")
+
+
+def test_labels_from_categories_leave_out_unused_ones(counts_adata):
+    column = counts_adata.obs["cell_type"].cat.add_categories(["unused"])
+    column.iloc[0] = np.nan
+    counts_adata.obs["cell_type"] = column
+    labels = require_labels(counts_adata.obs, "cell_type", "r.h5ad")
+    assert labels.isna().sum() == 1
+    assert set(labels.dropna()) == {"B cell", "T cell", "Monocyte"}
+    assert set(labels.value_counts().index) == {"B cell", "T cell", "Monocyte"}
+
+
+def test_wrong_label_key_lists_the_keys_there_are(counts_adata):
+    counts_adata.obs["score"] = 0.5
+    expected = r"no column 'celltype' in obs of r.h5ad; expected cell_type \(3 values\): did you mean 'cell_type'\? set"
+    with pytest.raises(InputError, match=expected):
+        require_labels(counts_adata.obs, "celltype", "r.h5ad")
+    with pytest.raises(InputError, match="holds numbers with decimals"):
+        require_labels(counts_adata.obs, "score", "r.h5ad")
+    counts_adata.obs["none"] = ""
+    with pytest.raises(InputError, match=r"no cell of r.h5ad has a label"):
+        require_labels(counts_adata.obs, "none", "r.h5ad")
+    del counts_adata.obs["cell_type"], counts_adata.obs["none"], counts_adata.obs["score"]
+    with pytest.raises(InputError, match="it has none"):
+        require_labels(counts_adata.obs, "celltype", "r.h5ad")
+
+
+CELLS = pd.DataFrame(
+    {
+        "fine": ["naive B", "memory B", "NK", "Mono", "other", "Mono"],
+        "middle": ["B", "B", "NK", None, "x", None],
+        "coarse": ["lymphoid", "lymphoid", "lymphoid", "myeloid", "myeloid", "myeloid"],
+        "mixed": ["lymphoid", "lymphoid", "lymphoid", "myeloid", "x", "lymphoid"],
+        "fine_ontology_term_id": ["X:1", "X:2", "X:2", None, "X:9", "X:3"],
+        "ids": ["Y:1", "Y:2", "Y:3", "Y:4", "Y:5", "Y:4"],
+    }
+)
+
+
+def terms(*options, merged=None):
+    cfg = make_config("train", ["inputs=[r.h5ad]", *options])
+    return settle_terms(CELLS, CELLS["fine"].to_numpy(str), cfg, "r.h5ad", merged)
+
+
+def test_ids_are_from_the_column_and_else_from_the_names():
+    """In alphabetical order: Mono, NK, memory B, naive B, other. A label with two ids gets neither."""
+    assert terms("label_key=fine").ids == ["CL:0000576", "X:2", "X:2", "X:1", "X:9"]
+    assert terms("label_key=fine", "ontology=none").ids == ["unknown", "X:2", "X:2", "X:1", "X:9"]
+    assert terms("label_key=fine", merged="other").ids[-1] == "unknown"
+    assert terms("label_key=fine", "ontology_key=ids").ids == ["Y:4", "Y:3", "Y:2", "Y:1", "Y:5"]
+    assert terms("label_key=fine").release == "2026-03-26"
+    assert terms("label_key=fine", "ontology=none").release is None
+
+
+def test_a_tree_is_from_columns_or_a_file_or_the_ontology(tmp_path, caplog):
+    with caplog.at_level("INFO", logger="scperformer"):
+        tree = terms("label_keys=[coarse,middle,fine]", merged="other").tree
+    assert tree.outline == "myeloid (Mono); lymphoid (NK, B (memory B, naive B)); other"
+    assert tree.terms == {"B": "CL:0000236", "myeloid": "CL:0000763"}  # myeloid cell
+    assert f"label tree of 3 levels: {tree.outline}" in caplog.text
+    path = tmp_path / "tree.csv"
+    path.write_text("child,parent\nnaive B,B\nmemory B,B\n")
+    assert terms("label_key=fine", f"label_tree='{path}'", "ontology=none").tree.terms == {}
+    assert terms("label_key=fine", f"label_tree='{path}'").tree.parents == {"naive B": "B", "memory B": "B"}
+    by_name = terms("label_key=fine", "ontology_key=ids", "ontology=none").tree
+    assert by_name is None
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (["label_keys=[mixed,fine]"], r"columns mixed, fine of r\.h5ad with two parents of 'Mono' .*'lymphoid'"),
+        (["label_keys=[none,fine]"], r"no column 'none' in obs of r\.h5ad"),
+        (["label_key=fine", "ontology_key=none"], r"no column 'none' .*; expected a column with ontology ids"),
+        (["label_key=coarse", "label_keys=[coarse,fine]"], r"label_key=coarse; expected fine, the last of label_keys"),
+        (
+            ["label_keys=[coarse,fine]", "label_tree=t.csv"],
+            r"label_tree=t\.csv; expected no label_tree beside label_keys",
+        ),
+        (["label_keys=[]"], r"no label_key; expected a value for label_key"),
+    ],
+)
+def test_wrong_columns_for_a_tree_are_one_line(options, match):
+    with pytest.raises(InputError, match=match):
+        terms(*options)
+
+
+@pytest.mark.parametrize(
+    ("rows", "match"),
+    [
+        ("NK,a\na,NK", r"tree\.tsv with a cycle \(NK > a > NK\); expected one parent at most .*\(Mono, NK, memory B"),
+        ("NK,a\nNK,b", r"two parents of 'NK' \('a' and 'b'\)"),
+        ("NK,a\nT,a", r"'T', which is neither a label nor a parent"),
+        ("NK,a,b", r"row 1 of .* with 3 values; expected a CSV or TSV table with a child and its parent"),
+    ],
+)
+def test_a_file_that_is_no_tree_is_one_line(rows, match, tmp_path):
+    (tmp_path / "tree.tsv").write_text(rows)
+    with pytest.raises(InputError, match=match):
+        terms("label_key=fine", f"label_tree='{tmp_path}/tree.tsv'")

@@ -1,0 +1,278 @@
+"""Training and validation cells: shares, whole groups, columns, and that nothing leaks from one side to the other."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from scperformer.base.errors import InputError
+from scperformer.cells import Sample, make_reference, stratified_sample
+from scperformer.cells.splits import group_split, split_cells, split_values, stratified_split
+from scperformer.config import DataConfig, make_config
+from scperformer.model import load_bundle
+from scperformer.network import Cells
+from scperformer.training import loaders
+from scperformer.training import train as training
+
+FAST = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none", "data.min_genes=0"]
+
+
+def config(path, *overrides):
+    return make_config("train", [f"inputs=['{path}']", *FAST, *overrides])
+
+
+# by chance within labels
+
+
+LABELS = np.random.default_rng(0).permutation(np.repeat([0, 1, 2, 3], [600, 35, 5, 2]))
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.1, 0.5, 0.99])
+def test_split_has_every_label_on_both_sides_without_overlap(fraction):
+    train, val = stratified_split(LABELS, fraction, seed=0)
+    assert sorted([*train, *val]) == list(range(len(LABELS)))
+    assert set(LABELS[train]) == set(LABELS[val]) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("fraction", "expected"), [(0.1, [60, 4, 1, 1]), (0.2, [120, 7, 1, 1]), (0.99, [594, 34, 4, 1])]
+)
+def test_split_takes_the_share_of_each_label(fraction, expected):
+    # 0.1 x 35 = 3.5 is rounded to even; at least one cell, never all
+    _, val = stratified_split(LABELS, fraction, seed=0)
+    assert np.bincount(LABELS[val]).tolist() == expected
+
+
+def test_split_is_chosen_by_the_seed():
+    first, again, other = (stratified_split(LABELS, 0.2, seed=seed)[1].tolist() for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_a_label_of_one_cell_is_in_training():
+    labels = np.array([0, 1, 1, 1, 2, 2, 3])
+    train, val = stratified_split(labels, 0.5, seed=0)
+    assert set(labels[train]) == {0, 1, 2, 3}
+    assert set(labels[val]) == {1, 2}
+
+
+def test_labels_without_validation_cells_are_named(caplog):
+    labels = np.array([0, 1, 1, 1, 2])
+    split = split_cells(labels, ["x", "y", "z"], None, DataConfig(), seed=0)
+    assert split.done["labels_without_val_cells"] == {"x": 1, "z": 1}
+    assert "no validation cell, and so no score, of these labels: 'x' (1), 'z' (1)" in caplog.text
+    assert split.done["num_train_cells"] == 4
+    with pytest.raises(InputError, match=r"no labelled val cell.*no label has two"):
+        split_cells(np.arange(5), list("abcde"), None, DataConfig(), seed=0)
+
+
+def test_rows_are_sampled_in_proportion():
+    labels = np.repeat([0, 1, 2], [8000, 1999, 1])
+    rows = stratified_sample(labels, 1000, seed=0)
+    assert np.bincount(labels[rows]).tolist() == [800, 200, 1]
+    assert np.array_equal(rows, stratified_sample(labels, 1000, seed=0))
+    assert not np.array_equal(rows, stratified_sample(labels, 1000, seed=1))
+
+
+# whole groups
+
+GROUPS = np.random.default_rng(1).integers(0, 12, 2000)
+OF_GROUP = np.random.default_rng(2).integers(0, 4, 2000)
+
+
+@pytest.mark.parametrize("fraction", [0.08, 0.2, 0.5])
+def test_groups_are_whole_and_near_the_share(fraction):
+    for seed in range(5):
+        chosen = group_split(GROUPS, OF_GROUP, fraction, seed)
+        share = np.isin(GROUPS, chosen).mean()
+        assert abs(share - fraction) < 1 / 24  # half a group of twelve
+
+
+def test_groups_are_chosen_by_the_seed():
+    first, again = (group_split(GROUPS, OF_GROUP, 0.2, 0).tolist() for _ in range(2))
+    others = [group_split(GROUPS, OF_GROUP, 0.2, seed).tolist() for seed in range(1, 6)]
+    assert first == again
+    assert any(other != first for other in others)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_group_that_alone_has_a_label_stays_in_training(seed):
+    labels = OF_GROUP.copy()
+    labels[np.flatnonzero(GROUPS == 3)[:2]] = 4  # a label of group 3 alone
+    labels[np.flatnonzero(GROUPS == 5)[0]] = 5  # and one of groups 5 and 6, which must not leave together
+    labels[np.flatnonzero(GROUPS == 6)[0]] = 5
+    chosen = group_split(GROUPS, labels, 0.5, seed)
+    assert set(labels[~np.isin(GROUPS, chosen)]) == {0, 1, 2, 3, 4, 5}
+    assert 3 not in chosen
+
+
+def test_the_one_group_that_can_go_is_found_however_large():
+    groups = np.repeat([0, 1, 2], [80, 10, 10])
+    labels = np.where(groups == 1, 1, np.where(groups == 2, 2, np.arange(100) % 2 + 1))
+    labels[90:] = 0  # group 2 has label 0 alone; group 0 has labels 1 and 2, and 2 alone
+    assert group_split(groups, labels, 0.1, 0).tolist() == [1]
+    labels[80:90] = 3  # now group 1 has one of its own, too
+    assert group_split(groups, labels, 0.1, 0) is None
+
+
+def test_groups_that_cannot_be_parted_are_refused(caplog):
+    options = DataConfig(split="group", split_key="donor")
+    with pytest.raises(InputError, match=r"one value \('d'\) in obs\['donor'\].*data\.split=stratified"):
+        split_cells(np.array([0, 1]), ["x", "y"], np.array(["d", "d"]), options, seed=0)
+    with pytest.raises(InputError, match=r"each of the 2 values .* as 'a' of 'x'; expected .*rare_labels=drop"):
+        split_cells(np.array([0, 1]), ["x", "y"], np.array(["a", "b"]), options, seed=0)
+    assert caplog.text == ""
+    split = split_cells(np.array([0, 1, 0, 1]), ["x", "y"], np.array(["a", "a", "b", "b"]), options, seed=0)
+    assert "(50.0% of the cells), not 10.0%" in caplog.text
+    assert (split.done["num_groups"], len(split.done["val_groups"])) == (2, 1)
+
+
+def test_no_group_is_on_both_sides(counts_adata, caplog):
+    donors = np.array([f"donor {i}" for i in np.random.default_rng(0).integers(0, 9, 120)])
+    counts_adata.obs["donor"] = pd.Categorical(donors)
+    options = ["data.split=group", "data.split_key=donor", "data.val_fraction=0.2"]
+    with caplog.at_level("INFO", logger="scperformer"):
+        reference = make_reference(Sample(counts_adata, Path("x")), config("x", *options))
+    train, val = reference.split.train, reference.split.val
+    assert sorted([*train, *val]) == list(range(120))
+    assert not set(donors[train]) & set(donors[val])
+    assert set(donors[val]) == set(reference.split.done["val_groups"])
+    assert "of 9 values of obs['donor'] are held out whole: 'donor" in caplog.text
+
+
+# by a column
+
+
+@pytest.fixture
+def sides(counts_adata):
+    """A reference whose test cells express one gene of their own, and have one label of their own."""
+    side = np.array(["train", "train", "val", "test"])[np.random.default_rng(0).integers(0, 4, 120)]
+    counts_adata.obs["side"] = side
+    counts_adata.obs["cell_type"] = np.where(side == "test", "Secret", counts_adata.obs["cell_type"].astype(str))
+    dense = counts_adata.X.toarray()
+    dense[:, 0] = np.where(side == "test", 100, 0)
+    counts_adata.X = type(counts_adata.X)(dense)
+    return counts_adata
+
+
+BY_COLUMN = ("data.split=column", "data.split_key=side")
+
+
+def test_test_cells_are_gone_before_anything_is_computed(sides):
+    reference = make_reference(Sample(sides, Path("x")), config("x", *BY_COLUMN))
+    side = sides.obs["side"].to_numpy()
+    rest = side[side != "test"]
+    assert reference.x.shape[0] == len(rest)
+    assert (rest[reference.split.train] == "train").all()
+    assert (rest[reference.split.val] == "val").all()
+    assert len(reference.split.train) + len(reference.split.val) == len(rest)
+    assert reference.label_names == ["B cell", "Monocyte", "T cell"]
+    assert "GENE0" not in reference.genes  # only test cells express it
+
+
+@pytest.mark.slow
+def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
+    """The model is bit for bit the one from a file without the test cells, in every fit."""
+    seen = []
+    fit, scale = training.fit_logistic, training.scores_on_held_out
+
+    def watched_fit(x, labels, **options):
+        seen.append(x.shape[0])
+        return fit(x, labels, **options)
+
+    def watched_scale(network, train, val, *others):
+        seen.append((len(train), len(val)))
+        return scale(network, train, val, *others)
+
+    monkeypatch.setattr(training, "fit_logistic", watched_fit)
+    monkeypatch.setattr(training, "scores_on_held_out", watched_scale)
+    whole = training.run_train(config(write(sides), *BY_COLUMN, f"output='{tmp_path / 'whole'}'"))
+    num = {name: int((sides.obs["side"] == name).sum()) for name in ("train", "val", "test")}
+    allowed = {num["train"], num["train"] + num["val"], (num["train"], num["val"])}
+    assert set(seen) <= allowed
+    assert (num["train"], num["val"]) in seen
+    without = write(sides[sides.obs["side"] != "test"].copy(), "without.h5ad")
+    other = training.run_train(config(without, *BY_COLUMN, f"output='{tmp_path / 'without'}'"))
+    ours, theirs = load_bundle(whole), load_bundle(other)
+    assert ours.weights.keys() == theirs.weights.keys()
+    assert all(np.array_equal(ours.weights[name], theirs.weights[name]) for name in ours.weights)
+    np.testing.assert_array_equal(ours.gene_means, theirs.gene_means)
+    assert ours.provenance["num_cells"] == num["train"] + num["val"]
+    assert "Secret" not in (whole / "bundle.json").read_text()
+
+
+def test_a_column_with_other_values_is_refused(sides):
+    sides.obs["side"] = np.where(sides.obs["side"] == "val", "valid", sides.obs["side"])
+    with pytest.raises(InputError, match=r"'valid' in obs\['side'\] of x; expected train, val or test: fix"):
+        make_reference(Sample(sides, Path("x")), config("x", *BY_COLUMN))
+
+
+def test_labels_that_are_only_validated_are_refused(sides):
+    sides.obs["cell_type"] = np.where(sides.obs["side"] == "val", "New", sides.obs["cell_type"])
+    num = int((sides.obs["side"] == "val").sum())
+    with pytest.raises(InputError, match=rf"all 'val' in obs\['side'\]: 'New' \({num}\); .* as 'test' to leave"):
+        make_reference(Sample(sides, Path("x")), config("x", *BY_COLUMN))
+
+
+@pytest.mark.parametrize("side", ["train", "val"])
+def test_both_sides_need_cells(sides, side):
+    sides.obs["side"] = side
+    other = {"train": "val", "val": "train"}[side]
+    with pytest.raises(InputError, match=rf"no labelled {other} cell.*mark some cells as '{other}'"):
+        make_reference(Sample(sides, Path("x")), config("x", *BY_COLUMN))
+
+
+def test_only_labelled_cells_need_a_value():
+    obs = pd.DataFrame({"side": ["train ", None, "", "nonsense", "val"]})
+    options = DataConfig(split="column", split_key="side")
+    labelled = np.array([True, False, False, False, True])
+    assert split_values(obs, options, labelled, "x").tolist()[::4] == ["train", "val"]
+    with pytest.raises(InputError, match=r"2 labelled cells of x without a value in obs\['side'\]"):
+        split_values(obs, options, np.array([True, True, True, False, True]), "x")
+    with pytest.raises(InputError, match=r"no column 'donor' in obs of x; expected data.split_key to be one of side"):
+        split_values(obs, DataConfig(split="group", split_key="donor"), labelled, "x")
+
+
+# the model's record of its split and labels
+
+
+@pytest.fixture
+def rare(counts_adata):
+    """A reference with two labels of one cell each, one of which has an ontology term, and eight batches."""
+    labels = counts_adata.obs["cell_type"].astype(str)
+    labels.iloc[:2] = ["Platelet", "Mast cell"]
+    counts_adata.obs["cell_type"] = labels
+    counts_adata.obs["cell_type_ontology_term_id"] = labels.map({"Platelet": "CL:0000233"}).fillna("CL:0000000")
+    counts_adata.obs["batch id"] = np.arange(120) // 3 % 8
+    return counts_adata
+
+
+@pytest.mark.parametrize("policy", ["keep", "merge", "drop"])
+def test_labels_of_one_cell_are_kept_merged_or_dropped(policy, rare):
+    reference = make_reference(Sample(rare, Path("x")), config("x", f"data.rare_labels={policy}"))
+    extra = {"keep": {"Platelet": 1, "Mast cell": 1}, "merge": {"other": 2}, "drop": {}}[policy]
+    counts = {"B cell": 39, "T cell": 39, "Monocyte": 40} | extra
+    assert dict(zip(reference.label_names, reference.counts, strict=True)) == counts
+    assert reference.rare.done["labels"] == {"Platelet": 1, "Mast cell": 1}
+    assert reference.split.done.get("labels_without_val_cells", {}) == (extra if policy == "keep" else {})
+    terms = dict(zip(reference.label_names, reference.terms.ids, strict=True))
+    assert terms.get("other", "unknown") == "unknown"
+    assert terms.get("Platelet", "CL:0000233") == "CL:0000233"
+
+
+def test_the_network_trains_on_the_split_and_the_card_tells_it(rare, write, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(loaders, "Cells", lambda x, *rest: seen.append(x.shape[0]) or Cells(x, *rest))
+    options = ["data.split=group", "data.split_key='batch id'", f"output='{tmp_path / 'model'}'"]
+    folder = training.run_train(config(write(rare), *options))
+    made, card = load_bundle(folder).provenance, (folder / "MODEL_CARD.md").read_text()
+    assert made["rare_labels"]["labels"] == {"Platelet": 1, "Mast cell": 1}
+    assert "2 labels have fewer than 2 cells: 'Mast cell' (1), 'Platelet' (1); " in card
+    assert "No validation cell, and so no score, of these labels" in card
+    split = made["split"]
+    assert (split["how"], split["key"], split["num_groups"]) == ("group", "batch id", 8)
+    assert split["num_train_cells"] + split["num_val_cells"] == 120
+    assert seen[:2] == [split["num_train_cells"], split["num_val_cells"]]
+    [group] = split["val_groups"]
+    assert f"1 of 8 values of obs['batch id'] are held out whole: '{group}' (12.5% of the cells)." in card
+    assert all(note in card for note in made["notes"])

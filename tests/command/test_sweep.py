@@ -1,0 +1,78 @@
+"""The table of a sweep by itself: order, columns, and rows of runs that ended badly."""
+
+import csv
+import json
+
+import pytest
+
+from scperformer.command.sweep import Sweep
+
+
+def run(sweep, tmp_path, number, overrides, macro_f1=None, error=None):
+    """One run of a sweep that writes a model of this score, or ends with this error."""
+    folder = tmp_path / str(number)
+    with sweep.job(folder, overrides) as wrote:
+        wrote(str(folder / "model"))
+        if error is not None:
+            raise error
+        (folder / "model").mkdir(parents=True)
+        scores = {"macro_f1": macro_f1, "accuracy": 0.5}
+        metrics = {"model": scores, "baseline": {"macro_f1": 0.7, "accuracy": 0.6}, "best_epoch": 3}
+        (folder / "model" / "bundle.json").write_text(json.dumps({"metrics": metrics}))
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    sweep = Sweep(tmp_path)
+    run(sweep, tmp_path, 0, ["inputs=['r.h5ad']", "label_key=x", "seed=0"], 0.25)
+    with pytest.raises(ValueError, match="a "):
+        run(sweep, tmp_path, 1, ["inputs=['r.h5ad']", "label_key=x", "seed=1"], error=ValueError("a | b\nc"))
+    run(sweep, tmp_path, 2, ["inputs=['r.h5ad']", "label_key=x", "seed=2"], 0.75)
+    return sweep
+
+
+def test_the_file_has_a_row_per_run_in_their_order(sweep, tmp_path):
+    with (tmp_path / "runs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == [
+        *("job", "status", "label_key", "seed", "val_macro_f1", "baseline_macro_f1", "val_accuracy"),
+        *("baseline_accuracy", "best_epoch", "seconds", "output", "error"),
+    ]
+    assert [row["status"] for row in rows] == ["ok", "failed", "ok"]
+    assert [row["val_macro_f1"] for row in rows] == ["0.2500", "", "0.7500"]
+    assert [row["output"] for row in rows] == ["0/model", "1/model", "2/model"]
+    assert rows[1]["error"] == "a | b c"
+
+
+def test_the_printed_table_has_the_best_run_first_and_failed_ones_last(sweep):
+    lines = sweep.markdown().splitlines()
+    assert [line.split(" | ")[0] for line in lines[:5]] == ["| job", "| ---", "| 2", "| 0", "| 1"]
+    assert "label_key" not in lines[0]
+    assert "a \\| b c" in lines[4]
+    assert lines[-1].startswith("3 runs, 1 failed: ")
+    assert sweep.num_failed == 1
+
+
+def test_the_table_is_there_after_each_run(tmp_path):
+    sweep = Sweep(tmp_path)
+    run(sweep, tmp_path, 0, ["seed=0"], 0.5)
+    assert len((tmp_path / "runs.csv").read_text().splitlines()) == 2
+    with pytest.raises(SystemExit):
+        run(sweep, tmp_path, 1, ["seed=1"], error=SystemExit(130))
+    assert "interrupted" in (tmp_path / "runs.csv").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "runs.csv"]
+
+
+def test_runs_of_other_processes_are_in_the_table_and_lost_ones_have_failed(tmp_path):
+    run(Sweep(tmp_path), tmp_path, 2, ["seed=2"], 0.5)
+    run(Sweep(tmp_path), tmp_path, 10, ["seed=10"], 0.75)
+    killed = Sweep(tmp_path).job(tmp_path / "1", ["seed=1"])
+    killed.__enter__()  # and that was all
+    sweep = Sweep(tmp_path)
+    assert [(row.job, row.status) for row in sweep.rows] == [("1", "running"), ("2", "ok"), ("10", "ok")]
+    assert sweep.num_failed == 0
+    with sweep.to_its_end():
+        pass
+    assert [row.status for row in sweep.rows] == ["failed", "ok", "ok"]
+    assert "ended without a word" in (tmp_path / "runs.csv").read_text()
+    assert sweep.markdown().splitlines()[2].startswith("| 10 | ok | 10 | 0.7500")

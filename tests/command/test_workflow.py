@@ -1,0 +1,44 @@
+"""The step `workflow`: the words that it hands to snakemake."""
+
+import pytest
+
+from scperformer.base.errors import InputError
+from scperformer.command.cli import to_overrides
+from scperformer.command.workflow import run_workflow, snakemake_words, workflow_folder
+from scperformer.config import WorkflowConfig, make_config
+
+
+def words_of(*words: str) -> list[str]:
+    found = snakemake_words(make_config("workflow", to_overrides(list(words), "workflow")))
+    snakefile = found.index("--snakefile")
+    assert found[snakefile + 1] == str(workflow_folder() / "Snakefile")
+    return found[:snakefile] + found[snakefile + 2 :]
+
+
+def test_options_are_the_configuration_and_the_rest_is_for_snakemake():
+    words = words_of("my samples.tsv", "label_key=cell, type", "gpu=1", "--", "results/annotated/a.h5ad", "-n", "-j3")
+    config = ["--config", 'samples="my samples.tsv"', 'label_key="cell, type"', "gpu=1"]
+    assert words == ["results/annotated/a.h5ad", "-n", "-j3", *config]
+
+
+def test_cores_are_given_unless_the_user_does():
+    assert words_of("samples.tsv", "--", "-n")[1] == "--cores"
+    for word in ("--cores=4", "--profile", "-j"):
+        assert "--cores" not in words_of("samples.tsv", "--", word)
+
+
+def test_the_file_of_options_is_read_by_snakemake():
+    assert words_of("--config", "my file.yaml", "--", "-j2") == ["-j2", "--configfile", "my file.yaml"]
+
+
+def test_without_samples_and_example_data_a_sheet_is_asked_for(command, monkeypatch, tmp_path):
+    monkeypatch.setattr("scperformer.command.workflow.workflow_folder", lambda: tmp_path)
+    ran = command("workflow")
+    assert ran.code == 2
+    assert "no sample sheet; expected one with the columns sample and path" in ran.err
+
+
+def test_without_snakemake_it_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr("scperformer.command.workflow.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"no snakemake; expected .*: pip install snakemake"):
+        run_workflow(WorkflowConfig(samples="samples.tsv"))

@@ -1,0 +1,246 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_matrix, vstack
+from scipy.special import log_softmax
+
+from scperformer.base.metrics import cell_losses, negative_log_likelihood, score
+from scperformer.cells import normalise_counts
+from scperformer.config import HeadConfig, ModelConfig, TokensConfig
+from scperformer.fitting import Recipe, branch_scales, earned_scales, evidence_folds, fill_network, fit_branches
+from scperformer.fitting.coexpression import head_logits
+from scperformer.fitting.evidence import LARGEST
+from scperformer.fitting.linear import predict_logits
+from scperformer.network import Cells, CellTypeModel, branch_logits, predict_cells
+
+RECIPE = Recipe((0.5, 2.0), 0.1, "balanced", "signal")
+MODEL = ModelConfig(depth=0, positions="coexpression")
+HEAD = HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3)
+
+
+def made_cells(num_cells: int, seed: int) -> tuple[csr_matrix, np.ndarray]:
+    """Cells x 300 genes of 3 labels that differ a little in 30 genes each."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(num_cells) % 3
+    rates = np.full((num_cells, 300), 0.5)
+    for label in range(3):
+        rates[np.ix_(labels == label, range(30 * label, 30 * label + 30))] = 0.9
+    return normalise_counts(csr_matrix(rng.poisson(rates).astype(np.float32)), 1e4), labels
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    x, labels = made_cells(360, seed=0)
+    return fit_branches(x, labels, recipe=RECIPE, model=MODEL, head=HEAD, seed=0)
+
+
+def test_the_evidence_is_the_accuracy_on_new_cells(fitted):
+    x, labels = made_cells(3000, seed=1)
+    logits = fitted.scales["wide"] * predict_logits(fitted.linear, x, RECIPE)
+    logits = logits + fitted.scales["deep"] * head_logits(fitted.pooled.head, fitted.pooled.cells(x))
+    found = score(labels, logits.argmax(1)).accuracy
+    assert 0.6 < found < 0.99  # else any evidence would do
+    # 360 cells show an accuracy of .9 to .016 (one standard deviation); a fit to 4 of 5 cells is a little worse.
+    assert abs(fitted.evidence["accuracy"] - found) < 0.06
+
+
+def test_labels_by_chance_have_no_accuracy():
+    x, labels = made_cells(360, seed=0)
+    shuffled = np.random.default_rng(0).permutation(labels)
+    evidence = fit_branches(x, shuffled, recipe=RECIPE, model=MODEL, head=HEAD, seed=0).evidence
+    assert evidence["accuracy"] < 0.45  # a third by chance; far higher if a cell were called by a fit to itself
+
+
+def test_the_network_computes_the_fitted_branches(fitted):
+    x, _ = made_cells(40, seed=2)
+    network = CellTypeModel(300, 3, tokens=TokensConfig(), model=MODEL, attention={"name": "favor"}, head=HEAD)
+    fill_network(network, fitted, fitted.scales)
+    wide, deep = branch_logits(network, Cells(x, TokensConfig()), 16)
+    expected = fitted.scales["wide"] * predict_logits(fitted.linear, x, RECIPE)
+    np.testing.assert_allclose(wide, expected, rtol=1e-3, atol=1e-3)
+    expected = fitted.scales["deep"] * head_logits(fitted.pooled.head, fitted.pooled.cells(x))
+    np.testing.assert_allclose(deep, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_call_of_the_pooled_encoder_does_not_depend_on_the_other_cells(fitted):
+    x, _ = made_cells(40, seed=2)
+    network = CellTypeModel(300, 3, tokens=TokensConfig(), model=MODEL, attention={"name": "favor"}, head=HEAD)
+    fill_network(network, fitted, fitted.scales)
+    proba, embedding = predict_cells(network, Cells(x, TokensConfig()), 64)
+    for rows in (np.arange(40)[::-1], np.array([7]), np.arange(5, 30, 3)):
+        some, vectors = predict_cells(network, Cells(x[rows], TokensConfig()), 3)
+        np.testing.assert_array_equal(some, proba[rows])
+        np.testing.assert_array_equal(vectors, embedding[rows])
+
+
+@pytest.mark.parametrize("case", ["both", "linear branch", "encoder", "encoder left out", "odd width"])
+def test_sums_over_genes_are_what_the_tokens_give(case):
+    """Random weights; 600 cells are several pieces, and the first expresses nothing but has a stored 0."""
+    x, _ = made_cells(600, seed=3)
+    stored = csr_matrix((np.zeros(1, dtype=np.float32), [7], [0, 1]), shape=(1, 300))
+    x = vstack([stored, x], "csr").astype(np.float32)
+    model = replace(MODEL, wide=case != "encoder", deep=case != "linear branch", dim=33 if case == "odd width" else 32)
+    torch.manual_seed(0)
+    network = CellTypeModel(300, 3, tokens=TokensConfig(), model=model, attention={"name": "favor"}, head=HEAD).eval()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    network.wide_alone |= case == "encoder left out"
+    assert network.is_sums
+    cells = Cells(x, TokensConfig())
+    with torch.no_grad():
+        logits, embedding = network(cells.batch(np.arange(601)))
+    proba, vectors = predict_cells(network, cells, 64)
+    # A logit of size 5 is a sum of about 600 products in float32.
+    np.testing.assert_allclose(proba, logits.softmax(-1), atol=1e-5)
+    np.testing.assert_allclose(vectors, embedding, rtol=1e-4, atol=1e-4)
+    assert len(np.unique(proba, axis=0)) == 601
+    some, _ = predict_cells(network, Cells(x[100:103], TokensConfig()), 64)
+    np.testing.assert_array_equal(some, proba[100:103])
+
+
+def test_a_branch_that_is_off_has_no_scale():
+    x, labels = made_cells(120, seed=0)
+    linear = fit_branches(x, labels, recipe=RECIPE, model=ModelConfig(deep=False), head=HEAD, seed=0)
+    assert linear.pooled is None
+    assert set(linear.scales) == set(linear.evidence["branches"]) == {"wide"}
+    pooled = fit_branches(x, labels, recipe=None, model=MODEL, head=HEAD, seed=0)
+    assert pooled.linear is None
+    assert set(pooled.scales) == {"deep"}
+
+
+def test_draws_are_kept_out_of_the_fits_that_call_their_cells():
+    """A second draw that equals the first would show the label of each held-out cell."""
+    x, labels = made_cells(240, seed=0)
+    shuffled = np.random.default_rng(0).permutation(labels)
+    fitted = fit_branches(x, shuffled, recipe=None, model=MODEL, head=HEAD, seed=0, draws=[x, x, x])
+    assert fitted.evidence["accuracy"] < 0.47
+
+
+def test_folds_have_each_cell_once_and_never_the_only_cell_of_a_label():
+    labels = np.repeat([0, 1, 2], [40, 1, 7])
+    rows, folds = evidence_folds(labels, seed=0)
+    np.testing.assert_array_equal(rows, np.arange(48))
+    assert folds[40] == -1
+    assert sorted(set(folds[labels == 0])) == [0, 1, 2, 3, 4]
+    assert (np.bincount(folds[labels == 2], minlength=5) <= 2).all()
+
+
+# --- the scales of the branches -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def held_out():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, 400)
+    truth = np.eye(4)[labels]
+    return truth * 2 + rng.normal(size=(400, 4)), truth * 1 + rng.normal(size=(400, 4)), labels
+
+
+def test_negative_log_likelihood_is_scipys(held_out):
+    wide, _, labels = held_out
+    expected = -log_softmax(wide, axis=1)[np.arange(400), labels].mean()
+    np.testing.assert_allclose(negative_log_likelihood(wide, labels), expected)
+    assert np.isfinite(negative_log_likelihood(wide * 1e4, labels))
+
+
+def test_scales_are_the_best_of_a_grid(held_out):
+    wide, deep, labels = held_out
+    found = branch_scales(wide, deep, labels)
+    grid = np.arange(0, 4, 0.05)
+    losses = [[negative_log_likelihood(a * wide + b * deep, labels) for b in grid] for a in grid]
+    best = np.unravel_index(np.argmin(losses), (len(grid), len(grid)))
+    # The prior is as heavy as one of 400 cells: it moves the optimum by less than a step or two of the grid.
+    np.testing.assert_allclose(found, grid[list(best)], atol=0.1)
+
+
+def test_a_branch_of_noise_is_left_out(held_out):
+    wide, _, labels = held_out
+    noise = np.random.default_rng(1).normal(size=wide.shape)
+    _, scale = branch_scales(wide, -wide + noise, labels)
+    assert scale < 0.05
+    _, scale = branch_scales(wide, noise * 5, labels)
+    assert scale < 0.05
+
+
+def test_logits_that_are_too_sure_are_made_less_so(held_out):
+    wide, _, labels = held_out
+    once, _ = branch_scales(wide, np.zeros_like(wide), labels)
+    tenfold, _ = branch_scales(wide * 10, np.zeros_like(wide), labels)
+    np.testing.assert_allclose(tenfold, once / 10, rtol=0.1)
+
+
+def test_an_encoder_alone_is_kept(held_out):
+    _, deep, labels = held_out
+    _, scale = branch_scales(np.zeros_like(deep), deep, labels)
+    assert 0.3 < scale < 3
+
+
+def test_few_cells_that_are_all_right_do_not_make_it_certain():
+    wide = np.eye(3)[[0, 1, 2]] * 2.0
+    scale, _ = branch_scales(wide, np.zeros_like(wide), np.array([0, 1, 2]))
+    assert 1 < scale < LARGEST / 2
+
+
+def test_an_encoder_that_helps_by_more_than_chance_is_kept(held_out):
+    wide, deep, labels = held_out
+    *scales, gain = earned_scales(wide, deep, labels, min_gain=2.0)
+    assert tuple(scales) == branch_scales(wide, deep, labels)
+    alone, _ = branch_scales(wide, np.zeros_like(wide), labels)
+    falls = cell_losses(alone * wide, labels) - cell_losses(scales[0] * wide + scales[1] * deep, labels)
+    assert gain == {"mean": falls.mean(), "standard_error": falls.std(ddof=1) / 20}
+    assert gain["mean"] > 5 * gain["standard_error"]
+
+
+def test_an_encoder_that_may_help_by_chance_is_left_out(held_out):
+    wide, _, labels = held_out
+    weak = np.eye(4)[labels] * 0.1 + np.random.default_rng(1).normal(size=wide.shape)
+    wide, weak, labels = wide[:60], weak[:60], labels[:60]
+    share = branch_scales(wide, weak, labels)[1]
+    assert share > 0.02
+    *scales, gain = earned_scales(wide, weak, labels, min_gain=2.0)
+    assert scales == [branch_scales(wide, np.zeros_like(wide), labels)[0], 0.0]
+    assert 0 < gain["mean"] < 2 * gain["standard_error"]
+    assert earned_scales(wide, weak, labels, min_gain=0.0)[1] == share
+
+
+@pytest.mark.parametrize("off", [0, 1])
+def test_a_branch_alone_has_nothing_to_earn(held_out, off):
+    branches = [*held_out[:2]]
+    branches[off] = np.zeros_like(branches[off])
+    assert earned_scales(*branches, held_out[2], min_gain=2.0) == (*branch_scales(*branches, held_out[2]), None)
+
+
+def test_one_held_out_cell_decides_nothing():
+    wide, deep = np.array([[1.0, 0.0]]), np.array([[0.0, 3.0]])
+    assert earned_scales(wide, deep, np.array([0]), min_gain=2.0)[1] == 0.0
+
+
+def test_unlabelled_cells_make_better_vectors_of_genes():
+    x, labels = made_cells(18, seed=0)
+    more, _ = made_cells(1500, seed=5)
+    query, truth = made_cells(900, seed=6)
+    found = []
+    for unlabelled in (None, more):
+        fitted = fit_branches(x, labels, recipe=None, model=MODEL, head=HEAD, seed=0, unlabelled=unlabelled)
+        calls = head_logits(fitted.pooled.head, fitted.pooled.cells(query)).argmax(1)
+        found.append(score(truth, calls).accuracy)
+    assert found[1] > found[0] + 0.03
+
+
+def test_given_vectors_are_only_scaled():
+    x, labels = made_cells(120, seed=0)
+    vectors = np.random.default_rng(0).normal(size=(300, 32))
+    pooled = fit_branches(x, labels, recipe=None, model=MODEL, head=HEAD, seed=0, vectors=vectors).pooled
+    ratio = pooled.vectors / vectors
+    np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-4)
+    np.testing.assert_allclose(pooled.cells(x).mean(0), 0, atol=1e-4)
+
+
+def test_single_cells_of_each_label_give_no_evidence():
+    x, labels = made_cells(3, seed=0)
+    fitted = fit_branches(x, labels, recipe=RECIPE, model=MODEL, head=HEAD, seed=0)
+    assert (fitted.scales, fitted.evidence) == ({}, {})
+    assert fitted.linear is not None
+    assert fitted.pooled is not None

@@ -1,0 +1,71 @@
+"""Labels that can occur, and shares by EM; each beside a naive twin."""
+
+import numpy as np
+import pytest
+
+from scperformer.base.errors import InputError
+from scperformer.labels import allowed_labels, reweighted, shares_by_em
+
+LABELS = ["a", "b", "c"]
+
+
+def test_allowed_and_denied_labels():
+    assert allowed_labels(LABELS, [], []).tolist() == [True, True, True]
+    assert allowed_labels(LABELS, ["a", "b"], ["b"]).tolist() == [True, False, False]
+    assert allowed_labels(LABELS, [], ["c"]).tolist() == [True, True, False]
+    assert allowed_labels(LABELS, ["a "], []).tolist() == [True, False, False]
+    assert allowed_labels(["1", "2"], [], ["2.0"]).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("allow", "deny", "match"),
+    [
+        (["x"], [], r"allow_labels with 'x'; expected labels of the model \(a, b, c\)"),
+        ([], ["a", "A"], r"deny_labels with 'A'"),
+        (["a"], ["a"], r"no label that is allowed and not denied"),
+    ],
+)
+def test_wrong_labels_are_one_line(allow, deny, match):
+    with pytest.raises(InputError, match=match):
+        allowed_labels(LABELS, allow, deny)
+
+
+def test_reweighted_rows_are_those_of_a_loop():
+    rng = np.random.default_rng(0)
+    proba, weights = rng.dirichlet(np.ones(3), 50).astype(np.float32), np.array([0.5, 0.0, 2.0])
+    expected = []
+    for row in proba.astype(float):
+        parts = [p * w for p, w in zip(row, weights, strict=True)]
+        expected.append([part / sum(parts) for part in parts])
+    found = reweighted(proba, weights)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(reweighted(proba[3:5], weights), found[3:5])
+
+
+def test_a_cell_of_a_denied_label_alone_can_be_any_other():
+    found = reweighted(np.array([[0, 1, 0]], dtype=np.float32), np.array([1, 0, 1]))
+    np.testing.assert_array_equal(found, [[0.5, 0, 0.5]])
+
+
+def naive_em(proba, shares, steps):
+    estimate = list(shares)
+    for _ in range(steps):
+        sums = [0.0] * len(shares)
+        for row in proba:
+            parts = [p * new / old for p, new, old in zip(row, estimate, shares, strict=True)]
+            sums = [total + part / sum(parts) for total, part in zip(sums, parts, strict=True)]
+        estimate = [total / len(proba) for total in sums]
+    return estimate
+
+
+def test_em_is_that_of_a_loop_and_finds_the_shares():
+    """Labels are normal distributions, so that the probabilities are exact; the query has other shares."""
+    rng, old, new = np.random.default_rng(0), np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.2, 0.7])
+    x = rng.normal(2.0 * rng.choice(3, 1000, p=new))
+    density = np.exp(-0.5 * (x[:, None] - 2.0 * np.arange(3)) ** 2) * old
+    proba = density / density.sum(axis=1, keepdims=True)
+    found = shares_by_em(proba, old)
+    np.testing.assert_allclose(found, naive_em(proba, old, 60), atol=2e-3)
+    np.testing.assert_allclose(found, new, atol=0.05)
+    assert abs(proba.mean(axis=0) - new).max() > 0.1  # the mean alone is not enough

@@ -1,0 +1,229 @@
+"""Ids of labels: by name, synonym, table and CL file; the terms that join labels."""
+
+import pytest
+
+from scperformer.base.errors import InputError
+from scperformer.labels import find_terms, joined_by_terms, packaged_ontology, read_obo, read_pairs
+
+# Stanzas of cl-basic.obo of 2022-08-16, without definitions and references.
+CL = """\
+format-version: 1.2
+data-version: cl/releases/2022-08-16/cl-basic.owl
+ontology: cl/cl-basic
+
+[Term]
+id: CL:0000084
+name: T cell
+synonym: "T-lymphocyte" EXACT []
+is_a: CL:0000542 ! lymphocyte
+
+[Term]
+id: CL:0000542
+name: lymphocyte
+
+[Term]
+id: CL:0000624
+name: CD4-positive, alpha-beta T cell
+is_a: CL:0000791 ! mature alpha-beta T cell
+
+[Term]
+id: CL:0000625
+name: CD8-positive, alpha-beta T cell
+is_a: CL:0000791 {is_inferred="true"} ! mature alpha-beta T cell
+
+[Term]
+id: CL:0000791
+name: mature alpha-beta T cell
+is_a: CL:0000084 ! T cell
+
+[Term]
+id: CL:0000451
+name: dendritic cell
+synonym: "interdigitating cell" BROAD []
+
+[Term]
+id: CL:0000784
+name: plasmacytoid dendritic cell
+synonym: "pDC" EXACT abbreviation [PMID:1]
+synonym: "IPC" EXACT []
+is_a: CL:0000451 ! dendritic cell
+
+[Term]
+id: CL:0000990
+name: conventional dendritic cell
+synonym: "IPC" EXACT []
+is_a: CL:0000451 ! dendritic cell
+
+[Term]
+id: CL:0000012
+name: obsolete cell by class
+synonym: "classed" EXACT []
+is_obsolete: true
+
+[Typedef]
+id: part_of
+name: part of
+"""
+
+
+@pytest.fixture
+def obo(tmp_path):
+    path = tmp_path / "cl.obo"
+    path.write_text(CL)
+    return path
+
+
+# Ids of the Cell Ontology as CELLxGENE, Azimuth and the ontology's own page name them.
+@pytest.mark.parametrize(
+    ("label", "term"),
+    [
+        ("B cells", "CL:0000236"),
+        ("NK_cell", "CL:0000623"),
+        ("CD4 T", "CL:0000624"),
+        ("CD8+ T cells", "CL:0000625"),
+        ("Naive CD4 T", "CL:0000895"),
+        ("CD14+ Mono", "CL:0001054"),
+        ("CD14+ Monocytes", "CL:0001054"),
+        ("FCGR3A+ Mono", "CL:0002396"),
+        ("DC", "CL:0000451"),
+        ("DCs", "CL:0000451"),
+        ("pDC", "CL:0000784"),
+        ("Megakaryocytes", "CL:0000556"),
+        ("platelet", "CL:0000233"),
+        ("naive B", "CL:0000788"),
+        ("Plasma cell", "CL:0000786"),
+        ("alpha", "CL:0000171"),
+        ("type B pancreatic cell", "CL:0000169"),
+        ("AT2", "CL:0002063"),
+        ("lymphatic endothelial cells", "CL:0002138"),
+        ("CD14- Mono", "unknown"),
+        ("C", "unknown"),
+        ("cluster 3", "unknown"),
+    ],
+)
+def test_usual_names_are_in_our_table(label, term):
+    assert find_terms([label], ["unknown"], "packaged")[0] == [term]
+
+
+def test_our_table_is_sound():
+    """Parents are there, no name or synonym means two terms, and nothing is its own ancestor."""
+    ours = packaged_ontology()
+    assert {parent for parents in ours.parents.values() for parent in parents} <= ours.names.keys()
+    for term, name in ours.names.items():
+        assert ours.term(name) == term
+        assert all(term not in ours.ancestors(parent) for parent in ours.parents.get(term, []))
+    rows = [line.split("\t") for line in _table().splitlines() if line.startswith("CL:")]
+    assert len(rows) == len(ours.names)
+    for term, _, *more in rows:
+        assert all(ours.term(text) == term for text in "".join(more[1:]).split("|") if text), term
+
+
+def _table():
+    from scperformer.labels import ontology
+
+    return ontology.TABLE.read_text(encoding="utf-8")
+
+
+def test_a_cl_file_is_read(obo):
+    found = read_obo(obo)
+    assert found.version == "2022-08-16"
+    assert found.names["CL:0000791"] == "mature alpha-beta T cell"
+    assert found.ancestors("CL:0000625") == {"CL:0000625", "CL:0000791", "CL:0000084", "CL:0000542"}
+    texts = {"T-lymphocyte": "CL:0000084", "pdc": "CL:0000784", "interdigitating cell": None, "IPC": None}
+    texts |= {"classed": None, "part of": None, "cDC": "CL:0000990", "plasma": None}  # cDC is a synonym of ours
+    assert {text: found.term(text) for text in texts} == texts
+    assert "CL:0000012" not in found.names
+
+
+def test_given_ids_stay_and_our_synonyms_count_beside_a_cl_file(obo):
+    labels = ["cDC", "B", "T cells", "mine"]
+    found, _ = find_terms(labels, ["unknown", "unknown", "unknown", "CL:0000001"], str(obo))
+    assert found == ["CL:0000990", "unknown", "CL:0000084", "CL:0000001"]  # the file has no B cell
+    assert find_terms(labels, ["CL:1", *["unknown"] * 3], "none") == (["CL:1", *["unknown"] * 3], None)
+
+
+def test_a_table_gives_ids(tmp_path):
+    path = tmp_path / "ids.csv"
+    path.write_text("label,id\nb-like,CL:0000236\n\nodd,CL_0000084\n")
+    found, ontology = find_terms(["odd", "b-like", "NK"], ["unknown"] * 3, str(path))
+    assert found == ["CL:0000084", "CL:0000236", "unknown"]
+    assert joined_by_terms(["odd", "b-like", "NK"], found, ontology).parents == {
+        "odd": "lymphocyte",
+        "b-like": "lymphocyte",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("b,CL:0000236\nb,CL:0000084\n", r"label 'b' twice in .*; expected one row per label"),
+        ("b,CL:0000236\nc,B cell\n", r"'B cell' as the id of 'c' .*; expected an id such as CL:0000236"),
+        ("b,CL:0000236,x\n", r"row 1 of .* with 3 values"),
+        ("b\tCL:0000236\nc\t\n", r"row 2 of .* with 1 values"),
+        ("x,CL:0000236\n", r"none of the labels \(e\.g\. 'x'\); expected labels such as 'b'"),
+        ("", r"none of the labels"),
+    ],
+)
+def test_bad_tables_are_one_line(tmp_path, text, match):
+    path = tmp_path / "ids.tsv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=match):
+        find_terms(["b", "c"], ["unknown"] * 2, str(path))
+
+
+def test_files_that_cannot_be_read_are_one_line(tmp_path):
+    with pytest.raises(InputError, match=r"none\.obo cannot be read \(No such file or directory\)"):
+        read_obo(tmp_path / "none.obo")
+    (tmp_path / "x.obo").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match=r"x\.obo cannot be read \(bytes that are not UTF-8\)"):
+        read_obo(tmp_path / "x.obo")
+    (tmp_path / "y.obo").write_text("<html>")
+    with pytest.raises(InputError, match=r"no \[Term\] in .*y\.obo"):
+        read_obo(tmp_path / "y.obo")
+    with pytest.raises(InputError, match=r"none\.csv cannot be read"):
+        read_pairs(tmp_path / "none.csv", "a table")
+
+
+def test_labels_are_joined_by_the_most_specific_terms(obo):
+    labels = ["CD4", "CD8", "pDC", "cDC", "odd"]
+    terms = ["CL:0000624", "CL:0000625", "CL:0000784", "CL:0000990", "unknown"]
+    tree = joined_by_terms(labels, terms, read_obo(obo))
+    joined = {"CD4": "mature alpha-beta T cell", "CD8": "mature alpha-beta T cell"}
+    assert tree.parents == joined | {"pDC": "dendritic cell", "cDC": "dendritic cell"}
+    assert tree.terms == {"mature alpha-beta T cell": "CL:0000791", "dendritic cell": "CL:0000451"}
+    # Of all labels, a term says nothing.
+    assert joined_by_terms(labels[:2], terms[:2], read_obo(obo)) is None
+
+
+def test_a_label_that_is_a_term_is_the_parent_of_its_kinds(obo):
+    labels = ["T", "CD4", "CD8", "DC"]
+    tree = joined_by_terms(labels, ["CL:0000084", "CL:0000624", "CL:0000625", "CL:0000451"], read_obo(obo))
+    assert tree.parents == {"CD4": "mature alpha-beta T cell", "CD8": "mature alpha-beta T cell"} | {
+        "mature alpha-beta T cell": "T"
+    }
+
+
+def test_two_labels_of_one_term_are_joined_by_it(obo):
+    terms = ["CL:0000084", "CL:0000084", "CL:0000451"]
+    assert joined_by_terms(["a", "b", "c"], terms, read_obo(obo)).parents == {"a": "T cell", "b": "T cell"}
+    named = joined_by_terms(["a", "b", "T cell"], terms, read_obo(obo))  # a label with the name, but not the id
+    assert named.parents == {"a": "T cell (CL:0000084)", "b": "T cell (CL:0000084)"}
+
+
+def test_the_most_general_terms_join_nothing(tmp_path):
+    path = tmp_path / "o.obo"
+    terms = {"CL:0000000": "cell", "CL:0000255": "eukaryotic cell", "X:1": "a", "X:2": "b"}
+    stanzas = [f"[Term]\nid: {term}\nname: {name}\n" for term, name in terms.items()]
+    path.write_text("".join(text + "is_a: CL:0000255\n" * ("X:" in text) for text in stanzas))
+    assert joined_by_terms(["a", "b", "c"], ["X:1", "X:2", "unknown"], read_obo(path)) is None
+
+
+def test_terms_that_cut_across_smaller_ones_are_left_out(tmp_path):
+    """x joins a, b; y joins b, c; w joins a, b, c: x and w are nested, y is not."""
+    path = tmp_path / "o.obo"
+    terms = {"X:1": ["X:8", "X:7"], "X:2": ["X:8", "X:9", "X:7"], "X:3": ["X:9", "X:7"], "X:4": [], "X:7": []}
+    stanzas = [f"[Term]\nid: {term}\nname: n{term[-1]}\n" for term in [*terms, "X:8", "X:9"]]
+    stanzas = [text + "".join(f"is_a: {up}\n" for up in terms.get(text[11:14], [])) for text in stanzas]
+    path.write_text("\n".join(stanzas))
+    tree = joined_by_terms(["a", "b", "c", "d"], ["X:1", "X:2", "X:3", "X:4"], read_obo(path))
+    assert tree.parents == {"a": "n8", "b": "n8", "n8": "n7", "c": "n7"}

@@ -1,0 +1,224 @@
+"""The content of the report, compared with counts made by hand."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.annotated import annotated_sample
+
+from scperformer.reports import tables
+from scperformer.reports.evaluate import compare
+from scperformer.reports.read_annotations import Annotated, Failed, of_cells
+
+KNOWN = ["B", "T", "NK", "never"]
+
+
+def sample(name: str, labels: str, baseline: str, confidence: list[float], share_of_model: float = 0.9) -> Annotated:
+    """A sample from labels written as words; cells below .5 are flagged unknown."""
+    obs = pd.DataFrame(
+        {
+            "k_label": pd.Categorical(labels.split()),
+            "k_baseline_label": pd.Categorical(baseline.split()),
+            "k_confidence": confidence,
+            "k_unknown": np.array(confidence) < 0.5,
+        }
+    )
+    facts = {"model": {"hash": "a" * 64, "name": "m", "labels": KNOWN}, "genes": {"share_of_model": share_of_model}}
+    return Annotated(name=name, path=Path(name), key="k", obs=obs, embedding=None, facts=facts)
+
+
+@pytest.fixture
+def samples() -> list[Annotated]:
+    return [
+        sample("one", "T T T B", "T T B B", [0.9, 0.8, 0.3, 1.0]),
+        sample("two", "T B NK T B", "T T T T T", [0.2, 0.6, 0.7, 0.95, 0.4], share_of_model=0.5),
+    ]
+
+
+@pytest.fixture
+def cells(samples, labels) -> pd.DataFrame:
+    return tables.all_cells(samples, labels)
+
+
+@pytest.fixture
+def labels(samples) -> list[tables.Label]:
+    return tables.order_labels(samples)
+
+
+def test_labels_are_ordered_by_frequency_then_as_in_the_model(labels):
+    assert [label.name for label in labels] == ["T", "B", "NK", "never"]
+    assert len({label.colour for label in labels}) == 4
+
+
+def test_true_labels_unknown_to_the_model_come_last(samples):
+    truths = [np.array(words.split(), dtype=object) for words in ("T T mast B", "T B NK T B")]
+    labels = tables.order_labels(samples, compare(samples, truths, "truth"))
+    assert (labels[-1].name, labels[-1].in_model) == ("mast", False)
+
+
+def test_counts_shares_and_agreement(samples, cells, labels):
+    two = tables.summarise(samples[1], cells, labels)
+    assert two["counts"] == [2, 2, 1, 0]
+    assert two["shares"] == pytest.approx([0.4, 0.4, 0.2, 0])
+    assert (two["num_cells"], two["num_unknown"]) == (5, 2)
+    assert two["agreement"] == pytest.approx(2 / 5)
+
+
+def test_confidence_per_label(cells, labels):
+    table = tables.confidence_table(cells, labels)
+    assert [row[0] for row in table.rows] == ["T", "B", "NK"]
+    assert table.rows[0] == ["T", 5, 5 / 9, 2, *(pytest.approx(value) for value in (0.3, 0.8, 0.9))]
+
+
+def test_composition_has_samples_as_rows(samples, cells, labels):
+    table = tables.composition_table([tables.summarise(one, cells, labels) for one in samples], labels[:3])
+    assert [title for title, _ in table.columns] == ["Sample", "Cells", "T", "B", "NK"]
+    assert table.rows == [["one", 4, 3, 1, 0], ["two", 5, 2, 2, 1]]
+    assert table.total == ["All samples", 9, 5, 3, 1]
+
+
+def test_disagreements_are_counted(cells, labels):
+    assert tables.disagreement_table(cells, labels).rows == [
+        ["B", "T", 2, pytest.approx(2 / 3)],
+        ["T", "B", 1, pytest.approx(1 / 5)],
+        ["NK", "T", 1, 1.0],
+    ]
+
+
+def test_no_disagreement(labels):
+    same = sample("same", "T B", "T B", [0.9, 0.9])
+    assert tables.disagreement_table(tables.all_cells([same], labels), labels).rows == []
+
+
+def test_unknown_cells_have_the_label_that_they_resemble_and_the_second_one(samples, cells, labels, monkeypatch):
+    # The unknown cells: T of one; T and B of two. Their second labels: B; NK and T.
+    proba = {"one": [[0.4, 0.5, 0.1, 0]], "two": [[0.1, 0.5, 0.4, 0], [0.6, 0.3, 0.1, 0]]}
+    monkeypatch.setattr(Annotated, "probabilities", lambda self, rows: np.array(proba[self.name]))
+    table = tables.unknown_table(samples, cells, labels)
+    assert table.rows == [["T", 2, 2 / 5, pytest.approx(0.25), "B", 1], ["B", 1, 1 / 3, 0.4, "T", 1]]
+    samples[0].obs["k_unknown"] = samples[1].obs["k_unknown"] = False
+    assert tables.unknown_table(samples, tables.all_cells(samples, labels), labels) is None
+
+
+def test_a_failed_sample_has_a_row_with_its_reason(samples, cells, labels):
+    failed = [Failed(name="three", reason="no such file")]
+    summaries = [tables.summarise(one, cells, labels) for one in samples]
+    rows = tables.sample_table(summaries, failed, None).rows
+    assert rows[0][:5] == ["one", "annotated", 4, 1, 0.25]
+    assert rows[2] == ["three", "failed: no such file", *[None] * 5]
+    assert "three has no annotation: no such file" in tables.things_to_check(summaries, failed, None)
+
+
+def test_quality_per_sample(samples):
+    samples[0].facts["input"] = {"kind": "counts"}
+    samples[0].obs["predicted_doublet"] = [True, False, False, True]
+    table = pd.DataFrame(
+        {"num_genes": [100, 300, 500, 700], "total": [1, 2, 3, 4], "mitochondrial": [0.1, 0.3, 0.1, 0]}
+    )
+    found = tables.quality_table(samples, {"one": table})  # the expression of two could not be read
+    titles = [title for title, _ in found.columns]
+    assert dict(zip(titles, found.rows[0], strict=True)) == {
+        "Sample": "one",
+        "Cells": 4,
+        "Median genes": 400,
+        "Median counts": 2.5,
+        "Below 200 genes": 1,
+        "Median mitochondrial share": 0.1,
+        "Above 20% mitochondrial": 1,
+        "Likely doublets": 2,
+    }
+
+
+def test_things_to_check(samples, cells, labels):
+    summaries = [tables.summarise(one, cells, labels) for one in samples]
+    truths = [np.array(words.split(), dtype=object) for words in ("T T mast B", "T B NK T B")]
+    found = "\n".join(tables.things_to_check(summaries, [], compare(samples, truths, "truth")))
+    assert "two has only 50% of the model's informative expression" in found
+    samples[1].facts["genes"]["informative_share"] = 0.3
+    assert any("two has only 30% of" in text for text in tables.things_to_check(summaries, [], None))
+    assert "40% of the cells of two are flagged as unknown" in found
+    assert "25% of the cells of one are flagged" in found
+    assert "Logistic regression gives only 40% of the cells of two the same label" in found
+    assert "The model does not know these true labels, so their cells count as errors: mast" in found
+    assert "one has only" not in found
+
+
+def test_a_low_expected_accuracy_is_named_and_few_genes_are_not_if_the_model_was_adapted(samples, cells, labels):
+    one, two = (each.facts for each in samples)
+    one["condition"] = {"adapted": True, "expected_accuracy": 0.79}
+    two["condition"] = {"adapted": True, "expected_accuracy": 0.81}
+    summaries = [tables.summarise(each, cells, labels) for each in samples]
+    found = "\n".join(tables.things_to_check(summaries, [], None))
+    assert "The expected accuracy of one is only 79%: on cells of the reference" in found
+    assert "21% of the labels are wrong" in found
+    assert "accuracy of two" not in found
+    assert "informative expression" not in found  # the control is in test_things_to_check
+    two["condition"] = {"adapted": False, "expected_accuracy": float("nan")}
+    found = "\n".join(tables.things_to_check([tables.summarise(samples[1], cells, labels)], [], None))
+    assert "expected accuracy" not in found
+    assert "two has only 50% of the model's informative expression" in found
+
+
+def test_nothing_to_check(labels):
+    fine = sample("fine", "T B", "T B", [0.9, 0.9])
+    summaries = [tables.summarise(fine, tables.all_cells([fine], labels), labels)]
+    assert tables.things_to_check(summaries, [], None) == []
+
+
+def test_low_confidence_beside_held_out_cells_is_said(samples, cells, labels):
+    bins = {"num_cells": np.array([20, 80]), "confidence": np.array([0.5, 0.9]), "accuracy": np.array([0.5, 0.9])}
+    for one, low in zip(samples, (False, True), strict=True):  # mean confidences: .75 and .57
+        one.facts["calibration"] = {"bins": bins}  # in the mean .82
+        found = tables.things_to_check([tables.summarise(one, cells, labels)], [], None)
+        text = f"{one.name}: mean confidence 0.57, of held-out cells of the reference 0.82"
+        assert any(text in line for line in found) == low
+
+
+def test_confusion_matrix_has_the_counts_of_true_and_predicted_labels(samples):
+    truths = [np.array(words.split(), dtype=object) for words in ("T T T T", "mast B B T B")]
+    evaluation = compare(samples, truths, "truth")
+    labels = tables.order_labels(samples, evaluation)
+    table = tables.confusion_table(evaluation, labels)
+    assert [title for title, _ in table.columns] == ["True label", "Cells", "T", "B", "NK"]
+    assert table.rows == [["T", 5, 4, 1, 0], ["B", 3, 0, 2, 1], ["mast", 1, 1, 0, 0]]
+    per_label = tables.score_tables(evaluation)[1]
+    assert [(row[0], row[1]) for row in per_label.rows] == [("T", 5), ("B", 3), ("mast", 1)]
+
+
+def test_levels_count_each_cell_up_to_the_top(samples):
+    """B and T are lymphocytes; of nine cells, one backed off to them and one to nothing."""
+    tree = {"nodes": ["lymphocyte", "B", "T", "NK", "never"], "parents": ["", "lymphocyte", "lymphocyte", "", ""]}
+    tree["ontology_term_ids"] = ["CL:0000542", "CL:0000236", "CL:0000084", "unknown", "unknown"]
+    assert tables.levels(samples) == []
+    for each, calls in zip(samples, ("T T lymphocyte B", "unknown B NK T B"), strict=True):
+        each.facts["tree"] = tree
+        each.obs["k_call"] = pd.Categorical(calls.split())
+    rows = tables.levels(samples)
+    assert [(row["name"], row["level"], row["num_here"], row["num_cells"]) for row in rows] == [
+        ("lymphocyte", 0, 1, 7),
+        ("B", 1, 3, 3),
+        ("T", 1, 3, 3),
+        ("NK", 0, 1, 1),
+        ("never", 0, 0, 0),
+    ]
+    assert rows[1]["term"] == "CL:0000236"
+    samples[1].facts["tree"] = tree | {"nodes": ["other", *tree["nodes"][1:]]}
+    assert tables.levels(samples) == []
+
+
+def test_thresholds_of_samples_are_shown_with_the_samples_where_they_differ():
+    def samples(*values):
+        made = [of_cells(annotated_sample(0, 20, min_confidence=value), "scperformer") for value in values]
+        return [replace(sample, name=f"s{number}") for number, sample in enumerate(made, start=1)]
+
+    assert tables.threshold(samples(0.5)) == tables.threshold(samples(0.5, 0.5)) == "0.5"
+    assert tables.threshold(samples(0.0, 0.0)) == ""
+    assert tables.threshold(samples(0.8, 0.5, 0.8)) == "0.5 (s2) or 0.8 (s1, s3)"
+    assert tables.threshold(samples(0.0, 0.5)) == "0.5 (s2)"
+    assert tables.threshold(samples(0.0, *[0.5] * 7)) == "0.5 (s2, s3, s4, s5, s6 and 2 more)"
+    assert tables.flag_reasons(samples(0.0, 0.5)) == [
+        "their confidence is below 0.5 (s2)",
+        "they express none of the model’s genes",
+    ]

@@ -1,0 +1,312 @@
+"""An encoder as the start of another: options, weights by gene, what learns on, and refusals."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_counts
+from scipy.sparse import csr_matrix
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from support.words import as_options
+
+import scperformer
+from scperformer.attention import MECHANISMS
+from scperformer.base.errors import InputError
+from scperformer.cells import Sample, align, make_reference
+from scperformer.config import HeadConfig, ModelConfig, TokensConfig, make_config
+from scperformer.model import load_bundle, save_bundle
+from scperformer.network import Cells, Encoder, load_encoder, sinusoids
+from scperformer.training.initialise import adopt_options, in_order_of_init, place_new_genes, start_head
+from scperformer.training.train import new_network
+
+RECIPE = ["optim.wide_gene_weights=standard", "optim.wide_class_weights=none"]
+FAST = ["data.min_genes=0", "logger=none", "trainer.max_epochs=1"]
+SHAPE = ["tokens=bins", "model.dim=16", "model.depth=2", "attention=softmax"]
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """An encoder of 150 of the 200 genes, in another order."""
+    adata = make_counts()[:, np.random.default_rng(1).permutation(200)[:150]].copy()
+    folder = tmp_path_factory.mktemp("pretrained") / "start"
+    return scperformer.pretrain(adata, output=folder, options=as_options([*FAST, *SHAPE])).path
+
+
+def config(init, *overrides):
+    return make_config("train", ["inputs=[a.h5ad]", "label_key=cell_type", f"init='{init}'", *FAST, *overrides])
+
+
+def started(counts_adata, init, *overrides):
+    cfg = adopt_options(config(init, *overrides))
+    reference = in_order_of_init(make_reference(Sample(counts_adata, Path("a.h5ad")), cfg), cfg)
+    return reference, new_network(reference, cfg), cfg
+
+
+# --- options -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_options_of_the_encoder_are_taken_over(pretrained):
+    cfg = adopt_options(config(pretrained, "model.dropout=0.3", "head=cls", "model.wide=false"))
+    assert (cfg.tokens.name, cfg.tokens.num_bins, cfg.tokens.bins_per_log2) == ("bins", 40, 4.0)
+    assert (cfg.model.dim, cfg.model.depth, cfg.attention["name"]) == (16, 2, "softmax")
+    assert (cfg.model.dropout, cfg.model.wide, cfg.head.name) == (0.3, False, "cls")  # these are not the encoder's
+
+
+def test_the_default_of_training_is_no_encoder_and_gives_way(pretrained):
+    """`train` fits a model without layers by default; what is given beside `init` stays as it was given."""
+    cfg = adopt_options(config(pretrained))
+    assert (cfg.model.positions, cfg.head) == ("gene", HeadConfig())
+    cfg = adopt_options(config(pretrained, "model.dropout=0.3", "model.wide=false", "head.hidden=[8]"))
+    assert (cfg.model.dropout, cfg.model.wide, cfg.head) == (0.3, False, HeadConfig(hidden=[8]))
+    cfg = adopt_options(config(pretrained, "model=tiny", "head=cls", "model.gene_dropout=0.1"))
+    assert (cfg.model.gene_dropout, cfg.head) == (0.1, HeadConfig(name="cls"))
+
+
+def test_the_same_options_may_be_given_again(pretrained):
+    assert adopt_options(config(pretrained, *SHAPE)) == adopt_options(config(pretrained))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.dim=64", r"model\.dim=64; expected model\.dim=16, as the encoder of init=.*: leave the options"),
+        ("model.norm=post", r"model\.norm=post; expected model\.norm=pre"),
+        ("tokens=scbert", r"tokens\.name=scbert; expected tokens\.name=bins"),
+        ("attention=rbf", r"attention\.name=rbf; expected attention\.name=softmax"),
+        ("attention.num_features=8", r"attention\.num_features=8; expected attention=softmax"),
+        ("data.target_sum=1e6", r"data\.target_sum=1000000\.0; expected data\.target_sum=10000\.0"),
+        ("model.deep=false", "model.deep=false with init; expected an encoder to start"),
+    ],
+)
+def test_contradictions_are_refused(pretrained, override, message):
+    with pytest.raises(InputError, match=message):
+        adopt_options(config(pretrained, override))
+
+
+def test_init_mode_needs_init():
+    with pytest.raises(InputError, match=r"init_mode=head; expected init=FOLDER beside it"):
+        make_config("train", ["inputs=[a]", "label_key=x", "init_mode=head"])
+    with pytest.raises(InputError, match=r"init_mode=half; expected one of full, last_layer, head"):
+        config("x", "init_mode=half")
+
+
+def test_folders_that_are_no_start(tmp_path, tiny_model, counts_adata):
+    with pytest.raises(InputError, match=r"no bundle\.json at init='.*none'; expected a folder that 'scperformer pre"):
+        adopt_options(config(tmp_path / "none"))
+    words = ["model.deep=false", *FAST, *RECIPE]
+    wide = scperformer.train(counts_adata, "cell_type", output=tmp_path / "wide", options=as_options(words)).path
+    with pytest.raises(InputError, match=r"no encoder to start from in init='.*wide' \(trained with model\.deep=fa"):
+        adopt_options(config(wide))
+    pooled = scperformer.train(
+        counts_adata, "cell_type", output=tmp_path / "pooled", options=as_options([*FAST, *RECIPE])
+    ).path
+    with pytest.raises(InputError, match=r"no encoder to start from in init='.*pooled' \(trained with model=pooled\)"):
+        adopt_options(config(pooled))
+
+
+# --- weights -------------------------------------------------------------------------------------------------
+
+
+def test_vectors_follow_their_genes(pretrained, counts_adata, caplog):
+    bundle = load_bundle(pretrained)
+    with caplog.at_level("INFO", logger="scperformer"):
+        reference, network, _ = started(counts_adata, pretrained)
+    assert f"encoder starts from start, which knows {len(bundle.genes)} of {len(reference.genes)} genes" in caplog.text
+    state = network.encoder.state_dict()
+    theirs = bundle.weights["model.encoder.embedding.gene.weight"]
+    for row, gene in enumerate(reference.genes):
+        mine = state["embedding.gene.weight"][row].numpy()
+        if gene in bundle.genes:
+            np.testing.assert_array_equal(mine, theirs[bundle.genes.index(gene)])
+        else:
+            assert not (mine == theirs).all(1).any()
+    np.testing.assert_array_equal(state["embedding.gene.weight"][-1], theirs[-1])
+    for name, tensor in state.items():
+        if name != "embedding.gene.weight":
+            np.testing.assert_array_equal(tensor, bundle.weights["model.encoder." + name])
+
+
+def test_the_reference_keeps_its_values_in_the_order_of_init(pretrained, counts_adata):
+    cfg = adopt_options(config(pretrained))
+    before = make_reference(Sample(counts_adata, Path("a.h5ad")), cfg)
+    after = in_order_of_init(before, cfg)
+    known = [gene for gene in load_bundle(pretrained).genes if gene in before.genes]
+    assert after.genes[: len(known)] == known
+    assert sorted(after.genes) == sorted(before.genes)
+    back = align(after.x, np.array([before.genes.index(gene) for gene in after.genes]), len(before.genes))
+    assert (back != before.x).nnz == 0
+
+
+def test_a_reference_may_call_the_genes_of_the_encoder_otherwise(pretrained, counts_adata):
+    plain, network, _ = started(counts_adata, pretrained)
+    counts_adata.var_names = [name.lower() for name in counts_adata.var_names]
+    other, same, _ = started(counts_adata, pretrained)
+    assert other.genes == [name.lower() for name in plain.genes]
+    assert (other.x != plain.x).nnz == 0
+    for name, tensor in network.encoder.state_dict().items():
+        torch.testing.assert_close(same.encoder.state_dict()[name], tensor, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_encoders_of_every_mechanism_say_the_same_of_the_genes_they_know(name, pretrained):
+    """In another order and beside new genes that no cell expresses."""
+    tokens, model, attention = TokensConfig(), ModelConfig(), {"name": name}
+    if name in ("linformer", "conv"):
+        attention["projected_length"] = 8
+    torch.manual_seed(0)
+    old = Encoder(30, tokens, model, attention, torch.Generator().manual_seed(0)).eval()
+    genes = [f"G{i}" for i in range(30)]
+    weights = {f"model.encoder.{key}": tensor.numpy() for key, tensor in old.state_dict().items()}
+    bundle = replace(load_bundle(pretrained), genes=genes, weights=weights)
+    mechanism = old.mechanisms[0]
+    more = [*genes, "NEW1", "NEW2"]
+    if not mechanism.order_sensitive:  # in_order_of_init gives the others the order that they know
+        more = [more[i] for i in np.random.default_rng(0).permutation(32)]
+    torch.manual_seed(1)
+    new = Encoder(32, tokens, model, attention, torch.Generator().manual_seed(1)).eval()
+    load_encoder(new, bundle, more, "x")
+    x = csr_matrix(np.random.default_rng(0).gamma(1, 2, (1, 30)) * (np.arange(30) % 3 > 0), dtype=np.float32)
+    with torch.no_grad():
+        before = old(Cells(x, tokens).batch([0]))[0]
+        after = new(Cells(align(x, np.array([more.index(gene) for gene in genes]), len(more)), tokens).batch([0]))[0]
+    place = {gene: row for row, gene in enumerate(gene for gene in more if gene in genes and x[0, genes.index(gene)])}
+    rows = [place[gene] for gene in genes if x[0, genes.index(gene)]]
+    torch.testing.assert_close(after[[*rows, -1]], before, rtol=1e-4, atol=1e-5)
+
+
+def test_new_genes_get_vectors_that_make_sense(pretrained, counts_adata):
+    _, network, _ = started(counts_adata, pretrained, "init_mode=head")
+    table = network.encoder.embedding.gene.weight
+    known = len(load_bundle(pretrained).genes)
+    torch.testing.assert_close(table[known:-1], table[:known].mean(0).expand_as(table[known:-1]))
+
+
+def test_new_sinusoidal_genes_have_positions_of_their_own():
+    model = ModelConfig(positions="sinusoidal")
+    encoder = Encoder(6, TokensConfig(), model, {"name": "softmax"}, torch.Generator())
+    with torch.no_grad():
+        encoder.embedding.gene.weight[[0, 1, 2, 6]] = sinusoids(9, model.dim)[[5, 3, 1, 8]]  # 8 genes, and the special
+    place_new_genes(encoder, [0, 1, 2], 8, "sinusoidal", learns=True)
+    torch.testing.assert_close(encoder.embedding.gene.weight[3:6], sinusoids(12, model.dim)[9:])
+
+
+def test_too_few_known_genes(pretrained, counts_adata):
+    counts_adata.var_names = [f"OTHER{i}" for i in range(195)] + [f"GENE{i}" for i in range(5)]
+    with pytest.raises(InputError, match=r"\d of \d+ genes of the reference known to init=.*; expected at least 10%"):
+        started(counts_adata, pretrained)
+    counts_adata.var_names = [f"ENSG{i:011d}" for i in range(200)]
+    with pytest.raises(InputError, match="convert var_names from Ensembl ids to gene symbols"):
+        started(counts_adata, pretrained)
+
+
+def test_weights_of_another_shape(pretrained, counts_adata, tmp_path):
+    bundle = load_bundle(pretrained)
+    name = "model.encoder.layers.0.to_out.weight"
+    bundle.weights[name] = bundle.weights[name][:, :-1]
+    save_bundle(bundle, tmp_path / "odd")
+    with pytest.raises(InputError, match=r"weights 'layers\.0\.to_out\.weight' of \(16, 31\)"):
+        started(counts_adata, tmp_path / "odd")
+    del bundle.weights[name]
+    save_bundle(bundle, tmp_path / "less")
+    with pytest.raises(InputError, match=r"damaged model .*: no weights 'layers\.0\.to_out\.weight'"):
+        started(counts_adata, tmp_path / "less")
+
+
+# --- what learns ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mode", ["last_layer", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("full", "head"))]
+)
+def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
+    words = [f"init='{pretrained}'", f"init_mode={mode}", *FAST, *RECIPE, "model.gene_dropout=0", "model.wide=false"]
+    folder = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(words)).path
+    before, after = load_bundle(pretrained), load_bundle(folder)
+    _, network, _ = started(counts_adata, pretrained, f"init_mode={mode}", "model.wide=false")
+    start = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
+    moved = {name for name in start if not np.array_equal(start[name], after.weights[name])}
+    encoder = {name for name in moved if name.startswith("model.encoder.")}
+    last = {name for name in start if name.startswith(("model.encoder.layers.1.", "model.encoder.norm."))}
+    assert "model.head.labels.weight" in moved
+    if mode == "full":
+        assert {name for name in start if name.startswith("model.encoder.")} == encoder
+    else:
+        assert encoder == (last if mode == "last_layer" else set())
+    record = after.provenance["init"]
+    assert record == {
+        "name": "start",
+        "hash": before.hash,
+        "kind": "encoder",
+        "num_known_genes": len(before.genes),
+        "mode": mode,
+    }
+    assert after.provenance["options"]["init"] == "start"
+    assert str(pretrained.parent) not in (folder / "bundle.json").read_text()
+
+
+@pytest.mark.slow
+def test_a_trained_model_is_a_start_too(tiny_model, counts_adata, tmp_path):
+    words = [f"init='{tiny_model}'", *FAST, *RECIPE]
+    folder = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(words)).path
+    record = load_bundle(folder).provenance["init"]
+    assert (record["kind"], record["hash"]) == ("annotator", load_bundle(tiny_model).hash)
+    annotated = scperformer.annotate(counts_adata, scperformer.load_model(folder))
+    right = annotated.obs["scperformer_label"].astype(str) == annotated.obs["cell_type"].astype(str)
+    assert right.mean() > 0.9
+
+
+def test_without_init_nothing_is_other(counts_adata):
+    cfg = make_config("train", ["inputs=[a.h5ad]", "label_key=cell_type", "model=tiny", *FAST])
+    assert adopt_options(cfg) is cfg
+    reference = make_reference(Sample(counts_adata, Path("a.h5ad")), cfg)
+    assert in_order_of_init(reference, cfg) is reference
+    assert all(p.requires_grad for p in new_network(reference, cfg).parameters())
+
+
+# --- the head starts as logistic regression on the vectors of the encoder --------------------------------------
+
+
+def with_init(counts_adata, init, *overrides):
+    words = ["inputs=[a.h5ad]", "label_key=cell_type", "model=tiny", f"init='{init}'", *overrides]
+    cfg = make_config("train", words)
+    reference = make_reference(Sample(counts_adata, Path("a.h5ad")), cfg)
+    return new_network(reference, cfg), Cells(reference.x, cfg.tokens, reference.labels), cfg
+
+
+@pytest.mark.parametrize(("head", "wide"), [("mean", True), ("cls", False)])
+def test_logits_are_those_of_logistic_regression(counts_adata, tiny_model, head, wide):
+    network, cells, cfg = with_init(counts_adata, tiny_model, f"head={head}", f"model.wide={wide}")
+    batch = cells.batch(np.arange(len(cells)))
+    with torch.no_grad():
+        seen = network.eval().pool(network.encoder(batch), batch).numpy()
+    start_head(network.train(), cells, cfg)
+    assert network.training
+    estimator = make_pipeline(StandardScaler(), LogisticRegression(C=10, class_weight="balanced", max_iter=1000))
+    wanted = estimator.fit(seen, cells.known_labels).decision_function(seen)
+    network.eval()
+    with torch.no_grad():
+        _, deep, _ = network.branches(batch)
+    np.testing.assert_allclose(deep, wanted, atol=1e-2 * np.abs(wanted).max())  # both stop at a small gradient
+    assert (wanted.argmax(1) == cells.known_labels).mean() > 0.8  # a third would be right by chance
+
+
+def test_heads_with_hidden_layers_and_networks_without_init_stay_as_they_are(counts_adata, tiny_model):
+    for overrides in (["head.hidden=[8]"], ["init=null"]):
+        network, cells, cfg = with_init(counts_adata, tiny_model, *overrides)
+        before = network.head.labels.weight.clone()
+        start_head(network, cells, cfg)
+        assert torch.equal(network.head.labels.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("option", "is_said"),
+    [("attention=softmax", True), ("tokens=bins", True), ("conditions=full", True), ("seed=1", False)],
+)
+def test_options_of_layers_are_said_to_be_ignored_without_layers(option, is_said, caplog):
+    adopt_options(make_config("train", ["inputs=[a.h5ad]", "label_key=x", option]))
+    assert ("are ignored: the encoder has no layers" in caplog.text) == is_said
