@@ -77,7 +77,8 @@ def main() -> None:
     parser.epilog = "Behind --: words for snakemake that send its jobs to a cluster."
     given = sys.argv[1:]
     split = given.index("--") if "--" in given else len(given)
-    arguments, cluster = parser.parse_args(given[:split]), given[split + 1 :]
+    arguments = parser.parse_args(given[:split])
+    cluster = given[split + 1 :]
     with tempfile.TemporaryDirectory(dir=arguments.table.resolve().parent) as name:
         folder = Path(name)
         sheet = write_samples(folder, arguments)

@@ -203,7 +203,8 @@ class Methods:
             calls = fit_logistic(shared).predict(log_normalised(query, shared.var_names))
         elif column == "perceptron":
             if "perceptron" not in self.models:
-                x, labels = log_normalised(self.reference, self.reference.var_names), self.reference.obs[LABEL]
+                x = log_normalised(self.reference, self.reference.var_names)
+                labels = self.reference.obs[LABEL]
                 fitted = rivals.fit_perceptron(x.astype(np.float32), labels.to_numpy(str), self.seed)
                 self.models["perceptron"] = fitted
             calls = self.models["perceptron"](log_normalised(query, self.reference.var_names))
@@ -236,7 +237,8 @@ def read_lines(path: Path) -> dict[tuple, dict[str, Any]]:
 def run_task(task: Task, seed: int, columns: list[str], arguments: argparse.Namespace) -> None:
     """Append the lines of a task and seed that the file does not have yet."""
     pair = read_pair(task, arguments.data, seed)
-    ranked, labels = rank_genes(pair), np.unique(pair.reference.obs[LABEL].to_numpy(str))
+    ranked = rank_genes(pair)
+    labels = np.unique(pair.reference.obs[LABEL].to_numpy(str))
     with tempfile.TemporaryDirectory() as folder:
         methods = Methods(pair.reference, seed, Path(folder), arguments.celltypist)
         for row in rows_of(task):
@@ -244,7 +246,8 @@ def run_task(task: Task, seed: int, columns: list[str], arguments: argparse.Name
                 continue
             queries = reduce(pair.query, row, ranked, seed)
             for column in columns:
-                done, key = read_lines(arguments.jsonl), (task.name, seed, row.name, column)
+                done = read_lines(arguments.jsonl)
+                key = (task.name, seed, row.name, column)
                 if key in done:
                     continue
                 called = [methods.call(column, query) for query in queries]
@@ -273,7 +276,8 @@ def entry(values: pd.Series) -> str:
 def table(lines: pd.DataFrame, score: str) -> str:
     """A Markdown table of a score: a row per task and condition, then the means of the regimes."""
     values = lines.pivot(index=["regime", "task", "row", "seed"], columns="column", values=score)
-    names, columns = values.index.to_frame(), [column for column in COLUMNS if column in values]
+    names = values.index.to_frame()
+    columns = [column for column in COLUMNS if column in values]
     every = [(task.name, row.name) for task in TASKS for row in ROWS_WITHIN + ROWS_BETWEEN]
     parts = {f"{task}, {row}": (names["task"] == task) & (names["row"] == row) for task, row in every}
     parts |= {f"**{name}**": names["regime"].isin(regimes) for name, regimes in REGIMES.items()}

@@ -47,8 +47,15 @@ NUM_CELLS, GENE_STEP = 200, 10  # cells, and one of so many genes, of PBMC 3k
 SECONDS, MEMORY = 60, 4 * 2**30  # of a process
 COMMAND_STEP = 10  # one of so many files is read by a command
 ENDINGS = (".h5ad", ".csv", ".zarr")  # of its outputs, in turn
-SAME, OTHER, REFUSED, WATCHED = "as before", "other values", "one line of error", "one line after the look"
-HANG, MEMORY_OUT, CRASH, TRACEBACK, HALF = "hang", "memory ran out", "crash", "traceback", "half a file"
+SAME = "as before"
+OTHER = "other values"
+REFUSED = "one line of error"
+WATCHED = "one line after the look"
+HANG = "hang"
+MEMORY_OUT = "memory ran out"
+CRASH = "crash"
+TRACEBACK = "traceback"
+HALF = "half a file"
 OUTCOMES = (SAME, OTHER, REFUSED, WATCHED, HANG, MEMORY_OUT, CRASH, TRACEBACK, HALF)
 OF_THE_LOOK = ("does not come to an end", "crashes the HDF5 library", "far more memory")  # texts of files/watch.py
 DAMAGES = ("flip", "cut", "zeros", "ones")
@@ -78,16 +85,15 @@ def write_cells(source: Path, folder: Path) -> dict[str, Path]:
         group = file.create_group("matrix")
         for part in ("data", "indices", "indptr"):
             group.create_dataset(part, data=getattr(stored["csr"], part), chunks=(100,), compression="gzip")
-        group["shape"], group["barcodes"] = adata.shape[::-1], adata.obs_names.to_numpy("S")
+        group["shape"] = adata.shape[::-1]
+        group["barcodes"] = adata.obs_names.to_numpy("S")
         names = {"id": adata.var_names, "name": adata.var_names, "feature_type": ["Gene Expression"] * adata.n_vars}
         for name, values in names.items():
             group[f"features/{name}"] = np.array(values, dtype="S")
     with h5py.File(paths["loom"], "w") as file:
         file.create_dataset("matrix", data=stored["dense"].T, chunks=(64, 64), compression="gzip")
-        file["row_attrs/Gene"], file["col_attrs/CellID"] = (
-            adata.var_names.to_numpy(object),
-            adata.obs_names.to_numpy(object),
-        )
+        file["row_attrs/Gene"] = adata.var_names.to_numpy(object)
+        file["col_attrs/CellID"] = adata.obs_names.to_numpy(object)
         file.create_group("layers")
         file.attrs["LOOM_SPEC_VERSION"] = "3.0.0"
     adata.X = stored["csr"]
@@ -97,10 +103,12 @@ def write_cells(source: Path, folder: Path) -> dict[str, Path]:
 
 def hdf5_regions(path: Path) -> dict[str, list[tuple[Path, np.ndarray]]]:
     """Return the bytes of each region of an HDF5 file: those of the datasets, and known blocks of its own."""
-    content, names = path.read_bytes(), ("headers, attributes", "superblock", "indexes", "strings", "matrix")
+    content = path.read_bytes()
+    names = ("headers, attributes", "superblock", "indexes", "strings", "matrix")
     region = np.zeros(len(content), dtype=np.uint8)
     for block in re.finditer(b"TREE|SNOD|HEAP|GCOL", content):
-        place, is_heap = block.start(), block[0] == b"GCOL"
+        place = block.start()
+        is_heap = block[0] == b"GCOL"
         size = int.from_bytes(content[place + 8 : place + 16], "little") if is_heap else 1024  # more or less
         region[place : place + size] = names.index("strings" if is_heap else "indexes")
 
@@ -155,7 +163,8 @@ def damage(kind: Kind, folder: Path, rng: np.random.Generator) -> tuple[Path, st
     copy = folder / kind.path.name
     (shutil.copytree if kind.path.is_dir() else shutil.copyfile)(kind.path, copy)
     region = str(rng.choice(sorted(kind.regions)))
-    how, length = str(rng.choice(DAMAGES)), int(2 ** rng.uniform(0, 12))
+    how = str(rng.choice(DAMAGES))
+    length = int(2 ** rng.uniform(0, 12))
     name, places = kind.regions[region][rng.integers(len(kind.regions[region]))]
     place = int(rng.choice(places))
     content = bytearray((copy / name).read_bytes())
@@ -195,8 +204,10 @@ def run_command(path: Path, ending: str) -> str:
     InputError
         The command ended with one line and left nothing behind.
     """
-    is_model, before = path.name.startswith("model"), sorted(path.parent.iterdir())
-    out, library = path.parent / f"out{ending}", path.parent / "library"
+    is_model = path.name.startswith("model")
+    before = sorted(path.parent.iterdir())
+    out = path.parent / f"out{ending}"
+    library = path.parent / "library"
     words = ["predict", str(path), f"output={out}", "adapt=false", "min_overlap=0"]
     if is_model:
         words = ["models", "import", str(path), f"output={library}"]
@@ -269,13 +280,15 @@ def main() -> None:
     rows: dict[str, Counter[str]] = {}
     regions: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as name:
-        kinds, log = make_kinds(arguments.source, Path(name)), Path(name) / "log"
+        kinds = make_kinds(arguments.source, Path(name))
+        log = Path(name) / "log"
         expected: dict[tuple[str, str], str] = {}
         numbers = range(arguments.number) if arguments.only is None else [arguments.only]
         for number in numbers:
             if number % 100 == 0:
                 print(f"{number} of {arguments.number}", file=sys.stderr, flush=True)
-            kind, step = list(kinds)[number % len(kinds)], number // len(kinds)
+            kind = list(kinds)[number % len(kinds)]
+            step = number // len(kinds)
             ending = "" if step % COMMAND_STEP else ENDINGS[step // COMMAND_STEP % len(ENDINGS)]
             read = functools.partial(run_command, ending=ending) if ending else digest
             with tempfile.TemporaryDirectory(dir=name) as folder:

@@ -109,7 +109,8 @@ def _(cells: ad.AnnData, folder: Path) -> Path:
 @form("h5ad: unsorted indices and explicit zeros")
 def _(cells: ad.AnnData, folder: Path) -> Path:
     x = cells.X.tocoo()
-    rows, columns = np.append(x.row, [0, 1]), np.append(x.col, [5, 6])
+    rows = np.append(x.row, [0, 1])
+    columns = np.append(x.col, [5, 6])
     values = np.append(x.data, [0, 0])
     order = np.random.default_rng(0).permutation(len(rows))
     made = sparse.coo_matrix((values[order], (rows[order], columns[order])), shape=x.shape).tocsr()
@@ -213,9 +214,11 @@ def tenx(cells: ad.AnnData, folder: Path, version: int) -> Path:
         group["barcodes"] = cells.obs_names.to_numpy().astype("S")
         names = cells.var_names.to_numpy().astype("S")
         if version == 2:
-            group["genes"], group["gene_names"] = ids.astype("S"), names
+            group["genes"] = ids.astype("S")
+            group["gene_names"] = names
         else:
-            group["features/id"], group["features/name"] = ids.astype("S"), names
+            group["features/id"] = ids.astype("S")
+            group["features/name"] = names
             group["features/feature_type"] = np.full(len(names), b"Gene Expression")
             group["features/genome"] = np.full(len(names), b"GRCh38")
     return folder / "cells.h5"

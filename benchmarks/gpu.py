@@ -46,7 +46,8 @@ PRESETS = {
 }
 NUM_CELLS = dict.fromkeys(PRESETS, 2048) | {"base": 4096}  # a few seconds of work each
 FLOAT32_CELLS = 240  # in float32 they take several times as long
-THEIRS, OURS = "performer-pytorch", "scperformer"
+THEIRS = "performer-pytorch"
+OURS = "scperformer"
 PRECISIONS = ("float32", "tf32", "bf16")  # tf32: float32 whose products may round their factors to 10 bits
 PRESET_COLUMNS = (
     *("cells a step", "training: cells/s", "share of peak", "GB"),
@@ -112,22 +113,26 @@ def preset_row(preset: str, device: str, tiny: bool, peak: float) -> list[str]:
     words = ["inputs=[x]", "label_key=x", "logger=none", f"trainer.max_epochs={EPOCHS}", *PRESETS[preset], *kind]
     cfg = make_config("train", [*words, *smaller, "trainer.progress_bar=false"])
     num_genes, num_cells = (60, 16) if tiny else (16_906, NUM_CELLS[preset])
-    cells, held_out = made_up(num_cells, num_genes, cfg), made_up(NUM_LABELS, num_genes, cfg)
+    cells = made_up(num_cells, num_genes, cfg)
+    held_out = made_up(NUM_LABELS, num_genes, cfg)
     parts = {"tokens": cfg.tokens, "model": cfg.model, "attention": cfg.attention, "head": cfg.head}
     network = CellTypeModel(num_genes, NUM_LABELS, **parts)
     forward, step = flops_of_a_cell(network, cells)
     cfg = with_batch_size(cfg, cells, network, None)
-    size, precision = cfg.trainer.batch_size, "bf16-mixed" if device == "cuda" else "32-true"
+    size = cfg.trainer.batch_size
+    precision = "bf16-mixed" if device == "cuda" else "32-true"
     in_use(device)
     with tempfile.TemporaryDirectory() as folder:
         train_network(network, cells, held_out, cfg, Path(folder))
         seconds = pd.read_csv(Path(folder) / TABLE)["seconds"][1:].median()
-    training, memory = num_cells / seconds, in_use(device)
+    training = num_cells / seconds
+    memory = in_use(device)
 
     def predicting(cells: Cells, precision: str) -> float:
         return len(cells) / median_seconds(lambda: predict_cells(network, cells, size, device, precision), device, 3)
 
-    mixed, in_mixed = predicting(cells, precision), in_use(device)
+    mixed = predicting(cells, precision)
+    in_mixed = in_use(device)
     exact = predicting(cells.subset(np.arange(min(num_cells, FLOAT32_CELLS))), "32-true")
     return [
         *(str(size), f"{training:,.0f}", f"{training * step / peak:.1%}", f"{memory:.1f}"),
@@ -174,7 +179,9 @@ def in_float64(network: torch.nn.Module, run: Callable, h_1LD: torch.Tensor) -> 
 
 def work(arguments: argparse.Namespace) -> None:
     """Measure one row and print it."""
-    device, tiny, name = arguments.device, arguments.tiny, arguments.work
+    device = arguments.device
+    tiny = arguments.tiny
+    name = arguments.work
     if name in PRESETS:
         row = preset_row(name, device, tiny, arguments.peak)
     else:
@@ -208,7 +215,8 @@ def main() -> int:
     parser.add_argument("--peak", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    device, tiny = arguments.device, arguments.tiny
+    device = arguments.device
+    tiny = arguments.tiny
     if device == "cuda" and not torch.cuda.is_available():
         print(NO_GPU, file=sys.stderr)
         return 2

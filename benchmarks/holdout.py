@@ -41,7 +41,8 @@ def measure(adata: ad.AnnData, label_key: str, seed: int, overrides: list[str]) 
         adata[held_out].copy().write_h5ad(names["sample.h5ad"])
         key = f"label_key={label_key}"
         train = run("train", names["reference.h5ad"], key, f"output={names['model']}", f"seed={seed}", *overrides)
-        model, out = f"model_path={names['model']}", names["out.h5ad"]
+        model = f"model_path={names['model']}"
+        out = names["out.h5ad"]
         predict = run("predict", names["sample.h5ad"], model, f"output={out}")
         run("evaluate", out, f"truth_key={label_key}", f"output={names['scores']}")
         scores = json.loads((Path(names["scores"]) / "metrics.json").read_text())

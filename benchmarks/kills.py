@@ -242,7 +242,8 @@ def main() -> None:
     wanted = tuple(filter(None, args.only.split(",")))
     print(machine())
     with tempfile.TemporaryDirectory() as temporary:
-        inputs, folder = Path(temporary) / "inputs", Path(temporary) / "folder"
+        inputs = Path(temporary) / "inputs"
+        folder = Path(temporary) / "folder"
         inputs.mkdir()
         make_inputs(inputs)
         print(f"\n| Command | Signal | {' | '.join(COLUMNS)} |\n|{'---|' * (len(COLUMNS) + 2)}")

@@ -35,7 +35,8 @@ TASKS = [
     SHIFT,
 ]
 WAYS = ("each cell", "clusters=auto", "clusters=leiden", "prior=em")
-OTHER_SHARES, KEPT = "other shares, ", 0.1
+OTHER_SHARES = "other shares, "
+KEPT = 0.1
 
 
 def with_leiden(cells: ad.AnnData) -> ad.AnnData:
@@ -67,13 +68,15 @@ def rows_of(pair: Pair, model: Model, merge: dict[str, str]) -> Iterator[dict[st
     def merged(labels: Any) -> np.ndarray:
         return np.array([merge.get(label, label) for label in labels])
 
-    truth, cells = merged(pair.truth), with_leiden(pair.query)
+    truth = merged(pair.truth)
+    cells = with_leiden(pair.query)
     for way in WAYS:
         options = [] if way == "each cell" else [way]
         obs = annotate(cells.copy(), model, options=as_options(options)).obs
         column = "scperformer_cluster_label" if way.startswith("clusters") else "scperformer_label"
         yield {"way": way, **scores(truth, merged(obs[column]))}
-    rng, frequent = np.random.default_rng(pair.seed), pd.Series(truth).value_counts().index[:2]
+    rng = np.random.default_rng(pair.seed)
+    frequent = pd.Series(truth).value_counts().index[:2]
     kept = ~np.isin(truth, frequent) | (rng.random(len(truth)) < KEPT)
     for way in (WAYS[0], WAYS[3]):
         options = [] if way == "each cell" else [way]
@@ -88,7 +91,8 @@ def rows_of(pair: Pair, model: Model, merge: dict[str, str]) -> Iterator[dict[st
         obs = annotate(cells.copy(), model, options={"min_confidence": asked}).obs
         called = obs["scperformer_call"].astype(str).to_numpy()
         right = np.array([label in below.get(call, ()) for label, call in zip(truth, called, strict=True)])
-        known, backed_off = called != "unknown", called != obs["scperformer_label"].astype(str).to_numpy()
+        known = called != "unknown"
+        backed_off = called != obs["scperformer_label"].astype(str).to_numpy()
         levels = obs[[f"scperformer_level{i + 1}" for i in range(tree.num_levels)]].astype(str).to_numpy()
         nested = [all(node in tree.path(levels[i, -1]) for node in levels[i]) for i in np.flatnonzero(known)]
         leaf = known & ~backed_off

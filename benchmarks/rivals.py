@@ -90,7 +90,8 @@ def fit_perceptron(x: csr_matrix, labels: np.ndarray, seed: int) -> Callable[[cs
     """
     names, targets = np.unique(labels, return_inverse=True)
     conditions = make_config("train", ["inputs=[reference]", f"label_key={LABEL}", "conditions=full"]).conditions
-    preferred, tokens = (variability(x), informative_genes(x, targets)), TokensConfig()
+    preferred = (variability(x), informative_genes(x, targets))
+    tokens = TokensConfig()
     torch.manual_seed(seed)
     first = nn.Sequential(nn.Linear(x.shape[1], WIDTH), nn.LayerNorm(WIDTH), nn.ReLU(), nn.Dropout(0.2))
     second = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, len(names)))

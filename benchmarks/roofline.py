@@ -89,8 +89,11 @@ def best_rate(function: Callable[[], object], count: float) -> float:
 
 def rates() -> dict[str, float]:
     """What this machine does at best in a CPU second: FLOP, exponentials, bytes."""
-    side, small = 1024, torch.randn(64, 1024)
-    a, b, out = torch.randn(side, side), torch.randn(side, side), torch.empty_like(small)
+    side = 1024
+    small = torch.randn(64, 1024)
+    a = torch.randn(side, side)
+    b = torch.randn(side, side)
+    out = torch.empty_like(small)
 
     def many(function: Callable[..., object]) -> Callable[[], None]:
         def repeated() -> None:
@@ -127,7 +130,8 @@ def main() -> None:
         work = meter.work[kind]
         unit = {"products": "FLOP", "exponentials": "exponentials"}.get(kind, "bytes")
         floor = work.count / best[unit]
-        total, floors = total + work.seconds, floors + floor
+        total = total + work.seconds
+        floors = floors + floor
         rate = f"{best[unit] / 1e9:.1f} G{unit}/s" if unit != "bytes" else f"{best[unit] / 1e9:.0f} GB/s"
         amount = f"{work.count / 1e9:.1f} G{unit}" if unit != "bytes" else f"{work.count / 1e9:.1f} GB"
         print(f"| {kind} | {work.seconds:.2f} | {amount} | {rate} | {floor:.2f} |")

@@ -20,7 +20,8 @@ from machine import machine
 import scperformer
 
 ROOT = Path(__file__).parents[1]
-NUM_FILES, NUM_CELLS = 6, 200
+NUM_FILES = 6
+NUM_CELLS = 200
 
 
 @cache
@@ -55,7 +56,8 @@ def memory() -> float:
 def soak(name: str, pool: Executor | None, number: int, expected: list[str]) -> None:
     """Annotate `number` files, and print a row: wrong results, seconds, memory after a sixth, a half and at the end."""
     begin = time.perf_counter()
-    wrong, seen = 0, []
+    wrong = 0
+    seen = []
     step = number // 6
     for first in range(0, number, step):
         numbers = range(first, min(first + step, number))

@@ -58,7 +58,8 @@ def resample(source: str, num_cells: int, stored: str, path: Path, seed: int = 0
     adata = ad.read_h5ad(source)
     rows = np.random.default_rng(seed).integers(0, adata.n_obs, num_cells)
     x = csr_matrix(adata.X)
-    obs, var = adata.obs.iloc[rows].reset_index(drop=True), adata.var[[]]
+    obs = adata.obs.iloc[rows].reset_index(drop=True)
+    var = adata.var[[]]
     obs.index = pd.Index([f"cell_{i}" for i in range(num_cells)])
     if stored != "csr":
         whole = x[rows]
@@ -130,13 +131,15 @@ def learn(method: str, folder: Path, arguments: argparse.Namespace) -> None:
         run([sys.executable, "-m", "scperformer", *words, "logger=none", *MODELS[method]], threads=2)
     elif method not in ("check", "train"):
         python = arguments.celltypist if method == "celltypist" else sys.executable
-        model, label = str(folder / method), arguments.label_key
+        model = str(folder / method)
+        label = arguments.label_key
         run([python, str(RIVALS), method, "train", arguments.path, label, model, ""], threads=2)
 
 
 def measure(folder: Path, arguments: argparse.Namespace) -> Iterator[dict]:
     """A line of each run, in which the methods take turns."""
-    sample, output = folder / "sample.h5ad", folder / arguments.output
+    sample = folder / "sample.h5ad"
+    output = folder / arguments.output
     for num_cells in arguments.cells:
         methods = [method for method in arguments.methods if num_cells <= MOST_CELLS.get(method, num_cells)]
         if not methods:
@@ -187,7 +190,8 @@ def growth(lines: list[dict], methods: list[str]) -> str:
             rows = medians.loc[method, threads]
             if len(rows) < 2:
                 continue
-            few, many = rows.iloc[0], rows.iloc[-1]
+            few = rows.iloc[0]
+            many = rows.iloc[-1]
             more = rows.index[-1] - rows.index[0]
             slope = np.polyfit(np.log(rows.index.to_numpy(float)), np.log(rows["cpu"].to_numpy()), 1)[0]
             speeds = f"{more / (many.wall - few.wall):,.0f} | {more / (many.cpu - few.cpu):,.0f}"

@@ -27,7 +27,8 @@ def logistic_regression(step: str, path: str, label_key: str, model: str, output
         joblib.dump(LogisticRegression(C=0.1, max_iter=300).fit(adata.X, adata.obs[label_key].astype(str)), model)
         return
     proba = joblib.load(model).predict_proba(adata.X)
-    adata.obs["call"], adata.obs["confidence"] = proba.argmax(1).astype(str), proba.max(1)
+    adata.obs["call"] = proba.argmax(1).astype(str)
+    adata.obs["confidence"] = proba.max(1)
     adata.write_h5ad(output)
 
 

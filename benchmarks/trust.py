@@ -133,7 +133,8 @@ def measure_known(model: Model, query: ad.AnnData, truth: np.ndarray) -> dict[st
         inside = [label in text.split("|") for label, text in zip(truth, sets, strict=True)]
         sizes = called.obs["scperformer_set_size"]
         found |= {f"coverage {alpha}": float(np.mean(inside)), f"size {alpha}": float(sizes.mean())}
-    confidence, right = called.obs["scperformer_confidence"].to_numpy(), called.obs["scperformer_label"] == truth
+    confidence = called.obs["scperformer_confidence"].to_numpy()
+    right = called.obs["scperformer_label"] == truth
     found |= {"accuracy": float(right.mean()), "ece": calibration_error(confidence, right.to_numpy())}
     found["ece by chance"] = error_by_chance(confidence)
     found["expected_ece"] = float(called.uns["scperformer"]["calibration"]["error"])
@@ -150,7 +151,8 @@ def measure_known(model: Model, query: ad.AnnData, truth: np.ndarray) -> dict[st
 
 def measure_novel(model: Model, query: ad.AnnData, truth: np.ndarray, rivals: dict[str, np.ndarray]) -> dict[str, Any]:
     """How well novel cells, which have no truth, are told from the others: by the flag, and by each score."""
-    known, called = truth != "", annotate(query.copy(), model, options={"min_overlap": 0})
+    known = truth != ""
+    called = annotate(query.copy(), model, options={"min_overlap": 0})
     unknown = called.obs["scperformer_unknown"].to_numpy()
     found = {"false alarms": unknown[known].mean(), "novel cells found": unknown[~known].mean()}
     scores = {"novelty": called.obs["scperformer_novelty"].to_numpy()}
@@ -252,7 +254,8 @@ def times(data: Path) -> str:
         for _ in range(NUM_TIMED):
             for name, (has_held_out, options) in TIMED.items():
                 if sum(seconds[name]) < LONG:
-                    model.bundle.held_out, query = held_out if has_held_out else None, cells.copy()
+                    model.bundle.held_out = held_out if has_held_out else None
+                    query = cells.copy()
                     start = time.process_time()
                     annotate(query, model, options=as_options(options))
                     seconds[name].append(time.process_time() - start)

@@ -54,7 +54,8 @@ def main() -> None:
     torch.set_num_threads(1)
     x = normalised(arguments.path, arguments.cells)
     made = {way: network_for(way, arguments.preset, x.shape[1]) for way in WAYS}
-    once, seconds = 0.0, {way: [] for way in WAYS}
+    once = 0.0
+    seconds = {way: [] for way in WAYS}
     for _ in range(arguments.rounds):
         for way, (network, tokens) in made.items():
             cells = Cells(x, tokens)

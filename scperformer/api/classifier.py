@@ -126,7 +126,8 @@ class PerformerClassifier(ClassifierMixin, BaseEstimator):
     def _cells(self, X: Any) -> AnnData:
         genes = getattr(self, "feature_names_in_", [f"gene {number}" for number in range(1, X.shape[1] + 1)])
         names = [str(number) for number in range(X.shape[0])]
-        obs, var = pd.DataFrame(index=names), pd.DataFrame(index=pd.Index(genes, dtype=object))
+        obs = pd.DataFrame(index=names)
+        var = pd.DataFrame(index=pd.Index(genes, dtype=object))
         return AnnData(csr_matrix(X, dtype=np.float32), obs=obs, var=var)
 
     def _load(self) -> Model:

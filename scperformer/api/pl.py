@@ -147,7 +147,8 @@ def markers(explanation: "Explanation", *, num_genes: int = 3) -> Figure:
     num_genes
         Genes of each label.
     """
-    cells, key = explanation.adata, explanation.key
+    cells = explanation.adata
+    key = explanation.key
     means = cells.varm[f"{key}_contributions"]
     labels = [str(label) for label in cells.uns[key]["labels"]]
     order = zip(labels, means.columns, strict=True)

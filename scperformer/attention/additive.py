@@ -27,7 +27,8 @@ from torch.utils.checkpoint import checkpoint
 from scperformer.attention.base import Attention, AttentionOptions, Sizes, widened
 from scperformer.config import ABOVE_ZERO, ONE_OR_MORE, choice, option
 
-LOG2_E, LN_2 = math.log2(math.e), math.log(2)
+LOG2_E = math.log2(math.e)
+LN_2 = math.log(2)
 LOG_OF_NOTHING = -1e30  # in place of log 0 = -inf, which cannot be subtracted from itself
 EMPTY = 1e-20  # in place of a sum of phi(k) over no keys, or over keys that were all taken away but for rounding
 SPAN = 1024  # tokens whose features exist at a time
@@ -53,7 +54,8 @@ class KeySums:
     def __add__(self, other: "KeySums") -> "KeySums":
         """The sums over both sets of keys."""
         scale_BHM = torch.maximum(self.scale_BHM, other.scale_BHM)
-        mine_BHM, theirs_BHM = power_of_2(self.scale_BHM - scale_BHM), power_of_2(other.scale_BHM - scale_BHM)
+        mine_BHM = power_of_2(self.scale_BHM - scale_BHM)
+        theirs_BHM = power_of_2(other.scale_BHM - scale_BHM)
         s_BHME = self.s_BHME * mine_BHM.unsqueeze(-1) + other.s_BHME * theirs_BHM.unsqueeze(-1)
         return KeySums(s_BHME, self.z_BHM * mine_BHM + other.z_BHM * theirs_BHM, scale_BHM)
 
@@ -194,7 +196,8 @@ class Additive(Attention):
                 log_phi_q_BHCM = phi_q_BHCM + before.scale_BHM.unsqueeze(2) / LOG2_E
                 tops = (x.detach().amax(dim=-1, keepdim=True) for x in (log_weights_BHCC, log_phi_q_BHCM))
                 top_BHC1 = torch.maximum(*tops)
-                weights_BHCC, phi_q_BHCM = torch.exp(log_weights_BHCC - top_BHC1), torch.exp(log_phi_q_BHCM - top_BHC1)
+                weights_BHCC = torch.exp(log_weights_BHCC - top_BHC1)
+                phi_q_BHCM = torch.exp(log_phi_q_BHCM - top_BHC1)
             else:
                 weights_BHCC = (phi_q_BHCM @ phi_k_BHCM.transpose(2, 3)).masked_fill(hidden_B1CC, 0.0)
             total_BHC1 = weights_BHCC.sum(dim=-1, keepdim=True) + phi_q_BHCM @ before.z_BHM.unsqueeze(-1)
@@ -238,14 +241,16 @@ class Rbf(Additive):
     def start(self, k_BHLE: Tensor, keep_BL: Tensor, generator: torch.Generator) -> None:
         """Draw the anchors of each head from its keys of real tokens; if there are too few, repeat them."""
         k_HTE = k_BHLE.transpose(1, 2)[keep_BL].transpose(0, 1)  # T real tokens
-        num_anchors, num_tokens = self.anchors_HME.shape[1], k_HTE.shape[1]
+        num_anchors = self.anchors_HME.shape[1]
+        num_tokens = k_HTE.shape[1]
         for anchors_ME, k_TE in zip(self.anchors_HME, k_HTE, strict=True):
             drawn = torch.randperm(num_tokens, generator=generator)
             index = drawn.repeat(-(-num_anchors // num_tokens))[:num_anchors]
             anchors_ME.copy_(k_TE[index.to(k_TE.device)])
 
     def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:
-        anchors_HME, factor = self.anchors_HME.to(x_BHLE.dtype), LOG2_E / self.variance
+        anchors_HME = self.anchors_HME.to(x_BHLE.dtype)
+        factor = LOG2_E / self.variance
         # -|x - a|^2 / 2 without the tensor of all differences
         log_phi_BHLM = x_BHLE @ (anchors_HME * factor).transpose(1, 2)
         log_phi_BHLM.sub_(anchors_HME.square().sum(-1).unsqueeze(1) * (factor / 2))

@@ -55,7 +55,8 @@ class Conv(Attention):
             kernels_3CT[:, :, size // 2] += 1
             self.kernels_3CT.append(kernels_3CT / len(options.kernel_sizes))
         # Sums over all positions then have the scale of a token, and scores have unit scale.
-        std, sides = sizes.length**-0.5, (sizes.length, options.projected_length)
+        std = sizes.length**-0.5
+        sides = (sizes.length, options.projected_length)
         self.rows_PK = nn.Parameter(std * torch.randn(sides, generator=generator))
         self.columns_PK = nn.Parameter(std * torch.randn(sides, generator=generator))
 

@@ -219,7 +219,8 @@ class Favor(Additive):
         return plain and dense and x.is_cuda and x.dtype in FUSED_DTYPES and has_triton()
 
     def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:
-        floor, projected_BHLM = self.options.floor, self.projected(x_BHLE, queries)
+        floor = self.options.floor
+        projected_BHLM = self.projected(x_BHLE, queries)
         if not self.logarithmic:
             return FUNCTIONS[self.options.kernel](projected_BHLM) + floor
         if self.options.kernel == "exp":
@@ -265,7 +266,8 @@ class PublishedFavor(Favor):
 
     def key_sums(self, k_BHLE: Tensor, v_BHLE: Tensor, keep_BL: Tensor | None) -> KeySums:
         with torch.autocast(k_BHLE.device.type, enabled=False):
-            k_BHLE, v_BHLE = widened(k_BHLE), widened(v_BHLE)
+            k_BHLE = widened(k_BHLE)
+            v_BHLE = widened(v_BHLE)
             if keep_BL is None:
                 keep_BL = torch.ones_like(k_BHLE[:, 0, :, 0], dtype=torch.bool)
             dropped_B1L1 = ~keep_BL[:, None, :, None]

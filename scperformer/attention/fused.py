@@ -68,15 +68,20 @@ def _forward(
     E: tl.constexpr, SPLIT: tl.constexpr, ALL_REAL: tl.constexpr, TILE_N: tl.constexpr, TILE_L: tl.constexpr,
     TAIL: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    group, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    cell, head = group // H, group % H
+    group = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(2)
+    cell = group // H
+    head = group % H
     rows = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     q_NE = _tile(q + cell * q_B + head * q_H, rows, q_N, rows < N, E, TILE_E)
-    k, v, bias = k + cell * k_B + head * k_H, v + cell * v_B + head * v_H, bias + group * L
+    k = k + cell * k_B + head * k_H
+    v = v + cell * v_B + head * v_H
+    bias = bias + group * L
     top_N = tl.full([TILE_N], NOTHING, tl.float32)
     total_N = tl.zeros([TILE_N], tl.float32)
     sum_NE = tl.zeros([TILE_N, TILE_E], tl.float32)
-    first, stop = part * span, tl.minimum(part * span + span, L)
+    first = part * span
+    stop = tl.minimum(part * span + span, L)
     whole = stop if TAIL == 0 else first + (stop - first) // TILE_L * TILE_L
     for start in range(first, whole, TILE_L):
         cols = start + tl.arange(0, TILE_L)
@@ -111,7 +116,8 @@ def _join(sums, tops, totals, out, lse, G, N, S, E: tl.constexpr, TILE_N: tl.con
         place = (part * G + group) * N
         part_top_N = tl.load(tops + place + rows, mask=rows < N, other=NOTHING)
         higher_N = tl.maximum(top_N, part_top_N)
-        shrunk_N, part_shrunk_N = tl.exp2(top_N - higher_N), tl.exp2(part_top_N - higher_N)
+        shrunk_N = tl.exp2(top_N - higher_N)
+        part_shrunk_N = tl.exp2(part_top_N - higher_N)
         part_total_N = tl.load(totals + place + rows, mask=rows < N, other=0.0)
         total_N = total_N * shrunk_N + part_total_N * part_shrunk_N
         part_NE = _tile(sums + place * E, rows, E, rows < N, E, TILE_E)
@@ -138,11 +144,14 @@ def _backward_q(
     PRECISION: tl.constexpr
 ):  # fmt: skip
     group = tl.program_id(1).to(tl.int64)
-    cell, head = group // H, group % H
+    cell = group // H
+    head = group % H
     rows = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     q_NE = _tile(q + cell * q_B + head * q_H, rows, q_N, rows < N, E, TILE_E)
     grad_NE = _tile(grad + cell * grad_B + head * grad_H, rows, grad_N, rows < N, E, TILE_E)
-    k, v, bias = k + cell * k_B + head * k_H, v + cell * v_B + head * v_H, bias + group * L
+    k = k + cell * k_B + head * k_H
+    v = v + cell * v_B + head * v_H
+    bias = bias + group * L
     lse_N = tl.load(lse + group * N + rows, mask=rows < N, other=float("inf"))
     delta_N = tl.load(delta + group * N + rows, mask=rows < N, other=0.0)
     sum_NE = tl.zeros([TILE_N, TILE_E], tl.float32)
@@ -163,17 +172,22 @@ def _backward_kv(
     grad_H, grad_N, dk_B, dk_H, dk_L, dv_B, dv_H, dv_L, H, N, L, span, square, E: tl.constexpr, TOKENS: tl.constexpr,
     TILE_N: tl.constexpr, TILE_L: tl.constexpr, TILE_E: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    group, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    cell, head = group // H, group % H
+    group = tl.program_id(1).to(tl.int64)
+    part = tl.program_id(2)
+    cell = group // H
+    head = group % H
     cols = tl.program_id(0) * TILE_L + tl.arange(0, TILE_L)
     bias_L = tl.load(bias + group * L + cols, mask=cols < L, other=-float("inf"))
     real = bias_L > -float("inf")
     k_LE = _tile(k + cell * k_B + head * k_H, cols, k_L, real, E, TILE_E)
     v_LE = _tile(v + cell * v_B + head * v_H, cols, v_L, real, E, TILE_E)
-    q, grad = q + cell * q_B + head * q_H, grad + cell * grad_B + head * grad_H
-    k_sum_LE, v_sum_LE = tl.zeros([TILE_L, TILE_E], tl.float32), tl.zeros([TILE_L, TILE_E], tl.float32)
+    q = q + cell * q_B + head * q_H
+    grad = grad + cell * grad_B + head * grad_H
+    k_sum_LE = tl.zeros([TILE_L, TILE_E], tl.float32)
+    v_sum_LE = tl.zeros([TILE_L, TILE_E], tl.float32)
     bias_sum_L = tl.zeros([TILE_L], tl.float32)
-    first, stop = part * span, tl.minimum(part * span + span, N)
+    first = part * span
+    stop = tl.minimum(part * span + span, N)
     for start in range(first, stop, TILE_N):
         rows = start + tl.arange(0, TILE_N)
         q_NE = _tile(q, rows, q_N, rows < stop, E, TILE_E)
@@ -203,7 +217,8 @@ def _row_dots(
 ):  # fmt: skip
     """Products of the rows of two matrices, times a factor; -inf where a token is dropped."""
     group = tl.program_id(1).to(tl.int64)
-    cell, head = group // H, group % H
+    cell = group // H
+    head = group % H
     rows = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     a_NE = _tile(a + cell * a_B + head * a_H, rows, a_N, rows < N, E, TILE_E).to(tl.float32)
     b_NE = _tile(b + cell * b_B + head * b_H, rows, b_N, rows < N, E, TILE_E).to(tl.float32)
@@ -219,9 +234,13 @@ def launch_options(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any
     float32 products are made of three of tf32, which lose next to nothing, unless torch's may be of one.
     """
     is_float32 = dtype == torch.float32
-    tile_n, tile_l, stages = 64, 32 if is_float32 else 64, 2 if is_float32 or kernel == "read" else 3
+    tile_n = 64
+    tile_l = 32 if is_float32 else 64
+    stages = 2 if is_float32 or kernel == "read" else 3
     if width > 64 or (is_float32 and kernel not in ("sum", "read")):  # tiles have to fit into 100 kB
-        tile_n, tile_l, stages = 32, 32, 3
+        tile_n = 32
+        tile_l = 32
+        stages = 3
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
     sizes = {"TILE_N": tile_n, "TILE_L": tile_l, "TILE_E": padded(width), "PRECISION": precision}
     return {"E": width, **sizes, "num_warps": 4, "num_stages": stages}
@@ -262,7 +281,8 @@ class _Favor(torch.autograd.Function):
     def forward(ctx, qkv_TBHLE, keep_BL, directions_ME, square):
         q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
         B, H, L, E = q_BHLE.shape
-        M, G = len(directions_ME), B * H
+        M = len(directions_ME)
+        G = B * H
         bias_GL = row_dots(k_BHLE, k_BHLE, -square / 2 / LN2.value, keep_BL)
         # features: the mean of values that each of them holds, and the base-2 logarithm of its weight
         options = launch_options("sum", E, v_BHLE.dtype)
@@ -274,12 +294,14 @@ class _Favor(torch.autograd.Function):
         strides = [*steps(directions_ME, k_BHLE, v_BHLE), 0, 0, 0]
         more = {"SPLIT": True, "ALL_REAL": False, "TAIL": 0, **options}
         _forward[num_tiles, G, num_parts](*given, *strides, H, M, L, span, **more)
-        means_BHME, log_totals_GM = v_BHLE.new_empty(B, H, M, E), bias_GL.new_empty(G, M)
+        means_BHME = v_BHLE.new_empty(B, H, M, E)
+        log_totals_GM = bias_GL.new_empty(G, M)
         sizes = {"E": E, "TILE_N": 32, "TILE_E": options["TILE_E"]}
         _join[triton.cdiv(M, 32), G](sums, tops, totals, means_BHME, log_totals_GM, G, M, num_parts, **sizes)
         del sums, given  # the largest tensors of the forward pass
         # queries: their outputs (order in memory: cells, tokens, heads) and log-sums
-        out_BHLE, lse_GL = q_BHLE.new_empty(B, L, H, E).transpose(1, 2), bias_GL.new_empty(G, L)
+        out_BHLE = q_BHLE.new_empty(B, L, H, E).transpose(1, 2)
+        lse_GL = bias_GL.new_empty(G, L)
         options = launch_options("read", E, q_BHLE.dtype)
         rest = M % options["TILE_L"]
         tail = padded(rest) if 0 < rest <= options["TILE_L"] // 2 else 0
@@ -296,7 +318,8 @@ class _Favor(torch.autograd.Function):
         qkv_TBHLE, bias_GL, directions_ME, means_BHME, log_totals_GM, out_BHLE, lse_GL = ctx.saved_tensors
         q_BHLE, k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
         B, H, L, E = q_BHLE.shape
-        M, G = len(directions_ME), B * H
+        M = len(directions_ME)
+        G = B * H
         grad_BHLE = grad_BHLE.to(out_BHLE.dtype)
         if grad_BHLE.stride(-1) != 1:  # the numbers of a row have to lie beside each other
             grad_BHLE = grad_BHLE.contiguous()
@@ -313,18 +336,22 @@ class _Favor(torch.autograd.Function):
         options = launch_options("backward_features", E, q_BHLE.dtype)
         num_tiles = triton.cdiv(M, options["TILE_L"])
         num_parts, span = parts_of(L, num_tiles * G, options["TILE_N"])
-        parts_SGME, parts_SGM = bias_GL.new_empty(num_parts, G, M, E), bias_GL.new_empty(num_parts, G, M)
-        made, none = (parts_SGME, parts_SGME, parts_SGM), (0,) * 6
+        parts_SGME = bias_GL.new_empty(num_parts, G, M, E)
+        parts_SGM = bias_GL.new_empty(num_parts, G, M)
+        made = (parts_SGME, parts_SGME, parts_SGM)
+        none = (0,) * 6
         grid = (num_tiles, G, num_parts)
         _backward_kv[grid](*given, *made, *strides, *none, H, L, M, span, 0.0, TOKENS=False, **options)
-        means_grad_GME, totals_grad_GM = parts_SGME.sum(0), parts_SGM.sum(0)
+        means_grad_GME = parts_SGME.sum(0)
+        totals_grad_GM = parts_SGM.sum(0)
         # keys and values
         delta_GM = (means_BHME.view(G, M, E).float() * means_grad_GME).sum(-1) - totals_grad_GM
         means_grad_BHME = means_grad_GME.to(v_BHLE.dtype).view(B, H, M, E)
         given = (directions_ME, k_BHLE, v_BHLE, bias_GL, log_totals_GM, means_grad_BHME, delta_GM)
         strides = steps(directions_ME, k_BHLE, v_BHLE, means_grad_BHME, dk_BHLE, dv_BHLE)
         options = launch_options("backward_tokens", E, q_BHLE.dtype)
-        grid, made = (triton.cdiv(L, options["TILE_L"]), G, 1), (dk_BHLE, dv_BHLE, delta_GM)
+        grid = (triton.cdiv(L, options["TILE_L"]), G, 1)
+        made = (dk_BHLE, dv_BHLE, delta_GM)
         _backward_kv[grid](*given, *made, *strides, H, M, L, M, ctx.square, TOKENS=True, **options)
         return grad_TBHLE, None, None, None
 

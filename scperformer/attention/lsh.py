@@ -89,7 +89,8 @@ class Lsh(Attention):
         itself = pad(torch.eye(size, dtype=q.dtype, device=q.device) * ITSELF, (size, 0))
         found = []
         for q_BHPCE, k_before, k_own, v_before, v_own, unreal_BHPK in pieces:
-            k_BHPKE, v_BHPKE = torch.cat([k_before, k_own], dim=3), torch.cat([v_before, v_own], dim=3)
+            k_BHPKE = torch.cat([k_before, k_own], dim=3)
+            v_BHPKE = torch.cat([v_before, v_own], dim=3)
             # In place: these tensors are the largest by far, and the backward pass needs only one of them.
             weights = q_BHPCE @ k_BHPKE.mT
             weights += itself

@@ -51,7 +51,9 @@ class Softmax(Attention):
             seen = min(start + CAUSAL_BLOCK, length)
             earlier_CL = torch.ones(seen - start, seen, dtype=torch.bool, device=keep_BL.device).tril(start)
             mask = mask_B11L[..., :seen] & earlier_CL
-            q, k, v = q_BHLE[:, :, start:seen], k_BHLE[:, :, :seen], v_BHLE[:, :, :seen]
+            q = q_BHLE[:, :, start:seen]
+            k = k_BHLE[:, :, :seen]
+            v = v_BHLE[:, :, :seen]
             # Tokens before the first real one see nothing: their output means nothing, but must be finite.
             out.append(scaled_dot_product_attention(q, k, v, attn_mask=mask).nan_to_num(nan=0.0))
         return torch.cat(out, dim=2)

@@ -65,7 +65,8 @@ class Window(Attention):
             pieces = zip(*(split(x, cells, span) for x in (q_HBPCE, *keys_values, unreal_1BPCW)), strict=True)
             out = []  # of all blocks of some cells, or some blocks of one cell
             for q_HPCE, k_own, k_next, v_own, v_next, unreal_1PCW in pieces:
-                k_HPKE, v_HPKE = torch.cat([k_own, k_next], dim=2), torch.cat([v_own, v_next], dim=2)
+                k_HPKE = torch.cat([k_own, k_next], dim=2)
+                v_HPKE = torch.cat([v_own, v_next], dim=2)
                 weights_HPCW = self.weights(skewed(q_HPCE @ k_HPKE.mT), unreal_1PCW)
                 out.append(unskewed(weights_HPCW) @ v_HPKE)
         out_BHLE = torch.cat(out, dim=1).unflatten(1, (batch, -1)).flatten(2, 3).transpose(0, 1)

@@ -9,7 +9,8 @@ from difflib import get_close_matches
 
 NUM_SHOWN = 60  # characters of a name in a line for people
 LONGEST_NAME = 1000  # characters; the longest label of the Cell Ontology has some 150
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
+GIB = 2**30
 BREAKS = ("Cc", "Cs", "Zl", "Zp")  # kinds of characters that end lines, steer terminals or cannot be written
 LIKENESS = 0.5  # of a wrong word and the name that was meant, as difflib measures it
 FORMULA = r"^[=+\-@\t\r\n]"  # spreadsheets run text that starts like this as a formula

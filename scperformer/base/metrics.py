@@ -32,7 +32,8 @@ def confusion_matrix(truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Seq
 
     `truth` and `predicted` are N labels each, text or integers, all of them among the L `labels`.
     """
-    position, codes = {label: code for code, label in enumerate(labels)}, []
+    position = {label: code for code, label in enumerate(labels)}
+    codes = []
     for values in (truth, predicted):
         unique, inverse = np.unique(np.asarray(values), return_inverse=True)
         unknown = [label for label in unique.tolist() if label not in position]
@@ -49,7 +50,8 @@ def confusion_matrix(truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Seq
 def class_scores(confusion: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
     """Return support (true cells), precision, recall and f1 of the L labels of a matrix of `confusion_matrix`."""
     hits = np.diag(confusion).astype(float)
-    support, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
+    support = confusion.sum(axis=1)
+    predicted = confusion.sum(axis=0)
     pairs = (hits, predicted), (hits, support), (2 * hits, support + predicted)
     precision, recall, f1 = (
         np.divide(part, whole, out=np.full(len(part), np.nan), where=whole > 0) for part, whole in pairs
@@ -64,7 +66,8 @@ def scores(confusion: npt.NDArray[np.int64]) -> Scores:
         return Scores(accuracy=np.nan, macro_f1=np.nan, weighted_f1=np.nan)
     by_class = class_scores(confusion)
     present = by_class["support"] > 0
-    f1, support = by_class["f1"][present], by_class["support"][present]
+    f1 = by_class["f1"][present]
+    support = by_class["support"][present]
     weighted = float(np.average(f1, weights=support))
     return Scores(accuracy=float(np.trace(confusion) / num_cells), macro_f1=float(f1.mean()), weighted_f1=weighted)
 

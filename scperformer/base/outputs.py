@@ -59,7 +59,8 @@ def mark(folder: Path, made: Folder) -> None:
 
 def foreign(folder: Path, made: Folder) -> str | None:
     """Return why a folder is not wholly what we have made, for a message; None if it is."""
-    names, known = _names(folder), made.more
+    names = _names(folder)
+    known = made.more
     try:
         found = json.loads((folder / MARK).read_bytes())
         if found["made_by"] != "scperformer" or found["kind"] != made.kind:
@@ -71,7 +72,8 @@ def foreign(folder: Path, made: Folder) -> str | None:
         known = made.unmarked
     except (OSError, ValueError, KeyError, TypeError):
         return f"is a folder with another {MARK}"
-    exact, patterns = set(known), [name for name in known if "*" in name]
+    exact = set(known)
+    patterns = [name for name in known if "*" in name]
     for name in names:
         if name not in exact and not any(fnmatchcase(name, pattern) for pattern in patterns):
             return f"holds {name}, which scperformer has not made"
@@ -230,7 +232,8 @@ def _exchanged(one: Path, other: Path) -> bool:
 
 def _mark() -> str:
     """Return the start of names of temporary files, the same for all processes of this machine or container."""
-    machine, space = re.sub(r"\W", "", socket.gethostname()), Path("/proc/self/ns/pid")
+    machine = re.sub(r"\W", "", socket.gethostname())
+    space = Path("/proc/self/ns/pid")
     return f".scperformer-{machine}_{space.stat().st_ino if space.exists() else 0}-"
 
 
@@ -239,7 +242,8 @@ def _beside(target: Path) -> Path:
 
     The folder is made if it is missing. Temporary files of processes that have ended are removed, where possible.
     """
-    folder, mark = target.parent, _mark()
+    folder = target.parent
+    mark = _mark()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

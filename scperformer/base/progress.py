@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_DRAWS = 0.5
 # In a log: the seconds to the next line; longer blocks get a line whenever a tenth of their time has passed.
-SECONDS_BETWEEN_LINES, SHARE_BETWEEN_LINES = 2.5, 0.1
+SECONDS_BETWEEN_LINES = 2.5
+SHARE_BETWEEN_LINES = 0.1
 
 _open: list["Progress"] = []  # the last one is shown
 _said = 0.0  # the time of the last line, of any block: many short blocks are not silent together
@@ -36,7 +37,9 @@ class Progress:
     """The progress of one block; `text` can be changed at any time."""
 
     def __init__(self, text: str, total: int | None, unit: str):
-        self.text, self.unit, self.num_done = text, unit, 0
+        self.text = text
+        self.unit = unit
+        self.num_done = 0
         self.total = None if total == 1 else total  # a bar of one step would stay at 0
         self.start = time.monotonic()
         self.bar: Any = None  # of tqdm, while it is shown
@@ -57,7 +60,8 @@ class Progress:
                     desc=self._place + self.text, total=self.total, unit=f" {self.unit}", leave=False, bar_format=form
                 )
                 self.bar.start_t -= now - self.start  # the block began before its first bar
-            self.bar.n, self.bar.total = self.num_done, self.total
+            self.bar.n = self.num_done
+            self.bar.total = self.total
             self.bar.ncols = (
                 shutil.get_terminal_size().columns
             )  # a terminal may say 0, which tqdm would take for a width
@@ -140,7 +144,8 @@ def progress(text: str, total: int | None = None, unit: str = "") -> Iterator[Pr
 def _drawn() -> Iterator[None]:
     """Draw the innermost block again and again, in a thread; log lines appear above the bar."""
     global _said
-    ended, _said = threading.Event(), time.monotonic()
+    ended = threading.Event()
+    _said = time.monotonic()
 
     def draw() -> None:
         while not ended.wait(SECONDS_BETWEEN_DRAWS):

@@ -35,7 +35,8 @@ def _end(number: int, _: FrameType | None) -> None:
         number = _received
     elif _received and time.monotonic() - _when < SECONDS:
         return
-    _received, _when = number, time.monotonic()
+    _received = number
+    _when = time.monotonic()
     raise KeyboardInterrupt if number == signal.SIGINT else Ended(128 + number)
 
 

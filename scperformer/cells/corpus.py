@@ -69,7 +69,9 @@ def make_corpus(
     for source, part in zip(sources, collection.parts, strict=True):
         sha256 = source.checksum if isinstance(source, Sample) else checksum(source)
         files.append({"name": part.path.name, "sha256": sha256, "num_cells": len(part.kept), "input": part.summary})
-    of_cell, genes, fraction = collection.file_of_cell, collection.genes, cfg.data.val_fraction
+    of_cell = collection.file_of_cell
+    genes = collection.genes
+    fraction = cfg.data.val_fraction
     if any(isinstance(source, Sample) for source in sources):
         x = collection.read(np.arange(len(collection)))
         return Corpus(x, genes, of_cell, files, stratified_split(of_cell, fraction, cfg.seed, least=0))

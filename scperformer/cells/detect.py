@@ -131,7 +131,8 @@ def detect_expression(
     places = {name: x for name, x in every.items() if x is not None}
     if source not in ("auto", *places):
         there = ", ".join(places) or "neither X nor layers nor raw"
-        remedy, fixes = "set source=... to one", [f"source={name}" for name in places]
+        remedy = "set source=... to one"
+        fixes = [f"source={name}" for name in places]
         raise InputError(f"no {source} in {path} (it has {there})", "a place that exists", remedy, fixes)
     partial = [name for name in places if source == "auto" and name.removeprefix("layers/") in PARTIAL_LAYERS]
     prepared = prepared_total(adata) if input_kind == "auto" else None
@@ -223,7 +224,8 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None,
             text = f"X of {path} was changed after scperformer had prepared it: its mark is ignored"
             warnings.warn(text, stacklevel=3)
         elif slot.kind != "unusable":
-            slot.kind, slot.log = "log1p", Logarithm(math.e, prepared)
+            slot.kind = "log1p"
+            slot.log = Logarithm(math.e, prepared)
     if slot.mixed:
         names = np.asarray(adata.obs_names)
         parts = [f"{kind} in {_some_cells(rows, names)}" for kind, rows in slot.mixed]
@@ -289,10 +291,12 @@ def _interpret(slot: Slot, input_kind: str, input_total: float | None, input_bas
         raise InputError(f"{slot.source} of {path} looks like {slot.doubt}", expected, remedy)
     if input_kind not in ("auto", slot.kind):
         if input_kind == "log1p" and slot.largest > MAX_LOG:
-            found, expected = f"values up to {slot.largest:g} in {slot.source} of {path}", "log1p values of at most "
+            found = f"values up to {slot.largest:g} in {slot.source} of {path}"
+            expected = "log1p values of at most "
             raise InputError(found, f"{expected}{MAX_LOG:g}", "leave out input_kind=log1p", ["input_kind=auto"])
         notes.append(f"used as {input_kind} as requested, though {slot.source} looks like {slot.text}")
-        slot.kind, slot.log = input_kind, Logarithm(math.e if input_kind == "log1p" else None)
+        slot.kind = input_kind
+        slot.log = Logarithm(math.e if input_kind == "log1p" else None)
     if slot.log.too_large and (input_kind, input_total, input_base) == ("auto", None, "auto"):
         found = f"values up to {slot.largest:.4g} in {slot.source} of {path}, too large for "
         found += f"ln(1 + counts per {ASSUMED_TOTAL:g}), and without a recognised base and total"

@@ -74,13 +74,17 @@ def find_droplets(sizes: np.ndarray, unit: str, num_genes: int) -> Droplets | No
     """
     order = np.argsort(sizes, kind="stable")
     ordered = np.asarray(sizes, dtype=np.float64)[order]
-    total, first, floor, most = ordered.sum(), 0, 0, min(MOST_TYPICAL, num_genes / 100)
+    total = ordered.sum()
+    first = 0
+    floor = 0
+    most = min(MOST_TYPICAL, num_genes / 100)
     while len(ordered) - first >= LEAST_CELLS:
         left = ordered[first:]
         typical = left[len(left) // 2]
         held = np.cumsum(left[::-1])
         largest = left[::-1][np.searchsorted(held, LARGEST_HOLD * held[-1])]
-        lowest, highest = max(TIMES_MORE / 2, 2 * typical), max(MOST_AMBIENT, TIMES_MORE * typical)
+        lowest = max(TIMES_MORE / 2, 2 * typical)
+        highest = max(MOST_AMBIENT, TIMES_MORE * typical)
         highest = min(highest, largest / TIMES_LARGER)
         if typical >= most or highest <= lowest:
             break
@@ -90,9 +94,12 @@ def find_droplets(sizes: np.ndarray, unit: str, num_genes: int) -> Droplets | No
         steepest = np.flatnonzero(near == near.min())
         place = int(np.ceil(places[steepest[len(steepest) // 2]]))
         num_below = int(np.searchsorted(left, place))
-        below, cells = left[:num_below], left[num_below:]
+        below = left[:num_below]
+        cells = left[num_below:]
         is_steep = near.min() <= MOST_NEAR and len(cells) >= LEAST_CELLS and cells.sum() >= LEAST_HELD * total
         if not is_steep or np.median(cells) < TIMES_MORE * max(1.0, float(np.median(below))):
             break
-        first, floor, most = first + num_below, place, MOST_AMBIENT
+        first = first + num_below
+        floor = place
+        most = MOST_AMBIENT
     return Droplets(floor, unit, first, order[first:]) if floor else None

@@ -35,7 +35,8 @@ NAMES = {
 NAMED = {kind: re.compile(pattern) for kind, pattern in NAMES.items()}
 ANY_NAME = re.compile("|".join(f"^(?:{pattern})$" for pattern in NAMES.values()), re.MULTILINE)
 # alevin-fry writes unspliced and ambiguous counts of each gene as features of their own.
-OF_GENE, UNSPLICED = ("-U", "-A"), "unspliced or ambiguous counts"
+OF_GENE = ("-U", "-A")
+UNSPLICED = "unspliced or ambiguous counts"
 LEAST_OF_GENES = 0.25  # of the names; that of a gene, such as HLA-A, may end like this
 # Names that are probably antibodies or hashtags, or such whose name was made unique beside that of a gene.
 PERHAPS = re.compile(
@@ -54,7 +55,8 @@ def _types(var: pd.DataFrame) -> pd.Series | None:
 
 def gene_columns(var: pd.DataFrame) -> tuple[np.ndarray | None, dict[str, int]]:
     """Find the features of a table that are genes: boolean, or None if all are; and the number of each other kind."""
-    is_gene, left_out = np.ones(len(var), dtype=bool), Counter[str]()
+    is_gene = np.ones(len(var), dtype=bool)
+    left_out = Counter[str]()
     types = _types(var)
     if types is not None:
         plain = types.map({kind: re.sub(r"[\s_.-]+", " ", kind).strip().lower() for kind in types.unique()})

@@ -123,7 +123,8 @@ def _open_part(source: Path | Sample, cfg: NetworkConfig | PreprocessConfig) -> 
     remedy = "write it by rows with anndata (adata.X = adata.X.tocsr(), then write_h5ad), or set data.in_memory=true"
     if adata is None and (kind := require_readable(path)) not in STREAMED:
         raise InputError(f"{path}, a {kind}", "h5ad or zarr for cells that stay on disk", remedy)
-    total, base = cfg.input_total, cfg.input_base
+    total = cfg.input_total
+    base = cfg.input_base
     with nullcontext() if adata is not None else reading(path):
         cells = open_stored(path) if adata is None else adata
         if findings is None:
@@ -223,7 +224,8 @@ def make_collection(
     """
     parts = [_open_part(source, cfg) for source in sources]
     names, maps = gene_maps([part.var for part in parts], [part.path.name for part in parts], vocabulary, cfg.species)
-    num_cells, first = np.zeros(len(names), dtype=np.int64), 0
+    num_cells = np.zeros(len(names), dtype=np.int64)
+    first = 0
     for part, mapping in zip(parts, maps, strict=True):
         kept = []
         with reading(part.path):

@@ -35,10 +35,12 @@ def prepare_reference(
     record of the preparation in uns["scperformer_prepared"].
     """
     collection = make_collection([Sample(adata, Path(path))], cfg)
-    part, findings = collection.parts[0], collection.parts[0].findings
+    part = collection.parts[0]
+    findings = collection.parts[0].findings
     if part.is_prepared:
         return adata
-    obs, var = adata.obs.iloc[part.kept].copy(), part.var[collection.maps[0].target >= 0].copy()
+    obs = adata.obs.iloc[part.kept].copy()
+    var = part.var[collection.maps[0].target >= 0].copy()
     prepared = AnnData(collection.read(np.arange(len(collection))), obs=obs, var=var)
     dropped = {"cells_dropped": findings.num_cells - len(obs), "genes_dropped": findings.num_genes - len(var)}
     prepared.uns[PREPARED] = _record(prepared, findings, cfg.data.target_sum) | dropped

@@ -16,13 +16,16 @@ from scperformer.genes import all_parts, human_genes, name_columns, without_affi
 
 # Cells beyond these have a low quality among the cells of their file; MAD: median absolute deviation. Source: Heumos
 # et al. 2023, Best practices for single-cell analysis across modalities.
-FEW_MADS, HIGH_MADS, LEAST_HIGH = 5, 3, 0.08
+FEW_MADS = 5
+HIGH_MADS = 3
+LEAST_HIGH = 0.08
 FEW_GENES = 200  # the filter in the tutorials of scanpy and Seurat
 HIGH_SHARE = 0.2  # mitochondrial share of a cell's expression; a higher one usually means a dying cell
 MITOCHONDRIAL = ("MT-", "MT.")  # with a dot from R
 MOST_SEEN, NUM_RUNS = 5000, 50  # cells by which `check` describes a large file, in runs of cells that follow each other
 # Of 60 real cells Scrublet calls 8 to 60 % doublets, of 100 cells 2 to 8 %: with fewer cells it is unreliable.
-MIN_DOUBLET_CELLS, MAX_DOUBLET_CELLS = 100, 20_000
+MIN_DOUBLET_CELLS = 100
+MAX_DOUBLET_CELLS = 20_000
 MIN_DOUBLET_GENES = 100
 NUM_BINS = 256  # of the histogram of doublet scores, as in scikit-image
 MAX_SMOOTHINGS = 10_000  # as in scikit-image
@@ -69,7 +72,8 @@ def low_quality(cells: pd.DataFrame, droplets: Droplets | None = None) -> tuple[
     above .08. Also returns both limits, as genes and as a share. Barcodes that cannot be cells have a low quality, and
     no part in the limits.
     """
-    logs, shares = np.log1p(cells["num_genes"].to_numpy()), cells["mitochondrial"].to_numpy()
+    logs = np.log1p(cells["num_genes"].to_numpy())
+    shares = cells["mitochondrial"].to_numpy()
     is_cell = np.ones(len(cells), dtype=bool) if droplets is None else droplets.is_cell
     few, high = (float(np.median(values[is_cell])) for values in (logs, shares))
     few -= FEW_MADS * float(np.median(np.abs(logs[is_cell] - few)))
@@ -82,7 +86,8 @@ def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets:
 
     Barcodes of an unfiltered matrix that cannot be cells have no part in it.
     """
-    is_mito, droplets = mitochondrial(var), findings.droplets
+    is_mito = mitochondrial(var)
+    droplets = findings.droplets
     seen = _seen(rows) if droplets is None else Rows(rows.some(droplets.some(MOST_SEEN)))
     cells = cell_quality(seen, is_mito, findings)
     num_genes, totals, shares = (cells[name].to_numpy() for name in ("num_genes", "total", "mitochondrial"))
@@ -157,7 +162,8 @@ def doublet_scores(rows: Rows, droplets: Droplets | None = None) -> tuple[np.nda
 
     numbers = np.arange(rows.shape[0]) if droplets is None else np.sort(droplets.cells)
     counts = sparse.csr_matrix(rows.some(numbers), dtype=np.float32)
-    numbers, counts = numbers[np.diff(counts.indptr) > 0], counts[np.diff(counts.indptr) > 0]
+    numbers = numbers[np.diff(counts.indptr) > 0]
+    counts = counts[np.diff(counts.indptr) > 0]
     num_expressed = int((counts.getnnz(axis=0) > 0).sum())
     if counts.shape[0] < MIN_DOUBLET_CELLS or num_expressed < MIN_DOUBLET_GENES:
         return None, math.nan, f"not counted: {counts.shape[0]} cells express {num_expressed} genes, which is too few"

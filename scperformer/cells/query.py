@@ -81,7 +81,8 @@ class Query:
 
     def of_genes(self, chosen: np.ndarray) -> "Query":
         """Return the same cells with some of the model's genes alone (boolean, G), and normalised over these."""
-        plan, place = self.plan, np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)
+        plan = self.plan
+        place = np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)
         mapping = replace(plan.mapping, target=place[plan.mapping.target])
         return replace(self, plan=replace(plan, mapping=mapping, num_genes=int(chosen.sum()), own_totals=True))
 
@@ -97,7 +98,8 @@ def find_expression(
 ) -> tuple[Findings, Rows]:
     """Find the expression of the cells of an open file; one without usable expression is refused."""
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
-        total, base = cfg.input_total, cfg.input_base
+        total = cfg.input_total
+        base = cfg.input_base
         findings = detect_expression(cells, cfg.source, cfg.input_kind, input_total=total, input_base=base, path=path)
         return findings, stored_expression(cells, findings, path=path)[0]
 
@@ -160,7 +162,8 @@ def find_query(
 
 def require_short(query: Query, model: Bundle) -> None:
     """Refuse cells with more tokens than the exact attention of a model takes; without torch."""
-    attention, network = model.config.get("attention", {}), model.config.get("model", {})
+    attention = model.config.get("attention", {})
+    network = model.config.get("model", {})
     is_exact = attention.get("name") == EXACT_ATTENTION and network.get("deep") and network.get("depth")
     if not is_exact or model.scales.get("deep") == 0:  # then the encoder is not run
         return
@@ -191,6 +194,7 @@ def require_not_annotated(cells: AnnData | BackedH5ad, key: str, path: str = "th
     there = [f"{place}['{name}']" for place in names for name in names[place] if name in existing[place]]
     if there:
         more = f" and {len(there) - 3} more" if len(there) > 3 else ""
-        found, expected = f"{path} already has {', '.join(there[:3])}{more}", "no earlier annotation of this name"
+        found = f"{path} already has {', '.join(there[:3])}{more}"
+        expected = "no earlier annotation of this name"
         fixes = ["overwrite=true", f"key_added={key}_2"]
         raise InputError(found, expected, "add overwrite=true to replace it, or key_added=... to keep both", fixes)

@@ -84,7 +84,8 @@ def _label(
         num_rare = sum(rare.done["labels"].values()) if rare.done.get("policy") == "drop" else 0
         text = "%d cells are left out: %d without a label, %d of rare labels"
         log.warning(text, num_left_out, num_left_out - num_rare, num_rare)
-    obs, labels = obs[usable], rare.labels[usable].to_numpy(str)
+    obs = obs[usable]
+    labels = rare.labels[usable].to_numpy(str)
     names = sorted(set(labels.tolist()))
     terms = settle_terms(obs, labels, cfg, path, merged=rare.done.get("into"))
     values = split_values(obs, cfg.data, usable[usable], path)
@@ -120,7 +121,8 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
     Test cells (`data.split=column`) have no part in any filter, mean or fit. The cells of files stay on disk; only
     those for validation and linear fits are loaded.
     """
-    tables, first = [], source.path if isinstance(source, Sample) else source[0]
+    tables = []
+    first = source.path if isinstance(source, Sample) else source[0]
     sources: Sequence[Path | Sample] = [source] if isinstance(source, Sample) else source
     path = first if len(sources) == 1 else f"the {len(sources)} files"
     columns = cfg.label_key, *cfg.label_keys, cfg.ontology_key or f"{cfg.label_key}{TERM_ENDING}", cfg.data.split_key
@@ -139,23 +141,29 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
         return make_reference(replace(source, adata=source.adata[~is_test].copy()), cfg)
     collection = make_collection(sources, cfg, left_out=is_test)
     kept = [table.iloc[part.kept] for table, part in zip(tables, collection.parts, strict=True)]
-    obs, by_column = pd.concat(kept, ignore_index=True), cfg.data.split_key is not None
+    obs = pd.concat(kept, ignore_index=True)
+    by_column = cfg.data.split_key is not None
     most = math.inf if isinstance(source, Sample) or by_column else MAX_VAL_CELLS
     usable, labels, names, terms, split, rare = _label(obs, cfg, path, most)
-    numbers, num_left, findings = np.flatnonzero(usable), len(collection.genes), collection.parts[0].findings
+    numbers = np.flatnonzero(usable)
+    num_left = len(collection.genes)
+    findings = collection.parts[0].findings
     panel = ""
     if cfg.conditions.genes is not None:
         collection = _of_panel(collection, cfg.conditions.genes, cfg.species)
         panel = f"; {len(collection.genes)} genes of {Path(cfg.conditions.genes).name} alone, and totals over these"
-    genes, summary = collection.genes, "; ".join(dict.fromkeys(part.summary for part in collection.parts))
+    genes = collection.genes
+    summary = "; ".join(dict.fromkeys(part.summary for part in collection.parts))
     if isinstance(source, Sample):
-        num_cells, num_genes = findings.num_cells - len(collection), findings.num_genes - num_left
+        num_cells = findings.num_cells - len(collection)
+        num_genes = findings.num_genes - num_left
         record = source.adata.uns[PREPARED] if collection.parts[0].is_prepared else {}
         if {"kind", "source", "cells_dropped", "genes_dropped"} <= set(
             record
         ):  # what `preprocess` had read and dropped
             summary = f"{record['kind']} from {record['source']}, as ln(1 + counts per {cfg.data.target_sum:,.0f})"
-            num_cells, num_genes = record["cells_dropped"], record["genes_dropped"]
+            num_cells = record["cells_dropped"]
+            num_genes = record["genes_dropped"]
         summary += f"; {num_cells} cells and {num_genes} genes dropped by the filters{panel}"
         return Reference(collection.read(numbers), labels, names, terms, genes, summary, split, rare)
     fit = split.train[stratified_sample(labels[split.train], MAX_FIT_CELLS, cfg.seed)]
@@ -170,7 +178,8 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
     held = np.concatenate([fit, val])
     loaded = Split(np.arange(len(fit)), np.arange(len(fit), len(held)), split.done, [*split.notes, *notes])
     stream = Stream(collection, numbers[split.train], labels[split.train])
-    summary, x = f"{summary}; {len(sources)} files{panel}", collection.read(numbers[held])
+    summary = f"{summary}; {len(sources)} files{panel}"
+    x = collection.read(numbers[held])
     return Reference(x, labels[held], names, terms, genes, summary, loaded, rare, stream)
 
 
@@ -193,7 +202,8 @@ def read_unlabelled(reference: Reference, cfg: TrainConfig) -> csr_matrix | None
     collection = make_collection(sources, unfiltered, reference.genes, min_shared=1)
     collection = replace(collection, own_totals=cfg.conditions.genes is not None)
     cells = stratified_sample(collection.file_of_cell, MAX_FIT_CELLS, cfg.seed)
-    num_genes, of_file = len(reference.genes), collection.file_of_cell[cells]
+    num_genes = len(reference.genes)
+    of_file = collection.file_of_cell[cells]
     for number, (file, mapping) in enumerate(zip(files, collection.maps, strict=True)):
         num_shared = len(np.unique(mapping.target[mapping.target >= 0]))
         if num_shared < num_genes / 2:

@@ -103,11 +103,13 @@ def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) ->
         if why := unfit(label):
             found = f"label '{label[:NUM_SHOWN]}' of {path} {why}"
             raise InputError(found, "labels of a line of text", "rename it: adata.obs[...].cat.rename_categories")
-    least, policy = data.min_cells_per_label, data.rare_labels
+    least = data.min_cells_per_label
+    policy = data.rare_labels
     rare = rare_labels(labels, least)
     if not rare:
         return Settled(labels)
-    is_rare, num_rare = labels.isin(list(rare)), sum(rare.values())
+    is_rare = labels.isin(list(rare))
+    num_rare = sum(rare.values())
     done: dict[str, Any] = {"policy": policy, "min_cells": least, "labels": rare}
     note = rare_note(rare, least)
     if policy == "error":
@@ -120,7 +122,8 @@ def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) ->
             found = f"label '{name}' of {int((labels == name).sum())} cells in {path}"
             remedy = "set data.rare_label_name to another name"
             raise InputError(found, "a name for merged labels that no other label has", remedy)
-        labels, done["into"] = labels.where(~is_rare, name), name
+        labels = labels.where(~is_rare, name)
+        done["into"] = name
         note += f"; merged into '{name}' ({num_rare})"
     elif policy == "drop":
         labels = labels.where(~is_rare)
@@ -158,7 +161,8 @@ def settle_terms(
         A file or column cannot be used, or the parents are not a tree over the labels.
     """
     names = sorted(set(labels.tolist()))
-    column, given = cfg.ontology_key or f"{cfg.label_key}{TERM_ENDING}", dict.fromkeys(names, UNKNOWN_TERM)
+    column = cfg.ontology_key or f"{cfg.label_key}{TERM_ENDING}"
+    given = dict.fromkeys(names, UNKNOWN_TERM)
     if column in obs:  # a label has a term if all its cells have the same
         ids = label_texts(obs[column]).fillna(UNKNOWN_TERM).groupby(labels).unique()
         given |= {str(name): str(some[0]) for name, some in ids.items() if len(some) == 1 and name != merged}

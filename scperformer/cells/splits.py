@@ -22,7 +22,8 @@ NUM_DRAWS = 20  # random orders of groups that are tried; the choice nearest to 
 FAR = 2.0  # a share that is larger or smaller than the wanted one by this factor is worth a warning
 # Cells that are loaded if the others stay on disk: for linear fits and statistics, and for validation. The results of
 # more cells would hardly differ.
-MAX_FIT_CELLS, MAX_VAL_CELLS = 20_000, 10_000
+MAX_FIT_CELLS = 20_000
+MAX_VAL_CELLS = 10_000
 
 
 @dataclass
@@ -67,17 +68,20 @@ def group_split(groups: np.ndarray, labels: np.ndarray, fraction: float, seed: i
     """
     table = np.zeros((groups.max() + 1, labels.max() + 1), dtype=np.int64)
     np.add.at(table, (groups, labels), 1)
-    sizes, wanted = table.sum(axis=1), fraction * len(groups)
+    sizes = table.sum(axis=1)
+    wanted = fraction * len(groups)
     rng = np.random.default_rng(seed)
     best: list[int] = []
     for _ in range(NUM_DRAWS):
         chosen: list[int] = []
-        left, size = table.sum(axis=0), 0
+        left = table.sum(axis=0)
+        size = 0
         for group in rng.permutation(len(table)):
             nearer = not chosen or abs(size + sizes[group] - wanted) < abs(size - wanted)
             if nearer and (left > table[group]).all():
                 chosen.append(int(group))
-                left, size = left - table[group], size + sizes[group]
+                left = left - table[group]
+                size = size + sizes[group]
         if chosen and (not best or abs(size - wanted) < abs(sizes[best].sum() - wanted)):
             best = chosen
     return np.sort(best) if best else None
@@ -110,7 +114,8 @@ def _quoted(values: Sequence[str]) -> str:
 
 def _by_group(labels: np.ndarray, label_names: list[str], values: np.ndarray, data: DataConfig, seed: int) -> Split:
     names, groups = np.unique(values.astype(str), return_inverse=True)
-    column, remedy = f"obs['{data.split_key}']", "choose another data.split_key, or data.split=stratified"
+    column = f"obs['{data.split_key}']"
+    remedy = "choose another data.split_key, or data.split=stratified"
     if len(names) < 2:
         found = f"one value ('{names[0]}') in {column} of the labelled cells"
         raise InputError(found, "two or more groups to split", remedy)
@@ -122,7 +127,8 @@ def _by_group(labels: np.ndarray, label_names: list[str], values: np.ndarray, da
         advice = f"leave such labels out with data.rare_labels=drop and data.min_cells_per_label, or {remedy}"
         raise InputError(f"{found} '{label_names[only]}'", "a group that training can do without", advice)
     is_val = np.isin(groups, chosen)
-    share, held_out = is_val.mean(), [str(names[group]) for group in chosen]
+    share = is_val.mean()
+    held_out = [str(names[group]) for group in chosen]
     note = f"{len(held_out)} of {len(names)} values of {column} are held out whole: {_quoted(held_out)}"
     note += f" ({share:.1%} of the cells)"
     far = max(share / data.val_fraction, data.val_fraction / share) > FAR

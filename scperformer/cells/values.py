@@ -94,13 +94,15 @@ def recognise(rows: sparse.csr_matrix) -> Logarithm:
 def _read(rows: sparse.csr_matrix, base: float | None) -> _Reading:
     linear = rows.data if base is None else np.expm1(rows.data * math.log(base))
     starts = rows.indptr[:-1]
-    sums, smallest = np.add.reduceat(linear, starts), np.minimum.reduceat(linear, starts)
+    sums = np.add.reduceat(linear, starts)
+    smallest = np.minimum.reduceat(linear, starts)
     # Values of one count would always fit. In high multiples, rounding to three decimals blurs whole numbers.
     multiples = linear / np.repeat(smallest, np.diff(rows.indptr))
     multiples = multiples[(multiples > 1.05) & (multiples < 20.5)]
     fits = np.abs(multiples - np.rint(multiples)) < 0.05
     unit_share = float(fits.mean()) if len(fits) >= MIN_TELLING else 0.0
-    spread, total = float(sums.std() / sums.mean()), _rounded(float(np.median(sums)))
+    spread = float(sums.std() / sums.mean())
+    total = _rounded(float(np.median(sums)))
     return _Reading(base, spread, total, float(sums.max()), smallest, unit_share, len(fits))
 
 
@@ -139,7 +141,8 @@ def _sums(rows: sparse.csr_matrix, base: float) -> np.ndarray:
 def _groups(rows: sparse.csr_matrix) -> tuple[tuple[float, float], ...]:
     """Find base and total of the cells that were normalised together; none if too many cells are in no such group."""
     sums = {base: _sums(rows, base) for base in BASE_NAMES}
-    left, found = np.ones(rows.shape[0], dtype=bool), []
+    left = np.ones(rows.shape[0], dtype=bool)
+    found = []
     while left.sum() > (1 - MIN_GROUPED_SHARE) * len(left):
         densest = []  # for each base, the most cells with nearly the same sum
         for base, of_base in sums.items():
@@ -183,7 +186,8 @@ class Slot:
         """Return the counts of each cell; or, where the values do not show them, its number of expressed genes."""
         if self.kind == "counts":
             return self.sums, "counts"
-        filled, sizes = self.num_expressed > 0, np.zeros(len(self.lowest))
+        filled = self.num_expressed > 0
+        sizes = np.zeros(len(self.lowest))
         if self.kind == "linear":
             sizes[filled] = self.sums[filled] / self.lowest[filled]
         elif self.log.total is not None and self.log.base is not None and not self.log.relative:
@@ -226,7 +230,8 @@ def _rows_with(block: Matrix, flags: np.ndarray) -> np.ndarray:
 
 def _judge_decimals(slot: Slot, whole: np.ndarray, highest: np.ndarray) -> None:
     """Judge values with decimals: logarithms, linear values, or logarithms in some cells and other values in others."""
-    filled, sums = slot.num_expressed > 0, slot.sums
+    filled = slot.num_expressed > 0
+    sums = slot.sums
     small = np.flatnonzero(~whole & (highest <= MAX_LOG))
     sampled = small[np.unique(np.linspace(0, len(small) - 1, min(len(small), MAX_SAMPLED_CELLS)).astype(int))]
     seen = recognise(slot.x.some(sampled)) if len(sampled) else Logarithm()
@@ -251,9 +256,12 @@ def _judge_decimals(slot: Slot, whole: np.ndarray, highest: np.ndarray) -> None:
     if slot.largest > MAX_LOG or seen.base is None:
         per_million = seen.total == 1e6 or np.allclose(sums[filled], 1e6, rtol=0.01)
         other = "values that are neither counts nor logarithms"
-        slot.kind, slot.text = "linear", "values per million (TPM or CPM)" if per_million else other
+        slot.kind = "linear"
+        slot.text = "values per million (TPM or CPM)" if per_million else other
         return
-    slot.kind, slot.log, slot.text = "log1p", seen, f"values up to {slot.largest:.4g} that look like logarithms"
+    slot.kind = "log1p"
+    slot.log = seen
+    slot.text = f"values up to {slot.largest:.4g} that look like logarithms"
     if seen.confirmed:
         totals = " or ".join(f"{total:g}" for _, total in seen.groups or [(seen.base, seen.total)] if total)
         slot.text = f"log1p ({BASE_NAMES[seen.base]}{f', {totals} counts per cell' if totals else ''})"
@@ -273,7 +281,8 @@ def judge_over_all(slot: Slot, x: Rows) -> None:
         return
     seen = recognise(rows)
     if seen.base is not None and (_read(rows, seen.base).is_steady or len(seen.groups) > 1):
-        slot.log, slot.doubt = Logarithm(seen.base, relative=True, over_all=True), ""
+        slot.log = Logarithm(seen.base, relative=True, over_all=True)
+        slot.doubt = ""
         slot.text = f"log1p ({BASE_NAMES[seen.base]}, normalised with features that are no genes)"
 
 
@@ -347,10 +356,13 @@ def judge(source: str, matrix: Matrix | Rows) -> Slot:
     x = matrix if isinstance(matrix, Rows) else Rows(matrix)
     if x.dtype.kind not in "buif":
         return Slot(source=source, x=x, text=f"not numbers ({x.dtype})")
-    num_bad, low, high = 0, 0.0, 0.0
+    num_bad = 0
+    low = 0.0
+    high = 0.0
     # For each cell: its expressed genes; all values are whole numbers; the highest of a cell that is not whole; their
     # sum; the smallest one.
-    num_expressed, whole = np.zeros(x.shape[0], dtype=np.int32), np.ones(x.shape[0], dtype=bool)
+    num_expressed = np.zeros(x.shape[0], dtype=np.int32)
+    whole = np.ones(x.shape[0], dtype=bool)
     highest, sums, lowest = (np.zeros(x.shape[0], dtype=np.float32) for _ in range(3))
     with np.errstate(over="ignore"):  # values that overflow are refused below
         for start, block in x.blocks():
@@ -359,7 +371,8 @@ def judge(source: str, matrix: Matrix | Rows) -> Slot:
                 num_bad += int(values.size - np.count_nonzero(np.isfinite(values)))
                 continue
             if values.size:
-                low, high = min(low, float(values.min())), max(high, float(values.max()))
+                low = min(low, float(values.min()))
+                high = max(high, float(values.max()))
             rows = slice(start, start + block.shape[0])
             sums[rows] = np.asarray(block.sum(axis=1, dtype=np.float64)).ravel()
             num_expressed[rows] = _per_row(block, values != 0)
@@ -379,7 +392,8 @@ def judge(source: str, matrix: Matrix | Rows) -> Slot:
     elif high == 0:
         slot.text = "nothing but zeros"
     elif whole.all():
-        slot.kind, slot.text = "counts", "counts"
+        slot.kind = "counts"
+        slot.text = "counts"
     else:
         _judge_decimals(slot, whole, highest)
     return slot

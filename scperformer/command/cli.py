@@ -178,7 +178,10 @@ def to_overrides(words: list[str], step: str) -> list[str]:
     from scperformer.config import meant, option_word, quoted, read_options
 
     first_word = FIRST_WORDS.get(step)
-    overrides, files, flags, given = [], [], [], []
+    overrides = []
+    files = []
+    flags = []
+    given = []
     rest = iter(words)
     for word in rest:
         if word == "--" and step == "workflow":  # the other words are for snakemake
@@ -212,12 +215,14 @@ def to_overrides(words: list[str], step: str) -> list[str]:
         raise InputError(" ".join(flags), "--cfg job without -m", "leave one of them out")
     named = {word.lstrip("+~").partition("=")[0] for word in overrides}
     if step == "workflow":  # snakemake reads the file
-        overrides, given = [*(option_word("configfile", path) for path in given), *overrides], []
+        overrides = [*(option_word("configfile", path) for path in given), *overrides]
+        given = []
     for path in given:
         read, inputs = read_options(path, step)
         read = [word for word in read if word.partition("=")[0] not in named]  # the command line goes before the file
         log.info("%s: %s", path, " ".join([*([] if files else inputs), *read]) or f"no option of '{step}'")
-        overrides, files = read + overrides, files or inputs
+        overrides = read + overrides
+        files = files or inputs
     if first_word is not None and files and not any(word.startswith(f"{first_word}=") for word in overrides):
         overrides.append(f"{first_word}={quoted(files.pop(0))}")
     if files:
@@ -292,8 +297,10 @@ def run_step(name: str, words: list[str]) -> int:
 
     overrides = to_overrides(words, name)
     num_flags = next((place for place, word in enumerate(overrides) if word in FLAGS), len(overrides))
-    overrides, flags = overrides[:num_flags], overrides[num_flags:]
-    own, shown = own_presets(flags), dict(pairwise(flags)).get("--cfg")
+    flags = overrides[num_flags:]
+    overrides = overrides[:num_flags]
+    own = own_presets(flags)
+    shown = dict(pairwise(flags)).get("--cfg")
     if shown is None:
         log.info("%s", first_line(name, words))
     elif shown == "job":
@@ -318,7 +325,8 @@ def run_sweep(name: str, words: list[str], overrides: list[str], own: Path | Non
     option = "hydra.sweep.dir="
     overrides = [f"{option}multirun/{time.strftime('%Y-%m-%d_%H-%M-%S')}", *overrides]
     folder = [word.removeprefix(option).strip("'\"") for word in overrides if word.startswith(option)][-1]
-    sweep, program = Sweep(Path(folder)), sys.argv[0]
+    sweep = Sweep(Path(folder))
+    program = sys.argv[0]
     presets = [word for pair in pairwise(words) if pair[0] == "--config-dir" for word in pair]
 
     def run_job() -> None:

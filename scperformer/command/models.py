@@ -126,13 +126,15 @@ def pull_model(name: str, place: str, library: Path, *, overwrite: bool = False)
         The registry does not know it or has no address, it is in the library, or it is not what the registry says.
     """
     with tempfile.TemporaryDirectory(prefix="scperformer-") as temporary:
-        file, text = Path(temporary) / "file", None
+        file = Path(temporary) / "file"
+        text = None
         if is_remote(place):
             fetch(place, file, MOST_REGISTRY)
             text = file.read_text(encoding="utf-8", errors="replace")
         entries = read_registry(place, text)
         if name not in entries:
-            near, known = did_you_mean(name, entries), ", ".join(entries) or "no model"
+            near = did_you_mean(name, entries)
+            known = ", ".join(entries) or "no model"
             raise InputError(f"model '{name}' and the registry {place}", f"one of {known}", f"{near}name another one")
         entry = entries[name]
         if not entry.url:
@@ -150,7 +152,8 @@ def run_models(cfg: ModelsConfig) -> list[Path]:
     The list has the packaged model, the imported ones, and those that can be pulled, each with its labels, number of
     genes and tissue. A registry on another machine is read by `pull` alone.
     """
-    library, place = Path(cfg.output) if cfg.output else library_folder(), registry_place(cfg.registry)
+    library = Path(cfg.output) if cfg.output else library_folder()
+    place = registry_place(cfg.registry)
     if cfg.action == "import":
         return [import_model(Path(cfg.inputs[0]), library, overwrite=cfg.overwrite)]
     if cfg.action == "export":

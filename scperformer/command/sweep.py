@@ -64,7 +64,8 @@ class Sweep:
             row.status = "ok"
         except BaseException as error:
             text = "interrupted" if isinstance(error, SystemExit | KeyboardInterrupt) else str(error)
-            row.status, row.error = "failed", one_line(text) or type(error).__name__
+            row.status = "failed"
+            row.error = one_line(text) or type(error).__name__
             raise
         finally:
             row.seconds = time.perf_counter() - start
@@ -102,7 +103,8 @@ class Sweep:
                 submitit.SlurmJob(folder=place.parent / "%j", job_id=place.name).wait()
         for row in self.rows:
             if row.status == "running":
-                row.status, row.error = "failed", "ended without a word: killed, out of memory or out of time"
+                row.status = "failed"
+                row.error = "ended without a word: killed, out of memory or out of time"
                 self.save(row)
                 self.write()
 
@@ -110,10 +112,12 @@ class Sweep:
         """Return the rows as texts by column, with the scores of trained models; all have the same columns."""
         from scperformer.model import INFO  # imports readers of h5ad, which --cfg job does not need
 
-        rows, records = self.rows, []
+        rows = self.rows
+        records = []
         scores: dict[str, None] = {}  # their names, in order
         for row in rows:
-            info, found = self.folder / (row.output or "") / INFO, {}
+            info = self.folder / (row.output or "") / INFO
+            found = {}
             if row.status == "ok" and info.is_file():
                 metrics = json.loads(info.read_text(encoding="utf-8"))["metrics"]
                 for name in ("macro_f1", "accuracy"):

@@ -59,7 +59,8 @@ def option_tree(step: str, options: Mapping[str, Any], own: Path | None = None) 
         An option or a preset does not exist.
     """
     require_flat(options)
-    groups, schema = preset_groups(step), SCHEMAS[step]
+    groups = preset_groups(step)
+    schema = SCHEMAS[step]
     tree = {entry.name: _default(entry) for entry in fields(schema)}
     values = {name: value for name, value in options.items() if name not in groups}
     choices = {name: value for name, value in options.items() if name in groups}

@@ -108,7 +108,8 @@ class DataConfig(Options):
         known = self.in_memory == AUTO or isinstance(self.in_memory, bool)
         require(known, "data.in_memory", self.in_memory, "true, false or auto")
         super().__post_init__()
-        has_key, needs_key = self.split_key is not None, self.split != "stratified"
+        has_key = self.split_key is not None
+        needs_key = self.split != "stratified"
         expected = f"an obs column for data.split={self.split}" if needs_key else "null, or data.split=group or column"
         require(has_key == needs_key, "data.split_key", self.split_key, expected)
 

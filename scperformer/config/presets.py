@@ -125,7 +125,8 @@ def require_allowed(name: object, where: str) -> None:
 
 def chosen_presets(step: str, choices: Mapping[str, Any], own: Path | None = None) -> dict[str, Preset]:
     """Return the preset of each group of a step that has one, in the order in which they apply."""
-    chosen, presets = dict(choices), {}
+    chosen = dict(choices)
+    presets = {}
     groups = preset_groups(step)
     for group, default in reversed(groups.items()):
         name = chosen.setdefault(group, default)

@@ -153,7 +153,8 @@ class TrainConfig(NetworkConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_pooled, weighted = self.model.positions == "coexpression", self.head.name == "weighted"
+        is_pooled = self.model.positions == "coexpression"
+        weighted = self.head.name == "weighted"
         settled_later = self.init is not None and is_pooled  # the default model beside `init`, which has another one
         if self.model.deep and is_pooled != weighted and not settled_later:
             expected = "weighted with model=pooled, or another head with model=tiny, small, base or scbert"

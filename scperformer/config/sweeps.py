@@ -68,7 +68,8 @@ def _for_hydra(step: str, words: Sequence[str], own: Path | None) -> list[str]:
     from hydra.core.config_store import ConfigStore
 
     _store_schema(step)
-    groups, read = preset_groups(step), read_words(words)
+    groups = preset_groups(step)
+    read = read_words(words)
     for word in read:
         if not word.changes:
             raise InputError(f"option {word.text}", f"an option of '{step}' as option=value", "leave + and ~ out")

@@ -73,7 +73,8 @@ def read_words(words: Sequence[str]) -> list[Word]:
     from hydra.errors import HydraException
 
     version.setbase("1.3")  # Hydra warns without it
-    parser, found = OverridesParser.create(), []
+    parser = OverridesParser.create()
+    found = []
     for text in words:
         try:
             override = parser.parse_override(text)

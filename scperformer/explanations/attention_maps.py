@@ -50,7 +50,8 @@ class HeadInputs:
         With `shared_qk`, softmax(Q Q^T / sqrt(E)) in which no token attends to itself: mechanisms whose queries are
         also the keys approximate this map (Kitaev et al. 2020, arXiv 2001.04451, section 2). Needs two tokens or more.
         """
-        q_HLE, k_HLE = self.q_HLE.double(), (self.q_HLE if shared_qk else self.k_HLE).double()
+        q_HLE = self.q_HLE.double()
+        k_HLE = (self.q_HLE if shared_qk else self.k_HLE).double()
         scores_HLL = q_HLE @ k_HLE.transpose(1, 2) / q_HLE.shape[-1] ** 0.5
         if shared_qk:
             scores_HLL.diagonal(dim1=1, dim2=2).fill_(-torch.inf)
@@ -67,7 +68,9 @@ def layers_of(encoder: Encoder, cells: Cells, rows: np.ndarray, *, max_tokens: i
     Hidden states are computed from all tokens of a cell. Of a cell with more than `max_tokens` tokens, the same random
     ones are returned for every layer.
     """
-    inputs, batches, chosen = [], [], []
+    inputs = []
+    batches = []
+    chosen = []
     for row in rows:
         batch = cells.batch([row])  # one cell at a time, so that no position is padding
         drawn = np.random.default_rng([seed, int(row)]).permutation(batch.keep_BL.shape[1])[:max_tokens]
@@ -133,7 +136,8 @@ def cumulative(map_HLL: torch.Tensor) -> np.ndarray:
 
 def spectrum(layers: Layers) -> Spectrum:
     """The spectrum of the layers that `layers_of` yields."""
-    curves, at_index = [], []
+    curves = []
+    at_index = []
     tokens = np.zeros(0, dtype=np.int64)
     for number, cells in enumerate(layers, start=1):
         tokens = np.array([len(cell.positions_L) for cell in cells])
@@ -189,7 +193,9 @@ def draw_spectrum(found: Spectrum) -> bytes:
             heat.text(head, layer, text, ha="center", va="center", color=ink, fontsize=9)
     figure.colorbar(image, ax=heat, pad=0.02)
 
-    least, most, num_cells = found.tokens.min(), found.tokens.max(), len(found.tokens)
+    least = found.tokens.min()
+    most = found.tokens.max()
+    num_cells = len(found.tokens)
     tokens = f"{least:,} tokens" if least == most else f"{least:,} to {most:,} tokens"
     counts = [(num_layers, "layer"), (num_heads, "head"), (num_cells, "cell")]
     layers, heads, cells = (f"{num:,} {noun}{'' if num == 1 else 's'}" for num, noun in counts)
@@ -268,7 +274,8 @@ def draw_approximation(table: pd.DataFrame) -> bytes:
     """A PNG of the table of `approximation`: a line per mechanism, with 10 to 90 % of its errors."""
     figure = Figure(figsize=(9.4, 5), dpi=DPI, layout="constrained")
     axes = figure.subplots()
-    sized, unsized = table[table["size"].notna()], table[table["size"].isna()]
+    sized = table[table["size"].notna()]
+    unsized = table[table["size"].isna()]
     names = sized["mechanism"].unique()
     for place, name in enumerate(names):
         rows = sized[sized["mechanism"] == name]

@@ -57,7 +57,9 @@ class Contributions:
 def find_contributions(network: CellTypeModel, cells: Cells, labels: np.ndarray) -> Contributions:
     """Find the contribution of each gene to the logit of one label of each cell; `labels` are indices, int64 N."""
     indptr = cells.x.indptr
-    found, bias, logits = np.zeros(cells.x.nnz, dtype=np.float32), np.zeros(len(cells)), np.zeros(len(cells))
+    found = np.zeros(cells.x.nnz, dtype=np.float32)
+    bias = np.zeros(len(cells))
+    logits = np.zeros(len(cells))
     with (
         torch_state_kept(threads=1),
         predicting(network),
@@ -66,7 +68,8 @@ def find_contributions(network: CellTypeModel, cells: Cells, labels: np.ndarray)
         progress("genes behind the calls", total=len(cells), unit="cells") as shown,
     ):
         for rows, length in prediction_batches(cells.lengths, BATCH_CELLS, BATCH_TOKENS):
-            batch, labels_B = cells.batch(rows, length), torch.from_numpy(labels[rows])
+            batch = cells.batch(rows, length)
+            labels_B = torch.from_numpy(labels[rows])
             sum_BL = torch.zeros_like(batch.x_BL)
             if network.wide is not None:
                 sum_BL += wide_contributions(network.wide, batch, labels_B)
@@ -97,7 +100,9 @@ def deep_contributions(network: CellTypeModel, batch: Batch, labels_B: Tensor, s
     `sees_all`: unexpressed genes are tokens or memory of the encoder. Without layers, the input of the head is linear
     in the vectors of genes, so that the path of this input gives the same.
     """
-    encoder, pool, head = network.encoder, network.pool, network.head
+    encoder = network.encoder
+    pool = network.pool
+    head = network.head
     assert encoder is not None
     with torch.no_grad():
         h_BLD = encoder.embedding(batch)
@@ -129,7 +134,8 @@ def mean_gradient(logits: Logits, start_BX: Tensor, stop_BX: Tensor) -> tuple[Te
     Gauss-Legendre quadrature; it is repeated with twice the steps for cells whose sum is not within the tolerance.
     (Captum's `IntegratedGradients` has one number of steps for all cells: with 32, some sums are wrong by 5 %.)
     """
-    left_B, mean_BX = torch.arange(len(stop_BX)), torch.zeros_like(stop_BX)
+    left_B = torch.arange(len(stop_BX))
+    mean_BX = torch.zeros_like(stop_BX)
     with torch.no_grad():
         bias_B = logits(start_BX, left_B)
         change_B = logits(stop_BX, left_B) - bias_B
@@ -137,7 +143,8 @@ def mean_gradient(logits: Logits, start_BX: Tensor, stop_BX: Tensor) -> tuple[Te
     while len(left_B) and num_steps <= MOST_STEPS:
         nodes, weights = np.polynomial.legendre.leggauss(num_steps)
         # Cubes, so that steps are shorter at the start, where layer norms change the logit most.
-        places, weights = ((nodes + 1) / 2) ** 3, 1.5 * weights * ((nodes + 1) / 2) ** 2
+        places = ((nodes + 1) / 2) ** 3
+        weights = 1.5 * weights * ((nodes + 1) / 2) ** 2
         mean_BX[left_B] = 0
         for place, weight in zip(places, weights, strict=True):
             point_BX = torch.lerp(start_BX[left_B], stop_BX[left_B], float(place)).requires_grad_()
@@ -145,7 +152,8 @@ def mean_gradient(logits: Logits, start_BX: Tensor, stop_BX: Tensor) -> tuple[Te
             mean_BX[left_B] += float(weight) * gradient_BX
         found_B = ((stop_BX - start_BX) * mean_BX).flatten(1).sum(1)
         missed_B = (found_B - change_B).abs() > TOLERANCE * change_B.abs().clamp(min=1)
-        left_B, num_steps = left_B[missed_B[left_B]], 2 * num_steps
+        left_B = left_B[missed_B[left_B]]
+        num_steps = 2 * num_steps
     return mean_BX, bias_B
 
 

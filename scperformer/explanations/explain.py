@@ -37,9 +37,11 @@ from scperformer.reports import find_model, read_annotated, sample_names
 
 log = logging.getLogger(__name__)
 
-CELLS, PAGE = "contributions.h5ad", "report.html"
+CELLS = "contributions.h5ad"
+PAGE = "report.html"
 EXPLANATION = Folder("an explanation")
-GENES_PER_LABEL, DELETION = "genes_per_label.csv", "deletion.csv"
+GENES_PER_LABEL = "genes_per_label.csv"
+DELETION = "deletion.csv"
 OF_RUN = ("source", "input_kind", "input_total", "input_base", "species")  # options as in the run of predict
 DELETED = (0, 5, 10, 20, 50)  # genes of a cell
 MOST_DELETED = 500  # cells of the deletion test
@@ -84,8 +86,11 @@ def explain_cells(
     path: str = "the data",
 ) -> AnnData:
     """Explain a sample of the cells of an open file, given their labels (text) and the record of their annotation."""
-    key, (model, adapted) = cfg.key_added, _model_of_calls(cells, facts, cfg, model, path)
-    names, network, bundle = model.bundle.labels, adapted.model.network, adapted.model.bundle
+    key = cfg.key_added
+    (model, adapted) = _model_of_calls(cells, facts, cfg, model, path)
+    names = model.bundle.labels
+    network = adapted.model.network
+    bundle = adapted.model.bundle
     codes = pd.Index(names).get_indexer(pd.Index(labels))
     rows = adapted.query.cells
     rows = rows[_sample(codes[rows], cfg)]
@@ -93,8 +98,10 @@ def explain_cells(
     expressed = np.diff(x.indptr) > 0
     if not expressed.any():
         raise InputError(f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells")
-    x, rows = x[expressed], rows[expressed]
-    tokens, measured = adapted.model.tokens, adapted.query.measured
+    x = x[expressed]
+    rows = rows[expressed]
+    tokens = adapted.model.tokens
+    measured = adapted.query.measured
     with torch_state_kept(threads=1):
         proba, _ = predict_cells(network, Cells(x, tokens, measured=measured), batch_size=64)
         if constraints := facts.get("constraints"):
@@ -106,7 +113,9 @@ def explain_cells(
             raise InputError(found, "the same labels by the same model", remedy)
         if num_other:
             log.warning("%s: %d cells have another label here and are left out", path, num_other)
-            x, rows, proba = x[same], rows[same], proba[same]
+            x = x[same]
+            rows = rows[same]
+            proba = proba[same]
         own = codes[rows]
         chosen = own if cfg.label is None else np.full(len(rows), names.index(cfg.label))
         if network.encoder is not None and network.encoder.stack and not network.wide_alone:
@@ -168,7 +177,8 @@ def _model_of_calls(
         found = f"no record of the options of predict in {path}"
         raise InputError(found, f"uns['{cfg.key_added}'] as predict wrote it", "annotate the file again") from error
     options |= {name: value for name in OF_RUN if (value := getattr(cfg, name)) != getattr(PredictConfig, name)}
-    adapt, condition = bool(made.get("adapted", False)), None
+    adapt = bool(made.get("adapted", False))
+    condition = None
     # Any genes will do: the calls show whether they are those of the run.
     options |= {"inputs": [path], "adapt": str(adapt).lower(), "min_overlap": 0.0}
     predict: PredictConfig = checked(PredictConfig, options, "")
@@ -184,7 +194,8 @@ def _model_of_calls(
 
 def _sample(codes: np.ndarray, cfg: ExplainConfig) -> np.ndarray:
     """Draw up to `cfg.cells` cells of each label: ascending row numbers."""
-    rng, most = np.random.default_rng(cfg.seed), None if cfg.cells == "all" else cfg.cells
+    rng = np.random.default_rng(cfg.seed)
+    most = None if cfg.cells == "all" else cfg.cells
     return np.sort(np.concatenate([rng.permutation(np.flatnonzero(codes == code))[:most] for code in np.unique(codes)]))
 
 
@@ -233,7 +244,9 @@ def delete_genes(
     """
     rng = np.random.default_rng(seed)
     some = np.sort(rng.permutation(x.shape[0])[:MOST_DELETED])
-    x, contributions, labels = x[some], contributions[some], labels[some]
+    x = x[some]
+    contributions = contributions[some]
+    labels = labels[some]
     cell_of = np.repeat(np.arange(len(some)), np.diff(x.indptr))
     orders = {"contribution": -contributions.data, "random": rng.random(x.nnz), "expression": -x.data}
     table = pd.DataFrame({"num_genes": DELETED})
@@ -252,7 +265,8 @@ def delete_genes(
 
 def _log_findings(made: AnnData, key: str, path: str) -> None:
     """Log the size of the explanation, its completeness, and the result of its tests."""
-    labels, error = made.uns[key]["labels"], float(np.abs(made.obs[f"{key}_error"]).max())
+    labels = made.uns[key]["labels"]
+    error = float(np.abs(made.obs[f"{key}_error"]).max())
     change = np.maximum(np.abs(made.obs[f"{key}_logit"] - made.obs[f"{key}_bias"]), 1)
     num_off = int((np.abs(made.obs[f"{key}_error"]) > TOLERANCE * change).sum())
     text = "%s: %d cells of %d labels explained; contributions add up to the logit within %.2g"

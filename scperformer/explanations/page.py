@@ -27,7 +27,9 @@ def gene_tables(made: AnnData, key: str) -> dict[str, pd.DataFrame]:
 
     Columns: mean, and rank among the markers of the label that is explained (NaN: they are not known).
     """
-    means, ranks, tables = made.varm[f"{key}_contributions"], made.varm.get(f"{key}_marker_ranks"), {}
+    means = made.varm[f"{key}_contributions"]
+    ranks = made.varm.get(f"{key}_marker_ranks")
+    tables = {}
     for place, label in enumerate(made.uns[key]["labels"]):
         columns = {"mean": means.iloc[:, place], "rank": np.nan if ranks is None else ranks.iloc[:, place]}
         tables[label] = pd.DataFrame(columns).sort_values("mean", ascending=False, kind="stable")
@@ -58,7 +60,8 @@ def genes_per_label(made: AnnData, key: str) -> pd.DataFrame:
 
 def deletion_text(table: pd.DataFrame) -> str:
     """The result of the deletion test of 20 genes, in words."""
-    before, after = table.iloc[0], table.set_index("num_genes").loc[20]
+    before = table.iloc[0]
+    after = table.set_index("num_genes").loc[20]
     text = f"mean probability {before['contribution']:.2f}; without the 20 genes of each cell that contribute most "
     return text + f"{after['contribution']:.2f}, without 20 random genes {after['random']:.2f}"
 
@@ -70,7 +73,8 @@ def _scanpy_pictures() -> Iterator[Any]:
     import scanpy as sc  # takes seconds to import
     from matplotlib import pyplot as plt
 
-    backend, figures = matplotlib.get_backend(), plt.get_fignums()
+    backend = matplotlib.get_backend()
+    figures = plt.get_fignums()
     plt.switch_backend("agg")
     try:
         with plt.rc_context({"text.parse_math": False, "figure.dpi": DPI, "savefig.dpi": DPI, "savefig.bbox": "tight"}):
@@ -90,9 +94,11 @@ def drawn_genes(made: AnnData, key: str) -> dict[str, list[str]]:
 
 def draw_heat_map(made: AnnData, key: str) -> bytes:
     """A PNG of the contributions of the first genes of each label in some of the cells, by scanpy."""
-    rng, groups = np.random.default_rng(0), made.obs.groupby(f"{key}_label", observed=True).indices
+    rng = np.random.default_rng(0)
+    groups = made.obs.groupby(f"{key}_label", observed=True).indices
     rows = np.concatenate([np.sort(rng.permutation(cells)[:CELLS_DRAWN]) for cells in groups.values()])
-    some, genes = made[rows].copy(), drawn_genes(made, key)
+    some = made[rows].copy()
+    genes = drawn_genes(made, key)
     some.uns[f"{key}_label_colors"] = [colour_of(place) for place in range(len(genes))]
     most = float(np.quantile(np.abs(some.X.data), 0.999))
     scale = {"cmap": "RdBu_r", "vmin": -most, "vcenter": 0, "vmax": most}
@@ -125,7 +131,9 @@ def draw_deletion(table: pd.DataFrame) -> bytes:
 
 def _rows(made: AnnData, key: str) -> list[dict[str, Any]]:
     """One row of the page for each label: cells, first genes for and against it, overlap with the markers."""
-    overlap, counts, rows = marker_overlap(made, key), made.obs[f"{key}_label"].value_counts(), []
+    overlap = marker_overlap(made, key)
+    counts = made.obs[f"{key}_label"].value_counts()
+    rows = []
     for label, genes in gene_tables(made, key).items():
         row: dict[str, Any] = {"label": label, "num_cells": int(counts[label]), "overlap": overlap.get(label)}
         sides = {"for": genes[genes["mean"] > 0].head(NUM_SHOWN)}
@@ -138,7 +146,8 @@ def _rows(made: AnnData, key: str) -> list[dict[str, Any]]:
 
 def render_explanation(made: AnnData, key: str, sample: str) -> str:
     """The HTML page of an explanation."""
-    facts, table = made.uns[key], made.uns[key]["deletion"]
+    facts = made.uns[key]
+    table = made.uns[key]["deletion"]
     pictures = {"heat": draw_heat_map(made, key), "dots": draw_dots(made, key), "deletion": draw_deletion(table)}
     rows = _rows(made, key)
     overlaps = [row["overlap"] for row in rows if row["overlap"] is not None]

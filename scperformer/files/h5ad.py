@@ -95,9 +95,11 @@ def _read_column(group: h5py.Group, name: str) -> Any:
     """Read a column of a table; anndata 0.7 keeps its categories in a group `__categories` beside it."""
     node = group[name]
     if isinstance(node, h5py.Group) and "encoding-type" not in node.attrs and {"codes", "categories"} <= set(node):
-        codes, categories = node["codes"][:], node["categories"]
+        codes = node["codes"][:]
+        categories = node["categories"]
     elif isinstance(node, h5py.Dataset) and name in group.get("__categories", ()):
-        codes, categories = node[:], group["__categories"][name]
+        codes = node[:]
+        categories = group["__categories"][name]
     else:
         return read_elem(node)
     return pd.Categorical.from_codes(codes, np.asarray(read_elem(categories)).astype(str))
@@ -122,7 +124,8 @@ def _read_table(node: Any) -> pd.DataFrame:
 def read_parts(file: Any) -> tuple[AnnData, list[str]]:
     """Read expression, obs and var of an open h5ad file or zarr store; return also the names of what is left out."""
     left_out = nested_names(file)
-    obs, var = _read_table(file["obs"]), _read_table(file["var"])
+    obs = _read_table(file["obs"])
+    var = _read_table(file["var"])
     shape = len(obs), len(var)
     adata = AnnData(_read_matrix(file["X"], shape) if "X" in file else None, obs=obs, var=var)
     for name in file.get("layers", ()):
@@ -174,7 +177,9 @@ def read_h5ad(path: str | Path) -> AnnData:
     return adata
 
 
-_lock, _writing, _afterwards = threading.Lock(), set[object](), ExitStack()
+_lock = threading.Lock()
+_writing = set[object]()
+_afterwards = ExitStack()
 
 
 @contextmanager
@@ -211,7 +216,8 @@ def write_h5ad(adata: AnnData, path: str | Path, overwrite: bool = False) -> Non
         except (TypeError, IORegistryError) as error:
             match = next(filter(None, map(PLACE.search, getattr(error, "__notes__", []))), None)
             place = "the cells" if match is None else f"{match[2]}['{match[1]}']"
-            found, remedy = f"{place} cannot be written ({reason_of(error)})", "convert it, such as by astype(str)"
+            found = f"{place} cannot be written ({reason_of(error)})"
+            remedy = "convert it, such as by astype(str)"
             raise InputError(found, "numbers, or text alone", f"{remedy}, or remove it") from error
 
 

@@ -99,7 +99,8 @@ def _look_and_leave(path: str | Path, size: int) -> None:
 
 def _watch(path: Path, size: int) -> None:
     """Have a child look at a file of `size` bytes, and refuse the file if the child did not come to its end."""
-    status, why = FAILED, "its limits cannot be set"
+    status = FAILED
+    why = "its limits cannot be set"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # about threads; see above

@@ -37,8 +37,10 @@ MOST_BLANK = 10  # lines at the end of a file
 BARCODES, FEATURES = ("barcodes",), ("features", "genes")  # of 10x Genomics, with the ending .tsv or .tsv.gz
 RUN = re.compile(r"(GSM|[SED]RR)\d+")  # of one sample in an archive
 # Words in the names of files: what they hold, and the better ones of several that fit.
-GENE_WORDS, CELL_WORDS = re.compile(r"gene|feature", re.IGNORECASE), re.compile(r"barcode|cell", re.IGNORECASE)
-NAME_WORDS, BARCODE_WORDS = re.compile(r"name|symbol", re.IGNORECASE), re.compile(r"barcode", re.IGNORECASE)
+GENE_WORDS = re.compile(r"gene|feature", re.IGNORECASE)
+CELL_WORDS = re.compile(r"barcode|cell", re.IGNORECASE)
+NAME_WORDS = re.compile(r"name|symbol", re.IGNORECASE)
+BARCODE_WORDS = re.compile(r"barcode", re.IGNORECASE)
 # Columns of a table of genes, by their names in its first line.
 SYMBOLS = (
     "gene_name",
@@ -74,7 +76,8 @@ def find_matrix(path: Path) -> tuple[Path, Path, Path]:
 
     A file that does not have the name it has with 10x Genomics is known by its number of lines: `_find_others`.
     """
-    folder, matrix = path.parent, path
+    folder = path.parent
+    matrix = path
     if path.is_dir():
         every = sorted(entry for entry in path.iterdir() if MTX_FILE.match(entry.name) and entry.is_file())
         found = [entry for entry in every if "matrix.mtx" in entry.name.lower()] or every  # STARsolo writes others, too
@@ -82,7 +85,8 @@ def find_matrix(path: Path) -> tuple[Path, Path, Path]:
             names = ", ".join(entry.name for entry in found[:3])
             text = f"{path} is a folder with {len(found)} mtx files" + (f" ({names})" if found else "")
             raise InputError(text, "one matrix.mtx or matrix.mtx.gz", "name the mtx file itself")
-        folder, matrix = path, found[0]
+        folder = path
+        matrix = found[0]
     match = MTX_FILE.match(matrix.name)
     stem = match["stem"] if match else matrix.name
     if stem.lower().endswith("matrix"):
@@ -187,7 +191,9 @@ def _neighbours(matrix: Path) -> list[Path]:
 
 def _count_lines(path: Path, most: int) -> int | None:
     """Count the lines of a file of text; None for any other file, and for one of more than `most` lines."""
-    num, size, last = 0, 0, b"\n"
+    num = 0
+    size = 0
+    last = b"\n"
     try:
         with open_bytes(path) as file:
             while block := file.read(BLOCK):
@@ -208,7 +214,8 @@ def _describe(file: Path, sizes: tuple[int, int], matrix: Path) -> _Neighbour:
     except InputError:  # no table of names
         rows = []
     rest = file.name[_shared(matrix, file) :]
-    role, fitting = "unknown", [size for size in set(sizes) if len(rows) == size]
+    role = "unknown"
+    fitting = [size for size in set(sizes) if len(rows) == size]
     fitting += [size for size in set(sizes) if len(rows) == size + 1 and not _is_data(rows[0])]
     if fitting:
         columns = zip(*(row for row in rows[1:] if len(row) == len(rows[-1])), strict=True)
@@ -252,10 +259,12 @@ class _AsReal(io.RawIOBase):
     """The rest of an mtx file after a banner with `real`: with `integer`, SciPy would cut off decimals."""
 
     def __init__(self, rest: IO[bytes]):
-        self.start, self.rest = b"%%MatrixMarket matrix coordinate real general\n", rest
+        self.start = b"%%MatrixMarket matrix coordinate real general\n"
+        self.rest = rest
 
     def read(self, size: int = -1) -> bytes:
-        start, self.start = self.start, b""
+        start = self.start
+        self.start = b""
         return start or self.rest.read(size)
 
 
@@ -301,7 +310,8 @@ def _as_table(rows: list[list[str]], size: int, path: Path) -> tuple[pd.DataFram
 
     A first column that only counts the rows is left out if there are others.
     """
-    has_header, first = len(rows) == size + 1, rows[0] if rows else []
+    has_header = len(rows) == size + 1
+    first = rows[0] if rows else []
     same_kind = len(first) > 2 and first[2] in {row[2] for row in rows[1:3] if len(row) > 2}
     if has_header and (same_kind or _is_data(first)):
         found = f"{path} with {size + 1} lines for {size} in the matrix"
@@ -358,7 +368,8 @@ def read_mtx(path: Path) -> tuple[AnnData, list[str]]:
     """
     matrix, barcode_file, feature_file = find_matrix(path)
     num_rows, num_columns = matrix_size(matrix)
-    barcodes, features = _read_fields(barcode_file), _read_fields(feature_file)
+    barcodes = _read_fields(barcode_file)
+    features = _read_fields(feature_file)
 
     def fit(rows: list[list[str]], columns: list[list[str]]) -> bool:
         return len(rows) - num_rows in (0, 1) and len(columns) - num_columns in (0, 1)

@@ -90,7 +90,8 @@ def _is_hdf5(path: Path) -> bool:
     The block belongs to the user: MuData writes its name and version there.
     """
     with path.open("rb") as file:
-        place, size = 0, path.stat().st_size
+        place = 0
+        size = path.stat().st_size
         while place < size:
             file.seek(place)
             if file.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE:

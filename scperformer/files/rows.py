@@ -127,14 +127,18 @@ class _Columns:
     """CSC arrays on disk, whose values are first sorted by blocks of rows, into a temporary file."""
 
     def __init__(self, group: h5py.Group, shape: tuple[int, int], block_cells: int):
-        self.shape, self.block_cells = shape, block_cells
-        indices, data, indptr = group["indices"], group["data"], np.asarray(group["indptr"])
+        self.shape = shape
+        self.block_cells = block_cells
+        indices = group["indices"]
+        data = group["data"]
+        indptr = np.asarray(group["indptr"])
         num_values = indices.shape[0]
         unfit = num_values != data.shape[0] or indptr[0] != 0 or indptr[-1] != num_values
         if len(indptr) != shape[1] + 1 or unfit or (np.diff(indptr) < 0).any():
             raise ValueError("indptr does not fit the matrix")
         self.entry = np.dtype([("row", np.int32), ("column", np.int32), ("value", data.dtype)])
-        num_bytes, where = num_values * self.entry.itemsize, tempfile.gettempdir()
+        num_bytes = num_values * self.entry.itemsize
+        where = tempfile.gettempdir()
         if num_bytes > shutil.disk_usage(where).free:
             expected = f"{num_bytes / 1e9:.1f} GB there to sort a matrix that is stored by columns (CSC)"
             remedy = (
@@ -155,8 +159,10 @@ class _Columns:
         free = self.starts[:-1].copy()  # where the next value of each block goes
         for part in parts:
             rows = np.asarray(indices[part])
-            entries, blocks = np.empty(len(rows), dtype=self.entry), rows // block_cells
-            entries["row"], entries["value"] = rows, data[part]
+            entries = np.empty(len(rows), dtype=self.entry)
+            blocks = rows // block_cells
+            entries["row"] = rows
+            entries["value"] = data[part]
             entries["column"] = np.searchsorted(indptr, part.start + np.arange(len(rows)), side="right") - 1
             entries = entries[np.argsort(blocks, kind="stable")]
             begins = np.concatenate([[0], np.cumsum(np.bincount(blocks))])
@@ -167,7 +173,8 @@ class _Columns:
 
     def rows(self, start: int, stop: int) -> sparse.csr_matrix:
         """Return rows `start` to `stop`."""
-        first, last = start // self.block_cells, -(-stop // self.block_cells)
+        first = start // self.block_cells
+        last = -(-stop // self.block_cells)
         begin, end = self.starts[[first, last]] * self.entry.itemsize
         self.file.seek(begin)
         entries = np.frombuffer(self.file.read(end - begin), dtype=self.entry)

@@ -85,7 +85,8 @@ def require_tree(links: Mapping[Place, Sequence[tuple[Place, str]]], path: str |
     links
         For each group, the groups in it and the name of each, whether they lie there or are linked.
     """
-    expected, remedy = "a file without such links", "delete the link, or write the file anew"
+    expected = "a file without such links"
+    remedy = "delete the link, or write the file anew"
     names = {(group, part): name for group, parts in links.items() for part, name in parts}
     try:
         order = list(TopologicalSorter({group: [part for part, _ in links[group]] for group in links}).static_order())
@@ -111,7 +112,8 @@ def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5
 
     Refuse one with external links, virtual datasets or external storage, or with links in a circle.
     """
-    nodes, groups = [], [file["/"]]
+    nodes = []
+    groups = [file["/"]]
     links: dict[tuple[int, int], list[tuple[tuple[int, int], str]]] = {}  # each group: the groups in it
     soft: list[tuple[h5py.Group, str, str]] = []
     while groups:
@@ -236,7 +238,8 @@ def require_usable(adata: AnnData, path: str | Path) -> None:
     for where, x in matrices.items():
         require_sound(x, where, path)
     with quiet_anndata():
-        adata.obs, adata.var = _writable(adata.obs), _writable(adata.var)
+        adata.obs = _writable(adata.obs)
+        adata.var = _writable(adata.var)
         if adata.raw is not None and "_index" in adata.raw.var:
             adata.raw = AnnData(adata.raw.X, obs=adata.obs, var=_writable(adata.raw.var))
     if not adata.obs_names.is_unique:

@@ -30,7 +30,8 @@ READ_AT_ONCE = 2**20  # bytes
 BLOCK = 4 * 2**20  # values that are dense at a time
 EXPECTED = "a table of numbers with the names of genes and cells in the first row and column"
 
-CELLS_BY_GENES, GENES_BY_CELLS = "cells_by_genes", "genes_by_cells"
+CELLS_BY_GENES = "cells_by_genes"
+GENES_BY_CELLS = "genes_by_cells"
 # Names of columns that describe genes.
 ABOUT_GENES = (
     *("gene_id", "gene_ids", "geneid", "ensembl", "ensembl_id", "ensembl_gene_id", "entrez", "entrez_id"),
@@ -64,7 +65,8 @@ class _WithShortLines(io.RawIOBase):
     """The bytes of a file; a line of `LONGEST_LINE` bytes or more is refused before it is in memory."""
 
     def __init__(self, file: IO[bytes], path: Path):
-        self.file, self.path = file, path
+        self.file = file
+        self.path = path
         self.length = 0  # of the line that is not complete yet
 
     def readable(self) -> bool:
@@ -165,7 +167,8 @@ def _describes_cells(name: str) -> bool:
 
 def find_orientation(rows: Sequence[str], columns: Sequence[str], path: str | Path) -> tuple[str, str]:
     """Find out which axis of a table is the genes, by the names on both; also return the reason in words."""
-    (row_genes, row_cells), (column_genes, column_cells) = axis_shares(rows), axis_shares(columns)
+    (row_genes, row_cells) = axis_shares(rows)
+    (column_genes, column_cells) = axis_shares(columns)
     why = f"rows: {row_genes:.0%} genes, {row_cells:.0%} like cells; "
     why += f"columns: {column_genes:.0%} genes, {column_cells:.0%} like cells"
     could_be_cells_by_genes = max(row_genes, column_cells) < AXIS_SHARE
@@ -185,7 +188,8 @@ def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
 
     Leading columns that describe genes go into var, columns or rows that describe cells into obs.
     """
-    layout, why = sniff(path), "as requested"
+    layout = sniff(path)
+    why = "as requested"
     if orientation == "auto":
         with _open_table(path) as stream:
             lines = islice(stream, layout.num_comments, None)
@@ -214,7 +218,8 @@ def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
     if repeated:
         found = f"{path} with more than one column or row {repeated[0]!r}"
         raise InputError(found, "one of each name that describes cells", "rename or remove the others")
-    row_index, column_index = pd.Index(rows, dtype=object), pd.Index(columns, dtype=object)
+    row_index = pd.Index(rows, dtype=object)
+    column_index = pd.Index(columns, dtype=object)
     if orientation == CELLS_BY_GENES:
         adata = AnnData(x, obs=aside.set_axis(row_index), var=pd.DataFrame(index=column_index))
     else:
@@ -231,7 +236,8 @@ def _joined_names(rows: list[str], corner: str, aside: pd.DataFrame) -> tuple[li
     Also returns the columns about cells with the first one, the `corner`, among them, and a note. None: no columns
     together have a name for each cell.
     """
-    names, used = rows, [corner]
+    names = rows
+    used = [corner]
     for name in aside.columns if aside.columns.is_unique and corner not in aside else ():
         if len(set(names)) < len(names) and re.fullmatch(NAMES_CELLS, name.strip().lower()):
             names = [f"{first}_{second}" for first, second in zip(names, aside[name], strict=True)]

@@ -64,7 +64,8 @@ def read_tenx_h5(path: Path) -> tuple[AnnData, list[str]]:
     with reading(path, "a complete 10x file"), open_hdf5(path) as file:
         names = matrix_groups(file)
         parts = [_read_group(file[name], name, path) for name in names]
-    adata, notes = parts[0], []
+    adata = parts[0]
+    notes = []
     if len(parts) > 1:
         if any(not part.obs_names.equals(adata.obs_names) for part in parts):
             sizes = ", ".join(f"{name}: {part.n_obs}" for name, part in zip(names, parts, strict=True))

@@ -52,7 +52,8 @@ class _KeepsErrors(io.FileIO):
         return len(data)
 
     def readinto(self, buffer: Any) -> int:
-        start, num_read = self.tell(), super().readinto(buffer)
+        start = self.tell()
+        num_read = super().readinto(buffer)
         if not self.pages:
             return num_read
         for number, page, within in _parts(start, len(buffer)):

@@ -47,7 +47,8 @@ def adapt_model(model: Model, query: Query, cfg: PredictConfig, condition: Condi
     InputError
         `adapt=true`, and the model keeps no cells.
     """
-    bundle, overlap = model.bundle, query.plan.overlap
+    bundle = model.bundle
+    overlap = query.plan.overlap
     condition = condition or find_condition(query, with_depth=cfg.adapt != "false")
     measured = int(condition.measured.sum())
     full = bundle.metrics.get("out_of_fold", {}).get("accuracy", math.nan)

@@ -27,13 +27,16 @@ def adapted_bundle(model: Model, kept: KeptCells, condition: Condition) -> Bundl
     The result has the measured genes alone, and normalises cells over these. It has no layers of attention, as they
     were trained for all genes. Without them, gene vectors from co-expression still are an encoder; others are left out.
     """
-    bundle, seed = model.bundle, int(model.bundle.provenance["seed"])
-    rows, config = stratified_sample(kept.labels, MOST_DUAL, seed), bundle.config
+    bundle = model.bundle
+    seed = int(model.bundle.provenance["seed"])
+    rows = stratified_sample(kept.labels, MOST_DUAL, seed)
+    config = bundle.config
     some = KeptCells(kept.values[rows], kept.labels[rows], kept.are_counts)
     num_draws = NUM_DRAWS if depth_share(some, condition) < 1 else 1
     x, *draws = (reduced(some, condition, float(config["target_sum"]), seed + draw) for draw in range(num_draws))
     labels = some.labels
-    options, head = ModelConfig(**config["model"]), HeadConfig(**config["head"])
+    options = ModelConfig(**config["model"])
+    head = HeadConfig(**config["head"])
     if options.positions == "coexpression":
         options = replace(options, depth=0)
     else:
@@ -45,10 +48,12 @@ def adapted_bundle(model: Model, kept: KeptCells, condition: Condition) -> Bundl
     fits: dict[str, Any] = {"recipe": recipe, "model": options, "head": head, "seed": seed}
     fitted = fit_branches(x, labels, **fits, draws=draws, vectors=vectors)
     baseline = fit_logistic(x, labels, tolerance=TOLERANCE)
-    scales, expected = fitted.scales, fitted.evidence.get("accuracy")
+    scales = fitted.scales
+    expected = fitted.evidence.get("accuracy")
     # Simulated cells are too easy to call, and a single cell of each label cannot be held out.
     if bundle.provenance.get("kept_cells", {}).get("simulated", False) or expected is None:
-        parts, expected = {"wide": fitted.linear, "deep": fitted.pooled}, None
+        parts = {"wide": fitted.linear, "deep": fitted.pooled}
+        expected = None
         scales = {name: bundle.scales.get(name, 1.0) for name, part in parts.items() if part is not None}
     genes = [gene for gene, is_there in zip(bundle.genes, condition.measured, strict=True) if is_there]
     shape = {"tokens": TokensConfig(**config["tokens"]), "model": options, "attention": config["attention"]}

@@ -78,7 +78,8 @@ def fit_heads(
     """
     torch.manual_seed(seed_of("pooled head", seed))
     heads = [Head(z.shape[1], num_labels, head) for _ in sides]
-    z_ND, labels_N = torch.from_numpy(z), torch.from_numpy(labels)
+    z_ND = torch.from_numpy(z)
+    labels_N = torch.from_numpy(labels)
     rows_of = [torch.from_numpy(np.flatnonzero(side)) for side in sides]
     # One product for all heads: K small ones would take K times as long.
     layers = [

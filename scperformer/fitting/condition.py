@@ -71,7 +71,8 @@ def adapting_pays(informative_share: float, share_of_depth: float) -> bool:
 
 def reduced(kept: KeptCells, condition: Condition, target_sum: float, seed: int) -> csr_matrix:
     """Return the expression of kept cells as the file would have measured them: N x measured genes, ln(1 + cp10k)."""
-    values, share = kept.values[:, condition.measured], depth_share(kept, condition)
+    values = kept.values[:, condition.measured]
+    share = depth_share(kept, condition)
     if share < 1:
         values = thin(values, share, np.random.default_rng(seed))
     return normalise_counts(values, target_sum)
@@ -86,7 +87,8 @@ def unlike_share(query: Query, kept: KeptCells, condition: Condition, target_sum
     rows = stratified_sample(kept.labels, LOOK_KEPT, seed=0)
     rows = rows[np.argsort(kept.labels[rows], kind="stable")]  # of each label, every second one is fitted
     some = KeptCells(kept.values[rows], kept.labels[rows], kept.are_counts)
-    x, in_fit = reduced(some, condition, target_sum, seed=0), np.arange(len(rows)) % 2 == 0
+    x = reduced(some, condition, target_sum, seed=0)
+    in_fit = np.arange(len(rows)) % 2 == 0
     profile = fit_profile(x[in_fit], np.unique(some.labels[in_fit], return_inverse=True)[1])
     scores = profile.scores(query.of_genes(condition.measured).some(query.spread(LOOK_CELLS)))
     return float((1 - novelty_share(scores, profile.scores(x[~in_fit])) <= rate).mean())
@@ -100,12 +102,15 @@ def simulated(cells: KeptCells, num_cells: int, seed: int) -> KeptCells:
     Genes vary independently within a label, which real ones do not. The profile of a label with few cells resembles
     these. `cells` are counts.
     """
-    rng, parts, drawn = np.random.default_rng(seed), [], []
+    rng = np.random.default_rng(seed)
+    parts = []
+    drawn = []
     per_cell = min(1.0, num_cells / len(cells.labels))
     for label in range(int(cells.labels.max()) + 1):
         counts = cells.values[cells.labels == label].astype(np.float64)
         totals = np.asarray(counts.sum(axis=1)).ravel()
-        totals, num = totals[totals > 0], max(1, round(per_cell * counts.shape[0]))
+        totals = totals[totals > 0]
+        num = max(1, round(per_cell * counts.shape[0]))
         if not len(totals):
             totals = np.ones(1)
         share = np.asarray(counts.sum(axis=0)).ravel() / totals.sum()

@@ -31,7 +31,8 @@ def branch_scales(wide: np.ndarray, deep: np.ndarray, labels: np.ndarray) -> tup
     """
     from scipy.optimize import minimize  # takes a while to import, and a prediction seldom needs it
 
-    wide, deep = np.asarray(wide, dtype=np.float64), np.asarray(deep, dtype=np.float64)
+    wide = np.asarray(wide, dtype=np.float64)
+    deep = np.asarray(deep, dtype=np.float64)
     # The scales without data: 1 for the linear branch; for the encoder 1 if it is alone, else 0. The prior has the
     # weight of one cell and prevents extreme scales if there are few held-out cells.
     prior = np.array([1.0, 0.0 if wide.any() else 1.0])
@@ -64,7 +65,8 @@ def earned_scales(
         return *both, None
     alone, _ = branch_scales(wide, np.zeros_like(deep), labels)
     falls = cell_losses(alone * wide, labels) - cell_losses(both[0] * wide + both[1] * deep, labels)
-    mean, error = float(falls.mean()), float(falls.std(ddof=1) / len(labels) ** 0.5) if len(labels) > 1 else 0.0
+    mean = float(falls.mean())
+    error = float(falls.std(ddof=1) / len(labels) ** 0.5) if len(labels) > 1 else 0.0
     kept = min_gain == 0 or mean > min_gain * error
     return *(both if kept else (alone, 0.0)), {"mean": mean, "standard_error": error}
 
@@ -112,7 +114,9 @@ def fit_branches(
     with_evidence
         Also find the scales and the scores. Without it, or if no label has a second cell, they are empty.
     """
-    num_labels, linear, pooled = int(labels.max()) + 1, None, None
+    num_labels = int(labels.max()) + 1
+    linear = None
+    pooled = None
     rows, folds = evidence_folds(labels, seed) if with_evidence else (np.arange(0), np.arange(0))
     known = np.arange(folds.max(initial=-1) + 1)
     wide, deep = np.zeros((2, len(rows), num_labels), dtype=np.float32)
@@ -143,7 +147,8 @@ def fit_branches(
         if not (folds >= 0).any():
             return Fitted(linear, pooled, {}, {}, None)
         profile, novelty = fit_novelty(x[rows], labels[rows], folds, seed)
-    truth, logits = labels[rows][folds >= 0], {"wide": wide[folds >= 0], "deep": deep[folds >= 0]}
+    truth = labels[rows][folds >= 0]
+    logits = {"wide": wide[folds >= 0], "deep": deep[folds >= 0]}
     both = dict(zip(logits, branch_scales(logits["wide"], logits["deep"], truth), strict=True))
     scales = {name: both[name] for name, part in (("wide", linear), ("deep", pooled)) if part is not None}
     together = sum((scale * logits[name] for name, scale in scales.items()), np.zeros_like(logits["wide"]))

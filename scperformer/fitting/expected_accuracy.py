@@ -21,7 +21,8 @@ def usual_conditions(kept: KeptCells, seed: int) -> dict[str, Condition]:
 
     `kept` are counts. Conditions with as many genes as the model has, or more, are left out.
     """
-    num_genes, depth = kept.values.shape[1], depth_class(kept.values)
+    num_genes = kept.values.shape[1]
+    depth = depth_class(kept.values)
     means = np.asarray(kept.values.mean(axis=0)).ravel()
     variances = np.asarray(kept.values.multiply(kept.values).mean(axis=0)).ravel() - means**2
     variable = np.argsort(-np.divide(variances, means, out=np.zeros_like(means), where=means > 0), kind="stable")

@@ -47,9 +47,11 @@ def fit_logistic(
     estimator = LogisticRegression(C=c, class_weight=weight_of, max_iter=MAX_ITERATIONS, tol=tolerance)
     with threadpool_limits(1):  # its dense products are small: with threads that wait for each other, ten times slower
         estimator.fit(x, labels)
-    weight, bias = estimator.coef_.T, estimator.intercept_
+    weight = estimator.coef_.T
+    bias = estimator.intercept_
     if weight.shape[1] == 1:  # for two labels scikit-learn keeps only the difference of their logits
-        weight, bias = np.hstack([-weight / 2, weight / 2]), np.array([-bias[0] / 2, bias[0] / 2])
+        weight = np.hstack([-weight / 2, weight / 2])
+        bias = np.array([-bias[0] / 2, bias[0] / 2])
     return LinearModel(weight.astype(np.float32), bias.astype(np.float32))
 
 
@@ -100,7 +102,8 @@ def compact(x: csr_matrix) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarra
 
     if x.shape[1] <= x.shape[0]:
         return x.toarray(), lambda weight: weight
-    products, columns = np.zeros((x.shape[0], x.shape[0]), dtype=np.float32), x.tocsc()
+    products = np.zeros((x.shape[0], x.shape[0]), dtype=np.float32)
+    columns = x.tocsc()
     for start in range(0, x.shape[1], BLOCK_GENES):
         block = columns[:, start : start + BLOCK_GENES].toarray()
         products += block @ block.T
@@ -164,7 +167,8 @@ def label_folds(
     A label with a single cell has fold -1, which is never held out: every training then has all labels.
     """
     rng = np.random.default_rng(seed)
-    rows, folds = [], []
+    rows = []
+    folds = []
     for label in np.unique(labels):
         cells = rng.permutation(np.flatnonzero(labels == label))[:most]
         rows.append(cells)
@@ -202,7 +206,8 @@ def settle_recipe(x: csr_matrix, labels: np.ndarray, recipe: Recipe, seed: int) 
     rows, folds = label_folds(labels, seed)
     if not (folds >= 0).any():  # without a cell to hold out, the first options
         return replace(recipe, weighting=weightings[0], class_weights=balances[0])
-    x, labels = x[rows], labels[rows]
+    x = x[rows]
+    labels = labels[rows]
     losses = {
         weighting: held_out_losses(x, labels, folds, replace(recipe, weighting=weighting), balances)
         for weighting in weightings

@@ -87,7 +87,8 @@ def without_affixes(names: Sequence[str], species: str) -> tuple[list[str], list
 
 @lru_cache(maxsize=8)  # the samples of a run often have the same genes
 def _without_affixes(names: tuple[str, ...], species: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    patterns, plain = [], list(names)
+    patterns = []
+    plain = list(names)
     genomes = Counter(found[0] for name in names if (found := GENOMES[species].match(name)))
     if genomes:
         plain = [GENOMES[species].sub("", name, count=1) if GENOMES[species].match(name) else name for name in names]

@@ -22,8 +22,11 @@ NAME_COLUMNS = (
     *("symbol", "symbols", "hgnc_symbol", "gene_short_name", "gene", "genes", "features", "name", "names", "_index"),
     *("ensembl_id", "ensembl_ids", "ensembl", "ensembl_gene_id", "ensembl_gene_ids", "ensg", "ensgid"),
 )
-EXACT, ORTHOLOG, COLUMN = "exact", "ortholog", "var column "
-AFFIX, OF_R = "prefix or suffix removed", "R's make.names"
+EXACT = "exact"
+ORTHOLOG = "ortholog"
+COLUMN = "var column "
+AFFIX = "prefix or suffix removed"
+OF_R = "R's make.names"
 # Way in which genes were matched -> a sentence about `many` of them.
 SENTENCES = {
     AFFIX: "{many} names were matched by the gene in them ({patterns})",
@@ -107,9 +110,11 @@ def map_genes(
         of_file = next((guess for guess in guesses if guess != "unknown"), "unknown")
         differ = "unknown" not in (of_file, of_model) and of_file != of_model
         if differ and 2 * len({*names} & {*model_plain}) < len(model_genes):
-            ours, theirs = names[len(names) // 2], model_genes[len(model_genes) // 2]
+            ours = names[len(names) // 2]
+            theirs = model_genes[len(model_genes) // 2]
             found = f"gene names in {path} that look {of_file} (e.g. '{ours}') for a model whose genes look {of_model} "
-            remedy, fixes = "use a model of the same species", []
+            remedy = "use a model of the same species"
+            fixes = []
             if of_model != "other":
                 remedy += f", or add species={of_model} if these are {of_model} genes"
                 fixes.append(f"species={of_model}")
@@ -154,7 +159,8 @@ def _matched(
     `file` and `model`: the names as they are stored, and without what stands around the genes.
     """
     num_names = len(file[0])
-    target, how = np.full(num_names, -1, dtype=np.int64), np.full(num_names, "", dtype=object)
+    target = np.full(num_names, -1, dtype=np.int64)
+    how = np.full(num_names, "", dtype=object)
     num_genes = len(set(model[0]))
 
     def is_full() -> bool:
@@ -173,7 +179,8 @@ def _matched(
         for gene in unmatched:
             column = place.get(claim.keys[gene], -1)
             if column >= 0 and column not in taken:
-                target[gene], how[gene] = column, claim.how
+                target[gene] = column
+                how[gene] = claim.how
     if crossed_to:
         how[target >= 0] = ORTHOLOG
     target.flags.writeable = how.flags.writeable = False  # shared by all callers

@@ -96,10 +96,12 @@ def require_overlap(
         return
     if can_adapt and found.num_shared >= max(MIN_PANEL, found.num_file / 2):
         return
-    wanted, tables = {str(gene) for gene in model_genes}, {} if var is None else var
+    wanted = {str(gene) for gene in model_genes}
+    tables = {} if var is None else var
     num_found = {str(name): len(wanted & set(values.astype(str))) for name, values in tables.items()}
     column = max(num_found, key=lambda name: num_found[name], default="")
-    kind, kind_wanted = id_kind(file_genes), id_kind(model_genes)
+    kind = id_kind(file_genes)
+    kind_wanted = id_kind(model_genes)
     share_genes, share_cells = axis_shares(file_genes)
     _, patterns = without_affixes(file_genes, guess_species(model_genes))
     if share_cells >= AXIS_SHARE > share_genes:
@@ -121,7 +123,8 @@ def require_overlap(
     text += f"(e.g. {ours}; model has e.g. {theirs})"
     expected = f"at least {100 * min_overlap:g} % of that expression" if min_overlap > 0 else "at least one gene"
     if found.num_shared < few == MIN_PANEL:
-        expected, enough = f"{MIN_PANEL} genes or more, and {expected}", 0
+        expected = f"{MIN_PANEL} genes or more, and {expected}"
+        enough = 0
     raise InputError(text, expected, remedy, [f"min_overlap={enough:g}"] if enough >= MIN_OFFERED else [])
 
 
@@ -154,7 +157,8 @@ def gene_maps(
     vocabulary, genes have the name that the first file with them uses. A file with another kind of gene id than the
     first file adds no genes: the same gene would be in the list twice. If it cannot be translated, it is refused.
     """
-    chosen, maps = list(vocabulary or []), []
+    chosen = list(vocabulary or [])
+    maps = []
     first_kind = id_kind(list(map(str, tables[0].index)))
     for var, file in zip(tables, files, strict=True):
         names = list(map(str, var.index))
@@ -164,10 +168,13 @@ def gene_maps(
         maps.append(mapping)
         if vocabulary is not None:
             continue
-        kind, is_new = id_kind(names), mapping.target < 0
+        kind = id_kind(names)
+        is_new = mapping.target < 0
         if kind.partition("_")[0] == first_kind.partition("_")[0]:
-            target, how = mapping.target.copy(), mapping.how.copy()
-            target[is_new], how[is_new] = len(chosen) + np.arange(is_new.sum()), "exact"
+            target = mapping.target.copy()
+            how = mapping.how.copy()
+            target[is_new] = len(chosen) + np.arange(is_new.sum())
+            how[is_new] = "exact"
             chosen += [name for name, new in zip(names, is_new, strict=True) if new]
             maps[-1] = replace(mapping, target=target, how=how)
         elif is_new.mean() > 1 - MIN_SHARE:

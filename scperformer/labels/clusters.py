@@ -13,7 +13,8 @@ from anndata import AnnData
 from scperformer.base.errors import InputError
 
 AUTO_CLUSTERS = "auto"  # value of the option `clusters` beside names of columns
-NUM_NEIGHBOURS, SEED = 15, 0
+NUM_NEIGHBOURS = 15
+SEED = 0
 # Of Leiden: some hundred clusters. With 5, as CellTypist has for files of less than 5,000 cells, rare types are lost.
 RESOLUTION = 20.0
 
@@ -72,5 +73,6 @@ def over_cluster(embedding: np.ndarray, graph: sp.spmatrix | None = None) -> np.
 def require_igraph() -> None:
     """Refuse to look for clusters without the package igraph."""
     if find_spec("igraph") is None:
-        found, remedy = "clusters=auto without the package igraph", "pip install igraph, or name a column of clusters"
+        found = "clusters=auto without the package igraph"
+        remedy = "pip install igraph, or name a column of clusters"
         raise InputError(found, "igraph, which has the Leiden algorithm", remedy)

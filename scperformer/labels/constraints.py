@@ -22,7 +22,8 @@ def allowed_labels(labels: Sequence[str], allow: Sequence[str], deny: Sequence[s
     InputError
         A name is no label, or no label is left.
     """
-    allow, deny = spelled_as(labels, allow), spelled_as(labels, deny)
+    allow = spelled_as(labels, allow)
+    deny = spelled_as(labels, deny)
     for option, names in (("allow_labels", allow), ("deny_labels", deny)):
         if unknown := [name for name in names if name not in labels]:
             found = f"{option} with '{shortened(unknown[0])}'"
@@ -60,7 +61,8 @@ def shares_by_em(proba: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """
     found = np.asarray(shares, dtype=np.float64)
     for _ in range(MOST_STEPS):
-        before, found = found, reweighted(proba, found / shares).mean(axis=0, dtype=np.float64)
+        before = found
+        found = reweighted(proba, found / shares).mean(axis=0, dtype=np.float64)
         if np.abs(found - before).max() < SMALL_STEP:
             break
     return found

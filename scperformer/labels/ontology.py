@@ -43,7 +43,8 @@ class Ontology:
 
     def ancestors(self, term: str) -> set[str]:
         """Return a term and everything that it is."""
-        found, waiting = {term}, [term]
+        found = {term}
+        waiting = [term]
         while waiting:
             new = [parent for parent in self.parents.get(waiting.pop(), []) if parent not in found]
             found.update(new)
@@ -89,11 +90,14 @@ def read_obo(path: str | Path) -> Ontology:
     names: dict[str, str] = {}
     parents: dict[str, list[str]] = {}
     synonyms: list[tuple[str, str]] = []
-    version, stanza, term = "", "", ""
+    version = ""
+    stanza = ""
+    term = ""
     for line in _lines(path, "a file in OBO format such as cl-basic.obo"):
         tag, _, value = line.partition(": ")
         if line.startswith("["):
-            stanza, term = line, ""
+            stanza = line
+            term = ""
         elif not stanza and tag == "data-version":
             version = found[0] if (found := DATE.search(value)) else value
         elif stanza != "[Term]":

@@ -54,7 +54,8 @@ class LabelTree:
         children: dict[str | None, list[str]] = {}
         for node in found:
             children.setdefault(self.parents.get(node), []).append(node)
-        order, waiting = [], children.get(None, [])[::-1]
+        order = []
+        waiting = children.get(None, [])[::-1]
         while waiting:
             order.append(waiting.pop())
             waiting += children.get(order[-1], [])[::-1]
@@ -70,11 +71,13 @@ class LabelTree:
     @property
     def outline(self) -> str:
         """The nodes in one line, as in "lymphocyte (B, NK); Platelet"."""
-        text, depth = "", 1
+        text = ""
+        depth = 1
         for node in self.nodes:
             level = len(self.path(node))
             text += " (" if level > depth else ")" * (depth - level) + ("; " if level == 1 else ", ")
-            text, depth = text + node, level
+            text = text + node
+            depth = level
         return f"{text}{')' * (depth - 1)}".removeprefix("; ")
 
     @cached_property
@@ -110,7 +113,8 @@ class LabelTree:
         -------
         The index of the called node in `nodes`, -1 if none reaches the confidence, and its probability (0 for none).
         """
-        sums, cells = self.sums(proba), np.arange(len(proba))
+        sums = self.sums(proba)
+        cells = np.arange(len(proba))
         called = np.array([self.nodes.index(label) for label in self.labels])[best]
         low = sums[cells, called] < min_confidence
         depths = np.array([len(self.path(node)) for node in self.nodes])

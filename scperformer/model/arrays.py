@@ -46,7 +46,8 @@ def read_arrays(path: Path, kinds: Mapping[str, str], most_values: int) -> dict[
 
 def _wrong(archive: zipfile.ZipFile, kinds: Mapping[str, str], most_values: int) -> str:
     """Return what is wrong with the types and sizes that arrays declare; "" if nothing is."""
-    num_bytes, num_values = 0, 0
+    num_bytes = 0
+    num_values = 0
     for name, allowed in kinds.items():
         info = archive.getinfo(f"{name}.npy")
         with archive.open(info) as file:

@@ -38,7 +38,10 @@ ANNOTATOR, ENCODER = "annotator", "encoder"  # kinds of model: with labels, or a
 BRANCHES = {"wide": "linear branch", "deep": "encoder"}
 SILENT = 0.01  # an encoder with a smaller scale decides no label
 FORMAT_VERSION, READABLE = 5, (3, 4, 5)  # models of format 3 keep no cells, those of format 4 no held-out calls
-WEIGHTS, GENES, INFO, CARD = "model.safetensors", "genes.tsv", "bundle.json", "MODEL_CARD.md"
+WEIGHTS = "model.safetensors"
+GENES = "genes.tsv"
+INFO = "bundle.json"
+CARD = "MODEL_CARD.md"
 MOST_BYTES = {INFO: 64 * 2**20, GENES: 256 * 2**20}  # files that are read as a whole; real ones are below 2 MB
 PROVEN = (WEIGHTS, GENES, CELLS, HELD_OUT)  # files whose checksums bundle.json has; a model may lack the last two
 # Files for people, which a model folder may lack.
@@ -112,7 +115,8 @@ def sum_of_branches(scales: Mapping[str, float]) -> str:
 
 
 def _annotator_card(bundle: Bundle) -> str:
-    made, metrics = bundle.provenance, bundle.metrics
+    made = bundle.provenance
+    metrics = bundle.metrics
     counts = made["cells_per_label"]
     has_terms = any(term != UNKNOWN_TERM for term in bundle.ontology_term_ids)
     terms = [f" {in_cell(term)} |" if has_terms else "" for term in bundle.ontology_term_ids]
@@ -136,10 +140,8 @@ def _annotator_card(bundle: Bundle) -> str:
         scores += f"  ({'; '.join(parts)}). In 5 folds, each of {fold['num_cells']} cells of the\n"
         scores += "  reference was called by a fit without it; these calls also gave the factors below.\n"
     if ours := metrics.get("model"):
-        baseline, chose = (
-            metrics["baseline"],
-            "" if fold else " They also chose the epoch, so the scores are optimistic.",
-        )
+        baseline = metrics["baseline"]
+        chose = "" if fold else " They also chose the epoch, so the scores are optimistic."
         scores += f"- Scores on {metrics['num_val_cells']} validation cells of the reference.{chose}\n"
         scores += (
             f"  Accuracy {ours['accuracy']:.3f}, macro-F1 {ours['macro_f1']:.3f}; logistic regression trained on the\n"
@@ -216,12 +218,15 @@ chance (area under the ROC curve):
 
 
 def _encoder_card(bundle: Bundle) -> str:
-    made, metrics, share = bundle.provenance, bundle.metrics, f"{bundle.config['masking']['share']:.0%}"
+    made = bundle.provenance
+    metrics = bundle.metrics
+    share = f"{bundle.config['masking']['share']:.0%}"
     files = ((in_cell(file["name"]), file["num_cells"], in_cell(file["input"])) for file in made["corpus"])
     corpus = "\n".join(f"| {name} | {num_cells} | {used} |" for name, num_cells, used in files)
     start = f"\n- It started from `{made['init']['name']}` (`{made['init']['hash'][:12]}`)." if "init" in made else ""
     usual = "the usual values of gene and cell"
-    more, nothing = "it has learned more than", "**it has learned nothing beyond"
+    more = "it has learned more than"
+    nothing = "**it has learned nothing beyond"
     verdict = f"{more} {usual}" if metrics["loss"] < metrics["naive_loss"] else f"{nothing} {usual}**"
     return f"""\
 # {bundle.name}
@@ -291,7 +296,8 @@ def _require_sound_info(info: Mapping[str, Any]) -> None:
         if missing := [name for name in names if name not in info[group]]:
             raise ValueError(f"'{INFO}' without {', '.join(missing)} in {group}")
 
-    labels, terms = info["labels"], info["ontology_term_ids"]
+    labels = info["labels"]
+    terms = info["ontology_term_ids"]
     made = info["provenance"]
     tissue, release = ([made[name]] if name in made else [] for name in ("tissue", "ontology"))
     texts = {"the name": [info["name"]], "a label": labels, "an ontology term": terms, "a tissue": tissue}
@@ -303,8 +309,10 @@ def _require_sound_info(info: Mapping[str, Any]) -> None:
     def is_finite(value: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
-    total, scales = info["config"]["target_sum"], info["metrics"].get("scales", {})
-    fold, expected = info["metrics"].get("out_of_fold", {}), info["provenance"].get("expected_accuracy")
+    total = info["config"]["target_sum"]
+    scales = info["metrics"].get("scales", {})
+    fold = info["metrics"].get("out_of_fold", {})
+    expected = info["provenance"].get("expected_accuracy")
     groups = [info["config"].get(group, {}) for group in ("tokens", "model", "attention", "head")]
     sound = {
         "a label twice": len(set(labels)) == len(labels),
@@ -335,7 +343,8 @@ def _tree_of(info: Mapping[str, Any]) -> LabelTree | None:
     if "tree" not in info:
         return None
     tree: dict[str, Any] = info["tree"] if isinstance(info["tree"], dict) else {}
-    parents, terms = tree.get("parents"), tree.get("terms")
+    parents = tree.get("parents")
+    terms = tree.get("terms")
     if not isinstance(parents, dict) or not isinstance(terms, dict):
         raise ValueError(f"'{INFO}' with a label tree without parents and terms")
     for name in (text for group in (parents, terms) for pair in group.items() for text in pair):
@@ -388,7 +397,8 @@ def _read_bundle(folder: Path) -> Bundle:
         # Only line feeds end a row and only the last tab ends a name: gene names may hold other separators.
         lines = (folder / GENES).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
         rows = [line.rsplit("\t", 1) for line in lines[1:]]
-        genes, means = [name for name, _ in rows], np.array([float(mean) for _, mean in rows], dtype=np.float32)
+        genes = [name for name, _ in rows]
+        means = np.array([float(mean) for _, mean in rows], dtype=np.float32)
     except ValueError as error:
         raise ValueError(f"'{GENES}' unreadable") from error
     if len(set(genes)) < len(genes):
@@ -402,7 +412,8 @@ def _read_bundle(folder: Path) -> Bundle:
             raise ValueError(f"{name} does not fit {len(genes)} genes and {num_labels} labels")
         if name in weights and weights[name].dtype.kind != "f":
             raise ValueError(f"{name} of type {weights[name].dtype}")
-    checksum, kind = hashlib.sha256(text.encode()).hexdigest(), info.get("kind", ANNOTATOR)
+    checksum = hashlib.sha256(text.encode()).hexdigest()
+    kind = info.get("kind", ANNOTATOR)
     named = {name: info[name] for name in CONTENT}
     held_out = read_held_out(folder, len(genes), num_labels) if HELD_OUT in info["files"] else None
     more: dict[str, Any] = {
@@ -466,7 +477,8 @@ def resolve_model(model_path: str | None) -> tuple[Path, str]:
     from_environment = os.environ.get("SCPERFORMER_MODEL")
     if not model_path and not from_environment:
         return PACKAGED, "packaged"
-    path, why = Path(model_path or from_environment or ""), "given" if model_path else "from $SCPERFORMER_MODEL"
+    path = Path(model_path or from_environment or "")
+    why = "given" if model_path else "from $SCPERFORMER_MODEL"
     imported = library_folder() / path
     if not path.exists() and path.name == str(path):
         if imported.is_dir():

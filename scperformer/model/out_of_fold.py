@@ -14,7 +14,8 @@ import numpy as np
 from scperformer.model.arrays import read_arrays
 
 HELD_OUT = "held_out.npz"
-CELLS, PROFILE = ("logits", "labels", "scores"), ("weights", "vectors", "means", "whitening", "outside")
+CELLS = ("logits", "labels", "scores")
+PROFILE = ("weights", "vectors", "means", "whitening", "outside")
 KINDS = dict.fromkeys((*CELLS, *PROFILE), "f") | {"labels": "iu"}  # of numbers
 MOST_VALUES = 2**29  # of all arrays; 100,000 cells of 1,000 labels have 100 million logits
 
@@ -39,7 +40,8 @@ class HeldOut:
 def read_held_out(folder: Path, num_genes: int, num_labels: int) -> HeldOut:
     """Read the held-out calls of a model folder; the text of a ValueError says how they are damaged."""
     arrays = read_arrays(folder / HELD_OUT, KINDS, MOST_VALUES)
-    num_cells, num_directions = arrays["labels"].size, arrays["vectors"].shape[-1] if arrays["vectors"].ndim else 0
+    num_cells = arrays["labels"].size
+    num_directions = arrays["vectors"].shape[-1] if arrays["vectors"].ndim else 0
     shapes = {
         "logits": (num_cells, num_labels),
         "labels": (num_cells,),

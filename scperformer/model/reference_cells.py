@@ -29,7 +29,8 @@ class KeptCells:
 
     def to_bytes(self) -> bytes:
         """Return the content of cells.npz."""
-        indptr, indices = self.values.indptr, self.values.indices.astype(np.int64)
+        indptr = self.values.indptr
+        indices = self.values.indices.astype(np.int64)
         steps = np.diff(indices, prepend=0)
         starts = indptr[:-1][np.diff(indptr) > 0]
         steps[starts] = indices[starts]

@@ -149,7 +149,8 @@ def _download(url: str, target: Path, most_bytes: int, too_late: threading.Event
             _require_allowed(newurl, source=url)
             return super().redirect_request(req, fp, code, msg, headers, newurl)
 
-    size, declared = 0, None
+    size = 0
+    declared = None
     if is_remote(url):
         answer = build_opener(Checked).open(Request(url, headers={"User-Agent": "scperformer"}), timeout=SECONDS)
         declared = answer.headers.get("Content-Length")

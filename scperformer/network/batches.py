@@ -74,7 +74,9 @@ class Cells:
         labels: np.ndarray | None = None,
         measured: np.ndarray | None = None,
     ):
-        self.x, self.tokens, self.lengths = x, tokens, token_counts(x, tokens)
+        self.x = x
+        self.tokens = tokens
+        self.lengths = token_counts(x, tokens)
         self.measured = None if measured is None or measured.all() else measured
         self.known_labels = np.empty(0, dtype=np.int64) if labels is None else labels
 
@@ -109,7 +111,8 @@ class Cells:
         self, batch_size: int, *, balance: str, seed: int, epoch: int, rank: int, world_size: int, first: int = 0
     ) -> Iterator[tuple[Batch, torch.Tensor]]:
         """The batches of one of the processes in an epoch, from the step with the number `first` on."""
-        rows, process = drawn_rows(self.known_labels, balance, seed, epoch), {"rank": rank, "world_size": world_size}
+        rows = drawn_rows(self.known_labels, balance, seed, epoch)
+        process = {"rank": rank, "world_size": world_size}
         for cells in shared_batches(self.lengths[rows], batch_size, seed=seed, epoch=epoch, **process)[first:]:
             yield self.labelled_batch(rows[cells])
 
@@ -188,8 +191,11 @@ def under_conditions(
 
     The smallest value of a cell is taken for one count. 8 cells in a row see the genes of one `random_panel`.
     """
-    device, x_BL, num_genes = batch.x_BL.device, batch.x_BL.cpu(), len(variability_G)
-    genes_BL, is_gene_BL = batch.genes_BL.cpu(), batch.x_BL.cpu() > 0
+    device = batch.x_BL.device
+    x_BL = batch.x_BL.cpu()
+    num_genes = len(variability_G)
+    genes_BL = batch.genes_BL.cpu()
+    is_gene_BL = batch.x_BL.cpu() > 0
     linear_BL = torch.expm1(x_BL.double())
     one_B1 = linear_BL.masked_fill(~is_gene_BL, torch.inf).amin(1, keepdim=True)
     counts_BL = torch.where(is_gene_BL, (linear_BL / one_B1).round(), 0.0)
@@ -223,7 +229,8 @@ def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int
     """
     rng = np.random.default_rng(seed_sequence("batches", seed, epoch, buffer))
     order = rng.permutation(len(lengths))
-    batches, pool = [], POOL_BATCHES * batch_size
+    batches = []
+    pool = POOL_BATCHES * batch_size
     for start in range(0, len(order), pool):
         cells = order[start : start + pool]
         cells = cells[np.argsort(lengths[cells], kind="stable")]
@@ -258,7 +265,8 @@ def prediction_batches(
     """Batches of cells that share their padded length and hold every cell once: (row numbers, length)."""
     padded = np.array([padded_length(n) for n in lengths], dtype=np.int64)
     for length in map(int, np.unique(padded)):
-        cells, size = np.flatnonzero(padded == length), cells_at(length, batch_size, max_tokens)
+        cells = np.flatnonzero(padded == length)
+        size = cells_at(length, batch_size, max_tokens)
         for start in range(0, len(cells), size):
             yield cells[start : start + size], length
 

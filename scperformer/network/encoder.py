@@ -41,7 +41,8 @@ Memory = list[tuple[Tensor, KeySums]]  # for each layer: its input of all genes 
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, layer, h_BLD, keep_BL, *parameters):
-        ctx.layer, ctx.as_before = layer, _state_of(h_BLD.device)
+        ctx.layer = layer
+        ctx.as_before = _state_of(h_BLD.device)
         sums = layer.key_sums(h_BLD, keep_BL)
         ctx.save_for_backward(h_BLD, keep_BL, sums.scale_BHM, *parameters)
         ctx.mark_non_differentiable(sums.scale_BHM)
@@ -63,7 +64,8 @@ class _Sum(torch.autograd.Function):
 class _Read(torch.autograd.Function):
     @staticmethod
     def forward(ctx, layer, h_BLD, s_BHME, z_BHM, scale_BHM, *parameters):
-        ctx.layer, ctx.as_before = layer, _state_of(h_BLD.device)
+        ctx.layer = layer
+        ctx.as_before = _state_of(h_BLD.device)
         ctx.save_for_backward(h_BLD, s_BHME, z_BHM, scale_BHM, *parameters)
         return layer.read(h_BLD, KeySums(s_BHME, z_BHM, scale_BHM))
 
@@ -196,7 +198,8 @@ class Layer(nn.Module):
 
     def finished(self, h_BLD: Tensor, mixed_BHLE: Tensor) -> Tensor:
         """The layer's output for tokens, given the values that attention has mixed."""
-        added_BLD, norm = self.to_out(mixed_BHLE.transpose(1, 2).flatten(2)), self.norm_feedforward
+        added_BLD = self.to_out(mixed_BHLE.transpose(1, 2).flatten(2))
+        norm = self.norm_feedforward
         if self.is_fused(h_BLD):
             from scperformer.network.fused_norm import add_norm  # needs Triton
 

@@ -18,7 +18,8 @@ def _forward(
     x, added, total, weight, bias, out, means, scales, R, D: tl.constexpr, epsilon, ADD: tl.constexpr,
     TILE_R: tl.constexpr, TILE_D: tl.constexpr
 ):  # fmt: skip
-    rows, dims = tl.program_id(0).to(tl.int64) * TILE_R + tl.arange(0, TILE_R), tl.arange(0, TILE_D)
+    rows = tl.program_id(0).to(tl.int64) * TILE_R + tl.arange(0, TILE_R)
+    dims = tl.arange(0, TILE_D)
     inside = (rows < R)[:, None] & (dims < D)[None, :]
     place = rows[:, None] * D + dims[None, :]
     x_RD = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
@@ -28,7 +29,8 @@ def _forward(
     mean_R = tl.sum(x_RD, 1) / D
     centred_RD = tl.where(inside, x_RD - mean_R[:, None], 0.0)
     scale_R = 1.0 / tl.sqrt(tl.sum(centred_RD * centred_RD, 1) / D + epsilon)
-    weight_D, bias_D = tl.load(weight + dims, mask=dims < D), tl.load(bias + dims, mask=dims < D)
+    weight_D = tl.load(weight + dims, mask=dims < D)
+    bias_D = tl.load(bias + dims, mask=dims < D)
     out_RD = centred_RD * scale_R[:, None] * weight_D[None, :] + bias_D[None, :]
     tl.store(out + place, out_RD, mask=inside)
     tl.store(means + rows, mean_R, mask=rows < R)
@@ -40,9 +42,11 @@ def _backward(
     x, weight, means, scales, grad, grad_x, grad_weight, grad_bias, R, D: tl.constexpr, num_tiles, TILE_R: tl.constexpr,
     TILE_D: tl.constexpr
 ):  # fmt: skip
-    program, dims = tl.program_id(0), tl.arange(0, TILE_D)
+    program = tl.program_id(0)
+    dims = tl.arange(0, TILE_D)
     weight_D = tl.load(weight + dims, mask=dims < D, other=0.0)
-    weight_sum_D, bias_sum_D = tl.zeros([TILE_D], tl.float32), tl.zeros([TILE_D], tl.float32)
+    weight_sum_D = tl.zeros([TILE_D], tl.float32)
+    bias_sum_D = tl.zeros([TILE_D], tl.float32)
     for tile in range(program, num_tiles, tl.num_programs(0)):
         rows = (tile * TILE_R + tl.arange(0, TILE_R)).to(tl.int64)
         inside = (rows < R)[:, None] & (dims < D)[None, :]
@@ -95,7 +99,8 @@ def add_norm(h: Tensor, added: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon
     """The sum of two tensors, as the first, and its layer norm, as the second; no gradients."""
     D = h.shape[-1]
     R = h.numel() // D
-    total, out = torch.empty_like(h), torch.empty_like(added)
+    total = torch.empty_like(h)
+    out = torch.empty_like(added)
     means_R, scales_R = torch.empty(2, R, dtype=torch.float32, device=h.device)
     given = (h, added, total, weight_D, bias_D, out, means_R, scales_R, R, D, epsilon)
     _forward[(triton.cdiv(R, ROWS),)](*given, ADD=True, TILE_R=ROWS, TILE_D=triton.next_power_of_2(D))

@@ -83,7 +83,8 @@ def _is_exact() -> bool:
     if not hasattr(torch.backends.mkldnn, "matmul"):  # torch before 2.9
         return False
     a, b = torch.randn(2, SIZE, SIZE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    a, b = a.float(), b.float()
+    a = a.float()
+    b = b.float()
     exact = a.double() @ b.double()
     with _reduced_precision_allowed():
         products = (a @ b, torch.bmm(a[None], b[None])[0])
@@ -141,7 +142,8 @@ def predicting(network: CellTypeModel, device: str = "cpu") -> Iterator[None]:
 
     The caller has the turn: see `torch_state_kept`.
     """
-    was_training, before = network.training, next(network.parameters()).device
+    was_training = network.training
+    before = next(network.parameters()).device
     try:
         network.eval().to(device)
         yield
@@ -174,7 +176,8 @@ def predict_cells(
             return _predict_sums(network, cells.x, num_threads, done)
     filled_up = device == "cpu"
     if filled_up:
-        batch_size, most_tokens = 1 if network.one_by_one else MAX_FIXED_CELLS, FIXED_TOKENS
+        batch_size = 1 if network.one_by_one else MAX_FIXED_CELLS
+        most_tokens = FIXED_TOKENS
     else:  # enough tokens to keep the GPU busy, within its memory
         most_tokens = max(MAX_BATCH_TOKENS, min(GPU_BATCH_TOKENS, torch.cuda.mem_get_info()[0] // BYTES_OF_TOKEN))
 
@@ -219,7 +222,8 @@ def _predict_sums(
 
     SciPy adds up the genes of a cell in their order, so the sums do not depend on the other cells.
     """
-    wide, encoder = network.wide, None if network.wide_alone else network.encoder
+    wide = network.wide
+    encoder = None if network.wide_alone else network.encoder
     views: list[tuple[float, np.ndarray]] = []
     if wide is not None:
         weights_GVC = wide.weight.weight[:-1].detach().unflatten(-1, (len(wide.powers), -1)).numpy()
@@ -260,5 +264,6 @@ def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tupl
     with fast_cpu("cpu"), predicting(network), torch.inference_mode():
         for rows, length in prediction_batches(cells.lengths, batch_size):
             wide_BC, deep_BC, _ = network.branches(cells.batch(rows, length))
-            wide[rows], deep[rows] = wide_BC.numpy(), deep_BC.numpy()
+            wide[rows] = wide_BC.numpy()
+            deep[rows] = deep_BC.numpy()
     return wide, deep

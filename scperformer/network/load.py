@@ -60,7 +60,8 @@ class Model:
     @property
     def facts(self) -> dict[str, str]:
         """What a user should know of it: labels, genes, tissue, the accuracy to expect, the folder."""
-        bundle, metrics = self.bundle, self.bundle.metrics
+        bundle = self.bundle
+        metrics = self.bundle.metrics
         found = {
             "labels": f"{len(bundle.labels)}: {', '.join(bundle.labels)}",
             "genes": f"{len(bundle.genes):,}, such as {', '.join(bundle.genes[:3])}",
@@ -98,7 +99,8 @@ def rebuild(bundle: Bundle, path: Path) -> CellTypeModel | Encoder:
     weights = {name.removeprefix(prefix): array for name, array in bundle.weights.items() if name.startswith(prefix)}
 
     def untrained() -> CellTypeModel | Encoder:
-        config, attention = bundle.config, dict(bundle.config["attention"])
+        config = bundle.config
+        attention = dict(bundle.config["attention"])
         tokens = checked(TokensConfig, config["tokens"], "tokens.")
         model = checked(ModelConfig, config["model"], "model.")
         head = checked(HeadConfig, config["head"], "head.") if bundle.is_annotator else HeadConfig()
@@ -138,7 +140,8 @@ def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
     path, why = resolve_model(None if model_path is None else os.fspath(model_path))
     bundle = load_bundle(path)
     require_annotator(bundle, path)
-    checksum, labels = bundle.hash[:12], ", ".join(bundle.labels)
+    checksum = bundle.hash[:12]
+    labels = ", ".join(bundle.labels)
     text = "model %s (%s, %s): %d genes, %d labels: %s"
     log.info(text, bundle.name, why, checksum, len(bundle.genes), len(bundle.labels), labels)
     model = as_model(bundle, path)
@@ -169,7 +172,8 @@ def shared_rows(genes: list[str], theirs: list[str], init: str, species: str = "
     known = (mapping.target >= 0) & (mapping.first == np.arange(len(genes)))
     here = np.flatnonzero(known).tolist()
     if len(here) < max(1, MIN_SHARE * len(genes)):
-        kind, wanted = id_kind(genes), id_kind(theirs)
+        kind = id_kind(genes)
+        wanted = id_kind(theirs)
         other = f"convert var_names from {KIND_NAMES[kind]} to {KIND_NAMES[wanted]}"
         same = "use an encoder of the same species, or train without init"
         examples = f"(e.g. '{genes[len(genes) // 2]}'; it has e.g. '{theirs[len(theirs) // 2]}')"
@@ -185,7 +189,8 @@ def load_encoder(encoder: Encoder, bundle: Bundle, genes: list[str], init: str, 
     Other genes keep the vectors they have. Refuse a model with too few of the genes or with weights of another shape.
     """
     here, there = shared_rows(genes, bundle.genes, init, species)
-    new, old = torch.tensor([*here, len(genes)]), torch.tensor([*there, len(bundle.genes)])
+    new = torch.tensor([*here, len(genes)])
+    old = torch.tensor([*there, len(bundle.genes)])
     for name, ours in encoder.state_dict().items():
         if ENCODER + name not in bundle.weights:
             raise damaged_model(Path(init), f"no weights '{name}'")
@@ -195,9 +200,11 @@ def load_encoder(encoder: Encoder, bundle: Bundle, genes: list[str], init: str, 
             raise damaged_model(Path(init), f"weights '{name}' of type {theirs.numpy().dtype}")
         if axis is not None and (theirs.ndim != ours.ndim or theirs.shape[axis] != len(bundle.genes) + 1):
             raise damaged_model(Path(init), f"weights '{name}' of shape {tuple(theirs.shape)}")
-        part, wanted = theirs, ours
+        part = theirs
+        wanted = ours
         if axis is not None:
-            part, wanted = theirs.index_select(axis, old), ours.index_select(axis, new)
+            part = theirs.index_select(axis, old)
+            wanted = ours.index_select(axis, new)
         if part.shape != wanted.shape:
             found = f"weights '{name}' of {tuple(part.shape)} in init='{init}'"
             raise InputError(found, f"{tuple(wanted.shape)}", "use an encoder with about as many genes")
@@ -226,7 +233,8 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
     index = {gene: i for i, gene in enumerate(genes)}
     vectors = np.zeros((len(genes), dim), dtype=np.float32)
     found: set[str] = set()
-    other, repeated = "", 0
+    other = ""
+    repeated = 0
     try:
         with open(path, encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, start=1):

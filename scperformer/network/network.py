@@ -46,7 +46,8 @@ class Pool(nn.Module):
 
     def __init__(self, name: str, num_genes: int, dim: int):
         super().__init__()
-        self.name, self.num_genes = name, num_genes
+        self.name = name
+        self.num_genes = num_genes
         self.width = num_genes + 1 if name == "conv" else dim
         if name == "conv":
             self.projection = nn.Linear(dim, 1)

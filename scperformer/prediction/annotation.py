@@ -94,10 +94,13 @@ def obs_columns(calls: Calls, model: Model, cfg: PredictConfig, rules: Rules) ->
     highest of the label and its parents, and `tree_columns` are there, too. The set of labels, the most probable one
     first, is there with `alpha`. A model without held-out calls gives no novelty (NaN) and no sets.
     """
-    key, labels, held_out = cfg.key_added, model.bundle.labels, model.bundle.held_out
+    key = cfg.key_added
+    labels = model.bundle.labels
+    held_out = model.bundle.held_out
     best = calls.proba.argmax(axis=1)
     top_two = np.sort(calls.proba, axis=1)[:, -2:]
-    safe, terms = top_two[:, 1], np.array(rules.terms)
+    safe = top_two[:, 1]
+    terms = np.array(rules.terms)
     tree = {f"{key}_ontology_term_id": pd.Categorical(terms[best], categories=sorted(set(terms)))}
     if rules.tree is not None:
         tree = tree_columns(calls.proba, best, key, rules, cfg.min_confidence)
@@ -201,8 +204,11 @@ def make_annotation(
     num_called, seconds
         Cells that this run has called, and the time that it took; an earlier run has called the others.
     """
-    key, query, model = cfg.key_added, adapted.query, adapted.model
-    findings, droplets = query.plan.findings, query.plan.findings.droplets
+    key = cfg.key_added
+    query = adapted.query
+    model = adapted.model
+    findings = query.plan.findings
+    droplets = query.plan.findings.droplets
     read, constraints = with_constraints(read, rules, model.bundle.labels, droplets)
     obs = pd.concat([obs_columns(calls, model, cfg, rules) for calls in read()], ignore_index=True)
     if f"{key}_set" in obs:
@@ -235,9 +241,11 @@ def make_annotation(
         record["constraints"] = constraints
     if rules.tree is not None:
         # As codes: as text, a million cells would take a quarter of a GB.
-        calls, best = obs[f"{key}_call"].cat, obs[f"{key}_label"].cat
+        calls = obs[f"{key}_call"].cat
+        best = obs[f"{key}_label"].cat
         num_backed_off = int((calls.set_categories(best.categories).cat.codes != best.codes).sum())
-        nodes, term_of = rules.tree.nodes, rules.term_of
+        nodes = rules.tree.nodes
+        term_of = rules.term_of
         record["tree"] = {
             "nodes": np.array(nodes, dtype=object),
             "parents": np.array([rules.tree.parents.get(node, "") for node in nodes], dtype=object),
@@ -264,7 +272,8 @@ def make_annotation(
 
 def _place(folder: Path) -> str:
     """Return the whole path of a folder, so that it is found from anywhere; `~` stands for the user's home folder."""
-    path, home = Path(os.path.abspath(folder)), Path(os.path.expanduser("~"))
+    path = Path(os.path.abspath(folder))
+    home = Path(os.path.expanduser("~"))
     is_private = home.is_absolute() and home != Path("/") and path.is_relative_to(home)
     place = f"~/{path.relative_to(home)}" if is_private else str(path)
     return os.fsencode(place).decode(errors="replace")  # files hold text in UTF-8 alone
@@ -272,8 +281,10 @@ def _place(folder: Path) -> str:
 
 def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
     """Return the record of a run on the cells of a query: the model, its input, the shared genes and the software."""
-    bundle, provenance = model.bundle, model.bundle.provenance
-    findings, overlap = query.plan.findings, query.plan.overlap
+    bundle = model.bundle
+    provenance = model.bundle.provenance
+    findings = query.plan.findings
+    overlap = query.plan.overlap
     packages = {name: version(name) for name in ("scperformer", "torch", "scanpy", "anndata", "numpy")}
     return {
         "model": {

@@ -61,7 +61,8 @@ def call_block(
     with torch_state_kept(cfg.threads):
         device = choose_device(cfg.device, cfg.precision)
         proba, embedding = predict_cells(model.network, cells, cfg.batch_size, device, cfg.precision, done)
-    baseline, held_out = model.baseline.predict(x).astype(np.int32), model.bundle.held_out
+    baseline = model.baseline.predict(x).astype(np.int32)
+    held_out = model.bundle.held_out
     scores = np.full(x.shape[0], np.nan)
     if held_out is not None:
         scores = Profile(**held_out.profile).scores(x)
@@ -81,7 +82,9 @@ class Partial:
     """
 
     def __init__(self, folder: Path, num_parts: int, shares: Sequence[Path] = ()):
-        self.folder, self.num_parts, self.shares = folder, num_parts, shares
+        self.folder = folder
+        self.num_parts = num_parts
+        self.shares = shares
 
     def has(self, part: int) -> bool:
         """Return whether a part is finished."""
@@ -106,7 +109,8 @@ class Partial:
                 if [array.shape[:1] for array in vars(calls).values()] != [(len(calls.proba),)] * len(KINDS):
                     raise ValueError("other numbers of cells")
             except (TypeError, ValueError) as error:
-                found, remedy = f"damaged partial result {self._file(part)}", "run the same command without resume=true"
+                found = f"damaged partial result {self._file(part)}"
+                remedy = "run the same command without resume=true"
                 raise InputError(found, "it as it was written", remedy) from error
             yield calls
 
@@ -202,7 +206,8 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            found, remedy = f"another run that writes into {folder}", "wait for it, or choose another output=..."
+            found = f"another run that writes into {folder}"
+            remedy = "wait for it, or choose another output=..."
             raise InputError(found, "one run at a time for each output", remedy) from error
         except OSError as error:  # some network disks have no locks
             log.debug("%s cannot be locked: %s", folder, error)

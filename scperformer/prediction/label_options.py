@@ -80,7 +80,9 @@ def find_rules(cells: AnnData | BackedH5ad, bundle: Bundle, cfg: PredictConfig, 
         A label, a column or the ontology cannot be used; the model does not state the cells of each label; or igraph is
         missing for `clusters=auto`.
     """
-    labels, terms, tree = bundle.labels, bundle.ontology_term_ids, bundle.tree
+    labels = bundle.labels
+    terms = bundle.ontology_term_ids
+    tree = bundle.tree
     if cfg.ontology is not None:
         terms, ontology = find_terms(labels, terms, cfg.ontology)
         tree = None if ontology is None else joined_by_terms(labels, terms, ontology)
@@ -88,7 +90,8 @@ def find_rules(cells: AnnData | BackedH5ad, bundle: Bundle, cfg: PredictConfig, 
         if ontology is not None and of_model is not None and ontology.version != of_model:
             text = "ontology=%s is of release %s, but the ids of the model are of release %s: some may differ"
             log.warning(text, cfg.ontology, ontology.version, of_model)
-    allowed, shares = allowed_labels(labels, cfg.allow_labels, cfg.deny_labels), None
+    allowed = allowed_labels(labels, cfg.allow_labels, cfg.deny_labels)
+    shares = None
     if cfg.prior == "em":
         counts = bundle.provenance.get("cells_per_label")
         numbers: list[Any] = [counts.get(label) if isinstance(counts, dict) else None for label in labels]
@@ -126,10 +129,13 @@ def _read_clusters(cells: AnnData | BackedH5ad, key: str, path: str) -> np.ndarr
 
 def add_quality(rules: Rules, cells: AnnData | BackedH5ad, query: Query) -> None:
     """Measure the quality of the cells of a query with all genes of the file: which are low, and doublet scores."""
-    findings, path = query.plan.findings, query.path
+    findings = query.plan.findings
+    path = query.path
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
         measured = cell_quality(query.rows, mitochondrial(gene_table(cells, findings.source)), findings)
-        scores, threshold, note = None, math.nan, why_no_doublets(findings)
+        scores = None
+        threshold = math.nan
+        note = why_no_doublets(findings)
         if not note:
             scores, threshold, note = doublet_scores(query.rows, findings.droplets)
     low, few, high = low_quality(measured, findings.droplets)
@@ -151,7 +157,8 @@ def with_constraints(
 
     Barcodes that cannot be cells have no part in estimated shares of labels.
     """
-    weights, record = rules.allowed.astype(np.float64), {}
+    weights = rules.allowed.astype(np.float64)
+    record = {}
     if not rules.allowed.all():
         denied = [label for label, allowed in zip(labels, rules.allowed, strict=True) if not allowed]
         log.info("labels that cannot occur: %s; confidences are for the choice among the others", ", ".join(denied))
@@ -194,7 +201,8 @@ def cluster_columns(
 
     Barcodes that cannot be cells have no vote, and their own label where clusters are looked for.
     """
-    clusters, how = rules.clusters, f"obs['{cfg.clusters}']"
+    clusters = rules.clusters
+    how = f"obs['{cfg.clusters}']"
     voters = np.arange(len(obs)) if droplets is None else np.sort(droplets.cells)
     labels = obs[f"{key}_label"].cat
     best = labels.codes.to_numpy(np.int64)
@@ -213,7 +221,8 @@ def cluster_columns(
     winners[in_voted] = majority[np.searchsorted(numbers[0], clusters[in_voted])]
     obs[f"{key}_cluster_label"] = pd.Categorical.from_codes(winners, categories=labels.categories)
     obs[f"{key}_cluster_disagrees"] = winners != best
-    num, other = int(clusters.max()) + 1, int((winners != best).sum())
+    num = int(clusters.max()) + 1
+    other = int((winners != best).sum())
     text = "clusters=%s: %d clusters (%s); %d cells (%.1f %%) have another label than their cluster"
     log.info(text, cfg.clusters, num, how, other, 100 * other / len(obs))
     return {"key": str(cfg.clusters), "how": how, "num_clusters": num, "num_disagree": other}
@@ -225,7 +234,8 @@ def tree_columns(proba: np.ndarray, best: np.ndarray, key: str, rules: Rules, le
     Below the called node, and below a label on a higher level, a level repeats it.
     """
     assert rules.tree is not None
-    tree, term_of = rules.tree, rules.term_of
+    tree = rules.tree
+    term_of = rules.term_of
     called, confidence = tree.call(proba, best, least)
     names = list(dict.fromkeys([*tree.nodes, *([NO_CALL] if least > 0 else [])]))
     called = np.where(called < 0, names.index(NO_CALL) if least > 0 else 0, called)

@@ -46,7 +46,8 @@ NOT_IN_IDENTITY = {
 
 def call_all(adapted: Adapted, cfg: PredictConfig) -> list[Calls]:
     """Call all cells of a query, in memory, a block at a time."""
-    model, query = adapted.model, adapted.query
+    model = adapted.model
+    query = adapted.query
     with progress("annotating", total=query.rows.shape[0], unit="cells") as shown:
         return [call_block(query.block(first), model, cfg, query, shown.update) for first in query.starts()]
 
@@ -89,7 +90,8 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
             add_quality(rules, cells, query)
         adapted = adapt_model(model, query, cfg)
         query = adapted.query
-        starts, options = query.starts(), asdict(cfg)
+        starts = query.starts()
+        options = asdict(cfg)
         # The calls depend on these values: an interrupted run is resumed only if they are the same.
         identity = {
             "input": query.sha256,
@@ -115,7 +117,8 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
                 partial.keep_as(output, cfg.overwrite)
                 written = {"share": cfg.share, "num_cells": num_called}
             else:
-                seconds, scratch = time.perf_counter() - start, partial.folder
+                seconds = time.perf_counter() - start
+                scratch = partial.folder
                 annotation = make_annotation(
                     adapted, cfg, partial.read, rules=rules, num_called=num_called, seconds=seconds
                 )
@@ -167,7 +170,8 @@ def _require_place(output: Path, cfg: PredictConfig) -> None:
     if not output.name.endswith(FORMATS):
         raise InputError(f"output={output}", f"a name that ends in {', '.join(FORMATS)}", "rename it")
     if output.suffix == ".parquet" and find_spec("pyarrow") is None:
-        found, remedy = f"output={output} without the package pyarrow", "pip install pyarrow, or write .csv"
+        found = f"output={output} without the package pyarrow"
+        remedy = "pip install pyarrow, or write .csv"
         raise InputError(found, "pyarrow, which writes Parquet files", remedy)
 
 
@@ -207,7 +211,8 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
                     temporary.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
 
     cfg = _without_own_outputs(cfg)
-    outputs, ready = _outputs_of(cfg), []
+    outputs = _outputs_of(cfg)
+    ready = []
     for path, output in zip(cfg.inputs, outputs, strict=True):  # all of them before the first one is annotated
         with about(path, output):
             require_readable(path)

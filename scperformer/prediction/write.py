@@ -74,7 +74,8 @@ def write_annotation(
         As `new_file` and `new_folder`; the file was changed meanwhile.
     """
     require_unchanged(path, seen)
-    is_zarr, is_table = output.suffix == ".zarr", output.suffix not in (".h5ad", ".zarr")
+    is_zarr = output.suffix == ".zarr"
+    is_table = output.suffix not in (".h5ad", ".zarr")
     new = new_folder(output, STORE, overwrite) if is_zarr else new_file(output, overwrite, scratch)
     with new as temporary, nullable_strings_allowed():
         if is_table:
@@ -107,7 +108,9 @@ def write_annotation(
 
 def _add(root: Any, annotation: Annotation) -> None:
     """Add an annotation to an AnnData in an HDF5 file or zarr group, as anndata encodes it, a block at a time."""
-    key, obs, num_cells = annotation.key, root["obs"], len(annotation.obs)
+    key = annotation.key
+    obs = root["obs"]
+    num_cells = len(annotation.obs)
     dropped = outdated(obs.attrs["column-order"], key, annotation.obs)
     for name in (*dropped, *map(str, annotation.obs)):
         _free(obs, name)
@@ -124,7 +127,8 @@ def _add(root: Any, annotation: Annotation) -> None:
             write_elem(root, place, {})
     _free(root["uns"], key)
     write_elem(root["uns"], key, annotation.record)
-    obsm, index = root["obsm"], obs.attrs["_index"]
+    obsm = root["obsm"]
+    index = obs.attrs["_index"]
     for name in (f"X_{key}", f"{key}_proba"):
         _free(obsm, name)
     width = next(iter(annotation.read())).embedding.shape[1]

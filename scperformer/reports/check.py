@@ -112,10 +112,12 @@ def _check_expression(
         make_reference(sample, TrainConfig(inputs=[path], label_key=cfg.label_key, **told))
         return
     require_fit(cells, plan, model, predict, path)
-    query, adapts = Query(path, rows, plan), False
+    query = Query(path, rows, plan)
+    adapts = False
     condition = find_condition(query)
     if kept is not None:
-        share, num_genes = depth_share(kept, condition), int(condition.measured.sum())
+        share = depth_share(kept, condition)
+        num_genes = int(condition.measured.sum())
         adapts = adapting_pays(plan.overlap.informative_share, share)
         result["condition"] = {"adapts": adapts, "num_genes": num_genes, "depth": condition.depth, "depth_share": share}
         if model.held_out is not None and rows.shape[0]:
@@ -131,11 +133,13 @@ def _check_expression(
 
 def next_command(path: str, cfg: CheckConfig, *more: str) -> str:
     """The next command for a file, quoted for a shell; the options `more` replace those that `check` was given."""
-    step, names = "predict", ["orientation", "source", "input_kind", "input_total", "input_base", "species"]
+    step = "predict"
+    names = ["orientation", "source", "input_kind", "input_total", "input_base", "species"]
     if cfg.label_key is None:
         names += ["model_path", "min_overlap"]
     else:
-        step, names = "train", ["label_key", *names]
+        step = "train"
+        names = ["label_key", *names]
     told = {name: getattr(cfg, name) for name in names if getattr(cfg, name) != getattr(CheckConfig, name)}
     options = {name: value if isinstance(value, str) else f"{value:.15g}" for name, value in told.items()}
     options |= dict(option.split("=", 1) for option in more)
@@ -152,10 +156,13 @@ def check(source: str | AnnData, cfg: CheckConfig, model: Bundle, kept: KeptCell
     """
     path = source if isinstance(source, str) else IN_MEMORY
     result: Checked = {"file": path, "problem": None, "fixes": [], "command": None, "notes": []}
-    step, ending = "predict", f".annotated.{PredictConfig.output_format}"
+    step = "predict"
+    ending = f".annotated.{PredictConfig.output_format}"
     if cfg.label_key is not None:
-        step, ending = "train", ".model"
-    usual, problem = beside(path, ending), None
+        step = "train"
+        ending = ".model"
+    usual = beside(path, ending)
+    problem = None
     try:
         # As the next step does: `predict` leaves matrices on disk, `train` reads them.
         reads_all = cfg.label_key is not None
@@ -190,7 +197,8 @@ def check(source: str | AnnData, cfg: CheckConfig, model: Bundle, kept: KeptCell
 
 def _rows(result: Checked, cfg: CheckConfig, model: str) -> list[tuple[str, str]]:
     """The name and text of each row about a file; after a problem some findings are missing."""
-    rows, num_cells = [], result.get("num_cells")
+    rows = []
+    num_cells = result.get("num_cells")
 
     def of_cells(num: int, of: int | None) -> str:
         return f"{num:,} cell{'s' if num > 1 else ''} ({num / of:.1%})" if num and of else "no cell"
@@ -206,7 +214,8 @@ def _rows(result: Checked, cfg: CheckConfig, model: str) -> list[tuple[str, str]
         said = {place.note for place in places}
         rows += [("note", note) for note in findings["notes"] if note not in said]
     if quality := result.get("quality"):
-        num_seen, num = quality["num_seen"], quality["num_doublets"]
+        num_seen = quality["num_seen"]
+        num = quality["num_doublets"]
         counts = "" if quality["median_counts"] is None else f" and {quality['median_counts']:,.0f} counts"
         text = f"median {quality['median_genes']:,.0f} genes{counts} per cell"
         if quality["median_mitochondrial"] is not None:

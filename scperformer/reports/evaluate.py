@@ -22,7 +22,9 @@ from scperformer.trust import calibration_error
 
 log = logging.getLogger(__name__)
 
-METRICS, PER_CLASS, CONFUSION = "metrics.json", "per_class.csv", "confusion.csv"
+METRICS = "metrics.json"
+PER_CLASS = "per_class.csv"
+CONFUSION = "confusion.csv"
 EVALUATION = Folder("an evaluation")
 NUM_EXAMPLES = 3  # labels in a message
 
@@ -43,11 +45,13 @@ class Evaluation:
         return pd.DataFrame([self.metrics[name] for name in rows], index=rows)
 
     def __repr__(self) -> str:
-        num_cells, key = self.metrics["num_cells"], self.metrics["truth_key"]
+        num_cells = self.metrics["num_cells"]
+        key = self.metrics["truth_key"]
         return f"Evaluation of {num_cells:,} cells against '{key}'\n{self.scores.round(3)}"
 
     def _repr_html_(self) -> str:
-        title, per_class = repr(self).partition("\n")[0], self.per_class.round(3)
+        title = repr(self).partition("\n")[0]
+        per_class = self.per_class.round(3)
         return f"<p>{escape(title)}</p>{self.scores.round(3).to_html()}{per_class.to_html(index=False)}"
 
 
@@ -75,7 +79,8 @@ def read_truth(sample: Annotated, truth_key: str, table: str | None = None) -> n
             expected = f"cell names as in the file, e.g. '{cells[0]}' (the table has e.g. {example})"
             remedy = "make the names equal, or put the true labels into obs before predicting"
             raise InputError(f"none of the {len(cells)} cells of {sample.path} is in {table}", expected, remedy)
-        num_absent, num_other = int((~known).sum()), len(truth) - int(known.sum())
+        num_absent = int((~known).sum())
+        num_other = len(truth) - int(known.sum())
         if num_absent or num_other:
             message = "%s: %d of %d cells have no row; %d of its rows are for other cells"
             log.warning(message, table, num_absent, len(cells), num_other)
@@ -160,7 +165,8 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
     cells = cell_table(samples).rename(columns={"label": "model", "cluster_label": "cluster"})
     cells["truth"] = np.concatenate(truths)
     known = cells[cells["truth"].notna()]
-    of_model, of_truth = samples[0].model_labels, sorted(set(known["truth"]))
+    of_model = samples[0].model_labels
+    of_truth = sorted(set(known["truth"]))
     foreign = [label for label in of_truth if label not in set(of_model)]
     if not of_truth:
         found = f"no cell has a true label in '{truth_key}'"
@@ -191,7 +197,8 @@ def compare(samples: list[Annotated], truths: list[npt.NDArray[np.object_]], tru
         **_scores(known, labels),
         "samples": {sample.name: _scores(known[known["sample"] == sample.name], labels) for sample in samples},
     }
-    table, baseline = _confusion(known, "model", labels), _confusion(known, "baseline", labels)
+    table = _confusion(known, "model", labels)
+    baseline = _confusion(known, "baseline", labels)
     by_class = {"label": labels, **class_scores(table), "baseline_f1": class_scores(baseline)["f1"]}
     if "cluster" in known:
         by_class["cluster_f1"] = class_scores(_confusion(known, "cluster", labels))["f1"]
@@ -234,7 +241,8 @@ def evaluate_samples(samples: list[Annotated], cfg: EvaluateConfig) -> Evaluatio
     num_without = metrics["num_without_truth"]
     left_out = f" ({num_without:,} without a true label left out)" if num_without else ""
     cells = f"{metrics['num_cells']:,} cells in {len(samples)} sample{'s' if len(samples) > 1 else ''}"
-    model, other = metrics["model"], metrics["baseline"]
+    model = metrics["model"]
+    other = metrics["baseline"]
     accuracy = f"{model['accuracy']:.3f} (logistic regression {other['accuracy']:.3f})"
     macro_f1 = f"{model['macro_f1']:.3f} (logistic regression {other['macro_f1']:.3f})"
     message = "%s against '%s'%s: accuracy %s, macro-F1 %s"
@@ -256,7 +264,8 @@ def evaluate_samples(samples: list[Annotated], cfg: EvaluateConfig) -> Evaluatio
 
 def write_evaluation(evaluation: Evaluation, output: Path, overwrite: bool) -> None:
     """Write the folder of an evaluation."""
-    metrics, labels = evaluation.metrics, [defused(label) for label in evaluation.metrics["labels"]]
+    metrics = evaluation.metrics
+    labels = [defused(label) for label in evaluation.metrics["labels"]]
     with new_folder(output, EVALUATION, overwrite) as folder:
         text = json.dumps(metrics, indent=2, ensure_ascii=False, allow_nan=False)
         (folder / METRICS).write_text(text + "\n", encoding="utf-8")

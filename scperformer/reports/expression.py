@@ -82,7 +82,8 @@ def open_expression(sample: Annotated) -> Iterator[Expression]:
     """Open the expression from which the labels of a sample were made, as its record names it."""
     found = sample.facts["input"]
     numbers = {name: float(found.get(name, math.nan)) for name in ("total", "log_base")}
-    is_log, given = found["kind"] == "log1p", {name: None if math.isnan(x) else x for name, x in numbers.items()}
+    is_log = found["kind"] == "log1p"
+    given = {name: None if math.isnan(x) else x for name, x in numbers.items()}
     with open_cells(sample.path) if sample.cells is None else nullcontext(sample.cells) as cells:
         findings = Findings(
             source=str(found["source"]),
@@ -157,7 +158,8 @@ def _profile(
     quality = pd.concat(qualities, ignore_index=True)
     if not expression.is_mitochondrial.any():
         quality["mitochondrial"] = np.nan
-    contributions, num_explained = None, np.zeros(num_labels, dtype=np.int64)
+    contributions = None
+    num_explained = np.zeros(num_labels, dtype=np.int64)
     if model is not None and not sample.adapted:  # the weights of an adapted model are others, and not stored
         contributions, num_explained = _contributions(sample, expression, codes, num_labels, model, plans)
     return Profile(
@@ -181,7 +183,8 @@ def _contributions(
     plans: Plans,
 ) -> tuple[pd.DataFrame | None, npt.NDArray[np.int64]]:
     """Sums of the contributions of genes by the linear branch, in up to 100 random cells of each label."""
-    rng, chosen = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    chosen = []
     for code in np.unique(codes):
         chosen.append(rng.permutation(np.flatnonzero(codes == code))[:EXPLAINED_CELLS])
     rows = np.sort(np.concatenate(chosen))
@@ -214,7 +217,8 @@ def _contributions(
 
 def model_of(samples: Sequence[Annotated]) -> Bundle | None:
     """The model that annotated the samples, if its folder is still there; None is logged."""
-    record, folder = samples[0].facts["model"], find_model(samples[0].facts)
+    record = samples[0].facts["model"]
+    folder = find_model(samples[0].facts)
     try:
         if folder is not None and (bundle := load_bundle(folder)).hash == record["hash"]:
             return bundle
@@ -243,7 +247,9 @@ class GeneTable:
 
     def shown(self, labels: Sequence[int]) -> dict[int, npt.NDArray[np.int64]]:
         """The markers of each label on the page: up to 5, fewer with many labels; each gene once."""
-        num, taken, found = int(np.clip(MOST_GENES // max(1, len(labels)), 1, MOST_PER_LABEL)), set[int](), {}
+        num = int(np.clip(MOST_GENES // max(1, len(labels)), 1, MOST_PER_LABEL))
+        taken = set[int]()
+        found = {}
         for label in labels:
             best = [gene for gene in self.top(self.markers, label, 4 * num).tolist() if gene not in taken][:num]
             taken.update(best)
@@ -272,7 +278,8 @@ def combine(profiles: Sequence[Profile], labels: Sequence[int]) -> GeneTable | N
         squares[:, place] += one.squares
         expressing[:, place] += one.expressing
     with np.errstate(divide="ignore", invalid="ignore"):
-        means, shares = sums / num, expressing / num
+        means = sums / num
+        shares = expressing / num
         variances = np.maximum(squares - num * means**2, 0) / np.maximum(num - 1, 1)
         rest = num.sum(axis=0) - num
         other = (sums.sum(axis=0) - sums) / rest
@@ -296,7 +303,8 @@ def gene_values(sample: Annotated, genes: pd.Index, cells: npt.NDArray[np.int64]
     """The values of genes in some cells (ascending), cells x genes; NaN for genes that the sample does not measure."""
     try:
         with open_expression(sample) as expression:
-            names, found = expression.genes, np.full((len(cells), len(genes)), np.nan, dtype=np.float32)
+            names = expression.genes
+            found = np.full((len(cells), len(genes)), np.nan, dtype=np.float32)
             is_first = ~names.duplicated()
             place = pd.Index(names[is_first]).get_indexer(genes)
             columns = np.flatnonzero(is_first)[place[place >= 0]]

@@ -142,7 +142,8 @@ def quality(tables: dict[str, pd.DataFrame], has_counts: bool) -> Figure:
     columns = [name for name in kinds if name != "total" or has_counts]
     columns = [name for name in columns if any(table[name].notna().any() for table in tables.values())]
     layout: dict[str, Any] = {"showlegend": False, "height": MARGIN + ROW * len(names)}
-    traces, gap = [], 0.04
+    traces = []
+    gap = 0.04
     width = (1 + gap) / len(columns)
     for place, column in enumerate(columns):
         number = "" if place == 0 else str(place + 1)

@@ -19,7 +19,9 @@ def _score(value: float | None) -> str:
 
 def _expression(facts: dict[str, Any]) -> str:
     """The place and kind of the values that were used, in words: "counts in X"."""
-    source, kind, total = str(facts["source"]), str(facts["kind"]), float(facts["total"])
+    source = str(facts["source"])
+    kind = str(facts["kind"])
+    total = float(facts["total"])
     place = {"X": "X", "raw": ".raw"}.get(source, f"layer {source.removeprefix('layers/')}")
     text = f"{KINDS.get(kind, kind)} in {place}"
     if kind != "log1p":
@@ -44,7 +46,8 @@ def render_page(template: str, **content: Any) -> str:
 
     # Autoescape: labels, genes and file names are user data.
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.loader, environment.lstrip_blocks = jinja2.FileSystemLoader(TEMPLATES), True
+    environment.loader = jinja2.FileSystemLoader(TEMPLATES)
+    environment.lstrip_blocks = True
     environment.filters |= {
         "count": lambda value: f"{int(value):,}",
         "percent": _percent,

@@ -153,7 +153,8 @@ def of_cells(adata: AnnData, key: str, name: str = "cells", embedding: bool = Fa
         if entry not in there[place]:
             found = f"no obs column '{entry}'" if place == "obs" else f"no {place}['{entry}']"
             raise InputError(f"{found} in the data", "annotated cells", "call scperformer.annotate first")
-    facts, coordinates = adata.uns[key], adata.obsm.get(f"X_{key}")
+    facts = adata.uns[key]
+    coordinates = adata.obsm.get(f"X_{key}")
     values = None if coordinates is None else np.asarray(coordinates, dtype=np.float32)
     return Annotated(name=name, path=Path(name), key=key, obs=adata.obs, embedding=values, facts=facts, cells=adata)
 

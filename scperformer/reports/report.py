@@ -68,7 +68,9 @@ def cell_map(
         return None
     sizes = np.cumsum([0, *(len(sample.obs) for sample in samples)])
     rows = [chosen[(chosen >= a) & (chosen < b)] - a for a, b in pairwise(sizes)]
-    drawn, low, span = cells.iloc[chosen], xy.min(axis=0), np.maximum(np.ptp(xy, axis=0), 1e-6)
+    drawn = cells.iloc[chosen]
+    low = xy.min(axis=0)
+    span = np.maximum(np.ptp(xy, axis=0), 1e-6)
     of_sample = pd.Index([sample.name for sample in samples]).get_indexer(drawn["sample"])
     found = {
         "span": span.tolist(),
@@ -149,7 +151,8 @@ def render(
     num_used = cells["code"].nunique()  # labels are sorted by frequency: those with cells come first
     names = [label.name for label in labels]
 
-    model, profiles = expression.model_of(samples), {}
+    model = expression.model_of(samples)
+    profiles = {}
     plans: expression.Plans = {}
     for number, sample in enumerate(samples, start=1):
         log.info("reading the expression of %s (%d of %d)", sample.name, number, len(samples))
@@ -183,7 +186,8 @@ def render(
         "figures": charts,
         "map": drawn,
     }
-    facts, code = samples[0].facts, scripts()
+    facts = samples[0].facts
+    code = scripts()
     scales = facts["model"].get("scales", {})  # files of the first versions lack them
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in code]
     return render_page(
@@ -254,7 +258,8 @@ def _charts(
     if curves := _curves(samples):
         charts.append(figures.reliability(curves, MIN_SHOWN))
     if confusion is not None:
-        true, heads = [row[0] for row in confusion.rows], [name for name, _ in confusion.columns[2:]]
+        true = [row[0] for row in confusion.rows]
+        heads = [name for name, _ in confusion.columns[2:]]
         charts.append(figures.confusion(true, heads, np.array([row[2:] for row in confusion.rows])))
     return charts
 
@@ -280,7 +285,8 @@ def run_report(cfg: ReportConfig, evaluation: Evaluation | None = None, sample: 
     started = time.perf_counter()
     output = Path(cfg.output) if cfg.output else Path(cfg.inputs[0]).parent / "report.html"
     require_absent(output, cfg.overwrite)
-    samples, failed = ([sample] if sample else []), list[Failed]()
+    samples = [sample] if sample else []
+    failed = list[Failed]()
     if sample is None:
         log.info("reading %d annotated file%s", len(cfg.inputs), "" if len(cfg.inputs) == 1 else "s")
         samples, failed = read_samples(cfg.inputs, cfg.key_added)
@@ -301,7 +307,8 @@ def run_report(cfg: ReportConfig, evaluation: Evaluation | None = None, sample: 
     with new_file(output, cfg.overwrite) as temporary:
         # File names need not be valid Unicode: invalid characters become character references.
         temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
-    num_cells, megabytes = sum(len(sample.obs) for sample in samples), output.stat().st_size / 1e6
+    num_cells = sum(len(sample.obs) for sample in samples)
+    megabytes = output.stat().st_size / 1e6
     content = f"{num_cells:,} cells in {len(samples)} sample{'s' if len(samples) > 1 else ''}"
     log.info("report on %s: %s (%.1f MB, %.0f s)", content, output, megabytes, time.perf_counter() - started)
     return output

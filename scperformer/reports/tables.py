@@ -22,7 +22,10 @@ LARGE_SET = 3  # labels; larger sets are counted with these
 NUM_DISAGREEMENTS = 20  # most frequent pairs of labels
 NUM_LISTED = 5  # genes of a label in a row, or samples of a threshold
 # A sample beyond one of these is named among the things to check. They are judgements, not limits of the method.
-LOW_OVERLAP, HIGH_UNKNOWN, LOW_AGREEMENT, LOW_EXPECTED = 0.7, 0.2, 0.6, 0.8
+LOW_OVERLAP = 0.7
+HIGH_UNKNOWN = 0.2
+LOW_AGREEMENT = 0.6
+LOW_EXPECTED = 0.8
 
 
 @dataclass(kw_only=True)
@@ -147,7 +150,8 @@ def unknown_table(samples: Sequence[Annotated], cells: pd.DataFrame, labels: Seq
         second += [sample.model_labels[place] for place in places.tolist()]
     kinds = {"Most probable label": "label", "Unknown cells": "count", "Share of this label": "share"}
     kinds |= {"Median confidence": "number", "Most frequent second label": "label", "Cells with it": "count"}
-    some, sizes = cells.iloc[unknown].assign(second=second), cells["code"].value_counts()
+    some = cells.iloc[unknown].assign(second=second)
+    sizes = cells["code"].value_counts()
     rows_of_table: list[list[Any]] = []
     for code, chosen in some.groupby("code"):
         other = chosen["second"].value_counts()
@@ -168,7 +172,8 @@ def gene_tables(genes: GeneTable, labels: Sequence[Label], used: Sequence[int]) 
     if ours is not None:
         short["Largest contributions to the label"] = "gene"
         kinds |= {"Contribution rank": "count", "Mean contribution": "number"}
-    lines, rows = [], []
+    lines = []
+    rows = []
     for code in used:
         tops = [genes.top(scores, code, NUM_TOP).tolist() for scores in (genes.markers, ours) if scores is not None]
         names = [", ".join(str(genes.genes[gene]) for gene in top[:NUM_LISTED]) for top in tops]
@@ -194,7 +199,8 @@ def quality_table(samples: Sequence[Annotated], tables: dict[str, pd.DataFrame])
         if "droplets" in sample.facts and (low := sample.flag("low_quality")) is not None:
             table = table[~low]  # barcodes that cannot be cells are among them
         counts = float(table["total"].median()) if sample.facts["input"]["kind"] == "counts" else None
-        share, has_genes = table["mitochondrial"], bool(table["mitochondrial"].notna().any())
+        share = table["mitochondrial"]
+        has_genes = bool(table["mitochondrial"].notna().any())
         values = [sample.name, len(table), float(table["num_genes"].median()), counts]
         values += [int((table["num_genes"] < FEW_GENES).sum()), float(share.median()) if has_genes else None]
         values += [int((share > HIGH_SHARE).sum()) if has_genes else None]
@@ -231,7 +237,8 @@ def levels(samples: Sequence[Annotated]) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {"": {"level": -1, "num_cells": 0}}
     parents = dict(zip(map(str, tree["nodes"]), map(str, tree["parents"]), strict=True))
     for (name, parent), term in zip(parents.items(), tree["ontology_term_ids"], strict=True):
-        num, level = int(called.get(name, 0)), rows[parent]["level"] + 1
+        num = int(called.get(name, 0))
+        level = rows[parent]["level"] + 1
         rows[name] = {"name": name, "term": str(term), "level": level, "num_here": num, "num_cells": num}
     for name, parent in reversed(parents.items()):
         rows[parent]["num_cells"] += rows[name]["num_cells"]
@@ -270,11 +277,13 @@ def trust_tables(summaries: Sequence[dict[str, Any]], samples: Sequence[Annotate
     kinds = {"Sample": "text", "Held-out cells": "count", "Calibration error": "score"}
     kinds |= {"Mean confidence of held-out cells": "number", "Mean confidence": "number"}
     kinds |= {"Unknown": "share", "Expected of known cells": "share"}
-    rows, sets = [], []
+    rows = []
+    sets = []
     for row, sample in zip(summaries, samples, strict=True):
         if "calibration" not in sample.facts:
             continue
-        found, novelty = sample.facts["calibration"], sample.facts["novelty"]
+        found = sample.facts["calibration"]
+        novelty = sample.facts["novelty"]
         share = row["num_unknown"] / row["num_cells"]
         values = [row["name"], int(found["num_cells"]), float(found["error"]), row["mean_held_out"], row["mean"]]
         rows.append([*values, share, float(novelty["false_alarms"])])
@@ -296,10 +305,14 @@ def things_to_check(
     """Sentences about samples to look at before using the labels, and about labels that the model does not know."""
     found = [f"{one.name} has no annotation: {one.reason}" for one in failed]
     for sample in summaries:
-        name, genes, agreement = sample["name"], sample["facts"]["genes"], sample["agreement"]
-        overlap, model = genes.get("informative_share", genes["share_of_model"]), sample["facts"]["model"]
+        name = sample["name"]
+        genes = sample["facts"]["genes"]
+        agreement = sample["agreement"]
+        overlap = genes.get("informative_share", genes["share_of_model"])
+        model = sample["facts"]["model"]
         condition = sample["facts"].get("condition", {})
-        adapted, expected = condition.get("adapted", False), condition.get("expected_accuracy", math.nan)
+        adapted = condition.get("adapted", False)
+        expected = condition.get("expected_accuracy", math.nan)
         unknown = sample["num_unknown"] / sample["num_cells"]
         is_unfiltered = "droplets" in sample["facts"]
         if is_unfiltered:  # the shares of all barcodes mean nothing

@@ -22,10 +22,13 @@ def neighbour_graph(embedding: npt.NDArray[np.float32], num_neighbours: int) -> 
     search = NearestNeighbors(n_neighbors=num_neighbours, algorithm="brute").fit(embedding)
     distances, neighbours = search.kneighbors()
     beyond = distances - distances[:, :1]
-    low, high, width = np.zeros(len(beyond)), np.full(len(beyond), np.inf), np.ones(len(beyond))
+    low = np.zeros(len(beyond))
+    high = np.full(len(beyond), np.inf)
+    width = np.ones(len(beyond))
     for _ in range(40):  # bisection: each cell has log2(k) neighbours, counted by their weights
         is_wide = np.exp(-beyond / width[:, None]).sum(axis=1) > np.log2(num_neighbours)
-        low, high = np.where(is_wide, low, width), np.where(is_wide, width, high)
+        low = np.where(is_wide, low, width)
+        high = np.where(is_wide, width, high)
         width = np.where(np.isinf(high), 2 * width, (low + high) / 2)
     width = np.maximum(width, 1e-3 * max(distances.mean(), 1e-12))
     weights = np.exp(-beyond / width[:, None]).astype(np.float32)
@@ -50,7 +53,8 @@ def umap_coordinates(embedding: npt.NDArray[np.float32], seed: int) -> npt.NDArr
     graph.data[graph.data < 1 / NUM_EPOCHS] = 0  # UMAP would never draw these pairs
     graph.eliminate_zeros()
     pairs = sparse.triu(graph).tocoo()
-    num_pairs, sides = pairs.nnz, np.concatenate([pairs.row, pairs.col])
+    num_pairs = pairs.nnz
+    sides = np.concatenate([pairs.row, pairs.col])
     signs = np.repeat(np.array([-2, 2], dtype=np.float32), num_pairs)  # 2: UMAP draws (i, j) and (j, i)
     both = sparse.csr_matrix((signs * np.tile(pairs.data, 2), (sides, np.tile(np.arange(num_pairs), 2))))
     both.resize(num_cells, num_pairs)
@@ -64,7 +68,8 @@ def umap_coordinates(embedding: npt.NDArray[np.float32], seed: int) -> npt.NDArr
         start = np.column_stack([start, np.zeros(num_cells)])
     # Cells with the same embedding need different places to move apart.
     xy = (10 * start / np.abs(start).max() + 1e-3 * rng.normal(size=start.shape)).astype(np.float32)
-    mean, spread = np.zeros_like(xy), np.zeros_like(xy)
+    mean = np.zeros_like(xy)
+    spread = np.zeros_like(xy)
     for epoch in range(NUM_EPOCHS):
         step = xy[pairs.row] - xy[pairs.col]
         squared, power = _powers(step)

@@ -85,7 +85,8 @@ def epoch_seconds(network: CellTypeModel, train: Cells, val: Cells, cfg: TrainCo
 def estimate(reference: Reference, cfg: TrainConfig, prepare: float) -> tuple[str, float]:
     """Extrapolate from a few steps of the training: a text, and the most seconds; `prepare`: the seconds before."""
     network, cells, val, cfg = new_training(reference, cfg, run_folder=None)
-    train, options = cells.sample, cfg.trainer
+    train = cells.sample
+    options = cfg.trainer
     learns = has_to_learn(network, cfg.optim)
     linear, start = fit_seconds(train, len(reference.labels), cfg, with_evidence=not learns)
     start_attention(network.encoder, train, cfg)

@@ -64,7 +64,8 @@ def encoder_options(
     tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any], target_sum: float
 ) -> dict[str, Any]:
     """The options that the weights of an encoder depend on, by their full names."""
-    shape, mechanism = {name: getattr(model, name) for name in SHAPE}, asdict(attention_options(attention)[1])
+    shape = {name: getattr(model, name) for name in SHAPE}
+    mechanism = asdict(attention_options(attention)[1])
     groups = {"tokens": asdict(tokens), "model": shape, "attention": {"name": attention["name"], **mechanism}}
     full = {f"{group}.{name}": value for group, options in groups.items() for name, value in options.items()}
     return {"data.target_sum": float(target_sum), **full}
@@ -89,14 +90,17 @@ def adopt_options(cfg: Config) -> Config:
         raise InputError("model.deep=false with init", "an encoder to start", "leave one of the two out")
     bundle = load_init(cfg.init)
     try:
-        tokens, model = TokensConfig(**bundle.config["tokens"]), ModelConfig(**bundle.config["model"])
-        attention, target_sum = bundle.config["attention"], float(bundle.config["target_sum"])
+        tokens = TokensConfig(**bundle.config["tokens"])
+        model = ModelConfig(**bundle.config["model"])
+        attention = bundle.config["attention"]
+        target_sum = float(bundle.config["target_sum"])
         theirs = encoder_options(tokens, model, attention, target_sum)
     except (InputError, KeyError, TypeError) as error:
         raise damaged_model(Path(cfg.init), "its configuration cannot be read") from error
     if isinstance(cfg, TrainConfig) and cfg.model.positions == "coexpression":  # the default, which has no layers
         usual = TrainConfig(inputs=[""], label_key="")
-        model_options, head_options = _given(cfg.model, usual.model), _given(cfg.head, usual.head)
+        model_options = _given(cfg.model, usual.model)
+        head_options = _given(cfg.head, usual.head)
         cfg = replace(cfg, model=ModelConfig(**model_options), head=HeadConfig(**head_options))
     mechanism = {"name": cfg.attention["name"]}
     default = encoder_options(TokensConfig(), ModelConfig(), mechanism, DataConfig().target_sum)
@@ -108,7 +112,8 @@ def adopt_options(cfg: Config) -> Config:
             raise InputError(f"{option}={value}", f"{expected}, as the encoder of init='{cfg.init}' has it", remedy)
     log.info("encoder of %s (%s): its options are taken from there", bundle.name, bundle.hash[:12])
     shape = {name: getattr(model, name) for name in SHAPE}
-    data, model = replace(cfg.data, target_sum=target_sum), replace(cfg.model, **shape)
+    data = replace(cfg.data, target_sum=target_sum)
+    model = replace(cfg.model, **shape)
     require_encoder(tokens, model, attention)
     return replace(cfg, data=data, tokens=tokens, model=model, attention=dict(attention))
 
@@ -118,9 +123,12 @@ def in_order_of_init(reference: Reference, cfg: TrainConfig) -> Reference:
     if cfg.init is None:
         return reference
     here, there = shared_rows(reference.genes, load_init(cfg.init).genes, cfg.init, cfg.species)
-    place, num_genes = dict(zip(here, there, strict=True)), len(reference.genes)
+    place = dict(zip(here, there, strict=True))
+    num_genes = len(reference.genes)
     order = sorted(range(num_genes), key=lambda gene: (gene not in place, place.get(gene, gene)))
-    target, genes, stream = np.argsort(order), [reference.genes[gene] for gene in order], reference.stream
+    target = np.argsort(order)
+    genes = [reference.genes[gene] for gene in order]
+    stream = reference.stream
     if stream is not None:
         stream = replace(stream, collection=stream.collection.with_columns(target, genes))
     return replace(reference, x=align(reference.x, target, num_genes), genes=genes, stream=stream)
@@ -191,7 +199,8 @@ def start_head(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
     """
     if cfg.init is None or network.encoder is None or cfg.head.hidden:
         return
-    rows, parts = [], []
+    rows = []
+    parts = []
     network.eval()
     with torch.no_grad():
         for part, length in prediction_batches(train.lengths, cfg.trainer.batch_size):
@@ -200,7 +209,8 @@ def start_head(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
             parts.append(network.pool(network.encoder(batch), batch).float().numpy())
     network.train()
     seen = np.concatenate(parts)[np.argsort(np.concatenate(rows))]
-    mean, spread = seen.mean(0), np.maximum(seen.std(0), 1e-6)
+    mean = seen.mean(0)
+    spread = np.maximum(seen.std(0), 1e-6)
     fitted = fit_logistic((seen - mean) / spread, train.known_labels, c=HEAD_C, class_weights="balanced")
     weight = fitted.weight / spread[:, None]
     with torch.no_grad():

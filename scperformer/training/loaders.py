@@ -34,7 +34,9 @@ class StreamedCells:
     """Labelled cells on disk, with the methods of `Cells` that training needs; `sample` is some of them in memory."""
 
     def __init__(self, stream: Stream, tokens: TokensConfig, sample: Cells):
-        self.stream, self.tokens, self.sample = stream, tokens, sample
+        self.stream = stream
+        self.tokens = tokens
+        self.sample = sample
         self.known_labels = stream.labels
 
     def __len__(self) -> int:
@@ -86,7 +88,9 @@ class Loader:
     """
 
     def __init__(self, trainer: pl.Trainer, make: Callable[[int], Iterator[Labelled]], num_batches: int):
-        self.trainer, self.make, self.num_batches = trainer, make, num_batches
+        self.trainer = trainer
+        self.make = make
+        self.num_batches = num_batches
         self.done = 0
 
     def __len__(self) -> int:
@@ -94,7 +98,8 @@ class Loader:
 
     def __iter__(self) -> Iterator[Labelled]:
         # Not before the first batch is asked for: Lightning counts the epoch up after it has got its iterator.
-        first, self.done = self.done, 0
+        first = self.done
+        self.done = 0
         batches = self.make(first)
         if self.trainer.strategy.root_device.type == "cuda":
             pinned = ((tokens.pin_memory(), labels_B.pin_memory()) for tokens, labels_B in batches)

@@ -52,7 +52,8 @@ def hide_values(batch: Batch, tokens: TokensConfig, masking: MaskingConfig, seed
     chosen_BL = candidates_BL & (rank_BL < wanted_B1)
     masked_BL = chosen_BL & (kind_BL < masking.mask_share)
     random_BL = chosen_BL & ~masked_BL & (kind_BL < masking.mask_share + masking.random_share)
-    values_BL, x_BL = batch.values_BL, batch.x_BL
+    values_BL = batch.values_BL
+    x_BL = batch.x_BL
     if masking.random_share:
         donors = torch.nonzero((candidates_BL & ~chosen_BL).flatten()).flatten()
         if len(donors):
@@ -185,13 +186,15 @@ class MaskedLearner(EncoderLearner):
     """The network of pretraining with its loss, its optimiser and the naive guess, which is made of `train`."""
 
     network: MaskedModel
-    monitor, mode = "val_loss", "min"
+    monitor = "val_loss"
+    mode = "min"
     columns = ("train_loss", "val_loss", "val_naive_loss")
     line = "training loss %(train_loss).4f, validation loss %(val_loss).4f, naive guess %(val_naive_loss).4f"
 
     def __init__(self, network: MaskedModel, train: Cells, cfg: PretrainConfig):
         super().__init__(network, cfg)
-        self.tokens, self.masking = cfg.tokens, cfg.masking
+        self.tokens = cfg.tokens
+        self.masking = cfg.masking
         self.naive: torch.Tensor
         self.bin_weights: torch.Tensor | None
         # They are computed from the cells: a checkpoint need not hold them.

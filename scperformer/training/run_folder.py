@@ -36,7 +36,9 @@ log = logging.getLogger(__name__)
 
 # Lightning or Slurm's srun sets these in every process of a distributed run, to 0 in the first.
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
-RECORD, CURVE, RELIABILITY = "run.json", "learning_curve.png", "reliability.png"
+RECORD = "run.json"
+CURVE = "learning_curve.png"
+RELIABILITY = "reliability.png"
 NAMES = (
     *(RECORD, "config.yaml", "provenance.json", "metrics.json", CURVE, TABLE, ".scperformer-*"),
     *(CHECKPOINTS, f"{CHECKPOINTS}/*", "csv", "csv/*", "tensorboard", "tensorboard/*"),
@@ -116,7 +118,8 @@ def require_own_run(output: Path) -> None:
 def differences(cfg: NetworkConfig, folder: Path, checksum: str) -> tuple[dict[str, tuple[Any, Any]], bool]:
     """Return the options in which a run differs from the earlier one in its folder (old, new), and if its data do."""
     before = {"options": {}, "reference_sha256": ""} | read_record(folder)
-    old, new = flat(before["options"]), flat(json.loads(json.dumps(run_options(cfg, checksum)))["options"])
+    old = flat(before["options"])
+    new = flat(json.loads(json.dumps(run_options(cfg, checksum)))["options"])
     changed = {name: (old.get(name), new.get(name)) for name in {**old, **new} if old.get(name) != new.get(name)}
     return changed, before["reference_sha256"] != checksum
 
@@ -190,7 +193,8 @@ def record_start(folder: Path, cfg: NetworkConfig, data: dict[str, Any], files: 
     name = options["attention"]["name"]
     changed = {} if name == default["attention"]["name"] else {"attention": name}
     mechanism, own = attention_options(options["attention"])
-    default["attention"], options["attention"] = asdict(mechanism.Options()), asdict(own)
+    default["attention"] = asdict(mechanism.Options())
+    options["attention"] = asdict(own)
     known = flat(default)
     for option, value in flat(options).items():
         if value != known[option] and option != "seed":
@@ -309,7 +313,8 @@ def train_in_run_folder(
             bundle = fit(cells, cfg, folder)
         if bundle is None:
             return output
-        metrics, pictures = bundle.metrics, {}
+        metrics = bundle.metrics
+        pictures = {}
         write_json(folder / "metrics.json", metrics)
         # A pretraining has no curve, and a linear branch that is fitted and not trained has no epochs.
         if metrics["best_epoch"] and "baseline" in metrics:

@@ -67,7 +67,8 @@ def informative_genes(x: csr_matrix, labels: np.ndarray) -> torch.Tensor:
     num_cells = np.bincount(labels)[:, None]
     is_label = csr_matrix((np.ones(len(labels)), (labels, np.arange(len(labels)))))
     sums = (is_label @ x).toarray()
-    total, squares = sums.sum(axis=0), gene_means(x.multiply(x).tocsr())
+    total = sums.sum(axis=0)
+    squares = gene_means(x.multiply(x).tocsr())
     deviation = np.sqrt(np.maximum(squares - (total / len(labels)) ** 2, 0))
     others = (total - sums) / np.maximum(len(labels) - num_cells, 1)
     gain = (sums / np.maximum(num_cells, 1) - others) / (deviation + np.median(deviation[deviation > 0]))
@@ -97,12 +98,18 @@ class EncoderLearner(pl.LightningModule):
 
     def __init__(self, network: torch.nn.Module, cfg: NetworkConfig):
         super().__init__()
-        self.network, self.seed, self.optim, self.gene_dropout = network, cfg.seed, cfg.optim, cfg.model.gene_dropout
-        self.conditions, self.tokens, self.target_sum = cfg.conditions, cfg.tokens, cfg.data.target_sum
+        self.network = network
+        self.seed = cfg.seed
+        self.optim = cfg.optim
+        self.gene_dropout = cfg.model.gene_dropout
+        self.conditions = cfg.conditions
+        self.tokens = cfg.tokens
+        self.target_sum = cfg.data.target_sum
         self.variability_G = self.informative_G = torch.empty(0)  # of genes: see `random_panel`
 
     def on_train_batch_start(self, batch: Labelled, batch_idx: int) -> None:
-        step, encoder = self.global_step, self.network.encoder
+        step = self.global_step
+        encoder = self.network.encoder
         # Dropout: the same masks whether or not the run was resumed. Not once an epoch: loaders draw from the same
         # generator, and how often depends on whether the run was resumed.
         torch.manual_seed(seed_of("dropout", self.seed, step, self.global_rank))
@@ -137,7 +144,8 @@ class Learner(EncoderLearner):
     """A cell-type network with its loss, metrics and optimiser; `labels` of the training cells give their weights."""
 
     network: CellTypeModel
-    monitor, mode = "val_score", "max"
+    monitor = "val_score"
+    mode = "max"
     columns = ("train_loss", "val_loss", "val_macro_f1", "val_accuracy")
     shown = "val_macro_f1", "macro-F1"
     line = "training loss %(train_loss).3f, validation macro-F1 %(val_macro_f1).3f, accuracy %(val_accuracy).3f"
@@ -187,14 +195,16 @@ class Learner(EncoderLearner):
         # The model that this epoch would give: its branches scaled on these cells, as at the end of training.
         scale_wide, scale_deep = branch_scales(wide, deep, labels)
         logits = scale_wide * wide + scale_deep * deep
-        scores, loss = score(labels, logits.argmax(1)), negative_log_likelihood(logits, labels)
+        scores = score(labels, logits.argmax(1))
+        loss = negative_log_likelihood(logits, labels)
         self.log("val_macro_f1", scores.macro_f1, prog_bar=True)
         scales = {"val_scale_wide": scale_wide, "val_scale_deep": scale_deep}
         self.log_dict({"val_accuracy": scores.accuracy, "val_loss": loss} | scales)
         self.log(self.monitor, scores.macro_f1 - LOSS_SHARE * loss)
 
     def configure_optimizers(self) -> Any:
-        optim, factor = self.optim, self.encoder_lr_factor
+        optim = self.optim
+        factor = self.encoder_lr_factor
         deep = [(name, p) for name, p in self.network.named_parameters() if not name.startswith("wide.")]
         deep = [(name, p) for name, p in deep if p.requires_grad or factor == 1]
         slow = [p for name, p in deep if factor != 1 and name.startswith("encoder.")]

@@ -85,7 +85,8 @@ def scores_on_held_out(
     if not (np.isfinite(wide).all() and np.isfinite(deep).all()):
         raise Diverged("logits", cfg)
     found: dict[str, Any] = {"scales": fitted.scales, "out_of_fold": fitted.evidence}
-    logits, held_out = wide + deep, fitted.held_out
+    logits = wide + deep
+    held_out = fitted.held_out
     if not fitted.scales:
         min_gain = 0.0 if cfg.model.positions == "coexpression" else cfg.optim.deep_min_gain  # it has been seen to pay
         scale_wide, scale_deep, gain = earned_scales(wide, deep, val.known_labels, min_gain)
@@ -115,7 +116,8 @@ def cells_to_keep(reference: Reference, cfg: TrainConfig) -> KeptCells | None:
     With `keep_cells=0` as many as adapting uses are simulated instead; None without counts.
     """
     rows = stratified_sample(reference.labels, cfg.keep_cells or MOST_DUAL, cfg.seed)
-    x, labels = reference.x[rows], reference.labels[rows]
+    x = reference.x[rows]
+    labels = reference.labels[rows]
     if len(rows) > MOST_CELLS or x.nnz > MOST_VALUES:
         found = f"{len(rows):,} cells to keep, with {x.nnz:,} values"
         raise InputError(found, f"at most {MOST_CELLS:,} with {MOST_VALUES:,}", f"lower keep_cells={cfg.keep_cells}")
@@ -158,7 +160,8 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
         remedy = "name counts with source=layers/NAME, or leave conditions_table out"
         raise InputError("conditions_table=true and a reference without counts", "counts, which can be thinned", remedy)
     network, cells, val, cfg = new_training(reference, cfg, run_folder)
-    train, counts = cells.sample, reference.counts
+    train = cells.sample
+    counts = reference.counts
     data = source | facts_about(reference, cfg)
     if kept is None:
         log.warning("the reference has no counts from which cells could be simulated: the model cannot adapt to a file")

@@ -34,7 +34,9 @@ from scperformer.training.loaders import StreamedCells, loaders
 
 log = logging.getLogger(__name__)
 
-TABLE, CHECKPOINTS, LAST = "metrics.csv", "checkpoints", "last.ckpt"
+TABLE = "metrics.csv"
+CHECKPOINTS = "checkpoints"
+LAST = "last.ckpt"
 TRAINER_OPTIONS = ("accelerator", "devices", "num_nodes", "strategy", "precision", "max_epochs")  # as in Lightning
 # Messages of gloo and NCCL when they wait for a process that has ended.
 PEER_LOST = re.compile("(?i)(closed|reset) by (remote )?peer|connection (was )?(closed|reset)|remote process exited")
@@ -48,7 +50,8 @@ def processes_from(trainer: TrainerConfig, environment: Mapping[str, str] = os.e
     """Choose who starts the processes: Lightning or Slurm's srun; refuse other processes than the options ask for."""
     if "SLURM_JOB_ID" not in environment:
         return None
-    num_nodes, devices = trainer.num_nodes, trainer.devices
+    num_nodes = trainer.num_nodes
+    devices = trainer.devices
     asked = f"trainer.num_nodes={num_nodes} trainer.devices={devices}"
     remedy = f"begin the command with 'srun --nodes={num_nodes} --ntasks-per-node={devices}'"
     if "SLURM_STEP_ID" not in environment:  # a line of the batch script, without srun
@@ -103,7 +106,9 @@ class EpochLog(Callback):
     """Log one line per epoch, write the table of epochs, and count cells; a resumed run continues the table."""
 
     def __init__(self, folder: Path, num_cells: int, shown: Progress):
-        self.folder, self.num_cells, self.shown = folder, num_cells, shown
+        self.folder = folder
+        self.num_cells = num_cells
+        self.shown = shown
         self.epochs: list[dict[str, float]] = []  # a number for each column of the table; epochs count from 1
         self.time_left_logged = False
 
@@ -119,7 +124,8 @@ class EpochLog(Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         self.start = time.perf_counter()
-        (name, text), best = pl_module.shown, max if pl_module.mode == "max" else min
+        (name, text) = pl_module.shown
+        best = max if pl_module.mode == "max" else min
         found = f", best {text} {best(each[name] for each in self.epochs):.3f}" if self.epochs else ""
         self.shown.text = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}{found}"
 
@@ -128,7 +134,8 @@ class EpochLog(Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         seconds = time.perf_counter() - self.start
-        number, max_epochs = trainer.current_epoch + 1, trainer.max_epochs or 0
+        number = trainer.current_epoch + 1
+        max_epochs = trainer.max_epochs or 0
         metrics = {name: float(trainer.callback_metrics.get(name, 0.0)) for name in pl_module.columns}
         self.epochs.append({"epoch": float(number), **metrics, "seconds": seconds})
         if not trainer.is_global_zero:
@@ -153,7 +160,8 @@ class Interruption(Callback):
     """Save to `checkpoint` and stop after the step in which a signal came, in all processes after the same step."""
 
     def __init__(self, checkpoint: Path):
-        self.checkpoint, self.received = checkpoint, 0
+        self.checkpoint = checkpoint
+        self.received = 0
 
     def on_train_start(self, *_: Any) -> None:
         # These replace Lightning's handlers, which communicate with other processes in the middle of a step. At the end
@@ -214,7 +222,8 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
     None in the helping processes of a distributed run. `last.ckpt` in the run folder is the state after the last whole
     epoch, or where a signal stopped the run with SystemExit; if it is there at the start, the run continues from it.
     """
-    options, where = cfg.trainer, folder / CHECKPOINTS
+    options = cfg.trainer
+    where = folder / CHECKPOINTS
     steps = math.ceil(math.ceil(len(train) / options.batch_size) / (options.devices * options.num_nodes))
     learner.num_steps = options.max_epochs * steps
     watched = {"monitor": learner.monitor, "mode": learner.mode}

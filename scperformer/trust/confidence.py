@@ -51,7 +51,8 @@ def calibration(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) ->
     `labels` those of `label_calibration` with names.
     """
     proba = softmax(logits.astype(np.float64), axis=1)
-    confidence, right = proba.max(axis=1), proba.argmax(axis=1) == labels
+    confidence = proba.max(axis=1)
+    right = proba.argmax(axis=1) == labels
     by_label = label_calibration(proba, labels)
     by_label["label"] = [names[label] for label in by_label["label"]]
     found = {"num_cells": len(labels), "error": calibration_error(confidence, right)}
@@ -73,9 +74,12 @@ def label_calibration(proba: np.ndarray, labels: np.ndarray, min_cells: int = MI
     A row per label: `label` (index), `num_cells` that are called it, their mean `confidence`, `accuracy` and `error`
     (as `calibration_error`).
     """
-    calls, confidence, rows = proba.argmax(axis=1), proba.max(axis=1), []
+    calls = proba.argmax(axis=1)
+    confidence = proba.max(axis=1)
+    rows = []
     for label in np.flatnonzero(np.bincount(calls, minlength=proba.shape[1]) >= min_cells):
-        sure, right = confidence[calls == label], labels[calls == label] == label
+        sure = confidence[calls == label]
+        right = labels[calls == label] == label
         numbers = {"confidence": sure.mean(), "accuracy": right.mean(), "error": calibration_error(sure, right)}
         rows.append({"label": int(label), "num_cells": len(sure)} | {k: float(v) for k, v in numbers.items()})
     return pd.DataFrame(rows, columns=["label", "num_cells", "confidence", "accuracy", "error"])

@@ -17,8 +17,10 @@ def cell_draws(x: csr_matrix) -> np.ndarray:
 
     Adaptive sets need it: without a random part they hold the truth more often than stated.
     """
-    ends, draws = x.indptr, np.empty(x.shape[0])
-    indices, values = x.indices.astype(np.int32), x.data.astype(np.float32)
+    ends = x.indptr
+    draws = np.empty(x.shape[0])
+    indices = x.indices.astype(np.int32)
+    values = x.data.astype(np.float32)
     for cell, (start, stop) in enumerate(pairwise(ends.tolist())):
         draws[cell] = zlib.crc32(values[start:stop].tobytes(), zlib.crc32(indices[start:stop].tobytes()))
     return draws / 2**32
@@ -77,7 +79,8 @@ def held_out_coverage(
     proba: np.ndarray, labels: np.ndarray, draws: np.ndarray, alpha: float, per_label: bool = False, num_folds: int = 5
 ) -> float:
     """Return the share of held-out cells whose set contains the truth, with thresholds from the other folds."""
-    covered, folds = np.zeros(len(labels), dtype=bool), np.arange(len(labels)) % num_folds
+    covered = np.zeros(len(labels), dtype=bool)
+    folds = np.arange(len(labels)) % num_folds
     for fold in range(min(num_folds, len(labels))):
         now = folds == fold
         thresholds = set_thresholds(proba[~now], labels[~now], draws[~now], alpha, per_label)

@@ -36,7 +36,8 @@ class Profile:
         The score of a cell does not depend on the other cells, down to the last bit.
         """
         places, outside = places_of(of_length_one(x), self.weights, self.vectors)
-        offsets, directions = places[:, None] - self.means, range(self.means.shape[1])
+        offsets = places[:, None] - self.means
+        directions = range(self.means.shape[1])
         # Not matrix products: their last bits would depend on the place of a cell in memory.
         white = sum(offsets[:, :, k, None] * self.whitening[:, k] for k in directions)
         excess = np.maximum(0, (outside[:, None] - self.outside[:, 0]) / self.outside[:, 1] - USUAL)
@@ -90,7 +91,8 @@ def fit_profile(x: csr_matrix, labels: np.ndarray, seed: int = 0, start: np.ndar
     centres = np.stack([np.bincount(labels, column) for column in places.T], axis=1) / counts[:, None]
     offsets = places - centres[labels]
     common = offsets.T @ offsets / max(1, len(labels) - len(counts))
-    prior, whitening = PRIOR_CELLS * num, np.empty((len(counts), num, num))
+    prior = PRIOR_CELLS * num
+    whitening = np.empty((len(counts), num, num))
     for label, count in enumerate(counts):
         own = offsets[labels == label]
         covariance = (own.T @ own + prior * common) / (count + prior)
