@@ -41,7 +41,7 @@ from scperformer.command import cli
 from scperformer.command.models import import_model
 from scperformer.files import Rows, open_cells, read_cells
 from scperformer.files.safety import READ_ERRORS
-from scperformer.model import PACKAGED, load_bundle
+from scperformer.model import PACKAGED_MODEL, read_model
 
 NUM_CELLS, GENE_STEP = 200, 10  # cells, and one of so many genes, of PBMC 3k
 SECONDS, MEMORY = 60, 4 * 2**30  # of a process
@@ -149,7 +149,7 @@ def make_kinds(source: Path, folder: Path) -> dict[str, Kind]:
     kinds = {}
     for name, path in write_cells(source, folder).items():
         kinds[name] = Kind(path, folder_regions(path) if path.is_dir() else hdf5_regions(path))
-    shutil.copytree(PACKAGED, folder / "model")
+    shutil.copytree(PACKAGED_MODEL, folder / "model")
     kinds["model folder"] = Kind(folder / "model", folder_regions(folder / "model"))
     archive = Path(shutil.make_archive(str(folder / "model"), "zip", folder, "model"))
     size = archive.stat().st_size
@@ -183,7 +183,7 @@ def digest(path: Path) -> str:
     """Read cells in both ways of the commands, or import a model, and return a checksum of all that was read."""
     seen = hashlib.sha256()
     if path.name.startswith("model"):
-        return load_bundle(import_model(path, path.parent / "library")).hash
+        return read_model(import_model(path, path.parent / "library")).hash
     adata = read_cells(path)
     for part in (adata.obs.to_csv(), adata.var.to_csv(), sparse.csr_matrix(adata.X).toarray().tobytes()):
         seen.update(part.encode() if isinstance(part, str) else part)
@@ -222,7 +222,7 @@ def run_command(path: Path, ending: str) -> str:
     if code != 0:
         raise AssertionError(said.getvalue())
     if is_model:
-        return load_bundle(next(library.iterdir())).hash
+        return read_model(next(library.iterdir())).hash
     if ending == ".csv":
         return hashlib.sha256(out.read_bytes()).hexdigest()
     with h5py.File(out) if ending == ".h5ad" else contextlib.nullcontext(zarr.open_group(out, mode="r")) as file:

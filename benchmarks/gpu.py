@@ -37,7 +37,7 @@ from scperformer.config import TrainConfig, make_config
 from scperformer.network import Cells, CellTypeModel, predict_cells
 from scperformer.training.batch_size import with_batch_size
 from scperformer.training.supervised import train_network
-from scperformer.training.trainer import TABLE
+from scperformer.training.trainer import EPOCHS_TABLE
 
 PRESETS = {
     "scbert": ["model=scbert", "model.positions=gene"],
@@ -124,7 +124,7 @@ def preset_row(preset: str, device: str, tiny: bool, peak: float) -> list[str]:
     in_use(device)
     with tempfile.TemporaryDirectory() as folder:
         train_network(network, cells, held_out, cfg, Path(folder))
-        seconds = pd.read_csv(Path(folder) / TABLE)["seconds"][1:].median()
+        seconds = pd.read_csv(Path(folder) / EPOCHS_TABLE)["seconds"][1:].median()
     training = num_cells / seconds
     memory = in_use(device)
 

@@ -28,7 +28,7 @@ import anndata as ad
 import numpy as np
 from machine import machine
 
-from scperformer.model import PACKAGED
+from scperformer.model import PACKAGED_MODEL
 
 ROOT = Path(__file__).parents[1]
 SIGNALS = ("KILL", "TERM", "INT", "HUP")
@@ -84,7 +84,7 @@ def make_inputs(folder: Path) -> None:
     for name in "ab":
         cells[1::20].copy().write_h5ad(folder / f"{name}.h5ad")
     (folder / "samples.tsv").write_text("sample\tpath\na\ta.h5ad\nb\tb.h5ad\n")
-    shutil.copytree(PACKAGED, folder / "model")
+    shutil.copytree(PACKAGED_MODEL, folder / "model")
     for words in ("predict some.h5ad output=annotated.h5ad", "predict a.h5ad output=old.h5ad"):
         assert start(words, folder).wait() == 0
     assert start("train some.h5ad label_key=cell_type experiment=linear output=old", folder).wait() == 0

@@ -82,7 +82,7 @@ def rows_of(pair: Pair, model: Model, merge: dict[str, str]) -> Iterator[dict[st
         options = [] if way == "each cell" else [way]
         obs = annotate(cells[kept].copy(), model, options=as_options(options)).obs
         yield {"way": f"{OTHER_SHARES}{way}", **scores(truth[kept], merged(obs["scperformer_label"]))}
-    tree = model.bundle.tree
+    tree = model.saved.tree
     assert tree is not None, "the labels of these data are in the table of cell types"
     below = {
         node: {merge.get(label, label) for label in tree.labels if node in tree.path(label)} for node in tree.nodes

@@ -95,7 +95,7 @@ def novel_pairs(task: Task, data: Path, seed: int) -> Iterator[tuple[str, Pair]]
 def unscaled(model: Model, power: float) -> None:
     """Take the scales off the logits of a model and its adapted ones (power -1), or put them back (power 1)."""
     for each in (model, *model.adapted.values()):
-        scales = {name: scale**power if scale else 1.0 for name, scale in each.bundle.scales.items()}
+        scales = {name: scale**power if scale else 1.0 for name, scale in each.saved.scales.items()}
         each.network.scale_branches(scales.get("wide", 1.0), scales.get("deep", 1.0))
 
 
@@ -250,11 +250,11 @@ def times(data: Path) -> str:
     seconds: dict[str, list[float]] = {name: [] for name in TIMED}
     with tempfile.TemporaryDirectory() as folder:
         model = load_model(train(pbmc, LABEL, output=Path(folder) / "model", options={"logger": "none"}).path)
-        held_out = model.bundle.held_out
+        held_out = model.saved.held_out
         for _ in range(NUM_TIMED):
             for name, (has_held_out, options) in TIMED.items():
                 if sum(seconds[name]) < LONG:
-                    model.bundle.held_out = held_out if has_held_out else None
+                    model.saved.held_out = held_out if has_held_out else None
                     query = cells.copy()
                     start = time.process_time()
                     annotate(query, model, options=as_options(options))

@@ -114,9 +114,9 @@ class PerformerClassifier(ClassifierMixin, BaseEstimator):
         X = validate_data(self, X, accept_sparse="csr", dtype="numeric", reset=False)
         check_non_negative(X, type(self).__name__)
         cfg = config_from("predict", {"inputs": ["X"], "adapt": "false", "min_overlap": 0} | self._found)
-        query = find_query(self._cells(X), self.model_.bundle, cfg)
+        query = find_query(self._cells(X), self.model_.saved, cfg)
         proba = np.concatenate([calls.proba for calls in call_all(Adapted(self.model_, query, {}), cfg)])
-        return proba[:, np.argsort([int(label) for label in self.model_.bundle.labels])]
+        return proba[:, np.argsort([int(label) for label in self.model_.saved.labels])]
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
         """Return the most probable class of N cells."""

@@ -12,14 +12,14 @@ from anndata import AnnData
 
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
-from scperformer.config import config_from, meant
+from scperformer.config import closest_option, config_from
 
 if TYPE_CHECKING:  # it imports torch
     from scperformer.network import Model
 
 File = str | os.PathLike[str]
 Options = Mapping[str, Any]
-KINDS = (str, os.PathLike, AnnData)  # of cells
+CELL_SOURCES = (str, os.PathLike, AnnData)  # of cells
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -33,7 +33,7 @@ def step(name: str) -> Callable[[Function], Function]:
         def call(*given: Any, **named: Any) -> Any:
             for word in named.keys() - known:
                 near = next(iter(get_close_matches(word, known, 1, 0.75)), "")
-                option = meant(word, name)
+                option = closest_option(word, name)
                 remedy = f"'scperformer {name} --help' lists the options"
                 if near:
                     remedy = f"did you mean {near}? help(scperformer.{function.__name__}) shows all of them"
@@ -71,14 +71,14 @@ def listed(cells: Any, *, several: bool = True, in_memory: bool = False) -> list
     InputError
         Tables, matrices and other objects; the remedy says how to make an AnnData of them.
     """
-    if isinstance(cells, KINDS):
+    if isinstance(cells, CELL_SOURCES):
         return [cells]
     expected = "an AnnData, a file or a list of files" if several else "an AnnData or a file"
     if not several or getattr(cells, "ndim", 1) != 1 or isinstance(cells, Mapping) or not isinstance(cells, Iterable):
         raise InputError(f"cells of type {type(cells).__name__}", expected, _remedy(cells))
     found: list[File | AnnData] = list(cells)
     for one in found:
-        if not isinstance(one, KINDS):
+        if not isinstance(one, CELL_SOURCES):
             raise InputError(f"a {type(one).__name__} in a list of cells", expected, _remedy(one))
     if not in_memory and any(isinstance(one, AnnData) for one in found):
         remedy = "call the function for each of them, or put them together with anndata.concat"

@@ -15,7 +15,7 @@ from scperformer.api.keywords import File, Options, config_of, listed, loaded, p
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import require_absent
 from scperformer.config import PretrainConfig, TrainConfig
-from scperformer.model import INFO, PACKAGED, library_folder, load_bundle
+from scperformer.model import INFO, PACKAGED_MODEL, library_folder, read_model
 
 if TYPE_CHECKING:  # they import torch or pictures: the functions load them when they are called
     from scperformer.network import Model
@@ -272,7 +272,7 @@ def adapt(
     InputError
         The model keeps no cells, the cells cannot be annotated by it, or the folder exists.
     """
-    from scperformer.files import beside
+    from scperformer.files import default_output
     from scperformer.fitting import write_adapted
 
     cfg = config_of(
@@ -285,7 +285,7 @@ def adapt(
     )
     source = cells if isinstance(cells, AnnData) else os.fspath(cells)
     beside_it = isinstance(source, str) and cfg.output is None
-    place = beside(source, ".adapted") if isinstance(source, str) and beside_it else required_output(cfg)
+    place = default_output(source, ".adapted") if isinstance(source, str) and beside_it else required_output(cfg)
     return _trained(write_adapted(loaded(model, cfg), source, place, cfg))
 
 
@@ -298,15 +298,15 @@ def models() -> pd.DataFrame:
     library = library_folder()
     imported = [folder for folder in sorted(library.iterdir()) if (folder / INFO).is_file()] if library.is_dir() else []
     rows = []
-    for folder in [PACKAGED, *imported]:
+    for folder in [PACKAGED_MODEL, *imported]:
         row: dict[str, Any] = {"name": folder.name, "labels": "", "num_labels": 0, "num_genes": 0, "tissue": None}
         problem = ""
         try:
-            bundle = load_bundle(folder)
+            saved = read_model(folder)
         except InputError as error:
             problem = str(error)
         else:
-            row |= {"name": bundle.name, "labels": ", ".join(bundle.labels), "num_labels": len(bundle.labels)}
-            row |= {"num_genes": len(bundle.genes), "tissue": bundle.tissue}
+            row |= {"name": saved.name, "labels": ", ".join(saved.labels), "num_labels": len(saved.labels)}
+            row |= {"num_genes": len(saved.genes), "tissue": saved.tissue}
         rows.append(row | {"path": str(folder), "problem": problem})
     return pd.DataFrame(rows)

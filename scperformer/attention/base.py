@@ -79,7 +79,7 @@ class Attention(nn.Module):
         return False
 
     @property
-    def one_by_one(self) -> bool:
+    def needs_own_batch(self) -> bool:
         """Whether a cell needs a batch of its own, so that its bits do not depend on other cells.
 
         Unless a cell's part of a tensor fills whole cache lines, the cells of a batch lie differently in memory, and

@@ -10,13 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4  # parameters of mallopt
-USUAL = {MMAP_MAX: 65536, MMAP_THRESHOLD: 32 * 2**20, TRIM_THRESHOLD: 64 * 2**20}  # the largest that glibc sets itself
+GLIBC_DEFAULTS = {
+    MMAP_MAX: 65536,
+    MMAP_THRESHOLD: 32 * 2**20,
+    TRIM_THRESHOLD: 64 * 2**20,
+}  # the largest that glibc sets itself
 # Arrays of 8 MiB or more, such as those of a block of cells, have memory of their own, which goes back at once.
 GIVEN_BACK = {MMAP_MAX: 65536, MMAP_THRESHOLD: 8 * 2**20, TRIM_THRESHOLD: 8 * 2**20}
 # None has, and nothing goes back: with 16,907 tokens, a third of the time of an attention layer was spent on clearing.
 KEPT = {MMAP_MAX: 0, TRIM_THRESHOLD: -1}
 
-_settings = [USUAL]  # of the blocks that are open
+_settings = [GLIBC_DEFAULTS]  # of the blocks that are open
 
 
 @contextmanager

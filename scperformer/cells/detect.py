@@ -15,7 +15,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import shortened
 from scperformer.cells.droplets import Droplets, find_droplets
 from scperformer.cells.features import gene_columns, perhaps_no_genes
-from scperformer.cells.values import ASSUMED_TOTAL, BASE_NAMES, MAX_LOG, Logarithm, Slot, judge, judge_over_all
+from scperformer.cells.values import ASSUMED_TOTAL, BASE_NAMES, MAX_LOG, Candidate, Logarithm, judge, judge_over_all
 from scperformer.files import LOG_MARK, PREPARED, Matrix, Rows
 from scperformer.genes import id_kind, require_named
 
@@ -136,7 +136,7 @@ def detect_expression(
         raise InputError(f"no {source} in {path} (it has {there})", "a place that exists", remedy, fixes)
     partial = [name for name in places if source == "auto" and name.removeprefix("layers/") in PARTIAL_LAYERS]
     prepared = prepared_total(adata) if input_kind == "auto" else None
-    slots: list[Slot] = []
+    slots: list[Candidate] = []
     for name, x in places.items():
         if name not in partial and source in ("auto", name):
             slots.append(_judge_place(adata, name, x, prepared, path))
@@ -190,7 +190,7 @@ def _listed(others: Mapping[str, int]) -> str:
     return ", ".join(f"{num:,} {kind}" for kind, num in others.items())
 
 
-def _foreign_note(slot: Slot, names: list[str]) -> list[str]:
+def _foreign_note(slot: Candidate, names: list[str]) -> list[str]:
     """Return a note on features that are probably no genes by their names, if they carry much of the expression."""
     perhaps = perhaps_no_genes(names)
     if not perhaps.any() or not slot.x.shape[0]:
@@ -206,12 +206,12 @@ def _foreign_note(slot: Slot, names: list[str]) -> list[str]:
     return [f"{text}expression: they are used as genes; if they are none, name their types in var['feature_types']"]
 
 
-def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None, path: str | Path) -> Slot:
+def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None, path: str | Path) -> Candidate:
     """Judge the values of a place, with the marks of `preprocess` and scanpy; in a mix, name cells of each kind."""
     is_gene, others = gene_columns(_feature_table(adata, source))
     try:
         if is_gene is not None and not is_gene.any():
-            return Slot(source=source, x=Rows(x, is_gene), text=f"no genes ({_listed(others)})")
+            return Candidate(source=source, x=Rows(x, is_gene), text=f"no genes ({_listed(others)})")
         slot = judge(source, Rows(x, is_gene))
         if is_gene is not None and slot.kind == "log1p":
             judge_over_all(slot, Rows(x))
@@ -251,10 +251,10 @@ def _some_cells(rows: np.ndarray, names: np.ndarray) -> str:
     return f"{len(rows)} cell{'s' if len(rows) > 1 else ''} ({named}{more}; rows from 0: {ranges}{more_runs})"
 
 
-def _choose(usable: list[Slot], slots: list[Slot], source: str, input_kind: str) -> tuple[Slot, str]:
+def _choose(usable: list[Candidate], slots: list[Candidate], source: str, input_kind: str) -> tuple[Candidate, str]:
     """Choose the most trustworthy kind with the most genes, and the reason; among equals X, then layers, then raw."""
 
-    def rank(slot: Slot) -> int:
+    def rank(slot: Candidate) -> int:
         trusted = slot.source in ("X", "raw") or slot.source.removeprefix("layers/").lower() in COUNT_LAYERS
         if slot.doubt:
             return 6
@@ -281,7 +281,9 @@ def _choose(usable: list[Slot], slots: list[Slot], source: str, input_kind: str)
     return chosen, next(reason for reason, holds in reasons if holds)
 
 
-def _interpret(slot: Slot, input_kind: str, input_total: float | None, input_base: str, path: str | Path) -> list[str]:
+def _interpret(
+    slot: Candidate, input_kind: str, input_total: float | None, input_base: str, path: str | Path
+) -> list[str]:
     """Set kind, base and total of the chosen values as requested, and return notes on them and on all assumptions."""
     notes = []
     if slot.doubt and (input_kind, input_total, input_base) == ("auto", None, "auto"):

@@ -15,7 +15,7 @@ from scperformer.cells.detect import Findings
 from scperformer.cells.on_disk import Sample, make_collection
 from scperformer.cells.query import find_query
 from scperformer.config import NetworkConfig, PreprocessConfig
-from scperformer.files import PREPARED, beside, read_cells, require_readable, write_h5ad
+from scperformer.files import PREPARED, default_output, read_cells, require_readable, write_h5ad
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +61,9 @@ def prepare(adata: AnnData, cfg: PreprocessConfig, path: Path) -> AnnData:
     if cfg.model_path is None:
         prepared = prepare_reference(adata, cfg, path)
     else:
-        from scperformer.model import load_bundle, resolve_model
+        from scperformer.model import read_model, resolve_model
 
-        model = load_bundle(resolve_model(cfg.model_path)[0])
+        model = read_model(resolve_model(cfg.model_path)[0])
         query = find_query(adata, model, cfg, str(path))
         prepared = AnnData(query.all_cells(), obs=adata.obs.copy(), var=pd.DataFrame(index=model.genes))
         findings = replace(query.plan.findings, notes=[*query.plan.findings.notes, *query.plan.overlap.notes])
@@ -82,7 +82,7 @@ def run_preprocess(cfg: PreprocessConfig) -> Path:
     start = time.perf_counter()
     path = Path(cfg.inputs[0])
     require_readable(path)
-    output = Path(cfg.output) if cfg.output is not None else beside(path, ".prepared.h5ad")
+    output = Path(cfg.output) if cfg.output is not None else default_output(path, ".prepared.h5ad")
     require_absent(output, cfg.overwrite)
     prepared = prepare(read_cells(path, cfg.orientation), cfg, path)
     write_h5ad(prepared, output, cfg.overwrite)

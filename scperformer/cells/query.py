@@ -16,7 +16,7 @@ from scperformer.cells.detect import Findings, detect_expression, gene_table, st
 from scperformer.config import AdaptConfig, AnalyzeConfig, PredictConfig, PreprocessConfig
 from scperformer.files import BackedH5ad, Rows, checksum, reading
 from scperformer.genes import require_overlap
-from scperformer.model import Bundle
+from scperformer.model import SavedModel
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def find_expression(
 
 
 def map_to_model(
-    cells: AnnData | BackedH5ad, findings: Findings, model: Bundle, species: str, path: str = "the data"
+    cells: AnnData | BackedH5ad, findings: Findings, model: SavedModel, species: str, path: str = "the data"
 ) -> Alignment:
     """Map the genes of a file to those of a model, however few these are."""
     return plan_alignment(
@@ -124,7 +124,7 @@ def map_to_model(
 def require_fit(
     cells: AnnData | BackedH5ad,
     plan: Alignment,
-    model: Bundle,
+    model: SavedModel,
     cfg: PredictConfig | AdaptConfig | AnalyzeConfig | PreprocessConfig,
     path: str = "the data",
 ) -> None:
@@ -137,14 +137,15 @@ def require_fit(
         file_genes=[str(name).strip() for name in var.index],
         model_genes=model.genes,
         var=var,
-        can_adapt=model.has_kept and (isinstance(cfg, AdaptConfig) or getattr(cfg, "adapt", "false") != "false"),
+        can_adapt=model.has_reference_cells
+        and (isinstance(cfg, AdaptConfig) or getattr(cfg, "adapt", "false") != "false"),
         own_totals=plan.own_totals,
     )
 
 
 def find_query(
     cells: AnnData | BackedH5ad,
-    model: Bundle,
+    model: SavedModel,
     cfg: PredictConfig | AdaptConfig | AnalyzeConfig | PreprocessConfig,
     path: str = "the data",
 ) -> Query:
@@ -160,7 +161,7 @@ def find_query(
     return Query(path, rows, plan)
 
 
-def require_short(query: Query, model: Bundle) -> None:
+def require_short(query: Query, model: SavedModel) -> None:
     """Refuse cells with more tokens than the exact attention of a model takes; without torch."""
     attention = model.config.get("attention", {})
     network = model.config.get("model", {})

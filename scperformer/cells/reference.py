@@ -16,7 +16,7 @@ from scperformer.cells.corpus import read_genes
 from scperformer.cells.on_disk import Collection, Sample, Stream, make_collection, stored_bytes
 from scperformer.cells.reference_labels import (
     TERM_ENDING,
-    Settled,
+    LabelSelection,
     Terms,
     require_labels,
     settle_rare_labels,
@@ -49,7 +49,7 @@ class Reference:
     genes: list[str]
     summary: str
     split: Split
-    rare: Settled
+    rare: LabelSelection
     stream: Stream | None = None  # all training cells, if they stay on disk; x then holds a sample of them
 
     @property
@@ -68,7 +68,7 @@ class Reference:
 
 def _label(
     obs: pd.DataFrame, cfg: TrainConfig, path: str | Path, max_val: float
-) -> tuple[np.ndarray, np.ndarray, list[str], Terms, Split, Settled]:
+) -> tuple[np.ndarray, np.ndarray, list[str], Terms, Split, LabelSelection]:
     """Settle the labels of cells that have passed the filters, and split them with at most `max_val` to validate on.
 
     Returns which of the cells are usable (boolean); of the usable ones the labels (int64), their names and ontology

@@ -86,7 +86,7 @@ def rare_note(rare: dict[str, int], min_cells: int) -> str:
 
 
 @dataclass
-class Settled:
+class LabelSelection:
     """Labels to train on (NaN: the cell is left out), and the treatment of the rare ones."""
 
     labels: pd.Series
@@ -94,7 +94,7 @@ class Settled:
     note: str = ""  # the same as a sentence; "": no label is rare
 
 
-def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> Settled:
+def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> LabelSelection:
     """Treat labels of fewer than `data.min_cells_per_label` cells according to `data.rare_labels`, and log it.
 
     Labels that are too long or have control characters are refused.
@@ -107,7 +107,7 @@ def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) ->
     policy = data.rare_labels
     rare = rare_labels(labels, least)
     if not rare:
-        return Settled(labels)
+        return LabelSelection(labels)
     is_rare = labels.isin(list(rare))
     num_rare = sum(rare.values())
     done: dict[str, Any] = {"policy": policy, "min_cells": least, "labels": rare}
@@ -131,7 +131,7 @@ def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) ->
     else:
         note += "; kept, but the model will hardly recognise them"
     log.warning("%s%s", note, " (data.rare_labels=merge, drop or error changes this)" if policy == "keep" else "")
-    return Settled(labels, done, note)
+    return LabelSelection(labels, done, note)
 
 
 @dataclass

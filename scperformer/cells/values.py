@@ -160,7 +160,7 @@ def _groups(rows: sparse.csr_matrix) -> tuple[tuple[float, float], ...]:
 
 
 @dataclass(kw_only=True)
-class Slot:
+class Candidate:
     """One place of an AnnData that may hold expression, and its values."""
 
     source: str
@@ -228,7 +228,7 @@ def _rows_with(block: Matrix, flags: np.ndarray) -> np.ndarray:
     return found
 
 
-def _judge_decimals(slot: Slot, whole: np.ndarray, highest: np.ndarray) -> None:
+def _judge_decimals(slot: Candidate, whole: np.ndarray, highest: np.ndarray) -> None:
     """Judge values with decimals: logarithms, linear values, or logarithms in some cells and other values in others."""
     filled = slot.num_expressed > 0
     sums = slot.sums
@@ -267,7 +267,7 @@ def _judge_decimals(slot: Slot, whole: np.ndarray, highest: np.ndarray) -> None:
         slot.text = f"log1p ({BASE_NAMES[seen.base]}{f', {totals} counts per cell' if totals else ''})"
 
 
-def judge_over_all(slot: Slot, x: Rows) -> None:
+def judge_over_all(slot: Candidate, x: Rows) -> None:
     """Find out if log1p values of genes were normalised with all features of `x`; totals are then the genes' sums."""
     filled = np.flatnonzero(slot.num_expressed)
     chosen = filled[np.unique(np.linspace(0, len(filled) - 1, min(len(filled), MAX_SAMPLED_CELLS)).astype(int))]
@@ -308,7 +308,7 @@ def _is_scaled(rows: sparse.csr_matrix) -> bool:
     return bool(few > (1 - SCALED_TOLERANCE) * median and most < (1 + SCALED_TOLERANCE) * median)
 
 
-def _doubt(slot: Slot, seen: Logarithm) -> str:
+def _doubt(slot: Candidate, seen: Logarithm) -> str:
     """Return what values with decimals probably are, if they are neither logarithms nor linear values; else ""."""
     filled = np.flatnonzero(slot.num_expressed)
     chosen = filled[np.unique(np.linspace(0, len(filled) - 1, min(len(filled), MAX_SAMPLED_CELLS)).astype(int))]
@@ -347,7 +347,7 @@ def _doubt(slot: Slot, seen: Logarithm) -> str:
     return ""
 
 
-def judge(source: str, matrix: Matrix | Rows) -> Slot:
+def judge(source: str, matrix: Matrix | Rows) -> Candidate:
     """Say what the values of a matrix, cells x genes, are; `source` is the name of its place.
 
     All values are checked for NaN, negative and whole numbers. Up to 2,000 cells show whether values are logarithms,
@@ -355,7 +355,7 @@ def judge(source: str, matrix: Matrix | Rows) -> Slot:
     """
     x = matrix if isinstance(matrix, Rows) else Rows(matrix)
     if x.dtype.kind not in "buif":
-        return Slot(source=source, x=x, text=f"not numbers ({x.dtype})")
+        return Candidate(source=source, x=x, text=f"not numbers ({x.dtype})")
     num_bad = 0
     low = 0.0
     high = 0.0
@@ -382,7 +382,7 @@ def judge(source: str, matrix: Matrix | Rows) -> Slot:
                 top = block.max(axis=1)
                 highest[rows] = np.asarray(top.todense() if sparse.issparse(block) else top).ravel()
                 lowest[rows] = _lowest(block)
-    slot = Slot(source=source, x=x, largest=high, num_expressed=num_expressed, sums=sums, lowest=lowest)
+    slot = Candidate(source=source, x=x, largest=high, num_expressed=num_expressed, sums=sums, lowest=lowest)
     if num_bad:
         slot.text = f"{num_bad} NaN or infinite value{'s' if num_bad > 1 else ''}"
     elif low < 0:

@@ -175,7 +175,7 @@ def to_overrides(words: list[str], step: str) -> list[str]:
     Plain words are input files, whatever characters they hold; the first one sets an option of some steps.
     """
     # Hydra takes a while to import: help answers at once.
-    from scperformer.config import meant, option_word, quoted, read_options
+    from scperformer.config import closest_option, option_word, quoted, read_options
 
     first_word = FIRST_WORDS.get(step)
     overrides = []
@@ -196,7 +196,7 @@ def to_overrides(words: list[str], step: str) -> list[str]:
         option, _, value = word.partition("=")
         if word.startswith("-"):
             if word not in FLAGS:
-                name = meant(word, step)
+                name = closest_option(word, step)
                 remedy = f"write {name}=VALUE" if name else "write a file name that starts with '-' as ./-name"
                 if word in ("-v", "--verbose"):
                     remedy = "leave it out: every step says what it does"

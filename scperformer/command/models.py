@@ -20,24 +20,24 @@ from scperformer.files import sha256
 from scperformer.model import (
     ARCHIVES,
     CARD,
-    CELLS,
+    CELLS_FILE,
     EXTRAS,
     GENES,
     HELD_OUT,
     INFO,
     MODEL,
     MOST_REGISTRY,
-    PACKAGED,
+    PACKAGED_MODEL,
     WEIGHTS,
-    Bundle,
+    SavedModel,
     copy_from_archive,
     damaged_model,
     fetch,
     fetch_checked,
     is_remote,
     library_folder,
-    load_bundle,
-    load_kept,
+    load_reference_cells,
+    read_model,
     read_registry,
     registry_place,
     resolve_model,
@@ -50,15 +50,21 @@ FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")
 MOST_EXTRA = 64 * 2**20  # bytes of each extra file
 
 
-def _described(bundle: Bundle) -> str:
-    labels = f"{len(bundle.labels)} labels ({', '.join(bundle.labels)})" if bundle.labels else "encoder without labels"
-    tissue = "" if bundle.tissue is None else f", tissue {bundle.tissue}"
-    return one_line(f"{labels}, {len(bundle.genes)} genes{tissue}")
+def _described(saved: SavedModel) -> str:
+    labels = f"{len(saved.labels)} labels ({', '.join(saved.labels)})" if saved.labels else "encoder without labels"
+    tissue = "" if saved.tissue is None else f", tissue {saved.tissue}"
+    return one_line(f"{labels}, {len(saved.genes)} genes{tissue}")
 
 
-def _files_of(bundle: Bundle, folder: Path) -> list[str]:
+def _files_of(saved: SavedModel, folder: Path) -> list[str]:
     """Return the names of the files of a model: those that it needs, and those for people that are sound."""
-    needed = [INFO, WEIGHTS, GENES, *([CELLS] if bundle.has_kept else []), *([HELD_OUT] if bundle.held_out else [])]
+    needed = [
+        INFO,
+        WEIGHTS,
+        GENES,
+        *([CELLS_FILE] if saved.has_reference_cells else []),
+        *([HELD_OUT] if saved.held_out else []),
+    ]
     found = [folder / name for name in EXTRAS]
     sound = [
         file.name for file in found if file.is_file() and not file.is_symlink() and file.stat().st_size <= MOST_EXTRA
@@ -79,22 +85,22 @@ def import_model(path: Path, library: Path, *, overwrite: bool = False, name: st
             return import_model(folder, library, overwrite=overwrite, name=name)
     if not path.is_dir():
         raise InputError(f"no file or folder {path}", ARCHIVES, "check the path")
-    bundle = load_bundle(path)
-    rebuild(bundle, path)
-    load_kept(bundle, path)
-    if not FOLDER_NAME.fullmatch(bundle.name):
-        found = f"model '{path}' with the name '{bundle.name[:80]}'"
+    saved = read_model(path)
+    rebuild(saved, path)
+    load_reference_cells(saved, path)
+    if not FOLDER_NAME.fullmatch(saved.name):
+        found = f"model '{path}' with the name '{saved.name[:80]}'"
         raise InputError(found, "a name that a folder can have", "train it with another output=...")
-    if name not in (None, bundle.name):
-        raise InputError(f"a model named '{bundle.name}'", f"'{name}', as in the registry", "tell its author")
-    target = library / bundle.name
+    if name not in (None, saved.name):
+        raise InputError(f"a model named '{saved.name}'", f"'{name}', as in the registry", "tell its author")
+    target = library / saved.name
     require_absent(target, overwrite, MODEL)
     with new_folder(target, MODEL, overwrite) as folder:
-        for file in _files_of(bundle, path):
+        for file in _files_of(saved, path):
             shutil.copyfile(path / file, folder / file)
-        if load_bundle(folder).hash != bundle.hash:  # the files may change between check and copy
+        if read_model(folder).hash != saved.hash:  # the files may change between check and copy
             raise damaged_model(path, "it changed while it was copied")
-    log.info("%s imported: %s; use it with model_path=%s", _described(bundle), target, bundle.name)
+    log.info("%s imported: %s; use it with model_path=%s", _described(saved), target, saved.name)
     return target
 
 
@@ -103,14 +109,14 @@ def export_model(name: str, output: Path, *, overwrite: bool = False) -> Path:
     if output.suffix != ".zip":
         raise InputError(f"{output}", "a name in .zip", "rename it")
     folder, _ = resolve_model(name)
-    if not folder.exists() and name == PACKAGED.name:
-        folder = PACKAGED
-    bundle = load_bundle(folder)
-    load_kept(bundle, folder)
+    if not folder.exists() and name == PACKAGED_MODEL.name:
+        folder = PACKAGED_MODEL
+    saved = read_model(folder)
+    load_reference_cells(saved, folder)
     with new_file(output, overwrite) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as zipped:
-        for file in _files_of(bundle, folder):
-            zipped.write(folder / file, f"{bundle.name}/{file}")
-    entry = {"name": bundle.name, "tissue": bundle.tissue or "", "labels": bundle.labels, "genes": len(bundle.genes)}
+        for file in _files_of(saved, folder):
+            zipped.write(folder / file, f"{saved.name}/{file}")
+    entry = {"name": saved.name, "tissue": saved.tissue or "", "labels": saved.labels, "genes": len(saved.genes)}
     entry |= {"url": "https://...", "size": output.stat().st_size, "sha256": sha256(output)}
     log.info("written: %s; its entry for a registry (docs/models.md):", output)
     say(json.dumps(entry, ensure_ascii=False))
@@ -138,7 +144,9 @@ def pull_model(name: str, place: str, library: Path, *, overwrite: bool = False)
             raise InputError(f"model '{name}' and the registry {place}", f"one of {known}", f"{near}name another one")
         entry = entries[name]
         if not entry.url:
-            remedy = f"leave model_path out: predict takes {name}" if name == PACKAGED.name else "name another one"
+            remedy = (
+                f"leave model_path out: predict takes {name}" if name == PACKAGED_MODEL.name else "name another one"
+            )
             raise InputError(f"model '{name}' without an address in {place}", "a model that can be pulled", remedy)
         require_absent(library / name, overwrite, MODEL)  # before anything is downloaded
         log.info("downloads %s (%s)", entry.url, in_bytes(entry.size))
@@ -162,20 +170,20 @@ def run_models(cfg: ModelsConfig) -> list[Path]:
         return [pull_model(cfg.inputs[0], place, library, overwrite=cfg.overwrite)]
     imported = [folder for folder in sorted(library.iterdir()) if (folder / INFO).is_file()] if library.is_dir() else []
     known = {} if is_remote(place) else {name: entry for name, entry in read_registry(place).items() if entry.url}
-    folders = [PACKAGED, *imported]
+    folders = [PACKAGED_MODEL, *imported]
     if cfg.action == "show":
         name = cfg.inputs[0]
         folders = [folder for folder in folders if folder.name == name] or [Path(name)][: Path(name).is_dir()]
         if not folders and name not in known:
-            remedy = did_you_mean(name, [PACKAGED.name, *(folder.name for folder in imported), *known])
+            remedy = did_you_mean(name, [PACKAGED_MODEL.name, *(folder.name for folder in imported), *known])
             raise InputError(f"no model '{name}'", "a model of 'scperformer models list'", f"{remedy}name another one")
         known = {} if folders else {name: known[name]}
     for folder in folders:
         try:
-            text = _described(load_bundle(folder))
+            text = _described(read_model(folder))
         except InputError as error:
             text = f"cannot be used: {error}"
-        packaged = " (packaged)" if folder == PACKAGED else ""
+        packaged = " (packaged)" if folder == PACKAGED_MODEL else ""
         say(f"{one_line(folder.name)}{packaged}: {text}\n  {one_line(str(folder))}")
         if cfg.action == "show" and (folder / CARD).is_file():
             say("\n" + "\n".join(map(one_line, (folder / CARD).read_text(encoding="utf-8").splitlines())))

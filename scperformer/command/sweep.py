@@ -17,7 +17,7 @@ from scperformer.base.outputs import new_file
 
 log = logging.getLogger(__name__)
 
-TABLE, RECORD = "runs.csv", "run.json"  # of the sweep; of each run, in its folder
+RUNS_TABLE, RUN_RECORD = "runs.csv", "run.json"  # of the sweep; of each run, in its folder
 SCORE = "val_macro_f1"  # the best runs come first in the printed table
 LOST = ("UncompletedJobError", "FailedJobError")  # raised by submitit when a job has ended without a result
 NOT_CHOSEN = ("inputs", "output")  # the same in every run, or made for it
@@ -75,7 +75,7 @@ class Sweep:
     @property
     def rows(self) -> list[Row]:
         """Return the runs that have begun, in their order."""
-        rows = [Row(**json.loads(record.read_text(encoding="utf-8"))) for record in self.folder.glob(f"*/{RECORD}")]
+        rows = [Row(**json.loads(record.read_text(encoding="utf-8"))) for record in self.folder.glob(f"*/{RUN_RECORD}")]
         return sorted(rows, key=lambda row: (len(row.job), row.job))
 
     @property
@@ -85,7 +85,7 @@ class Sweep:
 
     def save(self, row: Row) -> None:
         """Write the record of a run."""
-        with new_file(self.folder / row.job / RECORD, overwrite=True) as temporary:
+        with new_file(self.folder / row.job / RUN_RECORD, overwrite=True) as temporary:
             temporary.write_text(json.dumps(asdict(row)), encoding="utf-8")
 
     @contextmanager
@@ -134,7 +134,7 @@ class Sweep:
     def write(self) -> None:
         """Write `runs.csv`, a row per run in their order."""
         records = self.records()
-        with new_file(self.folder / TABLE, overwrite=True) as temporary, temporary.open("w", newline="") as file:
+        with new_file(self.folder / RUNS_TABLE, overwrite=True) as temporary, temporary.open("w", newline="") as file:
             table = csv.writer(file)
             table.writerow(records[0])
             for record in records:  # only numbers may start with a sign
@@ -151,5 +151,5 @@ class Sweep:
         for line in lines:
             cells = [text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 3] + "..." for text in map(one_line, line)]
             rows.append("| " + " | ".join(map(in_cell, cells)) + " |")
-        place = min(str(self.folder / TABLE), os.path.relpath(self.folder / TABLE), key=len)
+        place = min(str(self.folder / RUNS_TABLE), os.path.relpath(self.folder / RUNS_TABLE), key=len)
         return "\n".join([*rows, "", f"{len(records)} runs, {self.num_failed} failed: {place}"])

@@ -27,7 +27,7 @@ from scperformer.config.groups import (
     option,
     require,
 )
-from scperformer.config.options import groups_of, meant, option_texts
+from scperformer.config.options import closest_option, groups_of, option_texts
 from scperformer.config.presets import PLUGINS
 from scperformer.config.reading import read_yaml, read_yaml_file
 from scperformer.config.steps import (

@@ -11,7 +11,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from scperformer.base.errors import InputError
-from scperformer.config.options import meant
+from scperformer.config.options import closest_option
 from scperformer.config.presets import chosen_presets, merge, preset_groups, step_values
 from scperformer.config.steps import SCHEMAS
 from scperformer.config.words import Word, interpolated, read_words, require_flat
@@ -33,7 +33,7 @@ def _unknown(name: str, step: str, tree: Mapping[str, Any], text: str) -> InputE
     if name == "model" and "model_path" in tree:
         remedy = f"name a trained model with model_path=FOLDER; {remedy}"
         return InputError(f"a preset of 'model' ({text})", f"an option of '{step}'", remedy)
-    near = meant(name, step)
+    near = closest_option(name, step)
     near = f"did you mean {near}? " if near else ""
     group, _, inside = name.partition(".")
     known = tree.get(group)
@@ -170,7 +170,7 @@ def options_of_words(words: Sequence[str], step: str) -> dict[str, Any]:
 def _value_of(word: Word, step: str) -> Any:
     if not word.changes:
         known = f"'scperformer {step} --help' lists the options"
-        near = meant(word.name, step)
+        near = closest_option(word.name, step)
         remedy = f"did you mean {near}? {known}" if near and near != word.name else f"leave + and ~ out; {known}"
         if word.name == "model" and "model_path" in {entry.name for entry in fields(SCHEMAS[step])}:
             raise _unknown("model", step, {"model_path": None}, word.text)

@@ -73,7 +73,7 @@ def groups_of(step: str) -> list[str]:
     return [*(["files"] if reads else []), *(name for name in names if name in GROUPS)]
 
 
-def meant(word: str, step: str) -> str:
+def closest_option(word: str, step: str) -> str:
     """Return the option of a step whose name is most like a wrong word, or nothing."""
     wrong = word.lstrip("-+~").partition("=")[0].replace("-", "_")
     names = [option.name for option in fields(steps.SCHEMAS[step])]

@@ -153,18 +153,20 @@ class TrainConfig(NetworkConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_pooled = self.model.positions == "coexpression"
+        is_coexpression = self.model.positions == "coexpression"
         weighted = self.head.name == "weighted"
-        settled_later = self.init is not None and is_pooled  # the default model beside `init`, which has another one
-        if self.model.deep and is_pooled != weighted and not settled_later:
+        settled_later = (
+            self.init is not None and is_coexpression
+        )  # the default model beside `init`, which has another one
+        if self.model.deep and is_coexpression != weighted and not settled_later:
             expected = "weighted with model=pooled, or another head with model=tiny, small, base or scbert"
             require(False, "head.name", self.head.name, expected)
         last = self.label_keys[-1] if self.label_keys else self.label_key
         require(self.label_key == last, "label_key", self.label_key, f"{last}, the last of label_keys, or left out")
         one = self.label_tree is None or not self.label_keys
         require(one, "label_tree", self.label_tree, "no label_tree beside label_keys, which make a tree, too")
-        pooled = self.model.deep and is_pooled
-        require(pooled or not self.unlabelled, "unlabelled", self.unlabelled, "no files without model=pooled")
+        coexpression = self.model.deep and is_coexpression
+        require(coexpression or not self.unlabelled, "unlabelled", self.unlabelled, "no files without model=pooled")
         kept = self.keep_cells > 0 or not self.conditions_table
         require(kept, "conditions_table", "true", "keep_cells above 0 beside it")
         if self.init is None:

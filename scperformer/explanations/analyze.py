@@ -13,7 +13,7 @@ from scperformer.base.outputs import Folder, new_folder, require_absent
 from scperformer.cells import find_query
 from scperformer.config import AnalyzeConfig
 from scperformer.explanations.attention_maps import analyze_approximation, analyze_spectrum, layers_of
-from scperformer.files import beside, read_cells, require_readable
+from scperformer.files import default_output, read_cells, require_readable
 from scperformer.network import Cells, load_model, torch_state_kept
 from scperformer.prediction import describe_run
 
@@ -29,15 +29,15 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
     start = time.perf_counter()
     path = cfg.inputs[0]
     require_readable(path)
-    output = Path(cfg.output) if cfg.output else beside(path, f".{cfg.analysis}")
+    output = Path(cfg.output) if cfg.output else default_output(path, f".{cfg.analysis}")
     require_absent(output, cfg.overwrite, ANALYSIS)
     model = load_model(cfg.model_path)
     adata = read_cells(path, cfg.orientation)
     encoder = model.network.encoder
     if encoder is None:
-        found = f"model {model.bundle.name} without an encoder"
+        found = f"model {model.saved.name} without an encoder"
         raise InputError(found, "a model trained with model.deep=true", "choose another model_path=...")
-    query = find_query(adata, model.bundle, cfg, path)
+    query = find_query(adata, model.saved, cfg, path)
     cells = Cells(query.all_cells(), model.tokens)
     rows = query.cells[np.diff(cells.x.indptr)[query.cells] > 0]  # cells with expression
     if len(rows) == 0:
@@ -53,7 +53,7 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
         "analysis": cfg.analysis,
         "cells": adata.obs_names[rows].tolist(),
         **numbers,
-        "model": about | {"config": model.bundle.config},
+        "model": about | {"config": model.saved.config},
         "input": {name: value for name, value in run["input"].items() if name not in ("total", "log_base")},
         "genes": run["genes"],
         "options": asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]},

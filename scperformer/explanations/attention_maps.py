@@ -305,7 +305,7 @@ def draw_approximation(table: pd.DataFrame) -> bytes:
 
 def analyze_approximation(layers: Layers, model: Model, cfg: AnalyzeConfig) -> tuple[dict, dict[str, Any]]:
     """The files of `analyze approximation` by name, and its entries of the summary (none)."""
-    length = len(model.bundle.genes) + 1
+    length = len(model.saved.genes) + 1
     table = approximation(layers, length, sizes=cfg.sizes, num_draws=cfg.num_draws, seed=cfg.seed)
     log.info("relative error of the output by size %s:", ", ".join(map(str, cfg.sizes)))
     for name, rows in table.groupby("mechanism", sort=False):

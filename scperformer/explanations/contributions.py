@@ -25,7 +25,7 @@ from scperformer.network import (
     Batch,
     Cells,
     CellTypeModel,
-    Wide,
+    LinearBranch,
     expression_weights,
     fast_cpu,
     predicting,
@@ -34,7 +34,9 @@ from scperformer.network import (
     torch_state_kept,
 )
 
-TOLERANCE = 0.01  # of the sum over the encoder's contributions, relative to the change of its logit, or to 1 if larger
+SUM_TOLERANCE = (
+    0.01  # of the sum over the encoder's contributions, relative to the change of its logit, or to 1 if larger
+)
 FEWEST_STEPS, MOST_STEPS = 32, 1024  # of the path; doubled for a cell until its sum is within the tolerance
 BATCH_CELLS, BATCH_TOKENS = 64, 2**14  # the gradient needs the numbers of all layers at once
 Logits = Callable[[Tensor, Tensor], Tensor]
@@ -87,7 +89,7 @@ def find_contributions(network: CellTypeModel, cells: Cells, labels: np.ndarray)
 
 
 @torch.no_grad()
-def wide_contributions(wide: Wide, batch: Batch, labels_B: Tensor) -> Tensor:
+def wide_contributions(wide: LinearBranch, batch: Batch, labels_B: Tensor) -> Tensor:
     """The contributions of tokens to the logit of the linear branch, B x L: views times weights, summed over views."""
     w_BLVC = wide.weight(batch.genes_BL).unflatten(-1, (len(wide.powers), -1))
     w_BLV = w_BLVC[torch.arange(len(labels_B)), :, :, labels_B]
@@ -151,7 +153,7 @@ def mean_gradient(logits: Logits, start_BX: Tensor, stop_BX: Tensor) -> tuple[Te
             (gradient_BX,) = torch.autograd.grad(logits(point_BX, left_B).sum(), point_BX)
             mean_BX[left_B] += float(weight) * gradient_BX
         found_B = ((stop_BX - start_BX) * mean_BX).flatten(1).sum(1)
-        missed_B = (found_B - change_B).abs() > TOLERANCE * change_B.abs().clamp(min=1)
+        missed_B = (found_B - change_B).abs() > SUM_TOLERANCE * change_B.abs().clamp(min=1)
         left_B = left_B[missed_B[left_B]]
         num_steps = 2 * num_steps
     return mean_BX, bias_B

@@ -18,7 +18,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.outputs import Folder, new_folder, require_absent
 from scperformer.cells import find_query
 from scperformer.config import ExplainConfig, PredictConfig, checked
-from scperformer.explanations.contributions import TOLERANCE, find_contributions
+from scperformer.explanations.contributions import SUM_TOLERANCE, find_contributions
 from scperformer.explanations.page import (
     NUM_SHOWN,
     NUM_TOP,
@@ -27,10 +27,10 @@ from scperformer.explanations.page import (
     marker_overlap,
     render_explanation,
 )
-from scperformer.files import BackedH5ad, beside, nullable_strings_allowed, open_cells, write_anndata
+from scperformer.files import BackedH5ad, default_output, nullable_strings_allowed, open_cells, write_anndata
 from scperformer.fitting import Adapted, Condition, adapt_model, find_condition, reduced
 from scperformer.labels import reweighted
-from scperformer.model import Bundle, load_kept
+from scperformer.model import SavedModel, load_reference_cells
 from scperformer.network import Cells, Model, load_model, predict_cells, torch_state_kept
 from scperformer.prediction import without_slashes
 from scperformer.reports import find_model, read_annotated, sample_names
@@ -88,9 +88,9 @@ def explain_cells(
     """Explain a sample of the cells of an open file, given their labels (text) and the record of their annotation."""
     key = cfg.key_added
     (model, adapted) = _model_of_calls(cells, facts, cfg, model, path)
-    names = model.bundle.labels
+    names = model.saved.labels
     network = adapted.model.network
-    bundle = adapted.model.bundle
+    saved = adapted.model.saved
     codes = pd.Index(names).get_indexer(pd.Index(labels))
     rows = adapted.query.cells
     rows = rows[_sample(codes[rows], cfg)]
@@ -130,20 +130,20 @@ def explain_cells(
         f"{key}_bias": result.bias,
         f"{key}_error": result.errors,
     }
-    var = pd.DataFrame(index=pd.Index(bundle.genes, dtype=object))
+    var = pd.DataFrame(index=pd.Index(saved.genes, dtype=object))
     made = AnnData(result.genes, obs=pd.DataFrame(obs, index=cells.obs_names[rows].astype(str)), var=var)
     made.layers["expression"] = x
     present = made.obs[f"{key}_label"].cat.categories.tolist()
     means = [result.genes[own == names.index(name)].mean(axis=0, dtype=np.float64) for name in present]
     columns: dict[str, Any] = {"index": made.var_names, "columns": without_slashes(present)}
     made.varm[f"{key}_contributions"] = pd.DataFrame(np.concatenate(means).T, dtype=np.float32, **columns)
-    if (ranks := rank_markers(model, bundle)) is None:
+    if (ranks := rank_markers(model, saved)) is None:
         log.info("the model keeps no cells of its reference: its marker genes are not known")
     else:
         explained = [names.index(cfg.label or name) for name in present]
         made.varm[f"{key}_marker_ranks"] = pd.DataFrame(ranks[:, explained], **columns)
     made.uns[key] = {
-        "model": {"name": bundle.name, "hash": model.bundle.hash, "adapted": adapted.record["adapted"]},
+        "model": {"name": saved.name, "hash": model.saved.hash, "adapted": adapted.record["adapted"]},
         "label": cfg.label or "",
         "num_cells": len(codes),
         "labels": np.array(present, dtype=object),  # of the cells, as the columns of varm
@@ -163,12 +163,12 @@ def _model_of_calls(
     """
     made = facts.get("condition", {})  # earlier versions had no conditions
     model = model or load_model(cfg.model_path or find_model(facts))
-    if model.bundle.hash != facts["model"]["hash"]:
+    if model.saved.hash != facts["model"]["hash"]:
         found = f"{path} annotated by the model {facts['model']['name']} ({str(facts['model']['hash'])[:12]})"
-        expected = f"the same model, not {model.bundle.name} ({model.bundle.hash[:12]}, {model.path})"
+        expected = f"the same model, not {model.saved.name} ({model.saved.hash[:12]}, {model.path})"
         raise InputError(found, expected, "set model_path to the model of the calls")
-    if cfg.label is not None and cfg.label not in model.bundle.labels:
-        expected = f"one of {', '.join(model.bundle.labels)}"
+    if cfg.label is not None and cfg.label not in model.saved.labels:
+        expected = f"one of {', '.join(model.saved.labels)}"
         raise InputError(f"label={cfg.label}", expected, "choose a label of the model")
     try:
         run = json.loads(facts["config_json"])
@@ -182,7 +182,7 @@ def _model_of_calls(
     # Any genes will do: the calls show whether they are those of the run.
     options |= {"inputs": [path], "adapt": str(adapt).lower(), "min_overlap": 0.0}
     predict: PredictConfig = checked(PredictConfig, options, "")
-    query = find_query(cells, model.bundle, predict, path)
+    query = find_query(cells, model.saved, predict, path)
     if adapt:  # to the recorded depth: cells may have been left out since
         depth = None if np.isnan(made["depth"]) else float(made["depth"])
         condition = replace(find_condition(query, with_depth=False), depth=depth)
@@ -199,30 +199,33 @@ def _sample(codes: np.ndarray, cfg: ExplainConfig) -> np.ndarray:
     return np.sort(np.concatenate([rng.permutation(np.flatnonzero(codes == code))[:most] for code in np.unique(codes)]))
 
 
-def rank_markers(model: Model, bundle: Bundle) -> np.ndarray | None:
-    """Rank the genes of `bundle` as markers of each label among the cells that a model keeps; None if it keeps none.
+def rank_markers(model: Model, saved: SavedModel) -> np.ndarray | None:
+    """Rank the genes of `saved` as markers of each label among the cells that a model keeps; None if it keeps none.
 
     scanpy's t-test of a label against the others, with overestimated variance: Wilcoxon's test finds about the same
     genes in a hundred times the time. Rank 1 is the best marker; NaN for labels with a single cell. G x C.
     """
     import scanpy as sc  # takes seconds to import
 
-    kept = load_kept(model.bundle, model.path)
-    if kept is None:
+    reference_cells = load_reference_cells(model.saved, model.path)
+    if reference_cells is None:
         return None
-    measured = np.isin(model.bundle.genes, bundle.genes)
-    x = reduced(kept, Condition(measured, None), float(bundle.config["target_sum"]), seed=0)
-    tested = [code for code, num in enumerate(np.bincount(kept.labels)) if num > 1]
+    measured = np.isin(model.saved.genes, saved.genes)
+    x = reduced(reference_cells, Condition(measured, None), float(saved.config["target_sum"]), seed=0)
+    tested = [code for code, num in enumerate(np.bincount(reference_cells.labels)) if num > 1]
     if len(tested) < 2:
         return None
     cells = AnnData(
-        x, obs=pd.DataFrame({"code": pd.Categorical(kept.labels.astype(str))}, index=map(str, range(x.shape[0])))
+        x,
+        obs=pd.DataFrame(
+            {"code": pd.Categorical(reference_cells.labels.astype(str))}, index=map(str, range(x.shape[0]))
+        ),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about divisions by 0 for genes that no cell of a label expresses
         groups = [str(code) for code in tested]
         sc.tl.rank_genes_groups(cells, "code", groups=groups, method="t-test_overestim_var", use_raw=False)
-    ranks = np.full((len(bundle.genes), len(bundle.labels)), np.nan)
+    ranks = np.full((len(saved.genes), len(saved.labels)), np.nan)
     for code in tested:
         order = cells.uns["rank_genes_groups"]["names"][str(code)].astype(int)
         ranks[order, code] = np.arange(1, len(order) + 1)
@@ -268,11 +271,11 @@ def _log_findings(made: AnnData, key: str, path: str) -> None:
     labels = made.uns[key]["labels"]
     error = float(np.abs(made.obs[f"{key}_error"]).max())
     change = np.maximum(np.abs(made.obs[f"{key}_logit"] - made.obs[f"{key}_bias"]), 1)
-    num_off = int((np.abs(made.obs[f"{key}_error"]) > TOLERANCE * change).sum())
+    num_off = int((np.abs(made.obs[f"{key}_error"]) > SUM_TOLERANCE * change).sum())
     text = "%s: %d cells of %d labels explained; contributions add up to the logit within %.2g"
     log.info(text, path, made.n_obs, len(labels), error)
     if num_off:
-        log.warning("%s: the sums of %d cells differ by more than %.0f %%", path, num_off, 100 * TOLERANCE)
+        log.warning("%s: the sums of %d cells differ by more than %.0f %%", path, num_off, 100 * SUM_TOLERANCE)
     log.info("%s", deletion_text(made.uns[key]["deletion"]))
     if overlap := marker_overlap(made, key):
         mean = sum(overlap.values()) / len(overlap)
@@ -303,7 +306,7 @@ def run_explain(cfg: ExplainConfig) -> Path:
     """Write the folder of an explanation, `cfg.output` or `<input>.explanation` beside the input, and return it."""
     start = time.perf_counter()
     path = cfg.inputs[0]
-    output = Path(cfg.output) if cfg.output else beside(path, ".explanation")
+    output = Path(cfg.output) if cfg.output else default_output(path, ".explanation")
     require_absent(output, cfg.overwrite, EXPLANATION)
     write_explanation(explain_file(cfg), output, cfg, sample_names([Path(path)])[0])
     log.info("explained in %.1f s", time.perf_counter() - start)

@@ -16,8 +16,8 @@ from scperformer.files.h5ad import (
 )
 from scperformer.files.hdf5_guard import open_hdf5
 from scperformer.files.read import (
-    beside,
     checksum,
+    default_output,
     fingerprint,
     neighbours,
     open_cells,

@@ -267,7 +267,7 @@ def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
         yield stored
 
 
-def beside(path: str | Path, ending: str) -> Path:
+def default_output(path: str | Path, ending: str) -> Path:
     """Return the default output of a step, in the folder of the input: its name without its endings, and `ending`.
 
     `run1/`, `run1.csv.gz`, `run1_matrix.mtx.gz` and `run1/matrix.mtx` are all named `run1`.

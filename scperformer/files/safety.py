@@ -32,7 +32,7 @@ ZARR_METADATA = (".zarray", ".zgroup", ".zmetadata", "zarr.json")
 TEXT_CODECS = ("vlen-utf8", "vlen-bytes")  # all that object arrays of anndata need
 MOST_GROUPS = 100_000  # as a reader finds them who follows links
 MOST_NAMED = 3  # links of a circle
-Place = TypeVar("Place")  # of a group in a file, or of a folder
+Node = TypeVar("Node")  # of a group in a file, or of a folder
 MAX_METADATA = 256 * 2**20  # bytes of a metadata file of zarr; a real one has less than a megabyte
 
 
@@ -75,7 +75,7 @@ def quiet_anndata() -> Iterator[None]:
         yield
 
 
-def require_tree(links: Mapping[Place, Sequence[tuple[Place, str]]], path: str | Path) -> None:
+def require_tree(links: Mapping[Node, Sequence[tuple[Node, str]]], path: str | Path) -> None:
     """Refuse groups that hold one another, or that are linked so often that reading them would not come to an end.
 
     Readers follow links: to them, a group that is linked twice is two groups, with all that is in them.
@@ -94,7 +94,7 @@ def require_tree(links: Mapping[Place, Sequence[tuple[Place, str]]], path: str |
         circle = error.args[1]  # each is in the next
         links_of_it = ", ".join(f"'{names[group, part]}'" for part, group in pairwise(circle[: MOST_NAMED + 1]))
         raise InputError(f"{path} has groups in a circle ({links_of_it})", expected, remedy) from error
-    sizes: dict[Place, int] = {}
+    sizes: dict[Node, int] = {}
     for group in order:  # what is in a group comes before it
         sizes[group] = 1 + sum(sizes[part] for part, _ in links.get(group, ()))
         if sizes[group] > MOST_GROUPS + 2 * len(links):

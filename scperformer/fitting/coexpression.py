@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, dropout, relu
 
 from scperformer.config import HeadConfig
-from scperformer.model import view
+from scperformer.model import power_transform
 from scperformer.network import Head, seed_of
 
 NUM_STEPS, BATCH_CELLS = 600, 128  # of the head's training: steps, as few cells need as many as many cells
@@ -23,7 +23,7 @@ SPREAD = 2.0  # standard deviation of the widest number of the cells' vectors
 
 
 @dataclass
-class Pooled:
+class CoexpressionEncoder:
     """An encoder without layers: float32 gene vectors G x D, the mean D of the cells' sums, and the head."""
 
     vectors: np.ndarray
@@ -32,7 +32,7 @@ class Pooled:
 
     def cells(self, x: csr_matrix) -> np.ndarray:
         """Return the vectors of cells, float32 N x D, from ln(1 + cp10k)."""
-        return np.asarray(view(x, 1.0) @ self.vectors - self.centre, dtype=np.float32)
+        return np.asarray(power_transform(x, 1.0) @ self.vectors - self.centre, dtype=np.float32)
 
 
 def gene_vectors(x: csr_matrix, dim: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -43,7 +43,7 @@ def gene_vectors(x: csr_matrix, dim: int, seed: int) -> tuple[np.ndarray, np.nda
     """
     from sklearn.utils.extmath import randomized_svd
 
-    v = view(x, 1.0)
+    v = power_transform(x, 1.0)
     mean = np.asarray(v.mean(axis=0)).ravel()
     deviation = np.sqrt(np.maximum(np.asarray(v.multiply(v).mean(axis=0)).ravel() - mean**2, 0))
     varying = deviation[deviation > 0]
@@ -57,7 +57,7 @@ def gene_vectors(x: csr_matrix, dim: int, seed: int) -> tuple[np.ndarray, np.nda
 
 def scaled_vectors(vectors: np.ndarray, x: csr_matrix) -> tuple[np.ndarray, np.ndarray]:
     """Scale vectors of genes, G x D, to the usual width of the cells' sums; also return the mean of these sums."""
-    z = view(x, 1.0) @ vectors
+    z = power_transform(x, 1.0) @ vectors
     scale = SPREAD / max(z.std(axis=0).max(), 1e-6)
     return (vectors * scale).astype(np.float32), (z * scale).mean(axis=0).astype(np.float32)
 

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
 from scperformer.cells import Query, normalise_counts, recover_counts, stratified_sample, thin
-from scperformer.model import KeptCells
+from scperformer.model import ReferenceCells
 from scperformer.trust import fit_profile, novelty_share
 
 SEEN_CELLS, SEEN_BLOCKS = 2000, 20  # of a file that show its depth
@@ -58,9 +58,9 @@ def find_condition(query: Query, with_depth: bool = True) -> Condition:
     return Condition(query.measured, None if counts is None else depth_class(counts))
 
 
-def depth_share(kept: KeptCells, condition: Condition) -> float:
+def depth_share(reference_cells: ReferenceCells, condition: Condition) -> float:
     """Return the depth of a file as a share of the kept cells' on the same genes, at most 1; 1 if it is not known."""
-    own = depth_class(kept.values[:, condition.measured]) if kept.are_counts else None
+    own = depth_class(reference_cells.values[:, condition.measured]) if reference_cells.are_counts else None
     return 1.0 if own is None or condition.depth is None else min(1.0, condition.depth / own)
 
 
@@ -69,24 +69,26 @@ def adapting_pays(informative_share: float, share_of_depth: float) -> bool:
     return informative_share < PAYS_GENES or share_of_depth < PAYS_DEPTH
 
 
-def reduced(kept: KeptCells, condition: Condition, target_sum: float, seed: int) -> csr_matrix:
+def reduced(reference_cells: ReferenceCells, condition: Condition, target_sum: float, seed: int) -> csr_matrix:
     """Return the expression of kept cells as the file would have measured them: N x measured genes, ln(1 + cp10k)."""
-    values = kept.values[:, condition.measured]
-    share = depth_share(kept, condition)
+    values = reference_cells.values[:, condition.measured]
+    share = depth_share(reference_cells, condition)
     if share < 1:
         values = thin(values, share, np.random.default_rng(seed))
     return normalise_counts(values, target_sum)
 
 
-def unlike_share(query: Query, kept: KeptCells, condition: Condition, target_sum: float, rate: float) -> float:
+def unlike_share(
+    query: Query, reference_cells: ReferenceCells, condition: Condition, target_sum: float, rate: float
+) -> float:
     """Return the share of up to 300 cells of a file that look like none of the labels, from up to 1,000 kept cells.
 
     `predict` asks the same of all cells, and of its model. Here one half of the kept cells, reduced to the condition of
     the file, shows what the labels look like, and the other half what known cells score; `rate` of these are flagged.
     """
-    rows = stratified_sample(kept.labels, LOOK_KEPT, seed=0)
-    rows = rows[np.argsort(kept.labels[rows], kind="stable")]  # of each label, every second one is fitted
-    some = KeptCells(kept.values[rows], kept.labels[rows], kept.are_counts)
+    rows = stratified_sample(reference_cells.labels, LOOK_KEPT, seed=0)
+    rows = rows[np.argsort(reference_cells.labels[rows], kind="stable")]  # of each label, every second one is fitted
+    some = ReferenceCells(reference_cells.values[rows], reference_cells.labels[rows], reference_cells.are_counts)
     x = reduced(some, condition, target_sum, seed=0)
     in_fit = np.arange(len(rows)) % 2 == 0
     profile = fit_profile(x[in_fit], np.unique(some.labels[in_fit], return_inverse=True)[1])
@@ -94,7 +96,7 @@ def unlike_share(query: Query, kept: KeptCells, condition: Condition, target_sum
     return float((1 - novelty_share(scores, profile.scores(x[~in_fit])) <= rate).mean())
 
 
-def simulated(cells: KeptCells, num_cells: int, seed: int) -> KeptCells:
+def simulated(cells: ReferenceCells, num_cells: int, seed: int) -> ReferenceCells:
     """Draw about `num_cells` cells from the profiles of the labels: no cell of a person is among them.
 
     Counts are negative binomial (as in DESeq; Anders and Huber 2010, Genome Biol. 11:R106). The mean is the share of
@@ -124,4 +126,4 @@ def simulated(cells: KeptCells, num_cells: int, seed: int) -> KeptCells:
         values = rng.poisson(rng.gamma(1 / dispersion, means * dispersion))
         parts.append(csr_matrix(values.astype(np.float32)))
         drawn.append(np.full(num, label))
-    return KeptCells(vstack(parts, "csr"), np.concatenate(drawn), are_counts=True)
+    return ReferenceCells(vstack(parts, "csr"), np.concatenate(drawn), are_counts=True)

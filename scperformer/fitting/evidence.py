@@ -13,14 +13,22 @@ from scperformer.base.metrics import cell_losses, negative_log_likelihood, score
 from scperformer.base.progress import progress
 from scperformer.cells import stratified_sample
 from scperformer.config import HeadConfig, ModelConfig
-from scperformer.fitting.coexpression import Pooled, fit_heads, gene_vectors, head_logits, scaled_vectors
-from scperformer.fitting.linear import MOST_DUAL, ROUGH, Recipe, design, fit_design, fit_linear_branch, label_folds
+from scperformer.fitting.coexpression import CoexpressionEncoder, fit_heads, gene_vectors, head_logits, scaled_vectors
+from scperformer.fitting.linear import (
+    MOST_DUAL,
+    ROUGH,
+    LinearOptions,
+    design,
+    fit_design,
+    fit_linear_branch,
+    label_folds,
+)
 from scperformer.model import HeldOut
 from scperformer.network import CellTypeModel, LinearModel, torch_state_kept
 from scperformer.trust import fit_novelty
 
 LARGEST = 10.0  # scale: without a limit it would be infinite if all held-out cells are called correctly
-NUM_FOLDS = 5  # of the evidence
+EVIDENCE_FOLDS = 5  # of the evidence
 
 
 def branch_scales(wide: np.ndarray, deep: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
@@ -51,7 +59,7 @@ def branch_scales(wide: np.ndarray, deep: np.ndarray, labels: np.ndarray) -> tup
     return float(found.x[0]), float(found.x[1])
 
 
-def earned_scales(
+def scales_if_significant(
     wide: np.ndarray, deep: np.ndarray, labels: np.ndarray, min_gain: float
 ) -> tuple[float, float, dict[str, float] | None]:
     """Scale the branches as `branch_scales`, but leave out an encoder without a significant gain.
@@ -76,7 +84,7 @@ class Fitted:
     """Fitted branches (None: it is off), the scales of their logits, and the evidence for them."""
 
     linear: LinearModel | None
-    pooled: Pooled | None
+    coexpression: CoexpressionEncoder | None
     scales: dict[str, float]  # wide, deep
     evidence: dict[str, Any]  # scores on cells of the reference, each called by a fit without it
     held_out: HeldOut | None  # these calls, with scaled logits; None without evidence
@@ -87,7 +95,7 @@ def fit_branches(
     x: csr_matrix,
     labels: np.ndarray,
     *,
-    recipe: Recipe | None,
+    linear_options: LinearOptions | None,
     model: ModelConfig,
     head: HeadConfig,
     seed: int,
@@ -116,53 +124,53 @@ def fit_branches(
     """
     num_labels = int(labels.max()) + 1
     linear = None
-    pooled = None
+    coexpression = None
     rows, folds = evidence_folds(labels, seed) if with_evidence else (np.arange(0), np.arange(0))
     known = np.arange(folds.max(initial=-1) + 1)
     wide, deep = np.zeros((2, len(rows), num_labels), dtype=np.float32)
     with threadpool_limits(1), torch_state_kept(threads=1):  # sums in another order would change the last bits
-        if recipe is not None and with_evidence:
+        if linear_options is not None and with_evidence:
             whole = len(rows) == len(labels)
-            made = design(x if whole else x[rows], labels[rows], recipe)
+            made = design(x if whole else x[rows], labels[rows], linear_options)
             for fold in known:
                 now = folds == fold
-                fitted = fit_design(made.features[~now], labels[rows][~now], recipe, ROUGH)
+                fitted = fit_design(made.features[~now], labels[rows][~now], linear_options, ROUGH)
                 wide[now] = made.features[now] @ fitted.weight + fitted.bias
             if whole:
-                linear = made.to_branch(fit_design(made.features, labels, recipe))
-        if recipe is not None and linear is None:
-            linear = fit_linear_branch(x, labels, recipe)
+                linear = made.to_branch(fit_design(made.features, labels, linear_options))
+        if linear_options is not None and linear is None:
+            linear = fit_linear_branch(x, labels, linear_options)
         if model.deep and model.positions == "coexpression":
             every = [x, *draws] if unlabelled is None else [x, *draws, unlabelled]
             every_x = vstack(every, "csr")
             known_vectors = None if vectors is None else scaled_vectors(vectors, every_x)
-            pooled = Pooled(*(known_vectors or gene_vectors(every_x, model.dim, seed)))
-            z = np.concatenate([pooled.cells(draw) for draw in (x, *draws)])
+            coexpression = CoexpressionEncoder(*(known_vectors or gene_vectors(every_x, model.dim, seed)))
+            z = np.concatenate([coexpression.cells(draw) for draw in (x, *draws)])
             fold_of = np.full(len(labels), -1)
             fold_of[rows] = folds
             sides = np.tile([fold_of != fold for fold in (-2, *known)], 1 + len(draws))
-            pooled.head, *heads = fit_heads(z, np.tile(labels, 1 + len(draws)), sides, num_labels, head, seed)
+            coexpression.head, *heads = fit_heads(z, np.tile(labels, 1 + len(draws)), sides, num_labels, head, seed)
             for fold, each in zip(known, heads, strict=True):
                 deep[folds == fold] = head_logits(each, z[rows[folds == fold]])
         if not (folds >= 0).any():
-            return Fitted(linear, pooled, {}, {}, None)
+            return Fitted(linear, coexpression, {}, {}, None)
         profile, novelty = fit_novelty(x[rows], labels[rows], folds, seed)
     truth = labels[rows][folds >= 0]
     logits = {"wide": wide[folds >= 0], "deep": deep[folds >= 0]}
     both = dict(zip(logits, branch_scales(logits["wide"], logits["deep"], truth), strict=True))
-    scales = {name: both[name] for name, part in (("wide", linear), ("deep", pooled)) if part is not None}
+    scales = {name: both[name] for name, part in (("wide", linear), ("deep", coexpression)) if part is not None}
     together = sum((scale * logits[name] for name, scale in scales.items()), np.zeros_like(logits["wide"]))
     evidence: dict[str, Any] = {"num_cells": len(truth), "loss": negative_log_likelihood(together, truth)}
     evidence |= asdict(score(truth, together.argmax(axis=1)))
     evidence["branches"] = {name: asdict(score(truth, logits[name].argmax(axis=1))) for name in scales}
     held_out = HeldOut(together, truth, novelty[folds >= 0], vars(profile))
-    return Fitted(linear, pooled, scales, evidence, held_out)
+    return Fitted(linear, coexpression, scales, evidence, held_out)
 
 
 def evidence_folds(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Deal up to 4,000 cells to 5 folds: row numbers, and the fold of each; -1 for the only cell of a label."""
     rows = stratified_sample(labels, MOST_DUAL, seed)
-    order, dealt = label_folds(labels[rows], seed, NUM_FOLDS, most=len(rows))
+    order, dealt = label_folds(labels[rows], seed, EVIDENCE_FOLDS, most=len(rows))
     folds = np.empty(len(rows), dtype=np.int64)
     folds[order] = dealt
     return rows, folds
@@ -175,10 +183,10 @@ def fill_network(network: CellTypeModel, fitted: Fitted, scales: dict[str, float
         assert network.wide is not None
         network.wide.weight.weight[:-1] = torch.from_numpy(fitted.linear.weight)
         network.wide.bias.copy_(torch.from_numpy(fitted.linear.bias))
-    if fitted.pooled is not None:
+    if fitted.coexpression is not None:
         assert network.encoder is not None
-        assert fitted.pooled.head is not None
-        network.encoder.embedding.set_gene_vectors(torch.from_numpy(fitted.pooled.vectors))
-        network.pool.centre_D.copy_(torch.from_numpy(fitted.pooled.centre))
-        network.head.load_state_dict(fitted.pooled.head.state_dict())
+        assert fitted.coexpression.head is not None
+        network.encoder.embedding.set_gene_vectors(torch.from_numpy(fitted.coexpression.vectors))
+        network.pool.centre_D.copy_(torch.from_numpy(fitted.coexpression.centre))
+        network.head.load_state_dict(fitted.coexpression.head.state_dict())
     network.scale_branches(scales.get("wide", 1.0), scales.get("deep", 1.0))

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from scperformer.fitting.adapted import adapted_bundle
+from scperformer.fitting.adapted import fit_to_condition
 from scperformer.fitting.condition import Condition, depth_class
-from scperformer.model import KeptCells
+from scperformer.model import ReferenceCells
 from scperformer.network import Model
 
 log = logging.getLogger(__name__)
@@ -16,15 +16,15 @@ DEPTHS = {"half of the depth": 0.5, "a tenth of the depth": 0.1}
 NUM_RANDOM, NUM_VARIABLE = 1000, (1000, 300)  # genes; a targeted panel has 300 to 1,000
 
 
-def usual_conditions(kept: KeptCells, seed: int) -> dict[str, Condition]:
+def usual_conditions(reference_cells: ReferenceCells, seed: int) -> dict[str, Condition]:
     """Return usual conditions of files by their names in the model card, the reference's own first.
 
-    `kept` are counts. Conditions with as many genes as the model has, or more, are left out.
+    `reference_cells` are counts. Conditions with as many genes as the model has, or more, are left out.
     """
-    num_genes = kept.values.shape[1]
-    depth = depth_class(kept.values)
-    means = np.asarray(kept.values.mean(axis=0)).ravel()
-    variances = np.asarray(kept.values.multiply(kept.values).mean(axis=0)).ravel() - means**2
+    num_genes = reference_cells.values.shape[1]
+    depth = depth_class(reference_cells.values)
+    means = np.asarray(reference_cells.values.mean(axis=0)).ravel()
+    variances = np.asarray(reference_cells.values.multiply(reference_cells.values).mean(axis=0)).ravel() - means**2
     variable = np.argsort(-np.divide(variances, means, out=np.zeros_like(means), where=means > 0), kind="stable")
     chosen = {f"{NUM_RANDOM:,} genes at random": np.random.default_rng(seed).permutation(num_genes)[:NUM_RANDOM]}
     chosen |= {f"the {num:,} most variable genes": variable[:num] for num in NUM_VARIABLE}
@@ -39,15 +39,15 @@ def usual_conditions(kept: KeptCells, seed: int) -> dict[str, Condition]:
     return found
 
 
-def conditions_table(model: Model, kept: KeptCells, seed: int) -> list[dict[str, Any]]:
+def conditions_table(model: Model, reference_cells: ReferenceCells, seed: int) -> list[dict[str, Any]]:
     """Return the expected accuracy and macro-F1 of a model under usual conditions, from fits without the called cells.
 
     Under all conditions but the reference's own, the model is adapted as `predict` adapts it to a file.
     """
     rows = []
-    for name, condition in usual_conditions(kept, seed).items():
-        own = model.bundle.metrics.get("out_of_fold") if name == "all genes" else None
-        scores = own or adapted_bundle(model, kept, condition).metrics.get("out_of_fold")
+    for name, condition in usual_conditions(reference_cells, seed).items():
+        own = model.saved.metrics.get("out_of_fold") if name == "all genes" else None
+        scores = own or fit_to_condition(model, reference_cells, condition).metrics.get("out_of_fold")
         if scores is None:  # no label has a second cell
             continue
         row = {"condition": name, "num_genes": int(condition.measured.sum())}

@@ -13,14 +13,14 @@ from scipy.sparse import csr_matrix, hstack
 
 from scperformer.base.metrics import negative_log_likelihood
 from scperformer.base.progress import progress
-from scperformer.model import view
+from scperformer.model import power_transform
 from scperformer.network import LinearModel
 
 MAX_ITERATIONS = 1000
-TOLERANCE = 1e-3  # of the optimiser for the linear branch; a smaller one changes no label
+SOLVER_TOLERANCE = 1e-3  # of the optimiser for the linear branch; a smaller one changes no label
 ROUGH = 5e-3  # of fits that only show how good a fit is
 CHOICES = {"weighting": ("signal", "standard"), "class_weights": ("none", "balanced")}  # that `auto` chooses from
-NUM_FOLDS = 3  # of the cross-validation that chooses
+CHOICE_FOLDS = 3  # of the cross-validation that chooses
 MAX_CELLS_PER_LABEL = 200  # in that cross-validation: more cells would not change the choice
 SIGNAL_FLOOR = 0.01  # added to the squared signal-to-noise ratio: genes without signal keep a small weight
 MOST_DUAL = 4000  # cells; up to this number, inner products of cells are faster than sparse products with genes
@@ -56,8 +56,8 @@ def fit_logistic(
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Options of the fit of the linear branch; the last two may be `auto` until `settle_recipe` has chosen."""
+class LinearOptions:
+    """Options of the fit of the linear branch; the last two may be `auto` until `choose_linear_options` has chosen."""
 
     powers: tuple[float, ...]  # one view each; views with a power p above 1 are scaled by 1/p: few genes dominate them
     c: float  # inverse strength of the L2 penalty
@@ -121,11 +121,11 @@ class Design:
     to_branch: Callable[[LinearModel], LinearModel]
 
 
-def design(x: csr_matrix, labels: np.ndarray, recipe: Recipe) -> Design:
+def design(x: csr_matrix, labels: np.ndarray, linear_options: LinearOptions) -> Design:
     """Make the features of the linear branch from expression: CSR float32, N cells x G genes, ln(1 + cp10k)."""
-    views = [view(x, power) for power in recipe.powers]
-    scales = [gene_weights(v, labels, recipe.weighting) for v in views]
-    scales = [scale / max(1.0, power) for scale, power in zip(scales, recipe.powers, strict=True)]
+    views = [power_transform(x, power) for power in linear_options.powers]
+    scales = [gene_weights(v, labels, linear_options.weighting) for v in views]
+    scales = [scale / max(1.0, power) for scale, power in zip(scales, linear_options.powers, strict=True)]
     weighted = hstack([v.multiply(s.astype(np.float32)[None]) for v, s in zip(views, scales, strict=True)], "csr")
     features, to_genes = compact(weighted) if x.shape[0] <= MOST_DUAL else (weighted, lambda weight: weight)
 
@@ -138,29 +138,37 @@ def design(x: csr_matrix, labels: np.ndarray, recipe: Recipe) -> Design:
 
 
 def fit_design(
-    features: np.ndarray | csr_matrix, labels: np.ndarray, recipe: Recipe, tolerance: float = TOLERANCE
+    features: np.ndarray | csr_matrix,
+    labels: np.ndarray,
+    linear_options: LinearOptions,
+    tolerance: float = SOLVER_TOLERANCE,
 ) -> LinearModel:
     """Fit the logistic regression of the linear branch to the features of a `design`."""
-    return fit_logistic(features, labels, c=recipe.c, class_weights=recipe.class_weights, tolerance=tolerance)
+    return fit_logistic(
+        features, labels, c=linear_options.c, class_weights=linear_options.class_weights, tolerance=tolerance
+    )
 
 
-def fit_linear_branch(x: csr_matrix, labels: np.ndarray, recipe: Recipe) -> LinearModel:
+def fit_linear_branch(x: csr_matrix, labels: np.ndarray, linear_options: LinearOptions) -> LinearModel:
     """Fit the linear branch to expression: CSR float32, N cells x G genes, ln(1 + cp10k).
 
     The weight, float32 G x (views * C), is to be multiplied with `view(x, power)` of each power.
     """
-    made = design(x, labels, recipe)
-    return made.to_branch(fit_design(made.features, labels, recipe))
+    made = design(x, labels, linear_options)
+    return made.to_branch(fit_design(made.features, labels, linear_options))
 
 
-def predict_logits(model: LinearModel, x: csr_matrix, recipe: Recipe) -> np.ndarray:
+def predict_logits(model: LinearModel, x: csr_matrix, linear_options: LinearOptions) -> np.ndarray:
     """Logits of cells, N x C, by a model of `fit_linear_branch`."""
-    blocks = np.split(model.weight, len(recipe.powers), axis=1)
-    return sum(view(x, power) @ block for power, block in zip(recipe.powers, blocks, strict=True)) + model.bias
+    blocks = np.split(model.weight, len(linear_options.powers), axis=1)
+    return (
+        sum(power_transform(x, power) @ block for power, block in zip(linear_options.powers, blocks, strict=True))
+        + model.bias
+    )
 
 
 def label_folds(
-    labels: np.ndarray, seed: int, num_folds: int = NUM_FOLDS, most: int = MAX_CELLS_PER_LABEL
+    labels: np.ndarray, seed: int, num_folds: int = CHOICE_FOLDS, most: int = MAX_CELLS_PER_LABEL
 ) -> tuple[np.ndarray, np.ndarray]:
     """Deal at most `most` cells of each label to folds: row numbers, and the fold of each.
 
@@ -177,40 +185,40 @@ def label_folds(
 
 
 def held_out_losses(
-    x: csr_matrix, labels: np.ndarray, folds: np.ndarray, recipe: Recipe, balances: tuple[str, ...]
+    x: csr_matrix, labels: np.ndarray, folds: np.ndarray, linear_options: LinearOptions, balances: tuple[str, ...]
 ) -> list[float]:
     """Mean negative log-likelihood of the cells of each fold by a model of the others, for each of `balances`."""
     logits = np.zeros((len(balances), len(labels), labels.max() + 1))
     for fold in range(folds.max() + 1):
         train = folds != fold
-        made = design(x[train], labels[train], recipe)
+        made = design(x[train], labels[train], linear_options)
         for number, balance in enumerate(balances):
-            option = replace(recipe, class_weights=balance)
+            option = replace(linear_options, class_weights=balance)
             model = made.to_branch(fit_design(made.features, labels[train], option, ROUGH))
             logits[number, ~train] = predict_logits(model, x[~train], option)
     return [negative_log_likelihood(each[folds >= 0], labels[folds >= 0]) for each in logits]
 
 
-def settle_recipe(x: csr_matrix, labels: np.ndarray, recipe: Recipe, seed: int) -> Recipe:
+def choose_linear_options(x: csr_matrix, labels: np.ndarray, linear_options: LinearOptions, seed: int) -> LinearOptions:
     """Replace `auto` by the option that predicts held-out cells of the same reference best; `seed` chooses the folds.
 
     Many genes, few cells and clearly different types favour `signal`; a panel of chosen genes and types that differ a
     little in many genes favour `standard`. The likelihood in a cross-validation with 3 folds decides.
     """
-    given = recipe.weighting, recipe.class_weights
+    given = linear_options.weighting, linear_options.class_weights
     if "auto" not in given:
-        return recipe
+        return linear_options
     weightings, balances = (
         options if value == "auto" else (value,) for value, options in zip(given, CHOICES.values(), strict=True)
     )
     rows, folds = label_folds(labels, seed)
     if not (folds >= 0).any():  # without a cell to hold out, the first options
-        return replace(recipe, weighting=weightings[0], class_weights=balances[0])
+        return replace(linear_options, weighting=weightings[0], class_weights=balances[0])
     x = x[rows]
     labels = labels[rows]
     losses = {
-        weighting: held_out_losses(x, labels, folds, replace(recipe, weighting=weighting), balances)
+        weighting: held_out_losses(x, labels, folds, replace(linear_options, weighting=weighting), balances)
         for weighting in weightings
     }
     best = min(weightings, key=lambda weighting: losses[weighting][0])  # with the first way to weigh labels
-    return replace(recipe, weighting=best, class_weights=balances[int(np.argmin(losses[best]))])
+    return replace(linear_options, weighting=best, class_weights=balances[int(np.argmin(losses[best]))])

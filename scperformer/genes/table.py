@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scperformer.genes.names import as_in_r
 
-TABLE = Path(__file__).with_name("gene_table.tsv.gz")  # of HGNC's complete set, GENCODE 44 and Ensembl 105
+GENE_TABLE = Path(__file__).with_name("gene_table.tsv.gz")  # of HGNC's complete set, GENCODE 44 and Ensembl 105
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def parse_genes(lines: Sequence[str]) -> HumanGenes:
 @cache
 def human_genes() -> HumanGenes:
     """Read the package's table of human genes, which `data/make_gene_table.py` makes."""
-    with gzip.open(TABLE, "rt", encoding="utf-8") as file:
+    with gzip.open(GENE_TABLE, "rt", encoding="utf-8") as file:
         return parse_genes(file.readlines())
 
 

@@ -4,7 +4,7 @@ from scperformer.labels.clusters import AUTO_CLUSTERS, majority_labels, over_clu
 from scperformer.labels.constraints import allowed_labels, reweighted, shares_by_em
 from scperformer.labels.ontology import (
     NO_ONTOLOGY,
-    PACKAGED,
+    PACKAGED_TERMS,
     UNKNOWN_TERM,
     Ontology,
     find_terms,

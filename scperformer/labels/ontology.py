@@ -16,9 +16,9 @@ from scperformer.base.errors import InputError
 from scperformer.labels.texts import spelled_as
 from scperformer.labels.tree import LabelTree
 
-PACKAGED, NO_ONTOLOGY = "packaged", "none"  # values of the option `ontology` beside names of files
+PACKAGED_TERMS, NO_ONTOLOGY = "packaged", "none"  # values of the option `ontology` beside names of files
 UNKNOWN_TERM = "unknown"  # in the CELLxGENE schema: there is no ontology term
-TABLE = Path(__file__).with_name("cell_types.tsv")
+TERM_TABLE = Path(__file__).with_name("cell_types.tsv")
 TABLE_VERSION = "2026-03-26"  # the release of CL that its names and parents are from
 # Terms that say nothing about a type: cell, native, eukaryotic, animal, somatic, nucleate and single nucleate cell.
 TOO_GENERAL = {f"CL:{number:07}" for number in (0, 3, 255, 548, 2371, 2242, 226)}
@@ -70,7 +70,7 @@ def _known(names: dict[str, str], synonyms: list[tuple[str, str]], ours: dict[st
 @cache
 def packaged_ontology() -> Ontology:
     """Return the terms of our own table."""
-    with TABLE.open(encoding="utf-8", newline="") as file:
+    with TERM_TABLE.open(encoding="utf-8", newline="") as file:
         lines = (line for line in file if not line.startswith("#"))
         rows = list(csv.DictReader(lines, delimiter="\t", restval=""))
     names = {row["id"]: row["name"] for row in rows}

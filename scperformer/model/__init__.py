@@ -11,22 +11,22 @@ from scperformer.model.folder import (
     GENES,
     INFO,
     MODEL,
-    PACKAGED,
+    PACKAGED_MODEL,
     WEIGHTS,
-    Bundle,
+    SavedModel,
     damaged_model,
     encoder_is_silent,
     library_folder,
-    load_bundle,
-    load_kept,
+    load_reference_cells,
+    read_model,
     require_annotator,
     resolve_model,
-    save_bundle,
     sum_of_branches,
+    write_model,
 )
-from scperformer.model.linear import LENGTH, TINY, linear_contributions, view
-from scperformer.model.out_of_fold import HELD_OUT, HeldOut
-from scperformer.model.reference_cells import CELLS, MOST_CELLS, MOST_VALUES, KeptCells
+from scperformer.model.held_out import HELD_OUT, HeldOut
+from scperformer.model.linear import LENGTH, TINY, linear_contributions, power_transform
+from scperformer.model.reference_cells import CELLS_FILE, MOST_CELLS, MOST_VALUES, ReferenceCells
 from scperformer.model.registry import (
     MOST_REGISTRY,
     Entry,

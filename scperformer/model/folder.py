@@ -28,8 +28,8 @@ from scperformer.base.messages import did_you_mean, in_cell, unfit
 from scperformer.base.outputs import Folder, new_folder
 from scperformer.files import neighbours, sha256
 from scperformer.labels import UNKNOWN_TERM, LabelTree
-from scperformer.model.out_of_fold import HELD_OUT, HeldOut, read_held_out
-from scperformer.model.reference_cells import CELLS, KeptCells, read_kept
+from scperformer.model.held_out import HELD_OUT, HeldOut, read_held_out
+from scperformer.model.reference_cells import CELLS_FILE, ReferenceCells, read_reference_cells
 from scperformer.model.registry import is_remote, read_registry, registry_place
 
 log = logging.getLogger(__name__)
@@ -43,12 +43,12 @@ GENES = "genes.tsv"
 INFO = "bundle.json"
 CARD = "MODEL_CARD.md"
 MOST_BYTES = {INFO: 64 * 2**20, GENES: 256 * 2**20}  # files that are read as a whole; real ones are below 2 MB
-PROVEN = (WEIGHTS, GENES, CELLS, HELD_OUT)  # files whose checksums bundle.json has; a model may lack the last two
+PROVEN = (WEIGHTS, GENES, CELLS_FILE, HELD_OUT)  # files whose checksums bundle.json has; a model may lack the last two
 # Files for people, which a model folder may lack.
 EXTRAS = (CARD, "learning_curve.png", "reliability.png", "metrics.csv")
-KNOWN = (INFO, WEIGHTS, GENES, CELLS, HELD_OUT, *EXTRAS)
+KNOWN = (INFO, WEIGHTS, GENES, CELLS_FILE, HELD_OUT, *EXTRAS)
 MODEL = Folder("a model", unmarked=KNOWN)
-PACKAGED = Path(__file__).parent / "packaged" / "pbmc3k"
+PACKAGED_MODEL = Path(__file__).parent / "packaged" / "pbmc3k"
 MOST_NAMED = 100  # characters of a name in a message
 CONTENT = {"name": str, "labels": list, "ontology_term_ids": list, "config": dict, "metrics": dict, "provenance": dict}
 PROVENANCE = {"reference": str, "label_key": str, "num_cells": int, "seed": int}  # predictions record these
@@ -59,7 +59,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {  # entries of the groups, for 
 
 
 @dataclass(kw_only=True)
-class Bundle:
+class SavedModel:
     """A trained model as plain data: G genes, C labels."""
 
     name: str
@@ -73,8 +73,10 @@ class Bundle:
     weights: dict[str, np.ndarray] = field(repr=False)  # model.*: the network's state; baseline.weight, baseline.bias
     hash: str = ""  # SHA-256 of bundle.json, which holds the checksums of the other files; "" before saving
     kind: str = ANNOTATOR  # or ENCODER, from `pretrain`: without labels, head and logistic regression
-    kept: KeptCells | None = field(default=None, repr=False)  # written with the model; `load_kept` reads them again
-    has_kept: bool = False  # the folder that it was read from has kept cells
+    reference_cells: ReferenceCells | None = field(
+        default=None, repr=False
+    )  # written with the model; `load_reference_cells` reads them again
+    has_reference_cells: bool = False  # the folder that it was read from has kept cells
     tree: LabelTree | None = None  # over the labels; models of earlier versions have none
     held_out: HeldOut | None = field(default=None, repr=False)  # None: a model of format 4 or before, or no evidence
 
@@ -114,18 +116,18 @@ def sum_of_branches(scales: Mapping[str, float]) -> str:
     return " + ".join(f"{scale:.2f} x {BRANCHES[name]}" for name, scale in scales.items())
 
 
-def _annotator_card(bundle: Bundle) -> str:
-    made = bundle.provenance
-    metrics = bundle.metrics
+def _annotator_card(saved: SavedModel) -> str:
+    made = saved.provenance
+    metrics = saved.metrics
     counts = made["cells_per_label"]
-    has_terms = any(term != UNKNOWN_TERM for term in bundle.ontology_term_ids)
-    terms = [f" {in_cell(term)} |" if has_terms else "" for term in bundle.ontology_term_ids]
-    rows = zip(bundle.labels, terms, strict=True)
+    has_terms = any(term != UNKNOWN_TERM for term in saved.ontology_term_ids)
+    terms = [f" {in_cell(term)} |" if has_terms else "" for term in saved.ontology_term_ids]
+    rows = zip(saved.labels, terms, strict=True)
     labels = "\n".join(f"| {in_cell(label)} | {counts[label]} |{term}" for label, term in rows)
-    tree = "" if bundle.tree is None else f"- Label tree of {bundle.tree.num_levels} levels: {bundle.tree.outline}.\n"
+    tree = "" if saved.tree is None else f"- Label tree of {saved.tree.num_levels} levels: {saved.tree.outline}.\n"
     checksum = f" (SHA-256 `{made['reference_sha256']}`)" if made["reference_sha256"] else ""
-    alone = " The labels come from the linear branch alone." if encoder_is_silent(bundle.scales) else ""
-    tissue = "" if bundle.tissue is None else f"- Tissue: {bundle.tissue}.\n"
+    alone = " The labels come from the linear branch alone." if encoder_is_silent(saved.scales) else ""
+    tissue = "" if saved.tissue is None else f"- Tissue: {saved.tissue}.\n"
     notes = "".join(f"- {note}\n" for note in made.get("notes", []))
     scores = ""
     if adapted := made.get("adapted_from"):
@@ -148,9 +150,9 @@ def _annotator_card(bundle: Bundle) -> str:
         )
         scores += f"  same cells: accuracy {baseline['accuracy']:.3f}, macro-F1 {baseline['macro_f1']:.3f}.\n"
     return f"""\
-# {bundle.name}
+# {saved.name}
 
-A cell-type model of scperformer {made["versions"]["scperformer"]}. It distinguishes the {len(bundle.labels)} labels
+A cell-type model of scperformer {made["versions"]["scperformer"]}. It distinguishes the {len(saved.labels)} labels
 below and no others: a cell of any other type still gets one of them, and may be flagged as unknown.
 
 | label | cells in the reference |{" Cell Ontology |" if has_terms else ""}
@@ -158,10 +160,10 @@ below and no others: a cell of any other type still gets one of them, and may be
 {labels}
 
 - Trained on `{made["reference"]}`{checksum}, labels in `{made["label_key"]}`,
-  {made["num_cells"]} cells, {len(bundle.genes)} genes.
+  {made["num_cells"]} cells, {len(saved.genes)} genes.
 {tree}{tissue}- Input: {made["input"]}.
 {notes}{scores}\
-- Logits are {sum_of_branches(bundle.scales)}.{alone} The factors make probabilities of the confidences, for cells like
+- Logits are {sum_of_branches(saved.scales)}.{alone} The factors make probabilities of the confidences, for cells like
   those of the reference.
 - Made by `{made["command"]}` with seed {made["seed"]}; all options are in bundle.json.
 {_conditions(metrics)}{_calibration(metrics)}{_novelty(metrics)}"""
@@ -217,10 +219,10 @@ chance (area under the ROC curve):
 {rows}"""
 
 
-def _encoder_card(bundle: Bundle) -> str:
-    made = bundle.provenance
-    metrics = bundle.metrics
-    share = f"{bundle.config['masking']['share']:.0%}"
+def _encoder_card(saved: SavedModel) -> str:
+    made = saved.provenance
+    metrics = saved.metrics
+    share = f"{saved.config['masking']['share']:.0%}"
     files = ((in_cell(file["name"]), file["num_cells"], in_cell(file["input"])) for file in made["corpus"])
     corpus = "\n".join(f"| {name} | {num_cells} | {used} |" for name, num_cells, used in files)
     start = f"\n- It started from `{made['init']['name']}` (`{made['init']['hash'][:12]}`)." if "init" in made else ""
@@ -229,16 +231,16 @@ def _encoder_card(bundle: Bundle) -> str:
     nothing = "**it has learned nothing beyond"
     verdict = f"{more} {usual}" if metrics["loss"] < metrics["naive_loss"] else f"{nothing} {usual}**"
     return f"""\
-# {bundle.name}
+# {saved.name}
 
 An encoder of scperformer {made["versions"]["scperformer"]} without labels: it cannot annotate. It is the start of
-models that can: `scperformer train reference.h5ad label_key=cell_type init={bundle.name}`.
+models that can: `scperformer train reference.h5ad label_key=cell_type init={saved.name}`.
 
 | file | cells | input |
 |---|---|---|
 {corpus}
 
-- Pretrained on {made["num_cells"]} cells, {len(bundle.genes)} genes, to predict the expression of {share} of the genes
+- Pretrained on {made["num_cells"]} cells, {len(saved.genes)} genes, to predict the expression of {share} of the genes
   that a cell expresses from the others.
 - On masked values of {metrics["num_val_cells"]} validation cells, which also chose the epoch: loss
   {metrics["loss"]:.4f}, of a naive guess {metrics["naive_loss"]:.4f} (lower is better: {verdict}).{start}
@@ -246,38 +248,38 @@ models that can: `scperformer train reference.h5ad label_key=cell_type init={bun
 """
 
 
-def model_card(bundle: Bundle, pictures: Mapping[str, Any] | None = None) -> str:
+def model_card(saved: SavedModel, pictures: Mapping[str, Any] | None = None) -> str:
     """Return the model card as Markdown; it shows the PNG files among `pictures`."""
-    text = _annotator_card(bundle) if bundle.is_annotator else _encoder_card(bundle)
+    text = _annotator_card(saved) if saved.is_annotator else _encoder_card(saved)
     shown = {name: Path(name).stem.replace("_", " ") for name in pictures or {} if name.endswith(".png")}
     return text + "".join(f"\n![{caption}]({name})\n" for name, caption in shown.items())
 
 
-def save_bundle(
-    bundle: Bundle, path: str | Path, *, overwrite: bool = False, more: Mapping[str, bytes] | None = None
+def write_model(
+    saved: SavedModel, path: str | Path, *, overwrite: bool = False, more: Mapping[str, bytes] | None = None
 ) -> None:
     """Write a model folder, whole or not at all; `more` are other files for people, the card shows the pictures."""
     from safetensors.numpy import save
 
     with new_folder(path, MODEL, overwrite) as folder:
         # Not safetensors' save_file: only their owner could read its files, but models are shared.
-        weights = {name: np.ascontiguousarray(array) for name, array in bundle.weights.items()}
+        weights = {name: np.ascontiguousarray(array) for name, array in saved.weights.items()}
         (folder / WEIGHTS).write_bytes(save(weights))
-        rows = [f"{gene}\t{mean:.6g}" for gene, mean in zip(bundle.genes, bundle.gene_means, strict=True)]
+        rows = [f"{gene}\t{mean:.6g}" for gene, mean in zip(saved.genes, saved.gene_means, strict=True)]
         (folder / GENES).write_text("\n".join(["gene\tmean", *rows]) + "\n", encoding="utf-8")
-        info = {"format_version": FORMAT_VERSION, "kind": bundle.kind}
-        info |= {name: getattr(bundle, name) for name in CONTENT}
-        if bundle.tree is not None:
-            info["tree"] = {"parents": bundle.tree.parents, "terms": bundle.tree.terms}
-        if bundle.kept is not None:
-            (folder / CELLS).write_bytes(bundle.kept.to_bytes())
-        if bundle.held_out is not None:
-            (folder / HELD_OUT).write_bytes(bundle.held_out.to_bytes())
+        info = {"format_version": FORMAT_VERSION, "kind": saved.kind}
+        info |= {name: getattr(saved, name) for name in CONTENT}
+        if saved.tree is not None:
+            info["tree"] = {"parents": saved.tree.parents, "terms": saved.tree.terms}
+        if saved.reference_cells is not None:
+            (folder / CELLS_FILE).write_bytes(saved.reference_cells.to_bytes())
+        if saved.held_out is not None:
+            (folder / HELD_OUT).write_bytes(saved.held_out.to_bytes())
         info["files"] = {name: sha256(folder / name) for name in PROVEN if (folder / name).is_file()}
         (folder / INFO).write_text(json.dumps(info, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         for name, content in (more or {}).items():
             (folder / name).write_bytes(content)
-        (folder / CARD).write_text(model_card(bundle, more), encoding="utf-8")
+        (folder / CARD).write_text(model_card(saved, more), encoding="utf-8")
 
 
 def damaged_model(folder: Path, found: str) -> InputError:
@@ -366,7 +368,7 @@ def _is_own_file(folder: Path, name: str) -> bool:
     return True
 
 
-def _read_bundle(folder: Path) -> Bundle:
+def _read_model(folder: Path) -> SavedModel:
     """Read a folder with a bundle.json; the text of a ValueError says how it is damaged."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -417,30 +419,30 @@ def _read_bundle(folder: Path) -> Bundle:
     named = {name: info[name] for name in CONTENT}
     held_out = read_held_out(folder, len(genes), num_labels) if HELD_OUT in info["files"] else None
     more: dict[str, Any] = {
-        "has_kept": CELLS in info["files"],
+        "has_kept": CELLS_FILE in info["files"],
         "held_out": held_out,
         "tree": _tree_of(info),
         "hash": checksum,
     }
-    return Bundle(**named, genes=genes, gene_means=means, weights=weights, kind=kind, **more)
+    return SavedModel(**named, genes=genes, gene_means=means, weights=weights, kind=kind, **more)
 
 
-def load_kept(bundle: Bundle, path: str | Path) -> KeptCells | None:
+def load_reference_cells(saved: SavedModel, path: str | Path) -> ReferenceCells | None:
     """Read the cells that a model keeps, or return None; refuse damaged ones."""
-    if not bundle.has_kept:
-        return bundle.kept
+    if not saved.has_reference_cells:
+        return saved.reference_cells
     try:
-        return read_kept(Path(path), len(bundle.genes), len(bundle.labels))
+        return read_reference_cells(Path(path), len(saved.genes), len(saved.labels))
     except ValueError as error:
         raise damaged_model(Path(path), str(error)) from error
 
 
-def load_bundle(path: str | Path) -> Bundle:
+def read_model(path: str | Path) -> SavedModel:
     """Read a model folder, verify its checksums and check its content; refuse it if it is damaged or incomplete."""
     folder = Path(path)
     try:
         if folder.is_dir() and _is_own_file(folder, INFO):
-            return _read_bundle(folder)
+            return _read_model(folder)
     except InputError:
         raise
     except ValueError as error:
@@ -454,9 +456,9 @@ def load_bundle(path: str | Path) -> Bundle:
     raise InputError(f"{found} '{folder}'", f"a model folder with {INFO}, {WEIGHTS} and {GENES}", remedy)
 
 
-def require_annotator(bundle: Bundle, path: str | Path) -> None:
+def require_annotator(saved: SavedModel, path: str | Path) -> None:
     """Refuse a model that cannot annotate: an encoder without labels."""
-    if not bundle.is_annotator:
+    if not saved.is_annotator:
         remedy = f"train a model that starts from it: scperformer train REFERENCE label_key=COLUMN init={path}"
         raise InputError(f"an encoder without labels at '{path}'", "a model with labels", remedy)
 
@@ -476,7 +478,7 @@ def resolve_model(model_path: str | None) -> tuple[Path, str]:
     """
     from_environment = os.environ.get("SCPERFORMER_MODEL")
     if not model_path and not from_environment:
-        return PACKAGED, "packaged"
+        return PACKAGED_MODEL, "packaged"
     path = Path(model_path or from_environment or "")
     why = "given" if model_path else "from $SCPERFORMER_MODEL"
     imported = library_folder() / path

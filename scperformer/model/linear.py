@@ -3,13 +3,13 @@
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from scperformer.model.folder import Bundle
+from scperformer.model.folder import SavedModel
 
 LENGTH = 20.0  # of every cell in every view: about its length in logarithms, so that penalties mean the same
 TINY = 1e-12  # length of a cell without expression, in place of 0
 
 
-def view(x: csr_matrix, power: float) -> csr_matrix:
+def power_transform(x: csr_matrix, power: float) -> csr_matrix:
     """Raise expression (CSR float32, N x G) to a power, with each cell scaled to length 20; empty cells stay 0."""
     values = x.data**power
     cells = np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
@@ -18,7 +18,7 @@ def view(x: csr_matrix, power: float) -> csr_matrix:
     return csr_matrix((values, x.indices, x.indptr), shape=x.shape)
 
 
-def linear_contributions(bundle: Bundle, x: csr_matrix, label: int) -> np.ndarray | None:
+def linear_contributions(saved: SavedModel, x: csr_matrix, label: int) -> np.ndarray | None:
     """Return the mean contribution of each gene to the logit of a label by the linear branch; None without this branch.
 
     A view is the expression raised to a power, each cell scaled to the same length; the branch is linear in the views.
@@ -34,14 +34,14 @@ def linear_contributions(bundle: Bundle, x: csr_matrix, label: int) -> np.ndarra
     -------
     float64, G; with the mean bias they add up to the mean logit of the branch.
     """
-    if (weight := bundle.weights.get("model.wide.weight.weight")) is None:
+    if (weight := saved.weights.get("model.wide.weight.weight")) is None:
         return None
-    powers = bundle.config["model"]["wide_powers"]
-    weights = weight[: len(bundle.genes)].reshape(len(bundle.genes), len(powers), -1)[:, :, label].astype(np.float64)
-    found = np.zeros(len(bundle.genes))
+    powers = saved.config["model"]["wide_powers"]
+    weights = weight[: len(saved.genes)].reshape(len(saved.genes), len(powers), -1)[:, :, label].astype(np.float64)
+    found = np.zeros(len(saved.genes))
     for place, power in enumerate(powers):
-        view = csr_matrix((x.data.astype(np.float64) ** power, x.indices, x.indptr), shape=x.shape)
-        lengths = np.sqrt(np.asarray(view.multiply(view).sum(axis=1)).ravel())
+        power_transform = csr_matrix((x.data.astype(np.float64) ** power, x.indices, x.indptr), shape=x.shape)
+        lengths = np.sqrt(np.asarray(power_transform.multiply(power_transform).sum(axis=1)).ravel())
         scale = LENGTH / np.maximum(lengths, TINY) / x.shape[0]
-        found += np.asarray(scale @ view).ravel() * weights[:, place]
+        found += np.asarray(scale @ power_transform).ravel() * weights[:, place]
     return found

@@ -14,13 +14,13 @@ from scipy.sparse import csr_matrix
 
 from scperformer.model.arrays import read_arrays
 
-CELLS = "cells.npz"
+CELLS_FILE = "cells.npz"
 ARRAYS = {"labels": "iu", "lengths": "iu", "steps": "iu", "values": "iuf"}  # and the kinds of their numbers
 MOST_CELLS, MOST_VALUES = 2**22, 2**28  # 20,000 cells with 13,000 expressed genes; they take 2 GiB of memory
 
 
 @dataclass
-class KeptCells:
+class ReferenceCells:
     """Cells of a reference before normalisation, and the index of the label of each."""
 
     values: csr_matrix  # float32, N x G; whole numbers if they are counts
@@ -44,30 +44,30 @@ class KeptCells:
         return file.getvalue()
 
 
-def read_kept(folder: Path, num_genes: int, num_labels: int) -> KeptCells:
+def read_reference_cells(folder: Path, num_genes: int, num_labels: int) -> ReferenceCells:
     """Read the cells of a model folder; the text of a ValueError says how they are damaged."""
-    labels, lengths, steps, values = read_arrays(folder / CELLS, ARRAYS, 2 * (MOST_CELLS + MOST_VALUES)).values()
+    labels, lengths, steps, values = read_arrays(folder / CELLS_FILE, ARRAYS, 2 * (MOST_CELLS + MOST_VALUES)).values()
     fits = all(array.ndim == 1 for array in (labels, lengths, steps, values))
     fits = fits and len(labels) == len(lengths) <= MOST_CELLS and len(steps) == len(values) <= MOST_VALUES
     # Numbers are compared before they are added, and sums before they are expanded: neither can overflow.
     fits = fits and lengths.min(initial=0) >= 0 and lengths.max(initial=0) <= len(values)
     if not fits or len(values) != lengths.sum(dtype=np.int64):
-        raise ValueError(f"'{CELLS}' with parts that do not fit")
+        raise ValueError(f"'{CELLS_FILE}' with parts that do not fit")
     indptr = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     starts = indptr[:-1][lengths > 0]
     known = steps.min(initial=0) >= 0 and steps.max(initial=0) < num_genes
     last = np.add.reduceat(steps, starts, dtype=np.int64) if known and len(starts) else np.arange(0)
     is_repeated = np.count_nonzero(steps) < len(steps) - np.count_nonzero(steps[starts] == 0)
     if not known or last.max(initial=0) >= num_genes or is_repeated:
-        raise ValueError(f"'{CELLS}' with genes that the model does not have")
+        raise ValueError(f"'{CELLS_FILE}' with genes that the model does not have")
     with np.errstate(over="ignore"):
         content = values.astype(np.float32)
     if len(content) and not (content.min() > 0 and content.max() < np.inf):  # neither is true of NaN
-        raise ValueError(f"'{CELLS}' with values that are not above 0")
+        raise ValueError(f"'{CELLS_FILE}' with values that are not above 0")
     if set(np.unique(labels).tolist()) != set(range(num_labels)):
-        raise ValueError(f"'{CELLS}' with other labels than the model's")
+        raise ValueError(f"'{CELLS_FILE}' with other labels than the model's")
     indices = steps.astype(np.int32)
     indices[starts[1:]] -= last[:-1].astype(np.int32)  # each cell begins anew
     np.cumsum(indices, out=indices)
     matrix = csr_matrix((content, indices, indptr), shape=(len(labels), num_genes))
-    return KeptCells(matrix, labels.astype(np.int64), are_counts=values.dtype.kind != "f")
+    return ReferenceCells(matrix, labels.astype(np.int64), are_counts=values.dtype.kind != "f")

@@ -26,7 +26,7 @@ from scperformer.base.errors import InputError, no_room
 from scperformer.base.messages import did_you_mean, in_time, unfit
 from scperformer.config import read_yaml
 
-PACKAGED = Path(__file__).parent / "packaged" / "registry.yaml"
+PACKAGED_REGISTRY = Path(__file__).parent / "packaged" / "registry.yaml"
 LOCAL = ("localhost", "127.0.0.1", "::1")  # http is allowed from these hosts alone
 SECONDS = 30  # without a sign of the other side
 SLOWEST = 100_000  # bytes per second of a download, after these seconds
@@ -75,7 +75,7 @@ class Entry:
 
 def registry_place(given: str | None) -> str:
     """Return the path or address of the registry: given, else $SCPERFORMER_REGISTRY, else that of the package."""
-    return given or os.environ.get("SCPERFORMER_REGISTRY") or str(PACKAGED)
+    return given or os.environ.get("SCPERFORMER_REGISTRY") or str(PACKAGED_REGISTRY)
 
 
 def is_remote(place: str) -> bool:

@@ -28,7 +28,7 @@ from scperformer.network.inference import (
     torch_state_kept,
 )
 from scperformer.network.load import (
-    ENCODER,
+    ENCODER_PREFIX,
     Model,
     as_model,
     load_encoder,
@@ -37,5 +37,5 @@ from scperformer.network.load import (
     rebuild,
     shared_rows,
 )
-from scperformer.network.network import CellTypeModel, Head, LinearModel, Wide, expression_weights
+from scperformer.network.network import CellTypeModel, Head, LinearBranch, LinearModel, expression_weights
 from scperformer.network.tokens import EMBEDDING_STD, Batch, ContinuousEmbedding, log2_bins, mask_token, sinusoids

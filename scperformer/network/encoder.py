@@ -281,9 +281,9 @@ class Encoder(nn.Module):
         self.mechanisms = [layer.attention for layer in self.stack]
         for mechanism in self.mechanisms[1:]:
             mechanism.share_with(self.mechanisms[0])
-        is_pooled = model.positions == "coexpression"
-        self.norm = LayerNorm(model.dim, is_last=True) if model.norm == "pre" and not is_pooled else nn.Identity()
-        if is_pooled:  # the layers start as nothing that is added to the vectors of genes
+        is_coexpression = model.positions == "coexpression"
+        self.norm = LayerNorm(model.dim, is_last=True) if model.norm == "pre" and not is_coexpression else nn.Identity()
+        if is_coexpression:  # the layers start as nothing that is added to the vectors of genes
             for layer in self.stack:
                 for part in (*layer.to_out.parameters(), *layer.feedforward[-1].parameters()):
                     nn.init.zeros_(part)

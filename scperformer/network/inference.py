@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 
 from scperformer.base.errors import InputError
 from scperformer.base.memory import KEPT, freed_memory
-from scperformer.model import view
+from scperformer.model import power_transform
 from scperformer.network.batches import MAX_BATCH_TOKENS, Cells, ahead, cells_at, prediction_batches, row_subset
 from scperformer.network.network import CellTypeModel
 from scperformer.network.tokens import Batch
@@ -171,12 +171,12 @@ def predict_cells(
     the number of cells of each finished batch.
     """
     num_threads = torch.get_num_threads()
-    if network.is_sums:
+    if network.has_no_layers:
         with torch_state_kept(threads=1), predicting(network):
             return _predict_sums(network, cells.x, num_threads, done)
     filled_up = device == "cpu"
     if filled_up:
-        batch_size = 1 if network.one_by_one else MAX_FIXED_CELLS
+        batch_size = 1 if network.needs_own_batch else MAX_FIXED_CELLS
         most_tokens = FIXED_TOKENS
     else:  # enough tokens to keep the GPU busy, within its memory
         most_tokens = max(MAX_BATCH_TOKENS, min(GPU_BATCH_TOKENS, torch.cuda.mem_get_info()[0] // BYTES_OF_TOKEN))
@@ -228,7 +228,7 @@ def _predict_sums(
     if wide is not None:
         weights_GVC = wide.weight.weight[:-1].detach().unflatten(-1, (len(wide.powers), -1)).numpy()
         views = [(power, np.ascontiguousarray(weights_GVC[:, i])) for i, power in enumerate(wide.powers)]
-    head_cells = 1 if network.one_by_one else MAX_FIXED_CELLS  # whatever their number: last bits depend on it
+    head_cells = 1 if network.needs_own_batch else MAX_FIXED_CELLS  # whatever their number: last bits depend on it
 
     def predicted(first: int) -> tuple[torch.Tensor, torch.Tensor]:
         some = row_subset(x, np.arange(first, min(first + SUMMED_CELLS, x.shape[0])))
@@ -236,14 +236,14 @@ def _predict_sums(
         with torch.inference_mode():
             logits_BC = torch.zeros(num_cells, network.num_labels)
             for power, weight in views:
-                logits_BC += torch.from_numpy(view(some, power) @ weight)
+                logits_BC += torch.from_numpy(power_transform(some, power) @ weight)
             if wide is not None:
                 logits_BC += wide.bias
             embedding_BD = logits_BC
             if encoder is not None:
                 assert encoder.embedding.gene is not None
                 vectors_GD = encoder.embedding.gene.weight[:-1].numpy()
-                pooled_BD = torch.from_numpy(view(some, 1.0) @ vectors_GD) - network.pool.centre_D
+                pooled_BD = torch.from_numpy(power_transform(some, 1.0) @ vectors_GD) - network.pool.centre_D
                 filled_BD = pad(pooled_BD, (0, 0, 0, -num_cells % head_cells))
                 heads = zip(*map(network.head, filled_BD.split(head_cells)), strict=True)
                 deep_BC, embedding_BD = (torch.cat(parts)[:num_cells] for parts in heads)

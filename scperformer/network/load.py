@@ -16,14 +16,14 @@ from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig, checked
 from scperformer.genes import KIND_NAMES, id_kind, map_genes
-from scperformer.model import Bundle, damaged_model, encoder_is_silent, load_bundle, require_annotator, resolve_model
+from scperformer.model import SavedModel, damaged_model, encoder_is_silent, read_model, require_annotator, resolve_model
 from scperformer.network.encoder import Encoder
 from scperformer.network.inference import torch_state_kept
 from scperformer.network.network import CellTypeModel, LinearModel
 
 log = logging.getLogger(__name__)
 
-NETWORK, ENCODER = "model.", "model.encoder."  # prefixes of weights in a model folder
+NETWORK_PREFIX, ENCODER_PREFIX = "model.", "model.encoder."  # prefixes of weights in a model folder
 MIN_SHARE = 0.1  # of the genes that an encoder or a table of vectors must know: with fewer, it is of another kind
 # Weights with one entry per gene and one for the special position; the axis of these entries is 0, else 1.
 GENES_FIRST = ("embedding.gene.weight", "attention.rows_PK", "attention.columns_PK")
@@ -47,7 +47,7 @@ class _NothingDrawn(TorchFunctionMode):
 class Model:
     """A trained model ready to annotate: its bundle, its network in eval mode and its logistic regression."""
 
-    bundle: Bundle
+    saved: SavedModel
     path: Path
     network: CellTypeModel
     baseline: LinearModel
@@ -55,17 +55,17 @@ class Model:
 
     @property
     def tokens(self) -> TokensConfig:
-        return TokensConfig(**self.bundle.config["tokens"])
+        return TokensConfig(**self.saved.config["tokens"])
 
     @property
     def facts(self) -> dict[str, str]:
         """What a user should know of it: labels, genes, tissue, the accuracy to expect, the folder."""
-        bundle = self.bundle
-        metrics = self.bundle.metrics
+        saved = self.saved
+        metrics = self.saved.metrics
         found = {
-            "labels": f"{len(bundle.labels)}: {', '.join(bundle.labels)}",
-            "genes": f"{len(bundle.genes):,}, such as {', '.join(bundle.genes[:3])}",
-            "tissue": bundle.tissue or "not stated",
+            "labels": f"{len(saved.labels)}: {', '.join(saved.labels)}",
+            "genes": f"{len(saved.genes):,}, such as {', '.join(saved.genes[:3])}",
+            "tissue": saved.tissue or "not stated",
         }
         if fold := metrics.get("out_of_fold"):
             found["expected accuracy"] = f"{fold['accuracy']:.3f} on cells like those of its reference"
@@ -77,11 +77,11 @@ class Model:
 
     def __repr__(self) -> str:
         lines = (f"  {name:<18} {text}" for name, text in self.facts.items())
-        return "\n".join([f"Model {self.bundle.name} ({self.bundle.hash[:12]})", *lines])
+        return "\n".join([f"Model {self.saved.name} ({self.saved.hash[:12]})", *lines])
 
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in self.facts.items())
-        return f"<p>Model <b>{escape(self.bundle.name)}</b></p><table>{rows}</table>"
+        return f"<p>Model <b>{escape(self.saved.name)}</b></p><table>{rows}</table>"
 
 
 def _same_kind(theirs: torch.Tensor, ours: torch.Tensor) -> bool:
@@ -89,27 +89,27 @@ def _same_kind(theirs: torch.Tensor, ours: torch.Tensor) -> bool:
     return theirs.dtype == ours.dtype or (theirs.is_floating_point() and ours.is_floating_point())
 
 
-def rebuild(bundle: Bundle, path: Path) -> CellTypeModel | Encoder:
+def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder:
     """Build the network of a model folder with its weights: an `Encoder` if the model has no labels.
 
     The folder may come from anywhere, so the names, shapes and types of its weights are compared with its configuration
     first, on a network without memory (torch's meta device); it is a damaged model if they differ.
     """
-    prefix = NETWORK if bundle.is_annotator else ENCODER
-    weights = {name.removeprefix(prefix): array for name, array in bundle.weights.items() if name.startswith(prefix)}
+    prefix = NETWORK_PREFIX if saved.is_annotator else ENCODER_PREFIX
+    weights = {name.removeprefix(prefix): array for name, array in saved.weights.items() if name.startswith(prefix)}
 
     def untrained() -> CellTypeModel | Encoder:
-        config = bundle.config
-        attention = dict(bundle.config["attention"])
+        config = saved.config
+        attention = dict(saved.config["attention"])
         tokens = checked(TokensConfig, config["tokens"], "tokens.")
         model = checked(ModelConfig, config["model"], "model.")
-        head = checked(HeadConfig, config["head"], "head.") if bundle.is_annotator else HeadConfig()
+        head = checked(HeadConfig, config["head"], "head.") if saved.is_annotator else HeadConfig()
         # Each of these makes parts that have weights; a part takes memory even on the meta device.
         if max(model.depth, len(head.hidden), len(attention.get("kernel_sizes", ()))) > len(weights):
             raise ValueError(f"more parts than the {len(weights)} weights that are there")
-        if not bundle.is_annotator:
-            return Encoder(len(bundle.genes), tokens, model, attention, torch.Generator().manual_seed(0))
-        sizes = len(bundle.genes), len(bundle.labels)
+        if not saved.is_annotator:
+            return Encoder(len(saved.genes), tokens, model, attention, torch.Generator().manual_seed(0))
+        sizes = len(saved.genes), len(saved.labels)
         return CellTypeModel(*sizes, tokens=tokens, model=model, attention=attention, head=head)
 
     try:
@@ -138,29 +138,29 @@ def rebuild(bundle: Bundle, path: Path) -> CellTypeModel | Encoder:
 def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
     """Load a model folder; None means $SCPERFORMER_MODEL, else the packaged model. Refuse an encoder without labels."""
     path, why = resolve_model(None if model_path is None else os.fspath(model_path))
-    bundle = load_bundle(path)
-    require_annotator(bundle, path)
-    checksum = bundle.hash[:12]
-    labels = ", ".join(bundle.labels)
+    saved = read_model(path)
+    require_annotator(saved, path)
+    checksum = saved.hash[:12]
+    labels = ", ".join(saved.labels)
     text = "model %s (%s, %s): %d genes, %d labels: %s"
-    log.info(text, bundle.name, why, checksum, len(bundle.genes), len(bundle.labels), labels)
-    model = as_model(bundle, path)
-    if encoder_is_silent(bundle.scales):
+    log.info(text, saved.name, why, checksum, len(saved.genes), len(saved.labels), labels)
+    model = as_model(saved, path)
+    if encoder_is_silent(saved.scales):
         log.info("the encoder does not count in this model: the labels come from its linear branch alone")
     return model
 
 
-def as_model(bundle: Bundle, path: Path) -> Model:
+def as_model(saved: SavedModel, path: Path) -> Model:
     """Make the model of a bundle from the folder `path`; refuse weights that do not fit its configuration."""
-    network = rebuild(bundle, path)
+    network = rebuild(saved, path)
     assert isinstance(network, CellTypeModel)
     for name in ("baseline.weight", "baseline.bias"):
-        if name not in bundle.weights:
+        if name not in saved.weights:
             raise damaged_model(path, f"no weights '{name}'")
-    baseline = LinearModel(bundle.weights["baseline.weight"], bundle.weights["baseline.bias"])
-    if encoder_is_silent(bundle.scales):
-        network.wide_alone = bundle.scales["deep"] == 0
-    return Model(bundle, path, network.eval(), baseline)
+    baseline = LinearModel(saved.weights["baseline.weight"], saved.weights["baseline.bias"])
+    if encoder_is_silent(saved.scales):
+        network.wide_alone = saved.scales["deep"] == 0
+    return Model(saved, path, network.eval(), baseline)
 
 
 def shared_rows(genes: list[str], theirs: list[str], init: str, species: str = "auto") -> tuple[list[int], list[int]]:
@@ -183,22 +183,22 @@ def shared_rows(genes: list[str], theirs: list[str], init: str, species: str = "
 
 
 @torch.no_grad()
-def load_encoder(encoder: Encoder, bundle: Bundle, genes: list[str], init: str, species: str = "auto") -> list[int]:
+def load_encoder(encoder: Encoder, saved: SavedModel, genes: list[str], init: str, species: str = "auto") -> list[int]:
     """Copy the weights of a model folder into an encoder with the same options, and return the rows of known genes.
 
     Other genes keep the vectors they have. Refuse a model with too few of the genes or with weights of another shape.
     """
-    here, there = shared_rows(genes, bundle.genes, init, species)
+    here, there = shared_rows(genes, saved.genes, init, species)
     new = torch.tensor([*here, len(genes)])
-    old = torch.tensor([*there, len(bundle.genes)])
+    old = torch.tensor([*there, len(saved.genes)])
     for name, ours in encoder.state_dict().items():
-        if ENCODER + name not in bundle.weights:
+        if ENCODER_PREFIX + name not in saved.weights:
             raise damaged_model(Path(init), f"no weights '{name}'")
-        theirs = torch.from_numpy(np.asarray(bundle.weights[ENCODER + name]))
+        theirs = torch.from_numpy(np.asarray(saved.weights[ENCODER_PREFIX + name]))
         axis = 0 if name.endswith(GENES_FIRST) else 1 if name.endswith(GENES_SECOND) else None
         if not _same_kind(theirs, ours):
             raise damaged_model(Path(init), f"weights '{name}' of type {theirs.numpy().dtype}")
-        if axis is not None and (theirs.ndim != ours.ndim or theirs.shape[axis] != len(bundle.genes) + 1):
+        if axis is not None and (theirs.ndim != ours.ndim or theirs.shape[axis] != len(saved.genes) + 1):
             raise damaged_model(Path(init), f"weights '{name}' of shape {tuple(theirs.shape)}")
         part = theirs
         wanted = ours

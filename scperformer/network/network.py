@@ -87,7 +87,7 @@ class Head(nn.Module):
         return self.labels(hidden_BD), hidden_BD
 
 
-class Wide(nn.Module):
+class LinearBranch(nn.Module):
     """The linear branch: logits linear in views of expression (see fitting/linear.py), plus a bias; starts at 0."""
 
     def __init__(self, num_genes: int, num_labels: int, powers: Sequence[float]):
@@ -130,7 +130,7 @@ class CellTypeModel(nn.Module):
     ):
         super().__init__()
         self.num_labels = num_labels
-        self.wide = Wide(num_genes, num_labels, model.wide_powers) if model.wide else None
+        self.wide = LinearBranch(num_genes, num_labels, model.wide_powers) if model.wide else None
         self.has_both = model.wide and model.deep
         self.wide_alone = not model.deep  # loading also sets it, for encoder scale 0: the encoder is then not run
         self.encoder: Encoder | None = None
@@ -167,14 +167,14 @@ class CellTypeModel(nn.Module):
             self.head.labels.bias.mul_(deep)
 
     @property
-    def is_sums(self) -> bool:
+    def has_no_layers(self) -> bool:
         """Whether both branches start from sums over the genes that a cell expresses: there are no layers."""
         if self.encoder is None or self.wide_alone:
             return True
         return self.encoder.embedding.expression is None and self.pool.name == "weighted"
 
     @property
-    def one_by_one(self) -> bool:
+    def needs_own_batch(self) -> bool:
         """Whether a cell needs a batch of its own, so that its bits do not depend on other cells."""
         # A row of a product gets the same bits at any position if all widths are multiples of 16 and at most a few
         # thousand numbers are added up. `Attention.one_by_one` decides for the mechanisms.
@@ -184,7 +184,7 @@ class CellTypeModel(nn.Module):
         widths = [part.in_features for part in parts if isinstance(part, nn.Linear)]
         widths += [mechanism.sizes.head_dim for mechanism in self.encoder.mechanisms]
         is_odd = any(width % 16 != 0 or width > 4096 for width in widths)
-        return is_odd or self.pool.name == "conv" or any(m.one_by_one for m in self.encoder.mechanisms)
+        return is_odd or self.pool.name == "conv" or any(m.needs_own_batch for m in self.encoder.mechanisms)
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         """Refuse cells with this number of tokens if the attention does."""

@@ -136,22 +136,22 @@ class Embedding(nn.Module):
         super().__init__()
         self.num_genes = num_genes
         self.gene = None if model.positions == "none" else nn.Embedding(num_genes + 1, model.dim)
-        is_pooled = model.positions == "coexpression"
+        is_coexpression = model.positions == "coexpression"
         if self.gene is not None and model.positions == "gene":
             nn.init.normal_(self.gene.weight, std=EMBEDDING_STD)
-        elif self.gene is not None and is_pooled:
+        elif self.gene is not None and is_coexpression:
             nn.init.zeros_(self.gene.weight)
         elif self.gene is not None and not self.gene.weight.requires_grad_(False).is_meta:
             fixed = sinusoids(num_genes + 1, model.dim)
             self.gene.weight.data = fixed if model.positions == "sinusoidal" else torch.zeros_like(fixed)
         self.expression: nn.Module | None = None
-        if is_pooled and model.depth == 0:
+        if is_coexpression and model.depth == 0:
             pass
         elif tokens.name == "continuous":
-            self.expression = ContinuousEmbedding(model.dim, starts_at_zero=is_pooled)
+            self.expression = ContinuousEmbedding(model.dim, starts_at_zero=is_coexpression)
         else:
             self.expression = nn.Embedding(mask_token(tokens) + 1, model.dim)
-            nn.init.normal_(self.expression.weight, std=0.0 if is_pooled else EMBEDDING_STD)
+            nn.init.normal_(self.expression.weight, std=0.0 if is_coexpression else EMBEDDING_STD)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         if self.expression is None:

@@ -95,8 +95,8 @@ def obs_columns(calls: Calls, model: Model, cfg: PredictConfig, rules: Rules) ->
     first, is there with `alpha`. A model without held-out calls gives no novelty (NaN) and no sets.
     """
     key = cfg.key_added
-    labels = model.bundle.labels
-    held_out = model.bundle.held_out
+    labels = model.saved.labels
+    held_out = model.saved.held_out
     best = calls.proba.argmax(axis=1)
     top_two = np.sort(calls.proba, axis=1)[:, -2:]
     safe = top_two[:, 1]
@@ -136,11 +136,11 @@ def trust_record(model: Model, cfg: PredictConfig, obs: pd.DataFrame) -> dict[st
 
     `obs` has the columns of the cells; barcodes that cannot be cells are not among them.
     """
-    held_out = model.bundle.held_out
+    held_out = model.saved.held_out
     if held_out is None:
         return {}
     num_cells = len(held_out.labels)
-    found = calibration(held_out.logits, held_out.labels, model.bundle.labels)
+    found = calibration(held_out.logits, held_out.labels, model.saved.labels)
     for part in ("bins", "labels"):
         columns = found[part].items()
         found[part] = {name: np.array(values, dtype=object if name == "label" else None) for name, values in columns}
@@ -209,21 +209,21 @@ def make_annotation(
     model = adapted.model
     findings = query.plan.findings
     droplets = query.plan.findings.droplets
-    read, constraints = with_constraints(read, rules, model.bundle.labels, droplets)
+    read, constraints = with_constraints(read, rules, model.saved.labels, droplets)
     obs = pd.concat([obs_columns(calls, model, cfg, rules) for calls in read()], ignore_index=True)
     if f"{key}_set" in obs:
         obs[f"{key}_set"] = obs[f"{key}_set"].astype("category")  # of each block, until here, with other categories
     num_unknown = int(obs[f"{key}_unknown"].sum())
-    if model.bundle.held_out is None:
+    if model.saved.held_out is None:
         text = "%s: the model keeps no held-out calls (%s): no novelty of cells%s, and unknown by min_confidence alone"
         why = "its kept cells are few or simulated" if adapted.record["adapted"] else "train it again to have them"
         log.info(text, query.path, why, "" if cfg.alpha is None else " and no sets of labels")
     notices = [] if droplets is None else [droplets.text]
     cells = obs if droplets is None else obs[droplets.is_cell]
     share = float(cells[f"{key}_unknown"].sum()) / len(cells)
-    is_foreign = model.bundle.held_out is not None and share > MOST_UNKNOWN
+    is_foreign = model.saved.held_out is not None and share > MOST_UNKNOWN
     if is_foreign:
-        notices.append(foreign_text(share, len(model.bundle.labels), model.bundle.tissue, findings.text))
+        notices.append(foreign_text(share, len(model.saved.labels), model.saved.tissue, findings.text))
     record: dict[str, Any] = describe_run(query, model) | {
         "condition": adapted.record,
         "baseline": {"name": "logistic regression (L2, C=1)"},
@@ -267,7 +267,7 @@ def make_annotation(
     earlier = f", {len(obs) - num_called} of them before" if num_called < len(obs) else ""
     text = "%s: %d cells annotated%s in %.1f s (%.0f cells/s), %d flagged unknown"
     log.info(text, query.path, len(obs), earlier, seconds, num_called / seconds, num_unknown)
-    return Annotation(key, obs, read, without_slashes(model.bundle.labels), record)
+    return Annotation(key, obs, read, without_slashes(model.saved.labels), record)
 
 
 def _place(folder: Path) -> str:
@@ -281,23 +281,23 @@ def _place(folder: Path) -> str:
 
 def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
     """Return the record of a run on the cells of a query: the model, its input, the shared genes and the software."""
-    bundle = model.bundle
-    provenance = model.bundle.provenance
+    saved = model.saved
+    provenance = model.saved.provenance
     findings = query.plan.findings
     overlap = query.plan.overlap
     packages = {name: version(name) for name in ("scperformer", "torch", "scanpy", "anndata", "numpy")}
     return {
         "model": {
-            "name": bundle.name,
-            "tissue": bundle.tissue or "",
-            "hash": bundle.hash,
+            "name": saved.name,
+            "tissue": saved.tissue or "",
+            "hash": saved.hash,
             "path": _place(model.path),
-            "labels": np.array(bundle.labels),
+            "labels": np.array(saved.labels),
             "trained_on": provenance["reference"],
             "label_key": provenance["label_key"],
             "num_cells": provenance["num_cells"],
             "seed": provenance["seed"],
-            "scales": bundle.scales,
+            "scales": saved.scales,
             "format_version": FORMAT_VERSION,
         },
         "input": {

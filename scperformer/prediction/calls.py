@@ -28,7 +28,7 @@ UNFINISHED = ".unfinished"  # the part that is being written
 IDENTITY = "run.json"  # input, model and options of the parts; also the mark of a folder that predict has made
 NAMES = (IDENTITY, "part-*.npz", UNFINISHED, ".scperformer-*")  # the last: of an output that is being written
 PARTS = Folder("parts of a prediction", more=NAMES)
-KINDS = {"proba": "f", "embedding": "f", "baseline": "i", "empty": "b", "scores": "f", "draws": "f"}  # of numbers
+ARRAY_KINDS = {"proba": "f", "embedding": "f", "baseline": "i", "empty": "b", "scores": "f", "draws": "f"}  # of numbers
 MOST_VALUES = 2**29  # of a part; a block of 100,000 cells and 1,000 labels has 100 million
 
 
@@ -62,7 +62,7 @@ def call_block(
         device = choose_device(cfg.device, cfg.precision)
         proba, embedding = predict_cells(model.network, cells, cfg.batch_size, device, cfg.precision, done)
     baseline = model.baseline.predict(x).astype(np.int32)
-    held_out = model.bundle.held_out
+    held_out = model.saved.held_out
     scores = np.full(x.shape[0], np.nan)
     if held_out is not None:
         scores = Profile(**held_out.profile).scores(x)
@@ -105,8 +105,8 @@ class Partial:
         """Return all parts in order; a damaged one is refused."""
         for part in range(self.num_parts):
             try:
-                calls = Calls(**read_arrays(self._file(part), KINDS, MOST_VALUES))
-                if [array.shape[:1] for array in vars(calls).values()] != [(len(calls.proba),)] * len(KINDS):
+                calls = Calls(**read_arrays(self._file(part), ARRAY_KINDS, MOST_VALUES))
+                if [array.shape[:1] for array in vars(calls).values()] != [(len(calls.proba),)] * len(ARRAY_KINDS):
                     raise ValueError("other numbers of cells")
             except (TypeError, ValueError) as error:
                 found = f"damaged partial result {self._file(part)}"

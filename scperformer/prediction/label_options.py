@@ -42,7 +42,7 @@ from scperformer.labels import (
     reweighted,
     shares_by_em,
 )
-from scperformer.model import Bundle
+from scperformer.model import SavedModel
 from scperformer.prediction.calls import Calls
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Rules:
         return {} if self.tree is None else self.tree.terms | dict(zip(self.tree.labels, self.terms, strict=True))
 
 
-def find_rules(cells: AnnData | BackedH5ad, bundle: Bundle, cfg: PredictConfig, path: str = "the data") -> Rules:
+def find_rules(cells: AnnData | BackedH5ad, saved: SavedModel, cfg: PredictConfig, path: str = "the data") -> Rules:
     """Check the options about labels before any cell is called.
 
     Raises
@@ -80,20 +80,20 @@ def find_rules(cells: AnnData | BackedH5ad, bundle: Bundle, cfg: PredictConfig, 
         A label, a column or the ontology cannot be used; the model does not state the cells of each label; or igraph is
         missing for `clusters=auto`.
     """
-    labels = bundle.labels
-    terms = bundle.ontology_term_ids
-    tree = bundle.tree
+    labels = saved.labels
+    terms = saved.ontology_term_ids
+    tree = saved.tree
     if cfg.ontology is not None:
         terms, ontology = find_terms(labels, terms, cfg.ontology)
         tree = None if ontology is None else joined_by_terms(labels, terms, ontology)
-        of_model = bundle.provenance.get("ontology")
+        of_model = saved.provenance.get("ontology")
         if ontology is not None and of_model is not None and ontology.version != of_model:
             text = "ontology=%s is of release %s, but the ids of the model are of release %s: some may differ"
             log.warning(text, cfg.ontology, ontology.version, of_model)
     allowed = allowed_labels(labels, cfg.allow_labels, cfg.deny_labels)
     shares = None
     if cfg.prior == "em":
-        counts = bundle.provenance.get("cells_per_label")
+        counts = saved.provenance.get("cells_per_label")
         numbers: list[Any] = [counts.get(label) if isinstance(counts, dict) else None for label in labels]
         if not all(isinstance(num, int) and num > 0 for num in numbers):
             found = "prior=em and a model that does not state the cells of each label"

@@ -23,7 +23,7 @@ from scperformer.base.outputs import FAILED, new_file, require_absent
 from scperformer.base.progress import progress, say
 from scperformer.cells import find_query, require_not_annotated, require_regular
 from scperformer.config import PredictConfig
-from scperformer.files import BackedH5ad, beside, fingerprint, open_cells, require_readable, require_unchanged
+from scperformer.files import BackedH5ad, default_output, fingerprint, open_cells, require_readable, require_unchanged
 from scperformer.fitting import Adapted, adapt_model
 from scperformer.network import Model, choose_device, load_model
 from scperformer.prediction.annotation import make_annotation
@@ -57,8 +57,8 @@ def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> None:
     if not cfg.overwrite:
         require_not_annotated(adata, cfg.key_added)
     start = time.perf_counter()
-    rules = find_rules(adata, model.bundle, cfg)
-    query = find_query(adata, model.bundle, cfg)
+    rules = find_rules(adata, model.saved, cfg)
+    query = find_query(adata, model.saved, cfg)
     if cfg.quality:
         add_quality(rules, adata, query)
     adapted = adapt_model(model, query, cfg)
@@ -69,7 +69,7 @@ def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> None:
 
 def embed_cells(cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig, path: str = "the data") -> np.ndarray:
     """Return the embedding of the cells of an open file by a model, adapted as for `run_predict`: float32, N x D."""
-    adapted = adapt_model(model, find_query(cells, model.bundle, cfg, path), cfg)
+    adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg)
     return np.concatenate([calls.embedding for calls in call_all(adapted, cfg)])
 
 
@@ -84,8 +84,8 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
             require_regular(cells, path)
             if not cfg.overwrite:
                 require_not_annotated(cells, cfg.key_added, path)
-        rules = find_rules(cells, model.bundle, cfg, path)
-        query = find_query(cells, model.bundle, cfg, path)
+        rules = find_rules(cells, model.saved, cfg, path)
+        query = find_query(cells, model.saved, cfg, path)
         if cfg.quality and cfg.share is None:
             add_quality(rules, cells, query)
         adapted = adapt_model(model, query, cfg)
@@ -95,7 +95,7 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
         # The calls depend on these values: an interrupted run is resumed only if they are the same.
         identity = {
             "input": query.sha256,
-            "model": model.bundle.hash,
+            "model": model.saved.hash,
             "options": json.dumps({name: options[name] for name in options if name not in NOT_IN_IDENTITY}),
             "genes": hashlib.sha256(query.plan.mapping.target.tobytes()).hexdigest(),  # changes with the table of names
             "expression": query.plan.findings.text,
@@ -130,7 +130,7 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
 
 def _without_own_outputs(cfg: PredictConfig) -> PredictConfig:
     """Leave out inputs that are annotations of other inputs: `predict *.h5ad` finds them when it runs again."""
-    own = {beside(path, f".annotated{ending}"): path for path in cfg.inputs for ending in FORMATS}
+    own = {default_output(path, f".annotated{ending}"): path for path in cfg.inputs for ending in FORMATS}
     left_out = {} if cfg.outputs else {path: own[Path(path)] for path in cfg.inputs if Path(path) in own}
     for path, source in left_out.items():
         log.info("%s is left out: it is the annotation of %s", path, source)
@@ -141,7 +141,7 @@ def _outputs_of(cfg: PredictConfig) -> list[Path]:
     """Return the output of each input, refusing two inputs that have the same."""
     ending = f".annotated.{cfg.output_format}" if cfg.share is None else f".share-{cfg.share.replace('/', '-of-')}"
     named = cfg.outputs or ([cfg.output] if cfg.output else [])
-    outputs = [Path(name) for name in named] or [beside(path, ending) for path in cfg.inputs]
+    outputs = [Path(name) for name in named] or [default_output(path, ending) for path in cfg.inputs]
     if cfg.output_dir is not None:
         outputs = [Path(cfg.output_dir) / output.name for output in outputs]
     for number, output in enumerate(outputs):

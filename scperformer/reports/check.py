@@ -40,10 +40,17 @@ from scperformer.cells import (
     require_short,
 )
 from scperformer.config import CheckConfig, DataConfig, PredictConfig, TrainConfig
-from scperformer.files import BackedH5ad, beside, open_cells, read_cells, reading
+from scperformer.files import BackedH5ad, default_output, open_cells, read_cells, reading
 from scperformer.fitting import adapting_pays, depth_share, find_condition, unlike_share
 from scperformer.genes import KIND_NAMES, guess_species, id_kind
-from scperformer.model import Bundle, KeptCells, load_bundle, load_kept, require_annotator, resolve_model
+from scperformer.model import (
+    ReferenceCells,
+    SavedModel,
+    load_reference_cells,
+    read_model,
+    require_annotator,
+    resolve_model,
+)
 from scperformer.trust import MOST_UNKNOWN, foreign_text
 
 Checked = dict[str, Any]  # the findings about one file as JSON-able values; docs/formats.md lists them
@@ -79,7 +86,12 @@ def _check_tables(cells: AnnData | BackedH5ad, cfg: CheckConfig, path: str, resu
 
 
 def _check_expression(
-    cells: AnnData | BackedH5ad, cfg: CheckConfig, model: Bundle, kept: KeptCells | None, path: str, result: Checked
+    cells: AnnData | BackedH5ad,
+    cfg: CheckConfig,
+    model: SavedModel,
+    reference_cells: ReferenceCells | None,
+    path: str,
+    result: Checked,
 ) -> None:
     """Add what the expression is, the quality of the cells, how the genes fit the model, and if `predict` adapts it.
 
@@ -115,13 +127,13 @@ def _check_expression(
     query = Query(path, rows, plan)
     adapts = False
     condition = find_condition(query)
-    if kept is not None:
-        share = depth_share(kept, condition)
+    if reference_cells is not None:
+        share = depth_share(reference_cells, condition)
         num_genes = int(condition.measured.sum())
         adapts = adapting_pays(plan.overlap.informative_share, share)
         result["condition"] = {"adapts": adapts, "num_genes": num_genes, "depth": condition.depth, "depth_share": share}
         if model.held_out is not None and rows.shape[0]:
-            unlike = unlike_share(query, kept, condition, plan.target_sum, PredictConfig.false_alarms)
+            unlike = unlike_share(query, reference_cells, condition, plan.target_sum, PredictConfig.false_alarms)
             result["unlike_share"] = unlike
             if unlike > MOST_UNKNOWN:
                 result["notes"].append(foreign_text(unlike, len(model.labels), model.tissue, findings.text))
@@ -147,12 +159,14 @@ def next_command(path: str, cfg: CheckConfig, *more: str) -> str:
     return shlex.join(["scperformer", step, file, *(f"{name}={value}" for name, value in options.items())])
 
 
-def check(source: str | AnnData, cfg: CheckConfig, model: Bundle, kept: KeptCells | None) -> Checked:
+def check(
+    source: str | AnnData, cfg: CheckConfig, model: SavedModel, reference_cells: ReferenceCells | None
+) -> Checked:
     """Find out what is in a file and what to do next with it; after a problem only the findings before it are given.
 
     With `cfg.label_key` the file is checked as a reference, which need not fit the model; else as cells to annotate.
-    `kept`: the cells with which the model adapts to the file, if there are any. About cells in memory there is no next
-    command.
+    `reference_cells`: the cells with which the model adapts to the file, if there are any. About cells in memory there
+    is no next command.
     """
     path = source if isinstance(source, str) else IN_MEMORY
     result: Checked = {"file": path, "problem": None, "fixes": [], "command": None, "notes": []}
@@ -161,7 +175,7 @@ def check(source: str | AnnData, cfg: CheckConfig, model: Bundle, kept: KeptCell
     if cfg.label_key is not None:
         step = "train"
         ending = ".model"
-    usual = beside(path, ending)
+    usual = default_output(path, ending)
     problem = None
     try:
         # As the next step does: `predict` leaves matrices on disk, `train` reads them.
@@ -177,7 +191,7 @@ def check(source: str | AnnData, cfg: CheckConfig, model: Bundle, kept: KeptCell
             _check_tables(cells, cfg, path, result)
             if usual.exists():
                 result["notes"].append(f"{usual} exists: {step} needs output=..., or overwrite=true to replace it")
-            _check_expression(cells, cfg, model, kept, path, result)
+            _check_expression(cells, cfg, model, reference_cells, path, result)
         if isinstance(source, str) and not usual.exists():
             require_absent(usual, overwrite=False)  # its folder can be written
     except InputError as error:
@@ -294,14 +308,14 @@ class Checks:
 def check_all(sources: Sequence[str | AnnData], cfg: CheckConfig, tell: Callable[[str], None] | None = None) -> Checks:
     """Find out what is in files or cells in memory, and `tell` the text about each of them at once."""
     model_path, why = resolve_model(cfg.model_path)
-    model = load_bundle(model_path)
+    model = read_model(model_path)
     require_annotator(model, model_path)
-    kept = load_kept(model, model_path) if cfg.label_key is None else None
+    reference_cells = load_reference_cells(model, model_path) if cfg.label_key is None else None
     found = Checks({"name": model.name, "path": str(model_path), "why": why}, [], "")
     with progress("checking", total=len(sources), unit="files") as shown:
         for source in sources:
             shown.text = f"checking {Path(source).name if isinstance(source, str) else IN_MEMORY}"
-            found.files.append(check(source, cfg, model, kept))
+            found.files.append(check(source, cfg, model, reference_cells))
             text = in_words(found.files[-1], cfg, f"{model.name} ({why})")
             found.text += f"{text}\n"
             shown.update()

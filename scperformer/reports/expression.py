@@ -26,7 +26,7 @@ from scperformer.cells import (
 )
 from scperformer.files import Rows, open_cells, reading
 from scperformer.genes import all_parts, human_genes, id_kind
-from scperformer.model import Bundle, linear_contributions, load_bundle
+from scperformer.model import SavedModel, linear_contributions, read_model
 from scperformer.reports.read_annotations import Annotated, find_model
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ def open_expression(sample: Annotated) -> Iterator[Expression]:
 
 
 @dataclass(kw_only=True)
-class Profile:
+class LabelProfile:
     """Sums over the cells of each label of a sample (L x G), and the quality of each cell."""
 
     genes: pd.Index  # unique, G
@@ -122,8 +122,8 @@ Plans = dict[tuple[str, ...], Alignment]  # the way to the genes of the model, b
 
 
 def profile(
-    sample: Annotated, codes: npt.NDArray[np.int64], num_labels: int, model: Bundle | None, plans: Plans
-) -> Profile | None:
+    sample: Annotated, codes: npt.NDArray[np.int64], num_labels: int, model: SavedModel | None, plans: Plans
+) -> LabelProfile | None:
     """Read the expression of a sample once; None if it cannot be read, which is logged."""
     try:
         with open_expression(sample) as expression:
@@ -138,9 +138,9 @@ def _profile(
     expression: Expression,
     codes: npt.NDArray[np.int64],
     num_labels: int,
-    model: Bundle | None,
+    model: SavedModel | None,
     plans: Plans,
-) -> Profile:
+) -> LabelProfile:
     is_first = ~expression.genes.duplicated()
     shape = (num_labels, int(is_first.sum()))
     sums, squares, expressing = (np.zeros(shape) for _ in range(3))
@@ -162,7 +162,7 @@ def _profile(
     num_explained = np.zeros(num_labels, dtype=np.int64)
     if model is not None and not sample.adapted:  # the weights of an adapted model are others, and not stored
         contributions, num_explained = _contributions(sample, expression, codes, num_labels, model, plans)
-    return Profile(
+    return LabelProfile(
         genes=expression.genes[is_first],
         num_cells=np.bincount(codes, minlength=num_labels),
         sums=sums,
@@ -179,7 +179,7 @@ def _contributions(
     expression: Expression,
     codes: npt.NDArray[np.int64],
     num_labels: int,
-    model: Bundle,
+    model: SavedModel,
     plans: Plans,
 ) -> tuple[pd.DataFrame | None, npt.NDArray[np.int64]]:
     """Sums of the contributions of genes by the linear branch, in up to 100 random cells of each label."""
@@ -215,13 +215,13 @@ def _contributions(
     return table, np.bincount(codes[rows], minlength=num_labels)
 
 
-def model_of(samples: Sequence[Annotated]) -> Bundle | None:
+def model_of(samples: Sequence[Annotated]) -> SavedModel | None:
     """The model that annotated the samples, if its folder is still there; None is logged."""
     record = samples[0].facts["model"]
     folder = find_model(samples[0].facts)
     try:
-        if folder is not None and (bundle := load_bundle(folder)).hash == record["hash"]:
-            return bundle
+        if folder is not None and (saved := read_model(folder)).hash == record["hash"]:
+            return saved
     except InputError as error:
         log.info("the model in %s cannot be read: %s", folder, error)
     text = "the model %s is neither at its recorded place nor imported: the report shows markers without contributions"
@@ -257,7 +257,7 @@ class GeneTable:
         return found
 
 
-def combine(profiles: Sequence[Profile], labels: Sequence[int]) -> GeneTable | None:
+def combine(profiles: Sequence[LabelProfile], labels: Sequence[int]) -> GeneTable | None:
     """Combine the profiles of samples; None if no gene can be a marker, because there is one label.
 
     A marker is expressed by a tenth of the cells of its label and has twice the mean of the other cells. Its score is

@@ -5,7 +5,11 @@ from pathlib import Path
 from typing import Any
 
 TEMPLATES = Path(__file__).parent / "templates"
-KINDS = {"counts": "counts", "linear": "values that are not counts (such as TPM)", "log1p": "log-normalised values"}
+VALUE_KINDS = {
+    "counts": "counts",
+    "linear": "values that are not counts (such as TPM)",
+    "log1p": "log-normalised values",
+}
 
 
 def _percent(share: float) -> str:
@@ -23,7 +27,7 @@ def _expression(facts: dict[str, Any]) -> str:
     kind = str(facts["kind"])
     total = float(facts["total"])
     place = {"X": "X", "raw": ".raw"}.get(source, f"layer {source.removeprefix('layers/')}")
-    text = f"{KINDS.get(kind, kind)} in {place}"
+    text = f"{VALUE_KINDS.get(kind, kind)} in {place}"
     if kind != "log1p":
         return text
     return text + (", total per cell not recorded" if math.isnan(total) else f", {total:,.0f} counts per cell")

@@ -19,7 +19,7 @@ from scperformer.base.errors import InputError, one_line
 from scperformer.base.outputs import FAILED
 from scperformer.files import open_hdf5, reading, require_h5ad, sha256
 from scperformer.labels import LabelTree
-from scperformer.model import INFO, PACKAGED, library_folder
+from scperformer.model import INFO, PACKAGED_MODEL, library_folder
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ def find_model(facts: dict[str, Any]) -> Path | None:
     recorded = Path(os.path.expanduser(str(facts["model"]["path"])))  # relative in files of earlier versions
     library = library_folder()
     others = sorted(library.iterdir()) if library.is_dir() else []
-    for folder in (recorded, PACKAGED, *others):
+    for folder in (recorded, PACKAGED_MODEL, *others):
         if (folder / INFO).is_file() and sha256(folder / INFO) == facts["model"]["hash"]:
             return folder
     return recorded if recorded.is_dir() else None

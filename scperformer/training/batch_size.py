@@ -26,7 +26,7 @@ from scperformer.training.supervised import Learner
 log = logging.getLogger(__name__)
 
 MOST = 256  # cells: larger batches learn no faster
-FEWEST_STEPS, USUAL = 16, 32  # steps of an epoch; but the usual batch size is never too large for an epoch
+FEWEST_STEPS, DEFAULT_SIZE = 16, 32  # steps of an epoch; but the usual batch size is never too large for an epoch
 SHARE = 0.6  # of the memory: processes on CPUs grew by up to 1.5 times the bytes measured (scratch space, gaps)
 OF_WEIGHTS = 4  # times their bytes: weights, two moments of AdamW, and the results of its step
 TRIED = (2, 4)  # cells; the bytes of larger batches lie on the line through these
@@ -129,7 +129,7 @@ def fitting_batch_size(network: CellTypeModel, train: Cells, cfg: TrainConfig, m
         found = f"a training step on one cell of {longest:,} tokens needs about {in_bytes((fixed + per_cell) / SHARE)}"
         others = "model.checkpointing=true or tokens.unexpressed=skip, or raise trainer.memory_gib"
         raise InputError(found, f"at most {in_bytes(memory)}", f"choose a smaller model, {others}")
-    most = min(MOST, max(USUAL, len(train) // FEWEST_STEPS))
+    most = min(MOST, max(DEFAULT_SIZE, len(train) // FEWEST_STEPS))
     size = 1
     while 2 * size <= most and fixed + 2 * size * per_cell <= SHARE * memory:
         size *= 2

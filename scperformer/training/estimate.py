@@ -20,7 +20,7 @@ from scperformer.config import TrainConfig
 from scperformer.fitting import fit_branches, fit_logistic
 from scperformer.network import Cells, CellTypeModel, LinearModel, shuffled_batches, torch_state_kept
 from scperformer.training import trainer
-from scperformer.training.initialise import add_linear, adopt_options, linear_recipe, start_attention
+from scperformer.training.initialise import add_linear, adopt_options, find_linear_options, start_attention
 from scperformer.training.supervised import has_to_learn, train_network
 from scperformer.training.train import load_reference, new_training
 
@@ -39,9 +39,9 @@ def fit_seconds(
     """
     few = train.subset(stratified_sample(train.known_labels, MAX_FIT_CELLS, cfg.seed))
     begin = time.perf_counter()
-    recipe = linear_recipe(few, cfg)
+    linear_options = find_linear_options(few, cfg)
     settled = time.perf_counter()
-    options: dict[str, Any] = {"recipe": recipe, "model": cfg.model, "head": cfg.head, "seed": cfg.seed}
+    options: dict[str, Any] = {"recipe": linear_options, "model": cfg.model, "head": cfg.head, "seed": cfg.seed}
     fitted = fit_branches(few.x, few.known_labels, **options, with_evidence=False)
     fit_logistic(few.x, few.known_labels)
     # Branches and baseline are fitted twice: on the training cells, and at the end on all cells.

@@ -21,10 +21,10 @@ from scperformer.config import (
     TokensConfig,
     TrainConfig,
 )
-from scperformer.fitting import Recipe, fit_logistic, settle_recipe
-from scperformer.model import INFO, Bundle, damaged_model, load_bundle, resolve_model
+from scperformer.fitting import LinearOptions, choose_linear_options, fit_logistic
+from scperformer.model import INFO, SavedModel, damaged_model, read_model, resolve_model
 from scperformer.network import (
-    ENCODER,
+    ENCODER_PREFIX,
     Cells,
     CellTypeModel,
     Encoder,
@@ -45,19 +45,19 @@ SHAPE = ("dim", "depth", "num_heads", "head_dim", "feedforward_factor", "activat
 Config = TypeVar("Config", TrainConfig, PretrainConfig)
 
 
-def load_init(path: str) -> Bundle:
+def load_init(path: str) -> SavedModel:
     """Load the model folder from which an encoder is taken; refuse one that is missing, damaged or without encoder."""
     folder, _ = resolve_model(path)
     if not (folder / INFO).is_file():
         expected = "a folder that 'scperformer pretrain' or 'scperformer train' wrote"
         raise InputError(f"no {INFO} at init='{path}'", expected, "check the path")
-    bundle = load_bundle(folder)
-    has_layers = any(name.startswith(f"{ENCODER}layers.") for name in bundle.weights)
-    if not has_layers or bundle.config.get("model", {}).get("positions") == "coexpression":
-        why = "model=pooled" if any(name.startswith(ENCODER) for name in bundle.weights) else "model.deep=false"
+    saved = read_model(folder)
+    has_layers = any(name.startswith(f"{ENCODER_PREFIX}layers.") for name in saved.weights)
+    if not has_layers or saved.config.get("model", {}).get("positions") == "coexpression":
+        why = "model=pooled" if any(name.startswith(ENCODER_PREFIX) for name in saved.weights) else "model.deep=false"
         found = f"no encoder to start from in init='{path}' (trained with {why})"
         raise InputError(found, "a model with an encoder", "choose another, or leave init out")
-    return bundle
+    return saved
 
 
 def encoder_options(
@@ -88,12 +88,12 @@ def adopt_options(cfg: Config) -> Config:
         return cfg
     if not cfg.model.deep:
         raise InputError("model.deep=false with init", "an encoder to start", "leave one of the two out")
-    bundle = load_init(cfg.init)
+    saved = load_init(cfg.init)
     try:
-        tokens = TokensConfig(**bundle.config["tokens"])
-        model = ModelConfig(**bundle.config["model"])
-        attention = bundle.config["attention"]
-        target_sum = float(bundle.config["target_sum"])
+        tokens = TokensConfig(**saved.config["tokens"])
+        model = ModelConfig(**saved.config["model"])
+        attention = saved.config["attention"]
+        target_sum = float(saved.config["target_sum"])
         theirs = encoder_options(tokens, model, attention, target_sum)
     except (InputError, KeyError, TypeError) as error:
         raise damaged_model(Path(cfg.init), "its configuration cannot be read") from error
@@ -110,7 +110,7 @@ def adopt_options(cfg: Config) -> Config:
             expected = f"{option}={theirs[option]}" if option in theirs else f"attention={attention['name']}"
             remedy = "leave the options of the encoder out: they are taken from init"
             raise InputError(f"{option}={value}", f"{expected}, as the encoder of init='{cfg.init}' has it", remedy)
-    log.info("encoder of %s (%s): its options are taken from there", bundle.name, bundle.hash[:12])
+    log.info("encoder of %s (%s): its options are taken from there", saved.name, saved.hash[:12])
     shape = {name: getattr(model, name) for name in SHAPE}
     data = replace(cfg.data, target_sum=target_sum)
     model = replace(cfg.model, **shape)
@@ -149,37 +149,37 @@ def place_new_genes(encoder: Encoder, known: list[int], num_theirs: int, positio
         table.weight[is_new] = table.weight[known].mean(0)
 
 
-def start_encoder(encoder: Encoder, genes: list[str], cfg: NetworkConfig) -> Bundle | None:
+def start_encoder(encoder: Encoder, genes: list[str], cfg: NetworkConfig) -> SavedModel | None:
     """Give an encoder its gene vectors, or the weights of `init` (returned), and freeze the parts that do not learn."""
     if cfg.model.positions == "gene2vec" and cfg.model.gene2vec_path is not None:
         vectors = read_gene_vectors(cfg.model.gene2vec_path, genes, cfg.model.dim)
         encoder.embedding.set_gene_vectors(torch.from_numpy(vectors))
     if cfg.init is None:
         return None
-    bundle = load_init(cfg.init)
+    saved = load_init(cfg.init)
     # A corpus is aligned to the genes of `init` already: the species of its files plays no role any more.
     mode, species = (cfg.init_mode, cfg.species) if isinstance(cfg, TrainConfig) else ("full", "auto")
-    known = load_encoder(encoder, bundle, genes, cfg.init, species)
-    place_new_genes(encoder, known, len(bundle.genes), cfg.model.positions, learns=mode == "full")
+    known = load_encoder(encoder, saved, genes, cfg.init, species)
+    place_new_genes(encoder, known, len(saved.genes), cfg.model.positions, learns=mode == "full")
     if mode != "full":
         last = [*encoder.stack[-1].parameters(), *encoder.norm.parameters()] if mode == "last_layer" else []
         learning = [parameter for parameter in last if parameter.requires_grad]
         encoder.requires_grad_(False)
         for parameter in learning:
             parameter.requires_grad_(True)
-    facts = bundle.name, len(known), len(genes), mode
+    facts = saved.name, len(known), len(genes), mode
     log.info("encoder starts from %s, which knows %d of %d genes; init_mode=%s", *facts)
-    return bundle
+    return saved
 
 
 def origin(cfg: NetworkConfig, genes: list[str]) -> dict[str, Any]:
     """The entry of the provenance that names the model of `init`; nothing without `init`."""
     if cfg.init is None:
         return {}
-    bundle = load_init(cfg.init)
+    saved = load_init(cfg.init)
     mode, species = ({"mode": cfg.init_mode}, cfg.species) if isinstance(cfg, TrainConfig) else ({}, "auto")
-    num_known = len(shared_rows(genes, bundle.genes, cfg.init, species)[0])
-    names = {"name": bundle.name, "hash": bundle.hash, "kind": bundle.kind}
+    num_known = len(shared_rows(genes, saved.genes, cfg.init, species)[0])
+    names = {"name": saved.name, "hash": saved.hash, "kind": saved.kind}
     return {"init": names | {"num_known_genes": num_known} | mode}
 
 
@@ -219,14 +219,16 @@ def start_head(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
 
 
 @progress("choosing the options of the linear branch")
-def linear_recipe(train: Cells, cfg: TrainConfig) -> Recipe | None:
+def find_linear_options(train: Cells, cfg: TrainConfig) -> LinearOptions | None:
     """Choose how the linear branch is fitted, on the training cells; None if it starts at zero or is off."""
     optim = cfg.optim
     if not cfg.model.wide or optim.wide_start == "zero":
         return None
-    recipe = Recipe(tuple(cfg.model.wide_powers), optim.wide_c, optim.wide_class_weights, optim.wide_gene_weights)
-    settled = settle_recipe(train.x, train.known_labels, recipe, cfg.seed)
-    if settled != recipe:
+    linear_options = LinearOptions(
+        tuple(cfg.model.wide_powers), optim.wide_c, optim.wide_class_weights, optim.wide_gene_weights
+    )
+    settled = choose_linear_options(train.x, train.known_labels, linear_options, cfg.seed)
+    if settled != linear_options:
         chosen = settled.weighting, settled.class_weights
         log.info("linear branch: gene weights '%s', class weights '%s', chosen by the loss of held-out cells", *chosen)
     return settled

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, huber_loss, mse_loss
 from scperformer.config import MaskingConfig, PretrainConfig, TokensConfig
 from scperformer.network import (
     EMBEDDING_STD,
-    ENCODER,
+    ENCODER_PREFIX,
     Batch,
     Cells,
     ContinuousEmbedding,
@@ -170,7 +170,7 @@ class MaskedModel(nn.Module):
         mask = {"mask_D": state.pop(MASK)} if MASK in state else {}
         encoder = {name.replace(".expression.values.", ".expression."): tensor for name, tensor in state.items()}
         decoder = {} if self.tied else {f"decoder.{name}": t for name, t in self.decoder.state_dict().items()}
-        named = {ENCODER: encoder, PRETRAINING: mask | decoder}
+        named = {ENCODER_PREFIX: encoder, PRETRAINING: mask | decoder}
         return {prefix + name: tensor for prefix, group in named.items() for name, tensor in group.items()}
 
     @torch.no_grad()

@@ -12,8 +12,8 @@ from anndata import AnnData
 
 from scperformer.cells import Corpus, Sample, make_corpus, read_genes
 from scperformer.config import PretrainConfig
-from scperformer.files import beside, checksum, read_cells
-from scperformer.model import ENCODER, Bundle
+from scperformer.files import checksum, default_output, read_cells
+from scperformer.model import ENCODER, SavedModel
 from scperformer.network import Cells, Encoder, gene_means
 from scperformer.training.initialise import load_init, origin, start_attention, start_encoder
 from scperformer.training.loaders import source_of_cells
@@ -28,15 +28,15 @@ def new_masked_model(corpus: Corpus, train: Cells, cfg: PretrainConfig) -> Maske
     torch.manual_seed(cfg.seed)
     generator = torch.Generator().manual_seed(cfg.seed)
     encoder = Encoder(len(corpus.genes), cfg.tokens, cfg.model, cfg.attention, generator)
-    bundle = start_encoder(encoder, corpus.genes, cfg)
+    saved = start_encoder(encoder, corpus.genes, cfg)
     start_attention(encoder, train, cfg)
     network = MaskedModel(encoder, tied=cfg.masking.tied, mean_x=float(train.x.data.mean()))
-    if bundle is not None:
-        network.load_pretraining({name: torch.from_numpy(array) for name, array in bundle.weights.items()})
+    if saved is not None:
+        network.load_pretraining({name: torch.from_numpy(array) for name, array in saved.weights.items()})
     return network
 
 
-def fit(corpus: Corpus, cfg: PretrainConfig, run_folder: Path) -> Bundle | None:
+def fit(corpus: Corpus, cfg: PretrainConfig, run_folder: Path) -> SavedModel | None:
     """Pretrain on a corpus in the run folder; None in all processes of a distributed run but the first."""
     begin = time.perf_counter()
     # The loader gives a label with every cell: here it is the cell's file, for data.balance.
@@ -59,7 +59,7 @@ def fit(corpus: Corpus, cfg: PretrainConfig, run_folder: Path) -> Bundle | None:
     if found["loss"] >= found["naive_loss"]:
         remedy = "train on more epochs or cells, or set optim.lr"
         log.warning("the encoder predicts no better than the naive guess: %s", remedy)
-    return Bundle(
+    return SavedModel(
         name=run_folder.stem.removesuffix(".encoder"),
         kind=ENCODER,
         genes=corpus.genes,
@@ -93,4 +93,6 @@ def pretrain_cells(adatas: Sequence[AnnData] | None, cfg: PretrainConfig, output
 
 def run_pretrain(cfg: PretrainConfig) -> Path:
     """Pretrain an encoder on the files `cfg.inputs`; write the model folder and return its path."""
-    return pretrain_cells(None, cfg, Path(cfg.output) if cfg.output else beside(Path(cfg.inputs[0]), ".encoder"))
+    return pretrain_cells(
+        None, cfg, Path(cfg.output) if cfg.output else default_output(Path(cfg.inputs[0]), ".encoder")
+    )

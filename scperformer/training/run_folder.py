@@ -27,10 +27,10 @@ from scperformer.base.signals import RESUMES
 from scperformer.cells import settle_in_memory
 from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig, yaml_text
 from scperformer.files import sha256
-from scperformer.model import INFO, MODEL, Bundle, save_bundle
+from scperformer.model import INFO, MODEL, SavedModel, write_model
 from scperformer.network import torch_state_kept
 from scperformer.training.initialise import Config, adopt_options, load_init
-from scperformer.training.trainer import CHECKPOINTS, LAST, TABLE
+from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ RECORD = "run.json"
 CURVE = "learning_curve.png"
 RELIABILITY = "reliability.png"
 NAMES = (
-    *(RECORD, "config.yaml", "provenance.json", "metrics.json", CURVE, TABLE, ".scperformer-*"),
+    *(RECORD, "config.yaml", "provenance.json", "metrics.json", CURVE, EPOCHS_TABLE, ".scperformer-*"),
     *(CHECKPOINTS, f"{CHECKPOINTS}/*", "csv", "csv/*", "tensorboard", "tensorboard/*"),
 )
 RUN = Folder("the run of a training", more=NAMES, unmarked=NAMES)
@@ -49,7 +49,7 @@ RAISABLE = ("trainer.max_epochs", "trainer.patience")  # larger ones than before
 PATHS = ("init", "genes_path", "unlabelled", "conditions.genes", "model.gene2vec_path", "label_tree", "ontology")
 PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
 SCORES = {"macro_f1": "macro-F1", "accuracy": "accuracy"}  # in the picture of the learning curve
-Cells = TypeVar("Cells")
+Data = TypeVar("Data")
 
 
 class Diverged(InputError):
@@ -280,8 +280,8 @@ def train_in_run_folder(
     cfg: Config,
     paths: Sequence[Path],
     output: Path,
-    load: Callable[[Config], tuple[Cells, str]],
-    fit: Callable[[Cells, Config, Path], Bundle | None],
+    load: Callable[[Config], tuple[Data, str]],
+    fit: Callable[[Data, Config, Path], SavedModel | None],
 ) -> Path:
     """Settle the options, load the cells, train in the run folder, and write the model folder: every training's frame.
 
@@ -310,22 +310,24 @@ def train_in_run_folder(
     folder = open_run(cfg, output, checksum)
     with _kept_if_resumable(folder, cfg):
         with torch_state_kept(cfg.trainer.threads), output_named(folder):
-            bundle = fit(cells, cfg, folder)
-        if bundle is None:
+            saved = fit(cells, cfg, folder)
+        if saved is None:
             return output
-        metrics = bundle.metrics
+        metrics = saved.metrics
         pictures = {}
         write_json(folder / "metrics.json", metrics)
         # A pretraining has no curve, and a linear branch that is fitted and not trained has no epochs.
         if metrics["best_epoch"] and "baseline" in metrics:
-            picture = draw_learning_curve(pd.read_csv(folder / TABLE), metrics["best_epoch"], metrics["baseline"])
+            picture = draw_learning_curve(
+                pd.read_csv(folder / EPOCHS_TABLE), metrics["best_epoch"], metrics["baseline"]
+            )
             with new_file(folder / CURVE, overwrite=True) as temporary:
                 temporary.write_bytes(picture)
-            pictures = {CURVE: picture, TABLE: (folder / TABLE).read_bytes()}
+            pictures = {CURVE: picture, EPOCHS_TABLE: (folder / EPOCHS_TABLE).read_bytes()}
         if "calibration" in metrics:
             bins = metrics["calibration"]["bins"]
             pictures |= {RELIABILITY: draw_reliability({"held-out cells of the reference": bins})}
-        save_bundle(bundle, output, overwrite=cfg.overwrite, more=pictures)
+        write_model(saved, output, overwrite=cfg.overwrite, more=pictures)
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)  # the logs stay
     log.info("written: %s", output)
     return output

@@ -156,12 +156,12 @@ class Learner(EncoderLearner):
         counts = np.bincount(labels, minlength=network.num_labels)
         self.register_buffer("label_weights", loss_weights(counts, cfg.optim.class_weights))
         # Layers on top of the pooled encoder, which was fitted and stays as it is, start with outputs of 0.
-        is_pooled = cfg.model.deep and cfg.model.positions == "coexpression"
-        if is_pooled and network.encoder is not None:
+        is_coexpression = cfg.model.deep and cfg.model.positions == "coexpression"
+        if is_coexpression and network.encoder is not None:
             network.head.requires_grad_(False)
             if network.encoder.embedding.gene is not None:
                 network.encoder.embedding.gene.requires_grad_(False)
-        self.encoder_lr_factor = 1.0 if cfg.init is None and not is_pooled else cfg.optim.init_lr_factor
+        self.encoder_lr_factor = 1.0 if cfg.init is None and not is_coexpression else cfg.optim.init_lr_factor
         self.wide_lr_factor = wide_lr_factor(network, cfg.optim)
         if network.wide is not None:
             network.wide.requires_grad_(self.wide_lr_factor > 0)

@@ -20,20 +20,20 @@ from scperformer.base.errors import InputError
 from scperformer.base.metrics import score
 from scperformer.cells import Reference, Sample, make_reference, read_unlabelled, recover_counts, stratified_sample
 from scperformer.config import TrainConfig
-from scperformer.files import beside, checksum, read_cells
+from scperformer.files import checksum, default_output, read_cells
 from scperformer.fitting import (
     MOST_DUAL,
     Fitted,
     conditions_table,
-    earned_scales,
     evidence_folds,
     fill_network,
     fit_branches,
     fit_linear_branch,
     fit_logistic,
+    scales_if_significant,
     simulated,
 )
-from scperformer.model import MOST_CELLS, MOST_VALUES, Bundle, HeldOut, KeptCells, sum_of_branches
+from scperformer.model import MOST_CELLS, MOST_VALUES, HeldOut, ReferenceCells, SavedModel, sum_of_branches
 from scperformer.network import Cells, CellTypeModel, as_model, branch_logits, gene_means
 from scperformer.training import initialise
 from scperformer.training.batch_size import with_batch_size
@@ -89,7 +89,7 @@ def scores_on_held_out(
     held_out = fitted.held_out
     if not fitted.scales:
         min_gain = 0.0 if cfg.model.positions == "coexpression" else cfg.optim.deep_min_gain  # it has been seen to pay
-        scale_wide, scale_deep, gain = earned_scales(wide, deep, val.known_labels, min_gain)
+        scale_wide, scale_deep, gain = scales_if_significant(wide, deep, val.known_labels, min_gain)
         if gain is not None:
             facts = "kept" if scale_deep else "left out", gain["mean"], gain["standard_error"]
             log.info("encoder %s: loss of a held-out cell falls by %.3f ± %.3f", *facts)
@@ -110,7 +110,7 @@ def scores_on_held_out(
     }, held_out
 
 
-def cells_to_keep(reference: Reference, cfg: TrainConfig) -> KeptCells | None:
+def cells_to_keep(reference: Reference, cfg: TrainConfig) -> ReferenceCells | None:
     """Return up to `keep_cells` cells of the reference as counts, or as relative expression if it has none.
 
     With `keep_cells=0` as many as adapting uses are simulated instead; None without counts.
@@ -123,11 +123,11 @@ def cells_to_keep(reference: Reference, cfg: TrainConfig) -> KeptCells | None:
         raise InputError(found, f"at most {MOST_CELLS:,} with {MOST_VALUES:,}", f"lower keep_cells={cfg.keep_cells}")
     counts = recover_counts(x)
     if counts is not None:
-        kept = KeptCells(counts, labels, are_counts=True)
-        return kept if cfg.keep_cells else simulated(kept, MOST_DUAL, cfg.seed)
+        reference_cells = ReferenceCells(counts, labels, are_counts=True)
+        return reference_cells if cfg.keep_cells else simulated(reference_cells, MOST_DUAL, cfg.seed)
     if not cfg.keep_cells:
         return None
-    return KeptCells(csr_matrix((np.expm1(x.data), x.indices, x.indptr), shape=x.shape), labels, are_counts=False)
+    return ReferenceCells(csr_matrix((np.expm1(x.data), x.indices, x.indptr), shape=x.shape), labels, are_counts=False)
 
 
 def facts_about(reference: Reference, cfg: TrainConfig) -> dict[str, Any]:
@@ -149,26 +149,26 @@ def facts_about(reference: Reference, cfg: TrainConfig) -> dict[str, Any]:
     return facts
 
 
-def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[str, str]) -> Bundle | None:
+def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[str, str]) -> SavedModel | None:
     """Train on a reference in the run folder; None in all processes of a distributed run but the first.
 
     `source` has two entries of the provenance, `reference` (file names) and `reference_sha256` ("": cells in memory).
     """
     begin = time.perf_counter()
-    kept = cells_to_keep(reference, cfg)
-    if cfg.conditions_table and (kept is None or not kept.are_counts):
+    reference_cells = cells_to_keep(reference, cfg)
+    if cfg.conditions_table and (reference_cells is None or not reference_cells.are_counts):
         remedy = "name counts with source=layers/NAME, or leave conditions_table out"
         raise InputError("conditions_table=true and a reference without counts", "counts, which can be thinned", remedy)
     network, cells, val, cfg = new_training(reference, cfg, run_folder)
     train = cells.sample
     counts = reference.counts
     data = source | facts_about(reference, cfg)
-    if kept is None:
+    if reference_cells is None:
         log.warning("the reference has no counts from which cells could be simulated: the model cannot adapt to a file")
-    elif not kept.are_counts:
+    elif not reference_cells.are_counts:
         log.info("the reference has no counts: a model adapted to a file takes its genes into account, not its depth")
-    if kept is not None:
-        data["kept_cells"] = {"num_cells": len(kept.labels), "simulated": not cfg.keep_cells}
+    if reference_cells is not None:
+        data["kept_cells"] = {"num_cells": len(reference_cells.labels), "simulated": not cfg.keep_cells}
     files = [Path(name).name for name in cfg.inputs] if source["reference_sha256"] else []
     recorded = record_start(run_folder, cfg, data, files)
 
@@ -177,8 +177,8 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
         return None
     initialise.start_attention(network.encoder, train, cfg)
     initialise.start_head(network, train, cfg)
-    recipe = initialise.linear_recipe(train, cfg)
-    options: dict[str, Any] = {"recipe": recipe, "model": cfg.model, "head": cfg.head, "seed": cfg.seed}
+    linear_options = initialise.find_linear_options(train, cfg)
+    options: dict[str, Any] = {"recipe": linear_options, "model": cfg.model, "head": cfg.head, "seed": cfg.seed}
     options["unlabelled"] = read_unlabelled(reference, cfg)
     fitted = fit_branches(train.x, train.known_labels, **options, with_evidence=not learns)
     fill_network(network, fitted, fitted.scales)
@@ -186,12 +186,14 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
     text = "training on %d cells, validating on %d: %d genes, %d labels, %d parameters, attention %s"
     log.info(text, *sizes, cfg.attention["name"])
     if learns:
-        kept = None  # a training may take long: their memory is free meanwhile, and the same cells are found again
+        reference_cells = (
+            None  # a training may take long: their memory is free meanwhile, and the same cells are found again
+        )
     best_epoch = train_network(network, cells, val, cfg, run_folder)
     if best_epoch is None:
         return None
     if learns:
-        kept = cells_to_keep(reference, cfg)
+        reference_cells = cells_to_keep(reference, cfg)
 
     metrics, held_out = scores_on_held_out(network, train, val, cfg, fitted)
     metrics["best_epoch"] = best_epoch
@@ -204,24 +206,24 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
         areas = left_out_table(train.x[rows], train.known_labels[rows], folds, cfg.seed)
         found = zip(reference.label_names, areas.tolist(), strict=True)
         metrics["novelty"] = [{"label": label, "area": area} for label, area in found if np.isfinite(area)]
-    if recipe is not None:
-        metrics["linear_branch"] = asdict(recipe)
+    if linear_options is not None:
+        metrics["linear_branch"] = asdict(linear_options)
     # The scales are settled: replace what was fitted by fits to all cells, including the held-out ones, as for the
     # baseline. (Cells on disk: the sample for linear fits and the held-out cells.)
     if not learns:
         final = fit_branches(reference.x, reference.labels, **options, with_evidence=False)
         fill_network(network, final, metrics["scales"])
-    elif fitted.linear is not None and recipe is not None:
+    elif fitted.linear is not None and linear_options is not None:
         scale = metrics["scales"]["wide"]
         initialise.add_linear(network, fitted.linear, -scale)
-        initialise.add_linear(network, fit_linear_branch(reference.x, reference.labels, recipe), scale)
+        initialise.add_linear(network, fit_linear_branch(reference.x, reference.labels, linear_options), scale)
     baseline = fit_logistic(reference.x, reference.labels)
     weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in network.state_dict().items()}
     how = f"best epoch {best_epoch}" if best_epoch else "fitted, without training"
     scores = [metrics[side][name] for side in ("model", "baseline") for name in ("accuracy", "macro_f1")]
     about = how, sum_of_branches(metrics["scales"]), *scores[:2], len(val), *scores[2:]
     log.info("%s (%s): accuracy %.3f, macro-F1 %.3f on %d validation cells; logistic regression %.3f, %.3f", *about)
-    bundle = Bundle(
+    saved = SavedModel(
         name=run_folder.stem.removesuffix(".model"),
         genes=reference.genes,
         gene_means=gene_means(reference.x),
@@ -230,14 +232,14 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
         tree=reference.terms.tree,
         metrics=metrics,
         weights=weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias},
-        kept=kept,
+        reference_cells=reference_cells,
         held_out=held_out,
         **recorded,
     )
-    if cfg.conditions_table and kept is not None:
-        metrics["conditions"] = conditions_table(as_model(bundle, run_folder), kept, cfg.seed)
+    if cfg.conditions_table and reference_cells is not None:
+        metrics["conditions"] = conditions_table(as_model(saved, run_folder), reference_cells, cfg.seed)
     metrics["seconds"] = round(time.perf_counter() - begin, 1)
-    return bundle
+    return saved
 
 
 def train_cells(cells: AnnData | None, cfg: TrainConfig, output: Path) -> Path:
@@ -260,4 +262,4 @@ def train_cells(cells: AnnData | None, cfg: TrainConfig, output: Path) -> Path:
 
 def run_train(cfg: TrainConfig) -> Path:
     """Train a model on the labelled files `cfg.inputs`; write the model folder and return its path."""
-    return train_cells(None, cfg, Path(cfg.output) if cfg.output else beside(Path(cfg.inputs[0]), ".model"))
+    return train_cells(None, cfg, Path(cfg.output) if cfg.output else default_output(Path(cfg.inputs[0]), ".model"))

@@ -34,7 +34,7 @@ from scperformer.training.loaders import StreamedCells, loaders
 
 log = logging.getLogger(__name__)
 
-TABLE = "metrics.csv"
+EPOCHS_TABLE = "metrics.csv"
 CHECKPOINTS = "checkpoints"
 LAST = "last.ckpt"
 TRAINER_OPTIONS = ("accelerator", "devices", "num_nodes", "strategy", "precision", "max_epochs")  # as in Lightning
@@ -141,7 +141,7 @@ class EpochLog(Callback):
         if not trainer.is_global_zero:
             return
         log.info("epoch %d/%d: %s (%.1f s)", number, max_epochs, pl_module.line % metrics, seconds)
-        with new_file(self.folder / TABLE, overwrite=True) as temporary:
+        with new_file(self.folder / EPOCHS_TABLE, overwrite=True) as temporary:
             pd.DataFrame(self.epochs).to_csv(temporary, index=False, float_format="%.6g", na_rep="nan")
         if (left := max_epochs - number) > 0 and not self.time_left_logged:
             epochs = f"{left} more epoch{'s' if left > 1 else ''} of {in_time(seconds)}"

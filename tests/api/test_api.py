@@ -21,7 +21,7 @@ import scperformer as scp
 from scperformer.api import Trained
 from scperformer.base.errors import InputError
 from scperformer.config import make_config, option_words
-from scperformer.model import load_bundle
+from scperformer.model import read_model
 
 ROOT = Path(__file__).parents[2]
 STEPS = [name for name in scp.__all__ if inspect.isfunction(getattr(scp, name))]
@@ -264,11 +264,11 @@ def test_explanation(annotated, model):
 
 def test_training_result(counts_adata, tmp_path):
     made = scp.train(counts_adata, "cell_type", output=tmp_path / "m", model="tiny", seed=3, options=QUICK)
-    bundle = load_bundle(made.path)
-    assert (bundle.provenance["seed"], bundle.config["model"]["dim"]) == (3, 32)
+    saved = read_model(made.path)
+    assert (saved.provenance["seed"], saved.config["model"]["dim"]) == (3, 32)
     assert made.history["epoch"].tolist() == [1, 2]
-    assert made.scores.loc["baseline", "macro_f1"] == bundle.metrics["baseline"]["macro_f1"]
-    assert made.load().bundle.hash == bundle.hash == scp.load_model(made).bundle.hash
+    assert made.scores.loc["baseline", "macro_f1"] == saved.metrics["baseline"]["macro_f1"]
+    assert made.load().saved.hash == saved.hash == scp.load_model(made).saved.hash
     assert os.fspath(made) == str(tmp_path / "m")
     assert "2 epochs" in repr(made)
     assert "accuracy" in made._repr_html_()
@@ -291,7 +291,7 @@ def test_html_shows_hostile_labels_as_text(annotated, model):
     assert "&lt;script&gt;" in html
     from dataclasses import replace
 
-    model = replace(model, bundle=replace(model.bundle, labels=[hostile, *model.bundle.labels[1:]]))
+    model = replace(model, saved=replace(model.saved, labels=[hostile, *model.saved.labels[1:]]))
     assert hostile not in model._repr_html_()
 
 
@@ -308,7 +308,7 @@ def test_a_damaged_model_does_not_hide_the_others(monkeypatch, tiny_model, tmp_p
         shutil.copytree(tiny_model, tmp_path / name)
     (tmp_path / "damaged" / "bundle.json").write_text("{")
     table = scp.models().set_index("name")
-    assert list(table.index) == ["pbmc3k", "damaged", load_bundle(tiny_model).name]
+    assert list(table.index) == ["pbmc3k", "damaged", read_model(tiny_model).name]
     assert "damaged model" in table.loc["damaged", "problem"]
     assert list(table["problem"].iloc[[0, 2]]) == ["", ""]
 
@@ -331,12 +331,12 @@ def test_pretrained_encoders_and_adapted_models(counts_adata, model, tmp_path):
     assert list(encoder.scores.index) == ["model", "naive guess"]
     options = {"trainer.max_epochs": 1, "logger": "none"}
     made = scp.train(counts_adata, "cell_type", output=tmp_path / "m", init=encoder, options=options)
-    assert load_bundle(made.path).provenance["init"]["name"] == "e"
+    assert read_model(made.path).provenance["init"]["name"] == "e"
     cells = scp.annotate(counts_adata, made)
     scp.explain(cells, made, num_cells=1)
     scp.report(cells, output=tmp_path / "report.html")
     adapted = scp.adapt(made, counts_adata[:, 20:].copy(), output=tmp_path / "a")
-    assert len(adapted.load().bundle.genes) < 200
+    assert len(adapted.load().saved.genes) < 200
     assert {name: getattr(scp, name) for name in scp.__all__} == before
 
 

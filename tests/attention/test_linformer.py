@@ -184,7 +184,7 @@ def test_one_matrix_for_all_layers_survives_training_saving_and_loading(counts_a
     assert names == ["encoder.layers.0.attention.matrices_CPGN"]
     # It learned: weights at the start follow from the seed alone.
     start = make_attention(
-        load_model(path).bundle.config["attention"], first.sizes, torch.Generator().manual_seed(0)
+        load_model(path).saved.config["attention"], first.sizes, torch.Generator().manual_seed(0)
     ).matrices_CPGN
     assert not torch.equal(start, first.matrices_CPGN)
     assert torch.allclose(start, first.matrices_CPGN, atol=0.1)

@@ -73,7 +73,7 @@ def test_a_sweep_trains_a_model_with_each(own_file, command, write, counts_adata
     ran = command("train", write(counts_adata), *words, "-m", f"attention={NAME},favor")
     assert ran.code == 0, ran.err
     found = [json.loads(path.read_text()) for path in sorted(own_file.glob("multirun/*/*/model/bundle.json"))]
-    assert [bundle["config"]["attention"]["name"] for bundle in found] == [NAME, "favor"]
+    assert [saved["config"]["attention"]["name"] for saved in found] == [NAME, "favor"]
     assert f"| {NAME} |" in ran.out
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from scperformer.base.memory import GIVEN_BACK, KEPT, USUAL, freed_memory
+from scperformer.base.memory import GIVEN_BACK, GLIBC_DEFAULTS, KEPT, freed_memory
 
 
 class Libc:
@@ -34,7 +34,7 @@ def test_blocks_in_blocks(monkeypatch):
         with pytest.raises(ValueError, match="stop"), freed_memory(KEPT):
             raise ValueError("stop")
         assert libc.settings == GIVEN_BACK
-    assert (libc.settings, libc.trims) == (USUAL, 3)
+    assert (libc.settings, libc.trims) == (GLIBC_DEFAULTS, 3)
 
 
 @pytest.mark.parametrize("platform", ["darwin", "linux"])

@@ -10,7 +10,7 @@ from scperformer.base.errors import InputError
 from scperformer.cells import Sample, make_reference, stratified_sample
 from scperformer.cells.splits import group_split, split_cells, split_values, stratified_split
 from scperformer.config import DataConfig, make_config
-from scperformer.model import load_bundle
+from scperformer.model import read_model
 from scperformer.network import Cells
 from scperformer.training import loaders
 from scperformer.training import train as training
@@ -193,7 +193,7 @@ def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
     assert (num["train"], num["val"]) in seen
     without = write(sides[sides.obs["side"] != "test"].copy(), "without.h5ad")
     other = training.run_train(config(without, *BY_COLUMN, f"output='{tmp_path / 'without'}'"))
-    ours, theirs = load_bundle(whole), load_bundle(other)
+    ours, theirs = read_model(whole), read_model(other)
     assert ours.weights.keys() == theirs.weights.keys()
     assert all(np.array_equal(ours.weights[name], theirs.weights[name]) for name in ours.weights)
     np.testing.assert_array_equal(ours.gene_means, theirs.gene_means)
@@ -265,7 +265,7 @@ def test_the_network_trains_on_the_split_and_the_card_tells_it(rare, write, tmp_
     monkeypatch.setattr(loaders, "Cells", lambda x, *rest: seen.append(x.shape[0]) or Cells(x, *rest))
     options = ["data.split=group", "data.split_key='batch id'", f"output='{tmp_path / 'model'}'"]
     folder = training.run_train(config(write(rare), *options))
-    made, card = load_bundle(folder).provenance, (folder / "MODEL_CARD.md").read_text()
+    made, card = read_model(folder).provenance, (folder / "MODEL_CARD.md").read_text()
     assert made["rare_labels"]["labels"] == {"Platelet": 1, "Mast cell": 1}
     assert "2 labels have fewer than 2 cells: 'Mast cell' (1), 'Platelet' (1); " in card
     assert "No validation cell, and so no score, of these labels" in card

@@ -17,7 +17,7 @@ from scperformer.base.errors import InputError
 from scperformer.command.cli import HELP, STEPS, import_function, to_overrides
 from scperformer.config import make_config, option_texts
 from scperformer.config.steps import SCHEMAS
-from scperformer.model import PACKAGED
+from scperformer.model import PACKAGED_MODEL
 from scperformer.reports.check import run_check
 
 AWKWARD = [
@@ -254,9 +254,9 @@ def test_the_page_on_formats_names_everything_written(command, sample, tiny_mode
     for name, value in annotated.uns["KEY"].items():
         deep = isinstance(value, dict) and name != "versions"
         written += [f"{name}/{part}" for part in value] if deep else [name]
-    bundle = json.loads((tiny_model / "bundle.json").read_text())
+    saved = json.loads((tiny_model / "bundle.json").read_text())
     metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
-    for entries in (bundle, bundle["metrics"], bundle["provenance"], metrics):
+    for entries in (saved, saved["metrics"], saved["provenance"], metrics):
         written += entries
     written += names(tiny_model) + names(tmp_path / "evaluation")
     assert [name for name in written if f"`{name}`" not in page] == []
@@ -272,8 +272,8 @@ def test_model_from_the_environment(command, sample, tiny_model, monkeypatch):
 def test_packaged_model(command, pbmc, write):
     ran = command("predict", write(pbmc), "adapt=false")
     assert ran.code == 0, ran.err
-    labels = json.loads((PACKAGED / "bundle.json").read_text())["labels"]
-    assert f"model {PACKAGED.name} (packaged" in ran.err
+    labels = json.loads((PACKAGED_MODEL / "bundle.json").read_text())["labels"]
+    assert f"model {PACKAGED_MODEL.name} (packaged" in ran.err
     assert ", ".join(labels) in ran.err
     found = ad.read_h5ad("sample.annotated.h5ad").obs
     b_cells = found["bulk_labels"] == "CD19+ B"  # sorted cells, where the labels of both data sets mean the same
@@ -379,9 +379,9 @@ def test_sweep_makes_a_model_per_value(command, sample, tmp_path):
     options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none"]
     ran = command("train", sample, *options, "-m", "attention=favor,softmax")
     assert ran.code == 0, ran.err
-    bundles = sorted(tmp_path.glob("multirun/*/*/model/bundle.json"))
-    assert [path.parts[-3] for path in bundles] == ["0", "1"]
-    attention = [json.loads(path.read_text())["config"]["attention"]["name"] for path in bundles]
+    saved_models = sorted(tmp_path.glob("multirun/*/*/model/bundle.json"))
+    assert [path.parts[-3] for path in saved_models] == ["0", "1"]
+    attention = [json.loads(path.read_text())["config"]["attention"]["name"] for path in saved_models]
     assert attention == ["favor", "softmax"]
     assert names(tmp_path) == ["multirun", "sample.h5ad"]
 
@@ -452,12 +452,12 @@ def test_the_table_of_a_sweep_says_what_its_models_say(command, sample, tmp_path
     assert chosen == [("0", 1e-3), ("0", 3e-3), ("1", 1e-3), ("1", 3e-3)]
     for number, row in enumerate(rows):
         assert (row["job"], row["status"], row["output"]) == (str(number), "ok", f"{number}/m")
-        bundle = json.loads((sweep / row["output"] / "bundle.json").read_text())
-        assert (bundle["provenance"]["seed"], bundle["config"]["model"]["dim"]) == (int(row["seed"]), 32)
+        saved = json.loads((sweep / row["output"] / "bundle.json").read_text())
+        assert (saved["provenance"]["seed"], saved["config"]["model"]["dim"]) == (int(row["seed"]), 32)
         for name in ("macro_f1", "accuracy"):
-            assert float(row[f"val_{name}"]) == pytest.approx(bundle["metrics"]["model"][name], abs=1e-4)
-            assert float(row[f"baseline_{name}"]) == pytest.approx(bundle["metrics"]["baseline"][name], abs=1e-4)
-        assert float(row["seconds"]) > bundle["metrics"]["seconds"] - 0.1
+            assert float(row[f"val_{name}"]) == pytest.approx(saved["metrics"]["model"][name], abs=1e-4)
+            assert float(row[f"baseline_{name}"]) == pytest.approx(saved["metrics"]["baseline"][name], abs=1e-4)
+        assert float(row["seconds"]) > saved["metrics"]["seconds"] - 0.1
     assert "label_key" not in ran.out  # the same in every run
     assert "trainer.max_epochs" not in ran.out
 

@@ -18,13 +18,13 @@ from scperformer.command.models import import_model
 from scperformer.files import sha256
 from scperformer.model import (
     INFO,
-    PACKAGED,
+    PACKAGED_MODEL,
     library_folder,
-    load_bundle,
+    read_model,
     read_registry,
     registry_place,
     resolve_model,
-    save_bundle,
+    write_model,
 )
 
 KINDS = {"zip": "zip", "tar": "tar", "tar.gz": "gztar"}
@@ -156,20 +156,20 @@ def test_a_damaged_model_in_the_library_is_listed_as_such(model, library, comman
 
 
 def test_an_encoder_is_imported(model, library, command, tmp_path):
-    bundle = load_bundle(model)
+    saved = read_model(model)
     encoder = dataclasses.replace(
-        bundle,
+        saved,
         name="enc",
         kind="encoder",
         labels=[],
         ontology_term_ids=[],
         held_out=None,
-        config=bundle.config | {"masking": {"share": 0.3}},
+        config=saved.config | {"masking": {"share": 0.3}},
         metrics={"loss": 0.1, "naive_loss": 0.2, "num_val_cells": 9},
-        provenance=bundle.provenance | {"corpus": [{"name": "a.h5ad", "num_cells": 90, "input": "counts from X"}]},
-        weights={name: array for name, array in bundle.weights.items() if name.startswith("model.encoder.")},
+        provenance=saved.provenance | {"corpus": [{"name": "a.h5ad", "num_cells": 90, "input": "counts from X"}]},
+        weights={name: array for name, array in saved.weights.items() if name.startswith("model.encoder.")},
     )
-    save_bundle(encoder, tmp_path / "enc")
+    write_model(encoder, tmp_path / "enc")
     assert command("models", "import", "enc").code == 0
     ran = command("models", "list")
     assert "enc: encoder without labels" in ran.out
@@ -235,7 +235,7 @@ def test_a_known_model_is_pulled_and_found_by_its_name(model, registry, library,
     )
     assert command("models", "show", name).out.startswith(f"{name} (not pulled)")
     assert command("models", "pull", name).code == 0
-    assert load_bundle(library / name).hash == load_bundle(model).hash
+    assert read_model(library / name).hash == read_model(model).hash
     assert command("predict", sample, f"model_path={name}").code == 0
     assert "not pulled" not in command("models", "list").out
     assert f"# {name}" in command("models", "show", name).out
@@ -313,14 +313,14 @@ def test_an_exported_model_can_be_pulled(model, library, command, tmp_path):
     entry = json.loads(ran.out) | {"url": (tmp_path / "out.zip").as_uri()}
     (tmp_path / "r.json").write_text(json.dumps({"models": [entry]}))
     assert command("models", "pull", entry["name"], "registry=r.json").code == 0
-    assert load_bundle(library / entry["name"]).hash == load_bundle(model).hash
+    assert read_model(library / entry["name"]).hash == read_model(model).hash
     assert command("models", "export", "no_model", "other.zip").code == 2
 
 
 def test_the_packaged_registry_is_what_the_package_has(monkeypatch):
     monkeypatch.delenv("SCPERFORMER_REGISTRY", raising=False)
     (entry,) = read_registry(registry_place(None)).values()
-    bundle = load_bundle(PACKAGED)
-    assert (entry.name, entry.tissue, entry.genes) == (bundle.name, bundle.tissue, len(bundle.genes))
-    assert entry.labels == bundle.labels
+    saved = read_model(PACKAGED_MODEL)
+    assert (entry.name, entry.tissue, entry.genes) == (saved.name, saved.tissue, len(saved.genes))
+    assert entry.labels == saved.labels
     assert entry.url == ""

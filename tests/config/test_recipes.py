@@ -8,7 +8,7 @@ import pytest
 from scipy import sparse
 
 from scperformer.config import read_options
-from scperformer.model import load_bundle
+from scperformer.model import read_model
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 QUICK = ["data.min_cells_per_label=2", "data.min_genes=1", "logger=none", "model.wide=true", "model.deep=false"]
@@ -51,13 +51,13 @@ def test_a_recipe_makes_a_model_of_a_file_of_this_layout(counts_adata, write, co
     write(with_layout_of(recipe, counts_adata), reference)
     ran = command("train", "--config", RECIPES / f"{recipe}.yaml", *QUICK, "output=made")
     assert ran.code == 0, ran.err
-    bundle = load_bundle("made")
-    assert bundle.labels == sorted(IDS)
-    assert bundle.tissue in ("blood", "lung", "pancreas")
-    assert (GROUPS[recipe] is None) == ("val_groups" not in bundle.provenance["split"])
-    assert bundle.metrics["model"]["accuracy"] > 0.6
+    saved = read_model("made")
+    assert saved.labels == sorted(IDS)
+    assert saved.tissue in ("blood", "lung", "pancreas")
+    assert (GROUPS[recipe] is None) == ("val_groups" not in saved.provenance["split"])
+    assert saved.metrics["model"]["accuracy"] > 0.6
     if recipe == "tabula_sapiens":
-        assert bundle.ontology_term_ids == [IDS[label] for label in bundle.labels]
+        assert saved.ontology_term_ids == [IDS[label] for label in saved.labels]
 
 
 def test_every_recipe_is_tested_and_described():

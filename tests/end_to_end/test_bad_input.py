@@ -336,7 +336,7 @@ def test_damaged_model(name, damage, sample, model, refused):
     assert mentions(refused("predict", sample, "model_path=model"), "model", name)
 
 
-def change_bundle(model: Path, **entries) -> None:
+def change_saved(model: Path, **entries) -> None:
     path = model / "bundle.json"
     info = json.loads(path.read_text())
     for name, value in entries.items():
@@ -358,13 +358,13 @@ CHANGES = {
 
 @pytest.mark.parametrize("case", CHANGES)
 def test_model_changed_by_hand(case, sample, model, refused):
-    change_bundle(model, **CHANGES[case])
+    change_saved(model, **CHANGES[case])
     assert mentions(refused("predict", sample, "model_path=model"), "damaged model 'model'", "train it again")
 
 
 @pytest.mark.parametrize("step", ["check", "preprocess", "predict"])
 def test_model_of_a_newer_format(step, sample, model, refused):
-    change_bundle(model, format_version=99)
+    change_saved(model, format_version=99)
     assert mentions(refused(step, sample, "model_path=model"), "model format 99", "format 5", "update scperformer")
 
 

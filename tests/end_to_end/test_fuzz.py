@@ -24,7 +24,7 @@ from support.inputs import WRITERS, small_cells
 from scperformer.command import cli
 from scperformer.config import make_config
 from scperformer.files import hdf5_guard
-from scperformer.model import load_bundle
+from scperformer.model import read_model
 
 FUZZED, DAMAGED = (int(os.environ.get(name, number)) for name, number in (("FUZZED", 15), ("DAMAGED", 25)))
 BY_CHANCE, DAMAGE = "cells of every shape, type and name, by chance", "damaged bytes, by chance"
@@ -116,7 +116,7 @@ def calls_of(output: Path) -> tuple[list[str], dict]:
     return list(found.obs["scperformer_baseline_label"]), found.uns["scperformer"]
 
 
-def naive_logits(adata: ad.AnnData, facts: dict, bundle) -> np.ndarray:
+def naive_logits(adata: ad.AnnData, facts: dict, saved) -> np.ndarray:
     """Compute the logits of logistic regression from the formulas: float64, dense, gene by gene."""
     source, kind = facts["source"], facts["kind"]
     x = adata.raw.X if source == "raw" else adata.X if source == "X" else adata.layers[source.removeprefix("layers/")]
@@ -127,20 +127,20 @@ def naive_logits(adata: ad.AnnData, facts: dict, bundle) -> np.ndarray:
     sums = values.sum(1)
     if kind == "log1p" and not facts["relative"]:
         sums = np.full(len(values), 1e4 if math.isnan(facts["total"]) else facts["total"])
-    values = values * np.divide(bundle.config["target_sum"], sums, out=np.zeros_like(sums), where=sums > 0)[:, None]
-    place = {gene.upper(): i for i, gene in enumerate(bundle.genes)}
-    aligned = np.zeros((len(values), len(bundle.genes)))
+    values = values * np.divide(saved.config["target_sum"], sums, out=np.zeros_like(sums), where=sums > 0)[:, None]
+    place = {gene.upper(): i for i, gene in enumerate(saved.genes)}
+    aligned = np.zeros((len(values), len(saved.genes)))
     for name, column in zip(names, values.T, strict=True):
         if name.upper() in place:
             aligned[:, place[name.upper()]] += column
-    return np.log1p(aligned) @ bundle.weights["baseline.weight"] + bundle.weights["baseline.bias"]
+    return np.log1p(aligned) @ saved.weights["baseline.weight"] + saved.weights["baseline.bias"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_cells_of_every_shape_type_and_name(kind, run, tiny_model):
     seen: Counter[str] = Counter()
-    bundle = load_bundle(tiny_model)
+    saved = read_model(tiny_model)
 
     @settings(FUZZ, max_examples=FUZZED)
     @given(anndatas(), st.data())
@@ -154,10 +154,10 @@ def test_cells_of_every_shape_type_and_name(kind, run, tiny_model):
             if kind == "loom" and record["input"]["source"] != "X":  # a layer that its writer has added
                 return
             with np.errstate(over="ignore"):
-                logits = naive_logits(adata, record["input"], bundle)
+                logits = naive_logits(adata, record["input"], saved)
             best = np.sort(logits, axis=1)[:, -2:]
             sure = best[:, 1] - best[:, 0] > MARGIN
-            expected = np.array(bundle.labels)[logits.argmax(1)]
+            expected = np.array(saved.labels)[logits.argmax(1)]
             assert np.array(labels)[sure].tolist() == expected[sure].tolist()
             seen["compared"] += int(sure.sum())
 

@@ -17,7 +17,7 @@ from scperformer.base.errors import InputError, one_line
 from scperformer.base.messages import defused, unfit
 from scperformer.command.sweep import Sweep
 from scperformer.files import sha256
-from scperformer.model import load_bundle
+from scperformer.model import read_model
 from scperformer.network import load_model
 from scperformer.reports.evaluate import read_evaluation
 
@@ -87,7 +87,7 @@ def test_weights_that_lie(case, model):
     (model / "model.safetensors").write_bytes(WEIGHTS[case])
     change(model)
     with pytest.raises(InputError, match=r"'model.safetensors' unreadable"):
-        load_bundle(model)
+        read_model(model)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -97,20 +97,20 @@ def test_weights_that_are_no_numbers(name, value, model):
     array.flat[0] = value
     change_weights(model, **{name: array})
     with pytest.raises(InputError, match=f"NaN or infinite numbers in {name}"):
-        load_bundle(model)
+        read_model(model)
 
 
 @pytest.mark.parametrize("name", ["baseline.weight", "baseline.bias"])
 def test_logistic_regression_of_other_shapes(name, model):
     change_weights(model, **{name: np.zeros((2, 2), dtype=np.float32)})
     with pytest.raises(InputError, match=f"{name} does not fit"):
-        load_bundle(model)
+        read_model(model)
 
 
 def test_json_is_not_read_when_it_is_huge(model):
     os.truncate(model / "bundle.json", 2**30)  # sparse: takes no room on the disk
     with pytest.raises(InputError, match=r"'bundle.json' of 1,073,741,824 bytes"):
-        load_bundle(model)
+        read_model(model)
 
 
 @pytest.mark.parametrize("name", ["bundle.json", "genes.tsv", "model.safetensors"])
@@ -118,7 +118,7 @@ def test_links_that_leave_the_folder(name, model, tmp_path):
     (model / name).rename(tmp_path / "secret")
     (model / name).symlink_to(tmp_path / "secret")
     with pytest.raises(InputError, match=r"no bundle\.json|missing or changed"):
-        load_bundle(model)
+        read_model(model)
 
 
 # Content

@@ -5,7 +5,7 @@ import pytest
 from support.killed import run_until_killed
 
 from scperformer.config import make_config
-from scperformer.model import load_bundle
+from scperformer.model import read_model
 from scperformer.training.masked import MaskedLearner
 from scperformer.training.pretrain import run_pretrain
 from scperformer.training.supervised import Learner
@@ -26,7 +26,7 @@ def test_training_from_disk_gives_almost_the_model_of_memory(counts_adata, write
     made = {}
     for word in ("true", "false"):
         words = [f"data.in_memory={word}", f"output='{tmp_path / word}'", "optim.deep_min_gain=0"]
-        made[word] = load_bundle(run_train(config("train", *words, paths=[path])))
+        made[word] = read_model(run_train(config("train", *words, paths=[path])))
     one, two = made["true"], made["false"]
     assert (one.genes, one.labels) == (two.genes, two.labels)
     np.testing.assert_allclose(one.gene_means, two.gene_means, rtol=1e-5)
@@ -39,10 +39,10 @@ def test_training_from_disk_gives_almost_the_model_of_memory(counts_adata, write
 
 def test_several_labelled_files_train_one_model(counts_adata, write, tmp_path):
     paths = [write(counts_adata[start::2].copy(), f"part{start}.h5ad") for start in (0, 1)]
-    bundle = load_bundle(run_train(config("train", paths=paths)))
-    assert bundle.provenance["cells_per_label"] == {"B cell": 40, "Monocyte": 40, "T cell": 40}
-    assert bundle.provenance["reference"] == "part0.h5ad, part1.h5ad"
-    assert "scperformer train part0.h5ad part1.h5ad data.min_genes=0" in bundle.provenance["command"]
+    saved = read_model(run_train(config("train", paths=paths)))
+    assert saved.provenance["cells_per_label"] == {"B cell": 40, "Monocyte": 40, "T cell": 40}
+    assert saved.provenance["reference"] == "part0.h5ad, part1.h5ad"
+    assert "scperformer train part0.h5ad part1.h5ad data.min_genes=0" in saved.provenance["command"]
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_what_is_cut_while_it_learns_from_disk_ends_with_the_same_weights(
         options = ["model=tiny", "data.in_memory=false", f"output='{tmp_path / name}'", "tokens=bins", *words]
         return {"pretrain": run_pretrain, "train": run_train}[step](config(step, *options, paths=[path]))
 
-    whole = load_bundle(run("whole"))
+    whole = read_model(run("whole"))
     run_until_killed(monkeypatch, learner, lambda: run("cut"))
-    cut = load_bundle(run("cut", "resume=true"))
+    cut = read_model(run("cut", "resume=true"))
     assert all(np.array_equal(whole.weights[name], cut.weights[name]) for name in whole.weights)
     assert whole.provenance["num_cells"] == 120
 
@@ -70,5 +70,5 @@ def test_init_puts_the_genes_of_streamed_cells_in_its_order(counts_adata, write,
     first = run_pretrain(config("pretrain", "model.dim=16", f"output='{tmp_path / 'enc'}'", paths=[path]))
     mixed = counts_adata[:, np.random.default_rng(0).permutation(200)].copy()
     words = [f"init='{first}'", "data.in_memory=false", f"output='{tmp_path / 'm'}'"]
-    model = load_bundle(run_train(config("train", *words, paths=[write(mixed, "mixed.h5ad")])))
-    assert model.genes == load_bundle(first).genes
+    model = read_model(run_train(config("train", *words, paths=[write(mixed, "mixed.h5ad")])))
+    assert model.genes == read_model(first).genes

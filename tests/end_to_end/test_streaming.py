@@ -173,7 +173,7 @@ def test_parquet_says_how_it_was_made(counts_adata, tiny_model, write, tmp_path)
 
     output = tmp_path / "calls.parquet"
     run_predict(config(write(counts_adata), tiny_model, output=str(output)))
-    assert load_model(tiny_model).bundle.hash.encode() in read_schema(output).metadata[b"scperformer"]
+    assert load_model(tiny_model).saved.hash.encode() in read_schema(output).metadata[b"scperformer"]
 
 
 def test_formats_without_output_are_beside_the_input(counts_adata, tiny_model, write):

@@ -276,7 +276,7 @@ def test_spectrum_of_a_file_against_numpy(command, sample, tiny_model, tmp_path)
     require_complete(tmp_path / "sample.spectrum")
     summary = json.loads((tmp_path / "sample.spectrum" / "analysis.json").read_text())
     model = load_model(tiny_model)
-    assert summary["model"]["hash"] == model.bundle.hash
+    assert summary["model"]["hash"] == model.saved.hash
     assert len(set(summary["cells"])) == 3
 
     import scanpy
@@ -284,7 +284,7 @@ def test_spectrum_of_a_file_against_numpy(command, sample, tiny_model, tmp_path)
     adata = scanpy.read_h5ad(sample)[summary["cells"]].copy()
     scanpy.pp.normalize_total(adata, target_sum=1e4)
     scanpy.pp.log1p(adata)
-    x = adata[:, model.bundle.genes].X.tocsr()
+    x = adata[:, model.saved.genes].X.tocsr()
     x.sort_indices()
     encoder = model.network.encoder
     layer = encoder.stack[0]

@@ -7,7 +7,7 @@ from scipy import sparse
 
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig
 from scperformer.explanations import contributions
-from scperformer.explanations.contributions import TOLERANCE, find_contributions, mean_gradient
+from scperformer.explanations.contributions import SUM_TOLERANCE, find_contributions, mean_gradient
 from scperformer.network import Cells, CellTypeModel
 
 GENES, LABELS, DIM = 30, 3, 6
@@ -27,12 +27,12 @@ def make(
 ) -> CellTypeModel:
     """A network with random weights, pooled if it has no layers."""
     torch.manual_seed(0)
-    is_pooled = depth == 0
+    is_coexpression = depth == 0
     model = {"dim": DIM, "depth": depth, "num_heads": 2, "head_dim": 4, "norm": norm, "wide_powers": POWERS}
     head = HeadConfig(
-        name="weighted" if is_pooled else options.pop("pool", "mean"), hidden=options.pop("hidden", [8, 8])
+        name="weighted" if is_coexpression else options.pop("pool", "mean"), hidden=options.pop("hidden", [8, 8])
     )
-    positions = "coexpression" if is_pooled else "gene"
+    positions = "coexpression" if is_coexpression else "gene"
     network = CellTypeModel(
         GENES,
         LABELS,
@@ -107,7 +107,7 @@ def test_a_head_with_relu_is_integrated_gradients(with_all):
         for (weight, _), gate in zip(weights[-2::-1], gates[::-1], strict=True):
             gradient = (gradient * gate) @ weight
         expected = values * (vectors @ gradient.mean(axis=0))
-        allowed = 2 * TOLERANCE * max(1, np.abs(expected).sum())  # the steps differ by the kinks of ReLU
+        allowed = 2 * SUM_TOLERANCE * max(1, np.abs(expected).sum())  # the steps differ by the kinks of ReLU
         np.testing.assert_allclose(found.genes[[cell]].toarray().ravel(), expected, rtol=0, atol=allowed)
 
 
@@ -166,7 +166,7 @@ def test_contributions_and_bias_add_up_to_the_logit(kind, monkeypatch):
     with torch.no_grad():
         expected = network.eval()(cells.batch(range(5)))[0].numpy()[np.arange(5), LABEL_OF_CELL]
     np.testing.assert_allclose(found.logits, expected, rtol=1e-4, atol=1e-4)
-    allowed = 1e-4 + TOLERANCE * np.maximum(np.abs(found.logits - found.bias), 1)
+    allowed = 1e-4 + SUM_TOLERANCE * np.maximum(np.abs(found.logits - found.bias), 1)
     assert (np.abs(found.errors) <= allowed).all()
     assert (np.diff(found.genes.indptr) == np.diff(cells.x.indptr)).all()
     monkeypatch.setattr(contributions, "FEWEST_STEPS", 1)
@@ -207,7 +207,7 @@ def test_steps_are_doubled_only_for_cells_that_need_it():
         return torch.where(rows == 1, steep, points[:, 0])
 
     mean, _ = mean_gradient(logits, torch.zeros(3, 1), torch.ones(3, 1))
-    assert mean[1].item() == pytest.approx(2, abs=3 * TOLERANCE)  # from -1 to 1
+    assert mean[1].item() == pytest.approx(2, abs=3 * SUM_TOLERANCE)  # from -1 to 1
     assert asked[:34] == [[0, 1, 2]] * 34
     assert asked[34:]
     assert all(rows == [1] for rows in asked[34:])

@@ -61,7 +61,7 @@ def test_contributions_and_bias_are_the_logit_of_the_label(explained, annotated,
     """The logits of both branches, from the expression that the explanation carries."""
     x = sparse.csr_matrix(explained.layers["expression"])
     wide, deep = branch_logits(model.network, Cells(x, model.tokens), 64)
-    codes = explained.obs[f"{KEY}_label"].map({label: i for i, label in enumerate(model.bundle.labels)}).astype(int)
+    codes = explained.obs[f"{KEY}_label"].map({label: i for i, label in enumerate(model.saved.labels)}).astype(int)
     logits = (wide + deep)[np.arange(len(codes)), codes]
     np.testing.assert_allclose(explained.obs[f"{KEY}_logit"], logits, rtol=1e-4)
     sums = np.asarray(explained.X.sum(axis=1)).ravel() + explained.obs[f"{KEY}_bias"]
@@ -102,11 +102,11 @@ def test_the_table_against_a_loop(explained):
 
 def test_markers_are_ranked_by_welchs_test_with_as_many_others(model):
     """scipy's test from means and deviations; the number of other cells is taken for as small as the label's."""
-    ranks = rank_markers(model, model.bundle)
+    ranks = rank_markers(model, model.saved)
     cells = make_counts()
-    counts = cells[:, model.bundle.genes].X.toarray()
+    counts = cells[:, model.saved.genes].X.toarray()
     x = np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True))
-    for code, label in enumerate(model.bundle.labels):
+    for code, label in enumerate(model.saved.labels):
         own = (cells.obs["cell_type"].map(LABELS) == label).to_numpy()
         parts = [(part.mean(axis=0), part.std(axis=0, ddof=1), own.sum()) for part in (x[own], x[~own])]
         scores = stats.ttest_ind_from_stats(*parts[0], *parts[1], equal_var=False).statistic
@@ -116,7 +116,7 @@ def test_markers_are_ranked_by_welchs_test_with_as_many_others(model):
 def test_deletion_against_a_loop_and_a_control(explained, model):
     some = explained[::3]
     x, contributions = (sparse.csr_matrix(part) for part in (some.layers["expression"], some.X))
-    codes = pd.Index(model.bundle.labels).get_indexer(some.obs[f"{KEY}_label"])
+    codes = pd.Index(model.saved.labels).get_indexer(some.obs[f"{KEY}_label"])
     table = delete_genes(model, x, contributions, codes, seed=0)
     at_10 = table.set_index("num_genes").loc[10]
     left = x.toarray()
@@ -147,7 +147,7 @@ def test_calls_under_constraints_are_explained(annotated, model):
 
 
 def test_another_label_is_explained_in_all_cells(annotated, model):
-    label = model.bundle.labels[0]
+    label = model.saved.labels[0]
     other = scperformer.explain(annotated, model, options=as_options([f"label='{label}'", "cells=5"])).adata
     assert other.n_obs == 15
     columns = annotated.obsm[f"{KEY}_proba"].iloc[:, 0]
@@ -216,7 +216,7 @@ def test_nothing_is_written_if_the_page_fails(path, tmp_path, monkeypatch):
 def test_calls_that_the_model_does_not_make_are_refused(annotated, model):
     edited = annotated.copy()
     labels = edited.obs[f"{KEY}_label"].astype(str).to_numpy(copy=True)
-    labels[0] = next(label for label in model.bundle.labels if label != labels[0])
+    labels[0] = next(label for label in model.saved.labels if label != labels[0])
     edited.obs[f"{KEY}_label"] = labels
     found = scperformer.explain(edited, model, options=as_options(["cells=all"])).adata
     assert found.n_obs == annotated.n_obs - 1  # one of 120 cells, which another device may have called otherwise
@@ -246,7 +246,7 @@ def test_the_model_is_found_from_another_folder(place, model, tmp_path, monkeypa
         shutil.move(work / "m", tmp_path / "library" / name)
     assert scperformer.explain(cells, num_cells=1).adata.n_obs == 3
     sample = of_cells(cells, KEY)
-    assert model_of([sample]).hash == model.bundle.hash
+    assert model_of([sample]).hash == model.saved.hash
     shutil.rmtree(tmp_path / "library")
     if place.startswith("imported"):
         with pytest.raises(InputError, match="set model_path to the model of the calls"):

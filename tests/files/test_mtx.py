@@ -11,7 +11,7 @@ from scipy import sparse
 from support.inputs import NUM_CELLS, NUM_GENES, same, write_mtx
 
 from scperformer.base.errors import InputError
-from scperformer.files import beside, checksum, mtx, read_cells, require_readable
+from scperformer.files import checksum, default_output, mtx, read_cells, require_readable
 
 # Folders of 10x Genomics
 
@@ -263,7 +263,7 @@ def test_folders_of_other_tools(write, cells, tmp_path):
     assert same(read_cells(path), cells)
     rows = [f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n" for file in mtx.find_matrix(path)]
     assert checksum(path) == hashlib.sha256("".join(rows).encode()).hexdigest()
-    assert beside(folder, ".h5ad") == tmp_path / "run.h5ad"
+    assert default_output(folder, ".h5ad") == tmp_path / "run.h5ad"
 
 
 def test_what_other_tools_say_about_cells_and_genes(cells, tmp_path, caplog):

@@ -17,7 +17,7 @@ import zarr
 from support.inputs import NUM_CELLS, NUM_GENES, WRITERS, same, table, write_csv, write_loom, write_mtx, write_tenx_v3
 
 from scperformer.base.errors import InputError
-from scperformer.files import beside, checksum, read_cells, require_readable
+from scperformer.files import checksum, default_output, read_cells, require_readable
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -199,16 +199,16 @@ NAMES = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_stem(name, tmp_path):
-    assert beside(tmp_path / name, "").name == NAMES[name]
+    assert default_output(tmp_path / name, "").name == NAMES[name]
 
 
 def test_outputs_lie_beside_the_input(tmp_path, monkeypatch):
     (tmp_path / "run.1").mkdir()
-    assert beside(tmp_path / "run.1", "").name == "run.1"
-    assert beside(tmp_path / "run.1", ".model") == tmp_path / "run.1.model"
+    assert default_output(tmp_path / "run.1", "").name == "run.1"
+    assert default_output(tmp_path / "run.1", ".model") == tmp_path / "run.1.model"
     monkeypatch.chdir(tmp_path / "run.1")
-    assert beside(".", ".model") == tmp_path / "run.1.model"
-    assert beside("a.csv", ".model") == Path("a.model")
+    assert default_output(".", ".model") == tmp_path / "run.1.model"
+    assert default_output("a.csv", ".model") == Path("a.model")
 
 
 @pytest.mark.parametrize("kind", ["csv", "10x folder", "mtx file", "zarr 3"])

@@ -22,7 +22,7 @@ from scperformer.config import AdaptConfig, CheckConfig, PredictConfig
 from scperformer.files import rows, sha256
 from scperformer.fitting import adapt, coexpression
 from scperformer.fitting.adapt import run_adapt
-from scperformer.model import CELLS, INFO, load_bundle, load_kept, save_bundle
+from scperformer.model import CELLS_FILE, INFO, load_reference_cells, read_model, write_model
 from scperformer.network import Model, load_model
 from scperformer.prediction import run_predict
 from scperformer.reports.check import run_check
@@ -163,7 +163,7 @@ def test_a_file_like_the_reference_is_not_adapted_to(linear, depth):
     like = simulated(120, seed=2, depth=depth)
     done = annotated(like, linear)
     assert same_bits(done, annotated(like, linear, "adapt=false"))
-    found, full = condition(done), load_bundle(linear).metrics["out_of_fold"]["accuracy"]
+    found, full = condition(done), read_model(linear).metrics["out_of_fold"]["accuracy"]
     assert (found["adapted"], found["depth_share"]) == (False, 1.0)
     assert found["expected_accuracy"] == found["accuracy_with_all_genes"] == full
     # the control: adapted to all the same, the calls are other ones
@@ -174,17 +174,17 @@ def test_a_file_like_the_reference_is_not_adapted_to(linear, depth):
 
 @pytest.mark.parametrize(("share", "adapts"), [(0.75, False), (0.7, True)])
 def test_adapting_starts_at_a_share_of_the_depth(linear, sample, monkeypatch, share, adapts):
-    monkeypatch.setattr(adapt, "depth_share", lambda kept, condition: share)
+    monkeypatch.setattr(adapt, "depth_share", lambda reference_cells, condition: share)
     assert condition(annotated(sample, linear))["adapted"] == adapts
 
 
 @pytest.mark.parametrize(("least", "adapts"), [(0.98, False), (0.97, True)])
 def test_adapting_starts_at_a_share_of_the_informative_expression(linear, sample, least, adapts):
     """Without the least informative genes, as many as leave this share."""
-    bundle = load_bundle(linear)
-    order = np.argsort(bundle.importance)
-    left = 1 - np.cumsum(bundle.importance[order]) / bundle.importance.sum()
-    gone = {bundle.genes[gene] for gene in order[left >= least]}
+    saved = read_model(linear)
+    order = np.argsort(saved.importance)
+    left = 1 - np.cumsum(saved.importance[order]) / saved.importance.sum()
+    gone = {saved.genes[gene] for gene in order[left >= least]}
     done = annotated(sample[:, [gene not in gone for gene in sample.var_names]].copy(), linear)
     assert least <= done.uns["scperformer"]["genes"]["informative_share"] < least + 0.01
     assert condition(done)["adapted"] == adapts
@@ -196,7 +196,7 @@ def test_the_depth_is_not_adapted_to_without_counts(tmp_path, sample):
     reference.X = reference.X.multiply(np.random.default_rng(0).uniform(0.5, 2, NUM_GENES)[None]).tocsr()
     words = [*QUICK, "model.deep=false", "input_kind=linear"]
     folder = scperformer.train(reference, "cell_type", output=tmp_path / "m", options=as_options(words)).path
-    assert not load_kept(load_bundle(folder), folder).are_counts
+    assert not load_reference_cells(read_model(folder), folder).are_counts
     shallow = annotated(simulated(120, seed=3, depth=0.2), folder)
     assert (condition(shallow)["adapted"], condition(shallow)["depth_share"]) == (False, 1.0)
     adapted = annotated(sample[:, PANEL].copy(), folder)
@@ -208,7 +208,7 @@ def test_an_encoder_with_layers_is_left_out(tiny_model, counts_adata):
     """It was trained for all genes."""
     model = load_model(tiny_model)
     done = annotated(counts_adata[:, 30:120].copy(), model, "adapt=true")
-    assert set(model.bundle.scales) == {"wide", "deep"}
+    assert set(model.saved.scales) == {"wide", "deep"}
     record = done.uns["scperformer"]
     assert (record["condition"]["adapted"], set(record["model"]["scales"])) == (True, {"wide"})
     assert done.obsm["X_scperformer"].shape == (120, 3)  # the logits
@@ -275,14 +275,14 @@ def test_calls_depend_on_the_cell_and_the_condition_alone(kind, request, panel, 
     assert same_bits(found[0], whole)
     assert all(same_bits(whole, done) for done in found[1:])
     # the control: beside shallow cells, which change the depth of the file
-    beside = annotated(ad.concat([panel[:10], thinned(panel)[10:]]), model, "adapt=true")
-    assert condition(beside)["key"] != condition(whole)["key"]
-    assert not same_bits(whole[:10], beside)
+    default_output = annotated(ad.concat([panel[:10], thinned(panel)[10:]]), model, "adapt=true")
+    assert condition(default_output)["key"] != condition(whole)["key"]
+    assert not same_bits(whole[:10], default_output)
 
 
 def test_a_model_is_adapted_once_to_files_of_one_condition(linear, panel, sample, write, monkeypatch):
-    made, original = [], adapt.adapted_bundle
-    monkeypatch.setattr(adapt, "adapted_bundle", lambda *given: made.append(given[2].key) or original(*given))
+    made, original = [], adapt.fit_to_condition
+    monkeypatch.setattr(adapt, "fit_to_condition", lambda *given: made.append(given[2].key) or original(*given))
     files = [write(panel[start::2].copy(), f"part{start}.h5ad") for start in (0, 1)]
     files.append(write(sample[:, :100].copy(), "other.h5ad"))
     outputs = run_predict(PredictConfig(inputs=list(map(str, files)), model_path=str(linear)))
@@ -296,20 +296,20 @@ def test_adapted_models_are_kept_in_a_folder_and_taken_from_there(default, panel
     (first,) = run_predict(PredictConfig(inputs=[path], model_path=str(default), adapted_folder=str(folder)))
     one = ad.read_h5ad(first)
     assert same_bits(one, annotated(panel, default))
-    [kept] = folder.iterdir()
-    assert kept.name == f"{load_bundle(default).hash[:16]}-{condition(one)['key']}-{scperformer.__version__}"
-    before = {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in kept.iterdir()}
-    assert CELLS not in before
-    monkeypatch.setattr(adapt, "adapted_bundle", None)  # not made again
+    [reference_cells] = folder.iterdir()
+    assert reference_cells.name == f"{read_model(default).hash[:16]}-{condition(one)['key']}-{scperformer.__version__}"
+    before = {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in reference_cells.iterdir()}
+    assert CELLS_FILE not in before
+    monkeypatch.setattr(adapt, "fit_to_condition", None)  # not made again
     again = ad.read_h5ad(
         run_predict(PredictConfig(inputs=[path], model_path=str(default), adapted_folder=str(folder), overwrite=True))[
             0
         ]
     )
     assert same_bits(one, again)
-    assert before == {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in kept.iterdir()}
+    assert before == {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in reference_cells.iterdir()}
     for done in (one, again):
-        assert done.uns["scperformer"]["model"]["hash"] == load_bundle(default).hash
+        assert done.uns["scperformer"]["model"]["hash"] == read_model(default).hash
         assert condition(done) == condition(one)
 
 
@@ -325,16 +325,16 @@ def test_the_step_makes_the_model_that_predict_makes(default, panel, write, comm
     )
     wanted, done = annotated(panel, default, "adapt=true"), annotated(panel, folder)
     assert same_bits(done, wanted)
-    bundle = load_bundle(folder)
-    assert bundle.name == "panel"
-    assert bundle.genes == [gene for gene in load_bundle(default).genes if gene in panel.var_names]
-    origin = bundle.provenance["adapted_from"]
-    assert (origin["hash"], origin["num_genes"]) == (load_bundle(default).hash, NUM_GENES)
+    saved = read_model(folder)
+    assert saved.name == "panel"
+    assert saved.genes == [gene for gene in read_model(default).genes if gene in panel.var_names]
+    origin = saved.provenance["adapted_from"]
+    assert (origin["hash"], origin["num_genes"]) == (read_model(default).hash, NUM_GENES)
     page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
-    new = set(bundle.provenance) - set(load_bundle(default).provenance)
-    assert {name for name in (*new, *bundle.metrics) if f"`{name}`" not in page} <= {"expected_macro_f1"}
+    new = set(saved.provenance) - set(read_model(default).provenance)
+    assert {name for name in (*new, *saved.metrics) if f"`{name}`" not in page} <= {"expected_macro_f1"}
     # Its own genes and depth: what was expected of it is expected of the file.
-    expected = bundle.provenance["expected_accuracy"]
+    expected = saved.provenance["expected_accuracy"]
     assert expected == condition(wanted)["expected_accuracy"]
     assert condition(done)["expected_accuracy"] == condition(done)["accuracy_with_all_genes"] == expected
     assert math.isnan(condition(annotated(thinned(panel), folder))["expected_accuracy"])
@@ -345,8 +345,8 @@ def test_a_list_of_genes_is_a_panel_of_the_depth_of_the_reference(linear, panel,
     genes.write_text("\n".join([*panel.var_names[::-1], *(f"NEW{i}" for i in range(5))]) + "\n")
     folder = run_adapt(AdaptConfig(inputs=[str(genes)], model_path=str(linear), output=str(tmp_path / "m")))
     assert "5 genes are unknown to the model (e.g. 'NEW0')" in caplog.text
-    bundle = load_bundle(folder)
-    assert (set(bundle.genes), bundle.provenance["depth"]) == (set(panel.var_names), None)
+    saved = read_model(folder)
+    assert (set(saved.genes), saved.provenance["depth"]) == (set(panel.var_names), None)
     wanted = annotated(panel, linear, "adapt=true")
     assert condition(wanted)["depth_share"] == 1  # the file is as deep, too
     assert same_bits(annotated(panel, folder), wanted)
@@ -408,7 +408,7 @@ def test_without_adapting_nothing_is_expected(linear, sample):
 @pytest.fixture
 def without(linear, tmp_path) -> Path:
     """The linear model without its kept cells."""
-    save_bundle(replace(load_bundle(linear), has_kept=False), tmp_path / "without")
+    write_model(replace(read_model(linear), has_reference_cells=False), tmp_path / "without")
     return tmp_path / "without"
 
 
@@ -501,11 +501,11 @@ def test_files_most_of_whose_genes_are_unknown(linear, panel, write, command):
 @pytest.mark.parametrize("step", ["adapt", "predict"])
 def test_damaged_kept_cells(step, has_checksum, linear, panel, write, command, tmp_path):
     model = Path(shutil.copytree(linear, tmp_path / "model"))
-    content = (model / CELLS).read_bytes()
-    (model / CELLS).write_bytes(content[: len(content) // 2])
+    content = (model / CELLS_FILE).read_bytes()
+    (model / CELLS_FILE).write_bytes(content[: len(content) // 2])
     if has_checksum:  # as an attacker would write it
         info = json.loads((model / INFO).read_text())
-        info["files"][CELLS] = sha256(model / CELLS)
+        info["files"][CELLS_FILE] = sha256(model / CELLS_FILE)
         (model / INFO).write_text(json.dumps(info))
     words = ["model"] if step == "adapt" else ["model_path=model"]
     line = refused(command(step, *words, write(panel)))
@@ -525,8 +525,8 @@ def test_an_adapted_model_that_exists_is_kept(linear, panel, write, command, tmp
 
 def test_a_model_in_memory_is_adapted_once_to_samples_of_one_condition(linear, panel, monkeypatch):
     made = []
-    original = adapt.adapted_bundle
-    monkeypatch.setattr(adapt, "adapted_bundle", lambda *given: made.append(given) or original(*given))
+    original = adapt.fit_to_condition
+    monkeypatch.setattr(adapt, "fit_to_condition", lambda *given: made.append(given) or original(*given))
     model = load_model(linear)
     first, second = (annotated(panel.copy(), model) for _ in range(2))
     assert len(made) == 1
@@ -540,7 +540,7 @@ def test_a_model_that_keeps_one_cell_of_each_label_has_the_scales_that_it_had(tm
     model = load_model(path)
     made = annotated(panel, model)
     assert math.isnan(condition(made)["expected_accuracy"])
-    assert next(iter(model.adapted.values())).bundle.scales == model.bundle.scales
+    assert next(iter(model.adapted.values())).saved.scales == model.saved.scales
 
 
 def test_an_adapted_folder_with_other_genes_is_refused(linear, panel, write, tmp_path):
@@ -548,7 +548,7 @@ def test_an_adapted_folder_with_other_genes_is_refused(linear, panel, write, tmp
     file = write(panel, "panel.h5ad")
     run_predict(PredictConfig(inputs=[str(file)], **options))
     [folder] = (tmp_path / "adapted").iterdir()
-    bundle = load_bundle(folder)
-    save_bundle(replace(bundle, genes=[*bundle.genes[1:], bundle.genes[0]]), folder, overwrite=True)
+    saved = read_model(folder)
+    write_model(replace(saved, genes=[*saved.genes[1:], saved.genes[0]]), folder, overwrite=True)
     with pytest.raises(InputError, match="other genes than those of its condition"):
         run_predict(PredictConfig(inputs=[str(file)], output=str(tmp_path / "b.h5ad"), **options))

@@ -5,9 +5,9 @@ from scipy.sparse import csr_matrix
 
 from scperformer.cells import normalise_counts
 from scperformer.config import HeadConfig
-from scperformer.fitting import Pooled, gene_vectors
+from scperformer.fitting import CoexpressionEncoder, gene_vectors
 from scperformer.fitting.coexpression import fit_heads, head_logits
-from scperformer.fitting.linear import view
+from scperformer.fitting.linear import power_transform
 
 HEAD = HeadConfig(name="weighted", hidden=[16], dropout=0.1)
 
@@ -26,7 +26,7 @@ def cells() -> tuple[csr_matrix, np.ndarray]:
 def test_gene_vectors_are_those_of_a_dense_decomposition(cells):
     x, _ = cells
     vectors, centre = gene_vectors(x, 5, seed=0)
-    v = view(x, 1.0).toarray().astype(np.float64)
+    v = power_transform(x, 1.0).toarray().astype(np.float64)
     deviation = v.std(axis=0)
     weights = 1 / (deviation + np.median(deviation[deviation > 0]))
     components = np.linalg.svd(v * weights)[2][1:6]
@@ -57,7 +57,7 @@ def test_components_that_do_not_exist_are_zero(cells, num_cells, num_genes):
 
 def test_heads_trained_together_learn_the_labels_of_their_own_cells(cells):
     x, labels = cells
-    pooled = Pooled(*gene_vectors(x, 8, seed=0))
+    pooled = CoexpressionEncoder(*gene_vectors(x, 8, seed=0))
     z = pooled.cells(x)
     wrong = np.where(np.arange(300) < 150, labels, (labels + 1) % 3)  # the second half is labelled otherwise
     sides = np.array([np.arange(300) < 150, np.arange(300) >= 150])
@@ -68,7 +68,7 @@ def test_heads_trained_together_learn_the_labels_of_their_own_cells(cells):
 
 def test_heads_are_the_same_for_the_same_seed(cells):
     x, labels = cells
-    z = Pooled(*gene_vectors(x, 8, seed=0)).cells(x)
+    z = CoexpressionEncoder(*gene_vectors(x, 8, seed=0)).cells(x)
     sides = np.ones((1, 300), dtype=bool)
     torch.manual_seed(123)  # must not matter
     one, same, other = (head_logits(fit_heads(z, labels, sides, 3, HEAD, seed)[0], z) for seed in (0, 0, 1))

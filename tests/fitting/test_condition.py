@@ -12,13 +12,13 @@ from scperformer.cells import find_query
 from scperformer.config import PredictConfig
 from scperformer.fitting import Condition, depth_class, depth_share, find_condition, reduced
 from scperformer.fitting import condition as conditions
-from scperformer.model import KeptCells
+from scperformer.model import ReferenceCells
 
 GENES = [f"GENE{i}" for i in range(0, 300, 2)]  # of the model; the cells have GENE0 to GENE199
 
 
 def query_of(adata: ad.AnnData, genes: list[str] = GENES):
-    model = SimpleNamespace(genes=genes, importance=None, config={"target_sum": 1e4}, has_kept=True)
+    model = SimpleNamespace(genes=genes, importance=None, config={"target_sum": 1e4}, has_reference_cells=True)
     return find_query(adata, model, PredictConfig(inputs=["x"]))
 
 
@@ -147,10 +147,10 @@ def test_cells_without_counts_do_not_make_a_file_shallow():
 
 
 @pytest.fixture
-def kept() -> KeptCells:
+def reference_cells() -> ReferenceCells:
     """400 cells of 60 genes with about 600 counts each."""
     counts = np.random.default_rng(0).poisson(10.0, size=(400, 60)).astype(np.float32)
-    return KeptCells(csr_matrix(counts), np.arange(400) % 2, are_counts=True)
+    return ReferenceCells(csr_matrix(counts), np.arange(400) % 2, are_counts=True)
 
 
 def condition_of(genes: slice, depth: float | None) -> Condition:
@@ -163,45 +163,45 @@ HALF = slice(0, 60, 2)  # 300 counts a cell, of the class 2 ** 8
 
 
 @pytest.mark.parametrize(("depth", "share"), [(2**8, 1.0), (2**12, 1.0), (None, 1.0), (2**7, 0.5), (2**5.5, 2**-2.5)])
-def test_the_share_of_the_depth(kept, depth, share):
-    assert depth_share(kept, condition_of(HALF, depth)) == pytest.approx(share)
-    relative = KeptCells(kept.values, kept.labels, are_counts=False)
+def test_the_share_of_the_depth(reference_cells, depth, share):
+    assert depth_share(reference_cells, condition_of(HALF, depth)) == pytest.approx(share)
+    relative = ReferenceCells(reference_cells.values, reference_cells.labels, are_counts=False)
     assert depth_share(relative, condition_of(HALF, depth)) == 1
 
 
-def test_reduced_cells_have_the_measured_genes_and_totals_over_these(kept):
-    x = reduced(kept, condition_of(HALF, None), 1e4, seed=0)
-    counts = kept.values.toarray()[:, HALF].astype(np.float64)
+def test_reduced_cells_have_the_measured_genes_and_totals_over_these(reference_cells):
+    x = reduced(reference_cells, condition_of(HALF, None), 1e4, seed=0)
+    counts = reference_cells.values.toarray()[:, HALF].astype(np.float64)
     expected = np.log1p(counts / counts.sum(axis=1, keepdims=True) * 1e4)
     np.testing.assert_allclose(x.toarray(), expected, rtol=1e-6)
     assert x.dtype == np.float32
 
 
-def test_reduced_cells_are_thinned_to_the_depth(kept):
+def test_reduced_cells_are_thinned_to_the_depth(reference_cells):
     wanted = condition_of(HALF, 2**6)
-    x = reduced(kept, wanted, 1e4, seed=0)
+    x = reduced(reference_cells, wanted, 1e4, seed=0)
     assert x.shape == (400, 30)
     linear = np.expm1(x.toarray().astype(np.float64))
     np.testing.assert_allclose(linear.sum(axis=1), 1e4, rtol=1e-4)
     one = np.array([row[row > 0].min() for row in linear])  # of about 75 counts in 30 genes, a single one is the least
-    thin, original = np.rint(linear / one[:, None]), kept.values.toarray()[:, HALF]
+    thin, original = np.rint(linear / one[:, None]), reference_cells.values.toarray()[:, HALF]
     assert (thin <= original).all()
     # Each of 120,000 counts is kept with a probability of 1/4: the standard error of the share is 0.5 %.
     assert thin.sum() == pytest.approx(original.sum() / 4, rel=0.02)
 
 
-def test_reduced_cells_are_drawn_by_the_seed_alone(kept):
+def test_reduced_cells_are_drawn_by_the_seed_alone(reference_cells):
     wanted = condition_of(HALF, 2**6)
-    one, same, other = (reduced(kept, wanted, 1e4, seed).toarray() for seed in (3, 3, 4))
+    one, same, other = (reduced(reference_cells, wanted, 1e4, seed).toarray() for seed in (3, 3, 4))
     np.testing.assert_array_equal(one, same)
     assert (one != other).mean() > 0.3
 
 
-def test_relative_expression_is_not_thinned(kept):
+def test_relative_expression_is_not_thinned(reference_cells):
     """Only its genes are chosen."""
-    relative = KeptCells(kept.values * 0.37, kept.labels, are_counts=False)
+    relative = ReferenceCells(reference_cells.values * 0.37, reference_cells.labels, are_counts=False)
     x = reduced(relative, condition_of(HALF, 2**6), 1e4, seed=0)
-    plain = reduced(kept, condition_of(HALF, None), 1e4, seed=0)
+    plain = reduced(reference_cells, condition_of(HALF, None), 1e4, seed=0)
     np.testing.assert_allclose(x.toarray(), plain.toarray(), rtol=1e-5)
 
 

@@ -9,13 +9,20 @@ from scipy.special import log_softmax
 from scperformer.base.metrics import cell_losses, negative_log_likelihood, score
 from scperformer.cells import normalise_counts
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig
-from scperformer.fitting import Recipe, branch_scales, earned_scales, evidence_folds, fill_network, fit_branches
+from scperformer.fitting import (
+    LinearOptions,
+    branch_scales,
+    evidence_folds,
+    fill_network,
+    fit_branches,
+    scales_if_significant,
+)
 from scperformer.fitting.coexpression import head_logits
 from scperformer.fitting.evidence import LARGEST
 from scperformer.fitting.linear import predict_logits
 from scperformer.network import Cells, CellTypeModel, branch_logits, predict_cells
 
-RECIPE = Recipe((0.5, 2.0), 0.1, "balanced", "signal")
+RECIPE = LinearOptions((0.5, 2.0), 0.1, "balanced", "signal")
 MODEL = ModelConfig(depth=0, positions="coexpression")
 HEAD = HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3)
 
@@ -33,7 +40,7 @@ def made_cells(num_cells: int, seed: int) -> tuple[csr_matrix, np.ndarray]:
 @pytest.fixture(scope="module")
 def fitted():
     x, labels = made_cells(360, seed=0)
-    return fit_branches(x, labels, recipe=RECIPE, model=MODEL, head=HEAD, seed=0)
+    return fit_branches(x, labels, linear_options=RECIPE, model=MODEL, head=HEAD, seed=0)
 
 
 def test_the_evidence_is_the_accuracy_on_new_cells(fitted):
@@ -49,7 +56,7 @@ def test_the_evidence_is_the_accuracy_on_new_cells(fitted):
 def test_labels_by_chance_have_no_accuracy():
     x, labels = made_cells(360, seed=0)
     shuffled = np.random.default_rng(0).permutation(labels)
-    evidence = fit_branches(x, shuffled, recipe=RECIPE, model=MODEL, head=HEAD, seed=0).evidence
+    evidence = fit_branches(x, shuffled, linear_options=RECIPE, model=MODEL, head=HEAD, seed=0).evidence
     assert evidence["accuracy"] < 0.45  # a third by chance; far higher if a cell were called by a fit to itself
 
 
@@ -87,7 +94,7 @@ def test_sums_over_genes_are_what_the_tokens_give(case):
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     network.wide_alone |= case == "encoder left out"
-    assert network.is_sums
+    assert network.has_no_layers
     cells = Cells(x, TokensConfig())
     with torch.no_grad():
         logits, embedding = network(cells.batch(np.arange(601)))
@@ -102,10 +109,10 @@ def test_sums_over_genes_are_what_the_tokens_give(case):
 
 def test_a_branch_that_is_off_has_no_scale():
     x, labels = made_cells(120, seed=0)
-    linear = fit_branches(x, labels, recipe=RECIPE, model=ModelConfig(deep=False), head=HEAD, seed=0)
+    linear = fit_branches(x, labels, linear_options=RECIPE, model=ModelConfig(deep=False), head=HEAD, seed=0)
     assert linear.pooled is None
     assert set(linear.scales) == set(linear.evidence["branches"]) == {"wide"}
-    pooled = fit_branches(x, labels, recipe=None, model=MODEL, head=HEAD, seed=0)
+    pooled = fit_branches(x, labels, linear_options=None, model=MODEL, head=HEAD, seed=0)
     assert pooled.linear is None
     assert set(pooled.scales) == {"deep"}
 
@@ -114,7 +121,7 @@ def test_draws_are_kept_out_of_the_fits_that_call_their_cells():
     """A second draw that equals the first would show the label of each held-out cell."""
     x, labels = made_cells(240, seed=0)
     shuffled = np.random.default_rng(0).permutation(labels)
-    fitted = fit_branches(x, shuffled, recipe=None, model=MODEL, head=HEAD, seed=0, draws=[x, x, x])
+    fitted = fit_branches(x, shuffled, linear_options=None, model=MODEL, head=HEAD, seed=0, draws=[x, x, x])
     assert fitted.evidence["accuracy"] < 0.47
 
 
@@ -185,7 +192,7 @@ def test_few_cells_that_are_all_right_do_not_make_it_certain():
 
 def test_an_encoder_that_helps_by_more_than_chance_is_kept(held_out):
     wide, deep, labels = held_out
-    *scales, gain = earned_scales(wide, deep, labels, min_gain=2.0)
+    *scales, gain = scales_if_significant(wide, deep, labels, min_gain=2.0)
     assert tuple(scales) == branch_scales(wide, deep, labels)
     alone, _ = branch_scales(wide, np.zeros_like(wide), labels)
     falls = cell_losses(alone * wide, labels) - cell_losses(scales[0] * wide + scales[1] * deep, labels)
@@ -199,22 +206,22 @@ def test_an_encoder_that_may_help_by_chance_is_left_out(held_out):
     wide, weak, labels = wide[:60], weak[:60], labels[:60]
     share = branch_scales(wide, weak, labels)[1]
     assert share > 0.02
-    *scales, gain = earned_scales(wide, weak, labels, min_gain=2.0)
+    *scales, gain = scales_if_significant(wide, weak, labels, min_gain=2.0)
     assert scales == [branch_scales(wide, np.zeros_like(wide), labels)[0], 0.0]
     assert 0 < gain["mean"] < 2 * gain["standard_error"]
-    assert earned_scales(wide, weak, labels, min_gain=0.0)[1] == share
+    assert scales_if_significant(wide, weak, labels, min_gain=0.0)[1] == share
 
 
 @pytest.mark.parametrize("off", [0, 1])
 def test_a_branch_alone_has_nothing_to_earn(held_out, off):
     branches = [*held_out[:2]]
     branches[off] = np.zeros_like(branches[off])
-    assert earned_scales(*branches, held_out[2], min_gain=2.0) == (*branch_scales(*branches, held_out[2]), None)
+    assert scales_if_significant(*branches, held_out[2], min_gain=2.0) == (*branch_scales(*branches, held_out[2]), None)
 
 
 def test_one_held_out_cell_decides_nothing():
     wide, deep = np.array([[1.0, 0.0]]), np.array([[0.0, 3.0]])
-    assert earned_scales(wide, deep, np.array([0]), min_gain=2.0)[1] == 0.0
+    assert scales_if_significant(wide, deep, np.array([0]), min_gain=2.0)[1] == 0.0
 
 
 def test_unlabelled_cells_make_better_vectors_of_genes():
@@ -223,7 +230,7 @@ def test_unlabelled_cells_make_better_vectors_of_genes():
     query, truth = made_cells(900, seed=6)
     found = []
     for unlabelled in (None, more):
-        fitted = fit_branches(x, labels, recipe=None, model=MODEL, head=HEAD, seed=0, unlabelled=unlabelled)
+        fitted = fit_branches(x, labels, linear_options=None, model=MODEL, head=HEAD, seed=0, unlabelled=unlabelled)
         calls = head_logits(fitted.pooled.head, fitted.pooled.cells(query)).argmax(1)
         found.append(score(truth, calls).accuracy)
     assert found[1] > found[0] + 0.03
@@ -232,7 +239,7 @@ def test_unlabelled_cells_make_better_vectors_of_genes():
 def test_given_vectors_are_only_scaled():
     x, labels = made_cells(120, seed=0)
     vectors = np.random.default_rng(0).normal(size=(300, 32))
-    pooled = fit_branches(x, labels, recipe=None, model=MODEL, head=HEAD, seed=0, vectors=vectors).pooled
+    pooled = fit_branches(x, labels, linear_options=None, model=MODEL, head=HEAD, seed=0, vectors=vectors).pooled
     ratio = pooled.vectors / vectors
     np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-4)
     np.testing.assert_allclose(pooled.cells(x).mean(0), 0, atol=1e-4)
@@ -240,7 +247,7 @@ def test_given_vectors_are_only_scaled():
 
 def test_single_cells_of_each_label_give_no_evidence():
     x, labels = made_cells(3, seed=0)
-    fitted = fit_branches(x, labels, recipe=RECIPE, model=MODEL, head=HEAD, seed=0)
+    fitted = fit_branches(x, labels, linear_options=RECIPE, model=MODEL, head=HEAD, seed=0)
     assert (fitted.scales, fitted.evidence) == ({}, {})
     assert fitted.linear is not None
     assert fitted.pooled is not None

@@ -9,20 +9,20 @@ from support.words import as_options
 import scperformer
 from scperformer.base.errors import InputError
 from scperformer.config import make_config
-from scperformer.fitting import Condition, adapted_bundle, depth_share, expected_accuracy
-from scperformer.model import CARD, KeptCells, load_bundle, load_kept
+from scperformer.fitting import Condition, depth_share, expected_accuracy, fit_to_condition
+from scperformer.model import CARD, ReferenceCells, load_reference_cells, read_model
 
 FAST = ["experiment=linear", "logger=none", "data.min_genes=0", "conditions_table=true"]
 
 
 @pytest.fixture
-def many_genes() -> KeptCells:
+def many_genes() -> ReferenceCells:
     """40 cells x 1,100 genes of counts; the variance of each gene is another multiple of its mean."""
     rng = np.random.default_rng(0)
     dispersion = rng.uniform(0.2, 5, 1100)
     counts = rng.negative_binomial(dispersion, dispersion / (dispersion + 3), (40, 1100))
     counts[:, 7] = 0
-    return KeptCells(sparse.csr_matrix(counts, dtype=np.float32), np.arange(40) % 2, are_counts=True)
+    return ReferenceCells(sparse.csr_matrix(counts, dtype=np.float32), np.arange(40) % 2, are_counts=True)
 
 
 def test_which_conditions_are_usual(many_genes):
@@ -53,7 +53,7 @@ def test_random_genes_depend_on_the_seed_alone(many_genes):
 
 
 def test_panels_that_a_model_has_no_genes_for_are_left_out(many_genes):
-    few = KeptCells(many_genes.values[:, :300], many_genes.labels, are_counts=True)
+    few = ReferenceCells(many_genes.values[:, :300], many_genes.labels, are_counts=True)
     assert list(expected_accuracy.usual_conditions(few, seed=0)) == [
         "all genes",
         "half of the depth",
@@ -68,7 +68,7 @@ def test_the_table_has_the_scores_of_adapted_models(counts_adata, tmp_path, monk
     counts = np.random.default_rng(0).binomial(counts_adata.X.toarray().astype(int), 0.1)
     counts_adata.X = sparse.csr_matrix(counts, dtype=np.float32)
     path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(FAST)).path
-    bundle = load_bundle(path)
+    saved = read_model(path)
     names = (
         "all genes",
         "half of the depth",
@@ -76,16 +76,16 @@ def test_the_table_has_the_scores_of_adapted_models(counts_adata, tmp_path, monk
         "60 genes at random",
         "the 5 most variable genes",
     )
-    rows = {row["condition"]: row for row in bundle.metrics["conditions"]}
+    rows = {row["condition"]: row for row in saved.metrics["conditions"]}
     assert tuple(rows) == names
     scores = {name: {score: row[score] for score in ("accuracy", "macro_f1")} for name, row in rows.items()}
-    own = bundle.metrics["out_of_fold"]
+    own = saved.metrics["out_of_fold"]
     assert scores["all genes"] == {"accuracy": own["accuracy"], "macro_f1": own["macro_f1"]}
     # As `predict` would adapt the model that was written: to a file with a tenth of its counts.
-    model, kept = scperformer.load_model(path), load_kept(bundle, path)
-    depth = np.median(counts_adata[:, bundle.genes].X.toarray().sum(axis=1))
-    tenth = Condition(np.ones(len(bundle.genes), dtype=bool), 2 ** (round(2 * np.log2(depth)) / 2) / 10)
-    theirs = adapted_bundle(model, kept, tenth).metrics["out_of_fold"]
+    model, reference_cells = scperformer.load_model(path), load_reference_cells(saved, path)
+    depth = np.median(counts_adata[:, saved.genes].X.toarray().sum(axis=1))
+    tenth = Condition(np.ones(len(saved.genes), dtype=bool), 2 ** (round(2 * np.log2(depth)) / 2) / 10)
+    theirs = fit_to_condition(model, reference_cells, tenth).metrics["out_of_fold"]
     assert scores["a tenth of the depth"] == {"accuracy": theirs["accuracy"], "macro_f1": theirs["macro_f1"]}
     # 30 genes of each label are five times as high: five genes, or a tenth of the molecules, show that much worse.
     assert rows["a tenth of the depth"]["accuracy"] < own["accuracy"] - 0.1
@@ -97,7 +97,7 @@ def test_the_table_has_the_scores_of_adapted_models(counts_adata, tmp_path, monk
 
 def test_without_the_option_there_is_no_table(counts_adata, tmp_path):
     path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(FAST[:-1])).path
-    assert "conditions" not in load_bundle(path).metrics
+    assert "conditions" not in read_model(path).metrics
     assert "depth" not in (path / CARD).read_text()
 
 

@@ -67,7 +67,7 @@ def test_the_fit_takes_one_thread(monkeypatch):
     assert set(seen) == {1}
 
 
-RECIPE = linear.Recipe((0.5, 2.0), c=0.1, class_weights="none", weighting="signal")
+RECIPE = linear.LinearOptions((0.5, 2.0), c=0.1, class_weights="none", weighting="signal")
 
 
 def cells(num_cells=90, num_genes=40, num_labels=3, telling=4, seed=0):
@@ -141,12 +141,12 @@ def test_genes_that_never_vary_do_no_harm(how):
 
 def test_one_plain_view_is_scikit_learns_logistic_regression():
     x, labels = cells()
-    recipe = linear.Recipe((1.0,), c=0.1, class_weights="none", weighting="none")
+    linear_options = linear.LinearOptions((1.0,), c=0.1, class_weights="none", weighting="none")
     expected = LogisticRegression(C=0.1, max_iter=1000, tol=1e-3).fit(linear.view(x, 1.0), labels)
-    found = linear.fit_linear_branch(x, labels, recipe)
+    found = linear.fit_linear_branch(x, labels, linear_options)
     np.testing.assert_allclose(found.weight, expected.coef_.T, atol=5e-3)  # both stop at a gradient of 1e-3
     np.testing.assert_array_equal(
-        linear.predict_logits(found, x, recipe).argmax(1), expected.predict(linear.view(x, 1.0))
+        linear.predict_logits(found, x, linear_options).argmax(1), expected.predict(linear.view(x, 1.0))
     )
 
 
@@ -169,25 +169,27 @@ AUTO = linear.replace(RECIPE, weighting="auto")
 
 def test_few_telling_genes_among_many_want_signal():
     x, labels = cells(num_cells=60, num_genes=300, telling=6)
-    assert linear.settle_recipe(x, labels, AUTO, seed=0).weighting == "signal"
+    assert linear.choose_linear_options(x, labels, AUTO, seed=0).weighting == "signal"
 
 
 def test_the_choice_is_the_likelier_one(monkeypatch):
     x, labels = cells(num_cells=30)
     losses = {"signal": 0.4, "standard": 0.3}
-    monkeypatch.setattr(linear, "held_out_losses", lambda x, labels, folds, recipe, _: [losses[recipe.weighting]])
-    assert linear.settle_recipe(x, labels, AUTO, seed=0) == linear.replace(AUTO, weighting="standard")
+    monkeypatch.setattr(
+        linear, "held_out_losses", lambda x, labels, folds, linear_options, _: [losses[linear_options.weighting]]
+    )
+    assert linear.choose_linear_options(x, labels, AUTO, seed=0) == linear.replace(AUTO, weighting="standard")
     losses = {"none": 0.4, "balanced": 0.3}
     monkeypatch.setattr(linear, "held_out_losses", lambda *_: [losses[balance] for balance in _[-1]])
     auto = linear.replace(RECIPE, class_weights="auto")
-    assert linear.settle_recipe(x, labels, auto, seed=0) == linear.replace(auto, class_weights="balanced")
+    assert linear.choose_linear_options(x, labels, auto, seed=0) == linear.replace(auto, class_weights="balanced")
 
 
 @pytest.mark.parametrize("how", ["signal", "standard", "none"])
 def test_a_weighting_that_was_chosen_is_kept(how):
     x, labels = cells()
-    recipe = linear.Recipe((0.5, 2.0), c=0.1, class_weights="none", weighting=how)
-    assert linear.settle_recipe(x, labels, recipe, seed=0) is recipe
+    linear_options = linear.LinearOptions((0.5, 2.0), c=0.1, class_weights="none", weighting=how)
+    assert linear.choose_linear_options(x, labels, linear_options, seed=0) is linear_options
 
 
 def test_folds_leave_no_label_out_of_training():
@@ -204,7 +206,7 @@ def test_folds_leave_no_label_out_of_training():
 
 def test_labels_of_one_cell_each_leave_nothing_to_choose_by():
     x, _ = cells(num_cells=3)
-    assert linear.settle_recipe(x, np.arange(3), AUTO, seed=0).weighting == "signal"
+    assert linear.choose_linear_options(x, np.arange(3), AUTO, seed=0).weighting == "signal"
 
 
 def test_held_out_loss_never_looks_at_its_own_fold():

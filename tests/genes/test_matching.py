@@ -25,7 +25,7 @@ IDS = {
 SYMBOLS = list(IDS)
 MOUSE = ["Cd3d", "Ms4a1", "Gapdh", "mt-Nd1", "Nkg7", "Kmt2a"]
 # Ensembl id, GENCODE's and HGNC's symbols, previous symbols, aliases
-TABLE = [
+GENE_TABLE = [
     ("ENSG00000122545", "SEPTIN7", "SEPTIN7", "SEPT7", "CDC10"),
     ("ENSG00000118058", "KMT2A", "KMT2A", "MLL", "TRX1|HRX"),
     ("ENSG00000167286", "CD3D", "CD3D", "", "T3D|HRX"),  # HRX fits two genes
@@ -38,7 +38,7 @@ TABLE = [
 @pytest.fixture
 def table(monkeypatch):
     """A small table of genes in place of the package's."""
-    small = parse_genes(["# HGNC 2020-02-03", "header", *("\t".join([*row, ""]) for row in TABLE)])
+    small = parse_genes(["# HGNC 2020-02-03", "header", *("\t".join([*row, ""]) for row in GENE_TABLE)])
     monkeypatch.setattr(matching, "human_genes", lambda: small)
     matching._matched.cache_clear()
     yield

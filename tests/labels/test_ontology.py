@@ -121,7 +121,7 @@ def test_our_table_is_sound():
 def _table():
     from scperformer.labels import ontology
 
-    return ontology.TABLE.read_text(encoding="utf-8")
+    return ontology.TERM_TABLE.read_text(encoding="utf-8")
 
 
 def test_a_cl_file_is_read(obo):

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
 
-from scperformer.model import CELLS, HELD_OUT, HeldOut, KeptCells
-from scperformer.model.out_of_fold import read_held_out
-from scperformer.model.reference_cells import read_kept
+from scperformer.model import CELLS_FILE, HELD_OUT, HeldOut, ReferenceCells
+from scperformer.model.held_out import read_held_out
+from scperformer.model.reference_cells import read_reference_cells
 
 
-def kept_cells(are_counts: bool = True) -> KeptCells:
+def kept_cells(are_counts: bool = True) -> ReferenceCells:
     rng = np.random.default_rng(0)
     values = rng.poisson(0.4, size=(30, 500)).astype(np.float32)
     values[4] = 0  # a cell without counts
     values[7, 499] = 70_000  # more than two bytes hold
     labels = np.arange(30) % 3
-    return KeptCells(csr_matrix(values if are_counts else values * 1.5), labels, are_counts)
+    return ReferenceCells(csr_matrix(values if are_counts else values * 1.5), labels, are_counts)
 
 
 def held_out_calls() -> HeldOut:
@@ -32,20 +32,20 @@ def held_out_calls() -> HeldOut:
     return HeldOut(normal(30, 3).astype(np.float32), np.arange(30) % 3, normal(30) ** 2, profile)
 
 
-WRITTEN = {CELLS: kept_cells().to_bytes(), HELD_OUT: held_out_calls().to_bytes()}
+WRITTEN = {CELLS_FILE: kept_cells().to_bytes(), HELD_OUT: held_out_calls().to_bytes()}
 READ = {
-    CELLS: partial(read_kept, num_genes=500, num_labels=3),
+    CELLS_FILE: partial(read_reference_cells, num_genes=500, num_labels=3),
     HELD_OUT: partial(read_held_out, num_genes=50, num_labels=3),
 }
 
 
 @pytest.mark.parametrize("are_counts", [True, False], ids=["counts", "relative"])
 def test_kept_cells_are_read_as_they_were_written(tmp_path, are_counts):
-    kept = kept_cells(are_counts)
-    (tmp_path / CELLS).write_bytes(kept.to_bytes())
-    found = READ[CELLS](tmp_path)
-    np.testing.assert_array_equal(found.values.toarray(), kept.values.toarray())
-    np.testing.assert_array_equal(found.labels, kept.labels)
+    reference_cells = kept_cells(are_counts)
+    (tmp_path / CELLS_FILE).write_bytes(reference_cells.to_bytes())
+    found = READ[CELLS_FILE](tmp_path)
+    np.testing.assert_array_equal(found.values.toarray(), reference_cells.values.toarray())
+    np.testing.assert_array_equal(found.labels, reference_cells.labels)
     assert found.are_counts == are_counts
 
 
@@ -65,7 +65,7 @@ def write_changed(folder, name: str, arrays: dict[str, np.ndarray]) -> None:
 
 NUM = kept_cells().values.nnz
 DAMAGED = {
-    CELLS: {
+    CELLS_FILE: {
         "other labels": {"labels": np.full(30, 2, dtype=np.uint8)},
         "do not fit": {"lengths": np.zeros(30, dtype=np.uint8)},
         "parts that do not fit": {"lengths": np.full(30, 501, dtype=np.uint16)},
@@ -228,20 +228,20 @@ def test_any_bytes_are_read_or_refused(tmp_path, name):
 def test_few_bytes_do_not_ask_for_much_memory(tmp_path):
     """Packed, this takes 64 KiB: its numbers are compared with the model before they are expanded."""
     many = {"steps": np.ones(2**25, dtype=np.uint8), "values": np.ones(2**25, dtype=np.uint8)}
-    write_changed(tmp_path, CELLS, many)
-    assert (tmp_path / CELLS).stat().st_size < 2**17
+    write_changed(tmp_path, CELLS_FILE, many)
+    assert (tmp_path / CELLS_FILE).stat().st_size < 2**17
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="do not fit"):
-            READ[CELLS](tmp_path)
+            READ[CELLS_FILE](tmp_path)
         assert tracemalloc.get_traced_memory()[1] < 3 * 2**25
     finally:
         tracemalloc.stop()
 
 
 def test_cells_beyond_the_limit_are_refused_unpacked(tmp_path, monkeypatch):
-    (tmp_path / CELLS).write_bytes(WRITTEN[CELLS])
+    (tmp_path / CELLS_FILE).write_bytes(WRITTEN[CELLS_FILE])
     monkeypatch.setattr("scperformer.model.reference_cells.MOST_VALUES", NUM - 40)
     monkeypatch.setattr("scperformer.model.reference_cells.MOST_CELLS", 30)
     with pytest.raises(ValueError, match=r"numbers and .* bytes when unpacked"):
-        READ[CELLS](tmp_path)
+        READ[CELLS_FILE](tmp_path)

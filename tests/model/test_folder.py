@@ -20,25 +20,25 @@ from scperformer.files import sha256
 from scperformer.labels import LabelTree
 from scperformer.model import (
     CARD,
-    CELLS,
+    CELLS_FILE,
     GENES,
     INFO,
-    PACKAGED,
+    PACKAGED_MODEL,
     WEIGHTS,
-    Bundle,
-    KeptCells,
-    load_bundle,
-    load_kept,
+    ReferenceCells,
+    SavedModel,
+    load_reference_cells,
+    read_model,
     resolve_model,
-    save_bundle,
+    write_model,
 )
 from scperformer.model.folder import model_card
 
 
 @pytest.fixture
-def bundle() -> Bundle:
+def saved() -> SavedModel:
     rng = np.random.default_rng(0)
-    return Bundle(
+    return SavedModel(
         name="tiny",
         genes=["SAMD11", "HLA-A", "ENSG00000187634.12", "Gène-β"],
         gene_means=np.array([0.0, 0.1234567, 3.5, 1e-7], dtype=np.float32),
@@ -71,8 +71,8 @@ def bundle() -> Bundle:
 
 
 @pytest.fixture
-def folder(bundle, tmp_path) -> Path:
-    save_bundle(bundle, tmp_path / "m.model")
+def folder(saved, tmp_path) -> Path:
+    write_model(saved, tmp_path / "m.model")
     return tmp_path / "m.model"
 
 
@@ -90,91 +90,91 @@ def change_info(folder: Path, change) -> None:
 # --- round trip ----------------------------------------------------------------------------------------------
 
 
-def test_a_saved_bundle_is_loaded_unchanged(bundle, folder):
-    loaded = load_bundle(folder)
-    for field in dataclasses.fields(Bundle):
+def test_a_saved_bundle_is_loaded_unchanged(saved, folder):
+    loaded = read_model(folder)
+    for field in dataclasses.fields(SavedModel):
         if field.name not in ("gene_means", "weights", "hash"):
-            assert getattr(loaded, field.name) == getattr(bundle, field.name), field.name
-    np.testing.assert_allclose(loaded.gene_means, bundle.gene_means, rtol=5e-6)  # six digits are written
-    assert set(loaded.weights) == set(bundle.weights)
-    for name, array in bundle.weights.items():
+            assert getattr(loaded, field.name) == getattr(saved, field.name), field.name
+    np.testing.assert_allclose(loaded.gene_means, saved.gene_means, rtol=5e-6)  # six digits are written
+    assert set(loaded.weights) == set(saved.weights)
+    for name, array in saved.weights.items():
         np.testing.assert_array_equal(loaded.weights[name], array)
         assert loaded.weights[name].dtype == array.dtype
     assert loaded.hash == hashlib.sha256((folder / INFO).read_bytes()).hexdigest()
 
 
-def test_folder_holds_four_files_and_the_same_model_has_the_same_hash(bundle, folder, tmp_path):
+def test_folder_holds_four_files_and_the_same_model_has_the_same_hash(saved, folder, tmp_path):
     assert names(folder) == sorted([MARK, WEIGHTS, GENES, INFO, CARD])
-    save_bundle(bundle, tmp_path / "again.model")
-    assert load_bundle(tmp_path / "again.model").hash == load_bundle(folder).hash
-    save_bundle(dataclasses.replace(bundle, labels=["b", "a"], provenance=relabelled(bundle)), tmp_path / "other")
-    assert load_bundle(tmp_path / "other").hash != load_bundle(folder).hash
+    write_model(saved, tmp_path / "again.model")
+    assert read_model(tmp_path / "again.model").hash == read_model(folder).hash
+    write_model(dataclasses.replace(saved, labels=["b", "a"], provenance=relabelled(saved)), tmp_path / "other")
+    assert read_model(tmp_path / "other").hash != read_model(folder).hash
 
 
-def kept_cells() -> KeptCells:
-    """Three cells of the four genes and both labels of `bundle`."""
+def kept_cells() -> ReferenceCells:
+    """Three cells of the four genes and both labels of `saved`."""
     counts = np.array([[1, 0, 2, 0], [0, 3, 0, 0], [5, 0, 0, 300]], dtype=np.float32)
-    return KeptCells(csr_matrix(counts), np.array([0, 1, 1]), are_counts=True)
+    return ReferenceCells(csr_matrix(counts), np.array([0, 1, 1]), are_counts=True)
 
 
-def test_kept_cells_are_a_file_of_their_own_with_a_checksum(bundle, tmp_path):
-    kept = kept_cells()
-    save_bundle(dataclasses.replace(bundle, kept=kept), tmp_path / "m")
-    assert names(tmp_path / "m") == sorted([MARK, WEIGHTS, GENES, INFO, CARD, CELLS])
-    assert json.loads((tmp_path / "m" / INFO).read_text())["files"][CELLS] == sha256(tmp_path / "m" / CELLS)
-    loaded = load_bundle(tmp_path / "m")
-    assert loaded.has_kept
-    assert loaded.kept is None  # read when they are needed
-    found = load_kept(loaded, tmp_path / "m")
-    np.testing.assert_array_equal(found.values.toarray(), kept.values.toarray())
-    np.testing.assert_array_equal(found.labels, kept.labels)
+def test_kept_cells_are_a_file_of_their_own_with_a_checksum(saved, tmp_path):
+    reference_cells = kept_cells()
+    write_model(dataclasses.replace(saved, reference_cells=reference_cells), tmp_path / "m")
+    assert names(tmp_path / "m") == sorted([MARK, WEIGHTS, GENES, INFO, CARD, CELLS_FILE])
+    assert json.loads((tmp_path / "m" / INFO).read_text())["files"][CELLS_FILE] == sha256(tmp_path / "m" / CELLS_FILE)
+    loaded = read_model(tmp_path / "m")
+    assert loaded.has_reference_cells
+    assert loaded.reference_cells is None  # read when they are needed
+    found = load_reference_cells(loaded, tmp_path / "m")
+    np.testing.assert_array_equal(found.values.toarray(), reference_cells.values.toarray())
+    np.testing.assert_array_equal(found.labels, reference_cells.labels)
 
 
-def test_kept_cells_that_are_gone_or_changed_are_refused(bundle, tmp_path):
-    save_bundle(dataclasses.replace(bundle, kept=kept_cells()), tmp_path / "m")
-    content = bytearray((tmp_path / "m" / CELLS).read_bytes())
+def test_kept_cells_that_are_gone_or_changed_are_refused(saved, tmp_path):
+    write_model(dataclasses.replace(saved, reference_cells=kept_cells()), tmp_path / "m")
+    content = bytearray((tmp_path / "m" / CELLS_FILE).read_bytes())
     content[-30] ^= 1
-    (tmp_path / "m" / CELLS).write_bytes(content)
-    with pytest.raises(InputError, match=f"damaged model .*: '{CELLS}' missing or changed since it was written"):
-        load_bundle(tmp_path / "m")
-    (tmp_path / "m" / CELLS).unlink()
-    with pytest.raises(InputError, match=f"'{CELLS}' missing or changed"):
-        load_bundle(tmp_path / "m")
+    (tmp_path / "m" / CELLS_FILE).write_bytes(content)
+    with pytest.raises(InputError, match=f"damaged model .*: '{CELLS_FILE}' missing or changed since it was written"):
+        read_model(tmp_path / "m")
+    (tmp_path / "m" / CELLS_FILE).unlink()
+    with pytest.raises(InputError, match=f"'{CELLS_FILE}' missing or changed"):
+        read_model(tmp_path / "m")
 
 
-def test_kept_cells_of_another_model_are_refused_when_they_are_read(bundle, tmp_path):
+def test_kept_cells_of_another_model_are_refused_when_they_are_read(saved, tmp_path):
     """With a checksum that fits, as an attacker would write it."""
-    save_bundle(dataclasses.replace(bundle, kept=kept_cells()), tmp_path / "m")
-    other = KeptCells(csr_matrix(np.ones((2, 9), dtype=np.float32)), np.array([0, 1]), are_counts=True)
-    rewrite(tmp_path / "m", CELLS, other.to_bytes())
-    with pytest.raises(InputError, match=f"damaged model .*: '{CELLS}' with genes that the model does not have"):
-        load_kept(load_bundle(tmp_path / "m"), tmp_path / "m")
+    write_model(dataclasses.replace(saved, reference_cells=kept_cells()), tmp_path / "m")
+    other = ReferenceCells(csr_matrix(np.ones((2, 9), dtype=np.float32)), np.array([0, 1]), are_counts=True)
+    rewrite(tmp_path / "m", CELLS_FILE, other.to_bytes())
+    with pytest.raises(InputError, match=f"damaged model .*: '{CELLS_FILE}' with genes that the model does not have"):
+        load_reference_cells(read_model(tmp_path / "m"), tmp_path / "m")
 
 
-def relabelled(bundle):
-    return bundle.provenance | {"cells_per_label": {"a": 60, "b": 40}}
+def relabelled(saved):
+    return saved.provenance | {"cells_per_label": {"a": 60, "b": 40}}
 
 
 @pytest.mark.parametrize("genes", [["a\tb", "a\u2028b", "a\x0bb", "a\x85b"], ["A", " padded ", "B", "C"]], ids=ascii)
-def test_gene_names_with_odd_characters_are_loaded_unchanged(bundle, tmp_path, genes):
-    save_bundle(dataclasses.replace(bundle, genes=genes), tmp_path / "m")
-    loaded = load_bundle(tmp_path / "m")
+def test_gene_names_with_odd_characters_are_loaded_unchanged(saved, tmp_path, genes):
+    write_model(dataclasses.replace(saved, genes=genes), tmp_path / "m")
+    loaded = read_model(tmp_path / "m")
     assert loaded.genes == genes
-    np.testing.assert_allclose(loaded.gene_means, bundle.gene_means, rtol=5e-6)
+    np.testing.assert_allclose(loaded.gene_means, saved.gene_means, rtol=5e-6)
 
 
-def test_model_card_names_labels_data_and_both_scores(bundle, folder):
+def test_model_card_names_labels_data_and_both_scores(saved, folder):
     card = (folder / CARD).read_text(encoding="utf-8")
-    assert card == model_card(bundle)
+    assert card == model_card(saved)
     for text in ("# tiny", "| B cell | 60 |", "ref.h5ad", "cell_type", "0.810", "0.700", "seed 3"):
         assert text in card
 
 
-def test_labels_with_bars_keep_the_tables_of_the_card_whole(bundle):
-    label, numbers = bundle.labels[1], {"num_cells": [5], "confidence": [0.9], "accuracy": [0.8], "error": [0.1]}
+def test_labels_with_bars_keep_the_tables_of_the_card_whole(saved):
+    label, numbers = saved.labels[1], {"num_cells": [5], "confidence": [0.9], "accuracy": [0.8], "error": [0.1]}
     found = {"num_cells": 20, "error": 0.1, "labels": {"label": [label], **numbers}}
     more = {"calibration": found, "novelty": [{"label": label, "area": 0.9}]}
-    card = model_card(dataclasses.replace(bundle, metrics=bundle.metrics | more))
+    card = model_card(dataclasses.replace(saved, metrics=saved.metrics | more))
     tables = [table.splitlines() for table in re.findall(r"(?:^\|.*\n)+", card, re.MULTILINE)]
     assert len(tables) == 3
     for rows in tables:
@@ -191,14 +191,14 @@ def test_labels_with_bars_keep_the_tables_of_the_card_whole(bundle):
     ],
     ids=["both", "wide", "deep"],
 )
-def test_model_card_names_the_scales_of_the_branches_that_are_on(bundle, scales, line):
-    card = model_card(dataclasses.replace(bundle, metrics=bundle.metrics | {"scales": scales}))
+def test_model_card_names_the_scales_of_the_branches_that_are_on(saved, scales, line):
+    card = model_card(dataclasses.replace(saved, metrics=saved.metrics | {"scales": scales}))
     assert line in card
     assert "linear branch alone" not in card
 
 
-def test_model_card_says_when_the_labels_come_from_the_linear_branch_alone(bundle):
-    silent = dataclasses.replace(bundle, metrics=bundle.metrics | {"scales": {"wide": 1.0, "deep": 0.0099}})
+def test_model_card_says_when_the_labels_come_from_the_linear_branch_alone(saved):
+    silent = dataclasses.replace(saved, metrics=saved.metrics | {"scales": {"wide": 1.0, "deep": 0.0099}})
     assert "The labels come from the linear branch alone." in model_card(silent)
 
 
@@ -214,34 +214,34 @@ FOLD = {
 }
 
 
-def test_model_card_of_fitted_branches_names_what_to_expect(bundle):
-    card = model_card(dataclasses.replace(bundle, metrics=bundle.metrics | {"out_of_fold": FOLD}))
+def test_model_card_of_fitted_branches_names_what_to_expect(saved):
+    card = model_card(dataclasses.replace(saved, metrics=saved.metrics | {"out_of_fold": FOLD}))
     assert "- Expected on cells like these: accuracy 0.876, macro-F1 0.765" in card
     assert "linear branch alone 0.654, 0.543; encoder alone 0.432, 0.321" in card
     assert "each of 77 cells" in card
     assert "Accuracy 0.900, macro-F1 0.810; logistic regression" in card
     assert "optimistic" not in card  # the validation cells chose nothing
-    assert "so the scores are optimistic" in model_card(bundle)
+    assert "so the scores are optimistic" in model_card(saved)
 
 
-def test_model_card_of_an_adapted_model_names_its_origin(bundle):
+def test_model_card_of_an_adapted_model_names_its_origin(saved):
     origin = {"adapted_from": {"name": "whole", "hash": "ab", "num_genes": 999}}
     metrics = {"scales": {"wide": 1.0, "deep": 0.5}, "out_of_fold": FOLD}
-    card = model_card(dataclasses.replace(bundle, provenance=bundle.provenance | origin, metrics=metrics))
+    card = model_card(dataclasses.replace(saved, provenance=saved.provenance | origin, metrics=metrics))
     assert "- Adapted from `whole`, with 999 genes" in card
     assert "accuracy 0.876" in card
     assert "validation cells" not in card  # these were scores of the whole model
 
 
-def test_model_card_of_cells_in_memory_has_no_checksum(bundle):
-    card = model_card(dataclasses.replace(bundle, provenance=bundle.provenance | {"reference_sha256": ""}))
+def test_model_card_of_cells_in_memory_has_no_checksum(saved):
+    card = model_card(dataclasses.replace(saved, provenance=saved.provenance | {"reference_sha256": ""}))
     assert "- Trained on `ref.h5ad`, labels in `cell_type`" in card
 
 
-def test_model_card_names_the_tissue_if_there_is_one(bundle):
-    assert "issue" not in model_card(bundle)
-    made = bundle.provenance | {"tissue": "bone marrow"}
-    assert "\n- Tissue: bone marrow.\n" in model_card(dataclasses.replace(bundle, provenance=made))
+def test_model_card_names_the_tissue_if_there_is_one(saved):
+    assert "issue" not in model_card(saved)
+    made = saved.provenance | {"tissue": "bone marrow"}
+    assert "\n- Tissue: bone marrow.\n" in model_card(dataclasses.replace(saved, provenance=made))
 
 
 # --- refusals ------------------------------------------------------------------------------------------------
@@ -249,25 +249,25 @@ def test_model_card_names_the_tissue_if_there_is_one(bundle):
 
 def test_refuses_a_missing_folder(tmp_path):
     with pytest.raises(InputError, match=r"no folder at '.*nothing'; expected a model folder.*model_path"):
-        load_bundle(tmp_path / "nothing")
+        read_model(tmp_path / "nothing")
 
 
 def test_refuses_a_folder_without_a_model(tmp_path):
     with pytest.raises(InputError, match=r"no bundle.json at '.*'; expected a model folder"):
-        load_bundle(tmp_path)
+        read_model(tmp_path)
 
 
 def test_refuses_a_file_in_place_of_the_folder(tmp_path):
     (tmp_path / "model.ckpt").write_bytes(b"x")
     with pytest.raises(InputError, match=r"a file at '.*model\.ckpt'; .*'scperformer models import' unpacks"):
-        load_bundle(tmp_path / "model.ckpt")
+        read_model(tmp_path / "model.ckpt")
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, GENES])
 def test_refuses_a_missing_file(folder, name):
     (folder / name).unlink()
     with pytest.raises(InputError, match=rf"damaged model '.*': '{name}' missing or changed.*copy it or train"):
-        load_bundle(folder)
+        read_model(folder)
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, GENES])
@@ -277,13 +277,13 @@ def test_refuses_one_changed_byte(folder, name, where):
     content[where] ^= 1
     (folder / name).write_bytes(content)
     with pytest.raises(InputError, match=f"'{name}' missing or changed since it was written"):
-        load_bundle(folder)
+        read_model(folder)
 
 
 def test_refuses_a_truncated_file(folder):
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-5])
     with pytest.raises(InputError, match=f"'{WEIGHTS}' missing or changed"):
-        load_bundle(folder)
+        read_model(folder)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_refuses_a_truncated_file(folder):
 def test_refuses_broken_json(folder, content):
     (folder / INFO).write_bytes(content)
     with pytest.raises(InputError, match=r"damaged model '.*': 'bundle.json' unreadable"):
-        load_bundle(folder)
+        read_model(folder)
 
 
 @pytest.mark.parametrize(
@@ -304,36 +304,36 @@ def test_refuses_broken_json(folder, content):
 def test_refuses_other_format_versions(folder, version, remedy):
     change_info(folder, lambda info: info.update(format_version=version))
     with pytest.raises(InputError, match=rf"model format {version} in .*; expected format 5: {remedy}"):
-        load_bundle(folder)
+        read_model(folder)
 
 
-def test_a_folder_of_format_3_is_read(bundle, folder):
+def test_a_folder_of_format_3_is_read(saved, folder):
     """It keeps no cells; the rest is as in format 4."""
     change_info(folder, lambda info: info.update(format_version=3))
-    loaded = load_bundle(folder)
-    assert (loaded.labels, loaded.has_kept) == (bundle.labels, False)
-    assert load_kept(loaded, folder) is None
+    loaded = read_model(folder)
+    assert (loaded.labels, loaded.has_reference_cells) == (saved.labels, False)
+    assert load_reference_cells(loaded, folder) is None
 
 
-def test_a_label_tree_is_kept_and_shown(bundle, tmp_path):
-    tree = LabelTree(bundle.labels, {bundle.labels[0]: "x", bundle.labels[1]: "x"}, {"x": "CL:1"})
-    save_bundle(dataclasses.replace(bundle, tree=tree), tmp_path / "t")
-    assert load_bundle(tmp_path / "t").tree == tree
-    assert f"Label tree of 2 levels: x ({', '.join(bundle.labels)})." in (tmp_path / "t" / CARD).read_text("utf-8")
+def test_a_label_tree_is_kept_and_shown(saved, tmp_path):
+    tree = LabelTree(saved.labels, {saved.labels[0]: "x", saved.labels[1]: "x"}, {"x": "CL:1"})
+    write_model(dataclasses.replace(saved, tree=tree), tmp_path / "t")
+    assert read_model(tmp_path / "t").tree == tree
+    assert f"Label tree of 2 levels: x ({', '.join(saved.labels)})." in (tmp_path / "t" / CARD).read_text("utf-8")
 
 
 @pytest.mark.parametrize("key", ["name", "labels", "ontology_term_ids", "config", "metrics", "provenance", "files"])
 def test_refuses_missing_keys(folder, key):
     change_info(folder, lambda info: info.pop(key))
     with pytest.raises(InputError, match=f"damaged model .*: 'bundle.json' without {key}"):
-        load_bundle(folder)
+        read_model(folder)
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, GENES])
 def test_refuses_a_missing_checksum(folder, name):
     change_info(folder, lambda info: info["files"].pop(name))
     with pytest.raises(InputError, match=f"'bundle.json' without the checksum of {name}"):
-        load_bundle(folder)
+        read_model(folder)
 
 
 @pytest.mark.parametrize(
@@ -343,21 +343,21 @@ def test_refuses_a_missing_checksum(folder, name):
 def test_refuses_missing_entries_of_provenance_config_and_metrics(folder, group, name):
     change_info(folder, lambda info: info[group].pop(name))
     with pytest.raises(InputError, match=f"'bundle.json' without {name} in {group}"):
-        load_bundle(folder)
+        read_model(folder)
 
 
 @pytest.mark.parametrize("files", [3, None, [WEIGHTS, GENES], "model.safetensors genes.tsv"], ids=repr)
 def test_refuses_checksums_of_another_shape(folder, files):
     change_info(folder, lambda info: info.update(files=files))
     with pytest.raises(InputError, match=r"damaged model"):
-        load_bundle(folder)
+        read_model(folder)
 
 
 def test_refuses_checksums_of_files_elsewhere(folder):
     (folder.parent / "elsewhere").write_text("x")
     change_info(folder, lambda info: info["files"].update({"../elsewhere": sha256(folder.parent / "elsewhere")}))
     with pytest.raises(InputError, match=r"damaged model"):
-        load_bundle(folder)
+        read_model(folder)
 
 
 def rewrite(folder: Path, name: str, content: bytes) -> None:
@@ -370,7 +370,7 @@ def rewrite(folder: Path, name: str, content: bytes) -> None:
 def test_refuses_an_unreadable_gene_table(folder, content):
     rewrite(folder, GENES, content)
     with pytest.raises(InputError, match=f"'{GENES}' unreadable"):
-        load_bundle(folder)
+        read_model(folder)
 
 
 @pytest.mark.parametrize(
@@ -380,10 +380,10 @@ def test_refuses_an_unreadable_gene_table(folder, content):
 )
 def test_refuses_a_tissue_that_cannot_be_a_name(folder, tissue, why):
     change_info(folder, lambda info: info["provenance"].update(tissue="bone marrow"))
-    assert load_bundle(folder).tissue == "bone marrow"
+    assert read_model(folder).tissue == "bone marrow"
     change_info(folder, lambda info: info["provenance"].update(tissue=tissue))
     with pytest.raises(InputError, match=f"damaged model .*: 'bundle.json' with a tissue that .*{why}"):
-        load_bundle(folder)
+        read_model(folder)
 
 
 # --- nothing executes ----------------------------------------------------------------------------------------
@@ -407,10 +407,10 @@ def test_refuses_a_pickle_in_place_of_the_weights_and_never_runs_it(folder, tmp_
     ran.unlink()
     (folder / WEIGHTS).write_bytes(content)
     with pytest.raises(InputError, match=f"'{WEIGHTS}' missing or changed"):
-        load_bundle(folder)
+        read_model(folder)
     rewrite(folder, WEIGHTS, content)
     with pytest.raises(InputError, match=f"'{WEIGHTS}' unreadable"):
-        load_bundle(folder)
+        read_model(folder)
     assert not ran.exists()
 
 
@@ -433,57 +433,57 @@ def test_files_have_the_usual_permissions(folder, tmp_path):
     assert {(folder / name).stat().st_mode for name in names(folder)} == {(tmp_path / "plain").stat().st_mode}
 
 
-def test_weights_are_plain_safetensors(bundle, folder):
-    assert set(load_file(folder / WEIGHTS)) == set(bundle.weights)
+def test_weights_are_plain_safetensors(saved, folder):
+    assert set(load_file(folder / WEIGHTS)) == set(saved.weights)
     save_file(load_file(folder / WEIGHTS), folder / WEIGHTS)
-    load_bundle(folder)  # written again by their library, byte for byte the same
+    read_model(folder)  # written again by their library, byte for byte the same
 
 
 # --- overwriting and failing ---------------------------------------------------------------------------------
 
 
-def test_existing_model_is_kept_unless_overwrite(bundle, folder):
-    before = load_bundle(folder).hash
-    newer = dataclasses.replace(bundle, name="newer")
+def test_existing_model_is_kept_unless_overwrite(saved, folder):
+    before = read_model(folder).hash
+    newer = dataclasses.replace(saved, name="newer")
     with pytest.raises(InputError, match=r"m.model exists; .*overwrite=true"):
-        save_bundle(newer, folder)
-    assert load_bundle(folder).hash == before
+        write_model(newer, folder)
+    assert read_model(folder).hash == before
     (folder / "my notes.txt").write_text("x")
     with pytest.raises(InputError, match=r"holds my notes\.txt, which scperformer has not made, so it is not replaced"):
-        save_bundle(newer, folder, overwrite=True)
-    assert load_bundle(folder).hash == before
+        write_model(newer, folder, overwrite=True)
+    assert read_model(folder).hash == before
     (folder / "my notes.txt").unlink()
-    save_bundle(newer, folder, overwrite=True)
-    assert load_bundle(folder).name == "newer"
+    write_model(newer, folder, overwrite=True)
+    assert read_model(folder).name == "newer"
     assert names(folder) == sorted([MARK, WEIGHTS, GENES, INFO, CARD])
     assert names(folder.parent) == ["m.model"]
 
 
-def test_overwrite_never_replaces_a_folder_without_a_model(bundle, tmp_path):
+def test_overwrite_never_replaces_a_folder_without_a_model(saved, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1.tex").write_text("years of work")
     for name in ("chapter1.tex", INFO):  # other programs write a bundle.json, too
         (tmp_path / "thesis" / name).write_text("years of work")
         with pytest.raises(InputError, match=r"folder without .scperformer.json|holds chapter1.tex"):
-            save_bundle(bundle, tmp_path / "thesis", overwrite=True)
+            write_model(saved, tmp_path / "thesis", overwrite=True)
     assert (tmp_path / "thesis" / "chapter1.tex").read_text() == "years of work"
 
 
-def test_a_model_folder_of_an_earlier_version_has_no_mark_and_is_replaced(bundle, folder):
+def test_a_model_folder_of_an_earlier_version_has_no_mark_and_is_replaced(saved, folder):
     (folder / MARK).unlink()
-    save_bundle(dataclasses.replace(bundle, name="newer"), folder, overwrite=True)
-    assert load_bundle(folder).name == "newer"
+    write_model(dataclasses.replace(saved, name="newer"), folder, overwrite=True)
+    assert read_model(folder).name == "newer"
 
 
-def test_failed_save_leaves_nothing_behind_and_the_old_model_as_it_was(bundle, folder, tmp_path):
-    before = load_bundle(folder).hash
-    broken = dataclasses.replace(bundle, metrics={"model": object()})  # JSON has no such thing
+def test_failed_save_leaves_nothing_behind_and_the_old_model_as_it_was(saved, folder, tmp_path):
+    before = read_model(folder).hash
+    broken = dataclasses.replace(saved, metrics={"model": object()})  # JSON has no such thing
     with pytest.raises(TypeError):
-        save_bundle(broken, tmp_path / "new")
+        write_model(broken, tmp_path / "new")
     with pytest.raises(TypeError):
-        save_bundle(broken, folder, overwrite=True)
+        write_model(broken, folder, overwrite=True)
     assert names(tmp_path) == ["m.model"]
-    assert load_bundle(folder).hash == before
+    assert read_model(folder).hash == before
 
 
 # --- which model ---------------------------------------------------------------------------------------------
@@ -494,16 +494,16 @@ def test_model_path_then_environment_then_package(monkeypatch):
     assert resolve_model("mine") == (Path("mine"), "given")
     assert resolve_model(None) == (Path("/models/ours"), "from $SCPERFORMER_MODEL")
     monkeypatch.setenv("SCPERFORMER_MODEL", "")
-    assert resolve_model(None) == (PACKAGED, "packaged")
+    assert resolve_model(None) == (PACKAGED_MODEL, "packaged")
     monkeypatch.delenv("SCPERFORMER_MODEL")
-    assert resolve_model(None) == (PACKAGED, "packaged")
+    assert resolve_model(None) == (PACKAGED_MODEL, "packaged")
 
 
-def test_importance_is_mean_expression_times_the_spread_of_the_weights(bundle):
-    weight, naive = bundle.weights["baseline.weight"], []
-    for gene, mean in enumerate(bundle.gene_means):
+def test_importance_is_mean_expression_times_the_spread_of_the_weights(saved):
+    weight, naive = saved.weights["baseline.weight"], []
+    for gene, mean in enumerate(saved.gene_means):
         centre = sum(weight[gene]) / 2
         naive.append(mean * (sum((value - centre) ** 2 for value in weight[gene]) / 2) ** 0.5)
-    np.testing.assert_allclose(bundle.importance, naive, rtol=1e-5)
-    del bundle.weights["baseline.weight"]
-    np.testing.assert_array_equal(bundle.importance, bundle.gene_means)
+    np.testing.assert_allclose(saved.importance, naive, rtol=1e-5)
+    del saved.weights["baseline.weight"]
+    np.testing.assert_array_equal(saved.importance, saved.gene_means)

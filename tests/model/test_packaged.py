@@ -5,47 +5,49 @@ import pytest
 
 from scperformer.base.messages import MIB
 from scperformer.files import read_cells, sha256
-from scperformer.model import CARD, PACKAGED, Bundle, load_bundle, load_kept
+from scperformer.model import CARD, PACKAGED_MODEL, SavedModel, load_reference_cells, read_model
 from scperformer.model.folder import model_card
 
-REFERENCE = PACKAGED.parents[3] / "data" / "pbmc3k.h5ad"
+REFERENCE = PACKAGED_MODEL.parents[3] / "data" / "pbmc3k.h5ad"
 
 
 @pytest.fixture(scope="module")
-def bundle() -> Bundle:
-    return load_bundle(PACKAGED)
+def saved() -> SavedModel:
+    return read_model(PACKAGED_MODEL)
 
 
-def test_it_was_trained_on_the_embedded_cells(bundle):
-    made = bundle.provenance
+def test_it_was_trained_on_the_embedded_cells(saved):
+    made = saved.provenance
     assert made["reference_sha256"] == sha256(REFERENCE)
     assert (made["reference"], made["label_key"], made["num_cells"]) == (REFERENCE.name, "cell_type", 2638)
-    assert bundle.tissue == "blood"
-    assert [row["num_genes"] for row in bundle.metrics["conditions"]] == [13656] * 3 + [1000, 1000, 300]
+    assert saved.tissue == "blood"
+    assert [row["num_genes"] for row in saved.metrics["conditions"]] == [13656] * 3 + [1000, 1000, 300]
 
 
-def test_its_card_is_the_one_of_this_version(bundle):
-    assert (PACKAGED / CARD).read_text(encoding="utf-8") == model_card(bundle, {"reliability.png": b""})
+def test_its_card_is_the_one_of_this_version(saved):
+    assert (PACKAGED_MODEL / CARD).read_text(encoding="utf-8") == model_card(saved, {"reliability.png": b""})
 
 
-def test_it_keeps_the_calls_of_held_out_cells(bundle):
-    held_out = bundle.held_out
+def test_it_keeps_the_calls_of_held_out_cells(saved):
+    held_out = saved.held_out
     assert held_out is not None
-    assert len(held_out.labels) == bundle.metrics["calibration"]["num_cells"] == 2375
+    assert len(held_out.labels) == saved.metrics["calibration"]["num_cells"] == 2375
     right = held_out.logits.argmax(axis=1) == held_out.labels
-    assert right.mean() == pytest.approx(bundle.metrics["out_of_fold"]["accuracy"])
-    assert [row["label"] for row in bundle.metrics["novelty"]] == bundle.labels
+    assert right.mean() == pytest.approx(saved.metrics["out_of_fold"]["accuracy"])
+    assert [row["label"] for row in saved.metrics["novelty"]] == saved.labels
 
 
-def test_it_keeps_the_counts_of_all_cells(bundle):
-    kept, cells = load_kept(bundle, PACKAGED), read_cells(REFERENCE)
-    assert kept is not None
-    assert kept.are_counts
-    counts = np.asarray(cells[:, bundle.genes].X.sum(axis=0)).ravel()
-    assert np.array_equal(np.asarray(kept.values.sum(axis=0)).ravel(), counts)
+def test_it_keeps_the_counts_of_all_cells(saved):
+    reference_cells, cells = load_reference_cells(saved, PACKAGED_MODEL), read_cells(REFERENCE)
+    assert reference_cells is not None
+    assert reference_cells.are_counts
+    counts = np.asarray(cells[:, saved.genes].X.sum(axis=0)).ravel()
+    assert np.array_equal(np.asarray(reference_cells.values.sum(axis=0)).ravel(), counts)
     labels = cells.obs["cell_type"].value_counts()
-    assert {name: int((kept.labels == number).sum()) for number, name in enumerate(bundle.labels)} == labels.to_dict()
+    assert {
+        name: int((reference_cells.labels == number).sum()) for number, name in enumerate(saved.labels)
+    } == labels.to_dict()
 
 
 def test_it_is_small():
-    assert sum(file.stat().st_size for file in PACKAGED.rglob("*")) < 8 * MIB
+    assert sum(file.stat().st_size for file in PACKAGED_MODEL.rglob("*")) < 8 * MIB

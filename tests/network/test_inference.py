@@ -22,7 +22,7 @@ FUNCTIONS = {
 def loaded(tiny_model):
     """The network of a model with layers, in training mode, and some cells."""
     model = scperformer.load_model(tiny_model)
-    query = find_query(make_counts()[:20].copy(), model.bundle, PredictConfig(inputs=["x"]))
+    query = find_query(make_counts()[:20].copy(), model.saved, PredictConfig(inputs=["x"]))
     return model.network.train(), Cells(query.all_cells(), model.tokens)
 
 
@@ -32,7 +32,7 @@ def loaded(tiny_model):
 def test_the_mode_of_a_network_is_as_before(name, layers, is_interrupted, loaded, monkeypatch):
     network, cells = loaded
     network.wide_alone = not layers
-    assert network.is_sums != layers
+    assert network.has_no_layers != layers
 
     def stop(*_):
         raise KeyboardInterrupt

@@ -18,7 +18,7 @@ from scperformer.attention.favor import Fastfood
 from scperformer.base.errors import InputError
 from scperformer.config import make_config
 from scperformer.files import sha256
-from scperformer.model import INFO, WEIGHTS, load_bundle
+from scperformer.model import INFO, WEIGHTS, read_model
 from scperformer.network import load_encoder, load_model, read_gene_vectors, rebuild
 from scperformer.network.load import _NothingDrawn
 from scperformer.training.train import new_network
@@ -60,32 +60,32 @@ MISFITS = {
 
 @pytest.mark.parametrize("case", MISFITS)
 def test_a_configuration_that_does_not_fit_is_refused_before_it_takes_memory(case, tiny_model):
-    bundle = copy.deepcopy(load_bundle(tiny_model))
+    saved = copy.deepcopy(read_model(tiny_model))
     for group, options in MISFITS[case].items():
         same_kind = isinstance(options, dict) and (group != "attention" or "name" not in options)
-        bundle.config[group] = bundle.config[group] | options if same_kind else options
+        saved.config[group] = saved.config[group] | options if same_kind else options
     with TensorBytes() as tensors, pytest.raises(InputError, match="damaged model 'there': its configuration and its"):
-        rebuild(bundle, "there")
+        rebuild(saved, "there")
     assert tensors.largest < 2**20
 
 
 @pytest.mark.parametrize("change", ["absent", "of another shape", "more"])
 def test_weights_that_do_not_fit_are_named(change, tiny_model):
-    bundle = load_bundle(tiny_model)
+    saved = read_model(tiny_model)
     name = "model.encoder.layers.0.to_out.bias"
     if change == "absent":
-        del bundle.weights[name]
+        del saved.weights[name]
     elif change == "more":
-        bundle.weights["model.more"] = np.zeros(3, dtype=np.float32)
+        saved.weights["model.more"] = np.zeros(3, dtype=np.float32)
     else:
-        bundle.weights[name] = np.zeros(7, dtype=np.float32)
+        saved.weights[name] = np.zeros(7, dtype=np.float32)
     said = {
         "absent": r"no weights 'encoder\.layers\.0\.to_out\.bias'",
         "of another shape": r"'encoder\.layers\.0\.to_out\.bias' of shape \(7,\) instead of \(32,\)",
         "more": r"weights 'more' of no use",
     }
     with pytest.raises(InputError, match=said[change]):
-        rebuild(bundle, "there")
+        rebuild(saved, "there")
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "bool", "uint8", "complex64"])
@@ -128,12 +128,12 @@ def test_floating_weights_of_another_precision_are_read(tiny_model, tmp_path):
     ids=["integers", "integers of a gene", "of too few genes", "one number"],
 )
 def test_weights_of_another_kind_are_no_start_of_a_training(name, array, tiny_model):
-    bundle = load_bundle(tiny_model)
-    encoder = rebuild(bundle, Path(tiny_model)).encoder
-    assert load_encoder(encoder, bundle, bundle.genes, str(tiny_model)) == list(range(len(bundle.genes)))
-    bundle.weights[f"model.encoder.{name}"] = array
+    saved = read_model(tiny_model)
+    encoder = rebuild(saved, Path(tiny_model)).encoder
+    assert load_encoder(encoder, saved, saved.genes, str(tiny_model)) == list(range(len(saved.genes)))
+    saved.weights[f"model.encoder.{name}"] = array
     with pytest.raises(InputError, match=rf"damaged model .*weights '{name}' of (type|shape)"):
-        load_encoder(encoder, bundle, bundle.genes, str(tiny_model))
+        load_encoder(encoder, saved, saved.genes, str(tiny_model))
 
 
 def test_places_beyond_the_directions_are_refused():
@@ -267,8 +267,8 @@ def test_training_leaves_the_vectors_as_they_are(counts_adata, options, tmp_path
     weight = model.network.encoder.embedding.gene.weight
     assert not weight.requires_grad
     path = options[-1].partition("=")[2].strip("'")
-    assert model.bundle.config["model"]["gene2vec_path"] == Path(path).name  # no folders of the user's
-    expected = read_gene_vectors(path, model.bundle.genes, 32)
+    assert model.saved.config["model"]["gene2vec_path"] == Path(path).name  # no folders of the user's
+    expected = read_gene_vectors(path, model.saved.genes, 32)
     assert expected[:-1].any(axis=1).all()
     np.testing.assert_array_equal(weight[:-1].numpy(), expected)  # zeros for the gene that the table does not have
     assert torch.equal(weight[-1], torch.zeros(32))  # the special position

@@ -152,9 +152,15 @@ class Naive:
 
     def wide(self, row):
         """Root and square of the expression, both of length 20, each with weights of its own."""
-        views = [view * 20 / max(np.sqrt((view**2).sum()), 1e-12) for view in (np.sqrt(row), row**2)]
+        views = [
+            power_transform * 20 / max(np.sqrt((power_transform**2).sum()), 1e-12)
+            for power_transform in (np.sqrt(row), row**2)
+        ]
         blocks = np.split(self.w["wide.weight.weight"][:-1], 2, axis=1)
-        return sum(view @ block for view, block in zip(views, blocks, strict=True)) + self.w["wide.bias"]
+        return (
+            sum(power_transform @ block for power_transform, block in zip(views, blocks, strict=True))
+            + self.w["wide.bias"]
+        )
 
     def __call__(self, row, num_hidden=0):
         """Wide logits, deep logits and embedding of one cell, a row of x."""
@@ -281,8 +287,8 @@ def test_wide_branch_is_a_matrix_product_of_views():
     logits, embedding = network(batch_of(length=32))
     w = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
     weights = linear.LinearModel(w["wide.weight.weight"][:GENES], w["wide.bias"])
-    recipe = linear.Recipe((0.5, 2.0), c=1.0, class_weights="none", weighting="none")
-    expected = linear.predict_logits(weights, expression(), recipe)
+    linear_options = linear.LinearOptions((0.5, 2.0), c=1.0, class_weights="none", weighting="none")
+    expected = linear.predict_logits(weights, expression(), linear_options)
     np.testing.assert_allclose(logits.detach().numpy(), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(embedding, logits)
 

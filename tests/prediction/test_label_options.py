@@ -13,7 +13,7 @@ import scperformer
 from scperformer.base.errors import InputError
 from scperformer.config import PredictConfig
 from scperformer.labels import LabelTree
-from scperformer.model import save_bundle
+from scperformer.model import write_model
 from scperformer.network import load_model
 from scperformer.prediction import run_predict
 from scperformer.prediction.label_options import Rules, tree_columns
@@ -27,13 +27,13 @@ IDS = ["B:1", "unknown", "T:1"]
 @pytest.fixture(scope="module")
 def model(tiny_model):
     plain = load_model(tiny_model)
-    return replace(plain, bundle=replace(plain.bundle, tree=TREE, ontology_term_ids=IDS))
+    return replace(plain, saved=replace(plain.saved, tree=TREE, ontology_term_ids=IDS))
 
 
 @pytest.fixture
 def folder(model, tmp_path):
     """The same model as a folder."""
-    save_bundle(replace(model.bundle, has_kept=False), tmp_path / "m")
+    write_model(replace(model.saved, has_reference_cells=False), tmp_path / "m")
     return tmp_path / "m"
 
 
@@ -99,8 +99,8 @@ def test_denied_labels_are_never_called_and_the_others_share_their_probability(c
 def test_shares_by_em_follow_the_cells_of_the_file(counts_adata, model, caplog):
     cells = counts_adata[np.flatnonzero(counts_adata.obs["cell_type"] != "Monocyte")].copy()
     counts = {"B cell": 60, "Monocyte": 40, "T cell": 20}
-    bundle = replace(model.bundle, provenance=model.bundle.provenance | {"cells_per_label": counts})
-    model = replace(model, bundle=bundle)
+    saved = replace(model.saved, provenance=model.saved.provenance | {"cells_per_label": counts})
+    model = replace(model, saved=saved)
     plain = scperformer.annotate(cells.copy(), model)
     with caplog.at_level("INFO", logger="scperformer"):
         scperformer.annotate(cells, model, options=as_options(["prior=em"]))
@@ -174,9 +174,9 @@ def test_wrong_options_are_one_line_and_change_nothing(counts_adata, model, opti
 
 @pytest.mark.parametrize("counts", [None, ["B cell"], {"B cell": 1}, {"B cell": 1, "Monocyte": "x", "T cell": 2}])
 def test_shares_need_the_cells_of_each_label(counts_adata, model, counts):
-    bundle = replace(model.bundle, provenance=model.bundle.provenance | {"cells_per_label": counts})
+    saved = replace(model.saved, provenance=model.saved.provenance | {"cells_per_label": counts})
     with pytest.raises(InputError, match="prior=em and a model that does not state the cells of each label"):
-        scperformer.annotate(counts_adata, replace(model, bundle=bundle), options=as_options(["prior=em"]))
+        scperformer.annotate(counts_adata, replace(model, saved=saved), options=as_options(["prior=em"]))
 
 
 def test_an_ontology_can_be_added_to_a_model_without_one(counts_adata, tiny_model, tmp_path, caplog):
@@ -186,7 +186,7 @@ def test_an_ontology_can_be_added_to_a_model_without_one(counts_adata, tiny_mode
     assert set(counts_adata.obs["scperformer_level1"]) == {"lymphocyte", "Monocyte"}
     assert "release" not in caplog.text
     (tmp_path / "cl.obo").write_text("data-version: cl/releases/2020-01-01/cl.owl\n[Term]\nid: CL:1\nname: cell\n")
-    model.bundle.provenance["ontology"] = "2026-03-26"
+    model.saved.provenance["ontology"] = "2026-03-26"
     scperformer.annotate(counts_adata, model, overwrite=True, options=as_options([f"ontology='{tmp_path}/cl.obo'"]))
     assert "is of release 2020-01-01, but the ids of the model are of release 2026-03-26" in caplog.text
 

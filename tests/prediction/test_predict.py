@@ -28,7 +28,7 @@ def model(tiny_model):
 @pytest.fixture
 def cells(counts_adata, model):
     logged = np.log1p(counts_adata.X.toarray() / counts_adata.X.sum(1) * 1e4).astype(np.float32)
-    columns = [counts_adata.var_names.get_loc(gene) for gene in model.bundle.genes]
+    columns = [counts_adata.var_names.get_loc(gene) for gene in model.saved.genes]
     return Cells(sparse.csr_matrix(logged[:, columns]), model.tokens)
 
 
@@ -170,7 +170,7 @@ def test_writes_every_key_and_leaves_the_rest(counts_adata, tiny_model, write):
     assert record["input"]["kind"] == "counts"
     assert record["genes"]["num_shared"] == record["genes"]["num_model"]
     assert len(record["model"]["hash"]) == 64
-    assert record["model"]["scales"] == load_model(tiny_model).bundle.scales
+    assert record["model"]["scales"] == load_model(tiny_model).saved.scales
     assert set(record["model"]["scales"]) == {"wide", "deep"}
 
 
@@ -319,7 +319,7 @@ def test_an_encoder_of_scale_zero_is_not_run(counts_adata, tiny_model, tmp_path,
     monkeypatch.setattr(type(model.network.encoder), "forward", lambda *_: pytest.fail("the encoder was run"))
     alone = scperformer.annotate(counts_adata.copy(), model)
     pd.testing.assert_frame_equal(both.obs, alone.obs)
-    assert alone.obsm["X_scperformer"].shape == (counts_adata.n_obs, len(model.bundle.labels))
+    assert alone.obsm["X_scperformer"].shape == (counts_adata.n_obs, len(model.saved.labels))
     assert load_model(tmp_path / "m").network.wide_alone
 
 

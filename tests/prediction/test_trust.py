@@ -139,16 +139,16 @@ def test_confidences_far_below_those_of_held_out_cells_are_announced(folder, sam
 
 def test_the_evidence_is_recorded_and_in_the_card(folder, sample):
     model = load_model(folder)
-    held_out, facts = model.bundle.held_out, annotated(sample, folder).uns["scperformer"]
+    held_out, facts = model.saved.held_out, annotated(sample, folder).uns["scperformer"]
     assert facts["calibration"]["num_cells"] == facts["novelty"]["num_cells"] == len(held_out.labels)
-    assert facts["calibration"]["error"] == pytest.approx(model.bundle.metrics["calibration"]["error"])
+    assert facts["calibration"]["error"] == pytest.approx(model.saved.metrics["calibration"]["error"])
     assert facts["calibration"]["labels"]["label"].tolist() == LABELS.tolist()
     card = (folder / "MODEL_CARD.md").read_text()
     assert f"held-out cells of the reference differ by {facts['calibration']['error']:.3f}" in card
     assert "reliability.png" in card
     assert (folder / "reliability.png").is_file()
-    assert [row["label"] for row in model.bundle.metrics["novelty"]] == LABELS.tolist()
-    assert f"| T/NK | {model.bundle.metrics['novelty'][2]['area']:.3f} |" in card
+    assert [row["label"] for row in model.saved.metrics["novelty"]] == LABELS.tolist()
+    assert f"| T/NK | {model.saved.metrics['novelty'][2]['area']:.3f} |" in card
 
 
 def test_a_model_adapted_to_a_panel_has_evidence_of_its_own(folder, sample):
@@ -158,14 +158,14 @@ def test_a_model_adapted_to_a_panel_has_evidence_of_its_own(folder, sample):
     right = done.obs["scperformer_label"].astype(str) == done.obs["cell_type"]
     held_out = done.uns["scperformer"]["calibration"]
     assert done.obs["scperformer_confidence"].mean() == pytest.approx(right.mean(), abs=0.08)
-    assert held_out["error"] != pytest.approx(load_model(folder).bundle.metrics["calibration"]["error"])
+    assert held_out["error"] != pytest.approx(load_model(folder).saved.metrics["calibration"]["error"])
 
 
 def test_a_trained_encoder_has_its_validation_cells_as_evidence(tiny_model, counts_adata):
-    bundle = load_model(tiny_model).bundle
-    assert len(bundle.held_out.labels) == bundle.metrics["num_val_cells"]
-    right = bundle.held_out.logits.argmax(axis=1) == bundle.held_out.labels
-    assert right.mean() == pytest.approx(bundle.metrics["model"]["accuracy"])
+    saved = load_model(tiny_model).saved
+    assert len(saved.held_out.labels) == saved.metrics["num_val_cells"]
+    right = saved.held_out.logits.argmax(axis=1) == saved.held_out.labels
+    assert right.mean() == pytest.approx(saved.metrics["model"]["accuracy"])
     done = scperformer.annotate(counts_adata, load_model(tiny_model), options=as_options(["alpha=0.2"]))
     assert np.isfinite(done.obs["scperformer_novelty"]).all()
     assert done.uns["scperformer"]["sets"]["num_cells"] == len(right)

@@ -7,7 +7,7 @@ import pytest
 
 import scperformer
 from scperformer.config import PredictConfig
-from scperformer.model import load_bundle
+from scperformer.model import read_model
 from scperformer.prediction import run_predict
 
 KEY = "scperformer"
@@ -95,7 +95,7 @@ def test_antibodies_stay_in_the_file_and_change_no_call(cite_pbmc, expected, wri
 def test_the_same_model_is_trained_without_antibodies(cite_pbmc, few_pbmc, tmp_path):
     options = {"experiment": "linear", "logger": "none", "data.min_genes": 0, "ontology": "none"}
     models = [
-        load_bundle(scperformer.train(adata, "cell_type", output=tmp_path / str(number), options=options).path)
+        read_model(scperformer.train(adata, "cell_type", output=tmp_path / str(number), options=options).path)
         for number, adata in enumerate((cite_pbmc, few_pbmc))
     ]
     assert models[0].genes == models[1].genes

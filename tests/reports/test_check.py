@@ -14,7 +14,7 @@ from support.inputs import WRITERS
 
 from scperformer.base.errors import InputError
 from scperformer.config import CheckConfig, PredictConfig, make_config
-from scperformer.model import folder as bundle
+from scperformer.model import folder as saved
 from scperformer.prediction import run_predict
 from scperformer.reports.check import check_all, run_check
 from scperformer.training.train import run_train
@@ -29,17 +29,17 @@ class Model:
     is_annotator = True
     genes = [f"GENE{i}" for i in range(0, 250, 2)]  # noqa: RUF012
     importance = None
-    has_kept, kept = False, None
+    has_reference_cells, kept = False, None
     config = {"target_sum": 1e4}  # noqa: RUF012
 
 
-load_bundle = bundle.load_bundle
+read_model = saved.read_model
 
 
 @pytest.fixture(autouse=True)
 def _model(monkeypatch):
     monkeypatch.delenv("SCPERFORMER_MODEL", raising=False)
-    monkeypatch.setattr("scperformer.reports.check.load_bundle", lambda path: Model)
+    monkeypatch.setattr("scperformer.reports.check.read_model", lambda path: Model)
 
 
 def checked(*paths, **options) -> list[dict]:
@@ -167,8 +167,8 @@ def test_bad_reference(counts_adata, write, capsys, change, match):
 
 
 def test_packaged_model(pbmc, write, monkeypatch, capsys):
-    monkeypatch.setattr("scperformer.reports.check.load_bundle", load_bundle)
-    genes = load_bundle(bundle.PACKAGED).genes
+    monkeypatch.setattr("scperformer.reports.check.read_model", read_model)
+    genes = read_model(saved.PACKAGED_MODEL).genes
     num_shared = len(set(genes) & set(pbmc.raw.var_names))
     [result] = checked(write(pbmc))
     assert result["overlap"]["share_of_model"] == num_shared / len(genes)
@@ -339,7 +339,7 @@ def refused(run, cfg) -> str | None:
 @pytest.fixture
 def agree(tiny_model, tmp_path, monkeypatch):
     """Run check and the next step on a file: both accept or both refuse it. Returns the findings of check."""
-    monkeypatch.setattr("scperformer.reports.check.load_bundle", load_bundle)
+    monkeypatch.setattr("scperformer.reports.check.read_model", read_model)
     output = tmp_path / "check.json"
 
     def run(path, label_key=None, **told) -> dict:
@@ -428,7 +428,7 @@ def codes(result, command, *options) -> list[int]:
 
 @pytest.mark.parametrize("content", [pytest.param("few of the genes", marks=SLOW), "mouse", "annotated before"])
 def test_recommended_options_fix_the_problem(content, counts_adata, write, tiny_model, command, monkeypatch):
-    monkeypatch.setattr("scperformer.reports.check.load_bundle", load_bundle)
+    monkeypatch.setattr("scperformer.reports.check.read_model", read_model)
     CONTENTS[content](counts_adata)
     path = write(counts_adata, "my sample.h5ad")
     ran = command("check", path, f"model_path={tiny_model}", "--json")
@@ -490,7 +490,7 @@ def test_verdict_of_predict_on_tables_that_cannot_be_written(change, counts_adat
 
 
 def test_verdict_of_predict_in_a_folder_that_cannot_be_written(counts_adata, write, tiny_model, monkeypatch):
-    monkeypatch.setattr("scperformer.reports.check.load_bundle", load_bundle)
+    monkeypatch.setattr("scperformer.reports.check.read_model", read_model)
     path = write(counts_adata)
     monkeypatch.setattr("scperformer.base.outputs.os.access", lambda *_: False)
     [result] = check_all([str(path)], CheckConfig(inputs=[str(path)], model_path=str(tiny_model))).files
@@ -500,7 +500,7 @@ def test_verdict_of_predict_in_a_folder_that_cannot_be_written(counts_adata, wri
 
 @pytest.mark.parametrize("most", [150, 250])
 def test_verdict_of_predict_on_cells_with_too_many_tokens(counts_adata, write, tmp_path, most, monkeypatch):
-    monkeypatch.setattr("scperformer.reports.check.load_bundle", load_bundle)
+    monkeypatch.setattr("scperformer.reports.check.read_model", read_model)
     some = counts_adata.copy()
     some.X = np.where(np.arange(200) < 140, some.X.toarray(), 0)
     reference, out = write(some, "reference.h5ad"), tmp_path / "exact"
@@ -517,7 +517,7 @@ def test_verdict_of_predict_on_cells_with_too_many_tokens(counts_adata, write, t
 
 
 def test_an_unfiltered_matrix_is_named_and_described_by_its_cells(raw_pbmc, few_pbmc, write, monkeypatch, capsys):
-    monkeypatch.setattr("scperformer.reports.check.load_bundle", load_bundle)
+    monkeypatch.setattr("scperformer.reports.check.read_model", read_model)
     (expected,) = checked(write(few_pbmc, "cells.h5ad"))
     (result,) = checked(write(raw_pbmc, "raw.h5ad"))
     for name in ("quality", "condition", "unlike_share", "problem"):
@@ -533,7 +533,7 @@ def test_an_unfiltered_matrix_is_named_and_described_by_its_cells(raw_pbmc, few_
 @pytest.mark.parametrize("foreign", [False, True], ids=["blood", "other cells"])
 def test_cells_that_are_unlike_the_labels_are_announced(write, monkeypatch, capsys, foreign):
     """Cells of the packaged model's own kind, and such cells with the counts of other genes."""
-    monkeypatch.setattr("scperformer.reports.check.load_bundle", load_bundle)
+    monkeypatch.setattr("scperformer.reports.check.read_model", read_model)
     cells = ad.read_h5ad(DATA / "pbmc3k.h5ad")[::20].copy()
     if foreign:
         cells.var_names = np.random.default_rng(0).permutation(cells.var_names)

@@ -10,7 +10,7 @@ import scanpy as sc
 from scipy.sparse import csr_matrix
 from support.annotated import annotated_sample, write_sample
 
-from scperformer.model import PACKAGED, linear_contributions, load_bundle
+from scperformer.model import PACKAGED_MODEL, linear_contributions, read_model
 from scperformer.reports import expression
 from scperformer.reports.read_annotations import Annotated, read_samples
 
@@ -128,33 +128,33 @@ def test_contributions_are_those_of_the_network(pbmc3k):
     from scperformer.explanations.contributions import wide_contributions
     from scperformer.network import Cells, load_model
 
-    model, bundle = load_model(str(PACKAGED)), load_bundle(PACKAGED)
-    query = find_query(pbmc3k[:6].copy(), bundle, PredictConfig(inputs=["x"]))
+    model, saved = load_model(str(PACKAGED_MODEL)), read_model(PACKAGED_MODEL)
+    query = find_query(pbmc3k[:6].copy(), saved, PredictConfig(inputs=["x"]))
     x = query.some(np.arange(6))
     cells = Cells(x, model.tokens)
     for label in (0, 3):
-        expected = np.zeros(len(bundle.genes))
+        expected = np.zeros(len(saved.genes))
         for row in range(6):
             batch = cells.batch(np.array([row]), int(cells.lengths[row]))
             found = wide_contributions(model.network.wide, batch, torch.tensor([label]))[0].numpy()
             np.add.at(expected, batch.genes_BL[0].numpy()[found != 0], found[found != 0] / 6)
-        np.testing.assert_allclose(linear_contributions(bundle, x, label), expected, atol=1e-5)
+        np.testing.assert_allclose(linear_contributions(saved, x, label), expected, atol=1e-5)
         assert np.abs(expected).max() > 0.05
 
 
 def test_contributions_are_means_over_the_cells_of_a_label(pbmc3k, tmp_path):
-    bundle = load_bundle(PACKAGED)
+    saved = read_model(PACKAGED_MODEL)
     sample = counts_sample(pbmc3k, 0, 30, pbmc3k.n_vars)
-    sample.obs["scperformer_label"] = pd.Categorical(["B"] * 10 + ["NK"] * 20, categories=bundle.labels)
+    sample.obs["scperformer_label"] = pd.Categorical(["B"] * 10 + ["NK"] * 20, categories=saved.labels)
     [read], _ = read_samples([write_sample(tmp_path, "s", sample)], "scperformer")
     codes = np.repeat([0, 1], [10, 20])
-    table = expression.combine([expression.profile(read, codes, 2, bundle, {})], range(2))
+    table = expression.combine([expression.profile(read, codes, 2, saved, {})], range(2))
     values = pd.DataFrame(log_normalised(sample).X.toarray(), columns=sample.var_names)
-    shared = values.columns.intersection(bundle.genes)
+    shared = values.columns.intersection(saved.genes)
     assert len(shared) > 13_000
-    x = csr_matrix(values.reindex(columns=bundle.genes, fill_value=0).to_numpy(np.float32))
+    x = csr_matrix(values.reindex(columns=saved.genes, fill_value=0).to_numpy(np.float32))
     for code, label in enumerate(("B", "NK")):
-        contributions = linear_contributions(bundle, x[codes == code], bundle.labels.index(label))
-        expected = pd.Series(contributions, index=bundle.genes)
+        contributions = linear_contributions(saved, x[codes == code], saved.labels.index(label))
+        expected = pd.Series(contributions, index=saved.genes)
         found = pd.Series(table.contributions[code], index=table.genes)
         np.testing.assert_allclose(found[shared], expected[shared], rtol=1e-3, atol=1e-6)

@@ -11,7 +11,7 @@ from support.killed import run_until_killed
 from scperformer.base.errors import InputError
 from scperformer.cells import Sample, make_reference
 from scperformer.config import TrainerConfig, make_config
-from scperformer.model import load_bundle
+from scperformer.model import read_model
 from scperformer.network import Cells
 from scperformer.training import batch_size as batchsize
 from scperformer.training.batch_size import (
@@ -130,10 +130,10 @@ def test_auto_trains_the_model_of_the_chosen_size_and_a_resumed_run_keeps_it(
     assert f"batch size {size}: steps on cells of up to" in caplog.text
     monkeypatch.setattr(batchsize, "available_memory", lambda: 2**40)
     auto = run_train(config(path, *words, "resume=true"))
-    assert load_bundle(auto).provenance["options"]["trainer"]["batch_size"] == size
+    assert read_model(auto).provenance["options"]["trainer"]["batch_size"] == size
     assert f"trainer.batch_size={size}" in (auto / "MODEL_CARD.md").read_text()
     words = [f"trainer.batch_size={size}", "trainer.max_epochs=2", f"output={tmp_path}/told"]
-    ours, theirs = load_bundle(auto).weights, load_bundle(run_train(config(path, *words))).weights
+    ours, theirs = read_model(auto).weights, read_model(run_train(config(path, *words))).weights
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 

@@ -107,7 +107,9 @@ def test_the_longest_cells_come_first_and_epochs_are_scaled(cells, monkeypatch):
 def fits(cells, monkeypatch) -> list[tuple[int, set[int], bool]]:
     """Number of cells, labels and `with_evidence` of each fit of the branches, which takes an hour (two with it)."""
     seen, clock = [], [0.0]
-    made = fit_branches(cells.x[:9], np.arange(9) % 3, recipe=None, model=ModelConfig(), head=HeadConfig(), seed=0)
+    made = fit_branches(
+        cells.x[:9], np.arange(9) % 3, linear_options=None, model=ModelConfig(), head=HeadConfig(), seed=0
+    )
 
     def fit(x, labels, *, with_evidence=True, **rest):
         seen.append((len(labels), set(labels), with_evidence))

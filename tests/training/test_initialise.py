@@ -18,7 +18,7 @@ from scperformer.attention import MECHANISMS
 from scperformer.base.errors import InputError
 from scperformer.cells import Sample, align, make_reference
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig, make_config
-from scperformer.model import load_bundle, save_bundle
+from scperformer.model import read_model, write_model
 from scperformer.network import Cells, Encoder, load_encoder, sinusoids
 from scperformer.training.initialise import adopt_options, in_order_of_init, place_new_genes, start_head
 from scperformer.training.train import new_network
@@ -113,29 +113,29 @@ def test_folders_that_are_no_start(tmp_path, tiny_model, counts_adata):
 
 
 def test_vectors_follow_their_genes(pretrained, counts_adata, caplog):
-    bundle = load_bundle(pretrained)
+    saved = read_model(pretrained)
     with caplog.at_level("INFO", logger="scperformer"):
         reference, network, _ = started(counts_adata, pretrained)
-    assert f"encoder starts from start, which knows {len(bundle.genes)} of {len(reference.genes)} genes" in caplog.text
+    assert f"encoder starts from start, which knows {len(saved.genes)} of {len(reference.genes)} genes" in caplog.text
     state = network.encoder.state_dict()
-    theirs = bundle.weights["model.encoder.embedding.gene.weight"]
+    theirs = saved.weights["model.encoder.embedding.gene.weight"]
     for row, gene in enumerate(reference.genes):
         mine = state["embedding.gene.weight"][row].numpy()
-        if gene in bundle.genes:
-            np.testing.assert_array_equal(mine, theirs[bundle.genes.index(gene)])
+        if gene in saved.genes:
+            np.testing.assert_array_equal(mine, theirs[saved.genes.index(gene)])
         else:
             assert not (mine == theirs).all(1).any()
     np.testing.assert_array_equal(state["embedding.gene.weight"][-1], theirs[-1])
     for name, tensor in state.items():
         if name != "embedding.gene.weight":
-            np.testing.assert_array_equal(tensor, bundle.weights["model.encoder." + name])
+            np.testing.assert_array_equal(tensor, saved.weights["model.encoder." + name])
 
 
 def test_the_reference_keeps_its_values_in_the_order_of_init(pretrained, counts_adata):
     cfg = adopt_options(config(pretrained))
     before = make_reference(Sample(counts_adata, Path("a.h5ad")), cfg)
     after = in_order_of_init(before, cfg)
-    known = [gene for gene in load_bundle(pretrained).genes if gene in before.genes]
+    known = [gene for gene in read_model(pretrained).genes if gene in before.genes]
     assert after.genes[: len(known)] == known
     assert sorted(after.genes) == sorted(before.genes)
     back = align(after.x, np.array([before.genes.index(gene) for gene in after.genes]), len(before.genes))
@@ -162,14 +162,14 @@ def test_encoders_of_every_mechanism_say_the_same_of_the_genes_they_know(name, p
     old = Encoder(30, tokens, model, attention, torch.Generator().manual_seed(0)).eval()
     genes = [f"G{i}" for i in range(30)]
     weights = {f"model.encoder.{key}": tensor.numpy() for key, tensor in old.state_dict().items()}
-    bundle = replace(load_bundle(pretrained), genes=genes, weights=weights)
+    saved = replace(read_model(pretrained), genes=genes, weights=weights)
     mechanism = old.mechanisms[0]
     more = [*genes, "NEW1", "NEW2"]
     if not mechanism.order_sensitive:  # in_order_of_init gives the others the order that they know
         more = [more[i] for i in np.random.default_rng(0).permutation(32)]
     torch.manual_seed(1)
     new = Encoder(32, tokens, model, attention, torch.Generator().manual_seed(1)).eval()
-    load_encoder(new, bundle, more, "x")
+    load_encoder(new, saved, more, "x")
     x = csr_matrix(np.random.default_rng(0).gamma(1, 2, (1, 30)) * (np.arange(30) % 3 > 0), dtype=np.float32)
     with torch.no_grad():
         before = old(Cells(x, tokens).batch([0]))[0]
@@ -182,7 +182,7 @@ def test_encoders_of_every_mechanism_say_the_same_of_the_genes_they_know(name, p
 def test_new_genes_get_vectors_that_make_sense(pretrained, counts_adata):
     _, network, _ = started(counts_adata, pretrained, "init_mode=head")
     table = network.encoder.embedding.gene.weight
-    known = len(load_bundle(pretrained).genes)
+    known = len(read_model(pretrained).genes)
     torch.testing.assert_close(table[known:-1], table[:known].mean(0).expand_as(table[known:-1]))
 
 
@@ -205,14 +205,14 @@ def test_too_few_known_genes(pretrained, counts_adata):
 
 
 def test_weights_of_another_shape(pretrained, counts_adata, tmp_path):
-    bundle = load_bundle(pretrained)
+    saved = read_model(pretrained)
     name = "model.encoder.layers.0.to_out.weight"
-    bundle.weights[name] = bundle.weights[name][:, :-1]
-    save_bundle(bundle, tmp_path / "odd")
+    saved.weights[name] = saved.weights[name][:, :-1]
+    write_model(saved, tmp_path / "odd")
     with pytest.raises(InputError, match=r"weights 'layers\.0\.to_out\.weight' of \(16, 31\)"):
         started(counts_adata, tmp_path / "odd")
-    del bundle.weights[name]
-    save_bundle(bundle, tmp_path / "less")
+    del saved.weights[name]
+    write_model(saved, tmp_path / "less")
     with pytest.raises(InputError, match=r"damaged model .*: no weights 'layers\.0\.to_out\.weight'"):
         started(counts_adata, tmp_path / "less")
 
@@ -226,7 +226,7 @@ def test_weights_of_another_shape(pretrained, counts_adata, tmp_path):
 def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
     words = [f"init='{pretrained}'", f"init_mode={mode}", *FAST, *RECIPE, "model.gene_dropout=0", "model.wide=false"]
     folder = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(words)).path
-    before, after = load_bundle(pretrained), load_bundle(folder)
+    before, after = read_model(pretrained), read_model(folder)
     _, network, _ = started(counts_adata, pretrained, f"init_mode={mode}", "model.wide=false")
     start = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
     moved = {name for name in start if not np.array_equal(start[name], after.weights[name])}
@@ -253,8 +253,8 @@ def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
 def test_a_trained_model_is_a_start_too(tiny_model, counts_adata, tmp_path):
     words = [f"init='{tiny_model}'", *FAST, *RECIPE]
     folder = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(words)).path
-    record = load_bundle(folder).provenance["init"]
-    assert (record["kind"], record["hash"]) == ("annotator", load_bundle(tiny_model).hash)
+    record = read_model(folder).provenance["init"]
+    assert (record["kind"], record["hash"]) == ("annotator", read_model(tiny_model).hash)
     annotated = scperformer.annotate(counts_adata, scperformer.load_model(folder))
     right = annotated.obs["scperformer_label"].astype(str) == annotated.obs["cell_type"].astype(str)
     assert right.mean() > 0.9

@@ -16,7 +16,7 @@ from scperformer.base.errors import InputError
 from scperformer.command.cli import to_overrides
 from scperformer.config import make_config
 from scperformer.files import sha256
-from scperformer.model import CARD, INFO, load_bundle
+from scperformer.model import CARD, INFO, read_model
 from scperformer.training import run_folder
 from scperformer.training.pretrain import run_pretrain
 
@@ -76,16 +76,16 @@ def test_its_genes_can_still_be_aligned_to(command, corpus, encoder):
 
 def test_the_folder_says_everything(corpus, tmp_path):
     output = run_pretrain(config(*corpus, overrides=[f"output='{tmp_path / 'enc'}'", "seed=3", "tokens=bins"]))
-    bundle = load_bundle(output)
+    saved = read_model(output)
     info = json.loads((output / INFO).read_text())
-    assert (bundle.kind, info["kind"], bundle.labels) == ("encoder", "encoder", [])
-    made = bundle.provenance
+    assert (saved.kind, info["kind"], saved.labels) == ("encoder", "encoder", [])
+    made = saved.provenance
     assert [file["name"] for file in made["corpus"]] == ["part0.h5ad", "part1.h5ad"]
     assert [file["sha256"] for file in made["corpus"]] == [sha256(path) for path in corpus]
     assert [file["num_cells"] for file in made["corpus"]] == [60, 60]
     assert made["corpus"][0]["input"] == "counts from X, as ln(1 + counts per 10,000)"
-    assert (made["num_cells"], made["seed"], bundle.metrics["num_val_cells"]) == (120, 3, 12)
-    assert {"loss", "naive_loss", "best_epoch", "seconds"} <= set(bundle.metrics)
+    assert (made["num_cells"], made["seed"], saved.metrics["num_val_cells"]) == (120, 3, 12)
+    assert {"loss", "naive_loss", "best_epoch", "seconds"} <= set(saved.metrics)
     assert str(tmp_path) not in (output / INFO).read_text()
     card = (output / CARD).read_text()
     assert "it cannot annotate" in card
@@ -98,7 +98,7 @@ def test_the_folder_says_everything(corpus, tmp_path):
         [".scperformer.json", "config.yaml", "metrics.csv", "metrics.json", "provenance.json", "run.json"]
     )
     assert json.loads((tmp_path / "enc.run" / "provenance.json").read_text()) == made
-    assert all(name.startswith(("model.encoder.", "pretraining.")) for name in bundle.weights)
+    assert all(name.startswith(("model.encoder.", "pretraining.")) for name in saved.weights)
 
 
 def test_the_page_on_formats_names_what_is_written(encoder):
@@ -113,11 +113,11 @@ def test_in_memory(counts_adata, tmp_path, torch_unchanged):
         path = scperformer.pretrain(
             [counts_adata, counts_adata], output=tmp_path / "enc", options=as_options(FAST)
         ).path
-    one = load_bundle(path)
+    one = read_model(path)
     assert one.provenance["command"].startswith("scperformer.pretrain(adatas, options={")
     assert one.provenance["num_cells"] == 240
     assert (
-        load_bundle(scperformer.pretrain(counts_adata, output=tmp_path / "b", options=as_options(FAST)).path).genes
+        read_model(scperformer.pretrain(counts_adata, output=tmp_path / "b", options=as_options(FAST)).path).genes
         == one.genes
     )
 
@@ -125,9 +125,9 @@ def test_in_memory(counts_adata, tmp_path, torch_unchanged):
 @pytest.mark.slow
 def test_pretraining_goes_on_from_an_encoder(corpus, tmp_path, counts_adata):
     options = [f"output='{tmp_path / 'one'}'", "tokens=bins", "model.dim=16"]
-    first = load_bundle(run_pretrain(config(corpus[0], overrides=options)))
+    first = read_model(run_pretrain(config(corpus[0], overrides=options)))
     cfg = config(corpus[1], overrides=[f"output='{tmp_path / 'two'}'", f"init='{tmp_path / 'one'}'", "optim.lr=1e-9"])
-    second = load_bundle(run_pretrain(cfg))
+    second = read_model(run_pretrain(cfg))
     assert second.genes == first.genes
     assert second.config["tokens"]["name"] == "bins"
     for name, weights in first.weights.items():  # nothing has moved at such a learning rate, the output layer included
@@ -141,11 +141,11 @@ def test_genes_path_gives_the_genes(corpus, tmp_path):
     (tmp_path / "genes.txt").write_text("GENE7\nABSENT\n" + "\n".join(f"GENE{i}" for i in range(40, 60)) + "\n")
     output = run_pretrain(config(*corpus, overrides=[f"genes_path='{tmp_path / 'genes.txt'}'"]))
     assert output == corpus[0].with_suffix(".encoder")  # the default: beside the first file
-    bundle = load_bundle(output)
-    assert bundle.name == "part0"
-    assert bundle.genes[:3] == ["GENE7", "ABSENT", "GENE40"]
-    assert bundle.provenance["options"]["genes_path"] == "genes.txt"
-    assert "genes_path=genes.txt" in bundle.provenance["command"]
+    saved = read_model(output)
+    assert saved.name == "part0"
+    assert saved.genes[:3] == ["GENE7", "ABSENT", "GENE40"]
+    assert saved.provenance["options"]["genes_path"] == "genes.txt"
+    assert "genes_path=genes.txt" in saved.provenance["command"]
 
 
 @pytest.mark.slow
@@ -166,11 +166,11 @@ def test_unfinished_runs_are_continued_or_refused(corpus, tmp_path, monkeypatch)
         run_pretrain(config(*corpus, overrides=[*options, "resume=true", "masking.share=0.3"]))
     with pytest.raises(InputError, match="another reference"):
         run_pretrain(config(corpus[0], overrides=[*options, "resume=true"]))
-    resumed = load_bundle(run_pretrain(config(*corpus, overrides=[*options, "resume=true"])))
-    whole = load_bundle(run_pretrain(config(*corpus, overrides=[f"output='{tmp_path / 'whole'}'"])))
+    resumed = read_model(run_pretrain(config(*corpus, overrides=[*options, "resume=true"])))
+    whole = read_model(run_pretrain(config(*corpus, overrides=[f"output='{tmp_path / 'whole'}'"])))
     assert all(np.array_equal(resumed.weights[name], whole.weights[name]) for name in whole.weights)
     # the control: another seed gives another encoder
-    other = load_bundle(run_pretrain(config(*corpus, overrides=[f"output='{tmp_path / 'other'}'", "seed=1"])))
+    other = read_model(run_pretrain(config(*corpus, overrides=[f"output='{tmp_path / 'other'}'", "seed=1"])))
     name = "model.encoder.layers.0.to_qkv.weight"
     assert not np.array_equal(other.weights[name], whole.weights[name])
 
@@ -213,11 +213,11 @@ def test_an_encoder_of_an_unknown_kind_is_damaged(encoder, tmp_path):
     info = json.loads((output / INFO).read_text())
     (output / INFO).write_text(json.dumps(info | {"kind": "other"}))
     with pytest.raises(InputError, match=r"damaged model .*of an unknown kind"):
-        load_bundle(output)
+        read_model(output)
     del info["provenance"]["corpus"]
     (output / INFO).write_text(json.dumps(info))
     with pytest.raises(InputError, match=r"without .*corpus"):
-        load_bundle(output)
+        read_model(output)
 
 
 def test_models_from_before_kinds_still_load(tiny_model, tmp_path):
@@ -225,8 +225,8 @@ def test_models_from_before_kinds_still_load(tiny_model, tmp_path):
     info = json.loads((tmp_path / "old" / INFO).read_text())
     del info["kind"]
     (tmp_path / "old" / INFO).write_text(json.dumps(info))
-    assert load_bundle(tmp_path / "old").kind == "annotator"
-    assert scperformer.load_model(tmp_path / "old").bundle.labels == ["B cell", "Monocyte", "T cell"]
+    assert read_model(tmp_path / "old").kind == "annotator"
+    assert scperformer.load_model(tmp_path / "old").saved.labels == ["B cell", "Monocyte", "T cell"]
 
 
 @pytest.mark.slow
@@ -236,12 +236,12 @@ def test_scberts_tokens_with_its_own_vectors(corpus, tmp_path):
     lines = [f"GENE{i} " + " ".join(f"{v:.3f}" for v in rng.normal(size=32)) for i in range(200)]
     (tmp_path / "vectors.txt").write_text("\n".join(lines) + "\n")
     options = ["tokens=scbert", "model.positions=gene2vec", f"model.gene2vec_path='{tmp_path / 'vectors.txt'}'"]
-    bundle = load_bundle(run_pretrain(config(corpus[0], overrides=[*options, f"output='{tmp_path / 'enc'}'"])))
-    wanted = np.array([lines[int(gene[4:])].split()[1:] for gene in bundle.genes], dtype=np.float32)
-    np.testing.assert_array_equal(bundle.weights["model.encoder.embedding.gene.weight"][:-1], wanted)
-    assert bundle.config["model"]["gene2vec_path"] == "vectors.txt"
+    saved = read_model(run_pretrain(config(corpus[0], overrides=[*options, f"output='{tmp_path / 'enc'}'"])))
+    wanted = np.array([lines[int(gene[4:])].split()[1:] for gene in saved.genes], dtype=np.float32)
+    np.testing.assert_array_equal(saved.weights["model.encoder.embedding.gene.weight"][:-1], wanted)
+    assert saved.config["model"]["gene2vec_path"] == "vectors.txt"
     cfg = config(corpus[1], overrides=[f"init='{tmp_path / 'enc'}'", f"output='{tmp_path / 'next'}'"])
-    again = load_bundle(run_pretrain(cfg))  # without the file: the vectors are in the encoder
+    again = read_model(run_pretrain(cfg))  # without the file: the vectors are in the encoder
     np.testing.assert_array_equal(again.weights["model.encoder.embedding.gene.weight"][:-1], wanted)
 
 
@@ -252,6 +252,6 @@ def test_two_processes_pretrain_one_encoder(corpus, tmp_path, in_memory):
     errors = said(tmp_path, "pretrain", *map(str, corpus), *options)
     for line in ("written:", "pretraining on", "epoch 1/1: training loss"):
         assert errors.count(line) == 1, errors
-    bundle = load_bundle(tmp_path / "enc")
-    assert np.isfinite(bundle.metrics["loss"])
-    assert bundle.provenance["num_cells"] == 120
+    saved = read_model(tmp_path / "enc")
+    assert np.isfinite(saved.metrics["loss"])
+    assert saved.provenance["num_cells"] == 120

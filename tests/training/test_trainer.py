@@ -17,7 +17,7 @@ from scperformer.base.progress import Progress
 from scperformer.config import TrainerConfig
 from scperformer.training import trainer
 from scperformer.training.supervised import Learner, train_network
-from scperformer.training.trainer import TABLE, EpochLog, processes_from
+from scperformer.training.trainer import EPOCHS_TABLE, EpochLog, processes_from
 
 
 def interrupted(monkeypatch, train, number: int, epoch: int, step: int) -> int:
@@ -104,10 +104,10 @@ def test_epochs_are_logged_and_a_resumed_run_continues_their_table(tmp_path, cap
     run(first, [0, 1])
     second.load_state_dict(first.state_dict())
     run(second, [2, 3])
-    assert [path.name for path in tmp_path.iterdir()] == [TABLE]
-    last = (tmp_path / TABLE).read_text().splitlines()[-1]
+    assert [path.name for path in tmp_path.iterdir()] == [EPOCHS_TABLE]
+    last = (tmp_path / EPOCHS_TABLE).read_text().splitlines()[-1]
     assert last == "4,0.5,0.25,0.75,1,90"
-    rows = pd.read_csv(tmp_path / TABLE).to_dict("records")
+    rows = pd.read_csv(tmp_path / EPOCHS_TABLE).to_dict("records")
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
     assert rows[3] == {"epoch": 4, **{name: float(metrics[name]) for name in Learner.columns}, "seconds": 90}
     line = "epoch 2/4: training loss 0.500, validation macro-F1 0.750, accuracy 1.000 (90.0 s)"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.cluster import ENVIRONMENT, LONGEST_WAIT, ROOT, slurm_says, wait_for
 
-from scperformer.model import load_bundle
+from scperformer.model import read_model
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
 
@@ -37,7 +37,7 @@ def history(model: Path) -> dict[str, np.ndarray]:
 
 
 def same_weights(one: Path, other: Path) -> bool:
-    first, second = load_bundle(one).weights, load_bundle(other).weights
+    first, second = read_model(one).weights, read_model(other).weights
     return all(np.array_equal(first[name], second[name]) for name in first)
 
 
@@ -56,8 +56,8 @@ def test_two_nodes_train_as_one_process_with_twice_the_batch(folder):
     again = train(folder, "again", *options, "trainer.batch_size=8", *TWO_NODES, on=SRUN)
     for name, values in history(one).items():
         np.testing.assert_allclose(history(two)[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
-    weights = load_bundle(one).weights
-    for name, values in load_bundle(two).weights.items():
+    weights = read_model(one).weights
+    for name, values in read_model(two).weights.items():
         # Adam divides by the size of a gradient: where that is nearly 0, rounding is of its size.
         np.testing.assert_allclose(values, weights[name], atol=1e-3, err_msg=name)
     assert same_weights(two, again)
@@ -136,5 +136,5 @@ def test_a_sweep_on_the_cluster_ends_with_one_table(folder):
     assert "4 runs, 1 failed" in (folder / "log").read_text()
     for row in rows:
         if row["status"] == "ok":
-            metrics = load_bundle(table.parent / row["output"]).metrics
+            metrics = read_model(table.parent / row["output"]).metrics
             assert row["val_macro_f1"] == f"{metrics['model']['macro_f1']:.4f}"

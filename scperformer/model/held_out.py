@@ -14,9 +14,9 @@ import numpy as np
 from scperformer.model.arrays import read_arrays
 
 HELD_OUT = "held_out.npz"
-CELLS = ("logits", "labels", "scores")
+CELLS_FILE = ("logits", "labels", "scores")
 PROFILE = ("weights", "vectors", "means", "whitening", "outside")
-KINDS = dict.fromkeys((*CELLS, *PROFILE), "f") | {"labels": "iu"}  # of numbers
+ARRAY_KINDS = dict.fromkeys((*CELLS_FILE, *PROFILE), "f") | {"labels": "iu"}  # of numbers
 MOST_VALUES = 2**29  # of all arrays; 100,000 cells of 1,000 labels have 100 million logits
 
 
@@ -39,7 +39,7 @@ class HeldOut:
 
 def read_held_out(folder: Path, num_genes: int, num_labels: int) -> HeldOut:
     """Read the held-out calls of a model folder; the text of a ValueError says how they are damaged."""
-    arrays = read_arrays(folder / HELD_OUT, KINDS, MOST_VALUES)
+    arrays = read_arrays(folder / HELD_OUT, ARRAY_KINDS, MOST_VALUES)
     num_cells = arrays["labels"].size
     num_directions = arrays["vectors"].shape[-1] if arrays["vectors"].ndim else 0
     shapes = {
@@ -62,5 +62,5 @@ def read_held_out(folder: Path, num_genes: int, num_labels: int) -> HeldOut:
         raise ValueError(f"'{HELD_OUT}' with a standard deviation that is not above 0")
     types = {"labels": np.int64, "logits": np.float32, "weights": np.float32, "vectors": np.float32}
     arrays = {name: array.astype(types.get(name, np.float64)) for name, array in arrays.items()}
-    logits, labels, scores = (arrays.pop(name) for name in CELLS)
+    logits, labels, scores = (arrays.pop(name) for name in CELLS_FILE)
     return HeldOut(logits, labels, scores, arrays)
