@@ -42,7 +42,7 @@ from scperformer.training.trainer import EPOCHS_TABLE
 PRESETS = {
     "scbert": ["model=scbert", "model.positions=gene"],
     "scbert model.checkpointing=false": ["model=scbert", "model.positions=gene", "model.checkpointing=false"],
-    "base": ["model=base", "model.wide=false"],
+    "base": ["model=base", "model.linear=false"],
 }
 NUM_CELLS = dict.fromkeys(PRESETS, 2048) | {"base": 4096}  # a few seconds of work each
 FLOAT32_CELLS = 240  # in float32 they take several times as long

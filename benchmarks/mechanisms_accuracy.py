@@ -4,8 +4,8 @@
     python benchmarks/mechanisms_accuracy.py pbmc3k.h5ad cell_type results.csv --mechanisms favor,window --seeds 1
 
 Mechanisms that depend on the order of the tokens run twice: with the genes in the order of the file, and in a random
-order. By default models have no linear branch (`model.wide=false`), which would hide the effect of the mechanism;
-`--with-wide` keeps it. Each run appends a row to the CSV, and runs in the CSV are not repeated, so an interrupted
+order. By default models have no linear branch (`model.linear=false`), which would hide the effect of the mechanism;
+`--with-linear` keeps it. Each run appends a row to the CSV, and runs in the CSV are not repeated, so an interrupted
 benchmark can continue. The result is printed as a Markdown table: mean ± standard deviation over the seeds. Times are
 CPU times of whole commands, including imports (about 6 s).
 """
@@ -73,10 +73,10 @@ def main() -> None:
     parser.add_argument("--mechanisms", type=lambda text: text.split(","), default=list(MECHANISMS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--with-wide", action="store_true", help="keep the linear branch")
+    parser.add_argument("--with-linear", action="store_true", help="keep the linear branch")
     parser.add_argument("overrides", nargs="*", help="more options of 'scperformer train', such as model=small")
     arguments = parser.parse_intermixed_args()
-    branches = [] if arguments.with_wide else ["model.wide=false"]
+    branches = [] if arguments.with_wide else ["model.linear=false"]
     options = [f"trainer.max_epochs={arguments.epochs}", *branches, *arguments.overrides]
     print(table(run_all(ad.read_h5ad(arguments.path), arguments, options)))
 

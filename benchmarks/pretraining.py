@@ -24,7 +24,7 @@ from words import as_options
 import scperformer
 
 MODES = ("full", "last_layer", "head")
-BRANCHES = {"encoder alone": ["model.wide=false"], "default": []}
+BRANCHES = {"encoder alone": ["model.linear=false"], "default": []}
 
 
 def split(labels: np.ndarray, sizes: list[int], seed: int) -> tuple[dict[int, np.ndarray], np.ndarray, np.ndarray]:

@@ -36,7 +36,7 @@ RIVALS = Path(__file__).with_name("speed_rivals.py")
 MODELS: dict[str, list[str]] = {  # options of `scperformer train`
     "linear": ["experiment=linear"],
     "default": [],
-    "base": ["model=base", "model.wide=false", "trainer.max_epochs=1"],
+    "base": ["model=base", "model.linear=false", "trainer.max_epochs=1"],
     "scbert": ["model=scbert", "model.positions=gene", "data.min_cells=0", "trainer.max_epochs=1"],
 }
 MOST_CELLS = {"base": 2_638, "scbert": 16, "performer-pytorch": 16}  # of methods that take minutes for more

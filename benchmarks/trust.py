@@ -96,7 +96,7 @@ def unscaled(model: Model, power: float) -> None:
     """Take the scales off the logits of a model and its adapted ones (power -1), or put them back (power 1)."""
     for each in (model, *model.adapted.values()):
         scales = {name: scale**power if scale else 1.0 for name, scale in each.saved.scales.items()}
-        each.network.scale_branches(scales.get("wide", 1.0), scales.get("deep", 1.0))
+        each.network.scale_branches(scales.get("linear", 1.0), scales.get("encoder", 1.0))
 
 
 def error_by_chance(confidence: np.ndarray) -> float:

@@ -108,7 +108,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     reference = tmp_path_factory.mktemp("tiny_model") / "reference.h5ad"
     make_counts().write_h5ad(reference)
-    options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "optim.deep_min_gain=0", "logger=none"]
+    options = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "optim.encoder_min_gain=0", "logger=none"]
     return run_train(make_config("train", [f"inputs=['{reference}']", "ontology=none", *options]))
 
 

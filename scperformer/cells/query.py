@@ -165,8 +165,8 @@ def require_short(query: Query, model: SavedModel) -> None:
     """Refuse cells with more tokens than the exact attention of a model takes; without torch."""
     attention = model.config.get("attention", {})
     network = model.config.get("model", {})
-    is_exact = attention.get("name") == EXACT_ATTENTION and network.get("deep") and network.get("depth")
-    if not is_exact or model.scales.get("deep") == 0:  # then the encoder is not run
+    is_exact = attention.get("name") == EXACT_ATTENTION and network.get("encoder") and network.get("depth")
+    if not is_exact or model.scales.get("encoder") == 0:  # then the encoder is not run
         return
     longest = query.plan.num_genes
     if model.config["tokens"]["unexpressed"] != "full":

@@ -153,10 +153,10 @@ class ModelConfig(Options):
     checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third more time
     # share of a cell's genes that each step hides from the encoder; none under `conditions`
     gene_dropout: float = option(0.6, BELOW_ONE)
-    wide: bool = True  # the linear branch, on normalised expression, beside the encoder
+    linear: bool = True  # the linear branch, on normalised expression, beside the encoder
     # input of the linear branch: expression raised to each of these powers, every cell scaled to the same length
-    wide_powers: list[float] = option([0.5, 2.0], (lambda powers: min(powers, default=0) > 0, "numbers above 0"))
-    deep: bool = True  # the encoder; false: the linear branch only
+    linear_powers: list[float] = option([0.5, 2.0], (lambda powers: min(powers, default=0) > 0, "numbers above 0"))
+    encoder: bool = True  # the encoder; false: the linear branch only
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -164,7 +164,7 @@ class ModelConfig(Options):
             expected = f"a divisor of model.dim={self.dim}, or a number for model.head_dim"
             require(self.dim % self.num_heads == 0, "model.num_heads", self.num_heads, expected)
             self.head_dim = self.dim // self.num_heads
-        require(self.wide or self.deep, "model.deep", self.deep, "model.wide or model.deep on")
+        require(self.linear or self.encoder, "model.encoder", self.encoder, "model.linear or model.encoder on")
         fits = self.depth > 0 or self.positions == "coexpression"
         require(fits, "model.depth", self.depth, "1 or more, or model.positions=coexpression")
 
@@ -226,17 +226,21 @@ class OptimConfig(Options):
     final_lr_fraction: float = option(0.05, SHARE)  # learning rate at the end of the cosine, as a share of `optim.lr`
     label_smoothing: float = option(0.0, BELOW_ONE)  # share of the target that is spread over all labels
     class_weights: str = choice("sqrt", "none", "balanced")  # weight of a label in the loss
-    wide_start: str = choice("logistic", "zero")  # of the linear branch: fitted as logistic regression, or zero
-    wide_c: float = option(0.1, ABOVE_ZERO)  # inverse penalty of the logistic regression that is fitted
+    linear_start: str = choice("logistic", "zero")  # of the linear branch: fitted as logistic regression, or zero
+    linear_c: float = option(0.1, ABOVE_ZERO)  # inverse penalty of the logistic regression that is fitted
     # weights of labels in it; auto: none or balanced, by their likelihood in a cross-validation of training cells
-    wide_class_weights: str = choice(AUTO, "none", "sqrt", "balanced")
+    linear_class_weights: str = choice(AUTO, "none", "sqrt", "balanced")
     # genes that it penalises least: signal (that separate labels), standard (all alike), none (of large variance) or
     # auto (signal or standard, by the same cross-validation)
-    wide_gene_weights: str = choice(AUTO, "signal", "standard", "none")
-    wide_lr_factor: float = option(0.0, ZERO_OR_MORE)  # learning rate of a fitted linear branch, relative to `optim.lr`
-    deep_loss_weight: float = option(1.0, ZERO_OR_MORE)  # with both branches: weight of the loss of the encoder alone
+    linear_gene_weights: str = choice(AUTO, "signal", "standard", "none")
+    linear_lr_factor: float = option(
+        0.0, ZERO_OR_MORE
+    )  # learning rate of a fitted linear branch, relative to `optim.lr`
+    encoder_loss_weight: float = option(
+        1.0, ZERO_OR_MORE
+    )  # with both branches: weight of the loss of the encoder alone
     # with both branches: the encoder counts if it lowers the held-out loss by more than this many standard errors
-    deep_min_gain: float = option(2.0, ZERO_OR_MORE)
+    encoder_min_gain: float = option(2.0, ZERO_OR_MORE)
     init_lr_factor: float = option(0.03, ABOVE_ZERO)  # learning rate of an encoder from `init`, relative to `optim.lr`
     gradient_clip: float = option(1.0, ZERO_OR_MORE)  # longest gradient; 0: off
 

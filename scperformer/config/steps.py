@@ -117,7 +117,7 @@ class NetworkConfig(ExpressionOptions):
         expected = "none with tokens.unexpressed=full or memory, for which unmeasured genes are not known"
         require(not some, "conditions", "on", expected)
         without_vectors = self.model.positions == "gene2vec" and self.model.gene2vec_path is None
-        if self.model.deep and without_vectors and self.init is None:
+        if self.model.encoder and without_vectors and self.init is None:
             expected = "a file of gene vectors for model.positions=gene2vec"
             raise InputError("no model.gene2vec_path", expected, "name the file, or choose model.positions=gene")
 
@@ -158,14 +158,14 @@ class TrainConfig(NetworkConfig):
         settled_later = (
             self.init is not None and is_coexpression
         )  # the default model beside `init`, which has another one
-        if self.model.deep and is_coexpression != weighted and not settled_later:
+        if self.model.encoder and is_coexpression != weighted and not settled_later:
             expected = "weighted with model=pooled, or another head with model=tiny, small, base or scbert"
             require(False, "head.name", self.head.name, expected)
         last = self.label_keys[-1] if self.label_keys else self.label_key
         require(self.label_key == last, "label_key", self.label_key, f"{last}, the last of label_keys, or left out")
         one = self.label_tree is None or not self.label_keys
         require(one, "label_tree", self.label_tree, "no label_tree beside label_keys, which make a tree, too")
-        coexpression = self.model.deep and is_coexpression
+        coexpression = self.model.encoder and is_coexpression
         require(coexpression or not self.unlabelled, "unlabelled", self.unlabelled, "no files without model=pooled")
         kept = self.keep_cells > 0 or not self.conditions_table
         require(kept, "conditions_table", "true", "keep_cells above 0 beside it")
@@ -183,7 +183,7 @@ class PretrainConfig(NetworkConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.model.deep, "model.deep", self.model.deep, "true with pretrain, which trains the encoder")
+        require(self.model.encoder, "model.encoder", self.model.encoder, "true with pretrain, which trains the encoder")
         learned = self.model.positions != "coexpression"
         require(learned, "model.positions", self.model.positions, "another one with pretrain, which has no labels")
         panel = self.conditions.genes

@@ -36,7 +36,7 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
     encoder = model.network.encoder
     if encoder is None:
         found = f"model {model.saved.name} without an encoder"
-        raise InputError(found, "a model trained with model.deep=true", "choose another model_path=...")
+        raise InputError(found, "a model trained with model.encoder=true", "choose another model_path=...")
     query = find_query(adata, model.saved, cfg, path)
     cells = Cells(query.all_cells(), model.tokens)
     rows = query.cells[np.diff(cells.x.indptr)[query.cells] > 0]  # cells with expression

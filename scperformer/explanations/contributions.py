@@ -73,12 +73,12 @@ def find_contributions(network: CellTypeModel, cells: Cells, labels: np.ndarray)
             batch = cells.batch(rows, length)
             labels_B = torch.from_numpy(labels[rows])
             sum_BL = torch.zeros_like(batch.x_BL)
-            if network.wide is not None:
-                sum_BL += wide_contributions(network.wide, batch, labels_B)
-                bias[rows] += network.wide.bias[labels_B].detach().numpy()
-            if network.encoder is not None and not network.wide_alone:
-                deep_BL, bias_B = deep_contributions(network, batch, labels_B, cells.tokens.unexpressed != "skip")
-                sum_BL += deep_BL
+            if network.linear is not None:
+                sum_BL += linear_branch_contributions(network.linear, batch, labels_B)
+                bias[rows] += network.linear.bias[labels_B].detach().numpy()
+            if network.encoder is not None and not network.linear_alone:
+                encoder_BL, bias_B = encoder_contributions(network, batch, labels_B, cells.tokens.unexpressed != "skip")
+                sum_BL += encoder_BL
                 bias[rows] += bias_B.numpy()
             with torch.no_grad():
                 logits[rows] = _chosen(network(batch)[0], labels_B).numpy()
@@ -89,14 +89,16 @@ def find_contributions(network: CellTypeModel, cells: Cells, labels: np.ndarray)
 
 
 @torch.no_grad()
-def wide_contributions(wide: LinearBranch, batch: Batch, labels_B: Tensor) -> Tensor:
+def linear_branch_contributions(linear: LinearBranch, batch: Batch, labels_B: Tensor) -> Tensor:
     """The contributions of tokens to the logit of the linear branch, B x L: views times weights, summed over views."""
-    w_BLVC = wide.weight(batch.genes_BL).unflatten(-1, (len(wide.powers), -1))
+    w_BLVC = linear.weight(batch.genes_BL).unflatten(-1, (len(linear.powers), -1))
     w_BLV = w_BLVC[torch.arange(len(labels_B)), :, :, labels_B]
-    return (wide.views(batch) * w_BLV).sum(-1)
+    return (linear.views(batch) * w_BLV).sum(-1)
 
 
-def deep_contributions(network: CellTypeModel, batch: Batch, labels_B: Tensor, sees_all: bool) -> tuple[Tensor, Tensor]:
+def encoder_contributions(
+    network: CellTypeModel, batch: Batch, labels_B: Tensor, sees_all: bool
+) -> tuple[Tensor, Tensor]:
     """The contributions of tokens to the logit of the encoder, B x L, and its logit at the start of the path, B.
 
     `sees_all`: unexpressed genes are tokens or memory of the encoder. Without layers, the input of the head is linear

@@ -118,7 +118,7 @@ def explain_cells(
             proba = proba[same]
         own = codes[rows]
         chosen = own if cfg.label is None else np.full(len(rows), names.index(cfg.label))
-        if network.encoder is not None and network.encoder.stack and not network.wide_alone:
+        if network.encoder is not None and network.encoder.stack and not network.linear_alone:
             log.info("%s: %d cells, through layers of attention: up to seconds each (cells=10: fewer)", path, len(rows))
         result = find_contributions(network, Cells(x, tokens, measured=measured), chosen)
         deletion = delete_genes(adapted.model, x, result.genes, chosen, cfg.seed, measured)

@@ -40,19 +40,19 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
     if options.positions == "coexpression":
         options = replace(options, depth=0)
     else:
-        options = replace(options, deep=False, wide=True)
-    linear_options = _linear_options(saved, options, model.path) if options.wide else None
+        options = replace(options, encoder=False, linear=True)
+    linear_options = _linear_options(saved, options, model.path) if options.linear else None
     vectors = None
-    if options.deep and saved.provenance.get("unlabelled"):  # these cells are not kept, but what they taught is
+    if options.encoder and saved.provenance.get("unlabelled"):  # these cells are not kept, but what they taught is
         vectors = saved.weights["model.encoder.embedding.gene.weight"][:-1][condition.measured]
-    fits: dict[str, Any] = {"recipe": linear_options, "model": options, "head": head, "seed": seed}
+    fits: dict[str, Any] = {"linear_options": linear_options, "model": options, "head": head, "seed": seed}
     fitted = fit_branches(x, labels, **fits, draws=draws, vectors=vectors)
     baseline = fit_logistic(x, labels, tolerance=SOLVER_TOLERANCE)
     scales = fitted.scales
     expected = fitted.evidence.get("accuracy")
     # Simulated cells are too easy to call, and a single cell of each label cannot be held out.
     if saved.provenance.get("kept_cells", {}).get("simulated", False) or expected is None:
-        parts = {"wide": fitted.linear, "deep": fitted.coexpression}
+        parts = {"linear": fitted.linear, "encoder": fitted.coexpression}
         expected = None
         scales = {name: saved.scales.get(name, 1.0) for name, part in parts.items() if part is not None}
     genes = [gene for gene, is_there in zip(saved.genes, condition.measured, strict=True) if is_there]
@@ -90,7 +90,7 @@ def _linear_options(saved: SavedModel, options: ModelConfig, path: Path) -> Line
     try:
         sound = all(made[name] in choices for name, choices in known.items()) and 0 < made["c"] < math.inf
         linear_options = LinearOptions(
-            tuple(options.wide_powers), float(made["c"]), made["class_weights"], made["weighting"]
+            tuple(options.linear_powers), float(made["c"]), made["class_weights"], made["weighting"]
         )
     except (KeyError, TypeError, ValueError) as error:
         raise damaged_model(path, "no options of its linear branch") from error

@@ -31,26 +31,26 @@ LARGEST = 10.0  # scale: without a limit it would be infinite if all held-out ce
 EVIDENCE_FOLDS = 5  # of the evidence
 
 
-def branch_scales(wide: np.ndarray, deep: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Find a and b, from 0 to `LARGEST`, for which a * wide + b * deep has the lowest loss on held-out cells.
+def branch_scales(linear: np.ndarray, encoder: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    """Find a and b, from 0 to `LARGEST`, for which a * linear + b * encoder has the lowest loss on held-out cells.
 
-    `wide` and `deep` are logits, N x C, all 0 for a branch that is off. Their unscaled sum is often worse than the
+    `linear` and `encoder` are logits, N x C, all 0 for a branch that is off. Their unscaled sum is often worse than the
     linear branch. The common size of a and b acts as a temperature (Guo et al. 2017, arXiv 1706.04599).
     """
     from scipy.optimize import minimize  # takes a while to import, and a prediction seldom needs it
 
-    wide = np.asarray(wide, dtype=np.float64)
-    deep = np.asarray(deep, dtype=np.float64)
+    linear = np.asarray(linear, dtype=np.float64)
+    encoder = np.asarray(encoder, dtype=np.float64)
     # The scales without data: 1 for the linear branch; for the encoder 1 if it is alone, else 0. The prior has the
     # weight of one cell and prevents extreme scales if there are few held-out cells.
-    prior = np.array([1.0, 0.0 if wide.any() else 1.0])
+    prior = np.array([1.0, 0.0 if linear.any() else 1.0])
     true = np.arange(len(labels)), labels
 
     def objective(scales: np.ndarray) -> tuple[float, np.ndarray]:
-        logits = scales[0] * wide + scales[1] * deep
+        logits = scales[0] * linear + scales[1] * encoder
         proba = np.exp(logits - logits.max(axis=1, keepdims=True))
         proba /= proba.sum(axis=1, keepdims=True)
-        slopes = [float(((proba * branch).sum(axis=1) - branch[true]).mean()) for branch in (wide, deep)]
+        slopes = [float(((proba * branch).sum(axis=1) - branch[true]).mean()) for branch in (linear, encoder)]
         off = scales - prior
         loss = negative_log_likelihood(logits, labels) + (off**2).sum() / (2 * len(labels))
         return loss, np.array(slopes) + off / len(labels)
@@ -60,7 +60,7 @@ def branch_scales(wide: np.ndarray, deep: np.ndarray, labels: np.ndarray) -> tup
 
 
 def scales_if_significant(
-    wide: np.ndarray, deep: np.ndarray, labels: np.ndarray, min_gain: float
+    linear: np.ndarray, encoder: np.ndarray, labels: np.ndarray, min_gain: float
 ) -> tuple[float, float, dict[str, float] | None]:
     """Scale the branches as `branch_scales`, but leave out an encoder without a significant gain.
 
@@ -68,11 +68,11 @@ def scales_if_significant(
     other studies is lower. The third result is the mean decrease of a cell's loss, and its error; None if a branch is
     off.
     """
-    both = branch_scales(wide, deep, labels)
-    if not wide.any() or not deep.any():
+    both = branch_scales(linear, encoder, labels)
+    if not linear.any() or not encoder.any():
         return *both, None
-    alone, _ = branch_scales(wide, np.zeros_like(deep), labels)
-    falls = cell_losses(alone * wide, labels) - cell_losses(both[0] * wide + both[1] * deep, labels)
+    alone, _ = branch_scales(linear, np.zeros_like(encoder), labels)
+    falls = cell_losses(alone * linear, labels) - cell_losses(both[0] * linear + both[1] * encoder, labels)
     mean = float(falls.mean())
     error = float(falls.std(ddof=1) / len(labels) ** 0.5) if len(labels) > 1 else 0.0
     kept = min_gain == 0 or mean > min_gain * error
@@ -85,7 +85,7 @@ class Fitted:
 
     linear: LinearModel | None
     coexpression: CoexpressionEncoder | None
-    scales: dict[str, float]  # wide, deep
+    scales: dict[str, float]  # linear, encoder
     evidence: dict[str, Any]  # scores on cells of the reference, each called by a fit without it
     held_out: HeldOut | None  # these calls, with scaled logits; None without evidence
 
@@ -127,7 +127,7 @@ def fit_branches(
     coexpression = None
     rows, folds = evidence_folds(labels, seed) if with_evidence else (np.arange(0), np.arange(0))
     known = np.arange(folds.max(initial=-1) + 1)
-    wide, deep = np.zeros((2, len(rows), num_labels), dtype=np.float32)
+    linear_logits, encoder_logits = np.zeros((2, len(rows), num_labels), dtype=np.float32)
     with threadpool_limits(1), torch_state_kept(threads=1):  # sums in another order would change the last bits
         if linear_options is not None and with_evidence:
             whole = len(rows) == len(labels)
@@ -135,12 +135,12 @@ def fit_branches(
             for fold in known:
                 now = folds == fold
                 fitted = fit_design(made.features[~now], labels[rows][~now], linear_options, ROUGH)
-                wide[now] = made.features[now] @ fitted.weight + fitted.bias
+                linear_logits[now] = made.features[now] @ fitted.weight + fitted.bias
             if whole:
                 linear = made.to_branch(fit_design(made.features, labels, linear_options))
         if linear_options is not None and linear is None:
             linear = fit_linear_branch(x, labels, linear_options)
-        if model.deep and model.positions == "coexpression":
+        if model.encoder and model.positions == "coexpression":
             every = [x, *draws] if unlabelled is None else [x, *draws, unlabelled]
             every_x = vstack(every, "csr")
             known_vectors = None if vectors is None else scaled_vectors(vectors, every_x)
@@ -151,15 +151,15 @@ def fit_branches(
             sides = np.tile([fold_of != fold for fold in (-2, *known)], 1 + len(draws))
             coexpression.head, *heads = fit_heads(z, np.tile(labels, 1 + len(draws)), sides, num_labels, head, seed)
             for fold, each in zip(known, heads, strict=True):
-                deep[folds == fold] = head_logits(each, z[rows[folds == fold]])
+                encoder_logits[folds == fold] = head_logits(each, z[rows[folds == fold]])
         if not (folds >= 0).any():
             return Fitted(linear, coexpression, {}, {}, None)
         profile, novelty = fit_novelty(x[rows], labels[rows], folds, seed)
     truth = labels[rows][folds >= 0]
-    logits = {"wide": wide[folds >= 0], "deep": deep[folds >= 0]}
-    both = dict(zip(logits, branch_scales(logits["wide"], logits["deep"], truth), strict=True))
-    scales = {name: both[name] for name, part in (("wide", linear), ("deep", coexpression)) if part is not None}
-    together = sum((scale * logits[name] for name, scale in scales.items()), np.zeros_like(logits["wide"]))
+    logits = {"linear": linear_logits[folds >= 0], "encoder": encoder_logits[folds >= 0]}
+    both = dict(zip(logits, branch_scales(logits["linear"], logits["encoder"], truth), strict=True))
+    scales = {name: both[name] for name, part in (("linear", linear), ("encoder", coexpression)) if part is not None}
+    together = sum((scale * logits[name] for name, scale in scales.items()), np.zeros_like(logits["linear"]))
     evidence: dict[str, Any] = {"num_cells": len(truth), "loss": negative_log_likelihood(together, truth)}
     evidence |= asdict(score(truth, together.argmax(axis=1)))
     evidence["branches"] = {name: asdict(score(truth, logits[name].argmax(axis=1))) for name in scales}
@@ -180,13 +180,13 @@ def evidence_folds(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarra
 def fill_network(network: CellTypeModel, fitted: Fitted, scales: dict[str, float]) -> None:
     """Put fitted branches into a network, with their logits scaled."""
     if fitted.linear is not None:
-        assert network.wide is not None
-        network.wide.weight.weight[:-1] = torch.from_numpy(fitted.linear.weight)
-        network.wide.bias.copy_(torch.from_numpy(fitted.linear.bias))
+        assert network.linear is not None
+        network.linear.weight.weight[:-1] = torch.from_numpy(fitted.linear.weight)
+        network.linear.bias.copy_(torch.from_numpy(fitted.linear.bias))
     if fitted.coexpression is not None:
         assert network.encoder is not None
         assert fitted.coexpression.head is not None
         network.encoder.embedding.set_gene_vectors(torch.from_numpy(fitted.coexpression.vectors))
         network.pool.centre_D.copy_(torch.from_numpy(fitted.coexpression.centre))
         network.head.load_state_dict(fitted.coexpression.head.state_dict())
-    network.scale_branches(scales.get("wide", 1.0), scales.get("deep", 1.0))
+    network.scale_branches(scales.get("linear", 1.0), scales.get("encoder", 1.0))

@@ -26,6 +26,7 @@ from scperformer.model.folder import (
 )
 from scperformer.model.held_out import HELD_OUT, HeldOut
 from scperformer.model.linear import LENGTH, TINY, linear_contributions, power_transform
+from scperformer.model.older_formats import with_current_branches
 from scperformer.model.reference_cells import CELLS_FILE, MOST_CELLS, MOST_VALUES, ReferenceCells
 from scperformer.model.registry import (
     MOST_REGISTRY,

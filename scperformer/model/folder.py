@@ -29,15 +29,16 @@ from scperformer.base.outputs import Folder, new_folder
 from scperformer.files import neighbours, sha256
 from scperformer.labels import UNKNOWN_TERM, LabelTree
 from scperformer.model.held_out import HELD_OUT, HeldOut, read_held_out
+from scperformer.model.older_formats import current_weight, with_current_names
 from scperformer.model.reference_cells import CELLS_FILE, ReferenceCells, read_reference_cells
 from scperformer.model.registry import is_remote, read_registry, registry_place
 
 log = logging.getLogger(__name__)
 
 ANNOTATOR, ENCODER = "annotator", "encoder"  # kinds of model: with labels, or an encoder alone
-BRANCHES = {"wide": "linear branch", "deep": "encoder"}
+BRANCHES = {"linear": "linear branch", "encoder": "encoder"}
 SILENT = 0.01  # an encoder with a smaller scale decides no label
-FORMAT_VERSION, READABLE = 5, (3, 4, 5)  # models of format 3 keep no cells, those of format 4 no held-out calls
+FORMAT_VERSION, READABLE = 6, (3, 4, 5, 6)  # models of format 3 keep no cells, those of format 4 no held-out calls
 WEIGHTS = "model.safetensors"
 GENES = "genes.tsv"
 INFO = "bundle.json"
@@ -92,7 +93,7 @@ class SavedModel:
 
     @property
     def scales(self) -> dict[str, float]:
-        """The factor of each branch (`wide`, `deep`) in the logits; a branch that is off is left out."""
+        """The factor of each branch (`linear`, `encoder`) in the logits; a branch that is off is left out."""
         return {name: float(scale) for name, scale in self.metrics["scales"].items()}
 
     @property
@@ -108,7 +109,7 @@ class SavedModel:
 
 def encoder_is_silent(scales: Mapping[str, float]) -> bool:
     """Whether a model has both branches and its labels come from the linear branch alone."""
-    return len(scales) == len(BRANCHES) and scales["deep"] < SILENT
+    return len(scales) == len(BRANCHES) and scales["encoder"] < SILENT
 
 
 def sum_of_branches(scales: Mapping[str, float]) -> str:
@@ -384,6 +385,8 @@ def _read_model(folder: Path) -> SavedModel:
         update = "update scperformer (pip install --upgrade scperformer)"
         remedy = "train the model again with this version" if older else update
         raise InputError(f"model format {version} in '{folder}'", f"format {FORMAT_VERSION}", remedy)
+    if version < FORMAT_VERSION:
+        info = with_current_names(info)
     _require_sound_info(info)
     for name in (WEIGHTS, GENES):
         if name not in info["files"]:
@@ -395,6 +398,8 @@ def _read_model(folder: Path) -> SavedModel:
         weights = load_file(folder / WEIGHTS)
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:  # of types NumPy does not have
         raise ValueError(f"'{WEIGHTS}' unreadable") from error
+    if version < FORMAT_VERSION:
+        weights = {current_weight(name): array for name, array in weights.items()}
     try:
         # Only line feeds end a row and only the last tab ends a name: gene names may hold other separators.
         lines = (folder / GENES).read_bytes().decode("utf-8").removesuffix("\n").split("\n")
@@ -419,7 +424,7 @@ def _read_model(folder: Path) -> SavedModel:
     named = {name: info[name] for name in CONTENT}
     held_out = read_held_out(folder, len(genes), num_labels) if HELD_OUT in info["files"] else None
     more: dict[str, Any] = {
-        "has_kept": CELLS_FILE in info["files"],
+        "has_reference_cells": CELLS_FILE in info["files"],
         "held_out": held_out,
         "tree": _tree_of(info),
         "hash": checksum,

@@ -34,14 +34,14 @@ def linear_contributions(saved: SavedModel, x: csr_matrix, label: int) -> np.nda
     -------
     float64, G; with the mean bias they add up to the mean logit of the branch.
     """
-    if (weight := saved.weights.get("model.wide.weight.weight")) is None:
+    if (weight := saved.weights.get("model.linear.weight.weight")) is None:
         return None
-    powers = saved.config["model"]["wide_powers"]
+    powers = saved.config["model"]["linear_powers"]
     weights = weight[: len(saved.genes)].reshape(len(saved.genes), len(powers), -1)[:, :, label].astype(np.float64)
     found = np.zeros(len(saved.genes))
     for place, power in enumerate(powers):
-        power_transform = csr_matrix((x.data.astype(np.float64) ** power, x.indices, x.indptr), shape=x.shape)
-        lengths = np.sqrt(np.asarray(power_transform.multiply(power_transform).sum(axis=1)).ravel())
+        powered = csr_matrix((x.data.astype(np.float64) ** power, x.indices, x.indptr), shape=x.shape)
+        lengths = np.sqrt(np.asarray(powered.multiply(powered).sum(axis=1)).ravel())
         scale = LENGTH / np.maximum(lengths, TINY) / x.shape[0]
-        found += np.asarray(scale @ power_transform).ravel() * weights[:, place]
+        found += np.asarray(scale @ powered).ravel() * weights[:, place]
     return found

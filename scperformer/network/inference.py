@@ -4,7 +4,7 @@ Two settings make a CPU up to twice as fast and change no result: products by on
 torch gives float32 products to oneDNN only if it may reduce their precision. On CPUs without matrix units for bfloat16
 oneDNN computes in float32 all the same; a trial product shows it.
 
-`wide` is the linear branch, `deep` the encoder. Shape letters: B cells, C labels, D embedding width.
+`linear` is the linear branch, `encoder` the encoder. Shape letters: B cells, C labels, D embedding width.
 """
 
 import os
@@ -222,12 +222,12 @@ def _predict_sums(
 
     SciPy adds up the genes of a cell in their order, so the sums do not depend on the other cells.
     """
-    wide = network.wide
-    encoder = None if network.wide_alone else network.encoder
+    linear = network.linear
+    encoder = None if network.linear_alone else network.encoder
     views: list[tuple[float, np.ndarray]] = []
-    if wide is not None:
-        weights_GVC = wide.weight.weight[:-1].detach().unflatten(-1, (len(wide.powers), -1)).numpy()
-        views = [(power, np.ascontiguousarray(weights_GVC[:, i])) for i, power in enumerate(wide.powers)]
+    if linear is not None:
+        weights_GVC = linear.weight.weight[:-1].detach().unflatten(-1, (len(linear.powers), -1)).numpy()
+        views = [(power, np.ascontiguousarray(weights_GVC[:, i])) for i, power in enumerate(linear.powers)]
     head_cells = 1 if network.needs_own_batch else MAX_FIXED_CELLS  # whatever their number: last bits depend on it
 
     def predicted(first: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -237,8 +237,8 @@ def _predict_sums(
             logits_BC = torch.zeros(num_cells, network.num_labels)
             for power, weight in views:
                 logits_BC += torch.from_numpy(power_transform(some, power) @ weight)
-            if wide is not None:
-                logits_BC += wide.bias
+            if linear is not None:
+                logits_BC += linear.bias
             embedding_BD = logits_BC
             if encoder is not None:
                 assert encoder.embedding.gene is not None
@@ -246,8 +246,8 @@ def _predict_sums(
                 pooled_BD = torch.from_numpy(power_transform(some, 1.0) @ vectors_GD) - network.pool.centre_D
                 filled_BD = pad(pooled_BD, (0, 0, 0, -num_cells % head_cells))
                 heads = zip(*map(network.head, filled_BD.split(head_cells)), strict=True)
-                deep_BC, embedding_BD = (torch.cat(parts)[:num_cells] for parts in heads)
-                logits_BC = logits_BC + deep_BC
+                encoder_BC, embedding_BD = (torch.cat(parts)[:num_cells] for parts in heads)
+                logits_BC = logits_BC + encoder_BC
             if done is not None:
                 done(num_cells)
             return logits_BC.softmax(-1), embedding_BD
@@ -260,10 +260,10 @@ def _predict_sums(
 
 def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Logits of the linear branch and of the encoder, float32 N x C each; 0 where a branch is off."""
-    wide, deep = np.zeros((2, len(cells), network.num_labels), dtype=np.float32)
+    linear, encoder = np.zeros((2, len(cells), network.num_labels), dtype=np.float32)
     with fast_cpu("cpu"), predicting(network), torch.inference_mode():
         for rows, length in prediction_batches(cells.lengths, batch_size):
-            wide_BC, deep_BC, _ = network.branches(cells.batch(rows, length))
-            wide[rows] = wide_BC.numpy()
-            deep[rows] = deep_BC.numpy()
-    return wide, deep
+            linear_BC, encoder_BC, _ = network.branches(cells.batch(rows, length))
+            linear[rows] = linear_BC.numpy()
+            encoder[rows] = encoder_BC.numpy()
+    return linear, encoder

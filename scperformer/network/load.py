@@ -159,7 +159,7 @@ def as_model(saved: SavedModel, path: Path) -> Model:
             raise damaged_model(path, f"no weights '{name}'")
     baseline = LinearModel(saved.weights["baseline.weight"], saved.weights["baseline.bias"])
     if encoder_is_silent(saved.scales):
-        network.wide_alone = saved.scales["deep"] == 0
+        network.linear_alone = saved.scales["encoder"] == 0
     return Model(saved, path, network.eval(), baseline)
 
 

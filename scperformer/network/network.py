@@ -1,4 +1,4 @@
-"""The network: the encoder branch (embedding -> encoder -> pooling -> labels, "deep") plus a linear branch ("wide").
+"""The network: the encoder branch (embedding -> encoder -> pooling -> labels) plus a linear branch.
 
 Shape letters: B cells, L tokens, D model width, H heads, E head width, C labels, G genes, V views of the expression.
 """
@@ -130,46 +130,46 @@ class CellTypeModel(nn.Module):
     ):
         super().__init__()
         self.num_labels = num_labels
-        self.wide = LinearBranch(num_genes, num_labels, model.wide_powers) if model.wide else None
-        self.has_both = model.wide and model.deep
-        self.wide_alone = not model.deep  # loading also sets it, for encoder scale 0: the encoder is then not run
+        self.linear = LinearBranch(num_genes, num_labels, model.linear_powers) if model.linear else None
+        self.has_both = model.linear and model.encoder
+        self.linear_alone = not model.encoder  # loading also sets it, for encoder scale 0: the encoder is then not run
         self.encoder: Encoder | None = None
-        if model.deep:
+        if model.encoder:
             self.encoder = Encoder(num_genes, tokens, model, attention, Generator().manual_seed(seed))
             self.pool = Pool(head.name, num_genes, model.dim)
             self.head = Head(self.pool.width, num_labels, head)
-            if model.wide and model.positions != "coexpression":
+            if model.linear and model.positions != "coexpression":
                 nn.init.zeros_(self.head.labels.weight)
                 nn.init.zeros_(self.head.labels.bias)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits, B x C, and embeddings, B x D: the input of the last layer or, without an encoder, the logits."""
-        wide_BC, deep_BC, embedding_BD = self.branches(batch)
-        return wide_BC + deep_BC, embedding_BD
+        linear_BC, encoder_BC, embedding_BD = self.branches(batch)
+        return linear_BC + encoder_BC, embedding_BD
 
     def branches(self, batch: Batch, seen_by_encoder: Batch | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Logits of the linear branch and of the encoder (0 where it is off), and the embeddings, as in `forward`."""
-        wide_BC = torch.zeros(()) if self.wide is None else self.wide(batch)
-        if self.encoder is None or self.wide_alone:
-            return wide_BC, torch.zeros_like(wide_BC), wide_BC
+        linear_BC = torch.zeros(()) if self.linear is None else self.linear(batch)
+        if self.encoder is None or self.linear_alone:
+            return linear_BC, torch.zeros_like(linear_BC), linear_BC
         seen = batch if seen_by_encoder is None else seen_by_encoder  # in training, some genes may be hidden from it
-        deep_BC, hidden_BD = self.head(self.pool(self.encoder(seen), seen))
-        return wide_BC.to(deep_BC.device), deep_BC, hidden_BD
+        encoder_BC, hidden_BD = self.head(self.pool(self.encoder(seen), seen))
+        return linear_BC.to(encoder_BC.device), encoder_BC, hidden_BD
 
     @torch.no_grad()
-    def scale_branches(self, wide: float, deep: float) -> None:
+    def scale_branches(self, linear: float, encoder: float) -> None:
         """Multiply the logits of each branch by a number, by scaling their last layers."""
-        if self.wide is not None:
-            self.wide.weight.weight.mul_(wide)
-            self.wide.bias.mul_(wide)
+        if self.linear is not None:
+            self.linear.weight.weight.mul_(linear)
+            self.linear.bias.mul_(linear)
         if self.encoder is not None:
-            self.head.labels.weight.mul_(deep)
-            self.head.labels.bias.mul_(deep)
+            self.head.labels.weight.mul_(encoder)
+            self.head.labels.bias.mul_(encoder)
 
     @property
     def has_no_layers(self) -> bool:
         """Whether both branches start from sums over the genes that a cell expresses: there are no layers."""
-        if self.encoder is None or self.wide_alone:
+        if self.encoder is None or self.linear_alone:
             return True
         return self.encoder.embedding.expression is None and self.pool.name == "weighted"
 
@@ -188,7 +188,7 @@ class CellTypeModel(nn.Module):
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         """Refuse cells with this number of tokens if the attention does."""
-        if self.encoder is not None and not self.wide_alone:
+        if self.encoder is not None and not self.linear_alone:
             self.encoder.require_length(num_tokens, where)
 
     def penalty(self) -> Tensor:

@@ -19,7 +19,7 @@ from scperformer.base.errors import InputError, one_line
 from scperformer.base.outputs import FAILED
 from scperformer.files import open_hdf5, reading, require_h5ad, sha256
 from scperformer.labels import LabelTree
-from scperformer.model import INFO, PACKAGED_MODEL, library_folder
+from scperformer.model import INFO, PACKAGED_MODEL, library_folder, with_current_branches
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,11 @@ class Annotated:
     def model_labels(self) -> list[str]:
         """The labels of the model."""
         return [str(label) for label in self.facts["model"]["labels"]]
+
+    @property
+    def scales(self) -> dict[str, float]:
+        """The factors of the branches of the model in its logits; files of the first versions lack them."""
+        return with_current_branches(self.facts["model"].get("scales", {}))
 
     @property
     def model_id(self) -> str:

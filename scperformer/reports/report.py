@@ -188,7 +188,7 @@ def render(
     }
     facts = samples[0].facts
     code = scripts()
-    scales = facts["model"].get("scales", {})  # files of the first versions lack them
+    scales = samples[0].scales
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in code]
     return render_page(
         "report.html.jinja",

@@ -41,7 +41,7 @@ def fit_seconds(
     begin = time.perf_counter()
     linear_options = find_linear_options(few, cfg)
     settled = time.perf_counter()
-    options: dict[str, Any] = {"recipe": linear_options, "model": cfg.model, "head": cfg.head, "seed": cfg.seed}
+    options: dict[str, Any] = {"linear_options": linear_options, "model": cfg.model, "head": cfg.head, "seed": cfg.seed}
     fitted = fit_branches(few.x, few.known_labels, **options, with_evidence=False)
     fit_logistic(few.x, few.known_labels)
     # Branches and baseline are fitted twice: on the training cells, and at the end on all cells.

@@ -54,7 +54,9 @@ def load_init(path: str) -> SavedModel:
     saved = read_model(folder)
     has_layers = any(name.startswith(f"{ENCODER_PREFIX}layers.") for name in saved.weights)
     if not has_layers or saved.config.get("model", {}).get("positions") == "coexpression":
-        why = "model=pooled" if any(name.startswith(ENCODER_PREFIX) for name in saved.weights) else "model.deep=false"
+        why = (
+            "model=pooled" if any(name.startswith(ENCODER_PREFIX) for name in saved.weights) else "model.encoder=false"
+        )
         found = f"no encoder to start from in init='{path}' (trained with {why})"
         raise InputError(found, "a model with an encoder", "choose another, or leave init out")
     return saved
@@ -80,14 +82,14 @@ def adopt_options(cfg: Config) -> Config:
     """Take the encoder's options from `init`, if there is one; refuse other values than its own or the defaults."""
     allow_attention(str(cfg.attention["name"]))
     if cfg.init is None:
-        if cfg.model.deep:
+        if cfg.model.encoder:
             require_encoder(cfg.tokens, cfg.model, cfg.attention)
         has_options = cfg.tokens != TokensConfig() or cfg.attention["name"] != "favor" or cfg.conditions.on
-        if cfg.model.deep and cfg.model.depth == 0 and has_options:
+        if cfg.model.encoder and cfg.model.depth == 0 and has_options:
             log.warning("attention, tokens and conditions are ignored: the encoder has no layers (choose model=tiny)")
         return cfg
-    if not cfg.model.deep:
-        raise InputError("model.deep=false with init", "an encoder to start", "leave one of the two out")
+    if not cfg.model.encoder:
+        raise InputError("model.encoder=false with init", "an encoder to start", "leave one of the two out")
     saved = load_init(cfg.init)
     try:
         tokens = TokensConfig(**saved.config["tokens"])
@@ -222,10 +224,10 @@ def start_head(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
 def find_linear_options(train: Cells, cfg: TrainConfig) -> LinearOptions | None:
     """Choose how the linear branch is fitted, on the training cells; None if it starts at zero or is off."""
     optim = cfg.optim
-    if not cfg.model.wide or optim.wide_start == "zero":
+    if not cfg.model.linear or optim.linear_start == "zero":
         return None
     linear_options = LinearOptions(
-        tuple(cfg.model.wide_powers), optim.wide_c, optim.wide_class_weights, optim.wide_gene_weights
+        tuple(cfg.model.linear_powers), optim.linear_c, optim.linear_class_weights, optim.linear_gene_weights
     )
     settled = choose_linear_options(train.x, train.known_labels, linear_options, cfg.seed)
     if settled != linear_options:
@@ -236,7 +238,7 @@ def find_linear_options(train: Cells, cfg: TrainConfig) -> LinearOptions | None:
 
 def add_linear(network: CellTypeModel, linear: LinearModel | None, times: float = 1.0) -> None:
     """Add a linear model, multiplied by `times`, to the linear branch; None: leave it as it is."""
-    if network.wide is not None and linear is not None:
+    if network.linear is not None and linear is not None:
         with torch.no_grad():
-            network.wide.weight.weight[:-1].add_(torch.from_numpy(linear.weight), alpha=times)
-            network.wide.bias.add_(torch.from_numpy(linear.bias), alpha=times)
+            network.linear.weight.weight[:-1].add_(torch.from_numpy(linear.weight), alpha=times)
+            network.linear.bias.add_(torch.from_numpy(linear.bias), alpha=times)

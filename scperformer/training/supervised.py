@@ -42,11 +42,11 @@ def lr_factor(step: int, num_steps: int, optim: OptimConfig) -> float:
     return optim.final_lr_fraction + (1 - optim.final_lr_fraction) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def wide_lr_factor(network: CellTypeModel, optim: OptimConfig) -> float:
+def linear_lr_factor(network: CellTypeModel, optim: OptimConfig) -> float:
     """The learning rate of the linear branch as a fraction of `optim.lr`; 0: it is not trained."""
-    if network.wide is None:
+    if network.linear is None:
         return 0.0
-    return optim.wide_lr_factor if optim.wide_start == "logistic" else 1.0
+    return optim.linear_lr_factor if optim.linear_start == "logistic" else 1.0
 
 
 def variability(x: csr_matrix) -> torch.Tensor:
@@ -156,23 +156,23 @@ class Learner(EncoderLearner):
         counts = np.bincount(labels, minlength=network.num_labels)
         self.register_buffer("label_weights", loss_weights(counts, cfg.optim.class_weights))
         # Layers on top of the pooled encoder, which was fitted and stays as it is, start with outputs of 0.
-        is_coexpression = cfg.model.deep and cfg.model.positions == "coexpression"
+        is_coexpression = cfg.model.encoder and cfg.model.positions == "coexpression"
         if is_coexpression and network.encoder is not None:
             network.head.requires_grad_(False)
             if network.encoder.embedding.gene is not None:
                 network.encoder.embedding.gene.requires_grad_(False)
         self.encoder_lr_factor = 1.0 if cfg.init is None and not is_coexpression else cfg.optim.init_lr_factor
-        self.wide_lr_factor = wide_lr_factor(network, cfg.optim)
-        if network.wide is not None:
-            network.wide.requires_grad_(self.wide_lr_factor > 0)
+        self.linear_lr_factor = linear_lr_factor(network, cfg.optim)
+        if network.linear is not None:
+            network.linear.requires_grad_(self.linear_lr_factor > 0)
 
     def training_step(self, batch: Labelled, batch_idx: int) -> torch.Tensor:
         tokens, labels_B = batch
-        wide_BC, deep_BC, _ = self.network.branches(tokens, self.with_genes_dropped(tokens))
-        loss = self.loss(wide_BC + deep_BC, labels_B)
-        if self.network.has_both and self.optim.deep_loss_weight:
+        linear_BC, encoder_BC, _ = self.network.branches(tokens, self.with_genes_dropped(tokens))
+        loss = self.loss(linear_BC + encoder_BC, labels_B)
+        if self.network.has_both and self.optim.encoder_loss_weight:
             # A linear branch that fits its training cells leaves the encoder nothing to learn from their sum.
-            loss = loss + self.optim.deep_loss_weight * self.loss(deep_BC, labels_B)
+            loss = loss + self.optim.encoder_loss_weight * self.loss(encoder_BC, labels_B)
         loss = loss * process_factor(self.label_weights[labels_B].sum()) + self.network.penalty().to(loss.device)
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels_B), sync_dist=True)
         return loss
@@ -187,41 +187,43 @@ class Learner(EncoderLearner):
 
     def validation_step(self, batch: Labelled, batch_idx: int) -> None:
         tokens, labels_B = batch
-        wide_BC, deep_BC, _ = self.network.branches(tokens)
-        self.val_outputs.append((wide_BC.expand_as(deep_BC).float().cpu(), deep_BC.float().cpu(), labels_B.cpu()))
+        linear_BC, encoder_BC, _ = self.network.branches(tokens)
+        self.val_outputs.append(
+            (linear_BC.expand_as(encoder_BC).float().cpu(), encoder_BC.float().cpu(), labels_B.cpu())
+        )
 
     def on_validation_epoch_end(self) -> None:
-        wide, deep, labels = (torch.cat(parts).numpy() for parts in zip(*self.val_outputs, strict=True))
+        linear, encoder, labels = (torch.cat(parts).numpy() for parts in zip(*self.val_outputs, strict=True))
         # The model that this epoch would give: its branches scaled on these cells, as at the end of training.
-        scale_wide, scale_deep = branch_scales(wide, deep, labels)
-        logits = scale_wide * wide + scale_deep * deep
+        scale_linear, scale_encoder = branch_scales(linear, encoder, labels)
+        logits = scale_linear * linear + scale_encoder * encoder
         scores = score(labels, logits.argmax(1))
         loss = negative_log_likelihood(logits, labels)
         self.log("val_macro_f1", scores.macro_f1, prog_bar=True)
-        scales = {"val_scale_wide": scale_wide, "val_scale_deep": scale_deep}
+        scales = {"val_scale_linear": scale_linear, "val_scale_encoder": scale_encoder}
         self.log_dict({"val_accuracy": scores.accuracy, "val_loss": loss} | scales)
         self.log(self.monitor, scores.macro_f1 - LOSS_SHARE * loss)
 
     def configure_optimizers(self) -> Any:
         optim = self.optim
         factor = self.encoder_lr_factor
-        deep = [(name, p) for name, p in self.network.named_parameters() if not name.startswith("wide.")]
-        deep = [(name, p) for name, p in deep if p.requires_grad or factor == 1]
-        slow = [p for name, p in deep if factor != 1 and name.startswith("encoder.")]
-        rest = [p for name, p in deep if factor == 1 or not name.startswith("encoder.")]
+        others = [(name, p) for name, p in self.network.named_parameters() if not name.startswith("linear.")]
+        others = [(name, p) for name, p in others if p.requires_grad or factor == 1]
+        slow = [p for name, p in others if factor != 1 and name.startswith("encoder.")]
+        rest = [p for name, p in others if factor == 1 or not name.startswith("encoder.")]
         rates = ((rest, optim.lr), (slow, optim.lr * factor))
         groups = [{"params": part, "lr": lr, "weight_decay": optim.weight_decay} for part, lr in rates if part]
-        if self.wide_lr_factor and self.network.wide is not None:
+        if self.linear_lr_factor and self.network.linear is not None:
             # Its start is a penalised fit already: decay would pull it away from that.
-            wide = list(self.network.wide.parameters())
-            groups.append({"params": wide, "lr": optim.lr * self.wide_lr_factor, "weight_decay": 0.0})
+            linear = list(self.network.linear.parameters())
+            groups.append({"params": linear, "lr": optim.lr * self.linear_lr_factor, "weight_decay": 0.0})
         return self.scheduled(groups)
 
 
 def has_to_learn(network: CellTypeModel, optim: OptimConfig) -> bool:
     """Whether there is anything to train: branches that were fitted and have no layers need no training."""
     has_layers = network.encoder is not None and bool(network.encoder.stack)
-    return has_layers or wide_lr_factor(network, optim) > 0
+    return has_layers or linear_lr_factor(network, optim) > 0
 
 
 def train_network(

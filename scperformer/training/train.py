@@ -1,6 +1,4 @@
-"""Train a model on a labelled reference: make a network, train it, scale its branches, write the model folder.
-
-`wide` is the linear branch, `deep` the encoder."""
+"""Train a model on a labelled reference: make a network, train it, scale its branches, write the model folder."""
 
 import logging
 import time
@@ -81,23 +79,25 @@ def scores_on_held_out(
     A network that was trained gets its scales and its held-out calls from these cells, one that was fitted has both
     already, from other cells.
     """
-    wide, deep = branch_logits(network, val, cfg.trainer.batch_size)
-    if not (np.isfinite(wide).all() and np.isfinite(deep).all()):
+    linear, encoder = branch_logits(network, val, cfg.trainer.batch_size)
+    if not (np.isfinite(linear).all() and np.isfinite(encoder).all()):
         raise Diverged("logits", cfg)
     found: dict[str, Any] = {"scales": fitted.scales, "out_of_fold": fitted.evidence}
-    logits = wide + deep
+    logits = linear + encoder
     held_out = fitted.held_out
     if not fitted.scales:
-        min_gain = 0.0 if cfg.model.positions == "coexpression" else cfg.optim.deep_min_gain  # it has been seen to pay
-        scale_wide, scale_deep, gain = scales_if_significant(wide, deep, val.known_labels, min_gain)
+        min_gain = (
+            0.0 if cfg.model.positions == "coexpression" else cfg.optim.encoder_min_gain
+        )  # it has been seen to pay
+        scale_linear, scale_encoder, gain = scales_if_significant(linear, encoder, val.known_labels, min_gain)
         if gain is not None:
-            facts = "kept" if scale_deep else "left out", gain["mean"], gain["standard_error"]
+            facts = "kept" if scale_encoder else "left out", gain["mean"], gain["standard_error"]
             log.info("encoder %s: loss of a held-out cell falls by %.3f ± %.3f", *facts)
-        network.scale_branches(scale_wide, scale_deep)
-        scales = {"wide": scale_wide, "deep": scale_deep}
+        network.scale_branches(scale_linear, scale_encoder)
+        scales = {"linear": scale_linear, "encoder": scale_encoder}
         found = {"scales": {name: scale for name, scale in scales.items() if getattr(cfg.model, name)}}
         found |= {} if gain is None else {"encoder_gain": gain}
-        logits = scale_wide * wide + scale_deep * deep
+        logits = scale_linear * linear + scale_encoder * encoder
         with threadpool_limits(1):  # sums in another order would change the last bits
             profile = fit_profile(train.x, train.known_labels, cfg.seed)
         held_out = HeldOut(logits, val.known_labels, profile.scores(val.x), vars(profile))
@@ -178,7 +178,7 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
     initialise.start_attention(network.encoder, train, cfg)
     initialise.start_head(network, train, cfg)
     linear_options = initialise.find_linear_options(train, cfg)
-    options: dict[str, Any] = {"recipe": linear_options, "model": cfg.model, "head": cfg.head, "seed": cfg.seed}
+    options: dict[str, Any] = {"linear_options": linear_options, "model": cfg.model, "head": cfg.head, "seed": cfg.seed}
     options["unlabelled"] = read_unlabelled(reference, cfg)
     fitted = fit_branches(train.x, train.known_labels, **options, with_evidence=not learns)
     fill_network(network, fitted, fitted.scales)
@@ -214,7 +214,7 @@ def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[s
         final = fit_branches(reference.x, reference.labels, **options, with_evidence=False)
         fill_network(network, final, metrics["scales"])
     elif fitted.linear is not None and linear_options is not None:
-        scale = metrics["scales"]["wide"]
+        scale = metrics["scales"]["linear"]
         initialise.add_linear(network, fitted.linear, -scale)
         initialise.add_linear(network, fit_linear_branch(reference.x, reference.labels, linear_options), scale)
     baseline = fit_logistic(reference.x, reference.labels)

@@ -320,7 +320,7 @@ def test_an_adapted_model_says_what_to_expect_of_it(tmp_path):
     assert adapted.scores.loc["model"].to_dict() == {name: expected[name] for name in ("accuracy", "macro_f1")}
     assert f"{expected['accuracy']:.3f}" in repr(adapted)
     assert "accuracy" in adapted._repr_html_()
-    nothing = Trained(Path("m"), {"scales": {"wide": 1.0}}, pd.DataFrame())  # of simulated cells: no evidence
+    nothing = Trained(Path("m"), {"scales": {"linear": 1.0}}, pd.DataFrame())  # of simulated cells: no evidence
     assert (repr(nothing), nothing.scores.empty) == ("Model folder m", True)
 
 

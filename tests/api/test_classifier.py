@@ -15,7 +15,7 @@ from scperformer.api.classifier import EXPECTED_FAILED_CHECKS
 from scperformer.base.errors import InputError
 from scperformer.fitting import coexpression
 
-QUICK = {"optim.wide_gene_weights": "standard", "optim.wide_class_weights": "none"}
+QUICK = {"optim.linear_gene_weights": "standard", "optim.linear_class_weights": "none"}
 
 
 @pytest.fixture(scope="module")

@@ -196,7 +196,7 @@ def test_both_layers_give_their_gradients_to_the_one_matrix():
         12,
         3,
         tokens=TokensConfig(),
-        model=ModelConfig(dim=6, depth=2, num_heads=2, head_dim=4, dropout=0.0, wide=False),
+        model=ModelConfig(dim=6, depth=2, num_heads=2, head_dim=4, dropout=0.0, linear=False),
         attention={"name": "linformer", "sharing": "layerwise", "projected_length": 5},
         head=HeadConfig(),
     ).double()

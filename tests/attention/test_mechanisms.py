@@ -9,7 +9,7 @@ import pytest
 import scperformer
 from scperformer.attention import MECHANISMS
 
-TRAIN = ("label_key=cell_type", "model=tiny", "model.wide=false", "logger=none", "output=model", "overwrite=true")
+TRAIN = ("label_key=cell_type", "model=tiny", "model.linear=false", "logger=none", "output=model", "overwrite=true")
 OPTIONS = {name: [f"attention={name}"] for name in MECHANISMS} | {
     "favor, fastfood, redrawn": ["attention.projection=fastfood", "attention.redraw_interval=2"],
     "favor, relu": ["attention.kernel=relu"],

@@ -252,8 +252,8 @@ def test_the_page_on_formats_names_everything_written(command, sample, tiny_mode
     written = [name for name in [*annotated.obs, *annotated.obsm] if "KEY" in name]
     assert len(written) == 11
     for name, value in annotated.uns["KEY"].items():
-        deep = isinstance(value, dict) and name != "versions"
-        written += [f"{name}/{part}" for part in value] if deep else [name]
+        encoder = isinstance(value, dict) and name != "versions"
+        written += [f"{name}/{part}" for part in value] if encoder else [name]
     saved = json.loads((tiny_model / "bundle.json").read_text())
     metrics = json.loads((tmp_path / "evaluation" / "metrics.json").read_text())
     for entries in (saved, saved["metrics"], saved["provenance"], metrics):

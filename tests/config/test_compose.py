@@ -53,7 +53,7 @@ def test_scbert_preset_is_the_published_model():
     assert (size.dim, size.depth, size.num_heads, size.head_dim) == (200, 6, 10, 64)
     assert (config.tokens.name, config.tokens.num_bins, config.tokens.unexpressed) == ("scbert", 5, "full")
     assert (config.head.name, config.head.hidden) == ("conv", [512, 128])
-    assert not size.wide
+    assert not size.linear
     assert (size.positions, size.norm, size.activation) == ("gene2vec", "pre", "gelu")
     assert config.attention["name"] == "favor"
 
@@ -62,7 +62,7 @@ def test_scbert_preset_asks_for_its_gene_vectors_before_any_work():
     with pytest.raises(InputError, match=r"no model\.gene2vec_path; expected .*: name the file, or .*positions=gene"):
         make_config("train", [*TRAIN, "model=scbert"])
     make_config("train", [*TRAIN, "model=scbert", "model.positions=gene"])
-    make_config("train", [*TRAIN, "model=scbert", "model.deep=false", "model.wide=true"])
+    make_config("train", [*TRAIN, "model=scbert", "model.encoder=false", "model.linear=true"])
 
 
 def test_a_choice_beside_scbert_wins():
@@ -130,12 +130,10 @@ def test_quoted_text_survives_the_whole_way(text):
 
 
 @pytest.mark.parametrize("recipe", [path.stem for path in (conf_dir() / "experiment").glob("*.yaml")])
-def test_every_recipe_but_the_default_changes_something_and_is_explained(linear_options):
-    is_default = make_config("train", [*TRAIN, f"experiment={linear_options}"]) == make_config("train", TRAIN)
-    assert is_default == (linear_options == "pooled")
-    assert f"experiment={linear_options}" in (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(
-        encoding="utf-8"
-    )
+def test_every_recipe_but_the_default_changes_something_and_is_explained(recipe):
+    is_default = make_config("train", [*TRAIN, f"experiment={recipe}"]) == make_config("train", TRAIN)
+    assert is_default == (recipe == "pooled")
+    assert f"experiment={recipe}" in (Path(__file__).parents[2] / "docs" / "accuracy.md").read_text(encoding="utf-8")
 
 
 # What Hydra would make of the same words
@@ -143,7 +141,7 @@ def test_every_recipe_but_the_default_changes_something_and_is_explained(linear_
 
 WORDS = [
     ["seed=7", "data.target_sum=5000", "trainer.batch_size=auto", "trainer.memory_gib=2", "overwrite=true"],
-    ["label_keys=[a,cell_type]", "model.head_dim=null", "model.wide_powers=[1,2.5]", "trainer.batch_size=64"],
+    ["label_keys=[a,cell_type]", "model.head_dim=null", "model.linear_powers=[1,2.5]", "trainer.batch_size=64"],
     ["model.dropout=0", "optim.lr=1e-4", "tissue='bone, marrow'", "data.in_memory=false", "ontology_key=null"],
     ["attention=softmax", "attention.max_length=512", "conditions=mild", "conditions.smallest_panel=300"],
     ["model=tiny", "experiment=favor"],

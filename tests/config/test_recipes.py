@@ -11,7 +11,7 @@ from scperformer.config import read_options
 from scperformer.model import read_model
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-QUICK = ["data.min_cells_per_label=2", "data.min_genes=1", "logger=none", "model.wide=true", "model.deep=false"]
+QUICK = ["data.min_cells_per_label=2", "data.min_genes=1", "logger=none", "model.linear=true", "model.encoder=false"]
 IDS = {"B cell": "CL:0000236", "T cell": "CL:0000084", "Monocyte": "CL:0000576"}
 GROUPS = {"hlca": "donor_id", "tabula_sapiens": "donor_id", "pancreas": "tech", "zheng68k": None}
 

@@ -365,7 +365,7 @@ def test_model_changed_by_hand(case, sample, model, refused):
 @pytest.mark.parametrize("step", ["check", "preprocess", "predict"])
 def test_model_of_a_newer_format(step, sample, model, refused):
     change_saved(model, format_version=99)
-    assert mentions(refused(step, sample, "model_path=model"), "model format 99", "format 5", "update scperformer")
+    assert mentions(refused(step, sample, "model_path=model"), "model format 99", "format 6", "update scperformer")
 
 
 @pytest.mark.parametrize(
@@ -411,8 +411,8 @@ OPTIONS = {
     ),
     "no branch": (
         "train",
-        ["model.wide=false", "model.deep=false"],
-        ("model.deep=False", "model.wide or model.deep on"),
+        ["model.linear=false", "model.encoder=false"],
+        ("model.encoder=False", "model.linear or model.encoder on"),
     ),
     "too many tokens": ("train", ["attention=softmax", "attention.max_length=3"], ("at most 3", "attention=favor")),
     "filter of cells": ("train", ["data.min_genes=99999"], ("drops all 120 cells", "lower it")),

@@ -91,7 +91,7 @@ def test_weights_that_lie(case, model):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("name", ["baseline.weight", "model.wide.bias"])
+@pytest.mark.parametrize("name", ["baseline.weight", "model.linear.bias"])
 def test_weights_that_are_no_numbers(name, value, model):
     array = load_file(model / "model.safetensors")[name].copy()
     array.flat[0] = value
@@ -144,10 +144,10 @@ CONTENT = {
     "deep tree": {"tree": {"parents": {f"n{i}": f"n{i + 1}" for i in range(10_000)} | {"B cell": "n0"}, "terms": {}}},
     "target": {"config": {"target_sum": "much"}},
     "no target": {"config": {"target_sum": float("nan")}},
-    "scales": {"metrics": {"scales": {"wide": "x"}}},
+    "scales": {"metrics": {"scales": {"linear": "x"}}},
     "list of scales": {"metrics": {"scales": [1, 2]}},
     "scale of no branch": {"metrics": {"scales": {"shallow": 1.0}}},
-    "infinite scale": {"metrics": {"scales": {"wide": float("inf")}}},
+    "infinite scale": {"metrics": {"scales": {"linear": float("inf")}}},
     "reference": {"provenance": {"reference": ["x"]}},
     "seed": {"provenance": {"seed": 10**30}},
     "group": {"config": {"head": ["mean"]}},

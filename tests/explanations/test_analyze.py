@@ -331,14 +331,14 @@ def test_approximation_of_a_file(command, sample, tiny_model, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def wide_model(tmp_path_factory) -> Path:
+def linear_model(tmp_path_factory) -> Path:
     """A model without an encoder."""
     from conftest import make_counts
 
     from scperformer import train
 
-    options = {"model.deep": False, "trainer.max_epochs": 1, "logger": "none"}
-    return train(make_counts(), "cell_type", output=tmp_path_factory.mktemp("wide") / "wide", options=options).path
+    options = {"model.encoder": False, "trainer.max_epochs": 1, "logger": "none"}
+    return train(make_counts(), "cell_type", output=tmp_path_factory.mktemp("linear") / "linear", options=options).path
 
 
 MISTAKES = {
@@ -379,10 +379,10 @@ def test_mistakes(command, sample, tiny_model, tmp_path, mistake):
 
 
 @pytest.mark.slow
-def test_model_without_an_encoder(command, sample, wide_model, tmp_path):
-    ran = command("analyze", "spectrum", sample, f"model_path={wide_model}")
+def test_model_without_an_encoder(command, sample, linear_model, tmp_path):
+    ran = command("analyze", "spectrum", sample, f"model_path={linear_model}")
     assert ran.code == 2
-    assert ran.err.splitlines()[-1].startswith("error: model wide without an encoder; expected")
+    assert ran.err.splitlines()[-1].startswith("error: model linear without an encoder; expected")
     assert files(tmp_path) == ["sample.h5ad"]
 
 

@@ -28,7 +28,7 @@ def make(
     """A network with random weights, pooled if it has no layers."""
     torch.manual_seed(0)
     is_coexpression = depth == 0
-    model = {"dim": DIM, "depth": depth, "num_heads": 2, "head_dim": 4, "norm": norm, "wide_powers": POWERS}
+    model = {"dim": DIM, "depth": depth, "num_heads": 2, "head_dim": 4, "norm": norm, "linear_powers": POWERS}
     head = HeadConfig(
         name="weighted" if is_coexpression else options.pop("pool", "mean"), hidden=options.pop("hidden", [8, 8])
     )
@@ -51,9 +51,9 @@ def make(
 
 def test_the_linear_branch_is_a_sum_over_views():
     """A loop over cells, genes and views in float64."""
-    network, cells = make(deep=False), make_cells()
+    network, cells = make(encoder=False), make_cells()
     found = find_contributions(network, cells, LABEL_OF_CELL)
-    weight = network.wide.weight.weight.detach().double().numpy().reshape(GENES + 1, len(POWERS), LABELS)
+    weight = network.linear.weight.weight.detach().double().numpy().reshape(GENES + 1, len(POWERS), LABELS)
     x, expected = cells.x.toarray().astype(np.float64), np.zeros((5, GENES))
     for cell, label in enumerate(LABEL_OF_CELL):
         for view, power in enumerate(POWERS):
@@ -62,14 +62,14 @@ def test_the_linear_branch_is_a_sum_over_views():
                 scaled = 20 * values[gene] / np.sqrt((values**2).sum())
                 expected[cell, gene] += scaled * weight[gene, view, label]
     np.testing.assert_allclose(found.genes.toarray(), expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(found.bias, network.wide.bias.detach().numpy()[LABEL_OF_CELL])
+    np.testing.assert_allclose(found.bias, network.linear.bias.detach().numpy()[LABEL_OF_CELL])
     assert np.abs(found.errors).max() < 1e-4  # float32
     assert found.logits[0] == found.bias[0]  # of the empty cell
 
 
 def test_a_linear_head_has_a_closed_form():
     """Without hidden layers the logit of the encoder is linear: value x vector of the gene x weight of the label."""
-    network, cells = make(wide=False, hidden=[]), make_cells()
+    network, cells = make(linear=False, hidden=[]), make_cells()
     found = find_contributions(network, cells, LABEL_OF_CELL)
     vectors = network.encoder.embedding.gene.weight.detach().double().numpy()
     weight = network.head.labels.weight.detach().double().numpy()
@@ -86,7 +86,7 @@ def test_a_linear_head_has_a_closed_form():
 @pytest.mark.parametrize("with_all", [False, True])
 def test_a_head_with_relu_is_integrated_gradients(with_all):
     """Equation 1 of Sundararajan et al. (2017) as a sum of 4,000 small steps, with gradients by hand."""
-    network, cells = make(wide=with_all), make_cells()
+    network, cells = make(linear=with_all), make_cells()
     found = find_contributions(network, cells, LABEL_OF_CELL)
     if with_all:
         found.genes = found.genes - find_contributions(_alone(network), cells, LABEL_OF_CELL).genes
@@ -113,8 +113,8 @@ def test_a_head_with_relu_is_integrated_gradients(with_all):
 
 def _alone(network: CellTypeModel) -> CellTypeModel:
     """The same network with its linear branch alone."""
-    linear = make(deep=False)
-    linear.wide.load_state_dict(network.wide.state_dict())
+    linear = make(encoder=False)
+    linear.linear.load_state_dict(network.linear.state_dict())
     return linear
 
 
@@ -122,7 +122,7 @@ def test_the_path_of_the_heads_input_is_that_of_the_tokens(monkeypatch):
     """An encoder without layers, once by its short way and once as if it had layers."""
     monkeypatch.setattr(contributions, "FEWEST_STEPS", 64)
     monkeypatch.setattr(contributions, "MOST_STEPS", 64)
-    network, cells = make(wide=False), make_cells()
+    network, cells = make(linear=False), make_cells()
     short = find_contributions(network, cells, LABEL_OF_CELL)
     monkeypatch.setattr(network.encoder, "encode", lambda h_BLD, batch: h_BLD)
     network.encoder.stack.append("a layer")  # not called: `encode` is replaced
@@ -144,7 +144,7 @@ ENCODERS = {
 
 def test_layers_of_attention_are_integrated_gradients():
     """Equation 1 of Sundararajan et al. (2017) as a sum of 80 equal steps, with gradients by autograd."""
-    network, cells = make(depth=1, norm="post", wide=False).eval(), make_cells()
+    network, cells = make(depth=1, norm="post", linear=False).eval(), make_cells()
     found, batch = find_contributions(network, cells, LABEL_OF_CELL), cells.batch(range(5))
     stop_BLD, is_gene_BL1 = network.encoder.embedding(batch).detach(), (batch.x_BL > 0).unsqueeze(-1)
     total_BLD = torch.zeros_like(stop_BLD)
@@ -161,7 +161,7 @@ def test_layers_of_attention_are_integrated_gradients():
 )
 def test_contributions_and_bias_add_up_to_the_logit(kind, monkeypatch):
     options = ENCODERS[kind]
-    network, cells = make(**options, wide=False), make_cells(options.get("tokens"))
+    network, cells = make(**options, linear=False), make_cells(options.get("tokens"))
     found = find_contributions(network, cells, LABEL_OF_CELL)
     with torch.no_grad():
         expected = network.eval()(cells.batch(range(5)))[0].numpy()[np.arange(5), LABEL_OF_CELL]

@@ -24,7 +24,7 @@ from scperformer.reports.expression import model_of
 from scperformer.reports.read_annotations import of_cells
 
 LABELS = {"B cell": "B / <b>cell</b>", "T cell": "$\\alpha_T$", "Monocyte": "=Monocyte"}  # each has 30 genes of its own
-QUICK = ["optim.wide_gene_weights=standard", "optim.wide_class_weights=none", "logger=none", "data.min_genes=0"]
+QUICK = ["optim.linear_gene_weights=standard", "optim.linear_class_weights=none", "logger=none", "data.min_genes=0"]
 KEY = "scperformer"
 
 
@@ -60,9 +60,9 @@ def names(folder):
 def test_contributions_and_bias_are_the_logit_of_the_label(explained, annotated, model):
     """The logits of both branches, from the expression that the explanation carries."""
     x = sparse.csr_matrix(explained.layers["expression"])
-    wide, deep = branch_logits(model.network, Cells(x, model.tokens), 64)
+    linear, encoder = branch_logits(model.network, Cells(x, model.tokens), 64)
     codes = explained.obs[f"{KEY}_label"].map({label: i for i, label in enumerate(model.saved.labels)}).astype(int)
-    logits = (wide + deep)[np.arange(len(codes)), codes]
+    logits = (linear + encoder)[np.arange(len(codes)), codes]
     np.testing.assert_allclose(explained.obs[f"{KEY}_logit"], logits, rtol=1e-4)
     sums = np.asarray(explained.X.sum(axis=1)).ravel() + explained.obs[f"{KEY}_bias"]
     np.testing.assert_allclose(sums, logits, atol=0.02 * np.abs(logits).max())
@@ -123,8 +123,8 @@ def test_deletion_against_a_loop_and_a_control(explained, model):
     for cell in range(len(left)):
         for gene in sorted(range(200), key=lambda gene: -contributions[cell, gene])[:10]:
             left[cell, gene] = 0
-    wide, deep = branch_logits(model.network, Cells(sparse.csr_matrix(left), model.tokens), 64)
-    proba = np.exp(wide + deep) / np.exp(wide + deep).sum(axis=1, keepdims=True)
+    linear, encoder = branch_logits(model.network, Cells(sparse.csr_matrix(left), model.tokens), 64)
+    proba = np.exp(linear + encoder) / np.exp(linear + encoder).sum(axis=1, keepdims=True)
     assert at_10["contribution"] == pytest.approx(proba[np.arange(len(codes)), codes].mean(), abs=1e-5)
     assert at_10["contribution"] < at_10["random"] - 0.1
     assert (np.diff(table["contribution"]) < 0).all()

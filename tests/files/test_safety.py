@@ -92,7 +92,7 @@ CIRCLES = {
     "relative": (soft("obsm/me", "."), "in a circle"),
     "obs": (hard("obs/me", "/obs"), "in a circle"),
     "layers": (soft("layers/me", "/"), "in a circle"),
-    "deep": (hard("uns/a/b/c/d", "/uns"), "in a circle"),
+    "encoder": (hard("uns/a/b/c/d", "/uns"), "in a circle"),
     "two": (circle_of_two, "in a circle"),
     "twice": (twice_and_twice_again, "groups that links make more than 100,000"),
     "a name that leads to itself": (soft("uns/me", "/uns/me"), "too many links|nothing"),

@@ -30,7 +30,7 @@ from scperformer.reports.check import run_check
 NUM_GENES = 400
 LABELS = ("B cell", "Monocyte", "T cell")
 PANEL = slice(90, 170)  # the weak genes of every label, and 20 genes without signal
-QUICK = ["optim.wide_gene_weights=standard", "optim.wide_class_weights=none", "logger=none", "data.min_genes=0"]
+QUICK = ["optim.linear_gene_weights=standard", "optim.linear_class_weights=none", "logger=none", "data.min_genes=0"]
 
 
 def simulated(num_cells: int, seed: int, depth: float = 1.0) -> ad.AnnData:
@@ -70,7 +70,7 @@ def trained(folder: Path, *overrides: str) -> Path:
 @pytest.fixture(scope="module")
 def linear(tmp_path_factory) -> Path:
     """A model without an encoder, which is fitted in a moment."""
-    return trained(tmp_path_factory.mktemp("linear") / "linear", "model.deep=false")
+    return trained(tmp_path_factory.mktemp("linear") / "linear", "model.encoder=false")
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_the_depth_is_not_adapted_to_without_counts(tmp_path, sample):
     """A reference of other values than counts: its cells are kept as they are, and cannot be thinned."""
     reference = simulated(240, seed=1)
     reference.X = reference.X.multiply(np.random.default_rng(0).uniform(0.5, 2, NUM_GENES)[None]).tocsr()
-    words = [*QUICK, "model.deep=false", "input_kind=linear"]
+    words = [*QUICK, "model.encoder=false", "input_kind=linear"]
     folder = scperformer.train(reference, "cell_type", output=tmp_path / "m", options=as_options(words)).path
     assert not load_reference_cells(read_model(folder), folder).are_counts
     shallow = annotated(simulated(120, seed=3, depth=0.2), folder)
@@ -208,9 +208,9 @@ def test_an_encoder_with_layers_is_left_out(tiny_model, counts_adata):
     """It was trained for all genes."""
     model = load_model(tiny_model)
     done = annotated(counts_adata[:, 30:120].copy(), model, "adapt=true")
-    assert set(model.saved.scales) == {"wide", "deep"}
+    assert set(model.saved.scales) == {"linear", "encoder"}
     record = done.uns["scperformer"]
-    assert (record["condition"]["adapted"], set(record["model"]["scales"])) == (True, {"wide"})
+    assert (record["condition"]["adapted"], set(record["model"]["scales"])) == (True, {"linear"})
     assert done.obsm["X_scperformer"].shape == (120, 3)  # the logits
     assert accuracy(done) > 0.9
 
@@ -425,7 +425,7 @@ def test_a_model_without_cells_is_used_as_it_is(without, linear, sample, panel):
 
 def test_a_model_of_format_3_predicts(without, linear, sample, command, write):
     info = json.loads((without / INFO).read_text())
-    assert info["format_version"] == 5
+    assert info["format_version"] == 6
     (without / INFO).write_text(json.dumps(info | {"format_version": 3}))
     ran = command("predict", write(sample), f"model_path={without}", "output=out.h5ad")
     assert ran.code == 0, ran.err
@@ -536,7 +536,7 @@ def test_a_model_in_memory_is_adapted_once_to_samples_of_one_condition(linear, p
 
 
 def test_a_model_that_keeps_one_cell_of_each_label_has_the_scales_that_it_had(tmp_path, panel):
-    path = trained(tmp_path / "few", "model.deep=false", "keep_cells=3")
+    path = trained(tmp_path / "few", "model.encoder=false", "keep_cells=3")
     model = load_model(path)
     made = annotated(panel, model)
     assert math.isnan(condition(made)["expected_accuracy"])

@@ -44,7 +44,7 @@ def rounded(median: float) -> float:
 # --- of a file ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("share", [1.0, 0.2], ids=["deep", "shallow"])
+@pytest.mark.parametrize("share", [1.0, 0.2], ids=["encoder", "shallow"])
 def test_genes_and_depth_are_those_of_the_counts(counts_adata, share):
     adata = with_ones(counts_adata, share)
     found = find_condition(query_of(adata))
@@ -99,8 +99,8 @@ def test_cells_from_all_of_a_large_file_show_its_depth(counts_adata, monkeypatch
     """Not the first ones, which are another sample here."""
     monkeypatch.setattr(conditions, "SEEN_CELLS", 30)
     monkeypatch.setattr(conditions, "SEEN_BLOCKS", 3)
-    shallow, deep = with_ones(counts_adata[:40], 0.1), with_ones(counts_adata[40:])
-    adata = ad.concat([shallow, deep], merge="same")
+    shallow, encoder = with_ones(counts_adata[:40], 0.1), with_ones(counts_adata[40:])
+    adata = ad.concat([shallow, encoder], merge="same")
     query, asked = query_of(adata), []
     monkeypatch.setattr(type(query.rows), "block_cells", 10)
     some = query.rows.some

@@ -45,8 +45,8 @@ def fitted():
 
 def test_the_evidence_is_the_accuracy_on_new_cells(fitted):
     x, labels = made_cells(3000, seed=1)
-    logits = fitted.scales["wide"] * predict_logits(fitted.linear, x, RECIPE)
-    logits = logits + fitted.scales["deep"] * head_logits(fitted.pooled.head, fitted.pooled.cells(x))
+    logits = fitted.scales["linear"] * predict_logits(fitted.linear, x, RECIPE)
+    logits = logits + fitted.scales["encoder"] * head_logits(fitted.coexpression.head, fitted.coexpression.cells(x))
     found = score(labels, logits.argmax(1)).accuracy
     assert 0.6 < found < 0.99  # else any evidence would do
     # 360 cells show an accuracy of .9 to .016 (one standard deviation); a fit to 4 of 5 cells is a little worse.
@@ -64,11 +64,11 @@ def test_the_network_computes_the_fitted_branches(fitted):
     x, _ = made_cells(40, seed=2)
     network = CellTypeModel(300, 3, tokens=TokensConfig(), model=MODEL, attention={"name": "favor"}, head=HEAD)
     fill_network(network, fitted, fitted.scales)
-    wide, deep = branch_logits(network, Cells(x, TokensConfig()), 16)
-    expected = fitted.scales["wide"] * predict_logits(fitted.linear, x, RECIPE)
-    np.testing.assert_allclose(wide, expected, rtol=1e-3, atol=1e-3)
-    expected = fitted.scales["deep"] * head_logits(fitted.pooled.head, fitted.pooled.cells(x))
-    np.testing.assert_allclose(deep, expected, rtol=1e-3, atol=1e-3)
+    linear, encoder = branch_logits(network, Cells(x, TokensConfig()), 16)
+    expected = fitted.scales["linear"] * predict_logits(fitted.linear, x, RECIPE)
+    np.testing.assert_allclose(linear, expected, rtol=1e-3, atol=1e-3)
+    expected = fitted.scales["encoder"] * head_logits(fitted.coexpression.head, fitted.coexpression.cells(x))
+    np.testing.assert_allclose(encoder, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_a_call_of_the_pooled_encoder_does_not_depend_on_the_other_cells(fitted):
@@ -88,12 +88,14 @@ def test_sums_over_genes_are_what_the_tokens_give(case):
     x, _ = made_cells(600, seed=3)
     stored = csr_matrix((np.zeros(1, dtype=np.float32), [7], [0, 1]), shape=(1, 300))
     x = vstack([stored, x], "csr").astype(np.float32)
-    model = replace(MODEL, wide=case != "encoder", deep=case != "linear branch", dim=33 if case == "odd width" else 32)
+    model = replace(
+        MODEL, linear=case != "encoder", encoder=case != "linear branch", dim=33 if case == "odd width" else 32
+    )
     torch.manual_seed(0)
     network = CellTypeModel(300, 3, tokens=TokensConfig(), model=model, attention={"name": "favor"}, head=HEAD).eval()
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
-    network.wide_alone |= case == "encoder left out"
+    network.linear_alone |= case == "encoder left out"
     assert network.has_no_layers
     cells = Cells(x, TokensConfig())
     with torch.no_grad():
@@ -109,12 +111,12 @@ def test_sums_over_genes_are_what_the_tokens_give(case):
 
 def test_a_branch_that_is_off_has_no_scale():
     x, labels = made_cells(120, seed=0)
-    linear = fit_branches(x, labels, linear_options=RECIPE, model=ModelConfig(deep=False), head=HEAD, seed=0)
-    assert linear.pooled is None
-    assert set(linear.scales) == set(linear.evidence["branches"]) == {"wide"}
+    linear = fit_branches(x, labels, linear_options=RECIPE, model=ModelConfig(encoder=False), head=HEAD, seed=0)
+    assert linear.coexpression is None
+    assert set(linear.scales) == set(linear.evidence["branches"]) == {"linear"}
     pooled = fit_branches(x, labels, linear_options=None, model=MODEL, head=HEAD, seed=0)
     assert pooled.linear is None
-    assert set(pooled.scales) == {"deep"}
+    assert set(pooled.scales) == {"encoder"}
 
 
 def test_draws_are_kept_out_of_the_fits_that_call_their_cells():
@@ -146,70 +148,70 @@ def held_out():
 
 
 def test_negative_log_likelihood_is_scipys(held_out):
-    wide, _, labels = held_out
-    expected = -log_softmax(wide, axis=1)[np.arange(400), labels].mean()
-    np.testing.assert_allclose(negative_log_likelihood(wide, labels), expected)
-    assert np.isfinite(negative_log_likelihood(wide * 1e4, labels))
+    linear, _, labels = held_out
+    expected = -log_softmax(linear, axis=1)[np.arange(400), labels].mean()
+    np.testing.assert_allclose(negative_log_likelihood(linear, labels), expected)
+    assert np.isfinite(negative_log_likelihood(linear * 1e4, labels))
 
 
 def test_scales_are_the_best_of_a_grid(held_out):
-    wide, deep, labels = held_out
-    found = branch_scales(wide, deep, labels)
+    linear, encoder, labels = held_out
+    found = branch_scales(linear, encoder, labels)
     grid = np.arange(0, 4, 0.05)
-    losses = [[negative_log_likelihood(a * wide + b * deep, labels) for b in grid] for a in grid]
+    losses = [[negative_log_likelihood(a * linear + b * encoder, labels) for b in grid] for a in grid]
     best = np.unravel_index(np.argmin(losses), (len(grid), len(grid)))
     # The prior is as heavy as one of 400 cells: it moves the optimum by less than a step or two of the grid.
     np.testing.assert_allclose(found, grid[list(best)], atol=0.1)
 
 
 def test_a_branch_of_noise_is_left_out(held_out):
-    wide, _, labels = held_out
-    noise = np.random.default_rng(1).normal(size=wide.shape)
-    _, scale = branch_scales(wide, -wide + noise, labels)
+    linear, _, labels = held_out
+    noise = np.random.default_rng(1).normal(size=linear.shape)
+    _, scale = branch_scales(linear, -linear + noise, labels)
     assert scale < 0.05
-    _, scale = branch_scales(wide, noise * 5, labels)
+    _, scale = branch_scales(linear, noise * 5, labels)
     assert scale < 0.05
 
 
 def test_logits_that_are_too_sure_are_made_less_so(held_out):
-    wide, _, labels = held_out
-    once, _ = branch_scales(wide, np.zeros_like(wide), labels)
-    tenfold, _ = branch_scales(wide * 10, np.zeros_like(wide), labels)
+    linear, _, labels = held_out
+    once, _ = branch_scales(linear, np.zeros_like(linear), labels)
+    tenfold, _ = branch_scales(linear * 10, np.zeros_like(linear), labels)
     np.testing.assert_allclose(tenfold, once / 10, rtol=0.1)
 
 
 def test_an_encoder_alone_is_kept(held_out):
-    _, deep, labels = held_out
-    _, scale = branch_scales(np.zeros_like(deep), deep, labels)
+    _, encoder, labels = held_out
+    _, scale = branch_scales(np.zeros_like(encoder), encoder, labels)
     assert 0.3 < scale < 3
 
 
 def test_few_cells_that_are_all_right_do_not_make_it_certain():
-    wide = np.eye(3)[[0, 1, 2]] * 2.0
-    scale, _ = branch_scales(wide, np.zeros_like(wide), np.array([0, 1, 2]))
+    linear = np.eye(3)[[0, 1, 2]] * 2.0
+    scale, _ = branch_scales(linear, np.zeros_like(linear), np.array([0, 1, 2]))
     assert 1 < scale < LARGEST / 2
 
 
 def test_an_encoder_that_helps_by_more_than_chance_is_kept(held_out):
-    wide, deep, labels = held_out
-    *scales, gain = scales_if_significant(wide, deep, labels, min_gain=2.0)
-    assert tuple(scales) == branch_scales(wide, deep, labels)
-    alone, _ = branch_scales(wide, np.zeros_like(wide), labels)
-    falls = cell_losses(alone * wide, labels) - cell_losses(scales[0] * wide + scales[1] * deep, labels)
+    linear, encoder, labels = held_out
+    *scales, gain = scales_if_significant(linear, encoder, labels, min_gain=2.0)
+    assert tuple(scales) == branch_scales(linear, encoder, labels)
+    alone, _ = branch_scales(linear, np.zeros_like(linear), labels)
+    falls = cell_losses(alone * linear, labels) - cell_losses(scales[0] * linear + scales[1] * encoder, labels)
     assert gain == {"mean": falls.mean(), "standard_error": falls.std(ddof=1) / 20}
     assert gain["mean"] > 5 * gain["standard_error"]
 
 
 def test_an_encoder_that_may_help_by_chance_is_left_out(held_out):
-    wide, _, labels = held_out
-    weak = np.eye(4)[labels] * 0.1 + np.random.default_rng(1).normal(size=wide.shape)
-    wide, weak, labels = wide[:60], weak[:60], labels[:60]
-    share = branch_scales(wide, weak, labels)[1]
+    linear, _, labels = held_out
+    weak = np.eye(4)[labels] * 0.1 + np.random.default_rng(1).normal(size=linear.shape)
+    linear, weak, labels = linear[:60], weak[:60], labels[:60]
+    share = branch_scales(linear, weak, labels)[1]
     assert share > 0.02
-    *scales, gain = scales_if_significant(wide, weak, labels, min_gain=2.0)
-    assert scales == [branch_scales(wide, np.zeros_like(wide), labels)[0], 0.0]
+    *scales, gain = scales_if_significant(linear, weak, labels, min_gain=2.0)
+    assert scales == [branch_scales(linear, np.zeros_like(linear), labels)[0], 0.0]
     assert 0 < gain["mean"] < 2 * gain["standard_error"]
-    assert scales_if_significant(wide, weak, labels, min_gain=0.0)[1] == share
+    assert scales_if_significant(linear, weak, labels, min_gain=0.0)[1] == share
 
 
 @pytest.mark.parametrize("off", [0, 1])
@@ -220,8 +222,8 @@ def test_a_branch_alone_has_nothing_to_earn(held_out, off):
 
 
 def test_one_held_out_cell_decides_nothing():
-    wide, deep = np.array([[1.0, 0.0]]), np.array([[0.0, 3.0]])
-    assert scales_if_significant(wide, deep, np.array([0]), min_gain=2.0)[1] == 0.0
+    linear, encoder = np.array([[1.0, 0.0]]), np.array([[0.0, 3.0]])
+    assert scales_if_significant(linear, encoder, np.array([0]), min_gain=2.0)[1] == 0.0
 
 
 def test_unlabelled_cells_make_better_vectors_of_genes():
@@ -231,7 +233,7 @@ def test_unlabelled_cells_make_better_vectors_of_genes():
     found = []
     for unlabelled in (None, more):
         fitted = fit_branches(x, labels, linear_options=None, model=MODEL, head=HEAD, seed=0, unlabelled=unlabelled)
-        calls = head_logits(fitted.pooled.head, fitted.pooled.cells(query)).argmax(1)
+        calls = head_logits(fitted.coexpression.head, fitted.coexpression.cells(query)).argmax(1)
         found.append(score(truth, calls).accuracy)
     assert found[1] > found[0] + 0.03
 
@@ -239,7 +241,7 @@ def test_unlabelled_cells_make_better_vectors_of_genes():
 def test_given_vectors_are_only_scaled():
     x, labels = made_cells(120, seed=0)
     vectors = np.random.default_rng(0).normal(size=(300, 32))
-    pooled = fit_branches(x, labels, linear_options=None, model=MODEL, head=HEAD, seed=0, vectors=vectors).pooled
+    pooled = fit_branches(x, labels, linear_options=None, model=MODEL, head=HEAD, seed=0, vectors=vectors).coexpression
     ratio = pooled.vectors / vectors
     np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-4)
     np.testing.assert_allclose(pooled.cells(x).mean(0), 0, atol=1e-4)
@@ -250,4 +252,4 @@ def test_single_cells_of_each_label_give_no_evidence():
     fitted = fit_branches(x, labels, linear_options=RECIPE, model=MODEL, head=HEAD, seed=0)
     assert (fitted.scales, fitted.evidence) == ({}, {})
     assert fitted.linear is not None
-    assert fitted.pooled is not None
+    assert fitted.coexpression is not None

@@ -83,7 +83,7 @@ def cells(num_cells=90, num_genes=40, num_labels=3, telling=4, seed=0):
 def test_view_equals_a_loop(power):
     x, _ = cells()
     x = sparse.vstack([x, sparse.csr_matrix((1, x.shape[1]), dtype=np.float32)], format="csr")
-    found = linear.view(x, power)
+    found = linear.power_transform(x, power)
     for row, expected in zip(found.toarray(), x.toarray().astype(np.float64), strict=True):
         powered = np.where(expected > 0, expected**power, 0)
         length = np.sqrt((powered**2).sum())
@@ -94,7 +94,7 @@ def test_view_equals_a_loop(power):
 
 def test_a_view_does_not_depend_on_the_depth_of_a_cell_when_values_are_linear():
     x, _ = cells()
-    np.testing.assert_allclose(linear.view(x * 3, 1.0).toarray(), linear.view(x, 1.0).toarray(), rtol=1e-5)
+    np.testing.assert_allclose(linear.power_transform(x * 3, 1.0).toarray(), linear.power_transform(x, 1.0).toarray(), rtol=1e-5)
 
 
 def naive_weights(x, labels, signal):
@@ -142,18 +142,18 @@ def test_genes_that_never_vary_do_no_harm(how):
 def test_one_plain_view_is_scikit_learns_logistic_regression():
     x, labels = cells()
     linear_options = linear.LinearOptions((1.0,), c=0.1, class_weights="none", weighting="none")
-    expected = LogisticRegression(C=0.1, max_iter=1000, tol=1e-3).fit(linear.view(x, 1.0), labels)
+    expected = LogisticRegression(C=0.1, max_iter=1000, tol=1e-3).fit(linear.power_transform(x, 1.0), labels)
     found = linear.fit_linear_branch(x, labels, linear_options)
     np.testing.assert_allclose(found.weight, expected.coef_.T, atol=5e-3)  # both stop at a gradient of 1e-3
     np.testing.assert_array_equal(
-        linear.predict_logits(found, x, linear_options).argmax(1), expected.predict(linear.view(x, 1.0))
+        linear.predict_logits(found, x, linear_options).argmax(1), expected.predict(linear.power_transform(x, 1.0))
     )
 
 
 def test_logits_are_those_of_the_weighted_fit():
     x, labels = cells()
     model = linear.fit_linear_branch(x, labels, RECIPE)
-    views = [linear.view(x, power).toarray() for power in RECIPE.powers]
+    views = [linear.power_transform(x, power).toarray() for power in RECIPE.powers]
     scales = [
         linear.gene_weights(sparse.csr_matrix(v), labels, "signal") / max(1, p)
         for v, p in zip(views, (0.5, 2.0), strict=True)

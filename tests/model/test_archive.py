@@ -292,12 +292,12 @@ def many(tar: tarfile.TarFile) -> None:
         tar.addfile(member(f"m/{number}"))
 
 
-def deep(tar: tarfile.TarFile) -> None:
+def encoder(tar: tarfile.TarFile) -> None:
     for _number in range(2000):  # a chain of extended headers without a file
         tar.fileobj.write(tar_header(tarfile.XHDTYPE, 0))  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("write", "reason"), [(many, "more than 1,000 files"), (deep, "cannot be unpacked")])
+@pytest.mark.parametrize(("write", "reason"), [(many, "more than 1,000 files"), (encoder, "cannot be unpacked")])
 def test_many_entries(write: Callable[[tarfile.TarFile], None], reason: str, tmp_path):
     with tarfile.open(tmp_path / "bomb.tar", "w") as tar:
         write(tar)

@@ -47,7 +47,7 @@ def saved() -> SavedModel:
         config={"target_sum": 1e4, "tokens": {"name": "bins"}},
         metrics={
             "num_val_cells": 20,
-            "scales": {"wide": 1.0, "deep": 0.5},
+            "scales": {"linear": 1.0, "encoder": 0.5},
             "model": {"accuracy": 0.9, "macro_f1": 0.81},
             "baseline": {"accuracy": 0.8, "macro_f1": 0.7},
         },
@@ -185,11 +185,11 @@ def test_labels_with_bars_keep_the_tables_of_the_card_whole(saved):
 @pytest.mark.parametrize(
     ("scales", "line"),
     [
-        ({"wide": 1.234, "deep": 0.5}, "- Logits are 1.23 x linear branch + 0.50 x encoder. The factors"),
-        ({"wide": 1.5}, "- Logits are 1.50 x linear branch. The factors"),
-        ({"deep": 0.004}, "- Logits are 0.00 x encoder. The factors"),
+        ({"linear": 1.234, "encoder": 0.5}, "- Logits are 1.23 x linear branch + 0.50 x encoder. The factors"),
+        ({"linear": 1.5}, "- Logits are 1.50 x linear branch. The factors"),
+        ({"encoder": 0.004}, "- Logits are 0.00 x encoder. The factors"),
     ],
-    ids=["both", "wide", "deep"],
+    ids=["both", "linear", "encoder"],
 )
 def test_model_card_names_the_scales_of_the_branches_that_are_on(saved, scales, line):
     card = model_card(dataclasses.replace(saved, metrics=saved.metrics | {"scales": scales}))
@@ -198,7 +198,7 @@ def test_model_card_names_the_scales_of_the_branches_that_are_on(saved, scales, 
 
 
 def test_model_card_says_when_the_labels_come_from_the_linear_branch_alone(saved):
-    silent = dataclasses.replace(saved, metrics=saved.metrics | {"scales": {"wide": 1.0, "deep": 0.0099}})
+    silent = dataclasses.replace(saved, metrics=saved.metrics | {"scales": {"linear": 1.0, "encoder": 0.0099}})
     assert "The labels come from the linear branch alone." in model_card(silent)
 
 
@@ -208,8 +208,8 @@ FOLD = {
     "accuracy": 0.876,
     "macro_f1": 0.765,
     "branches": {
-        "wide": {"accuracy": 0.654, "macro_f1": 0.543},
-        "deep": {"accuracy": 0.432, "macro_f1": 0.321},
+        "linear": {"accuracy": 0.654, "macro_f1": 0.543},
+        "encoder": {"accuracy": 0.432, "macro_f1": 0.321},
     },
 }
 
@@ -226,7 +226,7 @@ def test_model_card_of_fitted_branches_names_what_to_expect(saved):
 
 def test_model_card_of_an_adapted_model_names_its_origin(saved):
     origin = {"adapted_from": {"name": "whole", "hash": "ab", "num_genes": 999}}
-    metrics = {"scales": {"wide": 1.0, "deep": 0.5}, "out_of_fold": FOLD}
+    metrics = {"scales": {"linear": 1.0, "encoder": 0.5}, "out_of_fold": FOLD}
     card = model_card(dataclasses.replace(saved, provenance=saved.provenance | origin, metrics=metrics))
     assert "- Adapted from `whole`, with 999 genes" in card
     assert "accuracy 0.876" in card
@@ -299,11 +299,11 @@ def test_refuses_broken_json(folder, content):
 
 @pytest.mark.parametrize(
     ("version", "remedy"),
-    [(1, "train"), (2, "train"), (6, "update"), (10**9, "update"), ("5", "update"), (1.5, "update"), (None, "update")],
+    [(1, "train"), (2, "train"), (7, "update"), (10**9, "update"), ("6", "update"), (1.5, "update"), (None, "update")],
 )
 def test_refuses_other_format_versions(folder, version, remedy):
     change_info(folder, lambda info: info.update(format_version=version))
-    with pytest.raises(InputError, match=rf"model format {version} in .*; expected format 5: {remedy}"):
+    with pytest.raises(InputError, match=rf"model format {version} in .*; expected format 6: {remedy}"):
         read_model(folder)
 
 
@@ -420,8 +420,8 @@ import pickle, sys
 def refuse(*args, **options):
     raise AssertionError("unpickled")
 pickle.load = pickle.loads = pickle.Unpickler = refuse
-from scperformer.model import load_bundle
-assert load_bundle({str(folder)!r}).name == "tiny"
+from scperformer.model import read_model
+assert read_model({str(folder)!r}).name == "tiny"
 print([name for name in ("torch", "scanpy", "sklearn", "matplotlib") if name in sys.modules])
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -182,7 +182,7 @@ def test_files_of_this_machine(tmp_path):
 ENTRIES = {
     "references": "models: &a [{name: b, labels: [x]}, *a]",
     "merged": "a: &a {x: 1}\nmodels: [{name: b, <<: *a}]",
-    "deep": "models: " + "[" * 10_000,
+    "encoder": "models: " + "[" * 10_000,
     "deep and long": "{a: " * 100_000,
     "more than a megabyte": "models: []\n" + "#" * MOST_REGISTRY,
     "other bytes": b"models: [\xff]",

@@ -31,16 +31,16 @@ def loaded(tiny_model):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_mode_of_a_network_is_as_before(name, layers, is_interrupted, loaded, monkeypatch):
     network, cells = loaded
-    network.wide_alone = not layers
+    network.linear_alone = not layers
     assert network.has_no_layers != layers
 
     def stop(*_):
         raise KeyboardInterrupt
 
     if is_interrupted:
-        for parts in (type(network), type(network.wide)):
+        for parts in (type(network), type(network.linear)):
             monkeypatch.setattr(parts, "forward", stop)
-        monkeypatch.setattr("scperformer.network.inference.view", stop)
+        monkeypatch.setattr("scperformer.network.inference.power_transform", stop)
         with pytest.raises(KeyboardInterrupt):
             FUNCTIONS[name](network, cells)
     else:

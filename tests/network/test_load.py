@@ -40,7 +40,7 @@ MISFITS = {
     "heads": {"model": {"num_heads": HUGE}},
     "head width": {"model": {"head_dim": 10**12}},
     "feed-forward": {"model": {"feedforward_factor": HUGE}},
-    "views": {"model": {"wide_powers": [1.0] * 10**5}},
+    "views": {"model": {"linear_powers": [1.0] * 10**5}},
     "bins": {"tokens": {"name": "bins", "num_bins": HUGE}},
     "hidden layers": {"head": {"hidden": [10**6, 10**6]}},
     "many hidden layers": {"head": {"hidden": [1] * 10**6}},

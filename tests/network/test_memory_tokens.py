@@ -193,7 +193,7 @@ def test_memory_is_another_answer_than_skip_and_full():
 
 def test_unexpressed_genes_are_computed_once_at_prediction(monkeypatch):
     tokens = TOKENS["continuous"]
-    sizes = ModelConfig(dim=DIM, depth=DEPTH, num_heads=HEADS, head_dim=WIDTH, wide=False)
+    sizes = ModelConfig(dim=DIM, depth=DEPTH, num_heads=HEADS, head_dim=WIDTH, linear=False)
     network = CellTypeModel(
         GENES, 4, tokens=tokens, model=sizes, attention=ADDITIVE["favor"], head=HeadConfig(name="mean")
     )

@@ -22,7 +22,7 @@ TOKENS = {
     "continuous": TokensConfig(name="continuous"),
 }
 HEADS = ["mean", "cls", "conv"]
-BRANCHES = {"deep": (False, True), "wide": (True, False), "both": (True, True)}
+BRANCHES = {"encoder": (False, True), "linear": (True, False), "both": (True, True)}
 
 
 def expression(num_cells: int = 6) -> sparse.csr_matrix:
@@ -33,15 +33,15 @@ def expression(num_cells: int = 6) -> sparse.csr_matrix:
     return sparse.csr_matrix(x.astype(np.float32))
 
 
-def make(tokens="continuous", head="mean", attention="favor", branches="deep", hidden=(), seed=0) -> CellTypeModel:
+def make(tokens="continuous", head="mean", attention="favor", branches="encoder", hidden=(), seed=0) -> CellTypeModel:
     """A tiny network in eval mode, every parameter random (also those that start at 0 or 1)."""
-    wide, deep = BRANCHES[branches]
+    linear, encoder = BRANCHES[branches]
     torch.manual_seed(0)
     network = CellTypeModel(
         GENES,
         LABELS,
         tokens=TOKENS[tokens],
-        model=ModelConfig(**TINY, wide=wide, deep=deep),
+        model=ModelConfig(**TINY, linear=linear, encoder=encoder),
         attention={"name": attention} | ({"num_features": 9} if attention == "favor" else {}),
         head=HeadConfig(name=head, hidden=list(hidden), dropout=0.5),
         seed=seed,
@@ -50,7 +50,7 @@ def make(tokens="continuous", head="mean", attention="favor", branches="deep", h
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
-        if head == "conv" and deep:
+        if head == "conv" and encoder:
             network.pool.projection.bias.fill_(2.0)  # else its ReLU may be off for every gene
     return network.eval()
 
@@ -150,20 +150,16 @@ class Naive:
             pooled[gene] = max(0.0, self.linear("pool.projection", token)[0])
         return pooled
 
-    def wide(self, row):
+    def linear_branch(self, row):
         """Root and square of the expression, both of length 20, each with weights of its own."""
-        views = [
-            power_transform * 20 / max(np.sqrt((power_transform**2).sum()), 1e-12)
-            for power_transform in (np.sqrt(row), row**2)
-        ]
-        blocks = np.split(self.w["wide.weight.weight"][:-1], 2, axis=1)
+        views = [powered * 20 / max(np.sqrt((powered**2).sum()), 1e-12) for powered in (np.sqrt(row), row**2)]
+        blocks = np.split(self.w["linear.weight.weight"][:-1], 2, axis=1)
         return (
-            sum(power_transform @ block for power_transform, block in zip(views, blocks, strict=True))
-            + self.w["wide.bias"]
+            sum(powered @ block for powered, block in zip(views, blocks, strict=True)) + self.w["linear.bias"]
         )
 
     def __call__(self, row, num_hidden=0):
-        """Wide logits, deep logits and embedding of one cell, a row of x."""
+        """The logits of the linear branch and of the encoder, and the embedding of one cell, a row of x."""
         full = TOKENS[self.tokens].unexpressed == "full"
         genes = [g for g in range(GENES) if full or row[g] > 0] + [GENES]
         values = [*row, 0.0]
@@ -171,7 +167,7 @@ class Naive:
         inner = pooled
         for i in range(num_hidden):
             inner = np.maximum(0.0, self.linear(f"head.hidden.{3 * i}", inner))
-        return self.wide(row), self.linear("head.labels", inner), inner
+        return self.linear_branch(row), self.linear("head.labels", inner), inner
 
 
 @pytest.mark.parametrize(
@@ -188,13 +184,13 @@ def test_forward_equals_naive_loops(tokens, head, attention, hidden):
     network = make(tokens, head, attention, "both", hidden).double()
     naive = Naive(network, tokens, head, attention)
     batch = in_float64(batch_of(tokens))
-    wide, deep, embedding = network.branches(batch)
+    linear, encoder, embedding = network.branches(batch)
     logits, same_embedding = network(batch)
     assert embedding.std(0).max() > 0.02  # the cells differ
-    torch.testing.assert_close(logits, wide + deep, rtol=0, atol=0)
+    torch.testing.assert_close(logits, linear + encoder, rtol=0, atol=0)
     torch.testing.assert_close(same_embedding, embedding, rtol=0, atol=0)
     for cell, row in enumerate(expression().toarray().astype(np.float64)):
-        for actual, expected in zip((wide, deep, embedding), naive(row, len(hidden)), strict=True):
+        for actual, expected in zip((linear, encoder, embedding), naive(row, len(hidden)), strict=True):
             # float64: rounding only
             np.testing.assert_allclose(actual[cell].detach().numpy(), expected, rtol=1e-9, atol=1e-10)
 
@@ -280,36 +276,36 @@ def fresh(**model) -> CellTypeModel:
     )
 
 
-def test_wide_branch_is_a_matrix_product_of_views():
-    network = make(branches="wide")
-    assert network.wide is not None
+def test_linear_branch_is_a_matrix_product_of_views():
+    network = make(branches="linear")
+    assert network.linear is not None
     assert network.encoder is None
     logits, embedding = network(batch_of(length=32))
     w = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
-    weights = linear.LinearModel(w["wide.weight.weight"][:GENES], w["wide.bias"])
+    weights = linear.LinearModel(w["linear.weight.weight"][:GENES], w["linear.bias"])
     linear_options = linear.LinearOptions((0.5, 2.0), c=1.0, class_weights="none", weighting="none")
     expected = linear.predict_logits(weights, expression(), linear_options)
     np.testing.assert_allclose(logits.detach().numpy(), expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(embedding, logits)
 
 
-def test_network_with_both_branches_starts_as_the_wide_one():
+def test_network_with_both_branches_starts_as_the_linear_one():
     network = fresh().eval()
-    assert network.wide is not None
+    assert network.linear is not None
     with torch.no_grad():
-        network.wide.weight.weight.normal_()
-        network.wide.bias.normal_()
-    assert torch.equal(network(batch_of())[0], network.wide(batch_of()))
+        network.linear.weight.weight.normal_()
+        network.linear.bias.normal_()
+    assert torch.equal(network(batch_of())[0], network.linear(batch_of()))
 
 
-def test_wide_branch_itself_starts_at_zero():
-    network = fresh(deep=False)
+def test_linear_branch_itself_starts_at_zero():
+    network = fresh(encoder=False)
     assert not any(parameter.any() for parameter in network.parameters())
 
 
-def test_without_the_wide_branch_the_encoder_decides_from_the_start():
-    network = fresh(wide=False).eval()
-    assert network.wide is None
+def test_without_the_linear_branch_the_encoder_decides_from_the_start():
+    network = fresh(linear=False).eval()
+    assert network.linear is None
     assert not network.has_both
     assert network(batch_of())[0].std(0).min() > 0
 
@@ -358,11 +354,11 @@ def test_unknown_attention_is_refused_with_the_names_there_are():
         make(attention="nystrom")
 
 
-def test_the_wide_branch_stays_in_float32_under_bf16():
+def test_the_linear_branch_stays_in_float32_under_bf16():
     network = make("continuous", "mean", "favor", "both", ())
     batch = batch_of("continuous")
     expected = network.branches(batch)[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        wide = network.branches(batch)[0]
-    assert wide.dtype == torch.float32
-    torch.testing.assert_close(wide, expected, rtol=0, atol=0)
+        linear = network.branches(batch)[0]
+    assert linear.dtype == torch.float32
+    torch.testing.assert_close(linear, expected, rtol=0, atol=0)

@@ -70,7 +70,7 @@ def test_every_mechanism_gives_a_cell_the_same_bits_in_any_company(cells, case, 
     tokens = TokensConfig(unexpressed=unexpressed)
     torch.manual_seed(0)
     network = CellTypeModel(
-        x.shape[1], 3, tokens=tokens, model=ModelConfig(wide=False), attention=CASES[case], head=HeadConfig()
+        x.shape[1], 3, tokens=tokens, model=ModelConfig(linear=False), attention=CASES[case], head=HeadConfig()
     ).eval()
     network.require_length(x.shape[1] + 1)
     some = Cells(sparse.csr_matrix(x, dtype=np.float32), tokens)
@@ -116,7 +116,7 @@ def test_sizes_that_are_no_multiples_of_cache_lines(cells, case):
         cells.x.shape[1],
         3,
         tokens=cells.tokens,
-        model=ModelConfig(wide=False, **options.get("model", {})),
+        model=ModelConfig(linear=False, **options.get("model", {})),
         attention=options["attention"],
         head=HeadConfig(**options.get("head", {})),
     ).eval()
@@ -171,7 +171,7 @@ def test_writes_every_key_and_leaves_the_rest(counts_adata, tiny_model, write):
     assert record["genes"]["num_shared"] == record["genes"]["num_model"]
     assert len(record["model"]["hash"]) == 64
     assert record["model"]["scales"] == load_model(tiny_model).saved.scales
-    assert set(record["model"]["scales"]) == {"wide", "deep"}
+    assert set(record["model"]["scales"]) == {"linear", "encoder"}
 
 
 def test_counts_and_their_logarithm_give_the_same_labels(counts_adata, tiny_model, write):
@@ -295,11 +295,11 @@ def test_torch_is_as_it_was_after_loading_and_annotating(counts_adata, tiny_mode
         scperformer.annotate(counts_adata[:, :3].copy(), model, overwrite=True)
 
 
-@pytest.mark.parametrize(("deep", "said"), [(0.02, False), (0.009, True)])
-def test_an_encoder_without_a_say_is_named_at_loading(tiny_model, tmp_path, caplog, deep, said):
+@pytest.mark.parametrize(("encoder", "said"), [(0.02, False), (0.009, True)])
+def test_an_encoder_without_a_say_is_named_at_loading(tiny_model, tmp_path, caplog, encoder, said):
     folder = shutil.copytree(tiny_model, tmp_path / "m")
     info = json.loads((folder / "bundle.json").read_text())
-    info["metrics"]["scales"]["deep"] = deep
+    info["metrics"]["scales"]["encoder"] = encoder
     (folder / "bundle.json").write_text(json.dumps(info))
     with caplog.at_level("INFO", logger="scperformer"):
         load_model(folder)
@@ -310,17 +310,17 @@ def test_an_encoder_of_scale_zero_is_not_run(counts_adata, tiny_model, tmp_path,
     """The linear branch alone gives the labels that the sum of both branches gives."""
     folder = shutil.copytree(tiny_model, tmp_path / "m")
     info = json.loads((folder / "bundle.json").read_text())
-    info["metrics"]["scales"]["deep"] = 0.0
+    info["metrics"]["scales"]["encoder"] = 0.0
     (folder / "bundle.json").write_text(json.dumps(info))
     model = load_model(folder)
-    model.network.wide_alone = False
+    model.network.linear_alone = False
     both = scperformer.annotate(counts_adata.copy(), model)
-    model.network.wide_alone = True
+    model.network.linear_alone = True
     monkeypatch.setattr(type(model.network.encoder), "forward", lambda *_: pytest.fail("the encoder was run"))
     alone = scperformer.annotate(counts_adata.copy(), model)
     pd.testing.assert_frame_equal(both.obs, alone.obs)
     assert alone.obsm["X_scperformer"].shape == (counts_adata.n_obs, len(model.saved.labels))
-    assert load_model(tmp_path / "m").network.wide_alone
+    assert load_model(tmp_path / "m").network.linear_alone
 
 
 def test_no_gpu_is_one_clear_line(counts_adata, tiny_model, write):

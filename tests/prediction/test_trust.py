@@ -19,7 +19,7 @@ from scperformer.files import rows
 from scperformer.model import HELD_OUT, INFO
 from scperformer.network import load_model
 
-QUICK = ["experiment=linear", "optim.wide_gene_weights=standard", "optim.wide_class_weights=none", "logger=none"]
+QUICK = ["experiment=linear", "optim.linear_gene_weights=standard", "optim.linear_class_weights=none", "logger=none"]
 LABELS = np.array(["B cell", "T cell", "T/NK"])
 
 

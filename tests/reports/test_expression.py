@@ -47,7 +47,7 @@ def names(samples) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def profiles(samples, names) -> list[expression.Profile]:
+def profiles(samples, names) -> list[expression.LabelProfile]:
     codes = [pd.Index(names).get_indexer(sample.labels) for sample in samples]
     return [expression.profile(one, code, len(names), None, {}) for one, code in zip(samples, codes, strict=True)]
 
@@ -125,7 +125,7 @@ def test_contributions_are_those_of_the_network(pbmc3k):
 
     from scperformer.cells import find_query
     from scperformer.config import PredictConfig
-    from scperformer.explanations.contributions import wide_contributions
+    from scperformer.explanations.contributions import linear_branch_contributions
     from scperformer.network import Cells, load_model
 
     model, saved = load_model(str(PACKAGED_MODEL)), read_model(PACKAGED_MODEL)
@@ -136,7 +136,7 @@ def test_contributions_are_those_of_the_network(pbmc3k):
         expected = np.zeros(len(saved.genes))
         for row in range(6):
             batch = cells.batch(np.array([row]), int(cells.lengths[row]))
-            found = wide_contributions(model.network.wide, batch, torch.tensor([label]))[0].numpy()
+            found = linear_branch_contributions(model.network.linear, batch, torch.tensor([label]))[0].numpy()
             np.add.at(expected, batch.genes_BL[0].numpy()[found != 0], found[found != 0] / 6)
         np.testing.assert_allclose(linear_contributions(saved, x, label), expected, atol=1e-5)
         assert np.abs(expected).max() > 0.05

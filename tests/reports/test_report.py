@@ -290,16 +290,18 @@ def test_an_accuracy_that_is_not_known_is_not_shown(tmp_path, condition):
 
 
 def test_page_says_when_the_labels_do_not_depend_on_the_encoder(tmp_path):
-    page = page_with_scales(tmp_path, {"deep": 0.009, "wide": 1.5})
+    page = page_with_scales(tmp_path, {"encoder": 0.009, "linear": 1.5})
     assert "The embedding comes from the encoder, which the labels do not depend on:" in page.words
     assert "1.50 × the linear branch + 0.01 × the encoder, with scales" in page.words
     assert "This model uses its linear branch only." in page.words
-    page = page_with_scales(tmp_path, {"deep": 0.0, "wide": 1.5})  # the embedding comes from the linear branch, too
+    page = page_with_scales(
+        tmp_path, {"encoder": 0.0, "linear": 1.5}
+    )  # the embedding comes from the linear branch, too
     assert "which the labels do not depend on" not in page.words
     assert "This model uses its linear branch only." in page.words
 
 
-@pytest.mark.parametrize("scales", [{"wide": 1.5}, {"deep": 0.5}, None], ids=["wide", "deep", "not recorded"])
+@pytest.mark.parametrize("scales", [{"linear": 1.5}, {"encoder": 0.5}, None], ids=["linear", "encoder", "not recorded"])
 def test_a_branch_that_is_off_is_not_shown(tmp_path, scales):
     page = page_with_scales(tmp_path, scales)
     assert "linear branch only" not in page.words

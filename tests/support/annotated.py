@@ -120,7 +120,7 @@ def _facts(labels: list[str], min_confidence: float, model_hash: str) -> dict:
             "num_cells": NUM_REFERENCE,
             "format_version": 2,
             "seed": 0,
-            "scales": {"wide": 0.9, "deep": 0.4},
+            "scales": {"linear": 0.9, "encoder": 0.4},
         },
         "input": {
             "file": "/somewhere/private/sample.h5ad",

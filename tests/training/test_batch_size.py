@@ -26,7 +26,7 @@ from scperformer.training.supervised import Learner
 from scperformer.training.train import new_network, run_train
 
 MIB = 2**20
-RECIPE = ["optim.wide_gene_weights=standard", "optim.wide_class_weights=none"]  # not chosen by held-out cells
+RECIPE = ["optim.linear_gene_weights=standard", "optim.linear_class_weights=none"]  # not chosen by held-out cells
 FAST = ["label_key=cell_type", "model=tiny", "data.min_genes=0", "logger=none", "trainer.max_epochs=1", *RECIPE]
 
 

@@ -57,7 +57,7 @@ def test_the_parts_add_up(counts_adata, monkeypatch):
         ([], 306, ["at most      5 min 06 s (30 epochs)", "at least     1 min 56 s (11 epochs, if"]),
         (["trainer=ddp"], 156, ["one epoch    5.0 s (2 steps of 32 cells", "at most      2 min 36 s"]),
         (["trainer.patience=30"], 306, ["at most      5 min 06 s (30 epochs)\nmemory"]),
-        (["model.deep=false"], 3, ["at most      3.0 s (nothing is trained)\nmemory"]),
+        (["model.encoder=false"], 3, ["at most      3.0 s (nothing is trained)\nmemory"]),
         (["model=pooled"], 3, ["at most      3.0 s (nothing is trained)\nmemory"]),
     ]:
         cfg = config("x", *options)

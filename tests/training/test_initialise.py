@@ -23,7 +23,7 @@ from scperformer.network import Cells, Encoder, load_encoder, sinusoids
 from scperformer.training.initialise import adopt_options, in_order_of_init, place_new_genes, start_head
 from scperformer.training.train import new_network
 
-RECIPE = ["optim.wide_gene_weights=standard", "optim.wide_class_weights=none"]
+RECIPE = ["optim.linear_gene_weights=standard", "optim.linear_class_weights=none"]
 FAST = ["data.min_genes=0", "logger=none", "trainer.max_epochs=1"]
 SHAPE = ["tokens=bins", "model.dim=16", "model.depth=2", "attention=softmax"]
 
@@ -51,18 +51,18 @@ def started(counts_adata, init, *overrides):
 
 @pytest.mark.slow
 def test_options_of_the_encoder_are_taken_over(pretrained):
-    cfg = adopt_options(config(pretrained, "model.dropout=0.3", "head=cls", "model.wide=false"))
+    cfg = adopt_options(config(pretrained, "model.dropout=0.3", "head=cls", "model.linear=false"))
     assert (cfg.tokens.name, cfg.tokens.num_bins, cfg.tokens.bins_per_log2) == ("bins", 40, 4.0)
     assert (cfg.model.dim, cfg.model.depth, cfg.attention["name"]) == (16, 2, "softmax")
-    assert (cfg.model.dropout, cfg.model.wide, cfg.head.name) == (0.3, False, "cls")  # these are not the encoder's
+    assert (cfg.model.dropout, cfg.model.linear, cfg.head.name) == (0.3, False, "cls")  # these are not the encoder's
 
 
 def test_the_default_of_training_is_no_encoder_and_gives_way(pretrained):
     """`train` fits a model without layers by default; what is given beside `init` stays as it was given."""
     cfg = adopt_options(config(pretrained))
     assert (cfg.model.positions, cfg.head) == ("gene", HeadConfig())
-    cfg = adopt_options(config(pretrained, "model.dropout=0.3", "model.wide=false", "head.hidden=[8]"))
-    assert (cfg.model.dropout, cfg.model.wide, cfg.head) == (0.3, False, HeadConfig(hidden=[8]))
+    cfg = adopt_options(config(pretrained, "model.dropout=0.3", "model.linear=false", "head.hidden=[8]"))
+    assert (cfg.model.dropout, cfg.model.linear, cfg.head) == (0.3, False, HeadConfig(hidden=[8]))
     cfg = adopt_options(config(pretrained, "model=tiny", "head=cls", "model.gene_dropout=0.1"))
     assert (cfg.model.gene_dropout, cfg.head) == (0.1, HeadConfig(name="cls"))
 
@@ -80,7 +80,7 @@ def test_the_same_options_may_be_given_again(pretrained):
         ("attention=rbf", r"attention\.name=rbf; expected attention\.name=softmax"),
         ("attention.num_features=8", r"attention\.num_features=8; expected attention=softmax"),
         ("data.target_sum=1e6", r"data\.target_sum=1000000\.0; expected data\.target_sum=10000\.0"),
-        ("model.deep=false", "model.deep=false with init; expected an encoder to start"),
+        ("model.encoder=false", "model.encoder=false with init; expected an encoder to start"),
     ],
 )
 def test_contradictions_are_refused(pretrained, override, message):
@@ -98,10 +98,12 @@ def test_init_mode_needs_init():
 def test_folders_that_are_no_start(tmp_path, tiny_model, counts_adata):
     with pytest.raises(InputError, match=r"no bundle\.json at init='.*none'; expected a folder that 'scperformer pre"):
         adopt_options(config(tmp_path / "none"))
-    words = ["model.deep=false", *FAST, *RECIPE]
-    wide = scperformer.train(counts_adata, "cell_type", output=tmp_path / "wide", options=as_options(words)).path
-    with pytest.raises(InputError, match=r"no encoder to start from in init='.*wide' \(trained with model\.deep=fa"):
-        adopt_options(config(wide))
+    words = ["model.encoder=false", *FAST, *RECIPE]
+    linear = scperformer.train(counts_adata, "cell_type", output=tmp_path / "linear", options=as_options(words)).path
+    with pytest.raises(
+        InputError, match=r"no encoder to start from in init='.*linear' \(trained with model\.encoder=fa"
+    ):
+        adopt_options(config(linear))
     pooled = scperformer.train(
         counts_adata, "cell_type", output=tmp_path / "pooled", options=as_options([*FAST, *RECIPE])
     ).path
@@ -224,10 +226,10 @@ def test_weights_of_another_shape(pretrained, counts_adata, tmp_path):
     "mode", ["last_layer", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("full", "head"))]
 )
 def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
-    words = [f"init='{pretrained}'", f"init_mode={mode}", *FAST, *RECIPE, "model.gene_dropout=0", "model.wide=false"]
+    words = [f"init='{pretrained}'", f"init_mode={mode}", *FAST, *RECIPE, "model.gene_dropout=0", "model.linear=false"]
     folder = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(words)).path
     before, after = read_model(pretrained), read_model(folder)
-    _, network, _ = started(counts_adata, pretrained, f"init_mode={mode}", "model.wide=false")
+    _, network, _ = started(counts_adata, pretrained, f"init_mode={mode}", "model.linear=false")
     start = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
     moved = {name for name in start if not np.array_equal(start[name], after.weights[name])}
     encoder = {name for name in moved if name.startswith("model.encoder.")}
@@ -278,9 +280,9 @@ def with_init(counts_adata, init, *overrides):
     return new_network(reference, cfg), Cells(reference.x, cfg.tokens, reference.labels), cfg
 
 
-@pytest.mark.parametrize(("head", "wide"), [("mean", True), ("cls", False)])
-def test_logits_are_those_of_logistic_regression(counts_adata, tiny_model, head, wide):
-    network, cells, cfg = with_init(counts_adata, tiny_model, f"head={head}", f"model.wide={wide}")
+@pytest.mark.parametrize(("head", "linear"), [("mean", True), ("cls", False)])
+def test_logits_are_those_of_logistic_regression(counts_adata, tiny_model, head, linear):
+    network, cells, cfg = with_init(counts_adata, tiny_model, f"head={head}", f"model.linear={linear}")
     batch = cells.batch(np.arange(len(cells)))
     with torch.no_grad():
         seen = network.eval().pool(network.encoder(batch), batch).numpy()
@@ -290,8 +292,8 @@ def test_logits_are_those_of_logistic_regression(counts_adata, tiny_model, head,
     wanted = estimator.fit(seen, cells.known_labels).decision_function(seen)
     network.eval()
     with torch.no_grad():
-        _, deep, _ = network.branches(batch)
-    np.testing.assert_allclose(deep, wanted, atol=1e-2 * np.abs(wanted).max())  # both stop at a small gradient
+        _, encoder, _ = network.branches(batch)
+    np.testing.assert_allclose(encoder, wanted, atol=1e-2 * np.abs(wanted).max())  # both stop at a small gradient
     assert (wanted.argmax(1) == cells.known_labels).mean() > 0.8  # a third would be right by chance
 
 

@@ -185,7 +185,7 @@ REFUSED = {
     "no file": ([], [], r"no input file; expected at least one file: .*scperformer pretrain"),
     "no such file": (["none.h5ad"], [], "no file none.h5ad"),
     "twice": (["part0.h5ad", "part0.h5ad"], [], "the same file twice"),
-    "no encoder": (["part0.h5ad"], ["model.deep=false"], r"model\.deep=False; expected true with pretrain"),
+    "no encoder": (["part0.h5ad"], ["model.encoder=false"], r"model\.encoder=False; expected true with pretrain"),
     "both": (["part0.h5ad"], ["init=x", "genes_path=y"], "genes_path=y; expected no genes_path beside init"),
     "no start": (["part0.h5ad"], ["init=x"], r"no bundle\.json at init='x'"),
     "no vectors": (["part0.h5ad"], ["model=scbert"], r"no model\.gene2vec_path"),

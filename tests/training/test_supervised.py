@@ -70,7 +70,7 @@ def test_same_seed_same_weights_and_other_seed_others(cells, cfg, tmp_path):
 def test_training_learns_what_a_linear_start_does_not_know(cells, cfg, tmp_path):
     train, val, num_labels = cells
     cfg.trainer.max_epochs = 8
-    cfg.optim.wide_start = "zero"
+    cfg.optim.linear_start = "zero"
     network = new_network(cells, cfg)  # nothing is known
     best_epoch = train_network(network, train, val, cfg, tmp_path)
     network.eval()
@@ -125,21 +125,21 @@ def test_under_conditions_no_other_genes_are_hidden(cells, monkeypatch):
 def test_loss_is_cross_entropy_of_the_sum_plus_that_of_the_encoder(cells, cfg):
     train, _, num_labels = cells
     weights = loss_weights(np.bincount(train.known_labels), "balanced")
-    cfg.optim = OptimConfig(label_smoothing=0.1, deep_loss_weight=0.5, class_weights="balanced")
+    cfg.optim = OptimConfig(label_smoothing=0.1, encoder_loss_weight=0.5, class_weights="balanced")
     cfg.model.gene_dropout = 0.0
     network = new_network(cells, cfg).eval()
     learner = Learner(network, train.known_labels, cfg)
     learner.log = lambda *args, **kwargs: None
     batch, labels = train.labelled_batch(np.arange(9))
-    wide, deep, _ = network.branches(batch)
+    linear, encoder, _ = network.branches(batch)
     one_hot = torch.eye(num_labels)[labels] * 0.9 + 0.1 / num_labels
     expected = 0.0
-    for logits, share in ((wide + deep, 1.0), (deep, 0.5)):
+    for logits, share in ((linear + encoder, 1.0), (encoder, 0.5)):
         terms = -(one_hot * weights * logits.log_softmax(1)).sum(1)
         expected += share * terms.sum() / weights[labels].sum()
     torch.testing.assert_close(learner.training_step((batch, labels), 0), expected)
     # the control: without the second term the loss is another one
-    plain = cross_entropy(wide + deep, labels, weight=weights, label_smoothing=0.1)
+    plain = cross_entropy(linear + encoder, labels, weight=weights, label_smoothing=0.1)
     assert abs(plain - expected) > 1e-3
 
 
@@ -164,29 +164,29 @@ def test_learning_rate_warms_up_and_follows_a_cosine():
 
 
 @pytest.mark.parametrize(("factor", "moves"), [(0.0, False), (0.5, True)])
-def test_a_fitted_wide_branch_stays_or_learns_as_asked(cells, cfg, tmp_path, factor, moves):
+def test_a_fitted_linear_branch_stays_or_learns_as_asked(cells, cfg, tmp_path, factor, moves):
     train, val, _ = cells
     cfg.trainer.max_epochs = 1
-    cfg.optim.wide_lr_factor = factor
+    cfg.optim.linear_lr_factor = factor
     network = new_network(cells, cfg)
     with torch.no_grad():
-        network.wide.weight.weight.normal_(std=0.1)
-    before = network.wide.weight.weight.clone()
+        network.linear.weight.weight.normal_(std=0.1)
+    before = network.linear.weight.weight.clone()
     train_network(network, train, val, cfg, tmp_path)
-    assert torch.equal(network.wide.weight.weight, before) != moves
+    assert torch.equal(network.linear.weight.weight, before) != moves
     assert network.head.labels.weight.abs().max() > 0  # the encoder learns in any case
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.1])
 def test_an_encoder_from_elsewhere_learns_slowly(cells, cfg, factor):
     network = new_network(cells, cfg)
-    cfg.optim = OptimConfig(lr=0.5, wide_lr_factor=0.1, init_lr_factor=0.1)
+    cfg.optim = OptimConfig(lr=0.5, linear_lr_factor=0.1, init_lr_factor=0.1)
     cfg.init = None if factor == 1 else "encoder"
     learner = Learner(network, cells[0].known_labels, cfg)
     groups = learner.configure_optimizers()["optimizer"].param_groups
     rate = {id(p): group["initial_lr"] for group in groups for p in group["params"]}
     for name, parameter in network.named_parameters():
-        wanted = 0.05 if name.startswith("wide.") else 0.5 * factor if name.startswith("encoder.") else 0.5
+        wanted = 0.05 if name.startswith("linear.") else 0.5 * factor if name.startswith("encoder.") else 0.5
         assert rate[id(parameter)] == pytest.approx(wanted), name
     assert len(groups) == (2 if factor == 1 else 3)  # without a factor, the groups of every other training
 

@@ -37,7 +37,7 @@ from scperformer.training import train as train_module
 from scperformer.training.run_folder import open_run, run_options
 from scperformer.training.train import run_train
 
-RECIPE = ["optim.wide_gene_weights=standard", "optim.wide_class_weights=none"]  # not chosen by held-out cells
+RECIPE = ["optim.linear_gene_weights=standard", "optim.linear_class_weights=none"]  # not chosen by held-out cells
 FAST = ["model=tiny", "trainer.max_epochs=1", "logger=csv", "data.min_genes=0", *RECIPE]
 
 
@@ -136,15 +136,15 @@ def test_torch_is_as_it_was_after_training(counts_adata, tmp_path, torch_unchang
         )
 
 
-@pytest.mark.parametrize(("branch", "other"), [("wide", "deep"), ("deep", "wide")])
+@pytest.mark.parametrize(("branch", "other"), [("linear", "encoder"), ("encoder", "linear")])
 def test_a_branch_that_is_off_has_no_scale(counts_adata, write, tmp_path, caplog, branch, other):
     with caplog.at_level("INFO", logger="scperformer"):
         output = run_train(config(write(counts_adata), f"output='{tmp_path / 'm'}'", f"model.{branch}=false"))
     assert set(read_model(output).scales) == {other}
-    name = {"wide": "linear branch", "deep": "encoder"}
-    how = {"wide": "best epoch 1", "deep": "fitted, without training"}[branch]
+    name = {"linear": "linear branch", "encoder": "encoder"}
+    how = {"linear": "best epoch 1", "encoder": "fitted, without training"}[branch]
     assert re.search(rf"{how} \(\d\.\d\d x {name[other]}\): accuracy", caplog.text)
-    assert (output / "learning_curve.png").exists() == (branch == "wide")  # no epochs, no curve
+    assert (output / "learning_curve.png").exists() == (branch == "linear")  # no epochs, no curve
     assert f"x {name[branch]}" not in caplog.text + (output / "MODEL_CARD.md").read_text()
     annotated = scperformer.annotate(counts_adata, scperformer.load_model(output))
     assert set(annotated.uns["scperformer"]["model"]["scales"]) == {other}
@@ -184,7 +184,7 @@ def test_the_record_of_training_in_memory_is_a_call(counts_adata, tmp_path):
 
 
 def test_a_model_is_named_like_its_folder(counts_adata, tmp_path):
-    words = [*FAST, "model.deep=false"]
+    words = [*FAST, "model.encoder=false"]
     path = scperformer.train(
         counts_adata, "cell_type", output=tmp_path / "pbmc.v1.model", options=as_options(words)
     ).path
@@ -195,7 +195,7 @@ def test_a_model_is_named_like_its_folder(counts_adata, tmp_path):
 
 
 def kept_of(adata: ad.AnnData, folder: Path, *overrides: str) -> tuple[ReferenceCells, SavedModel]:
-    words = [*FAST, "model.deep=false", *overrides]
+    words = [*FAST, "model.encoder=false", *overrides]
     path = scperformer.train(adata, "cell_type", output=folder, options=as_options(words)).path
     saved = read_model(path)
     return load_reference_cells(saved, path), saved
@@ -279,13 +279,13 @@ def test_a_default_model_is_fitted_and_says_what_to_expect(counts_adata, tmp_pat
     assert "fitted, without training" in caplog.text
     fold = saved.metrics["out_of_fold"]
     assert fold["num_cells"] == 108  # the training cells; the others have the scores beside logistic regression
-    assert set(fold["branches"]) == set(saved.scales) == {"wide", "deep"}
+    assert set(fold["branches"]) == set(saved.scales) == {"linear", "encoder"}
     assert f"- Expected on cells like these: accuracy {fold['accuracy']:.3f}" in (path / "MODEL_CARD.md").read_text()
     assert not (path / "metrics.csv").exists()
 
 
 def test_the_tissue_is_recorded(counts_adata, tmp_path):
-    words = [*FAST, "model.deep=false", "keep_cells=1"]
+    words = [*FAST, "model.encoder=false", "keep_cells=1"]
     path = scperformer.train(
         counts_adata, "cell_type", output=tmp_path / "m", options=as_options([*words, "tissue=bone marrow"])
     ).path
@@ -415,8 +415,8 @@ def command(*words):
 @pytest.mark.slow
 def test_killed_run_resumes_to_the_same_model(counts_adata, write, tmp_path):
     path = write(counts_adata, "reference.h5ad")
-    # Without the wide branch every epoch gets better, so that the model is a late epoch's.
-    more = ["model.wide=false", "trainer.batch_size=8", "trainer.max_epochs=12", "seed=1"]
+    # Without the linear branch every epoch gets better, so that the model is a late epoch's.
+    more = ["model.linear=false", "trainer.batch_size=8", "trainer.max_epochs=12", "seed=1"]
     options = [str(path), "label_key=cell_type", *FAST, *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command(*options, f"output={tmp_path}/whole"), check=True, env=environment)

@@ -78,7 +78,7 @@ def test_annotate_survives_lack_of_memory_and_a_node_that_fails(tmp_path):
     """The whole target, with a GPU asked for; the results are those of the same run here."""
     here, cluster = tmp_path / "here", tmp_path / "cluster"
     epochs = ["trainer.max_epochs=60", "trainer.patience=60"]  # long enough to be interrupted
-    train = ["trainer.accelerator=cpu", "trainer.precision=32-true", "model=tiny", "model.wide=false", *epochs]
+    train = ["trainer.accelerator=cpu", "trainer.precision=32-true", "model=tiny", "model.linear=false", *epochs]
     write_small_example(tmp_path / "small")
     data = ["reference=../small/reference.h5ad", "samples=../small/samples.tsv"]
     config = ["annotate", "--config", *data, "gpu=1", f"overrides={{train: [{','.join(train)}]}}"]

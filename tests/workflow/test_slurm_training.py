@@ -14,7 +14,7 @@ from scperformer.model import read_model
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("slurm")]
 
 # The encoder alone, with nothing that is drawn anew for each process.
-PLAIN = ["model=tiny", "model.wide=false", "model.dropout=0", "model.gene_dropout=0", "logger=none"]
+PLAIN = ["model=tiny", "model.linear=false", "model.dropout=0", "model.gene_dropout=0", "logger=none"]
 TWO_NODES = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=1", "trainer.num_nodes=2"]
 SRUN = ["srun", "--nodes=2", "--ntasks-per-node=1", "--mem=2000"]
 TIMES = ["seconds"]
