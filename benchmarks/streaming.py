@@ -48,7 +48,7 @@ def throughput(corpus: Corpus, cfg: PretrainConfig, rounds: int) -> dict[str, li
     stream = corpus.stream
     sample = Cells(corpus.x, cfg.tokens, corpus.file_of_cell)
     in_memory = Cells(stream.collection.read(stream.cells), cfg.tokens, stream.labels)
-    network = new_masked_model(corpus, sample, cfg)
+    network, _ = new_masked_model(corpus, sample, cfg, None)
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4)
     size = cfg.trainer.batch_size
     sources = {"disk": endless(StreamedCells(stream, cfg.tokens, sample), size), "memory": endless(in_memory, size)}

@@ -2,7 +2,7 @@
 
 TRAINER = ["trainer=gpu"] if config["gpu"] else []
 if config["gpu"] > 1:
-    TRAINER += [f"trainer.devices={config['gpu']}", "trainer.strategy=ddp"]
+    TRAINER += [f"trainer.devices={config['gpu']}"]
 
 
 rule train:

@@ -62,7 +62,7 @@ class PerformerClassifier(ClassifierMixin, BaseEstimator):
         self,
         input_kind: str = "auto",
         *,
-        model: str = "pooled",
+        model: str = "coexpression",
         seed: int = 0,
         options: Mapping[str, Any] | None = None,
     ):

@@ -75,12 +75,11 @@ train a model on a labelled reference
   scperformer train reference.h5ad label_key=cell_type model=small trainer.max_epochs=5
   scperformer train reference.h5ad label_key=cell_type -m model=tiny,small seed=0,1
   scperformer train reference.h5ad label_key=cell_type output=my_model resume=true
-  scperformer train reference.h5ad label_key=cell_type --estimate      # how long, how much memory
   scperformer train reference.h5ad label_key=cell_type data.split=group data.split_key=donor
   scperformer train reference.h5ad label_key=cell_type init=my_encoder init_mode=last_layer
   scperformer train reference.h5ad label_key=cell_type conditions.genes=panel.txt      # a model for one panel
   scperformer train reference.h5ad label_keys=[lineage,cell_type]       # a tree: unsafe calls back off
-presets: model=pooled|tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=favor|softmax
+presets: model=coexpression|tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=favor|softmax
          head=weighted|mean|cls|conv  trainer=cpu|gpu|ddp  logger=all|csv|none
 
 predict FILE...
@@ -166,7 +165,7 @@ MOST_NAMED = 3  # files in the first line
 # Lightning adds these to the words of the other processes of a ddp run, for programs that Hydra starts.
 FROM_LIGHTNING = ("hydra.run.dir=", "hydra.output_subdir=", "hydra.job.name=")
 CONFIG = "--config"  # its value is a YAML file with options
-SHORT = {"--estimate": "estimate=true", "--json": "json=true"}  # flags that are options
+SHORT = {"--json": "json=true"}  # flags that are options
 
 
 def to_overrides(words: list[str], step: str) -> list[str]:
@@ -268,10 +267,8 @@ def import_function(module: str, name: str) -> Callable[[Any], object]:
 
 
 def _run(name: str, config: Any) -> None:
-    estimate = getattr(config, "estimate", False)
-    module, function = ("training.estimate", "estimate") if estimate else (STEPS[name][0], name)
     with freed_memory(GIVEN_BACK), progress(f"scperformer {name}"):
-        import_function(module, f"run_{function}")(config)
+        import_function(STEPS[name][0], f"run_{name}")(config)
 
 
 def first_line(step: str, words: list[str]) -> str:

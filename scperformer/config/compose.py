@@ -11,6 +11,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from scperformer.base.errors import InputError
+from scperformer.config.earlier import current_options, current_preset
 from scperformer.config.options import closest_option
 from scperformer.config.presets import chosen_presets, merge, preset_groups, step_values
 from scperformer.config.steps import SCHEMAS
@@ -62,30 +63,46 @@ def option_tree(step: str, options: Mapping[str, Any], own: Path | None = None) 
     groups = preset_groups(step)
     schema = SCHEMAS[step]
     tree = {entry.name: _default(entry) for entry in fields(schema)}
-    values = {name: value for name, value in options.items() if name not in groups}
-    choices = {name: value for name, value in options.items() if name in groups}
+    values = current_options({name: value for name, value in options.items() if name not in groups}, tree)
+    choices = {name: current_preset(name, value) for name, value in options.items() if name in groups}
     if ":" in str(choices.get("attention", "")):  # a class of the user's own file
         values = {"attention.name": choices["attention"]} | values
         choices["attention"] = "plugin"
     presets = chosen_presets(step, choices, own)
     for content in (*(preset.values for preset in presets.values()), step_values(step)):
         # Only the options of a mechanism are no fields of a dataclass: those of its preset are the ones that it has.
-        for name, value in content.items():
-            inside = [f"{name}.{option}" for option in value] if isinstance(value, dict) else [name]
-            for unknown in inside:
-                if name != "attention" and not _exists(unknown, tree):
-                    raise _unknown(unknown, step, tree, unknown)
-        merge(tree, content)
+        if isinstance(mechanism := content.get("attention"), dict):
+            merge(tree, {"attention": mechanism})
+        others = {name: value for name, value in content.items() if name != "attention"}
+        for name, value in current_options(_flat(others), tree).items():
+            if not _exists(name, tree):
+                raise _unknown(name, step, tree, name)
+            _set(tree, name, value)
     any_name = choices.get("attention") == "plugin"
     for name, value in values.items():
         group, _, option = name.partition(".")
         if not _exists(name, tree) and not (any_name and group == "attention" and option):
             raise _unknown(name, step, tree, f"{name}={value}")
-        if option:
-            tree[group][option] = value
-        else:
-            tree[name] = value
+        _set(tree, name, value)
     return tree
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options that are nested by group by their full names."""
+    names: dict[str, Any] = {}
+    for name, value in values.items():
+        names |= (
+            {f"{name}.{option}": inner for option, inner in value.items()} if isinstance(value, dict) else {name: value}
+        )
+    return names
+
+
+def _set(tree: dict[str, Any], name: str, value: Any) -> None:
+    group, _, option = name.partition(".")
+    if option:
+        tree[group][option] = value
+    else:
+        tree[name] = value
 
 
 def _exists(name: str, tree: Mapping[str, Any]) -> bool:

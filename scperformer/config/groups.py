@@ -120,7 +120,6 @@ class TokensConfig(Options):
 
     name: str = choice("continuous", "bins", "scbert")  # kind of token
     num_bins: int = option(5, (lambda num: 1 <= num <= 1000, "1 to 1000"))  # highest bin (scbert: 5)
-    bins_per_log2: float = option(1.0, ABOVE_ZERO)  # bins per doubling of 1 + expression (scbert: 1)
     # unexpressed genes; full: they are tokens, too; memory: only keys and values (with `attention=favor` or `rbf`)
     unexpressed: str = choice("skip", "full", "memory")
 
@@ -128,7 +127,11 @@ class TokensConfig(Options):
         super().__post_init__()
         if self.name == "scbert":
             require(self.num_bins == 5, "tokens.num_bins", self.num_bins, "5 with tokens=scbert (else tokens=bins)")
-            require(self.bins_per_log2 == 1, "tokens.bins_per_log2", self.bins_per_log2, "1 with tokens=scbert")
+
+    @property
+    def bins_per_log2(self) -> float:
+        """Bins per doubling of 1 + expression."""
+        return 4.0 if self.name == "bins" else 1.0
 
 
 @dataclass(kw_only=True)
@@ -139,8 +142,6 @@ class ModelConfig(Options):
     depth: int = option(1, ZERO_OR_MORE)  # number of layers; 0: only with `model.positions=coexpression`
     num_heads: int = option(2, ONE_OR_MORE)  # attention heads
     head_dim: int | None = option(16, ONE_OR_MORE)  # width of a head; null: `model.dim` / `model.num_heads`
-    feedforward_factor: int = option(4, ONE_OR_MORE)  # hidden feed-forward width in multiples of `model.dim`
-    activation: str = choice("gelu", "relu")  # of the feed-forward part
     norm: str = choice("pre", "post")  # layer norm before attention and feed-forward, or after their residual sums
     # how a token encodes its gene; gene: a learned vector; gene2vec: a fixed one from a file; coexpression: a vector
     # from the singular value decomposition of the reference, with layers that start at 0 (with `head=weighted`)
@@ -185,10 +186,7 @@ class ConditionsConfig(Options):
 
     # smallest share of a cell's counts that the encoder sees; 1: all of them
     lowest_depth: float = option(1.0, (lambda share: 0 < share <= 1, "a share above 0, up to 1"))
-    # share of the cells whose depth is drawn between `conditions.lowest_depth` and 1 (uniform in its logarithm)
-    thinned_share: float = option(0.7, SHARE)
     panel_share: float = option(0.0, SHARE)  # share of groups of 8 cells that see some of the genes only
-    smallest_panel: int = option(200, ONE_OR_MORE)  # genes; sizes are uniform in their logarithm, up to all genes
     # a text file with the genes of a panel, one a line: any model is made for these genes alone
     genes: str | None = None
 
@@ -204,16 +202,8 @@ class MaskingConfig(Options):
 
     # share of a cell's expressed genes whose values are to be predicted
     share: float = option(0.15, (lambda share: 0 < share <= 1, "a share above 0, up to 1"))
-    mask_share: float = option(0.9, SHARE)  # share of these values that the encoder sees as the mask
-    random_share: float = option(0.0, SHARE)  # share of these that get another gene's value; the rest is unchanged
-    class_weights: str = choice("none", "sqrt", "balanced")  # with bins: weight of a bin in the loss
-    tied: bool = False  # with bins: the output layer is the embedding's table of bins
+    mask_share: float = option(0.9, SHARE)  # share of these that the encoder sees as the mask; the others are unchanged
     loss: str = choice("squared", "huber")  # kind of error, with continuous tokens
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        expected = f"at most {1 - self.mask_share:g} beside masking.mask_share={self.mask_share:g}"
-        require(self.mask_share + self.random_share < 1 + 1e-9, "masking.random_share", self.random_share, expected)
 
 
 @dataclass(kw_only=True)
@@ -226,21 +216,6 @@ class OptimConfig(Options):
     final_lr_fraction: float = option(0.05, SHARE)  # learning rate at the end of the cosine, as a share of `optim.lr`
     label_smoothing: float = option(0.0, BELOW_ONE)  # share of the target that is spread over all labels
     class_weights: str = choice("sqrt", "none", "balanced")  # weight of a label in the loss
-    linear_start: str = choice("logistic", "zero")  # of the linear branch: fitted as logistic regression, or zero
-    linear_c: float = option(0.1, ABOVE_ZERO)  # inverse penalty of the logistic regression that is fitted
-    # weights of labels in it; auto: none or balanced, by their likelihood in a cross-validation of training cells
-    linear_class_weights: str = choice(AUTO, "none", "sqrt", "balanced")
-    # genes that it penalises least: signal (that separate labels), standard (all alike), none (of large variance) or
-    # auto (signal or standard, by the same cross-validation)
-    linear_gene_weights: str = choice(AUTO, "signal", "standard", "none")
-    linear_lr_factor: float = option(
-        0.0, ZERO_OR_MORE
-    )  # learning rate of a fitted linear branch, relative to `optim.lr`
-    encoder_loss_weight: float = option(
-        1.0, ZERO_OR_MORE
-    )  # with both branches: weight of the loss of the encoder alone
-    # with both branches: the encoder counts if it lowers the held-out loss by more than this many standard errors
-    encoder_min_gain: float = option(2.0, ZERO_OR_MORE)
     init_lr_factor: float = option(0.03, ABOVE_ZERO)  # learning rate of an encoder from `init`, relative to `optim.lr`
     gradient_clip: float = option(1.0, ZERO_OR_MORE)  # longest gradient; 0: off
 
@@ -252,7 +227,6 @@ class TrainerConfig(Options):
     accelerator: str = choice("cpu", "gpu", "auto")  # device that trains
     devices: int = option(1, ONE_OR_MORE)  # processes per machine
     num_nodes: int = option(1, ONE_OR_MORE)  # machines
-    strategy: str = choice("auto", "ddp")  # auto: ddp with several processes
     precision: str = choice("32-true", "bf16-mixed")  # of numbers in training
     threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch; two spinning threads can be slower than one
     max_epochs: int = option(30, ONE_OR_MORE)  # most passes over the training cells

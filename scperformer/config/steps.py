@@ -140,13 +140,11 @@ class TrainConfig(NetworkConfig):
     # cells of the reference in the model folder, with which it adapts to the genes and the depth of a file; 0: cells
     # that are simulated from the profiles of the labels instead
     keep_cells: int = option(20000, ZERO_OR_MORE)
-    # also find the accuracy to expect on files with fewer genes or a lower depth, as a table in the model card
-    conditions_table: bool = False
-    # also show in the model card whether the cells of each label are found to be novel by a model without this label
-    novelty_table: bool = False
-    estimate: bool = False  # only estimate the time and memory of the training; `--estimate` is the same
-    # files of cells without labels, such as the query's: `model=pooled` learns the vectors of genes from 20,000 of them
-    # at most, too; `source` and the like are about these files as well
+    # full: the model card also shows the accuracy to expect on files with fewer genes or a lower depth, and whether the
+    # cells of each label are flagged as unknown by a model without this label; takes some minutes
+    card: str = choice("short", "full")
+    # files of cells without labels, such as the query's: `model=coexpression` also learns the vectors of genes from
+    # these, from 20,000 cells at most; `source` and the like apply to these files as well
     unlabelled: list[str] = field(default_factory=list)
     # part of the encoder of `init` that is trained further; last_layer: with the final norm; head: none of it
     init_mode: str = choice("full", "last_layer", "head")
@@ -159,16 +157,17 @@ class TrainConfig(NetworkConfig):
             self.init is not None and is_coexpression
         )  # the default model beside `init`, which has another one
         if self.model.encoder and is_coexpression != weighted and not settled_later:
-            expected = "weighted with model=pooled, or another head with model=tiny, small, base or scbert"
+            expected = "weighted with model=coexpression, or another head with model=tiny, small, base or scbert"
             require(False, "head.name", self.head.name, expected)
         last = self.label_keys[-1] if self.label_keys else self.label_key
         require(self.label_key == last, "label_key", self.label_key, f"{last}, the last of label_keys, or left out")
         one = self.label_tree is None or not self.label_keys
         require(one, "label_tree", self.label_tree, "no label_tree beside label_keys, which make a tree, too")
         coexpression = self.model.encoder and is_coexpression
-        require(coexpression or not self.unlabelled, "unlabelled", self.unlabelled, "no files without model=pooled")
-        kept = self.keep_cells > 0 or not self.conditions_table
-        require(kept, "conditions_table", "true", "keep_cells above 0 beside it")
+        require(
+            coexpression or not self.unlabelled, "unlabelled", self.unlabelled, "no files without model=coexpression"
+        )
+        require(self.keep_cells > 0 or self.card == "short", "card", self.card, "short with keep_cells=0")
         if self.init is None:
             require(self.init_mode == "full", "init_mode", self.init_mode, "init=FOLDER beside it")
 

@@ -7,14 +7,16 @@ holds was read as plain values (presets.py). So no file can set an option of Hyd
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from scperformer.base.errors import InputError
 from scperformer.config.compose import option_tree
+from scperformer.config.earlier import current_options, current_preset
 from scperformer.config.presets import Preset, conf_dir, preset_groups, read_preset
 from scperformer.config.steps import SCHEMAS
 from scperformer.config.words import Word, read_words
@@ -60,6 +62,24 @@ def _values(word: Word) -> list[Any]:
     return word.value if word.several else [word.value]
 
 
+def _current_words(words: Sequence[Word], groups: Mapping[str, Any], tree: Mapping[str, Any]) -> list[Word]:
+    """Return words with the names of today; an option that is a constant by now is left out."""
+    current = []
+    for word in words:
+        values = _values(word)
+        if word.name in groups:
+            values = [current_preset(word.name, value) for value in values]
+            if values != _values(word):
+                text = f"{word.name}={','.join(map(str, values))}"
+                word = replace(word, text=text, value=values if word.several else values[0])
+            current.append(word)
+            continue
+        names = [name for value in values for name in current_options({word.name: value}, tree)]
+        if names:
+            current.append(replace(word, name=names[0], text=word.text.replace(word.name, names[0], 1)))
+    return current
+
+
 def _for_hydra(step: str, words: Sequence[str], own: Path | None) -> list[str]:
     """Check the words of a sweep, tell Hydra presets and plug-ins, and return the words as Hydra takes them.
 
@@ -69,7 +89,7 @@ def _for_hydra(step: str, words: Sequence[str], own: Path | None) -> list[str]:
 
     _store_schema(step)
     groups = preset_groups(step)
-    read = read_words(words)
+    read = _current_words(read_words(words), groups, option_tree(step, {}, own))
     for word in read:
         if not word.changes:
             raise InputError(f"option {word.text}", f"an option of '{step}' as option=value", "leave + and ~ out")

@@ -12,6 +12,7 @@ from .condition import find_condition as find_condition
 from .condition import reduced as reduced
 from .condition import simulated as simulated
 from .condition import unlike_share as unlike_share
+from .evidence import MIN_GAIN as MIN_GAIN
 from .evidence import Fitted as Fitted
 from .evidence import branch_scales as branch_scales
 from .evidence import evidence_folds as evidence_folds

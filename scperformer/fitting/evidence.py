@@ -28,7 +28,8 @@ from scperformer.network import CellTypeModel, LinearModel, torch_state_kept
 from scperformer.trust import fit_novelty
 
 LARGEST = 10.0  # scale: without a limit it would be infinite if all held-out cells are called correctly
-EVIDENCE_FOLDS = 5  # of the evidence
+EVIDENCE_FOLDS = 5
+MIN_GAIN = 2.0  # standard errors by which an encoder has to lower the loss of held-out cells, else it is left out
 
 
 def branch_scales(linear: np.ndarray, encoder: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
@@ -60,7 +61,7 @@ def branch_scales(linear: np.ndarray, encoder: np.ndarray, labels: np.ndarray) -
 
 
 def scales_if_significant(
-    linear: np.ndarray, encoder: np.ndarray, labels: np.ndarray, min_gain: float
+    linear: np.ndarray, encoder: np.ndarray, labels: np.ndarray, min_gain: float = MIN_GAIN
 ) -> tuple[float, float, dict[str, float] | None]:
     """Scale the branches as `branch_scales`, but leave out an encoder without a significant gain.
 

@@ -19,7 +19,9 @@ from scperformer.network import LinearModel
 MAX_ITERATIONS = 1000
 SOLVER_TOLERANCE = 1e-3  # of the optimiser for the linear branch; a smaller one changes no label
 ROUGH = 5e-3  # of fits that only show how good a fit is
-CHOICES = {"weighting": ("signal", "standard"), "class_weights": ("none", "balanced")}  # that `auto` chooses from
+PENALTY_C = 0.1  # inverse strength of the L2 penalty of the linear branch
+WEIGHTINGS = ("signal", "standard")  # ways to weight the genes, of which a cross-validation chooses one
+CLASS_WEIGHTS = ("none", "balanced")  # ways to weight the labels, likewise
 CHOICE_FOLDS = 3  # of the cross-validation that chooses
 MAX_CELLS_PER_LABEL = 200  # in that cross-validation: more cells would not change the choice
 SIGNAL_FLOOR = 0.01  # added to the squared signal-to-noise ratio: genes without signal keep a small weight
@@ -57,7 +59,7 @@ def fit_logistic(
 
 @dataclass(frozen=True)
 class LinearOptions:
-    """Options of the fit of the linear branch; the last two may be `auto` until `choose_linear_options` has chosen."""
+    """Options of the fit of the linear branch."""
 
     powers: tuple[float, ...]  # one view each; views with a power p above 1 are scaled by 1/p: few genes dominate them
     c: float  # inverse strength of the L2 penalty
@@ -199,26 +201,21 @@ def held_out_losses(
     return [negative_log_likelihood(each[folds >= 0], labels[folds >= 0]) for each in logits]
 
 
-def choose_linear_options(x: csr_matrix, labels: np.ndarray, linear_options: LinearOptions, seed: int) -> LinearOptions:
-    """Replace `auto` by the option that predicts held-out cells of the same reference best; `seed` chooses the folds.
+def choose_linear_options(x: csr_matrix, labels: np.ndarray, powers: tuple[float, ...], seed: int) -> LinearOptions:
+    """Choose the weights of genes and labels by the likelihood of held-out cells, in a cross-validation with 3 folds.
 
     Many genes, few cells and clearly different types favour `signal`; a panel of chosen genes and types that differ a
-    little in many genes favour `standard`. The likelihood in a cross-validation with 3 folds decides.
+    little in many genes favour `standard`. `seed` deals the cells to the folds.
     """
-    given = linear_options.weighting, linear_options.class_weights
-    if "auto" not in given:
-        return linear_options
-    weightings, balances = (
-        options if value == "auto" else (value,) for value, options in zip(given, CHOICES.values(), strict=True)
-    )
+    first = LinearOptions(powers, PENALTY_C, CLASS_WEIGHTS[0], WEIGHTINGS[0])
     rows, folds = label_folds(labels, seed)
-    if not (folds >= 0).any():  # without a cell to hold out, the first options
-        return replace(linear_options, weighting=weightings[0], class_weights=balances[0])
+    if not (folds >= 0).any():  # every label has a single cell
+        return first
     x = x[rows]
     labels = labels[rows]
     losses = {
-        weighting: held_out_losses(x, labels, folds, replace(linear_options, weighting=weighting), balances)
-        for weighting in weightings
+        weighting: held_out_losses(x, labels, folds, replace(first, weighting=weighting), CLASS_WEIGHTS)
+        for weighting in WEIGHTINGS
     }
-    best = min(weightings, key=lambda weighting: losses[weighting][0])  # with the first way to weigh labels
-    return replace(linear_options, weighting=best, class_weights=balances[int(np.argmin(losses[best]))])
+    best = min(WEIGHTINGS, key=lambda weighting: losses[weighting][0])  # compared with the first class weights
+    return replace(first, weighting=best, class_weights=CLASS_WEIGHTS[int(np.argmin(losses[best]))])

@@ -18,6 +18,8 @@ POOL_BATCHES = 32  # batches whose cells are sorted by length together: little p
 MEAN_CELLS = 4096  # cells in float64 at a time, for means
 MAX_BATCH_TOKENS = 2**16  # of a prediction batch, padding included: bounds its memory (64 cells of 1,024 tokens)
 PANEL_CELLS = 8  # cells in a row of a batch that see the same genes
+SMALLEST_PANEL = 200  # genes
+THINNED_SHARE = 0.7  # share of the cells whose depth is drawn; the others keep theirs
 TARGETED = 300, 1000  # genes of the panels that are designed, such as those of in situ sequencing
 END = object()
 Item = TypeVar("Item")
@@ -151,7 +153,7 @@ def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:
     return packed(kept)
 
 
-def random_panel(smallest: int, variability_G: torch.Tensor, informative_G: torch.Tensor) -> torch.Tensor:
+def random_panel(variability_G: torch.Tensor, informative_G: torch.Tensor) -> torch.Tensor:
     """Draw the genes of a panel from torch's global generator, boolean G + 1; the last entry is of no gene.
 
     Half of the panels are of random genes. A quarter prefers variable genes (Gumbel top-k of `variability_G`, the
@@ -170,7 +172,7 @@ def random_panel(smallest: int, variability_G: torch.Tensor, informative_G: torc
         others = torch.randperm(num_genes)
         measured_G[others[~measured_G[others]][: size - num_listed]] = True
         return measured_G
-    least = min(smallest, num_genes)
+    least = min(SMALLEST_PANEL, num_genes)
     size = int(least * (num_genes / least) ** place)
     order_G = -torch.log(-torch.log(torch.rand(num_genes)))
     if kind >= 0.5:
@@ -200,13 +202,13 @@ def under_conditions(
     one_B1 = linear_BL.masked_fill(~is_gene_BL, torch.inf).amin(1, keepdim=True)
     counts_BL = torch.where(is_gene_BL, (linear_BL / one_B1).round(), 0.0)
     share_B1 = torch.exp(torch.rand(len(x_BL), 1) * math.log(conditions.lowest_depth))
-    share_B1[torch.rand(len(x_BL)) >= conditions.thinned_share] = 1.0
+    share_B1[torch.rand(len(x_BL)) >= THINNED_SHARE] = 1.0
     counts_BL = torch.binomial(counts_BL, share_B1.double().expand_as(counts_BL))
     for start in range(0, len(x_BL), PANEL_CELLS):
         if float(torch.rand(())) >= conditions.panel_share:
             continue
         group = slice(start, start + PANEL_CELLS)
-        measured_G = random_panel(conditions.smallest_panel, variability_G, informative_G)
+        measured_G = random_panel(variability_G, informative_G)
         counts_BL[group] *= measured_G[genes_BL[group]]
     totals_B1 = counts_BL.sum(1, keepdim=True).clamp_min(1)
     x_BL = torch.log1p(counts_BL * (target_sum / totals_B1)).float()

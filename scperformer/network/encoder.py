@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 # Above this share of expressed genes, sum the unexpressed ones directly: subtracting nearly equal sums loses the result
 # to rounding.
 MOST = 1 / 3
-ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
+FEEDFORWARD_FACTOR = 4  # hidden width of the feed-forward part, in multiples of the width of the tokens
 Memory = list[tuple[Tensor, KeySums]]  # for each layer: its input of all genes at value 0, and their sums as keys
 
 
@@ -162,9 +162,8 @@ class Layer(nn.Module):
         self.attention = attention
         self.to_out = nn.Linear(self.inner, model.dim)
         self.norm_feedforward = norm(model.dim)
-        hidden = model.dim * model.feedforward_factor
-        activation = ACTIVATIONS[model.activation]()
-        self.feedforward = nn.Sequential(nn.Linear(model.dim, hidden), activation, nn.Linear(hidden, model.dim))
+        hidden = model.dim * FEEDFORWARD_FACTOR
+        self.feedforward = nn.Sequential(nn.Linear(model.dim, hidden), nn.GELU(), nn.Linear(hidden, model.dim))
         self.dropout = nn.Dropout(model.dropout)
 
     def projected(self, h_BLD: Tensor, weight: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""The start of a network: gene vectors, attention, logistic regression, or a trained encoder (`init`)."""
+"""The initial weights of a network: gene vectors, attention, and those of a trained encoder (`init`)."""
 
 import logging
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,25 +41,50 @@ log = logging.getLogger(__name__)
 
 HEAD_C = 10.0  # inverse penalty of the head's regression: weak, as its inputs are few and standardised
 # Options of `model` that the weights depend on; the others only matter in training.
-SHAPE = ("dim", "depth", "num_heads", "head_dim", "feedforward_factor", "activation", "norm", "positions")
+SHAPE = ("dim", "depth", "num_heads", "head_dim", "norm", "positions")
 Config = TypeVar("Config", TrainConfig, PretrainConfig)
 
 
-def load_init(path: str) -> SavedModel:
-    """Load the model folder from which an encoder is taken; refuse one that is missing, damaged or without encoder."""
-    folder, _ = resolve_model(path)
+@dataclass(frozen=True)
+class Init:
+    """The model folder `init`, from whose encoder a training starts."""
+
+    path: str
+    saved: SavedModel
+    mode: str  # the part of the encoder that is trained further: full, last_layer or head
+    species: str  # of the reference's genes, for matching them to those of the encoder
+
+    def provenance(self, num_known_genes: int) -> dict[str, Any]:
+        """Return the entry `init` of the provenance of the model that is trained."""
+        names = {"name": self.saved.name, "hash": self.saved.hash, "kind": self.saved.kind}
+        return names | {"num_known_genes": num_known_genes}
+
+
+def load_init(cfg: NetworkConfig) -> Init | None:
+    """Load the model folder that `init` names, or return None without it.
+
+    Raises
+    ------
+    InputError
+        The folder is missing or damaged, or has no encoder with layers.
+    """
+    if cfg.init is None:
+        return None
+    folder, _ = resolve_model(cfg.init)
     if not (folder / INFO).is_file():
         expected = "a folder that 'scperformer pretrain' or 'scperformer train' wrote"
-        raise InputError(f"no {INFO} at init='{path}'", expected, "check the path")
+        raise InputError(f"no {INFO} at init='{cfg.init}'", expected, "check the path")
     saved = read_model(folder)
     has_layers = any(name.startswith(f"{ENCODER_PREFIX}layers.") for name in saved.weights)
     if not has_layers or saved.config.get("model", {}).get("positions") == "coexpression":
-        why = (
-            "model=pooled" if any(name.startswith(ENCODER_PREFIX) for name in saved.weights) else "model.encoder=false"
-        )
-        found = f"no encoder to start from in init='{path}' (trained with {why})"
+        has_encoder = any(name.startswith(ENCODER_PREFIX) for name in saved.weights)
+        option = "model=coexpression" if has_encoder else "model.encoder=false"
+        found = f"no encoder to start from in init='{cfg.init}' (trained with {option})"
         raise InputError(found, "a model with an encoder", "choose another, or leave init out")
-    return saved
+    if isinstance(cfg, TrainConfig):
+        return Init(cfg.init, saved, cfg.init_mode, cfg.species)
+    # A corpus is aligned to the genes of `init` already: the species of its files plays no role any more.
+    return Init(cfg.init, saved, "full", "auto")
 
 
 def encoder_options(
@@ -78,10 +103,10 @@ def _given(group: ModelConfig | HeadConfig, usual: ModelConfig | HeadConfig) -> 
     return {name: value for name, value in asdict(group).items() if value != getattr(usual, name)}
 
 
-def adopt_options(cfg: Config) -> Config:
+def adopt_options(cfg: Config, init: Init | None) -> Config:
     """Take the encoder's options from `init`, if there is one; refuse other values than its own or the defaults."""
     allow_attention(str(cfg.attention["name"]))
-    if cfg.init is None:
+    if init is None:
         if cfg.model.encoder:
             require_encoder(cfg.tokens, cfg.model, cfg.attention)
         has_options = cfg.tokens != TokensConfig() or cfg.attention["name"] != "favor" or cfg.conditions.on
@@ -90,7 +115,7 @@ def adopt_options(cfg: Config) -> Config:
         return cfg
     if not cfg.model.encoder:
         raise InputError("model.encoder=false with init", "an encoder to start", "leave one of the two out")
-    saved = load_init(cfg.init)
+    saved = init.saved
     try:
         tokens = TokensConfig(**saved.config["tokens"])
         model = ModelConfig(**saved.config["model"])
@@ -98,7 +123,7 @@ def adopt_options(cfg: Config) -> Config:
         target_sum = float(saved.config["target_sum"])
         theirs = encoder_options(tokens, model, attention, target_sum)
     except (InputError, KeyError, TypeError) as error:
-        raise damaged_model(Path(cfg.init), "its configuration cannot be read") from error
+        raise damaged_model(Path(init.path), "its configuration cannot be read") from error
     if isinstance(cfg, TrainConfig) and cfg.model.positions == "coexpression":  # the default, which has no layers
         usual = TrainConfig(inputs=[""], label_key="")
         model_options = _given(cfg.model, usual.model)
@@ -111,7 +136,7 @@ def adopt_options(cfg: Config) -> Config:
         if value not in (default[option], theirs.get(option)):
             expected = f"{option}={theirs[option]}" if option in theirs else f"attention={attention['name']}"
             remedy = "leave the options of the encoder out: they are taken from init"
-            raise InputError(f"{option}={value}", f"{expected}, as the encoder of init='{cfg.init}' has it", remedy)
+            raise InputError(f"{option}={value}", f"{expected}, as the encoder of init='{init.path}' has it", remedy)
     log.info("encoder of %s (%s): its options are taken from there", saved.name, saved.hash[:12])
     shape = {name: getattr(model, name) for name in SHAPE}
     data = replace(cfg.data, target_sum=target_sum)
@@ -120,11 +145,11 @@ def adopt_options(cfg: Config) -> Config:
     return replace(cfg, data=data, tokens=tokens, model=model, attention=dict(attention))
 
 
-def in_order_of_init(reference: Reference, cfg: TrainConfig) -> Reference:
+def in_order_of_init(reference: Reference, init: Init | None) -> Reference:
     """Put the genes of `init` first, in its order: tokens then have the same neighbours as in its training."""
-    if cfg.init is None:
+    if init is None:
         return reference
-    here, there = shared_rows(reference.genes, load_init(cfg.init).genes, cfg.init, cfg.species)
+    here, there = shared_rows(reference.genes, init.saved.genes, init.path, init.species)
     place = dict(zip(here, there, strict=True))
     num_genes = len(reference.genes)
     order = sorted(range(num_genes), key=lambda gene: (gene not in place, place.get(gene, gene)))
@@ -151,38 +176,27 @@ def place_new_genes(encoder: Encoder, known: list[int], num_theirs: int, positio
         table.weight[is_new] = table.weight[known].mean(0)
 
 
-def start_encoder(encoder: Encoder, genes: list[str], cfg: NetworkConfig) -> SavedModel | None:
-    """Give an encoder its gene vectors, or the weights of `init` (returned), and freeze the parts that do not learn."""
+def start_encoder(encoder: Encoder, genes: list[str], cfg: NetworkConfig, init: Init | None) -> int:
+    """Give an encoder its gene vectors or the weights of `init`, and freeze the parts that are not trained further.
+
+    Returns the number of genes that `init` knows; 0 without it.
+    """
     if cfg.model.positions == "gene2vec" and cfg.model.gene2vec_path is not None:
         vectors = read_gene_vectors(cfg.model.gene2vec_path, genes, cfg.model.dim)
         encoder.embedding.set_gene_vectors(torch.from_numpy(vectors))
-    if cfg.init is None:
-        return None
-    saved = load_init(cfg.init)
-    # A corpus is aligned to the genes of `init` already: the species of its files plays no role any more.
-    mode, species = (cfg.init_mode, cfg.species) if isinstance(cfg, TrainConfig) else ("full", "auto")
-    known = load_encoder(encoder, saved, genes, cfg.init, species)
-    place_new_genes(encoder, known, len(saved.genes), cfg.model.positions, learns=mode == "full")
-    if mode != "full":
-        last = [*encoder.stack[-1].parameters(), *encoder.norm.parameters()] if mode == "last_layer" else []
-        learning = [parameter for parameter in last if parameter.requires_grad]
+    if init is None:
+        return 0
+    known = load_encoder(encoder, init.saved, genes, init.path, init.species)
+    place_new_genes(encoder, known, len(init.saved.genes), cfg.model.positions, learns=init.mode == "full")
+    if init.mode != "full":
+        last = [*encoder.stack[-1].parameters(), *encoder.norm.parameters()] if init.mode == "last_layer" else []
+        trained = [parameter for parameter in last if parameter.requires_grad]
         encoder.requires_grad_(False)
-        for parameter in learning:
+        for parameter in trained:
             parameter.requires_grad_(True)
-    facts = saved.name, len(known), len(genes), mode
-    log.info("encoder starts from %s, which knows %d of %d genes; init_mode=%s", *facts)
-    return saved
-
-
-def origin(cfg: NetworkConfig, genes: list[str]) -> dict[str, Any]:
-    """The entry of the provenance that names the model of `init`; nothing without `init`."""
-    if cfg.init is None:
-        return {}
-    saved = load_init(cfg.init)
-    mode, species = ({"mode": cfg.init_mode}, cfg.species) if isinstance(cfg, TrainConfig) else ({}, "auto")
-    num_known = len(shared_rows(genes, saved.genes, cfg.init, species)[0])
-    names = {"name": saved.name, "hash": saved.hash, "kind": saved.kind}
-    return {"init": names | {"num_known_genes": num_known} | mode}
+    text = "encoder starts from %s, which knows %d of %d genes; init_mode=%s"
+    log.info(text, init.saved.name, len(known), len(genes), init.mode)
+    return len(known)
 
 
 def start_attention(encoder: Encoder | None, train: Cells, cfg: NetworkConfig) -> None:
@@ -222,23 +236,18 @@ def start_head(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
 
 @progress("choosing the options of the linear branch")
 def find_linear_options(train: Cells, cfg: TrainConfig) -> LinearOptions | None:
-    """Choose how the linear branch is fitted, on the training cells; None if it starts at zero or is off."""
-    optim = cfg.optim
-    if not cfg.model.linear or optim.linear_start == "zero":
+    """Choose how the linear branch is fitted, on the training cells; None if it is off."""
+    if not cfg.model.linear:
         return None
-    linear_options = LinearOptions(
-        tuple(cfg.model.linear_powers), optim.linear_c, optim.linear_class_weights, optim.linear_gene_weights
-    )
-    settled = choose_linear_options(train.x, train.known_labels, linear_options, cfg.seed)
-    if settled != linear_options:
-        chosen = settled.weighting, settled.class_weights
-        log.info("linear branch: gene weights '%s', class weights '%s', chosen by the loss of held-out cells", *chosen)
-    return settled
+    options = choose_linear_options(train.x, train.known_labels, tuple(cfg.model.linear_powers), cfg.seed)
+    text = "linear branch: gene weights '%s', class weights '%s', chosen by the loss of held-out cells"
+    log.info(text, options.weighting, options.class_weights)
+    return options
 
 
-def add_linear(network: CellTypeModel, linear: LinearModel | None, times: float = 1.0) -> None:
-    """Add a linear model, multiplied by `times`, to the linear branch; None: leave it as it is."""
-    if network.linear is not None and linear is not None:
-        with torch.no_grad():
-            network.linear.weight.weight[:-1].add_(torch.from_numpy(linear.weight), alpha=times)
-            network.linear.bias.add_(torch.from_numpy(linear.bias), alpha=times)
+def add_linear(network: CellTypeModel, linear: LinearModel, times: float = 1.0) -> None:
+    """Add a linear model, multiplied by `times`, to the linear branch."""
+    assert network.linear is not None
+    with torch.no_grad():
+        network.linear.weight.weight[:-1].add_(torch.from_numpy(linear.weight), alpha=times)
+        network.linear.bias.add_(torch.from_numpy(linear.bias), alpha=times)

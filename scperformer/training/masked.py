@@ -29,7 +29,7 @@ from scperformer.network import (
     seed_of,
 )
 from scperformer.training.loaders import Labelled, StreamedCells, validation_batches
-from scperformer.training.supervised import EncoderLearner, loss_weights, process_factor
+from scperformer.training.supervised import EncoderLearner, process_factor
 from scperformer.training.trainer import run_epochs
 
 MASK = "embedding.expression.mask_D"
@@ -40,40 +40,26 @@ HIDDEN = -1.0  # stands for a hidden value among continuous ones, which are 0 or
 def hide_values(batch: Batch, tokens: TokensConfig, masking: MaskingConfig, seed: int) -> tuple[Batch, torch.Tensor]:
     """Hide some values of a batch; also return bool B x L, True where the true value is to be predicted.
 
-    Of the genes chosen in each cell, at least one, `mask_share` are shown as the mask, `random_share` with the value of
-    an expressed gene of the batch that was not chosen, and the rest as they are (Devlin et al. 2019, section 3.1; Yang
-    et al. 2022, Methods). All devices draw the same.
+    Of the genes chosen in each cell, at least one, a share `mask_share` is shown as the mask and the rest as it is
+    (Yang et al. 2022, Methods). All devices draw the same.
     """
     candidates_BL = batch.keep_BL & (batch.x_BL > 0)
     generator = torch.Generator().manual_seed(seed)
-    order_BL, kind_BL, donor_BL = torch.rand(3, *candidates_BL.shape, generator=generator).to(candidates_BL.device)
+    order_BL, kind_BL = torch.rand(2, *candidates_BL.shape, generator=generator).to(candidates_BL.device)
     wanted_B1 = (masking.share * candidates_BL.sum(1, keepdim=True)).round().clamp_min(1)
     rank_BL = order_BL.masked_fill(~candidates_BL, float("inf")).argsort(1).argsort(1)
     chosen_BL = candidates_BL & (rank_BL < wanted_B1)
     masked_BL = chosen_BL & (kind_BL < masking.mask_share)
-    random_BL = chosen_BL & ~masked_BL & (kind_BL < masking.mask_share + masking.random_share)
-    values_BL = batch.values_BL
-    x_BL = batch.x_BL
-    if masking.random_share:
-        donors = torch.nonzero((candidates_BL & ~chosen_BL).flatten()).flatten()
-        if len(donors):
-            donors_BL = donors[(donor_BL * len(donors)).long().clamp_max(len(donors) - 1)]
-            values_BL = torch.where(random_BL, batch.values_BL.flatten()[donors_BL], values_BL)
-            x_BL = torch.where(random_BL, batch.x_BL.flatten()[donors_BL], x_BL)
-        else:
-            masked_BL = masked_BL | random_BL
-    values_BL = values_BL.masked_fill(masked_BL, HIDDEN if tokens.name == "continuous" else mask_token(tokens))
-    return Batch(batch.genes_BL, values_BL, x_BL.masked_fill(masked_BL, 0.0), batch.keep_BL), chosen_BL
+    values_BL = batch.values_BL.masked_fill(masked_BL, HIDDEN if tokens.name == "continuous" else mask_token(tokens))
+    return Batch(batch.genes_BL, values_BL, batch.x_BL.masked_fill(masked_BL, 0.0), batch.keep_BL), chosen_BL
 
 
-def hidden_loss(
-    predicted: torch.Tensor, true_K: torch.Tensor, masking: MaskingConfig, bin_weights_N: torch.Tensor | None = None
-) -> torch.Tensor:
+def hidden_loss(predicted: torch.Tensor, true_K: torch.Tensor, masking: MaskingConfig) -> torch.Tensor:
     """Compute the mean loss of predictions of hidden values: logits of bins, K x N, or values, K; 0 if K is 0."""
     if not len(true_K):
         return predicted.sum()
     if predicted.dim() == 2:
-        return cross_entropy(predicted.float(), true_K, weight=bin_weights_N)
+        return cross_entropy(predicted.float(), true_K)
     error = huber_loss if masking.loss == "huber" else mse_loss
     return error(predicted.float(), true_K)
 
@@ -138,18 +124,15 @@ class MaskableValues(nn.Module):
 class MaskedModel(nn.Module):
     """Predicts the hidden values of tokens from their vectors in the encoder's output.
 
-    With bins, `tied` makes the table of bins the output layer. Predictions of continuous values start from `mean_x`.
+    Predictions of continuous values start from `mean_x`.
     """
 
-    def __init__(self, encoder: Encoder, *, tied: bool = False, mean_x: float = 0.0):
+    def __init__(self, encoder: Encoder, *, mean_x: float = 0.0):
         super().__init__()
         self.encoder = encoder
-        self.tied = tied
         expression = encoder.embedding.expression
         if isinstance(expression, nn.Embedding):
-            output = nn.Linear(expression.embedding_dim, expression.num_embeddings, bias=not tied)
-            if tied:
-                output.weight = expression.weight
+            output = nn.Linear(expression.embedding_dim, expression.num_embeddings)
             self.decoder: nn.Module = nn.Sequential(OrderedDict(output=output))
         else:
             assert isinstance(expression, ContinuousEmbedding)
@@ -169,7 +152,7 @@ class MaskedModel(nn.Module):
         state = self.encoder.state_dict()
         mask = {"mask_D": state.pop(MASK)} if MASK in state else {}
         encoder = {name.replace(".expression.values.", ".expression."): tensor for name, tensor in state.items()}
-        decoder = {} if self.tied else {f"decoder.{name}": t for name, t in self.decoder.state_dict().items()}
+        decoder = {f"decoder.{name}": tensor for name, tensor in self.decoder.state_dict().items()}
         named = {ENCODER_PREFIX: encoder, PRETRAINING: mask | decoder}
         return {prefix + name: tensor for prefix, group in named.items() for name, tensor in group.items()}
 
@@ -196,43 +179,30 @@ class MaskedLearner(EncoderLearner):
         self.tokens = cfg.tokens
         self.masking = cfg.masking
         self.naive: torch.Tensor
-        self.bin_weights: torch.Tensor | None
-        # They are computed from the cells: a checkpoint need not hold them.
+        # It is computed from the cells: a checkpoint need not hold it.
         self.register_buffer("naive", naive_table(train.x, cfg.tokens), persistent=False)
-        weights = None
-        if cfg.tokens.name != "continuous" and cfg.masking.class_weights != "none":
-            weights = loss_weights(bin_counts(train.x, cfg.tokens).sum(0), cfg.masking.class_weights)
-        self.register_buffer("bin_weights", weights, persistent=False)
 
     def training_step(self, batch: Labelled, batch_idx: int) -> torch.Tensor:
         tokens = self.with_genes_dropped(batch[0])
         seed = seed_of("masked in training", self.seed, self.global_step, self.global_rank)
         hidden, chosen_BL = hide_values(tokens, self.tokens, self.masking, seed)
         true_K = tokens.values_BL[chosen_BL]
-        loss = self.loss(self.network(hidden, chosen_BL), true_K) * process_factor(self.weight(true_K))
+        num_hidden = torch.tensor(float(len(true_K)), device=true_K.device)
+        loss = hidden_loss(self.network(hidden, chosen_BL), true_K, self.masking) * process_factor(num_hidden)
         loss = loss + self.network.encoder.penalty().to(loss.device)
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(tokens.keep_BL), sync_dist=True)
         return loss
 
-    def loss(self, predicted: torch.Tensor, true_K: torch.Tensor) -> torch.Tensor:
-        """The mean loss of predictions of hidden values."""
-        return hidden_loss(predicted, true_K, self.masking, self.bin_weights)
-
-    def weight(self, true_K: torch.Tensor) -> torch.Tensor:
-        """The weight of a mean loss of hidden values when it is added to the mean losses of others."""
-        if self.bin_weights is None:
-            return torch.tensor(float(len(true_K)), device=true_K.device)
-        return self.bin_weights[true_K].sum()
-
     def losses(self, tokens: Batch, batch_idx: int) -> torch.Tensor:
-        """Sum the losses of a batch of validation cells: the network's, the naive guess's, and the divisor of both."""
+        """Sum over a batch of validation cells: the network's loss, the naive guess's, and the number of values."""
         seed = seed_of("masked in validation", self.seed, batch_idx)
         hidden, chosen_BL = hide_values(tokens, self.tokens, self.masking, seed)
         true_K = tokens.values_BL[chosen_BL]
-        total = self.weight(true_K)
-        naive = self.loss(naive_guess(self.naive, tokens, chosen_BL), true_K)
-        found = torch.stack([self.loss(self.network(hidden, chosen_BL), true_K), naive])
-        return torch.cat([found * total.to(found.device), total.to(found.device)[None]]).double().cpu()
+        ours = hidden_loss(self.network(hidden, chosen_BL), true_K, self.masking)
+        naive = hidden_loss(naive_guess(self.naive, tokens, chosen_BL), true_K, self.masking)
+        means = torch.stack([ours, naive])
+        num_hidden = torch.tensor(float(len(true_K)), device=means.device)
+        return torch.cat([means * num_hidden, num_hidden[None]]).double().cpu()
 
     def on_validation_epoch_start(self) -> None:
         self.sums = torch.zeros(3, dtype=torch.float64)

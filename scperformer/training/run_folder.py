@@ -1,4 +1,4 @@
-"""The run folder beside a model, and the frame of every training: open the folder, train in it, write the model."""
+"""The run folder beside a model: its records, its learning curve, and whether it can be resumed."""
 
 import json
 import logging
@@ -7,12 +7,12 @@ import platform
 import shlex
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -24,12 +24,11 @@ from scperformer.base.errors import InputError
 from scperformer.base.outputs import MARK, Folder, foreign, mark, new_file, output_named, remove, require_absent
 from scperformer.base.pictures import PALETTE, draw_reliability, png
 from scperformer.base.signals import RESUMES
-from scperformer.cells import settle_in_memory
 from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig, yaml_text
 from scperformer.files import sha256
 from scperformer.model import INFO, MODEL, SavedModel, write_model
 from scperformer.network import torch_state_kept
-from scperformer.training.initialise import Config, adopt_options, load_init
+from scperformer.training.initialise import Init
 from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST
 
 log = logging.getLogger(__name__)
@@ -49,7 +48,6 @@ RAISABLE = ("trainer.max_epochs", "trainer.patience")  # larger ones than before
 PATHS = ("init", "genes_path", "unlabelled", "conditions.genes", "model.gene2vec_path", "label_tree", "ontology")
 PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
 SCORES = {"macro_f1": "macro-F1", "accuracy": "accuracy"}  # in the picture of the learning curve
-Data = TypeVar("Data")
 
 
 class Diverged(InputError):
@@ -69,8 +67,8 @@ def is_helper(cfg: NetworkConfig) -> bool:
 def run_options(cfg: NetworkConfig, checksum: str) -> dict[str, Any]:
     """The checksum of a run's data, and its options but for where it writes and how it shows progress."""
     options = asdict(cfg)
-    for name in ("inputs", "output", "overwrite", "resume", "estimate"):
-        options.pop(name, None)  # a pretraining has no estimate
+    for name in ("inputs", "output", "overwrite", "resume"):
+        del options[name]
     del options["trainer"]["progress_bar"]
     return {"options": options, "reference_sha256": checksum}
 
@@ -257,11 +255,37 @@ def draw_learning_curve(epochs: pd.DataFrame, best_epoch: int, baseline: Mapping
     return png(figure)
 
 
+def is_finished(cfg: NetworkConfig, output: Path, checksum: str) -> bool:
+    """Whether `resume=true` finds a model that the same options have made of the same data."""
+    folder = run_folder_of(output)
+    if not (cfg.resume and (output / INFO).is_file() and read_record(folder)):
+        return False
+    changed, other_data = differences(cfg, folder, checksum)
+    return not changed and not other_data
+
+
+def require_place(cfg: NetworkConfig, output: Path) -> None:
+    """Refuse an output that exists, unless it is replaced or resumed, and a run folder that no training has made."""
+    if not is_helper(cfg):
+        require_own_run(output)
+    may_be_finished = cfg.resume and (output / INFO).is_file() and bool(read_record(run_folder_of(output)))
+    if not may_be_finished:
+        require_absent(output, cfg.overwrite, MODEL)
+
+
 @contextmanager
-def _kept_if_resumable(folder: Path, cfg: NetworkConfig) -> Iterator[None]:
-    """Remove the run folder after an error of the user or a signal, unless it has a checkpoint to continue from."""
+def opened_run(cfg: NetworkConfig, output: Path, checksum: str) -> Iterator[Path]:
+    """Open the run folder for a training.
+
+    After an error of the user or a signal it is removed, unless it has a checkpoint from which the run can be resumed;
+    at the end the checkpoints are removed, and the logs stay.
+    """
+    if not is_helper(cfg):
+        require_absent(output, cfg.overwrite, MODEL)
+    folder = open_run(cfg, output, checksum)
     try:
-        yield
+        with torch_state_kept(cfg.trainer.threads), output_named(folder):
+            yield folder
     except (InputError, KeyboardInterrupt, SystemExit) as error:
         if isinstance(error, Diverged):  # resume=true must not continue from here
             shutil.rmtree(folder / CHECKPOINTS)
@@ -273,61 +297,36 @@ def _kept_if_resumable(folder: Path, cfg: NetworkConfig) -> Iterator[None]:
         elif not isinstance(error, InputError):
             error.add_note(RESUMES)
         raise
+    if not is_helper(cfg):
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
 
 
-@torch_state_kept()  # other libraries change the number of threads, too, when they are imported
-def train_in_run_folder(
-    cfg: Config,
-    paths: Sequence[Path],
-    output: Path,
-    load: Callable[[Config], tuple[Data, str]],
-    fit: Callable[[Data, Config, Path], SavedModel | None],
-) -> Path:
-    """Settle the options, load the cells, train in the run folder, and write the model folder: every training's frame.
+def write_trained(saved: SavedModel, output: Path, folder: Path, *, overwrite: bool) -> None:
+    """Write the model folder of a training, with its pictures."""
+    metrics = saved.metrics
+    write_json(folder / "metrics.json", metrics)
+    pictures = {}
+    # A pretraining has no learning curve, and branches that were fitted have no epochs.
+    if metrics["best_epoch"] and "baseline" in metrics:
+        picture = draw_learning_curve(pd.read_csv(folder / EPOCHS_TABLE), metrics["best_epoch"], metrics["baseline"])
+        with new_file(folder / CURVE, overwrite=True) as temporary:
+            temporary.write_bytes(picture)
+        pictures = {CURVE: picture, EPOCHS_TABLE: (folder / EPOCHS_TABLE).read_bytes()}
+    if "calibration" in metrics:
+        bins = metrics["calibration"]["bins"]
+        pictures |= {RELIABILITY: draw_reliability({"held-out cells of the reference": bins})}
+    write_model(saved, output, overwrite=overwrite, more=pictures)
+    log.info("written: %s", output)
 
-    `paths` are the inputs, none for cells in memory. `load` also gives the checksum of the cells: a run is resumed only
-    if it is the same. `fit` returns None in the helping processes of a distributed run.
-    """
+
+def quiet_if_helper(cfg: NetworkConfig) -> None:
+    """Let only errors of a helping process be seen: the first process logs for all."""
     if is_helper(cfg):
         logging.getLogger("scperformer").setLevel(logging.ERROR)
         warnings.simplefilter("ignore")
-    cfg = settle_in_memory(cfg, paths)
-    if not is_helper(cfg):
-        require_own_run(output)
-    may_be_done = cfg.resume and (output / INFO).is_file() and bool(read_record(run_folder_of(output)))
-    if not may_be_done:
-        require_absent(output, cfg.overwrite, MODEL)
-    cfg = adopt_options(cfg)
-    cells, checksum = load(cfg)
-    checksum += "" if cfg.init is None else load_init(cfg.init).hash
-    checksum += "" if cfg.conditions.genes is None else sha256(Path(cfg.conditions.genes))
-    if may_be_done:
-        changed, other_data = differences(cfg, run_folder_of(output), checksum)
-        if not changed and not other_data:
-            log.info("%s is finished: nothing to resume", output)
-            return output
-        require_absent(output, cfg.overwrite, MODEL)
-    folder = open_run(cfg, output, checksum)
-    with _kept_if_resumable(folder, cfg):
-        with torch_state_kept(cfg.trainer.threads), output_named(folder):
-            saved = fit(cells, cfg, folder)
-        if saved is None:
-            return output
-        metrics = saved.metrics
-        pictures = {}
-        write_json(folder / "metrics.json", metrics)
-        # A pretraining has no curve, and a linear branch that is fitted and not trained has no epochs.
-        if metrics["best_epoch"] and "baseline" in metrics:
-            picture = draw_learning_curve(
-                pd.read_csv(folder / EPOCHS_TABLE), metrics["best_epoch"], metrics["baseline"]
-            )
-            with new_file(folder / CURVE, overwrite=True) as temporary:
-                temporary.write_bytes(picture)
-            pictures = {CURVE: picture, EPOCHS_TABLE: (folder / EPOCHS_TABLE).read_bytes()}
-        if "calibration" in metrics:
-            bins = metrics["calibration"]["bins"]
-            pictures |= {RELIABILITY: draw_reliability({"held-out cells of the reference": bins})}
-        write_model(saved, output, overwrite=cfg.overwrite, more=pictures)
-    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)  # the logs stay
-    log.info("written: %s", output)
-    return output
+
+
+def checksum_with(cfg: NetworkConfig, checksum: str, init: Init | None) -> str:
+    """Return the checksum of all data that a training depends on, from that of its cells."""
+    checksum += "" if init is None else init.saved.hash
+    return checksum + ("" if cfg.conditions.genes is None else sha256(Path(cfg.conditions.genes)))

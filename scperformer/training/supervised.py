@@ -42,13 +42,6 @@ def lr_factor(step: int, num_steps: int, optim: OptimConfig) -> float:
     return optim.final_lr_fraction + (1 - optim.final_lr_fraction) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def linear_lr_factor(network: CellTypeModel, optim: OptimConfig) -> float:
-    """The learning rate of the linear branch as a fraction of `optim.lr`; 0: it is not trained."""
-    if network.linear is None:
-        return 0.0
-    return optim.linear_lr_factor if optim.linear_start == "logistic" else 1.0
-
-
 def variability(x: csr_matrix) -> torch.Tensor:
     """Return the logarithm of variance / mean of each gene, float32 G, from ln(1 + cp10k) of cells."""
     linear = x.copy()
@@ -162,17 +155,16 @@ class Learner(EncoderLearner):
             if network.encoder.embedding.gene is not None:
                 network.encoder.embedding.gene.requires_grad_(False)
         self.encoder_lr_factor = 1.0 if cfg.init is None and not is_coexpression else cfg.optim.init_lr_factor
-        self.linear_lr_factor = linear_lr_factor(network, cfg.optim)
-        if network.linear is not None:
-            network.linear.requires_grad_(self.linear_lr_factor > 0)
+        if network.linear is not None:  # it was fitted, and stays as it is
+            network.linear.requires_grad_(False)
 
     def training_step(self, batch: Labelled, batch_idx: int) -> torch.Tensor:
         tokens, labels_B = batch
         linear_BC, encoder_BC, _ = self.network.branches(tokens, self.with_genes_dropped(tokens))
         loss = self.loss(linear_BC + encoder_BC, labels_B)
-        if self.network.has_both and self.optim.encoder_loss_weight:
+        if self.network.has_both:
             # A linear branch that fits its training cells leaves the encoder nothing to learn from their sum.
-            loss = loss + self.optim.encoder_loss_weight * self.loss(encoder_BC, labels_B)
+            loss = loss + self.loss(encoder_BC, labels_B)
         loss = loss * process_factor(self.label_weights[labels_B].sum()) + self.network.penalty().to(loss.device)
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(labels_B), sync_dist=True)
         return loss
@@ -205,32 +197,28 @@ class Learner(EncoderLearner):
         self.log(self.monitor, scores.macro_f1 - LOSS_SHARE * loss)
 
     def configure_optimizers(self) -> Any:
-        optim = self.optim
+        lr = self.optim.lr
         factor = self.encoder_lr_factor
-        others = [(name, p) for name, p in self.network.named_parameters() if not name.startswith("linear.")]
-        others = [(name, p) for name, p in others if p.requires_grad or factor == 1]
-        slow = [p for name, p in others if factor != 1 and name.startswith("encoder.")]
-        rest = [p for name, p in others if factor == 1 or not name.startswith("encoder.")]
-        rates = ((rest, optim.lr), (slow, optim.lr * factor))
-        groups = [{"params": part, "lr": lr, "weight_decay": optim.weight_decay} for part, lr in rates if part]
-        if self.linear_lr_factor and self.network.linear is not None:
-            # Its start is a penalised fit already: decay would pull it away from that.
-            linear = list(self.network.linear.parameters())
-            groups.append({"params": linear, "lr": optim.lr * self.linear_lr_factor, "weight_decay": 0.0})
-        return self.scheduled(groups)
+        named = [(name, p) for name, p in self.network.named_parameters() if not name.startswith("linear.")]
+        named = [(name, p) for name, p in named if p.requires_grad or factor == 1]
+        slow = [p for name, p in named if factor != 1 and name.startswith("encoder.")]
+        others = [p for name, p in named if factor == 1 or not name.startswith("encoder.")]
+        rates = ((others, lr), (slow, lr * factor))
+        return self.scheduled(
+            [{"params": part, "lr": rate, "weight_decay": self.optim.weight_decay} for part, rate in rates if part]
+        )
 
 
-def has_to_learn(network: CellTypeModel, optim: OptimConfig) -> bool:
-    """Whether there is anything to train: branches that were fitted and have no layers need no training."""
-    has_layers = network.encoder is not None and bool(network.encoder.stack)
-    return has_layers or linear_lr_factor(network, optim) > 0
+def has_layers(network: CellTypeModel) -> bool:
+    """Whether there is anything to train: branches without layers are fitted."""
+    return network.encoder is not None and bool(network.encoder.stack)
 
 
 def train_network(
     network: CellTypeModel, train: Cells | StreamedCells, val: Cells, cfg: TrainConfig, run_folder: Path
 ) -> int | None:
     """Train, and leave the weights of the best epoch in `network`; return it as `run_epochs`, or 0: none needed."""
-    if not has_to_learn(network, cfg.optim):
+    if not has_layers(network):
         return 0
     learner = Learner(network, train.known_labels, cfg)
     learner.learn_under_conditions(train.sample, train.sample.known_labels)

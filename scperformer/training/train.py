@@ -1,10 +1,9 @@
-"""Train a model on a labelled reference: make a network, train it, scale its branches, write the model folder."""
+"""Train a model on a labelled reference: prepare, fit or train, score, refit to all cells, write the model folder."""
 
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,22 @@ from threadpoolctl import threadpool_limits
 
 from scperformer.base.errors import InputError
 from scperformer.base.metrics import score
-from scperformer.cells import Reference, Sample, make_reference, read_unlabelled, recover_counts, stratified_sample
+from scperformer.cells import (
+    Reference,
+    Sample,
+    make_reference,
+    read_unlabelled,
+    recover_counts,
+    settle_in_memory,
+    stratified_sample,
+)
 from scperformer.config import TrainConfig
 from scperformer.files import checksum, default_output, read_cells
 from scperformer.fitting import (
+    MIN_GAIN,
     MOST_DUAL,
     Fitted,
+    LinearOptions,
     conditions_table,
     evidence_folds,
     fill_network,
@@ -32,85 +41,156 @@ from scperformer.fitting import (
     simulated,
 )
 from scperformer.model import MOST_CELLS, MOST_VALUES, HeldOut, ReferenceCells, SavedModel, sum_of_branches
-from scperformer.network import Cells, CellTypeModel, as_model, branch_logits, gene_means
-from scperformer.training import initialise
+from scperformer.network import Cells, CellTypeModel, as_model, branch_logits, gene_means, torch_state_kept
 from scperformer.training.batch_size import with_batch_size
+from scperformer.training.initialise import (
+    Init,
+    add_linear,
+    adopt_options,
+    find_linear_options,
+    in_order_of_init,
+    load_init,
+    start_attention,
+    start_encoder,
+    start_head,
+)
 from scperformer.training.loaders import StreamedCells, source_of_cells
-from scperformer.training.run_folder import Diverged, is_helper, record_start, train_in_run_folder
-from scperformer.training.supervised import has_to_learn, train_network
+from scperformer.training.run_folder import (
+    Diverged,
+    checksum_with,
+    is_finished,
+    is_helper,
+    opened_run,
+    quiet_if_helper,
+    record_start,
+    require_place,
+    write_trained,
+)
+from scperformer.training.supervised import has_layers, train_network
 from scperformer.trust import calibration, fit_profile, left_out_table
 
 log = logging.getLogger(__name__)
 
 
-def load_reference(paths: Sequence[Path], cfg: TrainConfig) -> Reference:
-    """Load the cells of a file or, with `data.in_memory=false`, open one or more files whose cells stay on disk."""
-    in_memory = cfg.data.in_memory is not False
-    source = Sample(read_cells(paths[0], cfg.orientation), paths[0]) if in_memory else paths
-    return initialise.in_order_of_init(make_reference(source, cfg), cfg)
+def run_train(cfg: TrainConfig) -> Path:
+    """Train a model on the labelled files `cfg.inputs`; write the model folder and return its path."""
+    return train_cells(None, cfg, Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".model"))
 
 
-def new_network(reference: Reference, cfg: TrainConfig) -> CellTypeModel:
-    """Make the untrained network for a reference; the same for the same seed."""
-    torch.manual_seed(cfg.seed)
-    options: dict[str, Any] = {"tokens": cfg.tokens, "model": cfg.model, "attention": cfg.attention, "head": cfg.head}
-    network = CellTypeModel(len(reference.genes), len(reference.label_names), seed=cfg.seed, **options)
-    if network.encoder is not None:
-        initialise.start_encoder(network.encoder, reference.genes, cfg)
-    return network
+@torch_state_kept()  # other libraries change the number of threads, too, when they are imported
+def train_cells(cells: AnnData | None, cfg: TrainConfig, output: Path) -> Path:
+    """Train on cells in memory or, without them, on the files `cfg.inputs`, and write the model folder."""
+    quiet_if_helper(cfg)
+    paths = [Path(name) for name in cfg.inputs] if cells is None else []
+    cfg = settle_in_memory(cfg, paths)
+    require_place(cfg, output)
+    init = load_init(cfg)
+    cfg = adopt_options(cfg, init)
+    if cells is None:
+        source = {"reference": ", ".join(path.name for path in paths), "reference_sha256": checksum(*paths)}
+    else:
+        source = {"reference": "AnnData in memory", "reference_sha256": ""}
+    reference = load_reference(paths if cells is None else cells, cfg, init)
+    data_checksum = checksum_with(cfg, source["reference_sha256"], init)
+    if is_finished(cfg, output, data_checksum):
+        log.info("%s is finished: nothing to resume", output)
+        return output
+    with opened_run(cfg, output, data_checksum) as folder:
+        saved = train_on(reference, cfg, folder, init, source)
+        if saved is not None:
+            write_trained(saved, output, folder, overwrite=cfg.overwrite)
+    return output
 
 
-def new_training(
-    reference: Reference, cfg: TrainConfig, run_folder: Path | None
-) -> tuple[CellTypeModel, Cells | StreamedCells, Cells, TrainConfig]:
-    """Make the untrained network, part the cells into those to train and to validate on, and settle the batch size."""
-    rows = reference.split.train, reference.split.val
-    cells, val = source_of_cells(reference, reference.labels, rows, cfg.tokens)
-    network = new_network(reference, cfg)
-    network.require_length(int(max(cells.sample.lengths.max(), val.lengths.max())))
-    return network, cells, val, with_batch_size(cfg, cells.sample, network, run_folder)
+def load_reference(source: AnnData | Sequence[Path], cfg: TrainConfig, init: Init | None) -> Reference:
+    """Load cells in memory or a file, or open one or more files whose cells stay on disk (`data.in_memory=false`)."""
+    if isinstance(source, AnnData):
+        reference = make_reference(Sample(source, Path("AnnData in memory")), cfg)
+    elif cfg.data.in_memory is not False:
+        reference = make_reference(Sample(read_cells(source[0], cfg.orientation), source[0]), cfg)
+    else:
+        reference = make_reference(source, cfg)
+    return in_order_of_init(reference, init)
 
 
-def scores_on_held_out(
-    network: CellTypeModel, train: Cells, val: Cells, cfg: TrainConfig, fitted: Fitted
-) -> tuple[dict[str, Any], HeldOut | None]:
-    """Return the metrics on the held-out cells, the baseline's and the scales; also held-out calls with these scales.
+@dataclass
+class Training:
+    """What a training works on."""
 
-    A network that was trained gets its scales and its held-out calls from these cells, one that was fitted has both
-    already, from other cells.
+    reference: Reference
+    cfg: TrainConfig  # with a number as batch size
+    network: CellTypeModel
+    cells: Cells | StreamedCells  # to train on
+    val: Cells  # to validate on
+    num_known_genes: int  # genes that `init` knows
+    unlabelled: csr_matrix | None  # more cells, from which vectors of genes are learned, too
+
+    @property
+    def train(self) -> Cells:
+        """The cells to train on that are in memory: all of them, or a sample of cells on disk."""
+        return self.cells.sample
+
+    @property
+    def learns(self) -> bool:
+        """Whether the network has layers to train; else its branches are fitted."""
+        return has_layers(self.network)
+
+
+def train_on(
+    reference: Reference, cfg: TrainConfig, folder: Path, init: Init | None, source: dict[str, str]
+) -> SavedModel | None:
+    """Train on a reference in the run folder; None in all processes of a distributed run but the first.
+
+    `source` has two entries of the provenance, `reference` (file names) and `reference_sha256` ("": cells in memory).
     """
-    linear, encoder = branch_logits(network, val, cfg.trainer.batch_size)
-    if not (np.isfinite(linear).all() and np.isfinite(encoder).all()):
-        raise Diverged("logits", cfg)
-    found: dict[str, Any] = {"scales": fitted.scales, "out_of_fold": fitted.evidence}
-    logits = linear + encoder
-    held_out = fitted.held_out
-    if not fitted.scales:
-        min_gain = (
-            0.0 if cfg.model.positions == "coexpression" else cfg.optim.encoder_min_gain
-        )  # it has been seen to pay
-        scale_linear, scale_encoder, gain = scales_if_significant(linear, encoder, val.known_labels, min_gain)
-        if gain is not None:
-            facts = "kept" if scale_encoder else "left out", gain["mean"], gain["standard_error"]
-            log.info("encoder %s: loss of a held-out cell falls by %.3f ± %.3f", *facts)
-        network.scale_branches(scale_linear, scale_encoder)
-        scales = {"linear": scale_linear, "encoder": scale_encoder}
-        found = {"scales": {name: scale for name, scale in scales.items() if getattr(cfg.model, name)}}
-        found |= {} if gain is None else {"encoder_gain": gain}
-        logits = scale_linear * linear + scale_encoder * encoder
-        with threadpool_limits(1):  # sums in another order would change the last bits
-            profile = fit_profile(train.x, train.known_labels, cfg.seed)
-        held_out = HeldOut(logits, val.known_labels, profile.scores(val.x), vars(profile))
-    baseline = fit_logistic(train.x, train.known_labels)
-    return {
-        "num_val_cells": len(val),
-        "model": asdict(score(val.known_labels, logits.argmax(axis=1))),
-        "baseline": asdict(score(val.known_labels, baseline.predict(val.x))),
-        **found,
-    }, held_out
+    begin = time.perf_counter()
+    reference_cells = cells_to_store(reference, cfg)
+    training = prepare(reference, cfg, init, folder)
+    facts = source | facts_about(training, init) | facts_about_stored(reference_cells, cfg)
+    files = [Path(name).name for name in cfg.inputs] if source["reference_sha256"] else []
+    recorded = record_start(folder, training.cfg, facts, files)
+    if not training.learns and is_helper(cfg):  # the first process fits alone
+        return None
+
+    linear_options, fitted = fit(training)
+    if training.learns:
+        reference_cells = None  # frees memory during the training; the same cells are drawn again below
+    best_epoch = train_network(training.network, training.cells, training.val, training.cfg, folder)
+    if best_epoch is None:
+        return None
+    if training.learns:
+        reference_cells = cells_to_store(reference, cfg)
+
+    metrics, held_out = score_on_held_out(training, fitted)
+    metrics["best_epoch"] = best_epoch
+    metrics |= evidence_of_trust(training, held_out)
+    if linear_options is not None:
+        metrics["linear_branch"] = asdict(linear_options)
+    weights = refit(training, fitted, linear_options, metrics["scales"])
+    log_scores(metrics)
+    saved = SavedModel(
+        name=folder.stem.removesuffix(".model"),
+        genes=reference.genes,
+        gene_means=gene_means(reference.x),
+        labels=reference.label_names,
+        ontology_term_ids=reference.terms.ids,
+        tree=reference.terms.tree,
+        metrics=metrics,
+        weights=weights,
+        reference_cells=reference_cells,
+        held_out=held_out,
+        **recorded,
+    )
+    if cfg.card == "full" and reference_cells is not None:
+        metrics["conditions"] = conditions_table(as_model(saved, folder), reference_cells, cfg.seed)
+    metrics["seconds"] = round(time.perf_counter() - begin, 1)
+    return saved
 
 
-def cells_to_keep(reference: Reference, cfg: TrainConfig) -> ReferenceCells | None:
+# Prepare
+
+
+def cells_to_store(reference: Reference, cfg: TrainConfig) -> ReferenceCells | None:
     """Return up to `keep_cells` cells of the reference as counts, or as relative expression if it has none.
 
     With `keep_cells=0` as many as adapting uses are simulated instead; None without counts.
@@ -122,144 +202,221 @@ def cells_to_keep(reference: Reference, cfg: TrainConfig) -> ReferenceCells | No
         found = f"{len(rows):,} cells to keep, with {x.nnz:,} values"
         raise InputError(found, f"at most {MOST_CELLS:,} with {MOST_VALUES:,}", f"lower keep_cells={cfg.keep_cells}")
     counts = recover_counts(x)
+    if counts is None and cfg.card == "full":
+        remedy = "name counts with source=layers/NAME, or leave card=full out"
+        raise InputError("card=full and a reference without counts", "counts, which can be thinned", remedy)
     if counts is not None:
-        reference_cells = ReferenceCells(counts, labels, are_counts=True)
-        return reference_cells if cfg.keep_cells else simulated(reference_cells, MOST_DUAL, cfg.seed)
+        cells = ReferenceCells(counts, labels, are_counts=True)
+        return cells if cfg.keep_cells else simulated(cells, MOST_DUAL, cfg.seed)
     if not cfg.keep_cells:
         return None
-    return ReferenceCells(csr_matrix((np.expm1(x.data), x.indices, x.indptr), shape=x.shape), labels, are_counts=False)
+    relative = csr_matrix((np.expm1(x.data), x.indices, x.indptr), shape=x.shape)
+    return ReferenceCells(relative, labels, are_counts=False)
 
 
-def facts_about(reference: Reference, cfg: TrainConfig) -> dict[str, Any]:
+def prepare(reference: Reference, cfg: TrainConfig, init: Init | None, folder: Path | None) -> Training:
+    """Make the untrained network, split the cells into training and validation cells, and settle the batch size."""
+    rows = reference.split.train, reference.split.val
+    cells, val = source_of_cells(reference, reference.labels, rows, cfg.tokens)
+    network, num_known_genes = new_network(reference, cfg, init)
+    network.require_length(int(max(cells.sample.lengths.max(), val.lengths.max())))
+    cfg = with_batch_size(cfg, cells.sample, network, folder)
+    return Training(reference, cfg, network, cells, val, num_known_genes, read_unlabelled(reference, cfg))
+
+
+def new_network(reference: Reference, cfg: TrainConfig, init: Init | None) -> tuple[CellTypeModel, int]:
+    """Make the untrained network for a reference, the same for the same seed, and count the genes that `init` knows."""
+    torch.manual_seed(cfg.seed)
+    options: dict[str, Any] = {"tokens": cfg.tokens, "model": cfg.model, "attention": cfg.attention, "head": cfg.head}
+    network = CellTypeModel(len(reference.genes), len(reference.label_names), seed=cfg.seed, **options)
+    num_known_genes = 0
+    if network.encoder is not None:
+        num_known_genes = start_encoder(network.encoder, reference.genes, cfg, init)
+    return network, num_known_genes
+
+
+def facts_about(training: Training, init: Init | None) -> dict[str, Any]:
     """Return the entries of the provenance about the cells and labels of a reference."""
-    counts = reference.counts
-    facts: dict[str, Any] = {
-        **initialise.origin(cfg, reference.genes),
+    reference = training.reference
+    cfg = training.cfg
+    facts: dict[str, Any] = {}
+    if init is not None:
+        facts["init"] = init.provenance(training.num_known_genes) | {"mode": init.mode}
+    facts |= {
         "label_key": cfg.label_key,
-        "num_cells": int(counts.sum()),
-        "cells_per_label": {label: int(n) for label, n in zip(reference.label_names, counts, strict=True)},
+        "num_cells": int(reference.counts.sum()),
+        "cells_per_label": {
+            label: int(num) for label, num in zip(reference.label_names, reference.counts, strict=True)
+        },
         "input": reference.summary,
         "split": reference.split.done,
         "rare_labels": reference.rare.done,
         "notes": reference.notes,
     }
-    facts |= {} if cfg.tissue is None else {"tissue": cfg.tissue}
-    facts |= {} if reference.terms.release is None else {"ontology": reference.terms.release}
-    facts |= {"unlabelled": [Path(name).name for name in cfg.unlabelled]} if cfg.unlabelled else {}
+    if cfg.tissue is not None:
+        facts["tissue"] = cfg.tissue
+    if reference.terms.release is not None:
+        facts["ontology"] = reference.terms.release
+    if cfg.unlabelled:
+        facts["unlabelled"] = [Path(name).name for name in cfg.unlabelled]
     return facts
 
 
-def fit(reference: Reference, cfg: TrainConfig, run_folder: Path, source: dict[str, str]) -> SavedModel | None:
-    """Train on a reference in the run folder; None in all processes of a distributed run but the first.
-
-    `source` has two entries of the provenance, `reference` (file names) and `reference_sha256` ("": cells in memory).
-    """
-    begin = time.perf_counter()
-    reference_cells = cells_to_keep(reference, cfg)
-    if cfg.conditions_table and (reference_cells is None or not reference_cells.are_counts):
-        remedy = "name counts with source=layers/NAME, or leave conditions_table out"
-        raise InputError("conditions_table=true and a reference without counts", "counts, which can be thinned", remedy)
-    network, cells, val, cfg = new_training(reference, cfg, run_folder)
-    train = cells.sample
-    counts = reference.counts
-    data = source | facts_about(reference, cfg)
+def facts_about_stored(reference_cells: ReferenceCells | None, cfg: TrainConfig) -> dict[str, Any]:
+    """Return the entry of the provenance about the stored cells, and log what they cannot be used for."""
     if reference_cells is None:
         log.warning("the reference has no counts from which cells could be simulated: the model cannot adapt to a file")
-    elif not reference_cells.are_counts:
+        return {}
+    if not reference_cells.are_counts:
         log.info("the reference has no counts: a model adapted to a file takes its genes into account, not its depth")
-    if reference_cells is not None:
-        data["kept_cells"] = {"num_cells": len(reference_cells.labels), "simulated": not cfg.keep_cells}
-    files = [Path(name).name for name in cfg.inputs] if source["reference_sha256"] else []
-    recorded = record_start(run_folder, cfg, data, files)
+    return {"kept_cells": {"num_cells": len(reference_cells.labels), "simulated": not cfg.keep_cells}}
 
-    learns = has_to_learn(network, cfg.optim)
-    if not learns and is_helper(cfg):  # nothing to share between processes
-        return None
-    initialise.start_attention(network.encoder, train, cfg)
-    initialise.start_head(network, train, cfg)
-    linear_options = initialise.find_linear_options(train, cfg)
-    options: dict[str, Any] = {"linear_options": linear_options, "model": cfg.model, "head": cfg.head, "seed": cfg.seed}
-    options["unlabelled"] = read_unlabelled(reference, cfg)
-    fitted = fit_branches(train.x, train.known_labels, **options, with_evidence=not learns)
+
+# Fit, score, refit
+
+
+def fit(training: Training) -> tuple[LinearOptions | None, Fitted]:
+    """Fit all that is fitted before a training: the start of attention and head, the branches without layers.
+
+    Branches that are not trained afterwards also get their scales, from cross-validated calls.
+    """
+    network = training.network
+    train = training.train
+    cfg = training.cfg
+    start_attention(network.encoder, train, cfg)
+    start_head(network, train, cfg)
+    linear_options = find_linear_options(train, cfg)
+    fitted = fit_branches(
+        train.x,
+        train.known_labels,
+        linear_options=linear_options,
+        model=cfg.model,
+        head=cfg.head,
+        seed=cfg.seed,
+        unlabelled=training.unlabelled,
+        with_evidence=not training.learns,
+    )
     fill_network(network, fitted, fitted.scales)
-    sizes = len(cells), len(val), len(reference.genes), len(counts), sum(p.numel() for p in network.parameters())
+    reference = training.reference
     text = "training on %d cells, validating on %d: %d genes, %d labels, %d parameters, attention %s"
+    num_parameters = sum(parameter.numel() for parameter in network.parameters())
+    sizes = len(training.cells), len(training.val), len(reference.genes), len(reference.counts), num_parameters
     log.info(text, *sizes, cfg.attention["name"])
-    if learns:
-        reference_cells = (
-            None  # a training may take long: their memory is free meanwhile, and the same cells are found again
-        )
-    best_epoch = train_network(network, cells, val, cfg, run_folder)
-    if best_epoch is None:
-        return None
-    if learns:
-        reference_cells = cells_to_keep(reference, cfg)
+    return linear_options, fitted
 
-    metrics, held_out = scores_on_held_out(network, train, val, cfg, fitted)
-    metrics["best_epoch"] = best_epoch
+
+def score_on_held_out(training: Training, fitted: Fitted) -> tuple[dict[str, Any], HeldOut | None]:
+    """Return the metrics on the validation cells, the baseline's and the scales; also held-out calls with these scales.
+
+    A network that was trained gets its scales and its held-out calls from the validation cells, one that was fitted has
+    both already, from cross-validation.
+    """
+    train = training.train
+    val = training.val
+    linear, encoder = branch_logits(training.network, val, training.cfg.trainer.batch_size)
+    if not (np.isfinite(linear).all() and np.isfinite(encoder).all()):
+        raise Diverged("logits", training.cfg)
+    if fitted.scales:
+        logits = linear + encoder
+        held_out = fitted.held_out
+        evidence: dict[str, Any] = {"scales": fitted.scales, "out_of_fold": fitted.evidence}
+    else:
+        logits, evidence = scale_by_validation(training, linear, encoder)
+        with threadpool_limits(1):  # sums in another order would change the last bits
+            profile = fit_profile(train.x, train.known_labels, training.cfg.seed)
+        held_out = HeldOut(logits, val.known_labels, profile.scores(val.x), vars(profile))
+    baseline = fit_logistic(train.x, train.known_labels)
+    metrics = {
+        "num_val_cells": len(val),
+        "model": asdict(score(val.known_labels, logits.argmax(axis=1))),
+        "baseline": asdict(score(val.known_labels, baseline.predict(val.x))),
+        **evidence,
+    }
+    return metrics, held_out
+
+
+def scale_by_validation(
+    training: Training, linear: np.ndarray, encoder: np.ndarray
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Scale the branches of a trained network on the validation cells; return their logits and the evidence.
+
+    `linear` and `encoder` are the logits of the branches, N x C. An encoder whose gain is not significant is left out.
+    """
+    # Layers on a fitted encoder are kept in any case: they start at 0, and were seen to help other studies.
+    min_gain = 0.0 if training.cfg.model.positions == "coexpression" else MIN_GAIN
+    labels = training.val.known_labels
+    scale_linear, scale_encoder, gain = scales_if_significant(linear, encoder, labels, min_gain)
+    training.network.scale_branches(scale_linear, scale_encoder)
+    scales = {"linear": scale_linear, "encoder": scale_encoder}
+    evidence: dict[str, Any] = {
+        "scales": {name: scale for name, scale in scales.items() if getattr(training.cfg.model, name)}
+    }
+    if gain is not None:
+        used = "used" if scale_encoder else "left out"
+        text = "encoder %s: it lowers the loss of a held-out cell by %.3f ± %.3f"
+        log.info(text, used, gain["mean"], gain["standard_error"])
+        evidence["encoder_gain"] = gain
+    return scale_linear * linear + scale_encoder * encoder, evidence
+
+
+def evidence_of_trust(training: Training, held_out: HeldOut | None) -> dict[str, Any]:
+    """Return the calibration of held-out calls and, with `card=full`, the detection of cells of a left-out label."""
+    labels = training.reference.label_names
+    metrics: dict[str, Any] = {}
     if held_out is not None:
-        metrics["calibration"] = calibration(held_out.logits, held_out.labels, reference.label_names)
-        text = "calibration error of the confidence: %.3f on %d held-out cells, whose calls are kept (%.1f MB)"
-        log.info(text, metrics["calibration"]["error"], len(held_out.labels), len(held_out.to_bytes()) / 1e6)
-    if cfg.novelty_table:
-        rows, folds = evidence_folds(train.known_labels, cfg.seed)
-        areas = left_out_table(train.x[rows], train.known_labels[rows], folds, cfg.seed)
-        found = zip(reference.label_names, areas.tolist(), strict=True)
-        metrics["novelty"] = [{"label": label, "area": area} for label, area in found if np.isfinite(area)]
-    if linear_options is not None:
-        metrics["linear_branch"] = asdict(linear_options)
-    # The scales are settled: replace what was fitted by fits to all cells, including the held-out ones, as for the
-    # baseline. (Cells on disk: the sample for linear fits and the held-out cells.)
-    if not learns:
-        final = fit_branches(reference.x, reference.labels, **options, with_evidence=False)
-        fill_network(network, final, metrics["scales"])
+        metrics["calibration"] = calibration(held_out.logits, held_out.labels, labels)
+        text = "calibration error of the confidence: %.3f on %d held-out cells, whose calls the model keeps (%.1f MB)"
+        megabytes = len(held_out.to_bytes()) / 1e6
+        log.info(text, metrics["calibration"]["error"], len(held_out.labels), megabytes)
+    if training.cfg.card == "full":
+        train = training.train
+        rows, folds = evidence_folds(train.known_labels, training.cfg.seed)
+        areas = left_out_table(train.x[rows], train.known_labels[rows], folds, training.cfg.seed)
+        metrics["novelty"] = [
+            {"label": label, "area": area}
+            for label, area in zip(labels, areas.tolist(), strict=True)
+            if np.isfinite(area)
+        ]
+    return metrics
+
+
+def refit(
+    training: Training, fitted: Fitted, linear_options: LinearOptions | None, scales: dict[str, float]
+) -> dict[str, np.ndarray]:
+    """Replace what was fitted by fits to all cells, the validation cells included; return all weights of the model.
+
+    The scales stay. Of cells on disk, the sample for linear fits and the validation cells are all cells.
+    """
+    reference = training.reference
+    network = training.network
+    cfg = training.cfg
+    if not training.learns:
+        final = fit_branches(
+            reference.x,
+            reference.labels,
+            linear_options=linear_options,
+            model=cfg.model,
+            head=cfg.head,
+            seed=cfg.seed,
+            unlabelled=training.unlabelled,
+            with_evidence=False,
+        )
+        fill_network(network, final, scales)
     elif fitted.linear is not None and linear_options is not None:
-        scale = metrics["scales"]["linear"]
-        initialise.add_linear(network, fitted.linear, -scale)
-        initialise.add_linear(network, fit_linear_branch(reference.x, reference.labels, linear_options), scale)
+        scale = scales["linear"]
+        add_linear(network, fitted.linear, -scale)
+        add_linear(network, fit_linear_branch(reference.x, reference.labels, linear_options), scale)
     baseline = fit_logistic(reference.x, reference.labels)
     weights = {f"model.{name}": tensor.cpu().numpy() for name, tensor in network.state_dict().items()}
+    return weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias}
+
+
+def log_scores(metrics: dict[str, Any]) -> None:
+    """Log the scores of the model beside those of logistic regression."""
+    best_epoch = metrics["best_epoch"]
     how = f"best epoch {best_epoch}" if best_epoch else "fitted, without training"
-    scores = [metrics[side][name] for side in ("model", "baseline") for name in ("accuracy", "macro_f1")]
-    about = how, sum_of_branches(metrics["scales"]), *scores[:2], len(val), *scores[2:]
-    log.info("%s (%s): accuracy %.3f, macro-F1 %.3f on %d validation cells; logistic regression %.3f, %.3f", *about)
-    saved = SavedModel(
-        name=run_folder.stem.removesuffix(".model"),
-        genes=reference.genes,
-        gene_means=gene_means(reference.x),
-        labels=reference.label_names,
-        ontology_term_ids=reference.terms.ids,
-        tree=reference.terms.tree,
-        metrics=metrics,
-        weights=weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias},
-        reference_cells=reference_cells,
-        held_out=held_out,
-        **recorded,
-    )
-    if cfg.conditions_table and reference_cells is not None:
-        metrics["conditions"] = conditions_table(as_model(saved, run_folder), reference_cells, cfg.seed)
-    metrics["seconds"] = round(time.perf_counter() - begin, 1)
-    return saved
-
-
-def train_cells(cells: AnnData | None, cfg: TrainConfig, output: Path) -> Path:
-    """Train on cells in memory or, without them, on the files `cfg.inputs`, and write the model folder."""
-    if cfg.estimate:
-        remedy = "add --estimate to 'scperformer train'"
-        raise InputError("estimate=true in a training", "estimate=false", remedy)
-    paths = [Path(name) for name in cfg.inputs] if cells is None else []
-    names = ", ".join(path.name for path in paths) or "AnnData in memory"
-    source = {"reference": names, "reference_sha256": ""}
-
-    def load(cfg: TrainConfig) -> tuple[Reference, str]:
-        if cells is not None:
-            return initialise.in_order_of_init(make_reference(Sample(cells, Path(names)), cfg), cfg), ""
-        source["reference_sha256"] = checksum(*paths)
-        return load_reference(paths, cfg), source["reference_sha256"]
-
-    return train_in_run_folder(cfg, paths, output, load, partial(fit, source=source))
-
-
-def run_train(cfg: TrainConfig) -> Path:
-    """Train a model on the labelled files `cfg.inputs`; write the model folder and return its path."""
-    return train_cells(None, cfg, Path(cfg.output) if cfg.output else default_output(Path(cfg.inputs[0]), ".model"))
+    ours = metrics["model"]
+    baseline = metrics["baseline"]
+    text = "%s (%s): accuracy %.3f, macro-F1 %.3f on %d validation cells; logistic regression %.3f, %.3f"
+    scores = ours["accuracy"], ours["macro_f1"], metrics["num_val_cells"], baseline["accuracy"], baseline["macro_f1"]
+    log.info(text, how, sum_of_branches(metrics["scales"]), *scores)

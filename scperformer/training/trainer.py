@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 EPOCHS_TABLE = "metrics.csv"
 CHECKPOINTS = "checkpoints"
 LAST = "last.ckpt"
-TRAINER_OPTIONS = ("accelerator", "devices", "num_nodes", "strategy", "precision", "max_epochs")  # as in Lightning
+TRAINER_OPTIONS = ("accelerator", "devices", "num_nodes", "precision", "max_epochs")  # as in Lightning
 # Messages of gloo and NCCL when they wait for a process that has ended.
 PEER_LOST = re.compile("(?i)(closed|reset) by (remote )?peer|connection (was )?(closed|reset)|remote process exited")
 # Clusters send SIGTERM before they kill; Slurm can be asked to send SIGUSR1 some time before.
@@ -203,6 +203,7 @@ def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path
         warnings.filterwarnings("ignore", "The `srun` command is available")  # advice for the login node only
         return pl.Trainer(
             **{name: getattr(options, name) for name in TRAINER_OPTIONS},
+            strategy="ddp" if options.devices * options.num_nodes > 1 else "auto",
             plugins=[processes] if processes else None,
             gradient_clip_val=cfg.optim.gradient_clip or None,
             callbacks=callbacks,

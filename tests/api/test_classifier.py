@@ -15,8 +15,6 @@ from scperformer.api.classifier import EXPECTED_FAILED_CHECKS
 from scperformer.base.errors import InputError
 from scperformer.fitting import coexpression
 
-QUICK = {"optim.linear_gene_weights": "standard", "optim.linear_class_weights": "none"}
-
 
 @pytest.fixture(scope="module")
 def cells():
@@ -28,7 +26,7 @@ def fitted(cells):
     frame = pd.DataFrame(cells.X.toarray(), columns=cells.var_names)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coexpression, "NUM_STEPS", 30)  # its head is trained for a twentieth of the time
-        return scp.PerformerClassifier("counts", options=QUICK).fit(frame[::2], cells.obs["cell_type"].to_numpy()[::2])
+        return scp.PerformerClassifier("counts").fit(frame[::2], cells.obs["cell_type"].to_numpy()[::2])
 
 
 def test_it_calls_cells(fitted, cells):
@@ -59,7 +57,7 @@ def test_a_pickle_gives_the_same_calls(fitted, cells):
 
 
 def test_clones_have_the_same_options_and_no_fit():
-    options = {"input_kind": "log1p", "model": "tiny", "seed": 4, "options": QUICK}
+    options = {"input_kind": "log1p", "model": "tiny", "seed": 4}
     copy = clone(scp.PerformerClassifier(**options))
     assert copy.get_params() == options
     with pytest.raises(InputError, match="option nothing"):
@@ -69,18 +67,18 @@ def test_clones_have_the_same_options_and_no_fit():
 @pytest.mark.slow
 def test_dense_and_sparse_counts_and_logarithms(cells):
     truth = cells.obs["cell_type"].to_numpy()
-    unfitted = scp.PerformerClassifier("counts", options=QUICK)
+    unfitted = scp.PerformerClassifier("counts")
     dense, sparse = (clone(unfitted).fit(x, truth) for x in (cells.X.toarray(), cells.X))
     np.testing.assert_array_equal(dense.predict_proba(cells.X), sparse.predict_proba(cells.X.toarray()))
     linear = cells.X.multiply(1e4 / cells.X.sum(axis=1)).tocsr()
-    logarithms = scp.PerformerClassifier("log1p", options={**QUICK, "input_total": 1e4}).fit(linear.log1p(), truth)
+    logarithms = scp.PerformerClassifier("log1p", options={"input_total": 1e4}).fit(linear.log1p(), truth)
     assert (logarithms.predict(linear.log1p()) == dense.predict(cells.X)).mean() > 0.95
 
 
 @pytest.mark.slow
 def test_contract_of_scikit_learn(monkeypatch):
     monkeypatch.setattr(coexpression, "NUM_STEPS", 30)
-    classifier = scp.PerformerClassifier("linear", options=QUICK)
+    classifier = scp.PerformerClassifier("linear")
     found = check_estimator(classifier, on_skip=None, on_fail=None, expected_failed_checks=EXPECTED_FAILED_CHECKS)
     status = {result["check_name"]: result["status"] for result in found}
     assert [name for name, end in status.items() if end == "failed"] == []

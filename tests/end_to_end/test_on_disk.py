@@ -25,7 +25,7 @@ def test_training_from_disk_gives_almost_the_model_of_memory(counts_adata, write
     path = write(counts_adata, "reference.h5ad")
     made = {}
     for word in ("true", "false"):
-        words = [f"data.in_memory={word}", f"output='{tmp_path / word}'", "optim.encoder_min_gain=0"]
+        words = [f"data.in_memory={word}", f"output='{tmp_path / word}'"]
         made[word] = read_model(run_train(config("train", *words, paths=[path])))
     one, two = made["true"], made["false"]
     assert (one.genes, one.labels) == (two.genes, two.labels)

@@ -136,7 +136,7 @@ ENCODERS = {
     "continuous": {"depth": 2},
     "full": {"depth": 1, "tokens": TokensConfig(name="scbert", unexpressed="full"), "pool": "conv"},
     "memory": {"depth": 1, "tokens": TokensConfig(unexpressed="memory"), "pool": "cls"},
-    "bins": {"depth": 1, "tokens": TokensConfig(name="bins", num_bins=40, bins_per_log2=4.0)},
+    "bins": {"depth": 1, "tokens": TokensConfig(name="bins", num_bins=40)},
     "post-norm": {"depth": 1, "norm": "post"},
     "softmax": {"depth": 1, "attention": "softmax"},
 }

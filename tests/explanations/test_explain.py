@@ -24,7 +24,7 @@ from scperformer.reports.expression import model_of
 from scperformer.reports.read_annotations import of_cells
 
 LABELS = {"B cell": "B / <b>cell</b>", "T cell": "$\\alpha_T$", "Monocyte": "=Monocyte"}  # each has 30 genes of its own
-QUICK = ["optim.linear_gene_weights=standard", "optim.linear_class_weights=none", "logger=none", "data.min_genes=0"]
+QUICK = ["logger=none", "data.min_genes=0"]
 KEY = "scperformer"
 
 

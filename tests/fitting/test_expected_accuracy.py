@@ -12,7 +12,7 @@ from scperformer.config import make_config
 from scperformer.fitting import Condition, depth_share, expected_accuracy, fit_to_condition
 from scperformer.model import CARD, ReferenceCells, load_reference_cells, read_model
 
-FAST = ["experiment=linear", "logger=none", "data.min_genes=0", "conditions_table=true"]
+FAST = ["experiment=linear", "logger=none", "data.min_genes=0", "card=full"]
 
 
 @pytest.fixture
@@ -105,11 +105,11 @@ def test_a_reference_without_counts_is_refused_before_training(counts_adata, tmp
     sc.pp.normalize_total(counts_adata, target_sum=1e4)
     sc.pp.log1p(counts_adata)
     counts_adata.X.data = counts_adata.X.data.round(1)
-    with pytest.raises(InputError, match=r"conditions_table=true and a reference without counts; .*leave conditions_t"):
+    with pytest.raises(InputError, match=r"card=full and a reference without counts; .*leave card=full"):
         scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(FAST))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_simulated_cells_are_refused():
-    with pytest.raises(InputError, match="conditions_table=true; expected keep_cells above 0"):
+    with pytest.raises(InputError, match="card=full; expected short with keep_cells=0"):
         make_config("train", ["inputs=[a.h5ad]", "label_key=x", "keep_cells=0", *FAST])

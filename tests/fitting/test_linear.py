@@ -94,7 +94,9 @@ def test_view_equals_a_loop(power):
 
 def test_a_view_does_not_depend_on_the_depth_of_a_cell_when_values_are_linear():
     x, _ = cells()
-    np.testing.assert_allclose(linear.power_transform(x * 3, 1.0).toarray(), linear.power_transform(x, 1.0).toarray(), rtol=1e-5)
+    np.testing.assert_allclose(
+        linear.power_transform(x * 3, 1.0).toarray(), linear.power_transform(x, 1.0).toarray(), rtol=1e-5
+    )
 
 
 def naive_weights(x, labels, signal):
@@ -164,32 +166,20 @@ def test_logits_are_those_of_the_weighted_fit():
     np.testing.assert_allclose(linear.predict_logits(model, x, RECIPE), expected, rtol=2e-2, atol=1e-2)
 
 
-AUTO = linear.replace(RECIPE, weighting="auto")
+POWERS = (0.5, 2.0)
 
 
 def test_few_telling_genes_among_many_want_signal():
     x, labels = cells(num_cells=60, num_genes=300, telling=6)
-    assert linear.choose_linear_options(x, labels, AUTO, seed=0).weighting == "signal"
+    assert linear.choose_linear_options(x, labels, POWERS, seed=0).weighting == "signal"
 
 
 def test_the_choice_is_the_likelier_one(monkeypatch):
     x, labels = cells(num_cells=30)
-    losses = {"signal": 0.4, "standard": 0.3}
-    monkeypatch.setattr(
-        linear, "held_out_losses", lambda x, labels, folds, linear_options, _: [losses[linear_options.weighting]]
-    )
-    assert linear.choose_linear_options(x, labels, AUTO, seed=0) == linear.replace(AUTO, weighting="standard")
-    losses = {"none": 0.4, "balanced": 0.3}
-    monkeypatch.setattr(linear, "held_out_losses", lambda *_: [losses[balance] for balance in _[-1]])
-    auto = linear.replace(RECIPE, class_weights="auto")
-    assert linear.choose_linear_options(x, labels, auto, seed=0) == linear.replace(auto, class_weights="balanced")
-
-
-@pytest.mark.parametrize("how", ["signal", "standard", "none"])
-def test_a_weighting_that_was_chosen_is_kept(how):
-    x, labels = cells()
-    linear_options = linear.LinearOptions((0.5, 2.0), c=0.1, class_weights="none", weighting=how)
-    assert linear.choose_linear_options(x, labels, linear_options, seed=0) is linear_options
+    losses = {"signal": [0.4, 0.1], "standard": [0.3, 0.2]}  # with class weights none, balanced
+    monkeypatch.setattr(linear, "held_out_losses", lambda x, labels, folds, options, _: losses[options.weighting])
+    chosen = linear.choose_linear_options(x, labels, POWERS, seed=0)
+    assert (chosen.weighting, chosen.class_weights) == ("standard", "balanced")
 
 
 def test_folds_leave_no_label_out_of_training():
@@ -206,7 +196,7 @@ def test_folds_leave_no_label_out_of_training():
 
 def test_labels_of_one_cell_each_leave_nothing_to_choose_by():
     x, _ = cells(num_cells=3)
-    assert linear.choose_linear_options(x, np.arange(3), AUTO, seed=0).weighting == "signal"
+    assert linear.choose_linear_options(x, np.arange(3), POWERS, seed=0).weighting == "signal"
 
 
 def test_held_out_loss_never_looks_at_its_own_fold():

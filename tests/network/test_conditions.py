@@ -5,7 +5,7 @@ from scipy.sparse import csr_matrix
 
 from scperformer.cells import normalise_counts, recover_counts
 from scperformer.config import ConditionsConfig, TokensConfig
-from scperformer.network import log2_bins, under_conditions
+from scperformer.network import batches, log2_bins, under_conditions
 from scperformer.network.batches import PANEL_CELLS, random_panel
 from scperformer.network.tokens import tokenize
 
@@ -41,18 +41,19 @@ def test_nothing_changes_without_conditions(counts):
     np.testing.assert_array_equal(seen, counts)
 
 
-def test_depth_is_thinned_in_the_stated_share_of_cells(counts):
+def test_depth_is_thinned_in_a_share_of_cells(counts):
     many = np.tile(counts, (10, 1))
-    seen, _ = seen_counts(many, ConditionsConfig(lowest_depth=0.1, thinned_share=0.6))
+    seen, _ = seen_counts(many, ConditionsConfig(lowest_depth=0.1))
     shares = seen.sum(1) / many.sum(1)
-    assert abs((shares < 1).mean() - 0.6) < 0.09  # 320 cells: three standard deviations
+    assert abs((shares < 1).mean() - 0.7) < 0.09  # 320 cells: three standard deviations
     thinned = np.log(shares[shares < 1]) / np.log(0.1)  # uniform from 0 to 1
     assert 0.4 < thinned.mean() < 0.6
     assert thinned.max() < 1.1
 
 
-def test_cells_of_a_group_have_the_same_genes(counts):
-    conditions = ConditionsConfig(panel_share=1.0, smallest_panel=20)
+def test_cells_of_a_group_have_the_same_genes(counts, monkeypatch):
+    monkeypatch.setattr(batches, "SMALLEST_PANEL", 20)
+    conditions = ConditionsConfig(panel_share=1.0)
     seen, _ = seen_counts(counts, conditions)
     panels = []
     for start in range(0, len(counts), PANEL_CELLS):
@@ -64,8 +65,9 @@ def test_cells_of_a_group_have_the_same_genes(counts):
     assert len({panel.tobytes() for panel in panels}) == len(panels)
 
 
-def test_panels_prefer_variable_genes(counts):
-    conditions = ConditionsConfig(panel_share=1.0, smallest_panel=20)
+def test_panels_prefer_variable_genes(counts, monkeypatch):
+    monkeypatch.setattr(batches, "SMALLEST_PANEL", 20)
+    conditions = ConditionsConfig(panel_share=1.0)
     many = np.tile(counts, (20, 1))
     seen, _ = seen_counts(many, conditions, top=20)
     panels = [(seen[i : i + PANEL_CELLS] > 0).any(0) for i in range(0, len(many), PANEL_CELLS)]
@@ -77,7 +79,7 @@ def test_targeted_panels_mix_informative_and_random_genes():
     """Of 5,000 genes, they are a fifth of the panels, and the only ones with hundreds of the first 300 genes."""
     torch.manual_seed(0)
     variability_G, informative_G = torch.zeros(5000), torch.randperm(5000)
-    panels = torch.stack([random_panel(200, variability_G, informative_G) for _ in range(1000)])
+    panels = torch.stack([random_panel(variability_G, informative_G) for _ in range(1000)])
     sizes, listed = panels[:, :-1].sum(1), panels[:, informative_G[:300]].sum(1)
     is_targeted = (sizes <= 1000) & (listed > 60)
     assert 0.16 < is_targeted.float().mean() < 0.24  # .2; the standard error is .013
@@ -96,7 +98,7 @@ def test_values_are_normalised_over_what_is_seen(counts):
 
 
 def test_bins_are_those_of_the_new_values(counts):
-    tokens = TokensConfig(name="bins", num_bins=40, bins_per_log2=4.0)
+    tokens = TokensConfig(name="bins", num_bins=40)
     _, batch = seen_counts(counts, ConditionsConfig(lowest_depth=0.2), tokens=tokens)
     np.testing.assert_array_equal(batch.values_BL.numpy(), log2_bins(batch.x_BL.numpy(), tokens))
 

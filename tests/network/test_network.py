@@ -15,10 +15,10 @@ from scperformer.network import Batch, Cells, CellTypeModel
 from scperformer.network.network import Pool
 
 GENES, LABELS = 12, 3
-TINY = {"dim": 6, "depth": 2, "num_heads": 2, "head_dim": 4, "feedforward_factor": 2, "dropout": 0.3}
+TINY = {"dim": 6, "depth": 2, "num_heads": 2, "head_dim": 4, "dropout": 0.3}
 TOKENS = {
     "scbert": TokensConfig(name="scbert", unexpressed="full"),
-    "bins": TokensConfig(name="bins", num_bins=40, bins_per_log2=4.0),
+    "bins": TokensConfig(name="bins", num_bins=40),
     "continuous": TokensConfig(name="continuous"),
 }
 HEADS = ["mean", "cls", "conv"]
@@ -154,9 +154,7 @@ class Naive:
         """Root and square of the expression, both of length 20, each with weights of its own."""
         views = [powered * 20 / max(np.sqrt((powered**2).sum()), 1e-12) for powered in (np.sqrt(row), row**2)]
         blocks = np.split(self.w["linear.weight.weight"][:-1], 2, axis=1)
-        return (
-            sum(powered @ block for powered, block in zip(views, blocks, strict=True)) + self.w["linear.bias"]
-        )
+        return sum(powered @ block for powered, block in zip(views, blocks, strict=True)) + self.w["linear.bias"]
 
     def __call__(self, row, num_hidden=0):
         """The logits of the linear branch and of the encoder, and the embedding of one cell, a row of x."""

@@ -15,7 +15,7 @@ from scperformer.network.tokens import Embedding, token_counts, tokenize
 
 SCBERT = TokensConfig(name="scbert", unexpressed="full")
 SCBERT_SKIP = TokensConfig(name="scbert", unexpressed="skip")
-BINS = TokensConfig(name="bins", num_bins=40, bins_per_log2=4.0)
+BINS = TokensConfig(name="bins", num_bins=40)
 CONTINUOUS = TokensConfig(name="continuous")
 MAX_TOTAL = 50_000
 

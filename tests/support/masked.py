@@ -8,7 +8,7 @@ from scperformer.network import Batch, Cells
 
 TOKENS = {
     "continuous": TokensConfig(),
-    "bins": TokensConfig(name="bins", num_bins=12, bins_per_log2=2.0),
+    "bins": TokensConfig(name="bins", num_bins=12),
     "scbert": TokensConfig(name="scbert", unexpressed="full"),
     "memory": TokensConfig(unexpressed="memory"),
 }

@@ -20,10 +20,9 @@ from scperformer.cells import Sample, align, make_reference
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig, make_config
 from scperformer.model import read_model, write_model
 from scperformer.network import Cells, Encoder, load_encoder, sinusoids
-from scperformer.training.initialise import adopt_options, in_order_of_init, place_new_genes, start_head
-from scperformer.training.train import new_network
+from scperformer.training import initialise, train
+from scperformer.training.initialise import load_init, place_new_genes, start_head
 
-RECIPE = ["optim.linear_gene_weights=standard", "optim.linear_class_weights=none"]
 FAST = ["data.min_genes=0", "logger=none", "trainer.max_epochs=1"]
 SHAPE = ["tokens=bins", "model.dim=16", "model.depth=2", "attention=softmax"]
 
@@ -40,6 +39,19 @@ def config(init, *overrides):
     return make_config("train", ["inputs=[a.h5ad]", "label_key=cell_type", f"init='{init}'", *FAST, *overrides])
 
 
+def adopt_options(cfg):
+    return initialise.adopt_options(cfg, load_init(cfg))
+
+
+def in_order_of_init(reference, cfg):
+    return initialise.in_order_of_init(reference, load_init(cfg))
+
+
+def new_network(reference, cfg):
+    network, _ = train.new_network(reference, cfg, load_init(cfg))
+    return network
+
+
 def started(counts_adata, init, *overrides):
     cfg = adopt_options(config(init, *overrides))
     reference = in_order_of_init(make_reference(Sample(counts_adata, Path("a.h5ad")), cfg), cfg)
@@ -52,7 +64,7 @@ def started(counts_adata, init, *overrides):
 @pytest.mark.slow
 def test_options_of_the_encoder_are_taken_over(pretrained):
     cfg = adopt_options(config(pretrained, "model.dropout=0.3", "head=cls", "model.linear=false"))
-    assert (cfg.tokens.name, cfg.tokens.num_bins, cfg.tokens.bins_per_log2) == ("bins", 40, 4.0)
+    assert (cfg.tokens.name, cfg.tokens.num_bins) == ("bins", 40)
     assert (cfg.model.dim, cfg.model.depth, cfg.attention["name"]) == (16, 2, "softmax")
     assert (cfg.model.dropout, cfg.model.linear, cfg.head.name) == (0.3, False, "cls")  # these are not the encoder's
 
@@ -98,16 +110,16 @@ def test_init_mode_needs_init():
 def test_folders_that_are_no_start(tmp_path, tiny_model, counts_adata):
     with pytest.raises(InputError, match=r"no bundle\.json at init='.*none'; expected a folder that 'scperformer pre"):
         adopt_options(config(tmp_path / "none"))
-    words = ["model.encoder=false", *FAST, *RECIPE]
+    words = ["model.encoder=false", *FAST]
     linear = scperformer.train(counts_adata, "cell_type", output=tmp_path / "linear", options=as_options(words)).path
     with pytest.raises(
         InputError, match=r"no encoder to start from in init='.*linear' \(trained with model\.encoder=fa"
     ):
         adopt_options(config(linear))
-    pooled = scperformer.train(
-        counts_adata, "cell_type", output=tmp_path / "pooled", options=as_options([*FAST, *RECIPE])
-    ).path
-    with pytest.raises(InputError, match=r"no encoder to start from in init='.*pooled' \(trained with model=pooled\)"):
+    pooled = scperformer.train(counts_adata, "cell_type", output=tmp_path / "pooled", options=as_options([*FAST])).path
+    with pytest.raises(
+        InputError, match=r"no encoder to start from in init='.*pooled' \(trained with model=coexpression\)"
+    ):
         adopt_options(config(pooled))
 
 
@@ -226,7 +238,7 @@ def test_weights_of_another_shape(pretrained, counts_adata, tmp_path):
     "mode", ["last_layer", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("full", "head"))]
 )
 def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
-    words = [f"init='{pretrained}'", f"init_mode={mode}", *FAST, *RECIPE, "model.gene_dropout=0", "model.linear=false"]
+    words = [f"init='{pretrained}'", f"init_mode={mode}", *FAST, "model.gene_dropout=0", "model.linear=false"]
     folder = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(words)).path
     before, after = read_model(pretrained), read_model(folder)
     _, network, _ = started(counts_adata, pretrained, f"init_mode={mode}", "model.linear=false")
@@ -253,7 +265,7 @@ def test_only_what_is_to_learn_does(pretrained, counts_adata, tmp_path, mode):
 
 @pytest.mark.slow
 def test_a_trained_model_is_a_start_too(tiny_model, counts_adata, tmp_path):
-    words = [f"init='{tiny_model}'", *FAST, *RECIPE]
+    words = [f"init='{tiny_model}'", *FAST]
     folder = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(words)).path
     record = read_model(folder).provenance["init"]
     assert (record["kind"], record["hash"]) == ("annotator", read_model(tiny_model).hash)

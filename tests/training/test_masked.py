@@ -14,20 +14,17 @@ from scperformer.cells import Sample, make_corpus
 from scperformer.cells.splits import stratified_split
 from scperformer.config import MaskingConfig, ModelConfig, TokensConfig, make_config
 from scperformer.network import Cells, Encoder, log2_bins, mask_token, seed_of
-from scperformer.training import masked
+from scperformer.training import masked, pretrain
 from scperformer.training.masked import (
     HIDDEN,
     MaskedLearner,
     MaskedModel,
-    bin_counts,
     hidden_loss,
     hide_values,
     naive_guess,
     naive_table,
     train_masked,
 )
-from scperformer.training.pretrain import new_masked_model
-from scperformer.training.supervised import loss_weights
 
 OVERRIDES = [
     "inputs=[a.h5ad]",
@@ -35,12 +32,16 @@ OVERRIDES = [
     "trainer.max_epochs=3",
     "attention.redraw_interval=4",
     "data.min_genes=0",
-    "masking.random_share=0.1",
 ]
 
 
 def config(*overrides):
     return make_config("pretrain", [*OVERRIDES, *overrides])
+
+
+def new_masked_model(corpus, train, cfg) -> MaskedModel:
+    network, _ = pretrain.new_masked_model(corpus, train, cfg, None)
+    return network
 
 
 def parts(adata, cfg):
@@ -77,9 +78,7 @@ def test_resumed_run_ends_with_the_same_weights(counts_adata, tmp_path, monkeypa
     assert again == whole
 
 
-@pytest.mark.parametrize(
-    "options", [[], pytest.param(["tokens=bins", "masking.tied=true"], marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.parametrize("options", [[], pytest.param(["tokens=bins"], marks=pytest.mark.slow)], ids=str)
 def test_loss_falls_and_every_part_learns(counts_adata, tmp_path, options):
     cfg = config("trainer.max_epochs=6", "trainer.batch_size=8", "optim.lr=0.01", *options)
     corpus, train, val = parts(counts_adata, cfg)
@@ -107,9 +106,9 @@ def test_validation_hides_the_same_values_in_every_epoch(counts_adata):
         assert not torch.equal(learner.losses(batch, 1), first)
 
 
-def test_weighted_losses_add_up_over_batches(counts_adata):
-    """The sums of two batches are those of weighting every hidden value by hand."""
-    cfg = config("tokens=bins", "masking.class_weights=balanced")
+def test_losses_add_up_over_batches(counts_adata):
+    """The sums of a batch are those of every hidden value."""
+    cfg = config("tokens=bins")
     corpus, train, val = parts(counts_adata, cfg)
     learner = MaskedLearner(new_masked_model(corpus, train, cfg).eval(), train, cfg)
     batch = val.batch(np.arange(len(val)))
@@ -118,13 +117,12 @@ def test_weighted_losses_add_up_over_batches(counts_adata):
         seen, chosen = hide_values(batch, cfg.tokens, cfg.masking, seed_of("masked in validation", cfg.seed, 3))
         true = batch.values_BL[chosen]
         logits = learner.network(seen, chosen)
-    weights = learner.bin_weights[true]
-    by_hand = (weights * (logits.logsumexp(1) - logits.gather(1, true[:, None])[:, 0])).sum()
+    by_hand = (logits.logsumexp(1) - logits.gather(1, true[:, None])[:, 0]).sum()
     assert float(sums[0]) == pytest.approx(float(by_hand), rel=1e-4)
-    assert float(sums[2]) == pytest.approx(float(weights.sum()), rel=1e-5)
+    assert float(sums[2]) == len(true)
 
 
-@pytest.mark.parametrize("options", [[], ["tokens=bins", "masking.class_weights=balanced"]], ids=str)
+@pytest.mark.parametrize("options", [[], ["tokens=bins"]], ids=str)
 def test_processes_together_learn_from_every_hidden_value_alike(counts_adata, monkeypatch, options):
     """The mean of the gradients of two processes is the gradient of the mean over the hidden values of both."""
     cfg = config("model.gene_dropout=0", "model.dropout=0", *options)
@@ -137,15 +135,15 @@ def test_processes_together_learn_from_every_hidden_value_alike(counts_adata, mo
         for rank, tokens in enumerate(shares)
     ]
     true = [tokens.values_BL[chosen] for tokens, (_, chosen) in zip(shares, hidden, strict=True)]
-    weight = learner.weight(torch.cat(true))
-    monkeypatch.setattr(masked, "process_factor", lambda own: own * 2 / weight)
+    num_hidden = len(torch.cat(true))
+    monkeypatch.setattr(masked, "process_factor", lambda own: own * 2 / num_hidden)
     of_processes = []
     for rank, tokens in enumerate(shares):
         monkeypatch.setattr(MaskedLearner, "global_rank", rank)
         loss = learner.training_step((tokens, torch.zeros(len(tokens.keep_BL))), 0)
         of_processes.append(torch.autograd.grad(loss, learner.network.decoder.parameters(), allow_unused=True))
     predicted = torch.cat([learner.network(*pair) for pair in hidden])
-    loss = learner.loss(predicted, torch.cat(true))
+    loss = hidden_loss(predicted, torch.cat(true), cfg.masking)
     together = torch.autograd.grad(loss, learner.network.decoder.parameters(), allow_unused=True)
     for mine, yours, all_of_them in zip(*of_processes, together, strict=True):
         torch.testing.assert_close((mine + yours) / 2, all_of_them, rtol=1e-4, atol=1e-6)
@@ -204,19 +202,17 @@ def test_all_hidden_values_are_embedded_alike_and_others_as_before():
     assert (encoder.embedding.expression.mask_D.grad == 1).all()
 
 
-@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", ["bins", "continuous"])
-def test_weights_are_those_of_a_plain_encoder_and_come_back(name, tied):
+def test_weights_are_those_of_a_plain_encoder_and_come_back(name):
     tokens = TOKENS[name]
-    one, two = new_model(tokens, 0, tied=tied, mean_x=2.0), new_model(tokens, 1, tied=tied)
+    one, two = new_model(tokens, 0, mean_x=2.0), new_model(tokens, 1)
     weights = one.weights()
     plain = Encoder(NUM_GENES, tokens, ModelConfig(), {"name": "favor", "num_features": 16}, torch.Generator())
     prefix = "model.encoder."
     assert {n.removeprefix(prefix) for n in weights if n.startswith(prefix)} == set(plain.state_dict())
     rest = {n for n in weights if not n.startswith(prefix)}
     if name == "bins":
-        assert rest == (set() if tied else {"pretraining.decoder.output.weight", "pretraining.decoder.output.bias"})
-        assert (one.decoder.output.weight is one.encoder.embedding.expression.weight) == tied
+        assert rest == {"pretraining.decoder.output.weight", "pretraining.decoder.output.bias"}
     plain.load_state_dict({n.removeprefix(prefix): t for n, t in weights.items() if n.startswith(prefix)})
     two.load_pretraining(weights)
     assert all(torch.equal(two.weights()[n], weights[n]) for n in rest)
@@ -226,15 +222,6 @@ def test_weights_are_those_of_a_plain_encoder_and_come_back(name, tied):
 
 def test_continuous_predictions_start_at_the_mean():
     assert new_model(TOKENS["continuous"], mean_x=2.5).decoder[0].bias.item() == 2.5
-
-
-def test_tied_bins_share_the_weight_of_their_embedding():
-    model = new_model(TOKENS["bins"], tied=True)
-    assert model.decoder.output.weight is model.encoder.embedding.expression.weight
-    assert [p is model.decoder.output.weight for p in model.decoder.parameters()] == [True]
-    untied = new_model(TOKENS["bins"]).decoder
-    h = torch.randn(2, 4, untied.output.in_features)
-    torch.testing.assert_close(untied(h), h @ untied.output.weight.T + untied.output.bias)
 
 
 # --- hidden values --------------------------------------------------------------------------------------------------
@@ -272,10 +259,10 @@ def test_every_gene_is_chosen_about_as_often(tokens):
     assert (draws > 0).sum() == expressed
 
 
-@pytest.mark.parametrize(("mask_share", "random_share"), [(0.9, 0.0), (0.8, 0.1), (0.0, 1.0), (1.0, 0.0), (0.0, 0.0)])
-def test_the_chosen_are_masked_replaced_or_kept_in_proportion(tokens, mask_share, random_share):
+@pytest.mark.parametrize("mask_share", [0.9, 0.5, 1.0, 0.0])
+def test_the_chosen_are_masked_or_shown_in_proportion(tokens, mask_share):
     x = expression(400)
-    masking = MaskingConfig(share=0.5, mask_share=mask_share, random_share=random_share)
+    masking = MaskingConfig(share=0.5, mask_share=mask_share)
     seen, chosen = hidden(x, tokens, masking)
     before = batch_of(x, tokens)
     mask = HIDDEN if tokens.name == "continuous" else mask_token(tokens)
@@ -285,18 +272,16 @@ def test_the_chosen_are_masked_replaced_or_kept_in_proportion(tokens, mask_share
     total = int(chosen.sum())
     noise = 5 * (0.25 / total) ** 0.5  # five standard deviations of a share, at most
     assert counts["mask"] / total == pytest.approx(mask_share, abs=noise if 0 < mask_share < 1 else 0)
-    if tokens.name == "continuous":  # a bin drawn at random may be the true one
-        assert counts["other"] / total == pytest.approx(random_share, abs=noise if 0 < random_share < 1 else 0)
+    assert counts["other"] == 0
     for name in ("genes_BL", "keep_BL"):
         assert torch.equal(getattr(seen, name), getattr(before, name))
     for name in ("values_BL", "x_BL"):  # what was not chosen is as it was
         assert torch.equal(getattr(seen, name)[~chosen], getattr(before, name)[~chosen])
 
 
-@pytest.mark.parametrize("random_share", [0.0, 0.3])
-def test_nothing_of_a_hidden_value_is_left_in_what_the_encoder_sees(tokens, random_share):
+def test_nothing_of_a_hidden_value_is_left_in_what_the_encoder_sees(tokens):
     """Other true values at the hidden places give the very same input, x included."""
-    masking = MaskingConfig(mask_share=1 - random_share, random_share=random_share)
+    masking = MaskingConfig(mask_share=1.0)
     x = expression()
     seen, chosen = hidden(x, tokens, masking)
     places = batch_of(x, tokens)
@@ -315,14 +300,6 @@ def test_nothing_of_a_hidden_value_is_left_in_what_the_encoder_sees(tokens, rand
     assert not torch.equal(hidden(x, tokens, kept)[0].x_BL, hidden(other, tokens, kept)[0].x_BL)
 
 
-def test_a_lonely_gene_is_masked_where_no_value_is_left_to_show(tokens):
-    x = csr_matrix(([2.0], ([0], [3])), shape=(1, NUM_GENES), dtype=np.float32)
-    seen, chosen = hidden(x, tokens, MaskingConfig(mask_share=0.0, random_share=1.0))
-    assert chosen.sum() == 1
-    assert seen.values_BL[chosen].item() == (HIDDEN if tokens.name == "continuous" else mask_token(tokens))
-    assert seen.x_BL[chosen].item() == 0
-
-
 def test_a_cell_without_expression_hides_nothing(tokens):
     seen, chosen = hidden(csr_matrix((2, NUM_GENES), dtype=np.float32), tokens)
     assert not chosen.any()
@@ -338,13 +315,12 @@ def test_the_same_seed_hides_the_same(tokens):
 # --- loss ----------------------------------------------------------------------------------------------------
 
 
-def test_loss_of_bins_is_weighted_cross_entropy():
+def test_loss_of_bins_is_cross_entropy():
     rng = np.random.default_rng(0)
     logits, bins = rng.normal(size=(30, 7)), rng.integers(0, 6, 30)
-    weights = rng.uniform(0.5, 2, 7)
-    terms = [weights[b] * (np.log(np.exp(row).sum()) - row[b]) for row, b in zip(logits, bins, strict=True)]
-    found = hidden_loss(torch.tensor(logits), torch.tensor(bins), MaskingConfig(), torch.tensor(weights).float())
-    assert float(found) == pytest.approx(sum(terms) / weights[bins].sum(), rel=1e-5)  # float32 logits
+    terms = [np.log(np.exp(row).sum()) - row[b] for row, b in zip(logits, bins, strict=True)]
+    loss = hidden_loss(torch.tensor(logits), torch.tensor(bins), MaskingConfig())
+    assert float(loss) == pytest.approx(np.mean(terms), rel=1e-5)  # float32 logits
 
 
 @pytest.mark.parametrize("loss", ["squared", "huber"])
@@ -355,20 +331,6 @@ def test_loss_of_values(loss):
     terms = {"squared": errors**2, "huber": np.where(errors < 1, errors**2 / 2, errors - 0.5)}
     found = hidden_loss(torch.tensor(guess).float(), torch.tensor(true).float(), MaskingConfig(loss=loss))
     assert float(found) == pytest.approx(terms[loss].mean(), rel=1e-5)
-
-
-@pytest.mark.parametrize(("kind", "power"), [("sqrt", 0.5), ("balanced", 1.0)])
-def test_bins_are_weighted_by_how_rare_they_are(kind, power):
-    x, tokens = expression(), TOKENS["bins"]
-    bins = log2_bins(x.data, tokens)
-    weights = loss_weights(bin_counts(x, tokens).sum(0), kind).numpy()
-    assert weights[bins].mean() == pytest.approx(1, rel=1e-5)
-    counts = np.bincount(bins, minlength=14)
-    there = np.flatnonzero(counts)
-    np.testing.assert_allclose(
-        weights[there] * counts[there] ** power, weights[there[0]] * counts[there[0]] ** power, rtol=1e-4
-    )
-    assert not weights[counts == 0].any()
 
 
 # --- the naive guess -----------------------------------------------------------------------------------------

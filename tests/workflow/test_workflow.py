@@ -103,7 +103,7 @@ def test_configfile_and_outdir(user: Path) -> None:
 @pytest.mark.slow
 def test_options_by_name_are_words_of_the_commands(user: Path) -> None:
     options = {
-        "train": {"label_keys": ["my lineage", "cell_type"], "novelty_table": True, "ontology": "none"},
+        "train": {"label_keys": ["my lineage", "cell_type"], "card": "full", "ontology": "none"},
         "predict": {"quality": True, "clusters": "my clusters", "deny_labels": ["B, T"], "min_confidence": 0.9},
     }
     (user / "my.yaml").write_text(json.dumps({"overrides": options}))
@@ -112,7 +112,7 @@ def test_options_by_name_are_words_of_the_commands(user: Path) -> None:
     assert run.returncode == 0, run.stdout
     commands = [re.search(rf"scperformer {step} .*", run.stdout) for step in options]
     train, predict = (shlex.split(command[0]) for command in commands)
-    assert {"label_keys=['my lineage','cell_type']", "novelty_table=true", "ontology=none"} <= set(train)
+    assert {"label_keys=['my lineage','cell_type']", "card=full", "ontology=none"} <= set(train)
     named = {"quality=true", "clusters='my clusters'", "deny_labels=['B, T']", "min_confidence=0.9"}
     assert named <= set(predict)
     made = make_config("predict", ["inputs=[cells]", *named])
@@ -189,7 +189,7 @@ def test_many_small_samples_share_jobs(user: Path) -> None:
 
 
 GPUS = {0: "overwrite=true  trainer.threads", 1: "trainer=gpu trainer.threads"}
-GPUS[2] = "trainer=gpu trainer.devices=2 trainer.strategy=ddp trainer.threads"
+GPUS[2] = "trainer=gpu trainer.devices=2 trainer.threads"
 
 
 @pytest.mark.slow
