@@ -2,7 +2,9 @@
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
@@ -12,7 +14,7 @@ from anndata import AnnData
 
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
-from scperformer.config import closest_option, config_from
+from scperformer.config import closest_option, config_from, option_texts
 
 if TYPE_CHECKING:  # it imports torch
     from scperformer.network import Model
@@ -24,10 +26,15 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def step(name: str) -> Callable[[Function], Function]:
-    """Show the progress of a function, and refuse keywords that it does not have, with the one that was meant."""
+    """Make a function of Python of a step.
+
+    Its docstring gets the meaning of each keyword that is an option of the step, from the dataclass of the step. A call
+    shows its progress, and refuses keywords that the function does not have, with the one that was meant.
+    """
 
     def decorate(function: Function) -> Function:
         known = list(inspect.signature(function).parameters)
+        function.__doc__ = with_options(function.__doc__ or "", known, name)
 
         @wraps(function)
         def call(*given: Any, **named: Any) -> Any:
@@ -46,6 +53,19 @@ def step(name: str) -> Callable[[Function], Function]:
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def with_options(text: str, keywords: Sequence[str], step: str) -> str:
+    """Return a docstring with the meaning of each keyword that is an option of a step, before that of `options`."""
+    meanings = {option.name: option.meaning for option in [*option_texts(step), *option_texts("files")]}
+    entries = ""
+    for name in keywords:
+        if name in meanings and f"\n    {name}\n" not in text:
+            meaning = re.sub(r"\bnull\b", "None", meanings[name])
+            lines = textwrap.wrap(f"{meaning[0].upper()}{meaning[1:]}.", 112)
+            entries += f"    {name}\n" + "".join(f"        {line}\n" for line in lines)
+    before, marker, after = text.partition("    options\n")
+    return f"{before}{entries}{marker}{after}"
 
 
 def config_of(step: str, options: Options | None, **named: Any) -> Any:

@@ -103,8 +103,6 @@ def preprocess(
         Align the genes to those of this model.
     output
         The h5ad file to write; None: INPUT.prepared.h5ad beside a file, nothing for cells in memory.
-    overwrite
-        Replace an output that exists.
     options
         More options of `preprocess` by their full names, such as `{"data.min_genes": 200}`.
 
@@ -149,22 +147,10 @@ def train(
     ----------
     cells
         N cells x G genes in memory, with counts or log-normalised expression in X, a layer or `.raw`; or files.
-    label_key
-        Column of obs with the cell types.
     output
         The model folder to write; None: INPUT.model beside a file. Cells in memory need it.
     model
-        Preset of the encoder: pooled (the default), tiny, small, base or scbert.
-    seed
-        Of every random choice.
-    init
-        A model folder whose encoder is the start, such as the result of `pretrain`.
-    tissue
-        Tissue of the reference, which the model states.
-    resume
-        Continue an interrupted run.
-    overwrite
-        Replace a model folder that exists.
+        Preset of the encoder: coexpression (the default), tiny, small, base or scbert.
     options
         More options of `train` by their full names, such as `{"trainer.max_epochs": 5, "attention": "softmax"}`.
 
@@ -208,14 +194,6 @@ def pretrain(
         The model folder to write; None: INPUT.encoder beside the first file. Cells in memory need it.
     model
         Preset of the encoder: tiny (the default), small, base or scbert.
-    seed
-        Of every random choice.
-    init
-        A model folder whose encoder is the start.
-    resume
-        Continue an interrupted run.
-    overwrite
-        Replace a model folder that exists.
     options
         More options of `pretrain` by their full names, such as `{"tokens": "scbert", "trainer.max_epochs": 5}`.
 
@@ -258,8 +236,6 @@ def adapt(
         N cells x G genes in memory, a file of cells, or a text file (.txt) with a gene in each line.
     output
         The model folder to write; None: INPUT.adapted beside a file. Cells in memory need it.
-    overwrite
-        Replace a model folder that exists.
     options
         More options of `adapt` by their full names.
 

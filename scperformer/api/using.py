@@ -40,10 +40,6 @@ def check(
         Cells in memory or files, one or more.
     model
         From `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else the packaged model.
-    label_key
-        Column of obs with labels: check the cells as a reference.
-    doublets
-        Also look for likely doublets (Scrublet), which takes some seconds.
     options
         More options of `check` by their full names, such as `{"species": "mouse"}`.
 
@@ -117,24 +113,6 @@ def annotate(
         From `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else the packaged model.
     output
         The annotated file; None: INPUT.annotated.h5ad beside each input. None for cells in memory.
-    output_dir
-        A folder for the outputs of several files.
-    key_added
-        Prefix of the keys that are added (docs/formats.md lists them).
-    overwrite
-        Replace an earlier annotation with the same prefix, or outputs that exist.
-    species
-        Of the genes: auto, human or mouse.
-    min_confidence
-        Cells with a lower confidence, 0 to 1, are flagged as unknown, too.
-    false_alarms
-        Share of cells like the reference's that are flagged as unknown.
-    alpha
-        Also give each cell a set of labels that contains the true one with probability 1 - alpha.
-    clusters
-        Also one label per cluster: a column of obs, or auto.
-    threads
-        CPU threads.
     options
         More options of `predict` by their full names, such as `{"source": "layers/counts"}`.
 
@@ -180,10 +158,6 @@ def embed(
         N cells x G genes in memory, or a file.
     model
         From `load_model`, or its folder or name; None: $SCPERFORMER_MODEL, else the packaged model.
-    species
-        Of the genes: auto, human or mouse.
-    threads
-        CPU threads.
     options
         More options of `predict` by their full names.
 
@@ -223,14 +197,8 @@ def evaluate(
     ----------
     cells
         Annotated cells in memory, or annotated files.
-    truth_key
-        Column of obs with the true labels.
     output
         A folder to write the evaluation into; None: nothing is written.
-    key_added
-        Prefix of the annotation.
-    overwrite
-        Replace a folder that exists.
     options
         More options of `evaluate` by their full names, such as `{"truth_path": ["labels.csv"]}`.
 
@@ -279,18 +247,10 @@ def explain(
         Cells that `annotate` has annotated with the same model, or an annotated file.
     model
         From `load_model`, or its folder or name; None: the model that the annotation names.
-    label
-        Explain the logit of this label in all cells; None: of the label of each cell.
     num_cells
         Cells of each label, a random sample; None: all.
-    seed
-        Of the choice of cells, and of the genes that the deletion test draws.
     output
         A folder to write the explanation into; None: nothing is written.
-    key_added
-        Prefix of the annotation.
-    overwrite
-        Replace a folder that exists.
     options
         More options of `explain` by their full names.
 
@@ -368,10 +328,6 @@ def report(
         From `evaluate`, or its folder: the page then shows it.
     title
         Of the page.
-    key_added
-        Prefix of the annotation.
-    overwrite
-        Replace a page that exists.
     options
         More options of `report` by their full names, such as `{"max_cells": 5000}`.
 

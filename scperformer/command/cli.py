@@ -152,13 +152,6 @@ examples:
   scperformer STEP ... -m a=1,2 run a step once per value (a sweep)"""
 HELP = dict(zip(STEPS, TEXTS.split("\n\n"), strict=True))
 
-# Options whose values are text of the user, with any characters.
-TEXT_OPTIONS = (
-    *("output", "output_dir", "model_path", "evaluation", "label_key", "truth_key", "key_added", "source", "title"),
-    *("init", "genes_path", "model.gene2vec_path", "conditions.genes", "data.split_key", "data.rare_label_name"),
-    *("label", "label_tree", "ontology", "ontology_key", "clusters"),
-    *("samples", "reference", "outdir", "container", "configfile", "registry", "adapted_folder", "tissue"),
-)
 OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@-]*=|~[A-Za-z_]")  # option=value, +option=value, ~option
 FLAGS = {"-m": None, "--cfg": "job", "--config-dir": "FOLDER"}  # of Hydra, each with a value that it takes
 MOST_NAMED = 3  # files in the first line
@@ -174,7 +167,7 @@ def to_overrides(words: list[str], step: str) -> list[str]:
     Plain words are input files, whatever characters they hold; the first one sets an option of some steps.
     """
     # Hydra takes a while to import: help answers at once.
-    from scperformer.config import closest_option, option_word, quoted, read_options
+    from scperformer.config import closest_option, option_word, quoted, read_options, text_options
 
     first_word = FIRST_WORDS.get(step)
     overrides = []
@@ -206,7 +199,7 @@ def to_overrides(words: list[str], step: str) -> list[str]:
                 raise InputError(found, f"{word} {FLAGS[word]}", "add the value that it takes")
         elif not OVERRIDE.match(word) or Path(word).exists():
             files.append(word)
-        elif option in TEXT_OPTIONS and value not in ("", "null") and value[0] not in "'\"" and "-m" not in words:
+        elif option in text_options(step) and value not in ("", "null") and value[0] not in "'\"" and "-m" not in words:
             overrides.append(f"{option}={quoted(value)}")
         else:
             overrides.append(word)

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from scperformer.base.errors import InputError
 from scperformer.base.signals import Ended
-from scperformer.config import WorkflowConfig, read_yaml_file
+from scperformer.config import WORKFLOW_KEYS, WorkflowConfig, read_yaml_file
 
 log = logging.getLogger(__name__)
 
-KEYS = ("samples", "reference", "label_key", "model_path", "outdir", "predict_jobs", "gpu", "container")
 CORES = ("--cores", "-c", "--jobs", "-j", "--profile", "--executor", "-e")  # say how many jobs run at the same time
 MOST_CORES = 8
 
@@ -29,7 +28,7 @@ def workflow_folder() -> Path:
 
 def snakemake_words(cfg: WorkflowConfig) -> list[str]:
     """Return the words of the snakemake command that runs the workflow with these options."""
-    values = {key: getattr(cfg, key) for key in KEYS if getattr(cfg, key) is not None}
+    values = {key: getattr(cfg, key) for key in WORKFLOW_KEYS if getattr(cfg, key) is not None}
     # As JSON, a text such as "3" stays a text.
     entries = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
     # Files to make, among the words of the user, come first: some options of snakemake take all words that follow.

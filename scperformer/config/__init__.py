@@ -27,10 +27,11 @@ from scperformer.config.groups import (
     option,
     require,
 )
-from scperformer.config.options import closest_option, groups_of, option_texts
+from scperformer.config.options import closest_option, groups_of, option_texts, text_options
 from scperformer.config.presets import PLUGINS
 from scperformer.config.reading import read_yaml, read_yaml_file
 from scperformer.config.steps import (
+    WORKFLOW_KEYS,
     AdaptConfig,
     AnalyzeConfig,
     CheckConfig,

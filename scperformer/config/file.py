@@ -12,10 +12,10 @@ from scperformer.base.messages import did_you_mean
 from scperformer.config.compose import option_tree
 from scperformer.config.presets import require_allowed
 from scperformer.config.reading import interpolation, read_yaml_file
-from scperformer.config.steps import SCHEMAS
+from scperformer.config.steps import SCHEMAS, WORKFLOW_KEYS
 from scperformer.config.words import option_words, read_words
 
-KEYS = ("reference", "samples", "label_key", "model_path", "outdir", "predict_jobs", "gpu", "container", "overrides")
+KEYS = (*WORKFLOW_KEYS, "overrides")
 EXPECTED = "a YAML file like workflows/config.yaml, such as {label_key: cell_type, overrides: {train: {seed: 1}}}"
 LITERAL = "write the value itself: nothing is put in place of ${...} in a file"
 

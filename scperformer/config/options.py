@@ -5,8 +5,10 @@ The meaning of an option is its comment: the lines above it in the dataclass, an
 
 import inspect
 import re
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
+from typing import Any, get_args, get_type_hints
 
 from scperformer.config import groups, steps
 
@@ -80,3 +82,21 @@ def closest_option(word: str, step: str) -> str:
     names += [f"{group}.{option.name}" for group in set(names) & GROUPS.keys() for option in fields(GROUPS[group])]
     usual = USUAL_WORDS.get(wrong, wrong)
     return usual if usual in names else next(iter(get_close_matches(usual, names, 1, 0.75)), "")
+
+
+@cache
+def text_options(step: str) -> frozenset[str]:
+    """Return the full names of the options of a step whose values are any text, such as names of files and columns."""
+    return frozenset(_text_options(steps.SCHEMAS[step]))
+
+
+def _text_options(table: Any, prefix: str = "") -> list[str]:
+    names = []
+    for option, kind in ((option, get_type_hints(table)[option.name]) for option in fields(table)):
+        choices = option.metadata.get("rule", (None, ""))[1]
+        is_text = kind is str or set(get_args(kind)) == {str, type(None)}
+        if is_dataclass(kind):
+            names += _text_options(kind, f"{option.name}.")
+        elif is_text and not choices.startswith("one of "):
+            names.append(prefix + option.name)
+    return names

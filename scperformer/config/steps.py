@@ -1,7 +1,7 @@
 """The options of every step: one dataclass each, whose comments are the text of docs/configuration.md."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from scperformer.base.errors import InputError
@@ -373,3 +373,6 @@ class WorkflowConfig(Options):
 _SCHEMAS = (CheckConfig, PreprocessConfig, PretrainConfig, TrainConfig, PredictConfig, AdaptConfig, EvaluateConfig)
 _READERS = (ReportConfig, ExplainConfig, AnalyzeConfig, ModelsConfig, WorkflowConfig)
 SCHEMAS: dict[str, type] = {part.word(): part for part in (*_SCHEMAS, *_READERS)}
+
+# Keys of a YAML file for the workflow, beside `overrides`.
+WORKFLOW_KEYS = tuple(part.name for part in fields(WorkflowConfig) if part.name not in ("configfile", "snakemake"))
