@@ -56,15 +56,28 @@ SLOW_MODULES = (
     *("torch", "torch._dynamo", "pytorch_lightning", "tensorboard", "sklearn", "scanpy", "numba", "umap", "igraph"),
     *("matplotlib", "jinja2", "scipy.stats", "scipy.optimize", "scipy.signal"),
 )
-FITS = {"torch", "torch._dynamo", "sklearn", "scipy.stats", "scipy.optimize"}  # torch's optimisers load its compiler
+FITS = {
+    "torch",
+    "jinja2",
+    "torch._dynamo",
+    "sklearn",
+    "scipy.stats",
+    "scipy.optimize",
+}  # torch's optimisers load its compiler
 MAY_LOAD = {
     "check PBMC": set(),
     "preprocess PBMC output=FOLDER/prepared.h5ad": set(),
-    "train PBMC label_key=cell_type output=FOLDER/model": {*FITS, "pytorch_lightning", "matplotlib", "scipy.signal"},
+    "train PBMC label_key=cell_type output=FOLDER/model": {
+        *FITS,
+        "pytorch_lightning",
+        "matplotlib",
+        "scipy.signal",
+        "jinja2",
+    },
     "predict PBMC model_path=FOLDER/model output=FOLDER/annotated.h5ad": {"torch"},
     "adapt FOLDER/model PBMC output=FOLDER/adapted": FITS,
     "evaluate FOLDER/annotated.h5ad truth_key=cell_type output=FOLDER/evaluation": set(),
-    "report FOLDER/annotated.h5ad output=FOLDER/report.html": FITS - {"torch"} | {"matplotlib", "jinja2"},
+    "report FOLDER/annotated.h5ad output=FOLDER/report.html": FITS - {"torch"} | {"matplotlib"},
 }
 
 

@@ -1,30 +1,27 @@
-"""The saved model as plain data, without torch: folder, with kept, held_out (and arrays), linear; registry, archive."""
+"""The saved model, without torch.
+
+Files in reading order: saved_model (a model as plain data), arrays, reference_cells and held_out (its arrays of cells),
+linear (its linear branch), content (the checks of bundle.json), older_formats, card, folder (written and read), library
+(where models are), registry (models that can be downloaded), archive (models in .zip and .tar).
+"""
 
 from scperformer.model.archive import ARCHIVES, copy_from_archive
 from scperformer.model.arrays import read_arrays
+from scperformer.model.content import INFO
 from scperformer.model.folder import (
-    BRANCHES,
     CARD,
-    ENCODER,
     EXTRAS,
     FORMAT_VERSION,
     GENES,
-    INFO,
     MODEL,
-    PACKAGED_MODEL,
     WEIGHTS,
-    SavedModel,
     damaged_model,
-    encoder_is_silent,
-    library_folder,
     load_reference_cells,
     read_model,
-    require_annotator,
-    resolve_model,
-    sum_of_branches,
     write_model,
 )
 from scperformer.model.held_out import HELD_OUT, HeldOut
+from scperformer.model.library import PACKAGED_MODEL, library_folder, require_annotator, resolve_model
 from scperformer.model.linear import LENGTH, TINY, linear_contributions, power_transform
 from scperformer.model.older_formats import with_current_branches
 from scperformer.model.reference_cells import CELLS_FILE, MOST_CELLS, MOST_VALUES, ReferenceCells
@@ -37,3 +34,4 @@ from scperformer.model.registry import (
     read_registry,
     registry_place,
 )
+from scperformer.model.saved_model import BRANCHES, ENCODER, SavedModel, encoder_is_silent, sum_of_branches

@@ -17,7 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
 from scperformer.base.errors import InputError
-from scperformer.model.folder import INFO, KNOWN
+from scperformer.model.content import INFO
+from scperformer.model.folder import KNOWN
 
 ARCHIVES = "a model folder, or a .zip, .tar or .tar.gz of one"
 ZIP, GZIP = (b"PK\x03\x04", b"PK\x05\x06"), b"\x1f\x8b"  # first bytes

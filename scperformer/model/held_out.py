@@ -14,9 +14,9 @@ import numpy as np
 from scperformer.model.arrays import read_arrays
 
 HELD_OUT = "held_out.npz"
-CELLS_FILE = ("logits", "labels", "scores")
+CELL_ARRAYS = ("logits", "labels", "scores")
 PROFILE = ("weights", "vectors", "means", "whitening", "outside")
-ARRAY_KINDS = dict.fromkeys((*CELLS_FILE, *PROFILE), "f") | {"labels": "iu"}  # of numbers
+ARRAY_KINDS = dict.fromkeys((*CELL_ARRAYS, *PROFILE), "f") | {"labels": "iu"}  # of numbers
 MOST_VALUES = 2**29  # of all arrays; 100,000 cells of 1,000 labels have 100 million logits
 
 
@@ -62,5 +62,5 @@ def read_held_out(folder: Path, num_genes: int, num_labels: int) -> HeldOut:
         raise ValueError(f"'{HELD_OUT}' with a standard deviation that is not above 0")
     types = {"labels": np.int64, "logits": np.float32, "weights": np.float32, "vectors": np.float32}
     arrays = {name: array.astype(types.get(name, np.float64)) for name, array in arrays.items()}
-    logits, labels, scores = (arrays.pop(name) for name in CELLS_FILE)
+    logits, labels, scores = (arrays.pop(name) for name in CELL_ARRAYS)
     return HeldOut(logits, labels, scores, arrays)

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from scperformer.model.folder import SavedModel
+from scperformer.model.saved_model import SavedModel
 
 LENGTH = 20.0  # of every cell in every view: about its length in logarithms, so that penalties mean the same
 TINY = 1e-12  # length of a cell without expression, in place of 0

@@ -57,7 +57,7 @@ def test_a_pickle_gives_the_same_calls(fitted, cells):
 
 
 def test_clones_have_the_same_options_and_no_fit():
-    options = {"input_kind": "log1p", "model": "tiny", "seed": 4}
+    options = {"input_kind": "log1p", "model": "tiny", "seed": 4, "options": {"logger": "none"}}
     copy = clone(scp.PerformerClassifier(**options))
     assert copy.get_params() == options
     with pytest.raises(InputError, match="option nothing"):

@@ -32,7 +32,7 @@ from scperformer.model import (
     resolve_model,
     write_model,
 )
-from scperformer.model.folder import model_card
+from scperformer.model.card import model_card
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_model_card_names_labels_data_and_both_scores(saved, folder):
         assert text in card
 
 
-def test_labels_with_bars_keep_the_tables_of_the_card_whole(saved):
+def test_bars_and_tags_in_labels_are_text_of_the_card(saved):
     label, numbers = saved.labels[1], {"num_cells": [5], "confidence": [0.9], "accuracy": [0.8], "error": [0.1]}
     found = {"num_cells": 20, "error": 0.1, "labels": {"label": [label], **numbers}}
     more = {"calibration": found, "novelty": [{"label": label, "area": 0.9}]}
@@ -179,7 +179,7 @@ def test_labels_with_bars_keep_the_tables_of_the_card_whole(saved):
     assert len(tables) == 3
     for rows in tables:
         assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
-        assert any("T <cell> \\| Naïve" in row for row in rows)
+        assert any("T &lt;cell&gt; \\| Naïve" in row for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_refuses_a_file_in_place_of_the_folder(tmp_path):
 @pytest.mark.parametrize("name", [WEIGHTS, GENES])
 def test_refuses_a_missing_file(folder, name):
     (folder / name).unlink()
-    with pytest.raises(InputError, match=rf"damaged model '.*': '{name}' missing or changed.*copy it or train"):
+    with pytest.raises(InputError, match=rf"damaged model '.*': '{name}' missing or changed.*copy it again or train"):
         read_model(folder)
 
 
@@ -319,7 +319,8 @@ def test_a_label_tree_is_kept_and_shown(saved, tmp_path):
     tree = LabelTree(saved.labels, {saved.labels[0]: "x", saved.labels[1]: "x"}, {"x": "CL:1"})
     write_model(dataclasses.replace(saved, tree=tree), tmp_path / "t")
     assert read_model(tmp_path / "t").tree == tree
-    assert f"Label tree of 2 levels: x ({', '.join(saved.labels)})." in (tmp_path / "t" / CARD).read_text("utf-8")
+    card = (tmp_path / "t" / CARD).read_text("utf-8")
+    assert "Label tree of 2 levels: x (B cell, T &lt;cell&gt; \\| Naïve)." in card
 
 
 @pytest.mark.parametrize("key", ["name", "labels", "ontology_term_ids", "config", "metrics", "provenance", "files"])

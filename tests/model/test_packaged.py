@@ -6,7 +6,7 @@ import pytest
 from scperformer.base.messages import MIB
 from scperformer.files import read_cells, sha256
 from scperformer.model import CARD, PACKAGED_MODEL, SavedModel, load_reference_cells, read_model
-from scperformer.model.folder import model_card
+from scperformer.model.card import model_card
 
 REFERENCE = PACKAGED_MODEL.parents[3] / "data" / "pbmc3k.h5ad"
 

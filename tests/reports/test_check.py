@@ -507,6 +507,7 @@ def test_verdict_of_predict_on_cells_with_too_many_tokens(counts_adata, write, t
     reference, out = write(some, "reference.h5ad"), tmp_path / "exact"
     words = ["label_key=cell_type", "model=tiny", "attention=softmax", f"attention.max_length={most}", "logger=none"]
     words += ["trainer.max_epochs=1", "keep_cells=0", f"output='{out}'", "data.min_cells=0"]
+    monkeypatch.setattr("scperformer.training.train.MIN_GAIN", 0.0)
     run_train(make_config("train", [f"inputs=['{reference}']", *words]))
     path = str(write(counts_adata))
     [result] = check_all([path], CheckConfig(inputs=[path], model_path=str(out))).files

@@ -1,0 +1,102 @@
+"""The content of a bundle.json, checked: it may come from anywhere."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from scperformer.base.messages import unfit
+from scperformer.labels import LabelTree
+from scperformer.model.saved_model import ANNOTATOR, BRANCHES, ENCODER
+
+INFO = "bundle.json"
+# Entries that are fields of SavedModel, and their types.
+CONTENT = {"name": str, "labels": list, "ontology_term_ids": list, "config": dict, "metrics": dict, "provenance": dict}
+PROVENANCE = {"reference": str, "label_key": str, "num_cells": int, "seed": int}  # annotations record these
+NEEDED: dict[str, dict[str, tuple[str, ...]]] = {  # entries of each group, by the kind of model
+    ANNOTATOR: {"config": ("target_sum",), "metrics": ("scales",), "provenance": tuple(PROVENANCE)},
+    ENCODER: {"config": ("target_sum", "tokens", "model", "attention"), "provenance": ("corpus", "seed")},
+}
+
+
+def require_sound_content(info: Mapping[str, Any]) -> None:
+    """Refuse missing entries, other types and names that cannot be names; the text of a ValueError says which."""
+    _require_entries(info)
+    _require_names(info)
+    _require_values(info)
+    read_tree(info)
+
+
+def read_tree(info: Mapping[str, Any]) -> LabelTree | None:
+    """Return the label tree, or None without one; the text of a ValueError says how it is damaged."""
+    if "tree" not in info:
+        return None
+    tree: dict[str, Any] = info["tree"] if isinstance(info["tree"], dict) else {}
+    parents = tree.get("parents")
+    terms = tree.get("terms")
+    if not isinstance(parents, dict) or not isinstance(terms, dict):
+        raise ValueError(f"'{INFO}' with a label tree without parents and terms")
+    for name in (text for group in (parents, terms) for pair in group.items() for text in pair):
+        if why := unfit(name):
+            raise ValueError(f"'{INFO}' with a node of the label tree that {why}")
+    try:
+        return LabelTree(info["labels"], parents, terms)
+    except ValueError as error:
+        raise ValueError(f"'{INFO}' with a label tree with {error}") from error
+
+
+def _require_entries(info: Mapping[str, Any]) -> None:
+    for name, kind in {**CONTENT, "files": dict}.items():
+        if not isinstance(info.get(name), kind):
+            raise ValueError(f"'{INFO}' without {name}")
+    if info.get("kind", ANNOTATOR) not in NEEDED:
+        raise ValueError(f"'{INFO}' of an unknown kind")
+    for group, names in NEEDED[info.get("kind", ANNOTATOR)].items():
+        if missing := [name for name in names if name not in info[group]]:
+            raise ValueError(f"'{INFO}' without {', '.join(missing)} in {group}")
+
+
+def _require_names(info: Mapping[str, Any]) -> None:
+    provenance = info["provenance"]
+    texts = {
+        "the name": [info["name"]],
+        "a label": info["labels"],
+        "an ontology term": info["ontology_term_ids"],
+        "a tissue": [provenance["tissue"]] if "tissue" in provenance else [],
+        "a release of the ontology": [provenance["ontology"]] if "ontology" in provenance else [],
+    }
+    for what, names in texts.items():
+        if why := next(filter(None, map(unfit, names)), None):
+            raise ValueError(f"'{INFO}' with {what} that {why}")
+
+
+def _require_values(info: Mapping[str, Any]) -> None:
+    labels = info["labels"]
+    terms = info["ontology_term_ids"]
+    total = info["config"]["target_sum"]
+    scales = info["metrics"].get("scales", {})
+    fold = info["metrics"].get("out_of_fold", {})
+    expected = info["provenance"].get("expected_accuracy")
+    groups = [info["config"].get(group, {}) for group in ("tokens", "model", "attention", "head")]
+    is_fold = isinstance(fold, dict) and (not fold or _is_finite(fold.get("accuracy")))
+    are_scales = isinstance(scales, dict) and set(scales) <= set(BRANCHES) and all(map(_is_finite, scales.values()))
+    sound = {
+        "a label twice": len(set(labels)) == len(labels),
+        f"{len(terms)} ontology terms for {len(labels)} labels": len(terms) == len(labels),
+        "a target_sum that is not a number above 0": _is_finite(total) and total > 0,
+        "options that are not a group of options": all(isinstance(group, dict) for group in groups),
+        "an expected accuracy that is not a number": is_fold and (expected is None or _is_finite(expected)),
+        "kept cells that are not described": isinstance(info["provenance"].get("kept_cells", {}), dict),
+        "scales that are not numbers, or of other branches": are_scales,
+    }
+    for problem in (text for text, is_sound in sound.items() if not is_sound):
+        raise ValueError(f"'{INFO}' with {problem}")
+    for name, kind in PROVENANCE.items():
+        value = info["provenance"].get(name, kind())
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ValueError(f"'{INFO}' with a {name} that is not of type {kind.__name__}")
+        if isinstance(value, int) and not 0 <= value < 2**63:
+            raise ValueError(f"'{INFO}' with a {name} out of range")
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,75 @@
+"""A trained model as plain data, without torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from scperformer.labels import LabelTree
+from scperformer.model.held_out import HeldOut
+from scperformer.model.reference_cells import ReferenceCells
+
+# Kinds of model: with labels, or an encoder alone.
+ANNOTATOR = "annotator"
+ENCODER = "encoder"
+BRANCHES = {"linear": "linear branch", "encoder": "encoder"}
+SILENT = 0.01  # an encoder with a smaller scale decides no label
+
+
+@dataclass(kw_only=True)
+class SavedModel:
+    """A trained model as plain data: G genes, C labels."""
+
+    name: str
+    genes: list[str]  # in order
+    gene_means: np.ndarray  # float32 G: mean ln(1 + cp10k) over the reference
+    labels: list[str]  # in the order of the logits
+    ontology_term_ids: list[str]  # a Cell Ontology id or "unknown" for each label
+    config: dict[str, Any]  # groups tokens, model, attention, head and the number target_sum: all to build the network
+    metrics: dict[str, Any]
+    provenance: dict[str, Any]
+    weights: dict[str, np.ndarray] = field(repr=False)  # model.*: the network's state; baseline.weight, baseline.bias
+    hash: str = ""  # SHA-256 of bundle.json, which holds the checksums of the other files; "" before saving
+    kind: str = ANNOTATOR  # or ENCODER, from `pretrain`: without labels, head and logistic regression
+    reference_cells: ReferenceCells | None = field(
+        default=None, repr=False
+    )  # written with the model; `load_reference_cells` reads them again
+    has_reference_cells: bool = False  # the folder that it was read from has kept cells
+    tree: LabelTree | None = None  # over the labels; models of earlier versions have none
+    held_out: HeldOut | None = field(default=None, repr=False)  # None: a model of format 4 or before, or no evidence
+
+    @property
+    def tissue(self) -> str | None:
+        """The tissue of the reference as its author named it, or None."""
+        return self.provenance.get("tissue")
+
+    @property
+    def is_annotator(self) -> bool:
+        """Whether it can annotate: an encoder without labels cannot."""
+        return self.kind == ANNOTATOR
+
+    @property
+    def scales(self) -> dict[str, float]:
+        """The factor of each branch (`linear`, `encoder`) in the logits; a branch that is off is left out."""
+        return {name: float(scale) for name, scale in self.metrics["scales"].items()}
+
+    @property
+    def importance(self) -> np.ndarray:
+        """The importance of each gene for the labels, float64 G: its mean times the spread of its weights over labels.
+
+        The weights are those of logistic regression; an encoder has none, and the means stand alone.
+        """
+        means = np.asarray(self.gene_means, dtype=np.float64)
+        weight = self.weights.get("baseline.weight")
+        return means if weight is None else means * np.asarray(weight, dtype=np.float64).std(axis=1)
+
+
+def encoder_is_silent(scales: Mapping[str, float]) -> bool:
+    """Whether a model has both branches and its labels come from the linear branch alone."""
+    return len(scales) == len(BRANCHES) and scales["encoder"] < SILENT
+
+
+def sum_of_branches(scales: Mapping[str, float]) -> str:
+    """Describe the logits, as in "1.20 x linear branch + 0.35 x encoder"."""
+    return " + ".join(f"{scale:.2f} x {BRANCHES[name]}" for name, scale in scales.items())
