@@ -50,7 +50,7 @@ def test_the_command_line_goes_before_the_file(file):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("overides: {}", "'overides'; expected one of reference, .*: did you mean 'overrides'"),
+        ("overides: {}", "'overides'; expected one of samples, .*: did you mean 'overrides'"),
         ("overrides: {predct: {}}", "overrides: 'predct'; .*: did you mean 'predict'"),
         ("overrides: {predict: {trainer: {seed: 1}}}", "overrides: predict; expected options by their names"),
         ("overrides: {predict: [alpha]}", "overrides: predict; expected options by their names"),
