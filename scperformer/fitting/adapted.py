@@ -1,4 +1,4 @@
-"""A model adapted to a condition: fitted anew to the cells that it keeps, with the genes and the depth of a file."""
+"""A model adapted to a condition: fitted anew to the cells that it stores, with the genes and the depth of a file."""
 
 import math
 from dataclasses import asdict, replace
@@ -6,94 +6,121 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_matrix
 
 from scperformer.base.progress import progress
 from scperformer.cells import stratified_sample
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig
 from scperformer.fitting.condition import Condition, depth_share, reduced
-from scperformer.fitting.evidence import fill_network, fit_branches
+from scperformer.fitting.evidence import Fitted, fill_network, fit_branches
 from scperformer.fitting.linear import MOST_DUAL, SOLVER_TOLERANCE, LinearOptions, fit_logistic
-from scperformer.model import ReferenceCells, SavedModel, damaged_model
+from scperformer.model import HeldOut, ReferenceCells, SavedModel, damaged_model
 from scperformer.network import CellTypeModel, Model
 from scperformer.trust import calibration
 
-NUM_DRAWS = 4  # of thinned counts, from which the encoder learns
+NUM_DRAWS = 4  # thinned copies of the cells, from which the encoder learns
 
 
 @progress("fitting the model to the genes and the depth of a file")
 def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: Condition) -> SavedModel:
-    """Fit the branches and the baseline of a model to its kept cells as a file would have measured them.
+    """Fit the branches and the baseline of a model to its stored cells as a file would have measured them.
 
     The result has the measured genes alone, and normalises cells over these. It has no layers of attention, as they
     were trained for all genes. Without them, gene vectors from co-expression still are an encoder; others are left out.
     """
     saved = model.saved
-    seed = int(model.saved.provenance["seed"])
+    seed = int(saved.provenance["seed"])
     rows = stratified_sample(reference_cells.labels, MOST_DUAL, seed)
-    config = saved.config
-    some = ReferenceCells(reference_cells.values[rows], reference_cells.labels[rows], reference_cells.are_counts)
-    num_draws = NUM_DRAWS if depth_share(some, condition) < 1 else 1
-    x, *draws = (reduced(some, condition, float(config["target_sum"]), seed + draw) for draw in range(num_draws))
-    labels = some.labels
-    options = ModelConfig(**config["model"])
-    head = HeadConfig(**config["head"])
-    if options.positions == "coexpression":
-        options = replace(options, depth=0)
-    else:
-        options = replace(options, encoder=False, linear=True)
+    labels = reference_cells.labels[rows]
+    cells = ReferenceCells(reference_cells.values[rows], labels, reference_cells.are_counts)
+    num_draws = NUM_DRAWS if depth_share(cells, condition) < 1 else 1
+    target_sum = float(saved.config["target_sum"])
+    x, *draws = (reduced(cells, condition, target_sum, seed + draw) for draw in range(num_draws))
+    options = _without_layers(ModelConfig(**saved.config["model"]))
+    head = HeadConfig(**saved.config["head"])
     linear_options = _linear_options(saved, options, model.path) if options.linear else None
     vectors = None
-    if options.encoder and saved.provenance.get("unlabelled"):  # these cells are not kept, but what they taught is
+    if options.encoder and saved.provenance.get(
+        "unlabelled"
+    ):  # the model does not store these cells, but their vectors
         vectors = saved.weights["model.encoder.embedding.gene.weight"][:-1][condition.measured]
-    fits: dict[str, Any] = {"linear_options": linear_options, "model": options, "head": head, "seed": seed}
-    fitted = fit_branches(x, labels, **fits, draws=draws, vectors=vectors)
-    baseline = fit_logistic(x, labels, tolerance=SOLVER_TOLERANCE)
-    scales = fitted.scales
-    expected = fitted.evidence.get("accuracy")
-    # Simulated cells are too easy to call, and a single cell of each label cannot be held out.
-    if saved.provenance.get("kept_cells", {}).get("simulated", False) or expected is None:
-        parts = {"linear": fitted.linear, "encoder": fitted.coexpression}
-        expected = None
-        scales = {name: saved.scales.get(name, 1.0) for name, part in parts.items() if part is not None}
-    genes = [gene for gene, is_there in zip(saved.genes, condition.measured, strict=True) if is_there]
-    shape = {"tokens": TokensConfig(**config["tokens"]), "model": options, "attention": config["attention"]}
-    network = CellTypeModel(len(genes), len(saved.labels), head=head, **shape)
-    fill_network(network, fitted, scales)
-    weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
+    fitted = fit_branches(
+        x, labels, linear_options=linear_options, model=options, head=head, seed=seed, draws=draws, vectors=vectors
+    )
+    scales, held_out = _evidence(saved, fitted)
     metrics: dict[str, Any] = {"scales": scales}
-    metrics |= {} if linear_options is None else {"linear_branch": asdict(linear_options)}
-    held_out = None if expected is None else fitted.held_out
+    if linear_options is not None:
+        metrics["linear_branch"] = asdict(linear_options)
     if held_out is not None:
-        metrics |= {"out_of_fold": fitted.evidence}
+        metrics["out_of_fold"] = fitted.evidence
         metrics["calibration"] = calibration(held_out.logits, held_out.labels, saved.labels)
-    about: dict[str, Any] = {"adapted_from": {"name": saved.name, "hash": saved.hash, "num_genes": len(saved.genes)}}
-    about |= {"condition": condition.key, "depth": condition.depth, "num_kept_cells": len(labels)}
-    about["expected_accuracy"] = expected
     return replace(
         saved,
-        genes=genes,
+        genes=[gene for gene, is_measured in zip(saved.genes, condition.measured, strict=True) if is_measured],
         gene_means=np.asarray(x.mean(axis=0), dtype=np.float32).ravel(),
-        config=config | {"model": asdict(options), "own_totals": True},
+        config=saved.config | {"model": asdict(options), "own_totals": True},
         metrics=metrics,
-        provenance=saved.provenance | about,
-        weights=weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias},
+        provenance=saved.provenance
+        | {
+            "adapted_from": {"name": saved.name, "hash": saved.hash, "num_genes": len(saved.genes)},
+            "condition": condition.key,
+            "depth": condition.depth,
+            "num_kept_cells": len(labels),
+            "expected_accuracy": None if held_out is None else fitted.evidence["accuracy"],
+        },
+        weights=_weights(saved, fitted, scales, options, head, x, labels),
         reference_cells=None,
         has_reference_cells=False,
         held_out=held_out,
     )
 
 
+def _without_layers(options: ModelConfig) -> ModelConfig:
+    """Return the options of the model that is fitted: gene vectors from co-expression stay, other encoders go."""
+    if options.positions == "coexpression":
+        return replace(options, depth=0)
+    return replace(options, encoder=False, linear=True)
+
+
 def _linear_options(saved: SavedModel, options: ModelConfig, path: Path) -> LinearOptions:
-    """Return the options with which the linear branch of a model was fitted; usual ones if it was trained otherwise."""
+    """Return the options with which the linear branch of a model was fitted, or defaults if it was trained otherwise."""
     made = saved.metrics.get("linear_branch", {"c": 0.1, "class_weights": "balanced", "weighting": "signal"})
     known = {"class_weights": ("none", "sqrt", "balanced"), "weighting": ("signal", "standard", "none")}
     try:
-        sound = all(made[name] in choices for name, choices in known.items()) and 0 < made["c"] < math.inf
-        linear_options = LinearOptions(
-            tuple(options.linear_powers), float(made["c"]), made["class_weights"], made["weighting"]
-        )
+        is_sound = all(made[name] in choices for name, choices in known.items()) and 0 < made["c"] < math.inf
+        powers = tuple(options.linear_powers)
+        linear_options = LinearOptions(powers, float(made["c"]), made["class_weights"], made["weighting"])
     except (KeyError, TypeError, ValueError) as error:
         raise damaged_model(path, "no options of its linear branch") from error
-    if not sound:
+    if not is_sound:
         raise damaged_model(path, "options of its linear branch that it cannot have")
     return linear_options
+
+
+def _evidence(saved: SavedModel, fitted: Fitted) -> tuple[dict[str, float], HeldOut | None]:
+    """Return the scales of the branches, and the cross-validated calls if they say what to expect of real cells."""
+    is_simulated = saved.provenance.get("kept_cells", {}).get("simulated", False)
+    # Simulated cells are too easy to call, and the only cell of a label cannot be held out.
+    if fitted.held_out is not None and not is_simulated:
+        return fitted.scales, fitted.held_out
+    parts = {"linear": fitted.linear, "encoder": fitted.coexpression}
+    return {name: saved.scales.get(name, 1.0) for name, part in parts.items() if part is not None}, None
+
+
+def _weights(
+    saved: SavedModel,
+    fitted: Fitted,
+    scales: dict[str, float],
+    options: ModelConfig,
+    head: HeadConfig,
+    x: csr_matrix,
+    labels: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """Return the weights of the network with the fitted branches, and of the baseline, which is fitted here."""
+    tokens = TokensConfig(**saved.config["tokens"])
+    attention = saved.config["attention"]
+    network = CellTypeModel(x.shape[1], len(saved.labels), tokens=tokens, model=options, attention=attention, head=head)
+    fill_network(network, fitted, scales)
+    baseline = fit_logistic(x, labels, tolerance=SOLVER_TOLERANCE)
+    weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}
+    return weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias}
