@@ -83,7 +83,7 @@ def _without_layers(options: ModelConfig) -> ModelConfig:
 
 
 def _linear_options(saved: SavedModel, options: ModelConfig, path: Path) -> LinearOptions:
-    """Return the options with which the linear branch of a model was fitted, or defaults if it was trained otherwise."""
+    """Return the options of the fit of a linear branch, or defaults if it was trained in another way."""
     made = saved.metrics.get("linear_branch", {"c": 0.1, "class_weights": "balanced", "weighting": "signal"})
     known = {"class_weights": ("none", "sqrt", "balanced"), "weighting": ("signal", "standard", "none")}
     try:

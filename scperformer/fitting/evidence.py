@@ -227,7 +227,7 @@ def _fit_heads(
 
 
 def evidence_folds(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Deal up to 4,000 cells to 5 folds; return their row numbers and the fold of each, -1 for the only cell of a label."""
+    """Deal up to 4,000 cells to 5 folds; return their rows and the fold of each, -1 for the only cell of a label."""
     rows = stratified_sample(labels, MOST_DUAL, seed)
     order, dealt = label_folds(labels[rows], seed, EVIDENCE_FOLDS, most=len(rows))
     folds = np.empty(len(rows), dtype=np.int64)

@@ -352,10 +352,12 @@ def scale_by_validation(
         "scales": {name: scale for name, scale in scales.items() if getattr(training.cfg.model, name)}
     }
     if gain is not None:
-        used = "used" if scale_encoder else "left out"
-        text = "encoder %s: it lowers the loss of a held-out cell by %.3f ± %.3f"
-        log.info(text, used, gain["mean"], gain["standard_error"])
         evidence["encoder_gain"] = gain
+        text = "encoder %s: it lowers the loss of held-out cells by %.3f ± %.3f"
+        if round(gain["mean"], 3) > 0:
+            log.info(text, "used" if scale_encoder else "left out", gain["mean"], gain["standard_error"])
+        else:
+            log.info("encoder left out: it does not lower the loss of held-out cells")
     return scale_linear * linear + scale_encoder * encoder, evidence
 
 
