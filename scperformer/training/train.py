@@ -353,11 +353,12 @@ def scale_by_validation(
     }
     if gain is not None:
         evidence["encoder_gain"] = gain
-        text = "encoder %s: it lowers the loss of held-out cells by %.3f ± %.3f"
+        used = "used" if scale_encoder else "left out"
         if round(gain["mean"], 3) > 0:
-            log.info(text, "used" if scale_encoder else "left out", gain["mean"], gain["standard_error"])
+            text = "encoder %s: it lowers the loss of held-out cells by %.3f ± %.3f"
+            log.info(text, used, gain["mean"], gain["standard_error"])
         else:
-            log.info("encoder left out: it does not lower the loss of held-out cells")
+            log.info("encoder %s: it does not lower the loss of held-out cells", used)
     return scale_linear * linear + scale_encoder * encoder, evidence
 
 
