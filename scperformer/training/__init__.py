@@ -2,14 +2,13 @@
 
 Files in reading order:
 
-- `train`, `pretrain`: the two ways, from the cells to the trained network
-- `run_folder`: the frame of both: the run folder, its records, the learning curve, the written model
-- `source`: the cells to learn from, in memory or on disk, as batches
-- `start`: the start of an untrained network, perhaps from a trained encoder (`init`)
-- `learner`, `masked_learner`: loss, metrics and optimiser of training and of pretraining; the scales of the branches
+- `train`, `pretrain`: the two steps, from the cells to the model
+- `initialise`: the initial weights of a network, perhaps those of a trained encoder (`init`)
+- `batch_size`: the largest batch that fits into memory
+- `loaders`: batches of cells in memory or on disk
+- `supervised`, `masked`: loss, metrics and optimiser of training and of pretraining
 - `trainer`: the loop over epochs, its table, signals, several processes
-- `conditions`: the accuracy to expect with fewer genes or a lower depth
-- `batch_size`, `estimate`: what a training needs, before it runs
+- `run_folder`: the records of a run, its learning curve, and resuming
 
 No names are exported: `scperformer.train`, `scperformer.pretrain` and the command line load these files when needed.
 """

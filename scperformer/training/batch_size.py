@@ -25,15 +25,16 @@ from scperformer.training.supervised import Learner
 
 log = logging.getLogger(__name__)
 
-MOST = 256  # cells: larger batches learn no faster
-FEWEST_STEPS, DEFAULT_SIZE = 16, 32  # steps of an epoch; but the usual batch size is never too large for an epoch
-SHARE = 0.6  # of the memory: processes on CPUs grew by up to 1.5 times the bytes measured (scratch space, gaps)
-OF_WEIGHTS = 4  # times their bytes: weights, two moments of AdamW, and the results of its step
-TRIED = (2, 4)  # cells; the bytes of larger batches lie on the line through these
+LARGEST_BATCH = 256  # cells; larger batches learn no faster
+FEWEST_STEPS = 16  # per epoch
+DEFAULT_SIZE = 32  # cells; a batch of this size is allowed even if an epoch then has fewer steps
+MEMORY_SHARE = 0.6  # share of the memory that is used: processes on CPUs grew by up to 1.5 times the bytes measured
+WEIGHT_COPIES = 4  # the weights, the two moments of AdamW, and the results of its step
+TRIED = (2, 4)  # batch sizes that are measured; the bytes of larger batches lie on the line through these
 
 
 def peak_bytes(step: Callable[[], None], device: str) -> int:
-    """Run a step and measure the most bytes of tensors that it had in use at a time; the same on every CPU."""
+    """Run a step and return the peak number of bytes of its tensors, which is the same on every CPU."""
     if device == "cuda":
         step()  # the first step also allocates the workspaces of cuBLAS, which stay
         before = torch.cuda.memory_allocated()
@@ -52,7 +53,7 @@ def peak_bytes(step: Callable[[], None], device: str) -> int:
 
 
 def step_bytes(network: CellTypeModel, train: Cells, num_cells: int, cfg: TrainConfig) -> int:
-    """Measure the bytes of a training step on the `num_cells` longest cells, beside the weights."""
+    """Measure the bytes that a training step on the `num_cells` longest cells takes in addition to the weights."""
     learner = Learner(network, train.known_labels, cfg)
     rows = np.argsort(-train.lengths, kind="stable")[:num_cells]
     # Measure on the device of the training: on a CPU, steps of a large network take minutes and other memory.
@@ -75,14 +76,14 @@ def step_bytes(network: CellTypeModel, train: Cells, num_cells: int, cfg: TrainC
     return found
 
 
-# Of the control groups of Linux, versions 2 and 1: limit, use, and the entry of memory.stat with the pages of files.
+# Files of a Linux control group, versions 2 and 1: its limit, its use, and the entry of memory.stat for cached files.
 GROUPS = Path("sys", "fs", "cgroup")
 FILES_2 = "memory.max", "memory.current", "inactive_file"
 FILES_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """The bytes that this process can still get; where Linux does not tell, half of the machine's memory."""
+    """Return the bytes that this process can still allocate; without Linux's files, half of the machine's memory."""
     table = root / "proc" / "meminfo"
     if not table.is_file():
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
@@ -98,9 +99,9 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def _free_of_groups(top: Path, name: str, limit: str, used: str, cached: str) -> list[int]:
-    """Return the bytes that the limits of a control group, and of all groups around it, leave.
+    """Return the bytes that are left within the limits of a control group and of all its parents.
 
-    In a container without a name space of its own, only the groups from `top` on may be there.
+    In a container that shares the host's namespace, only the groups from `top` on may exist.
     """
     free = []
     group = top / name.strip("/")
@@ -123,15 +124,16 @@ def fitting_batch_size(network: CellTypeModel, train: Cells, cfg: TrainConfig, m
     network.require_length(longest)
     few, more = (step_bytes(network, train, num, cfg) for num in TRIED)
     per_cell = (more - few) / (TRIED[1] - TRIED[0])
-    weights = OF_WEIGHTS * sum(p.numel() * p.element_size() for p in network.parameters())
+    weights = WEIGHT_COPIES * sum(p.numel() * p.element_size() for p in network.parameters())
     fixed = weights + max(0.0, few - TRIED[0] * per_cell)
-    if fixed + per_cell > SHARE * memory:
-        found = f"a training step on one cell of {longest:,} tokens needs about {in_bytes((fixed + per_cell) / SHARE)}"
+    if fixed + per_cell > MEMORY_SHARE * memory:
+        needed = in_bytes((fixed + per_cell) / MEMORY_SHARE)
+        found = f"a training step on one cell of {longest:,} tokens needs about {needed}"
         others = "model.checkpointing=true or tokens.unexpressed=skip, or raise trainer.memory_gib"
         raise InputError(found, f"at most {in_bytes(memory)}", f"choose a smaller model, {others}")
-    most = min(MOST, max(DEFAULT_SIZE, len(train) // FEWEST_STEPS))
+    most = min(LARGEST_BATCH, max(DEFAULT_SIZE, len(train) // FEWEST_STEPS))
     size = 1
-    while 2 * size <= most and fixed + 2 * size * per_cell <= SHARE * memory:
+    while 2 * size <= most and fixed + 2 * size * per_cell <= MEMORY_SHARE * memory:
         size *= 2
     facts = size, f"{longest:,}", in_bytes(fixed + size * per_cell), in_bytes(memory), size
     text = "batch size %d: steps on cells of up to %s tokens need about %s of %s (trainer.batch_size=%d repeats it)"
@@ -140,7 +142,7 @@ def fitting_batch_size(network: CellTypeModel, train: Cells, cfg: TrainConfig, m
 
 
 def with_batch_size(cfg: TrainConfig, train: Cells, network: CellTypeModel, run_folder: Path | None) -> TrainConfig:
-    """Replace `auto` by the batch size that the run folder records, or else by one that fits, and record it there."""
+    """Replace `auto` by the batch size in the record of the run folder, or by the largest that fits, and record it."""
     if cfg.trainer.batch_size != AUTO:
         return cfg
     record = {} if run_folder is None else read_record(run_folder)

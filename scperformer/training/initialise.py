@@ -39,7 +39,7 @@ from scperformer.network import (
 
 log = logging.getLogger(__name__)
 
-HEAD_C = 10.0  # inverse penalty of the head's regression: weak, as its inputs are few and standardised
+HEAD_C = 10.0  # inverse penalty of the regression for the head: weak, as it has few inputs, which are standardised
 # Options of `model` that the weights depend on; the others only matter in training.
 SHAPE = ("dim", "depth", "num_heads", "head_dim", "norm", "positions")
 Config = TypeVar("Config", TrainConfig, PretrainConfig)
@@ -90,7 +90,7 @@ def load_init(cfg: NetworkConfig) -> Init | None:
 def encoder_options(
     tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any], target_sum: float
 ) -> dict[str, Any]:
-    """The options that the weights of an encoder depend on, by their full names."""
+    """Return the options that the weights of an encoder depend on, by their full names."""
     shape = {name: getattr(model, name) for name in SHAPE}
     mechanism = asdict(attention_options(attention)[1])
     groups = {"tokens": asdict(tokens), "model": shape, "attention": {"name": attention["name"], **mechanism}}
@@ -99,7 +99,7 @@ def encoder_options(
 
 
 def _given(group: ModelConfig | HeadConfig, usual: ModelConfig | HeadConfig) -> dict[str, Any]:
-    """Return the options of a group that are not those that training has by default."""
+    """Return the options of a group that differ from the defaults of training."""
     return {name: value for name, value in asdict(group).items() if value != getattr(usual, name)}
 
 
@@ -124,7 +124,7 @@ def adopt_options(cfg: Config, init: Init | None) -> Config:
         theirs = encoder_options(tokens, model, attention, target_sum)
     except (InputError, KeyError, TypeError) as error:
         raise damaged_model(Path(init.path), "its configuration cannot be read") from error
-    if isinstance(cfg, TrainConfig) and cfg.model.positions == "coexpression":  # the default, which has no layers
+    if isinstance(cfg, TrainConfig) and cfg.model.positions == "coexpression":  # the default model, which has no layers
         usual = TrainConfig(inputs=[""], label_key="")
         model_options = _given(cfg.model, usual.model)
         head_options = _given(cfg.head, usual.head)
@@ -163,13 +163,13 @@ def in_order_of_init(reference: Reference, init: Init | None) -> Reference:
 
 @torch.no_grad()
 def place_new_genes(encoder: Encoder, known: list[int], num_theirs: int, positions: str, learns: bool) -> None:
-    """Give vectors to the genes that the encoder of `init` does not know; learned ones that learn on stay random."""
+    """Give vectors to genes that the encoder of `init` does not know; vectors that are trained further stay random."""
     table = encoder.embedding.gene
     if table is None:
         return
     is_new = torch.ones(len(table.weight), dtype=torch.bool)
     is_new[[*known, len(is_new) - 1]] = False
-    if positions == "sinusoidal":  # none may occur twice
+    if positions == "sinusoidal":  # every gene needs a vector of its own
         num = num_theirs + 1
         table.weight[is_new] = sinusoids(num + int(is_new.sum()), table.weight.shape[1])[num:]
     elif positions == "gene" and not learns:
@@ -200,7 +200,7 @@ def start_encoder(encoder: Encoder, genes: list[str], cfg: NetworkConfig, init: 
 
 
 def start_attention(encoder: Encoder | None, train: Cells, cfg: NetworkConfig) -> None:
-    """Show some training cells to mechanisms whose parameters start from keys; with `init` they are trained already."""
+    """Initialise mechanisms whose parameters start from keys, on some training cells; with `init` they are trained."""
     starts = encoder is not None and any(mechanism.starts_from_keys for mechanism in encoder.mechanisms)
     if encoder is not None and starts and cfg.init is None:
         rows = np.random.default_rng(cfg.seed).permutation(len(train))[: cfg.trainer.batch_size]

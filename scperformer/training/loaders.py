@@ -1,7 +1,7 @@
-"""The cells that a network learns from, in memory or on disk, as the batches that Lightning asks for.
+"""Data loaders for Lightning: batches of cells in memory or on disk.
 
-Cells on disk are read in blocks of neighbours, mixed with other blocks, and cut into batches of cells of similar
-length. An epoch is a function of (seed, epoch) alone, so a run that was cut off repeats it exactly.
+Cells on disk are read in blocks of consecutive cells, mixed with other blocks, and cut into batches of cells of
+similar length. An epoch is a function of (seed, epoch) alone, so a run that was cut off repeats it exactly.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,23 +15,23 @@ from scperformer.cells import Corpus, Reference, Stream
 from scperformer.config import NetworkConfig, TokensConfig
 from scperformer.network import Batch, Cells
 
-BLOCK_CELLS = 64  # neighbours that are read together
-MIN_BUFFER_CELLS = 4096  # mixed with each other: 64 blocks from anywhere
+BLOCK_CELLS = 64  # consecutive cells that are read together
+MIN_BUFFER_CELLS = 4096  # cells of 64 random blocks that are mixed with each other
 
 Labelled = tuple[Batch, torch.Tensor]
 
 
 def block_order(rows: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """Put row numbers into blocks of neighbours, and the blocks into an order given by seed and epoch alone."""
+    """Cut row numbers into blocks of neighbours, and order the blocks by seed and epoch alone."""
     rng = np.random.default_rng(network.seed_sequence("blocks", seed, epoch))
-    rows = np.roll(rows, rng.integers(len(rows)))  # the blocks are other ones in each epoch
+    rows = np.roll(rows, rng.integers(len(rows)))  # so that the blocks differ between epochs
     num_whole = len(rows) // BLOCK_CELLS * BLOCK_CELLS
     shuffled = rng.permutation(rows[:num_whole].reshape(-1, BLOCK_CELLS))
     return np.concatenate([shuffled.ravel(), rows[num_whole:]])
 
 
 class StreamedCells:
-    """Labelled cells on disk, with the methods of `Cells` that training needs; `sample` is some of them in memory."""
+    """Labelled cells on disk, with the methods of `Cells` that training needs; `sample` holds some in memory."""
 
     def __init__(self, stream: Stream, tokens: TokensConfig, sample: Cells):
         self.stream = stream
@@ -58,7 +58,7 @@ class StreamedCells:
         share = -(-len(order) // world_size)
         mine = np.resize(order, share * world_size)[rank * share : (rank + 1) * share]
         size = max(MIN_BUFFER_CELLS, network.POOL_BATCHES * batch_size) // batch_size * batch_size
-        passed, first = divmod(first, size // batch_size)  # buffers that need not be read, and steps of the next one
+        passed, first = divmod(first, size // batch_size)  # buffers to skip, and steps of the next one
         starts = range(passed * size, len(mine), size)
         buffers = network.ahead((read(mine[i : i + size]) for i in starts), 1)
         for number, buffer in enumerate(buffers, start=passed):
@@ -70,21 +70,21 @@ class StreamedCells:
 def source_of_cells(
     cells: Reference | Corpus, labels: np.ndarray, rows: tuple[np.ndarray, np.ndarray], tokens: TokensConfig
 ) -> tuple[Cells | StreamedCells, Cells]:
-    """Part cells by `rows` into those to train on (on disk: all, with a `.sample` in memory) and to validate on."""
+    """Split cells by `rows` into training cells (on disk: with a `.sample` in memory) and validation cells."""
     train, val = (Cells(network.row_subset(cells.x, part), tokens, labels[part]) for part in rows)
     return (train if cells.stream is None else StreamedCells(cells.stream, tokens, train)), val
 
 
 def validation_batches(val: Cells, batch_size: int) -> list[np.ndarray]:
-    """The row numbers of each validation batch: neighbours by length."""
+    """Return the row numbers of each validation batch, whose cells have similar lengths."""
     rows = np.argsort(val.lengths, kind="stable")
     return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
 
 
 class Loader:
-    """The batches of an epoch, which `make` yields from a given number on; Lightning takes it for a data loader.
+    """A data loader for Lightning: the batches of an epoch, which `make` yields from a given number on.
 
-    For a GPU they are made ahead in a thread, in memory that it can copy while it computes.
+    For a GPU they are made ahead in a thread, in pinned memory, so that copying overlaps with computing.
     """
 
     def __init__(self, trainer: pl.Trainer, make: Callable[[int], Iterator[Labelled]], num_batches: int):
@@ -97,7 +97,7 @@ class Loader:
         return self.num_batches
 
     def __iter__(self) -> Iterator[Labelled]:
-        # Not before the first batch is asked for: Lightning counts the epoch up after it has got its iterator.
+        # Not before the first batch is requested: Lightning increments the epoch after it has made the iterator.
         first = self.done
         self.done = 0
         batches = self.make(first)
@@ -106,7 +106,7 @@ class Loader:
             batches = network.ahead(pinned)
         yield from batches
 
-    def state_dict(self) -> dict[str, int]:  # only training is resumed within an epoch
+    def state_dict(self) -> dict[str, int]:  # only the training loader is resumed within an epoch
         return {"done": self.trainer.fit_loop.epoch_loop.batch_progress.current.ready % len(self)}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
@@ -122,7 +122,7 @@ def loaders(trainer: pl.Trainer, train: Cells | StreamedCells, val: Cells, cfg: 
         when = {"seed": cfg.seed, "epoch": trainer.current_epoch}
         return train.epoch_batches(size, balance=cfg.data.balance, first=first, **when, **process)
 
-    # Every process validates on all cells: the numbers are then the same on one device and on many.
+    # Every process validates on all cells, so that the scores do not depend on the number of devices.
     rows = validation_batches(val, size)
     validation = Loader(trainer, lambda first: map(val.labelled_batch, rows), len(rows))
     return Loader(trainer, batches, train.num_steps(size, trainer.world_size)), validation

@@ -1,6 +1,6 @@
-"""Pretraining as Lightning sees it: the network that predicts hidden values, its loss beside a naive guess, its epochs.
+"""Masked pretraining with Lightning: a network predicts hidden values, and its loss is compared with a naive guess's.
 
-Every random choice is a function of (seed, step), and in validation of (seed, batch): as in `learner.py`, a run that
+Every random choice is a function of (seed, step), and in validation of (seed, batch): as in `supervised.py`, a run that
 was cut off repeats the lost part exactly, and all epochs are compared on the same hidden values.
 
 Shape letters: B cells, L tokens, K hidden tokens, D model width, G genes, N entries of the table of bins.
@@ -33,7 +33,7 @@ from scperformer.training.supervised import EncoderLearner, process_factor
 from scperformer.training.trainer import run_epochs
 
 MASK = "embedding.expression.mask_D"
-PRETRAINING = "pretraining."  # prefix of the weights in a model folder that only pretraining uses
+PRETRAINING = "pretraining."  # prefix of weights in a model folder that only pretraining uses
 HIDDEN = -1.0  # stands for a hidden value among continuous ones, which are 0 or more
 
 
@@ -73,11 +73,11 @@ def bin_counts(x: csr_matrix, tokens: TokensConfig) -> np.ndarray:
 
 
 def naive_table(x: csr_matrix, tokens: TokensConfig) -> torch.Tensor:
-    """Tabulate the usual values of each gene where it is expressed, and in the last row those of all genes together.
+    """Tabulate typical values of each gene where it is expressed, and in the last row those of all genes together.
 
     float32: mean values, G + 1, with continuous tokens; else logarithms of the shares of bins, (G + 1) x N.
     """
-    # Genes that few cells express lean on all genes together, which count as one more cell.
+    # Genes that few cells express are shrunk towards all genes together, which count as one more cell.
     if tokens.name == "continuous":
         totals = np.asarray(x.sum(axis=0), dtype=np.float64).ravel()
         num_cells = np.bincount(x.indices, minlength=x.shape[1])
@@ -148,7 +148,7 @@ class MaskedModel(nn.Module):
         return self.decoder(self.encoder(batch)[chosen_BL])
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """All learned tensors by their names in a model folder; the encoder's are named as in a trained model."""
+        """Return all weights by their names in a model folder; the encoder's are named as in a trained model."""
         state = self.encoder.state_dict()
         mask = {"mask_D": state.pop(MASK)} if MASK in state else {}
         encoder = {name.replace(".expression.values.", ".expression."): tensor for name, tensor in state.items()}
@@ -227,7 +227,7 @@ def train_masked(
     best_epoch = run_epochs(learner, train, val, cfg, run_folder)
     if best_epoch is None:
         return None
-    # Measured anew: a run that was resumed after its last epoch has validated nothing.
+    # Measured again: a run that was resumed after its last epoch has not validated.
     learner.cpu().eval()
     with torch.no_grad():
         batches = enumerate(validation_batches(val, cfg.trainer.batch_size))

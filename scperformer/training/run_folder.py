@@ -33,7 +33,7 @@ from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST
 
 log = logging.getLogger(__name__)
 
-# Lightning or Slurm's srun sets these in every process of a distributed run, to 0 in the first.
+# Lightning or Slurm's srun sets these in every process of a distributed run; they are 0 in the first process.
 RANKS = ("LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 RECORD = "run.json"
 CURVE = "learning_curve.png"
@@ -43,15 +43,15 @@ NAMES = (
     *(CHECKPOINTS, f"{CHECKPOINTS}/*", "csv", "csv/*", "tensorboard", "tensorboard/*"),
 )
 RUN = Folder("the run of a training", more=NAMES, unmarked=NAMES)
-RAISABLE = ("trainer.max_epochs", "trainer.patience")  # larger ones than before can resume a run
-# Recorded without their folders, as the inputs are.
+RAISABLE = ("trainer.max_epochs", "trainer.patience")  # a resumed run may have larger values of these
+# Options that are recorded without the folders of their files, like the inputs.
 PATHS = ("init", "genes_path", "unlabelled", "conditions.genes", "model.gene2vec_path", "label_tree", "ontology")
 PACKAGES = ("scperformer", "torch", "scanpy", "anndata", "numpy", "scikit-learn")
-SCORES = {"macro_f1": "macro-F1", "accuracy": "accuracy"}  # in the picture of the learning curve
+SCORES = {"macro_f1": "macro-F1", "accuracy": "accuracy"}  # in the figure of the learning curve
 
 
 class Diverged(InputError):
-    """A training whose losses are not finite any more; resuming it cannot help."""
+    """A training whose loss is not finite any more; resuming it cannot help."""
 
     def __init__(self, sign: str, cfg: NetworkConfig):
         found = f"training that diverged ({sign} not finite)"
@@ -59,13 +59,13 @@ class Diverged(InputError):
 
 
 def is_helper(cfg: NetworkConfig) -> bool:
-    """Whether this process only helps the first one of a distributed run, which alone writes and logs."""
+    """Whether this is not the first process of a distributed run, which alone writes and logs."""
     distributed = cfg.trainer.devices * cfg.trainer.num_nodes > 1
     return distributed and any(int(os.environ.get(name) or 0) > 0 for name in RANKS)
 
 
 def run_options(cfg: NetworkConfig, checksum: str) -> dict[str, Any]:
-    """The checksum of a run's data, and its options but for where it writes and how it shows progress."""
+    """Return the checksum of a run's data, and its options except those about outputs and progress."""
     options = asdict(cfg)
     for name in ("inputs", "output", "overwrite", "resume"):
         del options[name]
@@ -74,7 +74,7 @@ def run_options(cfg: NetworkConfig, checksum: str) -> dict[str, Any]:
 
 
 def flat(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Options by their full names, such as `trainer.max_epochs`."""
+    """Return nested options by their full names, such as `trainer.max_epochs`."""
     found: dict[str, Any] = {}
     for name, value in options.items():
         found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
@@ -88,7 +88,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The record of a run: its options, the checksum of its data, and a batch size that was chosen; {} for none."""
+    """Return the record of a run: its options, its data's checksum and a batch size that was chosen; {} without one."""
     try:
         record = json.loads((folder / RECORD).read_text("utf-8"))
     except (FileNotFoundError, ValueError):
@@ -102,7 +102,7 @@ def run_folder_of(output: Path) -> Path:
 
 
 def require_own_run(output: Path) -> None:
-    """Refuse a folder in the place of the run folder of a model that is not wholly that of an earlier training."""
+    """Refuse the run folder of a model if anything in it is not from an earlier training."""
     folder = run_folder_of(output)
     if folder.is_dir() and any(folder.iterdir()):
         why = foreign(folder, RUN) or ("" if "options" in read_record(folder) else f"has no {RECORD} of a training")
@@ -145,7 +145,7 @@ def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
                 log.info("%s is %s from here on, it was %s", name, new, old)
             if "trainer.max_epochs" in raised and (cfg.optim.final_lr_fraction < 1 or cfg.optim.warmup_fraction > 0):
                 log.warning(
-                    "the learning rate changes to its course over all epochs: a run from the start would differ"
+                    "the schedule now spans the new max_epochs, so the result differs from one uninterrupted run"
                 )
             write_json(folder / RECORD, read_record(folder) | record)
             return folder
@@ -156,7 +156,7 @@ def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
         log.info("the unfinished run in %s has %s: starting anew", folder, differ)
     elif cfg.resume:
         log.info("nothing to resume in %s: starting anew", folder)
-    require_own_run(output)  # again: it may have got other files while the cells were read
+    require_own_run(output)  # again: other files may have been added while the cells were read
     if folder.exists() and any(folder.iterdir()):
         remove(folder, RUN)
     is_new = not folder.exists()
@@ -180,9 +180,9 @@ def without_folders(paths: str | list[str]) -> str | list[str]:
 
 
 def record_start(folder: Path, cfg: NetworkConfig, data: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
-    """Write the configuration and the provenance: `data`, and all that is needed to make the model again.
+    """Write the configuration and the provenance: `data`, and all that is needed to reproduce the model.
 
-    Its command names the options that are not at their defaults. Without input files, it is a call in Python.
+    The recorded command has the options that differ from their defaults. Without input files it is a call in Python.
     Returns the `provenance` and `config` of the model folder: the options that its use needs.
     """
     trains = isinstance(cfg, TrainConfig)
@@ -231,7 +231,7 @@ def record_start(folder: Path, cfg: NetworkConfig, data: dict[str, Any], files: 
 
 
 def draw_learning_curve(epochs: pd.DataFrame, best_epoch: int, baseline: Mapping[str, float]) -> bytes:
-    """Draw the training loss and the scores on the validation cells by epoch, as a PNG; `baseline`: dashed lines."""
+    """Draw the training loss and the validation scores by epoch, as a PNG; the scores of `baseline` as dashed lines."""
     figure = Figure(figsize=(9.0, 3.9), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)  # draws without a display, whatever backend the user has set
     left, right = figure.subplots(1, 2)
@@ -292,7 +292,7 @@ def opened_run(cfg: NetworkConfig, output: Path, checksum: str) -> Iterator[Path
         if is_helper(cfg):
             pass
         elif not (folder / CHECKPOINTS / LAST).is_file():
-            with suppress(InputError):  # it has got other files meanwhile
+            with suppress(InputError):  # other files were added meanwhile
                 remove(folder, RUN)
         elif not isinstance(error, InputError):
             error.add_note(RESUMES)
@@ -320,7 +320,7 @@ def write_trained(saved: SavedModel, output: Path, folder: Path, *, overwrite: b
 
 
 def quiet_if_helper(cfg: NetworkConfig) -> None:
-    """Let only errors of a helping process be seen: the first process logs for all."""
+    """Show only errors of processes other than the first, which logs for all."""
     if is_helper(cfg):
         logging.getLogger("scperformer").setLevel(logging.ERROR)
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Training with labels as Lightning sees it: loss, metrics and optimiser.
+"""Training with labels in Lightning: loss, metrics and optimiser.
 
 Every random choice is a function of (seed, epoch) or (seed, step) alone, and checkpoints are written at the end of
 epochs and where a signal stops the run: a run that was cut off and resumed repeats the lost part exactly.
@@ -22,19 +22,19 @@ from scperformer.network import Batch, Cells, CellTypeModel, drop_genes, gene_me
 from scperformer.training.loaders import Labelled, StreamedCells
 from scperformer.training.trainer import run_epochs
 
-# Macro-F1 of few cells is a coarse number that many epochs share: a tenth of the loss decides between them.
+# Many epochs have the same macro-F1 if there are few validation cells: a tenth of the loss decides between them.
 LOSS_SHARE = 0.1
 
 
 def loss_weights(counts: np.ndarray, class_weights: str) -> torch.Tensor:
-    """Weigh each label (or bin) in the loss by how often it occurs; float32, with mean 1 over all occurrences."""
+    """Return the weight of each label in the loss, by how often it occurs; float32, with mean 1 over the cells."""
     power = {"none": 0.0, "sqrt": 0.5, "balanced": 1.0}[class_weights]
     weights = np.where(counts > 0, np.maximum(counts, 1.0) ** -power, 0.0)
     return torch.tensor(weights / np.average(weights, weights=counts), dtype=torch.float32)
 
 
 def lr_factor(step: int, num_steps: int, optim: OptimConfig) -> float:
-    """The learning rate at a step as a fraction of its maximum: linear warm-up, then a cosine."""
+    """Return the learning rate at a step as a fraction of its maximum: linear warm-up, then a cosine."""
     warmup = max(1, round(optim.warmup_fraction * num_steps))
     if step < warmup:
         return (step + 1) / warmup
@@ -70,7 +70,7 @@ def informative_genes(x: csr_matrix, labels: np.ndarray) -> torch.Tensor:
 
 
 def process_factor(weight: torch.Tensor) -> torch.Tensor | float:
-    """The factor that makes the mean of the gradients of all processes the gradient of one batch of all cells."""
+    """Return the factor of a loss with which the mean gradient of all processes is that of one batch of all cells."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return 1.0
     total = weight.detach().clone()
@@ -79,15 +79,15 @@ def process_factor(weight: torch.Tensor) -> torch.Tensor | float:
 
 
 class EncoderLearner(pl.LightningModule):
-    """The parts that training with labels and pretraining share: seeds of each step, hidden genes, the schedule."""
+    """What training with labels and pretraining share: the seed of each step, dropped genes, the schedule."""
 
     network: Any  # a CellTypeModel or MaskedModel
-    monitor: str  # the best epoch has its highest or lowest value, as `mode` says: max or min
+    monitor: str  # the metric whose best value (`mode`: max or min) is that of the best epoch
     mode: str
     columns: tuple[str, ...]  # the metrics in the table of epochs
-    line: str  # the text about them in the log
-    shown = "val_loss", "validation loss"  # the metric whose best value the bar shows, and its name there
-    num_steps = 1  # of the whole run, for the learning-rate schedule: `run_epochs` sets it
+    line: str  # the text of a log line about them
+    shown = "val_loss", "validation loss"  # the metric whose best value the progress bar shows, and its name there
+    num_steps = 1  # of the whole run, for the schedule of the learning rate; `run_epochs` sets it
 
     def __init__(self, network: torch.nn.Module, cfg: NetworkConfig):
         super().__init__()
@@ -98,26 +98,26 @@ class EncoderLearner(pl.LightningModule):
         self.conditions = cfg.conditions
         self.tokens = cfg.tokens
         self.target_sum = cfg.data.target_sum
-        self.variability_G = self.informative_G = torch.empty(0)  # of genes: see `random_panel`
+        self.variability_G = self.informative_G = torch.empty(0)  # see `random_panel`
 
     def on_train_batch_start(self, batch: Labelled, batch_idx: int) -> None:
         step = self.global_step
         encoder = self.network.encoder
-        # Dropout: the same masks whether or not the run was resumed. Not once an epoch: loaders draw from the same
-        # generator, and how often depends on whether the run was resumed.
+        # Dropout draws the same masks whether or not the run was resumed. The seed is set in each step and not once an
+        # epoch, as loaders draw from the same generator, and a resumed run draws less often.
         torch.manual_seed(seed_of("dropout", self.seed, step, self.global_rank))
         if encoder is not None and encoder.redraw_interval and step > 0 and step % encoder.redraw_interval == 0:
             encoder.redraw(torch.Generator().manual_seed(seed_of("redraw", self.seed, step)))
 
     def learn_under_conditions(self, train: Cells, labels: np.ndarray | None = None) -> None:
-        """Find which genes panels prefer, if `conditions` are on: variable ones and, with labels, markers."""
+        """Rank the genes that random panels prefer, if `conditions` are on: variable ones and, with labels, markers."""
         if self.conditions.on:
             self.variability_G = variability(train.x)
             by_variability_G = self.variability_G.argsort(descending=True, stable=True)
             self.informative_G = by_variability_G if labels is None else informative_genes(train.x, labels)
 
     def with_genes_dropped(self, tokens: Batch) -> Batch:
-        """Show cells to the encoder under random conditions, or else hide `model.gene_dropout` of their genes."""
+        """Return cells under random conditions, or else with a share `model.gene_dropout` of their genes dropped."""
         if self.network.encoder is not None and self.conditions.on:
             preferred = self.variability_G, self.informative_G
             tokens = under_conditions(tokens, self.conditions, self.tokens, *preferred, self.target_sum)
@@ -148,14 +148,14 @@ class Learner(EncoderLearner):
         self.label_weights: torch.Tensor
         counts = np.bincount(labels, minlength=network.num_labels)
         self.register_buffer("label_weights", loss_weights(counts, cfg.optim.class_weights))
-        # Layers on top of the pooled encoder, which was fitted and stays as it is, start with outputs of 0.
+        # Layers on top of the fitted encoder, which is not trained further, start with outputs of 0.
         is_coexpression = cfg.model.encoder and cfg.model.positions == "coexpression"
         if is_coexpression and network.encoder is not None:
             network.head.requires_grad_(False)
             if network.encoder.embedding.gene is not None:
                 network.encoder.embedding.gene.requires_grad_(False)
         self.encoder_lr_factor = 1.0 if cfg.init is None and not is_coexpression else cfg.optim.init_lr_factor
-        if network.linear is not None:  # it was fitted, and stays as it is
+        if network.linear is not None:  # it was fitted and is not trained further
             network.linear.requires_grad_(False)
 
     def training_step(self, batch: Labelled, batch_idx: int) -> torch.Tensor:
@@ -186,7 +186,7 @@ class Learner(EncoderLearner):
 
     def on_validation_epoch_end(self) -> None:
         linear, encoder, labels = (torch.cat(parts).numpy() for parts in zip(*self.val_outputs, strict=True))
-        # The model that this epoch would give: its branches scaled on these cells, as at the end of training.
+        # Score the model that this epoch would give: its branches are scaled on these cells, as at the end of training.
         scale_linear, scale_encoder = branch_scales(linear, encoder, labels)
         logits = scale_linear * linear + scale_encoder * encoder
         scores = score(labels, logits.argmax(1))
@@ -210,7 +210,7 @@ class Learner(EncoderLearner):
 
 
 def has_layers(network: CellTypeModel) -> bool:
-    """Whether there is anything to train: branches without layers are fitted."""
+    """Whether there is anything to train: branches without layers are fitted instead."""
     return network.encoder is not None and bool(network.encoder.stack)
 
 

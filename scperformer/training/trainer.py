@@ -1,4 +1,4 @@
-"""The one loop over epochs, with Lightning: several processes, signals, checkpoints, the table, the best weights."""
+"""The loop over epochs, with Lightning: distributed processes, signals, checkpoints, the table of epochs."""
 
 import logging
 import math
@@ -38,7 +38,7 @@ EPOCHS_TABLE = "metrics.csv"
 CHECKPOINTS = "checkpoints"
 LAST = "last.ckpt"
 TRAINER_OPTIONS = ("accelerator", "devices", "num_nodes", "precision", "max_epochs")  # as in Lightning
-# Messages of gloo and NCCL when they wait for a process that has ended.
+# Messages of gloo and NCCL when another process has ended.
 PEER_LOST = re.compile("(?i)(closed|reset) by (remote )?peer|connection (was )?(closed|reset)|remote process exited")
 # Clusters send SIGTERM before they kill; Slurm can be asked to send SIGUSR1 some time before.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -47,14 +47,14 @@ GRACE_SECONDS = 20.0  # gloo and NCCL usually notice within this time that a pro
 
 
 def processes_from(trainer: TrainerConfig, environment: Mapping[str, str] = os.environ) -> ClusterEnvironment | None:
-    """Choose who starts the processes: Lightning or Slurm's srun; refuse other processes than the options ask for."""
+    """Choose whether Lightning or Slurm's srun starts the processes; refuse a number that differs from the options."""
     if "SLURM_JOB_ID" not in environment:
         return None
     num_nodes = trainer.num_nodes
     devices = trainer.devices
     asked = f"trainer.num_nodes={num_nodes} trainer.devices={devices}"
     remedy = f"begin the command with 'srun --nodes={num_nodes} --ntasks-per-node={devices}'"
-    if "SLURM_STEP_ID" not in environment:  # a line of the batch script, without srun
+    if "SLURM_STEP_ID" not in environment:  # the command runs in the batch script itself, without srun
         if num_nodes > 1:
             raise InputError(f"{asked} without srun", "a process on each node", remedy)
         return LightningEnvironment()
@@ -68,7 +68,7 @@ def processes_from(trainer: TrainerConfig, environment: Mapping[str, str] = os.e
 
 
 def lost_process(num: int, reason: str = "") -> InputError:
-    """Make the error of a training of `num` processes in which one has ended."""
+    """Return the error for a training of `num` processes of which one has ended."""
     found = f"one of the {num} processes of this training ended{f' ({reason})' if reason else ''}"
     remedy = "read its messages above, then run the same command with resume=true"
     return InputError(found, "all of them to continue", remedy)
@@ -91,8 +91,8 @@ def processes_watched() -> Iterator[None]:
         os._exit(2)  # the main thread is stuck in a call that waits for the dead process
 
     start = lambda helpers: threading.Thread(target=watch, args=(helpers,), daemon=True).start()  # noqa: E731
-    # The next run in this process (of a sweep) starts helpers of its own: the environment is as before afterwards.
-    # create: later versions of Lightning may lack the function; then nothing is replaced.
+    # The environment is restored, as the next run of a sweep starts helpers of its own.
+    # create=True: without this function, as perhaps in later versions of Lightning, nothing is replaced.
     with patch.dict(os.environ), patch.object(subprocess_script, "_launch_process_observer", start, create=True):
         try:
             yield
@@ -103,13 +103,13 @@ def processes_watched() -> Iterator[None]:
 
 
 class EpochLog(Callback):
-    """Log one line per epoch, write the table of epochs, and count cells; a resumed run continues the table."""
+    """Log a line for each epoch, write the table of epochs, and count cells; a resumed run continues the table."""
 
     def __init__(self, folder: Path, num_cells: int, shown: Progress):
         self.folder = folder
         self.num_cells = num_cells
         self.shown = shown
-        self.epochs: list[dict[str, float]] = []  # a number for each column of the table; epochs count from 1
+        self.epochs: list[dict[str, float]] = []  # the rows of the table; epochs are numbered from 1
         self.time_left_logged = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -150,14 +150,14 @@ class EpochLog(Callback):
 
 
 class Patience(EarlyStopping):
-    """Early stopping of a resumed run with the patience of its options, not of its checkpoint."""
+    """Early stopping that takes the patience of a resumed run from its options, not from its checkpoint."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict | {"patience": self.patience})
 
 
 class Interruption(Callback):
-    """Save to `checkpoint` and stop after the step in which a signal came, in all processes after the same step."""
+    """After a signal, save to `checkpoint` and stop, in all processes after the same step."""
 
     def __init__(self, checkpoint: Path):
         self.checkpoint = checkpoint
@@ -174,7 +174,7 @@ class Interruption(Callback):
         self._stop_if_signalled(trainer)  # the end of the last epoch has been saved
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        # Not after the last step of an epoch: a run resumed from there would leave out the validation.
+        # Not after the last step of an epoch: a run that is resumed from there would skip the validation.
         if not trainer.is_last_batch:
             self._stop_if_signalled(trainer, save=True)
 
@@ -185,12 +185,12 @@ class Interruption(Callback):
             trainer.save_checkpoint(self.checkpoint)
         number = signal.Signals(self.received or signal.SIGTERM)
         log.warning("%s: saved after step %d, in epoch %d", number.name, trainer.global_step, trainer.current_epoch + 1)
-        # The first process would take another exit code of a helper for a failure.
+        # The first process takes any other exit code of a helper for a failure.
         raise SystemExit(128 + number if trainer.is_global_zero else 0)
 
 
 def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path) -> pl.Trainer:
-    """Make the Lightning trainer of a run; refuse a GPU that is not there, and as `processes_from`."""
+    """Make the Lightning trainer of a run; refuse a missing GPU, and errors as in `processes_from`."""
     options = cfg.trainer
     if options.accelerator == "gpu" and not torch.cuda.is_available() and not torch.backends.mps.is_available():
         raise InputError("trainer.accelerator=gpu and no GPU", "a GPU that torch can use", "choose trainer=cpu")
@@ -200,7 +200,7 @@ def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path
     loggers: list[Logger] = [kind(run_folder, name=name) for name, kind in kinds.items() if getattr(cfg.logger, name)]
     processes = processes_from(options)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The `srun` command is available")  # advice for the login node only
+        warnings.filterwarnings("ignore", "The `srun` command is available")  # this advice is for login nodes
         return pl.Trainer(
             **{name: getattr(options, name) for name in TRAINER_OPTIONS},
             strategy="ddp" if options.devices * options.num_nodes > 1 else "auto",
@@ -211,8 +211,8 @@ def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path
             log_every_n_steps=1,
             num_sanity_val_steps=0,
             enable_model_summary=False,
-            enable_progress_bar=False,  # ours counts epochs from 1 and goes on over all of them
-            use_distributed_sampler=False,  # our data module deals out the batches to the processes
+            enable_progress_bar=False,  # ours numbers epochs from 1 and spans all of them
+            use_distributed_sampler=False,  # our loaders deal the batches out to the processes
             default_root_dir=run_folder,
         )
 
@@ -230,7 +230,7 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
     watched = {"monitor": learner.monitor, "mode": learner.mode}
     best = ModelCheckpoint(where, filename="best", **watched, save_top_k=1, enable_version_counter=False)
     stop = Patience(**watched, patience=options.patience, check_on_train_epoch_end=True)
-    # `last` comes after `stop`: it has to save how much of the patience is left.
+    # `last` comes after `stop`, so that the remaining patience is saved.
     last = ModelCheckpoint(where, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
     counted = progress("training", total=options.max_epochs * len(train), unit="cells")
     bar = counted if options.progress_bar else nullcontext(Progress("", None, ""))
@@ -239,14 +239,14 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
         epochs = EpochLog(folder, len(train), shown)
         trainer = make_trainer(cfg, [best, stop, epochs, last, Interruption(where / LAST)], folder)
         fast.enter_context(fast_cpu(trainer.strategy.root_device.type))  # accelerator=auto may be the CPU, too
-        # Advice about data-loading workers and the like: ours has none to start, on purpose.
+        # Advice about data-loading workers: ours starts none, on purpose.
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
         try:
             # weights_only: checkpoints hold tensors and plain values; nothing in them is executed.
             trainer.fit(learner, *loaders(trainer, train, val, cfg), ckpt_path=checkpoint, weights_only=True)
         except SystemExit as stopped:
             log.warning("interrupted%s", f"; {RESUMES}" if (where / LAST).is_file() else "")
-            # Lightning exits with code 1 after SIGINT; after SIGTERM without one, which a shell takes for success.
+            # Lightning exits with code 1 after SIGINT, and with none after SIGTERM, which a shell takes for success.
             raise SystemExit({1: 130, None: 143}.get(stopped.code, stopped.code)) from None  # type: ignore[arg-type]
         except RuntimeError as error:
             if trainer.world_size == 1 or not PEER_LOST.search(str(error)):

@@ -15,8 +15,8 @@ from scperformer.model import read_model
 from scperformer.network import Cells
 from scperformer.training import batch_size as batchsize
 from scperformer.training.batch_size import (
-    OF_WEIGHTS,
-    SHARE,
+    MEMORY_SHARE,
+    WEIGHT_COPIES,
     available_memory,
     fitting_batch_size,
     peak_bytes,
@@ -86,10 +86,10 @@ def test_bytes_of_a_step_are_the_same_each_time_and_grow_with_the_cells(trial):
 
 def test_the_largest_size_that_fits_is_chosen(trial):
     network, train, cfg = trial
-    weights = OF_WEIGHTS * sum(p.numel() * p.element_size() for p in network.parameters())
+    weights = WEIGHT_COPIES * sum(p.numel() * p.element_size() for p in network.parameters())
     chosen = []
     for num in (3, 6, 12, 24):
-        memory = (step_bytes(network, train, num, cfg) + weights) / SHARE
+        memory = (step_bytes(network, train, num, cfg) + weights) / MEMORY_SHARE
         chosen.append(fitting_batch_size(network, train, cfg, memory))
     assert chosen == [2, 4, 8, 16]
     assert fitting_batch_size(network, train, cfg, 2**40) == 32  # an epoch of 120 cells has no use for more
