@@ -97,7 +97,7 @@ class DataConfig(Options):
     split_key: str | None = None  # obs column of the groups, or of the sides `train`, `val` and `test` (left alone)
     rare_labels: str = choice("keep", "merge", "drop", "error")  # labels of fewer than `data.min_cells_per_label` cells
     min_cells_per_label: int = option(2, ONE_OR_MORE)  # a label with fewer cells is rare
-    rare_label_name: str = option("other", NAME)  # with `data.rare_labels=merge`: the label that they become
+    rare_label_name: str = option("other", NAME)  # with `data.rare_labels=merge`: their common label
     # true: load all cells; false: leave them on disk; auto: by size; see docs/training.md#more-cells-than-memory
     in_memory: Any = AUTO
     balance: str = choice("none", "sqrt", "balanced")  # how often an epoch shows rare labels; balanced: all equally
@@ -147,12 +147,12 @@ class ModelConfig(Options):
     # from the singular value decomposition of the reference, with layers that start at 0 (with `head=weighted`)
     positions: str = choice("gene", "gene2vec", "sinusoidal", "none", "coexpression")
     gene2vec_path: str | None = None  # a text file of genes with `model.dim` numbers each; missing genes get 0
-    dropout: float = option(0.1, BELOW_ONE)  # share of numbers that training sets to 0, in the encoder
+    dropout: float = option(0.1, BELOW_ONE)  # dropout rate in the encoder
     # tokens at a time in `favor` and `rbf` layers: the same result with less memory; null: all at once; no effect on a
     # GPU with Triton, which needs no more memory for all of them
     chunk_tokens: int | None = option(None, ONE_OR_MORE)
     checkpointing: bool = False  # recompute activations in the backward pass: less memory, a third more time
-    # share of a cell's genes that each step hides from the encoder; none under `conditions`
+    # share of a cell's genes that each training step drops from the encoder's input; none under `conditions`
     gene_dropout: float = option(0.6, BELOW_ONE)
     linear: bool = True  # the linear branch, on normalised expression, beside the encoder
     # input of the linear branch: expression raised to each of these powers, every cell scaled to the same length
@@ -177,16 +177,16 @@ class HeadConfig(Options):
     name: str = choice("mean", "cls", "conv", "weighted")  # kind of head; conv: scBERT's; weighted: by expression
     # widths of hidden layers before the labels
     hidden: list[int] = option([], (lambda widths: min(widths, default=1) >= 1, "widths of 1 or more"))
-    dropout: float = option(0.0, BELOW_ONE)  # share of numbers that training sets to 0, in these hidden layers
+    dropout: float = option(0.0, BELOW_ONE)  # dropout rate of these hidden layers
 
 
 @dataclass(kw_only=True)
 class ConditionsConfig(Options):
     """Random genes and depths under which layers of attention are trained; fitted branches adapt to a file instead."""
 
-    # smallest share of a cell's counts that the encoder sees; 1: all of them
+    # cells are thinned to a random share of their counts, this one at least; 1: no thinning
     lowest_depth: float = option(1.0, (lambda share: 0 < share <= 1, "a share above 0, up to 1"))
-    panel_share: float = option(0.0, SHARE)  # share of groups of 8 cells that see some of the genes only
+    panel_share: float = option(0.0, SHARE)  # share of groups of 8 cells that have the genes of a random panel only
     # a text file with the genes of a panel, one a line: any model is made for these genes alone
     genes: str | None = None
 
@@ -211,7 +211,7 @@ class OptimConfig(Options):
     """Loss, optimiser and learning-rate schedule."""
 
     lr: float = option(3e-3, ABOVE_ZERO)  # highest learning rate
-    weight_decay: float = option(0.01, ZERO_OR_MORE)  # of AdamW; the linear branch has none
+    weight_decay: float = option(0.01, ZERO_OR_MORE)  # weight decay of AdamW
     warmup_fraction: float = option(0.1, SHARE)  # share of all steps in which the learning rate rises
     final_lr_fraction: float = option(0.05, SHARE)  # learning rate at the end of the cosine, as a share of `optim.lr`
     label_smoothing: float = option(0.0, BELOW_ONE)  # share of the target that is spread over all labels

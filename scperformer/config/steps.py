@@ -55,12 +55,12 @@ class _FileOptions(Options):
 class ExpressionOptions(_FileOptions):
     """Options that replace the detection of a file's content."""
 
-    orientation: str = choice("auto", "cells_by_genes", "genes_by_cells")  # of tables of text; see docs/inputs.md#files
+    orientation: str = choice("auto", "cells_by_genes", "genes_by_cells")  # of text tables; see docs/inputs.md#files
     source: str = option("auto", SOURCE)  # place of the expression: X, raw or layers/NAME
     input_kind: str = choice("auto", "counts", "linear", "log1p")  # kind of the values; linear: TPM, corrected counts
     input_total: float | None = option(None, ABOVE_ZERO)  # total of a cell before the logarithm, such as 10000
     input_base: str = choice("auto", "e", "2", "10")  # base of the logarithm
-    # of the genes; those of the other species than the model's are matched by orthologs; see docs/inputs.md#genes
+    # species of the genes; if it is not the model's, genes are matched by orthologs; see docs/inputs.md#genes
     species: str = choice("auto", "human", "mouse")
 
 
@@ -99,7 +99,9 @@ class NetworkConfig(ExpressionOptions):
 
     output: str | None = None  # null: INPUT.model (`train`) or INPUT.encoder (`pretrain`) beside the first input
     resume: bool = False  # continue an interrupted run
-    seed: int = option(0, SEED)  # of every random choice: split, weights, projections, order, masked values, dropout
+    seed: int = option(
+        0, SEED
+    )  # seed of every random choice: split, weights, projections, order, masked values, dropout
     init: str | None = None  # a model folder (also of `train`) whose encoder is the start; see docs/pretraining.md
     data: groups.DataConfig = field(default_factory=groups.DataConfig)
     tokens: groups.TokensConfig = field(default_factory=groups.TokensConfig)
@@ -134,7 +136,9 @@ class TrainConfig(NetworkConfig):
     # source of Cell Ontology ids: packaged (a table of ours), none, a CL file (.obo), or a table of labels and ids
     ontology: str = option("packaged", ONTOLOGY)
     ontology_key: str | None = None  # obs column with ids of the labels; null: LABEL_KEY_ontology_term_id, if it exists
-    tissue: str | None = option(None, LINE)  # of the reference, such as blood: the model card and `models list` show it
+    tissue: str | None = option(
+        None, LINE
+    )  # tissue of the reference, such as blood; the model card and `models list` show it
     model: groups.ModelConfig = field(default_factory=lambda: groups.ModelConfig(depth=0, positions="coexpression"))
     head: groups.HeadConfig = field(default_factory=lambda: groups.HeadConfig(name="weighted", **WEIGHTED))
     # cells of the reference in the model folder, with which it adapts to the genes and the depth of a file; 0: cells
@@ -213,7 +217,7 @@ class PredictConfig(_ModelOptions):
     threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch, each with a batch of its own: more need more memory
     device: str = choice("auto", "cpu", "cuda")  # where layers of attention run; a model without them needs no GPU
     precision: str = choice("32-true", "bf16-mixed")  # bf16-mixed: on a GPU or a CPU that computes in bfloat16
-    # share of cells like the reference's that are flagged as unknown, as they look like none of the labels; 0: no cell
+    # expected false-positive rate of the unknown flag: share of cells like the reference's that get it; 0: off
     false_alarms: float = option(0.05, BELOW_ONE)
     # cells with a lower confidence are flagged as unknown, too, unless a parent in the model's label tree reaches it
     min_confidence: float = option(0.0, SHARE)
@@ -229,10 +233,10 @@ class PredictConfig(_ModelOptions):
     clusters: str | None = None
     # also mark cells of low quality and score doublets, both among the cells of the file; see docs/labels.md#quality
     quality: bool = False
-    # take ids and label tree from here instead of the model, as in `train`
+    # source of ontology ids and label tree instead of the model, as in `train`
     ontology: str | None = option(None, ONTOLOGY)
-    # fit the model anew to the genes and the depth of a file, on the cells that it keeps; auto: where that was seen to
-    # pay; see docs/panels.md
+    # fit the model anew to the genes and the depth of a file, on the cells that it stores; auto: if a file has below
+    # 98 % of the informative expression or below 75 % of the depth; see docs/panels.md
     adapt: str = choice("auto", "true", "false")
     adapted_folder: str | None = None  # keep adapted models in this folder, and take them from there; null: nowhere
 
@@ -296,7 +300,7 @@ class ReportConfig(_FileOptions):
     output: str | None = None  # null: report.html beside the first input
     title: str = "Cell-type annotation"  # of the page
     max_cells: int = option(50000, (lambda num: num >= 10, "10 or more"))  # cells on the map; of more, a random sample
-    seed: int = option(0, SEED)  # of the map and of the choice of its cells
+    seed: int = option(0, SEED)  # seed of the map and of the choice of its cells
 
 
 @dataclass(kw_only=True)
@@ -309,7 +313,7 @@ class ExplainConfig(ExpressionOptions):
     output: str | None = None  # a folder; null: INPUT.explanation beside the input
     label: str | None = None  # explain the logit of this label in all cells; null: of the label of each cell
     cells: Any = 200  # cells of each label, a random sample, or all
-    seed: int = option(0, SEED)  # of the choice of cells and of the genes that the deletion test draws
+    seed: int = option(0, SEED)  # seed of the choice of cells and of the genes that the deletion test draws
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -329,7 +333,7 @@ class AnalyzeConfig(_ModelOptions):
     # approximation: values of the option that is the size of a mechanism
     sizes: list[int] = option([16, 32, 64, 128, 256, 512], (lambda sizes: min(sizes, default=0) >= 1, "1 or more each"))
     num_draws: int = option(3, ONE_OR_MORE)  # approximation: how often the random parts of each mechanism are drawn
-    seed: int = option(0, SEED)  # of the cells, tokens and draws
+    seed: int = option(0, SEED)  # seed of the choice of cells and tokens, and of the draws
     threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch
 
 
