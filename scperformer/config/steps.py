@@ -99,9 +99,8 @@ class NetworkConfig(ExpressionOptions):
 
     output: str | None = None  # null: INPUT.model (`train`) or INPUT.encoder (`pretrain`) beside the first input
     resume: bool = False  # continue an interrupted run
-    seed: int = option(
-        0, SEED
-    )  # seed of every random choice: split, weights, projections, order, masked values, dropout
+    # seed of every random choice: split, weights, projections, order, masked values, dropout
+    seed: int = option(0, SEED)
     init: str | None = None  # a model folder (also of `train`) whose encoder is the start; see docs/pretraining.md
     data: groups.DataConfig = field(default_factory=groups.DataConfig)
     tokens: groups.TokensConfig = field(default_factory=groups.TokensConfig)
@@ -136,9 +135,8 @@ class TrainConfig(NetworkConfig):
     # source of Cell Ontology ids: packaged (a table of ours), none, a CL file (.obo), or a table of labels and ids
     ontology: str = option("packaged", ONTOLOGY)
     ontology_key: str | None = None  # obs column with ids of the labels; null: LABEL_KEY_ontology_term_id, if it exists
-    tissue: str | None = option(
-        None, LINE
-    )  # tissue of the reference, such as blood; the model card and `models list` show it
+    # tissue of the reference, such as blood; the model card and `models list` show it
+    tissue: str | None = option(None, LINE)
     model: groups.ModelConfig = field(default_factory=lambda: groups.ModelConfig(depth=0, positions="coexpression"))
     head: groups.HeadConfig = field(default_factory=lambda: groups.HeadConfig(name="weighted", **WEIGHTED))
     # cells of the reference in the model folder, with which it adapts to the genes and the depth of a file; 0: cells

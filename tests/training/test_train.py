@@ -335,7 +335,7 @@ def test_epochs_and_patience_can_be_raised(tmp_path, caplog):
         assert open_run(more, output, "checksum") == folder
     assert "trainer.max_epochs is 6 from here on, it was 4" in caplog.text
     assert "trainer.patience is 3 from here on, it was 2" in caplog.text
-    assert "a run from the start would differ" in caplog.text  # the usual learning rate falls over all epochs
+    assert "differs from one uninterrupted run" in caplog.text  # the usual learning rate falls over all epochs
     for words in (["trainer.max_epochs=5", "trainer.patience=3"], ["trainer.max_epochs=8", "trainer.patience=1"]):
         with pytest.raises(InputError, match=r"an unfinished run with other options"):
             open_run(config("x", *words, "resume=true"), output, "checksum")
