@@ -96,7 +96,9 @@ def test_missing_file(step, model, refused, command):
     assert mentions(bad_file(step, refused, command), "no file bad.h5ad", "check the path")
 
 
-@pytest.mark.parametrize(("step", "share"), [*((step, 0.5) for step in EVERY_STEP), ("predict", 0.0005)])
+@pytest.mark.parametrize(
+    ("step", "share"), [*((step, 0.5) for step in EVERY_STEP), *(("predict", share) for share in (0.0005, 0.2, 0.99))]
+)
 def test_truncated_file(step, share, sample, model, tmp_path, refused, command):
     content = sample.read_bytes()
     (tmp_path / "bad.h5ad").write_bytes(content[: int(share * len(content))])

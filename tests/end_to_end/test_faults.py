@@ -11,7 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import h5py
 import pytest
 from support.annotated import annotated_sample
 
@@ -246,13 +245,3 @@ def test_an_input_that_changes_meanwhile_is_noticed(how, output, inputs, tmp_pat
     with pytest.raises(InputError, match=r"cells\.h5ad was changed while it was read; expected the same input"):
         run_predict(PredictConfig(inputs=[str(path)], **options))
     assert [entry.name for entry in tmp_path.iterdir()] == ["inputs"]
-
-
-@pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.8, 0.99])
-def test_cut_files(share, inputs):
-    content = (inputs / "cells.h5ad").read_bytes()
-    (inputs / "cut.h5ad").write_bytes(content[: int(share * len(content))])
-    with pytest.raises(InputError, match="truncated"):
-        run_predict(PredictConfig(inputs=[str(inputs / "cut.h5ad")], model_path=str(inputs / "model")))
-    assert not (inputs / "cut.annotated.h5ad").exists()
-    assert h5py.is_hdf5(inputs / "cells.h5ad")
