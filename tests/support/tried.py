@@ -21,7 +21,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "odd h5ad files of other programs": (RIGHT, "files::test_odd_h5ad_files"),
     "files that are not an input": (REFUSED, "files::test_paths_that_are_not_a_file", "files::test_other_hdf5"),
-    "truncated files": (REFUSED, "files::test_truncated", "end_to_end::test_truncated", "end_to_end::test_cut_files"),
+    "truncated files": (REFUSED, "files::test_truncated", "end_to_end::test_truncated"),
     "HDF5 files that are never read to their end, crash or fill the memory": (
         REFUSED,
         *(
@@ -54,17 +54,17 @@ ROWS: dict[str, tuple[str, ...]] = {
     ),
     "values of one kind in some cells, of another in others": (
         REFUSED,
-        *("expression::test_a_mix", "expression::test_logarithms_of_two", "expression::test_a_sample_of"),
-        "expression::test_corrected_counts_beside_logarithms",
+        *("cells::test_a_mix", "cells::test_logarithms_of_two", "cells::test_a_sample_of"),
+        "cells::test_corrected_counts_beside_logarithms",
     ),
-    "samples normalised apart and put together": (RIGHT, "expression::test_samples_normalised_apart"),
-    "values that are no known logarithms": (REFUSED, "expression::test_values_that_are_no_known"),
+    "samples normalised apart and put together": (RIGHT, "cells::test_samples_normalised_apart"),
+    "values that are no known logarithms": (REFUSED, "cells::test_values_that_are_no_known"),
     "wrong options": (REFUSED, "end_to_end::test_bad_options"),
     "damaged or hostile models": (
         REFUSED,
         *("end_to_end::test_damaged_model", "end_to_end::test_model_changed", "model::test_refuses"),
-        *("end_to_end::test_sizes", "end_to_end::test_weights_that", "end_to_end::test_logistic"),
-        *("end_to_end::test_json", "end_to_end::test_links", "end_to_end::test_content"),
+        *("model::test_sizes", "model::test_weights_that", "model::test_logistic"),
+        *("model::test_json", "model::test_links", "model::test_content"),
     ),
     "hostile or damaged archives of models": (
         REFUSED,
@@ -76,7 +76,7 @@ ROWS: dict[str, tuple[str, ...]] = {
             "model::test_files_of_other_kinds",
         ),
         *("model::test_a_zip_", "model::test_sizes", "model::test_headers", "model::test_many"),
-        "network::test_names_that_no",
+        "command::test_names_that_no",
     ),
     "hostile names and labels": (
         RIGHT,
