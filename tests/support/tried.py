@@ -63,7 +63,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "damaged or hostile models": (
         REFUSED,
         *("end_to_end::test_damaged_model", "end_to_end::test_model_changed", "model::test_refuses"),
-        *("model::test_sizes", "model::test_weights_that", "model::test_logistic"),
+        *("model::test_sizes_are", "model::test_weights_that", "model::test_logistic"),
         *("model::test_json", "model::test_links", "model::test_content"),
     ),
     "hostile or damaged archives of models": (
@@ -75,7 +75,7 @@ ROWS: dict[str, tuple[str, ...]] = {
             "model::test_cut_archives",
             "model::test_files_of_other_kinds",
         ),
-        *("model::test_a_zip_", "model::test_sizes", "model::test_headers", "model::test_many"),
+        *("model::test_a_zip_", "model::test_sizes_and", "model::test_headers", "model::test_many"),
         "command::test_names_that_no",
     ),
     "hostile names and labels": (
