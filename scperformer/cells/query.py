@@ -16,17 +16,12 @@ from scperformer.cells.detect import Findings, detect_expression, gene_table, st
 from scperformer.config import AdaptConfig, AnalyzeConfig, PredictConfig, PreprocessConfig
 from scperformer.files import BackedH5ad, Rows, checksum, reading
 from scperformer.genes import require_overlap
+from scperformer.labels import COLUMNS
 from scperformer.model import SavedModel
 
 log = logging.getLogger(__name__)
 
 EXACT_ATTENTION = "softmax"  # the only attention with a limit of its own
-OBS_COLUMNS = (
-    *("label", "confidence", "margin", "unknown", "novelty", "set", "set_size", "ontology_term_id", "baseline_label"),
-    *("call", "call_confidence", "level1"),  # of models with a label tree
-    *("cluster_label", "cluster_disagrees"),  # with `clusters`
-    *("low_quality", "doublet_score", "doublet"),  # with `quality`
-)
 
 
 @dataclass
@@ -190,7 +185,7 @@ def require_regular(cells: AnnData | BackedH5ad, path: str = "the data") -> None
 
 def require_not_annotated(cells: AnnData | BackedH5ad, key: str, path: str = "the data") -> None:
     """Refuse cells that have entries which an annotation with this prefix would add."""
-    names = {"obs": [f"{key}_{name}" for name in OBS_COLUMNS], "obsm": [f"X_{key}", f"{key}_proba"], "uns": [key]}
+    names = {"obs": [f"{key}_{name}" for name in COLUMNS], "obsm": [f"X_{key}", f"{key}_proba"], "uns": [key]}
     existing = cells.keys() if isinstance(cells, BackedH5ad) else {place: set(getattr(cells, place)) for place in names}
     there = [f"{place}['{name}']" for place in names for name in names[place] if name in existing[place]]
     if there:

@@ -221,7 +221,6 @@ class PredictConfig(_ModelOptions):
     min_confidence: float = option(0.0, SHARE)
     # also give each cell a set of labels that contains the true one with probability 1 - alpha; see docs/trust.md
     alpha: float | None = option(None, (lambda alpha: 0 < alpha < 1, "a number between 0 and 1"))
-    conformal: str = choice("overall", "per_label")  # per_label: with that probability for the cells of each label
     # the only labels that can occur; see docs/labels.md#constraints
     allow_labels: list[str] = field(default_factory=list)
     deny_labels: list[str] = field(default_factory=list)  # labels that cannot occur

@@ -1,6 +1,10 @@
-"""TODO."""
+"""Labels as texts, ontology terms and trees; constraints and clusters; the columns of an annotation.
+
+Files in reading order: texts, tree, ontology, constraints, clusters, columns.
+"""
 
 from scperformer.labels.clusters import AUTO_CLUSTERS, majority_labels, over_cluster, require_igraph
+from scperformer.labels.columns import COLUMNS, in_order, is_optional
 from scperformer.labels.constraints import allowed_labels, reweighted, shares_by_em
 from scperformer.labels.ontology import (
     NO_ONTOLOGY,

@@ -1,7 +1,8 @@
 """From a model folder and cells to annotations.
 
-In reading order: calls (of a block of cells; finished ones on disk), rules (constraints, label tree and clusters),
-annotation (what is written about the cells), write (h5ad, zarr and tables), predict (files and AnnData).
+In reading order: label_options (checked against the file), calls (of a block of cells; finished ones on disk), columns
+(what is said about the cells), annotation (all columns, embedding, probabilities, record), write (h5ad, zarr and
+tables), predict (files and AnnData).
 """
 
 from scperformer.prediction.annotation import describe_run, without_slashes

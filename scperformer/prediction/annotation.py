@@ -4,10 +4,9 @@ import json
 import logging
 import os
 import platform
-import re
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,29 +14,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from anndata import AnnData
-from scipy.special import softmax
 
-from scperformer.base.messages import joined
-from scperformer.cells import Query
+from scperformer.cells import Droplets, Query
 from scperformer.config import PredictConfig
 from scperformer.fitting import Adapted
-from scperformer.labels import UNKNOWN_TERM
-from scperformer.model import FORMAT_VERSION, HeldOut
+from scperformer.labels import in_order, is_optional, reweighted, shares_by_em
+from scperformer.model import FORMAT_VERSION
 from scperformer.network import Model
 from scperformer.prediction.calls import Calls
-from scperformer.prediction.label_options import Rules, cluster_columns, tree_columns, with_constraints
-from scperformer.trust import (
-    MOST_UNKNOWN,
-    calibration,
-    foreign_text,
-    held_out_coverage,
-    label_sets,
-    novelty_share,
-    set_thresholds,
-    unsure_text,
-)
+from scperformer.prediction.columns import ColumnMaker, Columns, QualityColumns, Read, Record, column_makers
+from scperformer.prediction.label_options import LabelOptions
+from scperformer.trust import MOST_UNKNOWN, foreign_text, unsure_text
 
 log = logging.getLogger(__name__)
+
+MOST_EM_CELLS = 20_000  # cells, evenly spread, from which shares of labels are estimated
 
 
 @dataclass
@@ -46,7 +37,7 @@ class Annotation:
 
     key: str  # the prefix
     obs: pd.DataFrame  # one row per cell, numbered
-    read: Callable[[], Iterable[Calls]]  # gives the calls in the order of the cells; it is called several times
+    read: Read  # returns the calls of all blocks, in the order of the cells; it is called several times
     labels: list[str]  # the columns of the probabilities
     record: dict[str, Any]
 
@@ -69,9 +60,7 @@ class Annotation:
     def write_into(self, adata: AnnData) -> None:
         """Add everything to an AnnData; a view becomes an AnnData of its own, in memory, with a warning."""
         if adata.is_view:
-            text = (
-                "the cells are a view: it becomes a copy with the annotation; the AnnData that it is of is not changed"
-            )
+            text = "the cells are a view, which becomes a copy with the annotation; its original AnnData is not changed"
             warnings.warn(text, stacklevel=2)
             # As anndata itself does when a view is written to, but not for files on disk.
             adata._init_as_actual(adata.to_memory() if adata.isbacked else adata.copy())
@@ -85,92 +74,139 @@ class Annotation:
         adata.uns[self.key] = self.record
 
 
-def obs_columns(calls: Calls, model: Model, cfg: PredictConfig, rules: Rules) -> pd.DataFrame:
-    """Return the obs columns: label, confidence, margin, unknown, novelty, ontology term, label of the baseline, set.
+def make_annotation(
+    adapted: Adapted,
+    cfg: PredictConfig,
+    read: Read,
+    *,
+    options: LabelOptions,
+    quality: QualityColumns | None,
+    num_called: int,
+    seconds: float,
+) -> Annotation:
+    """Make the annotation of the cells of a query, and log one line about it.
 
-    Confidence is the probability of the label, margin its lead over the second one. A cell is flagged unknown if its
-    novelty is that of at most a share `false_alarms` of the held-out cells of the reference, if its confidence is below
-    `min_confidence`, or if it expresses no gene of the model; its label stays. With a label tree, the confidence is the
-    highest of the label and its parents, and `tree_columns` are there, too. The set of labels, the most probable one
-    first, is there with `alpha`. A model without held-out calls gives no novelty (NaN) and no sets.
+    Parameters
+    ----------
+    read
+        Returns the calls of all blocks; it is called several times.
+    num_called, seconds
+        Cells that this run has called, and the time that it took; an earlier run has called the others.
     """
-    key = cfg.key_added
-    labels = model.saved.labels
-    held_out = model.saved.held_out
-    best = calls.proba.argmax(axis=1)
-    top_two = np.sort(calls.proba, axis=1)[:, -2:]
-    safe = top_two[:, 1]
-    terms = np.array(rules.terms)
-    tree = {f"{key}_ontology_term_id": pd.Categorical(terms[best], categories=sorted(set(terms)))}
-    if rules.tree is not None:
-        tree = tree_columns(calls.proba, best, key, rules, cfg.min_confidence)
-        safe = tree[f"{key}_call_confidence"]
-    novelty = calls.scores if held_out is None else novelty_share(calls.scores, held_out.scores)
-    columns = {
-        f"{key}_label": pd.Categorical.from_codes(best, categories=labels),
-        f"{key}_confidence": top_two[:, 1],
-        f"{key}_margin": top_two[:, 1] - top_two[:, 0],
-        f"{key}_unknown": (1 - novelty <= cfg.false_alarms) | (safe < cfg.min_confidence) | calls.empty,
-        f"{key}_novelty": novelty.astype(np.float32),
-        **tree,
-        f"{key}_baseline_label": pd.Categorical.from_codes(calls.baseline, categories=labels),
+    query = adapted.query
+    saved = adapted.model.saved
+    droplets = query.plan.findings.droplets
+    read, constraints = constrained(read, options, saved.labels, droplets)
+    num_cells = query.rows.shape[0]
+    makers = column_makers(saved, options, quality, cfg, droplets, num_cells, query.path)
+    obs = _columns_of_blocks(makers, read)
+    record = describe_run(query, adapted.model) | {
+        "condition": adapted.record,
+        "baseline": {"name": "logistic regression (L2, C=1)"},
+        "config_json": json.dumps(asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]}),
+        "seconds": seconds,
     }
-    if cfg.alpha is not None and held_out is not None:
-        thresholds = set_thresholds(*_known_cells(held_out), cfg.alpha, cfg.conformal == "per_label")
-        in_set = label_sets(calls.proba, calls.draws, thresholds)
-        order = np.argsort(-calls.proba, axis=1, kind="stable")
-        names = [joined([label]) for label in labels]
-        texts = ["|".join(names[i] for i in row if has[i]) for row, has in zip(order, in_set, strict=True)]
-        columns |= {f"{key}_set": np.array(texts, dtype=object), f"{key}_set_size": in_set.sum(axis=1).astype(np.int32)}
-    return pd.DataFrame(columns)
+    if constraints:
+        record["constraints"] = constraints
+    for maker in makers:
+        columns, entries = maker.of_file(read, obs)
+        for name, values in columns.items():
+            obs[name] = values
+        record |= entries
+    record["warnings"] = np.array(_warnings(adapted, cfg, obs, record), dtype=object)
+    earlier = f", {num_cells - num_called} of them before" if num_called < num_cells else ""
+    text = "%s: %d cells annotated%s in %.1f s (%.0f cells/s), %d flagged unknown"
+    log.info(text, query.path, num_cells, earlier, seconds, num_called / seconds, record["num_unknown"])
+    obs = obs[in_order(obs.columns)].add_prefix(f"{cfg.key_added}_")
+    return Annotation(cfg.key_added, obs, read, without_slashes(saved.labels), record)
 
 
-def _known_cells(held_out: HeldOut) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the probabilities, labels and draws of held-out cells; the draws are always the same."""
-    proba = softmax(held_out.logits.astype(np.float64), axis=1)
-    return proba, held_out.labels, np.random.default_rng(0).random(len(proba))
+def _columns_of_blocks(makers: Iterable[ColumnMaker], read: Read) -> pd.DataFrame:
+    """Return the columns that are made block by block."""
+    blocks = []
+    for calls in read():
+        columns: Columns = {}
+        for maker in makers:
+            columns |= maker.of_block(calls, columns)
+        blocks.append(pd.DataFrame(columns))
+    return pd.concat(blocks, ignore_index=True)
 
 
-def trust_record(model: Model, cfg: PredictConfig, obs: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Return the evidence for confidences, flags and sets, from held-out cells of the reference; empty without them.
+def _warnings(adapted: Adapted, cfg: PredictConfig, obs: pd.DataFrame, record: Record) -> list[str]:
+    """Return warnings about the file as a whole, and log them."""
+    query = adapted.query
+    saved = adapted.model.saved
+    findings = query.plan.findings
+    droplets = findings.droplets
+    found = [] if droplets is None else [droplets.text]
+    if saved.held_out is None:
+        text = "%s: the model keeps no held-out calls (%s): no novelty of cells%s, and unknown by min_confidence alone"
+        why = "its stored cells are few or simulated" if adapted.record["adapted"] else "train it again to have them"
+        log.info(text, query.path, why, "" if cfg.alpha is None else " and no sets of labels")
+    else:
+        unknown = obs["unknown"] if droplets is None else obs["unknown"][droplets.is_cell]
+        share = float(unknown.sum()) / len(unknown)
+        if share > MOST_UNKNOWN:
+            found.append(foreign_text(share, len(saved.labels), saved.tissue, findings.text))
+        else:
+            found += filter(None, [unsure_text(*record["fit"].values())])
+    for text in found:
+        log.warning("%s: %s", query.path, text)
+    return found
 
-    `obs` has the columns of the cells; barcodes that cannot be cells are not among them.
+
+def constrained(
+    read: Read, options: LabelOptions, labels: list[str], droplets: Droplets | None = None
+) -> tuple[Read, Record]:
+    """Apply constraints to the probabilities of calls; return the calls as before, and a record of the constraints.
+
+    Barcodes that cannot be cells have no part in estimated shares of labels.
     """
-    held_out = model.saved.held_out
-    if held_out is None:
-        return {}
-    num_cells = len(held_out.labels)
-    found = calibration(held_out.logits, held_out.labels, model.saved.labels)
-    for part in ("bins", "labels"):
-        columns = found[part].items()
-        found[part] = {name: np.array(values, dtype=object if name == "label" else None) for name, values in columns}
-    record: dict[str, dict[str, Any]] = {
-        "calibration": found,
-        "novelty": {"false_alarms": cfg.false_alarms, "num_cells": num_cells},
-        "fit": {
-            "mean_confidence": float(obs[f"{cfg.key_added}_confidence"].mean()),
-            "held_out_confidence": float(softmax(held_out.logits.astype(np.float64), axis=1).max(axis=1).mean()),
-        },
-    }
-    if cfg.alpha is not None:
-        coverage = held_out_coverage(*_known_cells(held_out), cfg.alpha, cfg.conformal == "per_label")
-        record["sets"] = {
-            "alpha": cfg.alpha,
-            "conformal": cfg.conformal,
-            "num_cells": num_cells,
-            "held_out_coverage": coverage,
-            "mean_size": float(obs[f"{cfg.key_added}_set_size"].mean()),
-        }
-    return record
+    allowed = options.allowed
+    weights = allowed.astype(np.float64)
+    record: Record = {}
+    if not allowed.all():
+        denied = [label for label, is_allowed in zip(labels, allowed, strict=True) if not is_allowed]
+        log.info("labels that cannot occur: %s; confidences are for the choice among the others", ", ".join(denied))
+        record["denied"] = np.array(denied, dtype=object)
+    if options.prior is not None:
+        before = options.prior * allowed
+        before /= before.sum()
+        proba = reweighted(_some_probabilities(read, droplets)[:, allowed], np.ones(allowed.sum()))
+        shares = np.zeros(len(labels))
+        shares[allowed] = shares_by_em(proba, before[allowed])
+        weights[allowed] = shares[allowed] / before[allowed]
+        shown = (f"{label} {new:.1%} ({old:.1%})" for label, new, old in zip(labels, shares, before, strict=True))
+        text = "prior=em: each call depends on all cells of the file; their estimated shares (reference): %s"
+        log.info(text, ", ".join(shown))
+        record |= {"estimated_shares": shares, "reference_shares": before}
+    if not record:
+        return read, {}
+    record["weights"] = weights  # of the labels' probabilities
+
+    def read_reweighted() -> Iterator[Calls]:
+        for calls in read():
+            yield replace(calls, proba=reweighted(calls.proba, weights))
+
+    return read_reweighted, record
+
+
+def _some_probabilities(read: Read, droplets: Droplets | None) -> np.ndarray:
+    """Return the probabilities of up to 20,000 cells from all of the file."""
+    if droplets is None:
+        step = -(-sum(len(calls.proba) for calls in read()) // MOST_EM_CELLS)
+        return np.concatenate([calls.proba[::step] for calls in read()])
+    starts = np.cumsum([0, *(len(calls.proba) for calls in read())])
+    numbers = droplets.some(MOST_EM_CELLS)
+    places = np.searchsorted(numbers, starts)
+    parts = zip(read(), starts, places, places[1:], strict=False)
+    return np.concatenate([calls.proba[numbers[begin:end] - start] for calls, start, begin, end in parts])
 
 
 def outdated(names: Iterable[Any], key: str, new: Iterable[Any]) -> list[str]:
     """Return the columns of options, such as levels and sets, that an earlier annotation has left."""
-    kinds = (
-        r"call|call_confidence|level\d+|set|set_size|cluster_label|cluster_disagrees|low_quality|doublet|doublet_score"
-    )
-    optional = re.compile(rf"{re.escape(key)}_({kinds})")
-    return [name for name in map(str, names) if optional.fullmatch(name) and name not in new]
+    texts = [name for name in map(str, names) if name.startswith(f"{key}_") and name not in new]
+    return [name for name in texts if is_optional(name.removeprefix(f"{key}_"))]
 
 
 def without_slashes(labels: list[str]) -> list[str]:
@@ -184,90 +220,6 @@ def without_slashes(labels: list[str]) -> list[str]:
                 names[i] += "|"
             taken.add(names[i])
     return names
-
-
-def make_annotation(
-    adapted: Adapted,
-    cfg: PredictConfig,
-    read: Callable[[], Iterable[Calls]],
-    *,
-    rules: Rules,
-    num_called: int,
-    seconds: float,
-) -> Annotation:
-    """Make the annotation of the cells of a query, and log one line about it.
-
-    Parameters
-    ----------
-    read
-        Returns the calls of all blocks; it is called several times.
-    num_called, seconds
-        Cells that this run has called, and the time that it took; an earlier run has called the others.
-    """
-    key = cfg.key_added
-    query = adapted.query
-    model = adapted.model
-    findings = query.plan.findings
-    droplets = query.plan.findings.droplets
-    read, constraints = with_constraints(read, rules, model.saved.labels, droplets)
-    obs = pd.concat([obs_columns(calls, model, cfg, rules) for calls in read()], ignore_index=True)
-    if f"{key}_set" in obs:
-        obs[f"{key}_set"] = obs[f"{key}_set"].astype("category")  # of each block, until here, with other categories
-    num_unknown = int(obs[f"{key}_unknown"].sum())
-    if model.saved.held_out is None:
-        text = "%s: the model keeps no held-out calls (%s): no novelty of cells%s, and unknown by min_confidence alone"
-        why = "its kept cells are few or simulated" if adapted.record["adapted"] else "train it again to have them"
-        log.info(text, query.path, why, "" if cfg.alpha is None else " and no sets of labels")
-    notices = [] if droplets is None else [droplets.text]
-    cells = obs if droplets is None else obs[droplets.is_cell]
-    share = float(cells[f"{key}_unknown"].sum()) / len(cells)
-    is_foreign = model.saved.held_out is not None and share > MOST_UNKNOWN
-    if is_foreign:
-        notices.append(foreign_text(share, len(model.saved.labels), model.saved.tissue, findings.text))
-    record: dict[str, Any] = describe_run(query, model) | {
-        "condition": adapted.record,
-        "baseline": {"name": "logistic regression (L2, C=1)"},
-        "config_json": json.dumps(asdict(cfg) | {"inputs": [Path(name).name for name in cfg.inputs]}),
-        "num_unknown": num_unknown,
-        "seconds": seconds,
-    }
-    record |= trust_record(model, cfg, cells)
-    if "fit" in record and not is_foreign:
-        notices += filter(None, [unsure_text(*record["fit"].values())])
-    for notice in notices:
-        log.warning("%s: %s", query.path, notice)
-    record["warnings"] = np.array(notices, dtype=object)
-    if constraints:
-        record["constraints"] = constraints
-    if rules.tree is not None:
-        # As codes: as text, a million cells would take a quarter of a GB.
-        calls = obs[f"{key}_call"].cat
-        best = obs[f"{key}_label"].cat
-        num_backed_off = int((calls.set_categories(best.categories).cat.codes != best.codes).sum())
-        nodes = rules.tree.nodes
-        term_of = rules.term_of
-        record["tree"] = {
-            "nodes": np.array(nodes, dtype=object),
-            "parents": np.array([rules.tree.parents.get(node, "") for node in nodes], dtype=object),
-            "ontology_term_ids": np.array([term_of.get(node, UNKNOWN_TERM) for node in nodes], dtype=object),
-            "num_levels": rules.tree.num_levels,
-            "num_backed_off": num_backed_off,
-        }
-        if cfg.min_confidence > 0:
-            text = "%s: %d calls below min_confidence=%g back off to a parent in the label tree, or to unknown"
-            log.info(text, query.path, num_backed_off, cfg.min_confidence)
-    if rules.quality is not None:
-        obs = pd.concat([obs, rules.quality.add_prefix(f"{key}_")], axis=1)
-        record["quality"] = rules.quality_record
-    if droplets is not None:
-        obs[f"{key}_low_quality"] = obs.get(f"{key}_low_quality", ~droplets.is_cell)
-        record["droplets"] = {"floor": droplets.floor, "unit": droplets.unit, "num_empty": droplets.num_empty}
-    if cfg.clusters is not None:
-        record["clusters"] = cluster_columns(obs, key, read, rules, cfg, droplets)
-    earlier = f", {len(obs) - num_called} of them before" if num_called < len(obs) else ""
-    text = "%s: %d cells annotated%s in %.1f s (%.0f cells/s), %d flagged unknown"
-    log.info(text, query.path, len(obs), earlier, seconds, num_called / seconds, num_unknown)
-    return Annotation(key, obs, read, without_slashes(model.saved.labels), record)
 
 
 def _place(folder: Path) -> str:

@@ -21,14 +21,15 @@ from anndata import AnnData
 from scperformer.base.errors import InputError, NoRoom
 from scperformer.base.outputs import FAILED, new_file, require_absent
 from scperformer.base.progress import progress, say
-from scperformer.cells import find_query, require_not_annotated, require_regular
+from scperformer.cells import Query, find_query, require_not_annotated, require_regular
 from scperformer.config import PredictConfig
 from scperformer.files import BackedH5ad, default_output, fingerprint, open_cells, require_readable, require_unchanged
 from scperformer.fitting import Adapted, adapt_model
 from scperformer.network import Model, choose_device, load_model
 from scperformer.prediction.annotation import make_annotation
-from scperformer.prediction.calls import PARTS, Calls, call_block, partial_results, parts_of
-from scperformer.prediction.label_options import add_quality, find_rules
+from scperformer.prediction.calls import PARTS, Calls, Partial, call_block, partial_results, parts_of
+from scperformer.prediction.columns import QualityColumns
+from scperformer.prediction.label_options import find_label_options
 from scperformer.prediction.write import FORMATS, STORE, write_annotation
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ NOT_IN_IDENTITY = {
     "json",
     *("share", "shares", "batch_size", "threads", "device", "adapted_folder"),
     *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),
-    *("false_alarms", "min_confidence", "alpha", "conformal", "key_added"),
+    *("false_alarms", "min_confidence", "alpha", "key_added"),
 }
 
 
@@ -57,14 +58,22 @@ def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> None:
     if not cfg.overwrite:
         require_not_annotated(adata, cfg.key_added)
     start = time.perf_counter()
-    rules = find_rules(adata, model.saved, cfg)
+    options = find_label_options(adata, model.saved, cfg)
     query = find_query(adata, model.saved, cfg)
-    if cfg.quality:
-        add_quality(rules, adata, query)
+    quality = QualityColumns.measure(adata, query) if cfg.quality else None
     adapted = adapt_model(model, query, cfg)
     parts = call_all(adapted, cfg)
     seconds = time.perf_counter() - start
-    make_annotation(adapted, cfg, lambda: parts, rules=rules, num_called=adata.n_obs, seconds=seconds).write_into(adata)
+    annotation = make_annotation(
+        adapted,
+        cfg,
+        lambda: parts,
+        options=options,
+        quality=quality,
+        num_called=adata.n_obs,
+        seconds=seconds,
+    )
+    annotation.write_into(adata)
 
 
 def embed_cells(cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig, path: str = "the data") -> np.ndarray:
@@ -74,7 +83,7 @@ def embed_cells(cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig, p
 
 
 def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> dict[str, Any]:
-    """Annotate a file of any size, one block of cells at a time, and return what is there now, as for `--json`.
+    """Annotate a file of any size, one block of cells at a time, and return what was written, as for `--json`.
 
     Finished parts are kept on disk.
     """
@@ -84,48 +93,66 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
             require_regular(cells, path)
             if not cfg.overwrite:
                 require_not_annotated(cells, cfg.key_added, path)
-        rules = find_rules(cells, model.saved, cfg, path)
+        options = find_label_options(cells, model.saved, cfg, path)
         query = find_query(cells, model.saved, cfg, path)
-        if cfg.quality and cfg.share is None:
-            add_quality(rules, cells, query)
+        quality = QualityColumns.measure(cells, query) if cfg.quality and cfg.share is None else None
         adapted = adapt_model(model, query, cfg)
         query = adapted.query
-        starts = query.starts()
-        options = asdict(cfg)
-        # The calls depend on these values: an interrupted run is resumed only if they are the same.
-        identity = {
-            "input": query.sha256,
-            "model": model.saved.hash,
-            "options": json.dumps({name: options[name] for name in options if name not in NOT_IN_IDENTITY}),
-            "genes": hashlib.sha256(query.plan.mapping.target.tobytes()).hexdigest(),  # changes with the table of names
-            "expression": query.plan.findings.text,
-            "condition": adapted.record["key"] if adapted.record["adapted"] else "",
-            "blocks": f"{len(starts)} of {query.rows.block_cells} cells",
-            "version": version("scperformer"),
-        }
+        num_parts = len(query.starts())
+        identity = _identity_of(query, adapted, cfg)
         shares = [Path(folder) for folder in cfg.shares]
-        with partial_results(output, identity, len(starts), resume=cfg.resume, shares=shares) as partial:
+        with partial_results(output, identity, num_parts, resume=cfg.resume, shares=shares) as partial:
             start = time.perf_counter()
-            todo = [part for part in parts_of(cfg.share, len(starts)) if not partial.has(part)]
-            num_called = sum(min(query.rows.shape[0] - starts[part], query.rows.block_cells) for part in todo)
-            with progress(Path(path).name, total=num_called, unit="cells") as shown:
-                for part in todo:
-                    partial.write(part, call_block(query.block(starts[part]), adapted.model, cfg, query, shown.update))
+            num_called = _call_parts(adapted, partial, cfg)
+            seconds = time.perf_counter() - start
             if cfg.share is not None:
                 require_unchanged(path, seen)
                 log.info("%s, share %s: %d cells called", path, cfg.share, num_called)
                 partial.keep_as(output, cfg.overwrite)
-                written = {"share": cfg.share, "num_cells": num_called}
+                summary = {"share": cfg.share, "num_cells": num_called}
             else:
-                seconds = time.perf_counter() - start
-                scratch = partial.folder
                 annotation = make_annotation(
-                    adapted, cfg, partial.read, rules=rules, num_called=num_called, seconds=seconds
+                    adapted,
+                    cfg,
+                    partial.read,
+                    options=options,
+                    quality=quality,
+                    num_called=num_called,
+                    seconds=seconds,
                 )
-                write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
-                written = annotation.summary()
+                write_annotation(
+                    annotation, cells, path, output, overwrite=cfg.overwrite, scratch=partial.folder, seen=seen
+                )
+                summary = annotation.summary()
     log.info("written: %s", output)
-    return {"file": path, "output": str(output), "sha256": query.sha256, **written}
+    return {"file": path, "output": str(output), "sha256": query.sha256, **summary}
+
+
+def _identity_of(query: Query, adapted: Adapted, cfg: PredictConfig) -> dict[str, str]:
+    """Return the values that the calls depend on: an interrupted run is resumed only if they are the same."""
+    options = asdict(cfg)
+    return {
+        "input": query.sha256,
+        "model": adapted.model.saved.hash,
+        "options": json.dumps({name: options[name] for name in options if name not in NOT_IN_IDENTITY}),
+        "genes": hashlib.sha256(query.plan.mapping.target.tobytes()).hexdigest(),  # changes with the table of names
+        "expression": query.plan.findings.text,
+        "condition": adapted.record["key"] if adapted.record["adapted"] else "",
+        "blocks": f"{len(query.starts())} of {query.rows.block_cells} cells",
+        "version": version("scperformer"),
+    }
+
+
+def _call_parts(adapted: Adapted, partial: Partial, cfg: PredictConfig) -> int:
+    """Call the blocks of a query, or of its share, whose calls are not there yet; return the number of their cells."""
+    query = adapted.query
+    starts = query.starts()
+    todo = [part for part in parts_of(cfg.share, len(starts)) if not partial.has(part)]
+    num_cells = sum(min(query.rows.shape[0] - starts[part], query.rows.block_cells) for part in todo)
+    with progress(Path(query.path).name, total=num_cells, unit="cells") as shown:
+        for part in todo:
+            partial.write(part, call_block(query.block(starts[part]), adapted.model, cfg, query, shown.update))
+    return num_cells
 
 
 def _without_own_outputs(cfg: PredictConfig) -> PredictConfig:

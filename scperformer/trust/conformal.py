@@ -1,8 +1,8 @@
 """Sets of labels that contain the true one with a stated probability: split conformal with adaptive sets.
 
-The labels of a cell are added up from the most probable one. Cells of the reference that no fit has seen show how far
-one has to go until the truth is among them. Sources: Romano, Sesia and Candes 2020 (arXiv 2006.02544); with a threshold
-for each label, Vovk 2012 (arXiv 1209.2673). The guarantee holds for cells that come from where these cells come from.
+The set of a cell grows from its most probable label. Held-out cells of the reference show the score at which the true
+label is in the set. Source: Romano, Sesia and Candes 2020 (arXiv 2006.02544). The guarantee holds for cells that are
+exchangeable with the held-out cells.
 """
 
 import zlib
@@ -27,7 +27,7 @@ def cell_draws(x: csr_matrix) -> np.ndarray:
 
 
 def set_scores(proba: np.ndarray, draws: np.ndarray) -> np.ndarray:
-    """Return how far one has to go for each label: the probability of all more probable labels and a part of its own.
+    """Return the conformity score of each label: the probability of all more probable labels and a part of its own.
 
     `proba` is N x C, and `draws`, N, are the parts, each drawn from 0 to 1. The result is float64, N x C.
     """
@@ -39,9 +39,7 @@ def set_scores(proba: np.ndarray, draws: np.ndarray) -> np.ndarray:
     return scores
 
 
-def set_thresholds(
-    proba: np.ndarray, labels: np.ndarray, draws: np.ndarray, alpha: float, per_label: bool = False
-) -> np.ndarray:
+def set_threshold(proba: np.ndarray, labels: np.ndarray, draws: np.ndarray, alpha: float) -> float:
     """Find the score up to which a label is in the set, for sets that miss the truth of a share `alpha` of cells.
 
     Parameters
@@ -52,37 +50,30 @@ def set_thresholds(
         Index of the true label of each cell, N.
     draws
         As for `set_scores`.
-    per_label
-        Reach the share for the cells of each label, and not only for all cells together.
 
     Returns
     -------
-    Float64, C; infinite for a label that always has to be in the set, as it has too few held-out cells.
+    The threshold, infinite if there are too few held-out cells for this `alpha`.
     """
-    scores = set_scores(proba, draws)[np.arange(len(labels)), labels]
-    parts = [labels == label for label in range(proba.shape[1])] if per_label else [np.ones(len(labels), dtype=bool)]
-    found = []
-    for part in parts:
-        ordered = np.sort(scores[part])
-        # A new cell is as likely to be at any place among them: the threshold is the score at this one.
-        place = int(np.ceil((len(ordered) + 1) * (1 - alpha) - 1e-9))
-        found.append(ordered[place - 1] if place <= len(ordered) else np.inf)
-    return np.resize(np.array(found), proba.shape[1])
+    scores = np.sort(set_scores(proba, draws)[np.arange(len(labels)), labels])
+    # A new cell is equally likely to have any rank among the held-out cells: the threshold is the score at this rank.
+    rank = int(np.ceil((len(scores) + 1) * (1 - alpha) - 1e-9))
+    return float(scores[rank - 1]) if rank <= len(scores) else np.inf
 
 
-def label_sets(proba: np.ndarray, draws: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+def label_sets(proba: np.ndarray, draws: np.ndarray, threshold: float) -> np.ndarray:
     """Return whether each label is in the set of each cell, boolean N x C; a set may be empty."""
-    return set_scores(proba, draws) <= thresholds
+    return set_scores(proba, draws) <= threshold
 
 
 def held_out_coverage(
-    proba: np.ndarray, labels: np.ndarray, draws: np.ndarray, alpha: float, per_label: bool = False, num_folds: int = 5
+    proba: np.ndarray, labels: np.ndarray, draws: np.ndarray, alpha: float, num_folds: int = 5
 ) -> float:
-    """Return the share of held-out cells whose set contains the truth, with thresholds from the other folds."""
+    """Return the share of held-out cells whose set contains the truth, with a threshold from the other folds."""
     covered = np.zeros(len(labels), dtype=bool)
     folds = np.arange(len(labels)) % num_folds
     for fold in range(min(num_folds, len(labels))):
         now = folds == fold
-        thresholds = set_thresholds(proba[~now], labels[~now], draws[~now], alpha, per_label)
-        covered[now] = label_sets(proba[now], draws[now], thresholds)[np.arange(now.sum()), labels[now]]
+        threshold = set_threshold(proba[~now], labels[~now], draws[~now], alpha)
+        covered[now] = label_sets(proba[now], draws[now], threshold)[np.arange(now.sum()), labels[now]]
     return float(covered.mean())

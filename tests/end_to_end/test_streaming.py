@@ -239,7 +239,7 @@ def test_a_run_that_was_cut_off_goes_on(whole, cut_off, tiny_model, caplog):
 
 def test_options_that_are_applied_at_the_end_may_change_before_it_goes_on(cut_off, tiny_model, tmp_path):
     path, called = cut_off
-    other = {"false_alarms": 0.2, "min_confidence": 0.6, "alpha": 0.1, "conformal": "per_label", "key_added": "mine"}
+    other = {"false_alarms": 0.2, "min_confidence": 0.6, "alpha": 0.1, "key_added": "mine"}
     (output,) = run_predict(config(path, tiny_model, resume=True, **other))
     assert called == [BLOCK] * 4 + [1]
     (anew,) = run_predict(config(path, tiny_model, output=str(tmp_path / "anew.h5ad"), **other))

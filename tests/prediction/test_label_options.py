@@ -1,6 +1,7 @@
 """Options about labels: constraints, shares by EM, label tree and clusters, in memory and in files."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import anndata as ad
 import h5py
@@ -16,7 +17,7 @@ from scperformer.labels import LabelTree
 from scperformer.model import write_model
 from scperformer.network import load_model
 from scperformer.prediction import run_predict
-from scperformer.prediction.label_options import Rules, tree_columns
+from scperformer.prediction.columns import TreeColumns
 
 TREE = LabelTree(
     ["B cell", "Monocyte", "T cell"], {"B cell": "lymphocyte", "T cell": "lymphocyte"}, {"lymphocyte": "L:1"}
@@ -62,11 +63,10 @@ def test_levels_are_nested_and_unsafe_calls_back_off(counts_adata, model, caplog
 def test_a_label_may_be_called_unknown():
     """A cell that is safe on no level is called by its name."""
     tree = LabelTree(["unknown", "NK", "T"], {"unknown": "lymphocyte", "T": "lymphocyte"})
-    rules = Rules(["X:1", "X:2", "X:3"], tree, np.ones(3, bool), None, None, None)
     proba = np.array([[0.4, 0.1, 0.5], [0.5, 0.5, 0.0], [0.1, 0.9, 0.0]])
-    columns = tree_columns(proba, proba.argmax(axis=1), "k", rules, 0.8)
-    assert list(columns["k_call"]) == ["lymphocyte", "unknown", "NK"]
-    assert list(columns["k_level1"]) == ["lymphocyte", "lymphocyte", "NK"]
+    columns = TreeColumns(tree, {}, 0.8, "cells.h5ad").of_block(SimpleNamespace(proba=proba), {})
+    assert list(columns["call"]) == ["lymphocyte", "unknown", "NK"]
+    assert list(columns["level1"]) == ["lymphocyte", "lymphocyte", "NK"]
 
 
 @pytest.mark.slow
@@ -210,8 +210,8 @@ def test_columns_of_an_earlier_annotation_go(counts_adata, folder, tiny_model, w
 
 def test_quality_of_cells_is_marked_and_counted(counts_adata, folder, write, caplog, monkeypatch):
     scores = np.linspace(0, 1, counts_adata.n_obs)
-    monkeypatch.setattr("scperformer.prediction.label_options.why_no_doublets", lambda *_: "")  # for so few cells
-    monkeypatch.setattr("scperformer.prediction.label_options.doublet_scores", lambda *_: (scores, 0.9, ""))
+    monkeypatch.setattr("scperformer.prediction.columns.why_no_doublets", lambda *_: "")  # for so few cells
+    monkeypatch.setattr("scperformer.prediction.columns.doublet_scores", lambda *_: (scores, 0.9, ""))
     x = counts_adata.X.toarray()
     x[7, 20:] = 0
     counts_adata.X = x

@@ -73,16 +73,15 @@ def test_flags_can_be_left_to_the_confidence(folder, sample):
     np.testing.assert_array_equal(done.obs["scperformer_unknown"], expected)
 
 
-@pytest.mark.parametrize("conformal", ["overall", "per_label"])
-def test_sets_contain_the_truth_as_often_as_stated(folder, sample, conformal):
-    done = annotated(sample, folder, "alpha=0.1", f"conformal={conformal}")
+def test_sets_contain_the_truth_as_often_as_stated(folder, sample):
+    done = annotated(sample, folder, "alpha=0.1")
     sets = [text.split("|") for text in done.obs["scperformer_set"].astype(str)]
     inside = np.mean([label in labels for label, labels in zip(done.obs["cell_type"], sets, strict=True)])
     assert inside == pytest.approx(0.9, abs=0.05)  # 540 held-out and 600 new cells: .018
     sizes = [sum(label != "" for label in labels) for labels in sets]
     np.testing.assert_array_equal(done.obs["scperformer_set_size"], sizes)
     facts = done.uns["scperformer"]["sets"]
-    assert (facts["alpha"], facts["conformal"]) == (0.1, conformal)
+    assert facts["alpha"] == 0.1
     assert facts["held_out_coverage"] == pytest.approx(0.9, abs=0.03)
     assert facts["mean_size"] == pytest.approx(np.mean(sizes))
     full = [labels[0] for labels in sets if labels != [""]]

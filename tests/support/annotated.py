@@ -99,7 +99,6 @@ def add_trust(sample: ad.AnnData, key: str = "scperformer", alpha: float = 0.1) 
         "novelty": {"false_alarms": 0.05, "num_cells": 400},
         "sets": {
             "alpha": alpha,
-            "conformal": "overall",
             "num_cells": 400,
             "held_out_coverage": 0.9,
             "mean_size": float(sizes.mean()),
