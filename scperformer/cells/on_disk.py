@@ -24,7 +24,7 @@ from scperformer.cells.counts import over_own_genes
 from scperformer.cells.detect import Findings, detect_expression, gene_table, prepared_total, stored_expression
 from scperformer.config import AUTO, NetworkConfig, PreprocessConfig, PretrainConfig, TrainConfig
 from scperformer.files import Matrix, Rows, open_stored, reading, require_readable
-from scperformer.genes import GeneMap, first_of_each, gene_maps, repeated_note
+from scperformer.genes import GeneMap, first_of_each, map_genes_of_files, repeated_note
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +223,9 @@ def make_collection(
     not looked at.
     """
     parts = [_open_part(source, cfg) for source in sources]
-    names, maps = gene_maps([part.var for part in parts], [part.path.name for part in parts], vocabulary, cfg.species)
+    names, maps = map_genes_of_files(
+        [part.var for part in parts], [part.path.name for part in parts], vocabulary, cfg.species
+    )
     num_cells = np.zeros(len(names), dtype=np.int64)
     first = 0
     for part, mapping in zip(parts, maps, strict=True):

@@ -12,7 +12,7 @@ from scipy import sparse
 from scperformer.cells.detect import Findings
 from scperformer.cells.droplets import Droplets
 from scperformer.files import Rows
-from scperformer.genes import all_parts, human_genes, name_columns, without_affixes
+from scperformer.genes import human_genes, ids_and_symbols, name_columns, without_affixes
 
 # Cells beyond these have a low quality among the cells of their file; MAD: median absolute deviation. Source: Heumos
 # et al. 2023, Best practices for single-cell analysis across modalities.
@@ -124,7 +124,7 @@ def mitochondrial(var: pd.DataFrame) -> np.ndarray:
     ids: set[str | None] = set()
     found = np.zeros(len(names), dtype=bool)
     for values in (stored, names, *name_columns(var).values()):  # MT- itself may be the prefix of most names
-        split = all_parts([value.strip() for value in values])
+        split = ids_and_symbols([value.strip() for value in values])
         if not ids and any(gene_id for gene_id, _ in split):  # the table takes a while to read
             ids = {gene_id for gene_id, symbol in human_genes().symbols.items() if symbol.startswith(MITOCHONDRIAL)}
         found |= [(symbol or "").upper().startswith(MITOCHONDRIAL) or gene_id in ids for gene_id, symbol in split]

@@ -13,7 +13,7 @@ from support.inputs import NUM_CELLS, NUM_GENES, same, table, write_csv, write_h
 
 from scperformer.base.errors import InputError
 from scperformer.files import read_cells, tables
-from scperformer.genes import known_symbols
+from scperformer.genes.axes import known_symbols
 
 # Orientation
 
