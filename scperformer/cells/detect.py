@@ -16,7 +16,7 @@ from scperformer.base.messages import shortened
 from scperformer.cells.droplets import Droplets, find_droplets
 from scperformer.cells.features import gene_columns, perhaps_no_genes
 from scperformer.cells.values import ASSUMED_TOTAL, BASE_NAMES, MAX_LOG, Candidate, Logarithm, judge, judge_over_all
-from scperformer.files import LOG_MARK, PREPARED, Matrix, Rows
+from scperformer.files import LOG1P_KEY, PREPARED_KEY, Matrix, Rows
 from scperformer.genes import id_kind, require_named
 
 COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
@@ -100,7 +100,7 @@ def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "th
 
 def prepared_total(adata: AnnData) -> float | None:
     """Return the total that `preprocess` normalised X to, by its mark, which may remain if X is changed; else None."""
-    mark = adata.uns.get(PREPARED)
+    mark = adata.uns.get(PREPARED_KEY)
     total = mark.get("target_sum") if isinstance(mark, Mapping) else None
     if adata.X is None or not isinstance(total, int | float | np.number):
         return None
@@ -231,14 +231,14 @@ def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None,
         parts = [f"{kind} in {_some_cells(rows, names)}" for kind, rows in slot.mixed]
         slot.text = f"a mix: {' and '.join(parts)}"
 
-    mark = adata.uns.get(LOG_MARK)  # written by scanpy.pp.log1p
+    mark = adata.uns.get(LOG1P_KEY)  # written by scanpy.pp.log1p
     if slot.kind == "log1p" and not slot.log.confirmed and source in ("X", "raw") and isinstance(mark, Mapping):
         said = math.e if mark.get("base") is None else mark["base"]
         known = [base for base in BASE_NAMES if isinstance(said, int | float | np.number) and math.isclose(said, base)]
         if known:
             # Values too large for the usual total: the base is known, and a cell's total is the sum of its genes.
             slot.log = Logarithm(known[0], slot.log.total, relative=slot.log.too_large)
-            slot.text = f"log1p ({BASE_NAMES[known[0]]}, by uns['{LOG_MARK}'])"
+            slot.text = f"log1p ({BASE_NAMES[known[0]]}, by uns['{LOG1P_KEY}'])"
     return slot
 
 

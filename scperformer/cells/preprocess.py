@@ -15,7 +15,7 @@ from scperformer.cells.detect import Findings
 from scperformer.cells.on_disk import Sample, make_collection
 from scperformer.cells.query import find_query
 from scperformer.config import NetworkConfig, PreprocessConfig
-from scperformer.files import PREPARED, default_output, read_cells, require_readable, write_h5ad
+from scperformer.files import PREPARED_KEY, default_output, read_cells, require_readable, write_h5ad
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def prepare_reference(
     var = part.var[collection.maps[0].target >= 0].copy()
     prepared = AnnData(collection.read(np.arange(len(collection))), obs=obs, var=var)
     dropped = {"cells_dropped": findings.num_cells - len(obs), "genes_dropped": findings.num_genes - len(var)}
-    prepared.uns[PREPARED] = _record(prepared, findings, cfg.data.target_sum) | dropped
+    prepared.uns[PREPARED_KEY] = _record(prepared, findings, cfg.data.target_sum) | dropped
     return prepared
 
 
@@ -69,8 +69,8 @@ def prepare(adata: AnnData, cfg: PreprocessConfig, path: Path) -> AnnData:
         findings = replace(query.plan.findings, notes=[*query.plan.findings.notes, *query.plan.overlap.notes])
         dropped = {"cells_dropped": 0, "genes_dropped": query.plan.overlap.num_dropped}
         fit = {"model": model.name, "genes_absent": query.plan.overlap.num_absent}
-        prepared.uns[PREPARED] = _record(prepared, findings, query.plan.target_sum) | dropped | fit
-    done = prepared.uns[PREPARED]
+        prepared.uns[PREPARED_KEY] = _record(prepared, findings, query.plan.target_sum) | dropped | fit
+    done = prepared.uns[PREPARED_KEY]
     absent = f", {done['genes_absent']} genes of model {done['model']} absent" if "model" in done else ""
     cells, genes = (f"{done[name]} {name} ({done[f'{name}_dropped']} dropped" for name in ("cells", "genes"))
     log.info("kept %s) and %s%s), %g counts per cell", cells, genes, absent, done["target_sum"])

@@ -32,7 +32,7 @@ from scperformer.cells.splits import (
     stratified_sample,
 )
 from scperformer.config import TrainConfig
-from scperformer.files import PREPARED, open_stored, read_cells, reading
+from scperformer.files import PREPARED_KEY, open_stored, read_cells, reading
 from scperformer.genes import find_panel
 
 log = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
     if isinstance(source, Sample):
         num_cells = findings.num_cells - len(collection)
         num_genes = findings.num_genes - num_left
-        record = source.adata.uns[PREPARED] if collection.parts[0].is_prepared else {}
+        record = source.adata.uns[PREPARED_KEY] if collection.parts[0].is_prepared else {}
         if {"kind", "source", "cells_dropped", "genes_dropped"} <= set(
             record
         ):  # what `preprocess` had read and dropped

@@ -13,7 +13,7 @@ from scipy import sparse
 from scperformer.base.errors import InputError
 from scperformer.cells import detect_expression, normalise, stored_expression
 from scperformer.cells.values import judge, recognise
-from scperformer.files import PREPARED, open_cells, read_cells
+from scperformer.files import PREPARED_KEY, open_cells, read_cells
 
 
 def per_cell(counts, total):
@@ -502,7 +502,7 @@ def test_empty_cells_are_counted(counts_adata):
 
 
 def test_mark_of_preprocess_is_believed(counts_adata):
-    adata = ad.AnnData(logged(counts_adata.X, num_genes=60), uns={PREPARED: {"target_sum": 1e4}})
+    adata = ad.AnnData(logged(counts_adata.X, num_genes=60), uns={PREPARED_KEY: {"target_sum": 1e4}})
     adata.layers["counts"] = counts_adata.X[:, :60]
     assert summary(detect_expression(adata)) == ("X", "log1p", 1e4, math.e)
     assert detect_expression(adata, "layers/counts").kind == "counts"
@@ -577,7 +577,7 @@ def test_real_file_without_cells(shared_data):
 
 
 def test_a_mark_is_ignored_if_x_was_changed_afterwards(counts_adata):
-    prepared = ad.AnnData(logged(counts_adata.X), uns={PREPARED: {"target_sum": 1e4}})
+    prepared = ad.AnnData(logged(counts_adata.X), uns={PREPARED_KEY: {"target_sum": 1e4}})
     assert detect_expression(prepared).notes == ["X was prepared by scperformer (10000 counts per cell)"]
     prepared.X = counts_adata.X
     with pytest.warns(UserWarning, match="was changed after scperformer had prepared it"):
@@ -588,4 +588,9 @@ def test_a_mark_is_ignored_if_x_was_changed_afterwards(counts_adata):
     "mark", [None, "text", {"target_sum": "abc"}, {"target_sum": -1.0}, {"target_sum": float("nan")}]
 )
 def test_an_invalid_mark_is_ignored(counts_adata, mark):
-    assert summary(detect_expression(ad.AnnData(counts_adata.X, uns={PREPARED: mark}))) == ("X", "counts", None, None)
+    assert summary(detect_expression(ad.AnnData(counts_adata.X, uns={PREPARED_KEY: mark}))) == (
+        "X",
+        "counts",
+        None,
+        None,
+    )

@@ -13,7 +13,7 @@ from scperformer.base.errors import InputError
 from scperformer.cells import detect_expression, run_preprocess
 from scperformer.cells.preprocess import prepare_reference
 from scperformer.config import DataConfig, PreprocessConfig
-from scperformer.files import PREPARED
+from scperformer.files import PREPARED_KEY
 
 # The values are float32 (relative precision 6e-8), and so is scanpy's division by the total.
 TOLERANCE = {"rtol": 1e-6, "atol": 0}
@@ -45,7 +45,7 @@ def test_reference_is_filtered_and_normalised_over_all_genes(counts_adata):
     np.testing.assert_allclose(result.X.toarray(), plain(dense)[np.ix_(cells, genes)], **TOLERANCE)
     assert result.raw is None
     assert not result.layers
-    mark = result.uns[PREPARED]
+    mark = result.uns[PREPARED_KEY]
     assert (mark["cells"], mark["cells_dropped"]) == (len(cells), 120 - len(cells))
     assert (mark["genes"], mark["genes_dropped"]) == (len(genes), 200 - len(genes))
     assert (mark["target_sum"], mark["source"], mark["kind"]) == (1e4, "X", "counts")
@@ -103,7 +103,7 @@ def test_a_reference_has_the_sum_of_repeated_genes(counts_adata, kind):
     expected, result = (prepare_reference(adata, config(min_genes=50)) for adata in (counts_adata, twice))
     assert list(result.var_names) == list(expected.var_names)
     np.testing.assert_allclose(result.X.toarray(), expected.X.toarray(), rtol=2e-6)
-    assert any("occur more than once" in note for note in result.uns[PREPARED]["notes"])
+    assert any("occur more than once" in note for note in result.uns[PREPARED_KEY]["notes"])
 
 
 def test_several_genes_without_a_name_are_refused(counts_adata):
@@ -142,7 +142,7 @@ def test_step_aligns_to_a_model(counts_adata, write, tmp_path, monkeypatch):
     assert list(result.var_names) == Model.genes
     assert list(result.obs_names) == list(counts_adata.obs_names)
     np.testing.assert_allclose(result.X.toarray()[:, [0, 2]], plain(counts_adata.X, 1e3)[:, [9, 1]], **TOLERANCE)
-    assert result.uns[PREPARED]["genes_absent"] == 1
+    assert result.uns[PREPARED_KEY]["genes_absent"] == 1
     assert detect_expression(result).total == 1e3
 
 

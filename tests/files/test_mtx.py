@@ -69,7 +69,7 @@ MTX = {
     "index outside": "out of bounds",
     "no number": "Invalid",
     "a huge promise": "is truncated",
-    "no sizes": "does not begin as a sparse matrix",
+    "no sizes": "does not begin like a sparse matrix",
     "complex": "of the kind 'complex general'",
     "other sizes": r"of 58 x 30 beside 30 barcodes and 60 features; .*take the three files of one sample",
 }
@@ -136,9 +136,9 @@ def test_the_matrix_beside_others_of_starsolo(cells, tmp_path):
 def test_names_that_unpack_to_more_than_names_can_be(cells, tmp_path, monkeypatch):
     path = write_mtx(cells, tmp_path)
     size = len(gzip.decompress((path / "features.tsv.gz").read_bytes()))
-    monkeypatch.setattr(mtx, "MOST_NAMES", size)
+    monkeypatch.setattr(mtx, "MAX_NAMES_BYTES", size)
     assert read_cells(path).shape == cells.shape
-    monkeypatch.setattr(mtx, "MOST_NAMES", size - 1)
+    monkeypatch.setattr(mtx, "MAX_NAMES_BYTES", size - 1)
     with pytest.raises(InputError, match=r"features.tsv.gz of more than [\d,]+ bytes when unpacked"):
         read_cells(path)
 
@@ -314,7 +314,9 @@ def test_files_that_do_not_belong_to_a_matrix_for_sure(cells, tmp_path):
 def test_a_square_matrix_of_another_tool(cells, tmp_path):
     square = cells[:, :30]
     kb_python(tmp_path, square.X, list(square.obs_names), list(square.var_names), list(square.var["gene_ids"]))
-    with pytest.raises(InputError, match=r"of 30 x 30, whose rows may be .*names.txt and .*barcodes.txt alike"):
+    with pytest.raises(
+        InputError, match=r"of 30 x 30, whose rows may be named by either of .*names.txt and .*barcodes.txt"
+    ):
         read_cells(tmp_path)
 
 

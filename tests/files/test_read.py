@@ -47,7 +47,7 @@ def test_10x_files_as_scanpy_reads_them(kind, cells, tmp_path):
 
 
 def test_a_loom_file_keeps_labels_and_layers_and_is_read_in_blocks(cells, tmp_path, monkeypatch):
-    monkeypatch.setattr("scperformer.files.tenx.BLOCK", 8 * NUM_CELLS)  # chunks of 7 genes: 9 blocks
+    monkeypatch.setattr("scperformer.files.tenx.LOOM_VALUES_AT_ONCE", 8 * NUM_CELLS)  # chunks of 7 genes: 9 blocks
     found = read_cells(write_loom(cells, tmp_path))
     assert same(found, cells)
     assert list(found.obs["label"]) == list(cells.obs["label"])
@@ -55,7 +55,7 @@ def test_a_loom_file_keeps_labels_and_layers_and_is_read_in_blocks(cells, tmp_pa
 
 
 def test_a_table_is_read_in_blocks(cells, tmp_path, monkeypatch):
-    monkeypatch.setattr("scperformer.files.tables.BLOCK", 7 * NUM_GENES)
+    monkeypatch.setattr("scperformer.files.tables.TABLE_VALUES_AT_ONCE", 7 * NUM_GENES)
     cells.X = cells.X.astype(np.float64)
     cells.X.data[-1] = 0.25  # only in the last block
     assert same(read_cells(write_csv(cells, tmp_path)), cells)
@@ -150,7 +150,7 @@ def test_a_loom_file_without_names_of_genes(cells, tmp_path):
     assert list(read_cells(path).var_names) == list(cells.var["gene_ids"])
     with h5py.File(path, "r+") as file:
         file.move("row_attrs/Accession", "row_attrs/Whatever")
-    with pytest.raises(InputError, match=r"without names of genes \(row attributes: Whatever\)"):
+    with pytest.raises(InputError, match=r"without gene names \(row attributes: Whatever\)"):
         read_cells(path)
 
 
@@ -158,7 +158,9 @@ def test_a_loom_file_without_names_of_genes(cells, tmp_path):
 def test_genes_in_rows(kind, cells, tmp_path, command):
     cells.var_names = ["CD3D", "MS4A1", *cells.var_names[2:]]
     path = WRITERS[kind](cells.T.copy(), tmp_path)
-    with pytest.raises(InputError, match=r"with genes in obs_names \(e.g. 'CD30'\) and others in var_names .*adata\.T"):
+    with pytest.raises(
+        InputError, match=r"with genes in obs_names \(e.g. 'CD30'\) and other names in var_names .*adata\.T"
+    ):
         read_cells(path)
     ran = command("check", path)
     assert ran.code == 2

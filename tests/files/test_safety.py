@@ -94,7 +94,7 @@ CIRCLES = {
     "layers": (soft("layers/me", "/"), "in a circle"),
     "encoder": (hard("uns/a/b/c/d", "/uns"), "in a circle"),
     "two": (circle_of_two, "in a circle"),
-    "twice": (twice_and_twice_again, "groups that links make more than 100,000"),
+    "twice": (twice_and_twice_again, "groups, which links multiply to more than 100,000"),
     "a name that leads to itself": (soft("uns/me", "/uns/me"), "too many links|nothing"),
 }
 

@@ -117,7 +117,7 @@ def test_columns_about_cells_are_no_genes(tmp_path, caplog):
 
 
 def test_what_describes_cells_may_be_text_further_down(tmp_path, monkeypatch):
-    monkeypatch.setattr("scperformer.files.tables.BLOCK", 2 * 8)
+    monkeypatch.setattr("scperformer.files.tables.TABLE_VALUES_AT_ONCE", 2 * 8)
     frame = table(CELLS["barcodes"], GENES["known symbols"])
     about = {
         "percent_mt": ["1", "2", "3", "4", "NA"],
@@ -332,7 +332,7 @@ def test_lines_are_counted_in_pieces_of_any_size(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "LONGEST_LINE", 10)
     for size in range(1, 30):
         for text, is_short in (("123456789\n" * 5, True), ("1\n1234567890\n1\n", False), ("1\n12345678901", False)):
-            raw = tables._WithShortLines(io.BytesIO(text.encode()), tmp_path)
+            raw = tables._LineLimiter(io.BytesIO(text.encode()), tmp_path)
             with nullcontext() if is_short else pytest.raises(InputError, match="with a line of 10"):
                 pieces = b""
                 while piece := raw.read(size):
