@@ -6,13 +6,13 @@ from scperformer.cells.alignment import (
     align_normalised,
     align_rows,
     merge_genes,
-    normalise,
     plan_alignment,
 )
 from scperformer.cells.corpus import Corpus, make_corpus, read_genes
-from scperformer.cells.counts import normalise_counts, over_own_genes, recover_counts, thin
+from scperformer.cells.counts import recover_counts, thin
 from scperformer.cells.detect import Findings, Place, detect_expression, gene_table, prepared_total, stored_expression
 from scperformer.cells.droplets import Droplets
+from scperformer.cells.normalisation import normalise, normalise_counts, over_own_genes
 from scperformer.cells.on_disk import Sample, Stream, settle_in_memory
 from scperformer.cells.preprocess import prepare, run_preprocess
 from scperformer.cells.quality import (

@@ -19,9 +19,9 @@ from scipy import sparse
 from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
-from scperformer.cells.alignment import align_normalised, merge_genes, normalise
-from scperformer.cells.counts import over_own_genes
+from scperformer.cells.alignment import align_normalised, merge_genes
 from scperformer.cells.detect import Findings, detect_expression, gene_table, prepared_total, stored_expression
+from scperformer.cells.normalisation import normalise, over_own_genes
 from scperformer.config import AUTO, NetworkConfig, PreprocessConfig, PretrainConfig, TrainConfig
 from scperformer.files import Matrix, Rows, open_stored, reading, require_readable
 from scperformer.genes import GeneMap, first_of_each, map_genes_of_files, repeated_note

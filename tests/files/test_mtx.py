@@ -314,9 +314,8 @@ def test_files_that_do_not_belong_to_a_matrix_for_sure(cells, tmp_path):
 def test_a_square_matrix_of_another_tool(cells, tmp_path):
     square = cells[:, :30]
     kb_python(tmp_path, square.X, list(square.obs_names), list(square.var_names), list(square.var["gene_ids"]))
-    with pytest.raises(
-        InputError, match=r"of 30 x 30, whose rows may be named by either of .*names.txt and .*barcodes.txt"
-    ):
+    either = r"named by either of .*names.txt and .*barcodes.txt"
+    with pytest.raises(InputError, match=rf"of 30 x 30, whose rows may be {either}"):
         read_cells(tmp_path)
 
 
