@@ -1,4 +1,17 @@
-"""TODO."""
+"""Cells: what the values of a file are, normalised expression with a model's genes, references and queries.
+
+In reading order:
+
+- What a file holds: `values` (counts, logarithms or other values), `features` (features that are no genes), `droplets`
+  (empty droplets), `detect` (the place of the expression and the kind of its values).
+- Expression in one form: `normalisation`, `counts` (recovered and thinned), `alignment` (a model's genes as columns).
+- Cells to learn from: `on_disk` (several files as one collection, filtered and normalised), `preprocess` (a prepared
+  copy of a file), `reference_labels`, `splits`, `reference` (labelled cells), `corpus` (cells for pretraining).
+- Cells to annotate: `query` (with the genes of a model), `quality` (empty cells, mitochondrial expression, doublets).
+
+Cells and genes are filtered in one place, `on_disk.make_collection`, block by block, for cells in memory and on disk
+alike. In this room scanpy, which takes over a second to import, is only used for Scrublet.
+"""
 
 from scperformer.cells.alignment import (
     Alignment,

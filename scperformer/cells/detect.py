@@ -14,7 +14,7 @@ from anndata import AnnData
 from scperformer.base.errors import InputError
 from scperformer.base.messages import shortened
 from scperformer.cells.droplets import Droplets, find_droplets
-from scperformer.cells.features import gene_columns, perhaps_no_genes
+from scperformer.cells.features import gene_columns, probable_antibodies
 from scperformer.cells.values import (
     ASSUMED_TOTAL,
     BASE_NAMES,
@@ -242,19 +242,19 @@ def _listed(features: Mapping[str, int]) -> str:
 
 def _antibody_note(candidate: Candidate, names: list[str]) -> list[str]:
     """Return a note on features whose names look like antibodies, if they carry much of the expression."""
-    perhaps = perhaps_no_genes(names)
+    is_antibody = probable_antibodies(names)
     num_cells = candidate.x.shape[0]
-    if not perhaps.any() or not num_cells:
+    if not is_antibody.any() or not num_cells:
         return []
     rows = candidate.x.some(evenly_spaced(num_cells, NUM_NOTED_CELLS))
     if candidate.kind == "log1p" and candidate.log.base is not None:
         rows.data = undo_log1p(rows.data, candidate.log.base)
-    share = float(rows[:, np.flatnonzero(perhaps)].sum() / max(rows.sum(), 1e-12))
+    share = float(rows[:, np.flatnonzero(is_antibody)].sum() / max(rows.sum(), 1e-12))
     if share < MIN_NOTED_SHARE:
         return []
-    examples = ", ".join(shortened(names[number]) for number in np.flatnonzero(perhaps)[:3])
-    text = f"{int(perhaps.sum())} features that look like antibodies or hashtags ({examples}) carry {share:.0%} of the "
-    return [f"{text}expression: they are used as genes; if they are none, name their types in var['feature_types']"]
+    examples = ", ".join(shortened(names[number]) for number in np.flatnonzero(is_antibody)[:3])
+    text = f"{int(is_antibody.sum())} features that look like antibodies or hashtags ({examples}) carry {share:.0%} of "
+    return [f"{text}the expression: they are used as genes; if they are none, name their types in var['feature_types']"]
 
 
 def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None, path: str | Path) -> Candidate:

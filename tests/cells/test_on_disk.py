@@ -52,7 +52,7 @@ def test_cells_and_genes_are_those_of_memory_bit_for_bit(files, read_either, mon
     order = np.random.default_rng(0).permutation(len(found))[:40]
     order[3] = order[4]  # a cell that is asked for twice
     assert (found.read(order) != expected.x[order]).nnz == 0
-    monkeypatch.setattr(on_disk, "READ_CELLS", 7)
+    monkeypatch.setattr(on_disk, "CELLS_AT_ONCE", 7)
     in_pieces = found.read(order)
     assert in_pieces.dtype == np.float32
     assert (in_pieces != expected.x[order]).nnz == 0

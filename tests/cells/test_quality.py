@@ -76,7 +76,7 @@ def test_quality_equals_naive_loop(cells, make, block_values, monkeypatch):
 
 
 def test_a_large_file_is_described_by_runs_of_its_cells(cells, monkeypatch):
-    monkeypatch.setattr("scperformer.cells.quality.MOST_SEEN", 40)
+    monkeypatch.setattr("scperformer.cells.quality.MAX_SAMPLED_CELLS", 40)
     monkeypatch.setattr("scperformer.cells.quality.NUM_RUNS", 4)
     seen = [*range(10), *range(26, 36), *range(53, 63), *range(80, 90)]
     assert measured(cells) == naive(cells.X.toarray()[seen])

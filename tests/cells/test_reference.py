@@ -117,6 +117,4 @@ def test_unlabelled_cells_are_a_sample_of_each_file_read_from_disk(counts_adata,
     assert [sum(row < 90 for row in rows), len(rows)] == [30, 40]
     assert np.array_equal(found, again)
     assert not np.array_equal(found, other)
-    assert (
-        f"{paths[0]}: vectors of genes are also learned from 30 of its 90 cells, with 200 of the genes" in caplog.text
-    )
+    assert f"{paths[0]}: gene vectors are also learned from 30 of its 90 cells, with 200 of the genes" in caplog.text

@@ -191,7 +191,7 @@ def test_wrong_columns_for_a_tree_are_one_line(options, match):
 @pytest.mark.parametrize(
     ("rows", "match"),
     [
-        ("NK,a\na,NK", r"tree\.tsv with a cycle \(NK > a > NK\); expected one parent at most .*\(Mono, NK, memory B"),
+        ("NK,a\na,NK", r"tree\.tsv with a cycle \(NK > a > NK\); expected at most one parent .*\(Mono, NK, memory B"),
         ("NK,a\nNK,b", r"two parents of 'NK' \('a' and 'b'\)"),
         ("NK,a\nT,a", r"'T', which is neither a label nor a parent"),
         ("NK,a,b", r"row 1 of .* with 3 values; expected a CSV or TSV table with a child and its parent"),

@@ -60,7 +60,7 @@ def test_labels_without_validation_cells_are_named(caplog):
     labels = np.array([0, 1, 1, 1, 2])
     split = split_cells(labels, ["x", "y", "z"], None, DataConfig(), seed=0)
     assert split.done["labels_without_val_cells"] == {"x": 1, "z": 1}
-    assert "no validation cell, and so no score, of these labels: 'x' (1), 'z' (1)" in caplog.text
+    assert "no validation cell, and so no score, for these labels: 'x' (1), 'z' (1)" in caplog.text
     assert split.done["num_train_cells"] == 4
     with pytest.raises(InputError, match=r"no labelled val cell.*no label has two"):
         split_cells(np.arange(5), list("abcde"), None, DataConfig(), seed=0)
@@ -268,7 +268,7 @@ def test_the_network_trains_on_the_split_and_the_card_tells_it(rare, write, tmp_
     made, card = read_model(folder).provenance, (folder / "MODEL_CARD.md").read_text()
     assert made["rare_labels"]["labels"] == {"Platelet": 1, "Mast cell": 1}
     assert "2 labels have fewer than 2 cells: 'Mast cell' (1), 'Platelet' (1); " in card
-    assert "No validation cell, and so no score, of these labels" in card
+    assert "No validation cell, and so no score, for these labels" in card
     split = made["split"]
     assert (split["how"], split["key"], split["num_groups"]) == ("group", "batch id", 8)
     assert split["num_train_cells"] + split["num_val_cells"] == 120
