@@ -124,21 +124,23 @@ class Part:
 
 def _open_part(source: Path | Sample, cfg: NetworkConfig | PreprocessConfig) -> Part:
     """Find the expression of a file; its cells are not filtered yet, and `kept` is empty."""
-    path = source
-    adata = None
-    findings = None
-    if isinstance(source, Sample):
-        path = source.path
-        adata = source.adata
-        findings = source.findings
+    path = source.path if isinstance(source, Sample) else source
+    adata = source.adata if isinstance(source, Sample) else None
+    findings = source.findings if isinstance(source, Sample) else None
     remedy = "write it by rows with anndata (adata.X = adata.X.tocsr(), then write_h5ad), or set data.in_memory=true"
     if adata is None and (kind := require_readable(path)) not in STREAMED_KINDS:
         raise InputError(f"{path}, a {kind}", "h5ad or zarr for cells that stay on disk", remedy)
     with nullcontext() if adata is not None else reading(path):
         cells = open_stored(path) if adata is None else adata
         if findings is None:
-            options = {"input_total": cfg.input_total, "input_base": cfg.input_base}
-            findings = detect_expression(cells, cfg.source, cfg.input_kind, **options, path=path)
+            findings = detect_expression(
+                cells,
+                cfg.source,
+                cfg.input_kind,
+                input_total=cfg.input_total,
+                input_base=cfg.input_base,
+                path=path,
+            )
             log.info("%s: %s", path, findings.sentence)
         rows, names = stored_expression(cells, findings, path=path)
         if adata is None and rows.by_columns:

@@ -97,8 +97,14 @@ def find_expression(
 ) -> tuple[Findings, Rows]:
     """Find the expression of the cells of an open file; a file without usable expression is refused."""
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
-        options = {"input_total": cfg.input_total, "input_base": cfg.input_base}
-        findings = detect_expression(cells, cfg.source, cfg.input_kind, **options, path=path)
+        findings = detect_expression(
+            cells,
+            cfg.source,
+            cfg.input_kind,
+            input_total=cfg.input_total,
+            input_base=cfg.input_base,
+            path=path,
+        )
         return findings, stored_expression(cells, findings, path=path)[0]
 
 

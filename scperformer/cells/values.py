@@ -292,6 +292,7 @@ def _mixed_kinds(
     small = np.flatnonzero(~is_whole & (highest <= MAX_LOG))
     too_large = np.flatnonzero(~is_whole & (highest > MAX_LOG))
     counts = np.flatnonzero(is_whole & (candidate.num_expressed > 0) & (candidate.sums >= MIN_MIXED_SUM))
+    assert log.base is not None
     bases = list(dict.fromkeys([log.base, *(base for base, _ in log.groups)]))
     if len(bases) == 1 and not len(counts) and not len(too_large):
         return []
@@ -301,9 +302,10 @@ def _mixed_kinds(
         cells = candidate.x.some(numbers)
         for base, total in reversed(log.groups):
             base_of_cell[numbers[np.abs(_sums(cells, base) / total - 1) < GROUP_SPREAD]] = base
-    names = BASE_NAMES if len(bases) > 1 else {log.base: "logarithms"}
     kinds = [("counts", counts), ("values that are too large for logarithms", too_large)]
-    kinds += [(names[base], small[base_of_cell[small] == base]) for base in bases]
+    for base in bases:
+        kind = BASE_NAMES[base] if len(bases) > 1 else "logarithms"
+        kinds.append((kind, small[base_of_cell[small] == base]))
     return [(kind, rows) for kind, rows in kinds if len(rows)]
 
 
