@@ -1,4 +1,4 @@
-"""Prepared references against the plain formula and loops; the step."""
+"""Prepared references, compared with the plain formula and loops; the preprocess step."""
 
 import logging
 import math
@@ -27,9 +27,9 @@ def test_reference_is_filtered_and_normalised_over_all_genes(counts_adata):
     dense = counts_adata.X.toarray()
     dense[7, 20:] = 0  # too few genes
     dense[:, 199] = 0
-    dense[[7, 8], 199] = 3  # in two cells, one of which is dropped
+    dense[[7, 8], 199] = 3  # expressed in two cells, one of which is dropped
     dense[:3, 198] = np.maximum(dense[:3, 198], 1)
-    dense[3:, 198] = 0  # in exactly three cells
+    dense[3:, 198] = 0  # expressed in exactly three cells
     adata = counts_adata.copy()
     adata.X = sparse.csr_matrix(dense)
     result = prepare_reference(adata, config(min_genes=50, min_cells=3))
@@ -59,12 +59,12 @@ def test_reference_from_pbmc_raw(pbmc):
     assert list(result.obs) == list(pbmc.obs)
 
 
-def test_filters_keep_the_users_columns_of_the_same_name(counts_adata):
+def test_filters_keep_columns_of_obs_and_var_with_the_names_of_scanpys_metrics(counts_adata):
     counts_adata.obs["n_genes"] = "mine"
     assert set(prepare_reference(counts_adata, config()).obs["n_genes"]) == {"mine"}
 
 
-def test_prepared_reference_is_returned_as_it_is(counts_adata, write):
+def test_a_prepared_reference_is_returned_unchanged(counts_adata, write):
     prepared = prepare_reference(counts_adata, config())
     again = ad.read_h5ad(write(prepared))
     assert prepare_reference(again, config(min_genes=10**6)) is again
@@ -82,7 +82,7 @@ def test_prepared_reference_is_returned_as_it_is(counts_adata, write):
     ],
     ids=["cells", "genes"],
 )
-def test_filters_that_leave_nothing(counts_adata, data, match):
+def test_filters_that_drop_everything_are_refused(counts_adata, data, match):
     with pytest.raises(InputError, match=match):
         prepare_reference(counts_adata, data, path="r.h5ad")
 
@@ -115,7 +115,7 @@ def test_several_genes_without_a_name_are_refused(counts_adata):
 # the step
 
 
-def test_step_writes_beside_the_input(counts_adata, write, caplog):
+def test_the_step_writes_into_the_folder_of_the_input(counts_adata, write, caplog):
     path = write(counts_adata, "a.b.h5ad")
     with caplog.at_level(logging.INFO):
         output = run_preprocess(PreprocessConfig(inputs=[str(path)]))
@@ -129,7 +129,7 @@ def test_step_writes_beside_the_input(counts_adata, write, caplog):
     run_preprocess(PreprocessConfig(inputs=[str(path)], overwrite=True))
 
 
-def test_step_aligns_to_a_model(counts_adata, write, tmp_path, monkeypatch):
+def test_the_step_aligns_to_a_model(counts_adata, write, tmp_path, monkeypatch):
     class Model:
         name, config, importance, has_reference_cells = "small", {"target_sum": 1e3}, None, False
         genes = ["GENE9", "ABSENT", "GENE1"]  # noqa: RUF012
@@ -146,7 +146,7 @@ def test_step_aligns_to_a_model(counts_adata, write, tmp_path, monkeypatch):
     assert detect_expression(result).total == 1e3
 
 
-def test_step_leaves_nothing_behind_on_bad_input(counts_adata, write, tmp_path):
+def test_the_step_leaves_no_file_behind_on_bad_input(counts_adata, write, tmp_path):
     counts_adata.X = counts_adata.X.toarray() - 1
     path = write(counts_adata)
     with pytest.raises(InputError, match="negative values"):
@@ -155,7 +155,7 @@ def test_step_leaves_nothing_behind_on_bad_input(counts_adata, write, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["X", "layers/counts", "raw"])
-def test_half_precision_is_no_obstacle(counts_adata, place):
+def test_half_precision_is_accepted(counts_adata, place):
     x = counts_adata.X.toarray().astype(np.float16)
     adata = ad.AnnData(x if place == "X" else np.full(x.shape, -1.0), obs=counts_adata.obs, var=counts_adata.var)
     if place == "raw":

@@ -62,7 +62,7 @@ def test_a_command_on_a_file_on_which_libhdf5_hangs(counts_adata, write, tiny_mo
 def test_a_string_of_4_gib(cells, tmp_path):
     path = WRITERS["h5ad"](cells, tmp_path)
     with h5py.File(path) as file:
-        place = file["obs/_index"].id.get_offset()  # of the length, address and number of each string
+        place = file["obs/_index"].id.get_offset()  # of the entries (length, address, number) of the strings
     content = bytearray(path.read_bytes())
     assert struct.unpack_from("<I", content, place) == (len(cells.obs_names[0]),)
     struct.pack_into("<I", content, place, 2**32 - 1)
