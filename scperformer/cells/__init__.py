@@ -1,4 +1,17 @@
-"""TODO."""
+"""Cells: what the values of a file are, normalised expression with a model's genes, references and queries.
+
+In reading order:
+
+- What a file holds: `values` (counts, logarithms or other values), `features` (features that are no genes), `droplets`
+  (empty droplets), `detect` (the place of the expression and the kind of its values).
+- Expression in one form: `normalisation`, `counts` (recovered and thinned), `alignment` (a model's genes as columns).
+- Cells to learn from: `on_disk` (several files as one collection, filtered and normalised), `preprocess` (a prepared
+  copy of a file), `reference_labels`, `splits`, `reference` (labelled cells), `corpus` (cells for pretraining).
+- Cells to annotate: `query` (with the genes of a model), `quality` (empty cells, mitochondrial expression, doublets).
+
+Cells and genes are filtered in one place, `on_disk.make_collection`, block by block, for cells in memory and on disk
+alike. In this room scanpy, which takes over a second to import, is only used for Scrublet.
+"""
 
 from scperformer.cells.alignment import (
     Alignment,
@@ -6,13 +19,13 @@ from scperformer.cells.alignment import (
     align_normalised,
     align_rows,
     merge_genes,
-    normalise,
     plan_alignment,
 )
 from scperformer.cells.corpus import Corpus, make_corpus, read_genes
-from scperformer.cells.counts import normalise_counts, over_own_genes, recover_counts, thin
+from scperformer.cells.counts import recover_counts, thin
 from scperformer.cells.detect import Findings, Place, detect_expression, gene_table, prepared_total, stored_expression
 from scperformer.cells.droplets import Droplets
+from scperformer.cells.normalisation import normalise, normalise_counts, over_own_genes
 from scperformer.cells.on_disk import Sample, Stream, settle_in_memory
 from scperformer.cells.preprocess import prepare, run_preprocess
 from scperformer.cells.quality import (

@@ -1,4 +1,4 @@
-"""Unlabelled cells for pretraining: cells of all files, normalised, over one list of genes; in memory or on disk."""
+"""Unlabelled cells for pretraining: normalised cells of all files over one list of genes, in memory or on disk."""
 
 import logging
 from collections.abc import Sequence
@@ -19,20 +19,20 @@ from scperformer.genes import require_unique
 
 log = logging.getLogger(__name__)
 
-MIN_CELLS = 10  # with fewer cells neither training nor validation means anything
-MIN_EXPRESSED = 2  # genes of a cell: one to mask and one to see
+MIN_CORPUS_CELLS = 10  # with fewer cells, neither training nor validation is meaningful
+MIN_EXPRESSED = 2  # genes of a cell: one to mask, and one to predict it from
 
 
 @dataclass
 class Corpus:
-    """Cells of all files: x CSR float32 N x G (ln(1 + cp10k)), and where they come from."""
+    """Cells of all files for pretraining, and their origin."""
 
-    x: csr_matrix
+    x: csr_matrix  # ln(1 + cp10k), CSR float32, N x G
     genes: list[str]
-    file_of_cell: np.ndarray  # int64, N
-    files: list[dict[str, Any]]  # name, sha256, num_cells, input
-    split: tuple[np.ndarray, np.ndarray]  # rows to train and to validate on
-    stream: Stream | None = None  # all training cells, if they stay on disk; x then holds a sample of them
+    file_of_cell: np.ndarray  # index of the file of each cell, int64, N
+    files: list[dict[str, Any]]  # name, sha256, num_cells and input of each file
+    split: tuple[np.ndarray, np.ndarray]  # row numbers of training and validation cells
+    stream: Stream | None = None  # all training cells if they stay on disk; x then holds a sample of them
 
     @property
     def num_cells(self) -> int:
@@ -44,27 +44,28 @@ class Corpus:
 def make_corpus(
     sources: Sequence[Path | Sample], cfg: PretrainConfig, vocabulary: Sequence[str] | None = None
 ) -> Corpus:
-    """Filter and normalise the cells of files, each as `train` would, and align them to one list of genes.
+    """Filter and normalise the cells of files as for `train`, and align them to one list of genes.
 
     Parameters
     ----------
     sources
-        Cells in memory, or paths of files whose cells stay on disk; validation cells and a sample of the others are
-        loaded then.
+        Cells in memory, or paths of files whose cells stay on disk. From disk, the validation cells and a sample of the
+        training cells are loaded.
     vocabulary
-        The genes of the encoder; None: those that at least `data.min_cells` cells of the corpus express, in the order
-        in which the files have them.
+        The genes of the encoder; None: the genes that at least `data.min_cells` cells of the corpus express, in the
+        order in which the files have them.
 
     Raises
     ------
     InputError
-        A file cannot be used, the files name genes by different kinds of id, or too little is left.
+        A file cannot be used, the files have different kinds of gene id, or too few cells or genes are left.
     """
     at_least_one = replace(cfg, data=replace(cfg.data, min_cells=max(1, cfg.data.min_cells)))
     collection = make_collection(sources, at_least_one, vocabulary, min_shared=MIN_EXPRESSED)
-    if len(collection) < MIN_CELLS:
+    if len(collection) < MIN_CORPUS_CELLS:
         found = f"{len(collection)} usable cells in {len(sources)} file{'s' if len(sources) > 1 else ''}"
-        raise InputError(found, f"at least {MIN_CELLS} to pretrain on", "add files, or lower data.min_genes")
+        expected = f"at least {MIN_CORPUS_CELLS} to pretrain on"
+        raise InputError(found, expected, "add files, or lower data.min_genes")
     files: list[dict[str, Any]] = []
     for source, part in zip(sources, collection.parts, strict=True):
         sha256 = source.checksum if isinstance(source, Sample) else checksum(source)
@@ -77,14 +78,15 @@ def make_corpus(
         return Corpus(x, genes, of_cell, files, stratified_split(of_cell, fraction, cfg.seed, least=0))
     train, val = stratified_split(of_cell, min(fraction, MAX_VAL_CELLS / len(of_cell)), cfg.seed, least=0)
     sample = train[stratified_sample(of_cell[train], MAX_FIT_CELLS, cfg.seed)]
-    log.info("statistics of genes are computed on a random sample of %d of %d training cells", len(sample), len(train))
-    held = np.concatenate([sample, val])
-    rows = np.arange(len(sample)), np.arange(len(sample), len(held))
-    return Corpus(collection.read(held), genes, of_cell[held], files, rows, Stream(collection, train, of_cell[train]))
+    log.info("gene statistics are computed on a random sample of %d of %d training cells", len(sample), len(train))
+    loaded = np.concatenate([sample, val])
+    split = np.arange(len(sample)), np.arange(len(sample), len(loaded))
+    stream = Stream(collection, train, of_cell[train])
+    return Corpus(collection.read(loaded), genes, of_cell[loaded], files, split, stream)
 
 
 def read_genes(path: str | Path) -> list[str]:
-    """Read gene ids from a text file, one in each line; empty lines are ignored."""
+    """Read gene names from a text file with one name on each line; empty lines are ignored."""
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
         genes = [line.strip() for line in lines if line.strip()]

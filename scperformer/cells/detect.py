@@ -14,15 +14,26 @@ from anndata import AnnData
 from scperformer.base.errors import InputError
 from scperformer.base.messages import shortened
 from scperformer.cells.droplets import Droplets, find_droplets
-from scperformer.cells.features import gene_columns, perhaps_no_genes
-from scperformer.cells.values import ASSUMED_TOTAL, BASE_NAMES, MAX_LOG, Candidate, Logarithm, judge, judge_over_all
-from scperformer.files import LOG_MARK, PREPARED, Matrix, Rows
+from scperformer.cells.features import gene_columns, probable_antibodies
+from scperformer.cells.values import (
+    ASSUMED_TOTAL,
+    BASE_NAMES,
+    MAX_LOG,
+    Candidate,
+    Logarithm,
+    evenly_spaced,
+    judge,
+    judge_over_all,
+    undo_log1p,
+)
+from scperformer.files import LOG1P_KEY, PREPARED_KEY, Matrix, Rows
 from scperformer.genes import id_kind, require_named
 
 COUNT_LAYERS = ("counts", "raw_counts", "count", "raw", "umi", "umis", "matrix")
-NOTED_CELLS, NOTED_SHARE = 500, 0.1  # cells that show how much features carry, and the share that is worth a note
-PARTIAL_LAYERS = ("unspliced", "ambiguous")  # velocyto: parts of the counts, only used if source=... names them
-INPUT_BASES = {"e": math.e, "2": 2.0, "10": 10.0}  # input_base
+PARTIAL_LAYERS = ("unspliced", "ambiguous")  # parts of the counts by velocyto, only used if source=... names them
+INPUT_BASES = {"e": math.e, "2": 2.0, "10": 10.0}  # values of input_base
+NUM_NOTED_CELLS = 500  # sampled to measure how much of the expression probable antibodies and hashtags carry
+MIN_NOTED_SHARE = 0.1  # share of the expression that is worth a note
 
 
 @dataclass(frozen=True)
@@ -30,12 +41,12 @@ class Place:
     """One place of a file that may hold expression."""
 
     source: str  # X, raw or layers/NAME
-    text: str  # its values, for people
+    text: str  # what its values are, for users
     used: bool = False
 
     @property
     def note(self) -> str:
-        """A sentence for a place that is not used."""
+        """The sentence about a place that is not used."""
         return f"{self.source} is not used: {self.text}"
 
 
@@ -45,16 +56,16 @@ class Findings:
 
     source: str  # X, raw or layers/NAME
     kind: str  # counts, linear or log1p
-    total: float | None  # log1p: total of a cell before the logarithm; None: not recognised
-    log_base: float | None  # log1p: e, 2 or 10
-    relative: bool = False  # log1p: the smallest value of each cell is one count, and its total is otherwise unknown
+    total: float | None  # for log1p, total of a cell before the logarithm; None: not recognised
+    log_base: float | None  # for log1p: e, 2 or 10
+    relative: bool = False  # for log1p: the total is unknown, and cells are normalised by the sum of their values
     num_cells: int
     num_genes: int
-    id_kind: str
-    why: str = ""  # this place was chosen
-    places: list[Place] = field(default_factory=list)  # all of them, in the order in which they were judged
-    notes: list[str] = field(default_factory=list)  # sentences for people: observations and assumptions
-    droplets: Droplets | None = None  # of an unfiltered matrix: the barcodes that cannot be cells
+    id_kind: str  # kind of gene id
+    why: str = ""  # reason why this place was chosen
+    places: list[Place] = field(default_factory=list)  # all places, in the order in which they were judged
+    notes: list[str] = field(default_factory=list)  # sentences for users: observations and assumptions
+    droplets: Droplets | None = None  # the barcodes of an unfiltered matrix that cannot be cells
 
     @property
     def text(self) -> str:
@@ -66,8 +77,8 @@ class Findings:
 
     @property
     def sentence(self) -> str:
-        """The values, the reason for this place, and all notes, on one line for the log."""
-        return "; ".join([f"takes {self.text}: {self.why}", *self.notes])
+        """The values, the reason for this place, and all notes, on a line of the log."""
+        return "; ".join([f"using {self.text} ({self.why})", *self.notes])
 
 
 def _feature_table(adata: AnnData, source: str) -> pd.DataFrame:
@@ -86,7 +97,7 @@ def _gene_names(adata: AnnData, source: str) -> list[str]:
 
 
 def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "the data") -> tuple[Rows, list[str]]:
-    """Return the matrix that `findings` name, and the gene of each column; several genes without a name are refused."""
+    """Return the matrix that `findings` describe, and the gene of each column; several unnamed genes are refused."""
     names = _gene_names(adata, findings.source)
     require_named(names, f"{findings.source} of {path}")
     if findings.source == "raw":
@@ -99,8 +110,11 @@ def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "th
 
 
 def prepared_total(adata: AnnData) -> float | None:
-    """Return the total that `preprocess` normalised X to, by its mark, which may remain if X is changed; else None."""
-    mark = adata.uns.get(PREPARED)
+    """Return the total to which `preprocess` normalised X, according to its mark in uns; None without a mark.
+
+    The mark may remain if X was changed afterwards.
+    """
+    mark = adata.uns.get(PREPARED_KEY)
     total = mark.get("target_sum") if isinstance(mark, Mapping) else None
     if adata.X is None or not isinstance(total, int | float | np.number):
         return None
@@ -118,217 +132,275 @@ def detect_expression(
 ) -> Findings:
     """Find the expression in X, raw and layers, and the kind of its values.
 
-    Counts are preferred (most genes first), then log1p values whose normalisation is recognised, then the rest. X of a
-    file from `preprocess` is recognised by its mark in uns. A file without usable values is refused.
+    Counts are preferred (of the place with the most genes), then log1p values whose normalisation is recognised, then
+    other values. X of a file from `preprocess` is recognised by its mark in uns.
 
-    `source` (X, raw or layers/NAME) is the only place to use. The values are taken as `input_kind` (counts, linear or
-    log1p) says, and logarithms as made with `input_total` counts per cell and `input_base` (e, 2 or 10), whatever they
-    look like.
+    Parameters
+    ----------
+    source
+        X, raw or layers/NAME: the only place to use. With auto, all places are judged.
+    input_kind, input_total, input_base
+        What the values are, whatever they look like: counts, linear or log1p; for log1p, the total counts per cell
+        before the logarithm, and its base (e, 2 or 10).
+
+    Raises
+    ------
+    InputError
+        No place has usable values, or the values are not what they would be taken for.
     """
-    named = sorted(adata.layers, key=lambda name: str(name).lower() not in COUNT_LAYERS)
-    every = {"X": adata.X} | {f"layers/{name}": adata.layers[name] for name in named}
-    every["raw"] = None if adata.raw is None else adata.raw.X
-    places = {name: x for name, x in every.items() if x is not None}
+    places = _places(adata)
     if source not in ("auto", *places):
-        there = ", ".join(places) or "neither X nor layers nor raw"
-        remedy = "set source=... to one"
+        existing = ", ".join(places) or "neither X nor layers nor raw"
         fixes = [f"source={name}" for name in places]
-        raise InputError(f"no {source} in {path} (it has {there})", "a place that exists", remedy, fixes)
+        found = f"no {source} in {path} (it has {existing})"
+        raise InputError(found, "a place that exists", "set source=... to an existing place", fixes)
     partial = [name for name in places if source == "auto" and name.removeprefix("layers/") in PARTIAL_LAYERS]
     prepared = prepared_total(adata) if input_kind == "auto" else None
-    slots: list[Candidate] = []
+    candidates: list[Candidate] = []
     for name, x in places.items():
         if name not in partial and source in ("auto", name):
-            slots.append(_judge_place(adata, name, x, prepared, path))
-            if slots[-1].prepared:
+            candidates.append(_judge_place(adata, name, x, prepared, path))
+            if candidates[-1].prepared:
                 break
-    usable = [slot for slot in slots if slot.kind != "unusable"]
+    usable = [candidate for candidate in candidates if candidate.kind != "unusable"]
     if not usable:
-        there = "; ".join(f"{slot.source}: {slot.text}" for slot in slots) or "X is empty"
-        remedy = "put the counts into X or layers['counts']"
-        if any(slot.mixed for slot in slots):
-            remedy += " for all cells, or save the cells of each kind as a file of its own"
-        elif slots and all("scaled" in slot.text for slot in slots):
-            remedy += ", or the values from before scaling, and save the file"
-        elif slots and all("no genes" in slot.text for slot in slots):
-            remedy = "choose the file that holds the gene expression"
-        elif slots and all("NaN" in slot.text for slot in slots):
-            how = "numpy.nan_to_num of adata.X, or of adata.X.data if it is sparse"
-            remedy += f", or set NaN that mean 0 to 0 ({how}), and save the file"
-        else:
-            remedy += ", or fix the values, and save the file"
-        expected = "counts, or log-normalised values without NaN or negative values"
-        raise InputError(f"no usable expression in {path} ({there})", expected, remedy)
-    chosen, why = _choose(usable, slots, source, input_kind)
+        raise _nothing_usable(candidates, path)
+    chosen, why = _choose(usable, candidates, source, input_kind)
 
-    found = [Place(slot.source, slot.text, slot is chosen) for slot in slots]
-    notes = [place.note for place in found if not place.used]
+    judged = [Place(candidate.source, candidate.text, candidate is chosen) for candidate in candidates]
+    notes = [place.note for place in judged if not place.used]
     if chosen.prepared:
         notes.append(f"X was prepared by scperformer ({chosen.log.total:g} counts per cell)")
     else:
-        found += [Place(name, "a part of the counts by its name") for name in partial]
+        judged += [Place(name, "a part of the counts by its name") for name in partial]
     notes += _interpret(chosen, input_kind, input_total, input_base, path)
-    if chosen.num_empty:
-        notes.append(f"{chosen.num_empty} cell{'s' if chosen.num_empty > 1 else ''} without any count")
-    if chosen.kind == "counts" and chosen.largest == 1:
-        notes.append("no count is above 1: were the values made binary?")
-    if others := gene_columns(_feature_table(adata, chosen.source))[1]:
-        notes.append(f"features that are no genes are left out ({_listed(others)})")
-    notes += _foreign_note(chosen, _gene_names(adata, chosen.source))
+    names = _gene_names(adata, chosen.source)
+    notes += _observations(chosen, gene_columns(_feature_table(adata, chosen.source))[1], names)
     num_cells, num_genes = chosen.x.shape
     droplets = find_droplets(*chosen.sizes(), num_genes)
     if droplets is not None:
         notes.append(droplets.text)
-    log: dict[str, Any] = {"total": chosen.log.total, "log_base": chosen.log.base, "relative": chosen.log.relative}
-    about: dict[str, Any] = {"source": chosen.source, "kind": chosen.kind, "why": why, "places": found, "notes": notes}
-    kind = id_kind(_gene_names(adata, chosen.source))
-    return Findings(num_cells=num_cells, num_genes=num_genes, id_kind=kind, droplets=droplets, **log, **about)
+    return Findings(
+        source=chosen.source,
+        kind=chosen.kind,
+        total=chosen.log.total,
+        log_base=chosen.log.base,
+        relative=chosen.log.relative,
+        num_cells=num_cells,
+        num_genes=num_genes,
+        id_kind=id_kind(names),
+        why=why,
+        places=judged,
+        notes=notes,
+        droplets=droplets,
+    )
 
 
-def _listed(others: Mapping[str, int]) -> str:
+def _places(adata: AnnData) -> dict[str, Matrix]:
+    """Return the matrices of an AnnData by their places: X, layers (counts first), raw."""
+    names = sorted(adata.layers, key=lambda name: str(name).lower() not in COUNT_LAYERS)
+    matrices = {"X": adata.X} | {f"layers/{name}": adata.layers[name] for name in names}
+    matrices["raw"] = None if adata.raw is None else adata.raw.X
+    return {name: x for name, x in matrices.items() if x is not None}
+
+
+def _nothing_usable(candidates: list[Candidate], path: str | Path) -> InputError:
+    """Return the error about a file without usable expression."""
+    reasons = "; ".join(f"{candidate.source}: {candidate.text}" for candidate in candidates) or "X is empty"
+    remedy = "put the counts into X or layers['counts']"
+    if any(candidate.mixed for candidate in candidates):
+        remedy += " for all cells, or save the cells of each kind as a separate file"
+    elif candidates and all("scaled" in candidate.text for candidate in candidates):
+        remedy += ", or the values from before scaling, and save the file"
+    elif candidates and all("no genes" in candidate.text for candidate in candidates):
+        remedy = "choose the file that holds the gene expression"
+    elif candidates and all("NaN" in candidate.text for candidate in candidates):
+        how = "numpy.nan_to_num of adata.X, or of adata.X.data if it is sparse"
+        remedy += f", or set NaN that mean 0 to 0 ({how}), and save the file"
+    else:
+        remedy += ", or fix the values, and save the file"
+    expected = "counts, or log-normalised values without NaN or negative values"
+    return InputError(f"no usable expression in {path} ({reasons})", expected, remedy)
+
+
+def _observations(chosen: Candidate, other_features: Mapping[str, int], names: list[str]) -> list[str]:
+    """Return notes on the values that are used, and on features that are no genes or may not be."""
+    notes = []
+    if chosen.num_empty:
+        notes.append(f"{chosen.num_empty} cell{'s' if chosen.num_empty > 1 else ''} without any count")
+    if chosen.kind == "counts" and chosen.largest == 1:
+        notes.append("no count is above 1: were the values made binary?")
+    if other_features:
+        notes.append(f"features that are no genes are left out ({_listed(other_features)})")
+    return notes + _antibody_note(chosen, names)
+
+
+def _listed(features: Mapping[str, int]) -> str:
     """Name kinds of features with their numbers."""
-    return ", ".join(f"{num:,} {kind}" for kind, num in others.items())
+    return ", ".join(f"{num:,} {kind}" for kind, num in features.items())
 
 
-def _foreign_note(slot: Candidate, names: list[str]) -> list[str]:
-    """Return a note on features that are probably no genes by their names, if they carry much of the expression."""
-    perhaps = perhaps_no_genes(names)
-    if not perhaps.any() or not slot.x.shape[0]:
+def _antibody_note(candidate: Candidate, names: list[str]) -> list[str]:
+    """Return a note on features whose names look like antibodies, if they carry much of the expression."""
+    is_antibody = probable_antibodies(names)
+    num_cells = candidate.x.shape[0]
+    if not is_antibody.any() or not num_cells:
         return []
-    rows = slot.x.some(np.unique(np.linspace(0, slot.x.shape[0] - 1, min(slot.x.shape[0], NOTED_CELLS)).astype(int)))
-    if slot.kind == "log1p" and slot.log.base is not None:
-        rows.data = np.expm1(rows.data * math.log(slot.log.base))
-    share = float(rows[:, np.flatnonzero(perhaps)].sum() / max(rows.sum(), 1e-12))
-    if share < NOTED_SHARE:
+    rows = candidate.x.some(evenly_spaced(num_cells, NUM_NOTED_CELLS))
+    if candidate.kind == "log1p" and candidate.log.base is not None:
+        rows.data = undo_log1p(rows.data, candidate.log.base)
+    share = float(rows[:, np.flatnonzero(is_antibody)].sum() / max(rows.sum(), 1e-12))
+    if share < MIN_NOTED_SHARE:
         return []
-    examples = ", ".join(shortened(names[place]) for place in np.flatnonzero(perhaps)[:3])
-    text = f"{int(perhaps.sum())} features that look like antibodies or hashtags ({examples}) carry {share:.0%} of the "
-    return [f"{text}expression: they are used as genes; if they are none, name their types in var['feature_types']"]
+    examples = ", ".join(shortened(names[number]) for number in np.flatnonzero(is_antibody)[:3])
+    text = f"{int(is_antibody.sum())} features that look like antibodies or hashtags ({examples}) carry {share:.0%} of "
+    return [f"{text}the expression: they are used as genes; if they are none, name their types in var['feature_types']"]
 
 
 def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None, path: str | Path) -> Candidate:
-    """Judge the values of a place, with the marks of `preprocess` and scanpy; in a mix, name cells of each kind."""
+    """Judge the values of a place, also by the marks of `preprocess` and scanpy in uns."""
     is_gene, others = gene_columns(_feature_table(adata, source))
     try:
         if is_gene is not None and not is_gene.any():
             return Candidate(source=source, x=Rows(x, is_gene), text=f"no genes ({_listed(others)})")
-        slot = judge(source, Rows(x, is_gene))
-        if is_gene is not None and slot.kind == "log1p":
-            judge_over_all(slot, Rows(x))
+        candidate = judge(source, Rows(x, is_gene))
+        if is_gene is not None and candidate.kind == "log1p":
+            judge_over_all(candidate, Rows(x))
     except ValueError as error:
         found = f"a damaged matrix in {source} of {path} ({error})"
         raise InputError(found, "arrays that fit each other", "write the file again") from error
     if source == "X" and prepared is not None:
-        slot.prepared = slot.largest <= MAX_LOG and not (slot.kind == "counts" and slot.largest > 1)
-        if not slot.prepared:
+        candidate.prepared = candidate.largest <= MAX_LOG and not (candidate.kind == "counts" and candidate.largest > 1)
+        if not candidate.prepared:
             text = f"X of {path} was changed after scperformer had prepared it: its mark is ignored"
             warnings.warn(text, stacklevel=3)
-        elif slot.kind != "unusable":
-            slot.kind = "log1p"
-            slot.log = Logarithm(math.e, prepared)
-    if slot.mixed:
+        elif candidate.kind != "unusable":
+            candidate.kind = "log1p"
+            candidate.log = Logarithm(math.e, prepared)
+    if candidate.mixed:
         names = np.asarray(adata.obs_names)
-        parts = [f"{kind} in {_some_cells(rows, names)}" for kind, rows in slot.mixed]
-        slot.text = f"a mix: {' and '.join(parts)}"
+        parts = [f"{kind} in {_cells_in_words(rows, names)}" for kind, rows in candidate.mixed]
+        candidate.text = f"a mix: {' and '.join(parts)}"
 
-    mark = adata.uns.get(LOG_MARK)  # written by scanpy.pp.log1p
-    if slot.kind == "log1p" and not slot.log.confirmed and source in ("X", "raw") and isinstance(mark, Mapping):
-        said = math.e if mark.get("base") is None else mark["base"]
-        known = [base for base in BASE_NAMES if isinstance(said, int | float | np.number) and math.isclose(said, base)]
-        if known:
-            # Values too large for the usual total: the base is known, and a cell's total is the sum of its genes.
-            slot.log = Logarithm(known[0], slot.log.total, relative=slot.log.too_large)
-            slot.text = f"log1p ({BASE_NAMES[known[0]]}, by uns['{LOG_MARK}'])"
-    return slot
+    if source in ("X", "raw"):
+        _trust_mark(candidate, adata.uns.get(LOG1P_KEY))
+    return candidate
 
 
-def _some_cells(rows: np.ndarray, names: np.ndarray) -> str:
-    """Name the first of some cells by name and row; rows that follow each other are a range."""
+def _trust_mark(candidate: Candidate, mark: Any) -> None:
+    """Set the base of unconfirmed logarithms to that in the mark of `scanpy.pp.log1p` in uns."""
+    if candidate.kind != "log1p" or candidate.log.confirmed or not isinstance(mark, Mapping):
+        return
+    marked = math.e if mark.get("base") is None else mark["base"]
+    known = [base for base in BASE_NAMES if isinstance(marked, int | float | np.number) and math.isclose(marked, base)]
+    if known:
+        # If the values are too large for the usual total, a cell's total is the sum of its genes.
+        candidate.log = Logarithm(known[0], candidate.log.total, relative=candidate.log.too_large)
+        candidate.text = f"log1p ({BASE_NAMES[known[0]]}, by uns['{LOG1P_KEY}'])"
+
+
+def _cells_in_words(rows: np.ndarray, names: np.ndarray) -> str:
+    """Return the number of cells, and the names and row numbers of the first of them; successive rows are a range."""
     runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
     ranges = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:3])
     named = ", ".join(str(name) for name in names[rows[:3]])
-    more, more_runs = (" ..." if len(all_of_them) > 3 else "" for all_of_them in (rows, runs))
-    return f"{len(rows)} cell{'s' if len(rows) > 1 else ''} ({named}{more}; rows from 0: {ranges}{more_runs})"
+    more_names = " ..." if len(rows) > 3 else ""
+    more_ranges = " ..." if len(runs) > 3 else ""
+    return f"{len(rows)} cell{'s' if len(rows) > 1 else ''} ({named}{more_names}; rows from 0: {ranges}{more_ranges})"
 
 
-def _choose(usable: list[Candidate], slots: list[Candidate], source: str, input_kind: str) -> tuple[Candidate, str]:
-    """Choose the most trustworthy kind with the most genes, and the reason; among equals X, then layers, then raw."""
+def _choose(
+    usable: list[Candidate], candidates: list[Candidate], source: str, input_kind: str
+) -> tuple[Candidate, str]:
+    """Choose the place with the most reliable values and the most genes, and the reason; X precedes layers and raw."""
 
-    def rank(slot: Candidate) -> int:
-        trusted = slot.source in ("X", "raw") or slot.source.removeprefix("layers/").lower() in COUNT_LAYERS
-        if slot.doubt:
+    def rank(candidate: Candidate) -> int:
+        trusted = candidate.source in ("X", "raw") or candidate.source.removeprefix("layers/").lower() in COUNT_LAYERS
+        if candidate.doubt:
             return 6
-        if slot.kind == "counts" and slot.largest == 1:
-            return 5  # they show which genes are expressed, at best
-        if slot.kind == "counts":
-            return 0 if trusted else 2  # another layer of whole numbers may be a mask, for instance
-        return (1 if slot.log.confirmed else 3) if slot.kind == "log1p" else 4
+        if candidate.kind == "counts" and candidate.largest == 1:
+            return 5  # they only show which genes are expressed
+        if candidate.kind == "counts":
+            return 0 if trusted else 2  # another layer of whole numbers may be a mask, for example
+        return (1 if candidate.log.confirmed else 3) if candidate.kind == "log1p" else 4
 
-    wanted = [slot for slot in usable if slot.kind == input_kind] or usable
-    chosen = min(wanted, key=lambda slot: (rank(slot), -slot.x.shape[1]))
-    rivals = [slot for slot in usable if slot is not chosen and rank(slot) == rank(chosen)]
+    wanted = [candidate for candidate in usable if candidate.kind == input_kind] or usable
+    chosen = min(wanted, key=lambda candidate: (rank(candidate), -candidate.x.shape[1]))
+    rivals = [candidate for candidate in usable if candidate is not chosen and rank(candidate) == rank(chosen)]
     reasons = (
         ("prepared by scperformer", chosen.prepared),
         ("as requested", source != "auto"),
-        ("there is no other", len(slots) == 1),
-        ("nothing else can be used", len(usable) == 1),
-        (f"it fits input_kind={input_kind}", chosen.kind == input_kind),
-        ("it has the most genes", any(slot.x.shape[1] < chosen.x.shape[1] for slot in rivals)),
-        ("it is the first of several that could be used", bool(rivals)),
-        ("counts come first", rank(chosen) == 0),
-        ("nothing is better", True),
+        ("the only matrix", len(candidates) == 1),
+        ("the only usable matrix", len(usable) == 1),
+        (f"fits input_kind={input_kind}", chosen.kind == input_kind),
+        ("the matrix with the most genes", any(candidate.x.shape[1] < chosen.x.shape[1] for candidate in rivals)),
+        ("the first of several equally good matrices", bool(rivals)),
+        ("counts are preferred", rank(chosen) == 0),
+        ("no other matrix is better", True),
     )
     return chosen, next(reason for reason, holds in reasons if holds)
 
 
 def _interpret(
-    slot: Candidate, input_kind: str, input_total: float | None, input_base: str, path: str | Path
+    candidate: Candidate, input_kind: str, input_total: float | None, input_base: str, path: str | Path
 ) -> list[str]:
-    """Set kind, base and total of the chosen values as requested, and return notes on them and on all assumptions."""
-    notes = []
-    if slot.doubt and (input_kind, input_total, input_base) == ("auto", None, "auto"):
+    """Set kind, base and total of the chosen values as requested; return notes on requests and assumptions.
+
+    Values that are probably not what they look like are refused, unless the user says what they are.
+    """
+    source = candidate.source
+    is_told = (input_kind, input_total, input_base) != ("auto", None, "auto")
+    if candidate.doubt and not is_told:
         expected = "counts, or logarithms of values that were normalised once"
         remedy = "put counts into X or layers['counts'], or the values from before that step, and save the file; "
-        remedy += f"if they are what they should be, say so with input_kind={slot.kind}"
-        raise InputError(f"{slot.source} of {path} looks like {slot.doubt}", expected, remedy)
-    if input_kind not in ("auto", slot.kind):
-        if input_kind == "log1p" and slot.largest > MAX_LOG:
-            found = f"values up to {slot.largest:g} in {slot.source} of {path}"
-            expected = "log1p values of at most "
-            raise InputError(found, f"{expected}{MAX_LOG:g}", "leave out input_kind=log1p", ["input_kind=auto"])
-        notes.append(f"used as {input_kind} as requested, though {slot.source} looks like {slot.text}")
-        slot.kind = input_kind
-        slot.log = Logarithm(math.e if input_kind == "log1p" else None)
-    if slot.log.too_large and (input_kind, input_total, input_base) == ("auto", None, "auto"):
-        found = f"values up to {slot.largest:.4g} in {slot.source} of {path}, too large for "
+        remedy += f"if the values are right, say so with input_kind={candidate.kind}"
+        raise InputError(f"{source} of {path} looks like {candidate.doubt}", expected, remedy)
+    notes = []
+    if input_kind not in ("auto", candidate.kind):
+        if input_kind == "log1p" and candidate.largest > MAX_LOG:
+            found = f"values up to {candidate.largest:g} in {source} of {path}"
+            expected = f"log1p values of at most {MAX_LOG:g}"
+            raise InputError(found, expected, "leave out input_kind=log1p", ["input_kind=auto"])
+        notes.append(f"used as {input_kind} as requested, though {source} looks like {candidate.text}")
+        candidate.kind = input_kind
+        candidate.log = Logarithm(math.e if input_kind == "log1p" else None)
+    if candidate.log.too_large and not is_told:
+        found = f"values up to {candidate.largest:.4g} in {source} of {path}, too large for "
         found += f"ln(1 + counts per {ASSUMED_TOTAL:g}), and without a recognised base and total"
-        remedy = "put counts into X or layers['counts'], or say what the values are, such as input_kind=linear, "
+        remedy = "put counts into X or layers['counts'], or say what the values are, for example input_kind=linear, "
         remedy += "or input_kind=log1p input_base=2 input_total=1000000"
         expected = "counts, or logarithms whose base and total can be recognised"
         raise InputError(found, expected, remedy, ["input_kind=linear", "input_kind=log1p"])
-    if slot.kind != "log1p":
-        for option, is_told in (("input_base", input_base != "auto"), ("input_total", input_total is not None)):
-            if is_told:
-                warnings.warn(f"{option} is not used: {slot.source} holds {slot.kind}", stacklevel=3)
-        return notes
+    if candidate.kind == "log1p":
+        return notes + _interpret_logarithm(candidate, input_total, input_base)
+    for option, is_set in (("input_base", input_base != "auto"), ("input_total", input_total is not None)):
+        if is_set:
+            warnings.warn(f"{option} is not used: {source} holds {candidate.kind}", stacklevel=3)
+    return notes
 
+
+def _interpret_logarithm(candidate: Candidate, input_total: float | None, input_base: str) -> list[str]:
+    """Set base and total of the chosen log1p values as requested; return notes on requests and assumptions."""
+    notes = []
     if input_base != "auto":
-        base = INPUT_BASES[input_base]  # if it is another, the total was recognised with the wrong base
-        slot.log = slot.log._replace(confirmed=True) if base == slot.log.base else Logarithm(base)
+        base = INPUT_BASES[input_base]
+        # With another base than the recognised one, the recognised total is wrong, too.
+        same = base == candidate.log.base
+        candidate.log = candidate.log._replace(confirmed=True) if same else Logarithm(base)
         notes.append(f"used as log1p to base {input_base} as requested")
-    if not slot.log.confirmed:
-        remedy = "set input_kind=... if they are not, or input_base=... if the base is another"
-        notes.append(f"used as natural log1p by the range of the values alone; {remedy}")
-    unknown = "the total that cells were normalised to is not recognised"
+    if not candidate.log.confirmed:
+        remedy = "set input_kind=... if that is wrong, or input_base=... if the base is another"
+        notes.append(f"used as natural log1p only because of the range of the values; {remedy}")
+    unknown = "the total to which cells were normalised is not recognised"
     if input_total is not None:
         notes.append(f"used as {input_total:g} counts per cell as requested")
-        slot.log = slot.log._replace(total=float(input_total), relative=False)
-    elif slot.log.over_all:
+        candidate.log = candidate.log._replace(total=float(input_total), relative=False)
+    elif candidate.log.over_all:
         notes.append("cells were normalised with features that are no genes: totals are taken over the genes again")
-    elif slot.log.relative:
+    elif candidate.log.relative:
         used = "the sum of the genes in the file is used for each cell (set input_total=... if you know the total)"
         notes.append(f"{unknown}, or differs between cells; {used}")
-    elif slot.log.total is None:
+    elif candidate.log.total is None:
         used = f"{ASSUMED_TOTAL:g} counts per cell are assumed, set input_total=... if that is wrong"
         notes.append(f"{unknown} (were genes removed afterwards?); {used}")
     return notes

@@ -1,7 +1,7 @@
-"""The cells of several files, which may stay on disk during a training, as one list of cells over one list of genes.
+"""Cells and genes of several files as one collection; the cells may stay on disk during training.
 
 Each file is read twice before training, block by block: to recognise its values, and to filter its cells and count the
-cells that express each gene. Only the row numbers of the cells of a file on disk are kept in memory.
+cells that express each gene. For cells that stay on disk, only their row numbers are kept in memory.
 """
 
 import logging
@@ -19,28 +19,28 @@ from scipy import sparse
 from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
-from scperformer.cells.alignment import align_normalised, merge_genes, normalise
-from scperformer.cells.counts import over_own_genes
+from scperformer.cells.alignment import align_normalised, merge_genes
 from scperformer.cells.detect import Findings, detect_expression, gene_table, prepared_total, stored_expression
+from scperformer.cells.normalisation import normalise, over_own_genes
 from scperformer.config import AUTO, NetworkConfig, PreprocessConfig, PretrainConfig, TrainConfig
 from scperformer.files import Matrix, Rows, open_stored, reading, require_readable
-from scperformer.genes import GeneMap, first_of_each, gene_maps, repeated_note
+from scperformer.genes import GeneMap, first_of_each, map_genes_of_files, repeated_note
 
 log = logging.getLogger(__name__)
 
-STREAMED = ("h5ad", "zarr")  # kinds of files that can stay on disk
-STREAM_ABOVE = 2 * 2**30  # bytes of expression; a training in memory takes about four times as many
+STREAMED_KINDS = ("h5ad", "zarr")  # kinds of files whose cells can stay on disk
+STREAM_ABOVE = 2 * 2**30  # bytes of expression; training in memory takes about four times as much
 VALUE_BYTES = 8  # a value and its column
-MAX_GAP = 64  # rows between two wanted ones that are read with them: cheaper than a second access to the disk
-MAX_RUN = 1024  # rows that are read at a time
-MAX_OPEN = 64  # files at a time
-READ_CELLS = 4096  # cells that are read at a time: while they are aligned, they take several times their memory
+MAX_GAP = 64  # rows with smaller gaps are read together, which is cheaper than another access to the disk
+MAX_RUN = 1024  # rows that are read at once
+MAX_OPEN = 64  # files that are open at once
+CELLS_AT_ONCE = 4096  # cells that are aligned at once, which takes several times their memory
 Config = TypeVar("Config", TrainConfig, PretrainConfig)
 
 
 def stored_bytes(path: Path) -> int | None:
-    """The bytes that the matrices of a file take in memory; None if it cannot be read by rows from disk."""
-    if require_readable(path) not in STREAMED:
+    """Return the bytes that the matrices of a file take in memory; None if it cannot be read by rows from disk."""
+    if require_readable(path) not in STREAMED_KINDS:
         return None
     try:
         with reading(path):
@@ -53,13 +53,19 @@ def stored_bytes(path: Path) -> int | None:
 
 
 def settle_in_memory(cfg: Config, paths: Sequence[Path]) -> Config:
-    """Return the options with `data.in_memory=false` instead of `auto` if the cells are to stay on disk.
+    """Return the options with `data.in_memory=false` instead of `auto` if the cells should stay on disk.
 
-    The answer depends on the files alone, so that it is the same on every machine. A file that is named twice is
-    refused, and so are several labelled files that are to be loaded, and `data.in_memory=false` without files.
+    The decision depends only on the files, so that it is the same on every machine.
+
+    Raises
+    ------
+    InputError
+        A file is given twice, several labelled files are to be loaded into memory, or `data.in_memory=false` is given
+        without files.
     """
     if not paths and cfg.data.in_memory is False:
-        raise InputError("data.in_memory=false and cells in memory", "files", "leave it out, or name files")
+        found = "data.in_memory=false and cells in memory"
+        raise InputError(found, "files", "leave data.in_memory out, or name files")
     sizes = [stored_bytes(path) for path in paths]
     if len({path.resolve() for path in paths}) < len(paths):
         raise InputError("the same file twice", "every file once", "name each file once")
@@ -80,36 +86,36 @@ class Sample:
 
     adata: AnnData
     path: Path
-    checksum: str = ""  # SHA-256 of the file, if there is one
-    findings: Findings | None = None  # the result of `detect_expression`, if it is known
+    checksum: str = ""  # SHA-256 of the file; "": the cells come from no file
+    findings: Findings | None = None  # result of `detect_expression`; None: not known yet
 
 
 @dataclass
 class Part:
-    """One file of a collection: the place of its expression, and its rows that are cells of the collection."""
+    """One file of a collection: its expression, and the rows that are cells of the collection."""
 
     path: Path
     adata: AnnData | None  # None: the cells stay on disk
     findings: Findings
-    var: pd.DataFrame  # its genes, each name once
-    first: np.ndarray | None  # for each column the first one of the same name; None: no name repeats
-    is_prepared: bool  # by `preprocess`, to the same target sum: its cells need no filter
+    var: pd.DataFrame  # gene table, each name once
+    first: np.ndarray | None  # first column of the same name for each column; None: all names are unique
+    is_prepared: bool  # prepared by `preprocess` to the same target sum, so that cells need no filter
     target_sum: float
-    kept: np.ndarray  # numbers of the rows that are cells of the collection, ascending
+    kept: np.ndarray  # row numbers of the cells of the collection, ascending
 
     @property
     def summary(self) -> str:
-        """The expression of the file, and the form in which it is used."""
+        """The kind and place of the values, and their form after normalisation."""
         return f"{self.findings.kind} from {self.findings.source}, as ln(1 + counts per {self.target_sum:,.0f})"
 
     def rows(self) -> Rows:
-        """Open the matrix."""
+        """Open the matrix of expression."""
         with reading(self.path):
             cells = open_stored(self.path) if self.adata is None else self.adata
             return stored_expression(cells, self.findings, path=self.path)[0]
 
     def merged(self, x: Matrix) -> csr_matrix:
-        """Return stored rows with one column for each name."""
+        """Add up the columns of repeated names in stored rows."""
         if self.first is None:
             return csr_matrix(x)
         is_gene = self.first == np.arange(len(self.first))
@@ -118,18 +124,23 @@ class Part:
 
 def _open_part(source: Path | Sample, cfg: NetworkConfig | PreprocessConfig) -> Part:
     """Find the expression of a file; its cells are not filtered yet, and `kept` is empty."""
-    given = (source.path, source.adata, source.findings) if isinstance(source, Sample) else (source, None, None)
-    path, adata, findings = given
+    path = source.path if isinstance(source, Sample) else source
+    adata = source.adata if isinstance(source, Sample) else None
+    findings = source.findings if isinstance(source, Sample) else None
     remedy = "write it by rows with anndata (adata.X = adata.X.tocsr(), then write_h5ad), or set data.in_memory=true"
-    if adata is None and (kind := require_readable(path)) not in STREAMED:
+    if adata is None and (kind := require_readable(path)) not in STREAMED_KINDS:
         raise InputError(f"{path}, a {kind}", "h5ad or zarr for cells that stay on disk", remedy)
-    total = cfg.input_total
-    base = cfg.input_base
     with nullcontext() if adata is not None else reading(path):
         cells = open_stored(path) if adata is None else adata
         if findings is None:
-            told = cfg.source, cfg.input_kind
-            findings = detect_expression(cells, *told, input_total=total, input_base=base, path=path)
+            findings = detect_expression(
+                cells,
+                cfg.source,
+                cfg.input_kind,
+                input_total=cfg.input_total,
+                input_base=cfg.input_base,
+                path=path,
+            )
             log.info("%s: %s", path, findings.sentence)
         rows, names = stored_expression(cells, findings, path=path)
         if adata is None and rows.by_columns:
@@ -146,9 +157,9 @@ def _open_part(source: Path | Sample, cfg: NetworkConfig | PreprocessConfig) -> 
 
 
 def _read_scattered(rows: Rows, numbers: np.ndarray) -> csr_matrix:
-    """Read the rows with these ascending numbers; rows near each other are read together."""
+    """Read the rows with these ascending numbers; neighbouring rows are read together."""
     begins = np.diff(numbers, prepend=-MAX_GAP - 1) > MAX_GAP
-    start = numbers[np.maximum.accumulate(np.where(begins, np.arange(len(numbers)), 0))]
+    start = numbers[np.maximum.accumulate(np.where(begins, np.arange(len(numbers)), 0))]  # first row of each run
     ends = np.flatnonzero((np.diff(start) != 0) | (np.diff((numbers - start) // MAX_RUN) != 0)) + 1
     runs = np.split(numbers, ends)
     return sparse.vstack([csr_matrix(rows.block(run[0], run[-1] + 1))[run - run[0]] for run in runs], "csr")
@@ -156,12 +167,12 @@ def _read_scattered(rows: Rows, numbers: np.ndarray) -> csr_matrix:
 
 @dataclass
 class Collection:
-    """The cells of all files, numbered in the order of the files, and the genes that they share."""
+    """The cells of all files, numbered in the order of the files, over one list of genes."""
 
     parts: list[Part]
     maps: list[GeneMap]
     genes: list[str]
-    own_totals: bool = False  # cells are normalised over these genes alone, those of a panel
+    own_totals: bool = False  # cells are normalised over these genes alone, which are a panel
 
     def __post_init__(self) -> None:
         self.starts = np.cumsum([0, *(len(part.kept) for part in self.parts)])
@@ -177,16 +188,16 @@ class Collection:
 
     def with_columns(self, target: np.ndarray, names: list[str]) -> "Collection":
         """Return the same cells with other columns: gene j moves to `target[j]`, or is left out if that is -1."""
-        moved = np.append(target, -1)  # -1 stays -1
+        moved = np.append(target, -1)  # so that -1 stays -1
         maps = [replace(mapping, target=moved[mapping.target]) for mapping in self.maps]
         return replace(self, maps=maps, genes=names)
 
     def read(self, cells: np.ndarray) -> csr_matrix:
         """Read the cells with these numbers, in this order: CSR float32, ln(1 + cp10k)."""
         pieces = [csr_matrix((0, len(self.genes)), dtype=np.float32)]
-        for first in range(0, len(cells), READ_CELLS):
-            wanted, place = np.unique(cells[first : first + READ_CELLS], return_inverse=True)
-            found = []  # in the order on disk
+        for first in range(0, len(cells), CELLS_AT_ONCE):
+            wanted, place = np.unique(cells[first : first + CELLS_AT_ONCE], return_inverse=True)
+            blocks = []  # in the order on disk
             for file in np.unique(np.searchsorted(self.starts, wanted, side="right") - 1):
                 part = self.parts[file]
                 begin, end = np.searchsorted(wanted, self.starts[file : file + 2])
@@ -194,18 +205,18 @@ class Collection:
                     stored = _read_scattered(self._rows(file), part.kept[wanted[begin:end] - self.starts[file]])
                 normalised = normalise(part.merged(stored), part.findings, part.target_sum)  # over all its genes
                 x = align_normalised(normalised, self.maps[file], len(self.genes))
-                found.append(over_own_genes(x, part.target_sum) if self.own_totals else x)
-            pieces.append(csr_matrix(sparse.vstack(found, "csr"))[place])
+                blocks.append(over_own_genes(x, part.target_sum) if self.own_totals else x)
+            pieces.append(csr_matrix(sparse.vstack(blocks, "csr"))[place])
         return csr_matrix(sparse.vstack(pieces, "csr"))
 
 
 @dataclass
 class Stream:
-    """The cells of a collection for training: their numbers, ascending, and a label each."""
+    """Training cells of a collection that stay on disk."""
 
     collection: Collection
-    cells: np.ndarray
-    labels: np.ndarray
+    cells: np.ndarray  # numbers of the cells in the collection, ascending
+    labels: np.ndarray  # label of each cell
 
 
 def make_collection(
@@ -216,21 +227,36 @@ def make_collection(
     min_shared: int = 0,
     left_out: np.ndarray | None = None,
 ) -> Collection:
-    """Filter the cells of files, each as if it were in memory, and choose the genes of the collection.
+    """Filter the cells of files, and choose the genes of the collection.
 
-    The genes are the `vocabulary`; without one, those that at least `data.min_cells` cells express, in the order of the
-    files. Cells that express fewer than `min_shared` of them are dropped; rows `left_out` (boolean, over all files) are
-    not looked at.
+    Cells with fewer than `data.min_genes` genes are dropped, unless `preprocess` has filtered them.
+
+    Parameters
+    ----------
+    vocabulary
+        The genes of the collection; None: the genes that at least `data.min_cells` cells express, in the order in which
+        the files have them.
+    min_shared
+        Cells that express fewer genes of the collection are dropped, too.
+    left_out
+        Rows to ignore, boolean over the rows of all files.
+
+    Raises
+    ------
+    InputError
+        A file cannot be used, or no cells or genes are left.
     """
     parts = [_open_part(source, cfg) for source in sources]
-    names, maps = gene_maps([part.var for part in parts], [part.path.name for part in parts], vocabulary, cfg.species)
+    names, maps = map_genes_of_files(
+        [part.var for part in parts], [part.path.name for part in parts], vocabulary, cfg.species
+    )
     num_cells = np.zeros(len(names), dtype=np.int64)
     first = 0
     for part, mapping in zip(parts, maps, strict=True):
         kept = []
         with reading(part.path):
             for start, block in part.rows().blocks():
-                x = csr_matrix(part.merged(block) > 0, dtype=np.float32)  # only whether a gene is expressed counts
+                x = csr_matrix(part.merged(block) > 0, dtype=np.float32)  # filters only ask whether a gene is expressed
                 shared = align_normalised(x, mapping, len(names))
                 keep = np.diff(shared.indptr) >= min_shared
                 if not part.is_prepared:
@@ -252,6 +278,7 @@ def make_collection(
     keep = num_cells >= (0 if is_filtered else cfg.data.min_cells)
     if not keep.any():
         found = f"data.min_cells={cfg.data.min_cells} drops all {len(names)} genes of {len(collection)} cells"
-        raise InputError(found, "at least some genes to be kept", "lower it, or add cells", ["data.min_cells=1"])
+        remedy = "lower it, or add cells"
+        raise InputError(found, "at least some genes to be kept", remedy, ["data.min_cells=1"])
     kept_names = [name for name, is_kept in zip(names, keep, strict=True) if is_kept]
     return collection.with_columns(np.where(keep, np.cumsum(keep) - 1, -1), kept_names)

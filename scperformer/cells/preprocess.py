@@ -15,7 +15,7 @@ from scperformer.cells.detect import Findings
 from scperformer.cells.on_disk import Sample, make_collection
 from scperformer.cells.query import find_query
 from scperformer.config import NetworkConfig, PreprocessConfig
-from scperformer.files import PREPARED, default_output, read_cells, require_readable, write_h5ad
+from scperformer.files import PREPARED_KEY, default_output, read_cells, require_readable, write_h5ad
 
 log = logging.getLogger(__name__)
 
@@ -25,38 +25,38 @@ def prepare_reference(
 ) -> AnnData:
     """Filter and normalise a reference for training; genes stay in the order of the file.
 
-    Cells with fewer than `data.min_genes` genes are dropped, then genes expressed in fewer than `data.min_cells` of the
-    remaining cells. Values are normalised over all genes before that. Genes of the same name are summed. Cells that
-    were prepared to the same target sum are returned unchanged.
+    Cells with fewer than `data.min_genes` genes are dropped, then genes that are expressed in fewer than
+    `data.min_cells` of the remaining cells. Genes of the same name are summed. Values are normalised over all genes,
+    including those that are dropped. Cells that have been prepared to the same target sum are returned unchanged.
 
     Returns
     -------
-    N' x G' AnnData: X CSR float32 ln(1 + target_sum * share), obs and var of the cells and genes that were kept, and a
-    record of the preparation in uns["scperformer_prepared"].
+    AnnData of the remaining cells x genes: X is ln(1 + target_sum * share), CSR float32; obs and var are those of the
+    file; uns["scperformer_prepared"] is a record of the preparation.
     """
     collection = make_collection([Sample(adata, Path(path))], cfg)
     part = collection.parts[0]
-    findings = collection.parts[0].findings
+    findings = part.findings
     if part.is_prepared:
         return adata
     obs = adata.obs.iloc[part.kept].copy()
     var = part.var[collection.maps[0].target >= 0].copy()
     prepared = AnnData(collection.read(np.arange(len(collection))), obs=obs, var=var)
     dropped = {"cells_dropped": findings.num_cells - len(obs), "genes_dropped": findings.num_genes - len(var)}
-    prepared.uns[PREPARED] = _record(prepared, findings, cfg.data.target_sum) | dropped
+    prepared.uns[PREPARED_KEY] = _record(prepared, findings, cfg.data.target_sum) | dropped
     return prepared
 
 
 def _record(prepared: AnnData, findings: Findings, target_sum: float) -> dict[str, Any]:
-    """Return the record of the preparation in the file; docs/formats.md describes it."""
-    found = {"source": findings.source, "kind": findings.kind, "notes": np.array(findings.notes, dtype=str)}
-    return {"target_sum": float(target_sum), **found, "cells": prepared.n_obs, "genes": prepared.n_vars}
+    """Return the record of the preparation for uns, which docs/formats.md describes."""
+    values = {"source": findings.source, "kind": findings.kind, "notes": np.array(findings.notes, dtype=str)}
+    return {"target_sum": float(target_sum), **values, "cells": prepared.n_obs, "genes": prepared.n_vars}
 
 
 def prepare(adata: AnnData, cfg: PreprocessConfig, path: Path) -> AnnData:
-    """Prepare cells as a reference or, with `cfg.model_path`, over a model's genes; log the result.
+    """Prepare cells as a reference or, with `cfg.model_path`, for a model with its genes; log the result.
 
-    Cells that were prepared already may be returned themselves.
+    Cells that have been prepared before may be returned themselves.
     """
     if cfg.model_path is None:
         prepared = prepare_reference(adata, cfg, path)
@@ -69,16 +69,16 @@ def prepare(adata: AnnData, cfg: PreprocessConfig, path: Path) -> AnnData:
         findings = replace(query.plan.findings, notes=[*query.plan.findings.notes, *query.plan.overlap.notes])
         dropped = {"cells_dropped": 0, "genes_dropped": query.plan.overlap.num_dropped}
         fit = {"model": model.name, "genes_absent": query.plan.overlap.num_absent}
-        prepared.uns[PREPARED] = _record(prepared, findings, query.plan.target_sum) | dropped | fit
-    done = prepared.uns[PREPARED]
-    absent = f", {done['genes_absent']} genes of model {done['model']} absent" if "model" in done else ""
-    cells, genes = (f"{done[name]} {name} ({done[f'{name}_dropped']} dropped" for name in ("cells", "genes"))
-    log.info("kept %s) and %s%s), %g counts per cell", cells, genes, absent, done["target_sum"])
+        prepared.uns[PREPARED_KEY] = _record(prepared, findings, query.plan.target_sum) | dropped | fit
+    record = prepared.uns[PREPARED_KEY]
+    absent = f", {record['genes_absent']} genes of model {record['model']} absent" if "model" in record else ""
+    cells, genes = (f"{record[name]} {name} ({record[f'{name}_dropped']} dropped" for name in ("cells", "genes"))
+    log.info("kept %s) and %s%s), %g counts per cell", cells, genes, absent, record["target_sum"])
     return prepared
 
 
 def run_preprocess(cfg: PreprocessConfig) -> Path:
-    """Write a prepared copy of a file, as a reference or, with `model_path`, over a model's genes; return its path."""
+    """Write a prepared copy of a file, as a reference or, with `model_path`, with a model's genes; return its path."""
     start = time.perf_counter()
     path = Path(cfg.inputs[0])
     require_readable(path)

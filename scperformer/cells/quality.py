@@ -1,4 +1,4 @@
-"""Quality of cells: empty cells, few genes, mitochondrial expression, likely doublets. Nothing is filtered."""
+"""The quality of cells: empty cells, few genes, mitochondrial expression, likely doublets. No cell is filtered."""
 
 import math
 import warnings
@@ -11,51 +11,54 @@ from scipy import sparse
 
 from scperformer.cells.detect import Findings
 from scperformer.cells.droplets import Droplets
+from scperformer.cells.values import undo_log1p
 from scperformer.files import Rows
-from scperformer.genes import all_parts, human_genes, name_columns, without_affixes
+from scperformer.genes import human_genes, ids_and_symbols, name_columns, without_affixes
 
-# Cells beyond these have a low quality among the cells of their file; MAD: median absolute deviation. Source: Heumos
-# et al. 2023, Best practices for single-cell analysis across modalities.
-FEW_MADS = 5
-HIGH_MADS = 3
-LEAST_HIGH = 0.08
+# Limits of quality, in median absolute deviations (MAD) from the median of the file. Source: Heumos et al. 2023, Best
+# practices for single-cell analysis across modalities.
+FEW_MADS = 5  # below the median of ln(1 + genes)
+HIGH_MADS = 3  # above the median of the mitochondrial share
+MIN_HIGH_SHARE = 0.08  # a lower mitochondrial share is never high
 FEW_GENES = 200  # the filter in the tutorials of scanpy and Seurat
-HIGH_SHARE = 0.2  # mitochondrial share of a cell's expression; a higher one usually means a dying cell
-MITOCHONDRIAL = ("MT-", "MT.")  # with a dot from R
-MOST_SEEN, NUM_RUNS = 5000, 50  # cells by which `check` describes a large file, in runs of cells that follow each other
-# Of 60 real cells Scrublet calls 8 to 60 % doublets, of 100 cells 2 to 8 %: with fewer cells it is unreliable.
+HIGH_SHARE = 0.2  # mitochondrial share of a cell's expression; a higher share usually means a dying cell
+MITOCHONDRIAL_PREFIXES = ("MT-", "MT.")  # R writes the dot
+# `check` describes a large file by a sample of its cells, in runs of successive cells.
+MAX_SAMPLED_CELLS = 5000
+NUM_RUNS = 50
+# Scrublet calls 8 to 60 % of 60 real cells doublets, and 2 to 8 % of 100 cells: with fewer cells it is unreliable.
 MIN_DOUBLET_CELLS = 100
 MAX_DOUBLET_CELLS = 20_000
 MIN_DOUBLET_GENES = 100
-NUM_BINS = 256  # of the histogram of doublet scores, as in scikit-image
+NUM_SCORE_BINS = 256  # bins of the histogram of doublet scores, as in scikit-image
 MAX_SMOOTHINGS = 10_000  # as in scikit-image
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """Quality of the cells of one file, by `num_seen` of them."""
+    """The quality of the cells of a file, measured on `num_seen` of them."""
 
     num_seen: int
     num_empty: int  # cells without any expression
-    num_few_genes: int  # cells with fewer than 200 genes, including the empty ones
+    num_few_genes: int  # cells with fewer than 200 genes, including empty cells
     median_genes: float  # per cell
     median_counts: float | None  # per cell; None: the expression is not counts
     num_mitochondrial_genes: int
-    median_mitochondrial: float | None  # share of a cell's expression; None: the file has no such genes
-    num_high_mitochondrial: int  # cells above a share of 0.2
+    median_mitochondrial: float | None  # share of a cell's expression; None: the file has no mitochondrial genes
+    num_high_mitochondrial: int  # cells with a share above 0.2
     num_doublets: int | None  # likely doublets; None: see doublet_note
-    doublet_note: str  # the reason why doublets were not counted
+    doublet_note: str  # reason why doublets were not counted
 
 
 def cell_quality(rows: Rows, is_mito: np.ndarray, findings: Findings) -> pd.DataFrame:
-    """Measure each cell, one block at a time: num_genes, total, and the mitochondrial share of its expression."""
+    """Measure each cell: num_genes, total, and mitochondrial, the mitochondrial share of its expression."""
     num_genes, totals, shares = (np.zeros(rows.shape[0]) for _ in range(3))
     for start, stored in rows.blocks():
         block = sparse.csr_matrix(stored, dtype=np.float64, copy=True)
         block.sum_duplicates()
         block.eliminate_zeros()
-        if findings.log_base is not None:  # shares are the same before and after normalisation
-            block.data = np.expm1(block.data * math.log(findings.log_base))
+        if findings.log_base is not None:  # normalisation does not change shares, but the logarithm does
+            block.data = undo_log1p(block.data, findings.log_base)
         cells = slice(start, start + block.shape[0])
         num_genes[cells] = np.diff(block.indptr)
         totals[cells] = np.asarray(block.sum(axis=1)).ravel()
@@ -66,33 +69,38 @@ def cell_quality(rows: Rows, is_mito: np.ndarray, findings: Findings) -> pd.Data
 
 
 def low_quality(cells: pd.DataFrame, droplets: Droplets | None = None) -> tuple[np.ndarray, float, float]:
-    """Return which cells of `cell_quality` have a low quality, for their file: few genes or a high mitochondrial share.
+    """Return which cells of `cell_quality` have a low quality within their file, and the limits of both measures.
 
-    Few: ln(1 + genes) is more than 5 MAD below the median. High: the share is more than 3 MAD above the median, and
-    above .08. Also returns both limits, as genes and as a share. Barcodes that cannot be cells have a low quality, and
-    no part in the limits.
+    A cell has a low quality if ln(1 + genes) is more than 5 MAD below the median, or if its mitochondrial share is more
+    than 3 MAD above the median and above 0.08. Barcodes that cannot be cells have a low quality, and do not influence
+    the limits.
+
+    Returns
+    -------
+    Whether each cell has a low quality, boolean; the smallest number of genes; the largest mitochondrial share.
     """
     logs = np.log1p(cells["num_genes"].to_numpy())
     shares = cells["mitochondrial"].to_numpy()
     is_cell = np.ones(len(cells), dtype=bool) if droplets is None else droplets.is_cell
-    few, high = (float(np.median(values[is_cell])) for values in (logs, shares))
-    few -= FEW_MADS * float(np.median(np.abs(logs[is_cell] - few)))
-    high = max(high + HIGH_MADS * float(np.median(np.abs(shares[is_cell] - high))), LEAST_HIGH)
+    median_log, median_share = (float(np.median(values[is_cell])) for values in (logs, shares))
+    few = median_log - FEW_MADS * float(np.median(np.abs(logs[is_cell] - median_log)))
+    high = median_share + HIGH_MADS * float(np.median(np.abs(shares[is_cell] - median_share)))
+    high = max(high, MIN_HIGH_SHARE)
     return (logs < few) | (shares > high) | (logs == 0) | ~is_cell, float(np.expm1(few)), high
 
 
 def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets: bool = False) -> Quality:
-    """Measure the quality of the cells of a file, of a large one by 5,000 from all of it; count doublets if wanted.
+    """Measure the quality of the cells of a file; count doublets on request.
 
-    Barcodes of an unfiltered matrix that cannot be cells have no part in it.
+    A large file is described by 5,000 cells from all of it. Barcodes that cannot be cells are ignored.
     """
     is_mito = mitochondrial(var)
     droplets = findings.droplets
-    seen = _seen(rows) if droplets is None else Rows(rows.some(droplets.some(MOST_SEEN)))
-    cells = cell_quality(seen, is_mito, findings)
+    sampled = _sample(rows) if droplets is None else Rows(rows.some(droplets.some(MAX_SAMPLED_CELLS)))
+    cells = cell_quality(sampled, is_mito, findings)
     num_genes, totals, shares = (cells[name].to_numpy() for name in ("num_genes", "total", "mitochondrial"))
     filled = num_genes > 0
-    note = why_no_doublets(findings) or ("" if doublets else "not looked for: add doublets=true (takes some seconds)")
+    note = why_no_doublets(findings) or ("" if doublets else "not counted: add doublets=true (takes some seconds)")
     num_doublets, note = (None, note) if note else count_doublets(rows, droplets)
     return Quality(
         num_seen=len(cells),
@@ -108,31 +116,34 @@ def measure_quality(rows: Rows, var: pd.DataFrame, findings: Findings, doublets:
     )
 
 
-def _seen(rows: Rows) -> Rows:
-    """Return all cells or, of a large file, runs of them that are evenly spread over it."""
-    if rows.shape[0] <= MOST_SEEN:
+def _sample(rows: Rows) -> Rows:
+    """Return all cells of a file or, if it is large, runs of cells that are evenly spread over it."""
+    if rows.shape[0] <= MAX_SAMPLED_CELLS:
         return rows
-    length = MOST_SEEN // NUM_RUNS
+    length = MAX_SAMPLED_CELLS // NUM_RUNS
     starts = np.linspace(0, rows.shape[0] - length, NUM_RUNS).astype(int).tolist()
     return Rows(sparse.vstack([sparse.csr_matrix(rows.block(start, start + length)) for start in starts], "csr"))
 
 
 def mitochondrial(var: pd.DataFrame) -> np.ndarray:
-    """Mark the genes of a table with a name such as MT-ND1 or mt-Nd1, or the Ensembl id of one; G booleans."""
+    """Return which genes are mitochondrial, by a symbol such as MT-ND1 or mt-Nd1, or by a human Ensembl id; boolean."""
     stored = list(map(str, var.index))
-    names = without_affixes(without_affixes(stored, "human")[0], "mouse")[0]
+    plain = without_affixes(without_affixes(stored, "human")[0], "mouse")[0]
     ids: set[str | None] = set()
-    found = np.zeros(len(names), dtype=bool)
-    for values in (stored, names, *name_columns(var).values()):  # MT- itself may be the prefix of most names
-        split = all_parts([value.strip() for value in values])
-        if not ids and any(gene_id for gene_id, _ in split):  # the table takes a while to read
-            ids = {gene_id for gene_id, symbol in human_genes().symbols.items() if symbol.startswith(MITOCHONDRIAL)}
-        found |= [(symbol or "").upper().startswith(MITOCHONDRIAL) or gene_id in ids for gene_id, symbol in split]
-    return found
+    is_mito = np.zeros(len(plain), dtype=bool)
+    for names in (stored, plain, *name_columns(var).values()):  # MT- itself may be the prefix of most stored names
+        pairs = ids_and_symbols([name.strip() for name in names])
+        if not ids and any(gene_id for gene_id, _ in pairs):  # the table takes a while to read
+            symbols = human_genes().symbols
+            ids = {gene_id for gene_id, symbol in symbols.items() if symbol.startswith(MITOCHONDRIAL_PREFIXES)}
+        is_mito |= [
+            (symbol or "").upper().startswith(MITOCHONDRIAL_PREFIXES) or gene_id in ids for gene_id, symbol in pairs
+        ]
+    return is_mito
 
 
 def why_no_doublets(findings: Findings) -> str:
-    """Why doublets cannot be counted; empty if they can."""
+    """Return the reason why doublets cannot be counted; empty if they can."""
     num = findings.num_cells if findings.droplets is None else len(findings.droplets.cells)
     if findings.kind != "counts":
         return "not counted: Scrublet needs raw counts"
@@ -142,19 +153,21 @@ def why_no_doublets(findings: Findings) -> str:
 
 
 def count_doublets(rows: Rows, droplets: Droplets | None = None) -> tuple[int | None, str]:
-    """Count likely doublets of different cells (`doublet_scores`); the number, or None and the reason."""
+    """Count likely doublets by `doublet_scores`; return the number and "", or None and the reason."""
     scores, threshold, note = doublet_scores(rows, droplets)
     return (None if scores is None else int((scores > threshold).sum())), note
 
 
 def doublet_scores(rows: Rows, droplets: Droplets | None = None) -> tuple[np.ndarray | None, float, str]:
-    """Score each cell with Scrublet, as in scanpy; also return the threshold, above which it is a likely doublet.
-
-    An empty cell, and a barcode that cannot be a cell, has no score (NaN). If there are no scores, the text is the
-    reason.
+    """Score each cell with scanpy's Scrublet.
 
     Scrublet simulates doublets by adding up pairs of cells, and scores each cell by how many of its neighbours are
     simulated. The threshold is the minimum between the two modes of the scores of the simulated doublets.
+
+    Returns
+    -------
+    The score of each cell, or None; the threshold above which a cell is a likely doublet; the reason if there are no
+    scores. Empty cells, and barcodes that cannot be cells, have the score NaN.
 
     Source: Wolock, Lopez and Klein 2019.
     """
@@ -170,8 +183,8 @@ def doublet_scores(rows: Rows, droplets: Droplets | None = None) -> tuple[np.nda
     cells = AnnData(counts)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about repeated names and constant genes, which do not matter here
-            # Exact neighbours are faster for few cells. scanpy's own threshold would need scikit-image.
+            warnings.simplefilter("ignore")  # repeated names and constant genes do not matter here
+            # Exact neighbours are faster for few cells. scanpy's own threshold needs scikit-image.
             scanpy.pp.scrublet(cells, threshold=1.0, use_approx_neighbors=False, random_state=0, verbose=False)
     except (ValueError, ArithmeticError, IndexError) as error:
         return None, math.nan, f"Scrublet failed ({' '.join(str(error).split())[:100]})"
@@ -184,17 +197,17 @@ def doublet_scores(rows: Rows, droplets: Droplets | None = None) -> tuple[np.nda
 
 
 def valley(values: np.ndarray) -> float | None:
-    """The minimum between the two modes of a histogram, smoothed until it has two modes; None if it never has two.
+    """Return the minimum between the two modes of a smoothed histogram; None if no smoothing gives it two modes.
 
     Source: Prewitt and Mendelsohn 1966, as in `skimage.filters.threshold_minimum`.
     """
     from scipy.ndimage import uniform_filter1d  # both take a while to import, and few steps need them
     from scipy.signal import find_peaks
 
-    counts, edges = np.histogram(values, NUM_BINS)
+    counts, edges = np.histogram(values, NUM_SCORE_BINS)
     height = counts.astype(np.float64)
     for _ in range(MAX_SMOOTHINGS):
-        peaks = find_peaks(np.insert(height, 0, -1.0))[0] - 1  # a curve that begins with its peak has one there
+        peaks = find_peaks(np.insert(height, 0, -1.0))[0] - 1  # with -1 in front, the first bin may be a peak
         if len(peaks) <= 2:
             break
         height = uniform_filter1d(height, 3)

@@ -1,4 +1,4 @@
-"""Labelled cells for training: prepared, split, with a label index for each; in memory or on disk."""
+"""Labelled cells for training: filtered, normalised and split into training and validation; in memory or on disk."""
 
 import logging
 import math
@@ -15,7 +15,7 @@ from scperformer.base.progress import progress
 from scperformer.cells.corpus import read_genes
 from scperformer.cells.on_disk import Collection, Sample, Stream, make_collection, stored_bytes
 from scperformer.cells.reference_labels import (
-    TERM_ENDING,
+    TERM_SUFFIX,
     LabelSelection,
     Terms,
     require_labels,
@@ -32,7 +32,7 @@ from scperformer.cells.splits import (
     stratified_sample,
 )
 from scperformer.config import TrainConfig
-from scperformer.files import PREPARED, open_stored, read_cells, reading
+from scperformer.files import PREPARED_KEY, open_stored, read_cells, reading
 from scperformer.genes import find_panel
 
 log = logging.getLogger(__name__)
@@ -40,17 +40,17 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Reference:
-    """A prepared reference: x CSR float32 N x G (ln(1 + cp10k)), labels int64 N, and their origin."""
+    """Labelled cells for training, and their origin."""
 
-    x: csr_matrix
-    labels: np.ndarray
+    x: csr_matrix  # ln(1 + cp10k), CSR float32, N x G
+    labels: np.ndarray  # index of the label of each cell, int64, N
     label_names: list[str]
     terms: Terms
     genes: list[str]
-    summary: str
+    summary: str  # the expression and the filters, for users
     split: Split
     rare: LabelSelection
-    stream: Stream | None = None  # all training cells, if they stay on disk; x then holds a sample of them
+    stream: Stream | None = None  # all training cells if they stay on disk; x then holds a sample of them
 
     @property
     def counts(self) -> np.ndarray:
@@ -62,23 +62,29 @@ class Reference:
 
     @property
     def notes(self) -> list[str]:
-        """Facts about the labels and the split for people, a sentence each."""
+        """Sentences about the labels and the split, for users."""
         return ([f"{self.rare.note}."] if self.rare.note else []) + self.split.notes
 
 
-def _label(
-    obs: pd.DataFrame, cfg: TrainConfig, path: str | Path, max_val: float
-) -> tuple[np.ndarray, np.ndarray, list[str], Terms, Split, LabelSelection]:
-    """Settle the labels of cells that have passed the filters, and split them with at most `max_val` to validate on.
+@dataclass
+class _Labelled:
+    """The labels and the split of the cells that have passed the filters."""
 
-    Returns which of the cells are usable (boolean); of the usable ones the labels (int64), their names and ontology
-    terms, and the split; and the treatment of rare labels.
-    """
+    is_usable: np.ndarray  # whether each cell has a label to train on, boolean
+    labels: np.ndarray  # index of the label of each usable cell, int64
+    names: list[str]
+    terms: Terms
+    split: Split  # of the usable cells
+    rare: LabelSelection
+
+
+def _label(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path, max_val: float) -> _Labelled:
+    """Settle the labels of cells that have passed the filters, and split them; at most `max_val` cells validate."""
     rare = settle_rare_labels(require_labels(obs, cfg.label_key, path), cfg.data, path)
     usable = rare.labels.notna().to_numpy()
     if (num := rare.labels.nunique()) < 2:
         found = f"{num} usable label{'' if num == 1 else 's'} in obs['{cfg.label_key}'] of {path}"
-        raise InputError(found, "two or more", "choose another label_key or add cells")
+        raise InputError(found, "two or more labels", "choose another label_key or add cells")
     if not usable.all():
         num_left_out = int((~usable).sum())
         num_rare = sum(rare.done["labels"].values()) if rare.done.get("policy") == "drop" else 0
@@ -91,13 +97,13 @@ def _label(
     values = split_values(obs, cfg.data, usable[usable], path)
     sides = None if values is None else values.to_numpy(str)
     numbers = np.searchsorted(names, labels).astype(np.int64)
-    few = replace(cfg.data, val_fraction=min(cfg.data.val_fraction, max_val / len(numbers)))
-    split = split_cells(numbers, names, sides, few, cfg.seed)
-    return usable, numbers, names, terms, split, rare
+    capped = replace(cfg.data, val_fraction=min(cfg.data.val_fraction, max_val / len(numbers)))
+    split = split_cells(numbers, names, sides, capped, cfg.seed)
+    return _Labelled(usable, numbers, names, terms, split, rare)
 
 
 def _test_cells(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> np.ndarray | None:
-    """Find the test cells, boolean over all cells; None if there are none. Refuses missing columns early."""
+    """Return which of all cells are test cells, boolean; None if there are none. Missing columns are refused early."""
     labelled = require_labels(obs, cfg.label_key, path).notna().to_numpy()
     values = split_values(obs, cfg.data, labelled, path)
     if cfg.data.split != "column" or values is None or not (is_test := (values == TEST).to_numpy()).any():
@@ -106,68 +112,95 @@ def _test_cells(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> np.nda
     return is_test
 
 
-def _of_panel(collection: Collection, path: str, species: str) -> Collection:
-    """Leave the genes of a panel alone, which a text file names; cells are then normalised over these."""
-    chosen = find_panel(read_genes(path), collection.genes, "reference", species=species, path=path)
-    genes = [gene for gene, is_chosen in zip(collection.genes, chosen, strict=True) if is_chosen]
-    log.info("%s: the model has its %d genes alone, and cells are normalised over these", path, len(genes))
-    return replace(collection.with_columns(np.where(chosen, np.cumsum(chosen) - 1, -1), genes), own_totals=True)
+def _reduce_to_panel(collection: Collection, path: str, species: str) -> Collection:
+    """Keep only the genes of a panel, which a text file names, and normalise cells over these."""
+    in_panel = find_panel(read_genes(path), collection.genes, "reference", species=species, path=path)
+    genes = [gene for gene, is_kept in zip(collection.genes, in_panel, strict=True) if is_kept]
+    log.info("%s: the model has only its %d genes, and cells are normalised over these", path, len(genes))
+    return replace(collection.with_columns(np.where(in_panel, np.cumsum(in_panel) - 1, -1), genes), own_totals=True)
+
+
+def _read_obs(sources: Sequence[Path | Sample], cfg: TrainConfig) -> list[pd.DataFrame]:
+    """Read the columns of obs that hold labels, ontology ids and the split, for each source."""
+    columns = cfg.label_key, *cfg.label_keys, cfg.ontology_key or f"{cfg.label_key}{TERM_SUFFIX}", cfg.data.split_key
+    names = list(dict.fromkeys(name for name in columns if name is not None))
+    tables = []
+    for source in sources:
+        if isinstance(source, Sample):
+            tables.append(source.adata.obs)
+            continue
+        with reading(source):
+            stored = open_stored(source)
+            table = stored.columns(names)
+            # The error about a missing label column lists the columns of obs.
+            tables.append(table if cfg.label_key in table else stored.obs)
+    return tables
 
 
 @progress("preparing the reference")
 def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Reference:
     """Filter, normalise and label cells, and split them into training and validation cells.
 
-    Test cells (`data.split=column`) have no part in any filter, mean or fit. The cells of files stay on disk; only
-    those for validation and linear fits are loaded.
+    Test cells (`data.split=column`) do not influence any filter, mean or fit. The cells of files stay on disk, except
+    for validation cells and a sample of the training cells for linear fits.
     """
-    tables = []
-    first = source.path if isinstance(source, Sample) else source[0]
     sources: Sequence[Path | Sample] = [source] if isinstance(source, Sample) else source
+    first = source.path if isinstance(source, Sample) else source[0]
     path = first if len(sources) == 1 else f"the {len(sources)} files"
-    columns = cfg.label_key, *cfg.label_keys, cfg.ontology_key or f"{cfg.label_key}{TERM_ENDING}", cfg.data.split_key
-    wanted = list(dict.fromkeys(name for name in columns if name is not None))
-    for file in sources:
-        if isinstance(file, Sample):
-            tables.append(file.adata.obs)
-            continue
-        with reading(file):
-            stored = open_stored(file)
-            found = stored.columns(wanted)
-            # The error about a missing label column names the columns that there are.
-            tables.append(found if cfg.label_key in found else stored.obs)
+    tables = _read_obs(sources, cfg)
     is_test = _test_cells(pd.concat(tables, ignore_index=True), cfg, path)
-    if is_test is not None and isinstance(source, Sample):  # not even the kind of the values depends on test cells
+    if is_test is not None and isinstance(source, Sample):  # test cells must not even influence the kind of the values
         return make_reference(replace(source, adata=source.adata[~is_test].copy()), cfg)
     collection = make_collection(sources, cfg, left_out=is_test)
     kept = [table.iloc[part.kept] for table, part in zip(tables, collection.parts, strict=True)]
-    obs = pd.concat(kept, ignore_index=True)
     by_column = cfg.data.split_key is not None
-    most = math.inf if isinstance(source, Sample) or by_column else MAX_VAL_CELLS
-    usable, labels, names, terms, split, rare = _label(obs, cfg, path, most)
-    numbers = np.flatnonzero(usable)
-    num_left = len(collection.genes)
-    findings = collection.parts[0].findings
+    max_val = math.inf if isinstance(source, Sample) or by_column else MAX_VAL_CELLS
+    labelled = _label(pd.concat(kept, ignore_index=True), cfg, path, max_val)
+    num_genes = len(collection.genes)
     panel = ""
     if cfg.conditions.genes is not None:
-        collection = _of_panel(collection, cfg.conditions.genes, cfg.species)
+        collection = _reduce_to_panel(collection, cfg.conditions.genes, cfg.species)
         panel = f"; {len(collection.genes)} genes of {Path(cfg.conditions.genes).name} alone, and totals over these"
-    genes = collection.genes
-    summary = "; ".join(dict.fromkeys(part.summary for part in collection.parts))
-    if isinstance(source, Sample):
-        num_cells = findings.num_cells - len(collection)
-        num_genes = findings.num_genes - num_left
-        record = source.adata.uns[PREPARED] if collection.parts[0].is_prepared else {}
-        if {"kind", "source", "cells_dropped", "genes_dropped"} <= set(
-            record
-        ):  # what `preprocess` had read and dropped
-            summary = f"{record['kind']} from {record['source']}, as ln(1 + counts per {cfg.data.target_sum:,.0f})"
-            num_cells = record["cells_dropped"]
-            num_genes = record["genes_dropped"]
-        summary += f"; {num_cells} cells and {num_genes} genes dropped by the filters{panel}"
-        return Reference(collection.read(numbers), labels, names, terms, genes, summary, split, rare)
+    if not isinstance(source, Sample):
+        return _stream_reference(collection, labelled, cfg, f"{len(sources)} files{panel}", sample_val=by_column)
+    summary = _filter_summary(source, collection, num_genes, cfg.data.target_sum) + panel
+    return Reference(
+        x=collection.read(np.flatnonzero(labelled.is_usable)),
+        labels=labelled.labels,
+        label_names=labelled.names,
+        terms=labelled.terms,
+        genes=collection.genes,
+        summary=summary,
+        split=labelled.split,
+        rare=labelled.rare,
+    )
+
+
+def _filter_summary(source: Sample, collection: Collection, num_genes: int, target_sum: float) -> str:
+    """Return the expression of cells in memory, and the numbers of cells and genes that filters have dropped."""
+    part = collection.parts[0]
+    summary = part.summary
+    cells_dropped = part.findings.num_cells - len(collection)
+    genes_dropped = part.findings.num_genes - num_genes
+    record = source.adata.uns[PREPARED_KEY] if part.is_prepared else {}
+    if {"kind", "source", "cells_dropped", "genes_dropped"} <= set(record):  # `preprocess` has read and filtered
+        summary = f"{record['kind']} from {record['source']}, as ln(1 + counts per {target_sum:,.0f})"
+        cells_dropped = record["cells_dropped"]
+        genes_dropped = record["genes_dropped"]
+    return f"{summary}; {cells_dropped} cells and {genes_dropped} genes dropped by the filters"
+
+
+def _stream_reference(
+    collection: Collection, labelled: _Labelled, cfg: TrainConfig, origin: str, sample_val: bool
+) -> Reference:
+    """Return a reference whose training cells stay on disk; cells for linear fits and validation are loaded.
+
+    `origin` ends the summary. With `sample_val`, only a sample of the validation cells is loaded.
+    """
+    split = labelled.split
+    labels = labelled.labels
     fit = split.train[stratified_sample(labels[split.train], MAX_FIT_CELLS, cfg.seed)]
-    val = split.val[stratified_sample(labels[split.val], MAX_VAL_CELLS, cfg.seed)] if by_column else split.val
+    val = split.val[stratified_sample(labels[split.val], MAX_VAL_CELLS, cfg.seed)] if sample_val else split.val
     notes = [f"Cells stayed on disk while the encoder learned from {len(split.train):,} of them."]
     if len(fit) < len(split.train):
         notes.append(f"Linear fits are on a sample of {len(fit):,} of these, each label in proportion.")
@@ -175,20 +208,29 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
         notes.append(f"Validation is on a sample of {len(val):,} of {len(split.val):,} cells.")
     for note in notes:
         log.info("%s", note)
-    held = np.concatenate([fit, val])
-    loaded = Split(np.arange(len(fit)), np.arange(len(fit), len(held)), split.done, [*split.notes, *notes])
-    stream = Stream(collection, numbers[split.train], labels[split.train])
-    summary = f"{summary}; {len(sources)} files{panel}"
-    x = collection.read(numbers[held])
-    return Reference(x, labels[held], names, terms, genes, summary, loaded, rare, stream)
+    loaded = np.concatenate([fit, val])
+    numbers = np.flatnonzero(labelled.is_usable)
+    summary = "; ".join([*dict.fromkeys(part.summary for part in collection.parts), origin])
+    rows = np.arange(len(fit)), np.arange(len(fit), len(loaded))
+    return Reference(
+        x=collection.read(numbers[loaded]),
+        labels=labels[loaded],
+        label_names=labelled.names,
+        terms=labelled.terms,
+        genes=collection.genes,
+        summary=summary,
+        split=Split(*rows, split.done, [*split.notes, *notes]),
+        rare=labelled.rare,
+        stream=Stream(collection, numbers[split.train], labels[split.train]),
+    )
 
 
 def read_unlabelled(reference: Reference, cfg: TrainConfig) -> csr_matrix | None:
-    """Read cells of `cfg.unlabelled`, 20,000 at most, with the genes of a reference; None without files.
+    """Read at most 20,000 cells of `cfg.unlabelled` with the genes of a reference; None without such files.
 
-    Of more cells as many are drawn at random, the same share of each file. Files that can stay on disk are read block
-    by block. Cells are normalised like the reference's, but not filtered by `data.min_genes`: a panel has few genes. A
-    file with fewer than half of the genes is refused: for the vectors of genes, absent ones count as not expressed.
+    From more cells, a random sample is drawn with the same share of each file. Files that can stay on disk are read
+    block by block. Cells are normalised like the reference, but not filtered by `data.min_genes`, as a panel has few
+    genes. A file with fewer than half of the genes is refused, as gene vectors treat absent genes as not expressed.
     """
     if not cfg.unlabelled:
         return None
@@ -209,6 +251,6 @@ def read_unlabelled(reference: Reference, cfg: TrainConfig) -> csr_matrix | None
         if num_shared < num_genes / 2:
             found = f"{num_shared} of the {num_genes} genes of the reference in unlabelled file {file}"
             raise InputError(found, "half of them", "leave it out, or give cells measured with the same genes")
-        text = "%s: vectors of genes are also learned from %d of its %d cells, with %d of the genes"
+        text = "%s: gene vectors are also learned from %d of its %d cells, with %d of the genes"
         log.info(text, file, (of_file == number).sum(), len(collection.parts[number].kept), num_shared)
     return collection.read(cells)

@@ -1,4 +1,4 @@
-"""Labels of cells: the column that holds them, labels with few cells, ontology ids and the tree of the labels."""
+"""The labels of a reference: their column, labels with few cells, ontology ids and the label tree."""
 
 import logging
 from dataclasses import dataclass, field, replace
@@ -26,30 +26,33 @@ from scperformer.labels import (
 log = logging.getLogger(__name__)
 
 MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
-NUM_NAMED = 5  # names in a line
-NUM_SHOWN = 80  # characters of a label that cannot be one
-TERM_ENDING = "_ontology_term_id"  # of the column beside that of the labels
+NUM_NAMED = 5  # labels that a message names
+MAX_SHOWN_CHARACTERS = 80  # of an invalid label in a message
+TERM_SUFFIX = "_ontology_term_id"  # after the name of the label column, as CELLxGENE names the column of ontology ids
 
 
 def label_columns(obs: pd.DataFrame) -> dict[str, int]:
-    """Return the obs columns that could be labels and their numbers of values: 2 to 200 texts for two cells or more."""
-    found = {}
+    """Return the columns of obs that could be labels, and their numbers of values.
+
+    Such a column has 2 to 200 text values, and at least two cells for each value on average.
+    """
+    columns = {}
     for key in obs.columns:
         column = obs[key]
         is_number = pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_bool_dtype(column.dtype)
         num = 0 if is_number else label_texts(column).nunique()
         if 2 <= num <= min(MAX_LABELS, len(obs) // 2):
-            found[str(key)] = num
-    return found
+            columns[str(key)] = num
+    return columns
 
 
 def require_labels(obs: pd.DataFrame, label_key: str, path: str | Path) -> pd.Series:
-    """Return the labels of the cells as `label_texts`.
+    """Return the labels of the cells as text; see `label_texts`.
 
     Raises
     ------
     InputError
-        The column is missing (the message lists likely columns), has no label, or holds numbers with decimals.
+        The column is missing (the message lists likely columns), is empty, or holds numbers with decimals.
     """
     remedy = "set label_key=... to the column of labels"
     likely = {key: num for key, num in label_columns(obs).items() if key != label_key}
@@ -74,35 +77,36 @@ def rare_labels(labels: pd.Series, min_cells: int) -> dict[str, int]:
     return {str(label): int(counts[label]) for label in sorted(counts.index[counts < min_cells])}
 
 
-def named(cells: dict[str, int]) -> str:
+def named(num_cells: dict[str, int]) -> str:
     """Name labels with their numbers of cells, as in "'B cell' (1), 'T cell' (3) and 2 more"."""
-    more = f" and {len(cells) - NUM_NAMED} more" if len(cells) > NUM_NAMED else ""
-    return ", ".join(f"'{label}' ({num})" for label, num in list(cells.items())[:NUM_NAMED]) + more
+    more = f" and {len(num_cells) - NUM_NAMED} more" if len(num_cells) > NUM_NAMED else ""
+    return ", ".join(f"'{label}' ({num})" for label, num in list(num_cells.items())[:NUM_NAMED]) + more
 
 
 def rare_note(rare: dict[str, int], min_cells: int) -> str:
-    """Begin a sentence with the number and names of rare labels."""
+    """Return a sentence, without its full stop, with the number and the names of rare labels."""
     return f"{len(rare)} label{'s have' if len(rare) > 1 else ' has'} fewer than {min_cells} cells: {named(rare)}"
 
 
 @dataclass
 class LabelSelection:
-    """Labels to train on (NaN: the cell is left out), and the treatment of the rare ones."""
+    """The labels to train on, and how rare labels were treated."""
 
-    labels: pd.Series
-    done: dict[str, Any] = field(default_factory=dict)  # policy, min_cells, rare labels; into: their new label
-    note: str = ""  # the same as a sentence; "": no label is rare
+    labels: pd.Series  # label of each cell; NaN: the cell is left out
+    done: dict[str, Any] = field(default_factory=dict)  # policy, min_cells, rare labels; into: label of merged ones
+    note: str = ""  # the record as a sentence; "": no label is rare
 
 
 def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) -> LabelSelection:
-    """Treat labels of fewer than `data.min_cells_per_label` cells according to `data.rare_labels`, and log it.
+    """Treat labels with fewer than `data.min_cells_per_label` cells according to `data.rare_labels`, and log it.
 
-    Labels that are too long or have control characters are refused.
+    Labels that are too long or contain control characters are refused.
     """
     for label in sorted(labels.dropna().unique()):
-        if why := unfit(label):
-            found = f"label '{label[:NUM_SHOWN]}' of {path} {why}"
-            raise InputError(found, "labels of a line of text", "rename it: adata.obs[...].cat.rename_categories")
+        if reason := unfit(label):
+            found = f"label '{label[:MAX_SHOWN_CHARACTERS]}' of {path} {reason}"
+            remedy = "rename it: adata.obs[...].cat.rename_categories"
+            raise InputError(found, "labels that are a short line of text", remedy)
     least = data.min_cells_per_label
     policy = data.rare_labels
     rare = rare_labels(labels, least)
@@ -136,17 +140,17 @@ def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) ->
 
 @dataclass
 class Terms:
-    """Ontology ids of labels (`unknown`: none is known), the tree of the labels, and the release of the ontology."""
+    """The ontology ids and the tree of labels."""
 
-    ids: list[str]
+    ids: list[str]  # ontology id of each label, or "unknown"
     tree: LabelTree | None
-    release: str | None
+    release: str | None  # release of the ontology
 
 
 def settle_terms(
     obs: pd.DataFrame, labels: np.ndarray, cfg: TrainConfig, path: str | Path, merged: str | None = None
 ) -> Terms:
-    """Find the ontology ids of labels, and their tree: from `label_tree`, `label_keys` or the ontology; log both.
+    """Find the ontology ids of labels, and their tree, from `label_tree`, `label_keys` or the ontology; log both.
 
     Parameters
     ----------
@@ -158,22 +162,44 @@ def settle_terms(
     Raises
     ------
     InputError
-        A file or column cannot be used, or the parents are not a tree over the labels.
+        A file or column cannot be used, or the parents do not form a tree over the labels.
     """
     names = sorted(set(labels.tolist()))
-    column = cfg.ontology_key or f"{cfg.label_key}{TERM_ENDING}"
+    terms, ontology = find_terms(names, _given_terms(obs, labels, names, cfg, path, merged), cfg.ontology)
+    num_known = sum(term != UNKNOWN_TERM for term in terms)
+    shown = ", ".join(f"{name} = {term}" for name, term in zip(names, terms, strict=True))
+    log.info("%d of %d labels have an ontology id: %s", num_known, len(names), shown)
+    tree = _given_tree(obs, labels, names, cfg, path, merged)
+    if tree is not None and ontology is not None:
+        inner = {node: ontology.term(node) for node in tree.nodes if node not in names}
+        tree = replace(tree, terms={node: term for node, term in inner.items() if term is not None})
+    elif ontology is not None:
+        tree = joined_by_terms(names, terms, ontology)
+    if tree is not None:
+        log.info("label tree of %d levels: %s", tree.num_levels, tree.outline)
+    return Terms(terms, tree, None if ontology is None else ontology.version)
+
+
+def _given_terms(
+    obs: pd.DataFrame, labels: np.ndarray, names: list[str], cfg: TrainConfig, path: str | Path, merged: str | None
+) -> list[str]:
+    """Return the ontology id of each label in a column of obs; all cells of a label must have the same id."""
+    column = cfg.ontology_key or f"{cfg.label_key}{TERM_SUFFIX}"
     given = dict.fromkeys(names, UNKNOWN_TERM)
-    if column in obs:  # a label has a term if all its cells have the same
+    if column in obs:
         ids = label_texts(obs[column]).fillna(UNKNOWN_TERM).groupby(labels).unique()
-        given |= {str(name): str(some[0]) for name, some in ids.items() if len(some) == 1 and name != merged}
+        given |= {str(name): str(values[0]) for name, values in ids.items() if len(values) == 1 and name != merged}
     elif cfg.ontology_key is not None:
         found = f"no column '{column}' in obs of {path}"
         remedy = f"{did_you_mean(column, obs.columns)}set ontology_key=... to it, or leave it out"
         raise InputError(found, "a column with ontology ids", remedy)
-    terms, ontology = find_terms(names, list(given.values()), cfg.ontology)
-    num_known = sum(term != UNKNOWN_TERM for term in terms)
-    shown = ", ".join(f"{name} = {term}" for name, term in zip(names, terms, strict=True))
-    log.info("%d of %d labels have an ontology id: %s", num_known, len(names), shown)
+    return list(given.values())
+
+
+def _given_tree(
+    obs: pd.DataFrame, labels: np.ndarray, names: list[str], cfg: TrainConfig, path: str | Path, merged: str | None
+) -> LabelTree | None:
+    """Return the label tree from the file `label_tree` or the columns `label_keys`; None if neither is given."""
     pairs = []
     if cfg.label_tree is not None:
         pairs = read_pairs(cfg.label_tree, "a CSV or TSV table with a child and its parent in each row")
@@ -184,16 +210,8 @@ def settle_terms(
         levels = [require_labels(obs, key, path).to_numpy(object) for key in cfg.label_keys[:-1]]
         pairs = pairs_of_columns(pd.DataFrame(dict(enumerate([*levels, labels])))[labels != merged])
     try:
-        tree = tree_of_pairs(pairs, names) if pairs else None
+        return tree_of_pairs(pairs, names) if pairs else None
     except ValueError as error:
-        where = cfg.label_tree or f"columns {', '.join(cfg.label_keys)} of {path}"
-        expected = f"one parent at most for each name, and labels at the ends ({', '.join(names)})"
-        raise InputError(f"{where} with {error}", expected, "correct it") from error
-    if tree is not None and ontology is not None:
-        inner = {node: ontology.term(node) for node in tree.nodes if node not in names}
-        tree = replace(tree, terms={node: term for node, term in inner.items() if term is not None})
-    elif ontology is not None:
-        tree = joined_by_terms(names, terms, ontology)
-    if tree is not None:
-        log.info("label tree of %d levels: %s", tree.num_levels, tree.outline)
-    return Terms(terms, tree, None if ontology is None else ontology.version)
+        source = cfg.label_tree or f"columns {', '.join(cfg.label_keys)} of {path}"
+        expected = f"at most one parent for each name, and labels at the leaves ({', '.join(names)})"
+        raise InputError(f"{source} with {error}", expected, "correct it") from error

@@ -1,4 +1,4 @@
-"""Split labelled cells into training and validation cells: at random within each label, by group, or by a column."""
+"""Split labelled cells into training and validation cells: at random within each label, by groups, or by a column."""
 
 import logging
 from collections.abc import Sequence
@@ -18,26 +18,25 @@ from scperformer.labels import label_texts
 log = logging.getLogger(__name__)
 
 TRAIN, VAL, TEST = SIDES = ("train", "val", "test")
-NUM_DRAWS = 20  # random orders of groups that are tried; the choice nearest to the wanted share is taken
-FAR = 2.0  # a share that is larger or smaller than the wanted one by this factor is worth a warning
-# Cells that are loaded if the others stay on disk: for linear fits and statistics, and for validation. The results of
-# more cells would hardly differ.
-MAX_FIT_CELLS = 20_000
-MAX_VAL_CELLS = 10_000
+NUM_ORDERS_TRIED = 20  # random orders of groups; the split with a share nearest to the requested share is taken
+FAR_FACTOR = 2.0  # a share that differs from the requested share by this factor causes a warning
+# Cells that are loaded although the others stay on disk. More cells would hardly change the results.
+MAX_FIT_CELLS = 20_000  # for linear fits and statistics
+MAX_VAL_CELLS = 10_000  # for validation
 
 
 @dataclass
 class Split:
-    """Row numbers for training and validation; `done` describes the split as data, `notes` in sentences."""
+    """Training and validation cells."""
 
-    train: np.ndarray
+    train: np.ndarray  # row numbers, int64
     val: np.ndarray
-    done: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    done: dict[str, Any] = field(default_factory=dict)  # record of the split
+    notes: list[str] = field(default_factory=list)  # the record in sentences for users
 
 
 def stratified_sample(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
-    """Draw about `most` rows, ascending: the same share of each label, but at least one row."""
+    """Draw about `most` rows, ascending: the same share of each label, but at least one row of each."""
     if len(labels) <= most:
         return np.arange(len(labels))
     rng = np.random.default_rng(seed)
@@ -46,9 +45,9 @@ def stratified_sample(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
 
 
 def stratified_split(labels: np.ndarray, fraction: float, seed: int, least: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Split rows for training and validation: a share of each label, rounded, but at least one cell and never all.
+    """Split rows at random: validation gets the `fraction` of each label, but at least one cell and never all.
 
-    With `least=0` this holds for all cells together, and not for each label.
+    With `least=0`, the bounds apply to all cells together, and not to each label. Returns training and validation rows.
     """
     rng = np.random.default_rng(seed)
     is_val = np.zeros(len(labels), dtype=bool)
@@ -61,10 +60,16 @@ def stratified_split(labels: np.ndarray, fraction: float, seed: int, least: int 
 
 
 def group_split(groups: np.ndarray, labels: np.ndarray, fraction: float, seed: int) -> np.ndarray | None:
-    """Choose whole groups for validation, near the wanted share of the cells; no label loses its last group.
+    """Choose whole groups for validation with about the requested share of the cells; no label loses its last group.
 
-    `groups` and `labels` are N indices from 0; every index occurs. Returns the indices of the chosen groups, sorted;
-    None if each group has all cells of some label.
+    Parameters
+    ----------
+    groups, labels
+        Index of the group and of the label of each cell, N; every index from 0 occurs.
+
+    Returns
+    -------
+    Indices of the chosen groups, sorted; None if each group has all cells of some label.
     """
     table = np.zeros((groups.max() + 1, labels.max() + 1), dtype=np.int64)
     np.add.at(table, (groups, labels), 1)
@@ -72,7 +77,7 @@ def group_split(groups: np.ndarray, labels: np.ndarray, fraction: float, seed: i
     wanted = fraction * len(groups)
     rng = np.random.default_rng(seed)
     best: list[int] = []
-    for _ in range(NUM_DRAWS):
+    for _ in range(NUM_ORDERS_TRIED):
         chosen: list[int] = []
         left = table.sum(axis=0)
         size = 0
@@ -88,9 +93,9 @@ def group_split(groups: np.ndarray, labels: np.ndarray, fraction: float, seed: i
 
 
 def split_values(obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path: str | Path) -> pd.Series | None:
-    """Return the values of `data.split_key` as `label_texts`; None for a stratified split.
+    """Return the values of `data.split_key` as text; None for a stratified split.
 
-    Only cells with a label (`labelled`, boolean) must have a value.
+    A labelled cell without a value, or with a value that is no side of a column split, is refused.
     """
     key = data.split_key
     if key is None:
@@ -101,7 +106,8 @@ def split_values(obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path
         raise InputError(f"no column '{key}' in obs of {path}", expected, did_you_mean(key, obs.columns) + remedy)
     values = label_texts(obs[key])
     if missing := int((values.isna() & labelled).sum()):
-        raise InputError(f"{missing} labelled cells of {path} without a value in obs['{key}']", "one in each", remedy)
+        found = f"{missing} labelled cells of {path} without a value in obs['{key}']"
+        raise InputError(found, "a value for each labelled cell", remedy)
     if data.split == "column" and (wrong := sorted(set(values[labelled]) - set(SIDES))):
         advice = f"fix the column, or choose data.split=group to keep each value of '{key}' on one side"
         raise InputError(f"{_quoted(wrong)} in obs['{key}'] of {path}", "train, val or test", advice)
@@ -112,7 +118,8 @@ def _quoted(values: Sequence[str]) -> str:
     return ", ".join(f"'{value}'" for value in values[:NUM_NAMED]) + (" ..." if len(values) > NUM_NAMED else "")
 
 
-def _by_group(labels: np.ndarray, label_names: list[str], values: np.ndarray, data: DataConfig, seed: int) -> Split:
+def _split_groups(labels: np.ndarray, label_names: list[str], values: np.ndarray, data: DataConfig, seed: int) -> Split:
+    """Split cells by the groups in `values`, and log the split; refused if no group can be held out."""
     names, groups = np.unique(values.astype(str), return_inverse=True)
     column = f"obs['{data.split_key}']"
     remedy = "choose another data.split_key, or data.split=stratified"
@@ -125,14 +132,15 @@ def _by_group(labels: np.ndarray, label_names: list[str], values: np.ndarray, da
         group = names[groups[labels == only][0]]
         found = f"each of the {len(names)} values of {column} has all cells of some label, as '{group}' of"
         advice = f"leave such labels out with data.rare_labels=drop and data.min_cells_per_label, or {remedy}"
-        raise InputError(f"{found} '{label_names[only]}'", "a group that training can do without", advice)
+        raise InputError(f"{found} '{label_names[only]}'", "a group that is not the only one of any label", advice)
     is_val = np.isin(groups, chosen)
     share = is_val.mean()
     held_out = [str(names[group]) for group in chosen]
     note = f"{len(held_out)} of {len(names)} values of {column} are held out whole: {_quoted(held_out)}"
     note += f" ({share:.1%} of the cells)"
-    far = max(share / data.val_fraction, data.val_fraction / share) > FAR
-    log.log(logging.WARNING if far else logging.INFO, "%s%s", note, f", not {data.val_fraction:.1%}" if far else "")
+    is_far = max(share / data.val_fraction, data.val_fraction / share) > FAR_FACTOR
+    requested = f", not {data.val_fraction:.1%}" if is_far else ""
+    log.log(logging.WARNING if is_far else logging.INFO, "%s%s", note, requested)
     done = {"val_groups": held_out, "num_groups": len(names)}
     return Split(np.flatnonzero(~is_val), np.flatnonzero(is_val), done, [f"{note}."])
 
@@ -140,16 +148,25 @@ def _by_group(labels: np.ndarray, label_names: list[str], values: np.ndarray, da
 def split_cells(
     labels: np.ndarray, label_names: list[str], values: np.ndarray | None, data: DataConfig, seed: int
 ) -> Split:
-    """Split cells into training and validation cells according to `data.split`, and log its notes.
+    """Split cells into training and validation cells according to `data.split`.
 
-    `labels` are N indices of `label_names`; every index occurs. `values` are the group or the side of each cell; None
-    for `data.split=stratified`. A split without validation cells, or without training cells of a label, is refused.
+    Parameters
+    ----------
+    labels, label_names
+        Index of the label of each cell, N; every index of `label_names` occurs.
+    values
+        Group or side of each cell; None for `data.split=stratified`.
+
+    Raises
+    ------
+    InputError
+        There are no validation cells, or a label has no training cells.
     """
     if data.split == "stratified":
         split = Split(*stratified_split(labels, data.val_fraction, seed))
     elif data.split == "group":
         assert values is not None
-        split = _by_group(labels, label_names, values, data, seed)
+        split = _split_groups(labels, label_names, values, data, seed)
     else:
         split = Split(np.flatnonzero(values == TRAIN), np.flatnonzero(values == VAL))
         split.notes.append(f"Training and validation cells are those of obs['{data.split_key}'].")
@@ -163,14 +180,15 @@ def split_cells(
     if (num_train == 0).any():
         lost = named({label_names[label]: int(num_val[label]) for label in np.flatnonzero(num_train == 0)})
         remedy = "mark cells of these labels as 'train', or as 'test' to leave them out"
-        raise InputError(f"labels whose cells are all '{VAL}' in {where}: {lost}", "training cells of each", remedy)
+        found = f"labels whose cells are all '{VAL}' in {where}: {lost}"
+        raise InputError(found, "training cells of each label", remedy)
     key = {"key": data.split_key} if data.split_key else {}
     sizes = {"num_train_cells": len(split.train), "num_val_cells": len(split.val)}
     split.done = {"how": data.split, **key, **sizes, **split.done}
     if (num_val == 0).any():
         total = np.bincount(labels, minlength=len(label_names))
         without = {label_names[label]: int(total[label]) for label in np.flatnonzero(num_val == 0)}
-        note = f"no validation cell, and so no score, of these labels: {named(without)}"
+        note = f"no validation cell, and so no score, for these labels: {named(without)}"
         log.warning("%s", note)
         split.done["labels_without_val_cells"] = without
         split.notes.append(f"{note[0].upper()}{note[1:]}.")

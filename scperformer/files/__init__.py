@@ -1,13 +1,14 @@
-"""Every kind of input in, safely; results out.
+"""Reading cells from every kind of input, safely, and writing results.
 
-In reading order: `safety` (damaged and unsafe files), `watch` (damage that HDF5 does not survive), `h5ad` (in memory
-and on disk), `tenx` (10x and loom), `mtx` (MatrixMarket and the names beside it), `tables` (text), `read` (the kind of
-an input, its cells and its checksum), `row_blocks` (matrices that stay on disk), `writing` (HDF5 files).
+In reading order: `safety` (damaged and unsafe files are refused), `hdf5_guard` (HDF5 files on which libhdf5 hangs or
+crashes), `writing` (HDF5 files), `h5ad` (in memory or with matrices on disk), `tenx` (10x and loom), `mtx`
+(MatrixMarket), `tables` (text), `read` (the kind of an input, its cells and its checksum), `rows` (matrices that are
+read block by block).
 """
 
 from scperformer.files.h5ad import (
-    LOG_MARK,
-    PREPARED,
+    LOG1P_KEY,
+    PREPARED_KEY,
     BackedH5ad,
     is_nested,
     nullable_strings_allowed,

@@ -1,4 +1,4 @@
-"""Read h5ad files of anndata and of other programs, into memory or with matrices on disk; write them whole or not.
+"""Read h5ad files, also irregular ones, into memory or with matrices on disk; write h5ad files.
 
 The parts of a zarr store are read in the same way.
 """
@@ -35,13 +35,13 @@ from scperformer.files.safety import (
 )
 from scperformer.files.writing import write_anndata
 
-PREPARED = "scperformer_prepared"  # uns key by which preprocess marks its output
-LOG_MARK = "log1p"  # uns key in which scanpy keeps the base of its logarithm; None: natural
+PREPARED_KEY = "scperformer_prepared"  # key of uns with which preprocess marks its output
+LOG1P_KEY = "log1p"  # key of uns under which scanpy keeps the base of its logarithm; None: natural
 INDEX_NAMES = ("_index", "index", "cell_names", "cell_names_col", "gene_names", "cell_id", "barcodes", "barcode")
-EXTRAS = ("obsm", "varm", "obsp", "varp", "uns")
-PLACE = re.compile("key '(.*)' of .* to /(.*)")  # what anndata says about an error in writing
+OPTIONAL_GROUPS = ("obsm", "varm", "obsp", "varp", "uns")
+GROUPS_OF_ARRAYS = ("layers", "obsm", "varm", "obsp", "varp", "raw/varm")  # each array has a name
+WRITE_ERROR = re.compile("key '(.*)' of .* to /(.*)")  # anndata's note on an element that it could not write
 NO_SLASHES = "anndata cannot read names with a slash"
-NAMED = ("layers", "obsm", "varm", "obsp", "varp", "raw/varm")  # groups of arrays, each with a name
 
 
 def is_array(node: Any) -> bool:
@@ -50,25 +50,25 @@ def is_array(node: Any) -> bool:
 
 
 def is_nested(node: Any) -> bool:
-    """Whether a node is a plain group around elements, which anndata has made of a name with a slash."""
+    """Whether a node is a plain group around elements, which anndata creates for a name with a slash."""
     if is_array(node) or len(node.attrs):
         return False
-    parts = [node.get(name) for name in node]  # None: a link that leads nowhere
-    return any("encoding-type" in part.attrs or is_nested(part) for part in parts if part is not None)
+    elements = [node.get(name) for name in node]  # None: a dangling link
+    return any("encoding-type" in element.attrs or is_nested(element) for element in elements if element is not None)
 
 
 def nested_names(file: Any) -> list[str]:
-    """Return the groups of an AnnData that anndata before 0.13 has made of names with a slash, and cannot read.
+    """Return the names of groups that anndata before 0.13 has created for names with a slash, and cannot read.
 
     `layers["norm/log"]` is stored as `log` in the group `layers/norm`.
     """
-    groups = {place: group for place in NAMED if (group := file.get(place)) is not None}  # else a link leads nowhere
+    groups = {place: group for place in GROUPS_OF_ARRAYS if (group := file.get(place)) is not None}
     names = [f"{place}/{name}" for place, group in groups.items() for name in group]
-    return [name for name in names if (node := file.get(name)) is not None and is_nested(node)]
+    return [name for name in names if (node := file.get(name)) is not None and is_nested(node)]  # None: a dangling link
 
 
 def irregular(path: str | Path, error: Exception | str, left_out: list[str], kind: str = "h5ad file") -> str:
-    """Return the warning about a file that is read in parts."""
+    """Return the warning about a file that is read without some of its parts."""
     without = f" without {', '.join(left_out[:5])}" if left_out else ""
     more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
     reason = error if isinstance(error, str) else reason_of(error)
@@ -76,23 +76,23 @@ def irregular(path: str | Path, error: Exception | str, left_out: list[str], kin
 
 
 def _read_matrix(node: Any, shape: tuple[int, int]) -> Any:
-    """Read a dense or sparse matrix, with or without the attributes that name its kind."""
+    """Read a dense or sparse matrix, with or without the attributes that anndata writes."""
     if is_array(node) or {"encoding-type", "shape"} <= set(node.attrs):
         return read_elem(node)
-    parts = node["data"][:], node["indices"][:], node["indptr"][:]
-    stored = node.attrs.get("shape", node.attrs.get("h5sparse_shape", shape))
+    arrays = node["data"][:], node["indices"][:], node["indptr"][:]
+    stored_shape = node.attrs.get("shape", node.attrs.get("h5sparse_shape", shape))
     kind = str(node.attrs.get("encoding-type", node.attrs.get("h5sparse_format", "")))[:3]
     if kind not in ("csr", "csc"):
-        fits = [name for name, size in zip(("csr", "csc"), shape, strict=True) if len(parts[2]) == size + 1]
-        if len(fits) != 1:
+        fitting = [name for name, size in zip(("csr", "csc"), shape, strict=True) if len(arrays[2]) == size + 1]
+        if len(fitting) != 1:
             raise ValueError(f"{node.name}: nothing shows whether rows or columns are compressed")
-        kind = fits[0]
+        kind = fitting[0]
     make: Callable[..., Any] = {"csr": sparse.csr_matrix, "csc": sparse.csc_matrix}[kind]
-    return make(parts, shape=tuple(int(size) for size in stored))
+    return make(arrays, shape=tuple(int(size) for size in stored_shape))
 
 
 def _read_column(group: h5py.Group, name: str) -> Any:
-    """Read a column of a table; anndata 0.7 keeps its categories in a group `__categories` beside it."""
+    """Read a column of a table; anndata 0.7 keeps categories in the group `__categories` of the table."""
     node = group[name]
     if isinstance(node, h5py.Group) and "encoding-type" not in node.attrs and {"codes", "categories"} <= set(node):
         codes = node["codes"][:]
@@ -106,15 +106,19 @@ def _read_column(group: h5py.Group, name: str) -> Any:
 
 
 def _read_table(node: Any) -> pd.DataFrame:
-    """Read obs or var with the attributes that it has; the index is the column that they, or `INDEX_NAMES`, name."""
-    if not isinstance(node, h5py.Group):  # a dataset of rows, or zarr, which only anndata writes
+    """Read obs or var; the index is the column that an attribute of the table names, or else one of `INDEX_NAMES`."""
+    if not isinstance(node, h5py.Group):  # a structured dataset, or zarr, which only anndata writes
         return read_elem(node)
-    found = (np.atleast_1d(node.attrs.get(key, other)) for key, other in (("_index", []), ("column-order", list(node))))
-    named, order = ([name.decode() if isinstance(name, bytes) else str(name) for name in names] for names in found)
-    index = next((name for name in (*named, *INDEX_NAMES) if name in node), None)
+
+    def names_in(key: str, default: list[str]) -> list[str]:
+        names = np.atleast_1d(node.attrs.get(key, default))
+        return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+
+    index = next((name for name in (*names_in("_index", []), *INDEX_NAMES) if name in node), None)
     if index is None:
-        raise KeyError(f"{node.name} has no column with the names (one of {', '.join(INDEX_NAMES[:2])})")
-    values = {name: _read_column(node, name) for name in order if name not in (index, "__categories")}
+        raise KeyError(f"{node.name} has no column with the names ({' or '.join(INDEX_NAMES[:2])})")
+    columns = [name for name in names_in("column-order", list(node)) if name not in (index, "__categories")]
+    values = {name: _read_column(node, name) for name in columns}
     names = _read_column(node, index)
     if not isinstance(names.dtype, pd.StringDtype):
         names = np.asarray(names).astype(str)
@@ -122,7 +126,10 @@ def _read_table(node: Any) -> pd.DataFrame:
 
 
 def read_parts(file: Any) -> tuple[AnnData, list[str]]:
-    """Read expression, obs and var of an open h5ad file or zarr store; return also the names of what is left out."""
+    """Read an open h5ad file or zarr store part by part; also return the names of parts that cannot be read.
+
+    The expression, obs and var must be readable.
+    """
     left_out = nested_names(file)
     obs = _read_table(file["obs"])
     var = _read_table(file["var"])
@@ -132,29 +139,29 @@ def read_parts(file: Any) -> tuple[AnnData, list[str]]:
         if f"layers/{name}" not in left_out:
             adata.layers[name] = _read_matrix(file["layers"][name], shape)
     if "raw" in file and "X" in file["raw"]:
-        genes = _read_table(file["raw"]["var"])
-        adata.raw = AnnData(_read_matrix(file["raw"]["X"], (len(obs), len(genes))), obs=obs, var=genes)
-    for where in (f"{place}/{name}" for place in EXTRAS for name in file.get(place, ())):
-        if where in left_out:
+        raw_var = _read_table(file["raw"]["var"])
+        adata.raw = AnnData(_read_matrix(file["raw"]["X"], (len(obs), len(raw_var))), obs=obs, var=raw_var)
+    for element in (f"{group}/{name}" for group in OPTIONAL_GROUPS for name in file.get(group, ())):
+        if element in left_out:
             continue
-        place, name = where.split("/", 1)
+        group, name = element.split("/", 1)
         try:
-            getattr(adata, place)[name] = read_elem(file[where])
+            getattr(adata, group)[name] = read_elem(file[element])
         except READ_ERRORS:
-            left_out.append(where)
+            left_out.append(element)
     return adata, left_out
 
 
 def read_h5ad(path: str | Path) -> AnnData:
     """Read an h5ad file that `require_readable` has accepted into memory.
 
-    If anndata refuses the file but its expression, obs and var can be read, the rest is left out with a warning.
+    If anndata refuses a file whose expression, obs and var can be read, a warning names the parts that are left out.
     """
     with reading(path), open_hdf5(path) as file:
         nested = nested_names(file)
         for node in require_contained(file, path):
             is_sparse = isinstance(node, h5py.Group) and "indptr" in node and "shape" in node.attrs
-            # anndata makes a matrix of the declared shape before it reads one.
+            # anndata allocates a matrix of the declared shape, however large, before it reads the values.
             if is_sparse and len(node["indptr"]) - 1 not in node.attrs["shape"]:
                 raise ValueError(f"the shape of {node.name} does not fit its values")
     try:
@@ -162,9 +169,10 @@ def read_h5ad(path: str | Path) -> AnnData:
             raise ValueError(NO_SLASHES)
         with open_hdf5(path) as file:
             for table in (file["obs"], file["var"]):
-                old = table.get("__categories", ()) if isinstance(table, h5py.Group) else ()
-                if any(name in table and "categories" not in table[name].attrs for name in old):
-                    raise ValueError("columns of codes without their categories")  # anndata would take them for numbers
+                categorical = table.get("__categories", ()) if isinstance(table, h5py.Group) else ()
+                if any(name in table and "categories" not in table[name].attrs for name in categorical):
+                    # anndata would read the codes as numbers.
+                    raise ValueError("columns of codes without their categories")
         with quiet_anndata():
             adata = ad.read_h5ad(path)
     except READ_ERRORS as error:
@@ -178,28 +186,29 @@ def read_h5ad(path: str | Path) -> AnnData:
 
 
 _lock = threading.Lock()
-_writing = set[object]()
-_afterwards = ExitStack()
+_active_blocks = set[object]()
+_setting = ExitStack()
 
 
 @contextmanager
 def nullable_strings_allowed() -> Iterator[None]:
-    """Let anndata write strings that can be missing, as those of pandas 3, for a block.
+    """Let anndata write nullable strings, such as those of pandas 3, inside a block.
 
-    The setting is of the whole process: the first block of several threads sets it, the last one puts it back.
+    The setting belongs to the whole process: of several threads, the first to enter sets it, the last to leave resets
+    it.
     """
-    me = object()
+    block = object()
     with _lock:
-        if not _writing:
-            _afterwards.enter_context(ad.settings.override(allow_write_nullable_strings=True))
-        _writing.add(me)
+        if not _active_blocks:
+            _setting.enter_context(ad.settings.override(allow_write_nullable_strings=True))
+        _active_blocks.add(block)
     try:
         yield
     finally:
         with _lock:
-            _writing.remove(me)
-            if not _writing:
-                _afterwards.close()
+            _active_blocks.remove(block)
+            if not _active_blocks:
+                _setting.close()
 
 
 def write_h5ad(adata: AnnData, path: str | Path, overwrite: bool = False) -> None:
@@ -208,24 +217,24 @@ def write_h5ad(adata: AnnData, path: str | Path, overwrite: bool = False) -> Non
     Raises
     ------
     InputError
-        As `new_file`; or anndata cannot write something, such as a column of numbers and texts.
+        As `new_file`, or anndata cannot write an element, such as a column of numbers and strings.
     """
     with new_file(path, overwrite) as temporary, nullable_strings_allowed():
         try:
             write_anndata(adata, temporary)
         except (TypeError, IORegistryError) as error:
-            match = next(filter(None, map(PLACE.search, getattr(error, "__notes__", []))), None)
-            place = "the cells" if match is None else f"{match[2]}['{match[1]}']"
-            found = f"{place} cannot be written ({reason_of(error)})"
-            remedy = "convert it, such as by astype(str)"
-            raise InputError(found, "numbers, or text alone", f"{remedy}, or remove it") from error
+            match = next(filter(None, map(WRITE_ERROR.search, getattr(error, "__notes__", []))), None)
+            element = "the cells" if match is None else f"{match[2]}['{match[1]}']"
+            found = f"{element} cannot be written ({reason_of(error)})"
+            remedy = "convert it, for example with astype(str), or remove it"
+            raise InputError(found, "numbers alone or text alone", remedy) from error
 
 
 class BackedH5ad:
-    """An open h5ad file or zarr group: tables of genes in memory; X, layers and raw on disk; cells read on demand.
+    """An open h5ad file or zarr store: gene tables in memory, matrices on disk, obs read on demand.
 
-    Attributes are named as in AnnData. `uns` holds only the marks that `detect_expression` needs. `left_out` are the
-    `nested_names`. A damaged file, or one older than anndata 0.8, raises one of `READ_ERRORS`.
+    Attributes are named as in AnnData. `uns` holds only the keys that `detect_expression` needs, `left_out` the
+    `nested_names`. A damaged file, or a file of anndata before 0.8, raises one of `READ_ERRORS`.
     """
 
     def __init__(self, file: Any):
@@ -234,8 +243,8 @@ class BackedH5ad:
         if obs.attrs.get("encoding-version") != "0.2.0":
             raise ValueError("obs of an older format")
         self._index = obs[obs.attrs["_index"]]
-        # Strings that can be missing, as pandas 3 has them, are a group of values and a mask.
-        self._names = self._index if hasattr(self._index, "dtype") else self._index["values"]
+        # Nullable strings are a group of values and a mask.
+        self._names = self._index if is_array(self._index) else self._index["values"]
         self.n_obs = int(self._names.shape[0])
         self.var: pd.DataFrame = read_elem(file["var"])
         self.n_vars = len(self.var)
@@ -247,7 +256,9 @@ class BackedH5ad:
         if "raw/X" in file:
             raw_var = read_elem(file["raw/var"])
             self.raw = SimpleNamespace(X=self._matrix("raw/X", len(raw_var)), var=raw_var)
-        self.uns = {name: read_elem(file["uns"][name]) for name in (PREPARED, LOG_MARK) if name in file.get("uns", {})}
+        self.uns = {
+            name: read_elem(file["uns"][name]) for name in (PREPARED_KEY, LOG1P_KEY) if name in file.get("uns", {})
+        }
 
     @cached_property
     def obs(self) -> pd.DataFrame:
@@ -260,42 +271,42 @@ class BackedH5ad:
         return pd.Index(read_elem(self._index))
 
     def columns(self, names: Iterable[str]) -> pd.DataFrame:
-        """Read those of these columns of obs that exist; rows are numbered."""
+        """Read the columns of obs with these names, as far as they exist; rows are numbered."""
         obs = self.file["obs"]
-        there = list(obs.attrs["column-order"])
+        existing = list(obs.attrs["column-order"])
         index = pd.RangeIndex(self.n_obs)
-        return pd.DataFrame({name: pd.Series(read_elem(obs[name])) for name in names if name in there}, index=index)
+        return pd.DataFrame({name: pd.Series(read_elem(obs[name])) for name in names if name in existing}, index=index)
 
     def names(self, start: int, stop: int) -> list[str]:
         """Return the names of cells `start` to `stop`."""
-        names = self._names
-        if not isinstance(names, h5py.Dataset) or not h5py.check_string_dtype(names.dtype):
+        stored = self._names
+        if not isinstance(stored, h5py.Dataset) or not h5py.check_string_dtype(stored.dtype):
             return [str(name) for name in self.obs_names[start:stop]]
-        found = list(names.asstr(errors="replace")[start:stop])  # R may have written them in latin-1
-        if names is self._index:
-            return found
-        missing = self._index["mask"][start:stop]
-        return [str(pd.NA) if is_missing else name for name, is_missing in zip(found, missing, strict=True)]
+        names = list(stored.asstr(errors="replace")[start:stop])  # R may have written them in latin-1
+        if stored is self._index:
+            return names
+        mask = self._index["mask"][start:stop]
+        return [str(pd.NA) if is_missing else name for name, is_missing in zip(names, mask, strict=True)]
 
     def keys(self) -> dict[str, set[str]]:
         """Return the names in obs, obsm and uns."""
-        places = {place: set(self.file.get(place, {})) for place in ("obsm", "uns")}
-        return places | {"obs": set(self.file["obs"].attrs["column-order"])}
+        names = {group: set(self.file.get(group, {})) for group in ("obsm", "uns")}
+        return names | {"obs": set(self.file["obs"].attrs["column-order"])}
 
     def _matrix(self, name: str, num_genes: int) -> Any:
-        """Return a matrix as `Rows` takes it; None if it does not exist."""
+        """Return a matrix in a form that `Rows` accepts; None if it does not exist."""
         if name not in self.file or self.file[name].attrs.get("encoding-type") == "null":
             return None
         stored = self.file[name]
-        matrix = stored if hasattr(stored, "dtype") else sparse_dataset(stored)  # an array, of h5py or zarr
+        matrix = stored if is_array(stored) else sparse_dataset(stored)
         if tuple(matrix.shape) != (self.n_obs, num_genes):
             shape = " x ".join(map(str, matrix.shape))
-            raise ValueError(f"{name} is {shape}, the tables say {self.n_obs} x {num_genes}")
+            raise ValueError(f"{name} is {shape}, but obs and var are {self.n_obs} x {num_genes}")
         return matrix
 
 
 def open_stored(path: str | Path) -> BackedH5ad:
-    """Open a regular h5ad file or zarr store; it is closed when nothing refers to it any more."""
+    """Open a regular h5ad file or zarr store; it is closed when the object is no longer referenced."""
     if Path(path).is_dir():
         import zarr  # takes a while to import
 

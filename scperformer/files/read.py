@@ -1,4 +1,4 @@
-"""Read cells from every kind of input: h5ad, 10x, mtx, loom, zarr and tables; the content shows the kind."""
+"""Read cells from every kind of input: h5ad, 10x, mtx, loom, zarr and tables. The content shows the kind."""
 
 import hashlib
 import logging
@@ -34,20 +34,21 @@ from scperformer.genes import AXIS_SHARE, axis_shares, is_cell, name_columns
 
 log = logging.getLogger(__name__)
 
-KINDS = "an h5ad file, 10x .h5, 10x folder, .mtx, loom, zarr or table of text"
+SUPPORTED_KINDS = "an h5ad file, 10x .h5, 10x folder, .mtx, loom, zarr or table of text"
 SAVE = "read it with scanpy and save it with write_h5ad"
 ZARR_ROOTS = (".zgroup", ".zattrs", ".zmetadata", "zarr.json")
-MOST_NEIGHBOURS = 2000  # files that are compared with the name of one that does not exist
-NAMES = 2**16  # of cells that are read at a time
-NUM_SEEN = 5000  # names of cells that show whether they are cells
-HDF5_SIGNATURE, SMALLEST_BLOCK = b"\x89HDF\r\n\x1a\n", 512  # bytes of a block in front of it
-RNA = ("rna", "gex", "gene expression")  # names of the modality with the genes
+MAX_NEIGHBOURS = 2000  # names of files that are compared with that of a missing file
+NAMES_AT_ONCE = 2**16  # cell names that are read at a time
+NUM_NAMES_CHECKED = 5000  # cell names that are checked not to be genes
+HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+MIN_USER_BLOCK = 512  # bytes in front of the signature, if there are any
+RNA_MODALITIES = ("rna", "gex", "gene expression")  # in lower case
 HDF5_SUFFIXES = (".h5ad", ".h5", ".hdf5", ".loom")
-SUFFIXES = (*HDF5_SUFFIXES, ".zarr", ".csv", ".tsv", ".tab", ".txt", ".mtx")
+INPUT_SUFFIXES = (*HDF5_SUFFIXES, ".zarr", ".csv", ".tsv", ".tab", ".txt", ".mtx")
 FROM_R = "write it from R as h5ad (zellkonverter::writeH5AD) or as a 10x folder (DropletUtils::write10xCounts)"
 UTF16 = "text in UTF-16", "convert it, for example 'iconv -f utf-16 -t utf-8 FILE > NEW_FILE'"
-# Files that are often given by mistake: their first bytes (after gunzip), their kind, the remedy.
-FOREIGN = (
+# Unsupported files that are often given by mistake: first bytes (after gunzip), kind, remedy.
+UNSUPPORTED = (
     (b"PK\x03\x04", "a zip archive", "unpack it; save a sheet of Excel as CSV"),
     (b"BZh", "compressed with bzip2", "unpack it"),
     (b"\xfd7zXZ", "compressed with xz", "unpack it"),
@@ -74,20 +75,20 @@ def _folder_kind(path: Path) -> str:
         matrix_size(find_matrix(path)[0])
         return "mtx"
     found = f"{path} is a folder that holds neither an mtx file nor a zarr store"
-    raise InputError(found, KINDS, "name the h5ad file itself, or the folder in which matrix.mtx is")
+    raise InputError(found, SUPPORTED_KINDS, "name the h5ad file itself, or the folder that contains matrix.mtx")
 
 
-def _mudata(path: Path, names: list[str]) -> InputError:
-    """Return the error about several modalities in one file, of these names."""
-    usual = next((name for name in names if name.lower() in RNA), names[0] if names else "rna")
-    remedy = f"it looks like MuData: save its RNA alone, mdata.mod['{usual}'].write_h5ad(...)"
-    return InputError(f"{path} holds the modalities {', '.join(names[:5])}", KINDS, remedy)
+def _mudata(path: Path, modalities: list[str]) -> InputError:
+    """Return the error about several modalities in one file."""
+    rna = next((name for name in modalities if name.lower() in RNA_MODALITIES), modalities[0] if modalities else "rna")
+    remedy = f"it looks like MuData: save its RNA alone, mdata.mod['{rna}'].write_h5ad(...)"
+    return InputError(f"{path} holds the modalities {', '.join(modalities[:5])}", SUPPORTED_KINDS, remedy)
 
 
 def _is_hdf5(path: Path) -> bool:
-    """Whether a file has the signature of HDF5 at its beginning, or behind a block of 512, 1024, 2048, ... bytes.
+    """Whether a file has the signature of HDF5 at its beginning, or after a user block of 512, 1024, 2048, ... bytes.
 
-    The block belongs to the user: MuData writes its name and version there.
+    MuData writes its name and version into the user block.
     """
     with path.open("rb") as file:
         place = 0
@@ -96,29 +97,30 @@ def _is_hdf5(path: Path) -> bool:
             file.seek(place)
             if file.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE:
                 return True
-            place = 2 * place or SMALLEST_BLOCK
+            place = 2 * place or MIN_USER_BLOCK
     return False
 
 
 def _file_kind(path: Path) -> str:
     with path.open("rb") as file:
         start = file.read(512)
-    if _is_hdf5(path) and start[257:262] != b"ustar":  # in a tar archive, the first file is at byte 512, too
+    if _is_hdf5(path) and start[257:262] != b"ustar":  # the first file of a tar archive also begins at byte 512
         return _hdf5_kind(path)
     if start and path.suffix.lower() in HDF5_SUFFIXES:
-        raise InputError(f"{path} is not an HDF5 file", KINDS, f"{SAVE}, or give a table the name .csv")
+        remedy = f"{SAVE}, or name it .csv if it is a table"
+        raise InputError(f"{path} is not an HDF5 file", SUPPORTED_KINDS, remedy)
     if is_gzip(path):
         with reading(path, "a complete gzip file"), open_bytes(path) as unpacked:
             start = unpacked.read(512)
-    for signature, what, remedy in FOREIGN:
+    for signature, kind, remedy in UNSUPPORTED:
         if start.startswith(signature):
-            raise InputError(f"{path} is {what}", KINDS, remedy)
+            raise InputError(f"{path} is {kind}", SUPPORTED_KINDS, remedy)
     if start[257:262] == b"ustar":
-        raise InputError(f"{path} is a tar archive", KINDS, "unpack it and name the folder of a sample")
+        raise InputError(f"{path} is a tar archive", SUPPORTED_KINDS, "unpack it and name the folder of a sample")
     if b"\x00" in start:
-        raise InputError(f"{path} is of no known kind", KINDS, SAVE)
+        raise InputError(f"{path} is of no known kind", SUPPORTED_KINDS, SAVE)
     if not start.strip():
-        raise InputError(f"{path} is empty", KINDS, SAVE)
+        raise InputError(f"{path} is empty", SUPPORTED_KINDS, SAVE)
     if start.removeprefix(b"\xef\xbb\xbf").lower().startswith(b"%%matrixmarket"):
         matrix_size(find_matrix(path)[0])
         return "mtx"
@@ -141,35 +143,37 @@ def _hdf5_kind(path: Path) -> str:
     found = f"{path} is an HDF5 file of an unknown kind (it holds {', '.join(parts[:5]) or 'nothing'})"
     remedy = SAVE
     if "assays" in parts:
-        remedy = "it looks like h5Seurat: SeuratDisk::Convert(..., dest='h5ad') makes an h5ad file of it"
-    raise InputError(found, KINDS, remedy)
+        remedy = "it looks like h5Seurat: convert it with SeuratDisk::Convert(..., dest='h5ad')"
+    raise InputError(found, SUPPORTED_KINDS, remedy)
 
 
 def neighbours(path: Path) -> list[str]:
-    """Return the names of the files and folders beside a path that may not exist."""
-    return [other.name for other in islice(path.parent.iterdir(), MOST_NEIGHBOURS)] if path.parent.is_dir() else []
+    """Return the names of files and folders in the same folder as a path that may not exist."""
+    return [other.name for other in islice(path.parent.iterdir(), MAX_NEIGHBOURS)] if path.parent.is_dir() else []
 
 
 def require_readable(path: str | Path) -> str:
-    """Return the kind of a file or folder: h5ad, 10x h5, loom, mtx, zarr or table; little of it is read.
+    """Return the kind of a file or folder (h5ad, 10x h5, loom, mtx, zarr or table), reading only a little of it.
 
     Raises
     ------
     InputError
-        It is missing, of no known kind, visibly damaged, lacks parts, or points to other files.
+        The input is missing, of no known kind, visibly damaged or incomplete, or refers to other files.
     """
     path = Path(path)
     require_utf8(path)
     if not path.exists():
-        raise InputError(f"no file {path}", KINDS, f"{did_you_mean(path.name, neighbours(path))}check the path")
+        remedy = f"{did_you_mean(path.name, neighbours(path))}check the path"
+        raise InputError(f"no file {path}", SUPPORTED_KINDS, remedy)
     try:
         if path.is_dir():
             return _folder_kind(path)
         if not path.is_file():
-            raise InputError(f"{path} is neither a file nor a folder", KINDS, "copy the content into a file")
+            raise InputError(f"{path} is neither a file nor a folder", SUPPORTED_KINDS, "copy the content into a file")
         return _file_kind(path)
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror})", KINDS, "check its permissions") from error
+        found = f"{path} cannot be read ({error.strerror})"
+        raise InputError(found, SUPPORTED_KINDS, "check its permissions") from error
 
 
 def require_h5ad(path: str | Path) -> None:
@@ -180,14 +184,15 @@ def require_h5ad(path: str | Path) -> None:
 
 
 def _require_genes_in_columns(obs_names: Sequence[str], var: pd.DataFrame, path: Path) -> None:
-    """Refuse an AnnData with genes in rows, as `scanpy.read_csv` makes it of many tables."""
-    rows = [str(name) for name in obs_names[:NUM_SEEN]]
-    like_cells = sum(is_cell(name) or not any(map(str.isalpha, name)) for name in rows)
-    if like_cells >= AXIS_SHARE * len(rows) or axis_shares(rows)[0] < AXIS_SHARE:  # the table of genes takes a while
+    """Refuse an AnnData with genes in rows, which `scanpy.read_csv` returns for tables of genes by cells."""
+    rows = [str(name) for name in obs_names[:NUM_NAMES_CHECKED]]
+    num_like_cells = sum(is_cell(name) or not any(map(str.isalpha, name)) for name in rows)
+    # The first condition is cheap; the second reads the table of human genes.
+    if num_like_cells >= AXIS_SHARE * len(rows) or axis_shares(rows)[0] < AXIS_SHARE:
         return
     columns = list(map(str, var.index))
     if all(axis_shares(names)[0] < AXIS_SHARE for names in (columns, *name_columns(var).values())):
-        found = f"{path} with genes in obs_names (e.g. '{rows[len(rows) // 2]}') and others in var_names "
+        found = f"{path} with genes in obs_names (e.g. '{rows[len(rows) // 2]}') and other names in var_names "
         found += f"(e.g. '{columns[len(columns) // 2]}')"
         raise InputError(found, "cells in rows, genes in columns", "transpose it (adata = adata.T) and save it")
 
@@ -198,19 +203,20 @@ def read_cells(path: str | Path, orientation: str = "auto") -> AnnData:
     Parameters
     ----------
     orientation
-        Of a table of text: auto, cells_by_genes or genes_by_cells. Not used for other kinds.
+        Orientation of a table of text: auto, cells_by_genes or genes_by_cells. Other kinds ignore it with a warning.
 
     Returns
     -------
-    AnnData, N cells x G genes, names as they are stored. X as stored (CSR, except from h5ad and zarr); further
-    columns in `obs` and `var`. Repeated names of genes and cells are kept, those of cells with a warning.
+    AnnData, N cells x G genes. Names are as stored; repeated names are kept, repeated cell names with a warning. X is
+    as stored in h5ad and zarr, and CSR from other kinds; further columns are in `obs` and `var`.
 
     Raises
     ------
     InputError
         The input is of no known kind, damaged or unsafe, its parts do not fit, or it has no cells or no genes.
     """
-    path, kind = Path(path), require_readable(path)
+    path = Path(path)
+    kind = require_readable(path)
     if orientation != "auto" and kind != "table":
         warnings.warn(f"orientation={orientation} is not used: {path} is not a table of text", stacklevel=2)
     notes: list[str] = []
@@ -247,7 +253,7 @@ def _read_zarr(path: Path) -> AnnData:
 def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData | BackedH5ad]:
     """Open the cells of a file or folder of any kind; an h5ad file of anndata 0.8 or newer stays on disk.
 
-    Parameters and errors as `read_cells`.
+    Parameters and errors are those of `read_cells`.
     """
     stored = None
     if require_readable(path) == "h5ad":
@@ -258,19 +264,19 @@ def open_cells(path: str | Path, orientation: str = "auto") -> Iterator[AnnData 
         return
     with stored.file:
         require_cells_and_genes(stored, path)
-        with reading(path):  # damaged names are an error now, not when the last cell is written
-            for start in range(0, stored.n_obs, NAMES):
-                stored.names(start, start + NAMES)
-        _require_genes_in_columns(stored.names(0, NUM_SEEN), stored.var, Path(path))
+        with reading(path):  # find damaged names now, not when the last cell is written
+            for start in range(0, stored.n_obs, NAMES_AT_ONCE):
+                stored.names(start, start + NAMES_AT_ONCE)
+        _require_genes_in_columns(stored.names(0, NUM_NAMES_CHECKED), stored.var, Path(path))
         if stored.left_out:
             warnings.warn(irregular(path, NO_SLASHES, stored.left_out), stacklevel=3)
         yield stored
 
 
 def default_output(path: str | Path, ending: str) -> Path:
-    """Return the default output of a step, in the folder of the input: its name without its endings, and `ending`.
+    """Return the default output of a step, in the folder of the input: the input's name with another `ending`.
 
-    `run1/`, `run1.csv.gz`, `run1_matrix.mtx.gz` and `run1/matrix.mtx` are all named `run1`.
+    `run1/`, `run1.csv.gz`, `run1_matrix.mtx.gz` and `run1/matrix.mtx` all have the name `run1`.
     """
     path = Path(path)
     if path.name in ("", ".."):
@@ -278,11 +284,11 @@ def default_output(path: str | Path, ending: str) -> Path:
     name = path.name
     if not path.is_dir() and name.lower().endswith(".gz"):
         name = name[:-3]
-    suffix = next((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), "")
-    short = name[: len(name) - len(suffix)]
+    suffix = next((suffix for suffix in INPUT_SUFFIXES if name.lower().endswith(suffix)), "")
+    stem = name[: len(name) - len(suffix)]
     if suffix == ".mtx":
-        short = re.sub(r"[-_.]?matrix$", "", short) or path.resolve().parent.name
-    return path.parent / f"{short or name or 'cells'}{ending}"
+        stem = re.sub(r"[-_.]?matrix$", "", stem) or path.resolve().parent.name
+    return path.parent / f"{stem or name or 'cells'}{ending}"
 
 
 def sha256(path: str | Path) -> str:
@@ -296,9 +302,9 @@ def _files(path: Path) -> list[Path]:
 
 
 def checksum(*paths: str | Path) -> str:
-    """Return the SHA-256 of an input; of several inputs, the SHA-256 of their SHA-256s.
+    """Return the SHA-256 of an input; for several inputs, the SHA-256 of their SHA-256s.
 
-    An input of several files, such as a 10x or zarr folder, has the SHA-256 of their names and SHA-256s.
+    For an input of several files, such as a 10x or zarr folder, it is the SHA-256 of their names and SHA-256s.
     """
     if len(paths) > 1:
         return hashlib.sha256(" ".join(map(checksum, paths)).encode()).hexdigest()
@@ -314,13 +320,13 @@ def checksum(*paths: str | Path) -> str:
 
 
 def fingerprint(path: str | Path) -> dict[Path, tuple[int, int, int]]:
-    """Return the size, time of change and inode of a file, or of every file in a folder."""
-    seen = {file: file.stat() for file in _files(Path(path)) if file.exists()}
-    return {file: (state.st_size, state.st_mtime_ns, state.st_ino) for file, state in seen.items()}
+    """Return the size, modification time and inode of a file, or of every file in a folder."""
+    states = {file: file.stat() for file in _files(Path(path)) if file.exists()}
+    return {file: (state.st_size, state.st_mtime_ns, state.st_ino) for file, state in states.items()}
 
 
-def require_unchanged(path: str | Path, seen: dict[Path, tuple[int, int, int]]) -> None:
-    """Refuse an input that was changed, replaced or removed since `fingerprint` gave `seen`."""
-    if fingerprint(path) != seen:
-        expected = "the same input from beginning to end"
-        raise InputError(f"{path} was changed while it was read", expected, "run the step again and leave it alone")
+def require_unchanged(path: str | Path, before: dict[Path, tuple[int, int, int]]) -> None:
+    """Refuse an input that was changed, replaced or removed since its `fingerprint` was taken `before`."""
+    if fingerprint(path) != before:
+        expected = "an input that stays the same while it is read"
+        raise InputError(f"{path} was changed while it was read", expected, "run the step again")

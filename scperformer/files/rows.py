@@ -1,4 +1,4 @@
-"""Read a matrix of cells block by block, from memory or from disk, so that its size does not matter."""
+"""Read a matrix of cells block by block, from memory or from disk, so that it may be larger than memory."""
 
 import logging
 import shutil
@@ -19,20 +19,28 @@ log = logging.getLogger(__name__)
 
 Matrix: TypeAlias = sparse.csr_matrix | sparse.csc_matrix | np.ndarray
 
-PART_VALUES = 1 << 20  # values of a CSC matrix on disk that are read at a time
-BLOCK_VALUES = 1 << 22  # stored values (of a dense matrix: entries) in a block; some 50 MB of memory
+CSC_VALUES_AT_ONCE = 1 << 20  # values of a CSC matrix on disk
+BLOCK_VALUES = 1 << 22  # stored values, or entries of a dense matrix, in a block; some 50 MB of memory
 MAX_BLOCK_CELLS = 8192
-MANY_BYTES = 10**9  # of a temporary file, from which on a log line names its folder
+LOG_ABOVE_BYTES = 10**9  # the log names the folder of a larger temporary file
 
 
 class Rows:
     """A matrix, cells x genes, with a block of rows in memory at a time.
 
-    In memory it is sparse or dense; on disk it is opened by `anndata.io.sparse_dataset`, or an array of h5py or zarr.
-    Blocks have the `columns` (boolean; None: all) of the matrix alone, and are those of a matrix without the others.
-    One that is stored by columns (CSC) is converted to rows once: in memory, or on disk in a temporary file. A
-    `ValueError`, here or when a block is read, refuses sparse arrays that do not fit each other or point outside of the
-    matrix: compiled code would read foreign memory there.
+    The matrix is sparse or dense in memory, or on disk: a result of `anndata.io.sparse_dataset` or an array of h5py or
+    zarr. A matrix that is stored by columns (CSC) is converted to rows once, in memory or in a temporary file.
+
+    Parameters
+    ----------
+    columns
+        The columns to read, boolean; None: all. Blocks are the same as for a matrix without the other columns.
+
+    Raises
+    ------
+    ValueError
+        Here or when a block is read: arrays of a sparse matrix do not fit each other, or have indices out of bounds,
+        where compiled code would read foreign memory.
     """
 
     def __init__(self, matrix: Any, columns: np.ndarray | None = None):
@@ -48,13 +56,13 @@ class Rows:
         )
         self.dtype = np.dtype(matrix.dtype)
         self._on_disk = not sparse.issparse(matrix) and not isinstance(matrix, np.ndarray)
-        self._columns: _Columns | None = None  # of a CSC matrix on disk
-        self._only: Matrix | None = None  # the block of a small matrix on disk: several steps look at it
+        self._by_rows: _ColumnsByRows | None = None  # a CSC matrix on disk, once it is converted
+        self._only_block: Matrix | None = None  # the block of a small matrix on disk, kept as several steps read it
         self._selected: slice | np.ndarray | None = None
         if columns is not None:
-            places = np.flatnonzero(columns)
-            begin, end = (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
-            self._selected = slice(begin, end) if end - begin == len(places) else places
+            numbers = np.flatnonzero(columns)
+            begin, end = (int(numbers[0]), int(numbers[-1]) + 1) if len(numbers) else (0, 0)
+            self._selected = slice(begin, end) if end - begin == len(numbers) else numbers
 
     @property
     def by_columns(self) -> bool:
@@ -63,7 +71,7 @@ class Rows:
 
     @cached_property
     def num_values(self) -> int:
-        """The number of stored values; of a dense matrix, of its entries."""
+        """The number of stored values, or of the entries of a dense matrix."""
         is_sparse = sparse.issparse(self.matrix) or isinstance(self.matrix, CSRDataset | CSCDataset)
         if self.columns is not None and is_sparse:
             if isinstance(self.matrix, CSCDataset):
@@ -78,53 +86,53 @@ class Rows:
 
     @property
     def block_cells(self) -> int:
-        """The number of rows in a block; it depends on the matrix alone."""
+        """The number of rows in a block, which depends only on the matrix."""
         per_cell = max(1.0, self.num_values / max(1, self.shape[0]))
         return int(np.clip(BLOCK_VALUES / per_cell, 1, MAX_BLOCK_CELLS))
 
     def block(self, start: int, stop: int) -> Matrix:
-        """Return rows `start` to `stop`: CSR, or an array if the matrix is dense; not to be changed."""
+        """Return rows `start` to `stop`: CSR, or an array if the matrix is dense. Callers must not change the block."""
         if isinstance(self.matrix, CSCDataset):
-            if self._columns is None:
-                stored = int(self.matrix.shape[0]), int(self.matrix.shape[1])
-                self._columns = _Columns(self.matrix.group, stored, self.block_cells)
-            return self._of_columns(self._columns.rows(start, stop))
+            if self._by_rows is None:
+                stored_shape = int(self.matrix.shape[0]), int(self.matrix.shape[1])
+                self._by_rows = _ColumnsByRows(self.matrix.group, stored_shape, self.block_cells)
+            return self._select(self._by_rows.rows(start, stop))
         if self._on_disk and 0 < self.shape[0] <= self.block_cells:
-            if self._only is None:
-                self._only = self._read(0, self.shape[0])
-            return self._only if (start, stop) == (0, self.shape[0]) else self._only[start:stop]
+            if self._only_block is None:
+                self._only_block = self._read(0, self.shape[0])
+            return self._only_block if (start, stop) == (0, self.shape[0]) else self._only_block[start:stop]
         return self._read(start, stop)
 
-    def _of_columns(self, block: Matrix) -> Matrix:
+    def _select(self, block: Matrix) -> Matrix:
         return block if self._selected is None else block[:, self._selected]
 
     def _read(self, start: int, stop: int) -> Matrix:
         if not sparse.issparse(self.matrix) and not isinstance(self.matrix, CSRDataset):
-            dense = self._of_columns(np.asarray(self.matrix[start:stop]))
+            dense = self._select(np.asarray(self.matrix[start:stop]))
             return dense.astype(np.float32) if dense.dtype == np.float16 else dense  # SciPy has no half precision
         block = sparse.csr_matrix(self.matrix[start:stop])
         if isinstance(self.matrix, CSRDataset):
             block.check_format(full_check=True)
-        return self._of_columns(block)
+        return self._select(block)
 
     def blocks(self) -> Iterator[tuple[int, Matrix]]:
-        """Iterate over all rows in order: the number of the first row of a block, and the block."""
+        """Iterate over all blocks in order, each with the number of its first row."""
         for start in range(0, self.shape[0], self.block_cells):
             yield start, self.block(start, min(start + self.block_cells, self.shape[0]))
 
     def some(self, rows: np.ndarray) -> sparse.csr_matrix:
-        """Return the rows with these ascending numbers, float64; blocks without any of them are not read."""
-        found = [sparse.csr_matrix((0, self.shape[1]), dtype=np.float64)]
+        """Return the rows with these ascending numbers, float64; only blocks that contain such rows are read."""
+        pieces = [sparse.csr_matrix((0, self.shape[1]), dtype=np.float64)]
         for start in range(0, self.shape[0], self.block_cells):
             stop = min(start + self.block_cells, self.shape[0])
             first, last = np.searchsorted(rows, [start, stop])
             if first < last:
-                found.append(sparse.csr_matrix(self.block(start, stop)[rows[first:last] - start], dtype=np.float64))
-        return sparse.vstack(found, "csr")
+                pieces.append(sparse.csr_matrix(self.block(start, stop)[rows[first:last] - start], dtype=np.float64))
+        return sparse.vstack(pieces, "csr")
 
 
-class _Columns:
-    """CSC arrays on disk, whose values are first sorted by blocks of rows, into a temporary file."""
+class _ColumnsByRows:
+    """A CSC matrix on disk that is read by rows, from a temporary file with its values sorted by blocks of rows."""
 
     def __init__(self, group: h5py.Group, shape: tuple[int, int], block_cells: int):
         self.shape = shape
@@ -133,30 +141,30 @@ class _Columns:
         data = group["data"]
         indptr = np.asarray(group["indptr"])
         num_values = indices.shape[0]
-        unfit = num_values != data.shape[0] or indptr[0] != 0 or indptr[-1] != num_values
-        if len(indptr) != shape[1] + 1 or unfit or (np.diff(indptr) < 0).any():
+        fits = num_values == data.shape[0] and indptr[0] == 0 and indptr[-1] == num_values
+        if len(indptr) != shape[1] + 1 or not fits or (np.diff(indptr) < 0).any():
             raise ValueError("indptr does not fit the matrix")
         self.entry = np.dtype([("row", np.int32), ("column", np.int32), ("value", data.dtype)])
         num_bytes = num_values * self.entry.itemsize
-        where = tempfile.gettempdir()
-        if num_bytes > shutil.disk_usage(where).free:
+        folder = tempfile.gettempdir()
+        if num_bytes > shutil.disk_usage(folder).free:
             expected = f"{num_bytes / 1e9:.1f} GB there to sort a matrix that is stored by columns (CSC)"
-            remedy = (
-                "free some, set TMPDIR to a folder of a larger disk, or save the file with adata.X = adata.X.tocsr()"
-            )
-            raise InputError(f"too little room in {where}", expected, remedy)
-        if num_bytes >= MANY_BYTES:
-            log.info("stored by columns (CSC): sorted by rows in a file of %.1f GB in %s", num_bytes / 1e9, where)
-        parts = [slice(begin, begin + PART_VALUES) for begin in range(0, num_values, PART_VALUES)]
+            remedy = "free some space, set TMPDIR to a folder on a larger disk, "
+            remedy += "or save the file with adata.X = adata.X.tocsr()"
+            raise InputError(f"too little room in {folder}", expected, remedy)
+        if num_bytes >= LOG_ABOVE_BYTES:
+            text = "the matrix is stored by columns (CSC): it is sorted by rows in a file of %.1f GB in %s"
+            log.info(text, num_bytes / 1e9, folder)
+        parts = [slice(begin, begin + CSC_VALUES_AT_ONCE) for begin in range(0, num_values, CSC_VALUES_AT_ONCE)]
         sizes = np.zeros(-(-shape[0] // block_cells), dtype=np.int64)
         for part in parts:
             rows = np.asarray(indices[part])
             if not (rows.min() >= 0 and rows.max() < shape[0]):
-                raise ValueError("indices outside of the matrix")
+                raise ValueError("indices out of bounds")
             sizes += np.bincount(rows // block_cells, minlength=len(sizes))
         self.starts = np.concatenate([[0], np.cumsum(sizes)])
         self.file = tempfile.TemporaryFile()  # noqa: SIM115  # it is deleted with this object
-        free = self.starts[:-1].copy()  # where the next value of each block goes
+        free = self.starts[:-1].copy()  # position of the next value of each block
         for part in parts:
             rows = np.asarray(indices[part])
             entries = np.empty(len(rows), dtype=self.entry)

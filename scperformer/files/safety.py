@@ -1,4 +1,4 @@
-"""Refuse inputs that are damaged, point to other files, hold objects, or have unsound matrices and tables."""
+"""Refuse inputs that are damaged, refer to other files, contain pickled objects, or have invalid matrices or tables."""
 
 import json
 import os
@@ -21,44 +21,44 @@ from scipy import sparse
 
 from scperformer.base.errors import InputError, no_room
 
-# Errors that h5py, zarr, gzip, pandas and anndata raise on damaged content. MemoryError is left out on purpose.
+# Errors that h5py, zarr, gzip, pandas and anndata raise on damaged content. MemoryError is left out deliberately.
 READ_ERRORS = (
     *(OSError, KeyError, ValueError, TypeError, IndexError, AttributeError, RuntimeError),
     *(EOFError, OverflowError, zlib.error, IORegistryError),
 )
-ALONE = "a file that holds all of its data"
+ALL_IN_FILE = "a file that holds all of its data"
 COPY = "make a copy in which the data themselves are stored"
 ZARR_METADATA = (".zarray", ".zgroup", ".zmetadata", "zarr.json")
-TEXT_CODECS = ("vlen-utf8", "vlen-bytes")  # all that object arrays of anndata need
-MOST_GROUPS = 100_000  # as a reader finds them who follows links
-MOST_NAMED = 3  # links of a circle
-Node = TypeVar("Node")  # of a group in a file, or of a folder
-MAX_METADATA = 256 * 2**20  # bytes of a metadata file of zarr; a real one has less than a megabyte
+TEXT_CODECS = ("vlen-utf8", "vlen-bytes")  # the only codecs that object arrays of anndata need
+MAX_GROUPS = 100_000  # in a file, for a reader that follows links
+NUM_LINKS_NAMED = 3  # in the message about links in a circle
+MAX_METADATA_BYTES = 256 * 2**20  # in a metadata file of zarr; real files have less than a megabyte
+Node = TypeVar("Node")  # a group of a file, or a folder
 
 
 def reason_of(error: Exception) -> str:
-    """Return the first line of an error, or its class where it has no text."""
+    """Return the first line of an error, or its class if it has no text."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def damaged(path: str | Path, error: Exception, expected: str = "a complete h5ad file") -> InputError:
-    """Return the error to raise where reading a file failed with one of `READ_ERRORS`."""
+    """Return the error about a file that could not be read because of one of `READ_ERRORS`."""
     reason = reason_of(error)
-    # HDF5 names two lengths, and gzip its marker; "truncated" is clearer to a reader.
+    # HDF5's message has two lengths, gzip's has its end marker; "truncated" is clearer to users.
     is_cut = any(words in reason for words in ("truncated file", "end-of-stream", "Truncated file"))
     what = "is truncated" if is_cut else f"is damaged ({reason})"
-    return InputError(f"{path} {what}", expected, "copy or download it again, or write it anew")
+    return InputError(f"{path} {what}", expected, "copy or download it again, or write it again")
 
 
 @contextmanager
 def reading(path: str | Path, expected: str = "a complete h5ad file") -> Iterator[None]:
-    """Raise an `InputError` about a damaged file instead of any of `READ_ERRORS` inside the block."""
+    """Turn any of `READ_ERRORS` inside the block into an `InputError` about a damaged file."""
     try:
         yield
     except InputError:
         raise
     except READ_ERRORS as error:
-        if no_room(error):  # of an output that is written in the block
+        if no_room(error):  # the block also writes an output
             raise
         raise damaged(path, error, expected) from error
 
@@ -69,36 +69,36 @@ def quiet_anndata() -> Iterator[None]:
     with warnings.catch_warnings():
         # require_usable announces repeated cell names; genes.require_unique refuses repeated genes.
         warnings.filterwarnings("ignore", message=".*names are not unique", category=UserWarning)
-        # A user can do nothing about the way in which anndata reads its older formats.
+        # Users cannot change how anndata reads its older formats.
         for category in (ad.OldFormatWarning, FutureWarning):
             warnings.simplefilter("ignore", category)
         yield
 
 
 def require_tree(links: Mapping[Node, Sequence[tuple[Node, str]]], path: str | Path) -> None:
-    """Refuse groups that hold one another, or that are linked so often that reading them would not come to an end.
+    """Refuse groups that contain one another, or that are linked so often that reading them would take forever.
 
-    Readers follow links: to them, a group that is linked twice is two groups, with all that is in them.
+    Readers follow links: a group that is linked twice is read as two groups, each with all of its content.
 
     Parameters
     ----------
     links
-        For each group, the groups in it and the name of each, whether they lie there or are linked.
+        For each group, the groups in it with their names, whether they are stored there or linked.
     """
     expected = "a file without such links"
-    remedy = "delete the link, or write the file anew"
+    remedy = "delete the link, or write the file again"
     names = {(group, part): name for group, parts in links.items() for part, name in parts}
     try:
         order = list(TopologicalSorter({group: [part for part, _ in links[group]] for group in links}).static_order())
     except CycleError as error:
-        circle = error.args[1]  # each is in the next
-        links_of_it = ", ".join(f"'{names[group, part]}'" for part, group in pairwise(circle[: MOST_NAMED + 1]))
-        raise InputError(f"{path} has groups in a circle ({links_of_it})", expected, remedy) from error
+        circle = error.args[1]  # each group is in the next
+        shown = ", ".join(f"'{names[group, part]}'" for part, group in pairwise(circle[: NUM_LINKS_NAMED + 1]))
+        raise InputError(f"{path} has groups in a circle ({shown})", expected, remedy) from error
     sizes: dict[Node, int] = {}
-    for group in order:  # what is in a group comes before it
+    for group in order:  # the groups in a group come before it
         sizes[group] = 1 + sum(sizes[part] for part, _ in links.get(group, ()))
-        if sizes[group] > MOST_GROUPS + 2 * len(links):
-            found = f"{path} has {len(links):,} groups that links make more than {MOST_GROUPS:,}"
+        if sizes[group] > MAX_GROUPS + 2 * len(links):
+            found = f"{path} has {len(links):,} groups, which links multiply to more than {MAX_GROUPS:,}"
             raise InputError(found, expected, remedy)
 
 
@@ -110,15 +110,15 @@ def _address(group: h5py.Group) -> tuple[int, int]:
 def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5py.Dataset]:
     """Return all groups and datasets of an HDF5 file, each once.
 
-    Refuse one with external links, virtual datasets or external storage, or with links in a circle.
+    A file with external links, virtual datasets, external storage or links in a circle is refused.
     """
     nodes = []
     groups = [file["/"]]
-    links: dict[tuple[int, int], list[tuple[tuple[int, int], str]]] = {}  # each group: the groups in it
+    links: dict[tuple[int, int], list[tuple[tuple[int, int], str]]] = {}  # address of a group -> the groups in it
     soft: list[tuple[h5py.Group, str, str]] = []
     while groups:
         group = groups.pop()
-        if (address := _address(group)) in links:  # by another link
+        if (address := _address(group)) in links:  # reached by another link before
             continue
         links[address] = []
         nodes.append(group)
@@ -126,10 +126,10 @@ def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5
             where = f"{group.name.rstrip('/')}/{name}"
             try:
                 link = group.get(name, getlink=True)
-            except TypeError as error:  # a kind of link that HDF5 itself does not have
-                raise InputError(f"{path} has a link of an unknown kind ('{where}')", ALONE, COPY) from error
+            except TypeError as error:  # a user-defined kind of link
+                raise InputError(f"{path} has a link of an unknown kind ('{where}')", ALL_IN_FILE, COPY) from error
             if isinstance(link, h5py.ExternalLink):
-                raise InputError(f"{path} has a link to another file ('{where}' -> {link.filename})", ALONE, COPY)
+                raise InputError(f"{path} has a link to another file ('{where}' -> {link.filename})", ALL_IN_FILE, COPY)
             if isinstance(link, h5py.SoftLink):
                 soft.append((group, name, where))
                 continue
@@ -142,9 +142,10 @@ def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5
                 if node.is_virtual:
                     others += [source.file_name for source in node.virtual_sources() if source.file_name != "."]
                 if others:
-                    raise InputError(f"{path} has data in another file ('{where}' -> {others[0]})", ALONE, COPY)
+                    raise InputError(f"{path} has data in another file ('{where}' -> {others[0]})", ALL_IN_FILE, COPY)
                 nodes.append(node)
-    for group, name, where in soft:  # they stay in this file, as it has no external links; they may lead nowhere
+    # Without external links, soft links stay in this file; they may dangle.
+    for group, name, where in soft:
         if isinstance(node := group.get(name), h5py.Group):
             links[_address(group)].append((_address(node), where))
     require_tree(links, path)
@@ -152,11 +153,11 @@ def require_contained(file: h5py.File, path: str | Path) -> list[h5py.Group | h5
 
 
 def require_contained_folder(folder: Path) -> None:
-    """Refuse a zarr folder with links that leave it, anything but files and folders, or pickled objects."""
+    """Refuse a zarr folder with links that leave it, entries other than files and folders, or pickled objects."""
     root = Path(os.path.realpath(folder))
     expected = "a zarr folder that holds all of its data"
-    links: dict[Path, list[tuple[Path, str]]] = {root: []}  # each folder: the folders in it
-    for entry in sorted(folder.rglob("*")):  # does not follow links to folders
+    links: dict[Path, list[tuple[Path, str]]] = {root: []}  # folder -> the folders in it
+    for entry in sorted(folder.rglob("*")):  # rglob does not follow links to folders
         name = entry.relative_to(folder)
         target = Path(os.path.realpath(entry))
         if entry.is_symlink() and not target.is_relative_to(root):
@@ -167,13 +168,13 @@ def require_contained_folder(folder: Path) -> None:
             raise InputError(f"{folder} holds '{name}', which is neither a file nor a folder", expected, COPY)
         if entry.name not in ZARR_METADATA:
             continue
-        if (size := entry.stat().st_size) > MAX_METADATA:
+        if (size := entry.stat().st_size) > MAX_METADATA_BYTES:
             raise InputError(f"{folder} holds '{name}' of {size} bytes", "metadata of zarr", COPY)
         try:
             content = json.loads(entry.read_bytes())
         except (ValueError, RecursionError) as error:
-            text = f"{folder} is damaged ('{name}' is not JSON)"
-            raise InputError(text, "a complete zarr folder", "copy it again") from error
+            found = f"{folder} is damaged ('{name}' is not JSON)"
+            raise InputError(found, "a complete zarr folder", "copy it again") from error
         if (objects := _objects(content)) is not None:
             remedy = "write it with anndata's write_zarr, which stores numbers and strings"
             raise InputError(f"{folder} declares {objects} in '{name}'", "numbers and strings", remedy)
@@ -181,14 +182,14 @@ def require_contained_folder(folder: Path) -> None:
 
 
 def _objects(content: Any) -> str | None:
-    """Return the kind of objects that metadata of zarr declare in an array; None without any."""
+    """Return the kind of Python objects that zarr metadata declare in an array; None if they declare none."""
     if isinstance(content, list):
-        return next((found for found in map(_objects, content) if found), None)
+        return next(filter(None, map(_objects, content)), None)
     if not isinstance(content, dict):
         return None
     parts = (part for key, part in content.items() if key != "attributes" and not key.endswith(".zattrs"))
-    if found := next((found for found in map(_objects, parts) if found), None):
-        return found
+    if objects := next(filter(None, map(_objects, parts)), None):
+        return objects
     codec = content.get("id", content.get("name"))
     if isinstance(codec, str) and "pickle" in codec.lower():
         return "pickled objects"
@@ -198,17 +199,17 @@ def _objects(content: Any) -> str | None:
     return None
 
 
-def require_sound(x: Any, where: str, path: str | Path) -> None:
-    """Refuse a sparse matrix whose indices lie outside of it: compiled code would read foreign memory there."""
+def require_valid_indices(x: Any, where: str, path: str | Path) -> None:
+    """Refuse a sparse matrix with indices out of bounds, as compiled code would read foreign memory there."""
     if not sparse.issparse(x) or x.format not in ("csr", "csc"):
         return
     try:
         x.check_format(full_check=True)
     except ValueError as error:
-        expected = "a sparse matrix whose indices lie within it"
-        raise InputError(f"{path} is damaged ({where}: {reason_of(error)})", expected, "write the file anew") from error
+        found = f"{path} is damaged ({where}: {reason_of(error)})"
+        raise InputError(found, "a sparse matrix with indices within its shape", "write the file again") from error
     if np.issubdtype(x.dtype, np.complexfloating):
-        raise InputError(f"complex numbers in {where} of {path}", "expression values", "write the file anew")
+        raise InputError(f"complex numbers in {where} of {path}", "expression values", "write the file again")
 
 
 def require_cells_and_genes(adata: Any, path: str | Path) -> None:
@@ -216,27 +217,28 @@ def require_cells_and_genes(adata: Any, path: str | Path) -> None:
     for what, size in (("cell", adata.n_obs), ("gene", adata.n_vars)):
         if size == 0:
             found = f"no {what}s in {path} ({adata.n_obs} cells x {adata.n_vars} genes)"
-            remedy = "check the step that wrote this file, for example a filter that dropped everything"
+            remedy = f"check the step that wrote this file, for example a filter that dropped all {what}s"
             raise InputError(found, f"at least one {what}", remedy)
 
 
 def require_usable(adata: AnnData, path: str | Path) -> None:
-    """Check an AnnData that was read, remove columns of obs and var that cannot be written, warn of repeated cells.
+    """Check an AnnData that was read from a file, and remove columns of obs and var that cannot be written.
 
-    Of columns with the same name the first is kept. A column called `_index` is removed.
+    Of several columns with the same name the first is kept; a column called `_index` is removed. Repeated cell names
+    cause a warning.
     """
     require_cells_and_genes(adata, path)
     for what, table in (("cells", adata.obs), ("genes", adata.var)):
-        for texts in (table.index, *(column for _, column in table.items())):
-            texts = texts.dtype.categories if isinstance(texts.dtype, pd.CategoricalDtype) else texts
+        for column in (table.index, *(column for _, column in table.items())):
+            texts = column.dtype.categories if isinstance(column.dtype, pd.CategoricalDtype) else column
             if texts.dtype.kind in "OUT" and any("\0" in text for text in texts if isinstance(text, str)):
                 found = f"{path} is damaged (a null character in the table of the {what})"  # HDF5 cannot store it
-                raise InputError(found, "text", "copy or download it again, or write it anew")
+                raise InputError(found, "text", "copy or download it again, or write it again")
     matrices = {"X": adata.X} | {f"layers/{name}": layer for name, layer in adata.layers.items()}
     if adata.raw is not None:
         matrices["raw"] = adata.raw.X
     for where, x in matrices.items():
-        require_sound(x, where, path)
+        require_valid_indices(x, where, path)
     with quiet_anndata():
         adata.obs = _writable(adata.obs)
         adata.var = _writable(adata.var)

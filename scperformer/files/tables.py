@@ -1,6 +1,6 @@
-"""Read tables of text: find the delimiter and the orientation; refuse a table without names or with other values.
+"""Read tables of text: recognise the delimiter and the orientation; refuse tables without names or with other values.
 
-The names on both axes decide the orientation. Where they leave a doubt, the user is asked for it.
+The names on both axes decide the orientation. If they are ambiguous, the user has to give it.
 """
 
 import csv
@@ -25,10 +25,10 @@ from scperformer.genes import AXIS_SHARE, ENSEMBL, axis_shares, is_gene
 
 DELIMITERS = {"\t": "tab", ",": "comma", ";": "semicolon", " ": "blank"}
 NUM_SNIFFED = 20  # lines that must agree on the delimiter
-MOST_COMMENTS = 1000  # lines above the header
-READ_AT_ONCE = 2**20  # bytes
-BLOCK = 4 * 2**20  # values that are dense at a time
-EXPECTED = "a table of numbers with the names of genes and cells in the first row and column"
+MAX_COMMENTS = 1000  # lines above the header
+BUFFER_BYTES = 2**20
+TABLE_VALUES_AT_ONCE = 4 * 2**20  # values that are dense in memory
+TABLE_OF_NUMBERS = "a table of numbers with the names of genes and cells in the first row and column"
 
 CELLS_BY_GENES = "cells_by_genes"
 GENES_BY_CELLS = "genes_by_cells"
@@ -38,16 +38,16 @@ ABOUT_GENES = (
     *("gene_name", "gene_names", "genename", "gene_symbol", "symbol", "gene_type", "gene_biotype", "biotype"),
     *("description", "chromosome", "chr", "start", "end", "strand", "length"),
 )
-# Names of columns that name cells, alone or together, such as fov and cell_ID of CosMx.
-NAMES_CELLS = r"barcodes?|cells?|cell_?(id|name|index)s?|fov|slide(_?(id|name))?"
-# Names of columns or rows that describe cells, as Scanpy, Seurat and people write them.
+# Names of columns that identify cells, alone or together, such as fov and cell_ID of CosMx.
+IDENTIFIES_CELLS = r"barcodes?|cells?|cell_?(id|name|index)s?|fov|slide(_?(id|name))?"
+# Names of columns or rows that describe cells, as Scanpy, Seurat and users call them.
 ABOUT_CELLS = re.compile(
     r"n_?(counts?|genes?|umis?|features?)(_\w+)?|(log1?p?_?)?(total_counts|n_genes_by_counts|n_counts)(_\w+)?"
     r"|(pct|percent|fraction|frac)_\w+|(mt|mito|ribo)_(pct|percent|fraction|frac|ratio)|size_?factors?"
     r"|(leiden|louvain|(seurat_)?clusters?|rna_snn_res)(_\w+)?|(umap|tsne|pc)_\d+|(predicted_)?doublets?(_scores?)?"
     r"|cell_?types?|labels?|annotations?|batch|orig_ident|phase|(s|g2m)_score"
     r"|(sample|donor|patient)(_?(id|name))?|condition|treatment|disease|tissue|sex|age"
-    rf"|{NAMES_CELLS}"
+    rf"|{IDENTIFIES_CELLS}"
 )
 
 
@@ -55,19 +55,19 @@ class Layout(NamedTuple):
     """The format of a table of text."""
 
     delimiter: str
-    corner: str  # the field above the names of the rows; R's write.table leaves it out
+    corner: str  # the field above the row names; R's write.table leaves it out
     header: list[str]  # the first row without the corner
-    num_about_genes: int  # leading columns that describe genes, by their name or because they hold Ensembl ids
-    num_comments: int  # lines above the first row
+    num_about_genes: int  # number of leading columns that describe genes, by their names or because of Ensembl ids
+    num_comments: int  # number of lines above the first row
 
 
-class _WithShortLines(io.RawIOBase):
+class _LineLimiter(io.RawIOBase):
     """The bytes of a file; a line of `LONGEST_LINE` bytes or more is refused before it is in memory."""
 
     def __init__(self, file: IO[bytes], path: Path):
         self.file = file
         self.path = path
-        self.length = 0  # of the line that is not complete yet
+        self.length = 0  # length of the incomplete line so far
 
     def readable(self) -> bool:
         return True
@@ -78,7 +78,7 @@ class _WithShortLines(io.RawIOBase):
         ends = [place for place in (chunk.find(b"\n"), chunk.find(b"\r")) if place >= 0]
         if self.length + min(ends, default=len(chunk)) >= LONGEST_LINE:
             found = f"{self.path} with a line of {LONGEST_LINE:,} characters or more"
-            raise InputError(found, EXPECTED, "check its content")
+            raise InputError(found, TABLE_OF_NUMBERS, "check its content")
         last = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
         self.length = len(chunk) - 1 - last if ends else self.length + len(chunk)
         return len(chunk)
@@ -86,10 +86,10 @@ class _WithShortLines(io.RawIOBase):
 
 @contextmanager
 def _open_table(path: Path) -> Iterator[IO[str]]:
-    """Open a table as text in UTF-8; errors inside the block become an `InputError` about the table."""
+    """Open a table as text in UTF-8; errors of reading inside the block become an `InputError` about the table."""
     try:
         with open_bytes(path) as file:
-            buffered = io.BufferedReader(_WithShortLines(file, path), READ_AT_ONCE)
+            buffered = io.BufferedReader(_LineLimiter(file, path), BUFFER_BYTES)
             yield io.TextIOWrapper(buffered, encoding="utf-8-sig", newline="")
     except InputError:
         raise
@@ -98,21 +98,22 @@ def _open_table(path: Path) -> Iterator[IO[str]]:
         raise InputError(f"{path} with bytes that are not UTF-8", "text in UTF-8", remedy) from error
     except (pd.errors.ParserError, csv.Error) as error:
         reason = str(error).removeprefix("Error tokenizing data. C error: ").strip()
-        expected = f"{EXPECTED}, the same number of fields in each row"
+        expected = f"{TABLE_OF_NUMBERS}, the same number of fields in each row"
         raise InputError(f"{path} is ragged ({reason})", expected, "write it again") from error
     except READ_ERRORS as error:
         raise damaged(path, error, "a complete table") from error
 
 
 def sniff(path: Path) -> Layout:
-    """Find out how a table is written; refuse first lines without a common delimiter, and decimal commas.
+    """Recognise the layout of a table from its first lines.
 
-    Lines above the header that begin with # are comments, but the last of them may be the header itself.
+    Lines above the header that begin with # are comments, but the last of them may be the header itself. A table
+    without a common delimiter, or with decimal commas, is refused.
     """
     comments: list[str] = []
     with _open_table(path) as stream:
         for line in stream:
-            if not line.lstrip('"').startswith("#") or len(comments) == MOST_COMMENTS:
+            if not line.lstrip('"').startswith("#") or len(comments) == MAX_COMMENTS:
                 break
             comments.append(line)
         else:
@@ -126,34 +127,35 @@ def sniff(path: Path) -> Layout:
             rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
         except csv.Error:
             continue
-        # A name in quotes may hold line breaks, so the last row may be cut.
+        # A quoted name may contain line breaks, so the last row may be incomplete.
         tried[delimiter] = rows[:-1] if len(lines) == NUM_SNIFFED and len(rows) > 2 else rows
     widths = {delimiter: [len(row) for row in rows] for delimiter, rows in tried.items()}
     fitting = [
         delimiter
-        for delimiter, (first, *others) in ((delimiter, found or [0]) for delimiter, found in widths.items())
+        for delimiter, (first, *others) in ((delimiter, nums or [0]) for delimiter, nums in widths.items())
         if len(set(others)) == 1 and others[0] >= 2 and first in (others[0], others[0] - 1)
     ]
     if not fitting:
-        most = ", ".join(map(str, max(widths.values(), key=lambda found: max(found, default=0), default=[])[:5]))
-        found = f"{path} is not a table: its lines have different numbers of fields ({most or 'none'}, ...)"
-        raise InputError(found, f"{EXPECTED}, the same number of fields in each row", "write it again")
+        widest = max(widths.values(), key=lambda nums: max(nums, default=0), default=[])
+        shown = ", ".join(map(str, widest[:5])) or "none"
+        found = f"{path} is not a table: its lines have different numbers of fields ({shown}, ...)"
+        raise InputError(found, f"{TABLE_OF_NUMBERS}, the same number of fields in each row", "write it again")
     delimiter = max(fitting, key=lambda delimiter: widths[delimiter][-1])
     first, *rows = tried[delimiter]
     if delimiter != "," and (comma := next((f for row in rows for f in row[1:] if re.fullmatch(r"-?\d+,\d+", f)), "")):
         remedy = f"write it with dots (write.csv in R), or convert it, for example 'tr , . < {path.name} > dots.csv'"
         raise InputError(f"{path} with decimal commas (e.g. '{comma}')", "numbers with decimal points", remedy)
     corner, header = (first[0], first[1:]) if len(first) == len(rows[0]) else ("", first)
-    num_about = 0
+    num_about_genes = 0
     for name, *fields in zip(header, *(row[1:] for row in rows), strict=True):
         if name.strip().lower().replace(" ", "_") not in ABOUT_GENES and not all(re.match(ENSEMBL, f) for f in fields):
             break
-        num_about += 1
-    return Layout(delimiter, corner, header, num_about, len(comments))
+        num_about_genes += 1
+    return Layout(delimiter, corner, header, num_about_genes, len(comments))
 
 
 def _is_header(comment: str, lines: list[str]) -> bool:
-    """Whether a line that begins with # has a name for each field of the lines below it, which hold numbers."""
+    """Whether a line that begins with # has a name for each field of the lines below it, which are numbers."""
     for delimiter in DELIMITERS:
         names, values = (line.rstrip("\r\n").split(delimiter) for line in (comment, lines[0]))
         if len(values) > 1 and len(names) in (len(values), len(values) - 1) and all(names):
@@ -166,106 +168,111 @@ def _describes_cells(name: str) -> bool:
 
 
 def find_orientation(rows: Sequence[str], columns: Sequence[str], path: str | Path) -> tuple[str, str]:
-    """Find out which axis of a table is the genes, by the names on both; also return the reason in words."""
-    (row_genes, row_cells) = axis_shares(rows)
-    (column_genes, column_cells) = axis_shares(columns)
-    why = f"rows: {row_genes:.0%} genes, {row_cells:.0%} like cells; "
-    why += f"columns: {column_genes:.0%} genes, {column_cells:.0%} like cells"
+    """Recognise the orientation of a table from the names on both axes; also return the reason."""
+    row_genes, row_cells = axis_shares(rows)
+    column_genes, column_cells = axis_shares(columns)
+    reason = f"rows: {row_genes:.0%} genes, {row_cells:.0%} like cells; "
+    reason += f"columns: {column_genes:.0%} genes, {column_cells:.0%} like cells"
     could_be_cells_by_genes = max(row_genes, column_cells) < AXIS_SHARE
     could_be_genes_by_cells = max(column_genes, row_cells) < AXIS_SHARE
     if could_be_cells_by_genes == could_be_genes_by_cells:
         row, column = (repr(str(names[len(names) // 2])[:40]) if names else "none" for names in (rows, columns))
         options = [f"orientation={CELLS_BY_GENES}", f"orientation={GENES_BY_CELLS}"]
         examples = f"rows e.g. {row}, columns e.g. {column}"
-        found = f"{path}, a table whose names do not tell genes from cells ({examples}; {why})"
+        found = f"{path}, a table whose names do not tell genes from cells ({examples}; {reason})"
         expected = "gene names on one axis and cell names on the other"
         raise InputError(found, expected, f"add {' or '.join(options)}", options)
-    return CELLS_BY_GENES if could_be_cells_by_genes else GENES_BY_CELLS, why
+    return CELLS_BY_GENES if could_be_cells_by_genes else GENES_BY_CELLS, reason
 
 
 def read_table(path: Path, orientation: str) -> tuple[AnnData, list[str]]:
     """Read the cells of a table of text; also return notes for the log.
 
-    Leading columns that describe genes go into var, columns or rows that describe cells into obs.
+    Leading columns that describe genes go into var; columns or rows that describe cells go into obs.
     """
     layout = sniff(path)
-    why = "as requested"
+    reason = "as requested"
     if orientation == "auto":
         with _open_table(path) as stream:
             lines = islice(stream, layout.num_comments, None)
             first_fields = [line.partition(layout.delimiter)[0].strip('"\r\n') for line in lines]
-        orientation, why = find_orientation(first_fields[1:], layout.header[layout.num_about_genes :], path)
+        orientation, reason = find_orientation(first_fields[1:], layout.header[layout.num_about_genes :], path)
     if orientation == CELLS_BY_GENES:
         if layout.num_about_genes:
             raise _not_numeric(layout.header[: layout.num_about_genes], path)
-        is_aside = np.array([_describes_cells(name) for name in layout.header], dtype=bool)
+        is_annotation = np.array([_describes_cells(name) for name in layout.header], dtype=bool)
     else:
-        is_aside = np.arange(len(layout.header)) < layout.num_about_genes
-    rows, x, aside = _parse(path, layout, is_aside)
-    columns = [name for name, apart in zip(layout.header, is_aside, strict=True) if not apart]
-    notes = [f"{DELIMITERS[layout.delimiter]}-separated", f"orientation={orientation} ({why})"]
+        is_annotation = np.arange(len(layout.header)) < layout.num_about_genes
+    rows, x, annotations = _parse(path, layout, is_annotation)
+    columns = [name for name, annotates in zip(layout.header, is_annotation, strict=True) if not annotates]
+    notes = [f"{DELIMITERS[layout.delimiter]}-separated", f"orientation={orientation} ({reason})"]
     if layout.num_comments:
         notes.append(f"{layout.num_comments} lines of comments above the header")
-    if orientation == CELLS_BY_GENES and (joined := _joined_names(rows, layout.corner, aside)):
-        rows, aside, note = joined
+    if orientation == CELLS_BY_GENES and (joined := _join_names(rows, layout.corner, annotations)):
+        rows, annotations, note = joined
         notes.append(note)
     _require_names(rows, columns, layout.corner, orientation == CELLS_BY_GENES, path)
-    is_gene = np.array([not _describes_cells(name) for name in rows], dtype=bool)
-    about = list(aside.columns)
+    is_gene_row = np.array([not _describes_cells(name) for name in rows], dtype=bool)
+    about_cells = list(annotations.columns)
     if orientation == GENES_BY_CELLS:
-        about = [name for name, gene in zip(rows, is_gene, strict=True) if not gene]
-    repeated = [name for name, count in Counter(about).items() if count > 1]
+        about_cells = [name for name, gene in zip(rows, is_gene_row, strict=True) if not gene]
+    repeated = [name for name, count in Counter(about_cells).items() if count > 1]
     if repeated:
         found = f"{path} with more than one column or row {repeated[0]!r}"
-        raise InputError(found, "one of each name that describes cells", "rename or remove the others")
+        raise InputError(
+            found, "a unique name for each column or row that describes cells", "rename or remove the repetitions"
+        )
     row_index = pd.Index(rows, dtype=object)
     column_index = pd.Index(columns, dtype=object)
     if orientation == CELLS_BY_GENES:
-        adata = AnnData(x, obs=aside.set_axis(row_index), var=pd.DataFrame(index=column_index))
+        adata = AnnData(x, obs=annotations.set_axis(row_index), var=pd.DataFrame(index=column_index))
     else:
-        obs = pd.DataFrame(x[~is_gene].T.toarray(), columns=about, index=column_index)
-        obs = obs.astype({name: np.int64 for name in about if (obs[name] % 1 == 0).all()})
-        adata = AnnData(sparse.csr_matrix(x[is_gene].T), obs=obs, var=aside.set_axis(row_index)[is_gene])
-    described = {"genes, not cells": list(adata.var.columns), "cells, not genes": about}
+        obs = pd.DataFrame(x[~is_gene_row].T.toarray(), columns=about_cells, index=column_index)
+        obs = obs.astype({name: np.int64 for name in about_cells if (obs[name] % 1 == 0).all()})
+        adata = AnnData(sparse.csr_matrix(x[is_gene_row].T), obs=obs, var=annotations.set_axis(row_index)[is_gene_row])
+    described = {"genes, not cells": list(adata.var.columns), "cells, not genes": about_cells}
     return adata, notes + [f"about {what}: {', '.join(map(repr, names))}" for what, names in described.items() if names]
 
 
-def _joined_names(rows: list[str], corner: str, aside: pd.DataFrame) -> tuple[list[str], pd.DataFrame, str] | None:
-    """Return names of cells from several columns, such as fov and cell_ID of CosMx, if the first one repeats its own.
+def _join_names(rows: list[str], corner: str, annotations: pd.DataFrame) -> tuple[list[str], pd.DataFrame, str] | None:
+    """Join cell names from several columns, such as fov and cell_ID of CosMx, if the first column repeats names.
 
-    Also returns the columns about cells with the first one, the `corner`, among them, and a note. None: no columns
-    together have a name for each cell.
+    Returns the names, the columns about cells including the first column, which is called `corner`, and a note. None if
+    the first column has no repetitions, or no columns together identify each cell.
     """
     names = rows
-    used = [corner]
-    for name in aside.columns if aside.columns.is_unique and corner not in aside else ():
-        if len(set(names)) < len(names) and re.fullmatch(NAMES_CELLS, name.strip().lower()):
-            names = [f"{first}_{second}" for first, second in zip(names, aside[name], strict=True)]
-            used.append(name)
-    if len(used) == 1 or len(set(names)) < len(names):
+    joined = [corner]
+    for name in annotations.columns if annotations.columns.is_unique and corner not in annotations else ():
+        if len(set(names)) < len(names) and re.fullmatch(IDENTIFIES_CELLS, name.strip().lower()):
+            names = [f"{first}_{second}" for first, second in zip(names, annotations[name], strict=True)]
+            joined.append(name)
+    if len(joined) == 1 or len(set(names)) < len(names):
         return None
-    table = _as_numbers(pd.DataFrame({corner: rows})).join(aside)
-    return names, table, f"cells named by {' and '.join(map(repr, used))}"
+    table = _as_numbers(pd.DataFrame({corner: rows})).join(annotations)
+    return names, table, f"cells named by {' and '.join(map(repr, joined))}"
 
 
-def _require_names(rows: list[str], columns: list[str], corner: str, are_cells: bool, path: Path) -> None:
-    """Refuse numbers as names (`are_cells`: of the rows), unless they name cells of a table whose other axis is genes.
+def _require_names(rows: list[str], columns: list[str], corner: str, rows_are_cells: bool, path: Path) -> None:
+    """Refuse numbers as names, unless they name cells of a table whose other axis is genes.
 
-    In a table without names, the field above the first column is a gene, or the column has a number several times.
+    In a table without names, the field above the first column is a gene, or the column repeats a number.
     """
-    for what, names, others, of_cells in (("row", columns, rows, not are_cells), ("column", rows, columns, are_cells)):
+    for what, names, others, are_cells in (
+        ("row", columns, rows, not rows_are_cells),
+        ("column", rows, columns, rows_are_cells),
+    ):
         numbers = pd.to_numeric(pd.Series(names, dtype=object), errors="coerce")
-        counted = np.array_equal(numbers - numbers[0], np.arange(len(numbers))) and numbers[0] in (0, 1)
-        if not numbers.notna().all() or (counted and corner.strip() == ""):
+        are_numbered = np.array_equal(numbers - numbers[0], np.arange(len(numbers))) and numbers[0] in (0, 1)
+        if not numbers.notna().all() or (are_numbered and corner.strip() == ""):
             continue
-        could_be_cells = of_cells and len(set(names)) == len(names) and all(map(str.isdecimal, names))
+        could_be_cells = are_cells and len(set(names)) == len(names) and all(map(str.isdecimal, names))
         if not could_be_cells or is_gene(corner.strip()) or axis_shares(others)[0] < AXIS_SHARE:
             found = f"{path} with numbers in the first {what} (e.g. {', '.join(names[:3])})"
-            raise InputError(found, EXPECTED, f"write the names into the first {what}")
+            raise InputError(found, TABLE_OF_NUMBERS, f"write the names into the first {what}")
 
 
 def _as_numbers(table: pd.DataFrame) -> pd.DataFrame:
-    """Make numbers of the columns of text that hold nothing else; codes such as 01 stay text."""
+    """Convert columns of text that contain only numbers; codes such as 01 stay text."""
     for place in range(table.shape[1]):
         texts = table.iloc[:, place].astype(str)
         numbers = pd.to_numeric(texts, errors="coerce")
@@ -274,17 +281,17 @@ def _as_numbers(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _parse(path: Path, layout: Layout, is_aside: np.ndarray) -> tuple[list[str], sparse.csr_matrix, pd.DataFrame]:
-    """Read the names of the rows, the columns of numbers, and the columns set aside (as numbers if all of it is)."""
+def _parse(path: Path, layout: Layout, is_annotation: np.ndarray) -> tuple[list[str], sparse.csr_matrix, pd.DataFrame]:
+    """Read the row names, the columns of expression, and the columns that annotate cells or genes."""
     header = layout.header
-    if is_aside.all():
-        raise InputError(f"{path} without a column of numbers", EXPECTED, "write it again")
+    if is_annotation.all():
+        raise InputError(f"{path} without a column of numbers", TABLE_OF_NUMBERS, "write it again")
     rows: list[str] = []
     blocks: list[sparse.csr_matrix] = []
-    described: list[pd.DataFrame] = []
-    # A column set aside may have text further down, so it is read as text.
-    dtype = {0: str} | {int(place) + 1: str for place in np.flatnonzero(is_aside)}
-    size = max(1, BLOCK // len(header))
+    annotations: list[pd.DataFrame] = []
+    # An annotation may contain text in later blocks, so it is read as text.
+    dtype = {0: str} | {int(place) + 1: str for place in np.flatnonzero(is_annotation)}
+    size = max(1, TABLE_VALUES_AT_ONCE // len(header))
     with _open_table(path) as stream:
         lines = islice(stream, layout.num_comments, None)
         next(row for row in csv.reader(lines, delimiter=layout.delimiter) if row)
@@ -296,23 +303,24 @@ def _parse(path: Path, layout: Layout, is_aside: np.ndarray) -> tuple[list[str],
                 raise pd.errors.ParserError(f"{len(header)} names in the first row, {chunk.shape[1] - 1} values later")
             rows += chunk[0].tolist()
             fields = chunk.iloc[:, 1:].set_axis(header, axis=1)
-            described.append(fields.loc[:, is_aside])
-            values = fields.loc[:, ~is_aside]
+            annotations.append(fields.loc[:, is_annotation])
+            values = fields.loc[:, ~is_annotation]
             is_number = [dtype.kind in "iuf" for dtype in values.dtypes]
             if not all(is_number):
                 wrong = [name for name, number in zip(values.columns, is_number, strict=True) if not number]
                 raise _not_numeric(wrong, path, values.iloc[:, is_number.index(False)])
             blocks.append(sparse.csr_matrix(values.to_numpy()))
-    aside = _as_numbers(pd.concat(described, ignore_index=True))
-    return rows, sparse.csr_matrix(sparse.vstack(blocks, format="csr")), aside
+    table = _as_numbers(pd.concat(annotations, ignore_index=True))
+    return rows, sparse.csr_matrix(sparse.vstack(blocks, format="csr")), table
 
 
 def _not_numeric(names: Sequence[str], path: Path, values: pd.Series | None = None) -> InputError:
-    named = ", ".join(repr(name[:40]) for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    """Return the error about columns with these names; `values` are the fields of the first of them."""
+    shown = ", ".join(repr(name[:40]) for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     example = ""
     if values is not None:
         texts = values.astype(str)
         bad = texts[pd.to_numeric(texts, errors="coerce").isna()]
         example = f" (e.g. {str((bad if len(bad) else texts).iloc[0])[:40]!r})"
-    found = f"columns of {path} that are not numbers, or rows that are too short: {named}{example}"
-    return InputError(found, EXPECTED, "remove these columns, or write an h5ad file with them in obs or var")
+    found = f"columns of {path} that are not numbers, or rows that are too short: {shown}{example}"
+    return InputError(found, TABLE_OF_NUMBERS, "remove these columns, or write an h5ad file with them in obs or var")

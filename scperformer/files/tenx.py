@@ -1,4 +1,4 @@
-"""Read HDF5 files of 10x Genomics (of both versions), and loom files."""
+"""Read HDF5 files of 10x Genomics, as Cell Ranger 2 and later versions write them, and loom files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +12,11 @@ from scipy import sparse
 
 from scperformer.base.errors import InputError
 from scperformer.files.hdf5_guard import open_hdf5
-from scperformer.files.safety import reading, require_sound
+from scperformer.files.safety import reading, require_valid_indices
 
-EXPRESSION = "Gene Expression"
+GENE_EXPRESSION = "Gene Expression"
 MATRIX_PARTS = {"barcodes", "data", "indices", "indptr", "shape"}
-# Attributes of a loom file that may hold the names, best first.
+# Attributes of a loom file that may hold the names, the best first.
 GENE_NAMES = (
     *("Gene", "gene", "gene_name", "gene_names", "GeneName", "gene_symbol", "gene_symbols", "Symbol", "symbol"),
     *("var_names", "feature_name", "Name", "Accession", "gene_id", "gene_ids", "GeneID", "ensembl_id"),
@@ -26,11 +26,11 @@ CELL_NAMES = (
     *("CellID", "CellIDs", "cell_id", "cellID", "obs_names", "cell_names", "cell_name", "Cell", "cell"),
     *("barcode", "barcodes", "Barcode", "index", "_index"),
 )
-BLOCK = 8 * 2**20  # values that are dense at a time
+LOOM_VALUES_AT_ONCE = 8 * 2**20  # values that are dense in memory
 
 
 def matrix_groups(file: h5py.File) -> list[str]:
-    """Return the groups of an HDF5 file that hold a matrix as 10x writes it."""
+    """Return the names of the groups that hold a matrix in the layout of 10x Genomics."""
     return [name for name, node in file.items() if isinstance(node, h5py.Group) and set(node) >= MATRIX_PARTS]
 
 
@@ -43,11 +43,11 @@ def _read_group(group: h5py.Group, name: str, path: Path) -> AnnData:
     num_genes, num_cells = (int(size) for size in group["shape"][:])
     # The compressed columns of genes x cells are the compressed rows of cells x genes.
     x = sparse.csr_matrix((group["data"][:], group["indices"][:], group["indptr"][:]), shape=(num_cells, num_genes))
-    require_sound(x, name, path)
+    require_valid_indices(x, name, path)
     if "features" in group:
         features = group["features"]
-        found = {"gene_ids": "id", "feature_types": "feature_type", "genome": "genome"}
-        columns = {column: strings(features[key]) for column, key in found.items() if key in features}
+        keys = {"gene_ids": "id", "feature_types": "feature_type", "genome": "genome"}
+        columns = {column: strings(features[key]) for column, key in keys.items() if key in features}
         symbols = strings(features["name"])
     else:
         columns = {"gene_ids": strings(group["genes"]), "genome": [name] * num_genes}
@@ -78,43 +78,43 @@ def read_tenx_h5(path: Path) -> tuple[AnnData, list[str]]:
 
 
 def expression_only(adata: AnnData, notes: list[str], path: Path) -> tuple[AnnData, list[str]]:
-    """Keep the features that are gene expression; add a note about the others."""
+    """Keep the features of the type gene expression, and add a note about features that are left out."""
     if "feature_types" not in adata.var:
         return adata, notes
     types = adata.var["feature_types"].astype(str)
-    keep = (types == EXPRESSION).to_numpy()
+    keep = (types == GENE_EXPRESSION).to_numpy()
     others = ", ".join(f"{num} {name}" for name, num in types[~keep].value_counts().items())
     if not keep.any():
-        found = f"no features of the type '{EXPRESSION}' in {path} ({others})"
-        raise InputError(found, "gene expression", "choose the file that holds it")
+        found = f"no features of the type '{GENE_EXPRESSION}' in {path} ({others})"
+        raise InputError(found, "gene expression", "choose the file that contains it")
     if others:
         return adata[:, keep].copy(), [*notes, f"features of other types left out ({others})"]
     return adata, notes
 
 
 def read_loom(path: Path) -> tuple[AnnData, list[str]]:
-    """Read a loom file with its attributes in obs and var; also return notes for the log."""
+    """Read a loom file, with its attributes as obs and var; also return notes for the log."""
     with reading(path, "a complete loom file"), open_hdf5(path) as file:
         shape = file["matrix"].shape
         var, gene_name = _attributes(file["row_attrs"], GENE_NAMES, shape[0])
         obs, cell_name = _attributes(file["col_attrs"], CELL_NAMES, shape[1])
         if gene_name is None:
-            found = f"{path} without names of genes (row attributes: {', '.join(file['row_attrs']) or 'none'})"
-            expected = f"one of {', '.join(GENE_NAMES[:3])}, ..."
-            raise InputError(found, expected, "add the names of the genes as row attribute 'Gene'")
+            found = f"{path} without gene names (row attributes: {', '.join(file['row_attrs']) or 'none'})"
+            expected = f"a row attribute called {', '.join(GENE_NAMES[:3])}, ..."
+            raise InputError(found, expected, "add the gene names as row attribute 'Gene'")
         adata = AnnData(_loom_matrix(file["matrix"]), obs=obs, var=var)
-        groups = []  # of layers with a slash in their names, which anndata cannot write
+        left_out = []
         for name, layer in file.get("layers", {}).items():
             if isinstance(layer, h5py.Dataset):
                 adata.layers[name] = _loom_matrix(layer)
-            else:
-                groups.append(f"layers/{name} is left out, a group")
-    named = f"cells named by {cell_name}" if cell_name else "cells without names, numbered"
-    return adata, [f"genes named by {gene_name}", named, *groups]
+            else:  # the layer had a slash in its name, which anndata cannot write
+                left_out.append(f"layers/{name} is left out, as it is a group")
+    named = f"cells named by {cell_name}" if cell_name else "cells are numbered, as they have no names"
+    return adata, [f"genes named by {gene_name}", named, *left_out]
 
 
 def _attributes(group: h5py.Group, candidates: Sequence[str], size: int) -> tuple[pd.DataFrame, str | None]:
-    """Read the one-dimensional attributes of an axis; also return which of them became its names."""
+    """Read the one-dimensional attributes of an axis; also return the attribute that holds the names, or None."""
     columns: dict[str, Any] = {}
     for name, node in group.items():
         if isinstance(node, h5py.Dataset) and node.shape == (size,):
@@ -128,7 +128,7 @@ def _loom_matrix(dataset: h5py.Dataset) -> sparse.csr_matrix:
     """Read a dense dataset, genes x cells, as sparse cells x genes."""
     num_genes, num_cells = dataset.shape
     chunk = dataset.chunks[0] if dataset.chunks else 1
-    step = max(chunk, BLOCK // max(num_cells, 1) // chunk * chunk)
+    step = max(chunk, LOOM_VALUES_AT_ONCE // max(num_cells, 1) // chunk * chunk)
     # SciPy has no sparse matrices of half precision.
     dtype = np.dtype(np.float32) if dataset.dtype == np.float16 else dataset.dtype
     blocks = [sparse.csr_matrix((0, num_cells), dtype=dtype)]

@@ -1,8 +1,8 @@
-"""Write HDF5 files so that a full disk, a limit to the size of files or Ctrl-C is an error like any other.
+"""Write HDF5 files so that a full disk, a limit on file sizes or Ctrl-C raises an error like any other.
 
 If a write of libhdf5 fails, closing the file fails, too, and libhdf5 2.0 then crashes, at the latest at the end of the
-process. So it writes through a Python file that keeps the first error and drops what comes after it. This takes no
-longer: 0.13 s for 19 MB, as without it.
+process. So libhdf5 writes through a Python file that keeps the first error and drops all later writes. This costs no
+time: 19 MB take 0.13 s with and without it.
 """
 
 import io
@@ -16,12 +16,12 @@ import h5py
 from anndata import AnnData
 from anndata.io import write_elem
 
-PAGE = 4096  # bytes
-MOST_KEPT = 2**20  # bytes of a write; larger ones are values of arrays, which libhdf5 does not read again
+PAGE_BYTES = 4096
+MAX_KEPT_BYTES = 2**20  # larger writes are values of arrays, which libhdf5 does not read again
 
 
 class _KeepsErrors(io.FileIO):
-    """A file that never says that a write has failed: `error` does.
+    """A file whose writes never fail; the first error is kept in `error`.
 
     After an error, small writes are kept in memory: libhdf5 would crash if it read other metadata than it has written.
     """
@@ -29,13 +29,13 @@ class _KeepsErrors(io.FileIO):
     def __init__(self, path: Path, mode: str):
         super().__init__(path, mode)
         self.error: BaseException | None = None
-        self.pages: dict[int, bytearray] = {}  # by their number in the file
+        self.pages: dict[int, bytearray] = {}  # number of the page in the file -> content
 
     def write_all(self, data: Any) -> None:
-        """Write all of it, where the system writes a part at a time."""
-        left = memoryview(data)
-        while len(left):
-            left = left[super().write(left) :]
+        """Write all data, although the system may write only a part at a time."""
+        remaining = memoryview(data)
+        while len(remaining):
+            remaining = remaining[super().write(remaining) :]
 
     def write(self, data: Any) -> int:
         start = self.tell()
@@ -44,11 +44,12 @@ class _KeepsErrors(io.FileIO):
                 self.write_all(data)
         except BaseException as error:  # noqa: BLE001 - `hdf5_to_write` raises it
             self.error = error
-        if self.error is not None and len(data) <= MOST_KEPT:
-            for number, page, within in _parts(start, len(data)):
+        if self.error is not None and len(data) <= MAX_KEPT_BYTES:
+            for number, in_page, in_data in _pages(start, len(data)):
                 if number not in self.pages:
-                    self.pages[number] = bytearray(os.pread(self.fileno(), PAGE, number * PAGE).ljust(PAGE, b"\0"))
-                self.pages[number][page] = data[within]
+                    content = os.pread(self.fileno(), PAGE_BYTES, number * PAGE_BYTES)
+                    self.pages[number] = bytearray(content.ljust(PAGE_BYTES, b"\0"))
+                self.pages[number][in_page] = data[in_data]
         return len(data)
 
     def readinto(self, buffer: Any) -> int:
@@ -56,9 +57,9 @@ class _KeepsErrors(io.FileIO):
         num_read = super().readinto(buffer)
         if not self.pages:
             return num_read
-        for number, page, within in _parts(start, len(buffer)):
+        for number, in_page, in_buffer in _pages(start, len(buffer)):
             if number in self.pages:
-                buffer[within] = self.pages[number][page]
+                buffer[in_buffer] = self.pages[number][in_page]
         return len(buffer)
 
     def truncate(self, size: int | None = None) -> int:
@@ -70,29 +71,30 @@ class _KeepsErrors(io.FileIO):
         return size or 0
 
 
-def _parts(start: int, size: int) -> Iterator[tuple[int, slice, slice]]:
-    """Return the number of each page of a range of bytes, and its part of the range: in the page, in the range."""
+def _pages(start: int, size: int) -> Iterator[tuple[int, slice, slice]]:
+    """Split a range of bytes by pages: yield the number of each page, and the bytes as a slice of page and range."""
     place = start
     while place < start + size:
-        stop = min(start + size, (place // PAGE + 1) * PAGE)
-        yield place // PAGE, slice(place % PAGE, place % PAGE + stop - place), slice(place - start, stop - start)
+        number, offset = divmod(place, PAGE_BYTES)
+        stop = min(start + size, (number + 1) * PAGE_BYTES)
+        yield number, slice(offset, offset + stop - place), slice(place - start, stop - start)
         place = stop
 
 
 @contextmanager
 def hdf5_to_write(path: Path, mode: str) -> Iterator[h5py.File]:
-    """Open an HDF5 file to write it: "w", a new one, or "r+", one that is there."""
-    with _KeepsErrors(path, "r+" if mode == "r+" else "w+") as kept:
+    """Open an HDF5 file for writing; the `mode` is "w" for a new file or "r+" for an existing file."""
+    with _KeepsErrors(path, "r+" if mode == "r+" else "w+") as keeps_errors:
         try:
-            with h5py.File(kept, mode) as file:
+            with h5py.File(keeps_errors, mode) as file:
                 yield file
         finally:
-            if kept.error is not None:
-                raise kept.error
+            if keeps_errors.error is not None:
+                raise keeps_errors.error
 
 
 def write_anndata(adata: AnnData, path: Path, **options: Any) -> None:
-    """Write an AnnData as its `write_h5ad` does; `options` are of its arrays, such as `compression`."""
+    """Write an AnnData as its `write_h5ad` does; `options` apply to datasets, such as `compression`."""
     adata.strings_to_categoricals()
     if adata.raw is not None:
         adata.strings_to_categoricals(adata.raw.var)

@@ -1,4 +1,4 @@
-"""Names of genes: their kind of id, their parts, how R writes them, their species, and repeated names."""
+"""Names of genes: kinds of gene id, compound names, names as R writes them, species, and repeated names."""
 
 import re
 from collections import Counter
@@ -10,22 +10,25 @@ import pandas as pd
 from scperformer.base.errors import InputError
 from scperformer.base.messages import shortened
 
-# ENS, a species code of up to four letters (none for human), G, digits; a version, and GENCODE's mark of copies on Y
-ENSEMBL = r"ENS[A-Z]{0,4}G\d{6,}"
-VERSION = r"\.\d+(?:_PAR_Y)?"
-KIND_NAMES = {"symbol": "gene symbols", "ensembl": "Ensembl ids"}
-KIND_NAMES |= {"ensembl_versioned": "Ensembl ids with versions", "unknown": "names of an unknown kind"}
-# ENSG00000167286_CD3D and CD3D_ENSG00000167286.9, with any of the usual separators.
+ENSEMBL = r"ENS[A-Z]{0,4}G\d{6,}"  # ENS, a species code of up to four letters (none for human), G and digits
+VERSION = r"\.\d+(?:_PAR_Y)?"  # GENCODE marks copies on Y with _PAR_Y
+KIND_NAMES = {
+    "symbol": "gene symbols",
+    "ensembl": "Ensembl ids",
+    "ensembl_versioned": "Ensembl ids with versions",
+    "unknown": "names of an unknown kind",
+}
+# Compound names such as ENSG00000167286_CD3D and CD3D_ENSG00000167286.9, with any of the usual separators.
 ID_FIRST = re.compile(rf"(?P<id>{ENSEMBL})(?:{VERSION})?(?:[_|;:,/ (-]+(?P<symbol>.+?)\)?)?", re.IGNORECASE)
 ID_LAST = re.compile(rf"(?P<symbol>.+?)[_|;:,/ (-]+(?P<id>{ENSEMBL})(?:{VERSION})?\)?", re.IGNORECASE)
 ANY_ID = re.compile(ENSEMBL, re.IGNORECASE)
-BLANK = ("", "nan", "none", "<na>")  # missing names, as files store them
-SPECIES = {"ENSG": "human", "ENSMUSG": "mouse"}
-MOUSE_SYMBOL = re.compile(r"[A-Z][a-z]|mt-[A-Z]")  # its beginning: Gapdh, mt-Nd1
+MISSING_NAMES = ("", "nan", "none", "<na>")  # as files store them, in lower case
+SPECIES_OF_PREFIX = {"ENSG": "human", "ENSMUSG": "mouse"}
+MOUSE_SYMBOL = re.compile(r"[A-Z][a-z]|mt-[A-Z]")  # the first letters, as in Gapdh and mt-Nd1
 
 
 def id_kind(names: Sequence[str]) -> str:
-    """Return the kind of gene id of most names, a key of `KIND_NAMES`; unknown: mostly numbers, or empty names."""
+    """Return the kind of gene id of most names, a key of `KIND_NAMES`; unknown if most are numbers or empty."""
     series = pd.Series(list(names), dtype=str)
     if series.empty:
         return "unknown"
@@ -37,23 +40,26 @@ def id_kind(names: Sequence[str]) -> str:
     return "symbol" if letters > 0.5 else "unknown"
 
 
-def parts(name: str) -> tuple[str | None, str | None]:
-    """Return the Ensembl id in a name (upper case, without version) and the symbol; None for an absent part."""
+def id_and_symbol(name: str) -> tuple[str | None, str | None]:
+    """Return the Ensembl id in a name (upper case, without version) and the symbol; None if the name has none."""
     if "ENS" not in name.upper():
         return None, name or None
-    found = ID_FIRST.fullmatch(name) or ID_LAST.fullmatch(name)
-    return (found["id"].upper(), found["symbol"]) if found else (None, name)
+    match = ID_FIRST.fullmatch(name) or ID_LAST.fullmatch(name)
+    return (match["id"].upper(), match["symbol"]) if match else (None, name)
 
 
-def all_parts(names: Sequence[str]) -> list[tuple[str | None, str | None]]:
-    """Return the `parts` of each name."""
-    if not ANY_ID.search("\n".join(names)):  # a search instead of one for each of 30,000 symbols
+def ids_and_symbols(names: Sequence[str]) -> list[tuple[str | None, str | None]]:
+    """Return the `id_and_symbol` of each name."""
+    if not ANY_ID.search("\n".join(names)):  # one search is faster than one for each of 30,000 symbols
         return [(None, name or None) for name in names]
-    return [parts(name) for name in names]
+    return [id_and_symbol(name) for name in names]
 
 
 def as_in_r(name: str) -> str:
-    """Return a name as R's make.names writes it: dots for other characters, X in front of a digit (X5S_rRNA, HLA.A)."""
+    """Return a name as R's make.names writes it: invalid characters become dots, a digit gets an X in front.
+
+    HLA-A becomes HLA.A, 5S_rRNA becomes X5S_rRNA.
+    """
     if name.isalnum() and name[0].isalpha():
         return name
     valid = re.sub(r"[^\w.]", ".", name)
@@ -61,20 +67,20 @@ def as_in_r(name: str) -> str:
 
 
 def guess_species(names: Sequence[str]) -> str:
-    """Return the species of most names: human, mouse, other (Ensembl ids of neither) or unknown."""
-    split = all_parts(names)
-    prefixes = Counter(identifier.rstrip("0123456789") for identifier, _ in split if identifier)
-    if prefixes.total() > len(split) / 2:
-        return SPECIES.get(prefixes.most_common(1)[0][0], "other")
-    # Symbols differ in their capitals (GAPDH and Gapdh, MT-ND1 and mt-Nd1); gapdh may be either.
-    symbols = [symbol for _, symbol in split if symbol and any(map(str.isalpha, symbol))]
+    """Return the species of most names: human, mouse, other (Ensembl ids of another species) or unknown."""
+    pairs = ids_and_symbols(names)
+    prefixes = Counter(identifier.rstrip("0123456789") for identifier, _ in pairs if identifier)
+    if prefixes.total() > len(pairs) / 2:
+        return SPECIES_OF_PREFIX.get(prefixes.most_common(1)[0][0], "other")
+    # Symbols differ in capitals (GAPDH and Gapdh, MT-ND1 and mt-Nd1); gapdh may be either.
+    symbols = [symbol for _, symbol in pairs if symbol and any(map(str.isalpha, symbol))]
     if sum(symbol.isupper() for symbol in symbols) > len(symbols) / 2:
         return "human"
     return "mouse" if sum(bool(MOUSE_SYMBOL.match(symbol)) for symbol in symbols) > len(symbols) / 2 else "unknown"
 
 
 def require_unique(names: Sequence[str], where: str) -> None:
-    """Refuse repeated names in a list that defines genes."""
+    """Refuse a list of genes with repeated names."""
     index = pd.Index(names)
     repeated = index[index.duplicated()].unique()
     if len(repeated):
@@ -84,15 +90,15 @@ def require_unique(names: Sequence[str], where: str) -> None:
 
 
 def require_named(names: Sequence[str], where: str) -> None:
-    """Refuse several genes without a name: equal names are one gene, but these are not."""
-    num = sum(name.lower() in BLANK for name in names)
-    if num > 1:
+    """Refuse several genes without a name: repeated names are summed as one gene, but these are different genes."""
+    num_missing = sum(name.lower() in MISSING_NAMES for name in names)
+    if num_missing > 1:
         remedy = "drop these genes, or use other names as var_names, and save the file"
-        raise InputError(f"{num} genes of {where} have an empty name or NaN", "a name for every gene", remedy)
+        raise InputError(f"{num_missing} genes of {where} have an empty name or NaN", "a name for every gene", remedy)
 
 
 def repeated_note(names: Sequence[str]) -> list[str]:
-    """Return a note on names that occur more than once; none if all are unique."""
+    """Return a list with a note on names that occur more than once; an empty list if all are unique."""
     repeated = [name for name, num in Counter(names).items() if num > 1]
     examples = ", ".join(repr(shortened(name)) for name in repeated[:3])
     note = f"{len(repeated):,} gene names occur more than once ({examples}): their values are added up"
@@ -100,7 +106,7 @@ def repeated_note(names: Sequence[str]) -> list[str]:
 
 
 def first_of_each(keys: Sequence[str] | np.ndarray) -> np.ndarray:
-    """Return for each key the position of the first equal key, int64."""
+    """Return the position of the first equal key for each key, int64."""
     codes, _ = pd.factorize(np.asarray(keys), use_na_sentinel=False)
     _, first = np.unique(codes, return_index=True)
     return first[codes]

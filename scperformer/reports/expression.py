@@ -25,7 +25,7 @@ from scperformer.cells import (
     stored_expression,
 )
 from scperformer.files import Rows, open_cells, reading
-from scperformer.genes import all_parts, human_genes, id_kind
+from scperformer.genes import human_genes, id_kind, ids_and_symbols
 from scperformer.model import SavedModel, linear_contributions, read_model
 from scperformer.reports.read_annotations import Annotated, find_model
 
@@ -69,7 +69,7 @@ def shown_names(names: tuple[str, ...]) -> pd.Index:
     """Names of genes for the page; symbols for human Ensembl ids."""
     if id_kind(names) in ("ensembl", "ensembl_versioned"):
         symbols = human_genes().symbols
-        split = all_parts(names)
+        split = ids_and_symbols(names)
         shown = [
             symbol or symbols.get(str(gene_id), name) for (gene_id, symbol), name in zip(split, names, strict=True)
         ]

@@ -12,7 +12,7 @@ from support.annotated import annotated_sample
 
 # Sends a signal to the process itself when a function is called, or a module is imported ("<module>").
 PROFILE = """
-import os, sys
+import os, signal, sys
 
 def profile(frame, event, _):
     if event == "call" and (frame.f_globals.get("__name__"), frame.f_code.co_name) == (MODULE, FUNCTION):
@@ -22,6 +22,8 @@ def profile(frame, event, _):
             os.kill(os.getpid(), SIGNAL)
 
 calls = []
+if SIGNAL == signal.SIGHUP:
+    signal.signal(SIGNAL, signal.SIG_DFL)  # under nohup it is ignored
 sys.setprofile(profile)
 """
 PREDICT = ("predict", "cells.h5ad", "model_path=model", "adapt=false")
@@ -103,7 +105,7 @@ def test_signals_of_clusters_and_terminals(number, code, inputs):
 
 @pytest.mark.slow
 def test_a_training_that_was_cut_off_after_its_last_epoch_is_resumed(inputs):
-    code, errors = signalled(TRAIN, inputs, signal.SIGINT, "scperformer.training.train", "scores_on_held_out")
+    code, errors = signalled(TRAIN, inputs, signal.SIGINT, "scperformer.training.train", "score_on_held_out")
     assert code == 130, errors
     require_clean(errors, "interrupted; the same command with resume=true continues it")
     assert not (inputs / "new").exists()

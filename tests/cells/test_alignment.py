@@ -1,10 +1,22 @@
-"""Columns of expression moved to a model's genes, and added up by gene."""
+"""Alignment to the genes of a model: columns are moved and summed; cells are normalised over all genes of the file."""
+
+import math
 
 import numpy as np
 import pytest
 from scipy import sparse
+from support.normalised import plain, split_in_two
 
-from scperformer.cells import align, merge_genes
+from scperformer.base.errors import InputError
+from scperformer.cells import (
+    align,
+    align_rows,
+    detect_expression,
+    gene_table,
+    merge_genes,
+    plan_alignment,
+    stored_expression,
+)
 from scperformer.genes import first_of_each
 
 
@@ -16,7 +28,7 @@ from scperformer.genes import first_of_each
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.uint8])
 def test_align_and_sums_equal_a_loop(make, dtype):
     rng = np.random.default_rng(1)
-    dense = rng.poisson(0.7, (23, 40)).astype(dtype) * 100  # two of them are too much for a byte
+    dense = rng.poisson(0.7, (23, 40)).astype(dtype) * 100  # the sum of two overflows a byte
     target = np.where(rng.random(40) < 0.7, rng.permutation(60)[:40] - 23, -1)
     target[target < 0] = -1
     expected = np.zeros((23, 37))
@@ -33,10 +45,71 @@ def test_align_and_sums_equal_a_loop(make, dtype):
     for column, place in enumerate(first):
         summed[:, place] += dense[:, column]
     np.testing.assert_array_equal(merge_genes(x, first, None).toarray(), summed)
-    np.testing.assert_array_equal(x.toarray() if sparse.issparse(x) else x, dense)  # the user's matrix is as it was
+    np.testing.assert_array_equal(x.toarray() if sparse.issparse(x) else x, dense)  # the user's matrix is unchanged
 
 
-def test_align_with_nothing_shared_is_all_zero():
+def test_without_shared_genes_all_values_are_zero():
     aligned = align(sparse.csr_matrix(np.ones((3, 2))), np.array([-1, -1]), 3)
     assert aligned.shape == (3, 3)
     assert aligned.nnz == 0
+
+
+VALUES = {
+    "counts": lambda x: x,
+    "linear": lambda x: sparse.csr_matrix(x * 0.25),
+    "log1p": lambda x: sparse.csr_matrix(plain(x), dtype=np.float32),
+    "log2": lambda x: sparse.csr_matrix(plain(x, 1e6) / math.log(2), dtype=np.float32),
+}
+
+
+def test_alignment_normalises_over_all_genes_of_the_file(counts_adata):
+    model_genes = ["GENE150", "ABSENT", "GENE3"]
+    options = {"target_sum": 1e4, "path": "q.h5ad", "importance": np.array([1.0, 1.0, 2.0])}
+    plan = plan_alignment(counts_adata.var, detect_expression(counts_adata), model_genes, min_overlap=0.75, **options)
+    x, shared = align_rows(counts_adata.X, plan), plan.overlap
+    np.testing.assert_allclose(
+        x.toarray()[:, [0, 2]], plain(counts_adata.X)[:, [150, 3]], rtol=1e-6
+    )  # values are float32
+    assert x[:, 1].nnz == 0
+    assert (shared.num_shared, shared.absent, shared.num_dropped) == (2, ["ABSENT"], 198)
+    assert (shared.share_of_model, shared.informative_share) == (2 / 3, 0.75)
+    with pytest.raises(InputError, match=r"2 of 3 model genes \(66.7 %\) found in q.h5ad, with 75.0 % of the model's"):
+        plan_alignment(counts_adata.var, detect_expression(counts_adata), model_genes, min_overlap=0.8, **options)
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_columns_of_one_gene_are_added_up_as_counts(counts_adata, kind):
+    model_genes = [f"GENE{i}" for i in range(0, 260, 2)]
+    options = {"target_sum": 1e4, "min_overlap": 0.0}
+    twice = split_in_two(counts_adata)
+    for adata in (counts_adata, twice):
+        adata.X = VALUES[kind](adata.X)
+    plan = plan_alignment(twice.var, detect_expression(twice), model_genes, **options)
+    assert plan.overlap.notes[0].startswith("200 gene names occur more than once ('GENE0', 'GENE1', 'GENE2')")
+    once = align_rows(
+        counts_adata.X, plan_alignment(counts_adata.var, detect_expression(counts_adata), model_genes, **options)
+    )
+    summed = align_rows(twice.X, plan)
+    if kind == "counts":
+        np.testing.assert_array_equal(summed.toarray(), once.toarray())
+    np.testing.assert_allclose(summed.toarray(), once.toarray(), rtol=2e-6)  # logarithms of float32 parts
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("repeated", [False, True], ids=["unique", "repeated"])
+def test_a_row_does_not_depend_on_its_block(counts_adata, kind, repeated):
+    adata = split_in_two(counts_adata) if repeated else counts_adata
+    adata.X = VALUES[kind](adata.X)
+    findings = detect_expression(adata)
+    plan = plan_alignment(
+        gene_table(adata, "X"), findings, list(counts_adata.var_names[::3]), target_sum=1e4, min_overlap=0.5
+    )
+    x = stored_expression(adata, findings)[0].matrix
+    whole = align_rows(x, plan)
+    for size in (1, 7, 50):
+        blocks = [align_rows(x[start : start + size], plan) for start in range(0, 120, size)]
+        joined = sparse.vstack(blocks, format="csr")
+        for part in ("data", "indices", "indptr"):
+            np.testing.assert_array_equal(getattr(joined, part), getattr(whole, part))
+        dense = align_rows(x[:size].toarray(), plan)
+        np.testing.assert_array_equal(dense.toarray(), whole[:size].toarray())

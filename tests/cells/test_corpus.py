@@ -1,4 +1,4 @@
-"""Files of a corpus: one list of genes, normalised as training does it, and clear refusals."""
+"""The cells of a corpus: one list of genes for all files, normalised as for training; unusable files are refused."""
 
 from pathlib import Path
 
@@ -24,11 +24,11 @@ def sample(adata, name="a.h5ad") -> Sample:
 
 def small(genes, num_cells=12, seed=0) -> ad.AnnData:
     counts = np.random.default_rng(seed).poisson(1.0, (num_cells, len(genes))).astype(np.float32)
-    counts[:, :2] = 1  # so that every cell has something to hide
+    counts[:, :2] = 1  # so that every cell has a gene to mask
     return ad.AnnData(sparse.csr_matrix(counts), var=pd.DataFrame(index=genes))
 
 
-def test_genes_are_the_union_and_values_those_of_each_file_alone():
+def test_genes_are_the_union_and_values_do_not_depend_on_other_files():
     one, two = small(["A", "B", "C"]), small(["C", "D", "A"], seed=1)
     corpus = make_corpus([sample(one), sample(two, "b.h5ad")], config("data.min_cells=1"))
     assert corpus.genes == ["A", "B", "C", "D"]
@@ -45,7 +45,7 @@ def test_genes_are_the_union_and_values_those_of_each_file_alone():
     ]
 
 
-def test_files_with_other_names_for_the_same_genes_share_them(caplog):
+def test_files_with_different_names_of_the_same_genes_share_genes(caplog):
     caplog.set_level("INFO", logger="scperformer")
     symbols, ids = ["CD3D", "GAPDH", "NKG7"], ["ENSG00000105374.4", "ENSG00000167286", "ENSG99999999999"]
     one, two = small(symbols), small(ids, seed=1)
@@ -60,12 +60,12 @@ def test_files_with_other_names_for_the_same_genes_share_them(caplog):
     np.testing.assert_array_equal(given.x.toarray(), corpus.x[12:].toarray())
 
 
-def test_genes_of_a_file_that_are_one_gene_are_added_up():
+def test_repeated_genes_of_a_file_are_added_up():
     adata = small(["CD3D", "ENSG00000167286", "GAPDH"], num_cells=40)
     counts = adata.X.toarray()
     summed = np.column_stack([counts[:, :2].sum(1), counts[:, 2]])
     corpus = make_corpus([sample(adata)], config(), ["CD3D", "GAPDH"])
-    wanted = np.log1p(summed / counts.sum(1, keepdims=True) * 1e4)[counts[:, 2] > 0]  # two genes or none
+    wanted = np.log1p(summed / counts.sum(1, keepdims=True) * 1e4)[counts[:, 2] > 0]  # cells with two genes
     np.testing.assert_allclose(corpus.x.toarray(), wanted, rtol=1e-5)
 
 
@@ -79,20 +79,20 @@ def test_rare_genes_are_counted_over_all_files():
     assert make_corpus([sample(one), sample(two)], config("data.min_cells=4")).genes == ["A", "B"]
 
 
-def test_logged_values_and_counts_of_the_same_cells_are_the_same(counts_adata):
+def test_logarithms_and_counts_of_the_same_cells_give_the_same_values(counts_adata):
     logged = counts_adata.copy()
     logged.X = sparse.csr_matrix(np.log1p(counts_adata.X.toarray() / counts_adata.X.sum(1) * 1e4), dtype=np.float32)
     corpus = make_corpus([sample(counts_adata), sample(logged)], config())
     np.testing.assert_allclose(corpus.x[:120].toarray(), corpus.x[120:].toarray(), rtol=1e-4)
 
 
-def test_a_given_vocabulary_is_kept_whatever_the_files_have():
+def test_a_given_vocabulary_is_kept():
     corpus = make_corpus([sample(small(["A", "B", "C"]))], config(), ["B", "X", "A"])
     assert corpus.genes == ["B", "X", "A"]
     assert not corpus.x[:, [1]].nnz
 
 
-def test_cells_with_too_little_to_hide_are_left_out(caplog):
+def test_cells_with_too_few_genes_to_mask_are_left_out(caplog):
     caplog.set_level("INFO", logger="scperformer")
     adata = small(["A", "B", "C"], num_cells=14)
     x = adata.X.toarray()
@@ -128,7 +128,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refusals(case):
+def test_unusable_files_are_refused(case):
     files, overrides, vocabulary, message = REFUSED[case]
     samples = [sample(small(genes), f"{number}.h5ad") for number, genes in enumerate(files)]
     with pytest.raises(InputError, match=message):

@@ -1,8 +1,10 @@
+"""Counts are recovered from normalised expression, and thinned at random."""
+
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix, random
 
-from scperformer.cells import normalise_counts, over_own_genes, recover_counts, thin
+from scperformer.cells import normalise_counts, recover_counts, thin
 
 
 @pytest.fixture
@@ -15,7 +17,7 @@ def counts() -> csr_matrix:
 
 @pytest.mark.parametrize("target_sum", [1e4, 1e6])
 @pytest.mark.parametrize("decimals", [None, 3], ids=["float32", "three decimals"])
-def test_counts_come_back_from_normalised_values(counts, target_sum, decimals):
+def test_counts_are_recovered_from_normalised_values(counts, target_sum, decimals):
     x = normalise_counts(counts, target_sum)
     if decimals is not None:
         x.data = x.data.round(decimals)
@@ -32,12 +34,12 @@ def test_cells_without_counts_stay_empty(counts):
     np.testing.assert_array_equal(found.toarray(), rows.toarray())
 
 
-def test_values_that_are_no_counts_are_not_taken_for_counts():
+def test_values_that_do_not_come_from_counts_are_recognised():
     x = random(50, 300, density=0.3, format="csr", dtype=np.float32, random_state=0)
     assert recover_counts(x) is None
 
 
-def test_thinning_keeps_the_share_of_counts_and_is_repeated_by_its_seed(counts):
+def test_thinning_keeps_the_share_of_counts_and_depends_on_the_seed(counts):
     kept = thin(counts, 0.25, np.random.default_rng(1))
     again = thin(counts, 0.25, np.random.default_rng(1))
     other = thin(counts, 0.25, np.random.default_rng(2))
@@ -46,10 +48,3 @@ def test_thinning_keeps_the_share_of_counts_and_is_repeated_by_its_seed(counts):
     assert (kept.toarray() <= counts.toarray()).all()
     np.testing.assert_array_equal(kept.toarray(), again.toarray())
     assert (kept != other).nnz > 0
-
-
-def test_normalising_over_own_genes_equals_normalising_the_counts_of_these_genes(counts):
-    whole = normalise_counts(counts, 1e4)
-    panel = np.arange(0, 200, 7)
-    expected = normalise_counts(counts[:, panel], 1e4).toarray()
-    np.testing.assert_allclose(over_own_genes(whole[:, panel], 1e4).toarray(), expected, rtol=1e-5)

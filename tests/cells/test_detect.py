@@ -13,7 +13,7 @@ from scipy import sparse
 from scperformer.base.errors import InputError
 from scperformer.cells import detect_expression, normalise, stored_expression
 from scperformer.cells.values import judge, recognise
-from scperformer.files import PREPARED, open_cells, read_cells
+from scperformer.files import PREPARED_KEY, open_cells, read_cells
 
 
 def per_cell(counts, total):
@@ -56,24 +56,25 @@ def test_counts_in_any_storage(counts_adata, make):
 
 @pytest.mark.parametrize("base", [math.e, 2.0, 10.0], ids=["e", "2", "10"])
 @pytest.mark.parametrize("total", [1e4, 1e6, 2345.0])
-def test_log_base_and_total_are_seen_in_constant_sums(counts_adata, base, total):
-    slot = judge("X", logged(counts_adata.X, total, base))
-    assert (slot.kind, slot.log.base, slot.log.confirmed) == ("log1p", base, True)
-    assert slot.log.total == pytest.approx(total, rel=1e-6)  # float32 values
+def test_base_and_total_are_recognised_by_constant_sums(counts_adata, base, total):
+    candidate = judge("X", logged(counts_adata.X, total, base))
+    assert (candidate.kind, candidate.log.base, candidate.log.confirmed) == ("log1p", base, True)
+    assert candidate.log.total == pytest.approx(total, rel=1e-6)  # float32 values
 
 
 @pytest.mark.parametrize("base", [math.e, 2.0, 10.0], ids=["e", "2", "10"])
 @pytest.mark.parametrize("decimals", [None, 3], ids=["full", "rounded"])
-def test_log_base_is_seen_in_multiples_when_genes_were_dropped(counts_adata, base, decimals):
-    slot = judge("X", logged(counts_adata.X, 1e4, base, num_genes=60, decimals=decimals))
-    total = 1e4 if decimals is None else None  # rounding blurs how many counts the cells had
-    assert (slot.kind, slot.log.base, slot.log.total, slot.log.confirmed) == ("log1p", base, total, True)
+def test_the_base_is_recognised_by_multiples_if_genes_were_dropped(counts_adata, base, decimals):
+    candidate = judge("X", logged(counts_adata.X, 1e4, base, num_genes=60, decimals=decimals))
+    total = 1e4 if decimals is None else None  # rounding blurs the number of counts
+    log = candidate.log
+    assert (candidate.kind, log.base, log.total, log.confirmed) == ("log1p", base, total, True)
 
 
 @pytest.mark.parametrize("total", [345.5, 1e3, 2e3, 5e3, 1e4, 5e4, 1e5, 2e5, 1e6])
-def test_usual_totals_are_seen_in_the_smallest_values_when_genes_were_dropped(counts_adata, total):
+def test_usual_totals_are_recognised_by_the_smallest_values_if_genes_were_dropped(counts_adata, total):
     findings = detect_expression(ad.AnnData(logged(counts_adata.X, total, num_genes=60)))
-    usual = total in (1e4, 1e5, 1e6)  # their divisors and multiples are not recognised as them
+    usual = total in (1e4, 1e5, 1e6)  # their divisors and multiples must not be taken for them
     assert summary(findings) == ("X", "log1p", total if usual else None, math.e)
     assert any("set input_total=..." in note for note in findings.notes) == (not usual)
     assert findings.relative == (total in (5e4, 2e5))
@@ -99,7 +100,7 @@ def mixed(counts, logs, how):
 
 @pytest.mark.parametrize("how", ["csr", "csc", "dense"])
 @pytest.mark.parametrize("total", [1e4, 777.0], ids=["10,000", "777"])
-def test_a_mix_of_counts_and_logarithms_is_refused_with_rows_named(counts_adata, how, total):
+def test_a_mix_of_counts_and_logarithms_is_refused_with_its_rows(counts_adata, how, total):
     adata = ad.AnnData(mixed(counts_adata.X, logged(counts_adata.X, total), how), obs=counts_adata.obs)
     first, second, fourth = (adata.obs_names[i] for i in (0, 1, 3))
     with pytest.raises(
@@ -153,7 +154,7 @@ def test_logarithms_of_two_bases_are_a_mix(counts_adata, first, second, share):
 
 
 @pytest.mark.parametrize("totals", [(1e4, 1e6), (1234.0, 2345.5), (1e4, 777.0, 1e5)])
-def test_samples_normalised_apart_and_put_together_are_normalised_anew(counts_adata, totals):
+def test_samples_normalised_to_different_totals_are_normalised_again(counts_adata, totals):
     x = np.empty(counts_adata.shape)
     for i, total in enumerate(totals):
         x[i :: len(totals)] = logged(counts_adata.X, total).toarray()[i :: len(totals)]
@@ -165,7 +166,7 @@ def test_samples_normalised_apart_and_put_together_are_normalised_anew(counts_ad
     np.testing.assert_allclose(found.toarray(), logged(counts_adata.X).toarray(), rtol=1e-4)
 
 
-def test_genes_dropped_after_normalising_make_no_groups(counts_adata):
+def test_genes_dropped_after_normalisation_cause_no_groups(counts_adata):
     for num_genes in (100, 150, 199):
         assert recognise(logged(counts_adata.X, num_genes=num_genes).astype(np.float64)).groups == ()
 
@@ -176,7 +177,7 @@ def test_corrected_counts_beside_counts_are_not_a_mix(counts_adata):
     assert judge("X", x).kind == "linear"
 
 
-def test_a_few_genes_dropped_leave_the_total_visible(counts_adata):
+def test_the_total_is_recognised_if_few_genes_were_dropped(counts_adata):
     x = logged(counts_adata.X)
     x = x[:, np.asarray(x.sum(0)).ravel().argsort()[1:]]  # the weakest gene
     assert judge("X", x).log.total == 1e4
@@ -186,38 +187,38 @@ def test_continuous_values_in_the_range_of_logarithms_are_not_confirmed():
     rng = np.random.default_rng(3)
     findings = detect_expression(ad.AnnData(rng.gamma(1.0, 1.0, (50, 80))))
     assert summary(findings) == ("X", "log1p", None, math.e)
-    assert any("by the range of the values alone" in note for note in findings.notes)
+    assert any("only because of the range of the values" in note for note in findings.notes)
 
 
 def corrected(num_cells: int = 50) -> np.ndarray:
-    """Corrected counts: decimals, so that the smallest value of a cell is not one count."""
+    """Make corrected counts, with decimals, so that the smallest value of a cell is not one count."""
     return np.random.default_rng(3).gamma(0.5, 2.0, (num_cells, 80))
 
 
 @pytest.mark.parametrize("place", ["X", "raw"])
-@pytest.mark.parametrize(("said", "base"), [(None, math.e), (2, 2.0), (np.float64(10), 10.0)])
-def test_scanpys_mark_tells_the_base_where_the_values_do_not(said, base, place, tmp_path):
+@pytest.mark.parametrize(("marked", "base"), [(None, math.e), (2, 2.0), (np.float64(10), 10.0)])
+def test_scanpys_mark_gives_the_base_if_the_values_do_not_show_it(marked, base, place, tmp_path):
     x = np.log1p(corrected()) / math.log(base)
-    adata = ad.AnnData(x, uns={"log1p": {} if said is None else {"base": said}})
+    adata = ad.AnnData(x, uns={"log1p": {} if marked is None else {"base": marked}})
     if place == "raw":
         adata.raw = adata.copy()
         adata.X = x - 1
     findings = detect_expression(adata)
     assert summary(findings) == (place, "log1p", None, base)
-    assert not any("range of the values alone" in note for note in findings.notes)
+    assert not any("only because of the range of the values" in note for note in findings.notes)
     adata.write_h5ad(tmp_path / "x.h5ad")
     with open_cells(tmp_path / "x.h5ad") as cells:
         assert summary(detect_expression(cells)) == summary(findings)
 
 
 @pytest.mark.parametrize("mark", ["odd", {"base": "e"}, {"base": 7}, {"base": np.ones(2)}])
-def test_an_odd_mark_of_scanpy_is_not_believed(mark):
+def test_an_invalid_mark_of_scanpy_is_ignored(mark):
     findings = detect_expression(ad.AnnData(np.log1p(corrected()), uns={"log1p": mark}))
     assert summary(findings) == ("X", "log1p", None, math.e)
-    assert any("range of the values alone" in note for note in findings.notes)
+    assert any("only because of the range of the values" in note for note in findings.notes)
 
 
-def test_scanpys_mark_does_not_outweigh_the_values(counts_adata):
+def test_values_are_preferred_to_scanpys_mark(counts_adata):
     adata = ad.AnnData(logged(counts_adata.X), uns={"log1p": {"base": 2}})
     assert summary(detect_expression(adata)) == ("X", "log1p", 1e4, math.e)
     assert detect_expression(ad.AnnData(counts_adata.X, uns={"log1p": {}})).kind == "counts"
@@ -247,8 +248,8 @@ def test_one_cell_is_judged_by_powers_of_ten_only(counts_adata):
     assert (lonely.kind, lonely.log.total, lonely.log.base) == ("log1p", None, math.e)
 
 
-def test_the_total_of_logarithms_does_not_depend_on_which_cells_there_are(counts_adata):
-    """As `scanpy.pp.normalize_total` without a target leaves it: the median of counts."""
+def test_the_total_of_logarithms_does_not_depend_on_the_cells(counts_adata):
+    """The total is the median of counts, the default of `scanpy.pp.normalize_total`."""
     total = float(np.median(np.asarray(counts_adata.X.sum(1))))
     x = logged(counts_adata.X, total)
     whole = detect_expression(ad.AnnData(x))
@@ -256,9 +257,9 @@ def test_the_total_of_logarithms_does_not_depend_on_which_cells_there_are(counts
     assert {part.total for part in parts} == {whole.total} == {total}
 
 
-def test_bad_values_are_counted_wherever_they_are():
+def test_invalid_values_are_counted_in_all_cells():
     x = np.ones((3000, 7), dtype=np.float32)
-    x[1, 1], x[2999, 6], x[1500, 3] = np.nan, np.inf, np.nan  # between the sampled cells too
+    x[1, 1], x[2999, 6], x[1500, 3] = np.nan, np.inf, np.nan  # also between the sampled cells
     assert judge("X", x).text == "3 NaN or infinite values"
     assert judge("X", sparse.csr_matrix(x)).text == "3 NaN or infinite values"
     x = np.ones((3000, 7))
@@ -268,19 +269,19 @@ def test_bad_values_are_counted_wherever_they_are():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("value", [1e16, 3e38, 1e39, 1.7e308])
-def test_values_that_no_expression_has(value, dtype):
+def test_values_too_large_for_expression_are_refused(value, dtype):
     x = np.ones((20, 7), dtype=np.float64)
     x[3, 3] = value
     with np.errstate(over="ignore"):
-        slot = judge("X", x.astype(dtype))
-    assert slot.kind == "unusable"
-    assert slot.text.startswith(("values up to ", "1 NaN or infinite value"))
+        candidate = judge("X", x.astype(dtype))
+    assert candidate.kind == "unusable"
+    assert candidate.text.startswith(("values up to ", "1 NaN or infinite value"))
 
 
 # choosing
 
 
-def test_pbmc_raw_is_found_under_scaled_values(pbmc):
+def test_raw_is_used_if_x_is_scaled(pbmc):
     findings = detect_expression(pbmc)
     assert summary(findings) == ("raw", "log1p", None, math.e)
     assert (findings.num_cells, findings.num_genes, findings.id_kind) == (700, 765, "symbol")
@@ -288,7 +289,7 @@ def test_pbmc_raw_is_found_under_scaled_values(pbmc):
     assert "10000 counts per cell are assumed, set input_total=..." in findings.notes[1]
 
 
-def test_counts_are_preferred_wherever_they_are(counts_adata):
+def test_counts_are_preferred_in_any_place(counts_adata):
     normal = counts_adata.copy()
     normal.X = logged(counts_adata.X)
     in_layer, in_raw = normal.copy(), normal.copy()
@@ -312,7 +313,7 @@ def test_a_layer_of_whole_numbers_does_not_beat_recognised_values(counts_adata):
     assert "no count is above 1: were the values made binary?" in detect_expression(adata).notes
 
 
-def test_nothing_usable_says_what_each_place_holds(counts_adata):
+def test_the_error_describes_the_values_of_each_place(counts_adata):
     adata = ad.AnnData(counts_adata.X.toarray() - 3)
     adata.layers["nan"] = np.full(adata.shape, np.nan)
     adata.layers["zero"] = np.zeros(adata.shape)
@@ -327,7 +328,7 @@ def test_nothing_usable_says_what_each_place_holds(counts_adata):
         detect_expression(ad.AnnData(obs=adata.obs, var=adata.var))
 
 
-def test_source_is_obeyed_but_bad_values_are_not_taken(counts_adata):
+def test_the_given_source_is_used_unless_its_values_are_invalid(counts_adata):
     adata = ad.AnnData(
         logged(counts_adata.X), layers={"counts": counts_adata.X, "scaled": counts_adata.X.toarray() - 1}
     )
@@ -340,7 +341,7 @@ def test_source_is_obeyed_but_bad_values_are_not_taken(counts_adata):
         detect_expression(adata, "raw")
 
 
-def test_input_kind_is_obeyed_with_a_note(counts_adata):
+def test_a_given_input_kind_is_used_with_a_note(counts_adata):
     adata = ad.AnnData(logged(counts_adata.X), layers={"counts": counts_adata.X})
     assert detect_expression(adata, input_kind="log1p").source == "X"
     findings = detect_expression(adata, "X", "linear")
@@ -350,7 +351,7 @@ def test_input_kind_is_obeyed_with_a_note(counts_adata):
         detect_expression(counts_adata, "X", "log1p", path="c.h5ad")
 
 
-def test_input_base_is_obeyed(counts_adata):
+def test_a_given_input_base_is_used(counts_adata):
     adata = ad.AnnData(logged(counts_adata.X, 1e4, 2.0, num_genes=60, decimals=1))
     with pytest.raises(InputError, match="too large for"):  # as natural logarithms
         detect_expression(adata)
@@ -370,19 +371,19 @@ UNLIKELY = {
 
 
 @pytest.mark.parametrize("case", UNLIKELY)
-def test_values_that_are_no_known_logarithms_are_refused_unless_told(case, counts_adata):
+def test_values_that_are_no_known_logarithms_are_refused_unless_described(case, counts_adata):
     x = UNLIKELY[case](counts_adata.X.toarray().astype(np.float64)).astype(np.float32)
     why = {"scaled, not centred": "same standard deviation", "square roots": "square roots"}
     with pytest.raises(InputError, match=rf"{why.get(case, 'too large for ln')}.*input_kind=") as error:
         detect_expression(ad.AnnData(x))
-    # Options that would only silence the error are not offered as a remedy.
+    # Options that would only suppress the error are not suggested.
     assert set(error.value.fixes) == (set() if case in why else {"input_kind=linear", "input_kind=log1p"})
     assert detect_expression(ad.AnnData(x), input_kind="linear").kind == "linear"
     assert detect_expression(ad.AnnData(x), input_base="2", input_total=1e6).log_base == 2.0
 
 
 def undone_zeros(adata, function):
-    """The values of stored entries changed by a function; zeros stay."""
+    """Apply a function to the stored values; zeros stay."""
     adata.X = sparse.csr_matrix(adata.X, dtype=np.float64)
     adata.X.data = function(adata.X.data)
     return adata
@@ -468,13 +469,13 @@ SOUND = {
 
 
 @pytest.mark.parametrize("case", SOUND)
-def test_sound_values_are_not_doubted(few_pbmc, case):
+def test_ordinary_values_are_not_doubted(few_pbmc, case):
     findings = detect_expression(SOUND[case](few_pbmc))
     assert findings.kind == ("linear" if case in ("TPM", "shares of counts", "counts without ambient RNA") else "log1p")
 
 
 @pytest.mark.parametrize("kind", ["binary", "logged twice"])
-def test_doubtful_places_come_after_sound_ones(few_pbmc, kind):
+def test_places_with_doubtful_values_are_used_last(few_pbmc, kind):
     few_pbmc.layers["counts"] = (few_pbmc.X > 0).astype(np.float32)
     lognormalised(few_pbmc)
     if kind == "logged twice":
@@ -485,7 +486,7 @@ def test_doubtful_places_come_after_sound_ones(few_pbmc, kind):
     assert detect_expression(few_pbmc).source == "layers/counts"
 
 
-def test_input_total_is_obeyed(counts_adata, pbmc):
+def test_a_given_input_total_is_used(counts_adata, pbmc):
     assert detect_expression(pbmc, input_total=2000.0).total == 2000.0
     assert detect_expression(ad.AnnData(logged(counts_adata.X)), input_total=5e3).total == 5e3
     with pytest.warns(UserWarning, match="input_total is not used: X holds counts"):
@@ -501,8 +502,8 @@ def test_empty_cells_are_counted(counts_adata):
     assert (findings.total, findings.notes) == (1e4, ["2 cells without any count"])
 
 
-def test_mark_of_preprocess_is_believed(counts_adata):
-    adata = ad.AnnData(logged(counts_adata.X, num_genes=60), uns={PREPARED: {"target_sum": 1e4}})
+def test_the_mark_of_preprocess_is_used(counts_adata):
+    adata = ad.AnnData(logged(counts_adata.X, num_genes=60), uns={PREPARED_KEY: {"target_sum": 1e4}})
     adata.layers["counts"] = counts_adata.X[:, :60]
     assert summary(detect_expression(adata)) == ("X", "log1p", 1e4, math.e)
     assert detect_expression(adata, "layers/counts").kind == "counts"
@@ -511,11 +512,11 @@ def test_mark_of_preprocess_is_believed(counts_adata):
         detect_expression(adata)
 
 
-def test_findings_are_jsonable(pbmc):
+def test_findings_can_be_written_as_json(pbmc):
     assert json.loads(json.dumps(asdict(detect_expression(pbmc))))["source"] == "raw"
 
 
-def test_expression_gives_matrix_and_names(counts_adata, pbmc):
+def test_stored_expression_returns_the_matrix_and_the_names(counts_adata, pbmc):
     x, names = stored_expression(pbmc, detect_expression(pbmc))
     assert np.shares_memory(x.matrix.data, pbmc.raw.X.data)
     assert names == list(pbmc.raw.var_names)
@@ -561,23 +562,23 @@ COUNTS_IN_X = ("X", "counts", None, None)
     ],
     ids=lambda value: value.split("_", 2)[-1] if isinstance(value, str) else "",
 )
-def test_real_file(shared_data, name, expected, id_kind):
+def test_real_files_are_recognised(shared_data, name, expected, id_kind):
     findings = detect_expression(read_cells(shared_data / f"{name}.h5ad"))
     assert (*summary(findings), findings.id_kind) == (*expected, id_kind)
 
 
-def test_real_file_with_nan(shared_data):
+def test_a_real_file_with_nan_is_refused(shared_data):
     with pytest.raises(InputError, match="X: 1 NaN or infinite value"):
         detect_expression(read_cells(shared_data / "wild" / "derived_pbmc3k_nan_and_empty_cell.h5ad"))
 
 
-def test_real_file_without_cells(shared_data):
+def test_a_real_file_without_cells_is_refused(shared_data):
     with pytest.raises(InputError, match="no cells in"):
         read_cells(shared_data / "wild" / "derived_pbmc3k_zero_cells.h5ad")
 
 
 def test_a_mark_is_ignored_if_x_was_changed_afterwards(counts_adata):
-    prepared = ad.AnnData(logged(counts_adata.X), uns={PREPARED: {"target_sum": 1e4}})
+    prepared = ad.AnnData(logged(counts_adata.X), uns={PREPARED_KEY: {"target_sum": 1e4}})
     assert detect_expression(prepared).notes == ["X was prepared by scperformer (10000 counts per cell)"]
     prepared.X = counts_adata.X
     with pytest.warns(UserWarning, match="was changed after scperformer had prepared it"):
@@ -588,4 +589,9 @@ def test_a_mark_is_ignored_if_x_was_changed_afterwards(counts_adata):
     "mark", [None, "text", {"target_sum": "abc"}, {"target_sum": -1.0}, {"target_sum": float("nan")}]
 )
 def test_an_invalid_mark_is_ignored(counts_adata, mark):
-    assert summary(detect_expression(ad.AnnData(counts_adata.X, uns={PREPARED: mark}))) == ("X", "counts", None, None)
+    assert summary(detect_expression(ad.AnnData(counts_adata.X, uns={PREPARED_KEY: mark}))) == (
+        "X",
+        "counts",
+        None,
+        None,
+    )

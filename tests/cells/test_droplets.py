@@ -1,4 +1,4 @@
-"""Barcodes of an unfiltered matrix that cannot be cells; in files of cells there are none."""
+"""Empty droplets are found in unfiltered matrices, and in no other files."""
 
 import anndata as ad
 import numpy as np
@@ -32,7 +32,7 @@ FORMS = {
 
 @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
 @pytest.mark.parametrize("form", FORMS)
-def test_droplets_without_a_cell_are_found_in_any_form(raw_pbmc, form, on_disk, write, monkeypatch):
+def test_empty_droplets_are_found_in_any_kind_of_values(raw_pbmc, form, on_disk, write, monkeypatch):
     is_cell = raw_pbmc.obs["is_cell"].to_numpy()
     expected = detect_expression(raw_pbmc.copy()).droplets
     adata = FORMS[form](raw_pbmc)
@@ -50,7 +50,7 @@ def test_droplets_without_a_cell_are_found_in_any_form(raw_pbmc, form, on_disk, 
     assert 60 < found.floor < 500
 
 
-def test_expressed_genes_count_where_values_do_not_show_counts(raw_pbmc):
+def test_expressed_genes_are_used_if_values_do_not_show_counts(raw_pbmc):
     is_cell = raw_pbmc.obs["is_cell"].to_numpy()
     raw_pbmc.X.data = np.log1p(raw_pbmc.X.data)  # never normalised
     found = detect_expression(raw_pbmc).droplets
@@ -86,7 +86,7 @@ AMBIENT = {
 @pytest.mark.parametrize("ambient", AMBIENT)
 def test_the_floor_is_above_single_counts_and_ambient_droplets(ambient):
     cells = lognormal(3000, 0.5, 1000, 1)
-    errors = lognormal(1, 0.8, 30_000, 2)  # barcodes of single reads
+    errors = lognormal(1, 0.8, 30_000, 2)  # barcodes with single reads, by sequencing errors
     found = find_droplets(np.concatenate([errors, AMBIENT[ambient], cells]), "counts", NUM_GENES)
     is_cell = np.arange(38_000 + len(cells)) >= 38_000
     assert (found.is_cell & ~is_cell).sum() < 0.05 * len(cells)
@@ -108,13 +108,13 @@ SOUND = {
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_cells_and_beads_are_no_droplets(name):
+def test_cells_and_beads_are_not_taken_for_droplets(name):
     assert find_droplets(SOUND[name], "counts", NUM_GENES) is None
 
 
 @pytest.mark.parametrize("num_genes", [20, 60, 200, 500, 2000])
 @pytest.mark.parametrize("chosen", ["variable", "random"])
-def test_panels_are_no_droplets(few_pbmc, chosen, num_genes):
+def test_panels_are_not_taken_for_droplets(few_pbmc, chosen, num_genes):
     x = sparse.csr_matrix(few_pbmc.X)
     order = np.random.default_rng(0).permutation(few_pbmc.n_vars)
     if chosen == "variable":
@@ -126,6 +126,6 @@ def test_panels_are_no_droplets(few_pbmc, chosen, num_genes):
 
 
 @pytest.mark.parametrize("name", ["kang_ifnb_13999", "baron_pancreas_mini", "corpus_human_counts", "zheng_sorted_pbmc"])
-def test_real_files_of_cells_are_no_droplets(shared_data, name):
+def test_real_files_of_cells_have_no_empty_droplets(shared_data, name):
     with open_cells(shared_data / f"{name}.h5ad") as cells:
         assert detect_expression(cells).droplets is None

@@ -1,4 +1,4 @@
-"""Features that are no genes are left out, as if the file did not have them."""
+"""Features that are no genes are left out, as if they were not in the file."""
 
 import anndata as ad
 import numpy as np
@@ -36,7 +36,7 @@ GENES = ("HLA-A", "ERCC1", "ERCC6L2", "ADTRP", "CD4", "CD4-1", "MT-CO1", "NKX2-1
 
 
 @pytest.mark.parametrize("case", TYPES)
-def test_types_of_features_are_told_by_a_column(case):
+def test_a_column_shows_the_types_of_features(case):
     column, gene, other = TYPES[case]
     var = pd.DataFrame({column: [gene, other, gene, other]}, index=["CD4", "CD4", "A1BG", "X"])
     is_gene, left_out = gene_columns(var)
@@ -48,12 +48,12 @@ def test_types_of_features_are_told_by_a_column(case):
     [["Gene Expression"] * 3, ["protein_coding", "lncRNA", "protein_coding"], [np.nan, "Gene Expression", ""]],
     ids=["all are genes", "types of genes", "missing"],
 )
-def test_other_columns_leave_all_genes(types):
+def test_all_features_are_genes_without_types(types):
     assert gene_columns(pd.DataFrame({"feature_types": types}, index=["A", "B", "C"])) == (None, {})
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
-def test_names_that_no_gene_has(kind, name):
+def test_features_are_recognised_by_names_that_no_gene_has(kind, name):
     is_gene, left_out = gene_columns(pd.DataFrame(index=[*GENES, name]))
     assert left_out == {kind: 1}
     assert is_gene.tolist() == [True] * len(GENES) + [False]
@@ -90,7 +90,7 @@ def test_blocks_in_memory_are_those_of_a_matrix_without_the_other_columns(make, 
 
 @pytest.mark.parametrize("form", ["csr", "csc", "dense"])
 @pytest.mark.parametrize("order", ["last", "mixed"])
-def test_a_file_is_read_as_if_antibodies_were_not_there(cite_pbmc, few_pbmc, form, order, write, monkeypatch):
+def test_a_file_is_read_as_if_it_had_no_antibodies(cite_pbmc, few_pbmc, form, order, write, monkeypatch):
     make = {"csr": lambda x: x.tocsr(), "csc": lambda x: x.tocsc(), "dense": lambda x: x.toarray()}[form]
     if order == "mixed":
         cite_pbmc = cite_pbmc[:, np.random.default_rng(0).permutation(cite_pbmc.n_vars)].copy()
@@ -113,7 +113,7 @@ def test_a_file_is_read_as_if_antibodies_were_not_there(cite_pbmc, few_pbmc, for
             np.testing.assert_array_equal(getattr(block, part), getattr(expected, part))
 
 
-def test_raw_has_types_of_its_own(cite_pbmc, few_pbmc):
+def test_raw_has_its_own_types(cite_pbmc, few_pbmc):
     cite_pbmc.raw = cite_pbmc.copy()
     scaled = cite_pbmc[:, :100].copy()
     scaled.X = scaled.X.toarray() - 1
@@ -137,15 +137,15 @@ def expression_of(adata):
 
 
 @pytest.mark.parametrize(("total", "base"), [(1e4, None), (None, None), (1e6, 2)], ids=["cp10k", "median", "log2 CPM"])
-def test_totals_of_logarithms_are_taken_over_genes_again(cite_pbmc, few_pbmc, total, base):
+def test_logarithms_are_normalised_over_the_genes_again(cite_pbmc, few_pbmc, total, base):
     _, expected = expression_of(few_pbmc)
     findings, found = expression_of(logged(cite_pbmc, total, base))
     np.testing.assert_allclose(found.toarray(), expected.toarray(), rtol=1e-4, atol=1e-5)
     assert any("totals are taken over the genes again" in note for note in findings.notes)
 
 
-def test_logarithms_over_genes_alone_stay_as_they_are(cite_pbmc, few_pbmc):
-    """As scanpy and Seurat normalise antibodies, apart from genes and centred."""
+def test_logarithms_normalised_over_the_genes_alone_stay_as_they_are(cite_pbmc, few_pbmc):
+    """scanpy and Seurat normalise antibodies separately from genes, and centre them."""
     x = logged(few_pbmc).X
     other = np.random.default_rng(0).normal(size=(few_pbmc.n_obs, 4)).astype(np.float32)
     cite_pbmc.X = np.hstack([x.toarray(), other])
@@ -159,7 +159,7 @@ def test_a_file_without_genes_is_refused(cite_pbmc):
         detect_expression(cite_pbmc[:, -4:].copy())
 
 
-def test_likely_antibodies_are_named_if_they_carry_much(cite_pbmc):
+def test_probable_antibodies_with_much_expression_are_named(cite_pbmc):
     del cite_pbmc.var["feature_types"]
     cite_pbmc.var_names = [*cite_pbmc.var_names[:-4], "CD3", "CD4.1", "CD14-1", "CD45RA"]
     findings = detect_expression(cite_pbmc)

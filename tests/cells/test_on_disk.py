@@ -1,4 +1,4 @@
-"""Large files and several labelled files stay on disk, and are the same cells over the same genes as in memory."""
+"""Cells that stay on disk are the same as in memory; large files and several labelled files stay on disk."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def read_either(files):
     return [Sample(readers[path.suffix](path), path, "") for path in files]
 
 
-def test_cells_and_genes_are_those_of_memory_bit_for_bit(files, read_either, monkeypatch):
+def test_cells_and_genes_equal_those_in_memory_bit_for_bit(files, read_either, monkeypatch):
     cfg = config("pretrain", "data.min_genes=125", "data.min_cells=60", "data.val_fraction=0.2")
     expected = make_corpus(read_either, cfg)
     assert 20 < len(expected.genes) < 200
@@ -50,9 +50,9 @@ def test_cells_and_genes_are_those_of_memory_bit_for_bit(files, read_either, mon
     assert found.genes == expected.genes
     assert np.array_equal(found.file_of_cell, expected.file_of_cell)
     order = np.random.default_rng(0).permutation(len(found))[:40]
-    order[3] = order[4]  # a cell that is asked for twice
+    order[3] = order[4]  # a cell that is read twice
     assert (found.read(order) != expected.x[order]).nnz == 0
-    monkeypatch.setattr(on_disk, "READ_CELLS", 7)
+    monkeypatch.setattr(on_disk, "CELLS_AT_ONCE", 7)
     in_pieces = found.read(order)
     assert in_pieces.dtype == np.float32
     assert (in_pieces != expected.x[order]).nnz == 0
@@ -63,7 +63,7 @@ def test_cells_and_genes_are_those_of_memory_bit_for_bit(files, read_either, mon
     assert streamed.num_cells == expected.num_cells
 
 
-def test_a_given_vocabulary_and_genes_that_become_one(files, read_either):
+def test_a_given_vocabulary_and_repeated_genes(files, read_either):
     names = ["GENE7", "ABSENT", *(f"GENE{i}" for i in range(30, 60))]
     expected = make_corpus(read_either, config("pretrain"), names)
     found = make_collection(files, config("pretrain"), names, min_shared=2)
@@ -96,14 +96,14 @@ def test_files_that_cannot_be_read_by_rows_are_refused(counts_adata, write, tmp_
         make_collection([table], cfg)
 
 
-def test_filters_that_leave_nothing_are_refused(files):
+def test_filters_that_drop_everything_are_refused(files):
     with pytest.raises(InputError, match=r"data.min_genes=500 drops all 50 cells of .*one.h5ad"):
         make_collection(files, config("pretrain", "data.min_genes=500"))
     with pytest.raises(InputError, match=r"data.min_cells=500 drops all 200 genes of 120 cells"):
         make_collection(files, config("pretrain", "data.min_cells=500"))
 
 
-def test_dense_files_of_half_precision(counts_adata, tmp_path):
+def test_dense_files_of_half_precision_are_read(counts_adata, tmp_path):
     expected = counts_adata.copy()
     counts_adata.X = counts_adata.X.toarray().astype(np.float16)
     for name, adata in (("half", counts_adata), ("single", expected)):
@@ -115,7 +115,7 @@ def test_dense_files_of_half_precision(counts_adata, tmp_path):
     np.testing.assert_array_equal(half.read(np.arange(50)).toarray(), single.read(np.arange(50)).toarray())
 
 
-def test_large_files_stay_on_disk_by_themselves(counts_adata, write, monkeypatch, caplog):
+def test_large_files_stay_on_disk_by_default(counts_adata, write, monkeypatch, caplog):
     caplog.set_level("INFO", logger="scperformer")
     path = write(counts_adata)
     cfg = config("pretrain", paths=[path])
@@ -125,7 +125,7 @@ def test_large_files_stay_on_disk_by_themselves(counts_adata, write, monkeypatch
     assert "stay on disk during training (data.in_memory=false)" in caplog.text
     told = config("pretrain", "data.in_memory=true", paths=[path])
     assert settle_in_memory(told, [path]) is told
-    counts_adata.X = counts_adata.X.tocsc()  # cannot be read by rows: it is loaded
+    counts_adata.X = counts_adata.X.tocsc()  # stored by columns, so it is loaded
     by_columns = write(counts_adata, "csc.h5ad")
     assert settle_in_memory(cfg, [by_columns]) is cfg
 
@@ -146,7 +146,7 @@ def test_cells_in_memory_cannot_stay_on_disk(counts_adata, tmp_path):
 
 
 @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
-def test_features_that_are_no_genes_are_not_learned(counts_adata, tmp_path, on_disk):
+def test_features_that_are_no_genes_are_left_out(counts_adata, tmp_path, on_disk):
     cite = ad.concat([counts_adata, counts_adata[:, :3].copy()], axis="var", merge="same")
     cite.var_names = [*counts_adata.var_names, "GENE7", "CD3", "CD4"]
     cite.var["feature_types"] = ["Gene Expression"] * 200 + ["Antibody Capture"] * 3

@@ -1,4 +1,4 @@
-"""Prepared references against the plain formula and loops; the step."""
+"""Prepared references, compared with the plain formula and loops; the preprocess step."""
 
 import logging
 import math
@@ -13,7 +13,7 @@ from scperformer.base.errors import InputError
 from scperformer.cells import detect_expression, run_preprocess
 from scperformer.cells.preprocess import prepare_reference
 from scperformer.config import DataConfig, PreprocessConfig
-from scperformer.files import PREPARED
+from scperformer.files import PREPARED_KEY
 
 # The values are float32 (relative precision 6e-8), and so is scanpy's division by the total.
 TOLERANCE = {"rtol": 1e-6, "atol": 0}
@@ -27,9 +27,9 @@ def test_reference_is_filtered_and_normalised_over_all_genes(counts_adata):
     dense = counts_adata.X.toarray()
     dense[7, 20:] = 0  # too few genes
     dense[:, 199] = 0
-    dense[[7, 8], 199] = 3  # in two cells, one of which is dropped
+    dense[[7, 8], 199] = 3  # expressed in two cells, one of which is dropped
     dense[:3, 198] = np.maximum(dense[:3, 198], 1)
-    dense[3:, 198] = 0  # in exactly three cells
+    dense[3:, 198] = 0  # expressed in exactly three cells
     adata = counts_adata.copy()
     adata.X = sparse.csr_matrix(dense)
     result = prepare_reference(adata, config(min_genes=50, min_cells=3))
@@ -45,7 +45,7 @@ def test_reference_is_filtered_and_normalised_over_all_genes(counts_adata):
     np.testing.assert_allclose(result.X.toarray(), plain(dense)[np.ix_(cells, genes)], **TOLERANCE)
     assert result.raw is None
     assert not result.layers
-    mark = result.uns[PREPARED]
+    mark = result.uns[PREPARED_KEY]
     assert (mark["cells"], mark["cells_dropped"]) == (len(cells), 120 - len(cells))
     assert (mark["genes"], mark["genes_dropped"]) == (len(genes), 200 - len(genes))
     assert (mark["target_sum"], mark["source"], mark["kind"]) == (1e4, "X", "counts")
@@ -59,12 +59,12 @@ def test_reference_from_pbmc_raw(pbmc):
     assert list(result.obs) == list(pbmc.obs)
 
 
-def test_filters_keep_the_users_columns_of_the_same_name(counts_adata):
+def test_filters_keep_columns_of_obs_and_var_with_the_names_of_scanpys_metrics(counts_adata):
     counts_adata.obs["n_genes"] = "mine"
     assert set(prepare_reference(counts_adata, config()).obs["n_genes"]) == {"mine"}
 
 
-def test_prepared_reference_is_returned_as_it_is(counts_adata, write):
+def test_a_prepared_reference_is_returned_unchanged(counts_adata, write):
     prepared = prepare_reference(counts_adata, config())
     again = ad.read_h5ad(write(prepared))
     assert prepare_reference(again, config(min_genes=10**6)) is again
@@ -82,7 +82,7 @@ def test_prepared_reference_is_returned_as_it_is(counts_adata, write):
     ],
     ids=["cells", "genes"],
 )
-def test_filters_that_leave_nothing(counts_adata, data, match):
+def test_filters_that_drop_everything_are_refused(counts_adata, data, match):
     with pytest.raises(InputError, match=match):
         prepare_reference(counts_adata, data, path="r.h5ad")
 
@@ -103,7 +103,7 @@ def test_a_reference_has_the_sum_of_repeated_genes(counts_adata, kind):
     expected, result = (prepare_reference(adata, config(min_genes=50)) for adata in (counts_adata, twice))
     assert list(result.var_names) == list(expected.var_names)
     np.testing.assert_allclose(result.X.toarray(), expected.X.toarray(), rtol=2e-6)
-    assert any("occur more than once" in note for note in result.uns[PREPARED]["notes"])
+    assert any("occur more than once" in note for note in result.uns[PREPARED_KEY]["notes"])
 
 
 def test_several_genes_without_a_name_are_refused(counts_adata):
@@ -115,7 +115,7 @@ def test_several_genes_without_a_name_are_refused(counts_adata):
 # the step
 
 
-def test_step_writes_beside_the_input(counts_adata, write, caplog):
+def test_the_step_writes_into_the_folder_of_the_input(counts_adata, write, caplog):
     path = write(counts_adata, "a.b.h5ad")
     with caplog.at_level(logging.INFO):
         output = run_preprocess(PreprocessConfig(inputs=[str(path)]))
@@ -129,7 +129,7 @@ def test_step_writes_beside_the_input(counts_adata, write, caplog):
     run_preprocess(PreprocessConfig(inputs=[str(path)], overwrite=True))
 
 
-def test_step_aligns_to_a_model(counts_adata, write, tmp_path, monkeypatch):
+def test_the_step_aligns_to_a_model(counts_adata, write, tmp_path, monkeypatch):
     class Model:
         name, config, importance, has_reference_cells = "small", {"target_sum": 1e3}, None, False
         genes = ["GENE9", "ABSENT", "GENE1"]  # noqa: RUF012
@@ -142,11 +142,11 @@ def test_step_aligns_to_a_model(counts_adata, write, tmp_path, monkeypatch):
     assert list(result.var_names) == Model.genes
     assert list(result.obs_names) == list(counts_adata.obs_names)
     np.testing.assert_allclose(result.X.toarray()[:, [0, 2]], plain(counts_adata.X, 1e3)[:, [9, 1]], **TOLERANCE)
-    assert result.uns[PREPARED]["genes_absent"] == 1
+    assert result.uns[PREPARED_KEY]["genes_absent"] == 1
     assert detect_expression(result).total == 1e3
 
 
-def test_step_leaves_nothing_behind_on_bad_input(counts_adata, write, tmp_path):
+def test_the_step_leaves_no_file_behind_on_bad_input(counts_adata, write, tmp_path):
     counts_adata.X = counts_adata.X.toarray() - 1
     path = write(counts_adata)
     with pytest.raises(InputError, match="negative values"):
@@ -155,7 +155,7 @@ def test_step_leaves_nothing_behind_on_bad_input(counts_adata, write, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["X", "layers/counts", "raw"])
-def test_half_precision_is_no_obstacle(counts_adata, place):
+def test_half_precision_is_accepted(counts_adata, place):
     x = counts_adata.X.toarray().astype(np.float16)
     adata = ad.AnnData(x if place == "X" else np.full(x.shape, -1.0), obs=counts_adata.obs, var=counts_adata.var)
     if place == "raw":

@@ -1,4 +1,4 @@
-"""Quality of cells, compared with plain loops over a dense matrix."""
+"""The quality of cells, compared with plain loops over a dense matrix."""
 
 import math
 from dataclasses import asdict
@@ -37,13 +37,13 @@ def cells() -> ad.AnnData:
 
 
 def measured(cells: ad.AnnData, x=None) -> dict:
-    """The quality of cells as a dictionary; `x` replaces their matrix."""
+    """Return the quality of cells as a dictionary; `x` replaces their matrix."""
     rows = Rows(cells.X if x is None else x)
     return asdict(measure_quality(rows, cells.var, detect_expression(cells)))
 
 
 def naive(x: np.ndarray) -> dict:
-    """The same by a loop over the cells."""
+    """Measure the same with a loop over the cells."""
     genes, totals, shares = [], [], []
     for row in x:
         genes.append(sum(value > 0 for value in row))
@@ -66,7 +66,7 @@ def naive(x: np.ndarray) -> dict:
 
 @pytest.mark.parametrize("make", [sparse.csr_matrix, sparse.csc_matrix, np.asarray], ids=["csr", "csc", "dense"])
 @pytest.mark.parametrize("block_values", [1 << 22, 1000], ids=["one block", "blocks"])
-def test_quality_equals_naive_loop(cells, make, block_values, monkeypatch):
+def test_quality_equals_a_naive_loop(cells, make, block_values, monkeypatch):
     monkeypatch.setattr("scperformer.files.rows.BLOCK_VALUES", block_values)
     x = cells.X.toarray()
     expected = naive(x)
@@ -75,12 +75,12 @@ def test_quality_equals_naive_loop(cells, make, block_values, monkeypatch):
     assert measured(cells, make(x)) == expected
 
 
-def test_a_large_file_is_described_by_runs_of_its_cells(cells, monkeypatch):
-    monkeypatch.setattr("scperformer.cells.quality.MOST_SEEN", 40)
+def test_a_large_file_is_sampled_in_runs_of_cells(cells, monkeypatch):
+    monkeypatch.setattr("scperformer.cells.quality.MAX_SAMPLED_CELLS", 40)
     monkeypatch.setattr("scperformer.cells.quality.NUM_RUNS", 4)
     seen = [*range(10), *range(26, 36), *range(53, 63), *range(80, 90)]
     assert measured(cells) == naive(cells.X.toarray()[seen])
-    assert measured(cells)["num_empty"] == 1  # the cell 4, and not the cell 50
+    assert measured(cells)["num_empty"] == 1  # cell 4 is in a run, cell 50 is not
 
 
 def test_stored_zeros_are_not_counted_as_genes(cells):
@@ -119,13 +119,13 @@ def test_mitochondrial_genes_by_name_id_or_column():
 
 
 @pytest.mark.parametrize("form", ["GRCh38_{}", "GRCh38---{}", "ref2-{}", "{}__chrM", "{}|NM_000732.4|Reference_end"])
-def test_mitochondrial_genes_with_text_around_them(form, cells):
+def test_mitochondrial_genes_with_a_prefix_or_suffix(form, cells):
     cells.var = pd.DataFrame(index=[form.format(name) for name in cells.var_names])
     assert measured(cells)["num_mitochondrial_genes"] == 10
 
 
 def test_low_quality_is_relative_to_the_file(cells):
-    """Thirty cells are dying; one of the others has a tenth of the genes. The limits by scipy."""
+    """Thirty cells are dying, and another has a tenth of the genes. The expected limits are those of scipy."""
     x = cells.X.toarray()
     x[80, 30:] = 0
     measured = cell_quality(Rows(sparse.csr_matrix(x)), np.arange(300) < 10, detect_expression(cells))
@@ -138,7 +138,7 @@ def test_low_quality_is_relative_to_the_file(cells):
     assert not low_quality(measured[31:49])[0].any()
 
 
-def test_droplets_without_a_cell_have_no_part_in_medians_and_limits(raw_pbmc, few_pbmc):
+def test_empty_droplets_do_not_influence_medians_and_limits(raw_pbmc, few_pbmc):
     limits, quality = [], []
     for adata in (few_pbmc, raw_pbmc):
         findings, rows = detect_expression(adata), Rows(adata.X)
@@ -165,7 +165,7 @@ def five_types(num_doublets: int) -> Rows:
     return Rows(sparse.csr_matrix(x.astype(np.float32)))
 
 
-def test_droplets_without_a_cell_have_no_doublet_score():
+def test_empty_droplets_have_no_doublet_score():
     rows = five_types(30)
     empty = sparse.csr_matrix(np.random.default_rng(0).poisson(0.005, (3000, 500)).astype(np.float32))
     x = sparse.vstack([empty, rows.matrix], "csr")
@@ -193,7 +193,7 @@ def test_sums_of_two_types_are_counted_as_doublets():
     assert (scores[:30] > threshold).mean() > 0.7 > 0.02 > (scores[30:] > threshold).mean()
 
 
-def test_reason_where_scrublet_cannot_work():
+def test_the_reason_is_given_if_scrublet_cannot_work():
     rng = np.random.default_rng(0)
     few = Rows(sparse.csr_matrix(rng.poisson(1.0, (60, 50)).astype(float)))
     assert count_doublets(few) == (None, "not counted: 60 cells express 50 genes, which is too few")

@@ -1,4 +1,4 @@
-"""A labelled file on disk gives the same reference as in memory, or a sample with every label."""
+"""A labelled file on disk gives the same reference as in memory, or a sample that contains every label."""
 
 import anndata as ad
 import numpy as np
@@ -19,7 +19,7 @@ def config(step, *overrides, paths=("a.h5ad",)):
 
 
 @pytest.mark.parametrize("split", ["data.split=stratified", "data.split=column data.split_key=side"])
-def test_a_labelled_file_is_what_it_is_in_memory(counts_adata, tmp_path, split, caplog):
+def test_a_file_on_disk_gives_the_same_reference_as_in_memory(counts_adata, tmp_path, split, caplog):
     counts_adata.obs["cell_type"] = counts_adata.obs["cell_type"].astype(object)
     counts_adata.obs.loc[counts_adata.obs_names[:7], "cell_type"] = np.nan
     counts_adata.obs["side"] = np.array(["train", "val", "test", "train"])[np.arange(120) % 4]
@@ -39,7 +39,7 @@ def test_a_labelled_file_is_what_it_is_in_memory(counts_adata, tmp_path, split, 
     assert np.array_equal(found.labels[found.split.val], expected.labels[expected.split.val])
 
 
-def test_large_references_hold_a_sample_with_every_label(counts_adata, tmp_path, monkeypatch, caplog):
+def test_large_references_load_a_sample_that_contains_every_label(counts_adata, tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO", logger="scperformer")
     monkeypatch.setattr(reference, "MAX_FIT_CELLS", 20)
     monkeypatch.setattr(reference, "MAX_VAL_CELLS", 10)
@@ -48,22 +48,24 @@ def test_large_references_hold_a_sample_with_every_label(counts_adata, tmp_path,
     counts_adata.write_h5ad(tmp_path / "a.h5ad")
     found = make_reference([tmp_path / "a.h5ad"], config("train", "data.val_fraction=0.5"))
     assert len(found.split.train) == pytest.approx(20, abs=1)
-    assert len(found.split.val) == 11  # 8 and 2 of 10, and one of the rarest
+    assert len(found.split.val) == 11  # 8 and 2 of the 10, and one cell of the rarest label
     assert set(found.labels[found.split.train]) == {0, 1, 2}
-    assert len(found.stream.cells) + len(found.split.val) == 120  # held-out cells that are not needed train
+    assert (
+        len(found.stream.cells) + len(found.split.val) == 120
+    )  # validation cells that are not needed are used for training
     assert found.counts.tolist() == [100, 18, 2]
     assert "Linear fits are on a sample of 21 of these" in " ".join(found.notes)
     assert "Linear fits are on a sample" in caplog.text
 
 
-def test_a_label_that_is_not_there_is_refused_with_those_that_are(counts_adata, write):
+def test_a_missing_label_column_is_refused_with_the_existing_columns(counts_adata, write):
     cfg = config("train", "label_key=celltype", "data.in_memory=false")
     with pytest.raises(InputError, match=r"no column 'celltype' in obs of .*; expected cell_type \(3 values\)"):
         make_reference([write(counts_adata)], cfg)
 
 
 def test_the_record_of_preprocess_is_kept(counts_adata, tmp_path):
-    """A model of a prepared file tells what that file was made of."""
+    """A model trained on a prepared file describes the original file."""
     counts_adata.X = counts_adata.X.multiply(np.arange(200) != 7).tocsr()
     cfg = config("train")
     plain = make_reference(Sample(counts_adata.copy(), tmp_path), cfg)
@@ -72,8 +74,8 @@ def test_the_record_of_preprocess_is_kept(counts_adata, tmp_path):
     assert plain.summary.startswith("counts from X, as ln(1 + counts per 10,000); 0 cells and 1 genes dropped")
 
 
-def test_a_panel_has_its_genes_alone_and_totals_over_them(counts_adata, tmp_path):
-    """In memory and on disk; the filters look at all genes, as without a panel."""
+def test_a_reference_of_a_panel_is_normalised_over_its_genes(counts_adata, tmp_path):
+    """In memory and on disk; the filters use all genes, as without a panel."""
     panel = [*counts_adata.var_names[10:70], "ABSENT"]
     (tmp_path / "panel.txt").write_text("\n".join(reversed(panel)))
     path = tmp_path / "reference.h5ad"
@@ -92,7 +94,7 @@ def test_a_panel_has_its_genes_alone_and_totals_over_them(counts_adata, tmp_path
 
 
 def test_unlabelled_cells_are_a_sample_of_each_file_read_from_disk(counts_adata, write, tmp_path, monkeypatch, caplog):
-    """The same share of each file, by the seed, from the place that `source` names."""
+    """The same share of each file is drawn by the seed, from the place that `source` names."""
     caplog.set_level("INFO", "scperformer")
     counts_adata.layers["counts"] = counts_adata.X.copy()
     counts_adata.X = np.ones(counts_adata.shape, dtype=np.float32)
@@ -100,11 +102,14 @@ def test_unlabelled_cells_are_a_sample_of_each_file_read_from_disk(counts_adata,
     parts = {"large": counts_adata[:90, ::-1].copy(), "small": counts_adata[90:].copy()}
     paths = [write(part, f"{name}.h5ad") for name, part in parts.items()]
     monkeypatch.setattr(reference, "MAX_FIT_CELLS", 40)
-    monkeypatch.setattr(reference, "read_cells", None)  # no file is read whole
+    monkeypatch.setattr(reference, "read_cells", None)  # no file is read into memory
 
     def read(*overrides: str) -> np.ndarray:
-        told = "source=layers/counts", "data.min_genes=201"  # more genes than there are: it is no filter here
-        cfg = config("train", f"unlabelled={[str(path) for path in paths]}", *told, *overrides)
+        options = (
+            "source=layers/counts",
+            "data.min_genes=201",
+        )  # more genes than exist, as unlabelled cells are not filtered
+        cfg = config("train", f"unlabelled={[str(path) for path in paths]}", *options, *overrides)
         return read_unlabelled(labelled, cfg).toarray()
 
     found, again, other = read(), read(), read("seed=1")
@@ -117,6 +122,4 @@ def test_unlabelled_cells_are_a_sample_of_each_file_read_from_disk(counts_adata,
     assert [sum(row < 90 for row in rows), len(rows)] == [30, 40]
     assert np.array_equal(found, again)
     assert not np.array_equal(found, other)
-    assert (
-        f"{paths[0]}: vectors of genes are also learned from 30 of its 90 cells, with 200 of the genes" in caplog.text
-    )
+    assert f"{paths[0]}: gene vectors are also learned from 30 of its 90 cells, with 200 of the genes" in caplog.text

@@ -1,4 +1,4 @@
-"""Labels of cells: the columns that could hold them; the effect and the message of each policy for rare labels."""
+"""Labels of a reference: likely columns, each policy for rare labels, ontology ids and the label tree."""
 
 import numpy as np
 import pandas as pd
@@ -30,12 +30,12 @@ def test_rare_labels_are_named_when_refused():
     settled("error", min_cells=1)
 
 
-def test_of_many_rare_labels_five_are_named():
+def test_five_of_many_rare_labels_are_named():
     with pytest.raises(InputError, match=r"9 of 9 labels .*'0' \(1\).*'4' \(1\) and 4 more;"):
         settle_rare_labels(pd.Series([str(i) for i in range(9)]), DataConfig(rare_labels="error"), "r.h5ad")
 
 
-def test_kept_labels_are_as_they_were_and_warned_of(caplog):
+def test_kept_rare_labels_are_unchanged_with_a_warning(caplog):
     result = settled("keep")
     pd.testing.assert_series_equal(result.labels, LABELS)
     assert result.done == {"policy": "keep", "min_cells": 3, "labels": {"b": 1, "c": 2}}
@@ -43,14 +43,14 @@ def test_kept_labels_are_as_they_were_and_warned_of(caplog):
     assert "data.rare_labels=merge, drop or error changes this" in caplog.text
 
 
-def test_dropped_labels_are_gone(caplog):
+def test_dropped_rare_labels_are_missing(caplog):
     result = settled("drop")
     assert result.labels.tolist()[:5] == ["a"] * 5
     assert result.labels[5:].isna().all()
     assert "their 3 cells are left out" in caplog.text
 
 
-def test_merged_labels_are_one(caplog):
+def test_merged_rare_labels_become_one_label(caplog):
     result = settled("merge", rare_label_name="few")
     assert result.labels.dropna().tolist() == ["a"] * 5 + ["few"] * 3
     assert result.labels.isna().tolist() == [False] * 8 + [True]
@@ -58,14 +58,14 @@ def test_merged_labels_are_one(caplog):
     assert "merged into 'few' (3)" in caplog.text
 
 
-def test_merged_labels_take_no_other_labels_name():
+def test_the_name_of_merged_labels_must_be_new():
     with pytest.raises(InputError, match=r"label 'a' of 5 cells in r.h5ad; expected .*: set data.rare_label_name"):
         settled("merge", rare_label_name="a")
     assert settled("merge", rare_label_name="b").labels.dropna().tolist() == ["a"] * 5 + ["b"] * 3
 
 
 @pytest.mark.parametrize("policy", ["keep", "merge", "drop", "error"])
-def test_nothing_is_said_where_no_label_is_rare(policy, caplog):
+def test_nothing_is_logged_if_no_label_is_rare(policy, caplog):
     result = settled(policy, min_cells=1)
     pd.testing.assert_series_equal(result.labels, LABELS)
     assert (result.done, result.note, caplog.text) == ({}, "", "")
@@ -85,7 +85,7 @@ def test_label_columns_are_those_with_few_values(counts_adata):
     assert label_columns(obs) == {"cell_type": 3, "donor": 2, "flag": 2}
 
 
-def test_labels_are_strings_and_blank_ones_missing(counts_adata):
+def test_labels_are_strings_and_blank_labels_are_missing(counts_adata):
     values = [" T cell ", "", "  ", None, np.nan, 7] + ["B"] * 114
     counts_adata.obs["mixed"] = pd.Series(values, index=counts_adata.obs_names, dtype=object)
     labels = require_labels(counts_adata.obs, "mixed", "r.h5ad")
@@ -95,7 +95,7 @@ def test_labels_are_strings_and_blank_ones_missing(counts_adata):
     assert list(labels.index) == list(counts_adata.obs_names)
 
 
-def test_clusters_saved_with_a_missing_one_keep_their_names(counts_adata):
+def test_clusters_saved_as_floats_keep_their_names(counts_adata):
     clusters = pd.Series(np.arange(120) % 3, index=counts_adata.obs_names)
     counts_adata.obs["cluster"] = clusters.where(clusters > 0)
     assert set(require_labels(counts_adata.obs, "cluster", "r.h5ad").dropna()) == {"1", "2"}
@@ -113,7 +113,7 @@ def test_labels_from_categories_leave_out_unused_ones(counts_adata):
     assert set(labels.value_counts().index) == {"B cell", "T cell", "Monocyte"}
 
 
-def test_wrong_label_key_lists_the_keys_there_are(counts_adata):
+def test_a_missing_label_key_lists_the_existing_columns(counts_adata):
     counts_adata.obs["score"] = 0.5
     expected = r"no column 'celltype' in obs of r.h5ad; expected cell_type \(3 values\): did you mean 'cell_type'\? set"
     with pytest.raises(InputError, match=expected):
@@ -145,7 +145,7 @@ def terms(*options, merged=None):
     return settle_terms(CELLS, CELLS["fine"].to_numpy(str), cfg, "r.h5ad", merged)
 
 
-def test_ids_are_from_the_column_and_else_from_the_names():
+def test_ontology_ids_come_from_the_column_or_else_from_the_names():
     """In alphabetical order: Mono, NK, memory B, naive B, other. A label with two ids gets neither."""
     assert terms("label_key=fine").ids == ["CL:0000576", "X:2", "X:2", "X:1", "X:9"]
     assert terms("label_key=fine", "ontology=none").ids == ["unknown", "X:2", "X:2", "X:1", "X:9"]
@@ -155,7 +155,7 @@ def test_ids_are_from_the_column_and_else_from_the_names():
     assert terms("label_key=fine", "ontology=none").release is None
 
 
-def test_a_tree_is_from_columns_or_a_file_or_the_ontology(tmp_path, caplog):
+def test_a_tree_comes_from_columns_a_file_or_the_ontology(tmp_path, caplog):
     with caplog.at_level("INFO", logger="scperformer"):
         tree = terms("label_keys=[coarse,middle,fine]", merged="other").tree
     assert tree.outline == "myeloid (Mono); lymphoid (NK, B (memory B, naive B)); other"
@@ -183,7 +183,7 @@ def test_a_tree_is_from_columns_or_a_file_or_the_ontology(tmp_path, caplog):
         (["label_keys=[]"], r"no label_key; expected a value for label_key"),
     ],
 )
-def test_wrong_columns_for_a_tree_are_one_line(options, match):
+def test_wrong_columns_for_a_tree_are_an_error_of_one_line(options, match):
     with pytest.raises(InputError, match=match):
         terms(*options)
 
@@ -191,13 +191,13 @@ def test_wrong_columns_for_a_tree_are_one_line(options, match):
 @pytest.mark.parametrize(
     ("rows", "match"),
     [
-        ("NK,a\na,NK", r"tree\.tsv with a cycle \(NK > a > NK\); expected one parent at most .*\(Mono, NK, memory B"),
+        ("NK,a\na,NK", r"tree\.tsv with a cycle \(NK > a > NK\); expected at most one parent .*\(Mono, NK, memory B"),
         ("NK,a\nNK,b", r"two parents of 'NK' \('a' and 'b'\)"),
         ("NK,a\nT,a", r"'T', which is neither a label nor a parent"),
         ("NK,a,b", r"row 1 of .* with 3 values; expected a CSV or TSV table with a child and its parent"),
     ],
 )
-def test_a_file_that_is_no_tree_is_one_line(rows, match, tmp_path):
+def test_a_file_that_is_no_tree_is_an_error_of_one_line(rows, match, tmp_path):
     (tmp_path / "tree.tsv").write_text(rows)
     with pytest.raises(InputError, match=match):
         terms("label_key=fine", f"label_tree='{tmp_path}/tree.tsv'")

@@ -1,4 +1,4 @@
-"""Training and validation cells: shares, whole groups, columns, and that nothing leaks from one side to the other."""
+"""Training and validation cells: shares, groups, columns, and no leaks from one side to the other."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_split_takes_the_share_of_each_label(fraction, expected):
     assert np.bincount(LABELS[val]).tolist() == expected
 
 
-def test_split_is_chosen_by_the_seed():
+def test_the_split_depends_on_the_seed():
     first, again, other = (stratified_split(LABELS, 0.2, seed=seed)[1].tolist() for seed in (0, 0, 1))
     assert first == again != other
 
@@ -60,7 +60,7 @@ def test_labels_without_validation_cells_are_named(caplog):
     labels = np.array([0, 1, 1, 1, 2])
     split = split_cells(labels, ["x", "y", "z"], None, DataConfig(), seed=0)
     assert split.done["labels_without_val_cells"] == {"x": 1, "z": 1}
-    assert "no validation cell, and so no score, of these labels: 'x' (1), 'z' (1)" in caplog.text
+    assert "no validation cell, and so no score, for these labels: 'x' (1), 'z' (1)" in caplog.text
     assert split.done["num_train_cells"] == 4
     with pytest.raises(InputError, match=r"no labelled val cell.*no label has two"):
         split_cells(np.arange(5), list("abcde"), None, DataConfig(), seed=0)
@@ -88,7 +88,7 @@ def test_groups_are_whole_and_near_the_share(fraction):
         assert abs(share - fraction) < 1 / 24  # half a group of twelve
 
 
-def test_groups_are_chosen_by_the_seed():
+def test_the_choice_of_groups_depends_on_the_seed():
     first, again = (group_split(GROUPS, OF_GROUP, 0.2, 0).tolist() for _ in range(2))
     others = [group_split(GROUPS, OF_GROUP, 0.2, seed).tolist() for seed in range(1, 6)]
     assert first == again
@@ -98,24 +98,24 @@ def test_groups_are_chosen_by_the_seed():
 @pytest.mark.parametrize("seed", range(10))
 def test_a_group_that_alone_has_a_label_stays_in_training(seed):
     labels = OF_GROUP.copy()
-    labels[np.flatnonzero(GROUPS == 3)[:2]] = 4  # a label of group 3 alone
-    labels[np.flatnonzero(GROUPS == 5)[0]] = 5  # and one of groups 5 and 6, which must not leave together
+    labels[np.flatnonzero(GROUPS == 3)[:2]] = 4  # a label that only group 3 has
+    labels[np.flatnonzero(GROUPS == 5)[0]] = 5  # a label of groups 5 and 6, which must not both be held out
     labels[np.flatnonzero(GROUPS == 6)[0]] = 5
     chosen = group_split(GROUPS, labels, 0.5, seed)
     assert set(labels[~np.isin(GROUPS, chosen)]) == {0, 1, 2, 3, 4, 5}
     assert 3 not in chosen
 
 
-def test_the_one_group_that_can_go_is_found_however_large():
+def test_the_only_group_that_can_be_held_out_is_found_however_large():
     groups = np.repeat([0, 1, 2], [80, 10, 10])
     labels = np.where(groups == 1, 1, np.where(groups == 2, 2, np.arange(100) % 2 + 1))
-    labels[90:] = 0  # group 2 has label 0 alone; group 0 has labels 1 and 2, and 2 alone
+    labels[90:] = 0  # group 2 has only label 0; group 0 has labels 1 and 2, and is the only group with 2
     assert group_split(groups, labels, 0.1, 0).tolist() == [1]
-    labels[80:90] = 3  # now group 1 has one of its own, too
+    labels[80:90] = 3  # now group 1 is the only group with a label, too
     assert group_split(groups, labels, 0.1, 0) is None
 
 
-def test_groups_that_cannot_be_parted_are_refused(caplog):
+def test_groups_that_cannot_be_split_are_refused(caplog):
     options = DataConfig(split="group", split_key="donor")
     with pytest.raises(InputError, match=r"one value \('d'\) in obs\['donor'\].*data\.split=stratified"):
         split_cells(np.array([0, 1]), ["x", "y"], np.array(["d", "d"]), options, seed=0)
@@ -145,7 +145,7 @@ def test_no_group_is_on_both_sides(counts_adata, caplog):
 
 @pytest.fixture
 def sides(counts_adata):
-    """A reference whose test cells express one gene of their own, and have one label of their own."""
+    """A reference whose test cells have a gene and a label that no other cells have."""
     side = np.array(["train", "train", "val", "test"])[np.random.default_rng(0).integers(0, 4, 120)]
     counts_adata.obs["side"] = side
     counts_adata.obs["cell_type"] = np.where(side == "test", "Secret", counts_adata.obs["cell_type"].astype(str))
@@ -158,7 +158,7 @@ def sides(counts_adata):
 BY_COLUMN = ("data.split=column", "data.split_key=side")
 
 
-def test_test_cells_are_gone_before_anything_is_computed(sides):
+def test_test_cells_are_removed_before_anything_is_computed(sides):
     reference = make_reference(Sample(sides, Path("x")), config("x", *BY_COLUMN))
     side = sides.obs["side"].to_numpy()
     rest = side[side != "test"]
@@ -172,20 +172,21 @@ def test_test_cells_are_gone_before_anything_is_computed(sides):
 
 @pytest.mark.slow
 def test_no_fit_sees_a_test_cell(sides, write, tmp_path, monkeypatch):
-    """The model is bit for bit the one from a file without the test cells, in every fit."""
+    """Every fit equals that of a file without the test cells, bit for bit."""
     seen = []
-    fit, scale = training.fit_logistic, training.scores_on_held_out
+    fit = training.fit_logistic
+    score = training.score_on_held_out
 
     def watched_fit(x, labels, **options):
         seen.append(x.shape[0])
         return fit(x, labels, **options)
 
-    def watched_scale(network, train, val, *others):
-        seen.append((len(train), len(val)))
-        return scale(network, train, val, *others)
+    def watched_score(done, fitted):
+        seen.append((len(done.train), len(done.val)))
+        return score(done, fitted)
 
     monkeypatch.setattr(training, "fit_logistic", watched_fit)
-    monkeypatch.setattr(training, "scores_on_held_out", watched_scale)
+    monkeypatch.setattr(training, "score_on_held_out", watched_score)
     whole = training.run_train(config(write(sides), *BY_COLUMN, f"output='{tmp_path / 'whole'}'"))
     num = {name: int((sides.obs["side"] == name).sum()) for name in ("train", "val", "test")}
     allowed = {num["train"], num["train"] + num["val"], (num["train"], num["val"])}
@@ -207,7 +208,7 @@ def test_a_column_with_other_values_is_refused(sides):
         make_reference(Sample(sides, Path("x")), config("x", *BY_COLUMN))
 
 
-def test_labels_that_are_only_validated_are_refused(sides):
+def test_labels_without_training_cells_are_refused(sides):
     sides.obs["cell_type"] = np.where(sides.obs["side"] == "val", "New", sides.obs["cell_type"])
     num = int((sides.obs["side"] == "val").sum())
     with pytest.raises(InputError, match=rf"all 'val' in obs\['side'\]: 'New' \({num}\); .* as 'test' to leave"):
@@ -238,7 +239,7 @@ def test_only_labelled_cells_need_a_value():
 
 @pytest.fixture
 def rare(counts_adata):
-    """A reference with two labels of one cell each, one of which has an ontology term, and eight batches."""
+    """A reference with eight batches and two labels of one cell each, one with an ontology id."""
     labels = counts_adata.obs["cell_type"].astype(str)
     labels.iloc[:2] = ["Platelet", "Mast cell"]
     counts_adata.obs["cell_type"] = labels
@@ -260,7 +261,7 @@ def test_labels_of_one_cell_are_kept_merged_or_dropped(policy, rare):
     assert terms.get("Platelet", "CL:0000233") == "CL:0000233"
 
 
-def test_the_network_trains_on_the_split_and_the_card_tells_it(rare, write, tmp_path, monkeypatch):
+def test_the_network_trains_on_the_split_and_the_card_describes_it(rare, write, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(loaders, "Cells", lambda x, *rest: seen.append(x.shape[0]) or Cells(x, *rest))
     options = ["data.split=group", "data.split_key='batch id'", f"output='{tmp_path / 'model'}'"]
@@ -268,7 +269,7 @@ def test_the_network_trains_on_the_split_and_the_card_tells_it(rare, write, tmp_
     made, card = read_model(folder).provenance, (folder / "MODEL_CARD.md").read_text()
     assert made["rare_labels"]["labels"] == {"Platelet": 1, "Mast cell": 1}
     assert "2 labels have fewer than 2 cells: 'Mast cell' (1), 'Platelet' (1); " in card
-    assert "No validation cell, and so no score, of these labels" in card
+    assert "No validation cell, and so no score, for these labels" in card
     split = made["split"]
     assert (split["how"], split["key"], split["num_groups"]) == ("group", "batch id", 8)
     assert split["num_train_cells"] + split["num_val_cells"] == 120

@@ -55,7 +55,7 @@ def test_labels_that_no_line_can_hold_are_refused_before_training(label, counts_
     ran = command("train", write(counts_adata), "label_key=cell_type", "model=tiny", "output=m")
     assert ran.code == 2
     (line,) = [line for line in ran.err.splitlines() if line.startswith("error: ")]
-    assert "labels of a line of text" in line
+    assert "labels that are a short line of text" in line
     assert line.isprintable()
     assert not Path("m").exists()
 

@@ -1,4 +1,4 @@
-"""Reading with clear errors; adding to a copy that leaves the rest bit for bit."""
+"""h5ad files: reading regular, irregular and damaged files; writing; matrices that stay on disk."""
 
 import hashlib
 from contextlib import ExitStack, nullcontext
@@ -34,7 +34,7 @@ OLD_FILE = Path(scanpy.__file__).parent / "datasets" / "10x_pbmc68k_reduced.h5ad
 # reading
 
 
-def test_read_gives_what_anndata_gives(rich, write):
+def test_read_equals_anndata(rich, write):
     path = write(rich)
     assert_equal(read_cells(path), ad.read_h5ad(path), exact=True)
 
@@ -56,7 +56,7 @@ def test_read_keeps_repeated_cell_names_and_warns_once(counts_adata, write, recw
     ]
 
 
-def test_read_errors_are_one_line(counts_adata, write, tmp_path):
+def test_unreadable_files_are_errors_of_one_line(counts_adata, write, tmp_path):
     whole = write(counts_adata).read_bytes()
     (tmp_path / "half.h5ad").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "empty.h5ad").write_bytes(b"")
@@ -82,7 +82,7 @@ def test_read_errors_are_one_line(counts_adata, write, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["length", "encoding", "compressed"])
-def test_read_damaged_content(counts_adata, tmp_path, damage):
+def test_damaged_content_is_an_error(counts_adata, tmp_path, damage):
     path = tmp_path / "bad.h5ad"
     counts_adata.write_h5ad(path, compression="gzip")
     with h5py.File(path, "r+") as file:
@@ -133,13 +133,15 @@ def test_write_h5ad_round_trip(rich, tmp_path):
 
 def test_a_column_that_cannot_be_written_is_named(counts_adata, tmp_path):
     counts_adata.obs["mixed"] = pd.Series([1, "a"] * 60, index=counts_adata.obs_names, dtype=object)
-    with pytest.raises(InputError, match=r"obs\['mixed'\] cannot be written \(.*\); expected numbers, or text alone"):
+    with pytest.raises(
+        InputError, match=r"obs\['mixed'\] cannot be written \(.*\); expected numbers alone or text alone"
+    ):
         write_h5ad(counts_adata, tmp_path / "out.h5ad")
     assert not list(tmp_path.iterdir())
 
 
-def test_the_setting_about_nullable_strings_is_the_users_again():
-    """Blocks of threads overlap: the first one sets it, and the last one puts it back."""
+def test_the_setting_about_nullable_strings_is_reset():
+    """Blocks of threads overlap: the first to enter sets it, and the last to leave resets it."""
     for before in (False, True):
         with ad.settings.override(allow_write_nullable_strings=before):
             first, second = nullable_strings_allowed(), nullable_strings_allowed()
@@ -152,7 +154,7 @@ def test_the_setting_about_nullable_strings_is_the_users_again():
 
 
 @pytest.mark.parametrize("kind", ["h5ad", "zarr"])
-def test_names_that_can_be_missing_stay_on_disk(kind, counts_adata, tmp_path):
+def test_files_with_nullable_names_stay_on_disk(kind, counts_adata, tmp_path):
     path = write_nullable(nullable(counts_adata, missing="obs"), tmp_path / f"run.{kind}")
     stored = open_stored(path)
     expected = [str(name) for name in read_cells(path).obs_names]
@@ -166,7 +168,7 @@ def test_names_that_can_be_missing_stay_on_disk(kind, counts_adata, tmp_path):
 
 
 def slashes(file, places=("layers",)):
-    """As anndata before 0.13 writes names with slashes."""
+    """Store names with slashes as anndata before 0.13 does."""
     for place in places:
         group = file.require_group(place)
         group.create_group("norm")
@@ -180,9 +182,9 @@ PLACES = [("layers",), ("obsm",), ("layers", "obsm")]
 
 @pytest.mark.parametrize("places", PLACES, ids="-".join)
 @pytest.mark.parametrize("kind", ["h5ad", "zarr"])
-def test_names_with_slashes_are_left_out_and_said(kind, places, cells, tmp_path):
+def test_names_with_slashes_are_left_out_with_a_warning(kind, places, cells, tmp_path):
     cells.layers["sound"] = cells.X.copy()
-    cells.obs.index = cells.obs.index.astype("string")  # it can be missing, but is not
+    cells.obs.index = cells.obs.index.astype("string")  # nullable, although no name is missing
     cells.obsm["table"] = cells.obs[["label"]].copy()
     path = write_nullable(cells, tmp_path / f"run.{kind}")
     with h5py.File(path, "r+") if kind == "h5ad" else nullcontext(zarr.open_group(path, mode="r+")) as file:
@@ -233,7 +235,7 @@ def test_copies_of_files_with_slashes_can_be_read(output, counts_adata, write, t
 
 
 def drop_encodings(file):
-    """As anndata 0.6 and SeuratDisk: nothing says what is what, but for the shape of X."""
+    """As anndata 0.6 and SeuratDisk write files: only X has an attribute, its shape."""
     file.visititems(lambda _, node: [node.attrs.pop(key, None) for key in ("encoding-type", "encoding-version")])
     file["X"].attrs["h5sparse_format"], file["X"].attrs["h5sparse_shape"] = "csr", file["X"].attrs.pop("shape")
 
@@ -311,7 +313,7 @@ ODD = {
 
 @pytest.mark.parametrize("change", ODD)
 @pytest.mark.filterwarnings("ignore:.*not a regular h5ad file")
-def test_odd_h5ad_files(change, cells, tmp_path):
+def test_irregular_h5ad_files_are_read(change, cells, tmp_path):
     cells.raw = cells.copy()
     cells.obs["label"] = cells.obs["label"].astype("category")
     cells.obsm["X_pca"] = np.zeros((NUM_CELLS, 2))
@@ -329,7 +331,7 @@ def test_odd_h5ad_files(change, cells, tmp_path):
     assert same(read_cells(tmp_path / "again.h5ad"), cells)
 
 
-def test_what_is_left_out_of_an_odd_file_is_said(cells, tmp_path):
+def test_a_warning_names_what_is_left_out_of_an_irregular_file(cells, tmp_path):
     path = write_h5ad_file(cells, tmp_path)
     with h5py.File(path, "r+") as file:
         unknown_in_uns(file)
@@ -359,7 +361,7 @@ def test_no_x_but_layers_or_raw(cells, tmp_path):
 
 @pytest.mark.parametrize("where", ["X", "layers/counts"])
 def test_a_sparse_matrix_that_declares_a_wrong_number_of_cells(where, rich, write):
-    """It is refused before a matrix of this number is made: one of 10^12 cells takes 8 TB."""
+    """It is refused before a matrix of this shape is allocated: 10^12 cells would take 8 TB."""
     path = write(rich)
     with h5py.File(path, "r+") as file:
         file[where].attrs["shape"] = [10**12, rich.n_vars]
@@ -367,10 +369,10 @@ def test_a_sparse_matrix_that_declares_a_wrong_number_of_cells(where, rich, writ
         read_cells(path)
 
 
-def test_a_damaged_name_of_a_cell_is_found_before_the_cells_are_annotated(counts_adata, write, tiny_model, command):
+def test_a_damaged_cell_name_is_found_before_cells_are_annotated(counts_adata, write, tiny_model, command):
     path = write(counts_adata)
     with h5py.File(path) as file:
-        place = file["obs/_index"].id.get_offset()  # of the length, the heap and the number of each name
+        place = file["obs/_index"].id.get_offset()  # of the entries (length, heap, number) of the names
     content = bytearray(path.read_bytes())
     content[place + 12 : place + 16] = b"\xff\xff\0\0"
     path.write_bytes(content)
@@ -383,7 +385,7 @@ def test_a_damaged_name_of_a_cell_is_found_before_the_cells_are_annotated(counts
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["obsm/X_umap", "layers/dense"])
-def test_damage_where_no_call_depends_on_it_is_named_when_it_is_copied(place, rich, write, tiny_model, command):
+def test_damage_that_prediction_does_not_read_is_an_error_of_copying(place, rich, write, tiny_model, command):
     path = write(rich)
     with h5py.File(path, "r+") as file:
         values = file[place][:]

@@ -1,4 +1,4 @@
-"""Damage that libhdf5 does not survive ends in one line: a child process looks at each file first."""
+"""Damage on which libhdf5 hangs or crashes causes an error of one line, as a child process inspects each file first."""
 
 import os
 import re
@@ -19,18 +19,18 @@ from scperformer.base.errors import InputError
 from scperformer.files import hdf5_guard, open_hdf5, read_cells, require_readable
 from scperformer.files.safety import READ_ERRORS
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="no look in a child process")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="files are only inspected on Linux")
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    """One second is more than enough for small files; no file counts as seen."""
-    monkeypatch.setattr(hdf5_guard, "SECONDS", 1)
-    monkeypatch.setattr(hdf5_guard, "_seen", set())
+    """One second of CPU time is more than enough for small files; no file has been inspected before."""
+    monkeypatch.setattr(hdf5_guard, "CPU_SECONDS", 1)
+    monkeypatch.setattr(hdf5_guard, "_inspected", set())
 
 
 def with_heaps_of_zeros(path: Path) -> Path:
-    """Set all objects of the heaps of strings to zero, also their sizes: libhdf5 never comes to the next one."""
+    """Set all objects in the heaps of strings to zero, with their sizes: libhdf5 never reaches the next object."""
     content = bytearray(path.read_bytes())
     for heap in re.finditer(b"GCOL", content):
         size = int.from_bytes(content[heap.start() + 8 : heap.end() + 12], "little")
@@ -42,19 +42,19 @@ def with_heaps_of_zeros(path: Path) -> Path:
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["h5ad", "loom"])
-def test_strings_that_never_end(kind, cells, tmp_path):
+def test_a_file_on_which_libhdf5_hangs(kind, cells, tmp_path):
     path = with_heaps_of_zeros(WRITERS[kind](cells, tmp_path))
-    with pytest.raises(InputError, match=r"is damaged \(the HDF5 library does not come to an end with it\)"):
+    with pytest.raises(InputError, match=r"is damaged \(the HDF5 library hangs on it\)"):
         require_readable(path)
 
 
 @linux
-def test_a_command_on_strings_that_never_end(counts_adata, write, tiny_model, command, tmp_path):
+def test_a_command_on_a_file_on_which_libhdf5_hangs(counts_adata, write, tiny_model, command, tmp_path):
     path = with_heaps_of_zeros(write(counts_adata))
     ran = command("predict", path, f"model_path={tiny_model}")
     assert ran.code == 2
     *_, line = ran.err.splitlines()
-    assert line.startswith(f"error: {path} is damaged (the HDF5 library does not come to an end with it); expected")
+    assert line.startswith(f"error: {path} is damaged (the HDF5 library hangs on it); expected")
     assert os.listdir(tmp_path) == [path.name]
 
 
@@ -62,7 +62,7 @@ def test_a_command_on_strings_that_never_end(counts_adata, write, tiny_model, co
 def test_a_string_of_4_gib(cells, tmp_path):
     path = WRITERS["h5ad"](cells, tmp_path)
     with h5py.File(path) as file:
-        place = file["obs/_index"].id.get_offset()  # of the length, address and number of each string
+        place = file["obs/_index"].id.get_offset()  # of the entries (length, address, number) of the strings
     content = bytearray(path.read_bytes())
     assert struct.unpack_from("<I", content, place) == (len(cells.obs_names[0]),)
     struct.pack_into("<I", content, place, 2**32 - 1)
@@ -87,27 +87,27 @@ ENDS = {
     "crash": (lambda path: os.kill(os.getpid(), signal.SIGSEGV), "it crashes the HDF5 library, SIGSEGV"),
     "abort": (lambda path: os.abort(), "it crashes the HDF5 library, SIGABRT"),
     "killed": (lambda path: os.kill(os.getpid(), signal.SIGKILL), "it crashes the HDF5 library, SIGKILL"),
-    "memory": (lambda path: bytearray(2 * hdf5_guard.MEMORY), "far more memory than its size explains"),
+    "memory": (lambda path: bytearray(2 * hdf5_guard.EXTRA_MEMORY), "far more memory than its size explains"),
 }
 
 
 @linux
 @pytest.mark.parametrize("case", ENDS)
-def test_every_end_of_the_child(case, cells, tmp_path, monkeypatch, capfd):
-    look, text = ENDS[case]
-    monkeypatch.setattr(hdf5_guard, "look", look)
+def test_each_way_in_which_the_child_ends(case, cells, tmp_path, monkeypatch, capfd):
+    inspect, text = ENDS[case]
+    monkeypatch.setattr(hdf5_guard, "inspect", inspect)
     with pytest.raises(InputError, match=text):
         read_cells(WRITERS["h5ad"](cells, tmp_path))
     assert capfd.readouterr() == ("", "")
 
 
 @linux
-def test_signals_to_all_processes_of_a_job_do_not_end_the_look(cells, tmp_path, monkeypatch):
-    def look(path):
+def test_signals_to_all_processes_of_a_job_do_not_end_the_inspection(cells, tmp_path, monkeypatch):
+    def inspect(path):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(hdf5_guard, "look", look)
+    monkeypatch.setattr(hdf5_guard, "inspect", inspect)
     assert same(read_cells(WRITERS["h5ad"](cells, tmp_path)), cells)
 
 
@@ -129,20 +129,20 @@ def test_an_interrupt_ends_the_child(cells, tmp_path, monkeypatch):
 
 
 @linux
-def test_a_file_is_looked_at_once_until_it_changes(cells, tmp_path, monkeypatch):
-    looks = []
-    monkeypatch.setattr(hdf5_guard, "_watch", lambda path, size: looks.append(path))
+def test_a_file_is_inspected_once_until_it_changes(cells, tmp_path, monkeypatch):
+    inspected = []
+    monkeypatch.setattr(hdf5_guard, "_watch", lambda path, size: inspected.append(path))
     path = WRITERS["h5ad"](cells, tmp_path)
     for _ in range(2):
         read_cells(path)
-    assert looks == [path]
+    assert inspected == [path]
     os.utime(path, ns=(0, 0))
     read_cells(path)
-    assert looks == [path, path]
+    assert inspected == [path, path]
 
 
 @linux
-def test_a_look_beside_a_thread_that_reads(cells, tmp_path, caplog):
+def test_inspection_beside_a_thread_that_reads(cells, tmp_path, caplog):
     path = WRITERS["h5ad"](cells, tmp_path)
     stop = threading.Event()
 
@@ -159,11 +159,11 @@ def test_a_look_beside_a_thread_that_reads(cells, tmp_path, caplog):
     finally:
         stop.set()
         thread.join()
-    assert caplog.records == []  # a look that did not come to its end would warn
+    assert caplog.records == []  # a failed inspection would warn
 
 
 @pytest.mark.parametrize("reason", ["no fork", "no process", "no limits"])
-def test_files_are_read_where_no_look_is_possible(reason, cells, tmp_path, monkeypatch, caplog):
+def test_files_are_read_if_they_cannot_be_inspected(reason, cells, tmp_path, monkeypatch, caplog):
     def refuse(*args):
         raise OSError(11, "no more processes")
 
@@ -174,7 +174,7 @@ def test_files_are_read_where_no_look_is_possible(reason, cells, tmp_path, monke
     else:
         monkeypatch.setattr("resource.setrlimit", refuse)
     assert same(read_cells(WRITERS["h5ad"](cells, tmp_path)), cells)
-    assert ("opened without a look" in caplog.text) == (reason != "no fork")
+    assert ("could not inspect it" in caplog.text) == (reason != "no fork")
 
 
 def test_no_other_function_opens_hdf5_files_of_users():
@@ -184,7 +184,7 @@ def test_no_other_function_opens_hdf5_files_of_users():
         for path in package.rglob("*.py")
         if "h5py.File(" in path.read_text()
     }
-    assert places == {"files/hdf5_guard.py": 2, "files/writing.py": 0}  # the latter writes outputs
+    assert places == {"files/hdf5_guard.py": 2, "files/writing.py": 0}  # writing.py only writes outputs
 
 
 TEXTS = np.array(["one", "two"], dtype=object)
@@ -205,24 +205,24 @@ STRINGS = {
 
 
 @pytest.mark.parametrize("case", STRINGS)
-def test_every_kind_of_string_is_looked_at(case, tmp_path, monkeypatch):
-    met = []
+def test_every_kind_of_string_is_inspected(case, tmp_path, monkeypatch):
+    errors = []
 
     @contextmanager
     def keep_errors():
         try:
             yield
         except READ_ERRORS as error:
-            met.append(str(error))
+            errors.append(str(error))
 
-    monkeypatch.setattr(hdf5_guard, "_for_the_reader", keep_errors)
-    monkeypatch.setattr(hdf5_guard, "BLOCK", 2)
+    monkeypatch.setattr(hdf5_guard, "_ignore_damage", keep_errors)
+    monkeypatch.setattr(hdf5_guard, "STRINGS_AT_ONCE", 2)
     path = tmp_path / "strings.h5"
     with h5py.File(path, "w") as file:
         STRINGS[case](file)
-    hdf5_guard.look(path)
-    assert met == []
+    hdf5_guard.inspect(path)
+    assert errors == []
     path.write_bytes(path.read_bytes().replace(b"GCOL", b"LOCG"))
-    hdf5_guard.look(path)
-    assert len(met) == 1
-    assert "global heap" in met[0]
+    hdf5_guard.inspect(path)
+    assert len(errors) == 1
+    assert "global heap" in errors[0]

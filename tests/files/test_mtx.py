@@ -1,4 +1,4 @@
-"""Matrices in the MatrixMarket format: the files of names beside them, of 10x Genomics and other tools, and damage."""
+"""MatrixMarket files with the names of genes and cells of 10x Genomics and other tools; damaged files."""
 
 import gzip
 import hashlib
@@ -17,7 +17,7 @@ from scperformer.files import checksum, default_output, mtx, read_cells, require
 
 
 @pytest.mark.parametrize("name", ["features.tsv", "barcodes.tsv"])
-def test_a_line_too_many_is_taken_for_a_header_only_if_it_is_one(name, cells, tmp_path):
+def test_an_additional_line_must_be_a_header(name, cells, tmp_path):
     target = write_mtx(cells, tmp_path, zipped=False)
     lines = (target / name).read_text().splitlines()
     header = {"features.tsv": "gene_id\tgene_name\tfeature_type", "barcodes.tsv": "barcode"}[name]
@@ -37,7 +37,7 @@ def test_further_columns_of_barcodes_are_read(cells, tmp_path):
 
 
 def damage_mtx(name: str, text: str) -> str:
-    """An mtx file (integer, 60 x 30) as damaged as its name says."""
+    """Damage an mtx file (integer, 60 x 30) as the name says."""
     lines = text.splitlines()
     size = next(i for i, line in enumerate(lines) if line == f"{NUM_GENES} {NUM_CELLS} {len(lines) - i - 1}")
     match name:
@@ -69,14 +69,14 @@ MTX = {
     "index outside": "out of bounds",
     "no number": "Invalid",
     "a huge promise": "is truncated",
-    "no sizes": "does not begin as a sparse matrix",
+    "no sizes": "does not begin like a sparse matrix",
     "complex": "of the kind 'complex general'",
     "other sizes": r"of 58 x 30 beside 30 barcodes and 60 features; .*take the three files of one sample",
 }
 
 
 @pytest.mark.parametrize("damage", MTX)
-def test_damaged_mtx(damage, cells, tmp_path):
+def test_damaged_mtx_files_are_refused(damage, cells, tmp_path):
     target = write_mtx(cells, tmp_path, zipped=False)
     text = (target / "matrix.mtx").read_text()
     (target / "matrix.mtx").write_text(damage_mtx(damage, text))
@@ -85,14 +85,14 @@ def test_damaged_mtx(damage, cells, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_decimals_of_an_mtx_file_that_says_integer_are_kept(cells, tmp_path):
+def test_decimals_are_kept_if_the_header_says_integer(cells, tmp_path):
     target = write_mtx(cells, tmp_path, zipped=False)
     text = (target / "matrix.mtx").read_text().rstrip().rpartition(" ")[0] + " 2.5\n"
     (target / "matrix.mtx").write_text("\ufeff" + text.replace("\n", "\r\n"))
     assert 2.5 in read_cells(target).X.data
 
 
-def test_parts_of_a_folder(cells, tmp_path):
+def test_a_folder_with_missing_or_repeated_files_is_refused(cells, tmp_path):
     target = write_mtx(cells, tmp_path, zipped=False)
     content = (target / "features.tsv").read_text()
     (target / "features.tsv").write_text(content + "one\nmore\n")
@@ -127,18 +127,18 @@ def test_other_names_of_the_matrix(matrix, others, cells, tmp_path):
         assert same(read_cells(path), cells)
 
 
-def test_the_matrix_beside_others_of_starsolo(cells, tmp_path):
+def test_other_matrices_of_starsolo_are_ignored(cells, tmp_path):
     target = write_mtx(cells, tmp_path, zipped=False)
     (target / "UniqueAndMult-EM.mtx").write_text("another")
     assert same(read_cells(target), cells)
 
 
-def test_names_that_unpack_to_more_than_names_can_be(cells, tmp_path, monkeypatch):
+def test_names_that_unpack_to_too_many_bytes_are_refused(cells, tmp_path, monkeypatch):
     path = write_mtx(cells, tmp_path)
     size = len(gzip.decompress((path / "features.tsv.gz").read_bytes()))
-    monkeypatch.setattr(mtx, "MOST_NAMES", size)
+    monkeypatch.setattr(mtx, "MAX_NAMES_BYTES", size)
     assert read_cells(path).shape == cells.shape
-    monkeypatch.setattr(mtx, "MOST_NAMES", size - 1)
+    monkeypatch.setattr(mtx, "MAX_NAMES_BYTES", size - 1)
     with pytest.raises(InputError, match=r"features.tsv.gz of more than [\d,]+ bytes when unpacked"):
         read_cells(path)
 
@@ -230,7 +230,7 @@ def dropest(folder, x, cells, names, ids):
     put(folder / "cell.counts.cells.tsv", lines(cells))
 
 
-def names_of_one_axis_in_the_way_of_10x(folder, x, cells, names, ids):
+def barcodes_named_as_by_10x(folder, x, cells, names, ids):
     put_matrix(folder / "matrix.mtx", x.T)
     put(folder / "barcodes.tsv", lines(cells))
     put(folder / "annotation.csv", "gene_name,chromosome\n" + lines(names, ["chr1"] * len(names), sep=","))
@@ -245,7 +245,7 @@ def numbered_cells_of_unknown_genes(folder, x, cells, names, ids):
 
 TOOLS = [
     *(parse, parse_without_symbols, kb_python, alevin_fry, expression_atlas, geo_of_r, geo_of_two_samples, dropest),
-    *(write_table_of_r, metadata_of_seurat, semicolons_of_windows, names_of_one_axis_in_the_way_of_10x),
+    *(write_table_of_r, metadata_of_seurat, semicolons_of_windows, barcodes_named_as_by_10x),
     numbered_cells_of_unknown_genes,
 ]
 
@@ -266,7 +266,7 @@ def test_folders_of_other_tools(write, cells, tmp_path):
     assert default_output(folder, ".h5ad") == tmp_path / "run.h5ad"
 
 
-def test_what_other_tools_say_about_cells_and_genes(cells, tmp_path, caplog):
+def test_columns_about_cells_and_genes_of_other_tools_are_read(cells, tmp_path, caplog):
     caplog.set_level("INFO", "scperformer")
     parse(tmp_path, cells.X, list(cells.obs_names), list(cells.var_names), list(cells.var["gene_ids"]))
     found = read_cells(tmp_path)
@@ -275,7 +275,7 @@ def test_what_other_tools_say_about_cells_and_genes(cells, tmp_path, caplog):
     assert "(cells in rows; names in cell_metadata.csv, all_genes.csv)" in caplog.text
 
 
-def test_names_in_quotes_of_a_10x_folder(cells, tmp_path):
+def test_quoted_names_in_a_10x_folder(cells, tmp_path):
     folder = write_mtx(cells, tmp_path, zipped=False)
     for name in ("barcodes.tsv", "features.tsv"):
         rows = [row.split("\t") for row in (folder / name).read_text().splitlines()]
@@ -283,7 +283,7 @@ def test_names_in_quotes_of_a_10x_folder(cells, tmp_path):
     assert same(read_cells(folder), cells)
 
 
-def test_cells_below_names_of_columns_are_named_by_a_column_without_repeats(cells, tmp_path):
+def test_below_a_header_the_first_unique_column_names_the_cells(cells, tmp_path):
     folder = write_mtx(cells, tmp_path, zipped=False)
     put(folder / "barcodes.tsv", "sample\tbarcode\n" + lines(["s1"] * 30, list(cells.obs_names)))
     found = read_cells(folder)
@@ -291,7 +291,7 @@ def test_cells_below_names_of_columns_are_named_by_a_column_without_repeats(cell
     assert list(found.obs) == ["sample"]
 
 
-def test_files_that_do_not_belong_to_a_matrix_for_sure(cells, tmp_path):
+def test_ambiguous_files_beside_a_matrix_are_refused(cells, tmp_path):
     names, barcodes = list(cells.var_names), list(cells.obs_names)
     dropest(tmp_path, cells.X, barcodes, names, None)
     (tmp_path / "cell.counts.genes.tsv").rename(tmp_path / "cell.counts.genes1.tsv")
@@ -311,14 +311,15 @@ def test_files_that_do_not_belong_to_a_matrix_for_sure(cells, tmp_path):
         read_cells(tmp_path)
 
 
-def test_a_square_matrix_of_another_tool(cells, tmp_path):
+def test_a_square_matrix_of_another_tool_is_refused(cells, tmp_path):
     square = cells[:, :30]
     kb_python(tmp_path, square.X, list(square.obs_names), list(square.var_names), list(square.var["gene_ids"]))
-    with pytest.raises(InputError, match=r"of 30 x 30, whose rows may be .*names.txt and .*barcodes.txt alike"):
+    either = r"named by either of .*names.txt and .*barcodes.txt"
+    with pytest.raises(InputError, match=rf"of 30 x 30, whose rows may be {either}"):
         read_cells(tmp_path)
 
 
-def test_names_of_another_sample(cells, tmp_path):
+def test_names_of_another_sample_are_not_taken(cells, tmp_path):
     put_matrix(tmp_path / "GSM1_matrix.mtx", cells.X.T)
     put(tmp_path / "GSM2_barcodes.tsv", lines(cells.obs_names))
     put(tmp_path / "GSM2_genes.tsv", lines(cells.var_names))

@@ -1,4 +1,4 @@
-"""Readers: the same cells from every kind of input, and the steps that read them."""
+"""The same cells from every kind of input, unsupported inputs, and steps that read any kind."""
 
 import json
 import logging
@@ -38,7 +38,7 @@ def test_every_kind_gives_the_same_cells(kind, cells, tmp_path, caplog, recwarn)
 
 
 @pytest.mark.parametrize("kind", ["10x h5 v2", "10x h5 v3"])
-def test_10x_files_as_scanpy_reads_them(kind, cells, tmp_path):
+def test_10x_files_equal_those_of_scanpy(kind, cells, tmp_path):
     path = WRITERS[kind](cells, tmp_path)
     expected = scanpy.read_10x_h5(path)
     found = read_cells(path)
@@ -47,7 +47,7 @@ def test_10x_files_as_scanpy_reads_them(kind, cells, tmp_path):
 
 
 def test_a_loom_file_keeps_labels_and_layers_and_is_read_in_blocks(cells, tmp_path, monkeypatch):
-    monkeypatch.setattr("scperformer.files.tenx.BLOCK", 8 * NUM_CELLS)  # chunks of 7 genes: 9 blocks
+    monkeypatch.setattr("scperformer.files.tenx.LOOM_VALUES_AT_ONCE", 8 * NUM_CELLS)  # chunks of 7 genes: 9 blocks
     found = read_cells(write_loom(cells, tmp_path))
     assert same(found, cells)
     assert list(found.obs["label"]) == list(cells.obs["label"])
@@ -55,7 +55,7 @@ def test_a_loom_file_keeps_labels_and_layers_and_is_read_in_blocks(cells, tmp_pa
 
 
 def test_a_table_is_read_in_blocks(cells, tmp_path, monkeypatch):
-    monkeypatch.setattr("scperformer.files.tables.BLOCK", 7 * NUM_GENES)
+    monkeypatch.setattr("scperformer.files.tables.TABLE_VALUES_AT_ONCE", 7 * NUM_GENES)
     cells.X = cells.X.astype(np.float64)
     cells.X.data[-1] = 0.25  # only in the last block
     assert same(read_cells(write_csv(cells, tmp_path)), cells)
@@ -71,7 +71,7 @@ def test_paths_that_are_not_a_file(tmp_path):
 
 @pytest.mark.parametrize("size", [512, 1024, 2**16])
 @pytest.mark.parametrize("kind", ["h5ad", "10x h5 v2", "10x h5 v3", "loom"])
-def test_hdf5_behind_a_block_of_the_user(kind, size, cells, tmp_path):
+def test_an_hdf5_file_with_a_user_block_is_recognised(kind, size, cells, tmp_path):
     path = WRITERS[kind](cells, tmp_path)
     block = b"some text of another program".ljust(size, b"\0")
     path.write_bytes(block + path.read_bytes())
@@ -81,7 +81,7 @@ def test_hdf5_behind_a_block_of_the_user(kind, size, cells, tmp_path):
     assert same(read_cells(tmp_path / "sample.data"), cells)
 
 
-def test_a_block_of_the_user_is_copied(counts_adata, write, tiny_model, tmp_path, command):
+def test_a_user_block_is_copied(counts_adata, write, tiny_model, tmp_path, command):
     path = write(counts_adata)
     content = path.read_bytes()
     assert command("predict", path, f"model_path={tiny_model}", "output=plain.h5ad").code == 0
@@ -96,7 +96,7 @@ def test_a_block_of_the_user_is_copied(counts_adata, write, tiny_model, tmp_path
 
 @pytest.mark.parametrize("names", [("rna", "prot"), ("ADT", "GEX"), ("atac",)], ids="-".join)
 @pytest.mark.parametrize("ending", ["h5mu", "h5ad", "zarr"])
-def test_mudata_is_named_with_the_remedy(ending, names, cells, tmp_path):
+def test_mudata_is_refused_with_a_remedy(ending, names, cells, tmp_path):
     path = tmp_path / f"cells.{ending}"
     root = zarr.open_group(path, mode="w", zarr_format=2) if ending == "zarr" else None
     with nullcontext(root) if root is not None else h5py.File(path, "w", userblock_size=512) as file:
@@ -114,7 +114,7 @@ def test_mudata_is_named_with_the_remedy(ending, names, cells, tmp_path):
             read(path)
 
 
-def test_a_tar_archive_of_an_hdf5_file_is_an_archive(cells, tmp_path):
+def test_a_tar_archive_of_an_hdf5_file_is_refused_as_an_archive(cells, tmp_path):
     path = WRITERS["h5ad"](cells, tmp_path)
     with tarfile.open(tmp_path / "cells.tar", "w") as tar:
         tar.add(path)
@@ -126,7 +126,7 @@ FOREIGN_HDF5 = {"mod": "it looks like MuData", "assays": "it looks like h5Seurat
 
 
 @pytest.mark.parametrize("group", FOREIGN_HDF5)
-def test_other_hdf5_files(group, tmp_path):
+def test_other_hdf5_files_are_refused(group, tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_group(group)
     with pytest.raises(InputError, match=FOREIGN_HDF5[group]):
@@ -135,7 +135,7 @@ def test_other_hdf5_files(group, tmp_path):
 
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.98])
 @pytest.mark.parametrize("kind", ["10x h5 v2", "10x h5 v3", "loom", "csv.gz of genes x cells"])
-def test_truncated_files(kind, share, cells, tmp_path):
+def test_truncated_files_are_refused(kind, share, cells, tmp_path):
     path = WRITERS[kind](cells, tmp_path)
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
@@ -143,22 +143,24 @@ def test_truncated_files(kind, share, cells, tmp_path):
         read_cells(path)
 
 
-def test_a_loom_file_without_names_of_genes(cells, tmp_path):
+def test_a_loom_file_without_gene_names_is_refused(cells, tmp_path):
     path = write_loom(cells, tmp_path)
     with h5py.File(path, "r+") as file:
         del file["row_attrs/Gene"]
     assert list(read_cells(path).var_names) == list(cells.var["gene_ids"])
     with h5py.File(path, "r+") as file:
         file.move("row_attrs/Accession", "row_attrs/Whatever")
-    with pytest.raises(InputError, match=r"without names of genes \(row attributes: Whatever\)"):
+    with pytest.raises(InputError, match=r"without gene names \(row attributes: Whatever\)"):
         read_cells(path)
 
 
 @pytest.mark.parametrize("kind", ["h5ad", "zarr 3"])
-def test_genes_in_rows(kind, cells, tmp_path, command):
+def test_genes_in_rows_are_refused(kind, cells, tmp_path, command):
     cells.var_names = ["CD3D", "MS4A1", *cells.var_names[2:]]
     path = WRITERS[kind](cells.T.copy(), tmp_path)
-    with pytest.raises(InputError, match=r"with genes in obs_names \(e.g. 'CD30'\) and others in var_names .*adata\.T"):
+    with pytest.raises(
+        InputError, match=r"with genes in obs_names \(e.g. 'CD30'\) and other names in var_names .*adata\.T"
+    ):
         read_cells(path)
     ran = command("check", path)
     assert ran.code == 2
@@ -173,7 +175,7 @@ NOT_TRANSPOSED = {
 
 
 @pytest.mark.parametrize("case", NOT_TRANSPOSED)
-def test_genes_in_columns(case, tmp_path):
+def test_genes_in_columns_are_accepted(case, tmp_path):
     rows, var = NOT_TRANSPOSED[case]
     adata = ad.AnnData(
         np.ones((3, 2), np.float32), obs=pd.DataFrame(index=rows), var=var.set_axis(var.index.astype(str))
@@ -198,11 +200,11 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_stem(name, tmp_path):
+def test_the_name_of_an_input_without_its_endings(name, tmp_path):
     assert default_output(tmp_path / name, "").name == NAMES[name]
 
 
-def test_outputs_lie_beside_the_input(tmp_path, monkeypatch):
+def test_default_outputs_are_in_the_folder_of_the_input(tmp_path, monkeypatch):
     (tmp_path / "run.1").mkdir()
     assert default_output(tmp_path / "run.1", "").name == "run.1"
     assert default_output(tmp_path / "run.1", ".model") == tmp_path / "run.1.model"
@@ -238,7 +240,7 @@ def test_check_of_any_kind(kind, counts_adata, tiny_model, tmp_path, command):
     assert "120 cells x 200 genes" in ran.err
 
 
-def test_a_table_of_unclear_orientation_is_refused_by_check_unless_told(tmp_path, tiny_model, command):
+def test_check_refuses_a_table_of_ambiguous_orientation_unless_it_is_given(tmp_path, tiny_model, command):
     path = tmp_path / "a.csv"
     table([f"r{i}" for i in range(3)], [f"c{i}" for i in range(4)]).to_csv(path)
     ran = command("check", path, f"model_path={tiny_model}")
@@ -274,7 +276,7 @@ def test_pretrain_from_a_table_and_a_10x_file(counts_adata, tmp_path, command):
 
 
 @pytest.mark.slow
-def test_real_files(shared_data):
+def test_real_files_are_read(shared_data):
     files = sorted((shared_data / "wild").glob("*.h5ad"))
     assert files
     for path in files:
@@ -285,7 +287,7 @@ def test_real_files(shared_data):
             assert same(read_cells(path), ad.read_h5ad(path))
 
 
-def test_a_loom_file_of_half_precision(cells, tmp_path):
+def test_a_loom_file_of_half_precision_is_read(cells, tmp_path):
     path = WRITERS["loom"](cells, tmp_path)
     with h5py.File(path, "r+") as file:
         x = file["matrix"][:]

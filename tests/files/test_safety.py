@@ -1,4 +1,4 @@
-"""Nothing outside of an input is read, nothing in it is executed."""
+"""Nothing outside an input is read, and nothing in it is executed."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def test_nothing_in_another_file_is_read(kind, add, cells, tmp_path):
             read(path)
 
 
-def test_links_within_a_file_are_fine(cells, tmp_path):
+def test_links_within_a_file_are_followed(cells, tmp_path):
     path = write_h5ad(cells, tmp_path)
     with h5py.File(path, "r+") as file:
         file["uns/same"] = h5py.SoftLink("/obs/label")
@@ -94,14 +94,14 @@ CIRCLES = {
     "layers": (soft("layers/me", "/"), "in a circle"),
     "encoder": (hard("uns/a/b/c/d", "/uns"), "in a circle"),
     "two": (circle_of_two, "in a circle"),
-    "twice": (twice_and_twice_again, "groups that links make more than 100,000"),
+    "twice": (twice_and_twice_again, "groups, which links multiply to more than 100,000"),
     "a name that leads to itself": (soft("uns/me", "/uns/me"), "too many links|nothing"),
 }
 
 
 @pytest.mark.parametrize("case", CIRCLES)
-def test_links_in_a_circle_are_one_line(case, cells, tmp_path):
-    """Those who read would walk on for ever."""
+def test_links_in_a_circle_are_an_error_of_one_line(case, cells, tmp_path):
+    """Readers that follow links would never finish."""
     add, found = CIRCLES[case]
     path = write_h5ad(cells, tmp_path)
     with h5py.File(path, "r+") as file:
@@ -141,7 +141,7 @@ def test_a_soft_link_does_not_open_another_file(cells, tmp_path, monkeypatch):
         ("X/me", "../uns"),
     ],
 )
-def test_links_in_a_circle_in_a_zarr_folder(name, target, cells, tmp_path):
+def test_links_in_a_circle_in_a_zarr_folder_are_refused(name, target, cells, tmp_path):
     path = write_zarr(cells, tmp_path, 2)
     shutil.rmtree(path / "layers", ignore_errors=True)
     (path / name).parent.mkdir(exist_ok=True, parents=True)
@@ -156,7 +156,7 @@ def test_links_in_a_circle_in_a_zarr_folder(name, target, cells, tmp_path):
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_links_that_leave_a_zarr_folder(zarr_format, cells, tmp_path):
+def test_links_that_leave_a_zarr_folder_are_refused(zarr_format, cells, tmp_path):
     path = write_zarr(cells, tmp_path, zarr_format)
     (tmp_path / "secret").write_text("secret")
     os.symlink(path / "obs", path / "inside")
@@ -189,7 +189,7 @@ def test_pickled_arrays_are_never_loaded(where, codec, match, cells, tmp_path):
     [("barcodes.tsv", b"A", b"\0"), ("genes.tsv", b"CD", b"C\0"), ("genes.tsv", b"ENSG", b"EN\0G")],
     ids=["cell", "gene", "gene id"],
 )
-def test_null_characters_in_names(name, old, new, cells, tmp_path):
+def test_null_characters_in_names_are_refused(name, old, new, cells, tmp_path):
     path = WRITERS["10x folder v2"](cells, tmp_path)
     content = (path / name).read_bytes()
     (path / name).write_bytes(content.replace(old, new, 1))
@@ -198,7 +198,7 @@ def test_null_characters_in_names(name, old, new, cells, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["no JSON", "chunk", "not AnnData"])
-def test_damaged_zarr(damage, cells, tmp_path):
+def test_damaged_zarr_folders_are_refused(damage, cells, tmp_path):
     path = write_zarr(cells, tmp_path, 3)
     if damage == "no JSON":
         (path / "zarr.json").write_text("{")

@@ -1,4 +1,4 @@
-"""Tables of text: orientation, names, and what is refused."""
+"""Tables of text: delimiter, orientation, names, and tables that are refused."""
 
 import gzip
 import io
@@ -13,7 +13,7 @@ from support.inputs import NUM_CELLS, NUM_GENES, same, table, write_csv, write_h
 
 from scperformer.base.errors import InputError
 from scperformer.files import read_cells, tables
-from scperformer.genes import known_symbols
+from scperformer.genes.axes import known_symbols
 
 # Orientation
 
@@ -33,7 +33,7 @@ CELLS = {
 
 @pytest.mark.parametrize("of_cells", CELLS)
 @pytest.mark.parametrize("of_genes", GENES)
-def test_orientation_by_names(of_cells, of_genes, tmp_path, caplog):
+def test_names_show_the_orientation(of_cells, of_genes, tmp_path, caplog):
     caplog.set_level(logging.INFO, "scperformer")
     cells_by_genes = table(CELLS[of_cells], GENES[of_genes])
     cells_by_genes.to_csv(tmp_path / "a.csv")
@@ -47,7 +47,7 @@ def test_orientation_by_names(of_cells, of_genes, tmp_path, caplog):
 
 
 UNDECIDABLE = {
-    "numbers on both": (["r0", "r1"], [f"c{i}" for i in range(900)]),  # the longer axis alone shows nothing
+    "numbers on both": (["r0", "r1"], [f"c{i}" for i in range(900)]),  # the longer axis alone is no evidence
     "series of symbols": ([f"T{i}" for i in range(30)], [f"x{i}" for i in range(20)]),
     "genes on both": (GENES["known symbols"], GENES["known symbols"]),
     "cells on both": (CELLS["barcodes"], CELLS["numbered cells"]),
@@ -55,7 +55,7 @@ UNDECIDABLE = {
 
 
 @pytest.mark.parametrize("case", UNDECIDABLE)
-def test_names_that_do_not_tell(case, tmp_path):
+def test_ambiguous_names_are_refused(case, tmp_path):
     rows, columns = UNDECIDABLE[case]
     path = tmp_path / "a.csv"
     table(rows, columns).to_csv(path)
@@ -65,7 +65,7 @@ def test_names_that_do_not_tell(case, tmp_path):
     assert list(read_cells(path, "genes_by_cells").var_names) == rows
 
 
-def test_orientation_as_told_wins(cells, tmp_path):
+def test_a_given_orientation_is_used(cells, tmp_path):
     assert read_cells(write_csv(cells, tmp_path), "genes_by_cells").shape == (NUM_GENES, NUM_CELLS)
     with pytest.warns(UserWarning, match="orientation=genes_by_cells is not used"):
         assert same(read_cells(write_h5ad(cells, tmp_path), "genes_by_cells"), cells)
@@ -74,7 +74,7 @@ def test_orientation_as_told_wins(cells, tmp_path):
 # Tables
 
 
-def test_leading_columns_about_genes(cells, tmp_path, caplog):
+def test_leading_columns_about_genes_go_into_var(cells, tmp_path, caplog):
     caplog.set_level(logging.INFO, "scperformer")
     frame = cells.to_df().T
     frame.insert(0, "id", cells.var["gene_ids"])
@@ -98,7 +98,7 @@ ABOUT_CELLS = {
 }
 
 
-def test_columns_about_cells_are_no_genes(tmp_path, caplog):
+def test_columns_about_cells_go_into_obs(tmp_path, caplog):
     caplog.set_level(logging.INFO, "scperformer")
     frame = table(CELLS["barcodes"], GENES["known symbols"])
     about = pd.DataFrame(ABOUT_CELLS, index=frame.index)
@@ -116,8 +116,8 @@ def test_columns_about_cells_are_no_genes(tmp_path, caplog):
     pd.testing.assert_frame_equal(found.obs, about, check_index_type=False, check_dtype=False, check_names=False)
 
 
-def test_what_describes_cells_may_be_text_further_down(tmp_path, monkeypatch):
-    monkeypatch.setattr("scperformer.files.tables.BLOCK", 2 * 8)
+def test_a_column_about_cells_may_have_text_in_later_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr("scperformer.files.tables.TABLE_VALUES_AT_ONCE", 2 * 8)
     frame = table(CELLS["barcodes"], GENES["known symbols"])
     about = {
         "percent_mt": ["1", "2", "3", "4", "NA"],
@@ -132,7 +132,7 @@ def test_what_describes_cells_may_be_text_further_down(tmp_path, monkeypatch):
     assert list(read_cells(tmp_path / "b.csv", "cells_by_genes").obs["cluster"]) == ["01", "02"]
 
 
-def test_columns_of_a_table_of_genes_are_cells_whatever_they_are_called(tmp_path):
+def test_columns_of_a_table_of_genes_by_cells_are_cells(tmp_path):
     (tmp_path / "a.csv").write_text("g,cluster_1,other,cluster_2\nCD3D,1,2,3\nHES4,4,5,6\nbatch,0,0,1\n")
     found = read_cells(tmp_path / "a.csv", "genes_by_cells")
     assert list(found.obs_names) == ["cluster_1", "other", "cluster_2"]
@@ -147,7 +147,7 @@ def test_columns_of_a_table_of_genes_are_cells_whatever_they_are_called(tmp_path
         read_cells(tmp_path / "c.csv", "genes_by_cells")
 
 
-def test_no_gene_has_a_name_that_is_about_cells():
+def test_no_gene_is_taken_for_a_column_about_cells():
     names = known_symbols()
     assert {"HES4", "Xkr4"} <= names
     assert len(names) > 30_000
@@ -204,7 +204,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("case", TABLES)
-def test_tables_that_are_refused(case, tmp_path):
+def test_malformed_tables_are_refused(case, tmp_path):
     content, match = TABLES[case]
     path = tmp_path / "a.csv"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -213,7 +213,7 @@ def test_tables_that_are_refused(case, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_numbers_that_only_count_are_names(tmp_path):
+def test_row_numbers_are_names(tmp_path):
     pd.DataFrame([[1, 2], [3, 4]], columns=["CD3D", "CD4"]).to_csv(tmp_path / "a.csv")
     assert list(read_cells(tmp_path / "a.csv").obs_names) == ["0", "1"]
 
@@ -232,7 +232,7 @@ COMMENTS = {
 
 @pytest.mark.parametrize("delimiter", [",", "\t", ";"])
 @pytest.mark.parametrize("case", COMMENTS)
-def test_lines_of_comments_above_the_header(case, delimiter, tmp_path, caplog):
+def test_comments_above_the_header_are_skipped(case, delimiter, tmp_path, caplog):
     caplog.set_level(logging.INFO, "scperformer")
     frame = table(CELLS["barcodes"], GENES["known symbols"])
     (tmp_path / "a.txt").write_text(COMMENTS[case] + frame.T.to_csv(sep=delimiter, index_label="GENE"))
@@ -245,7 +245,7 @@ def test_lines_of_comments_above_the_header(case, delimiter, tmp_path, caplog):
 
 @pytest.mark.parametrize("above", ["", "# Program\n"])
 @pytest.mark.parametrize("corner", ["#GENE\t", "#GENE_id\t", ""])
-def test_a_header_that_begins_as_a_comment(corner, above, tmp_path):
+def test_a_header_that_begins_like_a_comment(corner, above, tmp_path):
     (tmp_path / "a.tsv").write_text(f"{above}{corner}{'' if corner else '#'}cell_1\tcell_2\nCD3D\t1\t2\nHES4\t3\t4\n")
     found = read_cells(tmp_path / "a.tsv", "genes_by_cells")
     assert list(found.obs_names) == ["cell_1" if corner else "#cell_1", "cell_2"]
@@ -261,7 +261,7 @@ NUMBERED = {
 
 @pytest.mark.parametrize("orientation", ["auto", "told"])
 @pytest.mark.parametrize("case", NUMBERED)
-def test_cells_may_have_numbers_beside_genes(case, orientation, tmp_path):
+def test_cells_may_have_numbers_as_names(case, orientation, tmp_path):
     frame = table(NUMBERED[case], GENES["known symbols"])
     for name, wanted, written in (("a.csv", "cells_by_genes", frame), ("b.csv", "genes_by_cells", frame.T)):
         written.to_csv(tmp_path / name, index_label="cell")
@@ -271,14 +271,14 @@ def test_cells_may_have_numbers_beside_genes(case, orientation, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["{}|NM_000732.4|Reference_end", "GRCh38_{}", "{}__chr7"])
-def test_genes_with_text_around_them_show_the_orientation(form, tmp_path):
+def test_genes_with_a_prefix_or_suffix_show_the_orientation(form, tmp_path):
     frame = table(["1000", "1003", "7"], [form.format(gene) for gene in GENES["known symbols"]])
     frame.to_csv(tmp_path / "a.csv", index_label="Cell_Index")
     assert list(read_cells(tmp_path / "a.csv").obs_names) == ["1000", "1003", "7"]
 
 
 def test_cells_named_by_several_columns(tmp_path, caplog):
-    """As those of CosMx, with the number of the field of view and the number of the cell in it."""
+    """In files of CosMx, the field of view and the number of the cell in it identify a cell."""
     caplog.set_level(logging.INFO, "scperformer")
     frame = table(range(4), GENES["known symbols"])
     frame.insert(0, "fov", [1, 1, 2, 2])
@@ -293,20 +293,20 @@ def test_cells_named_by_several_columns(tmp_path, caplog):
     frame.assign(cell_ID=[1, 1, 2, 2]).to_csv(tmp_path / "c.csv", index=False)
     with pytest.raises(InputError, match=r"numbers in the first column \(e.g. 1, 1, 2\)"):
         read_cells(tmp_path / "c.csv")
-    # With a name for each row further columns are only about the cells.
+    # If the first column names each row, further columns only describe the cells.
     frame.to_csv(tmp_path / "d.csv")
     found = read_cells(tmp_path / "d.csv")
     assert list(found.obs_names) == ["0", "1", "2", "3"]
     assert list(found.obs) == ["fov", "cell_ID"]
 
 
-def test_repeated_names_of_genes_stay_without_anndatas_advice(tmp_path, recwarn):
+def test_repeated_gene_names_are_kept_without_anndatas_warning(tmp_path, recwarn):
     (tmp_path / "a.csv").write_text("c,CD3D,CD3D\ncell_1,1,2\ncell_2,3,4\n")
     assert list(read_cells(tmp_path / "a.csv").var_names) == ["CD3D", "CD3D"]
     assert len(recwarn) == 0
 
 
-def test_a_line_that_does_not_end(tmp_path, monkeypatch):
+def test_a_very_long_first_line_is_refused(tmp_path, monkeypatch):
     (tmp_path / "run.csv.gz").write_bytes(gzip.compress(b"a," * 10**5))
     monkeypatch.setattr(tables, "LONGEST_LINE", 10**4)
     with pytest.raises(InputError, match=r"run.csv.gz with a line of 10,000 characters or more"):
@@ -315,7 +315,7 @@ def test_a_line_that_does_not_end(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("orientation", ["auto", "cells_by_genes"])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_a_line_that_does_not_end_further_down(end, orientation, tmp_path, monkeypatch):
+def test_a_very_long_later_line_is_refused(end, orientation, tmp_path, monkeypatch):
     path = tmp_path / "run.csv.gz"
     rows = ["cell,CD3D,CD4", *(f"cell_{i},1,{i}" for i in range(3000))]  # 40,000 characters
     monkeypatch.setattr(tables, "LONGEST_LINE", 10**4)
@@ -328,11 +328,11 @@ def test_a_line_that_does_not_end_further_down(end, orientation, tmp_path, monke
             read_cells(path, orientation)
 
 
-def test_lines_are_counted_in_pieces_of_any_size(tmp_path, monkeypatch):
+def test_long_lines_are_found_in_pieces_of_any_size(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "LONGEST_LINE", 10)
     for size in range(1, 30):
         for text, is_short in (("123456789\n" * 5, True), ("1\n1234567890\n1\n", False), ("1\n12345678901", False)):
-            raw = tables._WithShortLines(io.BytesIO(text.encode()), tmp_path)
+            raw = tables._LineLimiter(io.BytesIO(text.encode()), tmp_path)
             with nullcontext() if is_short else pytest.raises(InputError, match="with a line of 10"):
                 pieces = b""
                 while piece := raw.read(size):

@@ -1,4 +1,4 @@
-"""Files of 10x Genomics' programs: versions, feature types, and damage to them."""
+"""HDF5 files of 10x Genomics: versions, feature types and damage."""
 
 import logging
 
@@ -26,7 +26,7 @@ def test_only_gene_expression_is_kept(cells, tmp_path, caplog):
         read_cells(write_tenx_v3(cells, tmp_path))
 
 
-def test_several_genomes(cells, tmp_path):
+def test_several_genomes_are_joined(cells, tmp_path):
     path = tmp_path / "two.h5"
     halves = cells[:, :40].copy(), cells[:, 40:].copy()
     with h5py.File(path, "w") as file:
@@ -43,14 +43,14 @@ def test_several_genomes(cells, tmp_path):
         read_cells(path)
 
 
-def test_repeated_symbols_stay(cells, tmp_path):
+def test_repeated_symbols_are_kept(cells, tmp_path):
     cells.var_names = ["TBCE", "TBCE", *cells.var_names[2:]]
     for write in (write_tenx_v3, write_mtx):
         assert list(read_cells(write(cells, tmp_path)).var_names[:3]) == ["TBCE", "TBCE", "CD2"]
 
 
 @pytest.mark.parametrize(("part", "value"), [("indices", -1), ("indices", 60), ("indptr", 10**6)])
-def test_indices_outside_of_the_matrix(part, value, cells, tmp_path):
+def test_indices_out_of_bounds_are_refused(part, value, cells, tmp_path):
     path = write_tenx_v3(cells, tmp_path)
     with h5py.File(path, "r+") as file:
         file[f"matrix/{part}"][3] = value

@@ -1,4 +1,4 @@
-"""HDF5 files are written as anndata writes them; what cannot be written is an error, not a crash of libhdf5."""
+"""HDF5 files equal those of anndata; a failed write is an error, not a crash of libhdf5."""
 
 import errno
 import subprocess
@@ -14,7 +14,7 @@ from scperformer.files.writing import _KeepsErrors
 
 
 def content(path):
-    """The attributes and values of every element, by its name."""
+    """Return the attributes and values of each element by its name."""
     with h5py.File(path) as file:
         names: list[str] = ["/"]
         file.visit(names.append)
@@ -26,7 +26,7 @@ def content(path):
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}], ids=str)
-def test_files_are_as_those_of_anndata(rich, tmp_path, options):
+def test_files_equal_those_of_anndata(rich, tmp_path, options):
     rich.obs["words"] = ["a", "b"] * (rich.n_obs // 2)
     rich.copy().write_h5ad(tmp_path / "theirs.h5ad", **options)
     write_anndata(rich.copy(), tmp_path / "ours.h5ad", **options)
@@ -41,8 +41,8 @@ def test_files_are_as_those_of_anndata(rich, tmp_path, options):
 
 @pytest.mark.parametrize("share", [0, 0.02, 0.1, 0.5, 0.97])
 @pytest.mark.parametrize("mode", ["w", "r+"])
-def test_a_limit_to_the_size_of_files_is_an_error_and_no_crash(rich, tmp_path, mode, share):
-    """In a process of its own, to its end."""
+def test_a_limit_on_file_sizes_is_an_error_and_no_crash(rich, tmp_path, mode, share):
+    """In a separate process, as libhdf5 may also crash when the process ends."""
     rich.write_h5ad(tmp_path / "cells.h5ad")
     size = (tmp_path / "cells.h5ad").stat().st_size
     limit = int(share * size) if mode == "w" else int(size * (1 + share))
@@ -93,7 +93,7 @@ def test_an_error_while_hdf5_writes_is_raised_when_the_file_is_closed(tmp_path, 
     assert len(written) == 4
 
 
-def test_an_error_of_the_block_is_raised(tmp_path):
+def test_an_error_inside_the_block_is_raised(tmp_path):
     def fail():
         with hdf5_to_write(tmp_path / "a.h5", "w") as file:
             file["x"] = np.arange(9)

@@ -465,7 +465,7 @@ def test_lists_of_genes_that_are_no_panel_of_the_model(case, linear, command, tm
     (tmp_path / "genes.txt").write_text("\n".join(genes))
     line = refused(command("adapt", linear, "genes.txt"))
     assert f"error: {found} of 'genes.txt' known to the model" in line
-    assert "expected 50 or more, and half of them" in line
+    assert "expected 50 genes or more, and at least half of them" in line
     assert not (tmp_path / "genes.adapted").exists()
     # the control: one gene more, or one unknown gene less
     (tmp_path / "genes.txt").write_text("\n".join([*genes[:-1], "GENE70"]))

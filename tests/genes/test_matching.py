@@ -1,4 +1,4 @@
-"""Genes of a file and of a model under different names: each kind of name against plain symbols, and unsure names."""
+"""Genes of a file and of a model under different names: each kind of name, ambiguous names, and species."""
 
 import anndata as ad
 import numpy as np
@@ -24,12 +24,12 @@ IDS = {
 }
 SYMBOLS = list(IDS)
 MOUSE = ["Cd3d", "Ms4a1", "Gapdh", "mt-Nd1", "Nkg7", "Kmt2a"]
-# Ensembl id, GENCODE's and HGNC's symbols, previous symbols, aliases
+# Ensembl id, GENCODE's symbol, HGNC's symbol, previous symbols, aliases
 GENE_TABLE = [
     ("ENSG00000122545", "SEPTIN7", "SEPTIN7", "SEPT7", "CDC10"),
     ("ENSG00000118058", "KMT2A", "KMT2A", "MLL", "TRX1|HRX"),
-    ("ENSG00000167286", "CD3D", "CD3D", "", "T3D|HRX"),  # HRX fits two genes
-    ("ENSG00000105374", "NKG7", "NKG7", "GAPDH", ""),  # a current symbol of another gene
+    ("ENSG00000167286", "CD3D", "CD3D", "", "T3D|HRX"),  # HRX is an alias of two genes
+    ("ENSG00000105374", "NKG7", "NKG7", "GAPDH", ""),  # GAPDH is the current symbol of another gene
     ("ENSG00000111640", "GAPDH", "GAPDH", "", ""),
     ("ENSG90000000001", "", "LATER", "", ""),
 ]
@@ -37,12 +37,12 @@ GENE_TABLE = [
 
 @pytest.fixture
 def table(monkeypatch):
-    """A small table of genes in place of the package's."""
+    """A small table of genes replaces that of the package."""
     small = parse_genes(["# HGNC 2020-02-03", "header", *("\t".join([*row, ""]) for row in GENE_TABLE)])
     monkeypatch.setattr(matching, "human_genes", lambda: small)
-    matching._matched.cache_clear()
+    matching._match.cache_clear()
     yield
-    matching._matched.cache_clear()
+    matching._match.cache_clear()
 
 
 def cells(names, var=None, seed=0) -> ad.AnnData:
@@ -55,7 +55,7 @@ def aligned(adata, model_genes, **options) -> np.ndarray:
     return align_rows(adata.X, plan).toarray()
 
 
-EXTRA = ["ERCC-00002", "NOVEL1"]  # of the file alone
+EXTRA = ["ERCC-00002", "NOVEL1"]  # only in the file
 ENSEMBL = [*IDS.values()]
 NAMINGS = {
     "ids": (ENSEMBL, {}, "symbol<->Ensembl by GENCODE"),
@@ -73,7 +73,7 @@ NAMINGS = {
 
 
 @pytest.mark.parametrize("case", NAMINGS)
-def test_every_naming_gives_the_matrix_of_plain_symbols(case):
+def test_any_names_give_the_matrix_of_plain_symbols(case):
     names, var, how = NAMINGS[case]
     model = ["ABSENT1", *SYMBOLS[::-1]]
     options = {"species": "human"} if case == "mixed case" else {}
@@ -100,7 +100,7 @@ FILES = {**MODELS, "other versions": [f"{gene}.15" for gene in ENSEMBL]}
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("file", FILES)
-def test_any_naming_finds_any_other(file, model):
+def test_any_names_match_any_other_names(file, model):
     found = map_genes(FILES[file], MODELS[model])
     assert found.target.tolist() == list(range(8))
     assert ("case" in found.how) == (file != model and "lower case" in (file, model))
@@ -121,10 +121,10 @@ def test_genes_that_become_one_are_added_up():
     assert "1 genes of the model are sums of several genes of the file" in found.notes
 
 
-# Unsure names
+# Ambiguous names
 
 
-UNSURE = {
+AMBIGUOUS = {
     "the exact name wins": (["Cd3d", "CD3D"], ["CD3D"], [-1, 0]),
     "two in the file": (["Cd3d", "cd3d"], ["CD3D"], [-1, -1]),
     "two in the model": (["cd3d"], ["CD3D", "Cd3d"], [-1]),
@@ -135,9 +135,9 @@ UNSURE = {
 }
 
 
-@pytest.mark.parametrize("case", UNSURE)
+@pytest.mark.parametrize("case", AMBIGUOUS)
 def test_ambiguous_names(case):
-    names, model, target = UNSURE[case]
+    names, model, target = AMBIGUOUS[case]
     assert map_genes(names, model, species="human").target.tolist() == target
 
 
@@ -148,10 +148,10 @@ RENAMED = {
     "old name and id": ([IDS["KMT2A"], "SEPT7"], ["MLL", IDS["SEPTIN7"]], [0, 1]),
     "old name, lower case": (["sept7"], ["SEPTIN7"], [0]),
     "current symbol of another gene": (["GAPDH"], ["NKG7"], [-1]),
-    "fits two genes": (["HRX"], ["KMT2A"], [-1]),
+    "alias of two genes": (["HRX"], ["KMT2A"], [-1]),
     "the file has the gene": (["MLL", "KMT2A"], ["KMT2A"], [-1, 0]),
     "two in the model": (["SEPT7"], ["CDC10", "SEPTIN7"], [-1]),
-    "an id that GENCODE does not know": (["ENSG90000000001"], ["LATER"], [0]),
+    "an id that GENCODE lacks": (["ENSG90000000001"], ["LATER"], [0]),
 }
 
 
@@ -165,14 +165,14 @@ def test_previous_symbols_and_aliases(case, table):
         assert found.notes == ["2 genes were matched by a previous symbol or alias (HGNC, 2020-02-03)"]
 
 
-def test_previous_symbols_of_the_packages_table():
+def test_previous_symbols_in_the_table_of_the_package():
     found = map_genes(["SEPT7", "MLL"], ["KMT2A", "SEPTIN7"])
     assert found.target.tolist() == [1, 0]
     date = human_genes().hgnc_date
     assert found.notes == [f"2 genes were matched by a previous symbol or alias (HGNC, {date})"]
 
 
-def test_notes_name_the_column_and_count():
+def test_notes_name_the_column_and_the_number_of_genes():
     names = [f"{i}" for i in range(8)]
     found = map_genes(names, SYMBOLS, pd.DataFrame({"feature_name": SYMBOLS}))
     assert found.notes == ["names of 8 genes were taken from var['feature_name']"]
@@ -189,7 +189,7 @@ def test_missing_values_in_a_column_are_not_names():
 # Species
 
 
-def test_another_species_is_refused_with_the_option():
+def test_another_species_is_refused_and_the_remedy_offered():
     with pytest.raises(
         InputError,
         match=r"gene names in m\.h5ad that look mouse \(e\.g\. 'mt-Nd1'\) for a model whose genes look human .*"
@@ -202,7 +202,7 @@ def test_another_species_is_refused_with_the_option():
         map_genes(["ENSRNOG00000061316", "ENSRNOG00000029897"], SYMBOLS)
     with pytest.raises(InputError, match="look mouse") as error:
         map_genes(["ENSMUSG00000032094", "ENSMUSG00000024673"], SYMBOLS)
-    assert error.value.fixes == ("species=human",)  # orthologs go by symbol, and there is none
+    assert error.value.fixes == ("species=human",)  # orthologs are matched by symbol, and there are none
 
 
 def test_orthologs_to_and_from_mouse():
@@ -215,16 +215,18 @@ def test_orthologs_to_and_from_mouse():
     assert set(to_human.how[to_human.target >= 0]) == {"ortholog"}
     assert to_human.species == "mouse"
     assert any("genes were matched to their only ortholog in the other species" in note for note in to_human.notes)
-    assert map_genes(MOUSE, ENSEMBL, species="mouse").target.tolist() == wanted  # by GENCODE behind them
+    assert (
+        map_genes(MOUSE, ENSEMBL, species="mouse").target.tolist() == wanted
+    )  # the orthologs' symbols are translated to ids
     ids = pd.DataFrame({"gene_symbols": MOUSE}, index=[f"ENSMUSG{i:011d}" for i in range(len(MOUSE))])
     assert map_genes(list(ids.index), SYMBOLS, ids, species="mouse").target.tolist() == wanted
     back = map_genes(SYMBOLS, MOUSE, species="human").target
     assert {(SYMBOLS[i], MOUSE[j]) for i, j in enumerate(back) if j >= 0} == {(b, a) for a, b in partner.items()}
 
 
-def test_a_told_species_is_used():
-    told = map_genes(["Cd3d", "Gapdh"], SYMBOLS, species="human")
-    assert (told.target.tolist(), set(told.how)) == ([0, 2], {"case"})
+def test_a_given_species_is_used():
+    given = map_genes(["Cd3d", "Gapdh"], SYMBOLS, species="human")
+    assert (given.target.tolist(), set(given.how)) == ([0, 2], {"case"})
     assert map_genes([gene.upper() for gene in MOUSE], MOUSE, species="mouse").target.tolist() == list(range(6))
 
 
@@ -233,7 +235,7 @@ def test_lower_case_is_not_recognised_as_mouse():
     assert (found.species, found.target.tolist()) == ("unknown", list(range(8)))
 
 
-def test_human_tables_are_not_used_for_mouse():
+def test_the_human_table_is_not_used_for_mouse():
     assert map_genes(["ENSMUSG00000032094", "ENSMUSG00000024673"], MOUSE).target.tolist() == [-1, -1]
     assert human_genes().ids["CD3D"] == IDS["CD3D"]
     assert map_genes([IDS["CD3D"], "Ms4a1", "Gapdh", "Nkg7"], MOUSE).target.tolist() == [-1, 1, 2, 4]
@@ -241,14 +243,14 @@ def test_human_tables_are_not_used_for_mouse():
 
 @pytest.mark.parametrize("prefix", ["GRCh38_", "hg19_", "GRCh38______"])
 def test_genomes_in_front_of_names(prefix):
-    """As Cell Ranger writes them; genes of the other genome do not match human genes."""
+    """Cell Ranger writes genomes in front of names; genes of the other genome do not match human genes."""
     human, mouse = ["CD3D", "MS4A1", "LYZ", "GNLY", "PPBP"], ["mm10_Cd3d", "mm10_Nkg7", "mm10_Lyz"]
     found = map_genes([prefix + gene for gene in human[:4]] + mouse, [*human, "NKG7"])
     assert found.target.tolist() == [0, 1, 2, 3, -1, -1, -1]
     assert f"4 names were matched by the gene in them ({prefix}GENE)" in found.notes
 
 
-AFFIXED = {
+WITH_AFFIX = {
     "symbols": (SYMBOLS, SYMBOLS, "prefix or suffix removed"),
     "symbols for ids": (SYMBOLS, ENSEMBL, "symbol<->Ensembl by GENCODE"),
     "ids": (ENSEMBL, SYMBOLS, "symbol<->Ensembl by GENCODE"),
@@ -257,9 +259,9 @@ AFFIXED = {
 
 
 @pytest.mark.parametrize("form", ["GRCh38---{}", "ref2_{}", "{}__chr7", "{}|NM_000732.4|Reference_end"])
-@pytest.mark.parametrize("case", AFFIXED)
-def test_text_around_the_genes(case, form):
-    of_file, of_model, how = AFFIXED[case]
+@pytest.mark.parametrize("case", WITH_AFFIX)
+def test_names_with_a_prefix_or_suffix(case, form):
+    of_file, of_model, how = WITH_AFFIX[case]
     names = [form.format(gene) for gene in of_file]
     found = map_genes(names, of_model)
     assert found.target.tolist() == list(range(8))
@@ -274,7 +276,7 @@ def test_text_around_the_genes(case, form):
     assert (set(same.how), same.notes) == ({"exact"}, [])
 
 
-def test_names_as_they_are_come_before_names_without_text_around_them():
+def test_a_stored_name_is_preferred_to_a_name_without_its_prefix():
     names = ["lab_CD3D", "lab_GAPDH", "lab_NKG7", "CD3D"]
     found = map_genes(names, ["lab_CD3D", "CD3D", "GAPDH"])
     assert found.target.tolist() == [0, 2, -1, 1]
@@ -282,7 +284,7 @@ def test_names_as_they_are_come_before_names_without_text_around_them():
     assert found.notes[-1] == "1 names were matched by the gene in them (lab_GENE)"
 
 
-def test_mouse_genes_behind_a_genome_are_no_human_genes():
+def test_mouse_genes_with_a_genome_are_not_human_genes():
     names = [f"mm10_{gene}" for gene in MOUSE]
     with pytest.raises(InputError, match=r"look mouse .*species=mouse to match genes by their orthologs"):
         map_genes(names, SYMBOLS)
@@ -291,7 +293,7 @@ def test_mouse_genes_behind_a_genome_are_no_human_genes():
     assert map_genes(names, SYMBOLS, species="mouse").target.tolist() == plain
 
 
-OF_R = {
+FROM_R = {
     "file": (
         ["HLA.DRA", "MT.ND1", "CD3D", "RP11.34P13.7"],
         ["CD3D", "HLA-DRA", "RP11-34P13.7", "MT-ND1"],
@@ -301,32 +303,32 @@ OF_R = {
     "digit": (["X5S_rRNA"], ["5S_rRNA"], [0]),
     "ids": (["HLA.DRA", "MT.ND1"], [IDS["MT-ND1"], IDS["HLA-DRA"]], [1, 0]),
     "ids of the file": ([IDS["MT-ND1"]], ["MT.ND1"], [0]),
-    "dots that belong there": (["AL627309.1", "AL627309-1"], ["AL627309.1"], [0, -1]),
+    "dots of the gene itself": (["AL627309.1", "AL627309-1"], ["AL627309.1"], [0, -1]),
     "numbered by scanpy and by R": (["TMBIM4", "TMBIM4-1", "HLA-A"], ["TMBIM4", "TMBIM4.1", "HLA-A"], [0, -1, 2]),
     "numbered by R and by scanpy": (["TMBIM4", "TMBIM4.1", "HLA-A"], ["TMBIM4", "TMBIM4-1", "HLA-A"], [0, -1, 2]),
-    "the name itself is there": (["HLA.A", "HLA-A"], ["HLA-A"], [-1, 0]),
+    "the name itself is preferred": (["HLA.A", "HLA-A"], ["HLA-A"], [-1, 0]),
     "two in the model": (["A.B"], ["A-B", "A/B"], [-1]),
     "two in the file": (["A-B", "A/B"], ["A.B"], [-1, -1]),
-    "behind a genome": (["GRCh38_HLA.DRA", "GRCh38_CD3D"], ["CD3D", "HLA-DRA"], [1, 0]),
+    "after a genome": (["GRCh38_HLA.DRA", "GRCh38_CD3D"], ["CD3D", "HLA-DRA"], [1, 0]),
 }
 
 
-@pytest.mark.parametrize("case", OF_R)
-def test_names_that_r_has_written(case):
-    names, model, target = OF_R[case]
+@pytest.mark.parametrize("case", FROM_R)
+def test_names_written_by_r(case):
+    names, model, target = FROM_R[case]
     found = map_genes(names, model, species="human")
     assert found.target.tolist() == target
     if case == "file":
         assert found.notes == ["3 names were matched as R's make.names writes them (HLA.A is HLA-A)"]
 
 
-def test_orthologs_of_names_that_r_has_written():
+def test_orthologs_of_names_written_by_r():
     assert map_genes(["mt.Nd1", "Cd3d"], SYMBOLS, species="mouse").target.tolist() == [4, 0]
 
 
-def test_genes_of_a_second_file_are_not_matched_again(table, monkeypatch):
+def test_the_match_is_cached_for_a_second_file(table, monkeypatch):
     first = map_genes(["CD3D", "SEPT7", "?"], SYMBOLS)
-    monkeypatch.setattr(matching, "_claims", None)
+    monkeypatch.setattr(matching, "_rules", None)
     second = map_genes(["CD3D", "SEPT7", "?"], SYMBOLS, path="second.h5ad")
     assert second.target.tolist() == first.target.tolist() == [0, 6, -1]
     assert second.notes == first.notes
@@ -335,13 +337,13 @@ def test_genes_of_a_second_file_are_not_matched_again(table, monkeypatch):
 
 
 @pytest.mark.parametrize("names", [["CD3D", "MS4A1", "LEU4"], ["MS4A1", "CD3D", "cd3d"], ["CD3D", "X", "MS4A1"]])
-def test_the_table_is_not_read_if_symbols_name_all_genes(names, monkeypatch):
+def test_the_table_is_not_read_if_symbols_match_all_genes(names, monkeypatch):
     model = ["CD3D", "MS4A1"]
     expected = [model.index(name) if name in model else -1 for name in names]
     assert map_genes(names, [*model, "GNLY"]).target.tolist() == expected  # with the table
     monkeypatch.setattr(matching, "human_genes", None)
     assert map_genes(names, model).target.tolist() == expected
-    with pytest.raises(TypeError):  # for an id, and for a gene that has no match
+    with pytest.raises(TypeError):  # needed for an id, and for a gene of the model without a match
         map_genes([*names, "ENSG00000156738"], model)
     with pytest.raises(TypeError):
         map_genes(names, [*model, "NKG7"])

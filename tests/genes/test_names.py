@@ -1,10 +1,11 @@
-"""Gene names: kinds, parts, species, repetitions."""
+"""Gene names: kinds of id, compound names, species, repeated and missing names."""
 
 import numpy as np
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.genes import names as genes
+from scperformer.genes import first_of_each, guess_species, id_kind, require_named, require_unique
+from scperformer.genes.names import as_in_r, id_and_symbol
 
 
 @pytest.mark.parametrize(
@@ -23,11 +24,11 @@ from scperformer.genes import names as genes
     ids=lambda value: value if isinstance(value, str) else "-".join(value)[:20] or "none",
 )
 def test_id_kind(names, kind):
-    assert genes.id_kind(names) == kind
+    assert id_kind(names) == kind
 
 
 @pytest.mark.parametrize(
-    ("name", "parts"),
+    ("name", "expected"),
     [
         ("CD3D", (None, "CD3D")),
         ("ENSG00000167286", ("ENSG00000167286", None)),
@@ -43,8 +44,8 @@ def test_id_kind(names, kind):
         ("", (None, None)),
     ],
 )
-def test_parts(name, parts):
-    assert genes.parts(name) == parts
+def test_the_id_and_the_symbol_in_a_name(name, expected):
+    assert id_and_symbol(name) == expected
 
 
 SPECIES = {
@@ -62,21 +63,39 @@ SPECIES = {
 @pytest.mark.parametrize("case", SPECIES)
 def test_species(case):
     names, species = SPECIES[case]
-    assert genes.guess_species(names) == species
+    assert guess_species(names) == species
 
 
-def test_lists_that_define_genes_are_unique():
-    genes.require_unique(["A", "B"], "X")
+def test_a_list_of_genes_with_repeated_names_is_refused():
+    require_unique(["A", "B"], "X")
     with pytest.raises(InputError, match=r"1 gene names occur more than once in X of a.h5ad \(e.g. 'B'\)"):
-        genes.require_unique(["A", "B", "B", "B"], "X of a.h5ad")
+        require_unique(["A", "B", "B", "B"], "X of a.h5ad")
 
 
-def test_several_genes_without_a_name():
-    genes.require_named(["A", "A", ""], "X")
+def test_several_genes_without_a_name_are_refused():
+    require_named(["A", "A", ""], "X")
     with pytest.raises(InputError, match="3 genes of X have an empty name or NaN"):
-        genes.require_named(["A", "", "NaN", "None"], "X")
+        require_named(["A", "", "NaN", "None"], "X")
 
 
 def test_first_of_each():
-    assert genes.first_of_each(["b", "a", "b", "c", "a"]).tolist() == [0, 1, 0, 3, 1]
-    assert genes.first_of_each(np.array([-1, 7, 7])).tolist() == [0, 1, 1]
+    assert first_of_each(["b", "a", "b", "c", "a"]).tolist() == [0, 1, 0, 3, 1]
+    assert first_of_each(np.array([-1, 7, 7])).tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("CD3D", "CD3D"),
+        ("HLA-A", "HLA.A"),
+        ("RP11-34P13.7", "RP11.34P13.7"),
+        ("5S_rRNA", "X5S_rRNA"),
+        ("7SK", "X7SK"),
+        ("Y_RNA", "Y_RNA"),
+        ("_x", "X_x"),
+        (".1a", "X.1a"),
+        ("a b/c", "a.b.c"),
+    ],
+)
+def test_names_as_r_writes_them(name, written):  # make.names of R 4.3 gives the expected names
+    assert as_in_r(name) == written

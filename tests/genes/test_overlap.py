@@ -1,11 +1,11 @@
-"""The share of a model's genes that a file has, and the refusal of too small a share."""
+"""The share of a model's genes that a file has, files with too small a share, panels, and lists for several files."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.genes import find_panel, gene_maps, measure_overlap, require_overlap
+from scperformer.genes import find_panel, map_genes_of_files, measure_overlap, require_overlap
 
 
 def exact(file_genes, model_genes, importance=None):
@@ -13,15 +13,15 @@ def exact(file_genes, model_genes, importance=None):
     return measure_overlap(np.array(target, dtype=int), file_genes, model_genes, importance=importance)
 
 
-def test_counts_and_the_order_of_each_side():
+def test_shared_absent_and_dropped_genes_are_counted_and_named():
     found = exact(["Z", "B", "Y", "A"], ["A", "C", "B", "D"])
     assert (found.num_file, found.num_model, found.num_shared, found.share_of_model) == (4, 4, 2, 0.5)
     assert (found.absent, found.num_absent) == (["C", "D"], 2)
     assert (found.dropped, found.num_dropped) == (["Z", "Y"], 2)
-    assert found.informative_share == 0.5  # all count alike
+    assert found.informative_share == 0.5  # all genes weigh the same
 
 
-def test_twenty_are_listed_and_all_counted():
+def test_twenty_genes_are_listed_and_all_are_counted():
     found = exact([f"F{i}" for i in range(50)], [f"M{i}" for i in range(30)])
     assert found.absent == [f"M{i}" for i in range(20)]
     assert (found.num_absent, found.num_dropped, found.share_of_model) == (30, 50, 0.0)
@@ -33,7 +33,7 @@ def test_the_informative_share_weighs_each_gene_once():
     assert found.notes == [
         "the file has only 40.0% of the model's informative expression: check the labels before you use them"
     ]
-    assert exact(["A"], ["A", "B"], np.zeros(2)).informative_share == 0.5  # a model that looks at nothing
+    assert exact(["A"], ["A", "B"], np.zeros(2)).informative_share == 0.5  # a model that uses no gene
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def test_require_overlap_names_the_column_that_helps(var, remedy):
 @pytest.mark.parametrize(
     ("file_genes", "match"),
     [
-        (["FBN3", "OR4F5"], r"same species and platform, and take names of genes as var_names\.$"),
+        (["FBN3", "OR4F5"], r"same species and platform, and take gene names as var_names\.$"),
         (["GRCh38---FBN3", "GRCh38---OR4F5"], r"'GRCh38---OR4F5', read as GRCh38---GENE; model has"),
         (["AAACATACAACCAC-1", "AAACATTGAGCTAC-1"], r"cells seem to be in var_names: .*transpose it \(adata = adata\.T"),
     ],
     ids=["other genes", "a pattern", "cells"],
 )
-def test_no_gene_at_all(file_genes, match):
+def test_files_without_any_gene_of_the_model(file_genes, match):
     models = ["SAMD11", "NOC2L"]
     with pytest.raises(InputError, match=match) as error:
         require_overlap(exact(file_genes, models), 0.1, "q.h5ad", file_genes=file_genes, model_genes=models)
@@ -103,7 +103,7 @@ def test_require_overlap_at_its_threshold():
 @pytest.mark.parametrize(
     ("options", "num_genes"),
     [({}, 50), ({"own_totals": True}, 30), ({"min_overlap": 0.0}, 1)],
-    ids=["a model of all genes", "a model of a panel", "the user's will"],
+    ids=["no panel", "a model of a panel", "min_overlap=0"],
 )
 def test_few_genes_are_refused_however_informative_they_are(options, num_genes):
     models = [f"G{i}" for i in range(100)]
@@ -120,7 +120,7 @@ def test_few_genes_are_refused_however_informative_they_are(options, num_genes):
     assert ("expected 50 genes or more, and at least 50 % of that" in str(refused.value)) == (num_genes == 50)
 
 
-def test_the_genes_of_a_panel_by_any_of_their_names(caplog):
+def test_the_genes_of_a_panel_are_found_by_any_name(caplog):
     known = [f"G{i}" for i in range(120)]
     names = [f"g{i}" for i in range(119, 60, -1)]
     found = find_panel([*names, "NEW1", "NEW2"], known, "reference", species="auto", path="panel.txt")
@@ -129,7 +129,7 @@ def test_the_genes_of_a_panel_by_any_of_their_names(caplog):
 
 
 @pytest.mark.parametrize(("num_known", "num_unknown"), [(49, 0), (60, 61)], ids=["few", "less than half"])
-def test_lists_that_are_no_panel_of_a_reference(num_known, num_unknown):
+def test_a_panel_with_few_known_genes_is_refused(num_known, num_unknown):
     known = [f"G{i}" for i in range(120)]
     panel = known[:num_known] + [f"NEW{i}" for i in range(num_unknown)]
     with pytest.raises(InputError, match=rf"{num_known} of the {len(panel)} genes of 'p.txt' known to the reference"):
@@ -141,7 +141,7 @@ IDS = ["ENSG00000167286", "ENSG00000111640", "ENSG90000000001"]  # CD3D, GAPDH, 
 
 def joined(*files, vocabulary=None):
     tables = [pd.DataFrame(index=names) for names in files]
-    chosen, maps = gene_maps(tables, [f"{i}.h5ad" for i in range(len(files))], vocabulary, "auto")
+    chosen, maps = map_genes_of_files(tables, [f"{i}.h5ad" for i in range(len(files))], vocabulary, "auto")
     return chosen, [mapping.target.tolist() for mapping in maps]
 
 

@@ -1,4 +1,4 @@
-"""The package's table of human genes, and the script that makes it."""
+"""The table of human genes in the package, and the script that makes it."""
 
 import gzip
 import hashlib
@@ -11,9 +11,8 @@ from scperformer.genes import human_genes
 from scperformer.genes.table import GENE_TABLE, one_to_one, parse_genes
 
 SCRIPT = Path(__file__).parents[2] / "data" / "make_gene_table.py"
-SHA256 = (
-    "a6a02298ec24314be507d7d896c2eb8f2c13487c651dec9ce389a21d0de4f495"  # of the unpacked table, as the script prints it
-)
+# Checksum of the unpacked table, which the script prints.
+SHA256 = "a6a02298ec24314be507d7d896c2eb8f2c13487c651dec9ce389a21d0de4f495"
 
 HGNC = """\
 hgnc_id\tsymbol\tstatus\talias_symbol\tprev_symbol\tensembl_gene_id\tdate_modified
@@ -29,7 +28,7 @@ ORTHOLOGS = "SEPTIN7,Sept7\nSEPTIN7,Sept7\nY_RNA,b1\nY_RNA,b2\nC1orf5,c1\nD,d1\n
 
 @pytest.fixture
 def made(tmp_path):
-    """The script's table of three small sources."""
+    """The table that the script makes of three small sources."""
     main = runpy.run_path(str(SCRIPT))["main"]
     for name, text in (("hgnc.txt", HGNC), ("gencode.csv", GENCODE), ("orthologs.csv", ORTHOLOGS)):
         (tmp_path / name).write_text(text)
@@ -58,7 +57,7 @@ def test_the_script_joins_its_sources_and_names_them(made):
     ]
 
 
-def test_names_that_fit_several_genes_are_left_out(made):
+def test_ambiguous_names_are_left_out(made):
     table = parse_genes(made.splitlines())
     assert table.symbols == {
         "ENSG1": "SEPTIN7",
@@ -68,10 +67,10 @@ def test_names_that_fit_several_genes_are_left_out(made):
         "ENSG7": "C1orf5",
     }
     assert table.ids == {"SEPTIN7": "ENSG1", "Kmt2a": "ENSG2", "C1orf5": "ENSG7"}
-    assert table.folded == {"SEPTIN7": "ENSG1", "KMT2A": "ENSG2", "C1ORF5": "ENSG7"}
+    assert table.upper_ids == {"SEPTIN7": "ENSG1", "KMT2A": "ENSG2", "C1ORF5": "ENSG7"}
     assert table.current == {"ENSG1": "SEPTIN7", "ENSG2": "KMT2A", "ENSG3": "OTHER"}
     assert table.approved == {"SEPTIN7", "KMT2A", "OTHER", "NOID"}
-    # HRX fits two genes; KMT2A is a current symbol.
+    # HRX is an alias of two genes; KMT2A is a current symbol.
     assert table.former == {"CDC10": "SEPTIN7", "SEPT7": "SEPTIN7", "TRX1": "KMT2A", "MLL": "KMT2A"}
     assert table.orthologs == {"Sept7": "SEPTIN7", "c1": "C1orf5", "g1": "GONE1"}
     assert table.hgnc_date == "2024-03-01"
@@ -81,12 +80,12 @@ def test_one_to_one():
     assert one_to_one([("A", "a"), ("A", "a"), ("B", "b"), ("B", "c"), ("C", "d"), ("D", "d")]) == {"A": "a"}
 
 
-def test_the_table_is_the_one_that_was_made():
+def test_the_table_has_the_checksum_that_the_script_printed():
     assert hashlib.sha256(gzip.decompress(GENE_TABLE.read_bytes())).hexdigest() == SHA256
     assert GENE_TABLE.stat().st_size < 2_000_000
 
 
-def test_the_table_knows_well_known_genes():
+def test_well_known_genes_are_in_the_table():
     table = human_genes()
     assert (table.ids["CD3D"], table.symbols["ENSG00000111640"]) == ("ENSG00000167286", "GAPDH")
     assert (table.orthologs["Cd3d"], table.orthologs["mt-Nd1"]) == ("CD3D", "MT-ND1")

@@ -57,9 +57,9 @@ def test_good_file(counts_adata, write, tmp_path, capsys):
     assert dict(lines) == {
         "cells": "120",
         "genes": "200, gene symbols, human",
-        "expression": "counts in X: there is no other",
+        "expression": "counts in X: the only matrix",
         "quality": f"median {num_genes:,.0f} genes and {num_counts:,.0f} counts per cell",
-        "doublets": "not looked for: add doublets=true (takes some seconds)",
+        "doublets": "not counted: add doublets=true (takes some seconds)",
         "obs columns": "cell_type (3 values)",
         "model": "toy (packaged): 100 of 125 genes found (80.0%), with 80.0% of its informative expression; "
         "missing: GENE200, GENE202, GENE204 ...",
@@ -95,7 +95,7 @@ def test_log_values_and_notes_are_shown(pbmc, write, capsys, monkeypatch):
     monkeypatch.setattr(Model, "genes", [*pbmc.raw.var_names, *(f"NEW{i}" for i in range(1000))])
     checked(write(pbmc))
     out = capsys.readouterr().out
-    assert "expression   log1p in raw (natural logarithm, unknown total): nothing else can be used" in out
+    assert "expression   log1p in raw (natural logarithm, unknown total): the only usable matrix" in out
     assert "not used     X: negative values" in out
     assert "note         X is not used" not in out
     assert "doublets     not counted: Scrublet needs raw counts" in out
@@ -185,7 +185,7 @@ def test_each_place_has_a_row_and_the_used_one_a_reason(counts_adata, write, cap
     adata.layers["unspliced"] = adata.layers["counts"]
     [result] = checked(write(adata))
     out = capsys.readouterr().out
-    assert "expression   counts in layers/counts: counts come first" in out
+    assert "expression   counts in layers/counts: counts are preferred" in out
     assert "not used     X: log1p (natural logarithm, 10000 counts per cell)" in out
     assert "not used     layers/scaled: negative values" in out
     assert "not used     layers/unspliced: a part of the counts by its name" in out

@@ -1,0 +1,74 @@
+"""Normalisation of any kind of values, compared with the plain formula."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import sparse
+from support.normalised import findings_of, plain
+
+from scperformer.cells import detect_expression, normalise, normalise_counts, over_own_genes
+
+# The values are float32 (relative precision 6e-8), and so is scanpy's division by the total.
+TOLERANCE = {"rtol": 1e-6, "atol": 0}
+
+
+@pytest.mark.parametrize("target_sum", [1e4, 1e6, 123.0])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x,
+        lambda x: x.tocsc(),
+        lambda x: x.astype(np.int32),
+        lambda x: x.toarray(),
+        lambda x: x.toarray() * 0.37,
+    ],
+    ids=["csr", "csc", "int32", "dense", "linear"],
+)
+def test_counts_are_normalised_by_the_plain_formula(counts_adata, make, target_sum):
+    counts = counts_adata.X.tolil()
+    counts[5] = 0
+    x = make(counts.tocsr())
+    before = x.copy()
+    result = normalise(x, findings_of(x), target_sum)
+    assert (result.format, result.dtype, result.has_canonical_format) == ("csr", np.float32, True)
+    np.testing.assert_allclose(result.toarray(), plain(x, target_sum), **TOLERANCE)
+    assert result[5].nnz == 0
+    assert (abs(x - before)).max() == 0  # the user's matrix is unchanged
+
+
+@pytest.mark.parametrize(
+    ("base", "total"), [(2.0, 1e4), (10.0, 1e4), (math.e, 1e6), (2.0, 2345.0)], ids=["2", "10", "e-1e6", "2-2345"]
+)
+def test_other_logarithms_are_converted(counts_adata, base, total):
+    x = sparse.csr_matrix(plain(counts_adata.X, total) / math.log(base))
+    result = normalise(x, findings_of(x), 1e4)
+    np.testing.assert_allclose(result.toarray(), plain(counts_adata.X), rtol=3e-6)  # exp enlarges float32's error
+
+
+def test_normalised_values_stay_as_they_are_bit_for_bit(counts_adata, pbmc):
+    x = sparse.csr_matrix(plain(counts_adata.X), dtype=np.float32)
+    np.testing.assert_array_equal(normalise(x, findings_of(x), 1e4).toarray(), x.toarray())
+    np.testing.assert_array_equal(normalise(pbmc.raw.X, detect_expression(pbmc), 1e4).toarray(), pbmc.raw.X.toarray())
+
+
+def test_an_unknown_total_is_assumed_to_be_ten_thousand(pbmc):
+    expected = np.log1p(np.expm1(pbmc.raw.X.toarray().astype(np.float64)) * 100)
+    np.testing.assert_allclose(normalise(pbmc.raw.X, detect_expression(pbmc), 1e6).toarray(), expected, rtol=1e-6)
+    given = normalise(pbmc.raw.X, detect_expression(pbmc, input_total=1e5), 1e4).toarray()
+    expected = np.log1p(np.expm1(pbmc.raw.X.toarray().astype(np.float64)) / 10)
+    np.testing.assert_allclose(given, expected, rtol=1e-6)
+
+
+def test_stored_zeros_are_removed_and_indices_sorted():
+    x = sparse.csr_matrix((np.array([2.0, 0.0, 5.0]), np.array([3, 1, 0]), np.array([0, 3])), shape=(1, 4))
+    result = normalise(x, findings_of(x), 1e4)
+    assert list(result.indices) == [0, 3]
+
+
+def test_normalising_over_own_genes_equals_normalising_the_counts_of_these_genes(counts_adata):
+    counts = counts_adata.X
+    whole = normalise_counts(counts, 1e4)
+    panel = np.arange(0, 200, 7)
+    expected = normalise_counts(counts[:, panel], 1e4).toarray()
+    np.testing.assert_allclose(over_own_genes(whole[:, panel], 1e4).toarray(), expected, rtol=1e-5)
