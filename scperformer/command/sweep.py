@@ -17,7 +17,8 @@ from scperformer.base.outputs import new_file
 
 log = logging.getLogger(__name__)
 
-RUNS_TABLE, RUN_RECORD = "runs.csv", "run.json"  # of the sweep; of each run, in its folder
+RUNS_TABLE = "runs.csv"
+RUN_RECORD = "run.json"  # in the folder of each run
 SCORE = "val_macro_f1"  # the best runs come first in the printed table
 LOST = ("UncompletedJobError", "FailedJobError")  # raised by submitit when a job has ended without a result
 NOT_CHOSEN = ("inputs", "output")  # the same in every run, or made for it

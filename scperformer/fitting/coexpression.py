@@ -17,8 +17,12 @@ from scperformer.config import HeadConfig
 from scperformer.model import power_transform
 from scperformer.network import Head, seed_of
 
-NUM_STEPS, BATCH_CELLS = 600, 128  # of the head's training: steps, as few cells need as many as many cells
-LR, WEIGHT_DECAY, SMOOTHING = 5e-3, 0.05, 0.05  # of AdamW with one cycle; label smoothing
+# Training of the head, by AdamW with one cycle. Few cells need as many steps as many.
+NUM_STEPS = 600
+BATCH_CELLS = 128
+LR = 5e-3
+WEIGHT_DECAY = 0.05
+SMOOTHING = 0.05  # of the labels
 SPREAD = 2.0  # standard deviation of the widest number of the cells' vectors
 
 

@@ -11,9 +11,15 @@ from scperformer.cells import Query, normalise_counts, recover_counts, stratifie
 from scperformer.model import ReferenceCells
 from scperformer.trust import fit_profile, novelty_share
 
-SEEN_CELLS, SEEN_BLOCKS = 2000, 20  # of a file that show its depth
-LOOK_CELLS, LOOK_KEPT = 300, 1000  # cells of a file and of a model that show if they are alike
-PAYS_GENES, PAYS_DEPTH = 0.98, 0.75  # below this share of the informative expression or of the depth, adapting pays
+# Cells of a file that show its depth, and the blocks of the file that they come from.
+SEEN_CELLS = 2000
+SEEN_BLOCKS = 20
+# Cells of a file and of a model that show whether the two are alike.
+LOOK_CELLS = 300
+LOOK_KEPT = 1000
+# Below this share of the informative expression, or of the depth, adapting pays.
+PAYS_GENES = 0.98
+PAYS_DEPTH = 0.75
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import shortened
 from scperformer.labels.texts import spelled_as
 
-MOST_STEPS, SMALL_STEP = 1000, 1e-6  # of the largest share
+MOST_STEPS = 1000
+SMALL_STEP = 1e-6  # change of the largest share that ends the search
 
 
 def allowed_labels(labels: Sequence[str], allow: Sequence[str], deny: Sequence[str]) -> np.ndarray:

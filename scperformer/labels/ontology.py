@@ -16,7 +16,9 @@ from scperformer.base.errors import InputError
 from scperformer.labels.texts import spelled_as
 from scperformer.labels.tree import LabelTree
 
-PACKAGED_TERMS, NO_ONTOLOGY = "packaged", "none"  # values of the option `ontology` beside names of files
+# Values of the option `ontology` beside names of files.
+PACKAGED_TERMS = "packaged"
+NO_ONTOLOGY = "none"
 UNKNOWN_TERM = "unknown"  # in the CELLxGENE schema: there is no ontology term
 TERM_TABLE = Path(__file__).with_name("cell_types.tsv")
 TABLE_VERSION = "2026-03-26"  # the release of CL that its names and parents are from

@@ -16,7 +16,8 @@ from scperformer.model.arrays import read_arrays
 
 CELLS_FILE = "cells.npz"
 ARRAYS = {"labels": "iu", "lengths": "iu", "steps": "iu", "values": "iuf"}  # and the kinds of their numbers
-MOST_CELLS, MOST_VALUES = 2**22, 2**28  # 20,000 cells with 13,000 expressed genes; they take 2 GiB of memory
+MOST_CELLS = 2**22
+MOST_VALUES = 2**28  # 20,000 cells with 13,000 expressed genes; they take 2 GiB of memory
 
 
 @dataclass

@@ -6,7 +6,6 @@ labels/columns.py, without the prefix.
 
 import logging
 import math
-from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +30,7 @@ from scperformer.config import PredictConfig
 from scperformer.files import BackedH5ad, reading
 from scperformer.labels import UNKNOWN_TERM, LabelTree, majority_labels, over_cluster
 from scperformer.model import HeldOut, SavedModel
-from scperformer.prediction.calls import Calls
+from scperformer.prediction.calls import Calls, Read
 from scperformer.prediction.label_options import LabelOptions
 from scperformer.trust import calibration, held_out_coverage, label_sets, novelty_share, set_threshold
 
@@ -40,7 +39,6 @@ log = logging.getLogger(__name__)
 NO_CALL = "unknown"  # the call of a cell for which neither the label nor a parent reaches the confidence
 Columns = dict[str, Any]  # name -> one value per cell
 Record = dict[str, Any]
-Read = Callable[[], Iterable[Calls]]  # returns the calls of all blocks, in the order of the cells
 
 
 class ColumnMaker:

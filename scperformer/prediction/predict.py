@@ -27,9 +27,10 @@ from scperformer.files import BackedH5ad, default_output, fingerprint, open_cell
 from scperformer.fitting import Adapted, adapt_model
 from scperformer.network import Model, choose_device, load_model
 from scperformer.prediction.annotation import make_annotation
-from scperformer.prediction.calls import PARTS, Calls, Partial, call_block, partial_results, parts_of
+from scperformer.prediction.calls import Calls, call_block
 from scperformer.prediction.columns import QualityColumns
 from scperformer.prediction.label_options import find_label_options
+from scperformer.prediction.parts import PARTS, Parts, partial_results, parts_of
 from scperformer.prediction.write import FORMATS, STORE, write_annotation
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,136 @@ def embed_cells(cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig, p
     return np.concatenate([calls.embedding for calls in call_all(adapted, cfg)])
 
 
+def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
+    """Annotate files: write a copy of each with the annotation added, or a table.
+
+    Without `model`, the model of `cfg.model_path` is used.
+
+    Returns
+    -------
+    The paths of the annotations: `cfg.output` or `cfg.outputs`, or `<input>.annotated.h5ad` beside each input or in
+    `cfg.output_dir`. Inputs that are annotations of other inputs are left out.
+
+    Raises
+    ------
+    InputError
+        A file or the model cannot be used, or an output exists; nothing is written for that file. With `cfg.keep_going`
+        the error of a file is logged and written into `<sample>.failed.json` in place of its output, and one error is
+        raised after the other files; with `cfg.failed_ok` nothing is raised.
+    """
+    cfg = _without_own_outputs(cfg)
+    outputs = _outputs_of(cfg)
+    failures = _Failures(cfg)
+    ready = []
+    for path, output in zip(cfg.inputs, outputs, strict=True):  # all are checked before the first is annotated
+        with failures.of_file(path, output):
+            require_readable(path)
+            _require_writable(output, cfg)
+            ready.append((path, output))
+    model = model or load_model(cfg.model_path)
+    choose_device(cfg.device, cfg.precision)  # a missing GPU is an error of the run, not of each file
+    written = _annotate_files(ready, model, cfg, failures)
+    if cfg.json:
+        failed = [{"file": path, "error": error} for path, error in failures.errors.items()]
+        say(json.dumps({"files": written, "failed": failed}, indent=1, allow_nan=False))
+    if failures.errors and not cfg.failed_ok:
+        found = f"{len(failures.errors)} of {len(outputs)} files that cannot be annotated: {', '.join(failures.errors)}"
+        remedy = f"see the error of each of them above, and in {_failed_file(outputs[0]).parent}/*{FAILED}"
+        raise InputError(found, "files that can be annotated", remedy)
+    return outputs
+
+
+def _without_own_outputs(cfg: PredictConfig) -> PredictConfig:
+    """Leave out inputs that are annotations of other inputs, which `predict *.h5ad` finds when it runs again."""
+    own = {default_output(path, f".annotated{ending}"): path for path in cfg.inputs for ending in FORMATS}
+    left_out = {} if cfg.outputs else {path: own[Path(path)] for path in cfg.inputs if Path(path) in own}
+    for path, source in left_out.items():
+        log.info("%s is left out: it is the annotation of %s", path, source)
+    return replace(cfg, inputs=[path for path in cfg.inputs if path not in left_out])
+
+
+def _outputs_of(cfg: PredictConfig) -> list[Path]:
+    """Return the output of each input; refuse inputs that have the same output."""
+    ending = f".annotated.{cfg.output_format}" if cfg.share is None else f".share-{cfg.share.replace('/', '-of-')}"
+    named = cfg.outputs or ([cfg.output] if cfg.output else [])
+    outputs = [Path(name) for name in named] or [default_output(path, ending) for path in cfg.inputs]
+    if cfg.output_dir is not None:
+        outputs = [Path(cfg.output_dir) / output.name for output in outputs]
+    for number, output in enumerate(outputs):
+        if output in outputs[:number]:
+            raise InputError(f"two inputs give {output}", "one input per output", "leave one of them out")
+    return outputs
+
+
+def _require_writable(output: Path, cfg: PredictConfig) -> None:
+    """Refuse an output that cannot be written, or whose name does not end in one of the formats."""
+    if cfg.share is not None:
+        require_absent(output, cfg.overwrite, PARTS)
+        return
+    require_absent(output, cfg.overwrite, STORE if output.suffix == ".zarr" else None)
+    if not output.name.endswith(FORMATS):
+        raise InputError(f"output={output}", f"a name that ends in {', '.join(FORMATS)}", "rename it")
+    if output.suffix == ".parquet" and find_spec("pyarrow") is None:
+        found = f"output={output} without the package pyarrow"
+        remedy = "pip install pyarrow, or write .csv"
+        raise InputError(found, "pyarrow, which writes Parquet files", remedy)
+
+
+class _Failures:
+    """The errors of files that could not be annotated; with `keep_going` they do not stop the run."""
+
+    def __init__(self, cfg: PredictConfig):
+        self.errors: dict[str, str] = {}  # by the path of the input
+        is_only_file = len(cfg.inputs) == 1 and not cfg.failed_ok
+        self.keep_going = cfg.keep_going and not is_only_file
+
+    @contextmanager
+    def of_file(self, path: str, output: Path) -> Iterator[None]:
+        """Log an error about one file, and write it in place of the output; raise it without `keep_going`."""
+        try:
+            yield
+        except InputError as error:
+            if not self.keep_going or isinstance(error, NoRoom):
+                raise
+            log.error("%s: %s", path, error)
+            self.errors[path] = str(error)
+            if not output.exists():  # an earlier output stays as it is
+                content = {"sample": _sample(output), "input": path, "error": str(error)}
+                with new_file(_failed_file(output), overwrite=True) as temporary:
+                    temporary.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _sample(output: Path) -> str:
+    """Return the name of the sample of an output."""
+    ending = next((ending for ending in FORMATS if output.name.endswith(ending)), "")
+    return output.name.removesuffix(ending).removesuffix(".annotated")
+
+
+def _failed_file(output: Path) -> Path:
+    """Return the file that states why an output is missing; `report` shows it as a row."""
+    return output.with_name(f"{_sample(output)}{FAILED}")
+
+
+def _annotate_files(
+    files: list[tuple[str, Path]], model: Model, cfg: PredictConfig, failures: _Failures
+) -> list[dict[str, Any]]:
+    """Annotate files, given as input and output, one after the other; return their summaries for `--json`."""
+    path_of_content: dict[str, str] = {}  # by the SHA-256 of an input
+    summaries: list[dict[str, Any]] = []
+    with progress("annotating", total=len(files), unit="files") as shown:
+        for path, output in files:
+            shown.text = Path(path).name
+            with failures.of_file(path, output):
+                if cfg.output_dir is not None:
+                    output.parent.mkdir(parents=True, exist_ok=True)
+                summaries.append(_annotate_file(path, output, model, cfg))
+                _failed_file(output).unlink(missing_ok=True)  # an earlier run may have left it
+                if (same := path_of_content.setdefault(summaries[-1]["sha256"], path)) != path:
+                    log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
+            shown.update()
+    return summaries
+
+
 def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> dict[str, Any]:
     """Annotate a file of any size, one block of cells at a time, and return what was written, as for `--json`.
 
@@ -101,27 +232,27 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
         num_parts = len(query.starts())
         identity = _identity_of(query, adapted, cfg)
         shares = [Path(folder) for folder in cfg.shares]
-        with partial_results(output, identity, num_parts, resume=cfg.resume, shares=shares) as partial:
+        with partial_results(output, identity, num_parts, resume=cfg.resume, shares=shares) as parts:
             start = time.perf_counter()
-            num_called = _call_parts(adapted, partial, cfg)
+            num_called = _call_parts(adapted, parts, cfg)
             seconds = time.perf_counter() - start
             if cfg.share is not None:
                 require_unchanged(path, seen)
                 log.info("%s, share %s: %d cells called", path, cfg.share, num_called)
-                partial.keep_as(output, cfg.overwrite)
+                parts.keep_as(output, cfg.overwrite)
                 summary = {"share": cfg.share, "num_cells": num_called}
             else:
                 annotation = make_annotation(
                     adapted,
                     cfg,
-                    partial.read,
+                    parts.read,
                     options=options,
                     quality=quality,
                     num_called=num_called,
                     seconds=seconds,
                 )
                 write_annotation(
-                    annotation, cells, path, output, overwrite=cfg.overwrite, scratch=partial.folder, seen=seen
+                    annotation, cells, path, output, overwrite=cfg.overwrite, scratch=parts.folder, seen=seen
                 )
                 summary = annotation.summary()
     log.info("written: %s", output)
@@ -143,128 +274,13 @@ def _identity_of(query: Query, adapted: Adapted, cfg: PredictConfig) -> dict[str
     }
 
 
-def _call_parts(adapted: Adapted, partial: Partial, cfg: PredictConfig) -> int:
+def _call_parts(adapted: Adapted, parts: Parts, cfg: PredictConfig) -> int:
     """Call the blocks of a query, or of its share, whose calls are not there yet; return the number of their cells."""
     query = adapted.query
     starts = query.starts()
-    todo = [part for part in parts_of(cfg.share, len(starts)) if not partial.has(part)]
-    num_cells = sum(min(query.rows.shape[0] - starts[part], query.rows.block_cells) for part in todo)
+    to_call = [part for part in parts_of(cfg.share, len(starts)) if not parts.has(part)]
+    num_cells = sum(min(query.rows.shape[0] - starts[part], query.rows.block_cells) for part in to_call)
     with progress(Path(query.path).name, total=num_cells, unit="cells") as shown:
-        for part in todo:
-            partial.write(part, call_block(query.block(starts[part]), adapted.model, cfg, query, shown.update))
+        for part in to_call:
+            parts.write(part, call_block(query.block(starts[part]), adapted.model, cfg, query, shown.update))
     return num_cells
-
-
-def _without_own_outputs(cfg: PredictConfig) -> PredictConfig:
-    """Leave out inputs that are annotations of other inputs: `predict *.h5ad` finds them when it runs again."""
-    own = {default_output(path, f".annotated{ending}"): path for path in cfg.inputs for ending in FORMATS}
-    left_out = {} if cfg.outputs else {path: own[Path(path)] for path in cfg.inputs if Path(path) in own}
-    for path, source in left_out.items():
-        log.info("%s is left out: it is the annotation of %s", path, source)
-    return replace(cfg, inputs=[path for path in cfg.inputs if path not in left_out])
-
-
-def _outputs_of(cfg: PredictConfig) -> list[Path]:
-    """Return the output of each input, refusing two inputs that have the same."""
-    ending = f".annotated.{cfg.output_format}" if cfg.share is None else f".share-{cfg.share.replace('/', '-of-')}"
-    named = cfg.outputs or ([cfg.output] if cfg.output else [])
-    outputs = [Path(name) for name in named] or [default_output(path, ending) for path in cfg.inputs]
-    if cfg.output_dir is not None:
-        outputs = [Path(cfg.output_dir) / output.name for output in outputs]
-    for number, output in enumerate(outputs):
-        if output in outputs[:number]:
-            raise InputError(f"two inputs give {output}", "one input per output", "leave one of them out")
-    return outputs
-
-
-def _sample(output: Path) -> str:
-    """Return the name of the sample of an output."""
-    ending = next((ending for ending in FORMATS if output.name.endswith(ending)), "")
-    return output.name.removesuffix(ending).removesuffix(".annotated")
-
-
-def _failed_file(output: Path) -> Path:
-    """Return the file with the reason why there is no output; `report` shows it as a row."""
-    return output.with_name(f"{_sample(output)}{FAILED}")
-
-
-def _require_place(output: Path, cfg: PredictConfig) -> None:
-    """Refuse an output that cannot be written, or whose name does not end like one of the formats."""
-    if cfg.share is not None:
-        require_absent(output, cfg.overwrite, PARTS)
-        return
-    require_absent(output, cfg.overwrite, STORE if output.suffix == ".zarr" else None)
-    if not output.name.endswith(FORMATS):
-        raise InputError(f"output={output}", f"a name that ends in {', '.join(FORMATS)}", "rename it")
-    if output.suffix == ".parquet" and find_spec("pyarrow") is None:
-        found = f"output={output} without the package pyarrow"
-        remedy = "pip install pyarrow, or write .csv"
-        raise InputError(found, "pyarrow, which writes Parquet files", remedy)
-
-
-def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
-    """Annotate files: write a copy of each with the annotation added, or a table.
-
-    Without a model, it is the one that `cfg.model_path` names.
-
-    Returns
-    -------
-    The paths of the annotations: `cfg.output` or `cfg.outputs`, or `<input>.annotated.h5ad` beside each input or in
-    `cfg.output_dir`. Inputs that are annotations of other inputs are left out.
-
-    Raises
-    ------
-    InputError
-        A file or the model cannot be used, or an output exists; nothing is written for that file. With `cfg.keep_going`
-        the error of a file is logged and written into `<sample>.failed.json` in place of its output, and one error is
-        raised after the other files; with `cfg.failed_ok` nothing is raised.
-    """
-    refused: dict[str, str] = {}  # an input: why
-
-    @contextmanager
-    def about(path: str, output: Path) -> Iterator[None]:
-        """Keep an error about one file from stopping the others, with keep_going."""
-        try:
-            yield
-        except InputError as error:
-            alone = len(cfg.inputs) == 1 and not cfg.failed_ok
-            if not cfg.keep_going or alone or isinstance(error, NoRoom):
-                raise
-            log.error("%s: %s", path, error)
-            refused[path] = str(error)
-            if not output.exists():  # it stays as it is
-                content = {"sample": _sample(output), "input": path, "error": str(error)}
-                with new_file(_failed_file(output), overwrite=True) as temporary:
-                    temporary.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
-
-    cfg = _without_own_outputs(cfg)
-    outputs = _outputs_of(cfg)
-    ready = []
-    for path, output in zip(cfg.inputs, outputs, strict=True):  # all of them before the first one is annotated
-        with about(path, output):
-            require_readable(path)
-            _require_place(output, cfg)
-            ready.append((path, output))
-    model = model or load_model(cfg.model_path)
-    choose_device(cfg.device, cfg.precision)  # a missing GPU is not an error of each file
-    annotated: dict[str, str] = {}  # SHA-256 of a file: its path
-    written: list[dict[str, Any]] = []
-    with progress("annotating", total=len(ready), unit="files") as files:
-        for path, output in ready:
-            files.text = Path(path).name
-            with about(path, output):
-                if cfg.output_dir is not None:
-                    output.parent.mkdir(parents=True, exist_ok=True)
-                written.append(_annotate_file(path, output, model, cfg))
-                _failed_file(output).unlink(missing_ok=True)  # of an earlier run
-                if (same := annotated.setdefault(written[-1]["sha256"], path)) != path:
-                    log.warning("%s has the same content as %s: a report of both counts its cells twice", path, same)
-            files.update()
-    if cfg.json:
-        failed = [{"file": path, "error": error} for path, error in refused.items()]
-        say(json.dumps({"files": written, "failed": failed}, indent=1, allow_nan=False))
-    if refused and not cfg.failed_ok:
-        found = f"{len(refused)} of {len(outputs)} files that cannot be annotated: {', '.join(refused)}"
-        remedy = f"see the error of each of them above, and in {_failed_file(outputs[0]).parent}/*{FAILED}"
-        raise InputError(found, "files that can be annotated", remedy)
-    return outputs

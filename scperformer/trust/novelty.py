@@ -13,7 +13,8 @@ import numpy as np
 from scipy.sparse import csr_matrix, diags
 
 NUM_DIRECTIONS = 8  # more follow single cells: types that differ a little are then found less often
-NUM_STEPS, STEPS_LEFT_OUT = 8, 2  # of the search for directions: from random ones, and from those of all cells
+NUM_STEPS = 8  # of the search for directions, from random ones
+STEPS_LEFT_OUT = 2  # of the search that starts from the directions of all cells
 TINY = 1e-12  # in place of 0
 PRIOR_CELLS = 5  # for each direction: with so many cells, a label's own covariance has the weight of the common one
 USUAL = 1.0  # standard deviations of the expression outside, above the mean of the label, that do not count
