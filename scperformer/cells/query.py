@@ -21,12 +21,6 @@ from scperformer.model import SavedModel
 log = logging.getLogger(__name__)
 
 EXACT_ATTENTION = "softmax"  # the only attention with a limit of its own
-OBS_COLUMNS = (
-    *("label", "confidence", "margin", "unknown", "novelty", "set", "set_size", "ontology_term_id", "baseline_label"),
-    *("call", "call_confidence", "level1"),  # of models with a label tree
-    *("cluster_label", "cluster_disagrees"),  # with `clusters`
-    *("low_quality", "doublet_score", "doublet"),  # with `quality`
-)
 
 
 @dataclass
@@ -186,16 +180,3 @@ def require_regular(cells: AnnData | BackedH5ad, path: str = "the data") -> None
         what = f"{wrong[0]} that is no group" if wrong else "obs without the order of its columns"
         remedy = "read it with anndata and save it with write_h5ad, or write a table (output=... in .csv)"
         raise InputError(f"{path} with {what}", "an h5ad file as anndata writes it", remedy)
-
-
-def require_not_annotated(cells: AnnData | BackedH5ad, key: str, path: str = "the data") -> None:
-    """Refuse cells that have entries which an annotation with this prefix would add."""
-    names = {"obs": [f"{key}_{name}" for name in OBS_COLUMNS], "obsm": [f"X_{key}", f"{key}_proba"], "uns": [key]}
-    existing = cells.keys() if isinstance(cells, BackedH5ad) else {place: set(getattr(cells, place)) for place in names}
-    there = [f"{place}['{name}']" for place in names for name in names[place] if name in existing[place]]
-    if there:
-        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
-        found = f"{path} already has {', '.join(there[:3])}{more}"
-        expected = "no earlier annotation of this name"
-        fixes = ["overwrite=true", f"key_added={key}_2"]
-        raise InputError(found, expected, "add overwrite=true to replace it, or key_added=... to keep both", fixes)

@@ -31,7 +31,7 @@ from scperformer.files import (
     require_unchanged,
     write_anndata,
 )
-from scperformer.prediction.annotation import Annotation, outdated, without_slashes
+from scperformer.prediction.annotation import Annotation, without_slashes
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def _add(root: Any, annotation: Annotation) -> None:
     key = annotation.key
     obs = root["obs"]
     num_cells = len(annotation.obs)
-    dropped = outdated(obs.attrs["column-order"], key, annotation.obs)
+    dropped = annotation.outdated(obs.attrs["column-order"])
     for name in (*dropped, *map(str, annotation.obs)):
         _free(obs, name)
     for name, values in annotation.obs.items():

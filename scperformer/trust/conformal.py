@@ -6,10 +6,13 @@ for each label, Vovk 2012 (arXiv 1209.2673). The guarantee holds for cells that 
 """
 
 import zlib
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 from scipy.sparse import csr_matrix
+
+from scperformer.base.messages import joined
 
 
 def cell_draws(x: csr_matrix) -> np.ndarray:
@@ -73,6 +76,13 @@ def set_thresholds(
 def label_sets(proba: np.ndarray, draws: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
     """Return whether each label is in the set of each cell, boolean N x C; a set may be empty."""
     return set_scores(proba, draws) <= thresholds
+
+
+def set_texts(proba: np.ndarray, in_set: np.ndarray, labels: Sequence[str]) -> list[str]:
+    """Return the labels of each cell's set as a text, the most probable one first, as `joined` joins them."""
+    order = np.argsort(-proba, axis=1, kind="stable")
+    names = [joined([label]) for label in labels]
+    return ["|".join(names[i] for i in row if has[i]) for row, has in zip(order, in_set, strict=True)]
 
 
 def held_out_coverage(

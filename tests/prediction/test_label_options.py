@@ -16,7 +16,6 @@ from scperformer.labels import LabelTree
 from scperformer.model import write_model
 from scperformer.network import load_model
 from scperformer.prediction import run_predict
-from scperformer.prediction.label_options import Rules, tree_columns
 
 TREE = LabelTree(
     ["B cell", "Monocyte", "T cell"], {"B cell": "lymphocyte", "T cell": "lymphocyte"}, {"lymphocyte": "L:1"}
@@ -57,16 +56,6 @@ def test_levels_are_nested_and_unsafe_calls_back_off(counts_adata, model, caplog
     assert set(obs["scperformer_call"]) == {*TREE.labels, "lymphocyte", "unknown"}
     assert counts_adata.uns["scperformer"]["tree"]["num_backed_off"] == num_backed_off
     assert f"{num_backed_off} calls below min_confidence" in caplog.text
-
-
-def test_a_label_may_be_called_unknown():
-    """A cell that is safe on no level is called by its name."""
-    tree = LabelTree(["unknown", "NK", "T"], {"unknown": "lymphocyte", "T": "lymphocyte"})
-    rules = Rules(["X:1", "X:2", "X:3"], tree, np.ones(3, bool), None, None, None)
-    proba = np.array([[0.4, 0.1, 0.5], [0.5, 0.5, 0.0], [0.1, 0.9, 0.0]])
-    columns = tree_columns(proba, proba.argmax(axis=1), "k", rules, 0.8)
-    assert list(columns["k_call"]) == ["lymphocyte", "unknown", "NK"]
-    assert list(columns["k_level1"]) == ["lymphocyte", "lymphocyte", "NK"]
 
 
 @pytest.mark.slow
@@ -188,7 +177,7 @@ def test_an_ontology_can_be_added_to_a_model_without_one(counts_adata, tiny_mode
     (tmp_path / "cl.obo").write_text("data-version: cl/releases/2020-01-01/cl.owl\n[Term]\nid: CL:1\nname: cell\n")
     model.saved.provenance["ontology"] = "2026-03-26"
     scperformer.annotate(counts_adata, model, overwrite=True, options=as_options([f"ontology='{tmp_path}/cl.obo'"]))
-    assert "is of release 2020-01-01, but the ids of the model are of release 2026-03-26" in caplog.text
+    assert "is release 2020-01-01, but the ids of the model are from release 2026-03-26" in caplog.text
 
 
 def test_columns_of_an_earlier_annotation_go(counts_adata, folder, tiny_model, write):
@@ -210,8 +199,8 @@ def test_columns_of_an_earlier_annotation_go(counts_adata, folder, tiny_model, w
 
 def test_quality_of_cells_is_marked_and_counted(counts_adata, folder, write, caplog, monkeypatch):
     scores = np.linspace(0, 1, counts_adata.n_obs)
-    monkeypatch.setattr("scperformer.prediction.label_options.why_no_doublets", lambda *_: "")  # for so few cells
-    monkeypatch.setattr("scperformer.prediction.label_options.doublet_scores", lambda *_: (scores, 0.9, ""))
+    monkeypatch.setattr("scperformer.prediction.columns.why_no_doublets", lambda *_: "")  # for so few cells
+    monkeypatch.setattr("scperformer.prediction.columns.doublet_scores", lambda *_: (scores, 0.9, ""))
     x = counts_adata.X.toarray()
     x[7, 20:] = 0
     counts_adata.X = x

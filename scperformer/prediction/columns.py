@@ -1,0 +1,376 @@
+"""The columns of an annotation: how each group of them is made, and what is recorded and logged about it.
+
+`OBS_COLUMNS` lists all names. This file is used without torch, too: `check` and the reports read the names.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+import pandas as pd
+from anndata import AnnData
+from scipy.sparse import spmatrix
+from scipy.special import softmax
+
+from scperformer.base.errors import InputError
+from scperformer.cells import (
+    Droplets,
+    Query,
+    cell_quality,
+    doublet_scores,
+    gene_table,
+    low_quality,
+    mitochondrial,
+    why_no_doublets,
+)
+from scperformer.files import BackedH5ad, reading
+from scperformer.labels import (
+    MOST_LEVELS,
+    LabelTree,
+    cluster_labels,
+    over_cluster,
+    term_column,
+    tree_columns,
+    tree_record,
+)
+from scperformer.model import HeldOut, SavedModel
+from scperformer.trust import (
+    MOST_UNKNOWN,
+    calibration,
+    foreign_text,
+    held_out_coverage,
+    label_sets,
+    novelty_share,
+    set_texts,
+    set_thresholds,
+    unsure_text,
+)
+
+if TYPE_CHECKING:
+    from scperformer.prediction.calls import Read
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Made:
+    """Columns about the cells of a file, and what is recorded about them."""
+
+    columns: Mapping[str, Any]  # the values of all cells by the name of the column, without its prefix
+    record: dict[str, Any] = field(default_factory=dict)  # entries for uns
+    warnings: list[str] = field(default_factory=list)  # they are logged, and recorded
+
+
+class Columns(Protocol):
+    """A group of columns that are made together."""
+
+    names: ClassVar[tuple[str, ...]]
+
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the columns of all cells.
+
+        Parameters
+        ----------
+        read
+            Returns the calls of all cells, block by block.
+        obs
+            The columns that have been made before, a row for each cell.
+        """
+        ...
+
+
+@dataclass
+class CallColumns:
+    """The label of each cell, how probable it is, how novel the cell is, and whether it is flagged as unknown.
+
+    Confidence is the probability of the label, margin its lead over the second label. A cell is unknown if its novelty
+    is that of at most a share `false_alarms` of the held-out cells of the reference, if its confidence (with a label
+    tree: that of its call) is below `min_confidence`, or if it expresses no gene of the model; its label stays. A model
+    without held-out calls gives no novelty (NaN).
+    """
+
+    names: ClassVar[tuple[str, ...]] = ("label", "confidence", "margin", "unknown", "novelty")
+    saved: SavedModel
+    query: Query
+    min_confidence: float
+    false_alarms: float
+
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the columns, after those of a label tree; warn about cells that are unlike the reference."""
+        blocks = [(*_best_labels(calls.proba), calls.scores, calls.empty) for calls in read()]
+        best, confidence, margin, scores, empty = map(np.concatenate, zip(*blocks, strict=True))
+        held_out = self.saved.held_out
+        novelty = scores if held_out is None else novelty_share(scores, held_out.scores)
+        safety = obs["call_confidence"].to_numpy() if "call_confidence" in obs else confidence
+        unknown = (1 - novelty <= self.false_alarms) | (safety < self.min_confidence) | empty
+        columns = {
+            "label": pd.Categorical.from_codes(best, categories=self.saved.labels),
+            "confidence": confidence,
+            "margin": margin,
+            "unknown": unknown,
+            "novelty": novelty.astype(np.float32),
+        }
+        made = Made(columns, {"num_unknown": int(unknown.sum())})
+        if held_out is not None:
+            is_cell = _is_cell(self.query.plan.findings.droplets, len(best))
+            made.record |= self._evidence(held_out, confidence[is_cell])
+            made.warnings = self._warnings(float(unknown[is_cell].sum()) / int(is_cell.sum()), **made.record["fit"])
+        return made
+
+    def _evidence(self, held_out: HeldOut, confidence: np.ndarray) -> dict[str, Any]:
+        """Return the record of how confidences and flags behave on held-out cells of the reference."""
+        evidence = calibration(held_out.logits, held_out.labels, self.saved.labels)
+        for part in ("bins", "labels"):
+            columns = evidence[part].items()
+            evidence[part] = {
+                name: np.array(values, dtype=object if name == "label" else None) for name, values in columns
+            }
+        return {
+            "calibration": evidence,
+            "novelty": {"false_alarms": self.false_alarms, "num_cells": len(held_out.labels)},
+            "fit": {
+                "mean_confidence": float(pd.Series(confidence).mean()),
+                "held_out_confidence": float(_probabilities(held_out).max(axis=1).mean()),
+            },
+        }
+
+    def _warnings(self, unknown_share: float, mean_confidence: float, held_out_confidence: float) -> list[str]:
+        """Return a warning if the cells are unlike the reference, by their novelty or else by their confidence."""
+        if unknown_share > MOST_UNKNOWN:
+            values = self.query.plan.findings.text
+            return [foreign_text(unknown_share, len(self.saved.labels), self.saved.tissue, values)]
+        return list(filter(None, [unsure_text(mean_confidence, held_out_confidence)]))
+
+
+@dataclass
+class TreeColumns:
+    """With a label tree: the call of each cell, which backs off to a parent, its node on each level, and its id."""
+
+    names: ClassVar[tuple[str, ...]] = (
+        *("call", "call_confidence"),
+        *(f"level{level}" for level in range(1, MOST_LEVELS + 1)),
+        "ontology_term_id",
+    )
+    tree: LabelTree
+    terms: list[str]  # of the labels
+    min_confidence: float
+    path: str
+
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the columns, and log how many calls back off."""
+        own_nodes = np.array([self.tree.nodes.index(label) for label in self.tree.labels])
+        blocks = []
+        for calls in read():
+            best = calls.proba.argmax(axis=1)
+            blocks.append((own_nodes[best], *self.tree.call(calls.proba, best, self.min_confidence)))
+        own, called, confidence = map(np.concatenate, zip(*blocks, strict=True))
+        columns = tree_columns(self.tree, self.terms, called, confidence, self.min_confidence)
+        num_backed_off = int((columns["call"].codes != own).sum())
+        if self.min_confidence > 0:
+            text = "%s: %d calls below min_confidence=%g back off to a parent in the label tree, or to unknown"
+            log.info(text, self.path, num_backed_off, self.min_confidence)
+        return Made(columns, {"tree": tree_record(self.tree, self.terms) | {"num_backed_off": num_backed_off}})
+
+
+@dataclass
+class TermColumns:
+    """Without a label tree: the ontology id of the label of each cell."""
+
+    names: ClassVar[tuple[str, ...]] = ("ontology_term_id",)
+    terms: list[str]  # of the labels
+
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the column from the labels."""
+        return Made({"ontology_term_id": term_column(obs["label"].cat.codes.to_numpy(), self.terms)})
+
+
+@dataclass
+class BaselineColumns:
+    """The label of each cell by logistic regression on the same reference."""
+
+    names: ClassVar[tuple[str, ...]] = ("baseline_label",)
+    labels: list[str]
+
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the column."""
+        baseline = np.concatenate([calls.baseline for calls in read()])
+        columns = {"baseline_label": pd.Categorical.from_codes(baseline, categories=self.labels)}
+        return Made(columns, {"baseline": {"name": "logistic regression (L2, C=1)"}})
+
+
+@dataclass
+class SetColumns:
+    """With `alpha`: for each cell a set of labels that contains the true one with the probability 1 - alpha."""
+
+    names: ClassVar[tuple[str, ...]] = ("set", "set_size")
+    labels: list[str]
+    held_out: HeldOut
+    alpha: float
+    conformal: str
+    droplets: Droplets | None
+
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the columns, with thresholds from held-out cells of the reference."""
+        proba = _probabilities(self.held_out)
+        draws = np.random.default_rng(0).random(len(proba))  # always the same ones
+        known = (proba, self.held_out.labels, draws, self.alpha, self.conformal == "per_label")
+        thresholds = set_thresholds(*known)
+        texts: list[str] = []
+        sizes = []
+        for calls in read():
+            in_set = label_sets(calls.proba, calls.draws, thresholds)
+            texts += set_texts(calls.proba, in_set, self.labels)
+            sizes.append(in_set.sum(axis=1).astype(np.int32))
+        size = np.concatenate(sizes)
+        record = {
+            "alpha": self.alpha,
+            "conformal": self.conformal,
+            "num_cells": len(proba),
+            "held_out_coverage": held_out_coverage(*known),
+            "mean_size": float(pd.Series(size[_is_cell(self.droplets, len(size))]).mean()),
+        }
+        return Made({"set": pd.Series(texts, dtype=object).astype("category"), "set_size": size}, {"sets": record})
+
+
+@dataclass
+class QualityColumns:
+    """With `quality=true`: cells of low quality and likely doublets, by all genes of the file."""
+
+    names: ClassVar[tuple[str, ...]] = ("low_quality", "doublet_score", "doublet")
+    cells: AnnData | BackedH5ad
+    query: Query
+
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the columns from the expression, and log how many cells are flagged."""
+        query = self.query
+        findings = query.plan.findings
+        with reading(query.path) if isinstance(self.cells, BackedH5ad) else nullcontext():
+            measured = cell_quality(query.rows, mitochondrial(gene_table(self.cells, findings.source)), findings)
+            scores = None
+            threshold = math.nan
+            note = why_no_doublets(findings)
+            if not note:
+                scores, threshold, note = doublet_scores(query.rows, findings.droplets)
+        low, least_genes, highest_share = low_quality(measured, findings.droplets)
+        if scores is None:
+            scores = np.full(len(low), np.nan)
+        is_doublet = scores > threshold
+        num_doublets = int(is_doublet.sum())
+        doublets = note or f"{num_doublets} likely (a score above {threshold:.2f})"
+        text = "%s: %d cells of low quality (below %.0f genes, or a mitochondrial share above %.0f %%); doublets: %s"
+        log.info(text, query.path, low.sum(), least_genes, 100 * highest_share, doublets)
+        columns = {"low_quality": low, "doublet_score": scores.astype(np.float32), "doublet": is_doublet}
+        record = {
+            "num_low": int(low.sum()),
+            "least_genes": least_genes,
+            "highest_mitochondrial": highest_share,
+            "num_doublets": num_doublets,
+            "doublet_threshold": threshold,
+            "doublet_note": note,
+        }
+        return Made(columns, {"quality": record})
+
+
+@dataclass
+class DropletColumns:
+    """In an unfiltered matrix: barcodes that cannot be cells have a low quality."""
+
+    names: ClassVar[tuple[str, ...]] = ("low_quality",)
+    droplets: Droplets
+
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the column unless `QualityColumns`, which flags these barcodes as well, has made it."""
+        droplets = self.droplets
+        columns = {} if "low_quality" in obs else {"low_quality": ~droplets.is_cell}
+        record = {"floor": droplets.floor, "unit": droplets.unit, "num_empty": droplets.num_empty}
+        return Made(columns, {"droplets": record}, [droplets.text])
+
+
+@dataclass
+class ClusterColumns:
+    """With `clusters`: the label of each cell's cluster, and whether the cell has another one.
+
+    Barcodes that cannot be cells have no vote, and are not clustered: with `clusters=auto` they keep their own label.
+    """
+
+    names: ClassVar[tuple[str, ...]] = ("cluster_label", "cluster_disagrees")
+    option: str  # auto, or a column of obs
+    clusters: np.ndarray | None  # the number of each cell's cluster; None: they are looked for
+    graph: spmatrix | None  # in which they are looked for; None: in the neighbour graph of the embedding
+    droplets: Droplets | None
+
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the columns from the labels and their confidences; log how many cells differ from their cluster."""
+        voters = np.flatnonzero(_is_cell(self.droplets, len(obs)))
+        if self.clusters is None:
+            clusters = np.full(len(obs), -1)
+            clusters[voters] = self._find_clusters(read, voters)
+            how = f"Leiden on {'the embedding' if self.graph is None else 'the neighbour graph of the file'}"
+        else:
+            clusters = self.clusters
+            how = f"obs['{self.option}']"
+        labels = obs["label"].cat
+        best = labels.codes.to_numpy(np.int64)
+        majority = cluster_labels(clusters, best, obs["confidence"].to_numpy(), voters, len(labels.categories))
+        disagrees = majority != best
+        num_clusters = int(clusters.max()) + 1
+        num_disagree = int(disagrees.sum())
+        text = "clusters=%s: %d clusters (%s); %d cells (%.1f %%) have another label than their cluster"
+        log.info(text, self.option, num_clusters, how, num_disagree, 100 * num_disagree / len(obs))
+        columns = {
+            "cluster_label": pd.Categorical.from_codes(majority, categories=labels.categories),
+            "cluster_disagrees": disagrees,
+        }
+        record = {"key": self.option, "how": how, "num_clusters": num_clusters, "num_disagree": num_disagree}
+        return Made(columns, {"clusters": record})
+
+    def _find_clusters(self, read: "Read", voters: np.ndarray) -> np.ndarray:
+        """Cluster the cells that vote; return the number of each one's cluster."""
+        embedding = np.concatenate([calls.embedding for calls in read()])[voters]
+        graph = self.graph
+        if graph is not None and self.droplets is not None:
+            graph = graph.tocsr()[voters][:, voters]
+        return over_cluster(embedding, graph)
+
+
+# All columns that an annotation can have, in the order in which they are written. Some need others, and are made later.
+GROUPS: tuple[type[Columns], ...] = (
+    *(CallColumns, TreeColumns, TermColumns, BaselineColumns, SetColumns),
+    *(QualityColumns, DropletColumns, ClusterColumns),
+)
+OBS_COLUMNS = tuple(dict.fromkeys(name for group in GROUPS for name in group.names))
+# Annotations by all versions have these columns; reports need no others.
+REQUIRED_COLUMNS = ("label", "confidence", "unknown", "baseline_label")
+
+
+def require_not_annotated(cells: AnnData | BackedH5ad, key: str, path: str = "the data") -> None:
+    """Refuse cells that have entries which an annotation with this prefix would add."""
+    names = {"obs": [f"{key}_{name}" for name in OBS_COLUMNS], "obsm": [f"X_{key}", f"{key}_proba"], "uns": [key]}
+    existing = cells.keys() if isinstance(cells, BackedH5ad) else {place: set(getattr(cells, place)) for place in names}
+    taken = [f"{place}['{name}']" for place in names for name in names[place] if name in existing[place]]
+    if taken:
+        more = f" and {len(taken) - 3} more" if len(taken) > 3 else ""
+        found = f"{path} already has {', '.join(taken[:3])}{more}"
+        expected = "no earlier annotation of this name"
+        fixes = ["overwrite=true", f"key_added={key}_2"]
+        raise InputError(found, expected, "add overwrite=true to replace it, or key_added=... to keep both", fixes)
+
+
+def _best_labels(proba: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the index of the most probable label of each cell, its probability, and its lead over the second one."""
+    top_two = np.sort(proba, axis=1)[:, -2:]
+    return proba.argmax(axis=1), top_two[:, 1], top_two[:, 1] - top_two[:, 0]
+
+
+def _is_cell(droplets: Droplets | None, num_cells: int) -> np.ndarray:
+    """Return whether each barcode can be a cell, bool N; True for all of them except in an unfiltered matrix."""
+    return np.ones(num_cells, dtype=bool) if droplets is None else droplets.is_cell
+
+
+def _probabilities(held_out: HeldOut) -> np.ndarray:
+    """Return the probabilities of held-out cells, float64."""
+    return softmax(held_out.logits.astype(np.float64), axis=1)
