@@ -1,7 +1,7 @@
-"""How far a call can be trusted: calibration, sets of labels, novel cells; labels as terms and trees; clusters.
+"""How far a call can be trusted: calibration of confidences, sets of labels, novel cells.
 
-Files in reading order: texts, confidence, conformal, novelty, hierarchy, ontology, constraints, clusters. They work on
-arrays and tables alone, without torch.
+Files in reading order: confidence (calibration), conformal (sets of labels), novelty (distances to the labels), unlike
+(warnings about files). They work on arrays, without torch.
 """
 
 from scperformer.trust.confidence import NUM_BINS, calibration, calibration_error, label_calibration, reliability_curve

@@ -1,8 +1,9 @@
-"""Sets of labels that contain the true one with a stated probability: split conformal with adaptive sets.
+"""Sets of labels that contain the true label with a stated probability: split conformal prediction, adaptive sets.
 
-The labels of a cell are added up from the most probable one. Cells of the reference that no fit has seen show how far
-one has to go until the truth is among them. Sources: Romano, Sesia and Candes 2020 (arXiv 2006.02544); with a threshold
-for each label, Vovk 2012 (arXiv 1209.2673). The guarantee holds for cells that come from where these cells come from.
+A set has the most probable labels of a cell, up to a threshold of the conformity score, which is about the sum of their
+probabilities. The thresholds come from the scores of the true labels of held-out cells of the reference. The guarantee
+holds for cells exchangeable with the held-out cells. Sources: Romano, Sesia and Candes 2020 (arXiv 2006.02544); with a
+threshold for each label, Vovk 2012 (arXiv 1209.2673).
 """
 
 import zlib
@@ -14,11 +15,13 @@ from scipy.sparse import csr_matrix
 
 from scperformer.base.messages import joined
 
+COVERAGE_FOLDS = 5  # of held-out cells, to measure how often sets contain the true label
+
 
 def cell_draws(x: csr_matrix) -> np.ndarray:
-    """Return a number from 0 to 1 for each cell that looks random and depends on its expression alone, float64 N.
+    """Return a pseudo-random number from 0 to 1 for each cell, float64 N, which depends on its expression alone.
 
-    Adaptive sets need it: without a random part they hold the truth more often than stated.
+    Adaptive sets are randomised with it: otherwise they would contain the true label more often than stated.
     """
     ends = x.indptr
     draws = np.empty(x.shape[0])
@@ -30,9 +33,18 @@ def cell_draws(x: csr_matrix) -> np.ndarray:
 
 
 def set_scores(proba: np.ndarray, draws: np.ndarray) -> np.ndarray:
-    """Return how far one has to go for each label: the probability of all more probable labels and a part of its own.
+    """Return the conformity score of each label: the sum of all more probable labels and a random part of its own.
 
-    `proba` is N x C, and `draws`, N, are the parts, each drawn from 0 to 1. The result is float64, N x C.
+    Parameters
+    ----------
+    proba
+        Probabilities of N cells for C labels.
+    draws
+        The random part of each cell, N, from 0 to 1.
+
+    Returns
+    -------
+    Float64, N x C.
     """
     proba = np.asarray(proba, dtype=np.float64)
     order = np.argsort(-proba, axis=1, kind="stable")
@@ -45,7 +57,7 @@ def set_scores(proba: np.ndarray, draws: np.ndarray) -> np.ndarray:
 def set_thresholds(
     proba: np.ndarray, labels: np.ndarray, draws: np.ndarray, alpha: float, per_label: bool = False
 ) -> np.ndarray:
-    """Find the score up to which a label is in the set, for sets that miss the truth of a share `alpha` of cells.
+    """Find the thresholds of the score for sets that miss the true label of a share `alpha` of cells.
 
     Parameters
     ----------
@@ -56,25 +68,25 @@ def set_thresholds(
     draws
         As for `set_scores`.
     per_label
-        Reach the share for the cells of each label, and not only for all cells together.
+        Reach the share among the cells of each label, and not only among all cells together.
 
     Returns
     -------
-    Float64, C; infinite for a label that always has to be in the set, as it has too few held-out cells.
+    Float64, C; infinite for a label with too few held-out cells, which is in every set.
     """
     scores = set_scores(proba, draws)[np.arange(len(labels)), labels]
-    parts = [labels == label for label in range(proba.shape[1])] if per_label else [np.ones(len(labels), dtype=bool)]
-    found = []
-    for part in parts:
-        ordered = np.sort(scores[part])
-        # A new cell is as likely to be at any place among them: the threshold is the score at this one.
-        place = int(np.ceil((len(ordered) + 1) * (1 - alpha) - 1e-9))
-        found.append(ordered[place - 1] if place <= len(ordered) else np.inf)
-    return np.resize(np.array(found), proba.shape[1])
+    groups = [labels == label for label in range(proba.shape[1])] if per_label else [np.ones(len(labels), dtype=bool)]
+    thresholds = []
+    for group in groups:
+        ordered = np.sort(scores[group])
+        # The score of a new, exchangeable cell has any rank among these with the same probability.
+        rank = int(np.ceil((len(ordered) + 1) * (1 - alpha) - 1e-9))
+        thresholds.append(ordered[rank - 1] if rank <= len(ordered) else np.inf)
+    return np.resize(np.array(thresholds), proba.shape[1])
 
 
 def label_sets(proba: np.ndarray, draws: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """Return whether each label is in the set of each cell, boolean N x C; a set may be empty."""
+    """Return whether each label is in the set of each cell, boolean N x C; sets can be empty."""
     return set_scores(proba, draws) <= thresholds
 
 
@@ -86,13 +98,14 @@ def set_texts(proba: np.ndarray, in_set: np.ndarray, labels: Sequence[str]) -> l
 
 
 def held_out_coverage(
-    proba: np.ndarray, labels: np.ndarray, draws: np.ndarray, alpha: float, per_label: bool = False, num_folds: int = 5
+    proba: np.ndarray, labels: np.ndarray, draws: np.ndarray, alpha: float, per_label: bool = False
 ) -> float:
-    """Return the share of held-out cells whose set contains the truth, with thresholds from the other folds."""
+    """Return the share of held-out cells whose set contains the true label, with thresholds from the other folds."""
     covered = np.zeros(len(labels), dtype=bool)
-    folds = np.arange(len(labels)) % num_folds
-    for fold in range(min(num_folds, len(labels))):
-        now = folds == fold
-        thresholds = set_thresholds(proba[~now], labels[~now], draws[~now], alpha, per_label)
-        covered[now] = label_sets(proba[now], draws[now], thresholds)[np.arange(now.sum()), labels[now]]
+    folds = np.arange(len(labels)) % COVERAGE_FOLDS
+    for fold in range(min(COVERAGE_FOLDS, len(labels))):
+        in_fold = folds == fold
+        thresholds = set_thresholds(proba[~in_fold], labels[~in_fold], draws[~in_fold], alpha, per_label)
+        in_set = label_sets(proba[in_fold], draws[in_fold], thresholds)
+        covered[in_fold] = in_set[np.arange(in_fold.sum()), labels[in_fold]]
     return float(covered.mean())
