@@ -44,7 +44,6 @@ from scperformer.cells.query import (
     find_query,
     map_to_model,
     require_fit,
-    require_not_annotated,
     require_regular,
     require_short,
 )

@@ -1,4 +1,4 @@
-"""Queries: the cells of a file with the genes of a model, block by block."""
+"""The cells of a file with the genes of a model, block by block."""
 
 import logging
 from contextlib import nullcontext
@@ -13,21 +13,19 @@ from scipy.sparse import csr_matrix, vstack
 from scperformer.base.errors import InputError
 from scperformer.cells.alignment import Alignment, align_rows, plan_alignment
 from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
-from scperformer.cells.values import evenly_spaced
 from scperformer.config import AdaptConfig, AnalyzeConfig, PredictConfig, PreprocessConfig
 from scperformer.files import BackedH5ad, Rows, checksum, reading
 from scperformer.genes import require_overlap
-from scperformer.labels import COLUMNS
 from scperformer.model import SavedModel
 
 log = logging.getLogger(__name__)
 
-EXACT_ATTENTION = "softmax"  # the only attention that limits the number of tokens
+EXACT_ATTENTION = "softmax"  # the only attention with a limit of its own
 
 
 @dataclass
 class Query:
-    """The cells of a file with the genes of a model, a block at a time."""
+    """The cells of one file with the genes of a model, a block at a time."""
 
     path: str
     rows: Rows
@@ -35,7 +33,7 @@ class Query:
 
     @cached_property
     def sha256(self) -> str:
-        """The SHA-256 of the file or folder; "" for cells in memory."""
+        """The SHA-256 of the file or folder; empty for cells in memory."""
         return checksum(self.path) if Path(self.path).exists() else ""
 
     @cached_property
@@ -47,21 +45,23 @@ class Query:
 
     @cached_property
     def cells(self) -> np.ndarray:
-        """The row numbers of the cells, ascending; all rows, except for the empty droplets of an unfiltered matrix."""
+        """The numbers of the rows that can be cells, ascending; all of them, but in an unfiltered matrix."""
         droplets = self.plan.findings.droplets
         return np.arange(self.rows.shape[0]) if droplets is None else np.sort(droplets.cells)
 
     def spread(self, most: int) -> np.ndarray:
-        """Return the row numbers of up to `most` cells from all of the file, ascending; empty droplets are left out."""
-        droplets = self.plan.findings.droplets
-        return evenly_spaced(self.rows.shape[0], most) if droplets is None else droplets.some(most)
+        """Return the row numbers of up to `most` cells from all of the file, ascending; of droplets, of cells alone."""
+        if (droplets := self.plan.findings.droplets) is not None:
+            return droplets.some(most)
+        num_cells = self.rows.shape[0]
+        return np.unique(np.linspace(0, num_cells - 1, min(num_cells, most)).astype(int))
 
     def starts(self) -> range:
         """Return the first row of each block."""
         return range(0, self.rows.shape[0], self.rows.block_cells)
 
     def block(self, start: int) -> csr_matrix:
-        """Return the aligned cells of the block that starts at this row."""
+        """Return the aligned cells of the block that starts there."""
         stop = min(start + self.rows.block_cells, self.rows.shape[0])
         with reading(self.path):
             stored = self.rows.block(start, stop)
@@ -74,10 +74,10 @@ class Query:
         return align_rows(stored, self.plan)
 
     def of_genes(self, chosen: np.ndarray) -> "Query":
-        """Return the same cells with only the `chosen` genes of the model (boolean, G), and normalised over these."""
+        """Return the same cells with some of the model's genes alone (boolean, G), and normalised over these."""
         plan = self.plan
-        column = np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)  # so that -1 stays -1
-        mapping = replace(plan.mapping, target=column[plan.mapping.target])
+        place = np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)
+        mapping = replace(plan.mapping, target=place[plan.mapping.target])
         return replace(self, plan=replace(plan, mapping=mapping, num_genes=int(chosen.sum()), own_totals=True))
 
     def all_cells(self) -> csr_matrix:
@@ -90,23 +90,18 @@ def find_expression(
     cfg: PredictConfig | AdaptConfig | AnalyzeConfig | PreprocessConfig,
     path: str = "the data",
 ) -> tuple[Findings, Rows]:
-    """Find the expression of the cells of an open file; a file without usable expression is refused."""
+    """Find the expression of the cells of an open file; one without usable expression is refused."""
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
-        findings = detect_expression(
-            cells,
-            cfg.source,
-            cfg.input_kind,
-            input_total=cfg.input_total,
-            input_base=cfg.input_base,
-            path=path,
-        )
+        total = cfg.input_total
+        base = cfg.input_base
+        findings = detect_expression(cells, cfg.source, cfg.input_kind, input_total=total, input_base=base, path=path)
         return findings, stored_expression(cells, findings, path=path)[0]
 
 
 def map_to_model(
     cells: AnnData | BackedH5ad, findings: Findings, model: SavedModel, species: str, path: str = "the data"
 ) -> Alignment:
-    """Match the genes of a file to those of a model, however few they share."""
+    """Map the genes of a file to those of a model, however few these are."""
     return plan_alignment(
         gene_table(cells, findings.source),
         findings,
@@ -127,9 +122,8 @@ def require_fit(
     cfg: PredictConfig | AdaptConfig | AnalyzeConfig | PreprocessConfig,
     path: str = "the data",
 ) -> None:
-    """Refuse a file with too few of the model's genes if the model cannot be adapted to the file's genes."""
+    """Refuse a file with too few of the model's genes, if the model cannot be adapted to these."""
     var = gene_table(cells, plan.findings.source)
-    will_adapt = isinstance(cfg, AdaptConfig) or getattr(cfg, "adapt", "false") != "false"
     require_overlap(
         plan.overlap,
         PredictConfig.min_overlap if isinstance(cfg, PreprocessConfig) else cfg.min_overlap,
@@ -137,7 +131,8 @@ def require_fit(
         file_genes=[str(name).strip() for name in var.index],
         model_genes=model.genes,
         var=var,
-        can_adapt=model.has_reference_cells and will_adapt,
+        can_adapt=model.has_reference_cells
+        and (isinstance(cfg, AdaptConfig) or getattr(cfg, "adapt", "false") != "false"),
         own_totals=plan.own_totals,
     )
 
@@ -148,7 +143,7 @@ def find_query(
     cfg: PredictConfig | AdaptConfig | AnalyzeConfig | PreprocessConfig,
     path: str = "the data",
 ) -> Query:
-    """Find the expression of the cells of an open file, and match its genes to those of a model; log both.
+    """Find the expression of the cells of an open file, and map its genes to those of a model; log both.
 
     A file without usable expression, or with too few of the model's genes, is refused.
     """
@@ -161,11 +156,11 @@ def find_query(
 
 
 def require_short(query: Query, model: SavedModel) -> None:
-    """Refuse cells with more tokens than a model with exact attention accepts; torch is not imported."""
+    """Refuse cells with more tokens than the exact attention of a model takes; without torch."""
     attention = model.config.get("attention", {})
     network = model.config.get("model", {})
     is_exact = attention.get("name") == EXACT_ATTENTION and network.get("encoder") and network.get("depth")
-    if not is_exact or model.scales.get("encoder") == 0:  # with a scale of 0, the encoder is not run
+    if not is_exact or model.scales.get("encoder") == 0:  # then the encoder is not run
         return
     longest = query.plan.num_genes
     if model.config["tokens"]["unexpressed"] != "full":
@@ -177,7 +172,7 @@ def require_short(query: Query, model: SavedModel) -> None:
 
 
 def require_regular(cells: AnnData | BackedH5ad, path: str = "the data") -> None:
-    """Refuse an h5ad file whose obs, obsm or uns cannot be annotated, before any cell is called."""
+    """Refuse an h5ad file whose tables cannot take an annotation, before any cell is called."""
     if not isinstance(cells, BackedH5ad):
         return
     wrong = [place for place in ("obsm", "uns") if place in cells.file and not hasattr(cells.file[place], "keys")]
@@ -185,16 +180,3 @@ def require_regular(cells: AnnData | BackedH5ad, path: str = "the data") -> None
         what = f"{wrong[0]} that is no group" if wrong else "obs without the order of its columns"
         remedy = "read it with anndata and save it with write_h5ad, or write a table (output=... in .csv)"
         raise InputError(f"{path} with {what}", "an h5ad file as anndata writes it", remedy)
-
-
-def require_not_annotated(cells: AnnData | BackedH5ad, key: str, path: str = "the data") -> None:
-    """Refuse cells that already have entries which an annotation with this key would add."""
-    names = {"obs": [f"{key}_{name}" for name in COLUMNS], "obsm": [f"X_{key}", f"{key}_proba"], "uns": [key]}
-    existing = cells.keys() if isinstance(cells, BackedH5ad) else {place: set(getattr(cells, place)) for place in names}
-    there = [f"{place}['{name}']" for place in names for name in names[place] if name in existing[place]]
-    if there:
-        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
-        found = f"{path} already has {', '.join(there[:3])}{more}"
-        expected = "no earlier annotation of this name"
-        fixes = ["overwrite=true", f"key_added={key}_2"]
-        raise InputError(found, expected, "add overwrite=true to replace it, or key_added=... to keep both", fixes)

@@ -1,4 +1,4 @@
-"""Models adapted to files, by their options: when they are, where adapted models are kept, `adapt`."""
+"""Adapt a model to the cells of a file: whether to, where adapted models are kept, and the step `adapt`."""
 
 import logging
 import math
@@ -19,28 +19,36 @@ from scperformer.files import default_output, open_cells
 from scperformer.fitting.adapted import fit_to_condition
 from scperformer.fitting.condition import Condition, adapting_pays, depth_share, find_condition
 from scperformer.genes import find_panel
-from scperformer.model import INFO, MODEL, ReferenceCells, damaged_model, load_reference_cells, read_model, write_model
+from scperformer.model import (
+    INFO,
+    MODEL,
+    ReferenceCells,
+    SavedModel,
+    damaged_model,
+    load_reference_cells,
+    read_model,
+    write_model,
+)
 from scperformer.network import Model, as_model, load_model, torch_state_kept
 
 log = logging.getLogger(__name__)
 
-NONE_KEPT = "train it again, or leave adapt=true out"
-
 
 @dataclass
 class Adapted:
-    """A model for the cells of a file, those cells with its genes, and the record of its condition."""
+    """A model for the cells of a file, the cells with the genes of this model, and the record of their condition."""
 
     model: Model
     query: Query
     record: dict[str, Any]
 
 
-@torch_state_kept()  # a network draws its first weights
+@torch_state_kept()  # a network draws its first weights at random
 def adapt_model(model: Model, query: Query, cfg: PredictConfig, condition: Condition | None = None) -> Adapted:
-    """Adapt a model to a file if `cfg.adapt` says so, or take the model that was adapted to another file of its kind.
+    """Adapt a model to the condition of a file, or return it as it is, depending on `cfg.adapt`.
 
-    The condition is that of the file, unless it is given.
+    A model that has been adapted to another file of the same condition is reused. `condition` is that of the file
+    unless it is given.
 
     Raises
     ------
@@ -48,65 +56,84 @@ def adapt_model(model: Model, query: Query, cfg: PredictConfig, condition: Condi
         `adapt=true`, and the model keeps no cells.
     """
     saved = model.saved
-    overlap = query.plan.overlap
     condition = condition or find_condition(query, with_depth=cfg.adapt != "false")
-    measured = int(condition.measured.sum())
-    full = saved.metrics.get("out_of_fold", {}).get("accuracy", math.nan)
-    depth = math.nan if condition.depth is None else condition.depth
-    record = {"adapted": False, "num_genes": measured, "depth": depth, "depth_share": math.nan, "key": condition.key}
-    record |= {"expected_accuracy": math.nan, "accuracy_with_all_genes": float(full)}
     reference_cells = None if cfg.adapt == "false" else load_reference_cells(saved, model.path)
+    if cfg.adapt == "true" and reference_cells is None:
+        found = f"adapt=true and a model that keeps no cells ({model.path})"
+        raise InputError(found, "kept cells", "train it again, or leave adapt=true out")
+    share = math.nan if reference_cells is None else depth_share(reference_cells, condition)
+    full_accuracy = float(_accuracy(saved))
+    record = {
+        "adapted": False,
+        "num_genes": int(condition.measured.sum()),
+        "depth": math.nan if condition.depth is None else condition.depth,
+        "depth_share": share,
+        "key": condition.key,
+        "expected_accuracy": math.nan,
+        "accuracy_with_all_genes": full_accuracy,
+    }
     if reference_cells is None:
-        if cfg.adapt == "true":
-            raise InputError(f"adapt=true and a model that keeps no cells ({model.path})", "kept cells", NONE_KEPT)
-        own = saved.provenance  # of a model that was adapted, and its own condition
-        if "adapted_from" in own and condition.measured.all() and own.get("depth") in (None, condition.depth):
-            record["expected_accuracy"] = float(full)
+        if _was_adapted_to(saved, condition):
+            record["expected_accuracy"] = full_accuracy
         return Adapted(model, query, record)
-    share = depth_share(reference_cells, condition)
-    record["depth_share"] = share
-    if cfg.adapt == "auto" and not adapting_pays(overlap.informative_share, share):
-        record["expected_accuracy"] = float(full)
-        text = "" if math.isnan(full) else f"; expected accuracy {full:.2f}"
+    if cfg.adapt == "auto" and not adapting_pays(query.plan.overlap.informative_share, share):
+        text = "" if math.isnan(full_accuracy) else f"; expected accuracy {full_accuracy:.2f}"
         log.info("%s: genes and depth are like the reference's%s", query.path, text)
-        return Adapted(model, query, record)
+        return Adapted(model, query, record | {"expected_accuracy": full_accuracy})
     if condition.key not in model.adapted:
         begin = time.perf_counter()
-        log.info("%s: fits the model to its %d genes and its depth: some seconds", query.path, measured)
-        model.adapted[condition.key] = _load_or_adapt(model, reference_cells, condition, cfg)
-        log.info("the model was adapted to %d genes in %.1f s", measured, time.perf_counter() - begin)
+        log.info("%s: fitting the model to its %d genes and its depth", query.path, record["num_genes"])
+        model.adapted[condition.key] = _load_or_fit(model, reference_cells, condition, cfg)
+        seconds = time.perf_counter() - begin
+        log.info("the model was adapted to %d genes in %.1f s", record["num_genes"], seconds)
     adapted = model.adapted[condition.key]
     expected = adapted.saved.provenance["expected_accuracy"]
-    expected = math.nan if expected is None else float(expected)  # None: simulated cells
-    if math.isnan(expected):
-        log.info("%s: the accuracy on its %d genes and its depth is not known", query.path, measured)
-    else:
-        depth_text = "its depth" if share < 1 else "the reference's depth"
-        text = "%s: on reference cells reduced to its %d genes and %s: accuracy %.2f (%.2f with all genes)"
-        log.info(text, query.path, measured, depth_text, expected, full)
-    record |= {"adapted": True, "expected_accuracy": expected}
+    record |= {"adapted": True, "expected_accuracy": math.nan if expected is None else float(expected)}
+    _log_expected_accuracy(query.path, record)
     return Adapted(adapted, query.of_genes(condition.measured), record)
 
 
-def _load_or_adapt(model: Model, reference_cells: ReferenceCells, condition: Condition, cfg: PredictConfig) -> Model:
-    """Take an adapted model from `cfg.adapted_folder`, or make it and put it there."""
+def _accuracy(saved: SavedModel) -> float:
+    """Return the out-of-fold accuracy of a model on its reference; NaN if it is not recorded."""
+    return saved.metrics.get("out_of_fold", {}).get("accuracy", math.nan)
+
+
+def _was_adapted_to(saved: SavedModel, condition: Condition) -> bool:
+    """Whether a saved model is the result of adapting another one to this condition."""
+    provenance = saved.provenance
+    same_depth = provenance.get("depth") in (None, condition.depth)
+    return "adapted_from" in provenance and bool(condition.measured.all()) and same_depth
+
+
+def _log_expected_accuracy(path: str, record: dict[str, Any]) -> None:
+    num_genes = record["num_genes"]
+    if math.isnan(record["expected_accuracy"]):  # the kept cells are simulated, or too few to hold some out
+        log.info("%s: the accuracy on its %d genes and its depth is unknown", path, num_genes)
+        return
+    depth = "its depth" if record["depth_share"] < 1 else "the reference's depth"
+    text = "%s: expected accuracy %.2f (%.2f with all genes), from reference cells reduced to its %d genes and %s"
+    log.info(text, path, record["expected_accuracy"], record["accuracy_with_all_genes"], num_genes, depth)
+
+
+def _load_or_fit(model: Model, reference_cells: ReferenceCells, condition: Condition, cfg: PredictConfig) -> Model:
+    """Load an adapted model from `cfg.adapted_folder`; fit it, and write it there, if it is missing."""
     if cfg.adapted_folder is None:
         return as_model(fit_to_condition(model, reference_cells, condition), model.path)
     folder = Path(cfg.adapted_folder) / f"{model.saved.hash[:16]}-{condition.key}-{version('scperformer')}"
     if not (folder / INFO).is_file():
-        made = fit_to_condition(model, reference_cells, condition)
-        with suppress(InputError):  # another job has just put it there
-            write_model(made, folder)
+        fitted = fit_to_condition(model, reference_cells, condition)
+        with suppress(InputError):  # another job may have written it meanwhile
+            write_model(fitted, folder)
     saved = read_model(folder)
-    if saved.genes != [gene for gene, there in zip(model.saved.genes, condition.measured, strict=True) if there]:
-        raise damaged_model(folder, "other genes than those of its condition")
-    # Records name the model that was adapted.
+    if saved.genes != [gene for gene, measured in zip(model.saved.genes, condition.measured, strict=True) if measured]:
+        raise damaged_model(folder, "genes that differ from those of its condition")
+    # Records name the model that was adapted, not this one.
     return as_model(replace(saved, hash=model.saved.hash), model.path)
 
 
 @torch_state_kept()
 def write_adapted(model: Model, source: str | AnnData, output: Path, cfg: AdaptConfig) -> Path:
-    """Write a model that is adapted to a file, to cells in memory or to a text file of genes; return its folder.
+    """Adapt a model to a file, to cells in memory or to a text file of genes, and write it; return its folder.
 
     Raises
     ------
@@ -118,24 +145,25 @@ def write_adapted(model: Model, source: str | AnnData, output: Path, cfg: AdaptC
     reference_cells = load_reference_cells(model.saved, model.path)
     if reference_cells is None:
         raise InputError(f"a model that keeps no cells ({model.path})", "kept cells", "train it again")
-    if isinstance(source, AnnData):
-        condition = find_condition(find_query(source, model.saved, cfg))
-    elif source.endswith(".txt"):
-        genes = model.saved.genes
-        condition = Condition(find_panel(read_genes(source), genes, "model", species=cfg.species, path=source), None)
-    else:
-        with open_cells(source, cfg.orientation) as cells:
-            condition = find_condition(find_query(cells, model.saved, cfg, source))
-    made = fit_to_condition(model, reference_cells, condition)
-    write_model(replace(made, name=output.name.removesuffix(".adapted")), output, overwrite=cfg.overwrite)
+    adapted = fit_to_condition(model, reference_cells, _condition_of(source, model.saved, cfg))
+    write_model(replace(adapted, name=output.name.removesuffix(".adapted")), output, overwrite=cfg.overwrite)
     text = "written: %s; on reference cells reduced to its %d genes: accuracy %.2f (%.2f with all genes)"
-    scores = (each.metrics.get("out_of_fold", {}).get("accuracy", math.nan) for each in (made, model.saved))
-    log.info(text, output, len(made.genes), *scores)
+    log.info(text, output, len(adapted.genes), _accuracy(adapted), _accuracy(model.saved))
     return output
 
 
+def _condition_of(source: str | AnnData, saved: SavedModel, cfg: AdaptConfig) -> Condition:
+    """Return the genes of a model that a file, cells in memory or a text file of genes have, and the depth if known."""
+    if isinstance(source, AnnData):
+        return find_condition(find_query(source, saved, cfg))
+    if source.endswith(".txt"):
+        return Condition(find_panel(read_genes(source), saved.genes, "model", species=cfg.species, path=source), None)
+    with open_cells(source, cfg.orientation) as cells:
+        return find_condition(find_query(cells, saved, cfg, source))
+
+
 def run_adapt(cfg: AdaptConfig) -> Path:
-    """Write a model that is adapted to a file or to a text file of genes, as `write_adapted`; return its folder."""
+    """Load a model, adapt it to a file or to a text file of genes, and write it; return its folder."""
     output = Path(cfg.output) if cfg.output else default_output(cfg.inputs[0], ".adapted")
     require_absent(output, cfg.overwrite, MODEL)
     return write_adapted(load_model(cfg.model_path), cfg.inputs[0], output, cfg)

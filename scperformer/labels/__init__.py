@@ -1,10 +1,17 @@
-"""Labels as texts, ontology terms and trees; constraints and clusters; the columns of an annotation.
+"""Labels of cells: their spelling, ontology ids and tree; constraints on their probabilities; labels of clusters.
 
-Files in reading order: texts, tree, ontology, constraints, clusters, columns.
+Files in reading order: texts (the spelling), tree (labels and their parents), ontology (ids of labels, and trees from
+the Cell Ontology), constraints (labels that can occur, and their shares), clusters (a label for each cluster), columns
+(of obs, about calls in a tree). They work on arrays and tables, without torch.
 """
 
-from scperformer.labels.clusters import AUTO_CLUSTERS, majority_labels, over_cluster, require_igraph
-from scperformer.labels.columns import COLUMNS, in_order, is_optional
+from scperformer.labels.clusters import (
+    AUTO_CLUSTERS,
+    cluster_labels,
+    over_cluster,
+    require_igraph,
+)
+from scperformer.labels.columns import NO_CALL, term_column, tree_columns, tree_record
 from scperformer.labels.constraints import allowed_labels, reweighted, shares_by_em
 from scperformer.labels.ontology import (
     NO_ONTOLOGY,
@@ -18,4 +25,4 @@ from scperformer.labels.ontology import (
     read_pairs,
 )
 from scperformer.labels.texts import label_texts, spelled_as
-from scperformer.labels.tree import LabelTree, pairs_of_columns, tree_of_pairs
+from scperformer.labels.tree import MOST_LEVELS, LabelTree, pairs_of_columns, tree_of_pairs

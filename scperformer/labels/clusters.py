@@ -1,6 +1,6 @@
 """One label for each cluster of cells: the majority of their votes, each weighted by its confidence.
 
-The idea of votes in many small clusters is CellTypist's (Domínguez Conde et al. 2022).
+Votes in many small clusters are CellTypist's idea (Domínguez Conde et al. 2022).
 """
 
 import warnings
@@ -12,36 +12,46 @@ from anndata import AnnData
 
 from scperformer.base.errors import InputError
 
-AUTO_CLUSTERS = "auto"  # value of the option `clusters` beside names of columns
+AUTO_CLUSTERS = "auto"  # a value of the option `clusters`; all others are columns of obs
 NUM_NEIGHBOURS = 15
 SEED = 0
-# Of Leiden: some hundred clusters. With 5, as CellTypist has for files of less than 5,000 cells, rare types are lost.
+# The resolution of Leiden gives some hundred clusters. CellTypist's value for files of less than 5,000 cells, 5, loses
+# rare cell types.
 RESOLUTION = 20.0
 
 
-def majority_labels(clusters: np.ndarray, best: np.ndarray, confidence: np.ndarray, num_labels: int) -> np.ndarray:
-    """Return the index of the label of each cluster: the one with the largest sum of confidences of its cells.
+def cluster_labels(
+    clusters: np.ndarray, best: np.ndarray, confidence: np.ndarray, voters: np.ndarray, num_labels: int
+) -> np.ndarray:
+    """Return the index of the label of each cell's cluster, N: the label with the largest sum of confidences in it.
 
     Parameters
     ----------
     clusters
-        Number of the cluster of each cell, N, from 0; every cluster has cells.
+        The number of each cell's cluster, N.
     best
-        Index of the label of each cell, N; of labels with the same sum, the first one is taken.
+        Index of the label of each cell, N. If labels have the same sum, the first of them is taken.
     confidence
-        Weight of each cell, N.
+        Weight of each cell's vote, N.
+    voters
+        Row numbers of the cells that vote. A cell whose cluster has no voters keeps its own label.
     """
-    votes = np.bincount(clusters * num_labels + best, confidence, (clusters.max(initial=-1) + 1) * num_labels)
-    return votes.reshape(-1, num_labels).argmax(axis=1)
+    voted, numbers = np.unique(clusters[voters], return_inverse=True)
+    votes = np.bincount(numbers * num_labels + best[voters], confidence[voters], len(voted) * num_labels)
+    majority = votes.reshape(-1, num_labels).argmax(axis=1)
+    has_votes = np.isin(clusters, voted)
+    labels = best.copy()
+    labels[has_votes] = majority[np.searchsorted(voted, clusters[has_votes])]
+    return labels
 
 
 def over_cluster(embedding: np.ndarray, graph: sp.spmatrix | None = None) -> np.ndarray:
-    """Cut cells into many small clusters by the Leiden algorithm; return the number of the cluster of each cell.
+    """Cut cells into many small clusters by the Leiden algorithm; return the number of each cell's cluster, from 0.
 
     Parameters
     ----------
     embedding
-        N x D; used for neighbours (15 each) without `graph`.
+        N x D. Without `graph`, its neighbour graph is used, with 15 neighbours for each cell.
     graph
         Connectivities of a neighbour graph, N x N.
 
@@ -56,22 +66,22 @@ def over_cluster(embedding: np.ndarray, graph: sp.spmatrix | None = None) -> np.
     num_cells = len(embedding)
     cells = AnnData(obsm={"X": np.asarray(embedding)}, shape=(num_cells, 0))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about future defaults of scanpy, and about few cells
+        warnings.simplefilter("ignore")  # scanpy warns about future defaults, and about few cells
         if graph is None:
-            num = min(NUM_NEIGHBOURS, num_cells - 1)
-            if num < 2:
+            num_neighbours = min(NUM_NEIGHBOURS, num_cells - 1)
+            if num_neighbours < 2:
                 return np.zeros(num_cells, dtype=np.int64)
             # Exact neighbours: scanpy 1.11 cannot read those that pynndescent finds for more than 8,000 cells.
             options = {"transformer": "sklearn", "random_state": SEED}
-            scanpy.pp.neighbors(cells, n_neighbors=num, use_rep="X", **options)
+            scanpy.pp.neighbors(cells, n_neighbors=num_neighbours, use_rep="X", **options)
             graph = cells.obsp["connectivities"]
-        how = {"flavor": "igraph", "n_iterations": 2, "directed": False, "random_state": SEED}
-        scanpy.tl.leiden(cells, RESOLUTION, adjacency=sp.csr_matrix(graph), **how)
+        options = {"flavor": "igraph", "n_iterations": 2, "directed": False, "random_state": SEED}
+        scanpy.tl.leiden(cells, RESOLUTION, adjacency=sp.csr_matrix(graph), **options)
     return cells.obs["leiden"].cat.codes.to_numpy(np.int64)
 
 
 def require_igraph() -> None:
-    """Refuse to look for clusters without the package igraph."""
+    """Refuse `clusters=auto` if the package igraph is not installed."""
     if find_spec("igraph") is None:
         found = "clusters=auto without the package igraph"
         remedy = "pip install igraph, or name a column of clusters"

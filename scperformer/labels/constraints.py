@@ -1,6 +1,6 @@
-"""Probabilities under constraints: labels that can occur, and the shares of labels among the cells of a file.
+"""Constraints on probabilities: labels that can occur, and the shares of labels among the cells of a file.
 
-Both give each label a weight: N cells, C labels; `proba` is N x C, each row adds up to 1.
+Both give each label a weight. Shapes: N cells, C labels; `proba` is N x C, and each row sums to 1.
 """
 
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import shortened
 from scperformer.labels.texts import spelled_as
 
-MOST_STEPS = 1000
-SMALL_STEP = 1e-6  # change of the largest share that ends the search
+MAX_STEPS = 1000  # of expectation maximisation
+CONVERGED = 1e-6  # largest change of a share in a step at which it has converged
 
 
 def allowed_labels(labels: Sequence[str], allow: Sequence[str], deny: Sequence[str]) -> np.ndarray:
-    """Return which labels can occur, boolean C: those of `allow` (empty: all) that are not in `deny`.
+    """Return which labels can occur, boolean C: the labels in `allow` (if it is empty, all) that are not in `deny`.
 
     Raises
     ------
     InputError
-        A name is no label, or no label is left.
+        A name is not a label, or no label is left.
     """
     allow = spelled_as(labels, allow)
     deny = spelled_as(labels, deny)
@@ -31,14 +31,14 @@ def allowed_labels(labels: Sequence[str], allow: Sequence[str], deny: Sequence[s
             raise InputError(found, f"labels of the model ({', '.join(labels)})", "write labels as the model does")
     allowed = np.array([(not allow or label in allow) and label not in deny for label in labels])
     if not allowed.any():
-        raise InputError("no label that is allowed and not denied", "one or more", "deny fewer labels")
+        raise InputError("no label that is allowed and not denied", "at least one", "deny fewer labels")
     return allowed
 
 
 def reweighted(proba: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Multiply the probabilities of each label by its weight, and scale each row to the sum 1 again.
+    """Multiply the probabilities of each label by its weight, and normalise each row to the sum 1.
 
-    A cell whose probabilities all become 0 gets the same one for each label with a weight above 0.
+    A cell whose probabilities all become 0 gets equal probabilities for all labels with a weight above 0.
     """
     products = proba * weights
     products = np.where(products.sum(axis=1, keepdims=True) > 0, products, weights > 0)
@@ -48,8 +48,8 @@ def reweighted(proba: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def shares_by_em(proba: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """Estimate the shares of the labels among cells by expectation maximisation, float64 C.
 
-    A step reweights the probabilities by the ratio of the shares to those of the reference, whose mean over the cells
-    is the next estimate: p_k = mean_i(P_ik p_k / s_k / sum_j(P_ij p_j / s_j)).
+    Each step reweights the probabilities by the ratio of the estimated shares to those of the reference; their mean
+    over the cells is the next estimate: p_k = mean_i(P_ik p_k / s_k / sum_j(P_ij p_j / s_j)).
 
     Parameters
     ----------
@@ -60,10 +60,10 @@ def shares_by_em(proba: np.ndarray, shares: np.ndarray) -> np.ndarray:
 
     Source: Saerens, Latinne and Decaestecker 2002, equation 2.10.
     """
-    found = np.asarray(shares, dtype=np.float64)
-    for _ in range(MOST_STEPS):
-        before = found
-        found = reweighted(proba, found / shares).mean(axis=0, dtype=np.float64)
-        if np.abs(found - before).max() < SMALL_STEP:
+    estimate = np.asarray(shares, dtype=np.float64)
+    for _ in range(MAX_STEPS):
+        before = estimate
+        estimate = reweighted(proba, estimate / shares).mean(axis=0, dtype=np.float64)
+        if np.abs(estimate - before).max() < CONVERGED:
             break
-    return found
+    return estimate

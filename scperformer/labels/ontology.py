@@ -1,7 +1,7 @@
-"""Labels and the Cell Ontology (CL): ids of labels by table or by name, and the terms that join labels in a tree.
+"""Labels and the Cell Ontology (CL): ids of labels, by table or by name, and label trees made from its terms.
 
-The terms come from a file in OBO format that the user names, or from a small table of ours (`cell_types.tsv`), which
-has common types of blood, immune system, pancreas and lung.
+The terms come from a file in OBO format that the user names, or from a small table in this package (`cell_types.tsv`)
+with common cell types of blood, immune system, pancreas and lung.
 """
 
 import csv
@@ -16,69 +16,73 @@ from scperformer.base.errors import InputError
 from scperformer.labels.texts import spelled_as
 from scperformer.labels.tree import LabelTree
 
-# Values of the option `ontology` beside names of files.
+# Values of the option `ontology`; all others are names of files.
 PACKAGED_TERMS = "packaged"
 NO_ONTOLOGY = "none"
-UNKNOWN_TERM = "unknown"  # in the CELLxGENE schema: there is no ontology term
+UNKNOWN_TERM = "unknown"  # the id of labels without an ontology term in the CELLxGENE schema
 TERM_TABLE = Path(__file__).with_name("cell_types.tsv")
-TABLE_VERSION = "2026-03-26"  # the release of CL that its names and parents are from
+TABLE_VERSION = "2026-03-26"  # the release of CL from which the table has its names and parents
 # Terms that say nothing about a type: cell, native, eukaryotic, animal, somatic, nucleate and single nucleate cell.
 TOO_GENERAL = {f"CL:{number:07}" for number in (0, 3, 255, 548, 2371, 2242, 226)}
-TERM_ID = re.compile(r"[A-Za-z]+[:_]\d+")  # CL:0000236, or CL_0000236 as in addresses
+TERM_ID = re.compile(r"[A-Za-z]+[:_]\d+")  # CL:0000236, or CL_0000236 as in web addresses
 SYNONYM = re.compile(r'"((?:[^"\\]|\\.)*)" EXACT')
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 @dataclass(frozen=True)
 class Ontology:
-    """Terms of an ontology by their id."""
+    """The terms of an ontology, by their ids."""
 
-    version: str  # date of the release, or as the file names it
+    version: str  # date of the release, or as the file states it
     names: dict[str, str]
-    parents: dict[str, list[str]]  # is_a
-    known: dict[str, str]  # the id of each name and synonym, as `_key` writes it
+    parents: dict[str, list[str]]  # by the relation is_a
+    ids: dict[str, str]  # the id of each name and synonym, in the form of `_key`
 
     def term(self, label: str) -> str | None:
         """Return the id of the term with this name or exact synonym; "naive B" also finds "naive B cell"."""
         key = _key(label)
-        return self.known.get(key) or (self.known.get(f"{key} cell") if len(key) > 1 else None)
+        return self.ids.get(key) or (self.ids.get(f"{key} cell") if len(key) > 1 else None)
 
     def ancestors(self, term: str) -> set[str]:
-        """Return a term and everything that it is."""
-        found = {term}
+        """Return a term and all its ancestors by is_a."""
+        ancestors = {term}
         waiting = [term]
         while waiting:
-            new = [parent for parent in self.parents.get(waiting.pop(), []) if parent not in found]
-            found.update(new)
+            new = [parent for parent in self.parents.get(waiting.pop(), []) if parent not in ancestors]
+            ancestors.update(new)
             waiting += new
-        return found
+        return ancestors
 
 
 def _key(text: str) -> str:
-    """Return a name in the form in which names are compared: no capitals, no plural, one blank between words."""
+    """Return a name in the form for comparisons: lower case, singular, with single blanks between words."""
     key = re.sub(r"[\s_]+", " ", text.casefold()).strip().replace("-cell", " cell")
     return re.sub(r"(?<=[^\W\d]{2})s$", "", re.sub(r"\bcells\b", "cell", key))
 
 
-def _known(names: dict[str, str], synonyms: list[tuple[str, str]], ours: dict[str, str]) -> dict[str, str]:
-    """Return the id of each name, else of each synonym of ours, else of each other one that has a single term."""
-    ids = {(_key(text), term) for text, term in synonyms if term in names}
-    num = Counter(key for key, _ in ids)
-    found = {key: term for key, term in ids if num[key] == 1}
-    found |= {key: term for key, term in ours.items() if term in names}
-    return found | {_key(name): term for term, name in names.items()}
+def _ids_by_key(names: dict[str, str], synonyms: list[tuple[str, str]], packaged: dict[str, str]) -> dict[str, str]:
+    """Return the id of each name and synonym.
+
+    A key that has several ids gets that of the name, else that of the packaged table; else it is ambiguous and left
+    out.
+    """
+    pairs = {(_key(text), term) for text, term in synonyms if term in names}
+    num_terms = Counter(key for key, _ in pairs)
+    ids = {key: term for key, term in pairs if num_terms[key] == 1}
+    ids |= {key: term for key, term in packaged.items() if term in names}
+    return ids | {_key(name): term for term, name in names.items()}
 
 
 @cache
 def packaged_ontology() -> Ontology:
-    """Return the terms of our own table."""
+    """Return the terms of the table in this package."""
     with TERM_TABLE.open(encoding="utf-8", newline="") as file:
         lines = (line for line in file if not line.startswith("#"))
         rows = list(csv.DictReader(lines, delimiter="\t", restval=""))
     names = {row["id"]: row["name"] for row in rows}
     synonyms = [(text, row["id"]) for row in rows for text in row["synonyms"].split("|") if text]
     parents = {row["id"]: [row["parent"]] for row in rows if row["parent"]}
-    return Ontology(TABLE_VERSION, names, parents, _known(names, synonyms, {}))
+    return Ontology(TABLE_VERSION, names, parents, _ids_by_key(names, synonyms, {}))
 
 
 def read_obo(path: str | Path) -> Ontology:
@@ -87,7 +91,7 @@ def read_obo(path: str | Path) -> Ontology:
     Raises
     ------
     InputError
-        The file cannot be read, or has no terms.
+        The file cannot be read, or contains no terms.
     """
     names: dict[str, str] = {}
     parents: dict[str, list[str]] = {}
@@ -101,7 +105,7 @@ def read_obo(path: str | Path) -> Ontology:
             stanza = line
             term = ""
         elif not stanza and tag == "data-version":
-            version = found[0] if (found := DATE.search(value)) else value
+            version = date[0] if (date := DATE.search(value)) else value
         elif stanza != "[Term]":
             continue
         elif tag == "id":
@@ -116,11 +120,11 @@ def read_obo(path: str | Path) -> Ontology:
             names.pop(term, None)
     if not names:
         raise InputError(f"no [Term] in {path}", "a file in OBO format such as cl-basic.obo", "download it again")
-    return Ontology(version, names, parents, _known(names, synonyms, packaged_ontology().known))
+    return Ontology(version, names, parents, _ids_by_key(names, synonyms, packaged_ontology().ids))
 
 
 def _lines(path: str | Path, expected: str) -> Iterator[str]:
-    """Read a text file line by line, without surrounding blanks."""
+    """Yield the lines of a text file without surrounding blanks."""
     try:
         with Path(path).open(encoding="utf-8-sig", newline=None) as file:
             for line in file:
@@ -136,7 +140,7 @@ def read_pairs(path: str | Path, expected: str) -> list[tuple[str, str]]:
     Raises
     ------
     InputError
-        The file cannot be read, or a row has another number of fields or an empty one.
+        The file cannot be read, or a row does not have exactly two fields, or has an empty field.
     """
     lines = [line for line in _lines(path, expected) if line]
     rows = list(csv.reader(lines, delimiter="\t" if lines and "\t" in lines[0] else ","))
@@ -148,7 +152,7 @@ def read_pairs(path: str | Path, expected: str) -> list[tuple[str, str]]:
 
 
 def _read_ids(path: str, labels: Sequence[str]) -> dict[str, str]:
-    """Read the ids of labels from a table, whose first row may name the columns."""
+    """Read the ids of labels from a table, whose first row may be a header."""
     expected = "a CSV or TSV table with a label and its ontology id in each row"
     rows = read_pairs(path, expected)
     if rows and not TERM_ID.fullmatch(rows[0][1]):
@@ -168,12 +172,12 @@ def _read_ids(path: str, labels: Sequence[str]) -> dict[str, str]:
 
 
 def find_terms(labels: Sequence[str], given: Sequence[str], source: str) -> tuple[list[str], Ontology | None]:
-    """Return the ontology id of each label (`unknown`: none was found), and the ontology; None for source=none.
+    """Return the ontology id of each label (or `unknown`), and the ontology; None for source=none.
 
     Parameters
     ----------
     given
-        Ids that are known already, or `unknown`; they stay.
+        Ids that the labels have already, which stay, or `unknown`.
     source
         `packaged`, `none`, a CL file (`.obo`), or a table of labels and ids (`.csv`, `.tsv`).
     """
@@ -186,35 +190,51 @@ def find_terms(labels: Sequence[str], given: Sequence[str], source: str) -> tupl
     else:
         matched = [ontology.term(label) for label in labels]
     pairs = zip(given, matched, strict=True)
-    return [(term or UNKNOWN_TERM) if known == UNKNOWN_TERM else known for known, term in pairs], ontology
+    return [(term or UNKNOWN_TERM) if own == UNKNOWN_TERM else own for own, term in pairs], ontology
 
 
 def joined_by_terms(labels: Sequence[str], terms: Sequence[str], ontology: Ontology) -> LabelTree | None:
     """Return the tree of labels under the most specific terms that join some of them; None if no term does.
 
-    A term may be several things. Terms that join few labels go first, and one that cuts across them is left out. A term
-    of all labels is left out, too: its probability is always 1. A label that alone has the id of a term is the parent.
+    A term may have several parents, so that groups of labels can overlap. Small groups are taken first, and a group
+    that overlaps one of them without containing it is left out. A term of all labels is left out, too: its probability
+    would always be 1. If one label of a group has the id of its term, this label is the parent.
     """
-    joined: dict[str, set[int]] = {}
+    term_of = _most_specific_terms(labels, terms, ontology)
+    node_of: dict[frozenset[int], str] = {}  # nested groups, small ones first
+    for group, term in sorted(term_of.items(), key=lambda item: (len(item[0]), item[1])):
+        if all(smaller < group or smaller.isdisjoint(group) for smaller in node_of):
+            node_of[group] = _name_of_group(group, term, labels, terms, ontology)
+    single_labels = ((frozenset([place]), label) for place, label in enumerate(labels))
+    parents: dict[str, str] = {}
+    for group, node in (*single_labels, *node_of.items()):
+        parent = next((above for larger, above in node_of.items() if group <= larger and above != node), None)
+        if parent is not None:
+            parents[node] = parent
+    inner_terms = {node: term_of[group] for group, node in node_of.items() if node not in labels}
+    return LabelTree(list(labels), parents, inner_terms) if parents else None
+
+
+def _most_specific_terms(labels: Sequence[str], terms: Sequence[str], ontology: Ontology) -> dict[frozenset[int], str]:
+    """Return the groups of two or more labels, but not all, that a term joins, each with its most specific term."""
+    joined: dict[str, set[int]] = {}  # indices of the labels under each term
     for place, term in enumerate(terms):
         for ancestor in ontology.ancestors(term) - TOO_GENERAL if term in ontology.names else ():
             joined.setdefault(ancestor, set()).add(place)
-    special: dict[frozenset[int], str] = {}  # the most specific term of each group
-    for term in sorted(joined, key=lambda term: (len(ontology.ancestors(term)), term)):
+    term_of: dict[frozenset[int], str] = {}
+    for term in sorted(joined, key=lambda term: (len(ontology.ancestors(term)), term)):  # the most specific last
         if 1 < len(joined[term]) < len(labels) and term in ontology.names:
-            special[frozenset(joined[term])] = term
-    nested: dict[frozenset[int], str] = {}  # node of each group, small groups first
-    for group, term in sorted(special.items(), key=lambda item: (len(item[0]), item[1])):
-        if all(smaller < group or smaller.isdisjoint(group) for smaller in nested):
-            same = [labels[place] for place in group if terms[place] == term]
-            name = ontology.names[term]
-            taken = name in labels and terms[labels.index(name)] != term
-            nested[group] = same[0] if len(same) == 1 else f"{name} ({term})" if taken else name
-    parents: dict[str, str] = {}
-    groups = list(nested)
-    for inner, node in [*((frozenset([place]), label) for place, label in enumerate(labels)), *nested.items()]:
-        above = next((nested[group] for group in groups if inner <= group and nested[group] != node), None)
-        if above is not None:
-            parents[node] = above
-    nodes = {node: special[group] for group, node in nested.items() if node not in labels}
-    return LabelTree(list(labels), parents, nodes) if parents else None
+            term_of[frozenset(joined[term])] = term
+    return term_of
+
+
+def _name_of_group(
+    group: frozenset[int], term: str, labels: Sequence[str], terms: Sequence[str], ontology: Ontology
+) -> str:
+    """Return the only label of a group with the id of its term, else the name of the term, unlike any other label."""
+    same = [labels[place] for place in group if terms[place] == term]
+    if len(same) == 1:
+        return same[0]
+    name = ontology.names[term]
+    is_other_label = name in labels and terms[labels.index(name)] != term
+    return f"{name} ({term})" if is_other_label else name

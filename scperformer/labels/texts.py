@@ -1,4 +1,4 @@
-"""The text of a label, the same wherever labels come from: columns of obs, tables of text, options."""
+"""The spelling of labels, the same for all sources: columns of obs, tables of text, options."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -13,20 +13,20 @@ WHOLE = re.compile(r"([+-]?\d+)(\.0+)?")
 def label_texts(values: pd.Series) -> pd.Series:
     """Return labels as strings without surrounding blanks; NaN for a missing or blank label.
 
-    Values that are all whole numbers, as numbers or as text, lose their decimals: 1.0 is "1". They may be of any kind:
-    texts, bytes, numbers, categories of these, and the types of pandas that can be missing.
+    If all values are whole numbers, as numbers or as text, they lose their decimals: 1.0 becomes "1". Values may be
+    strings, bytes, numbers, categories of these, or of a nullable type of pandas.
     """
-    codes, found = pd.factorize(values)  # a label of many cells is looked at once
-    texts = [_text(value) for value in np.asarray(found, dtype=object)]
+    codes, distinct = pd.factorize(values)  # so that each label is processed once, not once per cell
+    texts = [_text(value) for value in np.asarray(distinct, dtype=object)]
     if all(WHOLE.fullmatch(text) for text in texts if text):
         texts = [_whole(text) for text in texts]
-    # The last entry is the text of missing values, whose code is -1.
+    # Missing values have the code -1, which is the last entry.
     names = np.array([*(text or np.nan for text in texts), np.nan], dtype=object)
     return pd.Series(names[codes], index=values.index, dtype=object, name=values.name)
 
 
 def spelled_as(labels: Sequence[str], texts: Iterable[str]) -> list[str]:
-    """Return each text as a model spells the label that it means, or as it is where it means none.
+    """Return each text as the model spells this label; a text that is not a label is returned unchanged.
 
     Models of earlier versions may have labels such as "1.0".
     """

@@ -1,4 +1,4 @@
-"""A tree over the labels of a model: probabilities sum up it, and an unsafe call backs off to a parent.
+"""A tree over the labels of a model: a node's probability is the sum of its labels', and unsafe calls back off to it.
 
 Shape letters: N cells, C labels, K nodes (labels and their parents).
 """
@@ -13,19 +13,22 @@ import pandas as pd
 
 from scperformer.base.messages import shortened
 
-MOST_LEVELS = 50  # the Cell Ontology has some 20
+MOST_LEVELS = 50  # the Cell Ontology has about 20
 
 
 @dataclass(frozen=True)
 class LabelTree:
-    """A tree, or several, over labels: a node is a label or the parent of nodes; a label can be a parent, too.
+    """One or several trees over labels. A node is a label or a parent of nodes; a label can be a parent, too.
 
-    The text of a ValueError says how the parents are not a tree over the labels.
+    Raises
+    ------
+    ValueError
+        The parents are not a tree over the labels; the text is the reason.
     """
 
     labels: list[str]  # C
-    parents: dict[str, str]  # of each node but those at the top
-    terms: dict[str, str] = field(default_factory=dict)  # ontology ids of nodes that are no labels
+    parents: dict[str, str]  # the parent of each node that is not at the top
+    terms: dict[str, str] = field(default_factory=dict)  # ontology ids of nodes that are not labels
 
     def __post_init__(self) -> None:
         level: dict[str, int] = {}
@@ -48,11 +51,11 @@ class LabelTree:
     @cached_property
     def nodes(self) -> list[str]:
         """All nodes, each parent before its children."""
-        found: dict[str, None] = {}
+        unordered: dict[str, None] = {}  # in order of the labels
         for label in self.labels:
-            found |= dict.fromkeys(self.path(label))
+            unordered |= dict.fromkeys(self.path(label))
         children: dict[str | None, list[str]] = {}
-        for node in found:
+        for node in unordered:
             children.setdefault(self.parents.get(node), []).append(node)
         order = []
         waiting = children.get(None, [])[::-1]
@@ -70,7 +73,7 @@ class LabelTree:
 
     @property
     def outline(self) -> str:
-        """The nodes in one line, as in "lymphocyte (B, NK); Platelet"."""
+        """The tree in one line, as in "lymphocyte (B, NK); Platelet"."""
         text = ""
         depth = 1
         for node in self.nodes:
@@ -88,8 +91,8 @@ class LabelTree:
     def sums(self, proba: np.ndarray) -> np.ndarray:
         """Return the probability of each node, float32 N x K: the sum over its labels.
 
-        The labels are added one by one in the same order for all nodes. Rounding then never makes a node more probable
-        than its parent, and a cell's sums do not depend on the other cells, as those of a matrix product would.
+        The labels are added one by one, in the same order for all nodes. Thus rounding never makes a node more probable
+        than its parent, and the sums of a cell do not depend on the other cells, as in a matrix product they would.
         """
         place = {node: column for column, node in enumerate(self.nodes)}
         sums = np.zeros((len(proba), len(place)))
@@ -98,16 +101,16 @@ class LabelTree:
         return np.minimum(sums, 1).astype(np.float32)
 
     def call(self, proba: np.ndarray, best: np.ndarray, min_confidence: float) -> tuple[np.ndarray, np.ndarray]:
-        """Call the label of each cell, or the deepest node whose probability reaches the confidence.
+        """Call the label of each cell, or if it is unsafe, the deepest node whose probability reaches the confidence.
 
         Parameters
         ----------
         proba
-            N x C, each row adds up to 1.
+            N x C, each row sums to 1.
         best
             Index of the label of each cell, N.
         min_confidence
-            0 to 1; of several nodes that reach it at the same depth, the most probable one is called.
+            0 to 1; if several nodes at the same depth reach it, the most probable of them is called.
 
         Returns
         -------
@@ -118,14 +121,14 @@ class LabelTree:
         called = np.array([self.nodes.index(label) for label in self.labels])[best]
         low = sums[cells, called] < min_confidence
         depths = np.array([len(self.path(node)) for node in self.nodes])
-        # A sum is at most 1: half of it decides between nodes of one depth only.
+        # A probability is at most 1, so half of it decides only between nodes of the same depth.
         ranks = np.where(sums[low] >= min_confidence, depths + sums[low].astype(np.float64) / 2, 0)
         called[low] = np.where(ranks.max(axis=1, initial=0) > 0, ranks.argmax(axis=1), -1)
         return called, np.where(called < 0, np.float32(0), sums[cells, called])
 
 
 def tree_of_pairs(pairs: Iterable[tuple[str, str]], labels: list[str]) -> LabelTree:
-    """Return the tree of child and parent in each pair; a `ValueError` tells why it is none."""
+    """Return the tree of pairs of child and parent; a `ValueError` states why they are not a tree."""
     parents: dict[str, str] = {}
     for child, parent in pairs:
         if parents.setdefault(child, parent) != parent:
@@ -135,9 +138,9 @@ def tree_of_pairs(pairs: Iterable[tuple[str, str]], labels: list[str]) -> LabelT
 
 
 def pairs_of_columns(levels: pd.DataFrame) -> list[tuple[str, str]]:
-    """Return child and parent for each combination of labels on several levels: the coarsest column first.
+    """Return pairs of child and parent from the labels of cells on several levels, the coarsest column first.
 
-    A missing value skips its level; a value that is the same on the next level is one node.
+    A missing value skips its level; equal values on two levels are one node.
     """
     pairs: dict[tuple[str, str], None] = {}
     for row in levels.drop_duplicates().itertuples(index=False):

@@ -1,9 +1,11 @@
-"""From a model folder and cells to annotations.
+"""From a model and the cells of a file to an annotation.
 
-In reading order: label_options (checked against the file), calls (of a block of cells), parts (finished blocks on
-disk), columns (what is said about the cells), annotation (all columns, embedding, probabilities, record), write (h5ad, zarr and
-tables), predict (files and AnnData).
+Files in reading order: label_options (checked before any cell is called), calls (of a block of cells), parts (calls on
+disk), constraints (on the probabilities of calls), columns (of an annotation), annotation (its columns and its record),
+write (h5ad, zarr and tables), predict (the steps for an AnnData and for files).
 """
 
-from scperformer.prediction.annotation import describe_run, without_slashes
-from scperformer.prediction.predict import annotate_cells, call_all, embed_cells, run_predict
+import lazy_loader
+
+# `check` and the reports ask for the names of columns, and need no torch: each file loads when it is used.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

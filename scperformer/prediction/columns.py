@@ -1,21 +1,22 @@
-"""The makers of an annotation's columns: each makes some columns of obs and their entries in the record.
+"""The columns of an annotation: how each group of them is made, and what is recorded and logged about it.
 
-Columns that depend on the cell alone are made block by block, the others when all blocks are there. Names are those of
-labels/columns.py, without the prefix.
+`OBS_COLUMNS` lists all names. This file is used without torch, too: `check` and the reports read the names.
 """
 
 import logging
 import math
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import pandas as pd
 from anndata import AnnData
+from scipy.sparse import spmatrix
 from scipy.special import softmax
 
-from scperformer.base.messages import joined
+from scperformer.base.errors import InputError
 from scperformer.cells import (
     Droplets,
     Query,
@@ -26,287 +27,348 @@ from scperformer.cells import (
     mitochondrial,
     why_no_doublets,
 )
-from scperformer.config import PredictConfig
 from scperformer.files import BackedH5ad, reading
-from scperformer.labels import UNKNOWN_TERM, LabelTree, majority_labels, over_cluster
+from scperformer.labels import (
+    MOST_LEVELS,
+    LabelTree,
+    cluster_labels,
+    over_cluster,
+    term_column,
+    tree_columns,
+    tree_record,
+)
 from scperformer.model import HeldOut, SavedModel
-from scperformer.prediction.calls import Calls, Read
-from scperformer.prediction.label_options import LabelOptions
-from scperformer.trust import calibration, held_out_coverage, label_sets, novelty_share, set_threshold
+from scperformer.trust import (
+    MOST_UNKNOWN,
+    calibration,
+    foreign_text,
+    held_out_coverage,
+    label_sets,
+    novelty_share,
+    set_texts,
+    set_threshold,
+    unsure_text,
+)
+
+if TYPE_CHECKING:
+    from scperformer.prediction.calls import Read
 
 log = logging.getLogger(__name__)
 
-NO_CALL = "unknown"  # the call of a cell for which neither the label nor a parent reaches the confidence
-Columns = dict[str, Any]  # name -> one value per cell
-Record = dict[str, Any]
+
+@dataclass
+class Made:
+    """Columns about the cells of a file, and what is recorded about them."""
+
+    columns: Mapping[str, Any]  # the values of all cells by the name of the column, without its prefix
+    record: dict[str, Any] = field(default_factory=dict)  # entries for uns
+    warnings: list[str] = field(default_factory=list)  # they are logged, and recorded
 
 
-class ColumnMaker:
-    """Makes columns, and entries of the record."""
+class Columns(Protocol):
+    """A group of columns that are made together."""
 
-    def of_block(self, calls: Calls, columns: Columns) -> Columns:
-        """Return columns of the cells of a block; `columns` are those that earlier makers have made."""
-        return {}
+    names: ClassVar[tuple[str, ...]]
 
-    def of_file(self, read: Read, obs: pd.DataFrame) -> tuple[Columns, Record]:
-        """Return columns of all cells and entries of the record; `obs` has the columns so far."""
-        return {}, {}
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the columns of all cells.
+
+        Parameters
+        ----------
+        read
+            Returns the calls of all cells, block by block.
+        obs
+            The columns that have been made before, a row for each cell.
+        """
+        ...
 
 
 @dataclass
-class TreeColumns(ColumnMaker):
-    """The calls in a label tree: the called node, its probability and its node on each level."""
+class CallColumns:
+    """The label of each cell, how probable it is, how novel the cell is, and whether it is flagged as unknown.
 
+    Confidence is the probability of the label, margin its lead over the second label. A cell is unknown if its novelty
+    is that of at most a share `false_alarms` of the held-out cells of the reference, if its confidence (with a label
+    tree: that of its call) is below `min_confidence`, or if it expresses no gene of the model; its label stays. A model
+    without held-out calls gives no novelty (NaN).
+    """
+
+    names: ClassVar[tuple[str, ...]] = ("label", "confidence", "margin", "unknown", "novelty")
+    saved: SavedModel
+    query: Query
+    min_confidence: float
+    false_alarms: float
+
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the columns, after those of a label tree; warn about cells that are unlike the reference."""
+        blocks = [(*_best_labels(calls.proba), calls.scores, calls.empty) for calls in read()]
+        best, confidence, margin, scores, empty = map(np.concatenate, zip(*blocks, strict=True))
+        held_out = self.saved.held_out
+        novelty = scores if held_out is None else novelty_share(scores, held_out.scores)
+        safety = obs["call_confidence"].to_numpy() if "call_confidence" in obs else confidence
+        unknown = (1 - novelty <= self.false_alarms) | (safety < self.min_confidence) | empty
+        columns = {
+            "label": pd.Categorical.from_codes(best, categories=self.saved.labels),
+            "confidence": confidence,
+            "margin": margin,
+            "unknown": unknown,
+            "novelty": novelty.astype(np.float32),
+        }
+        made = Made(columns, {"num_unknown": int(unknown.sum())})
+        if held_out is not None:
+            is_cell = _is_cell(self.query.plan.findings.droplets, len(best))
+            made.record |= self._evidence(held_out, confidence[is_cell])
+            made.warnings = self._warnings(float(unknown[is_cell].sum()) / int(is_cell.sum()), **made.record["fit"])
+        return made
+
+    def _evidence(self, held_out: HeldOut, confidence: np.ndarray) -> dict[str, Any]:
+        """Return the record of how confidences and flags behave on held-out cells of the reference."""
+        evidence = calibration(held_out.logits, held_out.labels, self.saved.labels)
+        for part in ("bins", "labels"):
+            columns = evidence[part].items()
+            evidence[part] = {
+                name: np.array(values, dtype=object if name == "label" else None) for name, values in columns
+            }
+        return {
+            "calibration": evidence,
+            "novelty": {"false_alarms": self.false_alarms, "num_cells": len(held_out.labels)},
+            "fit": {
+                "mean_confidence": float(pd.Series(confidence).mean()),
+                "held_out_confidence": float(_probabilities(held_out).max(axis=1).mean()),
+            },
+        }
+
+    def _warnings(self, unknown_share: float, mean_confidence: float, held_out_confidence: float) -> list[str]:
+        """Return a warning if the cells are unlike the reference, by their novelty or else by their confidence."""
+        if unknown_share > MOST_UNKNOWN:
+            values = self.query.plan.findings.text
+            return [foreign_text(unknown_share, len(self.saved.labels), self.saved.tissue, values)]
+        return list(filter(None, [unsure_text(mean_confidence, held_out_confidence)]))
+
+
+@dataclass
+class TreeColumns:
+    """With a label tree: the call of each cell, which backs off to a parent, its node on each level, and its id."""
+
+    names: ClassVar[tuple[str, ...]] = (
+        *("call", "call_confidence"),
+        *(f"level{level}" for level in range(1, MOST_LEVELS + 1)),
+        "ontology_term_id",
+    )
     tree: LabelTree
-    term_of: dict[str, str]  # ontology id of each node that has one
+    terms: list[str]  # of the labels
     min_confidence: float
     path: str
 
-    def of_block(self, calls: Calls, columns: Columns) -> Columns:
-        """Below the called node, and below a label on a higher level, a level repeats it."""
-        called, confidence = self.tree.call(calls.proba, calls.proba.argmax(axis=1), self.min_confidence)
-        may_fail = self.min_confidence > 0
-        names = list(dict.fromkeys([*self.tree.nodes, *([NO_CALL] if may_fail else [])]))
-        called = np.where(called < 0, names.index(NO_CALL) if may_fail else 0, called)
-        made: Columns = {"call": pd.Categorical.from_codes(called, categories=names), "call_confidence": confidence}
-        paths = [self.tree.path(name) for name in names]
-        for level in range(self.tree.num_levels):
-            nodes = [path[min(level, len(path) - 1)] for path in paths]
-            categories = list(dict.fromkeys(nodes))
-            made[f"level{level + 1}"] = pd.Categorical(np.array(nodes, object)[called], categories=categories)
-        terms = [self.term_of.get(name, UNKNOWN_TERM) for name in names]
-        return made | {"ontology_term_id": pd.Categorical(np.array(terms)[called], categories=sorted(set(terms)))}
-
-    def of_file(self, read: Read, obs: pd.DataFrame) -> tuple[Columns, Record]:
-        """Record the tree, and the number of calls that are not the label of the cell."""
-        # As codes: as text, a million cells would take a quarter of a GB.
-        calls = obs["call"].cat
-        best = obs["label"].cat
-        num_backed_off = int((calls.set_categories(best.categories).cat.codes != best.codes).sum())
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the columns, and log how many calls back off."""
+        own_nodes = np.array([self.tree.nodes.index(label) for label in self.tree.labels])
+        blocks = []
+        for calls in read():
+            best = calls.proba.argmax(axis=1)
+            blocks.append((own_nodes[best], *self.tree.call(calls.proba, best, self.min_confidence)))
+        own, called, confidence = map(np.concatenate, zip(*blocks, strict=True))
+        columns = tree_columns(self.tree, self.terms, called, confidence, self.min_confidence)
+        num_backed_off = int((columns["call"].codes != own).sum())
         if self.min_confidence > 0:
             text = "%s: %d calls below min_confidence=%g back off to a parent in the label tree, or to unknown"
             log.info(text, self.path, num_backed_off, self.min_confidence)
-        nodes = self.tree.nodes
-        record = {
-            "nodes": np.array(nodes, dtype=object),
-            "parents": np.array([self.tree.parents.get(node, "") for node in nodes], dtype=object),
-            "ontology_term_ids": np.array([self.term_of.get(node, UNKNOWN_TERM) for node in nodes], dtype=object),
-            "num_levels": self.tree.num_levels,
-            "num_backed_off": num_backed_off,
-        }
-        return {}, {"tree": record}
+        return Made(columns, {"tree": tree_record(self.tree, self.terms) | {"num_backed_off": num_backed_off}})
 
 
 @dataclass
-class CallColumns(ColumnMaker):
-    """The label of each cell, how far it can be trusted, and the label by logistic regression.
+class TermColumns:
+    """Without a label tree: the ontology id of the label of each cell."""
 
-    The confidence is the probability of the label, the margin its lead over the second one. A cell is flagged unknown
-    if its novelty is that of at most a share `false_alarms` of the held-out cells of the reference, if its confidence
-    is below `min_confidence`, or if it expresses no gene of the model; its label stays. With a label tree, the highest
-    confidence of the label and its parents counts. A model without held-out calls gives no novelty (NaN).
-    """
+    names: ClassVar[tuple[str, ...]] = ("ontology_term_id",)
+    terms: list[str]  # of the labels
 
-    saved: SavedModel
-    terms: list[str]  # ontology id of each label
-    cfg: PredictConfig
-    is_cell: np.ndarray  # boolean, N: barcodes that can be cells
-
-    def of_block(self, calls: Calls, columns: Columns) -> Columns:
-        """Make the columns that every annotation has."""
-        labels = self.saved.labels
-        held_out = self.saved.held_out
-        best = calls.proba.argmax(axis=1)
-        top_two = np.sort(calls.proba, axis=1)[:, -2:]
-        highest = columns.get("call_confidence", top_two[:, 1])
-        novelty = calls.scores if held_out is None else novelty_share(calls.scores, held_out.scores)
-        is_novel = 1 - novelty <= self.cfg.false_alarms
-        made: Columns = {
-            "label": pd.Categorical.from_codes(best, categories=labels),
-            "confidence": top_two[:, 1],
-            "margin": top_two[:, 1] - top_two[:, 0],
-            "unknown": is_novel | (highest < self.cfg.min_confidence) | calls.empty,
-            "novelty": novelty.astype(np.float32),
-            "baseline_label": pd.Categorical.from_codes(calls.baseline, categories=labels),
-        }
-        if "ontology_term_id" not in columns:  # without a label tree, the term is that of the label
-            terms = np.array(self.terms)[best]
-            made["ontology_term_id"] = pd.Categorical(terms, categories=sorted(set(self.terms)))
-        return made
-
-    def of_file(self, read: Read, obs: pd.DataFrame) -> tuple[Columns, Record]:
-        """Record the evidence for confidences and flags, from held-out cells of the reference."""
-        record: Record = {"num_unknown": int(obs["unknown"].sum())}
-        held_out = self.saved.held_out
-        if held_out is None:
-            return {}, record
-        curve = calibration(held_out.logits, held_out.labels, self.saved.labels)
-        for part in ("bins", "labels"):
-            arrays = curve[part].items()
-            curve[part] = {name: np.array(each, dtype=object if name == "label" else None) for name, each in arrays}
-        record["calibration"] = curve
-        record["novelty"] = {"false_alarms": self.cfg.false_alarms, "num_cells": len(held_out.labels)}
-        record["fit"] = {
-            "mean_confidence": float(obs["confidence"][self.is_cell].mean()),
-            "held_out_confidence": float(softmax(held_out.logits.astype(np.float64), axis=1).max(axis=1).mean()),
-        }
-        return {}, record
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the column from the labels."""
+        return Made({"ontology_term_id": term_column(obs["label"].cat.codes.to_numpy(), self.terms)})
 
 
-class SetColumns(ColumnMaker):
-    """A set of labels for each cell, most probable first, that contains the truth with probability 1 - alpha."""
+@dataclass
+class BaselineColumns:
+    """The label of each cell by logistic regression on the same reference."""
 
-    def __init__(self, labels: list[str], held_out: HeldOut, alpha: float, is_cell: np.ndarray):
-        self.names = [joined([label]) for label in labels]
-        self.alpha = alpha
-        self.is_cell = is_cell
-        proba = softmax(held_out.logits.astype(np.float64), axis=1)
-        # The draws are always the same.
-        self.known_cells = proba, held_out.labels, np.random.default_rng(0).random(len(proba))
-        self.threshold = set_threshold(*self.known_cells, alpha)
+    names: ClassVar[tuple[str, ...]] = ("baseline_label",)
+    labels: list[str]
 
-    def of_block(self, calls: Calls, columns: Columns) -> Columns:
-        """Make the set as text, and its size."""
-        in_set = label_sets(calls.proba, calls.draws, self.threshold)
-        order = np.argsort(-calls.proba, axis=1, kind="stable")
-        texts = ["|".join(self.names[i] for i in row if is_in[i]) for row, is_in in zip(order, in_set, strict=True)]
-        return {"set": np.array(texts, dtype=object), "set_size": in_set.sum(axis=1).astype(np.int32)}
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the column."""
+        baseline = np.concatenate([calls.baseline for calls in read()])
+        columns = {"baseline_label": pd.Categorical.from_codes(baseline, categories=self.labels)}
+        return Made(columns, {"baseline": {"name": "logistic regression (L2, C=1)"}})
 
-    def of_file(self, read: Read, obs: pd.DataFrame) -> tuple[Columns, Record]:
-        """Make categories of the sets, which no block knows all, and record their coverage of held-out cells."""
+
+@dataclass
+class SetColumns:
+    """With `alpha`: for each cell a set of labels that contains the true one with the probability 1 - alpha."""
+
+    names: ClassVar[tuple[str, ...]] = ("set", "set_size")
+    labels: list[str]
+    held_out: HeldOut
+    alpha: float
+    droplets: Droplets | None
+
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the columns, with a threshold from held-out cells of the reference."""
+        proba = _probabilities(self.held_out)
+        draws = np.random.default_rng(0).random(len(proba))  # always the same ones
+        known = (proba, self.held_out.labels, draws, self.alpha)
+        threshold = set_threshold(*known)
+        texts: list[str] = []
+        sizes = []
+        for calls in read():
+            in_set = label_sets(calls.proba, calls.draws, threshold)
+            texts += set_texts(calls.proba, in_set, self.labels)
+            sizes.append(in_set.sum(axis=1).astype(np.int32))
+        size = np.concatenate(sizes)
         record = {
             "alpha": self.alpha,
-            "num_cells": len(self.known_cells[0]),
-            "held_out_coverage": held_out_coverage(*self.known_cells, self.alpha),
-            "mean_size": float(obs["set_size"][self.is_cell].mean()),
+            "num_cells": len(proba),
+            "held_out_coverage": held_out_coverage(*known),
+            "mean_size": float(pd.Series(size[_is_cell(self.droplets, len(size))]).mean()),
         }
-        return {"set": obs["set"].astype("category")}, {"sets": record}
+        return Made({"set": pd.Series(texts, dtype=object).astype("category"), "set_size": size}, {"sets": record})
 
 
 @dataclass
-class QualityColumns(ColumnMaker):
-    """Cells of low quality and doublets, among the cells of the file."""
+class QualityColumns:
+    """With `quality=true`: cells of low quality and likely doublets, by all genes of the file."""
 
-    columns: Columns
-    record: Record
+    names: ClassVar[tuple[str, ...]] = ("low_quality", "doublet_score", "doublet")
+    cells: AnnData | BackedH5ad
+    query: Query
 
-    @classmethod
-    def measure(cls, cells: AnnData | BackedH5ad, query: Query) -> "QualityColumns":
-        """Measure the quality of the cells of a query with all genes of the file."""
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the columns from the expression, and log how many cells are flagged."""
+        query = self.query
         findings = query.plan.findings
-        with reading(query.path) if isinstance(cells, BackedH5ad) else nullcontext():
-            measured = cell_quality(query.rows, mitochondrial(gene_table(cells, findings.source)), findings)
+        with reading(query.path) if isinstance(self.cells, BackedH5ad) else nullcontext():
+            measured = cell_quality(query.rows, mitochondrial(gene_table(self.cells, findings.source)), findings)
             scores = None
             threshold = math.nan
             note = why_no_doublets(findings)
             if not note:
                 scores, threshold, note = doublet_scores(query.rows, findings.droplets)
-        is_low, least_genes, highest_share = low_quality(measured, findings.droplets)
-        doublets = np.full(len(is_low), np.nan) if scores is None else scores
-        is_doublet = doublets > threshold
+        low, least_genes, highest_share = low_quality(measured, findings.droplets)
+        if scores is None:
+            scores = np.full(len(low), np.nan)
+        is_doublet = scores > threshold
         num_doublets = int(is_doublet.sum())
-        limits = f"fewer than {least_genes:.0f} genes, or a mitochondrial share above {100 * highest_share:.0f} %"
-        likely = note or f"{num_doublets} likely (a score above {threshold:.2f})"
-        log.info("%s: %d cells of low quality (%s); doublets: %s", query.path, is_low.sum(), limits, likely)
-        columns = {"low_quality": is_low, "doublet_score": doublets.astype(np.float32), "doublet": is_doublet}
+        doublets = note or f"{num_doublets} likely (a score above {threshold:.2f})"
+        text = "%s: %d cells of low quality (below %.0f genes, or a mitochondrial share above %.0f %%); doublets: %s"
+        log.info(text, query.path, low.sum(), least_genes, 100 * highest_share, doublets)
+        columns = {"low_quality": low, "doublet_score": scores.astype(np.float32), "doublet": is_doublet}
         record = {
-            "num_low": int(is_low.sum()),
+            "num_low": int(low.sum()),
             "least_genes": least_genes,
             "highest_mitochondrial": highest_share,
             "num_doublets": num_doublets,
             "doublet_threshold": threshold,
             "doublet_note": note,
         }
-        return cls(columns, record)
-
-    def of_file(self, read: Read, obs: pd.DataFrame) -> tuple[Columns, Record]:
-        """Give the columns that were measured."""
-        return self.columns, {"quality": self.record}
+        return Made(columns, {"quality": record})
 
 
 @dataclass
-class DropletColumns(ColumnMaker):
-    """Barcodes that cannot be cells, in an unfiltered matrix."""
+class DropletColumns:
+    """In an unfiltered matrix: barcodes that cannot be cells have a low quality."""
 
+    names: ClassVar[tuple[str, ...]] = ("low_quality",)
     droplets: Droplets
 
-    def of_file(self, read: Read, obs: pd.DataFrame) -> tuple[Columns, Record]:
-        """Mark them as of low quality; where quality was measured, they are marked already."""
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the column unless `QualityColumns`, which flags these barcodes as well, has made it."""
         droplets = self.droplets
+        columns = {} if "low_quality" in obs else {"low_quality": ~droplets.is_cell}
         record = {"floor": droplets.floor, "unit": droplets.unit, "num_empty": droplets.num_empty}
-        return {"low_quality": obs.get("low_quality", ~droplets.is_cell)}, {"droplets": record}
+        return Made(columns, {"droplets": record}, [droplets.text])
 
 
 @dataclass
-class ClusterColumns(ColumnMaker):
-    """The label of each cell's cluster by majority, and whether the cell's own label is another one.
+class ClusterColumns:
+    """With `clusters`: the label of each cell's cluster, and whether the cell has another one.
 
-    Barcodes that cannot be cells have no vote, and their own label where clusters are looked for.
+    Barcodes that cannot be cells have no vote, and are not clustered: with `clusters=auto` they keep their own label.
     """
 
-    options: LabelOptions
-    key: str  # the option `clusters`
+    names: ClassVar[tuple[str, ...]] = ("cluster_label", "cluster_disagrees")
+    option: str  # auto, or a column of obs
+    clusters: np.ndarray | None  # the number of each cell's cluster; None: they are looked for
+    graph: spmatrix | None  # in which they are looked for; None: in the neighbour graph of the embedding
     droplets: Droplets | None
 
-    def of_file(self, read: Read, obs: pd.DataFrame) -> tuple[Columns, Record]:
-        """Find the clusters, unless the file has them, and let their cells vote."""
-        voters = np.arange(len(obs)) if self.droplets is None else np.sort(self.droplets.cells)
+    def make(self, read: "Read", obs: pd.DataFrame) -> Made:
+        """Make the columns from the labels and their confidences; log how many cells differ from their cluster."""
+        voters = np.flatnonzero(_is_cell(self.droplets, len(obs)))
+        if self.clusters is None:
+            clusters = np.full(len(obs), -1)
+            clusters[voters] = self._find_clusters(read, voters)
+            how = f"Leiden on {'the embedding' if self.graph is None else 'the neighbour graph of the file'}"
+        else:
+            clusters = self.clusters
+            how = f"obs['{self.option}']"
         labels = obs["label"].cat
         best = labels.codes.to_numpy(np.int64)
-        clusters, how = self._clusters(read, voters, len(obs))
-        has_voters = np.isin(clusters, clusters[voters])
-        names, numbers = np.unique(clusters[voters], return_inverse=True)
-        confidence = obs["confidence"].to_numpy()[voters]
-        majority = majority_labels(numbers, best[voters], confidence, len(labels.categories))
-        winners = best.copy()
-        winners[has_voters] = majority[np.searchsorted(names, clusters[has_voters])]
-        disagrees = winners != best
+        majority = cluster_labels(clusters, best, obs["confidence"].to_numpy(), voters, len(labels.categories))
+        disagrees = majority != best
         num_clusters = int(clusters.max()) + 1
         num_disagree = int(disagrees.sum())
         text = "clusters=%s: %d clusters (%s); %d cells (%.1f %%) have another label than their cluster"
-        log.info(text, self.key, num_clusters, how, num_disagree, 100 * num_disagree / len(obs))
+        log.info(text, self.option, num_clusters, how, num_disagree, 100 * num_disagree / len(obs))
         columns = {
-            "cluster_label": pd.Categorical.from_codes(winners, categories=labels.categories),
+            "cluster_label": pd.Categorical.from_codes(majority, categories=labels.categories),
             "cluster_disagrees": disagrees,
         }
-        record = {"key": str(self.key), "how": how, "num_clusters": num_clusters, "num_disagree": num_disagree}
-        return columns, {"clusters": record}
+        record = {"key": self.option, "how": how, "num_clusters": num_clusters, "num_disagree": num_disagree}
+        return Made(columns, {"clusters": record})
 
-    def _clusters(self, read: Read, voters: np.ndarray, num_cells: int) -> tuple[np.ndarray, str]:
-        """Return the number of the cluster of each cell (-1: none), and where the clusters are from."""
-        if self.options.clusters is not None:
-            return self.options.clusters, f"obs['{self.key}']"
-        graph = self.options.graph
-        how = f"Leiden on {'the embedding' if graph is None else 'the neighbour graph of the file'}"
+    def _find_clusters(self, read: "Read", voters: np.ndarray) -> np.ndarray:
+        """Cluster the cells that vote; return the number of each one's cluster."""
+        embedding = np.concatenate([calls.embedding for calls in read()])[voters]
+        graph = self.graph
         if graph is not None and self.droplets is not None:
             graph = graph.tocsr()[voters][:, voters]
-        embedding = np.concatenate([calls.embedding for calls in read()])[voters]
-        clusters = np.full(num_cells, -1)
-        clusters[voters] = over_cluster(embedding, graph)
-        return clusters, how
+        return over_cluster(embedding, graph)
 
 
-def column_makers(
-    saved: SavedModel,
-    options: LabelOptions,
-    quality: QualityColumns | None,
-    cfg: PredictConfig,
-    droplets: Droplets | None,
-    num_cells: int,
-    path: str,
-) -> list[ColumnMaker]:
-    """Return the makers for a model and the options; a maker may depend on the columns of those before it."""
-    is_cell = np.ones(num_cells, dtype=bool) if droplets is None else droplets.is_cell
-    makers: list[ColumnMaker] = []
-    if options.tree is not None:
-        makers.append(TreeColumns(options.tree, options.term_of, cfg.min_confidence, path))
-    makers.append(CallColumns(saved, options.terms, cfg, is_cell))
-    if cfg.alpha is not None and saved.held_out is not None:
-        makers.append(SetColumns(saved.labels, saved.held_out, cfg.alpha, is_cell))
-    if quality is not None:
-        makers.append(quality)
-    if droplets is not None:
-        makers.append(DropletColumns(droplets))
-    if cfg.clusters is not None:
-        makers.append(ClusterColumns(options, cfg.clusters, droplets))
-    return makers
+# All columns that an annotation can have, in the order in which they are written. Some need others, and are made later.
+GROUPS: tuple[type[Columns], ...] = (
+    *(CallColumns, TreeColumns, TermColumns, BaselineColumns, SetColumns),
+    *(QualityColumns, DropletColumns, ClusterColumns),
+)
+OBS_COLUMNS = tuple(dict.fromkeys(name for group in GROUPS for name in group.names))
+# Annotations by all versions have these columns; reports need no others.
+REQUIRED_COLUMNS = ("label", "confidence", "unknown", "baseline_label")
+
+
+def require_not_annotated(cells: AnnData | BackedH5ad, key: str, path: str = "the data") -> None:
+    """Refuse cells that have entries which an annotation with this prefix would add."""
+    names = {"obs": [f"{key}_{name}" for name in OBS_COLUMNS], "obsm": [f"X_{key}", f"{key}_proba"], "uns": [key]}
+    existing = cells.keys() if isinstance(cells, BackedH5ad) else {place: set(getattr(cells, place)) for place in names}
+    taken = [f"{place}['{name}']" for place in names for name in names[place] if name in existing[place]]
+    if taken:
+        more = f" and {len(taken) - 3} more" if len(taken) > 3 else ""
+        found = f"{path} already has {', '.join(taken[:3])}{more}"
+        expected = "no earlier annotation of this name"
+        fixes = ["overwrite=true", f"key_added={key}_2"]
+        raise InputError(found, expected, "add overwrite=true to replace it, or key_added=... to keep both", fixes)
+
+
+def _best_labels(proba: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the index of the most probable label of each cell, its probability, and its lead over the second one."""
+    top_two = np.sort(proba, axis=1)[:, -2:]
+    return proba.argmax(axis=1), top_two[:, 1], top_two[:, 1] - top_two[:, 0]
+
+
+def _is_cell(droplets: Droplets | None, num_cells: int) -> np.ndarray:
+    """Return whether each barcode can be a cell, bool N; True for all of them except in an unfiltered matrix."""
+    return np.ones(num_cells, dtype=bool) if droplets is None else droplets.is_cell
+
+
+def _probabilities(held_out: HeldOut) -> np.ndarray:
+    """Return the probabilities of held-out cells, float64."""
+    return softmax(held_out.logits.astype(np.float64), axis=1)

@@ -1,4 +1,4 @@
-"""The options about labels, checked against a model and a file: constraints, priors, ontology, label tree, clusters."""
+"""The options about labels, checked before any cell is called: constraints, shares, ontology and tree, clusters."""
 
 import logging
 from contextlib import nullcontext
@@ -32,25 +32,20 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class LabelOptions:
-    """The options about labels for the cells of one file."""
+    """The options about the C labels of a model and the cells of a file."""
 
     terms: list[str]  # ontology id of each label
     tree: LabelTree | None
-    allowed: np.ndarray  # boolean, C: labels that can occur
-    prior: np.ndarray | None  # shares of the labels in the reference, if those of the file are to be estimated
-    clusters: np.ndarray | None  # number of the cluster of each cell, if the file has clusters
-    graph: sp.spmatrix | None  # neighbour graph for clusters=auto, if the file has one
-
-    @property
-    def term_of(self) -> dict[str, str]:
-        """The ontology id of each node of the tree that has one."""
-        return {} if self.tree is None else self.tree.terms | dict(zip(self.tree.labels, self.terms, strict=True))
+    allowed: np.ndarray  # boolean, C: False for a label that cannot occur
+    shares: np.ndarray | None  # prior=em: the share of each label among the cells of the reference
+    clusters: np.ndarray | None  # the number of each cell's cluster, from a column of obs
+    graph: sp.spmatrix | None  # clusters=auto: the neighbour graph of the file, if it has one
 
 
 def find_label_options(
     cells: AnnData | BackedH5ad, saved: SavedModel, cfg: PredictConfig, path: str = "the data"
 ) -> LabelOptions:
-    """Check the options about labels before any cell is called.
+    """Check the options about labels against a model and an open file, and read the clusters or the graph they need.
 
     Raises
     ------
@@ -60,20 +55,20 @@ def find_label_options(
     """
     terms, tree = _terms_and_tree(saved, cfg)
     allowed = allowed_labels(saved.labels, cfg.allow_labels, cfg.deny_labels)
-    prior = _shares_in_reference(saved) if cfg.prior == "em" else None
+    shares = _reference_shares(saved) if cfg.prior == "em" else None
     clusters = None
     graph = None
     with reading(path) if isinstance(cells, BackedH5ad) else nullcontext():
         if cfg.clusters == AUTO_CLUSTERS:
             require_igraph()
-            graph = _neighbour_graph(cells)
+            graph = _read_graph(cells)
         elif cfg.clusters is not None:
             clusters = _read_clusters(cells, cfg.clusters, path)
-    return LabelOptions(terms, tree, allowed, prior, clusters, graph)
+    return LabelOptions(terms, tree, allowed, shares, clusters, graph)
 
 
 def _terms_and_tree(saved: SavedModel, cfg: PredictConfig) -> tuple[list[str], LabelTree | None]:
-    """Return the ontology id of each label and the label tree, from the model or from the option `ontology`."""
+    """Return the ontology id of each label and the label tree, from `cfg.ontology` or else from the model."""
     if cfg.ontology is None:
         return saved.ontology_term_ids, saved.tree
     terms, ontology = find_terms(saved.labels, saved.ontology_term_ids, cfg.ontology)
@@ -81,23 +76,23 @@ def _terms_and_tree(saved: SavedModel, cfg: PredictConfig) -> tuple[list[str], L
         return terms, None
     release = saved.provenance.get("ontology")
     if release is not None and ontology.version != release:
-        text = "ontology=%s is of release %s, but the ids of the model are of release %s: some may differ"
+        text = "ontology=%s is release %s, but the ids of the model are from release %s: some may differ"
         log.warning(text, cfg.ontology, ontology.version, release)
     return terms, joined_by_terms(saved.labels, terms, ontology)
 
 
-def _shares_in_reference(saved: SavedModel) -> np.ndarray:
-    """Return the share of each label among the cells of the reference."""
+def _reference_shares(saved: SavedModel) -> np.ndarray:
+    """Return the share of each label among the cells that a model was trained on."""
     counts = saved.provenance.get("cells_per_label")
     numbers: list[Any] = [counts.get(label) if isinstance(counts, dict) else None for label in saved.labels]
-    if not all(isinstance(num, int) and num > 0 for num in numbers):
+    if not all(isinstance(number, int) and number > 0 for number in numbers):
         found = "prior=em and a model that does not state the cells of each label"
         raise InputError(found, "a model of 'scperformer train'", "leave prior=em out, or train it again")
     return np.array(numbers, dtype=np.float64) / sum(numbers)
 
 
-def _neighbour_graph(cells: AnnData | BackedH5ad) -> sp.spmatrix | None:
-    """Return the neighbour graph of scanpy in a file, or None without one."""
+def _read_graph(cells: AnnData | BackedH5ad) -> sp.spmatrix | None:
+    """Return the neighbour graph that scanpy has stored with the cells; None if there is none."""
     stored = cells.file.get("obsp", {}) if isinstance(cells, BackedH5ad) else cells.obsp
     if "connectivities" not in stored:
         return None
@@ -108,7 +103,7 @@ def _neighbour_graph(cells: AnnData | BackedH5ad) -> sp.spmatrix | None:
 
 
 def _read_clusters(cells: AnnData | BackedH5ad, key: str, path: str) -> np.ndarray:
-    """Return the number of the cluster of each cell, from a column of obs."""
+    """Return the number of each cell's cluster, from 0, by a column of obs."""
     obs = cells.columns([key]) if isinstance(cells, BackedH5ad) else cells.obs
     remedy = f"set clusters=... to a column of clusters, or clusters={AUTO_CLUSTERS}"
     if key not in obs:

@@ -1,6 +1,7 @@
 """Annotate cells with a model: add labels and their probabilities to an AnnData, or write them to a file.
 
-A file on disk is annotated block by block; the calls of a block are a part, and finished parts are kept on disk.
+A file is annotated block by block: the calls of each block are written to disk as a part of the result, from which the
+annotation is made when all parts are finished.
 """
 
 import hashlib
@@ -21,22 +22,22 @@ from anndata import AnnData
 from scperformer.base.errors import InputError, NoRoom
 from scperformer.base.outputs import FAILED, new_file, require_absent
 from scperformer.base.progress import progress, say
-from scperformer.cells import Query, find_query, require_not_annotated, require_regular
+from scperformer.cells import find_query, require_regular
 from scperformer.config import PredictConfig
 from scperformer.files import BackedH5ad, default_output, fingerprint, open_cells, require_readable, require_unchanged
 from scperformer.fitting import Adapted, adapt_model
 from scperformer.network import Model, choose_device, load_model
 from scperformer.prediction.annotation import make_annotation
 from scperformer.prediction.calls import Calls, call_block
-from scperformer.prediction.columns import QualityColumns
+from scperformer.prediction.columns import require_not_annotated
 from scperformer.prediction.label_options import find_label_options
 from scperformer.prediction.parts import PARTS, Parts, partial_results, parts_of
 from scperformer.prediction.write import FORMATS, STORE, write_annotation
 
 log = logging.getLogger(__name__)
 
-# Options that do not change any call: a resumed run, or one that joins shares, may have other values of them. The parts
-# keep probabilities, scores and draws; flags, sets and names are made from these when all parts are there.
+# Options that change no call: they may differ when a run is resumed or its shares are joined. Parts hold probabilities,
+# scores and draws; flags, sets and names are made from these when all parts are finished.
 NOT_IN_IDENTITY = {
     *("inputs", "model_path", "output", "outputs", "output_format", "overwrite", "resume", "keep_going", "failed_ok"),
     "json",
@@ -47,11 +48,10 @@ NOT_IN_IDENTITY = {
 
 
 def call_all(adapted: Adapted, cfg: PredictConfig) -> list[Calls]:
-    """Call all cells of a query, in memory, a block at a time."""
-    model = adapted.model
+    """Call all cells of a query, block by block; the calls stay in memory."""
     query = adapted.query
     with progress("annotating", total=query.rows.shape[0], unit="cells") as shown:
-        return [call_block(query.block(first), model, cfg, query, shown.update) for first in query.starts()]
+        return [call_block(query.block(start), adapted.model, cfg, query, shown.update) for start in query.starts()]
 
 
 def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> None:
@@ -60,19 +60,11 @@ def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> None:
         require_not_annotated(adata, cfg.key_added)
     start = time.perf_counter()
     options = find_label_options(adata, model.saved, cfg)
-    query = find_query(adata, model.saved, cfg)
-    quality = QualityColumns.measure(adata, query) if cfg.quality else None
-    adapted = adapt_model(model, query, cfg)
-    parts = call_all(adapted, cfg)
+    adapted = adapt_model(model, find_query(adata, model.saved, cfg), cfg)
+    blocks = call_all(adapted, cfg)
     seconds = time.perf_counter() - start
     annotation = make_annotation(
-        adapted,
-        cfg,
-        lambda: parts,
-        options=options,
-        quality=quality,
-        num_called=adata.n_obs,
-        seconds=seconds,
+        adata, adapted, options, cfg, read=lambda: blocks, num_called=adata.n_obs, seconds=seconds
     )
     annotation.write_into(adata)
 
@@ -214,10 +206,7 @@ def _annotate_files(
 
 
 def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) -> dict[str, Any]:
-    """Annotate a file of any size, one block of cells at a time, and return what was written, as for `--json`.
-
-    Finished parts are kept on disk.
-    """
+    """Annotate a file, or call a share of its cells, one block at a time; return a summary for `--json`."""
     seen = fingerprint(path)
     with open_cells(path, cfg.orientation) as cells:
         if output.suffix in (".h5ad", ".zarr"):
@@ -225,17 +214,12 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
             if not cfg.overwrite:
                 require_not_annotated(cells, cfg.key_added, path)
         options = find_label_options(cells, model.saved, cfg, path)
-        query = find_query(cells, model.saved, cfg, path)
-        quality = QualityColumns.measure(cells, query) if cfg.quality and cfg.share is None else None
-        adapted = adapt_model(model, query, cfg)
+        adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg)
         query = adapted.query
-        num_parts = len(query.starts())
-        identity = _identity_of(query, adapted, cfg)
+        identity = _identity_of(adapted, model, cfg)
         shares = [Path(folder) for folder in cfg.shares]
-        with partial_results(output, identity, num_parts, resume=cfg.resume, shares=shares) as parts:
-            start = time.perf_counter()
-            num_called = _call_parts(adapted, parts, cfg)
-            seconds = time.perf_counter() - start
+        with partial_results(output, identity, len(query.starts()), resume=cfg.resume, shares=shares) as parts:
+            num_called, seconds = _call_parts(parts, adapted, cfg)
             if cfg.share is not None:
                 require_unchanged(path, seen)
                 log.info("%s, share %s: %d cells called", path, cfg.share, num_called)
@@ -243,30 +227,24 @@ def _annotate_file(path: str, output: Path, model: Model, cfg: PredictConfig) ->
                 summary = {"share": cfg.share, "num_cells": num_called}
             else:
                 annotation = make_annotation(
-                    adapted,
-                    cfg,
-                    parts.read,
-                    options=options,
-                    quality=quality,
-                    num_called=num_called,
-                    seconds=seconds,
+                    cells, adapted, options, cfg, read=parts.read, num_called=num_called, seconds=seconds
                 )
-                write_annotation(
-                    annotation, cells, path, output, overwrite=cfg.overwrite, scratch=parts.folder, seen=seen
-                )
+                scratch = parts.folder
+                write_annotation(annotation, cells, path, output, overwrite=cfg.overwrite, scratch=scratch, seen=seen)
                 summary = annotation.summary()
     log.info("written: %s", output)
     return {"file": path, "output": str(output), "sha256": query.sha256, **summary}
 
 
-def _identity_of(query: Query, adapted: Adapted, cfg: PredictConfig) -> dict[str, str]:
-    """Return the values that the calls depend on: an interrupted run is resumed only if they are the same."""
-    options = asdict(cfg)
+def _identity_of(adapted: Adapted, model: Model, cfg: PredictConfig) -> dict[str, str]:
+    """Return everything that the calls depend on: an interrupted run is resumed only if it is the same."""
+    query = adapted.query
+    options = {name: value for name, value in asdict(cfg).items() if name not in NOT_IN_IDENTITY}
     return {
         "input": query.sha256,
-        "model": adapted.model.saved.hash,
-        "options": json.dumps({name: options[name] for name in options if name not in NOT_IN_IDENTITY}),
-        "genes": hashlib.sha256(query.plan.mapping.target.tobytes()).hexdigest(),  # changes with the table of names
+        "model": model.saved.hash,
+        "options": json.dumps(options),
+        "genes": hashlib.sha256(query.plan.mapping.target.tobytes()).hexdigest(),  # depends on the table of gene names
         "expression": query.plan.findings.text,
         "condition": adapted.record["key"] if adapted.record["adapted"] else "",
         "blocks": f"{len(query.starts())} of {query.rows.block_cells} cells",
@@ -274,13 +252,14 @@ def _identity_of(query: Query, adapted: Adapted, cfg: PredictConfig) -> dict[str
     }
 
 
-def _call_parts(adapted: Adapted, parts: Parts, cfg: PredictConfig) -> int:
-    """Call the blocks of a query, or of its share, whose calls are not there yet; return the number of their cells."""
+def _call_parts(parts: Parts, adapted: Adapted, cfg: PredictConfig) -> tuple[int, float]:
+    """Call the cells of all parts of a share that are not finished; return the number of these cells, and seconds."""
     query = adapted.query
     starts = query.starts()
+    start_time = time.perf_counter()
     to_call = [part for part in parts_of(cfg.share, len(starts)) if not parts.has(part)]
     num_cells = sum(min(query.rows.shape[0] - starts[part], query.rows.block_cells) for part in to_call)
     with progress(Path(query.path).name, total=num_cells, unit="cells") as shown:
         for part in to_call:
             parts.write(part, call_block(query.block(starts[part]), adapted.model, cfg, query, shown.update))
-    return num_cells
+    return num_cells, time.perf_counter() - start_time

@@ -1,7 +1,7 @@
-"""Write an annotation: a copy of its file as h5ad or zarr, with matrices never in memory as a whole, or a table.
+"""Write an annotation: a copy of its file as h5ad or zarr, or a table. No matrix is in memory as a whole.
 
-anndata's own zarr writer holds a whole array of a matrix at a time: for 50,000 cells with 25 million values memory
-rises by 149 MB. With this one it rises by 56 MB.
+anndata's own zarr writer loads one whole array of a matrix at a time: for 50,000 cells with 25 million values, memory
+rises by 149 MB. With this writer it rises by 56 MB.
 """
 
 import json
@@ -31,7 +31,7 @@ from scperformer.files import (
     require_unchanged,
     write_anndata,
 )
-from scperformer.prediction.annotation import Annotation, outdated, without_slashes
+from scperformer.prediction.annotation import Annotation, without_slashes
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +39,13 @@ Seen = dict[Path, tuple[int, int, int]]  # the `fingerprint` of a file when it w
 
 SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 FORMATS = (".h5ad", ".zarr", *SEPARATORS, ".parquet")  # endings of outputs
-TABLE_ROWS = 100_000  # rows of a table that are written at a time
+TABLE_ROWS = 100_000  # a table is written in blocks of so many rows
 STORE = Folder("an annotation in zarr")
-CHUNK_VALUES = 1 << 20
+CHUNK_VALUES = 1 << 20  # values of a chunk of a zarr array
+# Encodings of anndata. Elements with those of FOLDERS are copied part by part.
 MATRICES = ("csr_matrix", "csc_matrix")
 NULLABLE = ("nullable-integer", "nullable-boolean", "nullable-string-array")
-FOLDERS = ("anndata", "raw", "dict", *MATRICES, *NULLABLE)  # copied part by part
+FOLDERS = ("anndata", "raw", "dict", *MATRICES, *NULLABLE)
 
 
 def write_annotation(
@@ -57,21 +58,22 @@ def write_annotation(
     scratch: Path,
     seen: Seen,
 ) -> None:
-    """Write the cells of the open file `path` with their annotation, or a table; the ending of `output` decides.
+    """Write the cells of the open file `path` with their annotation, or a table, depending on the ending of `output`.
 
-    In an h5ad copy of an h5ad file everything else stays bit for bit. Earlier entries of the same names are replaced.
+    In an h5ad copy of an h5ad file, everything else is bit for bit the same. Earlier entries of the same names are
+    replaced.
 
     Parameters
     ----------
     scratch
-        A folder of the same disk for an unfinished file.
+        A folder on the disk of the output, for a file that is being written.
     seen
         The `fingerprint` of the file when it was opened.
 
     Raises
     ------
     InputError
-        As `new_file` and `new_folder`; the file was changed meanwhile.
+        As for `new_file` and `new_folder`; or the file has changed since it was opened.
     """
     require_unchanged(path, seen)
     is_zarr = output.suffix == ".zarr"
@@ -83,10 +85,10 @@ def write_annotation(
             write(temporary, output.name, _table_rows(cells, annotation), annotation.record)
         elif isinstance(cells, AnnData):
             annotation.write_into(cells)
-            for table in (cells.obs, cells.var) if is_zarr else ():  # h5ad files can have such names of columns
+            for table in (cells.obs, cells.var) if is_zarr else ():  # h5ad files can have slashes in names of columns
                 table.columns = without_slashes(list(map(str, table.columns)))
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="Writing zarr v2")  # on purpose: every program reads it
+                warnings.filterwarnings("ignore", message="Writing zarr v2")  # all programs read version 2
                 cells.write_zarr(temporary) if is_zarr else write_anndata(cells, temporary)
         elif is_zarr:
             root = zarr.open_group(temporary, mode="w", zarr_format=2)
@@ -101,32 +103,42 @@ def write_annotation(
             shutil.copyfile(path, temporary)
             require_unchanged(path, seen)
             with hdf5_to_write(temporary, "r+") as file:
-                for name in cells.left_out:  # anndata could not read the copy
+                for name in cells.left_out:  # with these, anndata could not read the copy
                     del file[name]
                 _add(file, annotation)
 
 
 def _add(root: Any, annotation: Annotation) -> None:
-    """Add an annotation to an AnnData in an HDF5 file or zarr group, as anndata encodes it, a block at a time."""
-    key = annotation.key
-    obs = root["obs"]
-    num_cells = len(annotation.obs)
-    dropped = outdated(obs.attrs["column-order"], key, annotation.obs)
+    """Add an annotation to an AnnData in an HDF5 file or zarr group, as anndata encodes it, block by block."""
+    _add_columns(root["obs"], annotation)
+    for place in ("obsm", "uns"):
+        if root.get(place) is None:
+            _free(root, place)
+            write_elem(root, place, {})
+    _free(root["uns"], annotation.key)
+    write_elem(root["uns"], annotation.key, annotation.record)
+    _add_calls(root, annotation)
+
+
+def _add_columns(obs: Any, annotation: Annotation) -> None:
+    """Write the columns of an annotation into obs, and remove those of an earlier one that it lacks."""
+    dropped = annotation.outdated(obs.attrs["column-order"])
     for name in (*dropped, *map(str, annotation.obs)):
         _free(obs, name)
     for name, values in annotation.obs.items():
-        # `array` is what anndata itself hands over for a column: Categorical, masked or NumPy values.
+        # anndata, too, writes the `array` of a column: Categorical, masked or NumPy values.
         array = values.array
         write_elem(obs, str(name), array.to_numpy() if isinstance(array, pd.arrays.NumpyExtensionArray) else array)
     order = [name.decode() if isinstance(name, bytes) else str(name) for name in obs.attrs["column-order"]]
     order = [name for name in order if name not in dropped]
     obs.attrs["column-order"] = order + [str(name) for name in annotation.obs if name not in order]
-    for place in ("obsm", "uns"):
-        if root.get(place) is None:
-            _free(root, place)
-            write_elem(root, place, {})
-    _free(root["uns"], key)
-    write_elem(root["uns"], key, annotation.record)
+
+
+def _add_calls(root: Any, annotation: Annotation) -> None:
+    """Write the embedding and the probabilities of an annotation into obsm, block by block."""
+    key = annotation.key
+    num_cells = len(annotation.obs)
+    obs = root["obs"]
     obsm = root["obsm"]
     index = obs.attrs["_index"]
     for name in (f"X_{key}", f"{key}_proba"):
@@ -137,10 +149,10 @@ def _add(root: Any, annotation: Annotation) -> None:
     table.attrs.update({"encoding-type": "dataframe", "encoding-version": "0.2.0"})
     table.attrs.update({"_index": index, "column-order": annotation.labels})
     if isinstance(root, h5py.File):
-        root.copy(obs[index], table, index)  # names are not read
+        root.copy(obs[index], table, index)  # without reading the names
     else:
         write_elem(table, index, read_elem(obs[index]))
-    rows = _rows_of_chunk(len(annotation.labels))  # for each column the same, so that a block is in few chunks
+    rows = _rows_of_chunk(len(annotation.labels))  # with all columns together, a block of cells is in few chunks
     columns = [_new_array(table, label, (num_cells,), np.float32, rows) for label in annotation.labels]
     start = 0
     for calls in annotation.read():
@@ -152,17 +164,18 @@ def _add(root: Any, annotation: Annotation) -> None:
 
 
 def _free(group: h5py.Group | zarr.Group, name: str) -> None:
-    """Remove an element if there is one; also a link that leads nowhere."""
+    """Remove an element if it exists; also a dangling link."""
     if name in group or (isinstance(group, h5py.Group) and group.get(name, getlink=True) is not None):
         del group[name]
 
 
 def _rows_of_chunk(width: int) -> int:
+    """Return the rows of a chunk of an array with so many values in a row."""
     return max(1, CHUNK_VALUES // max(1, width))
 
 
 def _new_array(group: h5py.Group | zarr.Group, name: str, shape: tuple[int, ...], dtype: Any, chunk_rows: int) -> Any:
-    """Make an empty array; only zarr stores it in chunks, of at most so many rows."""
+    """Create an array to be filled; in zarr it is stored in chunks of at most `chunk_rows` rows."""
     if isinstance(group, h5py.Group):
         array = group.create_dataset(name, shape, dtype=dtype)
     else:
@@ -173,9 +186,9 @@ def _new_array(group: h5py.Group | zarr.Group, name: str, shape: tuple[int, ...]
 
 
 def _copy(source: h5py.Group, parent: zarr.Group, name: str, left_out: Collection[str]) -> None:
-    """Copy an element as anndata encodes it, large arrays a chunk at a time; leave out groups of these names.
+    """Copy an element as anndata encodes it, large arrays chunk by chunk; groups named in `left_out` are left out.
 
-    A link that leads nowhere is left out, too. Links in a circle are not met: a file with them is not opened.
+    Dangling links are left out, too. Circular links cannot occur: a file that has them is not opened.
     """
     where = f"{source.name.rstrip('/')}/{name}"
     if where.lstrip("/") in left_out:
@@ -184,10 +197,11 @@ def _copy(source: h5py.Group, parent: zarr.Group, name: str, left_out: Collectio
         log.warning("%s leads nowhere and is left out", where)
         return
     node = source[name]
-    kind, encoding = (str(node.attrs.get(f"encoding-{what}", "")) for what in ("type", "version"))
-    is_table = kind == "dataframe" and encoding == "0.2.0"  # older ones hold references
-    in_parts = kind in FOLDERS or is_table or is_nested(node)
-    if isinstance(node, h5py.Group) and in_parts:
+    encoding = str(node.attrs.get("encoding-type", ""))
+    is_table = encoding == "dataframe" and str(node.attrs.get("encoding-version", "")) == "0.2.0"
+    # Tables of older versions hold references, which only anndata resolves.
+    by_parts = encoding in FOLDERS or is_table or is_nested(node)
+    if isinstance(node, h5py.Group) and by_parts:
         group = parent.require_group(name)
         attributes = dict(node.attrs.items())
         if "column-order" in attributes:
@@ -197,7 +211,7 @@ def _copy(source: h5py.Group, parent: zarr.Group, name: str, left_out: Collectio
             group.attrs[key] = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
         for part in node:
             _copy(node, group, part, left_out)
-    elif isinstance(node, h5py.Dataset) and kind in ("array", "") and node.dtype.kind in "biuf" and node.shape:
+    elif isinstance(node, h5py.Dataset) and encoding in ("array", "") and node.dtype.kind in "biuf" and node.shape:
         rows = _rows_of_chunk(int(np.prod(node.shape[1:])))
         array = _new_array(parent, name, node.shape, node.dtype, rows)
         for start in range(0, node.shape[0], rows):
@@ -207,7 +221,7 @@ def _copy(source: h5py.Group, parent: zarr.Group, name: str, left_out: Collectio
 
 
 def _table_rows(cells: AnnData | BackedH5ad, annotation: Annotation) -> Iterator[pd.DataFrame]:
-    """Return the rows of a table, some cells at a time: the name of each cell and the columns about it."""
+    """Yield the rows of a table in blocks: the name of each cell, and its columns."""
     for start in range(0, len(annotation.obs), TABLE_ROWS):
         block = annotation.obs[start : start + TABLE_ROWS].copy()
         stop = start + len(block)
@@ -217,6 +231,7 @@ def _table_rows(cells: AnnData | BackedH5ad, annotation: Annotation) -> Iterator
 
 
 def _write_text(temporary: Path, name: str, blocks: Iterator[pd.DataFrame], record: dict[str, Any]) -> None:
+    """Write a CSV or TSV file, by the ending of `name`; a text that a spreadsheet would run gets a ' in front."""
     separator = next(separator for suffix, separator in SEPARATORS.items() if name.endswith(suffix))
     compression = "gzip" if name.endswith(".gz") else None
     num_quoted = 0
@@ -233,15 +248,15 @@ def _write_text(temporary: Path, name: str, blocks: Iterator[pd.DataFrame], reco
 
 
 def _write_parquet(temporary: Path, name: str, blocks: Iterator[pd.DataFrame], record: dict[str, Any]) -> None:
-    """Write a Parquet file; its metadata keep the record of the run as JSON."""
+    """Write a Parquet file, with the record of the run as JSON in its metadata."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
     writer = None
     for block in blocks:
         table = pyarrow.Table.from_pandas(block, preserve_index=False)
-        made = json.dumps(record, default=lambda array: array.tolist()).encode()
-        table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"scperformer": made})
+        content = json.dumps(record, default=lambda array: array.tolist()).encode()
+        table = table.replace_schema_metadata({**(table.schema.metadata or {}), b"scperformer": content})
         writer = writer or ParquetWriter(temporary, table.schema)
         writer.write_table(table)
     assert writer is not None, "there is at least one block"

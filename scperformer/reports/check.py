@@ -35,7 +35,6 @@ from scperformer.cells import (
     rare_note,
     require_fit,
     require_labels,
-    require_not_annotated,
     require_regular,
     require_short,
 )
@@ -51,6 +50,7 @@ from scperformer.model import (
     require_annotator,
     resolve_model,
 )
+from scperformer.prediction import require_not_annotated
 from scperformer.trust import MOST_UNKNOWN, foreign_text
 
 Checked = dict[str, Any]  # the findings about one file as JSON-able values; docs/formats.md lists them

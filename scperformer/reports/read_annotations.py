@@ -20,10 +20,10 @@ from scperformer.base.outputs import FAILED
 from scperformer.files import open_hdf5, reading, require_h5ad, sha256
 from scperformer.labels import LabelTree
 from scperformer.model import INFO, PACKAGED_MODEL, library_folder, with_current_branches
+from scperformer.prediction import REQUIRED_COLUMNS
 
 log = logging.getLogger(__name__)
 
-REQUIRED = ("label", "confidence", "unknown", "baseline_label")  # columns of an annotation
 LONGEST_REASON = 5000  # characters
 LEAST_PROBABILITY = 1e-3  # in logarithms: smaller ones are noise
 SUFFIXES = (FAILED, ".h5ad", ".annotated", ".prepared")  # endings that the steps add to the name of a sample
@@ -152,7 +152,7 @@ def sample_names(paths: Sequence[Path]) -> list[str]:
 def of_cells(adata: AnnData, key: str, name: str = "cells", embedding: bool = False) -> Annotated:
     """The annotation of cells in memory; with `embedding` they must have one, and probabilities."""
     there = {place: set(getattr(adata, place)) for place in ("obs", "uns", "obsm")}
-    wanted = [("obs", f"{key}_{column}") for column in REQUIRED] + [("uns", key)]
+    wanted = [("obs", f"{key}_{column}") for column in REQUIRED_COLUMNS] + [("uns", key)]
     wanted += [("obsm", f"X_{key}"), ("obsm", f"{key}_proba")] if embedding else []
     for place, entry in wanted:
         if entry not in there[place]:
@@ -193,7 +193,7 @@ def _read(path: Path, name: str, key: str, embedding: bool) -> Annotated:
         facts = read_elem(file[f"uns/{key}"]) if f"uns/{key}" in file else None
         coordinates = read_elem(file[f"obsm/X_{key}"]) if embedding and f"obsm/X_{key}" in file else None
     columns = [str(column) for column in obs.columns] if isinstance(obs, pd.DataFrame) else []
-    required = [f"{key}_{column}" for column in REQUIRED]
+    required = [f"{key}_{column}" for column in REQUIRED_COLUMNS]
     missing = [f"obs column '{column}'" for column in required if column not in columns]
     missing += [f"obsm['X_{key}']"] if embedding and coordinates is None else []
     if missing or facts is None:

@@ -1,7 +1,7 @@
-"""How sure a call is: the calibration error of confidences, and the curve behind it.
+"""Calibration of confidences: the expected calibration error, and the reliability curve behind it.
 
-A confidence is calibrated if calls with the confidence p are right with the probability p. The scales of a model's
-logits (fitting/branches.py) are fitted to this end; the functions here show how far they reach it.
+Confidences are calibrated if calls with the confidence p are right with the probability p. The scales of a model's
+logits (fitting/evidence.py) are fitted to this end; the functions here measure how well this works.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 from scipy.special import softmax
 
-NUM_BINS = 15  # of confidence from 0 to 1
-MIN_CELLS = 30  # of a label whose calibration is shown on its own
+NUM_BINS = 15  # bins of confidence from 0 to 1
+MIN_CALLS = 30  # a label with fewer calls is left out of the calibration by label
 
 
 def reliability_curve(confidence: np.ndarray, right: np.ndarray, num_bins: int = NUM_BINS) -> pd.DataFrame:
-    """Return `num_cells`, mean `confidence` and `accuracy` of bins of equal width, without those that have no cells.
+    """Return `num_cells`, mean `confidence` and `accuracy` of bins of equal width; bins without cells are left out.
 
     Parameters
     ----------
@@ -47,20 +47,34 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray, num_bins: int =
 def calibration(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     """Describe the calibration of held-out calls in plain numbers: `num_cells`, `error`, `bins` and `labels`.
 
-    `logits` are N x C, `labels` N indices, `names` the C labels. `bins` are the columns of `reliability_curve`, and
-    `labels` those of `label_calibration` with names.
+    Parameters
+    ----------
+    logits
+        N held-out cells x C labels.
+    labels
+        Index of the true label of each cell, N.
+    names
+        The C labels.
+
+    Returns
+    -------
+    `bins` are the columns of `reliability_curve`; `labels` are those of `label_calibration`, with names for indices.
     """
     proba = softmax(logits.astype(np.float64), axis=1)
     confidence = proba.max(axis=1)
     right = proba.argmax(axis=1) == labels
     by_label = label_calibration(proba, labels)
     by_label["label"] = [names[label] for label in by_label["label"]]
-    found = {"num_cells": len(labels), "error": calibration_error(confidence, right)}
-    return found | {"bins": reliability_curve(confidence, right).to_dict("list"), "labels": by_label.to_dict("list")}
+    return {
+        "num_cells": len(labels),
+        "error": calibration_error(confidence, right),
+        "bins": reliability_curve(confidence, right).to_dict("list"),
+        "labels": by_label.to_dict("list"),
+    }
 
 
-def label_calibration(proba: np.ndarray, labels: np.ndarray, min_cells: int = MIN_CELLS) -> pd.DataFrame:
-    """Return the calibration of the calls of each label that `min_cells` cells or more are called.
+def label_calibration(proba: np.ndarray, labels: np.ndarray, min_calls: int = MIN_CALLS) -> pd.DataFrame:
+    """Return the calibration of the calls of each label that has at least `min_calls` calls.
 
     Parameters
     ----------
@@ -71,15 +85,15 @@ def label_calibration(proba: np.ndarray, labels: np.ndarray, min_cells: int = MI
 
     Returns
     -------
-    A row per label: `label` (index), `num_cells` that are called it, their mean `confidence`, `accuracy` and `error`
-    (as `calibration_error`).
+    A row per label: `label` (its index), `num_cells` (cells with this call), their mean `confidence`, `accuracy` and
+    `error` (as by `calibration_error`).
     """
     calls = proba.argmax(axis=1)
     confidence = proba.max(axis=1)
     rows = []
-    for label in np.flatnonzero(np.bincount(calls, minlength=proba.shape[1]) >= min_cells):
-        sure = confidence[calls == label]
+    for label in np.flatnonzero(np.bincount(calls, minlength=proba.shape[1]) >= min_calls):
+        own = confidence[calls == label]
         right = labels[calls == label] == label
-        numbers = {"confidence": sure.mean(), "accuracy": right.mean(), "error": calibration_error(sure, right)}
-        rows.append({"label": int(label), "num_cells": len(sure)} | {k: float(v) for k, v in numbers.items()})
+        row = {"label": int(label), "num_cells": len(own), "confidence": float(own.mean())}
+        rows.append(row | {"accuracy": float(right.mean()), "error": calibration_error(own, right)})
     return pd.DataFrame(rows, columns=["label", "num_cells", "confidence", "accuracy", "error"])

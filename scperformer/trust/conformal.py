@@ -1,21 +1,26 @@
-"""Sets of labels that contain the true one with a stated probability: split conformal with adaptive sets.
+"""Sets of labels that contain the true label with a stated probability: split conformal prediction, adaptive sets.
 
-The set of a cell grows from its most probable label. Held-out cells of the reference show the score at which the true
-label is in the set. Source: Romano, Sesia and Candes 2020 (arXiv 2006.02544). The guarantee holds for cells that are
-exchangeable with the held-out cells.
+A set has the most probable labels of a cell, up to a threshold of the conformity score, which is about the sum of their
+probabilities. The threshold comes from the scores of the true labels of held-out cells of the reference. The guarantee
+holds for cells exchangeable with the held-out cells. Source: Romano, Sesia and Candes 2020 (arXiv 2006.02544).
 """
 
 import zlib
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from scperformer.base.messages import joined
+
+COVERAGE_FOLDS = 5  # of held-out cells, to measure how often sets contain the true label
+
 
 def cell_draws(x: csr_matrix) -> np.ndarray:
-    """Return a number from 0 to 1 for each cell that looks random and depends on its expression alone, float64 N.
+    """Return a pseudo-random number from 0 to 1 for each cell, float64 N, which depends on its expression alone.
 
-    Adaptive sets need it: without a random part they hold the truth more often than stated.
+    Adaptive sets are randomised with it: otherwise they would contain the true label more often than stated.
     """
     ends = x.indptr
     draws = np.empty(x.shape[0])
@@ -27,9 +32,18 @@ def cell_draws(x: csr_matrix) -> np.ndarray:
 
 
 def set_scores(proba: np.ndarray, draws: np.ndarray) -> np.ndarray:
-    """Return the conformity score of each label: the probability of all more probable labels and a part of its own.
+    """Return the conformity score of each label: the sum of all more probable labels and a random part of its own.
 
-    `proba` is N x C, and `draws`, N, are the parts, each drawn from 0 to 1. The result is float64, N x C.
+    Parameters
+    ----------
+    proba
+        Probabilities of N cells for C labels.
+    draws
+        The random part of each cell, N, from 0 to 1.
+
+    Returns
+    -------
+    Float64, N x C.
     """
     proba = np.asarray(proba, dtype=np.float64)
     order = np.argsort(-proba, axis=1, kind="stable")
@@ -40,12 +54,12 @@ def set_scores(proba: np.ndarray, draws: np.ndarray) -> np.ndarray:
 
 
 def set_threshold(proba: np.ndarray, labels: np.ndarray, draws: np.ndarray, alpha: float) -> float:
-    """Find the score up to which a label is in the set, for sets that miss the truth of a share `alpha` of cells.
+    """Find the threshold of the score for sets that miss the true label of a share `alpha` of cells.
 
     Parameters
     ----------
     proba
-        Probabilities of N held-out cells for C labels.
+        Probabilities of held-out cells, N x C.
     labels
         Index of the true label of each cell, N.
     draws
@@ -53,27 +67,33 @@ def set_threshold(proba: np.ndarray, labels: np.ndarray, draws: np.ndarray, alph
 
     Returns
     -------
-    The threshold, infinite if there are too few held-out cells for this `alpha`.
+    The threshold, infinite if there are too few held-out cells for this `alpha`: all labels are in every set.
     """
     scores = np.sort(set_scores(proba, draws)[np.arange(len(labels)), labels])
-    # A new cell is equally likely to have any rank among the held-out cells: the threshold is the score at this rank.
+    # The score of a new, exchangeable cell has any rank among these with the same probability.
     rank = int(np.ceil((len(scores) + 1) * (1 - alpha) - 1e-9))
     return float(scores[rank - 1]) if rank <= len(scores) else np.inf
 
 
 def label_sets(proba: np.ndarray, draws: np.ndarray, threshold: float) -> np.ndarray:
-    """Return whether each label is in the set of each cell, boolean N x C; a set may be empty."""
+    """Return whether each label is in the set of each cell, boolean N x C; sets can be empty."""
     return set_scores(proba, draws) <= threshold
 
 
-def held_out_coverage(
-    proba: np.ndarray, labels: np.ndarray, draws: np.ndarray, alpha: float, num_folds: int = 5
-) -> float:
-    """Return the share of held-out cells whose set contains the truth, with a threshold from the other folds."""
+def set_texts(proba: np.ndarray, in_set: np.ndarray, labels: Sequence[str]) -> list[str]:
+    """Return the labels of each cell's set as a text, the most probable one first, as `joined` joins them."""
+    order = np.argsort(-proba, axis=1, kind="stable")
+    names = [joined([label]) for label in labels]
+    return ["|".join(names[i] for i in row if has[i]) for row, has in zip(order, in_set, strict=True)]
+
+
+def held_out_coverage(proba: np.ndarray, labels: np.ndarray, draws: np.ndarray, alpha: float) -> float:
+    """Return the share of held-out cells whose set contains the true label, with thresholds from the other folds."""
     covered = np.zeros(len(labels), dtype=bool)
-    folds = np.arange(len(labels)) % num_folds
-    for fold in range(min(num_folds, len(labels))):
-        now = folds == fold
-        threshold = set_threshold(proba[~now], labels[~now], draws[~now], alpha)
-        covered[now] = label_sets(proba[now], draws[now], threshold)[np.arange(now.sum()), labels[now]]
+    folds = np.arange(len(labels)) % COVERAGE_FOLDS
+    for fold in range(min(COVERAGE_FOLDS, len(labels))):
+        in_fold = folds == fold
+        threshold = set_threshold(proba[~in_fold], labels[~in_fold], draws[~in_fold], alpha)
+        in_set = label_sets(proba[in_fold], draws[in_fold], threshold)
+        covered[in_fold] = in_set[np.arange(in_fold.sum()), labels[in_fold]]
     return float(covered.mean())

@@ -11,7 +11,7 @@ from scperformer.base.errors import InputError
 from scperformer.config import PredictConfig
 from scperformer.files import rows as rows
 from scperformer.prediction import predict, run_predict
-from scperformer.prediction.calls import parts_of
+from scperformer.prediction.parts import parts_of
 
 NUM_SHARES = 3
 

@@ -24,9 +24,10 @@ from scperformer.config import PredictConfig
 from scperformer.files import read_cells
 from scperformer.files import rows as rows
 from scperformer.network import load_model
-from scperformer.prediction import calls as partial
+from scperformer.prediction import parts as parts_file
 from scperformer.prediction import predict, run_predict
 from scperformer.prediction import write as writer
+from scperformer.prediction.calls import Calls, call_block
 
 BLOCK = 17  # cells; 120 of them make eight blocks
 
@@ -221,9 +222,7 @@ def cut_off(counts_adata, tiny_model, write, small_blocks, monkeypatch):
             run_predict(config(path, tiny_model))
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["sample.annotated.h5ad.partial", "sample.h5ad"]
     called = []
-    monkeypatch.setattr(
-        predict, "call_block", lambda x, *rest: called.append(x.shape[0]) or partial.call_block(x, *rest)
-    )
+    monkeypatch.setattr(predict, "call_block", lambda x, *rest: called.append(x.shape[0]) or call_block(x, *rest))
     return path, called
 
 
@@ -232,7 +231,7 @@ def test_a_run_that_was_cut_off_goes_on(whole, cut_off, tiny_model, caplog):
     with caplog.at_level("INFO", logger="scperformer"):
         (output,) = run_predict(config(path, tiny_model, resume=True, batch_size=5))
     assert called == [BLOCK] * 4 + [1]
-    assert "3 of 8 parts are there" in caplog.text
+    assert "3 of 8 parts are finished" in caplog.text
     require_same(ad.read_h5ad(output), whole)
     assert not output.with_name(f"{output.name}.partial").exists()
 
@@ -395,22 +394,22 @@ sys.exit(main(sys.argv[1:]))
         [sys.executable, "-c", program, *words, "resume=true"], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert "going on where" in done.stderr
+    assert "resuming " in done.stderr
     require_same(ad.read_h5ad(tmp_path / "sample.annotated.h5ad"), whole)
     assert not folder.exists()
 
 
 def test_parts_are_written_whole(tmp_path, monkeypatch):
     proba, nothing = np.eye(2, dtype=np.float32), np.zeros(2)
-    calls = partial.Calls(proba, proba, nothing.astype(int), nothing.astype(bool), nothing, nothing)
+    calls = Calls(proba, proba, nothing.astype(int), nothing.astype(bool), nothing, nothing)
 
     def full(file, **_):
         file.write(b"half")
         raise OSError(28, "No space left on device")
 
-    with partial.partial_results(tmp_path / "out.h5ad", {"a": "b"}, 2, resume=False) as parts:
+    with parts_file.partial_results(tmp_path / "out.h5ad", {"a": "b"}, 2, resume=False) as parts:
         with monkeypatch.context() as patch:
-            patch.setattr(partial.np, "savez", full)
+            patch.setattr(parts_file.np, "savez", full)
             with pytest.raises(InputError, match=r"the disk is full \(.*out\.h5ad\.partial\)"):
                 parts.write(0, calls)
         assert not parts.has(0)

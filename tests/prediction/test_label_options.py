@@ -1,7 +1,6 @@
 """Options about labels: constraints, shares by EM, label tree and clusters, in memory and in files."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import anndata as ad
 import h5py
@@ -17,7 +16,6 @@ from scperformer.labels import LabelTree
 from scperformer.model import write_model
 from scperformer.network import load_model
 from scperformer.prediction import run_predict
-from scperformer.prediction.columns import TreeColumns
 
 TREE = LabelTree(
     ["B cell", "Monocyte", "T cell"], {"B cell": "lymphocyte", "T cell": "lymphocyte"}, {"lymphocyte": "L:1"}
@@ -58,15 +56,6 @@ def test_levels_are_nested_and_unsafe_calls_back_off(counts_adata, model, caplog
     assert set(obs["scperformer_call"]) == {*TREE.labels, "lymphocyte", "unknown"}
     assert counts_adata.uns["scperformer"]["tree"]["num_backed_off"] == num_backed_off
     assert f"{num_backed_off} calls below min_confidence" in caplog.text
-
-
-def test_a_label_may_be_called_unknown():
-    """A cell that is safe on no level is called by its name."""
-    tree = LabelTree(["unknown", "NK", "T"], {"unknown": "lymphocyte", "T": "lymphocyte"})
-    proba = np.array([[0.4, 0.1, 0.5], [0.5, 0.5, 0.0], [0.1, 0.9, 0.0]])
-    columns = TreeColumns(tree, {}, 0.8, "cells.h5ad").of_block(SimpleNamespace(proba=proba), {})
-    assert list(columns["call"]) == ["lymphocyte", "unknown", "NK"]
-    assert list(columns["level1"]) == ["lymphocyte", "lymphocyte", "NK"]
 
 
 @pytest.mark.slow
@@ -188,7 +177,7 @@ def test_an_ontology_can_be_added_to_a_model_without_one(counts_adata, tiny_mode
     (tmp_path / "cl.obo").write_text("data-version: cl/releases/2020-01-01/cl.owl\n[Term]\nid: CL:1\nname: cell\n")
     model.saved.provenance["ontology"] = "2026-03-26"
     scperformer.annotate(counts_adata, model, overwrite=True, options=as_options([f"ontology='{tmp_path}/cl.obo'"]))
-    assert "is of release 2020-01-01, but the ids of the model are of release 2026-03-26" in caplog.text
+    assert "is release 2020-01-01, but the ids of the model are from release 2026-03-26" in caplog.text
 
 
 def test_columns_of_an_earlier_annotation_go(counts_adata, folder, tiny_model, write):

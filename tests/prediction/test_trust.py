@@ -117,7 +117,7 @@ def test_a_file_of_unknown_cells_is_announced(folder, sample, caplog):
         annotated(simulated(60, 3, labels=(3,)), folder)
     [warning] = [record.message for record in caplog.records if "look like none" in record.message]
     assert "% of cells look like none of the 3 labels of this model: is it the right tissue?" in warning
-    assert warning.endswith("Or are the values not what they were taken for (counts in X)?")
+    assert warning.endswith("Or were the values read wrongly (as counts in X)?")
     caplog.clear()
     usual = annotated(sample, folder).uns["scperformer"]["fit"]
     assert "look like none" not in caplog.text
@@ -132,7 +132,7 @@ def test_confidences_far_below_those_of_held_out_cells_are_announced(folder, sam
     with caplog.at_level(logging.WARNING, "scperformer"):
         fit = annotated(mixed, folder, "adapt=false", "false_alarms=0").uns["scperformer"]["fit"]
     assert fit["mean_confidence"] < fit["held_out_confidence"] - 0.15
-    said = f"mean confidence {fit['mean_confidence']:.2f}, of held-out cells of the reference"
+    said = f"mean confidence {fit['mean_confidence']:.2f}, but {fit['held_out_confidence']:.2f} for held-out cells"
     assert said in caplog.text
 
 

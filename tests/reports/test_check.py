@@ -539,5 +539,5 @@ def test_cells_that_are_unlike_the_labels_are_announced(write, monkeypatch, caps
     (result,) = checked(write(cells, "some.h5ad"))
     assert (result["unlike_share"] > 0.9) == foreign
     assert (result["unlike_share"] < 0.2) == (not foreign)
-    said = "look like none of the 9 labels of this model: is it the right tissue? The model is of blood."
+    said = "look like none of the 9 labels of this model: is it the right tissue? This model was trained on blood."
     assert (said in capsys.readouterr().out) == foreign
