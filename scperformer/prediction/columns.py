@@ -100,7 +100,7 @@ class CallColumns:
     false_alarms: float
 
     def make(self, read: "Read", obs: pd.DataFrame) -> Made:
-        """Make the columns, after those of a label tree; warn about cells that are unlike the reference."""
+        """Make the columns, which need those of a label tree; warn about cells that are unlike the reference."""
         blocks = [(*_best_labels(calls.proba), calls.scores, calls.empty) for calls in read()]
         best, confidence, margin, scores, empty = map(np.concatenate, zip(*blocks, strict=True))
         held_out = self.saved.held_out
@@ -156,7 +156,7 @@ class TreeColumns:
         "ontology_term_id",
     )
     tree: LabelTree
-    terms: list[str]  # of the labels
+    terms: list[str]  # ontology id of each label
     min_confidence: float
     path: str
 
@@ -181,7 +181,7 @@ class TermColumns:
     """Without a label tree: the ontology id of the label of each cell."""
 
     names: ClassVar[tuple[str, ...]] = ("ontology_term_id",)
-    terms: list[str]  # of the labels
+    terms: list[str]  # ontology id of each label
 
     def make(self, read: "Read", obs: pd.DataFrame) -> Made:
         """Make the column from the labels."""
@@ -204,7 +204,7 @@ class BaselineColumns:
 
 @dataclass
 class SetColumns:
-    """With `alpha`: for each cell a set of labels that contains the true one with the probability 1 - alpha."""
+    """With `alpha`: for each cell a set of labels that contains the true label with the probability 1 - alpha."""
 
     names: ClassVar[tuple[str, ...]] = ("set", "set_size")
     labels: list[str]
@@ -215,7 +215,7 @@ class SetColumns:
     def make(self, read: "Read", obs: pd.DataFrame) -> Made:
         """Make the columns, with a threshold from held-out cells of the reference."""
         proba = _probabilities(self.held_out)
-        draws = np.random.default_rng(0).random(len(proba))  # always the same ones
+        draws = np.random.default_rng(0).random(len(proba))  # the same in each run
         known = (proba, self.held_out.labels, draws, self.alpha)
         threshold = set_threshold(*known)
         texts: list[str] = []
@@ -290,7 +290,7 @@ class DropletColumns:
 
 @dataclass
 class ClusterColumns:
-    """With `clusters`: the label of each cell's cluster, and whether the cell has another one.
+    """With `clusters`: the label of each cell's cluster, and whether it differs from that of the cell.
 
     Barcodes that cannot be cells have no vote, and are not clustered: with `clusters=auto` they keep their own label.
     """
@@ -327,7 +327,7 @@ class ClusterColumns:
         return Made(columns, {"clusters": record})
 
     def _find_clusters(self, read: "Read", voters: np.ndarray) -> np.ndarray:
-        """Cluster the cells that vote; return the number of each one's cluster."""
+        """Cluster the cells that vote; return the number of the cluster of each."""
         embedding = np.concatenate([calls.embedding for calls in read()])[voters]
         graph = self.graph
         if graph is not None and self.droplets is not None:
@@ -335,7 +335,7 @@ class ClusterColumns:
         return over_cluster(embedding, graph)
 
 
-# All columns that an annotation can have, in the order in which they are written. Some need others, and are made later.
+# All columns that an annotation can have, in the order of obs. They are made in another order, as some need others.
 GROUPS: tuple[type[Columns], ...] = (
     *(CallColumns, TreeColumns, TermColumns, BaselineColumns, SetColumns),
     *(QualityColumns, DropletColumns, ClusterColumns),
@@ -359,9 +359,9 @@ def require_not_annotated(cells: AnnData | BackedH5ad, key: str, path: str = "th
 
 
 def _best_labels(proba: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the index of the most probable label of each cell, its probability, and its lead over the second one."""
-    top_two = np.sort(proba, axis=1)[:, -2:]
-    return proba.argmax(axis=1), top_two[:, 1], top_two[:, 1] - top_two[:, 0]
+    """Return the index of the most probable label of each cell, its probability, and its lead over the second label."""
+    second, first = np.sort(proba, axis=1)[:, -2:].T
+    return proba.argmax(axis=1), first.copy(), first - second  # a view would keep the probabilities in memory
 
 
 def _is_cell(droplets: Droplets | None, num_cells: int) -> np.ndarray:

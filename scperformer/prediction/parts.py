@@ -56,7 +56,7 @@ class Parts:
         os.replace(unfinished, self.folder / f"part-{part:06d}.npz")
 
     def read(self) -> Iterator[Calls]:
-        """Yield all parts in order; a damaged one is refused."""
+        """Yield the calls of all parts in order; refuse damaged parts."""
         for part in range(self.num_parts):
             try:
                 calls = Calls(**read_arrays(self._file(part), ARRAY_KINDS, MOST_VALUES))
@@ -104,7 +104,7 @@ def partial_results(
     Raises
     ------
     InputError
-        With `resume`, the earlier run had another identity; the shares have another one or are incomplete; or a folder
+        The earlier run (with `resume`) or a share has another identity; the shares are incomplete; or a folder
         that predict has not made is in the way.
     """
     output = Path(os.path.realpath(output))  # parts are on the disk of the output, so that they can be renamed to it

@@ -81,7 +81,7 @@ def label_sets(proba: np.ndarray, draws: np.ndarray, threshold: float) -> np.nda
 
 
 def set_texts(proba: np.ndarray, in_set: np.ndarray, labels: Sequence[str]) -> list[str]:
-    """Return the labels of each cell's set as a text, the most probable one first, as `joined` joins them."""
+    """Return the labels of each cell's set as a text, the most probable label first, as `joined` joins them."""
     order = np.argsort(-proba, axis=1, kind="stable")
     names = [joined([label]) for label in labels]
     return ["|".join(names[i] for i in row if has[i]) for row, has in zip(order, in_set, strict=True)]

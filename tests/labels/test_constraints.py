@@ -1,4 +1,4 @@
-"""Labels that can occur, and shares by EM; each beside a naive twin."""
+"""Labels that can occur, and shares of labels by EM; compared with naive implementations."""
 
 import numpy as np
 import pytest
@@ -25,27 +25,28 @@ def test_allowed_and_denied_labels():
         (["a"], ["a"], r"no label that is allowed and not denied"),
     ],
 )
-def test_wrong_labels_are_one_line(allow, deny, match):
+def test_wrong_labels_are_refused(allow, deny, match):
     with pytest.raises(InputError, match=match):
         allowed_labels(LABELS, allow, deny)
 
 
-def test_reweighted_rows_are_those_of_a_loop():
+def test_reweighting_equals_a_loop_over_rows():
     rng = np.random.default_rng(0)
-    proba, weights = rng.dirichlet(np.ones(3), 50).astype(np.float32), np.array([0.5, 0.0, 2.0])
+    proba = rng.dirichlet(np.ones(3), 50).astype(np.float32)
+    weights = np.array([0.5, 0.0, 2.0])
     expected = []
     for row in proba.astype(float):
         parts = [p * w for p, w in zip(row, weights, strict=True)]
         expected.append([part / sum(parts) for part in parts])
-    found = reweighted(proba, weights)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(reweighted(proba[3:5], weights), found[3:5])
+    result = reweighted(proba, weights)
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+    assert result.dtype == np.float32
+    np.testing.assert_array_equal(reweighted(proba[3:5], weights), result[3:5])
 
 
-def test_a_cell_of_a_denied_label_alone_can_be_any_other():
-    found = reweighted(np.array([[0, 1, 0]], dtype=np.float32), np.array([1, 0, 1]))
-    np.testing.assert_array_equal(found, [[0.5, 0, 0.5]])
+def test_a_cell_with_only_denied_labels_gets_equal_probabilities():
+    proba = np.array([[0, 1, 0]], dtype=np.float32)
+    np.testing.assert_array_equal(reweighted(proba, np.array([1, 0, 1])), [[0.5, 0, 0.5]])
 
 
 def naive_em(proba, shares, steps):
@@ -59,13 +60,15 @@ def naive_em(proba, shares, steps):
     return estimate
 
 
-def test_em_is_that_of_a_loop_and_finds_the_shares():
-    """Labels are normal distributions, so that the probabilities are exact; the query has other shares."""
-    rng, old, new = np.random.default_rng(0), np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.2, 0.7])
+def test_em_equals_a_loop_over_cells_and_recovers_the_shares():
+    """Labels are normal distributions, so that the probabilities are exact; the shares differ from the reference."""
+    rng = np.random.default_rng(0)
+    old = np.array([0.5, 0.3, 0.2])
+    new = np.array([0.1, 0.2, 0.7])
     x = rng.normal(2.0 * rng.choice(3, 1000, p=new))
     density = np.exp(-0.5 * (x[:, None] - 2.0 * np.arange(3)) ** 2) * old
     proba = density / density.sum(axis=1, keepdims=True)
-    found = shares_by_em(proba, old)
-    np.testing.assert_allclose(found, naive_em(proba, old, 60), atol=2e-3)
-    np.testing.assert_allclose(found, new, atol=0.05)
+    estimate = shares_by_em(proba, old)
+    np.testing.assert_allclose(estimate, naive_em(proba, old, 60), atol=2e-3)
+    np.testing.assert_allclose(estimate, new, atol=0.05)
     assert abs(proba.mean(axis=0) - new).max() > 0.1  # the mean alone is not enough

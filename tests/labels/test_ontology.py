@@ -1,4 +1,4 @@
-"""Ids of labels: by name, synonym, table and CL file; the terms that join labels."""
+"""Ontology ids of labels, by name, synonym, table and CL file; trees of labels from the terms of the ontology."""
 
 import pytest
 
@@ -101,12 +101,12 @@ def obo(tmp_path):
         ("cluster 3", "unknown"),
     ],
 )
-def test_usual_names_are_in_our_table(label, term):
+def test_usual_names_are_in_the_packaged_table(label, term):
     assert find_terms([label], ["unknown"], "packaged")[0] == [term]
 
 
-def test_our_table_is_sound():
-    """Parents are there, no name or synonym means two terms, and nothing is its own ancestor."""
+def test_the_packaged_table_is_consistent():
+    """All parents are terms, no name or synonym has two terms, and no term is its own ancestor."""
     ours = packaged_ontology()
     assert {parent for parents in ours.parents.values() for parent in parents} <= ours.names.keys()
     for term, name in ours.names.items():
@@ -125,29 +125,30 @@ def _table():
 
 
 def test_a_cl_file_is_read(obo):
-    found = read_obo(obo)
-    assert found.version == "2022-08-16"
-    assert found.names["CL:0000791"] == "mature alpha-beta T cell"
-    assert found.ancestors("CL:0000625") == {"CL:0000625", "CL:0000791", "CL:0000084", "CL:0000542"}
+    ontology = read_obo(obo)
+    assert ontology.version == "2022-08-16"
+    assert ontology.names["CL:0000791"] == "mature alpha-beta T cell"
+    assert ontology.ancestors("CL:0000625") == {"CL:0000625", "CL:0000791", "CL:0000084", "CL:0000542"}
     texts = {"T-lymphocyte": "CL:0000084", "pdc": "CL:0000784", "interdigitating cell": None, "IPC": None}
-    texts |= {"classed": None, "part of": None, "cDC": "CL:0000990", "plasma": None}  # cDC is a synonym of ours
-    assert {text: found.term(text) for text in texts} == texts
-    assert "CL:0000012" not in found.names
+    texts |= {"classed": None, "part of": None, "plasma": None}
+    texts["cDC"] = "CL:0000990"  # by a synonym in the packaged table
+    assert {text: ontology.term(text) for text in texts} == texts
+    assert "CL:0000012" not in ontology.names
 
 
-def test_given_ids_stay_and_our_synonyms_count_beside_a_cl_file(obo):
+def test_given_ids_stay_and_packaged_synonyms_complement_a_cl_file(obo):
     labels = ["cDC", "B", "T cells", "mine"]
-    found, _ = find_terms(labels, ["unknown", "unknown", "unknown", "CL:0000001"], str(obo))
-    assert found == ["CL:0000990", "unknown", "CL:0000084", "CL:0000001"]  # the file has no B cell
+    terms, _ = find_terms(labels, ["unknown", "unknown", "unknown", "CL:0000001"], str(obo))
+    assert terms == ["CL:0000990", "unknown", "CL:0000084", "CL:0000001"]  # the file has no B cell
     assert find_terms(labels, ["CL:1", *["unknown"] * 3], "none") == (["CL:1", *["unknown"] * 3], None)
 
 
 def test_a_table_gives_ids(tmp_path):
     path = tmp_path / "ids.csv"
     path.write_text("label,id\nb-like,CL:0000236\n\nodd,CL_0000084\n")
-    found, ontology = find_terms(["odd", "b-like", "NK"], ["unknown"] * 3, str(path))
-    assert found == ["CL:0000084", "CL:0000236", "unknown"]
-    assert joined_by_terms(["odd", "b-like", "NK"], found, ontology).parents == {
+    terms, ontology = find_terms(["odd", "b-like", "NK"], ["unknown"] * 3, str(path))
+    assert terms == ["CL:0000084", "CL:0000236", "unknown"]
+    assert joined_by_terms(["odd", "b-like", "NK"], terms, ontology).parents == {
         "odd": "lymphocyte",
         "b-like": "lymphocyte",
     }
@@ -164,14 +165,14 @@ def test_a_table_gives_ids(tmp_path):
         ("", r"none of the labels"),
     ],
 )
-def test_bad_tables_are_one_line(tmp_path, text, match):
+def test_malformed_tables_are_refused(tmp_path, text, match):
     path = tmp_path / "ids.tsv"
     path.write_text(text)
     with pytest.raises(InputError, match=match):
         find_terms(["b", "c"], ["unknown"] * 2, str(path))
 
 
-def test_files_that_cannot_be_read_are_one_line(tmp_path):
+def test_unreadable_files_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"none\.obo cannot be read \(No such file or directory\)"):
         read_obo(tmp_path / "none.obo")
     (tmp_path / "x.obo").write_bytes(b"\xff\xfe\x00")
@@ -191,11 +192,11 @@ def test_labels_are_joined_by_the_most_specific_terms(obo):
     joined = {"CD4": "mature alpha-beta T cell", "CD8": "mature alpha-beta T cell"}
     assert tree.parents == joined | {"pDC": "dendritic cell", "cDC": "dendritic cell"}
     assert tree.terms == {"mature alpha-beta T cell": "CL:0000791", "dendritic cell": "CL:0000451"}
-    # Of all labels, a term says nothing.
+    # A term that joins all labels is left out.
     assert joined_by_terms(labels[:2], terms[:2], read_obo(obo)) is None
 
 
-def test_a_label_that_is_a_term_is_the_parent_of_its_kinds(obo):
+def test_a_label_with_the_id_of_a_term_is_the_parent_of_its_subtypes(obo):
     labels = ["T", "CD4", "CD8", "DC"]
     tree = joined_by_terms(labels, ["CL:0000084", "CL:0000624", "CL:0000625", "CL:0000451"], read_obo(obo))
     assert tree.parents == {"CD4": "mature alpha-beta T cell", "CD8": "mature alpha-beta T cell"} | {
@@ -203,7 +204,7 @@ def test_a_label_that_is_a_term_is_the_parent_of_its_kinds(obo):
     }
 
 
-def test_two_labels_of_one_term_are_joined_by_it(obo):
+def test_two_labels_with_the_same_id_are_joined_by_its_term(obo):
     terms = ["CL:0000084", "CL:0000084", "CL:0000451"]
     assert joined_by_terms(["a", "b", "c"], terms, read_obo(obo)).parents == {"a": "T cell", "b": "T cell"}
     named = joined_by_terms(["a", "b", "T cell"], terms, read_obo(obo))  # a label with the name, but not the id
@@ -218,7 +219,7 @@ def test_the_most_general_terms_join_nothing(tmp_path):
     assert joined_by_terms(["a", "b", "c"], ["X:1", "X:2", "unknown"], read_obo(path)) is None
 
 
-def test_terms_that_cut_across_smaller_ones_are_left_out(tmp_path):
+def test_terms_that_overlap_smaller_groups_are_left_out(tmp_path):
     """x joins a, b; y joins b, c; w joins a, b, c: x and w are nested, y is not."""
     path = tmp_path / "o.obo"
     terms = {"X:1": ["X:8", "X:7"], "X:2": ["X:8", "X:9", "X:7"], "X:3": ["X:9", "X:7"], "X:4": [], "X:7": []}

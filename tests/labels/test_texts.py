@@ -1,4 +1,4 @@
-"""The text of labels, of every kind of column."""
+"""The spelling of labels, from all types of columns."""
 
 import numpy as np
 import pandas as pd
@@ -30,13 +30,13 @@ COLUMNS = {
 def test_text_of_labels(case):
     column, expected = COLUMNS[case]
     column.index = [f"cell{place}" for place in range(len(column))]
-    found = label_texts(column.rename("label"))
-    assert [NAN if text is np.nan else text for text in found] == expected
-    assert (list(found.index), found.name, found.dtype) == (list(column.index), "label", object)
+    texts = label_texts(column.rename("label"))
+    assert [NAN if text is np.nan else text for text in texts] == expected
+    assert (list(texts.index), texts.name, texts.dtype) == (list(column.index), "label", object)
 
 
 def test_texts_are_spelled_as_a_model_spells_its_labels():
     assert spelled_as(["B", "T cell"], ["B ", "T cell", "other "]) == ["B", "T cell", "other "]
     assert spelled_as(["1", "2"], ["1.0", "2", "x"]) == ["1", "2", "x"]
-    assert spelled_as(["1.0", "2.0"], ["1", "2.0"]) == ["1.0", "2.0"]  # of earlier versions
+    assert spelled_as(["1.0", "2.0"], ["1", "2.0"]) == ["1.0", "2.0"]  # the model is of an earlier version
     assert spelled_as(["1", "1.0"], ["1.0", "1"]) == ["1.0", "1"]

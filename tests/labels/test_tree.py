@@ -1,4 +1,4 @@
-"""The label tree: its checks, sums of probabilities, and calls that back off; each beside a naive twin."""
+"""The label tree: its checks, sums of probabilities, and calls that back off; compared with naive implementations."""
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,7 @@ def tree():
 
 @pytest.fixture
 def proba():
-    """5,000 cells from very sure to hardly so, with exact zeros."""
+    """5,000 cells with high to low confidences, and exact zeros."""
     rng = np.random.default_rng(0)
     proba = np.concatenate([rng.dirichlet(np.full(6, spread), 2500) for spread in (3, 0.3)]).astype(np.float32)
     proba[:50] = np.eye(6, dtype=np.float32)[rng.integers(0, 6, 50)]
@@ -47,7 +47,7 @@ def test_nodes_levels_and_outline(tree):
     assert tree.outline == "lymphocyte (B, T (CD4, CD8)); myeloid (Mono, DC)"
 
 
-def test_sums_are_those_of_the_twin_and_nested_to_the_last_bit(tree, proba):
+def test_sums_equal_a_recursion_and_never_exceed_those_of_the_parent(tree, proba):
     sums = tree.sums(proba)
     expected = [[naive_sum(node, row) for node in tree.nodes] for row in proba[:200]]
     np.testing.assert_allclose(sums[:200], expected, atol=1e-6)
@@ -55,22 +55,22 @@ def test_sums_are_those_of_the_twin_and_nested_to_the_last_bit(tree, proba):
         assert (sums[:, tree.nodes.index(node)] <= sums[:, tree.nodes.index(parent)]).all()
     assert sums.max() <= 1
     np.testing.assert_array_equal(sums[:, tree.nodes.index("DC")], proba[:, 5])
-    np.testing.assert_array_equal(tree.sums(proba[7:9]), sums[7:9])  # whatever the other cells are
+    np.testing.assert_array_equal(tree.sums(proba[7:9]), sums[7:9])  # independent of the other cells
 
 
 @pytest.mark.parametrize("least", [0.0, 0.3, 0.6, 0.95, 1.0])
-def test_calls_are_those_of_the_twin(tree, proba, least):
+def test_calls_equal_those_of_a_naive_implementation(tree, proba, least):
     called, confidence = tree.call(proba, proba.argmax(axis=1), least)
-    found = [None if node < 0 else tree.nodes[node] for node in called]
-    assert found[:500] + found[-500:] == [naive_call(row, least) for row in (*proba[:500], *proba[-500:])]
+    calls = [None if node < 0 else tree.nodes[node] for node in called]
+    assert calls[:500] + calls[-500:] == [naive_call(row, least) for row in (*proba[:500], *proba[-500:])]
     assert ((confidence >= np.float32(least)) == (called >= 0)).all()
     if least == 0:
-        assert found == [LABELS[best] for best in proba.argmax(axis=1)]
+        assert calls == [LABELS[best] for best in proba.argmax(axis=1)]
     else:
-        assert len(set(found)) > 6
+        assert len(set(calls)) > 6
 
 
-def test_none_reaches_a_high_confidence(tree):
+def test_no_node_reaches_a_high_confidence(tree):
     called, confidence = tree.call(np.full((2, 6), 1 / 6, dtype=np.float32), np.zeros(2, dtype=int), 0.9)
     assert (called.tolist(), confidence.tolist()) == ([-1, -1], [0, 0])
 
@@ -85,7 +85,7 @@ def test_none_reaches_a_high_confidence(tree):
         ([(f"n{i}", f"n{i + 1}") for i in range(60)] + [("B", "n0")], "more than 50 levels"),
     ],
 )
-def test_what_is_no_tree(pairs, match):
+def test_parents_that_are_not_a_tree_are_refused(pairs, match):
     with pytest.raises(ValueError, match=match):
         tree_of_pairs(pairs, LABELS)
 

@@ -1,4 +1,4 @@
-"""Options about labels: constraints, shares by EM, label tree and clusters, in memory and in files."""
+"""Options about labels: constraints, shares by EM, label tree, clusters and quality, in memory and in files."""
 
 from dataclasses import replace
 
@@ -40,7 +40,8 @@ def test_levels_are_nested_and_unsafe_calls_back_off(counts_adata, model, caplog
     least = float(np.median(scperformer.annotate(counts_adata.copy(), model).obs["scperformer_confidence"]))
     with caplog.at_level("INFO", logger="scperformer"):
         scperformer.annotate(counts_adata, model, options=as_options([f"min_confidence={least}"]))
-    obs, proba = counts_adata.obs, counts_adata.obsm["scperformer_proba"].astype(float)
+    obs = counts_adata.obs
+    proba = counts_adata.obsm["scperformer_proba"].astype(float)
     terms = dict(zip(TREE.labels, IDS, strict=True)) | {"lymphocyte": "L:1"}
     num_backed_off = 0
     for (_, cell), (_, row) in zip(obs.iterrows(), proba.iterrows(), strict=True):
@@ -68,7 +69,7 @@ def test_without_a_threshold_the_call_is_the_label(counts_adata, model):
     assert counts_adata.uns["scperformer"]["tree"]["num_backed_off"] == 0
 
 
-def test_denied_labels_are_never_called_and_the_others_share_their_probability(counts_adata, model, caplog):
+def test_denied_labels_are_never_called_and_the_others_are_renormalised(counts_adata, model, caplog):
     plain = scperformer.annotate(counts_adata.copy(), model)
     with caplog.at_level("INFO", logger="scperformer"):
         scperformer.annotate(counts_adata, model, options=as_options(["deny_labels=[T cell]"]))
@@ -93,15 +94,15 @@ def test_shares_by_em_follow_the_cells_of_the_file(counts_adata, model, caplog):
     plain = scperformer.annotate(cells.copy(), model)
     with caplog.at_level("INFO", logger="scperformer"):
         scperformer.annotate(cells, model, options=as_options(["prior=em"]))
-    found = cells.uns["scperformer"]["constraints"]
-    np.testing.assert_allclose(found["reference_shares"], [1 / 2, 1 / 3, 1 / 6])
-    np.testing.assert_allclose(cells.obsm["scperformer_proba"].mean(), found["estimated_shares"], atol=1e-3)
+    record = cells.uns["scperformer"]["constraints"]
+    np.testing.assert_allclose(record["reference_shares"], [1 / 2, 1 / 3, 1 / 6])
+    np.testing.assert_allclose(cells.obsm["scperformer_proba"].mean(), record["estimated_shares"], atol=1e-3)
     monocytes = [adata.obsm["scperformer_proba"]["Monocyte"].mean() for adata in (cells, plain)]
     assert monocytes[0] < monocytes[1] / 2
     assert "prior=em: each call depends on all cells of the file" in caplog.text
 
 
-def test_a_column_of_clusters_gets_labels_beside_those_of_cells(counts_adata, folder, write, monkeypatch):
+def test_clusters_of_a_column_get_a_label_by_votes(counts_adata, folder, write, monkeypatch):
     monkeypatch.setattr("scperformer.files.rows.BLOCK_VALUES", 6000)  # four blocks
     plain = scperformer.annotate(counts_adata.copy(), load_model(folder)).obs
     rng = np.random.default_rng(0)
@@ -110,20 +111,20 @@ def test_a_column_of_clusters_gets_labels_beside_those_of_cells(counts_adata, fo
     path = write(counts_adata)
     cfg = PredictConfig(inputs=[str(path)], model_path=str(folder), clusters="leiden")
     (output,) = run_predict(cfg)
-    found = ad.read_h5ad(output)
+    annotated = ad.read_h5ad(output)
     votes = plain.groupby([odd, "scperformer_label"], observed=True)["scperformer_confidence"].sum().unstack().fillna(0)
     expected = votes.idxmax(axis=1)[odd].to_numpy()
-    assert list(found.obs["scperformer_cluster_label"]) == list(expected)
-    assert list(found.obs["scperformer_label"]) == list(plain["scperformer_label"])
+    assert list(annotated.obs["scperformer_cluster_label"]) == list(expected)
+    assert list(annotated.obs["scperformer_label"]) == list(plain["scperformer_label"])
     differs = expected != plain["scperformer_label"].astype(str).to_numpy()
-    assert list(found.obs["scperformer_cluster_disagrees"]) == list(differs)
-    assert 0 < differs.sum() == found.uns["scperformer"]["clusters"]["num_disagree"]
+    assert list(annotated.obs["scperformer_cluster_disagrees"]) == list(differs)
+    assert 0 < differs.sum() == annotated.uns["scperformer"]["clusters"]["num_disagree"]
     memory = scperformer.annotate(counts_adata, load_model(folder), options=as_options(["clusters=leiden"]))
-    pd.testing.assert_frame_equal(memory.obs, found.obs)
+    pd.testing.assert_frame_equal(memory.obs, annotated.obs)
     counts_adata.obs["leiden"] = [f"{number} " if place % 2 else f" {number}" for place, number in enumerate(odd)]
     options = as_options(["clusters=leiden", "overwrite=true"])
     blanks = scperformer.annotate(counts_adata, load_model(folder), options=options)
-    pd.testing.assert_series_equal(blanks.obs["scperformer_cluster_label"], found.obs["scperformer_cluster_label"])
+    pd.testing.assert_series_equal(blanks.obs["scperformer_cluster_label"], annotated.obs["scperformer_cluster_label"])
 
 
 @pytest.mark.slow
@@ -133,10 +134,10 @@ def test_clusters_of_a_neighbour_graph_in_the_file(counts_adata, model, folder, 
     counts_adata.obsp["connectivities"] = (kind[:, None] == kind).astype(np.float32) - np.eye(120, dtype=np.float32)
     path = write(counts_adata)
     (output,) = run_predict(PredictConfig(inputs=[str(path)], model_path=str(folder), clusters="auto"))
-    found = ad.read_h5ad(output)
-    assert found.uns["scperformer"]["clusters"]["how"] == "Leiden on the neighbour graph of the file"
+    annotated = ad.read_h5ad(output)
+    assert annotated.uns["scperformer"]["clusters"]["how"] == "Leiden on the neighbour graph of the file"
     memory = scperformer.annotate(counts_adata, model, options=as_options(["clusters=auto"]))
-    assert list(memory.obs["scperformer_cluster_label"]) == list(found.obs["scperformer_cluster_label"])
+    assert list(memory.obs["scperformer_cluster_label"]) == list(annotated.obs["scperformer_cluster_label"])
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_clusters_of_a_neighbour_graph_in_the_file(counts_adata, model, folder, 
         ("prior=flat", r"prior=flat; expected one of reference, em"),
     ],
 )
-def test_wrong_options_are_one_line_and_change_nothing(counts_adata, model, option, match):
+def test_wrong_options_are_refused_and_change_nothing(counts_adata, model, option, match):
     counts_adata.obs["holes"] = pd.Categorical(["a"] * 60 + ["b"] * 58 + [None] * 2)
     before = list(counts_adata.obs)
     with pytest.raises(InputError, match=match):
@@ -180,7 +181,7 @@ def test_an_ontology_can_be_added_to_a_model_without_one(counts_adata, tiny_mode
     assert "is release 2020-01-01, but the ids of the model are from release 2026-03-26" in caplog.text
 
 
-def test_columns_of_an_earlier_annotation_go(counts_adata, folder, tiny_model, write):
+def test_columns_of_an_earlier_annotation_are_removed(counts_adata, folder, tiny_model, write):
     counts_adata.obs["mine"] = "a"
     counts_adata.obs["scperformer_levels"] = "of the user"
     first = str(write(counts_adata))
@@ -197,7 +198,7 @@ def test_columns_of_an_earlier_annotation_go(counts_adata, folder, tiny_model, w
     assert set(obs) == set(again) == expected
 
 
-def test_quality_of_cells_is_marked_and_counted(counts_adata, folder, write, caplog, monkeypatch):
+def test_cells_of_low_quality_and_doublets_are_flagged(counts_adata, folder, write, caplog, monkeypatch):
     scores = np.linspace(0, 1, counts_adata.n_obs)
     monkeypatch.setattr("scperformer.prediction.columns.why_no_doublets", lambda *_: "")  # for so few cells
     monkeypatch.setattr("scperformer.prediction.columns.doublet_scores", lambda *_: (scores, 0.9, ""))
@@ -208,15 +209,15 @@ def test_quality_of_cells_is_marked_and_counted(counts_adata, folder, write, cap
     path = str(write(counts_adata))
     with caplog.at_level("INFO", logger="scperformer"):
         (output,) = run_predict(PredictConfig(inputs=[path], model_path=str(folder), quality=True, adapt="false"))
-    found = ad.read_h5ad(output)
-    low = found.obs["scperformer_low_quality"]
-    record = found.uns["scperformer"]["quality"]
+    annotated = ad.read_h5ad(output)
+    low = annotated.obs["scperformer_low_quality"]
+    record = annotated.uns["scperformer"]["quality"]
     assert low.iloc[7]
     assert low.sum() == record["num_low"] < 60
     expected = (x > 0).sum(axis=1) < record["least_genes"]
     expected |= x[:, :3].sum(axis=1) / x.sum(axis=1) > record["highest_mitochondrial"]
     assert list(low) == list(expected)
-    np.testing.assert_array_equal(found.obs["scperformer_doublet_score"], scores.astype(np.float32))
-    assert list(found.obs["scperformer_doublet"]) == list(scores > 0.9)
+    np.testing.assert_array_equal(annotated.obs["scperformer_doublet_score"], scores.astype(np.float32))
+    assert list(annotated.obs["scperformer_doublet"]) == list(scores > 0.9)
     assert record["num_doublets"] == (scores > 0.9).sum()
     assert f"{low.sum()} cells of low quality" in caplog.text

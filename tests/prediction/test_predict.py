@@ -1,4 +1,4 @@
-"""Prediction: the same answer whatever is around a cell, everything in its place, the user's file as it was."""
+"""Prediction: calls that depend on the cell alone, everything in its place, and the user's file unchanged."""
 
 import json
 import shutil
@@ -32,14 +32,14 @@ def cells(counts_adata, model):
     return Cells(sparse.csr_matrix(logged[:, columns]), model.tokens)
 
 
-def test_does_not_depend_on_batch_size(model, cells):
+def test_calls_do_not_depend_on_the_batch_size(model, cells):
     together = predict_cells(model.network, cells, batch_size=64)
     alone = predict_cells(model.network, cells, batch_size=1)
     np.testing.assert_array_equal(together[0], alone[0])
     np.testing.assert_array_equal(together[1], alone[1])
 
 
-def test_does_not_depend_on_order_on_other_cells_or_on_threads(model, cells, torch_unchanged):
+def test_calls_do_not_depend_on_order_other_cells_or_threads(model, cells, torch_unchanged):
     whole = predict_cells(model.network, cells, batch_size=16)[0]
     order = np.random.default_rng(0).permutation(len(cells))
     shuffled = predict_cells(model.network, Cells(cells.x[order], model.tokens), batch_size=16)[0]
@@ -58,12 +58,12 @@ def test_does_not_depend_on_order_on_other_cells_or_on_threads(model, cells, tor
         pytest.param("skip", "bf16-mixed", marks=pytest.mark.slow),
     ],
 )
-# By default the plain form of each mechanism; its options with the slow tests.
+# The options of each mechanism are slow tests.
 @pytest.mark.parametrize(
     "case", [case if case in MECHANISMS else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 )
-def test_every_mechanism_gives_a_cell_the_same_bits_in_any_company(cells, case, unexpressed, precision):
-    """Random weights, cells of very different lengths; with several threads, too."""
+def test_with_every_mechanism_a_cell_gets_the_same_bits_whatever_the_other_cells(cells, case, unexpressed, precision):
+    """With random weights, cells of very different lengths, and several threads."""
     rng = np.random.default_rng(0)
     x = cells.x[:60].toarray()
     x *= rng.random((len(x), 1)) ** 2 > rng.random(x.shape)
@@ -83,7 +83,7 @@ def test_every_mechanism_gives_a_cell_the_same_bits_in_any_company(cells, case, 
     assert len(np.unique(whole[0], axis=0)) > 50
 
 
-def test_bfloat16_on_a_cpu_is_close_and_does_not_depend_on_company(model, cells):
+def test_bfloat16_on_a_cpu_is_close_and_does_not_depend_on_other_cells(model, cells):
     exact = predict_cells(model.network, cells, batch_size=64)[0]
     mixed = predict_cells(model.network, cells, batch_size=64, precision="bf16-mixed")[0]
     assert 0 < np.abs(mixed - exact).max() < 0.02  # 8 bits
@@ -91,7 +91,7 @@ def test_bfloat16_on_a_cpu_is_close_and_does_not_depend_on_company(model, cells)
     np.testing.assert_array_equal(few, mixed[7:12])
 
 
-def test_bfloat16_on_a_cpu_that_computes_in_it_only(monkeypatch):
+def test_bfloat16_is_refused_on_a_cpu_without_instructions_for_it(monkeypatch):
     monkeypatch.setattr("scperformer.network.inference.computes_in_bfloat16", lambda: True)
     assert choose_device("cpu", "bf16-mixed") == "cpu"
     monkeypatch.setattr("scperformer.network.inference.computes_in_bfloat16", lambda: False)
@@ -109,7 +109,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_sizes_that_are_no_multiples_of_cache_lines(cells, case):
+def test_calls_do_not_depend_on_other_cells_for_odd_sizes_of_the_network(cells, case):
     options = {"attention": {"name": "favor"}} | ODD[case]
     torch.manual_seed(0)
     network = CellTypeModel(
@@ -128,7 +128,6 @@ def test_sizes_that_are_no_multiples_of_cache_lines(cells, case):
 
 
 def test_probabilities_are_the_softmax_of_the_logits(model, cells):
-
     predictions = predict_cells(model.network, cells, batch_size=64)
     with torch.no_grad():
         logits = model.network(cells.batch([7]))[0].numpy()[0].astype(np.float64)
@@ -137,14 +136,15 @@ def test_probabilities_are_the_softmax_of_the_logits(model, cells):
     np.testing.assert_allclose(predictions[0].sum(1), 1, atol=1e-5)
 
 
-def test_writes_every_key_and_leaves_the_rest(counts_adata, tiny_model, write):
+def test_every_entry_is_written_and_the_rest_is_unchanged(counts_adata, tiny_model, write):
     counts_adata.layers["spliced"] = counts_adata.X * 2
     counts_adata.obsm["X_mine"] = np.arange(240.0).reshape(120, 2)
     counts_adata.uns["mine"] = {"a": 1}
     path = write(counts_adata)
     (output,) = run_predict(PredictConfig(inputs=[str(path)], model_path=str(tiny_model)))
     assert output == path.with_name("sample.annotated.h5ad")
-    before, after = ad.read_h5ad(path), ad.read_h5ad(output)
+    before = ad.read_h5ad(path)
+    after = ad.read_h5ad(output)
 
     np.testing.assert_array_equal(after.X.toarray(), before.X.toarray())
     np.testing.assert_array_equal(after.layers["spliced"].toarray(), before.layers["spliced"].toarray())
@@ -202,7 +202,7 @@ def test_other_names_of_the_same_genes_change_nothing_and_are_noted(counts_adata
     assert list(counts_adata.uns["scperformer"]["genes"]["notes"]) == ["200 names were matched in upper case"]
 
 
-def test_the_species_can_be_told(counts_adata, model):
+def test_the_species_can_be_stated(counts_adata, model):
     counts_adata.var_names = counts_adata.var_names.str.title()
     with pytest.raises(InputError, match=r"look mouse .*species=human if these are human genes"):
         scperformer.annotate(counts_adata, model)
@@ -226,7 +226,7 @@ def test_low_confidence_is_flagged_and_the_label_stays(counts_adata, tiny_model,
     assert obs["scperformer_label"].notna().all()
 
 
-def test_annotate_refuses_to_replace_what_is_there(counts_adata, model):
+def test_annotate_refuses_to_replace_an_annotation(counts_adata, model):
     scperformer.annotate(counts_adata, model)
     with pytest.raises(InputError, match="scperformer"):
         scperformer.annotate(counts_adata, model)
@@ -296,7 +296,7 @@ def test_torch_is_as_it_was_after_loading_and_annotating(counts_adata, tiny_mode
 
 
 @pytest.mark.parametrize(("encoder", "said"), [(0.02, False), (0.009, True)])
-def test_an_encoder_without_a_say_is_named_at_loading(tiny_model, tmp_path, caplog, encoder, said):
+def test_loading_says_that_an_encoder_has_no_influence(tiny_model, tmp_path, caplog, encoder, said):
     folder = shutil.copytree(tiny_model, tmp_path / "m")
     info = json.loads((folder / "bundle.json").read_text())
     info["metrics"]["scales"]["encoder"] = encoder
@@ -323,8 +323,7 @@ def test_an_encoder_of_scale_zero_is_not_run(counts_adata, tiny_model, tmp_path,
     assert load_model(tmp_path / "m").network.linear_alone
 
 
-def test_no_gpu_is_one_clear_line(counts_adata, tiny_model, write):
-
+def test_a_missing_gpu_is_an_error(counts_adata, tiny_model, write):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     cfg = PredictConfig(inputs=[str(write(counts_adata))], model_path=str(tiny_model), device="cuda")
@@ -333,7 +332,7 @@ def test_no_gpu_is_one_clear_line(counts_adata, tiny_model, write):
 
 
 @pytest.mark.slow
-def test_refused_files_have_a_file_with_the_reason(counts_adata, tiny_model, write, tmp_path, command):
+def test_refused_files_leave_a_file_with_the_reason(counts_adata, tiny_model, write, tmp_path, command):
     write(counts_adata, "good.h5ad")
     (tmp_path / "bad.h5ad").write_text("no h5ad file")
     write(counts_adata[:, :3].copy(), "few.h5ad")
@@ -345,8 +344,8 @@ def test_refused_files_have_a_file_with_the_reason(counts_adata, tiny_model, wri
     assert sorted(path.name for path in out.iterdir()) == ["bad.failed.json", "few.failed.json", "good.annotated.h5ad"]
     errors = [line.removeprefix("error: ") for line in ran.err.splitlines() if line.startswith("error: ")]
     written = [json.loads((out / f"{name}.failed.json").read_text()) for name in ("bad", "few")]
-    assert [(found["sample"], found["input"]) for found in written] == [("bad", "bad.h5ad"), ("few", "few.h5ad")]
-    assert errors[:-1] == [f"{found['input']}: {found['error']}" for found in written]
+    assert [(reason["sample"], reason["input"]) for reason in written] == [("bad", "bad.h5ad"), ("few", "few.h5ad")]
+    assert errors[:-1] == [f"{reason['input']}: {reason['error']}" for reason in written]
     evaluated = command("evaluate", *sorted(out.iterdir()), "truth_key=cell_type", "output=evaluation")
     assert evaluated.code == 0, evaluated.err
     assert "left out, as they could not be annotated" in evaluated.err
@@ -361,7 +360,7 @@ def test_refused_files_have_a_file_with_the_reason(counts_adata, tiny_model, wri
 
 
 @pytest.mark.parametrize("option", ["model_path=none", "device=cuda", "keep_going=false"])
-def test_other_errors_than_those_of_a_file_are_raised(counts_adata, tiny_model, write, tmp_path, command, option):
+def test_errors_that_do_not_concern_a_file_are_raised(counts_adata, tiny_model, write, tmp_path, command, option):
     if option == "device=cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     options = [f"model_path={tiny_model}", "keep_going=true", "failed_ok=true"]

@@ -1,4 +1,4 @@
-"""Unfiltered matrices, and files with features that are no genes, give the cells the calls of a file of cells alone."""
+"""Cells in unfiltered matrices, and in files with features other than genes, get the calls of a file of these cells."""
 
 import anndata as ad
 import numpy as np
@@ -14,9 +14,9 @@ KEY = "scperformer"
 COLUMNS = [f"{KEY}_{name}" for name in ("label", "confidence", "margin", "unknown", "novelty")]
 
 
-def require_same_calls(found: pd.DataFrame, expected: pd.DataFrame) -> None:
+def require_same_calls(obs: pd.DataFrame, expected: pd.DataFrame) -> None:
     for column in COLUMNS:
-        np.testing.assert_array_equal(found[column].astype(str), expected[column].astype(str))
+        np.testing.assert_array_equal(obs[column].astype(str), expected[column].astype(str))
 
 
 @pytest.fixture
@@ -24,10 +24,12 @@ def expected(few_pbmc) -> ad.AnnData:
     return scperformer.annotate(few_pbmc)
 
 
-def test_cells_of_an_unfiltered_matrix_are_called_as_alone(raw_pbmc, expected, caplog):
-    """With all 600 droplets, the file would be shallow, and the model adapted to that."""
+def test_cells_of_an_unfiltered_matrix_get_the_same_calls(raw_pbmc, expected, caplog):
+    """If the 600 droplets counted, the file would be shallow, and the model would be adapted to that."""
     scperformer.annotate(raw_pbmc, options={"alpha": 0.1})
-    is_cell, obs, record = raw_pbmc.obs["is_cell"], raw_pbmc.obs, raw_pbmc.uns[KEY]
+    is_cell = raw_pbmc.obs["is_cell"]
+    obs = raw_pbmc.obs
+    record = raw_pbmc.uns[KEY]
     require_same_calls(obs.loc[expected.obs_names], expected.obs)
     assert record["condition"]["depth"] == expected.uns[KEY]["condition"]["depth"]
     assert not record["condition"]["adapted"]
@@ -42,7 +44,7 @@ def test_cells_of_an_unfiltered_matrix_are_called_as_alone(raw_pbmc, expected, c
     assert record["num_unknown"] == obs[f"{KEY}_unknown"].sum() > 500
 
 
-def test_files_of_cells_have_the_entries_that_they_had(expected):
+def test_files_of_cells_have_no_entries_about_droplets(expected):
     assert f"{KEY}_low_quality" not in expected.obs
     assert "droplets" not in expected.uns[KEY]
 
@@ -52,29 +54,30 @@ def test_quality_and_shares_of_an_unfiltered_matrix(raw_pbmc, expected, write, t
     monkeypatch.setattr("scperformer.files.rows.MAX_BLOCK_CELLS", 150)
     is_cell = raw_pbmc.obs["is_cell"].to_numpy()
     if form == "memory":
-        found = scperformer.annotate(raw_pbmc, options={"quality": True})
+        annotated = scperformer.annotate(raw_pbmc, options={"quality": True})
     else:
-        path, output = str(write(raw_pbmc)), str(tmp_path / "out.h5ad")
+        path = str(write(raw_pbmc))
+        output = str(tmp_path / "out.h5ad")
         shares = []
         for share in ("1/2", "2/2") if form == "shares" else ():
             shares += map(str, run_predict(PredictConfig(inputs=[path], share=share)))
         run_predict(PredictConfig(inputs=[path], output=output, quality=True, shares=shares))
-        found = ad.read_h5ad(output)
-    require_same_calls(found.obs.loc[expected.obs_names], expected.obs)
-    low = found.obs[f"{KEY}_low_quality"].to_numpy()
+        annotated = ad.read_h5ad(output)
+    require_same_calls(annotated.obs.loc[expected.obs_names], expected.obs)
+    low = annotated.obs[f"{KEY}_low_quality"].to_numpy()
     assert low[~is_cell].all()
     assert low[is_cell].sum() < 6
-    assert found.uns[KEY]["quality"]["least_genes"] > 100
+    assert annotated.uns[KEY]["quality"]["least_genes"] > 100
 
 
-def test_shares_of_labels_and_clusters_are_those_of_cells(raw_pbmc, few_pbmc):
+def test_shares_of_labels_and_clusters_depend_on_cells_alone(raw_pbmc, few_pbmc):
     few_pbmc.obs["group"] = raw_pbmc.obs["group"] = "a"
     for adata in (few_pbmc, raw_pbmc):
         scperformer.annotate(adata, clusters="group", options={"prior": "em"})
     names = few_pbmc.obs_names
-    found = raw_pbmc.obs.loc[names]
+    annotated = raw_pbmc.obs.loc[names]
     for column in ("label", "cluster_label", "cluster_disagrees"):
-        assert found[f"{KEY}_{column}"].astype(str).tolist() == few_pbmc.obs[f"{KEY}_{column}"].astype(str).tolist()
+        assert annotated[f"{KEY}_{column}"].astype(str).tolist() == few_pbmc.obs[f"{KEY}_{column}"].astype(str).tolist()
     shares = [adata.uns[KEY]["constraints"]["estimated_shares"] for adata in (few_pbmc, raw_pbmc)]
     np.testing.assert_allclose(shares[0], shares[1], atol=1e-6)
 
@@ -83,13 +86,13 @@ def test_shares_of_labels_and_clusters_are_those_of_cells(raw_pbmc, few_pbmc):
 def test_antibodies_stay_in_the_file_and_change_no_call(cite_pbmc, expected, write, form):
     x = cite_pbmc.X.copy()
     if form == "memory":
-        found = scperformer.annotate(cite_pbmc)
+        annotated = scperformer.annotate(cite_pbmc)
     else:
-        found = ad.read_h5ad(run_predict(PredictConfig(inputs=[str(write(cite_pbmc))]))[0])
-    require_same_calls(found.obs, expected.obs)
-    assert (x != found.X).nnz == 0
-    assert found.n_vars == expected.n_vars + 4
-    assert found.uns[KEY]["genes"]["num_file"] == expected.n_vars
+        annotated = ad.read_h5ad(run_predict(PredictConfig(inputs=[str(write(cite_pbmc))]))[0])
+    require_same_calls(annotated.obs, expected.obs)
+    assert (x != annotated.X).nnz == 0
+    assert annotated.n_vars == expected.n_vars + 4
+    assert annotated.uns[KEY]["genes"]["num_file"] == expected.n_vars
 
 
 def test_the_same_model_is_trained_without_antibodies(cite_pbmc, few_pbmc, tmp_path):

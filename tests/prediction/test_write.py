@@ -1,4 +1,4 @@
-"""Adding to a copy of an h5ad file that leaves the rest bit for bit, block by block."""
+"""Annotations written block by block into a copy of a file, which is otherwise bit for bit the same."""
 
 import anndata as ad
 import h5py
@@ -17,7 +17,7 @@ from scperformer.prediction.write import write_annotation
 
 
 def stored(path):
-    """Every dataset and attribute of an HDF5 file: name -> bytes, type and shape, or the attribute's value."""
+    """All datasets and attributes of an HDF5 file by name: bytes, type and shape, or the value of the attribute."""
     content = {}
 
     def add(name, node):
@@ -34,7 +34,7 @@ def stored(path):
 
 
 def annotation_of(num, num_blocks=5):
-    """Additions to `num` cells."""
+    """An annotation of `num` cells."""
     obs = pd.DataFrame(
         {
             "new_label": pd.Categorical(np.array(["a", "b"])[np.arange(num) % 2], ["a", "b", "c"]),
@@ -59,8 +59,10 @@ def write_copy(source, target, annotation, overwrite=False):
 
 
 def test_added_keys_are_read_back(rich, write, tmp_path):
-    """As anndata itself writes them, over an earlier annotation too."""
-    source, output, expected = write(rich), tmp_path / "out.h5ad", tmp_path / "expected.h5ad"
+    """They equal those that anndata writes, also over an earlier annotation."""
+    source = write(rich)
+    output = tmp_path / "out.h5ad"
+    expected = tmp_path / "expected.h5ad"
     annotation = annotation_of(rich.n_obs)
     annotation.write_into(rich)
     rich.write_h5ad(expected)
@@ -70,20 +72,20 @@ def test_added_keys_are_read_back(rich, write, tmp_path):
     assert stored(output) == stored(expected)
 
 
-def test_adding_leaves_everything_else_bit_for_bit(rich, write, tmp_path):
+def test_everything_else_is_bit_for_bit_the_same(rich, write, tmp_path):
     source = write(rich)
     digest = sha256(source)
     write_copy(source, tmp_path / "out.h5ad", annotation_of(rich.n_obs))
     assert sha256(source) == digest
-    before, after = stored(source), stored(tmp_path / "out.h5ad")
+    before = stored(source)
+    after = stored(tmp_path / "out.h5ad")
     changed = {name for name in before if after.get(name) != before[name]}
     assert changed == {"obs@column-order"}
     ours = ("obs/new_", "obsm/X_new", "obsm/new_proba", "uns/new")
     assert all(name.startswith(ours) for name in after.keys() - before.keys())
 
 
-def test_adding_to_a_bare_file(counts_adata, write, tmp_path):
-    """No obs columns, no obsm, no uns in the file."""
+def test_a_file_without_obs_columns_obsm_and_uns(counts_adata, write, tmp_path):
     source = write(ad.AnnData(counts_adata.X))
     with h5py.File(source, "r+") as file:
         del file["obsm"], file["uns"]
@@ -93,11 +95,11 @@ def test_adding_to_a_bare_file(counts_adata, write, tmp_path):
     assert (sorted(result.obsm), list(result.uns)) == (["X_new", "new_proba"], ["new"])
 
 
-def test_labels_with_slashes_stay_different():
+def test_labels_with_slashes_stay_distinct():
     assert without_slashes(["a/b", "a|b", "c", "a/b|", "d/e/f"]) == ["a|b|", "a|b", "c", "a|b||", "d|e|f"]
 
 
-def test_pyarrow_is_asked_for_before_any_work(command, write, counts_adata, monkeypatch):
+def test_a_missing_pyarrow_is_an_error_before_any_cell_is_called(command, write, counts_adata, monkeypatch):
     monkeypatch.setattr(predict, "find_spec", lambda _: None)
     ran = command("predict", write(counts_adata), "output=calls.parquet")
     assert ran.code == 2
@@ -117,7 +119,7 @@ NULLABLE = {
 @pytest.mark.parametrize("output", ["h5ad", "zarr", "csv"])
 @pytest.mark.parametrize("kind", ["h5ad", "zarr"])
 @pytest.mark.parametrize("form", NULLABLE)
-def test_values_that_can_be_missing_are_kept(form, kind, output, counts_adata, tiny_model, command, tmp_path):
+def test_nullable_values_are_kept(form, kind, output, counts_adata, tiny_model, command, tmp_path):
     given = nullable(counts_adata, **NULLABLE[form])
     write_nullable(given, tmp_path / f"sample.{kind}")
     words = ["predict", f"sample.{kind}", f"model_path={tiny_model}", "source=X"]
@@ -128,15 +130,15 @@ def test_values_that_can_be_missing_are_kept(form, kind, output, counts_adata, t
         obs = pd.read_csv(tmp_path / "out.csv", index_col="cell", keep_default_na=False)
         assert list(obs.index) == [str(name) for name in given.obs_names]
     else:
-        found = (ad.read_h5ad if output == "h5ad" else ad.read_zarr)(tmp_path / f"out.{output}")
-        obs = found.obs
+        annotated = (ad.read_h5ad if output == "h5ad" else ad.read_zarr)(tmp_path / f"out.{output}")
+        obs = annotated.obs
         columns = [name for name in obs if not name.startswith("scperformer")]
         read_back = (ad.read_h5ad if kind == "h5ad" else ad.read_zarr)(tmp_path / f"sample.{kind}")
         pd.testing.assert_frame_equal(obs[columns], read_back.obs)
         assert [str(obs[name].dtype) for name in ("text", "number", "flag")] == ["string", "Int32", "boolean"]
-        pd.testing.assert_frame_equal(found.obsm["table"], read_back.obsm["table"])
-        pd.testing.assert_frame_equal(found.var, read_back.var)
-    if form != "a gene without a name":  # then the cells have a gene less
+        pd.testing.assert_frame_equal(annotated.obsm["table"], read_back.obsm["table"])
+        pd.testing.assert_frame_equal(annotated.var, read_back.var)
+    if form != "a gene without a name":  # with it, the model misses a gene
         assert list(obs["scperformer_label"]) == list(plain["scperformer_label"])
         np.testing.assert_allclose(obs["scperformer_confidence"], plain["scperformer_confidence"], rtol=1e-6)
 
@@ -147,7 +149,7 @@ OURS = ["obs/new_label", "obsm/X_new", "obsm/new_proba", "uns/new"]
 
 @pytest.mark.parametrize("output", ["out.h5ad", "out.zarr"])
 @pytest.mark.parametrize("place", [*PLACES, *OURS])
-def test_links_that_lead_nowhere_do_no_harm(place, output, rich, write, tmp_path, caplog):
+def test_dangling_links_are_left_out_or_replaced(place, output, rich, write, tmp_path, caplog):
     source = write(rich)
     with h5py.File(source, "r+") as file:
         if place in file:
@@ -157,10 +159,10 @@ def test_links_that_lead_nowhere_do_no_harm(place, output, rich, write, tmp_path
     write_copy(source, tmp_path / output, annotation)
     if output.endswith("zarr"):
         assert f"/{place} leads nowhere and is left out" in caplog.text
-        found = ad.read_zarr(tmp_path / output)
-        np.testing.assert_array_equal(found.obs["new_label"], annotation.obs["new_label"])
-        np.testing.assert_array_equal(found.obsm["X_new"][:10], next(iter(annotation.read())).embedding[:10])
-        assert found.uns["new"]["model"]["name"] == "m"
+        annotated = ad.read_zarr(tmp_path / output)
+        np.testing.assert_array_equal(annotated.obs["new_label"], annotation.obs["new_label"])
+        np.testing.assert_array_equal(annotated.obsm["X_new"][:10], next(iter(annotation.read())).embedding[:10])
+        assert annotated.uns["new"]["model"]["name"] == "m"
         return
     with h5py.File(tmp_path / output) as file:
         assert {"labels", "total", "model"} <= set(file["uns/new"])

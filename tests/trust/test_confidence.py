@@ -1,3 +1,5 @@
+"""Calibration of confidences, compared with scikit-learn and with a loop."""
+
 import numpy as np
 import pytest
 from sklearn.calibration import calibration_curve
@@ -7,13 +9,13 @@ from scperformer.trust import calibration, calibration_error, label_calibration,
 
 @pytest.fixture
 def calls():
-    """Confidences of calls that are right with the probability confidence^2: they are too sure."""
+    """Overconfident calls: confidences, and whether each call is right, with the probability confidence^2."""
     rng = np.random.default_rng(0)
     confidence = rng.uniform(0.2, 1, 4000)
     return confidence, rng.random(4000) < confidence**2
 
 
-def test_the_curve_is_scikit_learns(calls):
+def test_the_curve_equals_that_of_scikit_learn(calls):
     confidence, right = calls
     curve = reliability_curve(confidence, right, num_bins=10)
     accuracy, mean = calibration_curve(right, confidence, n_bins=10)
@@ -22,7 +24,7 @@ def test_the_curve_is_scikit_learns(calls):
     assert curve["num_cells"].sum() == 4000
 
 
-def test_the_error_is_that_of_a_loop_over_bins(calls):
+def test_the_error_equals_a_loop_over_bins(calls):
     confidence, right = calls
     total = 0.0
     for number in range(15):
@@ -33,7 +35,7 @@ def test_the_error_is_that_of_a_loop_over_bins(calls):
     assert total > 0.1  # p - p^2 has the mean .15 here
 
 
-def test_calls_that_are_as_sure_as_they_are_right_have_no_error():
+def test_calibrated_calls_have_no_error():
     assert calibration_error(np.array([1.0, 1.0]), np.array([True, True])) == 0
     assert calibration_error(np.full(4, 0.75), np.array([True, True, True, False])) == 0
     assert calibration_error(np.array([1.0, 1.0]), np.array([False, False])) == 1

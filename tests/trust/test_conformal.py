@@ -1,14 +1,16 @@
+"""Sets of labels, compared with a naive implementation and with their guarantee."""
+
 import math
 
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix, vstack
 
-from scperformer.trust import cell_draws, held_out_coverage, label_sets, set_threshold
+from scperformer.trust import cell_draws, held_out_coverage, label_sets, set_texts, set_threshold
 
 
 def made(num_cells: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Probabilities of 4 labels that are somewhat too sure, true labels, and draws."""
+    """Somewhat overconfident probabilities of 4 labels, true labels, and draws."""
     rng = np.random.default_rng(seed)
     labels = rng.choice(4, num_cells, p=[0.5, 0.3, 0.15, 0.05])
     logits = 2.0 * np.eye(4)[labels] + rng.normal(size=(num_cells, 4))
@@ -38,23 +40,31 @@ def naive_sets(known, new, alpha: float) -> list[set[int]]:
 
 
 @pytest.mark.parametrize("alpha", [0.002, 0.03, 0.1, 0.4])
-def test_sets_are_those_of_a_naive_implementation(alpha):
+def test_sets_equal_those_of_a_naive_implementation(alpha):
     """With too few held-out cells for alpha, the first one, every label is in the set."""
-    known, new = made(211, seed=0), made(150, seed=1)
+    known = made(211, seed=0)
+    new = made(150, seed=1)
     in_set = label_sets(new[0], new[2], set_threshold(*known, alpha))
     assert [set(np.flatnonzero(row)) for row in in_set] == naive_sets(known, new, alpha)
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.1, 0.2])
-def test_sets_contain_the_truth_as_often_as_stated(alpha):
-    known, new = made(4000, seed=0), made(20_000, seed=1)
+def test_sets_contain_the_true_label_as_often_as_stated(alpha):
+    known = made(4000, seed=0)
+    new = made(20_000, seed=1)
     truth = np.arange(20_000), new[1]
-    # Standard deviations: .0063 at most by the held-out cells, .0028 by the new ones.
+    # Standard deviations: at most .0063 from the held-out cells, and .0028 from the new cells.
     assert label_sets(new[0], new[2], set_threshold(*known, alpha))[truth].mean() == pytest.approx(1 - alpha, abs=0.02)
     assert held_out_coverage(*known, alpha) == pytest.approx(1 - alpha, abs=0.01)
 
 
-def test_draws_depend_on_the_cell_alone_and_look_random():
+def test_texts_of_sets_begin_with_the_most_probable_label():
+    proba = np.array([[0.2, 0.5, 0.3], [0.1, 0.2, 0.7], [0.4, 0.4, 0.2]])
+    in_set = np.array([[True, True, False], [False, False, False], [True, True, True]])
+    assert set_texts(proba, in_set, ["a", "b|c", "d"]) == ['"b|c"|a', "", 'a|"b|c"|d']
+
+
+def test_draws_depend_on_the_cell_alone_and_are_uniform():
     rng = np.random.default_rng(0)
     x = csr_matrix(rng.poisson(0.2, size=(3000, 50)).astype(np.float32))
     draws = cell_draws(x)
