@@ -6,13 +6,13 @@ import re
 from collections.abc import Sequence
 
 # Characters that steer a terminal or turn the direction of text, and bytes of names that are not UTF-8.
-STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-LONGEST_PART = 2000  # characters of what was found, expected, or is to be done
+CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+MAX_PART_LENGTH = 2000  # characters of what was found, expected, or is to be done
 
 
 def one_line(text: str) -> str:
     """Return a text on one line, without characters that steer a terminal."""
-    return STEERING.sub("\ufffd", " ".join(text.split()))
+    return CONTROL_CHARACTERS.sub("\ufffd", " ".join(text.split()))
 
 
 class InputError(ValueError):
@@ -27,7 +27,7 @@ class InputError(ValueError):
         self.remedy = remedy
         self.fixes = tuple(fixes)
         parts = [
-            text if len(text) <= LONGEST_PART else f"{text[:1500]} ... {text[-500:]}"
+            text if len(text) <= MAX_PART_LENGTH else f"{text[:1500]} ... {text[-500:]}"
             for text in (found, expected, remedy)
         ]
         # Gene names, labels and paths are user data: a newline in one must not break the one-line promise.
@@ -47,7 +47,7 @@ def require_utf8(path: object) -> None:
         ) from error
 
 
-class NoRoom(InputError):
+class DiskFull(InputError):
     """A full disk, or a limit to the size of files: no error of an input, so that other inputs are not tried."""
 
 
@@ -59,19 +59,19 @@ def _number(error: BaseException) -> int | None:
     return int(hidden[1] or hidden[2]) if number is None and hidden else number
 
 
-def no_room(error: BaseException, output: object = "") -> NoRoom | None:
-    """Return the error of a full disk, or of a limit to the size of files, as a `NoRoom`; None for any other."""
+def as_disk_full(error: BaseException, output: object = "") -> DiskFull | None:
+    """Return the error of a full disk, or of a limit to the size of files, as a `DiskFull`; None for any other."""
     where = f" ({output})" if output else ""
     number = None if isinstance(error, InputError) else _number(error)
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return NoRoom(f"the disk is full{where}", "room for the output", "free some, or choose another output=...")
+        return DiskFull(f"the disk is full{where}", "room for the output", "free some, or choose another output=...")
     if number == errno.EFBIG:
         remedy = "raise the limit (ulimit -f), or choose another output=..."
-        return NoRoom(f"files may not become so large here{where}", "room for the output", remedy)
+        return DiskFull(f"files may not become so large here{where}", "room for the output", remedy)
     return None
 
 
-def explained(error: BaseException) -> InputError | None:
+def as_input_error(error: BaseException) -> InputError | None:
     """Return an error of the machine (disk, permissions, memory) as an `InputError`; None for any other error."""
     if isinstance(error, InputError):
         return error
@@ -84,7 +84,7 @@ def explained(error: BaseException) -> InputError | None:
     if number is None:
         return None
     named = error.filename if isinstance(error, OSError) and error.filename else ""
-    if full := no_room(error, named):
+    if full := as_disk_full(error, named):
         return full
     where = f" ({named})" if named else ""
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -7,28 +7,28 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-NUM_SHOWN = 60  # characters of a name in a line for people
-LONGEST_NAME = 1000  # characters; the longest label of the Cell Ontology has some 150
+MAX_SHOWN_LENGTH = 60  # characters of a name in a line for people
+MAX_NAME_LENGTH = 1000  # characters; the longest label of the Cell Ontology has some 150
 MIB = 2**20
 GIB = 2**30
-BREAKS = ("Cc", "Cs", "Zl", "Zp")  # kinds of characters that end lines, steer terminals or cannot be written
-LIKENESS = 0.5  # of a wrong word and the name that was meant, as difflib measures it
-FORMULA = r"^[=+\-@\t\r\n]"  # spreadsheets run text that starts like this as a formula
+UNFIT_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")  # kinds of characters that end lines, steer terminals or cannot be written
+MIN_SIMILARITY = 0.5  # of a wrong word and the name that was meant, as difflib measures it
+FORMULA_START = r"^[=+\-@\t\r\n]"  # spreadsheets run text that starts like this as a formula
 
 
-def unfit(name: object) -> str | None:
+def name_problem(name: object) -> str | None:
     """Return why something cannot be the name of a label or a model; None if it can."""
     if not isinstance(name, str):
         return "is not a text"
     if not name.strip():
         return "is empty"
-    if len(name) > LONGEST_NAME:
-        return f"has {len(name):,} characters (most: {LONGEST_NAME:,})"
-    odd = next((letter for letter in name if unicodedata.category(letter) in BREAKS), None)
+    if len(name) > MAX_NAME_LENGTH:
+        return f"has {len(name):,} characters (most: {MAX_NAME_LENGTH:,})"
+    odd = next((letter for letter in name if unicodedata.category(letter) in UNFIT_CATEGORIES), None)
     return None if odd is None else f"has the control character U+{ord(odd):04X}"
 
 
-def shown_share(share: float) -> str:
+def in_percent(share: float) -> str:
     """Return a share in words, where nearly all is not all: "94 %", "99.8 %"."""
     decimals = next((digits for digits in range(4) if round(100 * share, digits) < 100), 0) if share < 1 else 0
     return f"{100 * share:.{decimals}f} %"
@@ -37,28 +37,28 @@ def shown_share(share: float) -> str:
 def did_you_mean(word: object, names: Iterable[object]) -> str:
     """Return "did you mean 'cell_type'? " with the name most like a wrong one, whatever its case; "" if none is."""
     known = {str(name).lower(): str(name) for name in names}
-    near = get_close_matches(str(word).lower(), known, 1, LIKENESS)
+    near = get_close_matches(str(word).lower(), known, 1, MIN_SIMILARITY)
     return f"did you mean '{shortened(known[near[0]])}'? " if near else ""
 
 
-def defused(text: str) -> str:
+def escape_formula(text: str) -> str:
     """Return a text for a table, with a ' in front if a spreadsheet would run it."""
-    return f"'{text}" if re.match(FORMULA, text) else text
+    return f"'{text}" if re.match(FORMULA_START, text) else text
 
 
-def in_cell(text: str) -> str:
+def escape_pipes(text: str) -> str:
     """Return a text for a cell of a Markdown table, in which `|` separates cells."""
     return text.replace("|", "\\|")
 
 
-def joined(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Join names by `|`; as in CSV, a name that has a `|` itself is in quotes. `parted` takes them apart."""
     line = io.StringIO()
     csv.writer(line, delimiter="|", lineterminator="").writerow(names)
     return line.getvalue()
 
 
-def parted(text: str) -> list[str]:
+def split_names(text: str) -> list[str]:
     """Return the names that `joined` has put together; none of an empty text."""
     return next(csv.reader([text], delimiter="|"), [])
 
@@ -66,7 +66,7 @@ def parted(text: str) -> list[str]:
 def shortened(name: object) -> str:
     """Return a name for a line of text, cut if it is very long."""
     text = str(name)
-    return text if len(text) <= NUM_SHOWN else f"{text[:NUM_SHOWN]}..."
+    return text if len(text) <= MAX_SHOWN_LENGTH else f"{text[:MAX_SHOWN_LENGTH]}..."
 
 
 def in_time(seconds: float) -> str:

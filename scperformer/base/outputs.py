@@ -17,23 +17,23 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from scperformer.base.errors import InputError, no_room, require_utf8
+from scperformer.base.errors import InputError, as_disk_full, require_utf8
 
-FAILED = ".failed.json"  # ending of a file in place of an output that there is not: sample, input and error
+FAILED_SUFFIX = ".failed.json"  # ending of a file in place of an output that there is not: sample, input and error
 MARK = ".scperformer.json"  # in each folder that we make
-OTHER = "choose another output=..."
+ANOTHER_OUTPUT = "choose another output=..."
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux: paths are relative to the working folder; neither name is ever missing
-WAITING = 16  # files at a time until they are on the disk
-MOST_TRIES, SECONDS_BETWEEN = 40, 0.05  # to remove an unfinished folder
+NUM_SYNC_THREADS = 16  # files at a time until they are on the disk
+MAX_REMOVALS, SECONDS_BETWEEN_REMOVALS = 40, 0.05  # to remove an unfinished folder
 
 
 def _require_writable(folder: Path) -> None:
     if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"folder {folder} cannot be written", "a folder with write permission", OTHER)
+        raise InputError(f"folder {folder} cannot be written", "a folder with write permission", ANOTHER_OUTPUT)
 
 
 @dataclass(frozen=True)
-class Folder:
+class FolderKind:
     """A kind of folder that the program makes. It replaces or removes a folder only if all of it is its own."""
 
     kind: str
@@ -47,7 +47,7 @@ def _names(folder: Path) -> list[str]:
     return sorted(entry.relative_to(folder).as_posix() for entry in entries if entry.name != MARK)
 
 
-def mark(folder: Path, made: Folder) -> None:
+def write_mark(folder: Path, made: FolderKind) -> None:
     """Write the mark of a folder that we have made: its kind, and the names in it."""
     content = {"made_by": "scperformer", "kind": made.kind, "names": _names(folder)}
     try:
@@ -57,7 +57,7 @@ def mark(folder: Path, made: Folder) -> None:
         raise
 
 
-def foreign(folder: Path, made: Folder) -> str | None:
+def why_not_ours(folder: Path, made: FolderKind) -> str | None:
     """Return why a folder is not wholly what we have made, for a message; None if it is."""
     names = _names(folder)
     known = made.more
@@ -80,35 +80,39 @@ def foreign(folder: Path, made: Folder) -> str | None:
     return None
 
 
-def remove(folder: Path, made: Folder) -> None:
+def remove_folder(folder: Path, made: FolderKind) -> None:
     """Remove a folder of ours if it is there; refuse one that is not wholly ours."""
     if not folder.exists():
         return
-    if why := foreign(folder, made):
-        raise InputError(f"{folder} {why}, so it is not removed", f"a folder with {made.kind}", f"move it, or {OTHER}")
+    if why := why_not_ours(folder, made):
+        raise InputError(
+            f"{folder} {why}, so it is not removed", f"a folder with {made.kind}", f"move it, or {ANOTHER_OUTPUT}"
+        )
     shutil.rmtree(folder)
 
 
-def _require_replaceable(path: Path, overwrite: bool, made: Folder | None) -> None:
+def _require_replaceable(path: Path, overwrite: bool, made: FolderKind | None) -> None:
     if not path.exists():
         return
     if path.is_dir() and made is None:
         raise InputError(f"{path} is a folder", "a file to write", "add a file name to output=...")
     if made is not None and not path.is_dir():
-        raise InputError(f"{path} is a file", "a folder to write", OTHER)
+        raise InputError(f"{path} is a file", "a folder to write", ANOTHER_OUTPUT)
     if made is not None and not any(path.iterdir()):
         return
     if not overwrite:
-        raise InputError(f"{path} exists", "a new output", f"{OTHER}, or add overwrite=true")
+        raise InputError(f"{path} exists", "a new output", f"{ANOTHER_OUTPUT}, or add overwrite=true")
     if made is not None:
         holds_us = Path.cwd().resolve().is_relative_to(path.resolve())
-        if why := "is the folder you work in" if holds_us else foreign(path, made):
-            raise InputError(f"{path} {why}, so it is not replaced", f"an earlier folder with {made.kind}", OTHER)
+        if why := "is the folder you work in" if holds_us else why_not_ours(path, made):
+            raise InputError(
+                f"{path} {why}, so it is not replaced", f"an earlier folder with {made.kind}", ANOTHER_OUTPUT
+            )
     elif not path.is_file():
-        raise InputError(f"{path} is neither a file nor a folder", "a file", OTHER)
+        raise InputError(f"{path} is neither a file nor a folder", "a file", ANOTHER_OUTPUT)
 
 
-def require_absent(path: str | Path, overwrite: bool, made: Folder | None = None) -> None:
+def require_absent(path: str | Path, overwrite: bool, made: FolderKind | None = None) -> None:
     """Refuse an output that exists or cannot be written, before any work is done; an empty folder counts as absent.
 
     With `made` the output is a folder, and only one of this kind that is wholly ours is replaced, so that
@@ -126,7 +130,7 @@ def output_named(path: str | Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if full := no_room(error, path):
+        if full := as_disk_full(error, path):
             raise full from error
         raise
 
@@ -140,46 +144,48 @@ def new_file(path: str | Path, overwrite: bool = False, scratch: Path | None = N
     """
     target = Path(os.path.realpath(path))
     require_absent(path, overwrite)
-    temporary = _beside(target) if scratch is None else scratch / _beside(target).name
+    temporary = _temporary_path(target) if scratch is None else scratch / _temporary_path(target).name
     try:
         with output_named(path):
             yield temporary
-            _stored(temporary)
+            _sync(temporary)
         if not overwrite:
             require_absent(path, overwrite)  # it may have appeared while we were working
         os.replace(temporary, target)
-        _stored(target.parent)
+        _sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def new_folder(path: str | Path, made: Folder, overwrite: bool = False) -> Iterator[Path]:
+def new_folder(path: str | Path, made: FolderKind, overwrite: bool = False) -> Iterator[Path]:
     """Give an empty temporary folder beside `path`; it becomes `path` when the block ends well, else it is removed.
 
     It gets our mark. An existing folder is replaced as a whole, if all of it is ours.
     """
     target = Path(os.path.realpath(path))
     _require_replaceable(Path(path), overwrite, made)
-    temporary = _beside(target)
+    temporary = _temporary_path(target)
     temporary.mkdir()
     try:
         with output_named(path):
             yield temporary
-            mark(temporary, made)
-            with ThreadPoolExecutor(WAITING) as pool:  # together: 500 files take 0.07 s, one after the other 1.5 s
-                list(pool.map(_stored, (*temporary.rglob("*"), temporary)))
+            write_mark(temporary, made)
+            with ThreadPoolExecutor(
+                NUM_SYNC_THREADS
+            ) as pool:  # together: 500 files take 0.07 s, one after the other 1.5 s
+                list(pool.map(_sync, (*temporary.rglob("*"), temporary)))
         _require_replaceable(Path(path), overwrite, made)
         put_in_place(temporary, target)
     finally:
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_REMOVALS):
             shutil.rmtree(temporary, ignore_errors=True)
             if not temporary.exists():
                 break
-            time.sleep(SECONDS_BETWEEN)  # after Ctrl-C, a thread of zarr may still write a file into it
+            time.sleep(SECONDS_BETWEEN_REMOVALS)  # after Ctrl-C, a thread of zarr may still write a file into it
 
 
-def _stored(path: Path) -> None:
+def _sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk: a name must not be there before its content is.
 
     Without it, a machine that loses power may keep the new name of a file that is empty.
@@ -205,10 +211,10 @@ def put_in_place(new: Path, target: Path) -> None:
     """
     if not target.exists():
         os.replace(new, target)
-        _stored(target.parent)
+        _sync(target.parent)
         return
-    if _exchanged(new, target):
-        _stored(target.parent)
+    if _exchange(new, target):
+        _sync(target.parent)
         shutil.rmtree(new, ignore_errors=True)
         return
     old = target.with_name(f".scperformer-old-{uuid.uuid4().hex}")
@@ -218,11 +224,11 @@ def put_in_place(new: Path, target: Path) -> None:
     except OSError:
         os.replace(old, target)
         raise
-    _stored(target.parent)
+    _sync(target.parent)
     shutil.rmtree(old, ignore_errors=True)  # only here: before, it may be the only copy
 
 
-def _exchanged(one: Path, other: Path) -> bool:
+def _exchange(one: Path, other: Path) -> bool:
     """Exchange two names in one step, and return True; False where the system or the disk cannot do it."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc is None or not hasattr(libc, "renameat2"):
@@ -230,31 +236,33 @@ def _exchanged(one: Path, other: Path) -> bool:
     return libc.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0
 
 
-def _mark() -> str:
+def _temporary_prefix() -> str:
     """Return the start of names of temporary files, the same for all processes of this machine or container."""
     machine = re.sub(r"\W", "", socket.gethostname())
     space = Path("/proc/self/ns/pid")
     return f".scperformer-{machine}_{space.stat().st_ino if space.exists() else 0}-"
 
 
-def _beside(target: Path) -> Path:
+def _temporary_path(target: Path) -> Path:
     """Return an unused path in the folder of `target` (so that a rename is atomic), with the same suffix.
 
     The folder is made if it is missing. Temporary files of processes that have ended are removed, where possible.
     """
     folder = target.parent
-    mark = _mark()
+    prefix = _temporary_prefix()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"folder {folder} cannot be made ({error.strerror})", "a folder to write", OTHER) from error
+        raise InputError(
+            f"folder {folder} cannot be made ({error.strerror})", "a folder to write", ANOTHER_OUTPUT
+        ) from error
     _require_writable(folder)
-    for path in folder.glob(f"{mark}*"):
-        process = path.name.removeprefix(mark).partition("-")[0]
+    for path in folder.glob(f"{prefix}*"):
+        process = path.name.removeprefix(prefix).partition("-")[0]
         if process.isdigit():
             with suppress(OSError):  # a process or a file of another user
                 try:
                     os.kill(int(process), 0)  # only asks whether the process exists
                 except ProcessLookupError:
                     shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
-    return folder / f"{mark}{os.getpid()}-{uuid.uuid4().hex}{target.suffix}"
+    return folder / f"{prefix}{os.getpid()}-{uuid.uuid4().hex}{target.suffix}"

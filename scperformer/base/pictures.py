@@ -17,7 +17,7 @@ PALETTE = (
 )
 
 
-MIN_SHOWN = 10  # calls of a bin in a reliability diagram
+MIN_BIN_CALLS = 10  # calls of a bin in a reliability diagram
 
 
 def colour_of(position: int) -> str:
@@ -25,7 +25,7 @@ def colour_of(position: int) -> str:
     return PALETTE[position % len(PALETTE)]
 
 
-def ink_on(colour: str) -> str:
+def text_colour_on(colour: str) -> str:
     """Black or white, whichever is easier to read on a colour (WCAG 2 contrast)."""
     channels = np.array([int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)])
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
@@ -45,7 +45,7 @@ def draw_reliability(curves: Mapping[str, Any]) -> bytes:
     axes.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle="--")
     for place, (name, bins) in enumerate(curves.items()):
         columns = np.array([bins["confidence"], bins["accuracy"], bins["num_cells"]], dtype=float)
-        confidence, accuracy, num_cells = columns[:, columns[2] >= MIN_SHOWN]
+        confidence, accuracy, num_cells = columns[:, columns[2] >= MIN_BIN_CALLS]
         axes.plot(confidence, accuracy, color=colour_of(place), linewidth=1.5, label=name)
         axes.scatter(confidence, accuracy, color=colour_of(place), s=10 + 150 * num_cells / num_cells.sum())
     axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy", aspect="equal")

@@ -13,18 +13,20 @@ from types import FrameType
 from typing import NoReturn
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SECONDS = 1.0  # after a signal, in which others count as the same: terminals and job managers often send several
-AGAIN = 0.05  # seconds until a signal is raised again that came where Python cannot raise it
-RESUMES = "the same command with resume=true continues it"  # a note of the exception, if that is so
+SAME_SIGNAL_SECONDS = (
+    1.0  # after a signal, in which others count as the same: terminals and job managers often send several
+)
+RERAISE_SECONDS = 0.05  # seconds until a signal is raised again that came where Python cannot raise it
+RESUME_NOTE = "the same command with resume=true continues it"  # a note of the exception, if that is so
 
 _received, _when = 0, 0.0  # the last signal, and its time
 
 
-class Ended(SystemExit):
+class EndedBySignal(SystemExit):
     """The end of a command by another signal than SIGINT, which is a KeyboardInterrupt."""
 
 
-def received() -> bool:
+def signal_received() -> bool:
     """Return whether a signal has come: other errors may then be due to it, such as one of a library half imported."""
     return _received > 0
 
@@ -33,19 +35,19 @@ def _end(number: int, _: FrameType | None) -> None:
     global _received, _when
     if number == signal.SIGALRM:
         number = _received
-    elif _received and time.monotonic() - _when < SECONDS:
+    elif _received and time.monotonic() - _when < SAME_SIGNAL_SECONDS:
         return
     _received = number
     _when = time.monotonic()
-    raise KeyboardInterrupt if number == signal.SIGINT else Ended(128 + number)
+    raise KeyboardInterrupt if number == signal.SIGINT else EndedBySignal(128 + number)
 
 
 def _not_raised(unraisable: "sys.UnraisableHookArgs") -> None:
     """Raise a signal again that came in a callback of a library, from which no exception gets out."""
     if not _received:
         sys.__unraisablehook__(unraisable)
-    elif isinstance(unraisable.exc_value, KeyboardInterrupt | Ended):
-        signal.setitimer(signal.ITIMER_REAL, AGAIN)
+    elif isinstance(unraisable.exc_value, KeyboardInterrupt | EndedBySignal):
+        signal.setitimer(signal.ITIMER_REAL, RERAISE_SECONDS)
 
 
 def handle_signals() -> None:
@@ -67,7 +69,7 @@ def say_ended(error: BaseException) -> int:
     return 128 + number
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End the process; after an error at once.
 
     A library that was cut off while it was imported, or a file that HDF5 could not write, would fail again at the end.

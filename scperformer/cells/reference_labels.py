@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import did_you_mean, unfit
+from scperformer.base.messages import did_you_mean, name_problem
 from scperformer.config import DataConfig, TrainConfig
 from scperformer.labels import (
     UNKNOWN_TERM,
@@ -100,7 +100,7 @@ def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) ->
     Labels that are too long or have control characters are refused.
     """
     for label in sorted(labels.dropna().unique()):
-        if why := unfit(label):
+        if why := name_problem(label):
             found = f"label '{label[:NUM_SHOWN]}' of {path} {why}"
             raise InputError(found, "labels of a line of text", "rename it: adata.obs[...].cat.rename_categories")
     least = data.min_cells_per_label

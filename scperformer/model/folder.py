@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import did_you_mean, in_cell, unfit
-from scperformer.base.outputs import Folder, new_folder
+from scperformer.base.messages import did_you_mean, escape_pipes, name_problem
+from scperformer.base.outputs import FolderKind, new_folder
 from scperformer.files import neighbours, sha256
 from scperformer.labels import UNKNOWN_TERM, LabelTree
 from scperformer.model.held_out import HELD_OUT, HeldOut, read_held_out
@@ -48,7 +48,7 @@ PROVEN = (WEIGHTS, GENES, CELLS_FILE, HELD_OUT)  # files whose checksums bundle.
 # Files for people, which a model folder may lack.
 EXTRAS = (CARD, "learning_curve.png", "reliability.png", "metrics.csv")
 KNOWN = (INFO, WEIGHTS, GENES, CELLS_FILE, HELD_OUT, *EXTRAS)
-MODEL = Folder("a model", unmarked=KNOWN)
+MODEL = FolderKind("a model", unmarked=KNOWN)
 PACKAGED_MODEL = Path(__file__).parent / "packaged" / "pbmc3k"
 MOST_NAMED = 100  # characters of a name in a message
 CONTENT = {"name": str, "labels": list, "ontology_term_ids": list, "config": dict, "metrics": dict, "provenance": dict}
@@ -122,9 +122,9 @@ def _annotator_card(saved: SavedModel) -> str:
     metrics = saved.metrics
     counts = made["cells_per_label"]
     has_terms = any(term != UNKNOWN_TERM for term in saved.ontology_term_ids)
-    terms = [f" {in_cell(term)} |" if has_terms else "" for term in saved.ontology_term_ids]
+    terms = [f" {escape_pipes(term)} |" if has_terms else "" for term in saved.ontology_term_ids]
     rows = zip(saved.labels, terms, strict=True)
-    labels = "\n".join(f"| {in_cell(label)} | {counts[label]} |{term}" for label, term in rows)
+    labels = "\n".join(f"| {escape_pipes(label)} | {counts[label]} |{term}" for label, term in rows)
     tree = "" if saved.tree is None else f"- Label tree of {saved.tree.num_levels} levels: {saved.tree.outline}.\n"
     checksum = f" (SHA-256 `{made['reference_sha256']}`)" if made["reference_sha256"] else ""
     alone = " The labels come from the linear branch alone." if encoder_is_silent(saved.scales) else ""
@@ -194,7 +194,7 @@ def _calibration(metrics: Mapping[str, Any]) -> str:
     found = metrics["calibration"]
     columns = (found["labels"][name] for name in ("label", "num_cells", "confidence", "accuracy", "error"))
     rows = "".join(
-        f"| {in_cell(label)} | {num_cells:,} | {confidence:.3f} | {accuracy:.3f} | {error:.3f} |\n"
+        f"| {escape_pipes(label)} | {num_cells:,} | {confidence:.3f} | {accuracy:.3f} | {error:.3f} |\n"
         for label, num_cells, confidence, accuracy, error in zip(*columns, strict=True)
     )
     return f"""
@@ -210,7 +210,7 @@ def _novelty(metrics: Mapping[str, Any]) -> str:
     """Return how well the cells of each label are found to be unknown by a model without it, if that was measured."""
     if "novelty" not in metrics:
         return ""
-    rows = "".join(f"| {in_cell(row['label'])} | {row['area']:.3f} |\n" for row in metrics["novelty"])
+    rows = "".join(f"| {escape_pipes(row['label'])} | {row['area']:.3f} |\n" for row in metrics["novelty"])
     return f"""
 If a label is left out of the reference, are its cells told from the others by their novelty? 1: all of them, 0.5: by
 chance (area under the ROC curve):
@@ -224,7 +224,7 @@ def _encoder_card(saved: SavedModel) -> str:
     made = saved.provenance
     metrics = saved.metrics
     share = f"{saved.config['masking']['share']:.0%}"
-    files = ((in_cell(file["name"]), file["num_cells"], in_cell(file["input"])) for file in made["corpus"])
+    files = ((escape_pipes(file["name"]), file["num_cells"], escape_pipes(file["input"])) for file in made["corpus"])
     corpus = "\n".join(f"| {name} | {num_cells} | {used} |" for name, num_cells, used in files)
     start = f"\n- It started from `{made['init']['name']}` (`{made['init']['hash'][:12]}`)." if "init" in made else ""
     usual = "the usual values of gene and cell"
@@ -306,7 +306,7 @@ def _require_sound_info(info: Mapping[str, Any]) -> None:
     texts = {"the name": [info["name"]], "a label": labels, "an ontology term": terms, "a tissue": tissue}
     texts["a release of the ontology"] = release
     for what, names in texts.items():
-        if why := next(filter(None, map(unfit, names)), None):
+        if why := next(filter(None, map(name_problem, names)), None):
             raise ValueError(f"'{INFO}' with {what} that {why}")
 
     def is_finite(value: Any) -> bool:
@@ -351,7 +351,7 @@ def _tree_of(info: Mapping[str, Any]) -> LabelTree | None:
     if not isinstance(parents, dict) or not isinstance(terms, dict):
         raise ValueError(f"'{INFO}' with a label tree without parents and terms")
     for name in (text for group in (parents, terms) for pair in group.items() for text in pair):
-        if why := unfit(name):
+        if why := name_problem(name):
             raise ValueError(f"'{INFO}' with a node of the label tree that {why}")
     try:
         return LabelTree(info["labels"], parents, terms)

@@ -17,7 +17,7 @@ import pandas as pd
 from anndata import AnnData
 from scipy.special import softmax
 
-from scperformer.base.messages import joined
+from scperformer.base.messages import join_names
 from scperformer.cells import Query
 from scperformer.config import PredictConfig
 from scperformer.fitting import Adapted
@@ -119,7 +119,7 @@ def obs_columns(calls: Calls, model: Model, cfg: PredictConfig, rules: Rules) ->
         thresholds = set_thresholds(*_known_cells(held_out), cfg.alpha, cfg.conformal == "per_label")
         in_set = label_sets(calls.proba, calls.draws, thresholds)
         order = np.argsort(-calls.proba, axis=1, kind="stable")
-        names = [joined([label]) for label in labels]
+        names = [join_names([label]) for label in labels]
         texts = ["|".join(names[i] for i in row if has[i]) for row, has in zip(order, in_set, strict=True)]
         columns |= {f"{key}_set": np.array(texts, dtype=object), f"{key}_set_size": in_set.sum(axis=1).astype(np.int32)}
     return pd.DataFrame(columns)

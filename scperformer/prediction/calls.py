@@ -14,8 +14,16 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
-from scperformer.base.outputs import Folder, foreign, new_folder, output_named, put_in_place, remove, require_absent
-from scperformer.base.signals import RESUMES
+from scperformer.base.outputs import (
+    FolderKind,
+    new_folder,
+    output_named,
+    put_in_place,
+    remove_folder,
+    require_absent,
+    why_not_ours,
+)
+from scperformer.base.signals import RESUME_NOTE
 from scperformer.cells import Query
 from scperformer.config import PredictConfig
 from scperformer.model import read_arrays
@@ -27,7 +35,7 @@ log = logging.getLogger(__name__)
 UNFINISHED = ".unfinished"  # the part that is being written
 IDENTITY = "run.json"  # input, model and options of the parts; also the mark of a folder that predict has made
 NAMES = (IDENTITY, "part-*.npz", UNFINISHED, ".scperformer-*")  # the last: of an output that is being written
-PARTS = Folder("parts of a prediction", more=NAMES)
+PARTS = FolderKind("parts of a prediction", more=NAMES)
 ARRAY_KINDS = {"proba": "f", "embedding": "f", "baseline": "i", "empty": "b", "scores": "f", "draws": "f"}  # of numbers
 MOST_VALUES = 2**29  # of a part; a block of 100,000 cells and 1,000 labels has 100 million
 
@@ -159,7 +167,7 @@ def partial_results(
         found = f"shares that lack {missing} of {num_parts} parts"
         raise InputError(found, "all shares of the file, 1/N to N/N", "name those that are not there, too")
     if folder.exists():
-        why = foreign(folder, PARTS) or ("" if _identity(folder) else f"has no {IDENTITY} of predict")
+        why = why_not_ours(folder, PARTS) or ("" if _identity(folder) else f"has no {IDENTITY} of predict")
         if why:
             remedy = "move it away, or choose another output=..."
             raise InputError(f"{folder} is in the way: it {why}", f"nothing, or {PARTS.kind}", remedy)
@@ -170,7 +178,7 @@ def partial_results(
                 log.info("going on where %s was cut off: %d of %d parts are there", output, num, num_parts)
             else:
                 log.info("the results of a run that was cut off are dropped (resume=true would have kept them)")
-                remove(folder, PARTS)
+                remove_folder(folder, PARTS)
     elif resume and num_parts > 1:
         log.info("nothing to resume: %s is made from the start", output)
     if not folder.exists():
@@ -184,19 +192,19 @@ def partial_results(
             if num == 0 or num_parts == 1:
                 _remove_parts(folder)
             elif isinstance(error, Exception):
-                log.warning("cut off: %d of %d parts are kept in %s; %s", num, num_parts, folder, RESUMES)
+                log.warning("cut off: %d of %d parts are kept in %s; %s", num, num_parts, folder, RESUME_NOTE)
             else:  # ended by a signal
-                error.add_note(f"{num} of {num_parts} parts are kept in {folder}; {RESUMES}")
+                error.add_note(f"{num} of {num_parts} parts are kept in {folder}; {RESUME_NOTE}")
             raise
         _remove_parts(folder)
 
 
 def _remove_parts(folder: Path) -> None:
     """Remove the folder of a run that has ended, if it is there; it stays if it has got other files meanwhile."""
-    if folder.exists() and (why := foreign(folder, PARTS)):
+    if folder.exists() and (why := why_not_ours(folder, PARTS)):
         log.warning("%s %s: it stays", folder, why)
     else:
-        remove(folder, PARTS)
+        remove_folder(folder, PARTS)
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from anndata import AnnData
 
-from scperformer.base.errors import InputError, NoRoom
-from scperformer.base.outputs import FAILED, new_file, require_absent
+from scperformer.base.errors import DiskFull, InputError
+from scperformer.base.outputs import FAILED_SUFFIX, new_file, require_absent
 from scperformer.base.progress import progress, say
 from scperformer.cells import find_query, require_not_annotated, require_regular
 from scperformer.config import PredictConfig
@@ -158,7 +158,7 @@ def _sample(output: Path) -> str:
 
 def _failed_file(output: Path) -> Path:
     """Return the file with the reason why there is no output; `report` shows it as a row."""
-    return output.with_name(f"{_sample(output)}{FAILED}")
+    return output.with_name(f"{_sample(output)}{FAILED_SUFFIX}")
 
 
 def _require_place(output: Path, cfg: PredictConfig) -> None:
@@ -201,7 +201,7 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
             yield
         except InputError as error:
             alone = len(cfg.inputs) == 1 and not cfg.failed_ok
-            if not cfg.keep_going or alone or isinstance(error, NoRoom):
+            if not cfg.keep_going or alone or isinstance(error, DiskFull):
                 raise
             log.error("%s: %s", path, error)
             refused[path] = str(error)
@@ -238,6 +238,6 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
         say(json.dumps({"files": written, "failed": failed}, indent=1, allow_nan=False))
     if refused and not cfg.failed_ok:
         found = f"{len(refused)} of {len(outputs)} files that cannot be annotated: {', '.join(refused)}"
-        remedy = f"see the error of each of them above, and in {_failed_file(outputs[0]).parent}/*{FAILED}"
+        remedy = f"see the error of each of them above, and in {_failed_file(outputs[0]).parent}/*{FAILED_SUFFIX}"
         raise InputError(found, "files that can be annotated", remedy)
     return outputs

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scperformer.base.messages import did_you_mean, in_bytes, in_time, joined, parted
+from scperformer.base.messages import did_you_mean, in_bytes, in_time, join_names, split_names
 
 DURATIONS = {0: "0.0 s", 9.94: "9.9 s", 9.96: "10 s", 59.4: "59 s", 59.6: "1 min 00 s", 200: "3 min 20 s"}
 DURATIONS |= {3599.6: "1 h 00 min", 7500: "2 h 05 min", 100_000: "27 h 46 min"}
@@ -29,6 +29,6 @@ def test_the_name_that_was_meant(word, said):
 
 @pytest.mark.parametrize("names", [[], ["A"], ["A", "B"], ["A|B", "C"], ['"', "|", "\\"], ["a,b", " c "]], ids=str)
 def test_joined_names_are_taken_apart(names):
-    assert parted(joined(names)) == names
+    assert split_names(join_names(names)) == names
     if not any(letter in name for name in names for letter in '|"'):
-        assert joined(names) == "|".join(names)
+        assert join_names(names) == "|".join(names)

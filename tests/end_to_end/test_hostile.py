@@ -14,7 +14,7 @@ from support.annotated import annotated_sample
 from support.measured import TensorBytes
 
 from scperformer.base.errors import InputError, one_line
-from scperformer.base.messages import defused, unfit
+from scperformer.base.messages import escape_formula, name_problem
 from scperformer.command.sweep import Sweep
 from scperformer.files import sha256
 from scperformer.model import read_model
@@ -179,15 +179,15 @@ TEXTS = ["<script>alert(1)</script>", "=1+1", "+cmd|' /C calc'!A0", "../../x", "
 
 
 def test_what_can_be_a_name():
-    assert [unfit(text) for text in [*TEXTS, "Naïve T", "x" * 1000]] == [None] * (len(TEXTS) + 2)
-    assert unfit(3) == "is not a text"
-    assert unfit(" ") == "is empty"
-    assert unfit("a\u2028b") == "has the control character U+2028"
-    assert unfit("x" * 1001) == "has 1,001 characters (most: 1,000)"
+    assert [name_problem(text) for text in [*TEXTS, "Naïve T", "x" * 1000]] == [None] * (len(TEXTS) + 2)
+    assert name_problem(3) == "is not a text"
+    assert name_problem(" ") == "is empty"
+    assert name_problem("a\u2028b") == "has the control character U+2028"
+    assert name_problem("x" * 1001) == "has 1,001 characters (most: 1,000)"
 
 
 def test_formulas_are_defused():
-    assert [defused(text) for text in ("=1", "+1", "-1", "@a", "\ta", "\ra", "a=1", "")] == [
+    assert [escape_formula(text) for text in ("=1", "+1", "-1", "@a", "\ta", "\ra", "a=1", "")] == [
         *("'=1", "'+1", "'-1", "'@a", "'\ta", "'\ra"),
         *("a=1", ""),
     ]
