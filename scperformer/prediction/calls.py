@@ -170,7 +170,7 @@ def partial_results(
         why = why_not_ours(folder, PARTS) or ("" if _identity(folder) else f"has no {IDENTITY} of predict")
         if why:
             remedy = "move it away, or choose another output=..."
-            raise InputError(f"{folder} is in the way: it {why}", f"nothing, or {PARTS.kind}", remedy)
+            raise InputError(f"{folder} is in the way: it {why}", f"nothing, or {PARTS.name}", remedy)
         with _locked(folder):  # not while another run uses it
             if resume:
                 _require_same(folder, identity, "leave out resume=true to start anew")

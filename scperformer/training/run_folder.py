@@ -120,7 +120,7 @@ def require_own_run(output: Path) -> None:
     else:
         why = "is a file" if folder.exists() and not folder.is_dir() else ""
     if why:
-        expected = f"nothing, or {RUN.kind}: training writes its checkpoints and logs there"
+        expected = f"nothing, or {RUN.name}: training writes its checkpoints and logs there"
         raise InputError(f"{folder} {why}", expected, "move it away, or choose another output=...")
 
 

@@ -164,7 +164,7 @@ def test_file_where_none_can_be(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is a folder"), new_file(tmp_path, overwrite=True):
         pass
-    with pytest.raises(InputError, match="cannot be made"), new_file(tmp_path / "file" / "out.txt"):
+    with pytest.raises(InputError, match="cannot be created"), new_file(tmp_path / "file" / "out.txt"):
         pass
     with pytest.raises(InputError, match="neither a file nor a folder"), new_file(os.devnull, overwrite=True):
         pass
@@ -295,7 +295,7 @@ def test_folders_that_are_not_ours_are_never_replaced(tmp_path, monkeypatch):
         pass
     monkeypatch.chdir(theirs)
     for target in (".", tmp_path):
-        with pytest.raises(InputError, match="is the folder you work in"), new_folder(target, MADE, overwrite=True):
+        with pytest.raises(InputError, match="is the working folder"), new_folder(target, MADE, overwrite=True):
             pass
     assert names(theirs) == ["chapter1"]
 

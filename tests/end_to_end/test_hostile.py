@@ -180,7 +180,7 @@ TEXTS = ["<script>alert(1)</script>", "=1+1", "+cmd|' /C calc'!A0", "../../x", "
 
 def test_what_can_be_a_name():
     assert [name_problem(text) for text in [*TEXTS, "Naïve T", "x" * 1000]] == [None] * (len(TEXTS) + 2)
-    assert name_problem(3) == "is not a text"
+    assert name_problem(3) == "is not text"
     assert name_problem(" ") == "is empty"
     assert name_problem("a\u2028b") == "has the control character U+2028"
     assert name_problem("x" * 1001) == "has 1,001 characters (most: 1,000)"
