@@ -249,7 +249,7 @@ def outcome(path: Path, read: Callable[[Path], str], expected: str, log: Path) -
         except FileExistsError:
             code = OUTCOMES.index(HALF)
         except Exception as error:  # noqa: BLE001 - as the command line does
-            known = errors.explained(error)
+            known = errors.as_input_error(error)
             if known is not None:
                 by_look = any(text in str(known) for text in OF_THE_LOOK)
                 kind = WATCHED if by_look else MEMORY_OUT if "memory ran out" in str(known) else REFUSED

@@ -29,7 +29,7 @@ from scperformer import annotate, train
 from scperformer.cells import align_rows, detect_expression, gene_table, plan_alignment, stored_expression
 from scperformer.cells.preprocess import prepare_reference
 from scperformer.config import PreprocessConfig, TokensConfig, make_config
-from scperformer.network import load_model, under_conditions
+from scperformer.network import load_model, simulate_conditions
 from scperformer.network.tokens import tokenize
 from scperformer.training.supervised import informative_genes, variability
 
@@ -105,7 +105,7 @@ def fit_perceptron(x: csr_matrix, labels: np.ndarray, seed: int) -> Callable[[cs
 
     for _ in range(NUM_STEPS):
         rows = torch.randint(len(targets), (BATCH_CELLS,)).numpy()
-        seen = under_conditions(tokenize(x[rows], tokens), conditions, tokens, *preferred, 1e4)
+        seen = simulate_conditions(tokenize(x[rows], tokens), conditions, tokens, *preferred, 1e4)
         x_BG = torch.zeros(BATCH_CELLS, x.shape[1] + 1).scatter_add_(1, seen.genes_BL, seen.x_BL * seen.keep_BL)[:, :-1]
         truth = torch.from_numpy(targets[rows])
         loss = nn.functional.cross_entropy(logits(x_BG), truth, weights / weights.mean(), label_smoothing=0.05)

@@ -1,6 +1,6 @@
 """`python -m scperformer`, and the command `scperformer`."""
 
-from scperformer.base.signals import Ended, handle_signals, leave, say_ended
+from scperformer.base.signals import EndedBySignal, exit_process, handle_signals, say_ended
 
 
 def run() -> None:
@@ -10,9 +10,9 @@ def run() -> None:
         from scperformer.command.cli import main
 
         code = main()
-    except (KeyboardInterrupt, Ended) as error:  # during the imports of the command line
+    except (KeyboardInterrupt, EndedBySignal) as error:  # during the imports of the command line
         code = say_ended(error)
-    leave(code)
+    exit_process(code)
 
 
 if __name__ == "__main__":

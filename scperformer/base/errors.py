@@ -1,24 +1,33 @@
-"""The one error that a user can cause and fix: found, expected, remedy, on one line."""
+"""`InputError`, for everything that a user can cause and fix: one line that says found, expected and remedy."""
 
 import errno
 import os
 import re
 from collections.abc import Sequence
 
-# Characters that steer a terminal or turn the direction of text, and bytes of names that are not UTF-8.
-STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-LONGEST_PART = 2000  # characters of what was found, expected, or is to be done
+# Control characters, marks that change the direction of text, and bytes of file names that are not UTF-8.
+CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+MAX_PART_LENGTH = 2000  # characters; a longer part of a message is cut in the middle
 
 
 def one_line(text: str) -> str:
-    """Return a text on one line, without characters that steer a terminal."""
-    return STEERING.sub("\ufffd", " ".join(text.split()))
+    """Return a text on one line, with control characters replaced."""
+    return CONTROL_CHARACTERS.sub("\ufffd", " ".join(text.split()))
 
 
 class InputError(ValueError):
-    """Input that cannot be used; the message is one line with found (value and place), expected and remedy (action).
+    """Input that cannot be used.
 
-    `fixes` are options of the same command, such as `species=mouse`, each of which would fix the error.
+    Parameters
+    ----------
+    found
+        The value that was found, and where.
+    expected
+        What would have been accepted.
+    remedy
+        What the user can do.
+    fixes
+        Options of the same command, such as `species=mouse`; each of them alone would fix the error.
     """
 
     def __init__(self, found: str, expected: str, remedy: str, fixes: Sequence[str] = ()):
@@ -27,18 +36,19 @@ class InputError(ValueError):
         self.remedy = remedy
         self.fixes = tuple(fixes)
         parts = [
-            text if len(text) <= LONGEST_PART else f"{text[:1500]} ... {text[-500:]}"
+            text if len(text) <= MAX_PART_LENGTH else f"{text[:1500]} ... {text[-500:]}"
             for text in (found, expected, remedy)
         ]
         # Gene names, labels and paths are user data: a newline in one must not break the one-line promise.
         super().__init__(one_line("{}; expected {}: {}.".format(*parts)))
 
     def __reduce__(self) -> tuple[type, tuple]:
-        return type(self), (self.found, self.expected, self.remedy, self.fixes)  # a pool of processes sends it
+        # Pickled when a worker process raises it; by default only the message would be passed to `__init__`.
+        return type(self), (self.found, self.expected, self.remedy, self.fixes)
 
 
 def require_utf8(path: object) -> None:
-    """Refuse a path whose bytes are no UTF-8: files, records and reports could not hold its name."""
+    """Refuse a path that is not valid UTF-8: its name could not be written to files, records and reports."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
@@ -47,47 +57,53 @@ def require_utf8(path: object) -> None:
         ) from error
 
 
-class NoRoom(InputError):
-    """A full disk, or a limit to the size of files: no error of an input, so that other inputs are not tried."""
+class DiskFull(InputError):
+    """The disk is full, or a file exceeds the size limit. Other inputs would fail as well, so they are not tried."""
 
 
-def _number(error: BaseException) -> int | None:
-    """Return the number of an error of the system (errno), or None."""
-    # h5py hides it in its text, also in errors that are no OSError; anndata puts its own words around an OSError.
-    hidden = re.search(r"errno = (\d+)|\[Errno (\d+)\]", str(error))
+def _errno_of(error: BaseException) -> int | None:
+    """Return the errno of a system error; None for other errors."""
+    # h5py writes it into messages, also of errors that are not an OSError; anndata wraps an OSError in its own error.
+    in_text = re.search(r"errno = (\d+)|\[Errno (\d+)\]", str(error))
     number = error.errno if isinstance(error, OSError) else None
-    return int(hidden[1] or hidden[2]) if number is None and hidden else number
+    return int(in_text[1] or in_text[2]) if number is None and in_text else number
 
 
-def no_room(error: BaseException, output: object = "") -> NoRoom | None:
-    """Return the error of a full disk, or of a limit to the size of files, as a `NoRoom`; None for any other."""
+def as_disk_full(error: BaseException, output: object = "") -> DiskFull | None:
+    """Return an error caused by a full disk or the file size limit as a `DiskFull`; None for other errors."""
     where = f" ({output})" if output else ""
-    number = None if isinstance(error, InputError) else _number(error)
+    number = None if isinstance(error, InputError) else _errno_of(error)
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return NoRoom(f"the disk is full{where}", "room for the output", "free some, or choose another output=...")
+        return DiskFull(
+            f"the disk is full{where}", "room for the output", "free some space, or choose another output=..."
+        )
     if number == errno.EFBIG:
         remedy = "raise the limit (ulimit -f), or choose another output=..."
-        return NoRoom(f"files may not become so large here{where}", "room for the output", remedy)
+        return DiskFull(f"the output exceeds the file size limit{where}", "a higher limit", remedy)
     return None
 
 
-def explained(error: BaseException) -> InputError | None:
-    """Return an error of the machine (disk, permissions, memory) as an `InputError`; None for any other error."""
+def as_input_error(error: BaseException) -> InputError | None:
+    """Return a system error (disk, permissions, memory) as an `InputError`; None for other errors."""
     if isinstance(error, InputError):
         return error
     text = str(error)
-    # torch has no class of its own for memory that the system refuses.
+    # torch raises a plain RuntimeError if the system refuses memory.
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in text):
-        remedy = "close other programs, take a larger machine, or lower threads, trainer.batch_size or batch_size"
-        return InputError("memory ran out", "enough of it", remedy)
-    number = _number(error)
+        remedy = (
+            "close other programs, use a machine with more memory, or lower threads, trainer.batch_size or batch_size"
+        )
+        return InputError("memory ran out", "enough memory", remedy)
+    number = _errno_of(error)
     if number is None:
         return None
-    named = error.filename if isinstance(error, OSError) and error.filename else ""
-    if full := no_room(error, named):
+    path = error.filename if isinstance(error, OSError) and error.filename else ""
+    if full := as_disk_full(error, path):
         return full
-    where = f" ({named})" if named else ""
+    where = f" ({path})" if path else ""
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return InputError(f"no permission{where}", "files to read and folders to write", "check who owns them")
+        return InputError(f"no permission{where}", "readable files and writable folders", "check their owner and mode")
     reason = os.strerror(number)
-    return InputError(f"{reason}{where}", "a disk that can be read and written", "check it, then run the step again")
+    return InputError(
+        f"{reason}{where}", "a disk that can be read and written", "check the disk, then run the step again"
+    )

@@ -1,7 +1,7 @@
-"""What glibc does with the memory of large arrays that are freed: keep it, or give it back to the system.
+"""Control whether glibc keeps the memory of freed arrays or returns it to the system.
 
-By itself glibc gives back an array of up to 32 MiB only if it is at the end of the heap. A command that reads a file
-block by block then grows with the number of blocks. Other systems and C libraries are left alone.
+By default glibc returns the memory of an array of up to 32 MiB only if it is at the end of the heap, so the memory of a
+command that reads a file block by block would grow with the number of blocks. Other C libraries are left alone.
 """
 
 import ctypes
@@ -9,23 +9,24 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4  # parameters of mallopt
-GLIBC_DEFAULTS = {
-    MMAP_MAX: 65536,
-    MMAP_THRESHOLD: 32 * 2**20,
-    TRIM_THRESHOLD: 64 * 2**20,
-}  # the largest that glibc sets itself
-# Arrays of 8 MiB or more, such as those of a block of cells, have memory of their own, which goes back at once.
+# Parameters of mallopt (see its man page).
+TRIM_THRESHOLD = -1
+MMAP_THRESHOLD = -3
+MMAP_MAX = -4
+# glibc raises both thresholds as arrays are freed; these are the highest values that it reaches by itself.
+GLIBC_DEFAULTS = {MMAP_MAX: 65536, MMAP_THRESHOLD: 32 * 2**20, TRIM_THRESHOLD: 64 * 2**20}
+# Arrays of 8 MiB or more, such as a block of cells, are mapped on their own and returned as soon as they are freed.
 GIVEN_BACK = {MMAP_MAX: 65536, MMAP_THRESHOLD: 8 * 2**20, TRIM_THRESHOLD: 8 * 2**20}
-# None has, and nothing goes back: with 16,907 tokens, a third of the time of an attention layer was spent on clearing.
+# No array is mapped on its own, and no memory is returned: with 16,907 tokens, an attention layer otherwise spent a
+# third of its time on clearing new pages.
 KEPT = {MMAP_MAX: 0, TRIM_THRESHOLD: -1}
 
-_settings = [GLIBC_DEFAULTS]  # of the blocks that are open
+_settings = [GLIBC_DEFAULTS]  # of the open blocks, innermost last
 
 
 @contextmanager
 def freed_memory(setting: dict[int, int]) -> Iterator[None]:
-    """Set what happens to freed memory during a block; afterwards it is as before, and free memory is given back."""
+    """Apply `KEPT` or `GIVEN_BACK` within a block; then restore the previous setting and return all free memory."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc is None or not hasattr(libc, "gnu_get_libc_version"):
         yield

@@ -1,4 +1,4 @@
-"""Texts of users: names that can be used, cells that a spreadsheet would run as formulas, times and sizes in words."""
+"""Text for people: checks and suggestions for names, escaping for tables, and durations and sizes with units."""
 
 import csv
 import io
@@ -7,70 +7,75 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-NUM_SHOWN = 60  # characters of a name in a line for people
-LONGEST_NAME = 1000  # characters; the longest label of the Cell Ontology has some 150
+MAX_SHOWN_LENGTH = 60  # characters; longer names are cut in messages
+MAX_NAME_LENGTH = 1000  # characters; the longest label of the Cell Ontology has about 150
 MIB = 2**20
 GIB = 2**30
-BREAKS = ("Cc", "Cs", "Zl", "Zp")  # kinds of characters that end lines, steer terminals or cannot be written
-LIKENESS = 0.5  # of a wrong word and the name that was meant, as difflib measures it
-FORMULA = r"^[=+\-@\t\r\n]"  # spreadsheets run text that starts like this as a formula
+UNFIT_CATEGORIES = (
+    "Cc",
+    "Cs",
+    "Zl",
+    "Zp",
+)  # Unicode: control characters, surrogates, and separators of lines and paragraphs
+MIN_SIMILARITY = 0.5  # difflib's ratio of an unknown word and the name suggested for it
+FORMULA_START = r"^[=+\-@\t\r\n]"  # spreadsheets evaluate text that starts like this
 
 
-def unfit(name: object) -> str | None:
-    """Return why something cannot be the name of a label or a model; None if it can."""
+def name_problem(name: object) -> str | None:
+    """Return why a value cannot name a label or a model, for a message; None if it can."""
     if not isinstance(name, str):
-        return "is not a text"
+        return "is not text"
     if not name.strip():
         return "is empty"
-    if len(name) > LONGEST_NAME:
-        return f"has {len(name):,} characters (most: {LONGEST_NAME:,})"
-    odd = next((letter for letter in name if unicodedata.category(letter) in BREAKS), None)
-    return None if odd is None else f"has the control character U+{ord(odd):04X}"
+    if len(name) > MAX_NAME_LENGTH:
+        return f"has {len(name):,} characters (most: {MAX_NAME_LENGTH:,})"
+    unfit = next((letter for letter in name if unicodedata.category(letter) in UNFIT_CATEGORIES), None)
+    return None if unfit is None else f"has the control character U+{ord(unfit):04X}"
 
 
-def shown_share(share: float) -> str:
-    """Return a share in words, where nearly all is not all: "94 %", "99.8 %"."""
+def in_percent(share: float) -> str:
+    """Return a share as a percentage: "94 %"; below 1 it is never rounded up to 100 % ("99.8 %")."""
     decimals = next((digits for digits in range(4) if round(100 * share, digits) < 100), 0) if share < 1 else 0
     return f"{100 * share:.{decimals}f} %"
 
 
 def did_you_mean(word: object, names: Iterable[object]) -> str:
-    """Return "did you mean 'cell_type'? " with the name most like a wrong one, whatever its case; "" if none is."""
-    known = {str(name).lower(): str(name) for name in names}
-    near = get_close_matches(str(word).lower(), known, 1, LIKENESS)
-    return f"did you mean '{shortened(known[near[0]])}'? " if near else ""
+    """Return "did you mean 'cell_type'? " with the most similar name, ignoring case; "" if no name is similar."""
+    names_by_lower = {str(name).lower(): str(name) for name in names}
+    near = get_close_matches(str(word).lower(), names_by_lower, 1, MIN_SIMILARITY)
+    return f"did you mean '{shortened(names_by_lower[near[0]])}'? " if near else ""
 
 
-def defused(text: str) -> str:
-    """Return a text for a table, with a ' in front if a spreadsheet would run it."""
-    return f"'{text}" if re.match(FORMULA, text) else text
+def escape_formula(text: str) -> str:
+    """Return text for a table; a leading ' keeps spreadsheets from evaluating it as a formula."""
+    return f"'{text}" if re.match(FORMULA_START, text) else text
 
 
-def in_cell(text: str) -> str:
-    """Return a text for a cell of a Markdown table, in which `|` separates cells."""
+def escape_pipes(text: str) -> str:
+    """Return text for a Markdown table, in which `|` separates columns."""
     return text.replace("|", "\\|")
 
 
-def joined(names: Sequence[str]) -> str:
-    """Join names by `|`; as in CSV, a name that has a `|` itself is in quotes. `parted` takes them apart."""
+def join_names(names: Sequence[str]) -> str:
+    """Join names with `|`; as in CSV, a name that contains `|` is quoted. `split_names` is the inverse."""
     line = io.StringIO()
     csv.writer(line, delimiter="|", lineterminator="").writerow(names)
     return line.getvalue()
 
 
-def parted(text: str) -> list[str]:
-    """Return the names that `joined` has put together; none of an empty text."""
+def split_names(text: str) -> list[str]:
+    """Return the names that `join_names` joined; an empty text has no names."""
     return next(csv.reader([text], delimiter="|"), [])
 
 
 def shortened(name: object) -> str:
-    """Return a name for a line of text, cut if it is very long."""
+    """Return a name for a message, cut if it is very long."""
     text = str(name)
-    return text if len(text) <= NUM_SHOWN else f"{text[:NUM_SHOWN]}..."
+    return text if len(text) <= MAX_SHOWN_LENGTH else f"{text[:MAX_SHOWN_LENGTH]}..."
 
 
 def in_time(seconds: float) -> str:
-    """Return a duration in words: "0.8 s", "42 s", "3 min 20 s", "2 h 05 min"."""
+    """Return a duration with its unit: "0.8 s", "42 s", "3 min 20 s", "2 h 05 min"."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -81,7 +86,7 @@ def in_time(seconds: float) -> str:
 
 
 def in_bytes(num_bytes: float) -> str:
-    """Return a size in words: "420 MiB", "3.1 GiB", "24 GiB"."""
+    """Return a size with its unit: "420 MiB", "3.1 GiB", "24 GiB"."""
     size = num_bytes / GIB
     if size < 0.995:
         return f"{num_bytes / MIB:.0f} MiB"

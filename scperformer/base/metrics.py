@@ -1,13 +1,14 @@
-"""Scores of predicted against true labels: accuracy, macro-F1, weighted-F1, per class, confusion matrix.
+"""Scores of predicted against true labels: accuracy, F1, the confusion matrix, and losses.
 
-Conventions, the same everywhere in this package:
+The whole package uses these conventions:
 
 - F1 of a label is `2 TP / (2 TP + FP + FN)`, the harmonic mean of precision and recall (van Rijsbergen 1979);
-  TP: its cells with this predicted label, FP: other cells with this predicted label, FN: its cells with another one.
-- macro-F1 is the mean of F1 over the true labels. A label that is only predicted lowers the recall of the true
-  labels of its cells, but is not a class of the mean (scikit-learn's default adds it with F1 = 0).
-- weighted-F1 is the mean of F1 weighted by the number of true cells of each label.
-- 0 / 0 is NaN: the precision of a label that is never predicted, the recall of a label that never occurs.
+  TP: cells of the label that are predicted as such, FP: other cells predicted as this label, FN: cells of the label
+  predicted as another.
+- macro-F1 is the mean of F1 over the true labels. A label that occurs only among predictions lowers the recall of its
+  cells' true labels, but is not averaged (scikit-learn's default includes it with F1 = 0).
+- weighted-F1 is the mean of F1 weighted by the number of cells of each true label.
+- 0 / 0 is NaN: the precision of a label that is never predicted, and the recall of a label without true cells.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 @dataclass(kw_only=True)
 class Scores:
-    """Scores over all labels, each 0 to 1; NaN without any cells."""
+    """Scores over all labels, each from 0 to 1; NaN if there are no cells."""
 
     accuracy: float
     macro_f1: float
@@ -30,7 +31,7 @@ class Scores:
 def confusion_matrix(truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Sequence[Any]) -> npt.NDArray[np.int64]:
     """Count the cells of each true label (rows) and predicted label (columns): L x L, in the order of `labels`.
 
-    `truth` and `predicted` are N labels each, text or integers, all of them among the L `labels`.
+    `truth` and `predicted` are N labels each, strings or integers, and each of them is one of the L `labels`.
     """
     position = {label: code for code, label in enumerate(labels)}
     codes = []
@@ -48,7 +49,7 @@ def confusion_matrix(truth: npt.ArrayLike, predicted: npt.ArrayLike, labels: Seq
 
 
 def class_scores(confusion: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
-    """Return support (true cells), precision, recall and f1 of the L labels of a matrix of `confusion_matrix`."""
+    """Return support (true cells), precision, recall and f1 of each label, given a matrix of `confusion_matrix`."""
     hits = np.diag(confusion).astype(float)
     support = confusion.sum(axis=1)
     predicted = confusion.sum(axis=0)
@@ -60,7 +61,7 @@ def class_scores(confusion: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]
 
 
 def scores(confusion: npt.NDArray[np.int64]) -> Scores:
-    """Return accuracy, macro-F1 and weighted-F1 of a matrix as `confusion_matrix` returns it."""
+    """Return accuracy, macro-F1 and weighted-F1, given a matrix of `confusion_matrix`."""
     num_cells = int(confusion.sum())
     if num_cells == 0:
         return Scores(accuracy=np.nan, macro_f1=np.nan, weighted_f1=np.nan)
@@ -73,13 +74,13 @@ def scores(confusion: npt.NDArray[np.int64]) -> Scores:
 
 
 def score(truth: npt.ArrayLike, predicted: npt.ArrayLike) -> Scores:
-    """Return accuracy, macro-F1 and weighted-F1 of N predicted labels, text or integers."""
+    """Return accuracy, macro-F1 and weighted-F1 of N predicted labels, strings or integers."""
     labels = np.unique(np.concatenate([np.asarray(truth), np.asarray(predicted)])).tolist()
     return scores(confusion_matrix(truth, predicted, labels))
 
 
 def cell_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return -ln(probability of the true label) of each cell, N; logits N x C, labels N indices."""
+    """Return -ln(probability of the true label) for each of N cells; logits N x C, labels N indices."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     return np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]
 

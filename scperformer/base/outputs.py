@@ -1,4 +1,4 @@
-"""Write files and folders so that they appear complete or not at all; remove no folder but those that we have made."""
+"""Write files and folders so that they appear complete or not at all, and remove only folders that we have made."""
 
 import ctypes
 import errno
@@ -17,61 +17,66 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from scperformer.base.errors import InputError, no_room, require_utf8
+from scperformer.base.errors import InputError, as_disk_full, require_utf8
 
-FAILED = ".failed.json"  # ending of a file in place of an output that there is not: sample, input and error
-MARK = ".scperformer.json"  # in each folder that we make
-OTHER = "choose another output=..."
-AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux: paths are relative to the working folder; neither name is ever missing
-WAITING = 16  # files at a time until they are on the disk
-MOST_TRIES, SECONDS_BETWEEN = 40, 0.05  # to remove an unfinished folder
+FAILED_SUFFIX = ".failed.json"  # a file beside the outputs for each input that failed: its sample, path and error
+MARK = ".scperformer.json"  # the file in each folder we make that says so
+ANOTHER_OUTPUT = "choose another output=..."
+# Arguments of Linux's renameat2: relative paths start at the working folder; both names are exchanged in one step.
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
+NUM_SYNC_THREADS = 16  # files that are synced to the disk at the same time
+MAX_REMOVALS = 40  # attempts to remove an unfinished folder
+SECONDS_BETWEEN_REMOVALS = 0.05
 
 
 def _require_writable(folder: Path) -> None:
     if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"folder {folder} cannot be written", "a folder with write permission", OTHER)
+        raise InputError(f"folder {folder} cannot be written", "a folder with write permission", ANOTHER_OUTPUT)
 
 
 @dataclass(frozen=True)
-class Folder:
-    """A kind of folder that the program makes. It replaces or removes a folder only if all of it is its own."""
+class FolderKind:
+    """A kind of output folder. A folder is replaced or removed only if we have made everything in it."""
 
-    kind: str
-    more: tuple[str, ...] = ()  # patterns of names that come later, beside those in its mark
-    unmarked: tuple[str, ...] = ()  # patterns of all names in a folder without a mark, the first of which is there
+    name: str  # in its mark and in messages, such as "a model"
+    more: tuple[str, ...] = ()  # patterns of names that may be added after its mark was written
+    unmarked: tuple[
+        str, ...
+    ] = ()  # for folders of versions without marks: patterns of all names; the first is required
 
 
 def _names(folder: Path) -> list[str]:
-    """Return the names in a folder and in the folders inside of it, without its mark."""
+    """Return the names in a folder and one level below it, without marks."""
     entries = [entry for part in ("*", "*/*") for entry in folder.glob(part)]
     return sorted(entry.relative_to(folder).as_posix() for entry in entries if entry.name != MARK)
 
 
-def mark(folder: Path, made: Folder) -> None:
-    """Write the mark of a folder that we have made: its kind, and the names in it."""
-    content = {"made_by": "scperformer", "kind": made.kind, "names": _names(folder)}
+def write_mark(folder: Path, kind: FolderKind) -> None:
+    """Write the mark of a folder: its kind and the names in it."""
+    content = {"made_by": "scperformer", "kind": kind.name, "names": _names(folder)}
     try:
         (folder / MARK).write_text(json.dumps(content, indent=1, ensure_ascii=True) + "\n", encoding="ascii")
-    except BaseException:  # half a mark would be another one
+    except BaseException:  # a partial mark would make the folder look like another program's
         (folder / MARK).unlink(missing_ok=True)
         raise
 
 
-def foreign(folder: Path, made: Folder) -> str | None:
-    """Return why a folder is not wholly what we have made, for a message; None if it is."""
+def why_not_ours(folder: Path, kind: FolderKind) -> str | None:
+    """Return why a folder was not made by us as a whole, for a message; None if it was."""
     names = _names(folder)
-    known = made.more
+    known = kind.more  # names and patterns of what we have made
     try:
-        found = json.loads((folder / MARK).read_bytes())
-        if found["made_by"] != "scperformer" or found["kind"] != made.kind:
-            return f"is a folder with {str(found['kind'])[:40]}"
-        known += tuple(found["names"])
+        content = json.loads((folder / MARK).read_bytes())
+        if content["made_by"] != "scperformer" or content["kind"] != kind.name:
+            return f"is a folder with {str(content['kind'])[:40]}"
+        known += tuple(content["names"])
     except FileNotFoundError:
-        if not made.unmarked or made.unmarked[0] not in names:
+        if not kind.unmarked or kind.unmarked[0] not in names:
             return f"is a folder without {MARK}"
-        known = made.unmarked
+        known = kind.unmarked
     except (OSError, ValueError, KeyError, TypeError):
-        return f"is a folder with another {MARK}"
+        return f"is a folder with an unusable {MARK}"
     exact = set(known)
     patterns = [name for name in known if "*" in name]
     for name in names:
@@ -80,135 +85,137 @@ def foreign(folder: Path, made: Folder) -> str | None:
     return None
 
 
-def remove(folder: Path, made: Folder) -> None:
-    """Remove a folder of ours if it is there; refuse one that is not wholly ours."""
+def remove_folder(folder: Path, kind: FolderKind) -> None:
+    """Remove a folder if it exists; refuse it unless we have made all of it."""
     if not folder.exists():
         return
-    if why := foreign(folder, made):
-        raise InputError(f"{folder} {why}, so it is not removed", f"a folder with {made.kind}", f"move it, or {OTHER}")
+    if why := why_not_ours(folder, kind):
+        raise InputError(
+            f"{folder} {why}, so it is not removed", f"a folder with {kind.name}", f"move it, or {ANOTHER_OUTPUT}"
+        )
     shutil.rmtree(folder)
 
 
-def _require_replaceable(path: Path, overwrite: bool, made: Folder | None) -> None:
+def _require_replaceable(path: Path, overwrite: bool, kind: FolderKind | None) -> None:
     if not path.exists():
         return
-    if path.is_dir() and made is None:
+    if path.is_dir() and kind is None:
         raise InputError(f"{path} is a folder", "a file to write", "add a file name to output=...")
-    if made is not None and not path.is_dir():
-        raise InputError(f"{path} is a file", "a folder to write", OTHER)
-    if made is not None and not any(path.iterdir()):
+    if kind is not None and not path.is_dir():
+        raise InputError(f"{path} is a file", "a folder to write", ANOTHER_OUTPUT)
+    if kind is not None and not any(path.iterdir()):
         return
     if not overwrite:
-        raise InputError(f"{path} exists", "a new output", f"{OTHER}, or add overwrite=true")
-    if made is not None:
-        holds_us = Path.cwd().resolve().is_relative_to(path.resolve())
-        if why := "is the folder you work in" if holds_us else foreign(path, made):
-            raise InputError(f"{path} {why}, so it is not replaced", f"an earlier folder with {made.kind}", OTHER)
+        raise InputError(f"{path} exists", "a new output", f"{ANOTHER_OUTPUT}, or add overwrite=true")
+    if kind is not None:
+        is_working_folder = Path.cwd().resolve().is_relative_to(path.resolve())
+        if why := "is the working folder" if is_working_folder else why_not_ours(path, kind):
+            raise InputError(f"{path} {why}, so it is not replaced", f"a folder with {kind.name}", ANOTHER_OUTPUT)
     elif not path.is_file():
-        raise InputError(f"{path} is neither a file nor a folder", "a file", OTHER)
+        raise InputError(f"{path} is neither a file nor a folder", "a file", ANOTHER_OUTPUT)
 
 
-def require_absent(path: str | Path, overwrite: bool, made: Folder | None = None) -> None:
+def require_absent(path: str | Path, overwrite: bool, kind: FolderKind | None = None) -> None:
     """Refuse an output that exists or cannot be written, before any work is done; an empty folder counts as absent.
 
-    With `made` the output is a folder, and only one of this kind that is wholly ours is replaced, so that
-    `output=. overwrite=true` never deletes other work.
+    With `kind` the output is a folder. An existing one is replaced only if it is of this kind and we have made all of
+    it, so that `output=. overwrite=true` never deletes other work.
     """
     require_utf8(path)
-    _require_replaceable(Path(path), overwrite, made)
+    _require_replaceable(Path(path), overwrite, kind)
     folder = Path(os.path.realpath(path)).parent
-    _require_writable(next(there for there in (folder, *folder.parents) if there.exists()))
+    _require_writable(next(parent for parent in (folder, *folder.parents) if parent.exists()))
 
 
 @contextmanager
 def output_named(path: str | Path) -> Iterator[None]:
-    """Name the output in an error about a disk that is full: the system names a temporary file, or nothing."""
+    """Name the output in an error about a full disk: the system error names a temporary file, or none."""
     try:
         yield
     except Exception as error:
-        if full := no_room(error, path):
+        if full := as_disk_full(error, path):
             raise full from error
         raise
 
 
 @contextmanager
 def new_file(path: str | Path, overwrite: bool = False, scratch: Path | None = None) -> Iterator[Path]:
-    """Give a temporary path; it becomes `path` when the block ends well, and is removed when it does not.
+    """Yield a temporary path, which is renamed to `path` if the block succeeds and removed if it fails.
 
-    It is beside `path`, or in the folder `scratch` of the same disk: a process that is killed leaves it there.
-    Missing parent folders are made. A link is followed: the file it points to is replaced, not the link.
+    It is in the folder of `path`, or in the folder `scratch` on the same disk; a killed process leaves it there.
+    Missing parent folders are created. A symbolic link is followed: its target is replaced, not the link.
     """
     target = Path(os.path.realpath(path))
     require_absent(path, overwrite)
-    temporary = _beside(target) if scratch is None else scratch / _beside(target).name
+    temporary = _temporary_path(target) if scratch is None else scratch / _temporary_path(target).name
     try:
         with output_named(path):
             yield temporary
-            _stored(temporary)
+            _sync(temporary)
         if not overwrite:
-            require_absent(path, overwrite)  # it may have appeared while we were working
+            require_absent(path, overwrite)  # it may have been created in the meantime
         os.replace(temporary, target)
-        _stored(target.parent)
+        _sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def new_folder(path: str | Path, made: Folder, overwrite: bool = False) -> Iterator[Path]:
-    """Give an empty temporary folder beside `path`; it becomes `path` when the block ends well, else it is removed.
+def new_folder(path: str | Path, kind: FolderKind, overwrite: bool = False) -> Iterator[Path]:
+    """Yield an empty temporary folder, which is renamed to `path` if the block succeeds and removed if it fails.
 
-    It gets our mark. An existing folder is replaced as a whole, if all of it is ours.
+    It gets our mark. An existing folder is replaced as a whole, provided that we have made all of it.
     """
     target = Path(os.path.realpath(path))
-    _require_replaceable(Path(path), overwrite, made)
-    temporary = _beside(target)
+    _require_replaceable(Path(path), overwrite, kind)
+    temporary = _temporary_path(target)
     temporary.mkdir()
     try:
         with output_named(path):
             yield temporary
-            mark(temporary, made)
-            with ThreadPoolExecutor(WAITING) as pool:  # together: 500 files take 0.07 s, one after the other 1.5 s
-                list(pool.map(_stored, (*temporary.rglob("*"), temporary)))
-        _require_replaceable(Path(path), overwrite, made)
+            write_mark(temporary, kind)
+            with ThreadPoolExecutor(NUM_SYNC_THREADS) as pool:  # 500 files: 0.07 s; one by one: 1.5 s
+                list(pool.map(_sync, (*temporary.rglob("*"), temporary)))
+        _require_replaceable(Path(path), overwrite, kind)
         put_in_place(temporary, target)
     finally:
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_REMOVALS):
             shutil.rmtree(temporary, ignore_errors=True)
             if not temporary.exists():
                 break
-            time.sleep(SECONDS_BETWEEN)  # after Ctrl-C, a thread of zarr may still write a file into it
+            time.sleep(SECONDS_BETWEEN_REMOVALS)  # after Ctrl-C, a thread of zarr may still add a file
 
 
-def _stored(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk: a name must not be there before its content is.
+def _sync(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, is on the disk.
 
-    Without it, a machine that loses power may keep the new name of a file that is empty.
+    Content is synced before it is renamed: otherwise a power failure could leave an empty file under the new name.
     """
     try:
         file = os.open(path, os.O_RDONLY)
-    except OSError:  # such as a folder that may be written but not read
+    except OSError:  # for example, a folder with write but not read permission
         return
     try:
         os.fsync(file)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # some network disks cannot
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # some network file systems cannot sync
             raise
     finally:
         os.close(file)
 
 
 def put_in_place(new: Path, target: Path) -> None:
-    """Rename a folder to `target`, and remove what was there, which the caller has found to be ours.
+    """Rename a folder to `target` and remove the previous `target`, which the caller has checked to be ours.
 
-    Whenever the process is killed, one of them is there as a whole; where the system cannot exchange two names, the one
-    that was there may have the name `.scperformer-old-...`.
+    Even if the process is killed, one of the two is complete. Where the system cannot exchange two names in one step,
+    the previous folder may be left under the name `.scperformer-old-...`.
     """
     if not target.exists():
         os.replace(new, target)
-        _stored(target.parent)
+        _sync(target.parent)
         return
-    if _exchanged(new, target):
-        _stored(target.parent)
+    if _exchange(new, target):
+        _sync(target.parent)
         shutil.rmtree(new, ignore_errors=True)
         return
     old = target.with_name(f".scperformer-old-{uuid.uuid4().hex}")
@@ -218,43 +225,45 @@ def put_in_place(new: Path, target: Path) -> None:
     except OSError:
         os.replace(old, target)
         raise
-    _stored(target.parent)
-    shutil.rmtree(old, ignore_errors=True)  # only here: before, it may be the only copy
+    _sync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)  # not earlier: until here it may be the only copy
 
 
-def _exchanged(one: Path, other: Path) -> bool:
-    """Exchange two names in one step, and return True; False where the system or the disk cannot do it."""
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders in one step; return False where the system or the disk cannot do that."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc is None or not hasattr(libc, "renameat2"):
         return False
     return libc.renameat2(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0
 
 
-def _mark() -> str:
-    """Return the start of names of temporary files, the same for all processes of this machine or container."""
+def _temporary_prefix() -> str:
+    """Return the prefix of temporary names, the same for all processes on this machine or in this container."""
     machine = re.sub(r"\W", "", socket.gethostname())
-    space = Path("/proc/self/ns/pid")
-    return f".scperformer-{machine}_{space.stat().st_ino if space.exists() else 0}-"
+    namespace = Path("/proc/self/ns/pid")  # process numbers are unique within it
+    return f".scperformer-{machine}_{namespace.stat().st_ino if namespace.exists() else 0}-"
 
 
-def _beside(target: Path) -> Path:
-    """Return an unused path in the folder of `target` (so that a rename is atomic), with the same suffix.
+def _temporary_path(target: Path) -> Path:
+    """Return an unused path in the folder of `target` (so that renaming is atomic), with the same suffix.
 
-    The folder is made if it is missing. Temporary files of processes that have ended are removed, where possible.
+    The folder is created if it is missing. Temporary files of processes that no longer run are removed.
     """
     folder = target.parent
-    mark = _mark()
+    prefix = _temporary_prefix()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"folder {folder} cannot be made ({error.strerror})", "a folder to write", OTHER) from error
+        raise InputError(
+            f"folder {folder} cannot be created ({error.strerror})", "a folder to write", ANOTHER_OUTPUT
+        ) from error
     _require_writable(folder)
-    for path in folder.glob(f"{mark}*"):
-        process = path.name.removeprefix(mark).partition("-")[0]
+    for path in folder.glob(f"{prefix}*"):
+        process = path.name.removeprefix(prefix).partition("-")[0]
         if process.isdigit():
-            with suppress(OSError):  # a process or a file of another user
+            with suppress(OSError):  # the process or the file belongs to another user
                 try:
-                    os.kill(int(process), 0)  # only asks whether the process exists
+                    os.kill(int(process), 0)  # signal 0 only checks whether the process exists
                 except ProcessLookupError:
                     shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
-    return folder / f"{mark}{os.getpid()}-{uuid.uuid4().hex}{target.suffix}"
+    return folder / f"{prefix}{os.getpid()}-{uuid.uuid4().hex}{target.suffix}"

@@ -1,4 +1,4 @@
-"""Colours of labels, and figures as PNG files."""
+"""Label colours, the reliability diagram, and figures as PNG."""
 
 import io
 from collections.abc import Mapping
@@ -15,18 +15,16 @@ PALETTE = (
     *("#69C3C3", "#3C69E1", "#C33C1E", "#6996D2", "#A5D269", "#872D00", "#F0694B", "#00695A", "#7878D2"),
     *("#1EA5FF", "#2D5AC3", "#2D4B87"),
 )
-
-
-MIN_SHOWN = 10  # calls of a bin in a reliability diagram
+MIN_BIN_CALLS = 10  # bins of a reliability diagram with fewer calls are not drawn
 
 
 def colour_of(position: int) -> str:
-    """The colour of the label at a position; after the last colour the palette starts again."""
+    """Return the colour of the label at a position; the palette repeats after its last colour."""
     return PALETTE[position % len(PALETTE)]
 
 
-def ink_on(colour: str) -> str:
-    """Black or white, whichever is easier to read on a colour (WCAG 2 contrast)."""
+def text_colour_on(colour: str) -> str:
+    """Return black or white, whichever has the higher contrast on a colour (WCAG 2)."""
     channels = np.array([int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)])
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     luminance = float(linear @ [0.2126, 0.7152, 0.0722])
@@ -35,17 +33,17 @@ def ink_on(colour: str) -> str:
 
 
 def draw_reliability(curves: Mapping[str, Any]) -> bytes:
-    """A PNG of the accuracy of calls against their confidence; the more calls a bin has, the larger its dot.
+    """Return a PNG of accuracy against confidence, one dot per bin with an area that grows with its number of calls.
 
-    `curves` have names and the columns of `reliability_curve` (trust/confidence.py). Bins of fewer than 10 calls, whose
-    accuracy is mostly chance, are left out.
+    `curves` maps names to tables with the columns of `reliability_curve` (trust/confidence.py). The accuracy of bins
+    with fewer than 10 calls is mostly chance, so they are left out.
     """
     figure = Figure(figsize=(4.6, 4.6), dpi=150, layout="constrained")
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="#999999", linewidth=1, linestyle="--")
     for place, (name, bins) in enumerate(curves.items()):
         columns = np.array([bins["confidence"], bins["accuracy"], bins["num_cells"]], dtype=float)
-        confidence, accuracy, num_cells = columns[:, columns[2] >= MIN_SHOWN]
+        confidence, accuracy, num_cells = columns[:, columns[2] >= MIN_BIN_CALLS]
         axes.plot(confidence, accuracy, color=colour_of(place), linewidth=1.5, label=name)
         axes.scatter(confidence, accuracy, color=colour_of(place), s=10 + 150 * num_cells / num_cells.sum())
     axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy", aspect="equal")
@@ -56,8 +54,8 @@ def draw_reliability(curves: Mapping[str, Any]) -> bytes:
 
 
 def png(figure: Figure) -> bytes:
-    """A figure as the bytes of a PNG file."""
+    """Return a figure as the bytes of a PNG file."""
     file = io.BytesIO()
-    # Without matplotlib's version in the file, the same figure gives the same bytes.
+    # Without matplotlib's version in its metadata, the same figure gives the same bytes.
     figure.savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()

@@ -1,13 +1,13 @@
-"""Signs of progress: one bar on a terminal or in a notebook, elsewhere a line in the log from time to time.
+"""Progress of long blocks: one bar on a terminal or in a notebook, an occasional log line elsewhere.
 
     with progress("sample.h5ad", total=8000, unit="cells") as shown:
         for cells in batches:
             ...
             shown.update(len(cells))
 
-Blocks may be inside one another: the innermost one is shown. A block without a total shows how long it takes already. A
-thread draws, so that there are signs during a long call, too. Nothing is shown if the level of the logger "scperformer"
-is ERROR, as in the processes that help in a distributed training.
+Blocks may be nested: the innermost is shown. A block without a total shows its elapsed time; in a log it stays silent
+for its first 10 seconds. A thread draws, so that progress is also shown during a single long call. Nothing is shown if
+the level of the logger "scperformer" is ERROR, as in all but the first process of a distributed training.
 """
 
 import logging
@@ -24,12 +24,13 @@ from scperformer.base.messages import in_time
 log = logging.getLogger(__name__)
 
 SECONDS_BETWEEN_DRAWS = 0.5
-# In a log: the seconds to the next line; longer blocks get a line whenever a tenth of their time has passed.
+# The shortest time between two lines in a log; it grows to a tenth of the block's time so far.
 SECONDS_BETWEEN_LINES = 2.5
+SECONDS_WITHOUT_TOTAL = 10.0  # in place of it for a block without a total, whose line says little
 SHARE_BETWEEN_LINES = 0.1
 
-_open: list["Progress"] = []  # the last one is shown
-_said = 0.0  # the time of the last line, of any block: many short blocks are not silent together
+_open: list["Progress"] = []  # the open blocks, innermost last
+_last_line = 0.0  # when any block wrote a line: many short blocks in a row also show progress
 _lock = threading.RLock()
 
 
@@ -40,47 +41,40 @@ class Progress:
         self.text = text
         self.unit = unit
         self.num_done = 0
-        self.total = None if total == 1 else total  # a bar of one step would stay at 0
+        self.total = None if total == 1 else total  # a bar with one step would stay at 0
         self.start = time.monotonic()
-        self.bar: Any = None  # of tqdm, while it is shown
+        self.bar: Any = None  # tqdm's bar while it is shown
 
     def update(self, num: int = 1) -> None:
-        """Add to the number of things that are done."""
+        """Add to the number of finished steps."""
         with _lock:  # batches may be done in several threads
             self.num_done += num
 
-    def draw(self) -> None:
-        """Show the bar, or write a line if it is time for one."""
-        global _said
-        now = time.monotonic()
-        if is_interactive():
-            if self.bar is None:
-                form = None if self.total else "{desc} [{elapsed}]"
-                self.bar = _bar_class()(
-                    desc=self._place + self.text, total=self.total, unit=f" {self.unit}", leave=False, bar_format=form
-                )
-                self.bar.start_t -= now - self.start  # the block began before its first bar
-            self.bar.n = self.num_done
-            self.bar.total = self.total
-            self.bar.ncols = (
-                shutil.get_terminal_size().columns
-            )  # a terminal may say 0, which tqdm would take for a width
-            self.bar.set_description_str(self._place + self.text, refresh=True)
-        elif now - _said >= max(SECONDS_BETWEEN_LINES, SHARE_BETWEEN_LINES * (now - self.start)):
-            _said = now
-            log.info("%s", self.line(now - self.start))
+    def draw_bar(self) -> None:
+        """Show or update the bar."""
+        if self.bar is None:
+            form = None if self.total else "{desc} [{elapsed}]"
+            self.bar = _bar_class()(
+                desc=self._label, total=self.total, unit=f" {self.unit}", leave=False, bar_format=form
+            )
+            self.bar.start_t -= time.monotonic() - self.start  # the block began before its first bar
+        self.bar.n = self.num_done
+        self.bar.total = self.total
+        # A terminal may report 0 columns, which tqdm would take for a width; Python's function replaces it by 80.
+        self.bar.ncols = shutil.get_terminal_size().columns
+        self.bar.set_description_str(self._label, refresh=True)
 
     @property
-    def _place(self) -> str:
-        """The number of the file, as in "2/10 ", in a block about several."""
-        several = (each for each in _open if each.unit == "files" and each is not self and (each.total or 0) > 1)
-        return "".join(f"{each.num_done + 1}/{each.total} " for each in several)
+    def _label(self) -> str:
+        """The text; within a block about several files after the number of the file, as in "2/10 sample.h5ad"."""
+        blocks = (each for each in _open if each.unit == "files" and each is not self and (each.total or 0) > 1)
+        return "".join(f"{each.num_done + 1}/{each.total} " for each in blocks) + self.text
 
     def line(self, seconds: float) -> str:
-        """Return the line in a log after this time."""
+        """Return the log line after this many seconds."""
         if not self.total:
-            return f"{self._place}{self.text}: {in_time(seconds)} so far"
-        text = f"{self._place}{self.text}: {self.num_done:,} of {self.total:,} {self.unit} in {in_time(seconds)}"
+            return f"{self._label}: {in_time(seconds)} so far"
+        text = f"{self._label}: {self.num_done:,} of {self.total:,} {self.unit} in {in_time(seconds)}"
         left = seconds * (self.total - self.num_done) / max(self.num_done, 1)
         return text if self.num_done == 0 else f"{text}, about {in_time(left)} left"
 
@@ -92,7 +86,7 @@ class Progress:
 
 
 def is_interactive() -> bool:
-    """Whether a bar can be shown: on a terminal or in a notebook."""
+    """Return whether a bar can be shown: on a terminal or in a notebook."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
@@ -111,15 +105,15 @@ def progress(text: str, total: int | None = None, unit: str = "") -> Iterator[Pr
     Parameters
     ----------
     text
-        What the block does, such as the name of its file.
+        What the block does, or the name of its file.
     total
-        Number of things to do, which `update` counts; None if it is not known.
+        Number of steps, which `update` counts; None if it is unknown.
     unit
-        What is counted, such as "cells".
+        What the steps are, such as "cells".
 
     Yields
     ------
-    The progress, whose `update` and `text` the block uses.
+    The progress: the block calls its `update` and may change its `text`.
     """
     shown = Progress(text, total, unit)
     if log.getEffectiveLevel() >= logging.ERROR:
@@ -127,7 +121,7 @@ def progress(text: str, total: int | None = None, unit: str = "") -> Iterator[Pr
         return
     with ExitStack() as at_end:
         if not _open:
-            at_end.enter_context(_drawn())
+            at_end.enter_context(_drawing())
         with _lock:
             if _open:
                 _open[-1].hide()
@@ -141,17 +135,19 @@ def progress(text: str, total: int | None = None, unit: str = "") -> Iterator[Pr
 
 
 @contextmanager
-def _drawn() -> Iterator[None]:
-    """Draw the innermost block again and again, in a thread; log lines appear above the bar."""
-    global _said
+def _drawing() -> Iterator[None]:
+    """Draw the open blocks repeatedly, in a thread; log lines appear above the bar."""
+    global _last_line
     ended = threading.Event()
-    _said = time.monotonic()
+    _last_line = time.monotonic()
 
     def draw() -> None:
         while not ended.wait(SECONDS_BETWEEN_DRAWS):
             with _lock:
-                if _open:
-                    _open[-1].draw()
+                if _open and is_interactive():
+                    _open[-1].draw_bar()
+                else:
+                    _write_line()
 
     with ExitStack() as at_end:
         if is_interactive():
@@ -166,8 +162,23 @@ def _drawn() -> Iterator[None]:
         yield
 
 
+def _write_line() -> None:
+    """Write a log line about the innermost block that has something to say, if it is time for one."""
+    global _last_line
+    now = time.monotonic()
+    for shown in reversed(_open):
+        seconds = now - shown.start
+        if not shown.total and seconds < SECONDS_WITHOUT_TOTAL:
+            continue
+        pause = SECONDS_BETWEEN_LINES if shown.total else SECONDS_WITHOUT_TOTAL
+        if now - _last_line >= max(pause, SHARE_BETWEEN_LINES * seconds):
+            _last_line = now
+            log.info("%s", shown.line(seconds))
+        return
+
+
 def say(text: str) -> None:
-    """Print a text to standard output, above a bar that may be there."""
+    """Print a text to standard output, above the bar if one is shown."""
     with _lock:
         if _open and _open[-1].bar is not None:
             _bar_class().write(text, file=sys.stdout)

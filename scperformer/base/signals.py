@@ -1,7 +1,7 @@
-"""Signals that end a command: unfinished outputs are removed, and one line says so.
+"""Signals end a command cleanly: unfinished outputs are removed, and one line reports the signal.
 
-A signal is raised in the main thread as an exception, which closes all open blocks on its way. This file imports little
-and is imported first, so that a signal during the imports of a command ends it in the same way.
+A signal raises an exception in the main thread, so that all open `with` blocks are closed. This file is imported first
+and imports little: then a signal that comes while a command imports its libraries is handled in the same way.
 """
 
 import os
@@ -12,67 +12,68 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SECONDS = 1.0  # after a signal, in which others count as the same: terminals and job managers often send several
-AGAIN = 0.05  # seconds until a signal is raised again that came where Python cannot raise it
-RESUMES = "the same command with resume=true continues it"  # a note of the exception, if that is so
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SAME_SIGNAL_SECONDS = 1.0  # further signals within this time are ignored: terminals and job managers often send several
+RERAISE_SECONDS = 0.05  # until a signal is raised again that came where Python cannot raise exceptions
+RESUME_NOTE = "the same command with resume=true continues it"  # added as a note to the exception where it holds
 
-_received, _when = 0, 0.0  # the last signal, and its time
-
-
-class Ended(SystemExit):
-    """The end of a command by another signal than SIGINT, which is a KeyboardInterrupt."""
+_received = 0  # the number of the last signal; 0: none
+_received_at = 0.0  # its time
 
 
-def received() -> bool:
-    """Return whether a signal has come: other errors may then be due to it, such as one of a library half imported."""
+class EndedBySignal(SystemExit):
+    """The command was ended by a signal other than SIGINT, which raises KeyboardInterrupt."""
+
+
+def signal_received() -> bool:
+    """Return whether a signal has come: it may have caused other errors, such as that of a partly imported library."""
     return _received > 0
 
 
-def _end(number: int, _: FrameType | None) -> None:
-    global _received, _when
-    if number == signal.SIGALRM:
+def _raise_signal(number: int, _: FrameType | None) -> None:
+    global _received, _received_at
+    if number == signal.SIGALRM:  # set by `_raise_later`
         number = _received
-    elif _received and time.monotonic() - _when < SECONDS:
+    elif _received and time.monotonic() - _received_at < SAME_SIGNAL_SECONDS:
         return
     _received = number
-    _when = time.monotonic()
-    raise KeyboardInterrupt if number == signal.SIGINT else Ended(128 + number)
+    _received_at = time.monotonic()
+    raise KeyboardInterrupt if number == signal.SIGINT else EndedBySignal(128 + number)
 
 
-def _not_raised(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Raise a signal again that came in a callback of a library, from which no exception gets out."""
+def _raise_later(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Raise a signal again that came in a callback of a library, where Python discards exceptions."""
     if not _received:
         sys.__unraisablehook__(unraisable)
-    elif isinstance(unraisable.exc_value, KeyboardInterrupt | Ended):
-        signal.setitimer(signal.ITIMER_REAL, AGAIN)
+    elif isinstance(unraisable.exc_value, KeyboardInterrupt | EndedBySignal):
+        signal.setitimer(signal.ITIMER_REAL, RERAISE_SECONDS)
 
 
 def handle_signals() -> None:
-    """Raise signals that end a command as exceptions; those that are ignored, as by nohup, stay so."""
-    for number in ENDING:
+    """Turn signals that end a command into exceptions; signals that are ignored, as under nohup, stay ignored."""
+    for number in ENDING_SIGNALS:
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(number, _end)
-    signal.signal(signal.SIGALRM, _end)
-    sys.unraisablehook = _not_raised
+            signal.signal(number, _raise_signal)
+    signal.signal(signal.SIGALRM, _raise_signal)
+    sys.unraisablehook = _raise_later
 
 
 def say_ended(error: BaseException) -> int:
-    """Print the line about a command that a signal ends, with the notes of its exception; return the exit code."""
+    """Print one line about the signal that ended a command, with the notes of its exception; return the exit code."""
     number = signal.Signals(_received or signal.SIGINT)
     text = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # not in the processes that help in a distributed training
-        with suppress(OSError):  # the terminal is gone
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # only one process of a distributed training
+        with suppress(OSError):  # the terminal may be closed
             print("; ".join([text, *getattr(error, "__notes__", ())]), file=sys.stderr, flush=True)
     return 128 + number
 
 
-def leave(code: int) -> NoReturn:
-    """End the process; after an error at once.
+def exit_process(code: int) -> NoReturn:
+    """End the process; after an error without Python's cleanup.
 
-    A library that was cut off while it was imported, or a file that HDF5 could not write, would fail again at the end.
+    A partly imported library, or a file that HDF5 could not write, would fail again during the cleanup.
     """
-    for number in ENDING:
+    for number in ENDING_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.setitimer(signal.ITIMER_REAL, 0)
     if code == 0:

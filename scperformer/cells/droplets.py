@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scperformer.base.messages import shown_share
+from scperformer.base.messages import in_percent
 from scperformer.cells.values import evenly_spaced
 
 MAX_TYPICAL = 50.0  # counts of the typical barcode of an unfiltered matrix; also at most a hundredth of its genes
@@ -47,7 +47,7 @@ class Droplets:
     @property
     def text(self) -> str:
         """The warning for users."""
-        share = shown_share(self.num_empty / (self.num_empty + len(self.cells)))
+        share = in_percent(self.num_empty / (self.num_empty + len(self.cells)))
         text = f"{share} of barcodes have fewer than {self.floor:,} {self.unit}: this looks like the unfiltered matrix "
         text += "of a droplet run, use the filtered one; these barcodes are called and flagged low_quality, and the "
         return f"{text}depth and all other statistics are those of the {len(self.cells):,} barcodes above"

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import did_you_mean, unfit
+from scperformer.base.messages import did_you_mean, name_problem
 from scperformer.config import DataConfig, TrainConfig
 from scperformer.labels import (
     UNKNOWN_TERM,
@@ -103,7 +103,7 @@ def settle_rare_labels(labels: pd.Series, data: DataConfig, path: str | Path) ->
     Labels that are too long or contain control characters are refused.
     """
     for label in sorted(labels.dropna().unique()):
-        if reason := unfit(label):
+        if reason := name_problem(label):
             found = f"label '{label[:MAX_SHOWN_CHARACTERS]}' of {path} {reason}"
             remedy = "rename it: adata.obs[...].cat.rename_categories"
             raise InputError(found, "labels that are a short line of text", remedy)

@@ -18,11 +18,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from scperformer.base.errors import InputError, explained, one_line
+from scperformer.base.errors import InputError, as_input_error, one_line
 from scperformer.base.memory import GIVEN_BACK, freed_memory
 from scperformer.base.messages import did_you_mean
 from scperformer.base.progress import progress
-from scperformer.base.signals import Ended, received, say_ended
+from scperformer.base.signals import EndedBySignal, say_ended, signal_received
 
 log = logging.getLogger(__name__)
 
@@ -371,7 +371,7 @@ def refuse(error: Exception) -> int:
     """Print an error as one line and return its exit code: 2 if the user can fix it, 1 if it is a bug."""
     if os.environ.get("SCPERFORMER_DEBUG") == "1":
         raise error
-    if known := explained(error):
+    if known := as_input_error(error):
         print(f"error: {known}", file=sys.stderr)
         return 2
     where = traceback.extract_tb(error.__traceback__)[-1]
@@ -396,7 +396,7 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough, as in `scperformer check x.h5ad | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
         return 128 + signal.SIGPIPE
-    except (KeyboardInterrupt, Ended) as error:
+    except (KeyboardInterrupt, EndedBySignal) as error:
         return say_ended(error)
 
 
@@ -423,4 +423,4 @@ def run_words(words: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:  # noqa: BLE001 - every other error ends here, as one line
-        return say_ended(error) if received() else refuse(error)
+        return say_ended(error) if signal_received() else refuse(error)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from scperformer.base.errors import one_line
-from scperformer.base.messages import defused, in_cell
+from scperformer.base.messages import escape_formula, escape_pipes
 from scperformer.base.outputs import new_file
 
 log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class Sweep:
             table = csv.writer(file)
             table.writerow(records[0])
             for record in records:  # only numbers may start with a sign
-                table.writerow([text if NUMBER.fullmatch(text) else defused(text) for text in record.values()])
+                table.writerow([text if NUMBER.fullmatch(text) else escape_formula(text) for text in record.values()])
 
     def markdown(self) -> str:
         """Return the printed table: the best run first, failed runs last, without columns equal in all rows."""
@@ -151,6 +151,6 @@ class Sweep:
         rows = []
         for line in lines:
             cells = [text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 3] + "..." for text in map(one_line, line)]
-            rows.append("| " + " | ".join(map(in_cell, cells)) + " |")
+            rows.append("| " + " | ".join(map(escape_pipes, cells)) + " |")
         place = min(str(self.folder / RUNS_TABLE), os.path.relpath(self.folder / RUNS_TABLE), key=len)
         return "\n".join([*rows, "", f"{len(records)} runs, {self.num_failed} failed: {place}"])

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from scperformer.base.errors import InputError
-from scperformer.base.signals import Ended
+from scperformer.base.signals import EndedBySignal
 from scperformer.config import WORKFLOW_KEYS, WorkflowConfig, read_yaml_file
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def _code_of(command: list[str]) -> int:
     process = subprocess.Popen(command)
     try:
         return process.wait()
-    except (KeyboardInterrupt, Ended) as error:
+    except (KeyboardInterrupt, EndedBySignal) as error:
         # Ctrl-C reaches all processes of a terminal by itself: a second signal would cut off their end.
         is_on_terminal = sys.stdin is not None and sys.stdin.isatty()
         if not (isinstance(error, KeyboardInterrupt) and is_on_terminal):

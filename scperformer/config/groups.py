@@ -9,7 +9,7 @@ from math import isfinite
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import LONGEST_NAME, did_you_mean, unfit
+from scperformer.base.messages import MAX_NAME_LENGTH, did_you_mean, name_problem
 
 Rule = tuple[Callable[[Any], bool], str]  # whether a value can be used; which values can
 ABOVE_ZERO: Rule = (lambda value: value > 0, "a number above 0")
@@ -19,7 +19,10 @@ BELOW_ONE: Rule = (lambda value: 0 <= value < 1, "0 or more and below 1")
 SHARE: Rule = (lambda value: 0 <= value <= 1, "a share from 0 to 1")
 SEED: Rule = (lambda value: 0 <= value < 2**32, "0 to 2**32 - 1")
 NAME: Rule = (lambda value: bool(value.strip()), "a name")
-LINE: Rule = (lambda value: unfit(value) is None, f"a name in one line of at most {LONGEST_NAME:,} characters")
+LINE: Rule = (
+    lambda value: name_problem(value) is None,
+    f"a name in one line of at most {MAX_NAME_LENGTH:,} characters",
+)
 
 
 def option(default: Any, rule: Rule) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from scperformer.base.errors import InputError
-from scperformer.base.outputs import Folder, new_folder, require_absent
+from scperformer.base.outputs import FolderKind, new_folder, require_absent
 from scperformer.cells import find_query
 from scperformer.config import AnalyzeConfig
 from scperformer.explanations.attention_maps import analyze_approximation, analyze_spectrum, layers_of
@@ -20,7 +20,7 @@ from scperformer.prediction import describe_run
 log = logging.getLogger(__name__)
 
 SUMMARY = "analysis.json"
-ANALYSIS = Folder("an analysis")
+ANALYSIS = FolderKind("an analysis")
 ANALYSES = {"spectrum": analyze_spectrum, "approximation": analyze_approximation}
 
 

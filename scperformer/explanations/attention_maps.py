@@ -19,7 +19,7 @@ from matplotlib.ticker import NullLocator, ScalarFormatter, StrMethodFormatter
 
 from scperformer.attention import MECHANISMS, Sizes, make_attention
 from scperformer.base.errors import InputError
-from scperformer.base.pictures import colour_of, ink_on, png
+from scperformer.base.pictures import colour_of, png, text_colour_on
 from scperformer.config import AnalyzeConfig
 from scperformer.network import Cells, Encoder, Model
 
@@ -188,7 +188,7 @@ def draw_spectrum(found: Spectrum) -> bytes:
     if num_heads <= MAX_NUMBERS:
         for (layer, head), value in np.ndenumerate(values):
             red, green, blue, _ = scale((value - low) / (1 - low), bytes=True)
-            ink = ink_on(f"#{red:02X}{green:02X}{blue:02X}")
+            ink = text_colour_on(f"#{red:02X}{green:02X}{blue:02X}")
             text = f"{value:.{3 if num_heads <= 8 else 2}f}"
             heat.text(head, layer, text, ha="center", va="center", color=ink, fontsize=9)
     figure.colorbar(image, ax=heat, pad=0.02)

@@ -93,7 +93,7 @@ def linear_branch_contributions(linear: LinearBranch, batch: Batch, labels_B: Te
     """The contributions of tokens to the logit of the linear branch, B x L: views times weights, summed over views."""
     w_BLVC = linear.weight(batch.genes_BL).unflatten(-1, (len(linear.powers), -1))
     w_BLV = w_BLVC[torch.arange(len(labels_B)), :, :, labels_B]
-    return (linear.views(batch) * w_BLV).sum(-1)
+    return (linear.power_transforms(batch) * w_BLV).sum(-1)
 
 
 def encoder_contributions(

@@ -15,7 +15,7 @@ from anndata import AnnData
 from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
-from scperformer.base.outputs import Folder, new_folder, require_absent
+from scperformer.base.outputs import FolderKind, new_folder, require_absent
 from scperformer.cells import find_query
 from scperformer.config import ExplainConfig, PredictConfig, checked
 from scperformer.explanations.contributions import SUM_TOLERANCE, find_contributions
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 CELLS = "contributions.h5ad"
 PAGE = "report.html"
-EXPLANATION = Folder("an explanation")
+EXPLANATION = FolderKind("an explanation")
 GENES_PER_LABEL = "genes_per_label.csv"
 DELETION = "deletion.csv"
 OF_RUN = ("source", "input_kind", "input_total", "input_base", "species")  # options as in the run of predict

@@ -10,7 +10,7 @@ import pandas as pd
 from anndata import AnnData
 from matplotlib.figure import Figure
 
-from scperformer.base.messages import defused
+from scperformer.base.messages import escape_formula
 from scperformer.base.pictures import colour_of, png
 from scperformer.reports import render_page
 
@@ -52,7 +52,11 @@ def genes_per_label(made: AnnData, key: str) -> pd.DataFrame:
     for label, genes in gene_tables(made, key).items():
         chosen = genes[genes["mean"].abs().rank(ascending=False, method="first") <= NUM_LISTED]
         cells = made[made.obs[f"{key}_label"] == label, chosen.index]
-        columns = {"label": defused(label), "gene": map(defused, chosen.index), "mean_contribution": chosen["mean"]}
+        columns = {
+            "label": escape_formula(label),
+            "gene": map(escape_formula, chosen.index),
+            "mean_contribution": chosen["mean"],
+        }
         columns |= {"num_expressing": cells.layers["expression"].getnnz(axis=0), "num_cells": cells.n_obs}
         tables.append(pd.DataFrame(columns | {"marker_rank": chosen["rank"].astype("Int64")}))
     return pd.concat(tables, ignore_index=True)

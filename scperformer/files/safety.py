@@ -19,7 +19,7 @@ from anndata import AnnData
 from anndata._io.specs.registry import IORegistryError  # not public; a subclass of Exception only
 from scipy import sparse
 
-from scperformer.base.errors import InputError, no_room
+from scperformer.base.errors import InputError, as_disk_full
 
 # Errors that h5py, zarr, gzip, pandas and anndata raise on damaged content. MemoryError is left out deliberately.
 READ_ERRORS = (
@@ -58,7 +58,7 @@ def reading(path: str | Path, expected: str = "a complete h5ad file") -> Iterato
     except InputError:
         raise
     except READ_ERRORS as error:
-        if no_room(error):  # the block also writes an output
+        if as_disk_full(error):  # the block also writes an output
             raise
         raise damaged(path, error, expected) from error
 

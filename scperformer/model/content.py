@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from scperformer.base.messages import unfit
+from scperformer.base.messages import name_problem
 from scperformer.labels import LabelTree
 from scperformer.model.saved_model import ANNOTATOR, BRANCHES, ENCODER
 
@@ -36,7 +36,7 @@ def read_tree(info: Mapping[str, Any]) -> LabelTree | None:
     if not isinstance(parents, dict) or not isinstance(terms, dict):
         raise ValueError(f"'{INFO}' with a label tree without parents and terms")
     for name in (text for group in (parents, terms) for pair in group.items() for text in pair):
-        if why := unfit(name):
+        if why := name_problem(name):
             raise ValueError(f"'{INFO}' with a node of the label tree that {why}")
     try:
         return LabelTree(info["labels"], parents, terms)
@@ -65,7 +65,7 @@ def _require_names(info: Mapping[str, Any]) -> None:
         "a release of the ontology": [provenance["ontology"]] if "ontology" in provenance else [],
     }
     for what, names in texts.items():
-        if why := next(filter(None, map(unfit, names)), None):
+        if why := next(filter(None, map(name_problem, names)), None):
             raise ValueError(f"'{INFO}' with {what} that {why}")
 
 

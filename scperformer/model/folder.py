@@ -21,7 +21,7 @@ import numpy as np
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
-from scperformer.base.outputs import Folder, new_folder
+from scperformer.base.outputs import FolderKind, new_folder
 from scperformer.files import neighbours, sha256
 from scperformer.model.card import model_card
 from scperformer.model.content import CONTENT, INFO, read_tree, require_sound_content
@@ -40,7 +40,7 @@ MOST_BYTES = {INFO: 64 * 2**20, GENES: 256 * 2**20}  # files that are read as a 
 PROVEN = (WEIGHTS, GENES, CELLS_FILE, HELD_OUT)  # files whose checksums bundle.json has; a model may lack the last two
 EXTRAS = (CARD, "learning_curve.png", "reliability.png", "metrics.csv")  # files for people, which may be missing
 KNOWN = (INFO, WEIGHTS, GENES, CELLS_FILE, HELD_OUT, *EXTRAS)
-MODEL = Folder("a model", unmarked=KNOWN)
+MODEL = FolderKind("a model", unmarked=KNOWN)
 MOST_NAMED = 100  # characters of a name in a message
 
 

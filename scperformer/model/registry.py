@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from scperformer.base.errors import InputError, no_room
-from scperformer.base.messages import did_you_mean, in_time, unfit
+from scperformer.base.errors import InputError, as_disk_full
+from scperformer.base.messages import did_you_mean, in_time, name_problem
 from scperformer.config import read_yaml
 
 PACKAGED_REGISTRY = Path(__file__).parent / "packaged" / "registry.yaml"
@@ -55,7 +55,7 @@ class Entry:
             *self.labels,
             *filter(None, (self.tissue, self.species, self.licence, self.url, self.sha256)),
         ]
-        if why := next(filter(None, map(unfit, texts)), None):
+        if why := next(filter(None, map(name_problem, texts)), None):
             raise ValueError(f"a text that {why}")
         if any(not isinstance(num, int) or isinstance(num, bool) or num < 0 for num in (self.genes, self.size)):
             raise ValueError(f"genes or size of {self.name} that are not whole numbers")
@@ -132,7 +132,7 @@ def fetch(url: str, target: Path, most_bytes: int, source: str | None = None) ->
         raise InputError(f"{url} cannot be downloaded in {in_time(seconds)}", "a faster answer", remedy)
     assert ended, "another error is a bug, which its thread has shown"
     error = ended[0]
-    if error is not None and (isinstance(error, InputError) or no_room(error)):
+    if error is not None and (isinstance(error, InputError) or as_disk_full(error)):
         raise error
     if error is not None:
         reason = str(error) or type(error).__name__

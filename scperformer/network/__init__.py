@@ -1,21 +1,21 @@
-"""The network in torch: from aligned expression to logits, and saved models back in memory.
+"""The network in torch: from aligned expression to logits, and from a saved model back to a network.
 
-Files in reading order: tokens, batches, encoder (with fused_norm), network, inference, contributions, load, library.
+Files in reading order: tokens, batches, encoder (with fused_norm on a GPU), network, inference, load.
 """
 
 from scperformer.network.batches import (
     POOL_BATCHES,
     Cells,
-    ahead,
-    drawn_rows,
+    draw_rows,
     drop_genes,
     gene_means,
     prediction_batches,
+    prefetch,
     row_subset,
     seed_of,
     seed_sequence,
     shuffled_batches,
-    under_conditions,
+    simulate_conditions,
 )
 from scperformer.network.encoder import Encoder, require_encoder
 from scperformer.network.inference import (

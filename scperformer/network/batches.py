@@ -1,4 +1,4 @@
-"""Aligned expression to batches: which cells, in which order, drawn with which seed, and their tokens as tensors."""
+"""Turn aligned expression into batches: choose and order cells with seeded random streams, and make their tokens."""
 
 import math
 import zlib
@@ -14,33 +14,33 @@ from scipy.sparse import csr_matrix
 from scperformer.config import ConditionsConfig, TokensConfig
 from scperformer.network.tokens import Batch, log2_bins, token_counts, tokenize
 
-POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, still well mixed
-MEAN_CELLS = 4096  # cells in float64 at a time, for means
-MAX_BATCH_TOKENS = 2**16  # of a prediction batch, padding included: bounds its memory (64 cells of 1,024 tokens)
-PANEL_CELLS = 8  # cells in a row of a batch that see the same genes
-SMALLEST_PANEL = 200  # genes
-THINNED_SHARE = 0.7  # share of the cells whose depth is drawn; the others keep theirs
-TARGETED = 300, 1000  # genes of the panels that are designed, such as those of in situ sequencing
-END = object()
+POOL_BATCHES = 32  # batches whose cells are sorted by length together: little padding, yet well mixed
+BLOCK_CELLS = 4096  # cells converted to float64 at a time
+MAX_BATCH_TOKENS = 2**16  # of a prediction batch with its padding: limits its memory (64 cells of 1,024 tokens)
+PANEL_CELLS = 8  # consecutive cells of a batch that share a panel
+MIN_PANEL_GENES = 200
+THINNED_SHARE = 0.7  # share of cells whose depth is reduced; the others keep theirs
+DESIGNED_SIZES = 300, 1000  # smallest and largest number of genes of a designed panel, as for in situ sequencing
+END_OF_ITEMS = object()
 Item = TypeVar("Item")
 
 
 def seed_sequence(stream: str, *numbers: int) -> np.random.SeedSequence:
-    """The seed of one draw of a named random stream, such as `seed_sequence("dropout", seed, step)`.
+    """Return the seed of one draw from a named random stream, such as `seed_sequence("dropout", seed, step)`.
 
-    NumPy pads its entropy with zeros, so [1, 5] and [1, 5, 0] would be the same seed. Hence the name of the stream and
-    the number of its numbers (not negative) go into the spawn key, which is hashed separately.
+    NumPy pads entropy with zeros, so [1, 5] and [1, 5, 0] alone would be the same seed. Therefore the name of the
+    stream and how many numbers (0 or more each) follow it are in the spawn key, which is hashed separately.
     """
     return np.random.SeedSequence(numbers, spawn_key=(zlib.crc32(stream.encode()), len(numbers)))
 
 
 def seed_of(stream: str, *numbers: int) -> int:
-    """`seed_sequence` as one number of 32 bits, for a `torch.Generator`."""
+    """Return `seed_sequence` as one 32-bit number, for a `torch.Generator`."""
     return int(seed_sequence(stream, *numbers).generate_state(1)[0])
 
 
 def row_subset(x: csr_matrix, rows: np.ndarray) -> csr_matrix:
-    """Rows of a matrix; consecutive rows share its memory if they are half of it or more (SciPy copies fewer)."""
+    """Return rows of a matrix; if they are consecutive, they share its memory instead of being copied."""
     if len(rows) == 0 or (np.diff(rows) != 1).any():
         return x[rows]
     indptr = x.indptr[rows[0] : rows[-1] + 2]
@@ -49,15 +49,15 @@ def row_subset(x: csr_matrix, rows: np.ndarray) -> csr_matrix:
 
 
 def gene_means(x: csr_matrix) -> np.ndarray:
-    """Mean expression of each gene: float64, G; one block of cells after the other becomes float64."""
-    blocks = (row_subset(x, np.arange(i, min(i + MEAN_CELLS, x.shape[0]))) for i in range(0, x.shape[0], MEAN_CELLS))
+    """Return the mean expression of each gene: float64, G; cells are converted to float64 block by block."""
+    blocks = (row_subset(x, np.arange(i, min(i + BLOCK_CELLS, x.shape[0]))) for i in range(0, x.shape[0], BLOCK_CELLS))
     return sum(np.asarray(block.astype(np.float64).sum(axis=0)).ravel() for block in blocks) / x.shape[0]
 
 
 def padded_length(num_tokens: int) -> int:
-    """Positions of a cell in a batch: the next of 16, 32, 48, 64, 80, 96, ... (steps of about 1/8).
+    """Return the padded length of a cell: the next of 16, 32, 48, 64, 80, 96, ... (steps of about 1/8).
 
-    It depends on the cell alone, so that its numbers do not depend on the cells beside it.
+    It depends only on the cell, so that the results of a cell do not depend on the other cells in its batch.
     """
     step = max(16, 2 ** (int(num_tokens - 1).bit_length() - 3)) if num_tokens > 1 else 16
     return -(-num_tokens // step) * step
@@ -66,7 +66,8 @@ def padded_length(num_tokens: int) -> int:
 class Cells:
     """Cells in memory: aligned expression (CSR float32, N x G, ln(1 + cp10k)) and, for training, label indices.
 
-    `measured`, boolean G: the genes that their file has. The others are absent, not unexpressed; None: it has all.
+    `measured` (boolean, G) marks the genes that occur in the file of the cells; None: all do. The other genes are
+    missing, not unexpressed.
     """
 
     def __init__(
@@ -84,52 +85,52 @@ class Cells:
 
     @property
     def sample(self) -> "Cells":
-        """Cells for the parts that are fitted before the network learns: all of them, as they are in memory."""
+        """The cells on which everything is fitted that precedes the network's training: all, as they are in memory."""
         return self
 
     def __len__(self) -> int:
         return self.x.shape[0]
 
     def subset(self, rows: np.ndarray) -> "Cells":
-        """The labelled cells with these row numbers."""
+        """Return the labelled cells with these row numbers."""
         return Cells(row_subset(self.x, rows), self.tokens, self.known_labels[rows])
 
     def batch(self, cells: Sequence[int] | np.ndarray, length: int | None = None) -> Batch:
-        """Tokens of the cells with these row numbers, padded to `length` or the longest of them."""
+        """Return the tokens of the cells with these row numbers, padded to `length` or the longest cell."""
         return tokenize(self.x[np.asarray(cells)], self.tokens, length, self.measured)
 
     def labelled_batch(self, cells: Sequence[int] | np.ndarray) -> tuple[Batch, torch.Tensor]:
-        """Tokens and label indices of the cells with these row numbers."""
-        # With few different lengths the allocator reuses the memory of earlier batches instead of asking for more.
+        """Return the tokens and label indices of the cells with these row numbers."""
+        # With few distinct lengths the allocator can reuse the memory of earlier batches.
         length = padded_length(int(self.lengths[np.asarray(cells)].max()))
         return self.batch(cells, length), torch.from_numpy(self.known_labels[np.asarray(cells)])
 
     def num_steps(self, batch_size: int, world_size: int) -> int:
-        """The steps of an epoch, the same for each of the processes."""
+        """Return the number of steps per epoch, the same in every process."""
         whole, rest = divmod(len(self), batch_size * world_size)
         return whole + (rest >= world_size or whole == 0)
 
     def epoch_batches(
         self, batch_size: int, *, balance: str, seed: int, epoch: int, rank: int, world_size: int, first: int = 0
     ) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """The batches of one of the processes in an epoch, from the step with the number `first` on."""
-        rows = drawn_rows(self.known_labels, balance, seed, epoch)
+        """Yield the batches of one process in an epoch, starting at step `first`."""
+        rows = draw_rows(self.known_labels, balance, seed, epoch)
         process = {"rank": rank, "world_size": world_size}
         for cells in shared_batches(self.lengths[rows], batch_size, seed=seed, epoch=epoch, **process)[first:]:
             yield self.labelled_batch(rows[cells])
 
 
-def drawn_rows(labels: np.ndarray, balance: str, seed: int, epoch: int) -> np.ndarray:
-    """Draw as many row numbers as there are cells, ascending: each once or, with `balance`, rare labels more often.
+def draw_rows(labels: np.ndarray, balance: str, seed: int, epoch: int) -> np.ndarray:
+    """Draw as many row numbers as there are cells, in ascending order.
 
-    `balance` is `none` (each cell once), `balanced` (every label equally often) or `sqrt` (as often as the root of its
-    number of cells). Systematic resampling (Kitagawa 1996, J. Comput. Graph. Stat. 5:1, appendix): each cell is drawn
-    in proportion to its weight, rounded up or down by one common random number.
+    `balance` is `none` (each cell once), `balanced` (every label equally often) or `sqrt` (each label in proportion to
+    the square root of its number of cells). Systematic resampling (Kitagawa 1996, J. Comput. Graph. Stat. 5:1,
+    appendix): each cell is drawn in proportion to its weight, rounded up or down by one common random number.
     """
     if balance == "none":
         return np.arange(len(labels))
     counts = np.bincount(labels).astype(np.float64)
-    with np.errstate(divide="ignore"):  # some labels may have no cells here
+    with np.errstate(divide="ignore"):  # a label may have no cells among these
         weights = (counts ** {"sqrt": -0.5, "balanced": -1.0}[balance])[labels]
     ends = np.cumsum(weights) / weights.sum() * len(labels)
     ends[-1] = len(labels)
@@ -140,8 +141,8 @@ def drawn_rows(labels: np.ndarray, balance: str, seed: int, epoch: int) -> np.nd
 def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:
     """Drop a random share (0 to 1) of the gene tokens, drawn from torch's global generator; special positions stay.
 
-    With `in_place`, dropped tokens stay where they are, with `keep` False. Otherwise the others are packed into as few
-    positions as they need.
+    With `in_place`, dropped tokens keep their positions, and `keep_BL` is False there. Otherwise the remaining tokens
+    are packed into as few positions as possible.
     """
     last_B1 = batch.keep_BL.sum(1, keepdim=True) - 1
     is_special = torch.zeros_like(batch.keep_BL).scatter(1, last_B1, True)
@@ -154,25 +155,26 @@ def drop_genes(batch: Batch, share: float, in_place: bool = False) -> Batch:
 
 
 def random_panel(variability_G: torch.Tensor, informative_G: torch.Tensor) -> torch.Tensor:
-    """Draw the genes of a panel from torch's global generator, boolean G + 1; the last entry is of no gene.
+    """Draw the genes of a panel from torch's global generator: boolean, G + 1; the last entry is no gene.
 
-    Half of the panels are of random genes. A quarter prefers variable genes (Gumbel top-k of `variability_G`, the
-    logarithm of variance / mean), and one in 20 has all genes but such ones. A fifth is as panels are designed: 300 to
-    1,000 genes, at least half of them from the first of `informative_G`, the genes in order, and the others random.
+    Half of the panels have random genes. A quarter prefers variable genes (Gumbel top-k of `variability_G`, the
+    logarithm of variance / mean), and one in 20 has all genes except such a choice. A fifth resembles designed panels:
+    300 to 1,000 genes, at least half of them from the top of `informative_G` (genes in descending order), the others
+    random.
     """
     num_genes = len(variability_G)
     measured_G = torch.zeros(num_genes + 1, dtype=torch.bool)
     kind, place = torch.rand(2).tolist()
     if 0.75 <= kind < 0.95:
-        least, most = (min(size, num_genes) for size in TARGETED)
+        least, most = (min(size, num_genes) for size in DESIGNED_SIZES)
         size = int(least * (most / least) ** place)
         num_listed = int(size * (0.5 + 0.5 * float(torch.rand(()))))
-        first = informative_G[: 2 * num_listed]  # two designers choose differently
+        first = informative_G[: 2 * num_listed]  # twice as many to choose from: designers differ in their choice
         measured_G[first[torch.randperm(len(first))[:num_listed]]] = True
         others = torch.randperm(num_genes)
         measured_G[others[~measured_G[others]][: size - num_listed]] = True
         return measured_G
-    least = min(SMALLEST_PANEL, num_genes)
+    least = min(MIN_PANEL_GENES, num_genes)
     size = int(least * (num_genes / least) ** place)
     order_G = -torch.log(-torch.log(torch.rand(num_genes)))
     if kind >= 0.5:
@@ -181,7 +183,7 @@ def random_panel(variability_G: torch.Tensor, informative_G: torch.Tensor) -> to
     return ~measured_G if kind >= 0.95 else measured_G
 
 
-def under_conditions(
+def simulate_conditions(
     batch: Batch,
     conditions: ConditionsConfig,
     tokens: TokensConfig,
@@ -189,9 +191,10 @@ def under_conditions(
     informative_G: torch.Tensor,
     target_sum: float,
 ) -> Batch:
-    """Thin the counts of cells and hide genes as in a panel, at random from torch's global generator; normalised anew.
+    """Simulate shallower sequencing and gene panels: thin counts, remove genes, and normalise again.
 
-    The smallest value of a cell is taken for one count. 8 cells in a row see the genes of one `random_panel`.
+    Random numbers come from torch's global generator. The smallest value of a cell is taken for one count. 8
+    consecutive cells share the genes of one `random_panel`.
     """
     device = batch.x_BL.device
     x_BL = batch.x_BL.cpu()
@@ -219,15 +222,16 @@ def under_conditions(
 
 
 def packed(batch: Batch) -> Batch:
-    """Move real tokens to the front, in their order: the special position stays the last of them."""
+    """Move real tokens to the front in their order, so that the special position remains the last of them."""
     order = torch.argsort(~batch.keep_BL, dim=1, stable=True)[:, : padded_length(int(batch.keep_BL.sum(1).max()))]
     return Batch(*(tensor.gather(1, order) for tensor in batch.tensors))
 
 
 def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, buffer: int = 0) -> list[np.ndarray]:
-    """Row numbers of batches of similar length that hold every cell once; the order follows from the numbers given.
+    """Return the row numbers of batches of cells of similar length; each cell occurs once.
 
-    `lengths` are the tokens of each cell, `buffer` is the number of this part of an epoch's cells.
+    `lengths` are the numbers of tokens of the cells. `seed`, `epoch` and `buffer` (the number of this part of an
+    epoch's cells) determine the order.
     """
     rng = np.random.default_rng(seed_sequence("batches", seed, epoch, buffer))
     order = rng.permutation(len(lengths))
@@ -243,28 +247,28 @@ def shuffled_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int
 def shared_batches(
     lengths: np.ndarray, batch_size: int, *, seed: int, epoch: int, rank: int, world_size: int
 ) -> list[np.ndarray]:
-    """Row numbers of one process's part of each batch; all processes together have every cell once.
+    """Return the row numbers of one process's share of each batch; all processes together have every cell once.
 
-    Together they take the batches that a single process would take with the sum of their sizes.
+    Their shares add up to the batches that a single process would have with the sum of their batch sizes.
     """
     batches = shuffled_batches(lengths, batch_size * world_size, seed, epoch)
     smallest = min(range(len(batches)), key=lambda i: len(batches[i]))
     if len(batches[smallest]) < world_size and len(batches) > 1:
-        # The last cells are too few for all processes, and the others would wait for one without any.
+        # The last batch has fewer cells than processes, and a process without cells would block the others.
         rest = batches.pop(smallest)
         batches[0] = np.concatenate([batches[0], rest])
     return [np.resize(batch, max(len(batch), world_size))[rank::world_size] for batch in batches]
 
 
 def cells_at(length: int, batch_size: int, max_tokens: int) -> int:
-    """The size of a batch of cells of this length: `max_tokens` tokens at most, or a single cell."""
+    """Return the number of cells of this length in a batch of at most `max_tokens` tokens; at least 1."""
     return min(batch_size, max(1, max_tokens // length))
 
 
 def prediction_batches(
     lengths: np.ndarray, batch_size: int, max_tokens: int = MAX_BATCH_TOKENS
 ) -> Iterator[tuple[np.ndarray, int]]:
-    """Batches of cells that share their padded length and hold every cell once: (row numbers, length)."""
+    """Yield batches of cells with the same padded length, as row numbers and length; each cell occurs once."""
     padded = np.array([padded_length(n) for n in lengths], dtype=np.int64)
     for length in map(int, np.unique(padded)):
         cells = np.flatnonzero(padded == length)
@@ -273,11 +277,11 @@ def prediction_batches(
             yield cells[start : start + size], length
 
 
-def ahead(items: Iterator[Item], num: int = 4) -> Iterator[Item]:
-    """The same items, made in a thread so that `num` are ready or in the making while an earlier one is used."""
-    # A thread, unlike processes, opens an HDF5 file once and copies nothing.
+def prefetch(items: Iterator[Item], num: int = 4) -> Iterator[Item]:
+    """Yield the same items; a thread prepares the next `num` of them while an item is used."""
+    # Unlike worker processes, a thread opens an HDF5 file only once and copies nothing.
     with ThreadPoolExecutor(1) as pool:
-        futures = deque(pool.submit(next, items, END) for _ in range(num))
-        while (item := futures.popleft().result()) is not END:
-            futures.append(pool.submit(next, items, END))
+        futures = deque(pool.submit(next, items, END_OF_ITEMS) for _ in range(num))
+        while (item := futures.popleft().result()) is not END_OF_ITEMS:
+            futures.append(pool.submit(next, items, END_OF_ITEMS))
             yield item  # type: ignore[misc]

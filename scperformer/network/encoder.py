@@ -2,13 +2,13 @@
 
 Shape letters: B cells, L tokens, D model width, H heads, E head width, M features, G genes.
 
-A layer is computed as a whole or, with an additive mechanism, in two passes over chunks of `chunk_tokens`: the sums
-over keys, then each token reads from them. phi then exists for one chunk at a time. (Kernels that never store phi take
-all tokens at once.) With `checkpointing`, the backward pass computes each chunk again and keeps only the input of the
-layer.
+A layer is computed as a whole or, with an additive mechanism, in two passes over chunks of `chunk_tokens`: first the
+sums over keys, then the output of each token from these sums. The features phi then exist for one chunk at a time.
+(Kernels that never store phi take all tokens at once.) With `checkpointing`, only the input of the layer is stored, and
+the backward pass computes each chunk again.
 
-With `tokens.unexpressed=memory`, unexpressed genes are keys and values but not tokens. All genes at value 0 pass the
-layers once for all cells; for each cell, the genes that it expresses are subtracted from their sums over keys.
+With `tokens.unexpressed=memory`, unexpressed genes are keys and values but not tokens. All genes at value 0 pass
+through the layers once for all cells; for each cell, its expressed genes are subtracted from the sums over keys.
 """
 
 import logging
@@ -31,14 +31,16 @@ from scperformer.network.tokens import Batch, Embedding
 
 log = logging.getLogger(__name__)
 
-# Above this share of expressed genes, sum the unexpressed ones directly: subtracting nearly equal sums loses the result
-# to rounding.
-MOST = 1 / 3
-FEEDFORWARD_FACTOR = 4  # hidden width of the feed-forward part, in multiples of the width of the tokens
-Memory = list[tuple[Tensor, KeySums]]  # for each layer: its input of all genes at value 0, and their sums as keys
+# If a cell expresses more than this share of the genes, its unexpressed genes are summed directly: the difference of
+# nearly equal sums would be mostly rounding error.
+MAX_EXPRESSED_SHARE = 1 / 3
+FEEDFORWARD_FACTOR = 4  # hidden width of the feed-forward network, in multiples of the model width
+Memory = list[tuple[Tensor, KeySums]]  # for each layer: its input for all genes at value 0, and their sums over keys
 
 
 class _Sum(torch.autograd.Function):
+    """`Layer.key_sums` with checkpointing: the backward pass computes each chunk again."""
+
     @staticmethod
     def forward(ctx, layer, h_BLD, keep_BL, *parameters):
         ctx.layer = layer
@@ -62,6 +64,8 @@ class _Sum(torch.autograd.Function):
 
 
 class _Read(torch.autograd.Function):
+    """`Layer.read` with checkpointing: the backward pass computes each chunk again."""
+
     @staticmethod
     def forward(ctx, layer, h_BLD, s_BHME, z_BHM, scale_BHM, *parameters):
         ctx.layer = layer
@@ -83,7 +87,7 @@ class _Read(torch.autograd.Function):
 
 
 def _state_of(device: torch.device) -> Callable:
-    """A context of blocks with gradients and with today's random numbers (dropout) and automatic mixed precision."""
+    """Return a context manager that enables gradients and restores the present random state and mixed precision."""
     rng_state = torch.get_rng_state()
     module = None if device.type == "cpu" else torch.get_device_module(device)
     device_rng_state = None if module is None else module.get_rng_state()
@@ -102,30 +106,31 @@ def _state_of(device: torch.device) -> Callable:
     return as_before
 
 
-def _gradients(ctx, outputs, h_BLD, beside, shared):
-    """Gradients of the tokens, chunk by chunk, and of the tensors that all chunks share.
+def _gradients(ctx, outputs, h_BLD, other_BLX, shared):
+    """Return the gradients of the tokens, chunk by chunk, and of the tensors `shared` by all chunks.
 
-    `outputs` of a chunk of the tokens and of `beside` are its outputs and their gradients.
+    `outputs` is called with a chunk of the tokens and of `other_BLX`; it returns the chunk's outputs and their
+    gradients.
     """
     grad_h_BLD = torch.empty_like(h_BLD)
     grads: list[Any] = [None] * len(shared)
     wanted = [i for i, tensor in enumerate(shared) if tensor.requires_grad]
-    chunks = zip(*map(ctx.layer.chunks, (h_BLD, beside, grad_h_BLD)), strict=True)
+    chunks = zip(*map(ctx.layer.chunks, (h_BLD, other_BLX, grad_h_BLD)), strict=True)
     with ctx.as_before():
-        for chunk_BLD, beside_chunk, grad_chunk_BLD in chunks:
+        for chunk_BLD, other_chunk_BLX, grad_chunk_BLD in chunks:
             chunk_BLD = chunk_BLD.detach().requires_grad_()
-            results, given = outputs(chunk_BLD, beside_chunk)
+            results, given = outputs(chunk_BLD, other_chunk_BLX)
             inputs = (chunk_BLD, *(shared[i] for i in wanted))
-            of_chunk_BLD, *others = torch.autograd.grad(results, inputs, given, allow_unused=True)
-            grad_chunk_BLD.copy_(of_chunk_BLD)
-            for i, grad in zip(wanted, others, strict=True):
+            new_chunk_BLD, *shared_grads = torch.autograd.grad(results, inputs, given, allow_unused=True)
+            grad_chunk_BLD.copy_(new_chunk_BLD)
+            for i, grad in zip(wanted, shared_grads, strict=True):
                 if grad is not None:
                     grads[i] = grad.clone() if grads[i] is None else grads[i].add_(grad)
     return grad_h_BLD, grads
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer norm; on a GPU with Triton, one pass, in the precision of the products that follow unless `is_last`."""
+    """Layer norm; with Triton on a GPU in one pass, with the precision of the next product unless it `is_last`."""
 
     def __init__(self, dim: int, is_last: bool = False):
         super().__init__(dim)
@@ -142,7 +147,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Layer(nn.Module):
-    """Attention between the tokens, then a feed-forward network on each, both with residual and layer norm."""
+    """Attention between tokens, then a feed-forward network on each token, both with residual and layer norm."""
 
     def __init__(self, model: ModelConfig, attention: Attention):
         super().__init__()
@@ -167,36 +172,36 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(model.dropout)
 
     def projected(self, h_BLD: Tensor, weight: Tensor) -> Tensor:
-        """Tokens times a part of the weight of queries, keys and values: that many x B x H x L x E."""
+        """Project tokens with `weight`, rows of `to_qkv`: T x B x H x L x E; T is up to 3 (queries, keys, values)."""
         x_BLD = self.norm_attention(h_BLD) if self.pre_norm else h_BLD
         return linear(x_BLD, weight).unflatten(-1, (-1, *self.heads)).permute(2, 0, 3, 1, 4)
 
     def projected_apart(self, h_BLD: Tensor, weight: Tensor) -> Tensor:
-        """`projected`, laid out with the tokens of a head last: products of single heads then need no copies."""
-        if torch.is_grad_enabled():  # the backward pass would make more copies than are saved
+        """As `projected`, but with tokens last in memory, so that products within single heads need no copies."""
+        if torch.is_grad_enabled():  # the backward pass would make more copies than this saves
             return self.projected(h_BLD, weight)
         x_BLD = self.norm_attention(h_BLD) if self.pre_norm else h_BLD
-        # `matmul` would turn the matrices around to have one product for all cells, and their result with them.
+        # `matmul` would transpose the matrices to have one product for all cells, and the result with them.
         qkv_BIL = torch.bmm(weight.expand(len(x_BLD), -1, -1), x_BLD.transpose(1, 2))
         return qkv_BIL.unflatten(1, (-1, *self.heads)).permute(1, 0, 2, 4, 3)
 
     def queries(self, h_BLD: Tensor) -> Tensor:
-        """Queries of tokens, B x H x L x E."""
+        """Return the queries of tokens, B x H x L x E."""
         return self.projected_apart(h_BLD, self.to_qkv.weight[: self.inner])[0]
 
     def keys_values(self, h_BLD: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of tokens, B x H x L x E each."""
+        """Return the keys and values of tokens, B x H x L x E each."""
         k_BHLE, v_BHLE = self.projected_apart(h_BLD, self.to_qkv.weight[self.keys_from :]).unbind(0)
         return k_BHLE, v_BHLE
 
     def is_fused(self, h_BLD: Tensor) -> bool:
-        """Whether one pass computes a residual sum and the norm after it: for predictions on a GPU with Triton."""
+        """Whether one kernel computes a residual sum and the norm after it: for predictions with Triton on a GPU."""
         fits = self.pre_norm and h_BLD.dtype == torch.float32
         predicts = h_BLD.is_cuda and not self.training and not torch.is_grad_enabled()
         return fits and predicts and has_triton()
 
     def finished(self, h_BLD: Tensor, mixed_BHLE: Tensor) -> Tensor:
-        """The layer's output for tokens, given the values that attention has mixed."""
+        """Return the layer's output for tokens, given the mixed values of the attention."""
         added_BLD = self.to_out(mixed_BHLE.transpose(1, 2).flatten(2))
         norm = self.norm_feedforward
         if self.is_fused(h_BLD):
@@ -211,10 +216,10 @@ class Layer(nn.Module):
         return norm(h_BLD + self.dropout(self.feedforward(h_BLD)))
 
     def forward(self, h_BLD: Tensor, keep_BL: Tensor, positions_BL: Tensor) -> Tensor:
-        """The layer's output for tokens that attend to each other, B x L x D, whole or in chunks."""
+        """Return the layer's output for tokens that attend to each other, B x L x D, as a whole or in chunks."""
         is_long = self.chunk_tokens is not None and h_BLD.shape[1] > self.chunk_tokens
         if is_long and not self.attention.is_fused(h_BLD):
-            # Cell by cell, so that not even the last bit of a cell depends on those beside it.
+            # Cell by cell, so that the result of a cell does not depend on the other cells, not even in its last bit.
             cells = zip(h_BLD.split(1), keep_BL.split(1), strict=True)
             outputs = [self.read(h_1LD, self.key_sums(h_1LD, keep_1L)) for h_1LD, keep_1L in cells]
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -227,34 +232,34 @@ class Layer(nn.Module):
         return self.finished(h_BLD, self.attention.packed(qkv_TBHLE, keep_BL, positions_BL))
 
     def chunks(self, x_BL: Tensor) -> tuple[Tensor, ...]:
-        """Parts of at most `chunk_tokens` tokens; without that option, all tokens at once."""
+        """Split into parts of at most `chunk_tokens` tokens; without that option, one part."""
         return x_BL.split(self.chunk_tokens or x_BL.shape[1], dim=1)
 
     def chunk_sums(self, h_BLD: Tensor, keep_BL: Tensor) -> KeySums:
-        """The sums over the keys of one chunk."""
+        """Return the sums over the keys of one chunk."""
         assert isinstance(self.attention, Additive)
-        # If all tokens are real, leaving out the mask saves a tenth of the time. (On a GPU, the check would wait.)
+        # Without a mask, if all tokens are real, this takes a tenth less time. (On a GPU the check would synchronise.)
         all_real = not keep_BL.is_cuda and bool(keep_BL.all())
         return self.attention.key_sums(*self.keys_values(h_BLD), None if all_real else keep_BL)
 
     def key_sums(self, h_BLD: Tensor, keep_BL: Tensor) -> KeySums:
-        """The sums over the keys of these tokens, chunk by chunk, for additive mechanisms."""
+        """Return the sums over the keys of tokens, chunk by chunk, for additive mechanisms."""
         if self.checkpointing and torch.is_grad_enabled():
             return KeySums(*_Sum.apply(self, h_BLD, keep_BL, *self.parameters()))
         return reduce(add, map(self.chunk_sums, self.chunks(h_BLD), self.chunks(keep_BL)))
 
     def read_chunk(self, h_BLD: Tensor, sums: KeySums) -> Tensor:
-        """The layer's output for one chunk, given the sums over all keys."""
+        """Return the layer's output for one chunk, given the sums over all keys."""
         assert isinstance(self.attention, Additive)
         return self.finished(h_BLD, self.attention.read(self.queries(h_BLD), sums))
 
     def read(self, h_BLD: Tensor, sums: KeySums) -> Tensor:
-        """The layer's output for tokens, chunk by chunk, given the sums over all keys."""
+        """Return the layer's output for tokens, chunk by chunk, given the sums over all keys."""
         if torch.is_grad_enabled():
             if self.checkpointing:
                 return _Read.apply(self, h_BLD, sums.s_BHME, sums.z_BHM, sums.scale_BHM, *self.parameters())
             return torch.cat([self.read_chunk(chunk_BLD, sums) for chunk_BLD in self.chunks(h_BLD)], dim=1)
-        # Made beforehand: chunks kept beside large temporary tensors fragment the memory.
+        # Allocated beforehand: outputs allocated between large temporary tensors would fragment the memory.
         out_BLD = torch.empty_like(h_BLD)
         for part_BLD, chunk_BLD in zip(self.chunks(out_BLD), self.chunks(h_BLD), strict=True):
             part_BLD.copy_(self.read_chunk(chunk_BLD, sums))
@@ -262,10 +267,10 @@ class Layer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embedding, layers and final norm: tokens in, one vector per token out.
+    """Embedding, layers and final norm: from tokens to one vector per token.
 
-    Refuse an unknown mechanism or option, and `tokens.unexpressed=memory` with a mechanism whose sums over keys cannot
-    be added and subtracted, or that is causal: memory has no position in the order.
+    An unknown mechanism or option is refused. So is `tokens.unexpressed=memory` with a mechanism whose sums over keys
+    cannot be added and subtracted, or that is causal, as unexpressed genes have no place in the order of tokens.
     """
 
     def __init__(
@@ -282,14 +287,14 @@ class Encoder(nn.Module):
             mechanism.share_with(self.mechanisms[0])
         is_coexpression = model.positions == "coexpression"
         self.norm = LayerNorm(model.dim, is_last=True) if model.norm == "pre" and not is_coexpression else nn.Identity()
-        if is_coexpression:  # the layers start as nothing that is added to the vectors of genes
+        if is_coexpression:  # the layers add nothing to the gene vectors at first
             for layer in self.stack:
                 for part in (*layer.to_out.parameters(), *layer.feedforward[-1].parameters()):
                     nn.init.zeros_(part)
         self.dropout = nn.Dropout(model.dropout)
         self.has_memory = tokens.unexpressed == "memory" and bool(self.stack)
-        self.kept_memory: tuple[list[Any], Memory] | None = None  # the state it was made with, and the memory
-        self.measured_G: Tensor | None = None  # bool: the genes that the cells' file has; None: all of them
+        self.kept_memory: tuple[list[Any], Memory] | None = None  # the state it was computed from, and the memory
+        self.measured_G: Tensor | None = None  # bool, genes that occur in the file of the cells; None: all
         self.redraw_interval = 0  # training steps between calls of `redraw`; 0: never
         if not self.stack:
             return
@@ -297,49 +302,49 @@ class Encoder(nn.Module):
         self.redraw_interval = first.redraw_interval
         summable = isinstance(first, Additive) and first.can_subtract
         if self.has_memory and (first.is_causal or not summable):
-            can = ", ".join(name for name, other in MECHANISMS.items() if other.additive)
+            suitable = ", ".join(name for name, mechanism in MECHANISMS.items() if mechanism.additive)
             causal = " causal" if first.is_causal else ""
             epsilon = f" and attention.epsilon={first.options.epsilon}" if first.additive and not summable else ""
             found = f"tokens.unexpressed=memory with{causal} attention={attention['name']}{epsilon}"
-            expected = f"attention that adds up over its keys ({can}), not causal, epsilon=null"
+            expected = f"attention with sums over keys ({suitable}), not causal, epsilon=null"
             raise InputError(found, expected, "choose one of them, or tokens.unexpressed=skip")
 
     def redraw(self, generator: Generator) -> None:
-        """Draw the random parts of every layer's attention anew (during training only)."""
+        """Draw the random parts of every layer's attention again (only during training)."""
         for mechanism in self.mechanisms:
             mechanism.redraw(generator)
 
     def penalty(self) -> Tensor:
-        """The weighted sum of the penalties of every layer's attention."""
+        """Return the weighted sum of the penalties of all layers' attention."""
         return sum((m.penalty_weight * m.penalty() for m in self.mechanisms), torch.zeros(()))
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
-        """Refuse cells with this number of tokens if the attention does."""
+        """Refuse this number of tokens if the attention does."""
         for mechanism in self.mechanisms[:1]:
             mechanism.require_length(num_tokens, where)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Encoded tokens, B x L x D; the values of padding are undefined."""
+        """Return the encoded tokens, B x L x D; padding has arbitrary values."""
         return self.encode(self.dropout(self.embedding(batch)), batch)
 
     def encode(self, h_BLD: Tensor, batch: Batch) -> Tensor:
-        """Encoded tokens, as `forward`, from the embedded ones."""
+        """Return the encoded tokens, as `forward` does, given the embedded tokens."""
         memory = self.memory() if self.has_memory else None
         for index in range(len(self.stack)):
             h_BLD = self.after_layer(index, h_BLD, batch, memory)
         return self.norm(h_BLD)
 
     def after_layer(self, index: int, h_BLD: Tensor, batch: Batch, memory: Memory | None) -> Tensor:
-        """The output of a layer for the input `h_BLD`."""
+        """Return the output of a layer for the input `h_BLD`."""
         layer = self.stack[index]
         if memory is None:
             return layer(h_BLD, batch.keep_BL, batch.genes_BL)
-        # The sums over the genes that are not tokens of a cell; genes dropped in training are tokens.
+        # `others`: the sums over genes that are not tokens of a cell. (Genes dropped in training are still tokens.)
         h_1GD, sums = memory[index]
         h_GD = h_1GD[0]
-        is_gene_BL = batch.genes_BL < len(h_GD)  # special positions and padding have the number after the last gene
+        is_gene_BL = batch.genes_BL < len(h_GD)  # special positions and padding have index G
         others = sums + -layer.key_sums(h_GD[batch.genes_BL.clamp_max(len(h_GD) - 1)], is_gene_BL)
-        rows = torch.nonzero(is_gene_BL.sum(1) > MOST * len(h_GD)).flatten()
+        rows = torch.nonzero(is_gene_BL.sum(1) > MAX_EXPRESSED_SHARE * len(h_GD)).flatten()
         if len(rows):
             others_BG = is_gene_BL.new_ones(len(rows), len(h_GD) + 1)
             others_BG = others_BG.scatter(1, batch.genes_BL[rows], False)[:, :-1]
@@ -349,9 +354,9 @@ class Encoder(nn.Module):
         return layer.read(h_BLD, layer.key_sums(h_BLD, batch.keep_BL) + others)
 
     def attention_inputs(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Queries, keys and values of each layer in turn, B x H x L x E each, as the model itself computes them.
+        """Yield the queries, keys and values of each layer, B x H x L x E each, as the model itself computes them.
 
-        Unexpressed genes (`tokens.unexpressed=memory`) are not among them.
+        They do not include unexpressed genes (`tokens.unexpressed=memory`).
         """
         h_BLD = self.dropout(self.embedding(batch))
         for index, layer in enumerate(self.stack):
@@ -360,8 +365,8 @@ class Encoder(nn.Module):
                 h_BLD = self.after_layer(index, h_BLD, batch, self.memory() if self.has_memory else None)
 
     def memory(self) -> Memory:
-        """The memory of genes that are measured and unexpressed; in prediction it is kept until a weight changes."""
-        # It changes if a weight, its address, the precision or the measured genes change.
+        """Return the memory of all measured genes at value 0; in prediction it is computed once and kept."""
+        # It is computed again if a weight, its address, the precision or the measured genes change.
         state: list[Any] | None = None
         if not self.training and not torch.is_grad_enabled():
             device = next(self.parameters()).device.type
@@ -385,7 +390,7 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def start(self, batch: Batch, generator: Generator) -> None:
-        """Start the mechanisms from the keys of training cells, layer after layer (anchors of rbf, for example)."""
+        """Initialise the mechanisms from keys of training cells, layer by layer (for example the anchors of rbf)."""
         was_training = self.training
         self.eval()  # no dropout
         for layer, (_, k_BHLE, _) in zip(self.stack, self.attention_inputs(batch), strict=False):
@@ -394,7 +399,7 @@ class Encoder(nn.Module):
 
 
 def require_encoder(tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any]) -> None:
-    """Refuse options that no encoder can have, by building a small one; the log names options without effect."""
+    """Refuse options of which no encoder can be built, by building a small one; warn of options without effect."""
     encoder = Encoder(1, tokens, replace(model, depth=1), attention, Generator())
     if model.gene2vec_path is not None and model.positions != "gene2vec":
         log.warning("model.gene2vec_path is ignored: model.positions=%s", model.positions)

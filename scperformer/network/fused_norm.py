@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 16  # of a tile
-PROGRAMS = 1024  # of the backward pass at most; each sums its part of the gradients of the weights
+TILE_ROWS = 16  # of a tile
+MAX_PROGRAMS = 1024  # of the backward pass at most; each sums its part of the gradients of the weights
 
 
 @triton.jit
@@ -73,7 +73,7 @@ class _LayerNorm(torch.autograd.Function):
         out_RD = torch.empty_like(x_RD, dtype=dtype)
         mean_R, scale_R = torch.empty(2, R, dtype=torch.float32, device=x_RD.device)
         given = (x_RD, x_RD, x_RD, weight_D, bias_D, out_RD, mean_R, scale_R, R, D, epsilon)
-        _forward[(triton.cdiv(R, ROWS),)](*given, ADD=False, TILE_R=ROWS, TILE_D=triton.next_power_of_2(D))
+        _forward[(triton.cdiv(R, TILE_ROWS),)](*given, ADD=False, TILE_R=TILE_ROWS, TILE_D=triton.next_power_of_2(D))
         ctx.save_for_backward(x_RD, weight_D, mean_R, scale_R)
         return out_RD
 
@@ -81,12 +81,12 @@ class _LayerNorm(torch.autograd.Function):
     def backward(ctx, grad_RD):
         x_RD, weight_D, mean_R, scale_R = ctx.saved_tensors
         R, D = x_RD.shape
-        num_tiles = triton.cdiv(R, ROWS)
-        num_programs = min(PROGRAMS, num_tiles)
+        num_tiles = triton.cdiv(R, TILE_ROWS)
+        num_programs = min(MAX_PROGRAMS, num_tiles)
         grad_x_RD = torch.empty_like(x_RD)
         sums_2PD = mean_R.new_empty(2, num_programs, D)
         given = (x_RD, weight_D, mean_R, scale_R, grad_RD.contiguous(), grad_x_RD, *sums_2PD, R, D, num_tiles)
-        _backward[(num_programs,)](*given, TILE_R=ROWS, TILE_D=triton.next_power_of_2(D))
+        _backward[(num_programs,)](*given, TILE_R=TILE_ROWS, TILE_D=triton.next_power_of_2(D))
         return grad_x_RD, *sums_2PD.sum(1).to(weight_D.dtype), None, None
 
 
@@ -103,5 +103,5 @@ def add_norm(h: Tensor, added: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon
     out = torch.empty_like(added)
     means_R, scales_R = torch.empty(2, R, dtype=torch.float32, device=h.device)
     given = (h, added, total, weight_D, bias_D, out, means_R, scales_R, R, D, epsilon)
-    _forward[(triton.cdiv(R, ROWS),)](*given, ADD=True, TILE_R=ROWS, TILE_D=triton.next_power_of_2(D))
+    _forward[(triton.cdiv(R, TILE_ROWS),)](*given, ADD=True, TILE_R=TILE_ROWS, TILE_D=triton.next_power_of_2(D))
     return total, out

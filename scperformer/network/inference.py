@@ -1,10 +1,10 @@
 """Predict cells with a network in memory: probabilities, embeddings, and the logits of each branch.
 
-Two settings make a CPU up to twice as fast and change no result: products by oneDNN, and memory that is kept.
-torch gives float32 products to oneDNN only if it may reduce their precision. On CPUs without matrix units for bfloat16
-oneDNN computes in float32 all the same; a trial product shows it.
+Two settings make a CPU up to twice as fast and change no result: matrix products by oneDNN, and keeping freed memory.
+torch passes float32 products to oneDNN only if their precision may be reduced. On CPUs without bfloat16 matrix units
+oneDNN computes them in float32 nevertheless, which is checked with a trial product.
 
-`linear` is the linear branch, `encoder` the encoder. Shape letters: B cells, C labels, D embedding width.
+Shape letters: B cells, G genes, V powers of the expression, C labels, D embedding width.
 """
 
 import os
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -22,25 +22,26 @@ from torch.nn.functional import pad
 from scperformer.base.errors import InputError
 from scperformer.base.memory import KEPT, freed_memory
 from scperformer.model import power_transform
-from scperformer.network.batches import MAX_BATCH_TOKENS, Cells, ahead, cells_at, prediction_batches, row_subset
+from scperformer.network.batches import MAX_BATCH_TOKENS, Cells, cells_at, prediction_batches, prefetch, row_subset
 from scperformer.network.network import CellTypeModel
 from scperformer.network.tokens import Batch
 
-FIXED_TOKENS, MAX_FIXED_CELLS = 2**12, 64  # limits of a prediction batch on a CPU
-SUMMED_CELLS = 256  # of a network without layers that are predicted at a time
-GPU_BATCH_TOKENS = 2**18  # 12 cells of scBERT's length, with padding: with fewer, an H100 waits for the next operation
-BYTES_OF_TOKEN = 2**15  # bytes of GPU memory for each token, at scBERT's sizes in float32
-SIZE = 256  # of the trial product
-EXACT = 1e-5  # largest relative error of an exact one: in float32 it is about 1e-6, in bfloat16 4e-3
+CPU_BATCH_TOKENS = 2**12  # most tokens of a prediction batch on a CPU
+CPU_BATCH_CELLS = 64  # most cells of such a batch
+CELLS_PER_SUM = 256  # cells predicted at a time by a network without layers
+GPU_BATCH_TOKENS = 2**18  # 12 padded cells of scBERT's length: with fewer, an H100 waits for the next operation
+BYTES_PER_TOKEN = 2**15  # of GPU memory, at scBERT's sizes in float32
+TRIAL_SIZE = 256  # rows and columns of the trial product
+MAX_FLOAT32_ERROR = 1e-5  # largest relative error of a product in float32: usually 1e-6; in bfloat16 it is 4e-3
+Outputs = tuple[torch.Tensor, torch.Tensor]  # probabilities, B x C, and embeddings, B x D
 
-
-# Random numbers, precision and memory of torch are settings of the process, and a network knows the genes of one file
-# at a time: threads that annotate or train at once take turns, and get the same results as one after the other.
+# Random numbers, precision and memory of torch are settings of the whole process, and a network is set to the genes of
+# one file at a time. So threads that annotate or train take turns, and get the same results as one after the other.
 _turn = threading.RLock()
 
 
 def _new_turn() -> None:
-    """Forget who has the turn: in the child of a fork, that thread does not exist."""
+    """Make a new lock in a forked process, as the thread that holds the old lock may not exist there."""
     global _turn
     _turn = threading.RLock()
 
@@ -51,13 +52,13 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def torch_state_kept(threads: int | None = None) -> Iterator[None]:
-    """Give torch `threads` CPU threads for a block; afterwards its threads and random numbers are as before.
+    """Give torch `threads` CPU threads within a block; then restore their number and torch's random state.
 
-    Blocks of other threads wait.
+    Other threads wait until the block ends.
     """
     with _turn:
         before = torch.get_num_threads()
-        # An unused GPU has no state to keep; asking for it would start the GPU.
+        # An unused GPU has no random state; asking for it would initialise the GPU.
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         with torch.random.fork_rng(devices):
             torch.set_num_threads(threads or before)
@@ -69,6 +70,7 @@ def torch_state_kept(threads: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def _reduced_precision_allowed() -> Iterator[None]:
+    """Let oneDNN compute float32 products in lower precision within a block."""
     setting = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set when torch is imported
     before = setting.fp32_precision
     setting.fp32_precision = "bf16"
@@ -79,53 +81,56 @@ def _reduced_precision_allowed() -> Iterator[None]:
 
 
 @cache
-def _is_exact() -> bool:
+def _computes_in_float32() -> bool:
+    """Return whether oneDNN computes float32 products in float32 even if it may reduce their precision."""
     if not hasattr(torch.backends.mkldnn, "matmul"):  # torch before 2.9
         return False
-    a, b = torch.randn(2, SIZE, SIZE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a, b = torch.randn(2, TRIAL_SIZE, TRIAL_SIZE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     a = a.float()
     b = b.float()
     exact = a.double() @ b.double()
     with _reduced_precision_allowed():
         products = (a @ b, torch.bmm(a[None], b[None])[0])
-    return all(float((p - exact).norm() / exact.norm()) < EXACT for p in products)
+    return all(float((p - exact).norm() / exact.norm()) < MAX_FLOAT32_ERROR for p in products)
 
 
 @contextmanager
 def fast_cpu(device: str) -> Iterator[None]:
-    """On the device `cpu`: let torch use oneDNN for float32 products, if that is exact, and keep the memory of tensors.
+    """On the device `cpu`, compute products by oneDNN if it uses float32, and keep freed memory, within a block.
 
-    Afterwards all settings are as before, and free memory is given back. Blocks of other threads wait.
+    Then restore all settings and return free memory. Other threads wait until the block ends.
     """
     with _turn, ExitStack() as afterwards:
         if device == "cpu":
             afterwards.enter_context(freed_memory(KEPT))
-            if _is_exact():
+            if _computes_in_float32():
                 afterwards.enter_context(_reduced_precision_allowed())
         yield
 
 
 def computes_in_bfloat16() -> bool:
-    """Whether this CPU has instructions for products of bfloat16; others take several times as long with it."""
-    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}  # older torch: not
+    """Return whether this CPU has instructions for bfloat16 products; without them it is several times slower."""
+    capabilities = (
+        torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    )  # not in older versions of torch
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def choose_device(device: str, precision: str = "32-true") -> str:
-    """Return `cuda` or `cpu`; `auto` takes a GPU if there is one. A missing GPU or precision is refused."""
+    """Return `cuda` or `cpu`; `auto` is a GPU if there is one. Refuse a missing GPU and an unsuitable precision."""
     if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("device=cuda and no GPU", "a GPU that torch can use", "choose device=cpu")
+        raise InputError("device=cuda without a GPU", "a GPU that torch can use", "choose device=cpu")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and precision != "32-true" and not computes_in_bfloat16():
-        expected = "a GPU, or a CPU with avx512_bf16 or amx_bf16: others are slower with it"
+        expected = "a GPU, or a CPU with avx512_bf16 or amx_bf16, as others are slower with it"
         raise InputError(f"precision={precision} on this CPU", expected, "leave precision out")
     return device
 
 
 @contextmanager
 def seeing_genes_of(network: CellTypeModel, cells: Cells) -> Iterator[None]:
-    """Let the encoder know which genes the file of the cells has, for a block."""
+    """Tell the encoder within a block which genes occur in the file of the cells."""
     if network.encoder is None:
         yield
         return
@@ -138,9 +143,9 @@ def seeing_genes_of(network: CellTypeModel, cells: Cells) -> Iterator[None]:
 
 @contextmanager
 def predicting(network: CellTypeModel, device: str = "cpu") -> Iterator[None]:
-    """Put a network into eval mode, on a device, for a block; afterwards both are as before, whatever happens.
+    """Put a network into eval mode and on a device within a block; then restore both.
 
-    The caller has the turn: see `torch_state_kept`.
+    The caller holds the lock of `torch_state_kept`.
     """
     was_training = network.training
     before = next(network.parameters()).device
@@ -159,41 +164,50 @@ def predict_cells(
     precision: str = "32-true",
     done: Callable[[int], None] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Predict probabilities, N x C, and embeddings, N x D, of cells; no result depends on the cells beside it.
+    """Predict the label probabilities of cells and their embeddings; no cell influences the result of another.
 
-    A network without layers is computed on the CPU, in float32: sparse products take a fifth of the time that tokens
-    take. For layers on a CPU, the batch size depends only on the length of the cells, as the last bits of a product
-    depend on it; smaller batches are filled up with repeated cells. Each thread computes whole batches: if threads
-    shared a product, its sums would depend on their number. While a GPU computes, the CPU prepares its next batches.
+    A network without layers is computed on the CPU in float32, whatever `device` and `precision`: sparse products take
+    a fifth of the time that tokens would take.
 
-    `batch_size` is the number of cells on a GPU; batches of long cells have fewer. The precision `bf16-mixed` computes
-    most products in bfloat16. The mode and the device of the network are as before afterwards. `done` is called with
-    the number of cells of each finished batch.
+    Parameters
+    ----------
+    network
+        Its mode and device are the same afterwards as before.
+    cells
+        N cells.
+    batch_size
+        Number of cells per batch on a GPU; batches of long cells have fewer.
+    device
+        `cpu` or `cuda`.
+    precision
+        `32-true`, or `bf16-mixed` to compute most products in bfloat16.
+    done
+        Called with the number of cells of each finished batch.
+
+    Returns
+    -------
+    Probabilities, float32 N x C, and embeddings, float32 N x D.
     """
     num_threads = torch.get_num_threads()
     if network.has_no_layers:
         with torch_state_kept(threads=1), predicting(network):
             return _predict_sums(network, cells.x, num_threads, done)
-    filled_up = device == "cpu"
-    if filled_up:
-        batch_size = 1 if network.needs_own_batch else MAX_FIXED_CELLS
-        most_tokens = FIXED_TOKENS
+    if device == "cpu":
+        batch_size = 1 if network.needs_own_batch else CPU_BATCH_CELLS
+        max_tokens = CPU_BATCH_TOKENS
     else:  # enough tokens to keep the GPU busy, within its memory
-        most_tokens = max(MAX_BATCH_TOKENS, min(GPU_BATCH_TOKENS, torch.cuda.mem_get_info()[0] // BYTES_OF_TOKEN))
+        max_tokens = max(MAX_BATCH_TOKENS, min(GPU_BATCH_TOKENS, torch.cuda.mem_get_info()[0] // BYTES_PER_TOKEN))
+    batches = list(prediction_batches(cells.lengths, batch_size, max_tokens))
 
-    def made(part: tuple[np.ndarray, int]) -> Batch:
-        rows, length = part
-        return cells.batch(np.resize(rows, cells_at(length, batch_size, most_tokens)) if filled_up else rows, length)
-
-    def predicted(part: tuple[np.ndarray, int], batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def predict(batch: Batch, num_cells: int) -> Outputs:
+        """Return the probabilities and embeddings of the first `num_cells` cells of a batch."""
         mixed = torch.autocast(device, torch.bfloat16, enabled=precision == "bf16-mixed")
         with torch.inference_mode(), mixed:  # both settings apply to the current thread only
-            logits_BC, embedding_BD = (out[: len(part[0])] for out in network(batch.to(device)))
+            logits_BC, embedding_BD = (out[:num_cells] for out in network(batch.to(device)))
             if done is not None:
-                done(len(part[0]))
+                done(num_cells)
             return logits_BC.float().softmax(-1), embedding_BD.float()
 
-    batches = list(prediction_batches(cells.lengths, batch_size, most_tokens))
     with (
         torch_state_kept(threads=1),
         predicting(network, device),
@@ -201,42 +215,73 @@ def predict_cells(
         seeing_genes_of(network, cells),
     ):
         if device == "cpu":
-            # Each thread sets its own number of threads, or its first products may use more than one.
-            with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                # The first batch runs alone: it computes the memory of unexpressed genes, which all cells share.
-                parts = [predicted(part, made(part)) for part in batches[:1]]
-                parts += pool.map(lambda part: predicted(part, made(part)), batches[1:])
+            full_size = partial(cells_at, batch_size=batch_size, max_tokens=max_tokens)
+            outputs = _predict_on_cpu(predict, cells, batches, full_size, num_threads)
         else:
-            ready = ahead(made(part).pin_memory() for part in batches)
-            parts = list(map(predicted, batches, ready))
-    # Copied at the end: each copy waits for a GPU, which would then wait for the next batch.
-    proba, embedding = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+            outputs = _predict_on_gpu(predict, cells, batches)
+    # Copied at the end: each copy waits for the GPU, which would then wait for its next batch.
+    proba, embedding = (torch.cat(part).cpu().numpy() for part in zip(*outputs, strict=True))
     order = np.argsort(np.concatenate([rows for rows, _ in batches]))
     return proba[order], embedding[order]
+
+
+def _predict_on_cpu(
+    predict: Callable[[Batch, int], Outputs],
+    cells: Cells,
+    batches: list[tuple[np.ndarray, int]],
+    full_size: Callable[[int], int],
+    num_threads: int,
+) -> list[Outputs]:
+    """Predict batches of row numbers and lengths, several at a time in threads.
+
+    The last bits of a product depend on its number of rows, so this depends only on the length of the cells: small
+    batches are filled up to `full_size(length)` with repeated cells. Each thread computes whole batches: if threads
+    shared a product, its sums would depend on the number of threads.
+    """
+
+    def predict_filled(rows_length: tuple[np.ndarray, int]) -> Outputs:
+        rows, length = rows_length
+        return predict(cells.batch(np.resize(rows, full_size(length)), length), len(rows))
+
+    # Each thread sets its own number of threads, or its first products may use more than one.
+    with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        # The first batch runs alone: it computes the memory of unexpressed genes, which all cells share.
+        outputs = [predict_filled(batch) for batch in batches[:1]]
+        return outputs + list(pool.map(predict_filled, batches[1:]))
+
+
+def _predict_on_gpu(
+    predict: Callable[[Batch, int], Outputs], cells: Cells, batches: list[tuple[np.ndarray, int]]
+) -> list[Outputs]:
+    """Predict batches of row numbers and lengths; the CPU prepares the next batches while the GPU computes."""
+    ready = prefetch(cells.batch(rows, length).pin_memory() for rows, length in batches)
+    return [predict(batch, len(rows)) for (rows, _), batch in zip(batches, ready, strict=True)]
 
 
 def _predict_sums(
     network: CellTypeModel, x: csr_matrix, num_threads: int, done: Callable[[int], None] | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`predict_cells` for a network without layers.
+    """Predict cells with a network without layers.
 
     SciPy adds up the genes of a cell in their order, so the sums do not depend on the other cells.
     """
     linear = network.linear
     encoder = None if network.linear_alone else network.encoder
-    views: list[tuple[float, np.ndarray]] = []
+    weights: list[tuple[float, np.ndarray]] = []  # of each power of the expression, G x C
     if linear is not None:
         weights_GVC = linear.weight.weight[:-1].detach().unflatten(-1, (len(linear.powers), -1)).numpy()
-        views = [(power, np.ascontiguousarray(weights_GVC[:, i])) for i, power in enumerate(linear.powers)]
-    head_cells = 1 if network.needs_own_batch else MAX_FIXED_CELLS  # whatever their number: last bits depend on it
+        weights = [(power, np.ascontiguousarray(weights_GVC[:, i])) for i, power in enumerate(linear.powers)]
+    head_cells = (
+        1 if network.needs_own_batch else CPU_BATCH_CELLS
+    )  # always so many at a time: last bits depend on the number
 
     def predicted(first: int) -> tuple[torch.Tensor, torch.Tensor]:
-        some = row_subset(x, np.arange(first, min(first + SUMMED_CELLS, x.shape[0])))
+        some = row_subset(x, np.arange(first, min(first + CELLS_PER_SUM, x.shape[0])))
         num_cells = some.shape[0]
         with torch.inference_mode():
             logits_BC = torch.zeros(num_cells, network.num_labels)
-            for power, weight in views:
-                logits_BC += torch.from_numpy(power_transform(some, power) @ weight)
+            for power, weight_GC in weights:
+                logits_BC += torch.from_numpy(power_transform(some, power) @ weight_GC)
             if linear is not None:
                 logits_BC += linear.bias
             embedding_BD = logits_BC
@@ -253,13 +298,13 @@ def _predict_sums(
             return logits_BC.softmax(-1), embedding_BD
 
     with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        parts = list(pool.map(predicted, range(0, x.shape[0], SUMMED_CELLS)))
+        parts = list(pool.map(predicted, range(0, x.shape[0], CELLS_PER_SUM)))
     proba, embedding = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
     return proba, embedding
 
 
 def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Logits of the linear branch and of the encoder, float32 N x C each; 0 where a branch is off."""
+    """Return the logits of the linear branch and of the encoder, float32 N x C each; 0 for a missing branch."""
     linear, encoder = np.zeros((2, len(cells), network.num_labels), dtype=np.float32)
     with fast_cpu("cpu"), predicting(network), torch.inference_mode():
         for rows, length in prediction_batches(cells.lengths, batch_size):

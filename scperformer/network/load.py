@@ -1,4 +1,4 @@
-"""Load a saved model: its network in eval mode, or the weights of its encoder gene by gene; read vectors of genes."""
+"""Load a saved model into a network, the weights of its encoder into another encoder, and tables of gene vectors."""
 
 import logging
 import os
@@ -23,15 +23,17 @@ from scperformer.network.network import CellTypeModel, LinearModel
 
 log = logging.getLogger(__name__)
 
-NETWORK_PREFIX, ENCODER_PREFIX = "model.", "model.encoder."  # prefixes of weights in a model folder
-MIN_SHARE = 0.1  # of the genes that an encoder or a table of vectors must know: with fewer, it is of another kind
-# Weights with one entry per gene and one for the special position; the axis of these entries is 0, else 1.
+# Prefixes of the names of weights in a model folder.
+NETWORK_PREFIX = "model."
+ENCODER_PREFIX = "model.encoder."
+MIN_KNOWN_SHARE = 0.1  # smallest share of the genes that an encoder or table must have to fit the data
+# Weights with one entry per gene and one for the special position, along axis 0 or axis 1.
 GENES_FIRST = ("embedding.gene.weight", "attention.rows_PK", "attention.columns_PK")
 GENES_SECOND = "attention.matrices_CPGN"
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """Leave out random numbers, which have no meaning on the meta device and there import half of torch."""
+    """Draw no random numbers: on the meta device they have no effect, but import a large part of torch."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -45,13 +47,15 @@ class _NothingDrawn(TorchFunctionMode):
 
 @dataclass(repr=False)
 class Model:
-    """A trained model ready to annotate: its bundle, its network in eval mode and its logistic regression."""
+    """A trained model that can annotate: what was saved, the network in eval mode and the logistic regression."""
 
     saved: SavedModel
     path: Path
     network: CellTypeModel
     baseline: LinearModel
-    adapted: "dict[str, Model]" = field(default_factory=dict, repr=False)  # to files, by their condition's key
+    adapted: "dict[str, Model]" = field(
+        default_factory=dict, repr=False
+    )  # models adapted to files, by the key of the file's condition
 
     @property
     def tokens(self) -> TokensConfig:
@@ -59,21 +63,21 @@ class Model:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What a user should know of it: labels, genes, tissue, the accuracy to expect, the folder."""
+        """What a user should know about the model: labels, genes, tissue, expected accuracy and folder."""
         saved = self.saved
         metrics = self.saved.metrics
-        found = {
+        facts = {
             "labels": f"{len(saved.labels)}: {', '.join(saved.labels)}",
             "genes": f"{len(saved.genes):,}, such as {', '.join(saved.genes[:3])}",
             "tissue": saved.tissue or "not stated",
         }
         if fold := metrics.get("out_of_fold"):
-            found["expected accuracy"] = f"{fold['accuracy']:.3f} on cells like those of its reference"
+            facts["expected accuracy"] = f"{fold['accuracy']:.3f} on cells like those of its reference"
         if ours := metrics.get("model"):
-            beside = f"logistic regression {metrics['baseline']['accuracy']:.3f}"
+            baseline = f"logistic regression {metrics['baseline']['accuracy']:.3f}"
             cells = f"{metrics['num_val_cells']:,} validation cells"
-            found["accuracy"] = f"{ours['accuracy']:.3f} ({beside}) on {cells}"
-        return found | {"folder": str(self.path)}
+            facts["accuracy"] = f"{ours['accuracy']:.3f} ({baseline}) on {cells}"
+        return facts | {"folder": str(self.path)}
 
     def __repr__(self) -> str:
         lines = (f"  {name:<18} {text}" for name, text in self.facts.items())
@@ -85,15 +89,15 @@ class Model:
 
 
 def _same_kind(theirs: torch.Tensor, ours: torch.Tensor) -> bool:
-    """Whether weights can be copied without another meaning: real numbers of any precision, or the same type."""
+    """Return whether weights may be copied: both are floating-point numbers, or both have the same type."""
     return theirs.dtype == ours.dtype or (theirs.is_floating_point() and ours.is_floating_point())
 
 
 def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder:
     """Build the network of a model folder with its weights: an `Encoder` if the model has no labels.
 
-    The folder may come from anywhere, so the names, shapes and types of its weights are compared with its configuration
-    first, on a network without memory (torch's meta device); it is a damaged model if they differ.
+    The folder may come from anywhere. So the names, shapes and types of its weights are first compared with a network
+    that takes no memory (on torch's meta device); if they differ, the model is damaged.
     """
     prefix = NETWORK_PREFIX if saved.is_annotator else ENCODER_PREFIX
     weights = {name.removeprefix(prefix): array for name, array in saved.weights.items() if name.startswith(prefix)}
@@ -104,9 +108,9 @@ def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder:
         tokens = checked(TokensConfig, config["tokens"], "tokens.")
         model = checked(ModelConfig, config["model"], "model.")
         head = checked(HeadConfig, config["head"], "head.") if saved.is_annotator else HeadConfig()
-        # Each of these makes parts that have weights; a part takes memory even on the meta device.
+        # Each part has weights of its own; even on the meta device a part takes some memory.
         if max(model.depth, len(head.hidden), len(attention.get("kernel_sizes", ()))) > len(weights):
-            raise ValueError(f"more parts than the {len(weights)} weights that are there")
+            raise ValueError(f"more parts than its {len(weights)} weights")
         if not saved.is_annotator:
             return Encoder(len(saved.genes), tokens, model, attention, torch.Generator().manual_seed(0))
         sizes = len(saved.genes), len(saved.labels)
@@ -116,7 +120,7 @@ def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder:
         with torch.device("meta"), _NothingDrawn():
             expected = untrained().state_dict()
         for name in sorted(expected.keys() ^ weights.keys()):
-            raise ValueError(f"no weights '{name}'" if name in expected else f"weights '{name[:100]}' of no use")
+            raise ValueError(f"no weights '{name}'" if name in expected else f"unused weights '{name[:100]}'")
         given = {name: torch.from_numpy(array) for name, array in weights.items()}
         for name, tensor in expected.items():
             if given[name].shape != tensor.shape:
@@ -129,7 +133,7 @@ def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder:
         raise
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         reason = f": {error}" if isinstance(error, ValueError) else ""
-        raise damaged_model(path, f"its configuration and its weights do not fit{reason}") from error
+        raise damaged_model(path, f"its weights do not fit its configuration{reason}") from error
     return network
 
 
@@ -146,12 +150,12 @@ def load_model(model_path: str | os.PathLike[str] | None = None) -> Model:
     log.info(text, saved.name, why, checksum, len(saved.genes), len(saved.labels), labels)
     model = as_model(saved, path)
     if encoder_is_silent(saved.scales):
-        log.info("the encoder does not count in this model: the labels come from its linear branch alone")
+        log.info("the encoder has no influence in this model: its labels come from the linear branch alone")
     return model
 
 
 def as_model(saved: SavedModel, path: Path) -> Model:
-    """Make the model of a bundle from the folder `path`; refuse weights that do not fit its configuration."""
+    """Build the model that was saved in the folder `path`; refuse weights that do not fit its configuration."""
     network = rebuild(saved, path)
     assert isinstance(network, CellTypeModel)
     for name in ("baseline.weight", "baseline.bias"):
@@ -164,29 +168,30 @@ def as_model(saved: SavedModel, path: Path) -> Model:
 
 
 def shared_rows(genes: list[str], theirs: list[str], init: str, species: str = "auto") -> tuple[list[int], list[int]]:
-    """Rows of the genes that two lists share, in each of them; names may differ in kind, and each gene occurs once.
+    """Return the positions of the genes that two lists share, in each list; each gene occurs once.
 
-    Refuse too few shared genes, and genes of another species unless `species` says so.
+    The lists may use different kinds of names (symbols or ids). Too few shared genes are refused, and genes of another
+    species unless `species` names it.
     """
     mapping = map_genes(genes, theirs, None, species, path="the reference")
     known = (mapping.target >= 0) & (mapping.first == np.arange(len(genes)))
     here = np.flatnonzero(known).tolist()
-    if len(here) < max(1, MIN_SHARE * len(genes)):
+    if len(here) < max(1, MIN_KNOWN_SHARE * len(genes)):
         kind = id_kind(genes)
         wanted = id_kind(theirs)
-        other = f"convert var_names from {KIND_NAMES[kind]} to {KIND_NAMES[wanted]}"
-        same = "use an encoder of the same species, or train without init"
+        convert = f"convert var_names from {KIND_NAMES[kind]} to {KIND_NAMES[wanted]}"
+        choose = "use an encoder of the same species, or train without init"
         examples = f"(e.g. '{genes[len(genes) // 2]}'; it has e.g. '{theirs[len(theirs) // 2]}')"
-        found = f"{len(here)} of {len(genes)} genes of the reference known to init='{init}' {examples}"
-        raise InputError(found, f"at least {MIN_SHARE:.0%} of them", same if kind == wanted else other)
+        found = f"{len(here)} of {len(genes)} genes of the reference in init='{init}' {examples}"
+        raise InputError(found, f"at least {MIN_KNOWN_SHARE:.0%} of them", choose if kind == wanted else convert)
     return here, mapping.target[here].tolist()
 
 
 @torch.no_grad()
 def load_encoder(encoder: Encoder, saved: SavedModel, genes: list[str], init: str, species: str = "auto") -> list[int]:
-    """Copy the weights of a model folder into an encoder with the same options, and return the rows of known genes.
+    """Copy the weights of a saved model into an encoder with the same options; return the positions of shared genes.
 
-    Other genes keep the vectors they have. Refuse a model with too few of the genes or with weights of another shape.
+    Other genes keep their vectors. A model with too few of the genes or weights of another shape is refused.
     """
     here, there = shared_rows(genes, saved.genes, init, species)
     new = torch.tensor([*here, len(genes)])
@@ -213,17 +218,17 @@ def load_encoder(encoder: Encoder, saved: SavedModel, genes: list[str], init: st
         else:
             ours.index_copy_(axis, new, part.to(ours.dtype))
     try:
-        encoder.load_state_dict(encoder.state_dict())  # mechanisms look at what they were given
+        encoder.load_state_dict(encoder.state_dict())  # runs the checks of the mechanisms
     except ValueError as error:
         raise damaged_model(Path(init), str(error)) from error
     return here
 
 
 def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.ndarray:
-    """Read a user's table of gene vectors: float32, len(genes) x dim; genes that are not in it get zeros.
+    """Read a table of gene vectors: float32, len(genes) x dim; genes that are not in the table get zeros.
 
-    Each line of the text has a gene and `dim` numbers, separated by white space, as gene2vec's (Du et al. 2019, BMC
-    Genomics 20:82). A first line with two numbers (of genes, of their numbers), as word2vec writes it, is skipped.
+    Each line has a gene and `dim` numbers, separated by white space, as in gene2vec's files (Du et al. 2019, BMC
+    Genomics 20:82). A header of two numbers (genes and dimensions), as word2vec writes it, is skipped.
     """
 
     def unusable(found: str, expected: str = f"a text file with a gene and {dim} numbers (model.dim) in each line"):
@@ -232,7 +237,7 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
 
     index = {gene: i for i, gene in enumerate(genes)}
     vectors = np.zeros((len(genes), dim), dtype=np.float32)
-    found: set[str] = set()
+    known: set[str] = set()
     other = ""
     repeated = 0
     try:
@@ -251,18 +256,18 @@ def read_gene_vectors(path: str | Path, genes: Sequence[str], dim: int) -> np.nd
                         vectors[index[name]] = numbers
                 except ValueError as error:
                     raise unusable(f"text in place of a number for '{name}'") from error
-                repeated += name in found
-                found.add(name)
+                repeated += name in known
+                known.add(name)
     except OSError as error:
         raise unusable(f"a file that cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
-        raise unusable("bytes that are not text") from error
+        raise unusable("content that is not text") from error
     if not np.isfinite(vectors).all():
         raise unusable("numbers that are not finite")
-    if len(found) < MIN_SHARE * len(genes):
+    if len(known) < MIN_KNOWN_SHARE * len(genes):
         examples = f"(the model has e.g. '{genes[0]}', the file '{other}')"
-        raise unusable(f"{len(found)} of the model's {len(genes)} genes", f"a tenth of them {examples}")
+        raise unusable(f"{len(known)} of the model's {len(genes)} genes", f"a tenth of them {examples}")
     if repeated:
-        log.warning("genes that occur more than once in %s: %d; the last line counts", path, repeated)
-    log.info("gene vectors: %d of %d genes in %s; the others get zeros", len(found), len(genes), path)
+        log.warning("genes that occur more than once in %s: %d; their last line is used", path, repeated)
+    log.info("gene vectors: %d of %d genes in %s; the others get zeros", len(known), len(genes), path)
     return vectors

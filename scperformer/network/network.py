@@ -1,6 +1,6 @@
 """The network: the encoder branch (embedding -> encoder -> pooling -> labels) plus a linear branch.
 
-Shape letters: B cells, L tokens, D model width, H heads, E head width, C labels, G genes, V views of the expression.
+Shape letters: B cells, L tokens, D model width, H heads, E head width, C labels, G genes, V powers of the expression.
 """
 
 from collections.abc import Sequence
@@ -26,22 +26,22 @@ class LinearModel:
     bias: np.ndarray
 
     def predict(self, x: csr_matrix) -> np.ndarray:
-        """Index of the label with the largest logit of each cell; int64, N."""
+        """Return the index of the label with the largest logit for each cell: int64, N."""
         return np.asarray(x @ self.weight + self.bias).argmax(axis=1)
 
 
 def expression_weights(batch: Batch) -> Tensor:
-    """The expression of each token, each cell scaled to the same length; B x L."""
+    """Return the expression of each token, with each cell scaled to the same Euclidean norm: B x L."""
     return batch.x_BL * (LENGTH / batch.x_BL.norm(dim=1, keepdim=True).clamp(min=TINY))
 
 
 class Pool(nn.Module):
-    """One vector per cell: the mean of its real tokens (`mean`) or the special last token (`cls`).
+    """Pool the tokens of a cell into one vector.
 
-    `weighted` is the sum of the tokens with the expression as weights, each cell scaled to the same length, minus the
-    mean of the training cells. `conv` is as in scBERT (Yang et al. 2022, Methods): project each token to a number,
-    ReLU, one entry per gene of the model. Genes that are not tokens of a cell have entry 0, like genes with a negative
-    projection.
+    `mean` is the mean of the real tokens, `cls` the special last token. `weighted` is the sum of the tokens weighted by
+    `expression_weights`, minus its mean over the training cells. `conv` is that of scBERT (Yang et al. 2022, Methods):
+    each token is projected to a number, followed by ReLU, with one entry per gene of the model. The entry of genes that
+    are not tokens of the cell is 0.
     """
 
     def __init__(self, name: str, num_genes: int, dim: int):
@@ -59,19 +59,19 @@ class Pool(nn.Module):
             keep_BL1 = batch.keep_BL.unsqueeze(-1)
             return (h_BLD * keep_BL1).sum(1) / keep_BL1.sum(1)
         if self.name == "weighted":
-            # Not a matrix product: its last bits would depend on the place of a cell in memory.
+            # Not a matrix product, whose last bits would depend on the position of a cell in memory.
             return (h_BLD * expression_weights(batch).unsqueeze(-1)).sum(1) - self.centre_D
         if self.name == "cls":
             place_B = (batch.keep_BL & (batch.genes_BL == self.num_genes)).int().argmax(1)
             return h_BLD[torch.arange(len(place_B), device=place_B.device), place_B]
         s_BL = torch.relu(self.projection(h_BLD)).squeeze(-1) * batch.keep_BL
         s_BG = torch.zeros(len(s_BL), self.width, dtype=s_BL.dtype, device=s_BL.device)
-        # Padding shares the special position's index but adds exactly 0 to it.
+        # Padding has the index of the special position, but adds exactly 0 to it.
         return s_BG.scatter_add(1, batch.genes_BL, s_BL)
 
 
 class Head(nn.Module):
-    """Hidden layers with ReLU and dropout, then one logit per label; also returns the input of the last layer."""
+    """Hidden layers with ReLU and dropout, then one logit per label; also return the input of the last layer."""
 
     def __init__(self, width: int, num_labels: int, head: HeadConfig):
         super().__init__()
@@ -88,7 +88,7 @@ class Head(nn.Module):
 
 
 class LinearBranch(nn.Module):
-    """The linear branch: logits linear in views of expression (see fitting/linear.py), plus a bias; starts at 0."""
+    """The linear branch: logits linear in powers of the expression (see fitting/linear.py) plus a bias; starts at 0."""
 
     def __init__(self, num_genes: int, num_labels: int, powers: Sequence[float]):
         super().__init__()
@@ -98,23 +98,23 @@ class LinearBranch(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_labels))
 
     def forward(self, batch: Batch) -> Tensor:
-        with torch.autocast(batch.x_BL.device.type, enabled=False):  # the start was fitted in float32
-            v_BLV = self.views(batch)
+        with torch.autocast(batch.x_BL.device.type, enabled=False):  # its weights were fitted in float32
+            v_BLV = self.power_transforms(batch)
             w_BLVC = self.weight(batch.genes_BL).unflatten(-1, (len(self.powers), -1))
-            # Not a matrix product: its last bits would depend on the place of a cell in memory.
+            # Not a matrix product, whose last bits would depend on the position of a cell in memory.
             return (v_BLV.unsqueeze(-1) * w_BLVC).sum((1, 2)) + self.bias
 
-    def views(self, batch: Batch) -> Tensor:
-        """The expression raised to each power, each cell scaled to the same length; B x L x V."""
+    def power_transforms(self, batch: Batch) -> Tensor:
+        """Return the expression raised to each power, with each cell scaled to the same Euclidean norm: B x L x V."""
         v_BLV = torch.stack([batch.x_BL**power for power in self.powers], dim=-1)
         return v_BLV * (LENGTH / v_BLV.norm(dim=1, keepdim=True).clamp(min=TINY))
 
 
 class CellTypeModel(nn.Module):
-    """Logits of every label for a batch of cells, and the vector (embedding) they came from.
+    """The logits of every label for a batch of cells, and the embedding from which they are computed.
 
-    With both branches on, their logits are added up. The last layer of the encoder branch starts at 0, so that the
-    network starts as the linear branch alone.
+    The logits of both branches are added. Beside a linear branch, the last layer of the encoder branch starts at 0, so
+    that the network starts as the linear branch alone.
     """
 
     def __init__(
@@ -132,7 +132,9 @@ class CellTypeModel(nn.Module):
         self.num_labels = num_labels
         self.linear = LinearBranch(num_genes, num_labels, model.linear_powers) if model.linear else None
         self.has_both = model.linear and model.encoder
-        self.linear_alone = not model.encoder  # loading also sets it, for encoder scale 0: the encoder is then not run
+        self.linear_alone = (
+            not model.encoder
+        )  # also set by loading if the scale of the encoder is 0: it is then not run
         self.encoder: Encoder | None = None
         if model.encoder:
             self.encoder = Encoder(num_genes, tokens, model, attention, Generator().manual_seed(seed))
@@ -143,22 +145,24 @@ class CellTypeModel(nn.Module):
                 nn.init.zeros_(self.head.labels.bias)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logits, B x C, and embeddings, B x D: the input of the last layer or, without an encoder, the logits."""
+        """Return logits, B x C, and embeddings, B x D: the last layer's input or, without an encoder, the logits."""
         linear_BC, encoder_BC, embedding_BD = self.branches(batch)
         return linear_BC + encoder_BC, embedding_BD
 
     def branches(self, batch: Batch, seen_by_encoder: Batch | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of the linear branch and of the encoder (0 where it is off), and the embeddings, as in `forward`."""
+        """Return the logits of the linear branch and of the encoder (0 for a missing branch), and the embeddings."""
         linear_BC = torch.zeros(()) if self.linear is None else self.linear(batch)
         if self.encoder is None or self.linear_alone:
             return linear_BC, torch.zeros_like(linear_BC), linear_BC
-        seen = batch if seen_by_encoder is None else seen_by_encoder  # in training, some genes may be hidden from it
+        seen = (
+            batch if seen_by_encoder is None else seen_by_encoder
+        )  # in training, some genes may be hidden from the encoder
         encoder_BC, hidden_BD = self.head(self.pool(self.encoder(seen), seen))
         return linear_BC.to(encoder_BC.device), encoder_BC, hidden_BD
 
     @torch.no_grad()
     def scale_branches(self, linear: float, encoder: float) -> None:
-        """Multiply the logits of each branch by a number, by scaling their last layers."""
+        """Multiply the logits of each branch by a factor, by scaling its last layer."""
         if self.linear is not None:
             self.linear.weight.weight.mul_(linear)
             self.linear.bias.mul_(linear)
@@ -168,16 +172,16 @@ class CellTypeModel(nn.Module):
 
     @property
     def has_no_layers(self) -> bool:
-        """Whether both branches start from sums over the genes that a cell expresses: there are no layers."""
+        """Whether both branches only sum over the expressed genes of a cell, without layers between its tokens."""
         if self.encoder is None or self.linear_alone:
             return True
         return self.encoder.embedding.expression is None and self.pool.name == "weighted"
 
     @property
     def needs_own_batch(self) -> bool:
-        """Whether a cell needs a batch of its own, so that its bits do not depend on other cells."""
-        # A row of a product gets the same bits at any position if all widths are multiples of 16 and at most a few
-        # thousand numbers are added up. `Attention.one_by_one` decides for the mechanisms.
+        """Whether a cell needs a batch of its own; else the last bits of its result would depend on other cells."""
+        # A row of a matrix product has the same bits at any position if all widths are multiples of 16 and sums have at
+        # most a few thousand terms. `Attention.needs_own_batch` decides for the mechanisms.
         if self.encoder is None:
             return False
         parts = (*self.encoder.layers.modules(), *self.pool.modules(), *self.head.modules())
@@ -187,10 +191,10 @@ class CellTypeModel(nn.Module):
         return is_odd or self.pool.name == "conv" or any(m.needs_own_batch for m in self.encoder.mechanisms)
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
-        """Refuse cells with this number of tokens if the attention does."""
+        """Refuse this number of tokens if the attention does."""
         if self.encoder is not None and not self.linear_alone:
             self.encoder.require_length(num_tokens, where)
 
     def penalty(self) -> Tensor:
-        """The weighted sum of the penalties of every layer's attention."""
+        """Return the weighted sum of the penalties of all layers' attention."""
         return torch.zeros(()) if self.encoder is None else self.encoder.penalty()

@@ -1,7 +1,7 @@
-"""Expression to tokens, and tokens to vectors: an embedding of the gene plus one of its expression.
+"""Turn expression into tokens, and tokens into vectors: a gene embedding plus an expression embedding.
 
-Expression comes as x = ln(1 + counts per 10,000). A cell's token list ends with one special position whose gene index
-is `num_genes` and whose value is 0: the position that scBERT appends to the genes, and that `head=cls` reads.
+Expression is given as x = ln(1 + counts per 10,000). The tokens of a cell end with one special position, whose gene
+index is `num_genes` and whose value is 0: scBERT appends it to the genes, and `head=cls` reads it.
 
 Shape letters: B cells, L tokens, D model width, G genes.
 """
@@ -16,47 +16,47 @@ from torch import nn
 from scperformer.config import ModelConfig, TokensConfig
 
 LN2 = np.log(2.0)
-# x is float32, and float32 logarithms of the same counts differ in their last unit: where 1 + cp10k is exactly 32, log2
-# may be 4.9999997. This many doublings are more than that rounding (in scBERT's range), and less than the distance to
-# the next count in a cell of 50,000 counts.
-EDGE = 5e-7
-EMBEDDING_STD = 0.1  # standard deviation of new embeddings of genes and bins
-TYPICAL_X = 4.0  # ln(1 + cp10k) of an expressed gene is about 1 to 6
+# Added to log2 before rounding down. x is float32, and logarithms of the same counts may differ in their last bit:
+# where 1 + cp10k is exactly 32, log2 may be 4.9999997. This is larger than that error (in scBERT's range of values) and
+# smaller than the step to the next count in a cell of 50,000 counts.
+EDGE_DOUBLINGS = 5e-7
+EMBEDDING_STD = 0.1  # standard deviation of the initial embeddings of genes and bins
+TYPICAL_X = 4.0  # divides x; ln(1 + cp10k) of an expressed gene is about 1 to 6
 
 
 def log2_bins(x: np.ndarray, tokens: TokensConfig) -> np.ndarray:
-    """Bin each value: floor(bins_per_log2 * log2(1 + cp10k)), clipped at `num_bins`; int64, shape of `x`.
+    """Return the bin of each value, floor(bins_per_log2 * log2(1 + cp10k)), at most `num_bins`; int64, shape of `x`.
 
-    Bins `scbert` (Yang et al. 2022, Methods) are floor(log2(1 + cp10k)) in 0..5, where 0 also holds weakly expressed
-    genes. With `bins`, 1 is added for expressed genes, so that 0 means not expressed.
+    `tokens=scbert` (Yang et al. 2022, Methods) has the bins floor(log2(1 + cp10k)) from 0 to 5; bin 0 includes weakly
+    expressed genes. `tokens=bins` adds 1 for expressed genes, so that bin 0 means unexpressed.
     """
     log2_values = np.asarray(x, dtype=np.float64) / LN2
-    bins = np.floor(log2_values * tokens.bins_per_log2 + EDGE).astype(np.int64)
+    bins = np.floor(log2_values * tokens.bins_per_log2 + EDGE_DOUBLINGS).astype(np.int64)
     if tokens.name == "bins":
         bins += np.asarray(x) > 0
     return np.minimum(bins, tokens.num_bins)
 
 
 def mask_token(tokens: TokensConfig) -> int:
-    """The bin of a masked value (scBERT: 6): one above the highest bin, and the last in the embedding table."""
+    """Return the bin of masked values (scBERT: 6): one above the highest bin, the last row of the embedding."""
     return tokens.num_bins + 1
 
 
 @dataclass
 class Batch:
-    """Padded tokens of B cells, L positions each."""
+    """The tokens of B cells, padded to L positions."""
 
-    genes_BL: torch.Tensor  # int64, index of the gene; `num_genes` for the special position and for padding
+    genes_BL: torch.Tensor  # int64, gene index; `num_genes` for the special position and padding
     values_BL: torch.Tensor  # int64 bins (scbert, bins) or float32 x (continuous)
     x_BL: torch.Tensor  # float32, ln(1 + cp10k), 0 in padding
-    keep_BL: torch.Tensor  # bool, True = a real token
+    keep_BL: torch.Tensor  # bool, True for real tokens
 
     def to(self, device: torch.device | str) -> "Batch":
-        """Copy to another device; from pinned memory without waiting for the copy."""
+        """Copy to another device; from pinned memory the copy is asynchronous."""
         return Batch(*(tensor.to(device, non_blocking=tensor.is_pinned()) for tensor in self.tensors))
 
     def pin_memory(self) -> "Batch":
-        """Copy to memory from which a GPU fetches by itself."""
+        """Copy to page-locked memory, from which a GPU can copy asynchronously."""
         return Batch(*(tensor.pin_memory() for tensor in self.tensors))
 
     @property
@@ -67,10 +67,10 @@ class Batch:
 def tokenize(
     cells: csr_matrix, tokens: TokensConfig, length: int | None = None, measured: np.ndarray | None = None
 ) -> Batch:
-    """Make the tokens of cells (CSR x, B x G); the last real token of each cell is the special position.
+    """Return the tokens of cells (x, CSR, B x G); the last real token of each cell is the special position.
 
-    They are padded to `length` positions, or to the longest cell if that is more or `length` is None. With
-    `tokens.unexpressed=full` every gene is a token, or every one of `measured` (boolean, G); with `skip` and `memory`
+    Cells are padded to the longest of them, and to `length` positions if that is longer. With
+    `tokens.unexpressed=full` every gene is a token, or every gene in `measured` (boolean, G); with `skip` and `memory`
     only expressed genes are.
     """
     num_cells, num_genes = cells.shape
@@ -87,7 +87,7 @@ def tokenize(
         expressed = np.arange(length) < counts[:, None]
         genes = np.full((num_cells, length), num_genes, dtype=np.int64)
         x = np.zeros((num_cells, length), dtype=np.float32)
-        genes[expressed] = cells.indices  # row by row, as the CSR arrays are
+        genes[expressed] = cells.indices  # CSR arrays and boolean indexing both go row by row
         x[expressed] = cells.data
         keep = np.arange(length) <= counts[:, None]
     values = x if tokens.name == "continuous" else log2_bins(x, tokens)
@@ -95,20 +95,20 @@ def tokenize(
 
 
 def token_counts(cells: csr_matrix, tokens: TokensConfig) -> np.ndarray:
-    """Count the tokens of each cell, the special position included: int64, N."""
+    """Return the number of tokens of each cell, including the special position: int64, N."""
     if tokens.unexpressed == "full":
         return np.full(cells.shape[0], cells.shape[1] + 1, dtype=np.int64)
     return np.diff(cells.indptr).astype(np.int64) + 1
 
 
 class ContinuousEmbedding(nn.Module):
-    """Embed the value itself: a two-layer network from one number to D."""
+    """Embed a value with a two-layer network from one number to D."""
 
     def __init__(self, dim: int, starts_at_zero: bool = False):
         super().__init__()
         last = nn.Linear(dim, dim)
         self.layers = nn.Sequential(nn.Linear(1, dim), nn.GELU(), last)
-        # With a larger part of the value, the gene is lost beside it, and not even easy labels are learned.
+        # With larger weights the value would drown the gene embedding, and not even easy labels are learned.
         nn.init.normal_(last.weight, std=0.0 if starts_at_zero else 2 * EMBEDDING_STD / dim**0.5)
         nn.init.zeros_(last.bias)
 
@@ -117,19 +117,19 @@ class ContinuousEmbedding(nn.Module):
 
 
 def sinusoids(num_positions: int, dim: int) -> torch.Tensor:
-    """Sines and cosines of the position: float32, positions x dim (Vaswani et al. 2017, arXiv 1706.03762, 3.5)."""
+    """Return sinusoidal position embeddings: float32, positions x dim (Vaswani et al. 2017, arXiv 1706.03762, 3.5)."""
     rates = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angles = torch.arange(num_positions, dtype=torch.float64)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)[:, :dim].float()
 
 
 class Embedding(nn.Module):
-    """The embedding of the gene plus that of its expression.
+    """The sum of a gene embedding and an expression embedding.
 
-    The vectors of genes are learned with `positions=gene`. They are fixed with `sinusoidal` and with `gene2vec` (as in
-    scBERT), which is 0 until `set_gene_vectors` fills it. There are none with `positions=none`. With `coexpression`
-    they are learned from the start that `set_gene_vectors` gives, and the part of the expression starts at 0; without
-    layers that could use it there is none.
+    `model.positions` decides about the gene embedding: `gene` learns it; `sinusoidal` and `gene2vec` (as in scBERT) fix
+    it; `none` leaves it out; `coexpression` learns it, starting from given vectors. `set_gene_vectors` sets the vectors
+    of `gene2vec` and `coexpression`, which are 0 until then. With `coexpression` the expression embedding starts at 0,
+    and is left out if there are no layers to use it.
     """
 
     def __init__(self, num_genes: int, model: ModelConfig, tokens: TokensConfig):
@@ -161,7 +161,7 @@ class Embedding(nn.Module):
         return expression_BLD if self.gene is None else self.gene(batch.genes_BL) + expression_BLD
 
     def unexpressed(self) -> torch.Tensor:
-        """Embed every gene at value 0: 1 x G x D."""
+        """Return the embedding of every gene at value 0: 1 x G x D."""
         assert self.expression is not None
         weight = next(self.expression.parameters())
         dtype = torch.int64 if isinstance(self.expression, nn.Embedding) else weight.dtype
@@ -170,7 +170,7 @@ class Embedding(nn.Module):
 
     @torch.no_grad()
     def set_gene_vectors(self, vectors_GD: torch.Tensor) -> None:
-        """Fill the gene embedding; the special position's row becomes 0."""
+        """Set the gene embedding; the row of the special position becomes 0."""
         assert self.gene is not None
         self.gene.weight[:-1].copy_(vectors_GD)
         self.gene.weight[-1].zero_()

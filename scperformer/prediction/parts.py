@@ -13,8 +13,16 @@ from typing import Any
 import numpy as np
 
 from scperformer.base.errors import InputError
-from scperformer.base.outputs import Folder, foreign, new_folder, output_named, put_in_place, remove, require_absent
-from scperformer.base.signals import RESUMES
+from scperformer.base.outputs import (
+    FolderKind,
+    new_folder,
+    output_named,
+    put_in_place,
+    remove_folder,
+    require_absent,
+    why_not_ours,
+)
+from scperformer.base.signals import RESUME_NOTE
 from scperformer.model import read_arrays
 from scperformer.prediction.calls import Calls
 
@@ -23,7 +31,7 @@ log = logging.getLogger(__name__)
 UNFINISHED = ".unfinished"  # the part that is being written
 IDENTITY = "run.json"  # input, model and options of the run; it also marks a folder that predict has made
 OUTPUTS = ".scperformer-*"  # outputs that are being written
-PARTS = Folder("parts of a prediction", more=(IDENTITY, "part-*.npz", UNFINISHED, OUTPUTS))
+PARTS = FolderKind("parts of a prediction", more=(IDENTITY, "part-*.npz", UNFINISHED, OUTPUTS))
 # The kinds of numbers (`dtype.kind`) of each array of a part.
 ARRAY_KINDS = {"proba": "f", "embedding": "f", "baseline": "i", "empty": "b", "scores": "f", "draws": "f"}
 MOST_VALUES = 2**29  # in a part; a block of 100,000 cells and 1,000 labels has 100 million
@@ -142,17 +150,17 @@ def _require_all_parts(parts: Parts, identity: dict[str, str]) -> None:
 def _take_over(parts: Parts, output: Path, identity: dict[str, str], resume: bool) -> None:
     """Resume from the folder of an earlier run, or remove it; refuse a folder that predict has not made."""
     folder = parts.folder
-    why = foreign(folder, PARTS) or ("" if _read_identity(folder) else f"has no {IDENTITY} of predict")
+    why = why_not_ours(folder, PARTS) or ("" if _read_identity(folder) else f"has no {IDENTITY} of predict")
     if why:
         remedy = "move it away, or choose another output=..."
-        raise InputError(f"{folder} is in the way: it {why}", f"nothing, or {PARTS.kind}", remedy)
+        raise InputError(f"{folder} is in the way: it {why}", f"nothing, or {PARTS.name}", remedy)
     with _locked(folder):  # another run may be using it
         if resume:
             _require_same_run(folder, identity, "leave out resume=true to start anew")
             log.info("resuming %s: %d of %d parts are finished", output, parts.num_finished, parts.num_parts)
         else:
             log.info("the results of an interrupted run are dropped (resume=true would have kept them)")
-            remove(folder, PARTS)
+            remove_folder(folder, PARTS)
 
 
 def _keep_or_remove(parts: Parts, error: BaseException) -> None:
@@ -162,17 +170,17 @@ def _keep_or_remove(parts: Parts, error: BaseException) -> None:
         _remove_folder(parts.folder)
     elif isinstance(error, Exception):
         text = "interrupted: %d of %d parts are kept in %s; %s"
-        log.warning(text, num_finished, parts.num_parts, parts.folder, RESUMES)
+        log.warning(text, num_finished, parts.num_parts, parts.folder, RESUME_NOTE)
     else:  # ended by a signal: the note is shown with the error
-        error.add_note(f"{num_finished} of {parts.num_parts} parts are kept in {parts.folder}; {RESUMES}")
+        error.add_note(f"{num_finished} of {parts.num_parts} parts are kept in {parts.folder}; {RESUME_NOTE}")
 
 
 def _remove_folder(folder: Path) -> None:
     """Remove the folder of a finished run if it exists; it stays if anything else has been put into it."""
-    if folder.exists() and (why := foreign(folder, PARTS)):
+    if folder.exists() and (why := why_not_ours(folder, PARTS)):
         log.warning("%s %s: it is not removed", folder, why)
     else:
-        remove(folder, PARTS)
+        remove_folder(folder, PARTS)
 
 
 @contextmanager

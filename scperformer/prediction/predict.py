@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from anndata import AnnData
 
-from scperformer.base.errors import InputError, NoRoom
-from scperformer.base.outputs import FAILED, new_file, require_absent
+from scperformer.base.errors import DiskFull, InputError
+from scperformer.base.outputs import FAILED_SUFFIX, new_file, require_absent
 from scperformer.base.progress import progress, say
 from scperformer.cells import find_query, require_regular
 from scperformer.config import PredictConfig
@@ -109,7 +109,7 @@ def run_predict(cfg: PredictConfig, model: Model | None = None) -> list[Path]:
         say(json.dumps({"files": written, "failed": failed}, indent=1, allow_nan=False))
     if failures.errors and not cfg.failed_ok:
         found = f"{len(failures.errors)} of {len(outputs)} files that cannot be annotated: {', '.join(failures.errors)}"
-        remedy = f"see the error of each of them above, and in {_failed_file(outputs[0]).parent}/*{FAILED}"
+        remedy = f"see the error of each of them above, and in {_failed_file(outputs[0]).parent}/*{FAILED_SUFFIX}"
         raise InputError(found, "files that can be annotated", remedy)
     return outputs
 
@@ -164,7 +164,7 @@ class _Failures:
         try:
             yield
         except InputError as error:
-            if not self.keep_going or isinstance(error, NoRoom):
+            if not self.keep_going or isinstance(error, DiskFull):
                 raise
             log.error("%s: %s", path, error)
             self.errors[path] = str(error)
@@ -182,7 +182,7 @@ def _sample(output: Path) -> str:
 
 def _failed_file(output: Path) -> Path:
     """Return the file that states why an output is missing; `report` shows it as a row."""
-    return output.with_name(f"{_sample(output)}{FAILED}")
+    return output.with_name(f"{_sample(output)}{FAILED_SUFFIX}")
 
 
 def _annotate_files(

@@ -19,8 +19,8 @@ import zarr
 from anndata import AnnData
 from anndata.io import read_elem, write_elem
 
-from scperformer.base.messages import FORMULA, defused
-from scperformer.base.outputs import Folder, new_file, new_folder
+from scperformer.base.messages import FORMULA_START, escape_formula
+from scperformer.base.outputs import FolderKind, new_file, new_folder
 from scperformer.files import (
     BackedH5ad,
     hdf5_to_write,
@@ -40,7 +40,7 @@ Seen = dict[Path, tuple[int, int, int]]  # the `fingerprint` of a file when it w
 SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 FORMATS = (".h5ad", ".zarr", *SEPARATORS, ".parquet")  # endings of outputs
 TABLE_ROWS = 100_000  # a table is written in blocks of so many rows
-STORE = Folder("an annotation in zarr")
+STORE = FolderKind("an annotation in zarr")
 CHUNK_VALUES = 1 << 20  # values of a chunk of a zarr array
 # Encodings of anndata. Elements with those of FOLDERS are copied part by part.
 MATRICES = ("csr_matrix", "csc_matrix")
@@ -237,10 +237,10 @@ def _write_text(temporary: Path, name: str, blocks: Iterator[pd.DataFrame], reco
     num_quoted = 0
     for number, block in enumerate(blocks):
         texts = block.select_dtypes(["object", "category"]).astype(object)
-        formulas = texts.apply(lambda column: column.astype(str).str.contains(FORMULA, regex=True))
+        formulas = texts.apply(lambda column: column.astype(str).str.contains(FORMULA_START, regex=True))
         num_quoted += int(formulas.to_numpy().sum())
         block[texts.columns] = texts.where(~formulas, "'" + texts.astype(str))
-        block.columns = [defused(name) for name in block]
+        block.columns = [escape_formula(name) for name in block]
         mode, header = ("w", True) if number == 0 else ("a", False)
         block.to_csv(temporary, sep=separator, index=False, mode=mode, header=header, compression=compression)
     if num_quoted:

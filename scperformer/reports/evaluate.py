@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from scperformer.base.errors import InputError
-from scperformer.base.messages import defused, did_you_mean, parted
+from scperformer.base.messages import did_you_mean, escape_formula, split_names
 from scperformer.base.metrics import class_scores, confusion_matrix, scores
-from scperformer.base.outputs import FAILED, Folder, new_folder, require_absent
+from scperformer.base.outputs import FAILED_SUFFIX, FolderKind, new_folder, require_absent
 from scperformer.config import EvaluateConfig
 from scperformer.labels import label_texts, spelled_as
 from scperformer.reports.read_annotations import Annotated, cell_table, common_tree, read_annotated
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 METRICS = "metrics.json"
 PER_CLASS = "per_class.csv"
 CONFUSION = "confusion.csv"
-EVALUATION = Folder("an evaluation")
+EVALUATION = FolderKind("an evaluation")
 NUM_EXAMPLES = 3  # labels in a message
 
 
@@ -125,7 +125,7 @@ def _scores(cells: pd.DataFrame, labels: list[str]) -> dict[str, Any]:
     right = (cells["model"] == cells["truth"]).to_numpy()
     found["calibration_error"] = calibration_error(cells["confidence"].to_numpy(), right) if len(cells) else None
     if "set" in cells and len(cells):
-        sets = {text: set(parted(text)) for text in cells["set"].unique()}
+        sets = {text: set(split_names(text)) for text in cells["set"].unique()}
         pairs = zip(cells["truth"], cells["set"], strict=True)
         found["coverage"] = float(np.mean([label in sets[text] for label, text in pairs]))
         found["mean_set_size"] = float(cells["set_size"].mean())
@@ -265,7 +265,7 @@ def evaluate_samples(samples: list[Annotated], cfg: EvaluateConfig) -> Evaluatio
 def write_evaluation(evaluation: Evaluation, output: Path, overwrite: bool) -> None:
     """Write the folder of an evaluation."""
     metrics = evaluation.metrics
-    labels = [defused(label) for label in evaluation.metrics["labels"]]
+    labels = [escape_formula(label) for label in evaluation.metrics["labels"]]
     with new_folder(output, EVALUATION, overwrite) as folder:
         text = json.dumps(metrics, indent=2, ensure_ascii=False, allow_nan=False)
         (folder / METRICS).write_text(text + "\n", encoding="utf-8")
@@ -278,7 +278,7 @@ def write_evaluation(evaluation: Evaluation, output: Path, overwrite: bool) -> N
 
 def run_evaluate(cfg: EvaluateConfig) -> Path:
     """Score annotated files against true labels; write and return the folder of the evaluation."""
-    failed = [path for path in cfg.inputs if path.endswith(FAILED)]
+    failed = [path for path in cfg.inputs if path.endswith(FAILED_SUFFIX)]
     if failed:
         log.warning("left out, as they could not be annotated: %s", ", ".join(failed))
         kept = [place for place, path in enumerate(cfg.inputs) if path not in failed]

@@ -16,7 +16,7 @@ from anndata.io import read_elem
 from natsort import natsorted
 
 from scperformer.base.errors import InputError, one_line
-from scperformer.base.outputs import FAILED
+from scperformer.base.outputs import FAILED_SUFFIX
 from scperformer.files import open_hdf5, reading, require_h5ad, sha256
 from scperformer.labels import LabelTree
 from scperformer.model import INFO, PACKAGED_MODEL, library_folder, with_current_branches
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 LONGEST_REASON = 5000  # characters
 LEAST_PROBABILITY = 1e-3  # in logarithms: smaller ones are noise
-SUFFIXES = (FAILED, ".h5ad", ".annotated", ".prepared")  # endings that the steps add to the name of a sample
+SUFFIXES = (FAILED_SUFFIX, ".h5ad", ".annotated", ".prepared")  # endings that the steps add to the name of a sample
 
 
 @dataclass(kw_only=True)
@@ -230,7 +230,7 @@ def read_annotated(paths: Sequence[str], key: str) -> list[Annotated]:
 def _reason_of(path: Path, error: InputError) -> str:
     """The error in the file that `predict keep_going=true` has left in place of a sample, else the error itself."""
     sample = path.name.removesuffix(".h5ad").removesuffix(".annotated")
-    left = path if path.name.endswith(FAILED) else path.parent / f"{sample}{FAILED}"
+    left = path if path.name.endswith(FAILED_SUFFIX) else path.parent / f"{sample}{FAILED_SUFFIX}"
     if (left != path and path.exists()) or not left.is_file():
         return str(error)
     try:

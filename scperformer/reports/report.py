@@ -17,7 +17,7 @@ import pandas as pd
 
 from scperformer.base.errors import InputError
 from scperformer.base.outputs import new_file, require_absent
-from scperformer.base.pictures import MIN_SHOWN
+from scperformer.base.pictures import MIN_BIN_CALLS
 from scperformer.config import ReportConfig
 from scperformer.labels import label_texts
 from scperformer.model import BRANCHES, encoder_is_silent
@@ -256,7 +256,7 @@ def _charts(
         has_counts = all(sample.facts["input"]["kind"] == "counts" for sample in samples if sample.name in quality)
         charts.append(figures.quality(quality, has_counts))
     if curves := _curves(samples):
-        charts.append(figures.reliability(curves, MIN_SHOWN))
+        charts.append(figures.reliability(curves, MIN_BIN_CALLS))
     if confusion is not None:
         true = [row[0] for row in confusion.rows]
         heads = [name for name, _ in confusion.columns[2:]]

@@ -54,13 +54,13 @@ class StreamedCells:
         def read(rows: np.ndarray) -> Cells:
             return Cells(self.stream.collection.read(self.stream.cells[rows]), self.tokens, self.known_labels[rows])
 
-        order = block_order(network.drawn_rows(self.known_labels, balance, seed, epoch), seed, epoch)
+        order = block_order(network.draw_rows(self.known_labels, balance, seed, epoch), seed, epoch)
         share = -(-len(order) // world_size)
         mine = np.resize(order, share * world_size)[rank * share : (rank + 1) * share]
         size = max(MIN_BUFFER_CELLS, network.POOL_BATCHES * batch_size) // batch_size * batch_size
         passed, first = divmod(first, size // batch_size)  # buffers to skip, and steps of the next one
         starts = range(passed * size, len(mine), size)
-        buffers = network.ahead((read(mine[i : i + size]) for i in starts), 1)
+        buffers = network.prefetch((read(mine[i : i + size]) for i in starts), 1)
         for number, buffer in enumerate(buffers, start=passed):
             for cells in network.shuffled_batches(buffer.lengths, batch_size, seed, epoch, number)[first:]:
                 yield buffer.labelled_batch(cells)
@@ -103,7 +103,7 @@ class Loader:
         batches = self.make(first)
         if self.trainer.strategy.root_device.type == "cuda":
             pinned = ((tokens.pin_memory(), labels_B.pin_memory()) for tokens, labels_B in batches)
-            batches = network.ahead(pinned)
+            batches = network.prefetch(pinned)
         yield from batches
 
     def state_dict(self) -> dict[str, int]:  # only the training loader is resumed within an epoch

@@ -21,9 +21,18 @@ from matplotlib.ticker import MaxNLocator
 
 from scperformer.attention import attention_options
 from scperformer.base.errors import InputError
-from scperformer.base.outputs import MARK, Folder, foreign, mark, new_file, output_named, remove, require_absent
+from scperformer.base.outputs import (
+    MARK,
+    FolderKind,
+    new_file,
+    output_named,
+    remove_folder,
+    require_absent,
+    why_not_ours,
+    write_mark,
+)
 from scperformer.base.pictures import PALETTE, draw_reliability, png
-from scperformer.base.signals import RESUMES
+from scperformer.base.signals import RESUME_NOTE
 from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig, yaml_text
 from scperformer.files import sha256
 from scperformer.model import INFO, MODEL, SavedModel, write_model
@@ -42,7 +51,7 @@ NAMES = (
     *(RECORD, "config.yaml", "provenance.json", "metrics.json", CURVE, EPOCHS_TABLE, ".scperformer-*"),
     *(CHECKPOINTS, f"{CHECKPOINTS}/*", "csv", "csv/*", "tensorboard", "tensorboard/*"),
 )
-RUN = Folder("the run of a training", more=NAMES, unmarked=NAMES)
+RUN = FolderKind("the run of a training", more=NAMES, unmarked=NAMES)
 RAISABLE = ("trainer.max_epochs", "trainer.patience")  # a resumed run may have larger values of these
 # Options that are recorded without the folders of their files, like the inputs.
 PATHS = ("init", "genes_path", "unlabelled", "conditions.genes", "model.gene2vec_path", "label_tree", "ontology")
@@ -105,11 +114,13 @@ def require_own_run(output: Path) -> None:
     """Refuse the run folder of a model if anything in it is not from an earlier training."""
     folder = run_folder_of(output)
     if folder.is_dir() and any(folder.iterdir()):
-        why = foreign(folder, RUN) or ("" if "options" in read_record(folder) else f"has no {RECORD} of a training")
+        why = why_not_ours(folder, RUN)
+        if why is None and "options" not in read_record(folder):
+            why = f"has no {RECORD} of a training"
     else:
         why = "is a file" if folder.exists() and not folder.is_dir() else ""
     if why:
-        expected = f"nothing, or {RUN.kind}: training writes its checkpoints and logs there"
+        expected = f"nothing, or {RUN.name}: training writes its checkpoints and logs there"
         raise InputError(f"{folder} {why}", expected, "move it away, or choose another output=...")
 
 
@@ -158,16 +169,16 @@ def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
         log.info("nothing to resume in %s: starting anew", folder)
     require_own_run(output)  # again: other files may have been added while the cells were read
     if folder.exists() and any(folder.iterdir()):
-        remove(folder, RUN)
+        remove_folder(folder, RUN)
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with output_named(folder):
-            mark(folder, RUN)
+            write_mark(folder, RUN)
             write_json(folder / RECORD, record)
     except BaseException:  # a full disk, or Ctrl-C
         if (folder / MARK).exists():
-            remove(folder, RUN)
+            remove_folder(folder, RUN)
         elif is_new:
             folder.rmdir()
         raise
@@ -293,9 +304,9 @@ def opened_run(cfg: NetworkConfig, output: Path, checksum: str) -> Iterator[Path
             pass
         elif not (folder / CHECKPOINTS / LAST).is_file():
             with suppress(InputError):  # other files were added meanwhile
-                remove(folder, RUN)
+                remove_folder(folder, RUN)
         elif not isinstance(error, InputError):
-            error.add_note(RESUMES)
+            error.add_note(RESUME_NOTE)
         raise
     if not is_helper(cfg):
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from scperformer.base.metrics import negative_log_likelihood, score
 from scperformer.config import NetworkConfig, OptimConfig, TrainConfig
 from scperformer.fitting import branch_scales
-from scperformer.network import Batch, Cells, CellTypeModel, drop_genes, gene_means, seed_of, under_conditions
+from scperformer.network import Batch, Cells, CellTypeModel, drop_genes, gene_means, seed_of, simulate_conditions
 from scperformer.training.loaders import Labelled, StreamedCells
 from scperformer.training.trainer import run_epochs
 
@@ -120,7 +120,7 @@ class EncoderLearner(pl.LightningModule):
         """Return cells under random conditions, or else with a share `model.gene_dropout` of their genes dropped."""
         if self.network.encoder is not None and self.conditions.on:
             preferred = self.variability_G, self.informative_G
-            tokens = under_conditions(tokens, self.conditions, self.tokens, *preferred, self.target_sum)
+            tokens = simulate_conditions(tokens, self.conditions, self.tokens, *preferred, self.target_sum)
         if self.network.encoder is None or self.conditions.on or not self.gene_dropout:
             return tokens
         return drop_genes(tokens, self.gene_dropout, self.network.encoder.has_memory)

@@ -27,7 +27,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import in_time
 from scperformer.base.outputs import new_file
 from scperformer.base.progress import Progress, progress
-from scperformer.base.signals import RESUMES
+from scperformer.base.signals import RESUME_NOTE
 from scperformer.config import NetworkConfig, TrainerConfig
 from scperformer.network import Cells, fast_cpu
 from scperformer.training.loaders import StreamedCells, loaders
@@ -245,7 +245,7 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
             # weights_only: checkpoints hold tensors and plain values; nothing in them is executed.
             trainer.fit(learner, *loaders(trainer, train, val, cfg), ckpt_path=checkpoint, weights_only=True)
         except SystemExit as stopped:
-            log.warning("interrupted%s", f"; {RESUMES}" if (where / LAST).is_file() else "")
+            log.warning("interrupted%s", f"; {RESUME_NOTE}" if (where / LAST).is_file() else "")
             # Lightning exits with code 1 after SIGINT, and with none after SIGTERM, which a shell takes for success.
             raise SystemExit({1: 130, None: 143}.get(stopped.code, stopped.code)) from None  # type: ignore[arg-type]
         except RuntimeError as error:

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from scperformer.base.messages import joined
+from scperformer.base.messages import join_names
 
 COVERAGE_FOLDS = 5  # of held-out cells, to measure how often sets contain the true label
 
@@ -81,9 +81,9 @@ def label_sets(proba: np.ndarray, draws: np.ndarray, threshold: float) -> np.nda
 
 
 def set_texts(proba: np.ndarray, in_set: np.ndarray, labels: Sequence[str]) -> list[str]:
-    """Return the labels of each cell's set as a text, the most probable label first, as `joined` joins them."""
+    """Return the labels of each cell's set as a text, the most probable label first, as `join_names` joins them."""
     order = np.argsort(-proba, axis=1, kind="stable")
-    names = [joined([label]) for label in labels]
+    names = [join_names([label]) for label in labels]
     return ["|".join(names[i] for i in row if has[i]) for row, has in zip(order, in_set, strict=True)]
 
 

@@ -9,11 +9,20 @@ import sys
 import pytest
 
 from scperformer.base import outputs
-from scperformer.base.errors import InputError, NoRoom
-from scperformer.base.outputs import MARK, Folder, foreign, mark, new_file, new_folder, remove, require_absent
+from scperformer.base.errors import DiskFull, InputError
+from scperformer.base.outputs import (
+    MARK,
+    FolderKind,
+    new_file,
+    new_folder,
+    remove_folder,
+    require_absent,
+    why_not_ours,
+    write_mark,
+)
 
-MADE = Folder("a thing", more=("later-*",))
-OLD = Folder("an old thing", unmarked=("first.json", "part-*"))
+MADE = FolderKind("a thing", more=("later-*",))
+OLD = FolderKind("an old thing", unmarked=("first.json", "part-*"))
 
 
 def names(folder):
@@ -86,7 +95,7 @@ def test_a_disk_that_is_full_in_the_end_leaves_nothing_and_names_the_output(tmp_
             (temporary / "x" if temporary.is_dir() else temporary).write_text("whole")
 
     for new in (new_file(tmp_path / "a.txt"), new_folder(tmp_path / "a", MADE)):
-        with pytest.raises(NoRoom, match=rf"the disk is full \({tmp_path}/a"):
+        with pytest.raises(DiskFull, match=rf"the disk is full \({tmp_path}/a"):
             write(new)
     assert names(tmp_path) == []
 
@@ -155,7 +164,7 @@ def test_file_where_none_can_be(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is a folder"), new_file(tmp_path, overwrite=True):
         pass
-    with pytest.raises(InputError, match="cannot be made"), new_file(tmp_path / "file" / "out.txt"):
+    with pytest.raises(InputError, match="cannot be created"), new_file(tmp_path / "file" / "out.txt"):
         pass
     with pytest.raises(InputError, match="neither a file nor a folder"), new_file(os.devnull, overwrite=True):
         pass
@@ -191,7 +200,7 @@ def test_failure_leaves_no_folder_and_an_existing_one_as_it_was(tmp_path):
     assert names(tmp_path) == []
     target.mkdir()
     (target / "before").touch()
-    mark(target, MADE)
+    write_mark(target, MADE)
     with pytest.raises(RuntimeError):
         fail(True)
     assert names(target) == [MARK, "before"]
@@ -201,7 +210,7 @@ def test_failure_leaves_no_folder_and_an_existing_one_as_it_was(tmp_path):
 @pytest.mark.parametrize("exchanged", [True, False])
 def test_folder_is_replaced_as_a_whole(tmp_path, monkeypatch, exchanged):
     if not exchanged:  # a disk, or a system, that cannot exchange two names
-        monkeypatch.setattr(outputs, "_exchanged", lambda one, other: False)
+        monkeypatch.setattr(outputs, "_exchange", lambda one, other: False)
     target = tmp_path / "model"
     with new_folder(target, MADE) as temporary:
         (temporary / "old").touch()
@@ -217,11 +226,11 @@ def test_folder_is_replaced_as_a_whole(tmp_path, monkeypatch, exchanged):
 
 
 def test_a_mark_of_another_kind_or_program_is_not_ours(tmp_path):
-    mark(tmp_path, Folder("another thing"))
-    assert foreign(tmp_path, MADE) == "is a folder with another thing"
+    write_mark(tmp_path, FolderKind("another thing"))
+    assert why_not_ours(tmp_path, MADE) == "is a folder with another thing"
     for content in ("[]", "{}", "x", '{"made_by": "them", "kind": "a thing"}', '{"made_by": "scperformer"}'):
         (tmp_path / MARK).write_text(content)
-        assert foreign(tmp_path, MADE) is not None, content
+        assert why_not_ours(tmp_path, MADE) is not None, content
 
 
 FOREIGN = ("notes.txt", "inside/notes.txt", ".hidden", "later", "first.json")
@@ -234,21 +243,21 @@ def test_a_file_of_the_users_in_a_folder_of_ours_is_never_removed(tmp_path, name
         (temporary / "ours").touch()
         (temporary / "inside").mkdir()
     (target / "later-1").touch()
-    assert foreign(target, MADE) is None
+    assert why_not_ours(target, MADE) is None
     (target / name).write_text("theirs")
     why = f"holds {name}, which scperformer has not made"
-    assert foreign(target, MADE) == why
+    assert why_not_ours(target, MADE) == why
     with pytest.raises(InputError, match=f"{why}, so it is not replaced"):
         require_absent(target, True, MADE)
     with pytest.raises(InputError, match=why), new_folder(target, MADE, overwrite=True):
         pass
     with pytest.raises(InputError, match=f"{why}, so it is not removed"):
-        remove(target, MADE)
+        remove_folder(target, MADE)
     assert (target / name).read_text() == "theirs"
     (target / name).unlink()
-    remove(target, MADE)
+    remove_folder(target, MADE)
     assert not target.exists()
-    remove(target, MADE)  # nothing is there
+    remove_folder(target, MADE)  # nothing is there
 
 
 def test_a_file_that_appears_meanwhile_in_a_folder_is_not_removed(tmp_path):
@@ -270,10 +279,10 @@ def test_a_file_that_appears_meanwhile_in_a_folder_is_not_removed(tmp_path):
 def test_folders_of_earlier_versions_have_no_mark(tmp_path, there, ours):
     for name in there:
         (tmp_path / name).touch()
-    assert (foreign(tmp_path, OLD) is None) == ours
-    assert foreign(tmp_path, MADE) == f"is a folder without {MARK}"
+    assert (why_not_ours(tmp_path, OLD) is None) == ours
+    assert why_not_ours(tmp_path, MADE) == f"is a folder without {MARK}"
     (tmp_path / "thesis").touch()
-    assert foreign(tmp_path, OLD) is not None
+    assert why_not_ours(tmp_path, OLD) is not None
 
 
 def test_folders_that_are_not_ours_are_never_replaced(tmp_path, monkeypatch):
@@ -286,7 +295,7 @@ def test_folders_that_are_not_ours_are_never_replaced(tmp_path, monkeypatch):
         pass
     monkeypatch.chdir(theirs)
     for target in (".", tmp_path):
-        with pytest.raises(InputError, match="is the folder you work in"), new_folder(target, MADE, overwrite=True):
+        with pytest.raises(InputError, match="is the working folder"), new_folder(target, MADE, overwrite=True):
             pass
     assert names(theirs) == ["chapter1"]
 
@@ -303,7 +312,7 @@ def test_folder_is_put_back_when_the_new_one_cannot_take_its_place(tmp_path, mon
             raise OSError("disk is gone")
         replace(source, destination)
 
-    monkeypatch.setattr(outputs, "_exchanged", lambda one, other: False)
+    monkeypatch.setattr(outputs, "_exchange", lambda one, other: False)
     monkeypatch.setattr(os, "replace", fail_second)
     with pytest.raises(OSError, match="disk is gone"), new_folder(target, MADE, overwrite=True):
         pass
@@ -313,8 +322,8 @@ def test_folder_is_put_back_when_the_new_one_cannot_take_its_place(tmp_path, mon
 
 def test_what_a_dead_process_left_is_removed_and_nothing_else(tmp_path):
     dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
-    gone = outputs._mark() + dead.stdout.strip()
-    alive = outputs._mark() + str(os.getpid())
+    gone = outputs._temporary_prefix() + dead.stdout.strip()
+    alive = outputs._temporary_prefix() + str(os.getpid())
     kept = [f"{alive}-a.h5ad", ".scperformer-elsewhere_1-1-a.h5ad", ".scperformer-old-a", ".scperformer-notes"]
     for name in (f"{gone}-a.h5ad", *kept):
         (tmp_path / name).write_text("half")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.colours import linear, oklab
 
-from scperformer.base.pictures import PALETTE, colour_of, draw_reliability, ink_on
+from scperformer.base.pictures import PALETTE, colour_of, draw_reliability, text_colour_on
 
 # Machado, Oliveira and Fernandes 2009, severity 1: what linear RGB looks like to a colour-blind eye.
 DEUTERANOPIA = np.array(
@@ -27,7 +27,7 @@ def test_colours_differ_for_every_eye(seen, num_colours, least):
 
 def test_text_on_a_colour_is_readable():
     for colour in PALETTE:
-        light, dark = sorted((linear([colour, ink_on(colour)]) @ [0.2126, 0.7152, 0.0722]).tolist())[::-1]
+        light, dark = sorted((linear([colour, text_colour_on(colour)]) @ [0.2126, 0.7152, 0.0722]).tolist())[::-1]
         assert (light + 0.05) / (dark + 0.05) > 4.5  # WCAG 2, AA
 
 

@@ -25,6 +25,7 @@ def fast(monkeypatch):
     """Draw and write lines a thousand times as often."""
     monkeypatch.setattr(module, "SECONDS_BETWEEN_DRAWS", 0.001)
     monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.01)
+    monkeypatch.setattr(module, "SECONDS_WITHOUT_TOTAL", 0.04)
     logging.getLogger("scperformer").setLevel(logging.INFO)
 
 
@@ -64,11 +65,16 @@ def test_a_block_without_a_total_tells_its_time(fast, caplog):
     assert re.fullmatch(r"reading: 0\.\d s so far", caplog.messages[0])
 
 
-def test_short_blocks_are_silent(caplog):
+def test_a_block_without_a_total_is_silent_at_first(fast, caplog, monkeypatch):
+    """Its elapsed time says little, so the progress of the block around it is shown until then."""
+    monkeypatch.setattr(module, "SECONDS_WITHOUT_TOTAL", 60)
     caplog.set_level(logging.INFO, "scperformer")
     with progress("reading"):
-        pass
+        time.sleep(0.1)
     assert caplog.messages == []
+    with progress("checking", total=3, unit="files"), progress("reading"):
+        wait_for(lambda: caplog.messages)
+    assert re.fullmatch(r"checking: 0 of 3 files in 0\.\d s", caplog.messages[0])
 
 
 def test_the_innermost_block_is_the_one_bar(terminal):

@@ -171,7 +171,7 @@ def test_a_workflow_ends_when_snakemake_has_ended_its_jobs(number, tmp_path):
     """Snakemake gets Ctrl-C, whichever signal came, and has the time that it needs."""
     code = f"""
 import os, pathlib, sys, threading, time
-from scperformer.base.signals import Ended, handle_signals, say_ended
+from scperformer.base.signals import EndedBySignal, handle_signals, say_ended
 from scperformer.command.workflow import _code_of
 
 slow = "import os, pathlib, time\\ntry:\\n    pathlib.Path('started').touch()\\n    time.sleep(60)\\n"
@@ -186,7 +186,7 @@ def send():
 threading.Thread(target=send, daemon=True).start()
 try:
     _code_of([sys.executable, "-c", slow])
-except (KeyboardInterrupt, Ended) as error:
+except (KeyboardInterrupt, EndedBySignal) as error:
     os.write(1, str(say_ended(error)).encode())
 """
     paths = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])

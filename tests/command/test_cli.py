@@ -304,10 +304,10 @@ def machine_error(error: Exception):
             2,
             "error: the disk is full;",
         ),
-        (PermissionError(13, "Permission denied", "x"), 2, "error: no permission (x); expected files to read"),
+        (PermissionError(13, "Permission denied", "x"), 2, "error: no permission (x); expected readable files"),
         (OSError(30, "Read-only file system", "x"), 2, "error: no permission (x)"),
         (OSError(5, "Input/output error"), 2, "error: Input/output error; expected a disk that can be read"),
-        (MemoryError(), 2, "error: memory ran out; expected enough of it"),
+        (MemoryError(), 2, "error: memory ran out; expected enough memory"),
         (
             RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),
             2,

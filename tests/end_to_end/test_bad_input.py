@@ -306,7 +306,7 @@ def test_folder_without_permission(step, sample, model, tmp_path, refused):
 def test_parent_of_the_output_is_a_file(sample, model, tmp_path, refused):
     (tmp_path / "notes").touch()
     error = refused("predict", sample, "model_path=model", "output=notes/out.h5ad")
-    assert mentions(error, "cannot be made", "choose another output=")
+    assert mentions(error, "cannot be created", "choose another output=")
 
 
 PLACES = {

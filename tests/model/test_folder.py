@@ -376,7 +376,7 @@ def test_refuses_an_unreadable_gene_table(folder, content):
 
 @pytest.mark.parametrize(
     ("tissue", "why"),
-    [("a\nb", "control character"), ("", "is empty"), (3, "is not a text"), (None, "is not a text")],
+    [("a\nb", "control character"), ("", "is empty"), (3, "is not text"), (None, "is not text")],
     ids=["two lines", "empty", "number", "null"],
 )
 def test_refuses_a_tissue_that_cannot_be_a_name(folder, tissue, why):

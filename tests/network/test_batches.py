@@ -41,7 +41,7 @@ def test_shuffled_batches_hold_every_cell_once(num_cells, batch_size):
     assert max(map(len, batches)) <= batch_size
 
 
-def test_shuffled_batches_depend_on_seed_and_epoch_alone():
+def test_shuffled_batches_depend_only_on_seed_and_epoch():
     np.random.seed(1)
     first = as_lists(shuffled_batches(LENGTHS, 32, seed=0, epoch=3))
     np.random.seed(2)
@@ -60,7 +60,7 @@ def test_shuffled_batches_mix_cells_and_save_padding():
     assert padding < 0.2 * sum(LENGTHS[batch].max() * len(batch) - LENGTHS[batch].sum() for batch in unsorted)
 
 
-def test_order_of_batches_is_neither_that_of_the_file_nor_that_of_the_lengths():
+def test_batches_are_ordered_neither_by_file_nor_by_length():
     for num_cells in (8 * POOL_BATCHES, 1000):  # one pool, several
         batches = shuffled_batches(LENGTHS[:num_cells], 8, seed=0, epoch=0)
         for values in ([batch.mean() for batch in batches], [LENGTHS[batch].max() for batch in batches]):
@@ -88,7 +88,7 @@ def test_padded_length_goes_in_steps_of_an_eighth():
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 64, 5000])
-def test_prediction_batches_hold_every_cell_once_at_the_length_of_the_cell_alone(batch_size):
+def test_prediction_batches_hold_every_cell_once_at_its_own_padded_length(batch_size):
     seen = []
     for rows, length in prediction_batches(LENGTHS, batch_size):
         assert 1 <= len(rows) <= batch_size
@@ -97,7 +97,7 @@ def test_prediction_batches_hold_every_cell_once_at_the_length_of_the_cell_alone
     assert sorted(seen) == list(range(1000))
 
 
-def test_prediction_batches_of_long_cells_hold_fewer_of_them():
+def test_prediction_batches_have_fewer_cells_if_these_are_long():
     # 64 cells with scBERT's 16,907 tokens would need tens of gigabytes for their random features.
     lengths = np.repeat([1000, 4000, 16_907, 200_000], 100)
     most = {}
@@ -107,7 +107,7 @@ def test_prediction_batches_of_long_cells_hold_fewer_of_them():
     assert list(most.values()) == [64, 16, 3, 1]
 
 
-def test_prediction_batches_of_a_subset_give_its_cells_the_same_length():
+def test_the_length_of_a_cell_is_the_same_in_prediction_batches_of_a_subset():
     def length_of_cell(rows):
         return {rows[cell]: length for cells, length in prediction_batches(LENGTHS[rows], 5) for cell in cells.tolist()}
 
@@ -119,21 +119,21 @@ def test_prediction_batches_of_a_subset_give_its_cells_the_same_length():
 
 
 @pytest.mark.parametrize("rows", [[], [3], [2, 3, 4, 5, 6, 7, 8, 9], [2, 4], [4, 3], [3, 3]])
-def test_rows_are_those_that_were_asked_for_and_many_neighbours_are_not_copied(rows):
+def test_row_subset_copies_only_rows_that_are_few_or_apart(rows):
     x = sparse.random(10, 40, density=0.4, format="csr", dtype=np.float32, random_state=0)
-    found = row_subset(x, np.array(rows, dtype=np.int64))
-    assert found.shape == (len(rows), 40)
-    assert np.array_equal(found.toarray(), x.toarray()[rows])
-    assert np.shares_memory(found.data, x.data) == (len(rows) > 5)
+    subset = row_subset(x, np.array(rows, dtype=np.int64))
+    assert subset.shape == (len(rows), 40)
+    assert np.array_equal(subset.toarray(), x.toarray()[rows])
+    assert np.shares_memory(subset.data, x.data) == (len(rows) > 5)
 
 
-def test_means_of_genes_block_by_block(monkeypatch):
+def test_gene_means_in_blocks_equal_the_means_of_all_cells(monkeypatch):
     x = sparse.random(10, 40, density=0.4, format="csr", dtype=np.float32, random_state=0)
-    monkeypatch.setattr(data, "MEAN_CELLS", 3)
+    monkeypatch.setattr(data, "BLOCK_CELLS", 3)
     np.testing.assert_allclose(gene_means(x), x.toarray().astype(np.float64).mean(axis=0), rtol=1e-12)
 
 
-def test_cells_give_the_tokens_and_labels_of_the_asked_rows():
+def test_batches_have_the_tokens_and_labels_of_their_rows():
     x = sparse.random(10, 40, density=0.4, format="csr", dtype=np.float32, random_state=0)
     labels = np.arange(10) % 3
     cells = Cells(x, TokensConfig(name="continuous"), labels)
@@ -181,7 +181,7 @@ def test_drop_genes_in_place_only_hides():
     assert (hidden.genes_BL[hidden.keep_BL] == 300).sum() == 5  # the special tokens
 
 
-def test_drop_genes_of_nothing_changes_nothing():
+def test_dropping_no_genes_changes_nothing():
     x = sparse.random(5, 30, density=0.4, format="csr", dtype=np.float32, random_state=0)
     batch = Cells(x, TokensConfig()).batch(np.arange(5))
     thinned = drop_genes(batch, 0.0)
@@ -198,13 +198,13 @@ def test_every_stream_and_step_has_its_own_seed():
     assert len(seeds) == len(STREAMS) * len(numbers)
 
 
-def test_zeros_at_the_end_count():
+def test_trailing_zeros_change_the_seed():
     assert seed_of("dropout", 1, 5) != seed_of("dropout", 1, 5, 0)
     first, second = (seed_sequence("batches", *numbers).generate_state(4) for numbers in ((3, 1), (3, 1, 0)))
     assert list(first) != list(second)
 
 
-def test_a_seed_is_the_same_in_every_program():
+def test_seeds_are_the_same_in_every_process_and_version():
     assert seed_of("dropout", 3, 4) == seed_of("dropout", 3, 4) != seed_of("dropout", 4, 3)
-    # Written down when it was introduced: a resumed run must draw what the first one would have drawn.
+    # Values recorded at the first version: a resumed run must draw the same numbers as an uninterrupted run.
     assert [seed_of("dropout", 0, 0), seed_of("batches", 0, 1, 2)] == [3724080882, 942370044]

@@ -1,4 +1,4 @@
-"""An encoder that takes tokens in chunks: same result, same gradients, less memory, no influence of batches."""
+"""An encoder that processes tokens in chunks: same result, same gradients, less memory."""
 
 from contextlib import contextmanager
 
@@ -21,7 +21,7 @@ each_additive = pytest.mark.parametrize("attention", ADDITIVE.values(), ids=ADDI
 
 
 def make(attention: dict, num_genes: int = GENES, **options) -> Encoder:
-    """An encoder in eval mode; the same weights for the same attention."""
+    """An encoder in eval mode; its weights depend only on the attention."""
     torch.manual_seed(0)
     sizes = {"dim": 12, "depth": 2, "num_heads": 3, "head_dim": 4, "dropout": 0.0}
     tokens = TokensConfig(name="continuous", unexpressed="skip")
@@ -97,7 +97,7 @@ def test_recomputed_chunks_repeat_their_precision():
     torch.testing.assert_close(gradients(True), gradients(False), rtol=0.05, atol=0.05)
 
 
-def test_a_cell_gets_the_same_bits_alone_and_among_others():
+def test_a_cell_has_the_same_bits_alone_and_in_a_batch():
     encoder = make(ADDITIVE["favor"], chunk_tokens=7)
     batch = make_batch()
     with torch.inference_mode():
@@ -108,14 +108,14 @@ def test_a_cell_gets_the_same_bits_alone_and_among_others():
             assert torch.equal(together[cell : cell + 1], alone)
 
 
-def test_causal_attention_is_not_cut_into_chunks():
+def test_causal_attention_is_computed_as_a_whole():
     batch = in_float64(make_batch())
     attention = {"name": "favor", "num_features": 9, "causal": True}
     expected = run(make(attention).double(), batch)
     torch.testing.assert_close(run(make(attention, chunk_tokens=7).double(), batch), expected, rtol=0, atol=0)
 
 
-def test_kernels_that_store_no_features_take_all_tokens_at_once(monkeypatch):
+def test_fused_kernels_take_all_tokens_at_once(monkeypatch):
     encoder, batch, seen = make(ADDITIVE["favor"], chunk_tokens=7), make_batch(), []
     attention = encoder.stack[0].attention
     monkeypatch.setattr(type(attention), "is_fused", lambda *_: True)
@@ -134,11 +134,11 @@ def test_features_exist_for_one_chunk_only(with_gradients):
         out = encoder(batch)
         if with_gradients:
             out.sum().backward()
-    # The largest are those of the token stream and of the gene table, not phi (3 heads x 3,000 tokens x 100).
+    # The largest tensors are the tokens and the gene table, not phi (3 heads x 3,000 tokens x 100).
     assert tensors.largest <= 4 * (length + 1) * 12 * 2
 
 
-def test_products_through_onednn_are_exact_and_the_setting_comes_back():
+def test_products_of_onednn_are_exact_and_the_setting_is_restored():
     before = torch.backends.mkldnn.matmul.fp32_precision
     a, b = torch.randn(2, 300, 300, generator=torch.Generator().manual_seed(0))
     with fast_cpu("cpu"):
@@ -152,7 +152,7 @@ def test_products_through_onednn_are_exact_and_the_setting_comes_back():
     assert torch.backends.mkldnn.matmul.fp32_precision == before
 
 
-def test_memory_is_kept_during_a_block(monkeypatch):
+def test_fast_cpu_keeps_freed_memory_only_on_a_cpu(monkeypatch):
     used = []
 
     @contextmanager
@@ -169,11 +169,11 @@ def test_memory_is_kept_during_a_block(monkeypatch):
 
 @pytest.mark.slow
 def test_scberts_encoder_in_chunks_never_holds_phi():
-    """Forward and backward at 16,907 tokens: no tensor comes near phi of one layer (10 heads x 16,907 x 266)."""
+    """Forward and backward with 16,907 tokens: no tensor is as large as phi of one layer (10 heads x 16,907 x 266)."""
     cfg = make_config("train", ["inputs=[x]", "label_key=x", "model=scbert", "model.positions=gene", "model.depth=1"])
     encoder = Encoder(16906, cfg.tokens, cfg.model, cfg.attention, torch.Generator().manual_seed(0))
     genes = torch.arange(16907)[None]
     with TensorBytes() as tensors:
         encoder(Batch(genes, genes % 6, torch.zeros(1, 16907), genes >= 0)).sum().backward()
-    # the largest is the token stream, or the gradient of the gene table
+    # the largest tensors are the tokens and the gradient of the gene table
     assert tensors.largest <= 16907 * 200 * 4

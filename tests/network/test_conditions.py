@@ -1,3 +1,5 @@
+"""Simulated conditions: shallower sequencing and gene panels."""
+
 import numpy as np
 import pytest
 import torch
@@ -5,7 +7,7 @@ from scipy.sparse import csr_matrix
 
 from scperformer.cells import normalise_counts, recover_counts
 from scperformer.config import ConditionsConfig, TokensConfig
-from scperformer.network import batches, log2_bins, under_conditions
+from scperformer.network import batches, log2_bins, simulate_conditions
 from scperformer.network.batches import PANEL_CELLS, random_panel
 from scperformer.network.tokens import tokenize
 
@@ -22,18 +24,18 @@ def counts() -> np.ndarray:
 
 
 def seen_counts(counts: np.ndarray, conditions: ConditionsConfig, seed: int = 0, tokens=CONTINUOUS, top=0):
-    """Counts that the encoder sees; the first `top` genes are the most variable."""
+    """The counts that the encoder sees, and their batch; the first `top` genes are the most variable."""
     torch.manual_seed(seed)
     variability_G = torch.zeros(NUM_GENES)
     variability_G[:top] = 10.0
     informative_G = torch.arange(NUM_GENES)
     batch = tokenize(normalise_counts(csr_matrix(counts), 1e4), tokens)
-    found = under_conditions(batch, conditions, tokens, variability_G, informative_G, 1e4)
+    seen_batch = simulate_conditions(batch, conditions, tokens, variability_G, informative_G, 1e4)
     seen = np.zeros((len(counts), NUM_GENES + 1), dtype=np.float32)
-    for row, (genes, x, keep) in enumerate(zip(found.genes_BL, found.x_BL, found.keep_BL, strict=True)):
+    for row, (genes, x, keep) in enumerate(zip(seen_batch.genes_BL, seen_batch.x_BL, seen_batch.keep_BL, strict=True)):
         assert int(genes[keep][-1]) == NUM_GENES  # the special position is the last real token
         seen[row, genes[keep].numpy()] = x[keep].numpy()
-    return recover_counts(csr_matrix(seen[:, :-1])).toarray(), found
+    return recover_counts(csr_matrix(seen[:, :-1])).toarray(), seen_batch
 
 
 def test_nothing_changes_without_conditions(counts):
@@ -41,7 +43,7 @@ def test_nothing_changes_without_conditions(counts):
     np.testing.assert_array_equal(seen, counts)
 
 
-def test_depth_is_thinned_in_a_share_of_cells(counts):
+def test_a_share_of_the_cells_is_thinned(counts):
     many = np.tile(counts, (10, 1))
     seen, _ = seen_counts(many, ConditionsConfig(lowest_depth=0.1))
     shares = seen.sum(1) / many.sum(1)
@@ -51,8 +53,8 @@ def test_depth_is_thinned_in_a_share_of_cells(counts):
     assert thinned.max() < 1.1
 
 
-def test_cells_of_a_group_have_the_same_genes(counts, monkeypatch):
-    monkeypatch.setattr(batches, "SMALLEST_PANEL", 20)
+def test_cells_of_a_group_share_a_panel(counts, monkeypatch):
+    monkeypatch.setattr(batches, "MIN_PANEL_GENES", 20)
     conditions = ConditionsConfig(panel_share=1.0)
     seen, _ = seen_counts(counts, conditions)
     panels = []
@@ -66,7 +68,7 @@ def test_cells_of_a_group_have_the_same_genes(counts, monkeypatch):
 
 
 def test_panels_prefer_variable_genes(counts, monkeypatch):
-    monkeypatch.setattr(batches, "SMALLEST_PANEL", 20)
+    monkeypatch.setattr(batches, "MIN_PANEL_GENES", 20)
     conditions = ConditionsConfig(panel_share=1.0)
     many = np.tile(counts, (20, 1))
     seen, _ = seen_counts(many, conditions, top=20)
@@ -75,35 +77,35 @@ def test_panels_prefer_variable_genes(counts, monkeypatch):
     assert shares[:, 0].mean() > shares[:, 1].mean() + 0.05
 
 
-def test_targeted_panels_mix_informative_and_random_genes():
-    """Of 5,000 genes, they are a fifth of the panels, and the only ones with hundreds of the first 300 genes."""
+def test_designed_panels_mix_informative_and_random_genes():
+    """A fifth of the panels; with 5,000 genes, no other panels have so many of the 300 most informative genes."""
     torch.manual_seed(0)
     variability_G, informative_G = torch.zeros(5000), torch.randperm(5000)
     panels = torch.stack([random_panel(variability_G, informative_G) for _ in range(1000)])
     sizes, listed = panels[:, :-1].sum(1), panels[:, informative_G[:300]].sum(1)
-    is_targeted = (sizes <= 1000) & (listed > 60)
-    assert 0.16 < is_targeted.float().mean() < 0.24  # .2; the standard error is .013
-    assert sizes[is_targeted].min() >= 300
-    # As many more are from the first genes as half to all of the panel, spread over twice as many.
-    by_rank = panels[is_targeted][:, informative_G].float().mean(0)
+    is_designed = (sizes <= 1000) & (listed > 60)
+    assert 0.16 < is_designed.float().mean() < 0.24  # .2; the standard error is .013
+    assert sizes[is_designed].min() >= 300
+    # Half to all genes of a panel are drawn from the top of the list, which is twice as long.
+    by_rank = panels[is_designed][:, informative_G].float().mean(0)
     assert by_rank[:300].mean() > 0.4
     assert 0.01 < by_rank[2500:].mean() < 0.1
 
 
-def test_values_are_normalised_over_what_is_seen(counts):
+def test_values_are_normalised_over_the_remaining_counts(counts):
     conditions = ConditionsConfig(lowest_depth=0.2, panel_share=1.0)
     _, batch = seen_counts(counts, conditions)
     totals = torch.expm1(batch.x_BL.double()).sum(1)
     torch.testing.assert_close(totals, torch.full_like(totals, 1e4), rtol=1e-4, atol=0)
 
 
-def test_bins_are_those_of_the_new_values(counts):
+def test_bins_belong_to_the_new_values(counts):
     tokens = TokensConfig(name="bins", num_bins=40)
     _, batch = seen_counts(counts, ConditionsConfig(lowest_depth=0.2), tokens=tokens)
     np.testing.assert_array_equal(batch.values_BL.numpy(), log2_bins(batch.x_BL.numpy(), tokens))
 
 
-def test_the_seed_decides(counts):
+def test_the_seed_determines_the_conditions(counts):
     conditions = ConditionsConfig(lowest_depth=0.2, panel_share=0.5)
     one, again, other = (seen_counts(counts, conditions, seed)[0] for seed in (0, 0, 1))
     np.testing.assert_array_equal(one, again)

@@ -1,4 +1,4 @@
-"""Layers against their formulas: norm before and after, every kind of position; scBERT's numbers."""
+"""Layers against their formulas, with pre- and post-norm and every kind of positions; sizes of scBERT."""
 
 import math
 
@@ -14,7 +14,7 @@ SIZES = {"dim": 6, "depth": 2, "num_heads": 2, "head_dim": 4, "dropout": 0.0}
 
 
 def encoder(**model) -> Encoder:
-    """An encoder in float64 with every parameter random, also those that start at 0 or 1."""
+    """An encoder in float64 whose parameters are all random, including those that start at 0 or 1."""
     torch.manual_seed(0)
     made = Encoder(GENES, TokensConfig(), ModelConfig(**SIZES, **model), {"name": "softmax"}, torch.Generator())
     generator = torch.Generator().manual_seed(1)
@@ -41,7 +41,7 @@ def gelu(x):
 
 
 def attended(w, name, tokens):
-    """Softmax attention between the tokens, as it is added to each."""
+    """What softmax attention adds to each token."""
     heads, width = SIZES["num_heads"], SIZES["head_dim"]
     qkv = [(w[f"{name}.to_qkv.weight"] @ token).reshape(3, heads, width) for token in tokens]
     q, k, v = zip(*qkv, strict=True)
@@ -88,8 +88,8 @@ def test_layers_equal_naive_loops(norm, positions):
     np.testing.assert_allclose(actual.numpy(), naive(made, norm), rtol=1e-9, atol=1e-10)
 
 
-def test_the_choices_differ():
-    """Else the test above would not tell whether they are looked at."""
+def test_pre_and_post_norm_differ():
+    """Otherwise the test above could not tell whether the option has an effect."""
     outputs = [encoder(norm=norm)(batch()).detach() for norm in ("pre", "post")]
     for i, one in enumerate(outputs):
         assert all((one - other).abs().max() > 0.01 for other in outputs[:i])
@@ -100,7 +100,7 @@ def test_post_norm_has_no_final_norm():
     assert isinstance(encoder(norm="pre").norm, torch.nn.LayerNorm)
 
 
-# --- scBERT's numbers ----------------------------------------------------------------------------------------
+# --- sizes of scBERT ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Layer norm's kernels against the formula in float64: on a GPU, else by Triton's interpreter (conftest.py)."""
+"""The kernels of layer norm against the formula in float64, on a GPU or in Triton's interpreter (conftest.py)."""
 
 import pytest
 import torch
@@ -35,13 +35,13 @@ def with_gradients(function, x, weight, bias, grad):
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (9, 16), (40, 200)])
-def test_values_and_gradients_are_those_of_the_formula(rows, width, monkeypatch):
-    monkeypatch.setattr("scperformer.network.fused_norm.PROGRAMS", 2)  # each has several tiles
+def test_values_and_gradients_equal_the_formula(rows, width, monkeypatch):
+    monkeypatch.setattr("scperformer.network.fused_norm.MAX_PROGRAMS", 2)  # each program has several tiles
     given = inputs(rows, width)
     expected = with_gradients(by_formula, *given)
     given = [tensor.float().to(DEVICE) for tensor in given]
-    found = with_gradients(lambda *tensors: layer_norm(*tensors, 1e-5, torch.float32), *given)
-    for ours, theirs in zip(found, expected, strict=True):
+    fused = with_gradients(lambda *tensors: layer_norm(*tensors, 1e-5, torch.float32), *given)
+    for ours, theirs in zip(fused, expected, strict=True):
         # float32 numbers of size ~10; the gradients of the weights are sums over up to 80 of them
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
@@ -52,9 +52,9 @@ def test_mixed_precision_rounds_once():
     given = [tensor.float().cuda() for tensor in inputs(130, 200)]
     exact = with_gradients(by_formula, *(tensor.double() for tensor in given))
     assert layer_norm(*given[:3], 1e-5, torch.bfloat16).dtype == torch.bfloat16
-    found = with_gradients(lambda *tensors: layer_norm(*tensors, 1e-5, torch.bfloat16), *given)
-    for ours, theirs in zip(found, exact, strict=True):
-        # bfloat16 has 8 bits: 4e-3 of the output, and of the gradient that comes in
+    fused = with_gradients(lambda *tensors: layer_norm(*tensors, 1e-5, torch.bfloat16), *given)
+    for ours, theirs in zip(fused, exact, strict=True):
+        # bfloat16 has 8 bits: errors of 4e-3 in the output and in the incoming gradient
         assert (ours - theirs).norm() < 4e-3 * theirs.norm()
 
 
@@ -67,7 +67,7 @@ def test_a_sum_and_its_norm():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
-def test_a_layer_that_predicts_on_a_gpu_is_the_one_that_learns_but_for_rounding():
+def test_on_a_gpu_predicting_and_training_layers_differ_only_by_rounding():
     model = ModelConfig(dim=200, depth=1, num_heads=10, head_dim=64)
     generator = torch.Generator().manual_seed(0)
     attention = make_attention({"name": "favor"}, Sizes(num_heads=10, head_dim=64, length=301), generator)
@@ -83,7 +83,7 @@ def test_a_layer_that_predicts_on_a_gpu_is_the_one_that_learns_but_for_rounding(
             predicting = layer(*given)
         assert not layer.is_fused(given[0])
         learning = layer(*given)
-    for found in (predicting, learning):
-        assert found.dtype == torch.float32
+    for out in (predicting, learning):
+        assert out.dtype == torch.float32
         # the sum that attention and the network add, of size 1 and below, has 8 bits
-        assert (found.detach().cpu().double() - expected).norm() < 5e-3 * (expected - h).norm()
+        assert (out.detach().cpu().double() - expected).norm() < 5e-3 * (expected - h).norm()

@@ -1,4 +1,4 @@
-"""Predicting leaves a network as it was, also if it is interrupted."""
+"""Predicting does not change a network, even if it is interrupted."""
 
 import numpy as np
 import pytest
@@ -26,10 +26,10 @@ def loaded(tiny_model):
     return model.network.train(), Cells(query.all_cells(), model.tokens)
 
 
-@pytest.mark.parametrize("is_interrupted", [False, True], ids=["to its end", "interrupted"])
-@pytest.mark.parametrize("layers", [True, False], ids=["with layers", "sums alone"])
+@pytest.mark.parametrize("is_interrupted", [False, True], ids=["completed", "interrupted"])
+@pytest.mark.parametrize("layers", [True, False], ids=["with layers", "sums only"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_mode_of_a_network_is_as_before(name, layers, is_interrupted, loaded, monkeypatch):
+def test_the_mode_of_a_network_is_restored(name, layers, is_interrupted, loaded, monkeypatch):
     network, cells = loaded
     network.linear_alone = not layers
     assert network.has_no_layers != layers
@@ -50,7 +50,7 @@ def test_the_mode_of_a_network_is_as_before(name, layers, is_interrupted, loaded
     assert network.encoder.measured_G is None
 
 
-def test_the_device_of_a_network_is_as_before():
+def test_the_device_of_a_network_is_restored():
     class Network(torch.nn.Linear):
         moves: tuple = ()
 

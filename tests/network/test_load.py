@@ -1,4 +1,4 @@
-"""Rebuilding a saved network: its configuration is compared with its weights before memory is taken."""
+"""Loading saved networks: misfitting weights are refused before memory is allocated. Tables of gene vectors."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ HUGE = 10**9
 
 
 def rewrite(folder: Path, weights: bytes) -> None:
-    """Replace the weights of a model folder, with a checksum that fits."""
+    """Replace the weights of a model folder and their checksum."""
     (folder / WEIGHTS).write_bytes(weights)
     info = json.loads((folder / INFO).read_text())
     info["files"][WEIGHTS] = sha256(folder / WEIGHTS)
@@ -58,32 +58,35 @@ MISFITS = {
 
 
 @pytest.mark.parametrize("case", MISFITS)
-def test_a_configuration_that_does_not_fit_is_refused_before_it_takes_memory(case, tiny_model):
+def test_a_misfitting_configuration_is_refused_before_memory_is_allocated(case, tiny_model):
     saved = copy.deepcopy(read_model(tiny_model))
     for group, options in MISFITS[case].items():
         same_kind = isinstance(options, dict) and (group != "attention" or "name" not in options)
         saved.config[group] = saved.config[group] | options if same_kind else options
-    with TensorBytes() as tensors, pytest.raises(InputError, match="damaged model 'there': its configuration and its"):
+    with (
+        TensorBytes() as tensors,
+        pytest.raises(InputError, match="damaged model 'there': its weights do not fit its configuration"),
+    ):
         rebuild(saved, "there")
     assert tensors.largest < 2**20
 
 
-@pytest.mark.parametrize("change", ["absent", "of another shape", "more"])
-def test_weights_that_do_not_fit_are_named(change, tiny_model):
+@pytest.mark.parametrize("change", ["absent", "of another shape", "unused"])
+def test_misfitting_weights_are_named(change, tiny_model):
     saved = read_model(tiny_model)
     name = "model.encoder.layers.0.to_out.bias"
     if change == "absent":
         del saved.weights[name]
-    elif change == "more":
+    elif change == "unused":
         saved.weights["model.more"] = np.zeros(3, dtype=np.float32)
     else:
         saved.weights[name] = np.zeros(7, dtype=np.float32)
-    said = {
+    message = {
         "absent": r"no weights 'encoder\.layers\.0\.to_out\.bias'",
         "of another shape": r"'encoder\.layers\.0\.to_out\.bias' of shape \(7,\) instead of \(32,\)",
-        "more": r"weights 'more' of no use",
+        "unused": r"unused weights 'more'",
     }
-    with pytest.raises(InputError, match=said[change]):
+    with pytest.raises(InputError, match=message[change]):
         rebuild(saved, "there")
 
 
@@ -99,7 +102,7 @@ def test_weights_of_other_types_are_refused(dtype, name, tiny_model, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "F4", "F6_E2M3", "X9"])
-def test_weights_of_types_that_numpy_does_not_have_are_refused(dtype, tiny_model, tmp_path):
+def test_weights_of_types_unknown_to_numpy_are_refused(dtype, tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model, tmp_path / "model")
     size = {"BF16": 16, "F8_E4M3": 8, "F4": 4, "F6_E2M3": 6}.get(dtype, 8)
     header = json.dumps({"baseline.bias": {"dtype": dtype, "shape": [8], "data_offsets": [0, size]}}).encode()
@@ -124,9 +127,9 @@ def test_floating_weights_of_another_precision_are_read(tiny_model, tmp_path):
         ("embedding.gene.weight", np.ones((9, 32), dtype=np.float32)),
         ("embedding.gene.weight", np.ones((), dtype=np.float32)),
     ],
-    ids=["integers", "integers of a gene", "of too few genes", "one number"],
+    ids=["integers", "integers in the gene table", "too few genes", "one number"],
 )
-def test_weights_of_another_kind_are_no_start_of_a_training(name, array, tiny_model):
+def test_training_does_not_start_from_weights_of_another_type_or_shape(name, array, tiny_model):
     saved = read_model(tiny_model)
     encoder = rebuild(saved, Path(tiny_model)).encoder
     assert load_encoder(encoder, saved, saved.genes, str(tiny_model)) == list(range(len(saved.genes)))
@@ -135,7 +138,7 @@ def test_weights_of_another_kind_are_no_start_of_a_training(name, array, tiny_mo
         load_encoder(encoder, saved, saved.genes, str(tiny_model))
 
 
-def test_places_beyond_the_directions_are_refused():
+def test_indices_that_are_no_permutation_are_refused():
     fastfood = Fastfood(8, 4)
     fastfood.redraw(torch.Generator().manual_seed(0))
     state = fastfood.state_dict()
@@ -145,7 +148,7 @@ def test_places_beyond_the_directions_are_refused():
         fastfood.load_state_dict(state)
 
 
-def test_a_network_without_memory_needs_no_random_numbers():
+def test_a_network_on_the_meta_device_draws_no_random_numbers():
     """Drawing on the meta device would import torch's Python kernels, a second or more."""
     with torch.device("meta"), _NothingDrawn():
         state = torch.get_rng_state()
@@ -161,7 +164,7 @@ def test_loading_changes_nothing_in_torch(tiny_model, torch_unchanged):
     assert not any(tensor.is_meta for tensor in network.state_dict().values())
 
 
-# --- the user's table of gene vectors: what is read, what is refused, what training does with it
+# --- tables of gene vectors ------------------------------------------------------------------------------------
 
 GENES = ["CD3D", "MS4A1", "LYZ", "NKG7"]
 TABLE = "CD3D 0.5 -1 2e-1\nLYZ 1 2 3\n\nACTB 7 8 9\n"
@@ -169,7 +172,7 @@ TABLE = "CD3D 0.5 -1 2e-1\nLYZ 1 2 3\n\nACTB 7 8 9\n"
 
 @pytest.fixture
 def table(tmp_path):
-    """Write a table and give its path."""
+    """Write a table and return its path."""
 
     def write(content: str | bytes):
         path = tmp_path / "vectors.txt"
@@ -182,9 +185,9 @@ def table(tmp_path):
 @pytest.mark.parametrize(
     "content",
     [TABLE, "3 3\n" + TABLE, TABLE.replace(" ", "\t"), TABLE.replace("\n", " \r\n"), "\ufeff" + TABLE],
-    ids=["plain", "word2vec's first line", "tabs", "Windows", "byte-order mark"],
+    ids=["plain", "word2vec's header", "tabs", "Windows", "byte-order mark"],
 )
-def test_reads_the_vectors_of_the_models_genes(table, content):
+def test_vectors_of_the_models_genes_are_read(table, content):
     vectors = read_gene_vectors(table(content), GENES, 3)
     assert vectors.dtype == np.float32
     expected = np.array([[0.5, -1, 0.2], [0, 0, 0], [1, 2, 3], [0, 0, 0]], dtype=np.float32)
@@ -208,26 +211,26 @@ def test_reads_the_vectors_of_the_models_genes(table, content):
         ("CD3D 1 nan 3\n", r"numbers that are not finite; expected a text file"),
         ("", r"0 of the model's 4 genes; expected a tenth of them"),
         ("Cd3d 1 2 3\nLyz1 4 5 6\n", r"0 of the model's 4 genes; .*the model has e\.g\. 'CD3D', the file 'Lyz1'"),
-        (b"\xff\xfe\x00CD3D", r"bytes that are not text; expected a text file"),
+        (b"\xff\xfe\x00CD3D", r"content that is not text; expected a text file"),
     ],
 )
-def test_refuses_tables_that_do_not_fit(table, content, message):
+def test_misfitting_tables_are_refused(table, content, message):
     with pytest.raises(InputError, match=message):
         read_gene_vectors(table(content), GENES, 3)
 
 
-def test_refuses_files_that_are_not_there(tmp_path):
+def test_missing_files_and_folders_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"No such file.*positions=gene"):
         read_gene_vectors(tmp_path / "absent.txt", GENES, 3)
     with pytest.raises(InputError, match=r"directory.*positions=gene"):
         read_gene_vectors(tmp_path, GENES, 3)
 
 
-def test_vectors_of_one_number_are_no_first_line_of_word2vecs(table):
+def test_a_vector_of_one_number_is_not_taken_for_a_header(table):
     assert read_gene_vectors(table("CD3D 0.5\n"), GENES, 1)[0].tolist() == [0.5]
 
 
-def test_a_gene_that_occurs_twice_is_said(table, caplog):
+def test_a_warning_names_the_number_of_repeated_genes(table, caplog):
     vectors = read_gene_vectors(table("LYZ 1 2 3\nLYZ 4 5 6\n"), GENES, 3)
     assert vectors[2].tolist() == [4, 5, 6]
     assert "more than once in" in caplog.text
@@ -239,15 +242,15 @@ def test_numbers_beyond_float32_are_refused_without_a_warning(table):
         read_gene_vectors(table("LYZ 1 1e60 3\n"), GENES, 3)
 
 
-def test_a_bad_line_of_a_gene_that_the_model_does_not_have_may_hold_words(table):
-    """Only what is used is turned into numbers: published tables hold symbols such as '---' and their own notes."""
+def test_lines_of_other_genes_may_contain_text(table):
+    """Only the lines of the model's genes are parsed: published tables contain symbols such as '---' and notes."""
     vectors = read_gene_vectors(table("LYZ 1 2 3\n--- a b c\n"), GENES, 3)
     assert vectors[2].tolist() == [1, 2, 3]
 
 
 @pytest.fixture
 def options(counts_adata, table):
-    """Options to train a small model with vectors of all genes of `counts_adata` but the last."""
+    """Options to train a small model with vectors of all genes of `counts_adata` except the last."""
     rng = np.random.default_rng(0)
     lines = [f"{gene} {' '.join(f'{x:.3f}' for x in rng.normal(size=32))}" for gene in counts_adata.var_names[:-1]]
     path = table("\n".join(lines))
@@ -261,19 +264,19 @@ def options(counts_adata, table):
 
 
 @pytest.mark.slow
-def test_training_leaves_the_vectors_as_they_are(counts_adata, options, tmp_path):
+def test_training_does_not_change_the_vectors(counts_adata, options, tmp_path):
     model = load_model(train(counts_adata, "cell_type", output=tmp_path / "model", options=as_options(options)).path)
     weight = model.network.encoder.embedding.gene.weight
     assert not weight.requires_grad
     path = options[-1].partition("=")[2].strip("'")
-    assert model.saved.config["model"]["gene2vec_path"] == Path(path).name  # no folders of the user's
+    assert model.saved.config["model"]["gene2vec_path"] == Path(path).name  # without the user's folders
     expected = read_gene_vectors(path, model.saved.genes, 32)
     assert expected[:-1].any(axis=1).all()
-    np.testing.assert_array_equal(weight[:-1].numpy(), expected)  # zeros for the gene that the table does not have
+    np.testing.assert_array_equal(weight[:-1].numpy(), expected)  # zeros for the gene that is not in the table
     assert torch.equal(weight[-1], torch.zeros(32))  # the special position
 
 
-def test_vectors_depend_on_the_file_alone(options):
+def test_vectors_do_not_depend_on_the_seed(options):
     config = make_config("train", ["inputs=[ref.h5ad]", "label_key=cell_type", *options])
 
     reference = SimpleNamespace(genes=[f"GENE{i}" for i in range(20)], label_names=["a", "b"])

@@ -1,4 +1,4 @@
-"""`memory` tokens: equal to the naive form that really holds every gene's token, in values and gradients."""
+"""`tokens.unexpressed=memory` equals a naive form with a token for every gene, in values and gradients."""
 
 import math
 
@@ -37,7 +37,7 @@ def make(attention, tokens, **options) -> Encoder:
 
 
 def cells(tokens, shares=(0.0, 0.1, 0.3, 0.5, 0.9, 1.0)) -> Cells:
-    """Cells that express none, some and all of the genes."""
+    """Cells that express none, some or all of the genes."""
     rng = np.random.default_rng(0)
     x = rng.uniform(0.1, 5.0, (len(shares), GENES)) * (rng.random((len(shares), GENES)) < np.array(shares)[:, None])
     return Cells(sparse.csr_matrix(x.astype(np.float32)), tokens)
@@ -72,7 +72,7 @@ def phi(mechanism, x, head):
 
 
 def attended(layer, h_queries, h_keys):
-    """A layer's output for some tokens that see the given keys, with all weights written out."""
+    """A layer's output for tokens that attend to the given keys, with all weights written out."""
     q, (_, k, v) = split(layer, h_queries)[0], split(layer, h_keys)
     heads = []
     for head in range(HEADS):
@@ -85,10 +85,9 @@ def attended(layer, h_queries, h_keys):
 def naive(
     encoder: Encoder, batch: Batch, expressed_BL: torch.Tensor | None = None, measured=range(GENES)
 ) -> list[torch.Tensor]:
-    """For each cell: its own tokens beside every other gene's token from the stream of zeros, layer by layer.
+    """Layer by layer, let the tokens of each cell attend to themselves and to all unexpressed genes.
 
-    `expressed_BL` has the genes that are not at zero, where these are more than the real tokens. Genes that are not
-    among `measured` are nowhere.
+    `expressed_BL` are the expressed genes, if some of them are not real tokens. Genes outside `measured` are left out.
     """
     zeros = encoder.embedding.unexpressed()[0]
     h = [encoder.embedding(batch)[cell][keep] for cell, keep in enumerate(batch.keep_BL)]
@@ -116,7 +115,7 @@ def test_memory_equals_the_naive_form(attention, tokens, dtype, tolerance):
 
 @each_additive
 @each_tokens
-def test_genes_that_a_file_does_not_have_are_not_in_the_memory(attention, tokens):
+def test_unmeasured_genes_are_not_in_the_memory(attention, tokens):
     encoder = make(attention, tokens).double()
     is_measured = np.random.default_rng(1).random(GENES) < 0.6
     given = cells(tokens)
@@ -136,8 +135,8 @@ def test_genes_that_a_file_does_not_have_are_not_in_the_memory(attention, tokens
 
 
 @each_additive
-def test_memory_is_exact_where_long_keys_are_taken_away(attention):
-    """Keys several times as long as at the start, and cells that express some or nearly all of many genes."""
+def test_memory_is_exact_where_long_keys_are_subtracted(attention):
+    """Keys several times as long as initial ones, and cells that express from 5 to 99 % of 1,000 genes."""
     rng = np.random.default_rng(0)
     tokens, shares = TOKENS["continuous"], np.array([0.05, 0.2, 0.33, 0.34, 0.6, 0.9, 0.99])
     x = rng.uniform(0.1, 5.0, (7, 1000)) * (rng.random((7, 1000)) < shares[:, None])
@@ -183,7 +182,7 @@ def test_gradients_equal_those_of_the_naive_form(attention, options):
     torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9)
 
 
-def test_memory_is_another_answer_than_skip_and_full():
+def test_memory_differs_from_skip():
     batch = batch_of(TOKENS["continuous"], torch.float32)
     memory = make(ADDITIVE["favor"], TOKENS["continuous"])
     skip = make(ADDITIVE["favor"], TokensConfig(name="continuous", unexpressed="skip"))
@@ -204,7 +203,7 @@ def test_unexpressed_genes_are_computed_once_at_prediction(monkeypatch):
     first = predict_cells(network, some, batch_size=3)
     predict_cells(network, some, batch_size=7)
     assert len(calls) == 1
-    # New weights: a new stream.
+    # With new weights they are computed again.
     with torch.no_grad():
         network.encoder.embedding.gene.weight.mul_(2)
     second = predict_cells(network, some, batch_size=3)
@@ -212,7 +211,7 @@ def test_unexpressed_genes_are_computed_once_at_prediction(monkeypatch):
     assert np.abs(first[1] - second[1]).max() > 1e-4
 
 
-def test_training_computes_them_anew_for_every_batch():
+def test_training_computes_unexpressed_genes_for_every_batch():
     encoder, batch = (
         make(ADDITIVE["favor"], TOKENS["continuous"]).train(),
         batch_of(TOKENS["continuous"], torch.float32),
@@ -224,8 +223,8 @@ def test_training_computes_them_anew_for_every_batch():
     assert encoder.kept_memory is None
 
 
-def test_training_after_validation_computes_them_anew_too():
-    """Lightning puts modules back into training by setting `training`, without calling `train`."""
+def test_training_after_validation_computes_unexpressed_genes_again():
+    """Lightning sets `training` of modules directly, without calling `train`."""
     encoder, batch = make(ADDITIVE["favor"], TOKENS["continuous"]), batch_of(TOKENS["continuous"], torch.float32)
     with torch.no_grad():
         encoder(batch)  # validation
@@ -239,7 +238,7 @@ def test_training_after_validation_computes_them_anew_too():
     torch.testing.assert_close(actual, [p.grad for p in encoder.parameters()], rtol=0, atol=0)
 
 
-def test_another_precision_has_a_memory_of_its_own():
+def test_each_precision_has_its_own_memory():
     encoder, batch = make(ADDITIVE["favor"], TOKENS["continuous"]), batch_of(TOKENS["continuous"], torch.float32)
     with torch.no_grad():
         expected = encoder(batch)
@@ -258,8 +257,8 @@ def test_weights_may_be_inference_tensors():
 
 
 @each_additive
-def test_hidden_genes_are_neither_expressed_nor_unexpressed(attention):
-    """Tokens that training hides are not there at all, as with `skip`: the naive form without them as keys."""
+def test_genes_hidden_in_training_are_left_out(attention):
+    """They are keys neither as tokens nor as unexpressed genes."""
     encoder, batch = make(attention, TOKENS["continuous"]).double(), batch_of(TOKENS["continuous"], torch.float64)
     hidden_BL = (batch.genes_BL % 3 == 0) & (batch.genes_BL < GENES)
     thinned = Batch(batch.genes_BL, batch.values_BL, batch.x_BL, batch.keep_BL & ~hidden_BL)
@@ -269,9 +268,9 @@ def test_hidden_genes_are_neither_expressed_nor_unexpressed(attention):
 
 
 @pytest.mark.parametrize("name", [name for name, mechanism in MECHANISMS.items() if not mechanism.additive])
-def test_mechanisms_that_do_not_add_up_are_refused(name):
+def test_mechanisms_without_sums_over_keys_are_refused(name):
     with pytest.raises(
-        InputError, match=rf"memory with attention={name}; expected attention that adds up .*favor.*rbf"
+        InputError, match=rf"memory with attention={name}; expected attention with sums over keys .*favor.*rbf"
     ):
         make({"name": name}, TOKENS["continuous"])
 
@@ -281,5 +280,7 @@ def test_causal_and_published_forms_are_refused():
         make({"name": "favor", "causal": True}, TOKENS["continuous"])
     with pytest.raises(InputError, match=r"attention\.epsilon"):
         make({"name": "favor", "epsilon": 1e-4}, TOKENS["continuous"])
-    with pytest.raises(InputError, match=r"attention\.epsilon=0"):  # 0 / 0 where only keys that were taken away are met
+    with pytest.raises(
+        InputError, match=r"attention\.epsilon=0"
+    ):  # 0 / 0 if all features shared with a query belong to subtracted keys
         make({"name": "favor", "kernel": "relu", "epsilon": 0.0}, TOKENS["continuous"])

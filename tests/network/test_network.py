@@ -1,4 +1,4 @@
-"""The network against its formulas: sizes, a naive forward in float64, pools, branches, gradients, padding."""
+"""The network against its formulas: a naive forward pass in float64, pools, branches, gradients, padding."""
 
 import math
 
@@ -9,7 +9,7 @@ from scipy import sparse
 
 from scperformer.attention import MECHANISMS
 from scperformer.base.errors import InputError
-from scperformer.config import HeadConfig, ModelConfig, TokensConfig, make_config
+from scperformer.config import HeadConfig, ModelConfig, TokensConfig
 from scperformer.fitting import linear
 from scperformer.network import Batch, Cells, CellTypeModel
 from scperformer.network.network import Pool
@@ -26,7 +26,7 @@ BRANCHES = {"encoder": (False, True), "linear": (True, False), "both": (True, Tr
 
 
 def expression(num_cells: int = 6) -> sparse.csr_matrix:
-    """x = ln(1 + cp10k) of some cells, from none to most genes expressed; the first cell is empty."""
+    """x = ln(1 + cp10k) of cells that express from none to most of the genes; the first cell is empty."""
     rng = np.random.default_rng(0)
     share = np.linspace(0, 0.9, num_cells)[:, None]
     x = rng.uniform(0.1, 5.0, (num_cells, GENES)) * (rng.random((num_cells, GENES)) < share)
@@ -34,7 +34,7 @@ def expression(num_cells: int = 6) -> sparse.csr_matrix:
 
 
 def make(tokens="continuous", head="mean", attention="favor", branches="encoder", hidden=(), seed=0) -> CellTypeModel:
-    """A tiny network in eval mode, every parameter random (also those that start at 0 or 1)."""
+    """A tiny network in eval mode whose parameters are all random, including those that start at 0 or 1."""
     linear, encoder = BRANCHES[branches]
     torch.manual_seed(0)
     network = CellTypeModel(
@@ -51,7 +51,7 @@ def make(tokens="continuous", head="mean", attention="favor", branches="encoder"
         for parameter in network.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
         if head == "conv" and encoder:
-            network.pool.projection.bias.fill_(2.0)  # else its ReLU may be off for every gene
+            network.pool.projection.bias.fill_(2.0)  # otherwise its ReLU may be 0 for every gene
     return network.eval()
 
 
@@ -62,21 +62,6 @@ def batch_of(tokens="continuous", rows=range(6), length=None) -> Batch:
 def in_float64(batch: Batch) -> Batch:
     values = batch.values_BL if batch.values_BL.dtype == torch.int64 else batch.values_BL.double()
     return Batch(batch.genes_BL, values, batch.x_BL.double(), batch.keep_BL)
-
-
-# --- sizes ---------------------------------------------------------------------------------------------------
-
-
-def test_scbert_preset_has_the_published_size():
-    cfg = make_config(
-        "train", ["inputs=[ref.h5ad]", "label_key=type", "model=scbert", "model.gene2vec_path=vectors.txt"]
-    )
-    network = CellTypeModel(16_906, 11, tokens=cfg.tokens, model=cfg.model, attention=cfg.attention, head=cfg.head)
-    assert sum(p.numel() for p in network.parameters()) == 17_111_380
-    # scBERT's 8,388,607 count its output layer for masked tokens too, which annotation does not use.
-    assert network.encoder is not None
-    assert sum(p.numel() for p in network.encoder.parameters()) == 8_388_607 - 7 * 201 == 8_387_200
-    assert network.encoder.layers[0].attention.directions_ME.shape == (266, 64)
 
 
 # --- a naive forward, one token at a time --------------------------------------------------------------------
@@ -151,10 +136,10 @@ class Naive:
         return pooled
 
     def linear_branch(self, row):
-        """Root and square of the expression, both of length 20, each with weights of its own."""
-        views = [powered * 20 / max(np.sqrt((powered**2).sum()), 1e-12) for powered in (np.sqrt(row), row**2)]
+        """Root and square of the expression, both with norm 20, each with its own weights."""
+        transforms = [powered * 20 / max(np.sqrt((powered**2).sum()), 1e-12) for powered in (np.sqrt(row), row**2)]
         blocks = np.split(self.w["linear.weight.weight"][:-1], 2, axis=1)
-        return sum(powered @ block for powered, block in zip(views, blocks, strict=True)) + self.w["linear.bias"]
+        return sum(powered @ block for powered, block in zip(transforms, blocks, strict=True)) + self.w["linear.bias"]
 
     def __call__(self, row, num_hidden=0):
         """The logits of the linear branch and of the encoder, and the embedding of one cell, a row of x."""
@@ -215,16 +200,16 @@ def test_pools_equal_loops(head):
             torch.testing.assert_close(actual[cell], expected)
 
 
-# --- the cell alone decides ----------------------------------------------------------------------------------
+# --- independence of other cells ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("attention", list(MECHANISMS))
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("tokens", ["bins", "continuous"])
-def test_result_depends_on_the_cell_alone(tokens, head, attention):
+def test_the_result_of_a_cell_depends_on_no_other_cell(tokens, head, attention):
     network = make(tokens, head, attention, "both", hidden=(5,))
     together = network(batch_of(tokens))
-    # float32 sums of other shapes run in another order: a few roundings of 6e-8, through two layers.
+    # Sums in other shapes run in another order: a few roundings of 6e-8 in float32, through two layers.
     tolerance = {"rtol": 1e-4, "atol": 1e-5}
     for cell in range(6):
         alone = network(batch_of(tokens, rows=[cell]))
@@ -234,7 +219,7 @@ def test_result_depends_on_the_cell_alone(tokens, head, attention):
             torch.testing.assert_close(b[0], expected[cell], **tolerance)
 
 
-def test_padding_may_hold_anything():
+def test_values_of_padding_have_no_effect():
     network = make("continuous", "mean", branches="both")
     batch = batch_of(length=32)
     expected = network(batch)
@@ -274,7 +259,7 @@ def fresh(**model) -> CellTypeModel:
     )
 
 
-def test_linear_branch_is_a_matrix_product_of_views():
+def test_the_linear_branch_equals_the_fitted_linear_model():
     network = make(branches="linear")
     assert network.linear is not None
     assert network.encoder is None
@@ -296,12 +281,12 @@ def test_network_with_both_branches_starts_as_the_linear_one():
     assert torch.equal(network(batch_of())[0], network.linear(batch_of()))
 
 
-def test_linear_branch_itself_starts_at_zero():
+def test_the_linear_branch_starts_at_zero():
     network = fresh(encoder=False)
     assert not any(parameter.any() for parameter in network.parameters())
 
 
-def test_without_the_linear_branch_the_encoder_decides_from_the_start():
+def test_without_a_linear_branch_the_encoder_does_not_start_at_zero():
     network = fresh(linear=False).eval()
     assert network.linear is None
     assert not network.has_both
@@ -312,7 +297,7 @@ def test_without_the_linear_branch_the_encoder_decides_from_the_start():
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("tokens", TOKENS)
 def test_gradients_reach_every_parameter(tokens, head, branches):
-    network = make(tokens, head, "favor", branches, hidden=(16,))  # not all 16 ReLUs are off
+    network = make(tokens, head, "favor", branches, hidden=(16,))  # with 16, not all ReLUs are 0
     logits, _ = network(batch_of(tokens))
     torch.nn.functional.cross_entropy(logits, torch.arange(6) % LABELS).backward()
     without = [name for name, p in network.named_parameters() if p.grad is None or not p.grad.any()]
@@ -337,7 +322,7 @@ def test_directions_come_from_the_seed_and_differ_between_layers():
     assert not torch.isclose(first[0], first[1]).any()
 
 
-def test_redraw_changes_the_directions_of_every_layer_from_the_generator_alone():
+def test_redraw_replaces_the_directions_of_every_layer_from_the_generator():
     network, twin = make(seed=1), make(seed=2)
     before = [tensor.clone() for tensor in directions(network)]
     for one in (network, twin):
@@ -347,7 +332,7 @@ def test_redraw_changes_the_directions_of_every_layer_from_the_generator_alone()
         assert torch.equal(new, same)
 
 
-def test_unknown_attention_is_refused_with_the_names_there_are():
+def test_an_unknown_attention_is_refused_with_the_known_names():
     with pytest.raises(InputError, match=r"attention=nystrom; expected one of conv, evo, favor, .*, softmax"):
         make(attention="nystrom")
 

@@ -10,7 +10,7 @@ import pandas as pd
 import scanpy as sc
 from sklearn.linear_model import LogisticRegression
 
-from scperformer.base.messages import joined
+from scperformer.base.messages import join_names
 
 NUM_REFERENCE = 420  # of 700 cells: the others are the samples
 TRUTH_KEY = "bulk_labels"
@@ -82,7 +82,7 @@ def add_trust(sample: ad.AnnData, key: str = "scperformer", alpha: float = 0.1) 
     order = np.argsort(-proba, axis=1)
     sample.obs[f"{key}_novelty"] = np.where(novel, 0.99, 0.5).astype(np.float32)
     sample.obs[f"{key}_unknown"] = novel
-    texts = [joined([names[i] for i in row[:size]]) for row, size in zip(order, sizes, strict=True)]
+    texts = [join_names([names[i] for i in row[:size]]) for row, size in zip(order, sizes, strict=True)]
     sample.obs[f"{key}_set"] = pd.Categorical(texts)
     sample.obs[f"{key}_set_size"] = sizes.astype(np.int32)
     columns = {"num_cells": [100, 300], "confidence": [0.6, 0.95], "accuracy": [0.55, 0.96]}

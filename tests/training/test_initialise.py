@@ -211,7 +211,7 @@ def test_new_sinusoidal_genes_have_positions_of_their_own():
 
 def test_too_few_known_genes(pretrained, counts_adata):
     counts_adata.var_names = [f"OTHER{i}" for i in range(195)] + [f"GENE{i}" for i in range(5)]
-    with pytest.raises(InputError, match=r"\d of \d+ genes of the reference known to init=.*; expected at least 10%"):
+    with pytest.raises(InputError, match=r"\d of \d+ genes of the reference in init=.*; expected at least 10%"):
         started(counts_adata, pretrained)
     counts_adata.var_names = [f"ENSG{i:011d}" for i in range(200)]
     with pytest.raises(InputError, match="convert var_names from Ensembl ids to gene symbols"):

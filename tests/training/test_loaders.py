@@ -10,7 +10,7 @@ from scipy import sparse
 from scperformer.base.errors import InputError
 from scperformer.cells import Stream
 from scperformer.config import TokensConfig
-from scperformer.network import Cells, ahead, drawn_rows, shuffled_batches
+from scperformer.network import Cells, draw_rows, prefetch, shuffled_batches
 from scperformer.network.batches import shared_batches
 from scperformer.training import loaders
 from scperformer.training.loaders import BLOCK_CELLS, StreamedCells, block_order
@@ -138,7 +138,7 @@ def test_processes_share_every_epoch(num_cells):
 )
 def test_balanced_epochs_show_rare_labels_oftener(balance, shares):
     labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [9000, 900, 97]))
-    rows = drawn_rows(labels, balance, seed=0, epoch=0)
+    rows = draw_rows(labels, balance, seed=0, epoch=0)
     assert len(rows) == len(labels)
     assert (np.diff(rows) >= 0).all()
     # sqrt: 94.87, 30, 9.85 of 134.72; the draw rounds each cell's count up or down, and the sum by one at most
@@ -146,7 +146,7 @@ def test_balanced_epochs_show_rare_labels_oftener(balance, shares):
     times = np.bincount(rows, minlength=len(labels))
     for label in range(3):
         assert np.ptp(times[labels == label]) <= 1  # no cell more than once oftener than another of its label
-    assert not np.array_equal(rows, drawn_rows(labels, balance, seed=0, epoch=1))
+    assert not np.array_equal(rows, draw_rows(labels, balance, seed=0, epoch=1))
     batches, _, _ = epoch(len(labels), balance=balance, labels=labels)
     assert np.array_equal(np.sort(np.concatenate(batches)), rows)
 
@@ -169,10 +169,10 @@ def test_what_is_made_ahead_comes_in_order_and_errors_too():
 
     found = []
     with pytest.raises(InputError, match="a; expected b"):
-        found.extend(ahead(items(), 2))
+        found.extend(prefetch(items(), 2))
     assert found == list(range(6))
     made.clear()
-    some = ahead(items(), 2)
+    some = prefetch(items(), 2)
     assert next(some) == 0
     some.close()
     assert len(made) <= 4  # no batches are made that are not used
