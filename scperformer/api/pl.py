@@ -1,4 +1,4 @@
-"""Plots of annotated cells, drawn by scanpy where it has them; each returns a matplotlib figure and changes nothing."""
+"""Plots of annotated cells, with scanpy where it offers them. Each returns a matplotlib figure and changes nothing."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,33 +11,38 @@ from matplotlib.figure import Figure
 
 from scperformer.base.errors import InputError
 from scperformer.base.pictures import colour_of
+from scperformer.reports.umap import MIN_CELLS, umap_coordinates
 
 if TYPE_CHECKING:
     from scperformer.explanations.explain import Explanation
     from scperformer.reports.evaluate import Evaluation
 
-MOST_CELLS = 20_000  # in a UMAP that is computed here
+MAX_CELLS = 20_000  # of a UMAP that is computed here
 
 
 def _column(adata: AnnData, name: str, key: str) -> str:
-    """Return the column of obs with this name, or of the annotation: `label` is `scperformer_label`."""
-    found = name if name in adata.obs or name in adata.var_names else f"{key}_{name}"
-    if found not in adata.obs and found not in adata.var_names:
-        known = ", ".join(column.removeprefix(f"{key}_") for column in map(str, adata.obs) if column.startswith(key))
-        raise InputError(f"no '{name}' in the data", f"a column of obs, a gene or one of {known}", "annotate the cells")
-    return found
+    """Return the full name of a column of obs or a gene; annotation columns may be given without the prefix.
+
+    With the usual key, `label` stands for `scperformer_label`.
+    """
+    for column in (name, f"{key}_{name}"):
+        if column in adata.obs or column in adata.var_names:
+            return column
+    known = ", ".join(column.removeprefix(f"{key}_") for column in map(str, adata.obs) if column.startswith(key))
+    raise InputError(f"no '{name}' in the data", f"a column of obs, a gene or one of {known}", "annotate the cells")
 
 
 def _column_of_obs(adata: AnnData, name: str, key: str) -> str:
-    """Return the column of obs with this name as `_column`; refuse genes, whose values are no groups of cells."""
-    found = _column(adata, name, key)
-    if found not in adata.obs:
-        raise InputError(f"the gene '{name}' as groups of cells", "a column of obs, such as a sample", "name one")
-    return found
+    """Return the full name of a column of obs, as `_column`; refuse genes, which do not group cells."""
+    column = _column(adata, name, key)
+    if column not in adata.obs:
+        expected = "a column of obs, such as the sample"
+        raise InputError(f"the gene '{name}' in place of groups of cells", expected, "choose a column of obs")
+    return column
 
 
 def _colours(column: pd.Series) -> dict[str, str]:
-    """Return the colour of each category, the same in all plots and whichever of them occur."""
+    """Return the colour of each category. It does not depend on which categories occur among the cells."""
     return {category: colour_of(place) for place, category in enumerate(column.astype("category").cat.categories)}
 
 
@@ -50,7 +55,7 @@ def embedding(
     seed: int = 0,
     ncols: int = 2,
 ) -> Figure:
-    """Draw annotated cells on a map, one panel for each colour.
+    """Draw annotated cells in two dimensions, with a panel for each colouring.
 
     Parameters
     ----------
@@ -59,36 +64,51 @@ def embedding(
     color
         Columns of the annotation (label, confidence, unknown, ...), other columns of obs, or genes.
     basis
-        Entry of obsm to draw, such as "X_umap"; None: a UMAP of the model's embedding, of 20,000 random cells at most.
+        Entry of obsm to draw, such as "X_umap". None: a UMAP of the model's embedding as in the report, with at most
+        20,000 random cells.
     key_added
         Prefix of the annotation.
     seed
-        Of the UMAP and of the choice of its cells.
+        Seed of the UMAP and of the random choice of cells.
     ncols
-        Panels in a row.
+        Number of panels in a row.
+
+    Raises
+    ------
+    InputError
+        A column is missing, the cells are not annotated, or there are too few cells for a UMAP.
     """
-    colours = [_column(adata, name, key_added) for name in ([color] if isinstance(color, str) else color)]
+    columns = [_column(adata, name, key_added) for name in ([color] if isinstance(color, str) else color)]
     rows = np.arange(adata.n_obs)
-    if basis is None and adata.n_obs > MOST_CELLS:
-        rows = np.sort(np.random.default_rng(seed).choice(adata.n_obs, MOST_CELLS, replace=False))
-    genes = [name for name in colours if name not in adata.obs]
-    adata = adata.to_memory() if adata.isbacked else adata  # views of backed views are not possible
-    cells = adata[rows, genes].copy()  # the user's own is not changed
+    if basis is None and adata.n_obs > MAX_CELLS:
+        rows = np.sort(np.random.default_rng(seed).choice(adata.n_obs, MAX_CELLS, replace=False))
+    genes = [name for name in columns if name not in adata.obs]
+    adata = adata.to_memory() if adata.isbacked else adata  # a view of a backed view is not possible
+    cells = adata[rows, genes].copy()  # the AnnData of the user stays as it is
     if basis is None:
-        if f"X_{key_added}" not in adata.obsm:
-            raise InputError(f"no obsm['X_{key_added}'] in the data", "annotated cells", "call scperformer.annotate")
-        sc.pp.neighbors(cells, use_rep=f"X_{key_added}", random_state=seed)
-        sc.tl.umap(cells, random_state=seed)
         basis = "X_umap"
-    for name in colours:
+        cells.obsm[basis] = _umap(cells, key_added, seed)
+    for name in columns:
         if name in cells.obs and isinstance(cells.obs[name].dtype, pd.CategoricalDtype):
             colour = _colours(cells.obs[name])
             cells.obs[name] = cells.obs[name].cat.remove_unused_categories()
             cells.uns[f"{name}_colors"] = [colour[category] for category in cells.obs[name].cat.categories]
-    limits = [(0, 1) if name == f"{key_added}_confidence" else (None, None) for name in colours]
-    low, high = (list(ends) for ends in zip(*limits, strict=True))
-    options = {"vmin": low, "vmax": high, "ncols": ncols, "wspace": 0.5, "return_fig": True, "show": False}
-    return sc.pl.embedding(cells, basis.removeprefix("X_"), color=colours, **options)
+    limits = [(0, 1) if name == f"{key_added}_confidence" else (None, None) for name in columns]
+    lowest, highest = (list(ends) for ends in zip(*limits, strict=True))
+    options = {"vmin": lowest, "vmax": highest, "ncols": ncols, "wspace": 0.5, "return_fig": True, "show": False}
+    return sc.pl.embedding(cells, basis.removeprefix("X_"), color=columns, **options)
+
+
+def _umap(cells: AnnData, key: str, seed: int) -> np.ndarray:
+    """Return the UMAP of the embeddings of annotated cells, N x 2."""
+    if f"X_{key}" not in cells.obsm:
+        raise InputError(f"no obsm['X_{key}'] in the data", "annotated cells", "call scperformer.annotate")
+    coordinates = umap_coordinates(np.asarray(cells.obsm[f"X_{key}"], dtype=np.float32), seed)
+    if coordinates is None:
+        remedy = "choose more cells, or name an entry of obsm with basis=..."
+        expected = f"at least {MIN_CELLS} cells, not all with the same embedding"
+        raise InputError(f"{cells.n_obs} cells for a UMAP", expected, remedy)
+    return coordinates
 
 
 def composition(adata: AnnData, groupby: str, *, key_added: str = "scperformer") -> Figure:
@@ -99,7 +119,7 @@ def composition(adata: AnnData, groupby: str, *, key_added: str = "scperformer")
     adata
         N annotated cells.
     groupby
-        Column of obs, such as the sample or the donor.
+        A column of obs, such as the sample or the donor.
     key_added
         Prefix of the annotation.
     """
@@ -114,14 +134,14 @@ def composition(adata: AnnData, groupby: str, *, key_added: str = "scperformer")
 
 
 def confusion(evaluation: "Evaluation", *, normalize: bool = True) -> Figure:
-    """Draw the confusion matrix of an evaluation: true labels are rows, predicted labels columns.
+    """Draw the confusion matrix of an evaluation, with true labels as rows and predicted labels as columns.
 
     Parameters
     ----------
     evaluation
-        From `evaluate`.
+        The result of `evaluate`.
     normalize
-        Shares of the cells of each true label instead of numbers of cells.
+        Draw shares of the cells of each true label instead of numbers of cells.
     """
     table = evaluation.confusion
     table = table.loc[table.sum(axis=1) > 0, (table.sum(axis=0) > 0) | (table.sum(axis=1) > 0)]
@@ -138,14 +158,14 @@ def confusion(evaluation: "Evaluation", *, normalize: bool = True) -> Figure:
 
 
 def markers(explanation: "Explanation", *, num_genes: int = 3) -> Figure:
-    """Draw the expression of the genes that contribute most to each label, as scanpy's dot plot.
+    """Draw a dot plot of the expression of the genes that contribute most to each label.
 
     Parameters
     ----------
     explanation
-        From `explain`.
+        The result of `explain`.
     num_genes
-        Genes of each label.
+        Number of genes of each label.
     """
     cells = explanation.adata
     key = explanation.key

@@ -1,4 +1,4 @@
-"""HTML pages from the templates of this room."""
+"""HTML pages from the templates in this room."""
 
 import math
 from pathlib import Path
@@ -13,16 +13,17 @@ VALUE_KINDS = {
 
 
 def _percent(share: float) -> str:
-    """A share as text; a share above 0 is never shown as 0.0%."""
+    """Return a share as text; only 0 is shown as 0.0%."""
     return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
 
 
 def _score(value: float | None) -> str:
+    """Return a score from 0 to 1 as text; a dash for a missing score."""
     return "–" if value is None or math.isnan(value) else f"{value:.3f}"
 
 
 def _expression(facts: dict[str, Any]) -> str:
-    """The place and kind of the values that were used, in words: "counts in X"."""
+    """Return the kind and place of the expression that was used, such as "counts in X"."""
     source = str(facts["source"])
     kind = str(facts["kind"])
     total = float(facts["total"])
@@ -34,7 +35,7 @@ def _expression(facts: dict[str, Any]) -> str:
 
 
 def _shown(value: Any, kind: str) -> str:
-    """A value of a table as text."""
+    """Return a value of a table as text, as its kind (tables.py) is shown."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if kind.endswith("count"):
@@ -45,10 +46,10 @@ def _shown(value: Any, kind: str) -> str:
 
 
 def render_page(template: str, **content: Any) -> str:
-    """The HTML of a template of this package."""
-    import jinja2  # takes a while to import, and `check` needs no pages
+    """Return the HTML of a template in this room."""
+    import jinja2  # takes a while to import, and `check` does not need it
 
-    # Autoescape: labels, genes and file names are user data.
+    # Labels, genes and file names come from users, so everything is escaped.
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.loader = jinja2.FileSystemLoader(TEMPLATES)
     environment.lstrip_blocks = True

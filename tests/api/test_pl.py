@@ -1,4 +1,4 @@
-"""Plots of annotated cells: panels, bars and squares show the numbers; nothing is changed."""
+"""Plots of annotated cells: they show the right numbers, and leave the data as they are."""
 
 import numpy as np
 import pandas as pd
@@ -9,6 +9,7 @@ from matplotlib.colors import to_hex
 import scperformer as scp
 from scperformer.base.errors import InputError
 from scperformer.base.pictures import colour_of
+from scperformer.reports.umap import umap_coordinates
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def annotated(tiny_model):
 
 
 def test_embedding_has_a_panel_for_each_colour(annotated):
-    before = annotated.obsm["X_map"].copy(), dict(annotated.uns), list(annotated.obs)
+    entries = (list(annotated.uns), list(annotated.obs))
     figure = scp.pl.embedding(annotated, ["label", "confidence", "sample", "GENE0"], basis="X_map")
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
     assert titles == ["scperformer_label", "scperformer_confidence", "sample", "GENE0"]
@@ -28,7 +29,7 @@ def test_embedding_has_a_panel_for_each_colour(annotated):
     assert len(drawn.get_offsets()) == annotated.n_obs
     confidence = next(axes for axes in figure.axes if axes.get_title() == "scperformer_confidence")
     assert confidence.collections[0].get_clim() == (0, 1)
-    assert (annotated.uns.keys(), list(annotated.obs)) == (before[1].keys(), before[2])
+    assert (list(annotated.uns), list(annotated.obs)) == entries
 
 
 def test_unknown_columns_are_refused(annotated):
@@ -36,11 +37,23 @@ def test_unknown_columns_are_refused(annotated):
         scp.pl.embedding(annotated, "labl", basis="X_map")
 
 
-@pytest.mark.slow
-def test_embedding_makes_a_umap_of_its_own(annotated):
+def test_embedding_draws_the_umap_of_the_report(annotated):
     figure = scp.pl.embedding(annotated)
-    assert len(figure.axes[0].collections[0].get_offsets()) == annotated.n_obs
+    expected = umap_coordinates(annotated.obsm["X_scperformer"], seed=0)
+    drawn = figure.axes[0].collections[0].get_offsets()
+    np.testing.assert_array_equal(np.sort(drawn, axis=0), np.sort(expected, axis=0))  # scanpy shuffles or sorts cells
     assert "X_umap" not in annotated.obsm
+
+
+def test_embedding_draws_random_cells_of_large_data(annotated, monkeypatch):
+    monkeypatch.setattr("scperformer.api.pl.MAX_CELLS", 50)
+    figure = scp.pl.embedding(annotated)
+    assert len(figure.axes[0].collections[0].get_offsets()) == 50
+
+
+def test_too_few_cells_for_a_umap_are_refused(annotated):
+    with pytest.raises(InputError, match="14 cells for a UMAP; expected at least 15 cells"):
+        scp.pl.embedding(annotated[:14])
 
 
 def test_composition_shows_shares(annotated):
@@ -54,8 +67,8 @@ def test_composition_shows_shares(annotated):
     assert axes.get_ylabel() == "sample"
 
 
-def test_a_gene_makes_no_groups(annotated):
-    with pytest.raises(InputError, match="the gene 'GENE0' as groups of cells; expected a column of obs"):
+def test_a_gene_is_refused_as_groups(annotated):
+    with pytest.raises(InputError, match="the gene 'GENE0' in place of groups of cells; expected a column of obs"):
         scp.pl.composition(annotated, "GENE0")
 
 
@@ -68,7 +81,6 @@ def test_confusion_shows_shares_or_cells(annotated):
     assert (shares.get_xlabel(), shares.get_ylabel()) == ("predicted label", "true label")
 
 
-@pytest.mark.slow
 def test_markers_are_the_genes_that_contribute_most(annotated, tiny_model):
     explanation = scp.explain(annotated, tiny_model, num_cells=5)
     figure = scp.pl.markers(explanation, num_genes=2)

@@ -1,4 +1,4 @@
-"""Evaluation folders: scores compared with scikit-learn, true labels from files and tables, refused inputs."""
+"""Evaluation: scores compared with scikit-learn, true labels from obs and from tables, refused inputs."""
 
 import json
 import logging
@@ -24,6 +24,7 @@ def samples():
 
 
 def evaluate(folder: Path, samples, tables=None, **options) -> Path:
+    """Write the samples and their evaluation into a folder; return the path of the evaluation."""
     inputs = [write_sample(folder, f"s{number}", sample) for number, sample in enumerate(samples)]
     output = str(folder / "evaluation")
     options = {"truth_key": TRUTH_KEY, "output": output, "truth_path": tables} | options
@@ -31,7 +32,7 @@ def evaluate(folder: Path, samples, tables=None, **options) -> Path:
 
 
 def truth_table(folder: Path, sample, name: str = "truth.csv", separator: str = ",") -> str:
-    """Move the truth of a sample from obs to a table with the cells in reverse order."""
+    """Move the true labels of a sample from obs to a table, with the cells in reverse order."""
     table = sample.obs[[TRUTH_KEY]][::-1].rename_axis("cell").rename(columns={TRUTH_KEY: "type"})
     table.to_csv(folder / name, sep=separator)
     del sample.obs[TRUTH_KEY]
@@ -80,7 +81,8 @@ def test_tables_equal_scikit_learn(tmp_path, samples):
 
 def test_cells_without_truth_are_counted_and_left_out(tmp_path, samples):
     truth = samples[0].obs[TRUTH_KEY].astype(object)
-    truth.iloc[:3], truth.iloc[3] = np.nan, "  "
+    truth.iloc[:3] = np.nan
+    truth.iloc[3] = "  "
     samples[0].obs[TRUTH_KEY] = truth
     metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
     assert (metrics["num_cells"], metrics["num_without_truth"]) == (96, 4)
@@ -108,12 +110,12 @@ def test_coverage_of_sets_and_flags_are_counted(tmp_path, samples):
     assert metrics["coverage"] == pytest.approx(np.mean(inside))
     assert metrics["samples"]["s1"]["coverage"] == pytest.approx(np.mean(inside[60:]))
     assert metrics["mean_set_size"] == pytest.approx(obs["scperformer_set_size"].astype(int).mean())
-    # Cells 0, 10, ... of a sample are flagged, one of which is among the five mast cells.
+    # Cells 0, 10, ... of each sample are flagged; the first of them is one of the five mast cells.
     assert metrics["flagged_unknown"] == {"known_labels": pytest.approx(9 / 95), "other_labels": pytest.approx(1 / 5)}
 
 
 def test_coverage_of_sets_whose_labels_have_bars(tmp_path):
-    """The set of "A" and "B" does not contain "A|B", and the other way round."""
+    """The set of "A" and "B" does not contain "A|B", and "A|B" does not contain "A"."""
     labels = annotated_sample().uns["scperformer"]["model"]["labels"]
     rename = dict(zip(labels, ["A|B", "A", "B", 'C"', '"D', "|", "E\\", "F|", "|G", "H"], strict=True))
     sample = annotated_sample(0, 100, rename=rename)
@@ -127,13 +129,17 @@ def test_coverage_of_sets_whose_labels_have_bars(tmp_path):
 
 
 def backed_off_sample():
-    """Seven cells by hand: their true labels, labels, and calls in the tree lymphocyte (B, T (CD8, Treg), NK)."""
-    b, nk, cd8, treg = "CD19+ B", "CD56+ NK", "CD8+ Cytotoxic T", "CD4+/CD25 T Reg"
+    """Return seven cells with true labels, labels, and calls in the tree lymphocyte (B, T (CD8, Treg), NK)."""
+    b = "CD19+ B"
+    nk = "CD56+ NK"
+    cd8 = "CD8+ Cytotoxic T"
+    treg = "CD4+/CD25 T Reg"
     sample = annotated_sample(num_cells=7, min_confidence=0.9)
     sample.obs[TRUTH_KEY] = [b, b, cd8, cd8, nk, "Dendritic", "mast cell"]
     sample.obs["scperformer_label"] = [b, nk, treg, cd8, nk, "Dendritic", nk]
     sample.obs["scperformer_call"] = [b, "lymphocyte", "T", "unknown", "T", "Dendritic", "lymphocyte"]
-    nodes, parents = ["lymphocyte", b, "T", cd8, treg, nk], ["", "lymphocyte", "lymphocyte", "T", "T", "lymphocyte"]
+    nodes = ["lymphocyte", b, "T", cd8, treg, nk]
+    parents = ["", "lymphocyte", "lymphocyte", "T", "T", "lymphocyte"]
     others = [label for label in sample.uns["scperformer"]["model"]["labels"] if label not in nodes]
     columns = {"nodes": nodes + others, "parents": parents + [""] * len(others)}
     columns["ontology_term_ids"] = ["unknown"] * len(columns["nodes"])
@@ -142,17 +148,17 @@ def backed_off_sample():
     return sample
 
 
-def test_calls_that_back_off_are_scored_on_their_level(tmp_path, caplog):
+def test_calls_that_back_off_are_scored_per_level(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     folder = evaluate(tmp_path, [backed_off_sample()])
     calls = read_evaluation(folder).metrics["calls"]
-    # Wrong are the T cell that is an NK cell, and the lymphocyte that is a mast cell; one cell has no call.
+    # Wrong calls: an NK cell called T, and a mast cell called lymphocyte. One cell is unknown.
     assert calls["accuracy"] == pytest.approx(4 / 6)
     assert (calls["backed_off"], calls["unknown"]) == (pytest.approx(4 / 7), pytest.approx(1 / 7))
     two_thirds = {"num_calls": 3, "accuracy": pytest.approx(2 / 3)}
     assert calls["levels"] == [{"level": 1} | two_thirds, {"level": 2} | two_thirds]
     assert "57.1% of the cells back off to a parent of their label, 14.3% are unknown" in caplog.text
-    assert "right calls: level 1 0.667 of 3, level 2 0.667 of 3" in caplog.text
+    assert "accuracy 0.667 on level 1 (3 calls), 0.667 on level 2 (3 calls)" in caplog.text
     config = ReportConfig(inputs=[str(tmp_path / "s0.annotated.h5ad")], evaluation=str(folder))
     page = run_report(config).read_text(encoding="utf-8")
     assert "5 labels with a confidence below 0.9 backed off" in page
@@ -178,16 +184,17 @@ def test_labels_of_clusters_are_scored(tmp_path, samples, caplog):
         sample.obs["scperformer_cluster_label"] = np.roll(sample.obs["scperformer_label"].astype(str), 1)
     evaluation = read_evaluation(evaluate(tmp_path, samples))
     obs = pd.concat([sample.obs.astype(str) for sample in samples])
-    truth, labels = obs[TRUTH_KEY], evaluation.metrics["labels"]
+    truth = obs[TRUTH_KEY]
+    labels = evaluation.metrics["labels"]
     theirs = scores_of(truth, obs["scperformer_cluster_label"])
     assert evaluation.metrics["cluster"] == pytest.approx(theirs)
-    assert f"labels of clusters: accuracy {theirs['accuracy']:.3f}, macro-F1 {theirs['macro_f1']:.3f}" in caplog.text
+    assert f"cluster labels: accuracy {theirs['accuracy']:.3f}, macro-F1 {theirs['macro_f1']:.3f}" in caplog.text
     by_label = {"labels": labels, "average": None, "zero_division": 0}
     f1 = reference.f1_score(truth, obs["scperformer_cluster_label"], **by_label)
     np.testing.assert_allclose(evaluation.per_class["cluster_f1"].fillna(0), f1, atol=5e-7)
 
 
-def test_truth_unknown_to_the_model_counts_as_error(tmp_path, samples, caplog):
+def test_true_labels_that_the_model_lacks_count_as_errors(tmp_path, samples, caplog):
     before = read_evaluation(evaluate(tmp_path, samples)).metrics
     truth = samples[0].obs[TRUTH_KEY].astype(str).to_numpy(object)
     right = np.flatnonzero(truth == samples[0].obs["scperformer_label"].astype(str).to_numpy(object))
@@ -209,7 +216,7 @@ def test_truth_from_a_table_equals_truth_in_obs(tmp_path, samples, name, separat
 
 
 def numbered(sign: str = "") -> dict[str, str]:
-    """Labels that are numbers of clusters."""
+    """Return new names for the labels: numbers, as of clusters."""
     labels = annotated_sample().uns["scperformer"]["model"]["labels"]
     return {label: f"{number}{sign}" for number, label in enumerate(labels)}
 
@@ -228,17 +235,16 @@ TRUTHS = {
 @pytest.mark.parametrize("in_table", [False, True], ids=["in obs", "in a table"])
 @pytest.mark.parametrize("form", TRUTHS)
 def test_truth_in_another_form_gives_the_same_scores(tmp_path, form, in_table):
-    names, made = TRUTHS[form]
+    names, in_form = TRUTHS[form]
     sample = annotated_sample(0, 60, rename=names)
     missing = np.arange(60) % 10 == 0
     truth = sample.obs[TRUTH_KEY].astype(object)
     truth[missing] = None
     expected = scores_of(truth[~missing].astype(str), sample.obs["scperformer_label"][~missing].astype(str))
-    found = made(sample.obs[TRUTH_KEY]).where(~missing)
-    table = found.rename(TRUTH_KEY).rename_axis("cell").to_csv()
-    (tmp_path / "truth.csv").write_text(table)
+    column = in_form(sample.obs[TRUTH_KEY]).where(~missing)
+    column.rename(TRUTH_KEY).rename_axis("cell").to_csv(tmp_path / "truth.csv")
     with ad.settings.override(allow_write_nullable_strings=True):
-        sample.obs[TRUTH_KEY] = found
+        sample.obs[TRUTH_KEY] = column
         if in_table:
             del sample.obs[TRUTH_KEY]
         folder = evaluate(tmp_path, [sample], tables=[str(tmp_path / "truth.csv")] if in_table else None)
@@ -253,16 +259,17 @@ def test_table_that_lacks_cells_leaves_them_out(tmp_path, samples, caplog):
     table.write_text("\n".join([*lines[:-10], "another-cell,Dendritic"]))
     metrics = read_evaluation(evaluate(tmp_path, samples[:1], [str(table)], truth_key="type")).metrics
     assert (metrics["num_cells"], metrics["num_without_truth"]) == (50, 10)
-    assert "10 of 60 cells have no row; 1 of its rows are for other cells" in caplog.text
+    assert "10 of 60 cells are missing from the table" in caplog.text
+    assert "1 row belongs to cells that are not in" in caplog.text
 
 
-def test_samples_without_true_labels_are_left_out_and_named(tmp_path, samples, caplog):
+def test_samples_without_true_labels_are_left_out_with_a_warning(tmp_path, samples, caplog):
     alone = read_evaluation(evaluate(tmp_path, samples[:1])).metrics
     assert alone["samples_without_truth"] == []
     del samples[1].obs[TRUTH_KEY]
     metrics = read_evaluation(evaluate(tmp_path, samples[:2], overwrite=True)).metrics
     assert metrics["samples_without_truth"] == ["s1"]
-    assert "left out, without a column" in caplog.text
+    assert "left out because they have no column 'bulk_labels': s1" in caplog.text
     assert (metrics["num_cells"], list(metrics["samples"])) == (alone["num_cells"], ["s0"])
     with pytest.raises(InputError, match=f"no column '{TRUTH_KEY}'"):
         evaluate(tmp_path, samples[1:2], overwrite=True)
@@ -278,11 +285,12 @@ def test_unusual_labels_are_read_back_unchanged(tmp_path):
     assert list(evaluation.confusion.columns) == labels
 
 
-def test_log_has_the_scores_beside_those_of_logistic_regression(tmp_path, samples, caplog):
+def test_scores_are_logged_with_those_of_logistic_regression(tmp_path, samples, caplog):
     samples[0].obs.loc[samples[0].obs_names[:2], TRUTH_KEY] = np.nan
     caplog.set_level(logging.INFO)
     metrics = read_evaluation(evaluate(tmp_path, samples)).metrics
-    model, baseline = metrics["model"], metrics["baseline"]
+    model = metrics["model"]
+    baseline = metrics["baseline"]
     assert (
         f"98 cells in 2 samples against 'bulk_labels' (2 without a true label left out): "
         f"accuracy {model['accuracy']:.3f} (logistic regression {baseline['accuracy']:.3f}), "
@@ -290,7 +298,7 @@ def test_log_has_the_scores_beside_those_of_logistic_regression(tmp_path, sample
     ) in caplog.text
 
 
-def test_default_output_is_beside_the_first_input(tmp_path, samples):
+def test_default_output_is_in_the_folder_of_the_first_input(tmp_path, samples):
     assert evaluate(tmp_path, samples, output=None) == tmp_path / "s0.annotated.evaluation"
 
 
@@ -303,7 +311,7 @@ def test_missing_truth_key_lists_the_columns(tmp_path, samples):
 
 
 def test_column_without_known_labels_is_refused(tmp_path, samples):
-    with pytest.raises(InputError, match="knows none of the true labels in 'percent_mito'"):
+    with pytest.raises(InputError, match="has none of the true labels in 'percent_mito'"):
         evaluate(tmp_path, samples, truth_key="percent_mito")
 
 
@@ -324,7 +332,7 @@ def test_table_of_other_cells_is_refused(tmp_path, samples):
     [
         (None, r"truth.csv cannot be read \(No such file"),
         ("", "truth.csv cannot be read"),
-        ("cell,type\na,B\na,T\n", "cell 'a' is twice in"),
+        ("cell,type\na,B\na,T\n", "cell 'a' has more than one row in"),
         ("cell,type\n", "none of the 60 cells"),
     ],
     ids=["missing", "empty", "cell-twice", "no-rows"],
@@ -337,10 +345,10 @@ def test_bad_table_is_refused(tmp_path, samples, content, message):
         evaluate(tmp_path, samples[:1], [str(path)], truth_key="type")
 
 
-def test_repeated_cell_names_cannot_be_looked_up(tmp_path, samples):
+def test_repeated_cell_names_are_refused_with_a_table(tmp_path, samples):
     table = truth_table(tmp_path, samples[0])
     samples[0].obs_names = [samples[0].obs_names[0], *samples[0].obs_names[:-1]]
-    with pytest.raises(InputError, match="is more than once in"):
+    with pytest.raises(InputError, match="occurs more than once in"):
         evaluate(tmp_path, samples[:1], [table], truth_key="type")
 
 

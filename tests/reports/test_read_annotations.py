@@ -1,4 +1,4 @@
-"""Annotations read back: names of samples, content, refused files."""
+"""Annotations read from files: names of samples, content, refused files."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_reads_the_annotation_and_not_the_expression(tmp_path, monkeypatch):
 
 
 def test_embeddings_of_models_adapted_to_different_conditions_are_replaced_by_probabilities(tmp_path):
-    """They cannot be compared; logarithms of probabilities can."""
+    """Such embeddings are not comparable; logarithms of probabilities are."""
     samples = [annotated_sample(first, num_cells=20) for first in (0, 20)]
 
     def embeddings(*keys: str | None) -> list[np.ndarray]:
@@ -58,7 +58,7 @@ def test_embeddings_of_models_adapted_to_different_conditions_are_replaced_by_pr
             np.testing.assert_allclose(found, np.log(np.clip(proba, 1e-3, None)), rtol=1e-6)
 
 
-def test_embedding_only_when_asked_for(tmp_path):
+def test_embedding_is_read_only_on_request(tmp_path):
     path = write_sample(tmp_path, "one", annotated_sample(num_cells=20))
     assert read_annotated([path], "scperformer")[0].embedding is None
 
@@ -100,9 +100,9 @@ def test_remedy_for_another_key_names_it(tmp_path):
         read_annotated([path], "scperformer")
 
 
-def test_file_named_twice_is_refused(tmp_path):
+def test_file_given_twice_is_refused(tmp_path):
     path = write_sample(tmp_path, "one", annotated_sample(num_cells=20))
-    with pytest.raises(InputError, match="is named twice"):
+    with pytest.raises(InputError, match="is given twice"):
         read_annotated([path, str(tmp_path / ".." / tmp_path.name / "one.annotated.h5ad")], "scperformer")
 
 
@@ -123,20 +123,21 @@ def test_truncated_file_is_refused(tmp_path):
 def test_samples_are_in_natural_order(tmp_path):
     sample = annotated_sample(num_cells=20)
     paths = [write_sample(tmp_path, name, sample) for name in ("s10", "s2", "S1")]
-    assert [one.name for one in read_samples(paths, "scperformer")[0]] == ["S1", "s2", "s10"]
+    assert [read.name for read in read_samples(paths, "scperformer")[0]] == ["S1", "s2", "s10"]
 
 
 def test_files_without_an_annotation_have_a_reason(tmp_path, pbmc, caplog):
     good = write_sample(tmp_path, "good", annotated_sample(num_cells=20))
-    plain, absent = write_sample(tmp_path, "plain", pbmc), str(tmp_path / "absent.h5ad")
+    plain = write_sample(tmp_path, "plain", pbmc)
+    absent = str(tmp_path / "absent.h5ad")
     (tmp_path / "told.failed.json").write_text('{"sample": "told", "error": "no expression in it"}')
     (tmp_path / "too.failed.json").write_text('{"sample": "x", "error": "\\u001b[31mtoo few genes"}')
     (tmp_path / "odd.failed.json").write_text("[]")
     names = ("told.annotated.h5ad", "too.failed.json", "odd.failed.json")
     paths = [plain, good, absent, *(str(tmp_path / name) for name in names)]
     samples, failed = read_samples(paths, "scperformer")
-    assert [one.name for one in samples] == ["good"]
-    reasons = {one.name: one.reason for one in failed}
+    assert [read.name for read in samples] == ["good"]
+    reasons = {sample.name: sample.reason for sample in failed}
     assert list(reasons) == ["absent", "odd", "plain", "told", "too"]
     assert reasons["told"] == "no expression in it"
     assert reasons["too"] == "\ufffd[31mtoo few genes"
@@ -151,7 +152,7 @@ def test_no_annotated_file_at_all_is_an_error(tmp_path, pbmc):
         read_samples(paths, "scperformer")
 
 
-def test_probabilities_of_some_cells(tmp_path):
+def test_probabilities_of_chosen_cells(tmp_path):
     sample = annotated_sample(num_cells=20)
     [read] = read_annotated([write_sample(tmp_path, "one", sample)], "scperformer")
     rows = np.array([3, 17])

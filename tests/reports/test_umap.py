@@ -1,11 +1,11 @@
-"""The map of cells: neighbours stay neighbours, as with umap-learn."""
+"""The UMAP of cells: neighbours stay neighbours, as with umap-learn."""
 
 import numpy as np
 import pytest
 from sklearn.manifold import trustworthiness
 from sklearn.neighbors import NearestNeighbors
 
-from scperformer.reports import umap
+from scperformer.reports.umap import MIN_CELLS, neighbour_graph, umap_coordinates
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def clouds() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def xy(clouds) -> np.ndarray:
-    return umap.umap_coordinates(clouds[0], seed=0)
+    return umap_coordinates(clouds[0], seed=0)
 
 
 def test_neighbours_stay_neighbours(clouds, xy):
@@ -26,38 +26,38 @@ def test_neighbours_stay_neighbours(clouds, xy):
     nearest = NearestNeighbors(n_neighbors=6).fit(xy).kneighbors(xy, return_distance=False)[:, 1:]
     assert (codes[nearest] == codes[:, None]).mean() > 0.98
     shuffled = np.random.default_rng(0).permutation(codes)
-    assert (shuffled[nearest] == shuffled[:, None]).mean() < 0.5  # a map of nothing
+    assert (shuffled[nearest] == shuffled[:, None]).mean() < 0.5  # a control: random groups are not neighbours
 
 
 def test_same_seed_same_coordinates(clouds, xy):
-    np.testing.assert_array_equal(umap.umap_coordinates(clouds[0], seed=0), xy)
-    assert not np.array_equal(umap.umap_coordinates(clouds[0], seed=1), xy)
+    np.testing.assert_array_equal(umap_coordinates(clouds[0], seed=0), xy)
+    assert not np.array_equal(umap_coordinates(clouds[0], seed=1), xy)
 
 
-@pytest.mark.parametrize("num_cells", [umap.MIN_CELLS, umap.MIN_CELLS + 1])
+@pytest.mark.parametrize("num_cells", [MIN_CELLS, MIN_CELLS + 1])
 @pytest.mark.parametrize("num_dims", [1, 5])
 def test_few_cells_and_one_dimension_are_enough(clouds, num_cells, num_dims):
-    assert np.isfinite(umap.umap_coordinates(clouds[0][:num_cells, :num_dims], seed=0)).all()
+    assert np.isfinite(umap_coordinates(clouds[0][:num_cells, :num_dims], seed=0)).all()
 
 
 def test_cells_with_the_same_embedding_are_drawn(clouds):
     repeated = np.repeat(clouds[0][::30], 30, axis=0)
-    assert np.isfinite(umap.umap_coordinates(repeated, seed=0)).all()
+    assert np.isfinite(umap_coordinates(repeated, seed=0)).all()
 
 
 @pytest.mark.parametrize(
     "embedding",
-    [np.random.default_rng(0).normal(size=(umap.MIN_CELLS - 1, 4)), np.ones((40, 4)), np.ones((40, 0))],
+    [np.random.default_rng(0).normal(size=(MIN_CELLS - 1, 4)), np.ones((40, 4)), np.ones((40, 0))],
     ids=["too-few", "all-equal", "no-dimension"],
 )
 def test_no_coordinates_for_too_few_or_equal_cells(embedding):
-    assert umap.umap_coordinates(embedding.astype(np.float32), seed=0) is None
+    assert umap_coordinates(embedding.astype(np.float32), seed=0) is None
 
 
 @pytest.mark.slow
 def test_graph_and_map_are_those_of_umap_learn():
-    """The weights of pairs are equal; of the neighbours on the map as many are true ones, within 0.02."""
-    import umap
+    """The weights of the graph agree, and the map is as trustworthy, within 0.02."""
+    from umap import UMAP
     from umap.umap_ import fuzzy_simplicial_set
 
     rng = np.random.default_rng(0)
@@ -68,11 +68,11 @@ def test_graph_and_map_are_those_of_umap_learn():
     theirs, _, _ = fuzzy_simplicial_set(
         cells, 16, np.random.RandomState(0), "euclidean", knn_indices=neighbours, knn_dists=distances
     )
-    ours = umap.neighbour_graph(cells, 15)
+    ours = neighbour_graph(cells, 15)
     strong = theirs.toarray() > 0.05
     assert np.abs(ours.toarray() - theirs.toarray())[strong].mean() < 0.05
     scores = [
         trustworthiness(cells, xy, n_neighbors=15)
-        for xy in (umap.umap_coordinates(cells, 0), umap.UMAP(min_dist=0.5, random_state=0).fit_transform(cells))
+        for xy in (umap_coordinates(cells, 0), UMAP(min_dist=0.5, random_state=0).fit_transform(cells))
     ]
     assert scores[0] > scores[1] - 0.02
