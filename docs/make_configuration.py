@@ -6,7 +6,7 @@ A table stands between `<!-- options: NAME -->` and `<!-- end -->`; NAME is a st
 import re
 from pathlib import Path
 
-from scperformer.command.cli import FIRST_WORDS
+from scperformer.command.words import FIRST_WORDS
 from scperformer.config import option_texts
 
 PAGE = Path(__file__).with_name("configuration.md")

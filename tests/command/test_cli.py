@@ -14,7 +14,9 @@ import anndata as ad
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.command.cli import HELP, STEPS, import_function, to_overrides
+from scperformer.command.cli import STEPS, import_function
+from scperformer.command.help import HELP
+from scperformer.command.words import to_overrides
 from scperformer.config import make_config, option_texts
 from scperformer.config.steps import SCHEMAS
 from scperformer.model import PACKAGED_MODEL

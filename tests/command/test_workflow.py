@@ -3,7 +3,7 @@
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.command.cli import to_overrides
+from scperformer.command.words import to_overrides
 from scperformer.command.workflow import run_workflow, snakemake_words, workflow_folder
 from scperformer.config import WorkflowConfig, make_config
 

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.command.cli import to_overrides
+from scperformer.command.words import to_overrides
 from scperformer.config import make_config
 
 CONFIG = """

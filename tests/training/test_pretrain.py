@@ -13,7 +13,7 @@ from support.words import as_options
 
 import scperformer
 from scperformer.base.errors import InputError
-from scperformer.command.cli import to_overrides
+from scperformer.command.words import to_overrides
 from scperformer.config import make_config
 from scperformer.files import sha256
 from scperformer.model import CARD, INFO, read_model

@@ -28,7 +28,7 @@ from support.words import as_options
 import scperformer
 from scperformer.base.errors import InputError
 from scperformer.cells import Sample, make_reference
-from scperformer.command.cli import to_overrides
+from scperformer.command.words import to_overrides
 from scperformer.config import make_config, quoted
 from scperformer.fitting import coexpression
 from scperformer.model import ReferenceCells, SavedModel, load_reference_cells, read_model
