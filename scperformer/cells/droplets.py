@@ -49,7 +49,7 @@ class Droplets:
         """The warning for users."""
         share = in_percent(self.num_empty / (self.num_empty + len(self.cells)))
         text = f"{share} of barcodes have fewer than {self.floor:,} {self.unit}: this looks like the unfiltered matrix "
-        text += "of a droplet run, use the filtered one; these barcodes are called and flagged low_quality, and the "
+        text += "of a droplet run, use the filtered matrix; these barcodes are called and flagged low_quality, and the "
         return f"{text}depth and all other statistics are those of the {len(self.cells):,} barcodes above"
 
 

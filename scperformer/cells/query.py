@@ -168,7 +168,9 @@ def require_short(query: Query, model: SavedModel) -> None:
     if longest + 1 > attention["max_length"]:
         found = f"{longest + 1} tokens in a cell of {query.path}"
         expected = f"at most {attention['max_length']} with the exact attention of the model"
-        raise InputError(found, expected, "use a model with another attention, or train one with attention.max_length")
+        raise InputError(
+            found, expected, "use a model with another attention, or train a model with a larger attention.max_length"
+        )
 
 
 def require_regular(cells: AnnData | BackedH5ad, path: str = "the data") -> None:

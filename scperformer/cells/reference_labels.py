@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 MAX_LABELS = 200  # a column with more values holds names or numbers, not labels
 NUM_NAMED = 5  # labels that a message names
-MAX_SHOWN_CHARACTERS = 80  # of an invalid label in a message
+MAX_SHOWN_CHARACTERS = 80  # length of an invalid label in a message
 TERM_SUFFIX = "_ontology_term_id"  # after the name of the label column, as CELLxGENE names the column of ontology ids
 
 

@@ -30,7 +30,7 @@ GZIP_SIGNATURE = b"\x1f\x8b"
 MIN_ENTRY_BYTES = 4  # an entry of an mtx file has at least two digits, a blank and the end of the line
 MAX_GZIP_RATIO = 1032  # gzip compresses at most by this factor
 LONGEST_LINE = 2**28  # bytes of a line of text; a million numbers with decimals have 2e7
-MAX_NAMES_BYTES = 2**30  # of a file of barcodes or features, unpacked; 10 million barcodes have 2e8
+MAX_NAMES_BYTES = 2**30  # bytes of a file of barcodes or features, unpacked; 10 million barcodes have 2e8
 BYTES_AT_ONCE = 2**20  # to count lines
 NUM_FILES_NAMED = 8  # in an error
 MAX_BLANK_LINES = 10  # at the end of a file
@@ -123,7 +123,7 @@ def _companion(folder: Path, prefixes: Sequence[str], words: Sequence[str], matr
 
 
 class _Neighbour(NamedTuple):
-    """A file next to a matrix that may hold the names on one of its axes."""
+    """A file next to a matrix, which may hold the names on an axis."""
 
     file: Path
     sizes: list[int]  # sizes of the axes that its number of lines fits, with or without a header
@@ -135,7 +135,7 @@ def _find_others(matrix: Path, barcodes: Path | None, features: Path | None, mis
     """Find the names of cells and genes by numbers of lines and content.
 
     Of several files that fit, those whose names share the longest prefix with the matrix are preferred, then those with
-    better words in their names. No candidates are refused, and so are several equally good ones.
+    better words in their names. A matrix with no candidates, or with several equally good candidates, is refused.
 
     Parameters
     ----------
@@ -321,7 +321,7 @@ def _holds_names(first: Sequence[str]) -> bool:
 
 
 def _as_table(rows: list[list[str]], size: int, path: Path) -> tuple[pd.DataFrame, bool]:
-    """Make a table of `size` rows, and return whether there is a header, which is one more line.
+    """Make a table of `size` rows, and return whether an additional first line is its header.
 
     A first column of row numbers is left out if there are other columns.
     """
@@ -382,7 +382,7 @@ def _make_var(table: pd.DataFrame, has_header: bool) -> pd.DataFrame:
 def read_mtx(path: Path) -> tuple[AnnData, list[str]]:
     """Read a folder, or an mtx file and the files next to it; also return notes for the log.
 
-    The numbers of names show which axis is the cells. A file of names with one more line has a header. Further columns
+    The numbers of names show which axis is the cells. A file of names with an additional line has a header. Further columns
     about the cells go into obs.
     """
     matrix, barcode_file, feature_file = find_matrix(path)

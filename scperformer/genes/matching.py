@@ -100,7 +100,7 @@ def map_genes(
     Ensembl id without its version, the parts of a compound name, the names in `var` (the file's gene table), and the
     translation between ids and symbols. Less reliable rules only match genes of the model that have no match yet: names
     as R writes them or that differ only in case, if no other name does; and previous symbols or aliases that belong to
-    one gene alone and are not the current symbol of another. Repeated names are one gene.
+    one gene alone and are not the current symbol of another. Repeated names are the same gene.
 
     If the `species` of the file is given and differs from the model's, genes are matched by orthologs. With `auto`, a
     file of another species than the model's is refused.
@@ -273,6 +273,30 @@ def _rules(
     if all_reached() and not any(file.ids) and not any(model.ids):
         return  # with symbols alone, the table only helps genes of the model without a match
 
+    yield from _rules_by_table(file, model, upper, model_upper, file_may_be_from_r, model_may_be_from_r)
+
+
+def _rules_by_name(file: _GeneNames, model: _GeneNames) -> Iterator[_Rule]:
+    """Yield the rules that compare the names without prefix and suffix, and their parts."""
+    yield _Rule(AFFIX, file.names, model.names)  # names without an affix have been compared before
+    bare, model_bare = (
+        [None if symbol else own for own, symbol in zip(genes.ids, genes.symbols, strict=True)]
+        for genes in (file, model)
+    )
+    yield _Rule(VERSION_REMOVED, bare, model_bare)
+    yield _Rule(COMPOUND, file.ids, model.ids)
+    yield _Rule(COMPOUND, file.symbols, model.symbols)
+
+
+def _rules_by_table(
+    file: _GeneNames,
+    model: _GeneNames,
+    upper: list[str | None],
+    model_upper: list[str | None],
+    file_may_be_from_r: bool,
+    model_may_be_from_r: bool,
+) -> Iterator[_Rule]:
+    """Yield the rules that need the table of human genes; `upper` are the symbols in upper case."""
     table = human_genes()
     model_ids = [own or table.ids.get(symbol or "") for own, symbol in zip(model.ids, model.symbols, strict=True)]
     yield _Rule(GENCODE, file.ids, model_ids)
@@ -290,18 +314,6 @@ def _rules(
     model_current, model_from_former = _current_symbols(model, model_upper)
     yield _Rule(HGNC, current, model_current)
     yield _Rule(FORMER, from_former, model_from_former, reliable=False)
-
-
-def _rules_by_name(file: _GeneNames, model: _GeneNames) -> Iterator[_Rule]:
-    """Yield the rules that compare the names without prefix and suffix, and their parts."""
-    yield _Rule(AFFIX, file.names, model.names)  # names without an affix have been compared before
-    bare, model_bare = (
-        [None if symbol else own for own, symbol in zip(genes.ids, genes.symbols, strict=True)]
-        for genes in (file, model)
-    )
-    yield _Rule(VERSION_REMOVED, bare, model_bare)
-    yield _Rule(COMPOUND, file.ids, model.ids)
-    yield _Rule(COMPOUND, file.symbols, model.symbols)
 
 
 def _completed(file: _GeneNames, other: _GeneNames) -> _GeneNames:

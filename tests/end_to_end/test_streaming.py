@@ -105,7 +105,7 @@ def _mixed_within_columns(x):
 
 def test_columns_on_disk_are_sorted_by_rows(counts_adata, tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "BLOCK_VALUES", 300)
-    monkeypatch.setattr(rows, "PART_VALUES", 1000)
+    monkeypatch.setattr(rows, "CSC_VALUES_AT_ONCE", 1000)
     path = tmp_path / "csc.h5ad"
     ad.AnnData(_mixed_within_columns(counts_adata.X.tocsc())).write_h5ad(path)
     with h5py.File(path) as file:
@@ -372,7 +372,7 @@ def test_kill_9_leaves_no_half_file_and_the_next_run_goes_on(counts_adata, whole
     program = f"""
 import sys, time
 from scperformer.command.cli import main
-from scperformer.files import row_blocks as rows
+from scperformer.files import rows
 from scperformer.prediction import predict
 rows.MAX_BLOCK_CELLS = {BLOCK}
 call = predict.call_block
