@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from scperformer.base.errors import InputError
 from scperformer.base.pictures import colour_of
+from scperformer.explanations.page import dot_plot
 from scperformer.reports.umap import MIN_CELLS, umap_coordinates
 
 if TYPE_CHECKING:
@@ -173,7 +174,4 @@ def markers(explanation: "Explanation", *, num_genes: int = 3) -> Figure:
     labels = [str(label) for label in cells.uns[key]["labels"]]
     order = zip(labels, means.columns, strict=True)
     genes = {label: means[column].nlargest(num_genes).index.tolist() for label, column in order}
-    options = {"layer": "expression", "standard_scale": "var", "colorbar_title": "Mean expression,\n0 to 1 per gene"}
-    plot = sc.pl.dotplot(cells, genes, f"{key}_label", return_fig=True, show=False, **options)
-    plot.make_figure()
-    return plot.fig
+    return dot_plot(cells, key, genes)

@@ -1,13 +1,13 @@
 """The contribution of each gene to a logit: exact for the linear branch, integrated gradients for the encoder.
 
 The contributions and a bias add up to the logit. The bias is the logit without expression: the bias of the linear
-branch plus the logit of the encoder at the start of a path. The path cannot be a smaller and smaller expression: each
-cell is scaled to the same length, so the logits would not change on it.
+branch plus the logit of the encoder at the start of a path. The path cannot scale down the expression: the network
+scales each cell to the same length, so the logits would not change.
 
-Integrated gradients (Sundararajan et al. 2017, arXiv 1703.01365, equation 1) lead the vectors of the expressed genes
-along a straight line to their values. The contribution of a gene is the product of its change and the mean gradient of
-the logit on the line. The line starts at 0 or, if the encoder also sees unexpressed genes, at the vector of the gene
-with value 0. With `head=weighted`, the weights of the vectors are the same on the whole line.
+Integrated gradients (Sundararajan et al. 2017, arXiv 1703.01365, equation 1) move the vectors of the expressed genes
+along a straight line from no expression to their values. The contribution of a gene is the product of its change and
+the mean gradient of the logit on the line. The line starts at 0 or, if the encoder also sees unexpressed genes, at the
+vector of the gene with value 0. With `head=weighted`, the weights of the vectors are constant on the line.
 
 Shape letters: B cells, L tokens, D model width, C labels, V views of the expression, G genes.
 """
@@ -34,32 +34,33 @@ from scperformer.network import (
     torch_state_kept,
 )
 
-SUM_TOLERANCE = (
-    0.01  # of the sum over the encoder's contributions, relative to the change of its logit, or to 1 if larger
-)
-FEWEST_STEPS, MOST_STEPS = 32, 1024  # of the path; doubled for a cell until its sum is within the tolerance
-BATCH_CELLS, BATCH_TOKENS = 64, 2**14  # the gradient needs the numbers of all layers at once
-Logits = Callable[[Tensor, Tensor], Tensor]
+# Largest error of the sum of the encoder's contributions, relative to the change of its logit (or to 1, if smaller).
+SUM_TOLERANCE = 0.01
+MIN_STEPS = 32  # steps of the path
+MAX_STEPS = 1024  # steps are doubled up to this number for cells whose sum is not within the tolerance
+BATCH_CELLS = 64
+BATCH_TOKENS = 2**14  # a gradient keeps the activations of all layers in memory
+Logits = Callable[[Tensor, Tensor], Tensor]  # maps points, and the numbers of their cells, to one logit per cell
 
 
 @dataclass
 class Contributions:
-    """The contributions to the logit of one label of each of N cells."""
+    """The contributions to the logit of one label per cell, for N cells and G genes."""
 
     genes: csr_matrix  # float32 N x G, with an entry for each gene that a cell expresses
-    bias: np.ndarray  # float64 N, the logit without expression
-    logits: np.ndarray  # float64 N, the logit by the model
+    bias: np.ndarray  # float64 N, logits without expression
+    logits: np.ndarray  # float64 N, logits of the model
 
     @property
     def errors(self) -> np.ndarray:
-        """The sum of a cell's genes and its bias minus its logit; float64, N."""
+        """Contributions plus bias minus logit of each cell; float64 N."""
         return np.asarray(self.genes.sum(axis=1, dtype=np.float64)).ravel() + self.bias - self.logits
 
 
 def find_contributions(network: CellTypeModel, cells: Cells, labels: np.ndarray) -> Contributions:
-    """Find the contribution of each gene to the logit of one label of each cell; `labels` are indices, int64 N."""
+    """Find the contribution of each gene to the logit of one label per cell; `labels` are indices, int64 N."""
     indptr = cells.x.indptr
-    found = np.zeros(cells.x.nnz, dtype=np.float32)
+    contributions = np.zeros(cells.x.nnz, dtype=np.float32)
     bias = np.zeros(len(cells))
     logits = np.zeros(len(cells))
     with (
@@ -83,14 +84,18 @@ def find_contributions(network: CellTypeModel, cells: Cells, labels: np.ndarray)
             with torch.no_grad():
                 logits[rows] = _chosen(network(batch)[0], labels_B).numpy()
             places = np.concatenate([np.arange(indptr[row], indptr[row + 1]) for row in rows])
-            found[places] = sum_BL[batch.x_BL > 0].numpy()
+            contributions[places] = sum_BL[batch.x_BL > 0].numpy()
             shown.update(len(rows))
-    return Contributions(csr_matrix((found, cells.x.indices, indptr), shape=cells.x.shape), bias, logits)
+    genes = csr_matrix((contributions, cells.x.indices, indptr), shape=cells.x.shape)
+    return Contributions(genes, bias, logits)
 
 
 @torch.no_grad()
 def linear_branch_contributions(linear: LinearBranch, batch: Batch, labels_B: Tensor) -> Tensor:
-    """The contributions of tokens to the logit of the linear branch, B x L: views times weights, summed over views."""
+    """Return the contributions of tokens to the logit of the linear branch, B x L.
+
+    They are the views of the expression times their weights, summed over the views.
+    """
     w_BLVC = linear.weight(batch.genes_BL).unflatten(-1, (len(linear.powers), -1))
     w_BLV = w_BLVC[torch.arange(len(labels_B)), :, :, labels_B]
     return (linear.power_transforms(batch) * w_BLV).sum(-1)
@@ -99,10 +104,10 @@ def linear_branch_contributions(linear: LinearBranch, batch: Batch, labels_B: Te
 def encoder_contributions(
     network: CellTypeModel, batch: Batch, labels_B: Tensor, sees_all: bool
 ) -> tuple[Tensor, Tensor]:
-    """The contributions of tokens to the logit of the encoder, B x L, and its logit at the start of the path, B.
+    """Return the contributions of tokens to the logit of the encoder, B x L, and its logit at the start of the path, B.
 
-    `sees_all`: unexpressed genes are tokens or memory of the encoder. Without layers, the input of the head is linear
-    in the vectors of genes, so that the path of this input gives the same.
+    `sees_all` tells that the encoder also sees unexpressed genes, as tokens or as memory. In an encoder without layers,
+    the input of the head is linear in the vectors of genes. Then the path of this input gives the same contributions.
     """
     encoder = network.encoder
     pool = network.pool
@@ -115,15 +120,15 @@ def encoder_contributions(
             start = -pool.centre_D.expand_as(stop)
         else:
             stop = h_BLD
-            none = replace(batch, values_BL=torch.zeros_like(batch.values_BL))
-            unseen_BLD = encoder.embedding(none) if sees_all else torch.zeros_like(h_BLD)
-            start = torch.where((batch.x_BL > 0).unsqueeze(-1), unseen_BLD, h_BLD)
+            unexpressed = replace(batch, values_BL=torch.zeros_like(batch.values_BL))
+            start_BLD = encoder.embedding(unexpressed) if sees_all else torch.zeros_like(h_BLD)
+            start = torch.where((batch.x_BL > 0).unsqueeze(-1), start_BLD, h_BLD)
 
     def logits(points: Tensor, rows: Tensor) -> Tensor:
         if not encoder.stack:
             return _chosen(head(points)[0], labels_B[rows])
-        some = Batch(*(tensor[rows] for tensor in batch.tensors))
-        return _chosen(head(pool(encoder.encode(points, some), some))[0], labels_B[rows])
+        part = Batch(*(tensor[rows] for tensor in batch.tensors))
+        return _chosen(head(pool(encoder.encode(points, part), part))[0], labels_B[rows])
 
     gradient, bias_B = mean_gradient(logits, start, stop)
     if not encoder.stack:
@@ -132,21 +137,21 @@ def encoder_contributions(
 
 
 def mean_gradient(logits: Logits, start_BX: Tensor, stop_BX: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of each cell's logit, averaged over the line from `start_BX` to `stop_BX`, and the logit at `start`.
+    """Return each cell's gradient, averaged over the line from `start_BX` to `stop_BX`, and its logit at the start, B.
 
-    `logits` maps points, one of each of some cells, and the numbers of these cells to one logit each. The mean is a
-    Gauss-Legendre quadrature; it is repeated with twice the steps for cells whose sum is not within the tolerance.
-    (Captum's `IntegratedGradients` has one number of steps for all cells: with 32, some sums are wrong by 5 %.)
+    The mean is a Gauss-Legendre quadrature. It is repeated with twice the steps for cells whose sum is not within the
+    tolerance. (Captum's `IntegratedGradients` has one number of steps for all cells. With 32, some sums are wrong by
+    5 %.)
     """
-    left_B = torch.arange(len(stop_BX))
+    left_B = torch.arange(len(stop_BX))  # cells that are not finished
     mean_BX = torch.zeros_like(stop_BX)
     with torch.no_grad():
         bias_B = logits(start_BX, left_B)
         change_B = logits(stop_BX, left_B) - bias_B
-    num_steps = FEWEST_STEPS
-    while len(left_B) and num_steps <= MOST_STEPS:
+    num_steps = MIN_STEPS
+    while len(left_B) and num_steps <= MAX_STEPS:
         nodes, weights = np.polynomial.legendre.leggauss(num_steps)
-        # Cubes, so that steps are shorter at the start, where layer norms change the logit most.
+        # The cubes make steps shorter at the start, where layer norms change the logit most.
         places = ((nodes + 1) / 2) ** 3
         weights = 1.5 * weights * ((nodes + 1) / 2) ** 2
         mean_BX[left_B] = 0
@@ -154,12 +159,13 @@ def mean_gradient(logits: Logits, start_BX: Tensor, stop_BX: Tensor) -> tuple[Te
             point_BX = torch.lerp(start_BX[left_B], stop_BX[left_B], float(place)).requires_grad_()
             (gradient_BX,) = torch.autograd.grad(logits(point_BX, left_B).sum(), point_BX)
             mean_BX[left_B] += float(weight) * gradient_BX
-        found_B = ((stop_BX - start_BX) * mean_BX).flatten(1).sum(1)
-        missed_B = (found_B - change_B).abs() > SUM_TOLERANCE * change_B.abs().clamp(min=1)
-        left_B = left_B[missed_B[left_B]]
+        sum_B = ((stop_BX - start_BX) * mean_BX).flatten(1).sum(1)
+        is_off_B = (sum_B - change_B).abs() > SUM_TOLERANCE * change_B.abs().clamp(min=1)
+        left_B = left_B[is_off_B[left_B]]
         num_steps = 2 * num_steps
     return mean_BX, bias_B
 
 
 def _chosen(logits_BC: Tensor, labels_B: Tensor) -> Tensor:
+    """Return the logit of one label per cell, B."""
     return logits_BC.gather(1, labels_B.unsqueeze(1)).squeeze(1)

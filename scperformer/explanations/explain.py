@@ -1,4 +1,4 @@
-"""The genes on which calls depend: contributions to the logits, compared with marker genes and tested by deletion."""
+"""The genes behind calls: their contributions to logits, compared with marker genes and tested by deletion."""
 
 import json
 import logging
@@ -18,9 +18,9 @@ from scperformer.base.errors import InputError
 from scperformer.base.outputs import FolderKind, new_folder, require_absent
 from scperformer.cells import find_query
 from scperformer.config import ExplainConfig, PredictConfig, checked
-from scperformer.explanations.contributions import SUM_TOLERANCE, find_contributions
+from scperformer.explanations.contributions import SUM_TOLERANCE, Contributions, find_contributions
 from scperformer.explanations.page import (
-    NUM_SHOWN,
+    NUM_FOR,
     NUM_TOP,
     deletion_text,
     genes_per_label,
@@ -42,28 +42,28 @@ PAGE = "report.html"
 EXPLANATION = FolderKind("an explanation")
 GENES_PER_LABEL = "genes_per_label.csv"
 DELETION = "deletion.csv"
-OF_RUN = ("source", "input_kind", "input_total", "input_base", "species")  # options as in the run of predict
-DELETED = (0, 5, 10, 20, 50)  # genes of a cell
-MOST_DELETED = 500  # cells of the deletion test
-MOST_OTHER = 0.01  # share of the cells whose label may differ: on a GPU, or in bfloat16, close calls do
+EXPRESSION_OPTIONS = ("source", "input_kind", "input_total", "input_base", "species")  # as in the run of predict
+NUM_DELETED = (0, 5, 10, 20, 50)  # genes that the deletion test deletes from a cell
+MAX_TESTED = 500  # cells of the deletion test
+MAX_OTHER = 0.01  # share of cells whose label may differ from the file; close calls do on a GPU or in bfloat16
 
 
 @dataclass(repr=False)
 class Explanation:
-    """The genes on which calls depend: `adata`, explained cells x genes with contributions (docs/formats.md)."""
+    """The contributions of genes to the calls of some cells."""
 
-    adata: AnnData
-    key: str  # prefix of its entries
+    adata: AnnData  # explained cells x genes, with contributions; docs/formats.md lists its entries
+    key: str  # prefix of the entries
     path: Path | None = None  # the folder, if it was written
 
     @property
     def genes(self) -> pd.DataFrame:
-        """The genes with the largest mean contributions for each label, as in genes_per_label.csv."""
+        """Genes with the largest mean contributions for each label, as in genes_per_label.csv."""
         return genes_per_label(self.adata, self.key)
 
     @property
     def deletion(self) -> pd.DataFrame:
-        """The mean probability of the calls after genes were deleted from each cell."""
+        """Mean probabilities of the calls after genes were deleted from each cell."""
         table: pd.DataFrame = self.adata.uns[self.key]["deletion"]
         return table
 
@@ -73,7 +73,7 @@ class Explanation:
         return "\n".join([f"Explanation of {num_cells:,} cells by {num_genes:,} genes", *first])
 
     def _repr_html_(self) -> str:
-        first = self.genes.groupby("label", observed=True).head(NUM_SHOWN)
+        first = self.genes.groupby("label", observed=True).head(NUM_FOR)
         return f"<p>{escape(repr(self).partition(chr(10))[0])}</p>{first.round(3).to_html(index=False)}"
 
 
@@ -85,84 +85,60 @@ def explain_cells(
     model: Model | None = None,
     path: str = "the data",
 ) -> AnnData:
-    """Explain a sample of the cells of an open file, given their labels (text) and the record of their annotation."""
-    key = cfg.key_added
-    (model, adapted) = _model_of_calls(cells, facts, cfg, model, path)
-    names = model.saved.labels
-    network = adapted.model.network
-    saved = adapted.model.saved
-    codes = pd.Index(names).get_indexer(pd.Index(labels))
-    rows = adapted.query.cells
-    rows = rows[_sample(codes[rows], cfg)]
-    x = adapted.query.some(rows)
-    expressed = np.diff(x.indptr) > 0
-    if not expressed.any():
-        raise InputError(f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells")
-    x = x[expressed]
-    rows = rows[expressed]
-    tokens = adapted.model.tokens
-    measured = adapted.query.measured
-    with torch_state_kept(threads=1):
-        proba, _ = predict_cells(network, Cells(x, tokens, measured=measured), batch_size=64)
-        if constraints := facts.get("constraints"):
-            proba = reweighted(proba, np.asarray(constraints["weights"]))
-        same = proba.argmax(axis=1) == codes[rows]
-        if (num_other := int((~same).sum())) > MOST_OTHER * len(rows):
-            found = f"another label for {num_other} of {len(rows)} cells of {path} than its '{key}_label'"
-            remedy = "explain the file as predict wrote it, or name the expression that it used with source=..."
-            raise InputError(found, "the same labels by the same model", remedy)
-        if num_other:
-            log.warning("%s: %d cells have another label here and are left out", path, num_other)
-            x = x[same]
-            rows = rows[same]
-            proba = proba[same]
-        own = codes[rows]
-        chosen = own if cfg.label is None else np.full(len(rows), names.index(cfg.label))
-        if network.encoder is not None and network.encoder.stack and not network.linear_alone:
-            log.info("%s: %d cells, through layers of attention: up to seconds each (cells=10: fewer)", path, len(rows))
-        result = find_contributions(network, Cells(x, tokens, measured=measured), chosen)
-        deletion = delete_genes(adapted.model, x, result.genes, chosen, cfg.seed, measured)
+    """Explain a random sample of annotated cells.
 
-    obs = {
-        f"{key}_label": pd.Categorical.from_codes(own, names).remove_unused_categories(),
-        f"{key}_probability": proba[np.arange(len(rows)), chosen],
-        f"{key}_logit": result.logits,
-        f"{key}_bias": result.bias,
-        f"{key}_error": result.errors,
-    }
-    var = pd.DataFrame(index=pd.Index(saved.genes, dtype=object))
-    made = AnnData(result.genes, obs=pd.DataFrame(obs, index=cells.obs_names[rows].astype(str)), var=var)
-    made.layers["expression"] = x
-    present = made.obs[f"{key}_label"].cat.categories.tolist()
-    means = [result.genes[own == names.index(name)].mean(axis=0, dtype=np.float64) for name in present]
-    columns: dict[str, Any] = {"index": made.var_names, "columns": without_slashes(present)}
-    made.varm[f"{key}_contributions"] = pd.DataFrame(np.concatenate(means).T, dtype=np.float32, **columns)
-    if (ranks := rank_markers(model, saved)) is None:
-        log.info("the model keeps no cells of its reference: its marker genes are not known")
-    else:
-        explained = [names.index(cfg.label or name) for name in present]
-        made.varm[f"{key}_marker_ranks"] = pd.DataFrame(ranks[:, explained], **columns)
-    made.uns[key] = {
+    Parameters
+    ----------
+    labels
+        The label of each cell in the annotation, N strings.
+    facts
+        The record of the annotation, from `uns`.
+    model
+        The model of the annotation; None: it is loaded.
+
+    Returns
+    -------
+    The explained cells x genes of the model, with contributions in X; docs/formats.md lists the other entries.
+
+    Raises
+    ------
+    InputError
+        The model is not that of the annotation, or does not give the cells their labels.
+    """
+    model = model or load_model(cfg.model_path or find_model(facts))
+    _require_model_of_calls(model, facts, cfg, path)
+    adapted = _adapt_as_predict(model, cells, facts, cfg, path)
+    saved = adapted.model.saved
+    codes = pd.Index(saved.labels).get_indexer(pd.Index(labels))
+    with torch_state_kept(threads=1):
+        sample = _draw_sample(adapted, codes, facts, cfg, path)
+        network = adapted.model.network
+        if network.encoder is not None and network.encoder.stack and not network.linear_alone:
+            text = "%s: layers of attention take up to seconds for each of the %d cells (cells=10: fewer)"
+            log.info(text, path, len(sample.rows))
+        measured = adapted.query.measured
+        chosen = Cells(sample.x, adapted.model.tokens, measured=measured)
+        contributions = find_contributions(network, chosen, sample.explained)
+        deletion = delete_genes(adapted.model, sample.x, contributions.genes, sample.explained, cfg.seed, measured)
+    ranks = rank_markers(model, saved)
+    if ranks is None:
+        log.info("the model keeps no cells of its reference, so its marker genes are unknown")
+    names = cells.obs_names[sample.rows].astype(str)
+    explanation = _as_anndata(sample, contributions, ranks, names, saved.genes, cfg.key_added)
+    explanation.uns[cfg.key_added] = {
         "model": {"name": saved.name, "hash": model.saved.hash, "adapted": adapted.record["adapted"]},
         "label": cfg.label or "",
         "num_cells": len(codes),
-        "labels": np.array(present, dtype=object),  # of the cells, as the columns of varm
+        "labels": np.array(sample.present, dtype=object),  # labels of the cells, as the columns of varm
         "deletion": deletion,
         "versions": facts["versions"],
     }
-    _log_findings(made, key, path)
-    return made
+    _log_explanation(explanation, cfg.key_added, path)
+    return explanation
 
 
-def _model_of_calls(
-    cells: AnnData | BackedH5ad, facts: dict[str, Any], cfg: ExplainConfig, model: Model | None, path: str
-) -> tuple[Model, Adapted]:
-    """Return the model that the record of an annotation names, and the same model as it was adapted to the cells.
-
-    Options of the expression are those of the run of predict, if no others are given.
-    """
-    made = facts.get("condition", {})  # earlier versions had no conditions
-    model = model or load_model(cfg.model_path or find_model(facts))
+def _require_model_of_calls(model: Model, facts: dict[str, Any], cfg: ExplainConfig, path: str) -> None:
+    """Refuse a model that is not that of the annotation, or does not have the label to explain."""
     if model.saved.hash != facts["model"]["hash"]:
         found = f"{path} annotated by the model {facts['model']['name']} ({str(facts['model']['hash'])[:12]})"
         expected = f"the same model, not {model.saved.name} ({model.saved.hash[:12]}, {model.path})"
@@ -170,40 +146,144 @@ def _model_of_calls(
     if cfg.label is not None and cfg.label not in model.saved.labels:
         expected = f"one of {', '.join(model.saved.labels)}"
         raise InputError(f"label={cfg.label}", expected, "choose a label of the model")
+
+
+def _adapt_as_predict(
+    model: Model, cells: AnnData | BackedH5ad, facts: dict[str, Any], cfg: ExplainConfig, path: str
+) -> Adapted:
+    """Adapt a model to annotated cells as in the run of `predict`; it stays as it is if it was not adapted then.
+
+    The options of the expression are also those of `predict`, unless others are given.
+    """
     try:
         run = json.loads(facts["config_json"])
-        options = {name: run[name] for name in OF_RUN if name in run}
+        options = {name: run[name] for name in EXPRESSION_OPTIONS if name in run}
     except (KeyError, TypeError, ValueError) as error:
         found = f"no record of the options of predict in {path}"
         raise InputError(found, f"uns['{cfg.key_added}'] as predict wrote it", "annotate the file again") from error
-    options |= {name: value for name in OF_RUN if (value := getattr(cfg, name)) != getattr(PredictConfig, name)}
-    adapt = bool(made.get("adapted", False))
-    condition = None
-    # Any genes will do: the calls show whether they are those of the run.
+    given = {name: getattr(cfg, name) for name in EXPRESSION_OPTIONS}
+    options |= {name: value for name, value in given.items() if value != getattr(PredictConfig, name)}
+    record = facts.get("condition", {})  # earlier versions had no conditions
+    adapt = bool(record.get("adapted", False))
+    # No genes are required here: `_draw_sample` refuses cells whose genes give other labels.
     options |= {"inputs": [path], "adapt": str(adapt).lower(), "min_overlap": 0.0}
     predict: PredictConfig = checked(PredictConfig, options, "")
     query = find_query(cells, model.saved, predict, path)
-    if adapt:  # to the recorded depth: cells may have been left out since
-        depth = None if np.isnan(made["depth"]) else float(made["depth"])
+    condition = None
+    if adapt:
+        # The recorded depth, because cells may have been left out since.
+        depth = None if np.isnan(record["depth"]) else float(record["depth"])
         condition = replace(find_condition(query, with_depth=False), depth=depth)
-        if condition.key != made["key"]:
+        if condition.key != record["key"]:
             remedy = "explain the file with all genes that it had, or name their place with source=..."
             raise InputError(f"other genes in {path} than when it was annotated", "the same genes", remedy)
-    return model, adapt_model(model, query, predict, condition)
+    return adapt_model(model, query, predict, condition)
 
 
-def _sample(codes: np.ndarray, cfg: ExplainConfig) -> np.ndarray:
-    """Draw up to `cfg.cells` cells of each label: ascending row numbers."""
+@dataclass(kw_only=True)
+class Sample:
+    """The cells to explain, N, whose labels the model reproduces."""
+
+    rows: np.ndarray  # N row numbers in the file, ascending
+    x: csr_matrix  # N x genes of the model, normalised expression
+    labels: list[str]  # labels of the model, to which codes refer
+    own: np.ndarray  # codes of the labels of the cells, N
+    explained: np.ndarray  # codes of the labels whose logits are explained, N
+    proba: np.ndarray  # N x labels
+
+    @property
+    def present(self) -> list[str]:
+        """Labels that the cells have, in the order of the model."""
+        return [self.labels[code] for code in np.unique(self.own)]
+
+
+def _draw_sample(adapted: Adapted, codes: np.ndarray, facts: dict[str, Any], cfg: ExplainConfig, path: str) -> Sample:
+    """Draw up to `cfg.cells` cells of each label, and refuse them if the model gives more than 1 % another label.
+
+    `codes` are the labels of all cells in the annotation. Cells without expression, and the few cells with another
+    label, are left out.
+    """
+    query = adapted.query
     rng = np.random.default_rng(cfg.seed)
-    most = None if cfg.cells == "all" else cfg.cells
-    return np.sort(np.concatenate([rng.permutation(np.flatnonzero(codes == code))[:most] for code in np.unique(codes)]))
+    candidates = codes[query.cells]
+    num = None if cfg.cells == "all" else cfg.cells
+    drawn = [rng.permutation(np.flatnonzero(candidates == code))[:num] for code in np.unique(candidates)]
+    rows = query.cells[np.sort(np.concatenate(drawn))]
+    x = query.some(rows)
+    is_expressed = np.diff(x.indptr) > 0
+    if not is_expressed.any():
+        raise InputError(f"no cell of {path} expresses a gene of the model", "at least one", "choose other cells")
+    x = x[is_expressed]
+    rows = rows[is_expressed]
+    cells = Cells(x, adapted.model.tokens, measured=query.measured)
+    proba, _ = predict_cells(adapted.model.network, cells, batch_size=64)
+    if constraints := facts.get("constraints"):
+        proba = reweighted(proba, np.asarray(constraints["weights"]))
+    is_same = proba.argmax(axis=1) == codes[rows]
+    if (num_other := int((~is_same).sum())) > MAX_OTHER * len(rows):
+        found = f"another label for {num_other} of {len(rows)} cells of {path} than its '{cfg.key_added}_label'"
+        remedy = "explain the file as predict wrote it, or name the expression that it used with source=..."
+        raise InputError(found, "the same labels by the same model", remedy)
+    if num_other:
+        cells_have = "1 cell has" if num_other == 1 else f"{num_other} cells have"
+        log.warning("%s: %s another label here than in the file, left out", path, cells_have)
+        x = x[is_same]
+        rows = rows[is_same]
+        proba = proba[is_same]
+    own = codes[rows]
+    labels = adapted.model.saved.labels
+    explained = own if cfg.label is None else np.full(len(rows), labels.index(cfg.label))
+    return Sample(rows=rows, x=x, labels=labels, own=own, explained=explained, proba=proba)
+
+
+def _as_anndata(
+    sample: Sample,
+    contributions: Contributions,
+    ranks: np.ndarray | None,
+    names: pd.Index,
+    genes: list[str],
+    key: str,
+) -> AnnData:
+    """Return cells x genes with contributions in X, expression, and the mean contributions and marker ranks by label.
+
+    `ranks` are the marker ranks of genes x labels; `names` are the names of the cells.
+    """
+    obs = {
+        f"{key}_label": pd.Categorical.from_codes(sample.own, sample.labels).remove_unused_categories(),
+        f"{key}_probability": sample.proba[np.arange(len(sample.rows)), sample.explained],
+        f"{key}_logit": contributions.logits,
+        f"{key}_bias": contributions.bias,
+        f"{key}_error": contributions.errors,
+    }
+    var = pd.DataFrame(index=pd.Index(genes, dtype=object))
+    explanation = AnnData(contributions.genes, obs=pd.DataFrame(obs, index=names), var=var)
+    explanation.layers["expression"] = sample.x
+    columns: dict[str, Any] = {"index": explanation.var_names, "columns": without_slashes(sample.present)}
+    by_label = [sample.own == code for code in np.unique(sample.own)]
+    means = [contributions.genes[has_label].mean(axis=0, dtype=np.float64) for has_label in by_label]
+    explanation.varm[f"{key}_contributions"] = pd.DataFrame(np.concatenate(means).T, dtype=np.float32, **columns)
+    if ranks is not None:
+        # With the option `label`, all cells have the same explained label.
+        explained = [sample.explained[has_label][0] for has_label in by_label]
+        explanation.varm[f"{key}_marker_ranks"] = pd.DataFrame(ranks[:, explained], **columns)
+    return explanation
 
 
 def rank_markers(model: Model, saved: SavedModel) -> np.ndarray | None:
-    """Rank the genes of `saved` as markers of each label among the cells that a model keeps; None if it keeps none.
+    """Rank genes as markers of each label in the reference cells that a model keeps.
 
-    scanpy's t-test of a label against the others, with overestimated variance: Wilcoxon's test finds about the same
-    genes in a hundred times the time. Rank 1 is the best marker; NaN for labels with a single cell. G x C.
+    The test is scanpy's t-test of a label against all others, with overestimated variance. Wilcoxon's test finds about
+    the same genes and takes a hundred times as long.
+
+    Parameters
+    ----------
+    saved
+        The model with the genes to rank: `model` itself, or `model` adapted to fewer genes.
+
+    Returns
+    -------
+    Genes x labels; rank 1 is the best marker, labels with a single cell have NaN. None if the model keeps no cells, or
+    if fewer than two labels can be tested.
     """
     import scanpy as sc  # takes seconds to import
 
@@ -215,14 +295,10 @@ def rank_markers(model: Model, saved: SavedModel) -> np.ndarray | None:
     tested = [code for code, num in enumerate(np.bincount(reference_cells.labels)) if num > 1]
     if len(tested) < 2:
         return None
-    cells = AnnData(
-        x,
-        obs=pd.DataFrame(
-            {"code": pd.Categorical(reference_cells.labels.astype(str))}, index=map(str, range(x.shape[0]))
-        ),
-    )
+    obs = pd.DataFrame({"code": pd.Categorical(reference_cells.labels.astype(str))}, index=map(str, range(x.shape[0])))
+    cells = AnnData(x, obs=obs)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about divisions by 0 for genes that no cell of a label expresses
+        warnings.simplefilter("ignore")  # divisions by 0, for genes that no cell of a label expresses
         groups = [str(code) for code in tested]
         sc.tl.rank_genes_groups(cells, "code", groups=groups, method="t-test_overestim_var", use_raw=False)
     ranks = np.full((len(saved.genes), len(saved.labels)), np.nan)
@@ -240,70 +316,77 @@ def delete_genes(
     seed: int,
     measured: np.ndarray | None = None,
 ) -> pd.DataFrame:
-    """Delete genes of at most 500 random cells and predict again: the mean probability of `labels`.
+    """Delete genes from at most 500 random cells, and predict them again.
 
-    Each cell loses the genes with the largest contributions, random ones that it expresses, or its most expressed ones.
-    The values of the other genes stay. One row for each number of genes, one column for each choice.
+    The genes deleted from a cell are those with the largest contributions, random genes that it expresses, or its most
+    expressed genes. The values of the other genes stay.
+
+    Returns
+    -------
+    The mean probability of `labels`, with a row for each number of deleted genes (`num_genes`) and a column for each
+    choice of genes.
     """
     rng = np.random.default_rng(seed)
-    some = np.sort(rng.permutation(x.shape[0])[:MOST_DELETED])
-    x = x[some]
-    contributions = contributions[some]
-    labels = labels[some]
-    cell_of = np.repeat(np.arange(len(some)), np.diff(x.indptr))
+    tested = np.sort(rng.permutation(x.shape[0])[:MAX_TESTED])
+    x = x[tested]
+    contributions = contributions[tested]
+    labels = labels[tested]
+    cell_of = np.repeat(np.arange(len(tested)), np.diff(x.indptr))
     orders = {"contribution": -contributions.data, "random": rng.random(x.nnz), "expression": -x.data}
-    table = pd.DataFrame({"num_genes": DELETED})
+    table = pd.DataFrame({"num_genes": NUM_DELETED})
     for name, values in orders.items():
-        place = np.empty(x.nnz, dtype=np.int64)  # of each value in its cell
-        place[np.lexsort((values, cell_of))] = np.arange(x.nnz) - x.indptr[cell_of]
+        rank = np.empty(x.nnz, dtype=np.int64)  # of each gene in its cell, from 0
+        rank[np.lexsort((values, cell_of))] = np.arange(x.nnz) - x.indptr[cell_of]
         means = []
-        for num in DELETED:
-            left = csr_matrix((np.where(place < num, 0, x.data), x.indices, x.indptr), shape=x.shape, copy=True)
-            left.eliminate_zeros()
-            proba, _ = predict_cells(model.network, Cells(left, model.tokens, measured=measured), batch_size=64)
+        for num in NUM_DELETED:
+            rest = csr_matrix((np.where(rank < num, 0, x.data), x.indices, x.indptr), shape=x.shape, copy=True)
+            rest.eliminate_zeros()
+            proba, _ = predict_cells(model.network, Cells(rest, model.tokens, measured=measured), batch_size=64)
             means.append(float(proba[np.arange(len(labels)), labels].mean()))
         table[name] = means
     return table
 
 
-def _log_findings(made: AnnData, key: str, path: str) -> None:
-    """Log the size of the explanation, its completeness, and the result of its tests."""
-    labels = made.uns[key]["labels"]
-    error = float(np.abs(made.obs[f"{key}_error"]).max())
-    change = np.maximum(np.abs(made.obs[f"{key}_logit"] - made.obs[f"{key}_bias"]), 1)
-    num_off = int((np.abs(made.obs[f"{key}_error"]) > SUM_TOLERANCE * change).sum())
+def _log_explanation(explanation: AnnData, key: str, path: str) -> None:
+    """Log the size of an explanation, the errors of its sums, and the results of its tests."""
+    obs = explanation.obs
+    errors = np.abs(obs[f"{key}_error"])
     text = "%s: %d cells of %d labels explained; contributions add up to the logit within %.2g"
-    log.info(text, path, made.n_obs, len(labels), error)
-    if num_off:
-        log.warning("%s: the sums of %d cells differ by more than %.0f %%", path, num_off, 100 * SUM_TOLERANCE)
-    log.info("%s", deletion_text(made.uns[key]["deletion"]))
-    if overlap := marker_overlap(made, key):
+    log.info(text, path, explanation.n_obs, len(explanation.uns[key]["labels"]), float(errors.max()))
+    change = np.maximum(np.abs(obs[f"{key}_logit"] - obs[f"{key}_bias"]), 1)
+    if num_off := int((errors > SUM_TOLERANCE * change).sum()):
+        text = "%s: in %d of %d cells the contributions differ from the logit by more than %.0f %%"
+        log.warning(text, path, num_off, explanation.n_obs, 100 * SUM_TOLERANCE)
+    log.info("%s", deletion_text(explanation.uns[key]["deletion"]))
+    if overlap := marker_overlap(explanation, key):
         mean = sum(overlap.values()) / len(overlap)
-        log.info("%.1f of the first %d genes of a label are among its first %d markers", mean, NUM_TOP, NUM_TOP)
+        text = "%.1f of the %d genes that contribute most to a label are among its %d best markers (mean of the labels)"
+        log.info(text, mean, NUM_TOP, NUM_TOP)
 
 
 def explain_file(cfg: ExplainConfig, model: Model | None = None) -> AnnData:
-    """Explain a sample of the cells of an annotated file; without a model, by the one that the annotation names."""
+    """Explain a random sample of the cells in an annotated file; the default model is that of the annotation."""
     path = cfg.inputs[0]
     (sample,) = read_annotated([path], cfg.key_added)
     with open_cells(path, cfg.orientation) as cells:
         return explain_cells(cells, sample.labels, sample.facts, cfg, model, path)
 
 
-def write_explanation(made: AnnData, output: Path, cfg: ExplainConfig, sample: str) -> None:
-    """Write the folder of an explanation: contributions, tables and a page about the sample of this name."""
-    page = render_explanation(made, cfg.key_added, sample)
+def write_explanation(explanation: AnnData, output: Path, cfg: ExplainConfig, sample: str) -> None:
+    """Write the folder of an explanation: contributions, tables, and a page about `sample`, the name of a sample."""
+    key = cfg.key_added
+    page = render_explanation(explanation, key, sample)
     with new_folder(output, EXPLANATION, cfg.overwrite) as folder:
         with nullable_strings_allowed():
-            write_anndata(made, folder / CELLS, compression="gzip")
-        genes_per_label(made, cfg.key_added).to_csv(folder / GENES_PER_LABEL, index=False, float_format="%.6g")
-        made.uns[cfg.key_added]["deletion"].to_csv(folder / DELETION, index=False, float_format="%.6g")
+            write_anndata(explanation, folder / CELLS, compression="gzip")
+        genes_per_label(explanation, key).to_csv(folder / GENES_PER_LABEL, index=False, float_format="%.6g")
+        explanation.uns[key]["deletion"].to_csv(folder / DELETION, index=False, float_format="%.6g")
         (folder / PAGE).write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
     log.info("written: %s", output)
 
 
 def run_explain(cfg: ExplainConfig) -> Path:
-    """Write the folder of an explanation, `cfg.output` or `<input>.explanation` beside the input, and return it."""
+    """Write the folder of an explanation and return its path, by default `<input>.explanation` next to the input."""
     start = time.perf_counter()
     path = cfg.inputs[0]
     output = Path(cfg.output) if cfg.output else default_output(path, ".explanation")

@@ -382,8 +382,8 @@ def _make_var(table: pd.DataFrame, has_header: bool) -> pd.DataFrame:
 def read_mtx(path: Path) -> tuple[AnnData, list[str]]:
     """Read a folder, or an mtx file and the files next to it; also return notes for the log.
 
-    The numbers of names show which axis is the cells. A file of names with an additional line has a header. Further columns
-    about the cells go into obs.
+    The numbers of names show which axis is the cells. A file of names with an additional line has a header. Further
+    columns about the cells go into obs.
     """
     matrix, barcode_file, feature_file = find_matrix(path)
     num_rows, num_columns = matrix_size(matrix)

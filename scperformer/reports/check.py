@@ -1,4 +1,7 @@
-"""Check files before a run: their content, whether a model can annotate them, and whether they can train a model."""
+"""Check files before a run: their content, whether a model can annotate them, and whether they can train a model.
+
+`check` takes the same steps as `predict` or `train`, so that it refuses the same files with the same messages.
+"""
 
 import json
 import shlex
@@ -40,7 +43,7 @@ from scperformer.cells import (
 )
 from scperformer.config import CheckConfig, DataConfig, PredictConfig, TrainConfig
 from scperformer.files import BackedH5ad, default_output, open_cells, read_cells, reading
-from scperformer.fitting import adapting_pays, depth_share, find_condition, unlike_share
+from scperformer.fitting import Condition, adapting_pays, depth_share, find_condition, unlike_share
 from scperformer.genes import KIND_NAMES, guess_species, id_kind
 from scperformer.model import (
     ReferenceCells,
@@ -53,30 +56,30 @@ from scperformer.model import (
 from scperformer.prediction import require_not_annotated
 from scperformer.trust import MOST_UNKNOWN, foreign_text
 
-Checked = dict[str, Any]  # the findings about one file as JSON-able values; docs/formats.md lists them
+Checked = dict[str, Any]  # the findings about a file, as in its JSON; docs/formats.md lists them
 
 SPECIES = {"unknown": "species unknown", "other": "another species"}
 INDENT = 15  # columns before the text of a row
-IN_MEMORY = "the data"  # the name of cells in memory
-COMMANDS = ("ok", "try")  # rows to copy: they stay on one line
+IN_MEMORY = "the data"  # cells in memory have no path
+COMMANDS = ("ok", "try")  # rows with commands, which stay on one line so that they can be copied
 
 
 def _check_tables(cells: AnnData | BackedH5ad, cfg: CheckConfig, path: str, result: Checked) -> None:
-    """Add what is known without the expression: cells, genes and the columns of obs."""
+    """Add the findings that do not need the expression: cells, genes and the columns of obs."""
     names = list(map(str, cells.var.index))
     species = guess_species(names) if cfg.species == "auto" else cfg.species
     result |= {"num_cells": cells.n_obs, "num_genes": cells.n_vars, "id_kind": id_kind(names), "species": species}
     try:
         with reading(path):
             result["label_columns"] = label_columns(cells.obs)
-    except InputError:  # predict does not need obs
+    except InputError:  # predict works without obs
         result["label_columns"] = None
         result["notes"].append("the columns of obs cannot be read")
     else:
         if num := int(cells.obs_names.duplicated().sum()):
-            result["notes"].append(f"{num:,} cell names repeat earlier ones; they are kept as they are")
+            result["notes"].append(f"repeated cell names, which are kept: {num:,}")
     if cfg.label_key is not None:
-        with suppress(InputError):  # make_reference raises it again
+        with suppress(InputError):  # make_reference raises the same error later
             labels = require_labels(cells.obs, cfg.label_key, path)
             result["labels"] = {
                 "cells": {str(label): int(num) for label, num in labels.value_counts().items()},
@@ -93,15 +96,12 @@ def _check_expression(
     path: str,
     result: Checked,
 ) -> None:
-    """Add what the expression is, the quality of the cells, how the genes fit the model, and if `predict` adapts it.
-
-    `predict`, or with `label_key` `train`, refuses the same files, because this function takes the same steps.
-    """
-    told = {name: getattr(cfg, name) for name in ("source", "input_kind", "input_total", "input_base")}
-    predict = PredictConfig(inputs=[path], species=cfg.species, min_overlap=cfg.min_overlap, **told)
+    """Add the findings about the expression, and check it as `predict` does, or with `label_key` as `train` does."""
+    options = {name: getattr(cfg, name) for name in ("source", "input_kind", "input_total", "input_base", "species")}
+    predict = PredictConfig(inputs=[path], min_overlap=cfg.min_overlap, **options)
     findings, rows = find_expression(cells, predict, path)
     values = asdict(replace(findings, droplets=None)) | {"text": findings.text}
-    del values["droplets"]
+    del values["droplets"]  # a JSON of its own, below
     result |= {"findings": values, "num_genes": findings.num_genes, "id_kind": findings.id_kind}
     if (droplets := findings.droplets) is not None:
         result["droplets"] = {"floor": droplets.floor, "unit": droplets.unit, "num_empty": droplets.num_empty}
@@ -119,32 +119,47 @@ def _check_expression(
         result |= {"overlap": asdict(plan.overlap), "species": plan.mapping.species}
     if cfg.label_key is not None:
         assert isinstance(cells, AnnData), "train reads the whole file"
-        told |= {"orientation": cfg.orientation, "species": cfg.species}
         sample = Sample(cells, Path(path), findings=findings)
-        make_reference(sample, TrainConfig(inputs=[path], label_key=cfg.label_key, **told))
+        train = TrainConfig(inputs=[path], label_key=cfg.label_key, orientation=cfg.orientation, **options)
+        make_reference(sample, train)
         return
     require_fit(cells, plan, model, predict, path)
     query = Query(path, rows, plan)
+    condition = find_condition(query)  # reads cells, so that it refuses damaged ones, as predict does
     adapts = False
-    condition = find_condition(query)
     if reference_cells is not None:
-        share = depth_share(reference_cells, condition)
-        num_genes = int(condition.measured.sum())
-        adapts = adapting_pays(plan.overlap.informative_share, share)
-        result["condition"] = {"adapts": adapts, "num_genes": num_genes, "depth": condition.depth, "depth_share": share}
-        if model.held_out is not None and rows.shape[0]:
-            unlike = unlike_share(query, reference_cells, condition, plan.target_sum, PredictConfig.false_alarms)
-            result["unlike_share"] = unlike
-            if unlike > MOST_UNKNOWN:
-                result["notes"].append(foreign_text(unlike, len(model.labels), model.tissue, findings.text))
-    if not adapts:  # an adapted model has no attention
+        adapts = _check_condition(query, condition, model, reference_cells, result)
+    if not adapts:  # an adapted model has no attention, so that cells may have any number of genes
         require_short(query, model)
     require_regular(cells, path)
     require_not_annotated(cells, PredictConfig.key_added, path)
 
 
+def _check_condition(
+    query: Query, condition: Condition, model: SavedModel, reference_cells: ReferenceCells, result: Checked
+) -> bool:
+    """Add genes and depth of the cells, compared with the reference, and return whether `predict` adapts the model.
+
+    Also add the share of cells that are unlike the labels of the model, if it keeps held-out calls.
+    """
+    share = depth_share(reference_cells, condition)
+    num_genes = int(condition.measured.sum())
+    adapts = adapting_pays(query.plan.overlap.informative_share, share)
+    result["condition"] = {"adapts": adapts, "num_genes": num_genes, "depth": condition.depth, "depth_share": share}
+    if model.held_out is not None and query.rows.shape[0]:
+        unlike = unlike_share(query, reference_cells, condition, query.plan.target_sum, PredictConfig.false_alarms)
+        result["unlike_share"] = unlike
+        if unlike > MOST_UNKNOWN:
+            text = foreign_text(unlike, len(model.labels), model.tissue, query.plan.findings.text)
+            result["notes"].append(text)
+    return adapts
+
+
 def next_command(path: str, cfg: CheckConfig, *more: str) -> str:
-    """The next command for a file, quoted for a shell; the options `more` replace those that `check` was given."""
+    """Return the next command for a file, quoted for a shell, with the options of `check` that it needs.
+
+    The options `more`, such as `output=b.h5ad`, replace those of `check`.
+    """
     step = "predict"
     names = ["orientation", "source", "input_kind", "input_total", "input_base", "species"]
     if cfg.label_key is None:
@@ -152,8 +167,8 @@ def next_command(path: str, cfg: CheckConfig, *more: str) -> str:
     else:
         step = "train"
         names = ["label_key", *names]
-    told = {name: getattr(cfg, name) for name in names if getattr(cfg, name) != getattr(CheckConfig, name)}
-    options = {name: value if isinstance(value, str) else f"{value:.15g}" for name, value in told.items()}
+    changed = {name: getattr(cfg, name) for name in names if getattr(cfg, name) != getattr(CheckConfig, name)}
+    options = {name: value if isinstance(value, str) else f"{value:.15g}" for name, value in changed.items()}
     options |= dict(option.split("=", 1) for option in more)
     file = f"./{path}" if path.startswith("-") else path
     return shlex.join(["scperformer", step, file, *(f"{name}={value}" for name, value in options.items())])
@@ -162,11 +177,16 @@ def next_command(path: str, cfg: CheckConfig, *more: str) -> str:
 def check(
     source: str | AnnData, cfg: CheckConfig, model: SavedModel, reference_cells: ReferenceCells | None
 ) -> Checked:
-    """Find out what is in a file and what to do next with it; after a problem only the findings before it are given.
+    """Return the findings about a file or cells in memory, and the next command.
 
-    With `cfg.label_key` the file is checked as a reference, which need not fit the model; else as cells to annotate.
-    `reference_cells`: the cells with which the model adapts to the file, if there are any. About cells in memory there
-    is no next command.
+    A problem ends the check, so later findings are missing. Cells in memory have no next command.
+
+    Parameters
+    ----------
+    cfg
+        With `label_key`, the file is checked as a reference, which need not fit the model; else as cells to annotate.
+    reference_cells
+        Reference cells of the model, with which `predict` would adapt it; None: it cannot adapt.
     """
     path = source if isinstance(source, str) else IN_MEMORY
     result: Checked = {"file": path, "problem": None, "fixes": [], "command": None, "notes": []}
@@ -175,75 +195,55 @@ def check(
     if cfg.label_key is not None:
         step = "train"
         ending = ".model"
-    usual = default_output(path, ending)
-    problem = None
+    output = default_output(path, ending)
     try:
-        # As the next step does: `predict` leaves matrices on disk, `train` reads them.
-        reads_all = cfg.label_key is not None
-        opened: AbstractContextManager[AnnData | BackedH5ad]
-        if isinstance(source, AnnData):
-            opened = nullcontext(source)
-        elif reads_all:
-            opened = nullcontext(read_cells(path, cfg.orientation))
-        else:
-            opened = open_cells(path, cfg.orientation)
-        with opened as cells:
+        with _opened(source, cfg) as cells:
             _check_tables(cells, cfg, path, result)
-            if usual.exists():
-                result["notes"].append(f"{usual} exists: {step} needs output=..., or overwrite=true to replace it")
+            if output.exists():
+                result["notes"].append(f"{output} exists: {step} needs output=..., or overwrite=true to replace it")
             _check_expression(cells, cfg, model, reference_cells, path, result)
-        if isinstance(source, str) and not usual.exists():
-            require_absent(usual, overwrite=False)  # its folder can be written
+        if isinstance(source, str) and not output.exists():
+            require_absent(output, overwrite=False)  # refuses a folder that cannot be written
     except InputError as error:
-        problem = error
-    options = []
-    if usual.exists():
-        others = (usual.with_name(f"{usual.stem}-{number}{usual.suffix}") for number in count(2))
-        options = [f"output={next(other for other in others if not other.exists())}"]
-    if problem is not None:
-        result["problem"] = str(problem)
-        result["fixes"] = list(problem.fixes)
+        result["problem"] = str(error)
+        result["fixes"] = list(error.fixes)
     if isinstance(source, str):
+        options = []
+        if output.exists():
+            numbered = (output.with_name(f"{output.stem}-{number}{output.suffix}") for number in count(2))
+            options = [f"output={next(path for path in numbered if not path.exists())}"]
         result["fixes"] = [next_command(path, cfg, *options, fix) for fix in result["fixes"]]
-        result["command"] = next_command(path, cfg, *options) if problem is None else None
+        result["command"] = next_command(path, cfg, *options) if result["problem"] is None else None
     return result
 
 
-def _rows(result: Checked, cfg: CheckConfig, model: str) -> list[tuple[str, str]]:
-    """The name and text of each row about a file; after a problem some findings are missing."""
-    rows = []
-    num_cells = result.get("num_cells")
+def _opened(source: str | AnnData, cfg: CheckConfig) -> AbstractContextManager[AnnData | BackedH5ad]:
+    """Open cells as the next step does: `train` reads whole files, `predict` leaves matrices on disk."""
+    if isinstance(source, AnnData):
+        return nullcontext(source)
+    if cfg.label_key is not None:
+        return nullcontext(read_cells(source, cfg.orientation))
+    return open_cells(source, cfg.orientation)
 
-    def of_cells(num: int, of: int | None) -> str:
-        return f"{num:,} cell{'s' if num > 1 else ''} ({num / of:.1%})" if num and of else "no cell"
 
-    if num_cells is not None:
+Row = tuple[str, str]  # name and text
+
+
+def _rows(result: Checked, cfg: CheckConfig, model: str) -> list[Row]:
+    """Return the rows of text about a file; after a problem, later findings are missing."""
+    rows: list[Row] = []
+    if "num_cells" in result:
         species = SPECIES.get(result["species"], result["species"])
-        rows.append(("cells", f"{num_cells:,}"))
+        rows.append(("cells", f"{result['num_cells']:,}"))
         rows.append(("genes", f"{result['num_genes']:,}, {KIND_NAMES[result['id_kind']]}, {species}"))
     if findings := result.get("findings"):
         places = [Place(**place) for place in findings["places"]]
         rows.append(("expression", f"{findings['text']}: {findings['why']}"))
         rows += [("not used", f"{shortened(place.source)}: {place.text}") for place in places if not place.used]
-        said = {place.note for place in places}
-        rows += [("note", note) for note in findings["notes"] if note not in said]
-    if quality := result.get("quality"):
-        num_seen = quality["num_seen"]
-        num = quality["num_doublets"]
-        counts = "" if quality["median_counts"] is None else f" and {quality['median_counts']:,.0f} counts"
-        text = f"median {quality['median_genes']:,.0f} genes{counts} per cell"
-        if quality["median_mitochondrial"] is not None:
-            high = of_cells(quality["num_high_mitochondrial"], num_seen)
-            text += f"; median {quality['median_mitochondrial']:.1%} mitochondrial, {high} above {HIGH_SHARE:.0%}"
-        if droplets := result.get("droplets"):
-            text += f"; measured on {num_seen:,} barcodes with {droplets['floor']:,} {droplets['unit']} or more"
-        elif num_seen < num_cells:
-            text += f"; measured on {num_seen:,} cells, evenly spread over the file"
-        rows.append(("quality", text))
-        if few := quality["num_few_genes"]:
-            rows.append(("note", f"{of_cells(few, num_seen)} with fewer than {FEW_GENES} genes"))
-        found = quality["doublet_note"] if num is None else f"about {of_cells(num, num_cells)} by Scrublet"
-        rows.append(("doublets", found))
+        shown = {place.note for place in places}
+        rows += [("note", note) for note in findings["notes"] if note not in shown]
+    if "quality" in result:
+        rows += _quality_rows(result)
     if columns := result.get("label_columns"):
         rows.append(("obs columns", ", ".join(f"{shortened(key)} ({num} values)" for key, num in columns.items())))
     if labels := result.get("labels"):
@@ -263,20 +263,51 @@ def _rows(result: Checked, cfg: CheckConfig, model: str) -> list[tuple[str, str]
     if condition := result.get("condition"):
         share = f"{condition['depth_share']:.0%} of the reference's depth"
         depth = "an unknown depth" if condition["depth"] is None else share
-        how = "fits the model anew to" if condition["adapts"] else "takes the model as it is:"
-        rows.append(("condition", f"predict {how} {condition['num_genes']:,} genes and {depth}"))
+        plan = "adapts the model to" if condition["adapts"] else "uses the model as it is:"
+        rows.append(("condition", f"predict {plan} {condition['num_genes']:,} genes and {depth}"))
     rows += [("note", note) for note in result["notes"]]
     if result["problem"] is None:
         return [*rows, ("ok", result["command"] or "no problem")]
     return [*rows, ("problem", result["problem"]), *(("try", command) for command in result["fixes"])]
 
 
+def _quality_rows(result: Checked) -> list[Row]:
+    """Return the rows about genes, counts, mitochondrial expression and doublets."""
+    num_cells = result["num_cells"]
+    quality = result["quality"]
+    num_measured = quality["num_seen"]
+
+    def number_and_share(num: int, total: int) -> str:
+        return f"{num:,} cell{'s' if num > 1 else ''} ({num / total:.1%})" if num and total else "no cell"
+
+    counts = "" if quality["median_counts"] is None else f" and {quality['median_counts']:,.0f} counts"
+    text = f"median {quality['median_genes']:,.0f} genes{counts} per cell"
+    if quality["median_mitochondrial"] is not None:
+        high = number_and_share(quality["num_high_mitochondrial"], num_measured)
+        text += f"; median {quality['median_mitochondrial']:.1%} mitochondrial, {high} above {HIGH_SHARE:.0%}"
+    if droplets := result.get("droplets"):
+        text += f"; measured on {num_measured:,} barcodes with {droplets['floor']:,} {droplets['unit']} or more"
+    elif num_measured < num_cells:
+        text += f"; measured on {num_measured:,} cells, evenly spread over the file"
+    rows = [("quality", text)]
+    if num_few := quality["num_few_genes"]:
+        rows.append(("note", f"{number_and_share(num_few, num_measured)} with fewer than {FEW_GENES} genes"))
+    num_doublets = quality["num_doublets"]
+    doublets = quality["doublet_note"]
+    if num_doublets is not None:
+        doublets = f"about {number_and_share(num_doublets, num_cells)} by Scrublet"
+    return [*rows, ("doublets", doublets)]
+
+
 def in_words(result: Checked, cfg: CheckConfig, model: str) -> str:
-    """The findings about a file as text, with a model and why it was chosen; fits a terminal, except for commands."""
+    """Return the findings about a file as text that fits the terminal, except for commands.
+
+    `model` is the name of the model, with the reason why it was chosen.
+    """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     lines = [one_line(result["file"])]
     for name, text in _rows(result, cfg, model):
-        # Columns, layers and genes are named by the file: one_line removes characters that control the terminal.
+        # Names of columns, layers and genes may hold characters that control the terminal; one_line replaces them.
         line = f"  {name:<{INDENT - 3}} {one_line(text)}"
         if name not in COMMANDS and width >= 3 * INDENT:
             blanks = " " * INDENT
@@ -287,15 +318,15 @@ def in_words(result: Checked, cfg: CheckConfig, model: str) -> str:
 
 @dataclass(repr=False)
 class Checks:
-    """The findings about files or cells in memory: `files` as values by name, `model`, and all of it as text."""
+    """The findings about files or cells in memory."""
 
-    model: dict[str, str]  # name, path and why it was chosen
+    model: dict[str, str]  # name, path, and why the model was chosen
     files: list[Checked]
-    text: str
+    text: str  # all findings, as the command prints them
 
     @property
     def problems(self) -> list[str]:
-        """The problem of each file that has one."""
+        """The problems of the files that cannot be used."""
         return [result["problem"] for result in self.files if result["problem"] is not None]
 
     def __repr__(self) -> str:
@@ -306,41 +337,45 @@ class Checks:
 
 
 def check_all(sources: Sequence[str | AnnData], cfg: CheckConfig, tell: Callable[[str], None] | None = None) -> Checks:
-    """Find out what is in files or cells in memory, and `tell` the text about each of them at once."""
+    """Check files or cells in memory; `tell` receives the text about each of them as soon as it is known."""
     model_path, why = resolve_model(cfg.model_path)
     model = read_model(model_path)
     require_annotator(model, model_path)
     reference_cells = load_reference_cells(model, model_path) if cfg.label_key is None else None
-    found = Checks({"name": model.name, "path": str(model_path), "why": why}, [], "")
+    checks = Checks({"name": model.name, "path": str(model_path), "why": why}, [], "")
     with progress("checking", total=len(sources), unit="files") as shown:
         for source in sources:
             shown.text = f"checking {Path(source).name if isinstance(source, str) else IN_MEMORY}"
-            found.files.append(check(source, cfg, model, reference_cells))
-            text = in_words(found.files[-1], cfg, f"{model.name} ({why})")
-            found.text += f"{text}\n"
+            result = check(source, cfg, model, reference_cells)
+            text = in_words(result, cfg, f"{model.name} ({why})")
+            checks.files.append(result)
+            checks.text += f"{text}\n"
             shown.update()
             if tell is not None:
                 tell(text)
-    return found
+    return checks
 
 
 def run_check(cfg: CheckConfig) -> list[Checked]:
-    """Print the findings about each file and the next command, as text or JSON; with `output`, write the JSON.
+    """Print the findings about each file and the next command, as text or JSON; with `output`, also write the JSON.
 
-    If at least one file has a problem, this is an error after the findings about all files.
+    Raises
+    ------
+    InputError
+        At least one file has a problem; raised after the findings about all files.
     """
     if cfg.output is not None:
         require_absent(cfg.output, cfg.overwrite)
-    found = check_all(cfg.inputs, cfg, None if cfg.json else say)
-    results = found.files
-    text = json.dumps({"model": found.model, "files": results}, indent=1, allow_nan=False)
+    checks = check_all(cfg.inputs, cfg, None if cfg.json else say)
+    results = checks.files
+    text = json.dumps({"model": checks.model, "files": results}, indent=1, allow_nan=False)
     if cfg.json:
         say(text)
     if cfg.output is not None:
         with new_file(cfg.output, cfg.overwrite) as temporary:
             temporary.write_text(text + "\n", encoding="utf-8")
-    if bad := [result["file"] for result in results if result["problem"] is not None]:
-        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-        refused = f"{len(bad)} of {len(results)} files cannot be used as they are: {', '.join(bad[:3])}{more}"
-        raise InputError(refused, "files without a problem", "see the problem and the remedy of each file above")
+    if refused := [result["file"] for result in results if result["problem"] is not None]:
+        more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
+        found = f"{len(refused)} of {len(results)} files cannot be used as they are: {', '.join(refused[:3])}{more}"
+        raise InputError(found, "files without a problem", "see the problem and the remedy of each file above")
     return results

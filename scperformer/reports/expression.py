@@ -1,4 +1,7 @@
-"""The expression in annotated files, a block of cells at a time: quality, marker genes, contributions, shown genes."""
+"""What a report needs of the expression in annotated files: quality of the cells, marker genes, contributions, values.
+
+Files are read a block of cells at a time, so that they need not fit into memory.
+"""
 
 import logging
 import math
@@ -31,16 +34,18 @@ from scperformer.reports.read_annotations import Annotated, find_model
 
 log = logging.getLogger(__name__)
 
-TARGET_SUM = 10_000.0  # counts per cell of shown values
-MOST_GENES, MOST_PER_LABEL = 60, 5  # on the page, and of one label; at least one of each label
-LEAST_EXPRESSING, LEAST_CHANGE = 0.1, 1.0  # of a marker: share of the cells of the label, log2 fold change
-EXPLAINED_CELLS = 100  # of each label and sample, for contributions
-NUM_TOP = 10  # genes of a label in the table
+TARGET_SUM = 10_000.0  # counts per cell to which expression is normalised for the page
+MAX_GENES = 60  # genes in the dot plot and on the map, but at least one of each label
+MAX_GENES_PER_LABEL = 5  # of these genes
+MIN_EXPRESSING = 0.1  # share of the cells of a label that express a marker
+MIN_CHANGE = 1.0  # log2 fold change of a marker
+MAX_EXPLAINED = 100  # cells per label and sample for contributions
+NUM_TOP = 10  # genes of a label in the table of markers
 
 
 @dataclass
 class Expression:
-    """The open expression of a sample."""
+    """The expression of a sample, open for reading."""
 
     rows: Rows
     var: pd.DataFrame
@@ -48,16 +53,16 @@ class Expression:
 
     @cached_property
     def genes(self) -> pd.Index:
-        """The name of each column: the symbol, if the file has Ensembl ids that the table of human genes knows."""
+        """Name of each gene on the page: the symbol, for human genes with Ensembl ids."""
         return shown_names(tuple(str(name).strip() for name in self.var.index))
 
     @cached_property
     def is_mitochondrial(self) -> npt.NDArray[np.bool_]:
-        """The mitochondrial genes."""
+        """True for mitochondrial genes."""
         return mitochondrial(self.var)
 
     def blocks(self) -> Iterator[tuple[slice, sparse.csr_matrix, pd.DataFrame]]:
-        """The rows, the values as ln(1 + counts per 10,000), and the quality (`cell_quality`) of each block."""
+        """Yield the rows, the values as ln(1 + counts per 10,000), and the quality of the cells of each block."""
         for start, stored in self.rows.blocks():
             quality = cell_quality(Rows(stored), self.is_mitochondrial, self.findings)
             block = sparse.csr_matrix(stored)
@@ -66,7 +71,7 @@ class Expression:
 
 @lru_cache(maxsize=8)  # samples often have the same genes
 def shown_names(names: tuple[str, ...]) -> pd.Index:
-    """Names of genes for the page; symbols for human Ensembl ids."""
+    """Return the names of genes for the page; human Ensembl ids become symbols."""
     if id_kind(names) in ("ensembl", "ensembl_versioned"):
         symbols = human_genes().symbols
         split = ids_and_symbols(names)
@@ -79,26 +84,28 @@ def shown_names(names: tuple[str, ...]) -> pd.Index:
 
 @contextmanager
 def open_expression(sample: Annotated) -> Iterator[Expression]:
-    """Open the expression from which the labels of a sample were made, as its record names it."""
-    found = sample.facts["input"]
-    numbers = {name: float(found.get(name, math.nan)) for name in ("total", "log_base")}
-    is_log = found["kind"] == "log1p"
-    given = {name: None if math.isnan(x) else x for name, x in numbers.items()}
+    """Open the expression that `predict` used for a sample, as the annotation records it."""
+    record = sample.facts["input"]
+    total = float(record.get("total", math.nan))
+    log_base = None
+    if record["kind"] == "log1p":
+        recorded = float(record.get("log_base", math.nan))
+        log_base = math.e if math.isnan(recorded) else recorded  # files of earlier versions lack the base
     with open_cells(sample.path) if sample.cells is None else nullcontext(sample.cells) as cells:
         findings = Findings(
-            source=str(found["source"]),
-            kind=str(found["kind"]),
-            total=given["total"],
-            log_base=(given["log_base"] or math.e) if is_log else None,  # files of earlier versions lack the base
-            relative=bool(found.get("relative", False)),
+            source=str(record["source"]),
+            kind=str(record["kind"]),
+            total=None if math.isnan(total) else total,
+            log_base=log_base,
+            relative=bool(record.get("relative", False)),
             num_cells=cells.n_obs,
             num_genes=cells.n_vars,
             id_kind="",
         )
         places = {"X": cells.X, "raw": cells.raw} | {f"layers/{name}": x for name, x in cells.layers.items()}
         if places.get(findings.source) is None:
-            place = f"no {findings.source} in {sample.path}, from which its labels were made"
-            raise InputError(place, "the file as predict wrote it", "annotate it again")
+            found = f"no {findings.source} in {sample.path}, which predict used"
+            raise InputError(found, "the file as predict wrote it", "annotate the file again")
         with reading(sample.path):
             rows = stored_expression(cells, findings, sample.path)[0]  # type: ignore[arg-type]
             yield Expression(rows, gene_table(cells, findings.source), findings)  # type: ignore[arg-type]
@@ -106,34 +113,44 @@ def open_expression(sample: Annotated) -> Iterator[Expression]:
 
 @dataclass(kw_only=True)
 class LabelProfile:
-    """Sums over the cells of each label of a sample (L x G), and the quality of each cell."""
+    """Sums of a sample over the cells of each of L labels for G genes, and the quality of its cells."""
 
-    genes: pd.Index  # unique, G
+    genes: pd.Index  # G unique names
     num_cells: npt.NDArray[np.int64]  # L
-    sums: npt.NDArray[np.float64]  # of ln(1 + counts per 10,000)
-    squares: npt.NDArray[np.float64]
-    expressing: npt.NDArray[np.float64]  # cells
-    quality: pd.DataFrame  # of each cell: num_genes, total, mitochondrial (NaN without such genes)
-    contributions: pd.DataFrame | None  # genes of the model x L: sums over some cells of each label
-    num_explained: npt.NDArray[np.int64]  # these cells, L
+    sums: npt.NDArray[np.float64]  # L x G, sums of ln(1 + counts per 10,000)
+    squares: npt.NDArray[np.float64]  # L x G, sums of its squares
+    num_expressing: npt.NDArray[np.float64]  # L x G, cells that express the gene
+    quality: pd.DataFrame  # a row per cell: num_genes, total, mitochondrial (NaN without mitochondrial genes)
+    contributions: pd.DataFrame | None  # genes of the model x L, sums of contributions over `num_explained` cells
+    num_explained: npt.NDArray[np.int64]  # L
 
 
-Plans = dict[tuple[str, ...], Alignment]  # the way to the genes of the model, by the names of a file
+Plans = dict[tuple[str, ...], Alignment]  # alignments to the genes of the model, by the gene names of files
 
 
-def profile(
+def read_profile(
     sample: Annotated, codes: npt.NDArray[np.int64], num_labels: int, model: SavedModel | None, plans: Plans
 ) -> LabelProfile | None:
-    """Read the expression of a sample once; None if it cannot be read, which is logged."""
+    """Read the expression of a sample; None, with a warning, if that is not possible.
+
+    Parameters
+    ----------
+    codes
+        The label of each cell, N numbers below `num_labels`.
+    model
+        The model of the annotation, for the contributions of genes; None: without contributions.
+    plans
+        Alignments of earlier samples. Samples with the same genes share an alignment, which is added here.
+    """
     try:
         with open_expression(sample) as expression:
-            return _profile(sample, expression, codes, num_labels, model, plans)
+            return _profile_of(sample, expression, codes, num_labels, model, plans)
     except InputError as error:
         log.warning("%s: no expression for the report: %s", sample.name, error)
         return None
 
 
-def _profile(
+def _profile_of(
     sample: Annotated,
     expression: Expression,
     codes: npt.NDArray[np.int64],
@@ -141,17 +158,21 @@ def _profile(
     model: SavedModel | None,
     plans: Plans,
 ) -> LabelProfile:
+    """Read the open expression of a sample, as `read_profile` does."""
     is_first = ~expression.genes.duplicated()
     shape = (num_labels, int(is_first.sum()))
-    sums, squares, expressing = (np.zeros(shape) for _ in range(3))
+    sums = np.zeros(shape)
+    squares = np.zeros(shape)
+    num_expressing = np.zeros(shape)
     qualities = []
     for cells, block, quality in expression.blocks():
         qualities.append(quality)
+        num_rows = len(quality)
         one_hot = sparse.csr_matrix(
-            (np.ones(len(quality), np.float32), codes[cells], np.arange(len(quality) + 1)), (len(quality), num_labels)
+            (np.ones(num_rows, np.float32), codes[cells], np.arange(num_rows + 1)), (num_rows, num_labels)
         ).T.tocsr()
         block = block[:, is_first] if not is_first.all() else block
-        for total, power in ((sums, 1), (squares, 2), (expressing, 0)):
+        for total, power in ((sums, 1), (squares, 2), (num_expressing, 0)):
             values = block.copy()
             values.data **= power
             total += (one_hot @ values).toarray()
@@ -160,14 +181,14 @@ def _profile(
         quality["mitochondrial"] = np.nan
     contributions = None
     num_explained = np.zeros(num_labels, dtype=np.int64)
-    if model is not None and not sample.adapted:  # the weights of an adapted model are others, and not stored
+    if model is not None and not sample.adapted:  # an adapted model has other weights, which are not stored
         contributions, num_explained = _contributions(sample, expression, codes, num_labels, model, plans)
     return LabelProfile(
         genes=expression.genes[is_first],
         num_cells=np.bincount(codes, minlength=num_labels),
         sums=sums,
         squares=squares,
-        expressing=expressing,
+        num_expressing=num_expressing,
         quality=quality,
         contributions=contributions,
         num_explained=num_explained,
@@ -182,12 +203,13 @@ def _contributions(
     model: SavedModel,
     plans: Plans,
 ) -> tuple[pd.DataFrame | None, npt.NDArray[np.int64]]:
-    """Sums of the contributions of genes by the linear branch, in up to 100 random cells of each label."""
+    """Return sums of the contributions of genes by the linear branch, and the number of cells, for each label.
+
+    They are of up to 100 random cells of each label. Without a linear branch, the sums are None.
+    """
     rng = np.random.default_rng(0)
-    chosen = []
-    for code in np.unique(codes):
-        chosen.append(rng.permutation(np.flatnonzero(codes == code))[:EXPLAINED_CELLS])
-    rows = np.sort(np.concatenate(chosen))
+    cells_of_label = [np.flatnonzero(codes == code) for code in np.unique(codes)]
+    rows = np.sort(np.concatenate([rng.permutation(cells)[:MAX_EXPLAINED] for cells in cells_of_label]))
     names = (*map(str, expression.var.columns), *map(str, expression.var.index))
     if names not in plans:
         plans[names] = plan_alignment(
@@ -201,22 +223,23 @@ def _contributions(
         )
     plan = replace(plans[names], findings=expression.findings)
     x = align_rows(expression.rows.some(rows), plan)
-    found = np.zeros((len(model.genes), num_labels))
-    called = sample.labels[rows]
+    sums = np.zeros((len(model.genes), num_labels))
+    labels = sample.labels[rows]
     for code in np.unique(codes[rows]):
-        cells = codes[rows] == code
-        if (label := called[cells][0]) not in model.labels:
+        has_label = codes[rows] == code
+        label = labels[has_label][0]
+        if label not in model.labels:  # labels can be edited
             continue
-        mean = linear_contributions(model, x[cells], model.labels.index(label))
+        mean = linear_contributions(model, x[has_label], model.labels.index(label))
         if mean is None:
             return None, np.zeros(num_labels, dtype=np.int64)
-        found[:, code] = mean * cells.sum()
-    table = pd.DataFrame(found, index=shown_names(tuple(model.genes))).groupby(level=0, sort=False).sum()
+        sums[:, code] = mean * has_label.sum()
+    table = pd.DataFrame(sums, index=shown_names(tuple(model.genes))).groupby(level=0, sort=False).sum()
     return table, np.bincount(codes[rows], minlength=num_labels)
 
 
 def model_of(samples: Sequence[Annotated]) -> SavedModel | None:
-    """The model that annotated the samples, if its folder is still there; None is logged."""
+    """Return the model that annotated the samples; None, with a line in the log, if it cannot be found."""
     record = samples[0].facts["model"]
     folder = find_model(samples[0].facts)
     try:
@@ -224,96 +247,128 @@ def model_of(samples: Sequence[Annotated]) -> SavedModel | None:
             return saved
     except InputError as error:
         log.info("the model in %s cannot be read: %s", folder, error)
-    text = "the model %s is neither at its recorded place nor imported: the report shows markers without contributions"
+    text = "the model %s is neither in its recorded folder nor imported: the report has markers but no contributions"
     log.info(text, record["name"])
     return None
 
 
 @dataclass(kw_only=True)
 class GeneTable:
-    """Genes of all samples: L labels x G genes. A gene counts in the cells of the samples that measure it."""
+    """Genes of all samples, L labels x G genes. Cells of samples that do not measure a gene do not count for it."""
 
     genes: pd.Index
-    means: npt.NDArray[np.float64]  # of ln(1 + counts per 10,000); NaN without cells
-    shares: npt.NDArray[np.float64]  # of the cells that express the gene
-    markers: npt.NDArray[np.float64]  # score of the gene as a marker of the label; -inf where it is none
-    changes: npt.NDArray[np.float64]  # log2 fold change of the mean counts against the other cells
-    contributions: npt.NDArray[np.float64] | None  # mean contribution to the logit of the label, by the linear branch
+    means: npt.NDArray[np.float64]  # means of ln(1 + counts per 10,000); NaN without cells
+    shares: npt.NDArray[np.float64]  # shares of the cells that express the gene
+    markers: npt.NDArray[np.float64]  # scores of markers of the label; -inf for other genes
+    changes: npt.NDArray[np.float64]  # log2 fold changes of the mean counts against the other cells
+    contributions: npt.NDArray[np.float64] | None  # mean contributions to the logit of the label, by the linear branch
 
     def top(self, scores: npt.NDArray[np.float64], label: int, num: int) -> npt.NDArray[np.int64]:
-        """The columns of up to `num` genes with the highest scores above 0, the best first."""
+        """Return the columns of up to `num` genes with the highest scores above 0, in descending order."""
         order = np.argsort(-scores[label], kind="stable")[:num]
         return order[scores[label, order] > 0]
 
-    def shown(self, labels: Sequence[int]) -> dict[int, npt.NDArray[np.int64]]:
-        """The markers of each label on the page: up to 5, fewer with many labels; each gene once."""
-        num = int(np.clip(MOST_GENES // max(1, len(labels)), 1, MOST_PER_LABEL))
-        taken = set[int]()
-        found = {}
+    def shown(self, labels: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return the columns of the markers in the dot plot and on the map, label by label, each gene once."""
+        num = int(np.clip(MAX_GENES // max(1, len(labels)), 1, MAX_GENES_PER_LABEL))
+        columns: list[int] = []
         for label in labels:
-            best = [gene for gene in self.top(self.markers, label, 4 * num).tolist() if gene not in taken][:num]
-            taken.update(best)
-            found[label] = np.array(best, dtype=np.int64)
-        return found
+            candidates = self.top(self.markers, label, 4 * num).tolist()
+            columns += [gene for gene in candidates if gene not in columns][:num]
+        return np.array(columns, dtype=np.int64)
 
 
 def combine(profiles: Sequence[LabelProfile], labels: Sequence[int]) -> GeneTable | None:
-    """Combine the profiles of samples; None if no gene can be a marker, because there is one label.
+    """Combine the profiles of samples; None with fewer than two labels, which have no markers.
 
-    A marker is expressed by a tenth of the cells of its label and has twice the mean of the other cells. Its score is
-    the t statistic against them with overestimated variance: their number is taken as that of the label, as in
-    `scanpy.tl.rank_genes_groups(method="t-test_overestim_var")`.
+    A marker is expressed by a tenth of the cells of its label, and its mean is at least twice that of the other cells.
+    Its score is the t statistic of Welch's test against the other cells with overestimated variance: the number of the
+    other cells is taken as that of the label, as in `scanpy.tl.rank_genes_groups(method="t-test_overestim_var")`.
+    scanpy needs all cells in one matrix in memory; here they are in several files, with different genes, and are read
+    in blocks. So the sums are kept, and scipy makes the test from them.
     """
     if len(labels) < 2 or not profiles:
         return None
+    from scipy.stats import ttest_ind_from_stats  # takes a while to import
+
     genes = profiles[0].genes
     for other in profiles[1:]:
         genes = genes.append(other.genes.difference(genes, sort=False))
     shape = (len(profiles[0].num_cells), len(genes))
-    num, sums, squares, expressing = (np.zeros(shape) for _ in range(4))
-    for one in profiles:
-        place = genes.get_indexer(one.genes)
-        num[:, place] += one.num_cells[:, None]
-        sums[:, place] += one.sums
-        squares[:, place] += one.squares
-        expressing[:, place] += one.expressing
-    with np.errstate(divide="ignore", invalid="ignore"):
-        means = sums / num
-        shares = expressing / num
-        variances = np.maximum(squares - num * means**2, 0) / np.maximum(num - 1, 1)
-        rest = num.sum(axis=0) - num
-        other = (sums.sum(axis=0) - sums) / rest
-        rest_variances = np.maximum(squares.sum(axis=0) - squares - rest * other**2, 0) / np.maximum(rest - 1, 1)
-        scores = (means - other) / np.sqrt((variances + rest_variances) / num)
-        changes = np.log2((np.expm1(means) + 1e-9) / (np.expm1(other) + 1e-9))  # as scanpy's logfoldchanges
-    scores[~(np.isfinite(scores) & (shares >= LEAST_EXPRESSING) & (changes >= LEAST_CHANGE))] = -np.inf
-    contributions = None
-    if explained := [(one.contributions, one.num_explained) for one in profiles if one.contributions is not None]:
-        contributions = np.zeros(shape)
-        for table, _ in explained:
-            place = genes.get_indexer(table.index)
-            contributions[:, place[place >= 0]] += table.to_numpy()[place >= 0].T
-        contributions /= np.maximum(sum(num for _, num in explained), 1)[:, None]
+    num = np.zeros(shape)
+    sums = np.zeros(shape)
+    squares = np.zeros(shape)
+    num_expressing = np.zeros(shape)
+    for profile in profiles:
+        columns = genes.get_indexer(profile.genes)
+        num[:, columns] += profile.num_cells[:, None]
+        sums[:, columns] += profile.sums
+        squares[:, columns] += profile.squares
+        num_expressing[:, columns] += profile.num_expressing
+    num_other = num.sum(axis=0) - num
+    with np.errstate(divide="ignore", invalid="ignore"):  # labels without cells, genes without expression
+        means, deviations = _means_and_deviations(num, sums, squares)
+        other_means, other_deviations = _means_and_deviations(
+            num_other, sums.sum(axis=0) - sums, squares.sum(axis=0) - squares
+        )
+        scores = ttest_ind_from_stats(
+            means, deviations, num, other_means, other_deviations, num, equal_var=False
+        ).statistic
+        shares = num_expressing / num
+        changes = np.log2((np.expm1(means) + 1e-9) / (np.expm1(other_means) + 1e-9))  # as scanpy's logfoldchanges
+    is_marker = np.isfinite(scores) & (shares >= MIN_EXPRESSING) & (changes >= MIN_CHANGE)
     return GeneTable(
-        genes=genes, means=means, shares=shares, markers=scores, changes=changes, contributions=contributions
+        genes=genes,
+        means=means,
+        shares=shares,
+        markers=np.where(is_marker, scores, -np.inf),
+        changes=changes,
+        contributions=_mean_contributions(profiles, genes),
     )
 
 
+def _means_and_deviations(
+    num: npt.NDArray[np.float64], sums: npt.NDArray[np.float64], squares: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return means and sample standard deviations from numbers of values, their sums and the sums of their squares."""
+    means = sums / num
+    variances = np.maximum(squares - num * means**2, 0) / np.maximum(num - 1, 1)
+    return means, np.sqrt(variances)
+
+
+def _mean_contributions(profiles: Sequence[LabelProfile], genes: pd.Index) -> npt.NDArray[np.float64] | None:
+    """Return the mean contributions of genes, L x G, over the explained cells of all samples; None without any."""
+    sums: npt.NDArray[np.float64] | None = None
+    num_explained = np.zeros(len(profiles[0].num_explained), dtype=np.int64)
+    for profile in profiles:
+        if profile.contributions is None:
+            continue
+        if sums is None:
+            sums = np.zeros((len(num_explained), len(genes)))
+        columns = genes.get_indexer(profile.contributions.index)
+        sums[:, columns[columns >= 0]] += profile.contributions.to_numpy()[columns >= 0].T
+        num_explained += profile.num_explained
+    return None if sums is None else sums / np.maximum(num_explained, 1)[:, None]
+
+
 def gene_values(sample: Annotated, genes: pd.Index, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.float32] | None:
-    """The values of genes in some cells (ascending), cells x genes; NaN for genes that the sample does not measure."""
+    """Return the values of genes in the rows `cells` (ascending), cells x genes; NaN for genes without measurement.
+
+    None, with a warning, if the expression cannot be read.
+    """
     try:
         with open_expression(sample) as expression:
             names = expression.genes
-            found = np.full((len(cells), len(genes)), np.nan, dtype=np.float32)
+            values = np.full((len(cells), len(genes)), np.nan, dtype=np.float32)
             is_first = ~names.duplicated()
-            place = pd.Index(names[is_first]).get_indexer(genes)
-            columns = np.flatnonzero(is_first)[place[place >= 0]]
+            places = pd.Index(names[is_first]).get_indexer(genes)
+            columns = np.flatnonzero(is_first)[places[places >= 0]]
             for start, stored in expression.rows.blocks():
                 first, last = np.searchsorted(cells, [start, start + stored.shape[0]])
                 if first < last:
-                    some = normalise(stored[cells[first:last] - start], expression.findings, TARGET_SUM)
-                    found[first:last, place >= 0] = some[:, columns].toarray()
-            return found
+                    block = normalise(stored[cells[first:last] - start], expression.findings, TARGET_SUM)
+                    values[first:last, places >= 0] = block[:, columns].toarray()
+            return values
     except InputError as error:
         log.warning("%s: no expression for the map: %s", sample.name, error)
         return None

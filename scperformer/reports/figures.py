@@ -1,6 +1,7 @@
 """The figures of the report as plain data for plotly.js, and the map of cells as arrays of small integers.
 
-Names of users stand in figures as numbers on an axis with escaped texts: plotly reads tags in texts.
+Samples, labels and genes are numbers in the data; their names appear only as escaped texts, because plotly interprets
+some HTML tags in texts.
 """
 
 import base64
@@ -17,27 +18,28 @@ from scperformer.base.pictures import PALETTE, colour_of
 
 Figure = dict[str, Any]
 
-# Low confidence, which readers look for, is bright. Lightness falls evenly, so that the scale also works in grey.
+# Low confidence, which readers look for, is bright. Lightness falls evenly, so that the scales also work in grey.
 CONFIDENCE_STOPS = ("#F9B233", "#E8785A", "#B5527D", "#6A4590", "#1F3B73")
-EXPRESSION_STOPS = ("#E6E9ED", "#B9CBE3", "#6C9BCF", "#2563A8", "#0B2F66")  # the same the other way round
-SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up")  # the next one after each 10 labels
-PER_SYMBOL = 10
-ROW, MARGIN = 26, 70  # pixels of a row of a figure, and of its axis and title
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+EXPRESSION_STOPS = ("#E6E9ED", "#B9CBE3", "#6C9BCF", "#2563A8", "#0B2F66")  # high expression is dark
+SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up")
+LABELS_PER_SYMBOL = 10
+ROW = 26  # height of a row of a figure in pixels
+MARGIN = 70  # height of the axis and the margins of a figure in pixels
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of a box: ends of its lines, quartiles and median
 
 
 def symbol_of(position: int) -> str:
-    """The symbol of the label at a position: with its colour it is that label's alone, up to 180 labels."""
-    return SYMBOLS[position // PER_SYMBOL % len(SYMBOLS)]
+    """Return the symbol of the label at a position; up to 60 labels have unique pairs of colour and symbol."""
+    return SYMBOLS[position // LABELS_PER_SYMBOL % len(SYMBOLS)]
 
 
 def plain(text: object) -> str:
-    """A text that plotly shows as it is, shortened."""
+    """Return a text that plotly shows literally, shortened if it is very long."""
     return html.escape(shortened(text), quote=False)
 
 
 def _rows(names: Sequence[str], **more: Any) -> dict[str, Any]:
-    """An axis with a row for each name, the first one on top."""
+    """Return an axis with a row for each name, the first on top."""
     ticks = {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": [plain(name) for name in names]}
     return {
         "range": [len(names) - 0.5, -0.5],
@@ -50,16 +52,17 @@ def _rows(names: Sequence[str], **more: Any) -> dict[str, Any]:
 
 
 def _title(text: str) -> dict[str, Any]:
+    """Return the title of an axis or a colour bar."""
     return {"text": text, "font": {"size": 13}}
 
 
 def stops(colours: Sequence[str]) -> list[list[Any]]:
-    """A colour scale of plotly from equally spaced colours."""
+    """Return a colour scale for plotly from equally spaced colours."""
     return [[place / (len(colours) - 1), colour] for place, colour in enumerate(colours)]
 
 
 def composition(samples: Sequence[str], labels: Sequence[str], counts: npt.NDArray[np.int64]) -> Figure:
-    """Stacked bars of the shares of the labels in each sample; `counts` are S x L."""
+    """Return stacked bars of the shares of the labels in each sample; `counts` are samples x labels."""
     shares = counts / counts.sum(axis=1, keepdims=True)
     traces = [
         {
@@ -91,8 +94,8 @@ def composition(samples: Sequence[str], labels: Sequence[str], counts: npt.NDArr
 
 
 def _box(values: Sequence[npt.NDArray[np.floating]], names: Sequence[str], colours: Sequence[str]) -> Figure:
-    """A box of the quartiles of each group, with lines to the 5th and 95th percentile; empty groups have none."""
-    filled = [place for place, one in enumerate(values) if len(one)]
+    """Return a box for each group with values: its quartiles, with lines to the 5th and 95th percentile."""
+    filled = [place for place, group in enumerate(values) if len(group)]
     low, first, middle, third, high = np.array([np.quantile(values[place], QUANTILES) for place in filled]).T.tolist()
     hover = [
         f"{plain(names[place])}<br>median {middle[i]:,.3g}, interquartile range {first[i]:,.3g} to {third[i]:,.3g}"
@@ -103,13 +106,11 @@ def _box(values: Sequence[npt.NDArray[np.floating]], names: Sequence[str], colou
             "type": "box",
             "orientation": "h",
             "y": [place],
-            **{
-                "lowerfence": [low[i]],
-                "q1": [first[i]],
-                "median": [middle[i]],
-                "q3": [third[i]],
-                "upperfence": [high[i]],
-            },
+            "lowerfence": [low[i]],
+            "q1": [first[i]],
+            "median": [middle[i]],
+            "q3": [third[i]],
+            "upperfence": [high[i]],
             "name": plain(names[place]),
             "fillcolor": colours[place] + "66",
             "line": {"color": colours[place], "width": 1.5},
@@ -117,13 +118,13 @@ def _box(values: Sequence[npt.NDArray[np.floating]], names: Sequence[str], colou
         }
         for i, place in enumerate(filled)
     ]
-    # The hover of boxes without points would be in quartiles without names: an invisible bar has the text instead.
+    # The own hover text of a box does not name the numbers, so a mark at the median has the text.
     points = {"type": "scatter", "mode": "markers", "x": middle, "y": filled, "hovertext": hover, "hoverinfo": "text"}
     return {"data": [*boxes, points | {"marker": {"color": "#1d2733", "size": 7, "symbol": "line-ns-open"}}]}
 
 
 def confidence(cells: pd.DataFrame, labels: Sequence[str]) -> Figure:
-    """The quartiles of the confidence of the cells of each label."""
+    """Return boxes of the confidence of the cells of each label."""
     values = [cells.loc[cells["code"] == place, "confidence"].to_numpy() for place in range(len(labels))]
     figure = _box(values, labels, [colour_of(place) for place in range(len(labels))])
     layout = {
@@ -136,7 +137,7 @@ def confidence(cells: pd.DataFrame, labels: Sequence[str]) -> Figure:
 
 
 def quality(tables: dict[str, pd.DataFrame], has_counts: bool) -> Figure:
-    """Boxes of genes, counts and mitochondrial share of the cells of each sample, side by side."""
+    """Return boxes of genes, counts and mitochondrial share of the cells of each sample, side by side."""
     names = list(tables)
     kinds = {"num_genes": "genes per cell", "total": "counts per cell", "mitochondrial": "mitochondrial share"}
     columns = [name for name in kinds if name != "total" or has_counts]
@@ -161,9 +162,10 @@ def quality(tables: dict[str, pd.DataFrame], has_counts: bool) -> Figure:
 def dots(
     labels: Sequence[str], genes: Sequence[str], means: npt.NDArray[np.floating], shares: npt.NDArray[np.floating]
 ) -> Figure:
-    """A dot plot: size is the share of the cells that express a gene, colour its mean as a share of its highest mean.
+    """Return a dot plot of genes by label.
 
-    `means` and `shares` are labels x genes.
+    The size is the share of the cells that express a gene, the colour its mean as a share of its highest mean. `means`
+    and `shares` are labels x genes.
     """
     y, x = np.indices(means.shape).reshape(2, -1)
     highest = np.nanmax(means, axis=0)
@@ -194,20 +196,18 @@ def dots(
 
 
 def reliability(curves: dict[str, Any], least: int) -> Figure:
-    """The accuracy of held-out calls against their confidence; bins of fewer than `least` calls are left out."""
+    """Return the accuracy of held-out calls by their confidence; bins with fewer than `least` calls are left out."""
     line = {"color": "#8793a0", "dash": "dash", "width": 1}
-    traces: list[Figure] = [
-        {"type": "scatter", "mode": "lines", "x": [0, 1], "y": [0, 1], "line": line, "hoverinfo": "skip"}
-    ]
-    traces[0]["showlegend"] = False
+    diagonal = {"type": "scatter", "mode": "lines", "x": [0, 1], "y": [0, 1], "line": line, "hoverinfo": "skip"}
+    traces: list[Figure] = [diagonal | {"showlegend": False}]
     for place, (name, bins) in enumerate(curves.items()):
         columns = np.array([bins["confidence"], bins["accuracy"], bins["num_cells"]], dtype=float)
-        confident, accuracy, num_cells = columns[:, columns[2] >= least]
+        mean_confidence, accuracy, num_cells = columns[:, columns[2] >= least]
         trace = {
             "type": "scatter",
             "mode": "lines+markers",
             "name": plain(name),
-            "x": confident.tolist(),
+            "x": mean_confidence.tolist(),
             "y": accuracy.tolist(),
             "customdata": num_cells.astype(int).tolist(),
             "line": {"color": colour_of(place), "width": 1.5},
@@ -229,13 +229,18 @@ def reliability(curves: dict[str, Any], least: int) -> Figure:
     return {"data": traces, "layout": layout, "name": "calibration", "width": 300}
 
 
-def confusion(true: Sequence[str], called: Sequence[str], counts: npt.NDArray[np.int64]) -> Figure:
-    """A heat map of the shares of the cells of each true label by predicted label; `counts` are T x C."""
+def confusion(true: Sequence[str], predicted: Sequence[str], counts: npt.NDArray[np.int64]) -> Figure:
+    """Return a heat map of the confusion matrix as shares of each true label; `counts` are true x predicted labels."""
     shares = counts / counts.sum(axis=1, keepdims=True)
-    texts = [["" if num == 0 else "<1" if x < 0.005 else f"{100 * x:.0f}" for num, x in zip(*row, strict=True)]
-             for row in zip(counts.tolist(), shares.tolist(), strict=True)]  # fmt: skip
-    hover = [[f"{plain(label)} called {plain(name)}<br>{counts[i, j]:,} cells, {shares[i, j]:.1%} of the row"
-              for j, name in enumerate(called)] for i, label in enumerate(true)]  # fmt: skip
+    texts = []
+    hover = []
+    for label, row_counts, row_shares in zip(true, counts.tolist(), shares.tolist(), strict=True):
+        pairs = list(zip(row_counts, row_shares, strict=True))
+        texts.append(["" if num == 0 else "<1" if share < 0.005 else f"{100 * share:.0f}" for num, share in pairs])
+        lines = [f"{num:,} cell{'' if num == 1 else 's'}, {share:.1%} of the row" for num, share in pairs]
+        heads = [f"{plain(label)} called {plain(name)}" for name in predicted]
+        hover.append([f"{head}<br>{line}" for head, line in zip(heads, lines, strict=True)])
+    # White for 0, and a light grey from 0.1% on.
     colours = [[0, "#FFFFFF"], [0.001, "#EDF1F6"], *([0.001 + 0.999 * x, c] for x, c in stops(EXPRESSION_STOPS)[1:])]
     trace = {
         "type": "heatmap",
@@ -252,28 +257,28 @@ def confusion(true: Sequence[str], called: Sequence[str], counts: npt.NDArray[np
         "xgap": 1,
         "ygap": 1,
     }
-    columns = _rows(called, range=[-0.5, len(called) - 0.5], tickangle=-45, side="bottom")
+    columns = _rows(predicted, range=[-0.5, len(predicted) - 0.5], tickangle=-45, side="bottom")
     layout = {"height": 150 + ROW * len(true), "xaxis": columns, "yaxis": _rows(true)}
-    return {"data": [trace], "layout": layout, "name": "confusion-matrix", "width": 260 + 34 * len(called)}
+    return {"data": [trace], "layout": layout, "name": "confusion-matrix", "width": 260 + 34 * len(predicted)}
 
 
 def packed(values: npt.NDArray[Any], kind: str) -> dict[str, str]:
-    """An array as base64 of little-endian unsigned integers, for typed arrays of JavaScript; `kind` is u1 or u2."""
+    """Pack an array for a typed array of JavaScript: base64 of little-endian unsigned integers, `kind` u1 or u2."""
     return {"kind": kind, "data": base64.b64encode(values.astype(f"<{kind}").tobytes()).decode("ascii")}
 
 
 def codes(values: npt.NDArray[np.integer], num: int) -> dict[str, str]:
-    """Whole numbers below `num`, packed."""
+    """Pack whole numbers below `num`; -1 becomes the largest value, which stands for no category."""
     return packed(values, "u1" if num < 255 else "u2")
 
 
 def shares(values: npt.NDArray[np.floating]) -> dict[str, str]:
-    """Numbers from 0 to 1, packed in steps of 1 / 65,534; NaN becomes 65,535."""
+    """Pack numbers from 0 to 1 in steps of 1 / 65,534; NaN becomes 65,535."""
     return packed(np.where(np.isnan(values), 65535, np.nan_to_num(np.clip(values, 0, 1)) * 65534).round(), "u2")
 
 
 def expression_levels(values: npt.NDArray[np.floating]) -> dict[str, Any]:
-    """Values of a gene from 0 to their highest, packed in 254 steps; NaN (not measured) becomes 255."""
+    """Pack the values of a gene in 254 steps from 0 to the highest value; NaN (not measured) becomes 255."""
     highest = float(np.nanmax(values)) if np.isfinite(values).any() else 0.0
     steps = np.nan_to_num(values) * (254 / highest if highest > 0 else 0)
     return {"highest": highest, **packed(np.where(np.isnan(values), 255, steps).round(), "u1")}

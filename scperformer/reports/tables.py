@@ -1,4 +1,4 @@
-"""The content of a report as plain numbers: labels, samples, tables, things to check."""
+"""The content of a report as plain values: labels, summaries of samples, tables, and things to check."""
 
 import json
 import math
@@ -18,10 +18,10 @@ from scperformer.reports.figures import symbol_of
 from scperformer.reports.read_annotations import Annotated, Failed, as_text, cell_table, common_tree
 from scperformer.trust import MOST_UNKNOWN, foreign_text, unsure_text
 
-LARGE_SET = 3  # labels; larger sets are counted with these
-NUM_DISAGREEMENTS = 20  # most frequent pairs of labels
-NUM_LISTED = 5  # genes of a label in a row, or samples of a threshold
-# A sample beyond one of these is named among the things to check. They are judgements, not limits of the method.
+LARGE_SET = 3  # sets of 3 labels or more share a column
+NUM_DISAGREEMENTS = 20  # rows of the table of disagreements
+NUM_LISTED = 5  # genes of a label, or samples with a threshold, that a text names
+# A sample beyond one of these limits is among the things to check. They are judgements, not limits of the method.
 LOW_OVERLAP = 0.7
 HIGH_UNKNOWN = 0.2
 LOW_AGREEMENT = 0.6
@@ -30,7 +30,7 @@ LOW_EXPECTED = 0.8
 
 @dataclass(kw_only=True)
 class Label:
-    """A label with its colour and symbol, which are the same on the whole page."""
+    """A label, with the colour and symbol that it has on the whole page."""
 
     name: str
     in_model: bool = True
@@ -40,49 +40,50 @@ class Label:
 
 @dataclass(kw_only=True)
 class Table:
-    """A table of the page: columns as titles with their kinds, and values as they are; None: no value.
+    """A table of the page. Missing values are None.
 
-    Kinds: text, label, gene, count, share (0 to 1), score (0 to 1), number.
+    The kind of a column tells how its values are shown: text, label, gene, count, "label count" (a count, with a label
+    as the title), share (0 to 1), score (0 to 1), or number.
     """
 
     id: str
     title: str
-    columns: list[tuple[str, str]]
+    columns: list[tuple[str, str]]  # title and kind
     rows: list[list[Any]]
-    total: list[Any] = field(default_factory=list)  # the last row, which is not sorted
+    total: list[Any] = field(default_factory=list)  # a last row that is not sorted
 
 
-def _filled(kinds: dict[str, str], rows: list[list[Any]]) -> tuple[list[tuple[str, str]], list[list[Any]]]:
-    """The columns of a table that have a value in any row, and the rows without the others."""
-    kept = [
-        place for place in range(len(kinds)) if any(row[place] is not None and row[place] == row[place] for row in rows)
-    ]
+def _without_empty_columns(
+    kinds: dict[str, str], rows: list[list[Any]]
+) -> tuple[list[tuple[str, str]], list[list[Any]]]:
+    """Return the columns (title and kind) and the rows of a table, without columns in which all values are missing."""
+    filled = [place for place in range(len(kinds)) if not all(pd.isna(row[place]) for row in rows)]
     columns = list(kinds.items())
-    return [columns[place] for place in kept], [[row[place] for place in kept] for row in rows]
+    return [columns[place] for place in filled], [[row[place] for place in filled] for row in rows]
 
 
 def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = None) -> list[Label]:
-    """All labels of the page, the most frequent first, which gets the most distinct colour.
+    """Return all labels of the page, the most frequent first; frequent labels get the most distinct colours.
 
-    Labels without cells follow in the model's order, then true labels that the model does not know.
+    Labels without cells follow in the order of the model, then true labels that the model does not have.
     """
     counts = pd.Series(np.concatenate([sample.labels for sample in samples])).value_counts()
-    of_model = samples[0].model_labels
-    known = [*of_model, *(name for name in counts.index if name not in of_model)]
-    known.sort(key=lambda name: -int(counts.get(name, 0)))  # stable: equal counts keep the model's order
-    labels = [Label(name=name, colour=colour_of(i), symbol=symbol_of(i)) for i, name in enumerate(known)]
-    of_truth = evaluation.metrics["labels"] if evaluation else []
-    return labels + [Label(name=name, in_model=False) for name in of_truth if name not in set(known)]
+    model_labels = samples[0].model_labels
+    names = [*model_labels, *(name for name in counts.index if name not in model_labels)]
+    names.sort(key=lambda name: -int(counts.get(name, 0)))  # stable: equal counts keep the order of the model
+    labels = [Label(name=name, colour=colour_of(i), symbol=symbol_of(i)) for i, name in enumerate(names)]
+    evaluated = evaluation.metrics["labels"] if evaluation else []
+    return labels + [Label(name=name, in_model=False) for name in evaluated if name not in set(names)]
 
 
 def all_cells(samples: Sequence[Annotated], labels: Sequence[Label]) -> pd.DataFrame:
-    """The table of all cells (`cell_table`), with code: the position of the label in `labels`."""
+    """Return the table of all cells (`cell_table`) with a column `code`, the position of the label in `labels`."""
     cells = cell_table(samples)
     return cells.assign(code=pd.Index([label.name for label in labels]).get_indexer(cells["label"]))
 
 
 def summarise(sample: Annotated, cells: pd.DataFrame, labels: Sequence[Label]) -> dict[str, Any]:
-    """Numbers of one sample, of the table of all cells; `counts` and `shares` (0 to 1) have an entry per label."""
+    """Summarise a sample from the table of all cells; `counts` and `shares` (0 to 1) have an entry per label."""
     cells = cells[cells["sample"] == sample.name]
     counts = np.bincount(cells["code"], minlength=len(labels))
     return {
@@ -101,7 +102,7 @@ def summarise(sample: Annotated, cells: pd.DataFrame, labels: Sequence[Label]) -
 
 
 def sample_table(summaries: Sequence[dict[str, Any]], failed: Sequence[Failed], evaluation: Evaluation | None) -> Table:
-    """A row for each sample, and for each one that failed."""
+    """Return the table of samples; samples that failed have a row with the reason."""
     kinds = {"Sample": "text", "Status": "text", "Cells": "count", "Unknown": "count", "Share unknown": "share"}
     kinds |= {"Median confidence": "number", "Expected accuracy": "share", "Same label by logistic regression": "share"}
     scores = evaluation.metrics["samples"] if evaluation else {}
@@ -112,13 +113,13 @@ def sample_table(summaries: Sequence[dict[str, Any]], failed: Sequence[Failed], 
         values += [row["median"], row["condition"]["expected_accuracy"], row["agreement"]]
         rows.append(values + ([scores.get(row["name"], {}).get("model", {}).get("accuracy")] if scores else []))
     kinds |= {"Accuracy": "share"} if scores else {}
-    rows += [[one.name, f"failed: {one.reason}", *[None] * (len(kinds) - 2)] for one in failed]
-    columns, rows = _filled(kinds, rows)
+    rows += [[sample.name, f"failed: {sample.reason}", *[None] * (len(kinds) - 2)] for sample in failed]
+    columns, rows = _without_empty_columns(kinds, rows)
     return Table(id="samples-table", title="Status and scores", columns=columns, rows=rows)
 
 
 def composition_table(summaries: Sequence[dict[str, Any]], labels: Sequence[Label]) -> Table:
-    """The cells of each sample by label; `labels` are those with cells."""
+    """Return the number of cells per sample and label; `labels` are the labels that have cells."""
     columns = [("Sample", "text"), ("Cells", "count"), *((label.name, "label count") for label in labels)]
     rows = [[row["name"], row["num_cells"], *row["counts"][: len(labels)]] for row in summaries]
     total = ["All samples", *(sum(row[place] for row in rows) for place in range(1, len(columns)))]
@@ -126,7 +127,7 @@ def composition_table(summaries: Sequence[dict[str, Any]], labels: Sequence[Labe
 
 
 def confidence_table(cells: pd.DataFrame, labels: Sequence[Label]) -> Table:
-    """Quartiles of the confidence per label, without labels that have no cells."""
+    """Return the quartiles of the confidence for each label that has cells."""
     kinds = {"Label": "label", "Cells": "count", "Share": "share", "Unknown": "count"}
     kinds |= {"Lower quartile": "number", "Median": "number", "Upper quartile": "number"}
     rows = []
@@ -138,9 +139,9 @@ def confidence_table(cells: pd.DataFrame, labels: Sequence[Label]) -> Table:
 
 
 def unknown_table(samples: Sequence[Annotated], cells: pd.DataFrame, labels: Sequence[Label]) -> Table | None:
-    """The labels that unknown cells resemble: their most probable label, and the most frequent second one."""
-    unknown = np.flatnonzero(cells["unknown"])
-    if not len(unknown):
+    """Return the labels that unknown cells resemble, with the most frequent second label; None without such cells."""
+    is_unknown = cells["unknown"].to_numpy(bool)
+    if not is_unknown.any():
         return None
     second: list[str] = []
     for sample in samples:
@@ -150,45 +151,52 @@ def unknown_table(samples: Sequence[Annotated], cells: pd.DataFrame, labels: Seq
         second += [sample.model_labels[place] for place in places.tolist()]
     kinds = {"Most probable label": "label", "Unknown cells": "count", "Share of this label": "share"}
     kinds |= {"Median confidence": "number", "Most frequent second label": "label", "Cells with it": "count"}
-    some = cells.iloc[unknown].assign(second=second)
     sizes = cells["code"].value_counts()
-    rows_of_table: list[list[Any]] = []
-    for code, chosen in some.groupby("code"):
-        other = chosen["second"].value_counts()
-        values = [labels[code].name, len(chosen), len(chosen) / int(sizes[code]), float(chosen["confidence"].median())]
-        rows_of_table.append([*values, str(other.index[0]), int(other.iloc[0])])
-    rows_of_table.sort(key=lambda row: -row[1])
-    return Table(
-        id="unknown-table", title="Labels that unknown cells resemble", columns=list(kinds.items()), rows=rows_of_table
-    )
+    lines: list[list[Any]] = []
+    for code, unknown in cells[is_unknown].assign(second=second).groupby("code"):
+        seconds = unknown["second"].value_counts()
+        share = len(unknown) / int(sizes[code])
+        values = [labels[code].name, len(unknown), share, float(unknown["confidence"].median())]
+        lines.append([*values, str(seconds.index[0]), int(seconds.iloc[0])])
+    lines.sort(key=lambda line: -line[1])
+    title = "Labels that unknown cells resemble"
+    return Table(id="unknown-table", title=title, columns=list(kinds.items()), rows=lines)
 
 
 def gene_tables(genes: GeneTable, labels: Sequence[Label], used: Sequence[int]) -> tuple[Table, Table]:
-    """The first genes of each label, and all numbers about these genes: best markers, and largest contributions."""
+    """Return two tables: the first genes of each label, and the numbers about its best markers and contributions."""
     short = {"Label": "label", "Markers": "gene"}
     kinds = {"Label": "label", "Gene": "gene", "Marker rank": "count", "Mean ln(1 + counts per 10,000)": "number"}
     kinds |= {"Share of cells": "share", "Log2 fold change": "number"}
-    ours = genes.contributions
-    if ours is not None:
+    contributions = genes.contributions
+    if contributions is not None:
         short["Largest contributions to the label"] = "gene"
         kinds |= {"Contribution rank": "count", "Mean contribution": "number"}
     lines = []
     rows = []
     for code in used:
-        tops = [genes.top(scores, code, NUM_TOP).tolist() for scores in (genes.markers, ours) if scores is not None]
-        names = [", ".join(str(genes.genes[gene]) for gene in top[:NUM_LISTED]) for top in tops]
+        rankings = [genes.top(genes.markers, code, NUM_TOP).tolist()]
+        if contributions is not None:
+            rankings.append(genes.top(contributions, code, NUM_TOP).tolist())
+        names = [", ".join(str(genes.genes[gene]) for gene in ranking[:NUM_LISTED]) for ranking in rankings]
         lines.append([labels[code].name, *names])
-        for gene in dict.fromkeys(gene for top in tops for gene in top):
-            numbers = [float(table[code, gene]) for table in (genes.means, genes.shares, genes.changes)]
-            ranks = [top.index(gene) + 1 if gene in top else None for top in tops]
+        for gene in dict.fromkeys(gene for ranking in rankings for gene in ranking):
+            numbers = [float(values[code, gene]) for values in (genes.means, genes.shares, genes.changes)]
+            ranks = [ranking.index(gene) + 1 if gene in ranking else None for ranking in rankings]
             row = [labels[code].name, str(genes.genes[gene]), ranks[0], *numbers]
-            rows.append(row + ([ranks[1], float(ours[code, gene])] if ours is not None else []))
+            if contributions is not None:
+                row += [ranks[1], float(contributions[code, gene])]
+            rows.append(row)
     first = Table(id="genes-table", title="First genes of each label", columns=list(short.items()), rows=lines)
-    return first, Table(id="markers-table", title="Markers and contributions", columns=list(kinds.items()), rows=rows)
+    title = "Markers" if contributions is None else "Markers and contributions"
+    return first, Table(id="markers-table", title=title, columns=list(kinds.items()), rows=rows)
 
 
 def quality_table(samples: Sequence[Annotated], tables: dict[str, pd.DataFrame]) -> Table:
-    """Genes, counts, mitochondrial expression and doublets of the samples whose expression could be read."""
+    """Return the quality of the cells of each sample whose expression could be read.
+
+    `tables` have the quality of each cell, by the name of the sample.
+    """
     kinds = {"Sample": "text", "Cells": "count", "Median genes": "number", "Median counts": "number"}
     kinds |= {f"Below {FEW_GENES} genes": "count", "Median mitochondrial share": "share"}
     kinds |= {f"Above {HIGH_SHARE:.0%} mitochondrial": "count", "Likely doublets": "count", "Low quality": "count"}
@@ -197,38 +205,45 @@ def quality_table(samples: Sequence[Annotated], tables: dict[str, pd.DataFrame])
         if (table := tables.get(sample.name)) is None:
             continue
         if "droplets" in sample.facts and (low := sample.flag("low_quality")) is not None:
-            table = table[~low]  # barcodes that cannot be cells are among them
-        counts = float(table["total"].median()) if sample.facts["input"]["kind"] == "counts" else None
+            table = table[~low]  # empty droplets are of low quality
         share = table["mitochondrial"]
-        has_genes = bool(table["mitochondrial"].notna().any())
-        values = [sample.name, len(table), float(table["num_genes"].median()), counts]
-        values += [int((table["num_genes"] < FEW_GENES).sum()), float(share.median()) if has_genes else None]
-        values += [int((share > HIGH_SHARE).sum()) if has_genes else None]
+        has_share = bool(share.notna().any())  # False without mitochondrial genes
         flags = [sample.flag(name) for name in ("doublet", "low_quality")]
-        rows.append(values + [None if flag is None else int(flag.sum()) for flag in flags])
-    columns, rows = _filled(kinds, rows)
+        row = [
+            sample.name,
+            len(table),
+            float(table["num_genes"].median()),
+            float(table["total"].median()) if sample.facts["input"]["kind"] == "counts" else None,
+            int((table["num_genes"] < FEW_GENES).sum()),
+            float(share.median()) if has_share else None,
+            int((share > HIGH_SHARE).sum()) if has_share else None,
+            *(None if flag is None else int(flag.sum()) for flag in flags),
+        ]
+        rows.append(row)
+    columns, rows = _without_empty_columns(kinds, rows)
     return Table(id="quality-table", title="Quality per sample", columns=columns, rows=rows)
 
 
 def disagreement_table(cells: pd.DataFrame, labels: Sequence[Label]) -> Table:
-    """The most frequent pairs of a label by the model and another one by logistic regression."""
+    """Return the most frequent pairs of different labels by the model and by logistic regression."""
     sizes = cells["code"].value_counts()
-    other = cells[cells["label"] != cells["baseline"]]
-    pairs = other.groupby(["code", "baseline"]).size().reset_index(name="num_cells")
-    most = pairs.sort_values("num_cells", ascending=False, kind="stable").head(NUM_DISAGREEMENTS)
-    kinds = {"Label by the model": "label", "By logistic regression": "label", "Cells": "count"}
+    disagreeing = cells[cells["label"] != cells["baseline"]]
+    pairs = disagreeing.groupby(["code", "baseline"]).size().reset_index(name="num_cells")
+    frequent = pairs.sort_values("num_cells", ascending=False, kind="stable").head(NUM_DISAGREEMENTS)
     rows = [
-        [labels[code].name, name, num, num / int(sizes[code])]
-        for code, name, num in zip(*(most[name].tolist() for name in most), strict=True)
+        [labels[code].name, baseline, num, num / int(sizes[code])]
+        for code, baseline, num in zip(*(frequent[name].tolist() for name in frequent), strict=True)
     ]
+    kinds = {"Label by the model": "label", "By logistic regression": "label", "Cells": "count"}
     kinds |= {"Share of the model’s label": "share"}
     return Table(id="disagreement-table", title="Most frequent disagreements", columns=list(kinds.items()), rows=rows)
 
 
 def levels(samples: Sequence[Annotated]) -> list[dict[str, Any]]:
-    """The nodes of the label tree, each before those below it: name, id, level from 0, cells called there, and in all.
+    """Return the nodes of the label tree, parents before children; empty without a tree that all samples share.
 
-    Empty if the model has no tree, or the files have different ones.
+    Each has a name, the term of the Cell Ontology, the level (0 is the top), the number of cells called at the node
+    itself (`num_here`), and the number of cells called there or below (`num_cells`).
     """
     if common_tree(samples) is None:
         return []
@@ -246,103 +261,123 @@ def levels(samples: Sequence[Annotated]) -> list[dict[str, Any]]:
 
 
 def threshold(samples: Sequence[Annotated]) -> str:
-    """The confidence below which cells were flagged as unknown, and the samples of each where they differ.
+    """Return the confidence below which cells were flagged as unknown, with sample names if thresholds differ.
 
-    Empty if there was none, or it was not recorded.
+    Empty without a threshold, or if the files do not record it.
     """
     names: dict[float, list[str]] = {}
     for sample in samples:
         value = json.loads(sample.facts.get("config_json", "{}")).get("min_confidence")
         names.setdefault(float(value or 0), []).append(sample.name)
-    some = {value: of for value, of in sorted(names.items()) if value > 0}
+    thresholds = [value for value in sorted(names) if value > 0]
     if len(names) == 1:
-        return "".join(map(str, some))
-    shown = {value: ", ".join(of[:NUM_LISTED]) for value, of in some.items()}
-    more = {value: f" and {len(of) - NUM_LISTED} more" if len(of) > NUM_LISTED else "" for value, of in some.items()}
-    return " or ".join(f"{value} ({shown[value]}{more[value]})" for value in some)
+        return "".join(map(str, thresholds))
+    texts = []
+    for value in thresholds:
+        num_more = len(names[value]) - NUM_LISTED
+        more = f" and {num_more} more" if num_more > 0 else ""
+        texts.append(f"{value} ({', '.join(names[value][:NUM_LISTED])}{more})")
+    return " or ".join(texts)
 
 
 def flag_reasons(samples: Sequence[Annotated]) -> list[str]:
-    """Why cells are flagged as unknown, each with "they" as the subject."""
+    """Return the reasons why cells can be flagged as unknown, as clauses with "they" or "their"."""
     reasons = []
     if any(float(sample.facts.get("novelty", {}).get("false_alarms", 0)) > 0 for sample in samples):
         reasons.append("they look like none of the labels")
-    if least := threshold(samples):
-        reasons.append(f"their confidence is below {least}")
+    if lowest := threshold(samples):
+        reasons.append(f"their confidence is below {lowest}")
     return [*reasons, "they express none of the model’s genes"]
 
 
 def trust_tables(summaries: Sequence[dict[str, Any]], samples: Sequence[Annotated]) -> list[Table]:
-    """The evidence for confidences and flags, and for sets, of each sample with held-out calls; none without them."""
+    """Return the evidence from held-out calls: for confidences and unknown flags, and for sets of labels.
+
+    Samples without held-out calls have no row, and tables without rows are left out.
+    """
     kinds = {"Sample": "text", "Held-out cells": "count", "Calibration error": "score"}
     kinds |= {"Mean confidence of held-out cells": "number", "Mean confidence": "number"}
     kinds |= {"Unknown": "share", "Expected of known cells": "share"}
+    set_kinds = {"Sample": "text", "Stated coverage": "share", "Coverage of held-out cells": "share"}
+    set_kinds |= {"Mean size": "number", "Empty": "share", "1 label": "share", "2 labels": "share", "More": "share"}
     rows = []
-    sets = []
-    for row, sample in zip(summaries, samples, strict=True):
+    set_rows = []
+    for summary, sample in zip(summaries, samples, strict=True):
         if "calibration" not in sample.facts:
             continue
-        found = sample.facts["calibration"]
-        novelty = sample.facts["novelty"]
-        share = row["num_unknown"] / row["num_cells"]
-        values = [row["name"], int(found["num_cells"]), float(found["error"]), row["mean_held_out"], row["mean"]]
-        rows.append([*values, share, float(novelty["false_alarms"])])
-        if made := sample.facts.get("sets"):
+        calibration = sample.facts["calibration"]
+        row = [
+            summary["name"],
+            int(calibration["num_cells"]),
+            float(calibration["error"]),
+            summary["mean_held_out"],
+            summary["mean"],
+            summary["num_unknown"] / summary["num_cells"],
+            float(sample.facts["novelty"]["false_alarms"]),
+        ]
+        rows.append(row)
+        if sets := sample.facts.get("sets"):
             sizes = sample.column("set_size").clip(upper=LARGE_SET).to_numpy(int)
             shares = (np.bincount(sizes, minlength=LARGE_SET + 1) / len(sizes)).tolist()
-            values = [row["name"], 1 - float(made["alpha"]), float(made["held_out_coverage"]), float(made["mean_size"])]
-            sets.append([*values, *shares])
-    tables = [Table(id="trust-table", title="Evidence on held-out cells", columns=list(kinds.items()), rows=rows)]
-    kinds = {"Sample": "text", "Stated": "share", "On held-out cells": "share", "Mean size": "number"}
-    kinds |= {"Empty": "share", "1 label": "share", "2 labels": "share", "More": "share"}
-    tables.append(Table(id="sets-table", title="Sets of labels", columns=list(kinds.items()), rows=sets))
+            coverages = [1 - float(sets["alpha"]), float(sets["held_out_coverage"])]
+            set_rows.append([summary["name"], *coverages, float(sets["mean_size"]), *shares])
+    tables = [
+        Table(id="trust-table", title="Evidence on held-out cells", columns=list(kinds.items()), rows=rows),
+        Table(id="sets-table", title="Sets of labels", columns=list(set_kinds.items()), rows=set_rows),
+    ]
     return [table for table in tables if table.rows]
 
 
 def things_to_check(
     summaries: Sequence[dict[str, Any]], failed: Sequence[Failed], evaluation: Evaluation | None
 ) -> list[str]:
-    """Sentences about samples to look at before using the labels, and about labels that the model does not know."""
-    found = [f"{one.name} has no annotation: {one.reason}" for one in failed]
-    for sample in summaries:
-        name = sample["name"]
-        genes = sample["facts"]["genes"]
-        agreement = sample["agreement"]
-        overlap = genes.get("informative_share", genes["share_of_model"])
-        model = sample["facts"]["model"]
-        condition = sample["facts"].get("condition", {})
-        adapted = condition.get("adapted", False)
-        expected = condition.get("expected_accuracy", math.nan)
-        unknown = sample["num_unknown"] / sample["num_cells"]
-        is_unfiltered = "droplets" in sample["facts"]
-        if is_unfiltered:  # the shares of all barcodes mean nothing
-            found += [f"{name}: {warning}." for warning in map(str, sample["facts"]["warnings"])]
-        if expected < LOW_EXPECTED:
-            text = f"The expected accuracy of {name} is only {expected:.0%}: on cells of the reference, reduced to the "
-            found.append(text + f"genes and the depth of this file, {1 - expected:.0%} of the labels are wrong.")
-        if overlap < LOW_OVERLAP and not adapted:
-            text = f"{name} has only {overlap:.0%} of the model's informative expression. Missing genes count as "
-            found.append(text + "not expressed, so its labels are less reliable.")
-        if is_unfiltered:
-            continue
-        if unknown > MOST_UNKNOWN:
-            found.append(f"{name}: {foreign_text(unknown, len(model['labels']), model.get('tissue') or None)}")
-        elif unknown > HIGH_UNKNOWN:
-            text = f"{unknown:.0%} of the cells of {name} are flagged as unknown. It may contain cell types that "
-            found.append(text + "the model was not trained on.")
-        if unsure := unsure_text(sample["mean"], sample["mean_held_out"]):
-            found.append(f"{name}: {unsure}")
-        if agreement < LOW_AGREEMENT:
-            text = f"Logistic regression gives only {agreement:.0%} of the cells of {name} the same label. "
-            found.append(text + "The sample may differ a lot from the cells that the model was trained on.")
+    """Return sentences about what to check before using the labels."""
+    sentences = [f"{sample.name} has no annotation: {sample.reason}" for sample in failed]
+    for summary in summaries:
+        sentences += _sample_warnings(summary)
     if foreign := evaluation.metrics["truth_labels_not_in_model"] if evaluation else []:
-        text = "The model does not know these true labels, so their cells count as errors: "
-        found.append(f"{text}{', '.join(foreign)}.")
-    return found
+        text = "The model does not have these true labels, so their cells count as errors"
+        sentences.append(f"{text}: {', '.join(foreign)}.")
+    return sentences
+
+
+def _sample_warnings(summary: dict[str, Any]) -> list[str]:
+    """Return sentences about what to check in a sample."""
+    name = summary["name"]
+    facts = summary["facts"]
+    condition = summary["condition"]
+    sentences = []
+    is_unfiltered = "droplets" in facts
+    if is_unfiltered:
+        sentences += [f"{name}: {warning}." for warning in map(str, facts["warnings"])]
+    expected = condition["expected_accuracy"]
+    if expected < LOW_EXPECTED:
+        text = f"The expected accuracy of {name} is only {expected:.0%}: {1 - expected:.0%} of the labels are wrong on "
+        sentences.append(f"{text}cells of the reference that are reduced to the genes and the depth of this file.")
+    overlap = facts["genes"].get("informative_share", facts["genes"]["share_of_model"])
+    if overlap < LOW_OVERLAP and not condition["adapted"]:
+        text = f"{name} has only {overlap:.0%} of the model’s informative expression"
+        sentences.append(f"{text}. Missing genes count as not expressed, so its labels are less reliable.")
+    if is_unfiltered:  # shares of barcodes, most of which are empty droplets, mean nothing
+        return sentences
+    unknown = summary["num_unknown"] / summary["num_cells"]
+    if unknown > MOST_UNKNOWN:
+        model = facts["model"]
+        sentences.append(f"{name}: {foreign_text(unknown, len(model['labels']), model.get('tissue') or None)}")
+    elif unknown > HIGH_UNKNOWN:
+        text = f"{unknown:.0%} of the cells of {name} are flagged as unknown"
+        sentences.append(f"{text}. The sample may contain cell types that the model was not trained on.")
+    if unsure := unsure_text(summary["mean"], summary["mean_held_out"]):
+        sentences.append(f"{name}: {unsure}")
+    agreement = summary["agreement"]
+    if agreement < LOW_AGREEMENT:
+        text = f"Logistic regression gives only {agreement:.0%} of the cells of {name} the same label"
+        sentences.append(f"{text}. The sample may differ a lot from the cells that the model was trained on.")
+    return sentences
 
 
 def score_tables(evaluation: Evaluation) -> list[Table]:
-    """The scores of the model and of logistic regression: per sample, per true label, and per level of calls."""
+    """Return the scores of the model and of logistic regression: per sample, per true label, and per level of calls."""
     kinds = {"Sample": "text", "Cells": "count"}
     names = {"accuracy": "Accuracy", "macro_f1": "Macro-F1", "weighted_f1": "Weighted-F1"}
     for name in names.values():
@@ -364,19 +399,22 @@ def score_tables(evaluation: Evaluation) -> list[Table]:
     rows = per_class.sort_values("support", ascending=False, kind="stable").to_numpy(object).tolist()
     tables.append(Table(id="labels-table", title="Scores per label", columns=list(kinds.items()), rows=rows))
     if (calls := metrics.get("calls")) and calls["backed_off"] + calls["unknown"] > 0:
-        kinds = {"Level of the call": "count", "Calls": "count", "Right": "share"}
-        rows = [[one["level"], one["num_calls"], one["accuracy"]] for one in calls["levels"]]
+        kinds = {"Level of the call": "count", "Calls": "count", "Accuracy": "share"}
+        rows = [[level["level"], level["num_calls"], level["accuracy"]] for level in calls["levels"]]
         tables.append(Table(id="calls-table", title="Calls on each level", columns=list(kinds.items()), rows=rows))
     return tables
 
 
 def confusion_table(evaluation: Evaluation, labels: Sequence[Label]) -> Table:
-    """The confusion matrix as counts: a row for each label with true cells, a column for each predicted or true one."""
+    """Return the confusion matrix as counts: a row for each true label, a column for each label of the model.
+
+    Labels that are neither true nor predicted for any cell are left out.
+    """
     counts = evaluation.confusion
-    present = [label.name for label in labels if label.name in counts.index]
-    true = [name for name in present if counts.loc[name].sum()]
+    names = [label.name for label in labels if label.name in counts.index]
+    true = [name for name in names if counts.loc[name].sum()]
     in_model = {label.name for label in labels if label.in_model}
-    called = [name for name in present if name in in_model and counts[name].sum() + counts.loc[name].sum()]
-    columns = [("True label", "label"), ("Cells", "count"), *((name, "label count") for name in called)]
-    rows = [[name, int(counts.loc[name].sum()), *counts.loc[name, called].astype(int).tolist()] for name in true]
+    predicted = [name for name in names if name in in_model and counts[name].sum() + counts.loc[name].sum()]
+    columns = [("True label", "label"), ("Cells", "count"), *((name, "label count") for name in predicted)]
+    rows = [[name, int(counts.loc[name].sum()), *counts.loc[name, predicted].astype(int).tolist()] for name in true]
     return Table(id="confusion-table", title="Confusion matrix", columns=columns, rows=rows)

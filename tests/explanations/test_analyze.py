@@ -1,4 +1,4 @@
-"""Analyses of the attention of a trained model: numbers compared with numpy, files, figures, refused inputs."""
+"""Analyses of the attention of a trained model: numbers compared with numpy, files, figures, refused input."""
 
 import json
 import math
@@ -13,16 +13,9 @@ from matplotlib.image import imread
 from scperformer.attention import MECHANISMS, attention_options
 from scperformer.base.errors import InputError
 from scperformer.config import AnalyzeConfig, ModelConfig, TokensConfig
-from scperformer.explanations.attention_maps import (
-    MEAN,
-    HeadInputs,
-    approximation,
-    cumulative,
-    layers_of,
-    linear_mechanisms,
-    relative_error,
-    spectrum,
-)
+from scperformer.explanations.approximation import MEAN, approximation_errors, linear_mechanisms, relative_error
+from scperformer.explanations.attention_maps import HeadInputs, layers_of
+from scperformer.explanations.spectrum import cumulative, find_spectrum
 from scperformer.network import Cells, Encoder, load_model
 from scperformer.network.tokens import tokenize
 
@@ -59,7 +52,7 @@ def random_inputs(num_tokens: int, head_dim: int = 8, num_heads: int = 2, scale:
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("unexpressed", ["full", "skip", "memory"])
 def test_inputs_are_those_of_the_models_own_forward_pass(unexpressed, norm, monkeypatch):
-    """Compared with the projections of the hidden states that enter each layer in `forward`."""
+    """They are compared with the projections of the hidden states that enter each layer in `forward`."""
     cells = make_cells(unexpressed)
     encoder = make_encoder(cells, norm=norm, depth=3)
     batch = cells.batch([2])
@@ -73,21 +66,21 @@ def test_inputs_are_those_of_the_models_own_forward_pass(unexpressed, norm, monk
         return record
 
     with torch.no_grad():
-        given = list(encoder.attention_inputs(batch))
+        inputs = list(encoder.attention_inputs(batch))
         for layer in encoder.stack:
             monkeypatch.setattr(layer, "finished", recorder(layer.finished))
         encoder(batch)
     # The stream of unexpressed genes (memory) has a token per gene and is not part of the inputs.
-    own = [h_1LD for h_1LD in entered if h_1LD.shape[1] == batch.keep_BL.shape[1]]
-    assert len(given) == len(own) == 3
-    for layer, h_1LD, qkv in zip(encoder.stack, own, given, strict=True):
+    hidden = [h_1LD for h_1LD in entered if h_1LD.shape[1] == batch.keep_BL.shape[1]]
+    assert len(inputs) == len(hidden) == 3
+    for layer, h_1LD, qkv in zip(encoder.stack, hidden, inputs, strict=True):
         x_1LD = layer.norm_attention(h_1LD) if norm == "pre" else h_1LD
         rows = (x_1LD @ layer.to_qkv.weight.T).detach().reshape(-1, 3, 2, 8)  # L x (q, k, v) x H x E
         for place, tensor in enumerate(qkv):
             torch.testing.assert_close(tensor[0], rows[:, place].transpose(0, 1), atol=1e-5, rtol=1e-5)
 
 
-def test_shared_queries_and_keys(monkeypatch):
+def test_queries_are_the_keys_of_a_mechanism_that_shares_them(monkeypatch):
     monkeypatch.setattr(MECHANISMS["favor"], "shared_qk", True)
     cells = make_cells()
     for q, k, v in make_encoder(cells).attention_inputs(cells.batch([0])):
@@ -95,7 +88,7 @@ def test_shared_queries_and_keys(monkeypatch):
         assert not torch.equal(q, v)
 
 
-def test_log_says_that_maps_of_a_causal_model_are_not_causal(caplog):
+def test_maps_of_a_causal_model_are_not_causal_and_the_log_says_so(caplog):
     cells = make_cells()
     with caplog.at_level("INFO", "scperformer"):
         next(layers_of(make_encoder(cells, causal=True), cells, np.arange(1), max_tokens=1000, seed=0))
@@ -104,7 +97,8 @@ def test_log_says_that_maps_of_a_causal_model_are_not_causal(caplog):
 
 def test_long_cells_have_the_same_random_tokens_in_every_layer(caplog):
     cells = make_cells()
-    encoder, rows = make_encoder(cells), np.arange(3)
+    encoder = make_encoder(cells)
+    rows = np.arange(3)
     whole = list(layers_of(encoder, cells, rows, max_tokens=1000, seed=0))
     assert caplog.text == ""
     with caplog.at_level("INFO", "scperformer"):
@@ -140,7 +134,7 @@ def naive_curve(q, k) -> np.ndarray:
 def test_spectrum_against_numpy():
     """Two layers, two heads, two cells; the curve of the shorter cell continues at 1."""
     layers = [[random_inputs(5, scale=scale), random_inputs(150, scale=scale)] for scale in (1.0, 2.0)]
-    found = spectrum(layers)
+    found = find_spectrum(layers)
     assert found.curves.shape == (2, 2, 150)
     for layer, head in np.ndindex(2, 2):
         short, long = (naive_curve(cell.q_HLE[head], cell.k_HLE[head]) for cell in layers[layer])
@@ -158,17 +152,17 @@ def test_spectrum_against_numpy():
     np.testing.assert_array_equal(last["index"], np.arange(1, 151))
 
 
-def test_uniform_map_is_one_at_index_one():
+def test_the_curve_of_a_uniform_map_is_1_from_the_first_index_on():
     same = random_inputs(30)
-    same.k_HLE = torch.zeros_like(same.k_HLE)  # all keys alike: every row is 1 / L, rank 1
-    np.testing.assert_allclose(spectrum([[same]]).curves, 1.0, atol=1e-9)
+    same.k_HLE = torch.zeros_like(same.k_HLE)  # equal keys, so that every row is 1 / L: rank 1
+    np.testing.assert_allclose(find_spectrum([[same]]).curves, 1.0, atol=1e-9)
 
 
 def test_curve_of_the_identity_is_a_straight_line():
     wanted = np.tile(np.arange(1, 21) / 20, (2, 1))
     np.testing.assert_allclose(cumulative(torch.eye(20, dtype=torch.float64).expand(2, 20, 20)), wanted, atol=1e-12)
     sharp = HeadInputs(*(1e3 * torch.eye(20).expand(1, 20, 20) for _ in range(3)), torch.arange(20))
-    found = spectrum([[sharp]])  # each token attends to itself only
+    found = find_spectrum([[sharp]])  # each token attends only to itself
     np.testing.assert_allclose(found.curves[0, 0], wanted[0], atol=1e-9)
     np.testing.assert_allclose(found.full_rank(), wanted[0], atol=1e-12)
 
@@ -179,9 +173,9 @@ def test_curve_of_the_identity_is_a_straight_line():
 @pytest.fixture(scope="module")
 def favor_errors() -> pd.DataFrame:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scperformer.explanations.attention_maps.MECHANISMS", {"favor": MECHANISMS["favor"]})
+        patch.setattr("scperformer.explanations.approximation.MECHANISMS", {"favor": MECHANISMS["favor"]})
         cells = [random_inputs(60, scale=0.5), random_inputs(90, scale=0.5)]
-        return approximation([cells, cells], 100, sizes=[16, 64, 256], num_draws=10, seed=0)
+        return approximation_errors([cells, cells], 100, sizes=[16, 64, 256], num_draws=10, seed=0)
 
 
 def test_favors_error_falls_with_its_features(favor_errors):
@@ -190,7 +184,7 @@ def test_favors_error_falls_with_its_features(favor_errors):
     assert (rows["num_errors"] == 2 * 2 * 2 * 10).all()
     assert not rows["has_parameters"].any()
     factors = rows["mean"].to_numpy()[:-1] / rows["mean"].to_numpy()[1:]
-    # Four times the features halve the error (factors of 1.45 to 2.1 over 40 draws).
+    # Four times the features halve the error; over 40 draws, the factors were 1.45 to 2.1.
     assert ((factors > 1.35) & (factors < 2.6)).all()
     assert ((rows["p10"] < rows["mean"]) & (rows["mean"] < rows["p90"])).all()
 
@@ -209,9 +203,9 @@ def test_the_last_row_is_the_mean_of_the_values(favor_errors):
     assert last["sd"] == pytest.approx(np.std(errors), rel=1e-4)
 
 
-def test_every_linear_mechanism_is_compared():
+def test_all_linear_mechanisms_are_compared():
     cells = [random_inputs(40), random_inputs(33)]
-    table = approximation([cells], 40, sizes=[8, 16], num_draws=1, seed=0)
+    table = approximation_errors([cells], 40, sizes=[8, 16], num_draws=1, seed=0)
     assert table["mechanism"].unique().tolist() == [*linear_mechanisms(), MEAN]
     assert np.isfinite(table[["mean", "sd", "p10", "p90"]].to_numpy()).all()
     for name, mechanism in MECHANISMS.items():
@@ -220,13 +214,13 @@ def test_every_linear_mechanism_is_compared():
             assert isinstance(attention_options({"name": name, mechanism.size_option: 16})[1], mechanism.Options)
 
 
-def test_errors_depend_on_the_seed_and_the_draw_only():
+def test_errors_depend_only_on_the_seed_and_the_draw():
     cells = [random_inputs(40)]
-    first, again, other = (approximation([cells], 40, sizes=[8], num_draws=2, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (approximation_errors([cells], 40, sizes=[8], num_draws=2, seed=seed) for seed in (0, 0, 1))
     pd.testing.assert_frame_equal(first, again)
     favor = [table.set_index("mechanism").loc["favor"] for table in (first, other)]
     assert favor[0]["mean"] != favor[1]["mean"]
-    one_draw = approximation([cells], 40, sizes=[8], num_draws=1, seed=0).set_index("mechanism").loc["favor"]
+    one_draw = approximation_errors([cells], 40, sizes=[8], num_draws=1, seed=0).set_index("mechanism").loc["favor"]
     assert favor[0]["mean"] != one_draw["mean"]
 
 
@@ -250,7 +244,7 @@ def files(folder: Path) -> list[str]:
 
 
 def require_complete(folder: Path) -> None:
-    """The figure is not empty, and docs/formats.md names every file, column and entry."""
+    """Check that the figure is not empty, and that docs/formats.md names all files, columns and entries."""
     [picture] = folder.glob("*.png")
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     pixels = imread(picture)
@@ -259,7 +253,7 @@ def require_complete(folder: Path) -> None:
     assert len(np.unique(pixels.reshape(-1, 4), axis=0)) > 20
     page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
     section = page.partition("## Analysis folders")[2]
-    written = [name for name in files(folder) if name != ".scperformer.json"]  # of all kinds of folders
+    written = [name for name in files(folder) if name != ".scperformer.json"]  # described for all folders
     written += json.loads((folder / "analysis.json").read_text())
     for table in folder.glob("*.csv"):
         written += list(pd.read_csv(table))
@@ -268,7 +262,7 @@ def require_complete(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_spectrum_of_a_file_against_numpy(command, sample, tiny_model, tmp_path):
-    """From the file to the table, compared with the same cells in numpy."""
+    """The tables of a file are compared with the curves of the same cells in numpy."""
     ran = command("analyze", "spectrum", sample, f"model_path={tiny_model}", "num_cells=3")
     assert (ran.code, ran.out) == (0, ""), ran.err
     assert files(tmp_path) == ["sample.h5ad", "sample.spectrum"]
@@ -332,7 +326,7 @@ def test_approximation_of_a_file(command, sample, tiny_model, tmp_path):
 
 @pytest.fixture(scope="module")
 def linear_model(tmp_path_factory) -> Path:
-    """A model without an encoder."""
+    """The folder of a model without an encoder."""
     from conftest import make_counts
 
     from scperformer import train

@@ -1,4 +1,4 @@
-"""Contributions of genes: against naive loops and closed forms, and complete for every kind of encoder."""
+"""Contributions of genes, compared with naive loops and closed forms; they add up to the logit for all encoders."""
 
 import numpy as np
 import pytest
@@ -10,13 +10,15 @@ from scperformer.explanations import contributions
 from scperformer.explanations.contributions import SUM_TOLERANCE, find_contributions, mean_gradient
 from scperformer.network import Cells, CellTypeModel
 
-GENES, LABELS, DIM = 30, 3, 6
+GENES = 30
+LABELS = 3
+DIM = 6
 LABEL_OF_CELL = np.array([0, 1, 2, 1, 0])
 POWERS = [0.5, 2.0]
 
 
 def make_cells(tokens: TokensConfig | None = None) -> Cells:
-    """Five cells; the first one expresses nothing, the last one nearly everything."""
+    """Return five cells, from one that expresses nothing to one that expresses nearly all genes."""
     rng = np.random.default_rng(0)
     x = rng.uniform(0.1, 5.0, (5, GENES)) * (rng.random((5, GENES)) < np.linspace(0, 0.9, 5)[:, None])
     return Cells(sparse.csr_matrix(x.astype(np.float32)), tokens or TokensConfig())
@@ -25,7 +27,7 @@ def make_cells(tokens: TokensConfig | None = None) -> Cells:
 def make(
     depth: int = 0, *, tokens: TokensConfig | None = None, attention: str = "favor", norm: str = "pre", **options
 ) -> CellTypeModel:
-    """A network with random weights, pooled if it has no layers."""
+    """Return a network with random weights; without layers, the encoder has co-expression vectors."""
     torch.manual_seed(0)
     is_coexpression = depth == 0
     model = {"dim": DIM, "depth": depth, "num_heads": 2, "head_dim": 4, "norm": norm, "linear_powers": POWERS}
@@ -50,11 +52,13 @@ def make(
 
 
 def test_the_linear_branch_is_a_sum_over_views():
-    """A loop over cells, genes and views in float64."""
-    network, cells = make(encoder=False), make_cells()
+    """Compared with a loop over cells, genes and views in float64."""
+    network = make(encoder=False)
+    cells = make_cells()
     found = find_contributions(network, cells, LABEL_OF_CELL)
     weight = network.linear.weight.weight.detach().double().numpy().reshape(GENES + 1, len(POWERS), LABELS)
-    x, expected = cells.x.toarray().astype(np.float64), np.zeros((5, GENES))
+    x = cells.x.toarray().astype(np.float64)
+    expected = np.zeros((5, GENES))
     for cell, label in enumerate(LABEL_OF_CELL):
         for view, power in enumerate(POWERS):
             values = x[cell] ** power * (x[cell] > 0)
@@ -68,13 +72,15 @@ def test_the_linear_branch_is_a_sum_over_views():
 
 
 def test_a_linear_head_has_a_closed_form():
-    """Without hidden layers the logit of the encoder is linear: value x vector of the gene x weight of the label."""
-    network, cells = make(linear=False, hidden=[]), make_cells()
+    """Without hidden layers, the logit of the encoder is linear: value x vector of the gene x weight of the label."""
+    network = make(linear=False, hidden=[])
+    cells = make_cells()
     found = find_contributions(network, cells, LABEL_OF_CELL)
     vectors = network.encoder.embedding.gene.weight.detach().double().numpy()
     weight = network.head.labels.weight.detach().double().numpy()
     start = weight @ -network.pool.centre_D.double().numpy() + network.head.labels.bias.detach().double().numpy()
-    x, expected = cells.x.toarray().astype(np.float64), np.zeros((5, GENES))
+    x = cells.x.toarray().astype(np.float64)
+    expected = np.zeros((5, GENES))
     for cell, label in enumerate(LABEL_OF_CELL):
         for gene in np.flatnonzero(x[cell]):
             scaled = 20 * x[cell, gene] / np.sqrt((x[cell] ** 2).sum())
@@ -86,7 +92,8 @@ def test_a_linear_head_has_a_closed_form():
 @pytest.mark.parametrize("with_all", [False, True])
 def test_a_head_with_relu_is_integrated_gradients(with_all):
     """Equation 1 of Sundararajan et al. (2017) as a sum of 4,000 small steps, with gradients by hand."""
-    network, cells = make(linear=with_all), make_cells()
+    network = make(linear=with_all)
+    cells = make_cells()
     found = find_contributions(network, cells, LABEL_OF_CELL)
     if with_all:
         found.genes = found.genes - find_contributions(_alone(network), cells, LABEL_OF_CELL).genes
@@ -98,7 +105,8 @@ def test_a_head_with_relu_is_integrated_gradients(with_all):
         x = cells.x[cell].toarray().ravel().astype(np.float64)
         values = 20 * x / max(np.sqrt((x**2).sum()), 1e-12)
         places = (np.arange(4000) + 0.5) / 4000
-        hidden, gates = places[:, None] * (values @ vectors) - centre, []
+        hidden = places[:, None] * (values @ vectors) - centre
+        gates = []
         for weight, bias in weights[:-1]:
             hidden = hidden @ weight.T + bias
             gates.append(hidden > 0)
@@ -107,22 +115,23 @@ def test_a_head_with_relu_is_integrated_gradients(with_all):
         for (weight, _), gate in zip(weights[-2::-1], gates[::-1], strict=True):
             gradient = (gradient * gate) @ weight
         expected = values * (vectors @ gradient.mean(axis=0))
-        allowed = 2 * SUM_TOLERANCE * max(1, np.abs(expected).sum())  # the steps differ by the kinks of ReLU
+        allowed = 2 * SUM_TOLERANCE * max(1, np.abs(expected).sum())  # the two quadratures differ at kinks of ReLU
         np.testing.assert_allclose(found.genes[[cell]].toarray().ravel(), expected, rtol=0, atol=allowed)
 
 
 def _alone(network: CellTypeModel) -> CellTypeModel:
-    """The same network with its linear branch alone."""
+    """Return the same network with the linear branch only."""
     linear = make(encoder=False)
     linear.linear.load_state_dict(network.linear.state_dict())
     return linear
 
 
 def test_the_path_of_the_heads_input_is_that_of_the_tokens(monkeypatch):
-    """An encoder without layers, once by its short way and once as if it had layers."""
-    monkeypatch.setattr(contributions, "FEWEST_STEPS", 64)
-    monkeypatch.setattr(contributions, "MOST_STEPS", 64)
-    network, cells = make(linear=False), make_cells()
+    """An encoder without layers gives the same contributions when it is treated as if it had layers."""
+    monkeypatch.setattr(contributions, "MIN_STEPS", 64)
+    monkeypatch.setattr(contributions, "MAX_STEPS", 64)
+    network = make(linear=False)
+    cells = make_cells()
     short = find_contributions(network, cells, LABEL_OF_CELL)
     monkeypatch.setattr(network.encoder, "encode", lambda h_BLD, batch: h_BLD)
     network.encoder.stack.append("a layer")  # not called: `encode` is replaced
@@ -144,9 +153,12 @@ ENCODERS = {
 
 def test_layers_of_attention_are_integrated_gradients():
     """Equation 1 of Sundararajan et al. (2017) as a sum of 80 equal steps, with gradients by autograd."""
-    network, cells = make(depth=1, norm="post", linear=False).eval(), make_cells()
-    found, batch = find_contributions(network, cells, LABEL_OF_CELL), cells.batch(range(5))
-    stop_BLD, is_gene_BL1 = network.encoder.embedding(batch).detach(), (batch.x_BL > 0).unsqueeze(-1)
+    network = make(depth=1, norm="post", linear=False).eval()
+    cells = make_cells()
+    found = find_contributions(network, cells, LABEL_OF_CELL)
+    batch = cells.batch(range(5))
+    stop_BLD = network.encoder.embedding(batch).detach()
+    is_gene_BL1 = (batch.x_BL > 0).unsqueeze(-1)
     total_BLD = torch.zeros_like(stop_BLD)
     for step in range(80):
         point_BLD = torch.where(is_gene_BL1, stop_BLD * (step + 0.5) / 80, stop_BLD).requires_grad_()
@@ -161,7 +173,8 @@ def test_layers_of_attention_are_integrated_gradients():
 )
 def test_contributions_and_bias_add_up_to_the_logit(kind, monkeypatch):
     options = ENCODERS[kind]
-    network, cells = make(**options, linear=False), make_cells(options.get("tokens"))
+    network = make(**options, linear=False)
+    cells = make_cells(options.get("tokens"))
     found = find_contributions(network, cells, LABEL_OF_CELL)
     with torch.no_grad():
         expected = network.eval()(cells.batch(range(5)))[0].numpy()[np.arange(5), LABEL_OF_CELL]
@@ -169,45 +182,47 @@ def test_contributions_and_bias_add_up_to_the_logit(kind, monkeypatch):
     allowed = 1e-4 + SUM_TOLERANCE * np.maximum(np.abs(found.logits - found.bias), 1)
     assert (np.abs(found.errors) <= allowed).all()
     assert (np.diff(found.genes.indptr) == np.diff(cells.x.indptr)).all()
-    monkeypatch.setattr(contributions, "FEWEST_STEPS", 1)
-    monkeypatch.setattr(contributions, "MOST_STEPS", 1)
+    monkeypatch.setattr(contributions, "MIN_STEPS", 1)
+    monkeypatch.setattr(contributions, "MAX_STEPS", 1)
     rough = find_contributions(network, cells, LABEL_OF_CELL)
     assert (np.abs(rough.errors) > allowed).any()  # a single step is not enough
 
 
-def test_the_empty_cell_is_all_bias():
+def test_the_logit_of_an_empty_cell_is_its_bias():
     found = find_contributions(make(), make_cells(), LABEL_OF_CELL)
     assert found.genes[[0]].nnz == 0
     assert found.bias[0] == pytest.approx(found.logits[0])
 
 
-def test_a_cell_does_not_depend_on_the_others_nor_the_mode(monkeypatch):
-    monkeypatch.setattr(contributions, "MOST_STEPS", contributions.FEWEST_STEPS)
-    network, cells = make(depth=1).train(), make_cells()
-    every = find_contributions(network, cells, LABEL_OF_CELL)
+def test_a_cell_depends_neither_on_other_cells_nor_on_the_mode(monkeypatch):
+    monkeypatch.setattr(contributions, "MAX_STEPS", contributions.MIN_STEPS)
+    network = make(depth=1).train()
+    cells = make_cells()
+    together = find_contributions(network, cells, LABEL_OF_CELL)
     assert network.training
-    some = find_contributions(network.eval(), Cells(cells.x[[3]], cells.tokens), LABEL_OF_CELL[[3]])
-    np.testing.assert_allclose(every.genes[[3]].toarray(), some.genes.toarray(), rtol=1e-4, atol=1e-5)
+    alone = find_contributions(network.eval(), Cells(cells.x[[3]], cells.tokens), LABEL_OF_CELL[[3]])
+    np.testing.assert_allclose(together.genes[[3]].toarray(), alone.genes.toarray(), rtol=1e-4, atol=1e-5)
 
 
 def test_the_mean_gradient_of_a_cube():
     """d/dx sum(x^3) = 3 x^2, whose mean from s to e is s^2 + s e + e^2."""
-    start, stop = torch.tensor([[1.0, -2.0], [0.5, 3.0]]), torch.tensor([[2.0, 1.0], [0.0, -1.0]])
+    start = torch.tensor([[1.0, -2.0], [0.5, 3.0]])
+    stop = torch.tensor([[2.0, 1.0], [0.0, -1.0]])
     mean, bias = mean_gradient(lambda points, rows: (points**3).sum(1), start, stop)
     torch.testing.assert_close(mean, start**2 + start * stop + stop**2, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(bias, (start**3).sum(1))
 
 
 def test_steps_are_doubled_only_for_cells_that_need_it():
-    asked = []
+    calls = []  # the cells of each call
 
     def logits(points, rows):
-        asked.append(rows.tolist())
+        calls.append(rows.tolist())
         steep = torch.tanh(200 * (points[:, 0] - 0.7))
         return torch.where(rows == 1, steep, points[:, 0])
 
     mean, _ = mean_gradient(logits, torch.zeros(3, 1), torch.ones(3, 1))
     assert mean[1].item() == pytest.approx(2, abs=3 * SUM_TOLERANCE)  # from -1 to 1
-    assert asked[:34] == [[0, 1, 2]] * 34
-    assert asked[34:]
-    assert all(rows == [1] for rows in asked[34:])
+    assert calls[:34] == [[0, 1, 2]] * 34  # start, stop and 32 steps
+    assert calls[34:]
+    assert all(rows == [1] for rows in calls[34:])

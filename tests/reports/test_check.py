@@ -1,4 +1,4 @@
-"""Check: the verdict on each file, its text and its JSON."""
+"""The check of files: its verdict, its text and its JSON."""
 
 import json
 import shlex
@@ -23,7 +23,7 @@ DATA = Path(__file__).parents[2] / "data"
 
 
 class Model:
-    """A model with only the attributes that check uses."""
+    """A model with only the attributes that `check` uses."""
 
     name = "toy"
     is_annotator = True
@@ -41,7 +41,7 @@ def _model(monkeypatch):
 
 
 def checked(*paths, **options) -> list[dict]:
-    """The findings about files."""
+    """Return the findings about files."""
     return run_check(CheckConfig(inputs=list(map(str, paths)), **options))
 
 
@@ -72,7 +72,7 @@ def test_good_file(counts_adata, write, tmp_path, capsys):
         checked(path, output=str(output))
 
 
-def test_mouse_genes_are_a_problem_with_a_remedy(counts_adata, write, capsys):
+def test_mouse_genes_are_refused_with_a_remedy(counts_adata, write, capsys):
     counts_adata.var_names = [f"Gene{i}" for i in range(200)]
     path = str(write(counts_adata))
     with pytest.raises(InputError, match="1 of 1 files"):
@@ -81,11 +81,8 @@ def test_mouse_genes_are_a_problem_with_a_remedy(counts_adata, write, capsys):
     assert "genes        200, gene symbols, mouse" in out
     assert "add species=human if these are human genes, or species=mouse to match genes by their orthologs" in out
     [result] = checked(path, species="human")
-    assert (result["species"], result["overlap"]["num_shared"], result["overlap"]["informative_share"]) == (
-        "human",
-        100,
-        0.8,
-    )
+    assert result["species"] == "human"
+    assert (result["overlap"]["num_shared"], result["overlap"]["informative_share"]) == (100, 0.8)
     out = capsys.readouterr().out
     assert "note         100 names were matched in upper case" in out
     assert f"ok           scperformer predict {path} species=human" in out
@@ -123,7 +120,7 @@ def test_all_files_are_shown_before_the_error(counts_adata, write, capsys, tmp_p
 
 def test_reference(counts_adata, write, capsys):
     counts_adata.obs["cell_type"] = counts_adata.obs["cell_type"].where(np.arange(120) != 3)
-    counts_adata.var_names = [f"OTHER{i}" for i in range(200)]  # a reference does not need to fit the packaged model
+    counts_adata.var_names = [f"OTHER{i}" for i in range(200)]  # a reference need not fit the packaged model
     path = write(counts_adata)
     results = checked(path, label_key="cell_type")
     out = capsys.readouterr().out
@@ -133,16 +130,14 @@ def test_reference(counts_adata, write, capsys):
     assert results[0]["labels"]["cells"] == {"B cell": 39, "T cell": 40, "Monocyte": 40}
 
 
-def test_rare_labels_of_a_reference_are_a_note_not_a_problem(counts_adata, write, capsys):
+def test_rare_labels_of_a_reference_are_only_a_note(counts_adata, write, capsys):
     counts_adata.obs["cell_type"] = ["rare", *["a", "b"] * 59, "a"]
     results = checked(write(counts_adata), label_key="cell_type")
     assert results[0]["problem"] is None
     assert results[0]["labels"]["rare"] == {"rare": 1}
     out = capsys.readouterr().out
-    assert (
-        "note         1 label has fewer than 2 cells: 'rare' (1) (used for training, not for validation; to change"
-        in out
-    )
+    note = "1 label has fewer than 2 cells: 'rare' (1) (used for training, not for validation; to change this: "
+    assert f"note         {note}" in out
     assert "ok           scperformer train" in out
 
 
@@ -177,7 +172,7 @@ def test_packaged_model(pbmc, write, monkeypatch, capsys):
 # The text
 
 
-def test_each_place_has_a_row_and_the_used_one_a_reason(counts_adata, write, capsys):
+def test_each_matrix_has_a_row_and_the_used_matrix_a_reason(counts_adata, write, capsys):
     adata = counts_adata
     adata.layers["counts"] = adata.X.copy()
     adata.X = np.log1p(adata.X.toarray() * (1e4 / adata.X.sum(axis=1)).A)
@@ -193,7 +188,7 @@ def test_each_place_has_a_row_and_the_used_one_a_reason(counts_adata, write, cap
     assert used == {"X": False, "layers/counts": True, "layers/scaled": False, "layers/unspliced": False}
 
 
-def test_given_options_stay_in_the_command(counts_adata, write, capsys):
+def test_options_are_kept_in_the_recommended_command(counts_adata, write, capsys):
     counts_adata.layers["my layer"] = counts_adata.X
     path = write(counts_adata, "it's.h5ad")
     options = {"source": "layers/my layer", "input_kind": "counts", "min_overlap": 0.1}
@@ -203,7 +198,7 @@ def test_given_options_stay_in_the_command(counts_adata, write, capsys):
 
 
 def test_json_and_nothing_else(command, counts_adata, pbmc, write, tmp_path):
-    """For files with problems, without counts and with empty cells, too."""
+    """Also for files with problems, without counts, and with empty cells."""
     empty = counts_adata.copy()
     empty.X = empty.X * 0
     few = counts_adata[:3].copy()
@@ -216,18 +211,18 @@ def test_json_and_nothing_else(command, counts_adata, pbmc, write, tmp_path):
     assert {result["file"] for result in found["files"]} == set(map(str, files))
 
 
-def test_existing_output_is_noted_and_another_one_recommended(counts_adata, write, capsys):
+def test_existing_output_is_noted_and_another_recommended(counts_adata, write, capsys):
     path = write(counts_adata)
     path.with_suffix(".annotated.h5ad").touch()
     path.with_suffix(".annotated-2.h5ad").touch()
-    (found,) = checked(path)
-    assert found["problem"] is None
+    (result,) = checked(path)
+    assert result["problem"] is None
     assert "sample.annotated.h5ad exists: predict needs output=..., or overwrite=true" in capsys.readouterr().out
     free = path.with_suffix(".annotated-3.h5ad")
-    assert found["command"] == shlex.join(["scperformer", "predict", str(path), f"output={free}"])
+    assert result["command"] == shlex.join(["scperformer", "predict", str(path), f"output={free}"])
     path.with_suffix(".model").mkdir()
-    (found,) = checked(path, label_key="cell_type")
-    assert found["command"].endswith(f"output={path.with_name('sample-2.model')}")
+    (result,) = checked(path, label_key="cell_type")
+    assert result["command"].endswith(f"output={path.with_name('sample-2.model')}")
 
 
 def test_lines_fit_a_terminal(counts_adata, write, monkeypatch, capsys):
@@ -239,7 +234,7 @@ def test_lines_fit_a_terminal(counts_adata, write, monkeypatch, capsys):
     assert any(line.startswith(" " * 15) for line in lines)
 
 
-def test_unreadable_obs_is_a_note_not_a_problem(counts_adata, write, capsys):
+def test_unreadable_obs_is_only_a_note(counts_adata, write, capsys):
     path = write(counts_adata)
     with h5py.File(path, "r+") as file:
         file["obs/cell_type"].attrs["encoding-type"] = "something new"
@@ -250,7 +245,7 @@ def test_unreadable_obs_is_a_note_not_a_problem(counts_adata, write, capsys):
 def test_repeated_cell_names_are_noted(counts_adata, write, capsys):
     counts_adata.obs_names = ["cell"] * 120
     checked(write(counts_adata))
-    assert "note         119 cell names repeat earlier ones" in capsys.readouterr().out
+    assert "note         repeated cell names, which are kept: 119" in capsys.readouterr().out
 
 
 def test_matrices_stay_on_disk(counts_adata, write, monkeypatch):
@@ -258,11 +253,11 @@ def test_matrices_stay_on_disk(counts_adata, write, monkeypatch):
     assert checked(write(counts_adata))[0]["problem"] is None
 
 
-# The verdict of check is that of predict and train
+# `check` accepts and refuses the same files as predict and train
 
 
 def with_ids(counts_adata) -> ad.AnnData:
-    """The cells with what the writers of all file kinds need."""
+    """Return the cells with everything that the writers of all file kinds need."""
     counts_adata.var["gene_ids"] = [f"ENSG{i:011d}" for i in range(200)]
     counts_adata.obs["label"] = counts_adata.obs["cell_type"].astype(str)
     counts_adata.X = counts_adata.X.astype(np.int64)
@@ -326,7 +321,7 @@ CONTENTS = {
 
 
 def refused(run, cfg) -> str | None:
-    """The message with which a step refuses its input; None if it does not."""
+    """Return the message with which a step refuses its input; None if it accepts it."""
     try:
         run(cfg)
     except InputError as error:
@@ -336,12 +331,12 @@ def refused(run, cfg) -> str | None:
 
 @pytest.fixture
 def agree(tiny_model, tmp_path, monkeypatch):
-    """Run check and the next step on a file: both accept or both refuse it. Returns the findings of check."""
+    """Run `check` and the next step on a file, which both accept or both refuse it; return the findings of `check`."""
     monkeypatch.setattr("scperformer.reports.check.read_model", read_model)
     output = tmp_path / "check.json"
 
-    def run(path, label_key=None, **told) -> dict:
-        options = {"inputs": [str(path)], "model_path": str(tiny_model), **told}
+    def run(path, label_key=None, **more) -> dict:
+        options = {"inputs": [str(path)], "model_path": str(tiny_model), **more}
         cfg = CheckConfig(**options, label_key=label_key, output=str(output), overwrite=True)
         verdict = refused(run_check, cfg)
         [result] = json.loads(output.read_text())["files"]
@@ -383,7 +378,7 @@ def test_verdict_of_predict_on_every_kind(kind, counts_adata, tmp_path, agree):
     assert agree(WRITERS[kind](with_ids(counts_adata), tmp_path))["problem"] is None
 
 
-SLOW = pytest.mark.slow  # trains a model, as one of the others does
+SLOW = pytest.mark.slow  # trains a model; a test alike is in the default suite
 
 
 @pytest.mark.parametrize(
@@ -418,7 +413,7 @@ def test_verdict_of_train_on_labels(content, counts_adata, write, agree):
 
 
 def codes(result, command, *options) -> list[int]:
-    """The exit codes of the recommended commands."""
+    """Run the recommended commands, and return their exit codes."""
     return [
         command(*shlex.split(line)[1:], f"output=out{i}.h5ad", *options).code for i, line in enumerate(result["fixes"])
     ]
@@ -432,7 +427,7 @@ def test_recommended_options_fix_the_problem(content, counts_adata, write, tiny_
     ran = command("check", path, f"model_path={tiny_model}", "--json")
     assert ran.code == 2
     [result] = json.loads(ran.out)["files"]
-    # The symbols of the toy model have no orthologs: only one of the two options helps.
+    # The symbols of the toy model have no orthologs, so that only one of the two options helps.
     assert codes(result, command) == {"few of the genes": [0], "mouse": [2, 0], "annotated before": [0, 0]}[content]
 
 
@@ -501,7 +496,8 @@ def test_verdict_of_predict_on_cells_with_too_many_tokens(counts_adata, write, t
     monkeypatch.setattr("scperformer.reports.check.read_model", read_model)
     some = counts_adata.copy()
     some.X = np.where(np.arange(200) < 140, some.X.toarray(), 0)
-    reference, out = write(some, "reference.h5ad"), tmp_path / "exact"
+    reference = write(some, "reference.h5ad")
+    out = tmp_path / "exact"
     words = ["label_key=cell_type", "model=tiny", "attention=softmax", f"attention.max_length={most}", "logger=none"]
     words += ["trainer.max_epochs=1", "keep_cells=0", f"output='{out}'", "data.min_cells=0"]
     monkeypatch.setattr("scperformer.training.train.MIN_GAIN", 0.0)
@@ -515,7 +511,7 @@ def test_verdict_of_predict_on_cells_with_too_many_tokens(counts_adata, write, t
         assert "tokens in a cell" in result["problem"]
 
 
-def test_an_unfiltered_matrix_is_named_and_described_by_its_cells(raw_pbmc, few_pbmc, write, monkeypatch, capsys):
+def test_an_unfiltered_matrix_is_noted_and_described_by_its_cells(raw_pbmc, few_pbmc, write, monkeypatch, capsys):
     monkeypatch.setattr("scperformer.reports.check.read_model", read_model)
     (expected,) = checked(write(few_pbmc, "cells.h5ad"))
     (result,) = checked(write(raw_pbmc, "raw.h5ad"))
@@ -530,8 +526,8 @@ def test_an_unfiltered_matrix_is_named_and_described_by_its_cells(raw_pbmc, few_
 
 
 @pytest.mark.parametrize("foreign", [False, True], ids=["blood", "other cells"])
-def test_cells_that_are_unlike_the_labels_are_announced(write, monkeypatch, capsys, foreign):
-    """Cells of the packaged model's own kind, and such cells with the counts of other genes."""
+def test_cells_unlike_the_labels_are_noted(write, monkeypatch, capsys, foreign):
+    """Cells like those of the packaged model; and the same cells with permuted genes."""
     monkeypatch.setattr("scperformer.reports.check.read_model", read_model)
     cells = ad.read_h5ad(DATA / "pbmc3k.h5ad")[::20].copy()
     if foreign:

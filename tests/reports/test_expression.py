@@ -1,4 +1,4 @@
-"""The expression behind a report, compared with scanpy, pandas and the network."""
+"""The expression in a report, compared with scanpy, pandas and the network."""
 
 from pathlib import Path
 
@@ -16,12 +16,13 @@ from scperformer.reports.read_annotations import Annotated, read_samples
 
 
 def counts_sample(pbmc: ad.AnnData, first: int, num_cells: int, num_genes: int) -> ad.AnnData:
-    """Annotated cells with counts of real cells in X."""
-    sample = annotated_sample(first, num_cells)
-    some = pbmc[first : first + num_cells, :num_genes]
-    made = ad.AnnData(some.X.copy(), obs=sample.obs, var=some.var[[]], obsm=dict(sample.obsm), uns=dict(sample.uns))
-    made.uns["scperformer"]["input"] |= {"source": "X", "kind": "counts"}
-    return made
+    """Return annotated cells with the counts of other, real cells in X."""
+    annotated = annotated_sample(first, num_cells)
+    cells = pbmc[first : first + num_cells, :num_genes]
+    entries = {"obsm": dict(annotated.obsm), "uns": dict(annotated.uns)}
+    sample = ad.AnnData(cells.X.copy(), obs=annotated.obs, var=cells.var[[]], **entries)
+    sample.uns["scperformer"]["input"] |= {"source": "X", "kind": "counts"}
+    return sample
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +32,15 @@ def pbmc3k() -> ad.AnnData:
 
 @pytest.fixture(scope="module")
 def cells(pbmc3k) -> list[ad.AnnData]:
-    """A sample with 3,000 genes, and one with 2,000 of them."""
+    """Two samples: one with 3,000 genes, and one with 2,000 of these."""
     return [counts_sample(pbmc3k, 0, 60, 3000), counts_sample(pbmc3k, 60, 50, 2000)]
 
 
 @pytest.fixture(scope="module")
 def samples(cells, tmp_path_factory) -> list[Annotated]:
     folder = tmp_path_factory.mktemp("samples")
-    return read_samples([write_sample(folder, f"s{i}", one) for i, one in enumerate(cells)], "scperformer")[0]
+    paths = [write_sample(folder, f"s{number}", sample) for number, sample in enumerate(cells)]
+    return read_samples(paths, "scperformer")[0]
 
 
 @pytest.fixture(scope="module")
@@ -48,23 +50,25 @@ def names(samples) -> list[str]:
 
 @pytest.fixture(scope="module")
 def profiles(samples, names) -> list[expression.LabelProfile]:
-    codes = [pd.Index(names).get_indexer(sample.labels) for sample in samples]
-    return [expression.profile(one, code, len(names), None, {}) for one, code in zip(samples, codes, strict=True)]
+    index = pd.Index(names)
+    codes = [index.get_indexer(sample.labels) for sample in samples]
+    num = len(names)
+    return [expression.read_profile(sample, code, num, None, {}) for sample, code in zip(samples, codes, strict=True)]
 
 
-def log_normalised(one: ad.AnnData) -> ad.AnnData:
-    made = one.copy()
-    sc.pp.normalize_total(made, target_sum=1e4)
-    sc.pp.log1p(made)
-    return made
+def log_normalised(cells: ad.AnnData) -> ad.AnnData:
+    normalised = cells.copy()
+    sc.pp.normalize_total(normalised, target_sum=1e4)
+    sc.pp.log1p(normalised)
+    return normalised
 
 
 def test_means_and_shares_are_those_of_pandas(cells, names, profiles):
     table = expression.combine(profiles, range(len(names)))
-    both = [log_normalised(one) for one in cells]
-    frames = [pd.DataFrame(one.X.toarray(), columns=one.var_names) for one in both]
+    normalised = [log_normalised(sample) for sample in cells]
+    frames = [pd.DataFrame(sample.X.toarray(), columns=sample.var_names) for sample in normalised]
     frame = pd.concat(frames, ignore_index=True)  # NaN where a sample does not measure a gene
-    labels = np.concatenate([one.obs["scperformer_label"].astype(str) for one in cells])
+    labels = np.concatenate([sample.obs["scperformer_label"].astype(str) for sample in cells])
     expected = frame.groupby(labels).mean().loc[names, table.genes]
     np.testing.assert_allclose(table.means, expected, rtol=1e-4)
     shares = (frame > 0).where(frame.notna()).groupby(labels).mean().loc[names, table.genes]
@@ -74,13 +78,13 @@ def test_means_and_shares_are_those_of_pandas(cells, names, profiles):
 @pytest.mark.filterwarnings("ignore")
 def test_marker_scores_are_those_of_scanpy(cells, names, profiles):
     table = expression.combine(profiles[:1], range(len(names)))
-    one = log_normalised(cells[0])
-    labels = one.obs["scperformer_label"].astype(str)
+    sample = log_normalised(cells[0])
+    labels = sample.obs["scperformer_label"].astype(str)
     groups = [name for name in names if (labels == name).sum() > 2]
-    one.obs["label"] = pd.Categorical(labels)
-    sc.tl.rank_genes_groups(one, "label", groups=groups, method="t-test_overestim_var")
+    sample.obs["label"] = pd.Categorical(labels)
+    sc.tl.rank_genes_groups(sample, "label", groups=groups, method="t-test_overestim_var")
     for group in groups:
-        expected = sc.get.rank_genes_groups_df(one, group).set_index("names").loc[table.genes]
+        expected = sc.get.rank_genes_groups_df(sample, group).set_index("names").loc[table.genes]
         scores = table.markers[names.index(group)]
         shown = np.isfinite(scores)
         assert shown.sum() > 10
@@ -99,17 +103,19 @@ def test_quality_is_that_of_all_cells(cells, profiles):
     np.testing.assert_allclose(profiles[0].quality["total"], x.sum(axis=1))
 
 
-def test_values_of_genes_in_some_cells(cells, samples):
-    one, rows = log_normalised(cells[1]), np.array([0, 7, 30])
-    genes = pd.Index([one.var_names[5], "not measured", one.var_names[1999]])
+def test_values_of_genes_in_chosen_cells(cells, samples):
+    sample = log_normalised(cells[1])
+    rows = np.array([0, 7, 30])
+    genes = pd.Index([sample.var_names[5], "not measured", sample.var_names[1999]])
     found = expression.gene_values(samples[1], genes, rows)
-    np.testing.assert_allclose(found[:, [0, 2]], one[rows, [5, 1999]].X.toarray(), rtol=1e-5)
+    np.testing.assert_allclose(found[:, [0, 2]], sample[rows, [5, 1999]].X.toarray(), rtol=1e-5)
     assert np.isnan(found[:, 1]).all()
 
 
-def test_expression_that_is_gone_is_logged(tmp_path, caplog):
+def test_missing_expression_is_logged(tmp_path, caplog):
     [sample], _ = read_samples([write_sample(tmp_path, "s", annotated_sample(num_cells=20))], "scperformer")
-    assert expression.profile(sample, np.zeros(20, dtype=int), 1, None, {}) is None  # from .raw, which is not there
+    codes = np.zeros(20, dtype=np.int64)
+    assert expression.read_profile(sample, codes, 1, None, {}) is None  # its labels are from .raw, which is missing
     assert "no expression for the report: no raw in" in caplog.text
 
 
@@ -120,7 +126,7 @@ def test_ensembl_ids_are_shown_as_symbols():
 
 
 def test_contributions_are_those_of_the_network(pbmc3k):
-    """As `explain` finds them with torch, in the packaged model."""
+    """`explain` finds them with torch; both with the packaged model."""
     import torch
 
     from scperformer.cells import find_query
@@ -128,7 +134,8 @@ def test_contributions_are_those_of_the_network(pbmc3k):
     from scperformer.explanations.contributions import linear_branch_contributions
     from scperformer.network import Cells, load_model
 
-    model, saved = load_model(str(PACKAGED_MODEL)), read_model(PACKAGED_MODEL)
+    model = load_model(str(PACKAGED_MODEL))
+    saved = read_model(PACKAGED_MODEL)
     query = find_query(pbmc3k[:6].copy(), saved, PredictConfig(inputs=["x"]))
     x = query.some(np.arange(6))
     cells = Cells(x, model.tokens)
@@ -148,7 +155,7 @@ def test_contributions_are_means_over_the_cells_of_a_label(pbmc3k, tmp_path):
     sample.obs["scperformer_label"] = pd.Categorical(["B"] * 10 + ["NK"] * 20, categories=saved.labels)
     [read], _ = read_samples([write_sample(tmp_path, "s", sample)], "scperformer")
     codes = np.repeat([0, 1], [10, 20])
-    table = expression.combine([expression.profile(read, codes, 2, saved, {})], range(2))
+    table = expression.combine([expression.read_profile(read, codes, 2, saved, {})], range(2))
     values = pd.DataFrame(log_normalised(sample).X.toarray(), columns=sample.var_names)
     shared = values.columns.intersection(saved.genes)
     assert len(shared) > 13_000

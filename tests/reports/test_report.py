@@ -1,4 +1,4 @@
-"""The page: complete, self-contained, escaped, reproducible; and the inputs that are refused."""
+"""The page of a report: complete, self-contained, escaped, reproducible; and refused input."""
 
 import base64
 import hashlib
@@ -18,14 +18,20 @@ from scperformer.base.errors import InputError
 from scperformer.config import EvaluateConfig, ReportConfig
 from scperformer.reports.evaluate import read_evaluation, run_evaluate
 from scperformer.reports.read_annotations import read_samples
-from scperformer.reports.report import render, run_report, scripts
+from scperformer.reports.report import page_scripts, render, run_report
 
-SCRIPT, IMAGE = "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>'
-EVIL = {"Dendritic": SCRIPT, "CD19+ B": IMAGE, "CD14+ Monocyte": "$\\alpha_{{ 7*7 }}$ & <b>", "CD34+": "'x' onload='y'"}
+SCRIPT = "<script>alert(1)</script>"
+IMAGE = '"><img src=x onerror=alert(1)>'
+HOSTILE = {
+    "Dendritic": SCRIPT,
+    "CD19+ B": IMAGE,
+    "CD14+ Monocyte": "$\\alpha_{{ 7*7 }}$ & <b>",
+    "CD34+": "'x' onload='y'",
+}
 
 
 class Page(HTMLParser):
-    """The text and the elements of a page, its tables and the data of its figures."""
+    """The text, elements and tables of a page, and the data of its figures."""
 
     def __init__(self, html: str):
         super().__init__()
@@ -74,8 +80,8 @@ class Page(HTMLParser):
         return np.frombuffer(base64.b64decode(packed["data"]), f"<{packed['kind']}")
 
 
-def evil_sample(first: int) -> ad.AnnData:
-    sample = annotated_sample(first, 60, rename=EVIL, min_confidence=0.4)
+def hostile_sample(first: int) -> ad.AnnData:
+    sample = annotated_sample(first, 60, rename=HOSTILE, min_confidence=0.4)
     facts = sample.uns["scperformer"]
     facts["model"]["name"] = facts["model"]["trained_on"] = facts["model"]["label_key"] = SCRIPT.replace("/", "")
     facts["input"]["file"] = facts["input"]["source"] = SCRIPT.replace("/", "")
@@ -88,10 +94,10 @@ def evil_sample(first: int) -> ad.AnnData:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Two evil samples of 60 cells, their evaluation and the report on them."""
+    """A folder with two samples of 60 cells that have hostile names, their evaluation, and the report about them."""
     folder = tmp_path_factory.mktemp("report")
     names = ["a <b>1", '"x" onclick="y"']
-    inputs = [write_sample(folder, name, evil_sample(60 * place)) for place, name in enumerate(names)]
+    inputs = [write_sample(folder, name, hostile_sample(60 * place)) for place, name in enumerate(names)]
     evaluation = str(folder / "evaluation")
     run_evaluate(EvaluateConfig(inputs=inputs, truth_key=TRUTH_KEY, output=evaluation))
     run_report(ReportConfig(inputs=inputs, evaluation=evaluation, output=str(folder / "page.html"), title=SCRIPT))
@@ -110,7 +116,7 @@ def page(html) -> Page:
 
 @pytest.fixture(scope="module")
 def plain_html(tmp_path_factory) -> str:
-    """A page about 14 cells without evaluation: too few for a UMAP."""
+    """A page without evaluation about 14 cells, which are too few for a UMAP."""
     folder = tmp_path_factory.mktemp("plain")
     path = write_sample(folder, "small", annotated_sample(num_cells=14))
     return run_report(ReportConfig(inputs=[path])).read_text(encoding="utf-8")
@@ -129,7 +135,7 @@ def test_user_text_makes_no_element(page):
 
 
 def test_user_text_is_shown_unchanged(page):
-    for label in EVIL.values():
+    for label in HOSTILE.values():
         assert label in page.words
     assert page.words.count(SCRIPT) > 10
     assert "a <b>1" in page.words
@@ -137,7 +143,7 @@ def test_user_text_is_shown_unchanged(page):
 
 
 def test_user_text_in_figures_has_no_tags(page):
-    """plotly reads some tags in texts: their brackets are written as entities."""
+    """plotly interprets some tags in texts, so their brackets are written as entities."""
 
     def texts(value) -> list[str]:
         if isinstance(value, dict):
@@ -149,9 +155,9 @@ def test_user_text_in_figures_has_no_tags(page):
     assert not [text for text in found if "<" in text and text != "<1"]
 
 
-def test_page_loads_nothing_and_runs_our_scripts_alone(html, page):
+def test_page_loads_nothing_and_runs_no_other_scripts(html, page):
     ours = html
-    for script in scripts():
+    for script in page_scripts():
         assert ours.count(script) == 1
         ours = ours.replace(script, "")
     assert not re.search(r"(https?:)?//[a-z]", re.sub(r'"data":"[\w+/=]+"', "", ours).replace(IMAGE, ""))
@@ -192,7 +198,7 @@ def test_figures_and_tables_have_a_name(page):
 
 @pytest.fixture(scope="module")
 def obs(folder) -> pd.DataFrame:
-    """The obs of both samples, one after the other in the order of the page."""
+    """The obs of both samples, in the order of the page."""
     paths = [folder / f"{name}.annotated.h5ad" for name in ('"x" onclick="y"', "a <b>1")]
     return pd.concat(
         [ad.read_h5ad(path).obs.assign(sample=path.name.removesuffix(".annotated.h5ad")) for path in paths]
@@ -200,7 +206,8 @@ def obs(folder) -> pd.DataFrame:
 
 
 def test_numbers_are_those_of_the_files(folder, page, obs):
-    unknown, metrics = int(obs["scperformer_unknown"].sum()), read_evaluation(folder / "evaluation").metrics
+    unknown = int(obs["scperformer_unknown"].sum())
+    metrics = read_evaluation(folder / "evaluation").metrics
     assert "120 cells in 2 samples were annotated" in page.words
     reason = "because their confidence is below 0.4"
     assert f"{unknown} of them ({unknown / 120:.1%}) are flagged as unknown, {reason}" in page.words
@@ -243,17 +250,17 @@ def test_map_holds_every_cell(page, obs, html):
     assert [page.data["samples"][code] for code in page.array(drawn["sample"])] == list(obs["sample"])
     confidence = page.array(drawn["confidence"]) / 65534
     np.testing.assert_allclose(confidence, obs["scperformer_confidence"], atol=1e-5)
-    by_name = {each["name"]: each for each in drawn["categories"]}
+    by_name = {category["name"]: category for category in drawn["categories"]}
     np.testing.assert_array_equal(page.array(by_name["Unknown"]["codes"]), obs["scperformer_unknown"])
     truth = [names[code] for code in page.array(by_name["True label"]["codes"])]
     assert truth == list(obs[TRUTH_KEY].astype(str))
-    assert drawn["genes"] == []  # the place of the expression, a script, is not in the files
+    assert drawn["genes"] == []  # the recorded place of the expression is a script, so it cannot be read
 
 
 def test_scales_of_the_branches_are_shown(page, plain):
-    for each in (page, plain):
-        assert "0.90 × the linear branch + 0.40 × the encoder, with scales fitted on held-out cells" in each.words
-        assert "linear branch only" not in each.words
+    for shown in (page, plain):
+        assert "0.90 × the linear branch + 0.40 × the encoder, with scales fitted on held-out cells" in shown.words
+        assert "linear branch only" not in shown.words
 
 
 def page_with_scales(tmp_path: Path, scales: dict[str, float] | None) -> Page:
@@ -285,7 +292,7 @@ def test_the_expected_accuracy_is_shown(tmp_path):
 
 
 @pytest.mark.parametrize("condition", [{}, {"adapted": False, "expected_accuracy": float("nan")}], ids=["old", "NaN"])
-def test_an_accuracy_that_is_not_known_is_not_shown(tmp_path, condition):
+def test_a_missing_expected_accuracy_is_not_shown(tmp_path, condition):
     assert "Expected accuracy" not in page_with_condition(tmp_path, **condition).words
 
 
@@ -294,15 +301,14 @@ def test_page_says_when_the_labels_do_not_depend_on_the_encoder(tmp_path):
     assert "The embedding comes from the encoder, which the labels do not depend on:" in page.words
     assert "1.50 × the linear branch + 0.01 × the encoder, with scales" in page.words
     assert "This model uses its linear branch only." in page.words
-    page = page_with_scales(
-        tmp_path, {"encoder": 0.0, "linear": 1.5}
-    )  # the embedding comes from the linear branch, too
+    # With an encoder of weight 0, the embedding comes from the linear branch, too.
+    page = page_with_scales(tmp_path, {"encoder": 0.0, "linear": 1.5})
     assert "which the labels do not depend on" not in page.words
     assert "This model uses its linear branch only." in page.words
 
 
 @pytest.mark.parametrize("scales", [{"linear": 1.5}, {"encoder": 0.5}, None], ids=["linear", "encoder", "not recorded"])
-def test_a_branch_that_is_off_is_not_shown(tmp_path, scales):
+def test_a_missing_branch_is_not_shown(tmp_path, scales):
     page = page_with_scales(tmp_path, scales)
     assert "linear branch only" not in page.words
     assert page.words.count("× the") == (1 if scales else 0)
@@ -319,7 +325,7 @@ def test_progress_is_logged(tmp_path, caplog):
     assert said[-1].startswith("report on 20 cells in 1 sample")
 
 
-def test_a_failed_sample_costs_a_row(tmp_path):
+def test_a_failed_sample_has_a_row(tmp_path):
     path = write_sample(tmp_path, "s", annotated_sample(num_cells=20))
     page = Page(run_report(ReportConfig(inputs=[path, str(tmp_path / "s2.h5ad")])).read_text(encoding="utf-8"))
     rows = page.tables["samples-table"][1:]
@@ -332,14 +338,14 @@ def test_a_failed_sample_costs_a_row(tmp_path):
 def test_page_without_evaluation(plain):
     assert "14 cells in 1 sample were annotated" in plain.words
     assert "No cell is flagged as unknown." in plain.words
-    assert "Evidence on held-out cells" not in plain.words  # a file of an earlier version has none
+    assert "Evidence on held-out cells" not in plain.words  # as in files of earlier versions
     assert "It holds for similar cells only" in plain.words
     assert "Logistic regression, trained on the same reference, gives" in plain.words
     assert "Comparison with true labels" not in plain.words
     assert "using log-normalised values in .raw" in plain.words
 
 
-def test_the_evidence_has_a_section(tmp_path):
+def test_evidence_on_held_out_cells_is_shown(tmp_path):
     sample = annotated_sample(num_cells=14)
     add_trust(sample)
     page = Page(run_report(ReportConfig(inputs=[write_sample(tmp_path, "s", sample)])).read_text(encoding="utf-8"))
@@ -381,12 +387,12 @@ def test_same_input_same_page(folder, html):
     assert again == html
 
 
-def test_random_subset_is_seeded_and_mentioned(tmp_path):
+def test_a_random_subset_is_reproducible_and_mentioned(tmp_path):
     path = write_sample(tmp_path, "s", annotated_sample(num_cells=60))
-    outputs = [str(tmp_path / name) for name in ("one.html", "two.html")]
-    one, two = (run_report(ReportConfig(inputs=[path], max_cells=20, output=output)) for output in outputs)
-    assert one.read_bytes() == two.read_bytes()
-    assert "(20 of 60, drawn at random)" in Page(one.read_text(encoding="utf-8")).words
+    outputs = [str(tmp_path / name) for name in ("first.html", "second.html")]
+    first, second = (run_report(ReportConfig(inputs=[path], max_cells=20, output=output)) for output in outputs)
+    assert first.read_bytes() == second.read_bytes()
+    assert "(20 of 60, drawn at random)" in Page(first.read_text(encoding="utf-8")).words
 
 
 def test_evaluation_of_other_files_is_refused(folder, tmp_path):

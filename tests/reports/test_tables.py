@@ -1,4 +1,4 @@
-"""The content of the report, compared with counts made by hand."""
+"""The tables and warnings of the report, compared with counts made by hand."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +15,11 @@ from scperformer.reports.read_annotations import Annotated, Failed, of_cells
 KNOWN = ["B", "T", "NK", "never"]
 
 
-def sample(name: str, labels: str, baseline: str, confidence: list[float], share_of_model: float = 0.9) -> Annotated:
-    """A sample from labels written as words; cells below .5 are flagged unknown."""
+def make_sample(name: str, labels: str, baseline: str, confidence: list[float], share: float = 0.9) -> Annotated:
+    """Return a sample with labels from words; cells with a confidence below 0.5 are unknown.
+
+    It has a `share` of the model's genes.
+    """
     obs = pd.DataFrame(
         {
             "k_label": pd.Categorical(labels.split()),
@@ -25,15 +28,15 @@ def sample(name: str, labels: str, baseline: str, confidence: list[float], share
             "k_unknown": np.array(confidence) < 0.5,
         }
     )
-    facts = {"model": {"hash": "a" * 64, "name": "m", "labels": KNOWN}, "genes": {"share_of_model": share_of_model}}
+    facts = {"model": {"hash": "a" * 64, "name": "m", "labels": KNOWN}, "genes": {"share_of_model": share}}
     return Annotated(name=name, path=Path(name), key="k", obs=obs, embedding=None, facts=facts)
 
 
 @pytest.fixture
 def samples() -> list[Annotated]:
     return [
-        sample("one", "T T T B", "T T B B", [0.9, 0.8, 0.3, 1.0]),
-        sample("two", "T B NK T B", "T T T T T", [0.2, 0.6, 0.7, 0.95, 0.4], share_of_model=0.5),
+        make_sample("one", "T T T B", "T T B B", [0.9, 0.8, 0.3, 1.0]),
+        make_sample("two", "T B NK T B", "T T T T T", [0.2, 0.6, 0.7, 0.95, 0.4], share=0.5),
     ]
 
 
@@ -52,7 +55,7 @@ def test_labels_are_ordered_by_frequency_then_as_in_the_model(labels):
     assert len({label.colour for label in labels}) == 4
 
 
-def test_true_labels_unknown_to_the_model_come_last(samples):
+def test_true_labels_that_the_model_lacks_come_last(samples):
     truths = [np.array(words.split(), dtype=object) for words in ("T T mast B", "T B NK T B")]
     labels = tables.order_labels(samples, compare(samples, truths, "truth"))
     assert (labels[-1].name, labels[-1].in_model) == ("mast", False)
@@ -73,7 +76,7 @@ def test_confidence_per_label(cells, labels):
 
 
 def test_composition_has_samples_as_rows(samples, cells, labels):
-    table = tables.composition_table([tables.summarise(one, cells, labels) for one in samples], labels[:3])
+    table = tables.composition_table([tables.summarise(sample, cells, labels) for sample in samples], labels[:3])
     assert [title for title, _ in table.columns] == ["Sample", "Cells", "T", "B", "NK"]
     assert table.rows == [["one", 4, 3, 1, 0], ["two", 5, 2, 2, 1]]
     assert table.total == ["All samples", 9, 5, 3, 1]
@@ -88,12 +91,12 @@ def test_disagreements_are_counted(cells, labels):
 
 
 def test_no_disagreement(labels):
-    same = sample("same", "T B", "T B", [0.9, 0.9])
+    same = make_sample("same", "T B", "T B", [0.9, 0.9])
     assert tables.disagreement_table(tables.all_cells([same], labels), labels).rows == []
 
 
-def test_unknown_cells_have_the_label_that_they_resemble_and_the_second_one(samples, cells, labels, monkeypatch):
-    # The unknown cells: T of one; T and B of two. Their second labels: B; NK and T.
+def test_unknown_cells_have_a_most_probable_and_a_second_label(samples, cells, labels, monkeypatch):
+    # In sample one, the unknown cell is a T; in two they are a T and a B. Their second labels: B; NK and T.
     proba = {"one": [[0.4, 0.5, 0.1, 0]], "two": [[0.1, 0.5, 0.4, 0], [0.6, 0.3, 0.1, 0]]}
     monkeypatch.setattr(Annotated, "probabilities", lambda self, rows: np.array(proba[self.name]))
     table = tables.unknown_table(samples, cells, labels)
@@ -104,7 +107,7 @@ def test_unknown_cells_have_the_label_that_they_resemble_and_the_second_one(samp
 
 def test_a_failed_sample_has_a_row_with_its_reason(samples, cells, labels):
     failed = [Failed(name="three", reason="no such file")]
-    summaries = [tables.summarise(one, cells, labels) for one in samples]
+    summaries = [tables.summarise(sample, cells, labels) for sample in samples]
     rows = tables.sample_table(summaries, failed, None).rows
     assert rows[0][:5] == ["one", "annotated", 4, 1, 0.25]
     assert rows[2] == ["three", "failed: no such file", *[None] * 5]
@@ -117,9 +120,9 @@ def test_quality_per_sample(samples):
     table = pd.DataFrame(
         {"num_genes": [100, 300, 500, 700], "total": [1, 2, 3, 4], "mitochondrial": [0.1, 0.3, 0.1, 0]}
     )
-    found = tables.quality_table(samples, {"one": table})  # the expression of two could not be read
-    titles = [title for title, _ in found.columns]
-    assert dict(zip(titles, found.rows[0], strict=True)) == {
+    shown = tables.quality_table(samples, {"one": table})  # the expression of two could not be read
+    titles = [title for title, _ in shown.columns]
+    assert dict(zip(titles, shown.rows[0], strict=True)) == {
         "Sample": "one",
         "Cells": 4,
         "Median genes": 400,
@@ -132,48 +135,47 @@ def test_quality_per_sample(samples):
 
 
 def test_things_to_check(samples, cells, labels):
-    summaries = [tables.summarise(one, cells, labels) for one in samples]
+    summaries = [tables.summarise(sample, cells, labels) for sample in samples]
     truths = [np.array(words.split(), dtype=object) for words in ("T T mast B", "T B NK T B")]
     found = "\n".join(tables.things_to_check(summaries, [], compare(samples, truths, "truth")))
-    assert "two has only 50% of the model's informative expression" in found
+    assert "two has only 50% of the model’s informative expression" in found
     samples[1].facts["genes"]["informative_share"] = 0.3
     assert any("two has only 30% of" in text for text in tables.things_to_check(summaries, [], None))
     assert "40% of the cells of two are flagged as unknown" in found
     assert "25% of the cells of one are flagged" in found
     assert "Logistic regression gives only 40% of the cells of two the same label" in found
-    assert "The model does not know these true labels, so their cells count as errors: mast" in found
+    assert "The model does not have these true labels, so their cells count as errors: mast" in found
     assert "one has only" not in found
 
 
-def test_a_low_expected_accuracy_is_named_and_few_genes_are_not_if_the_model_was_adapted(samples, cells, labels):
-    one, two = (each.facts for each in samples)
+def test_an_adapted_model_has_a_warning_of_low_accuracy_but_not_of_few_genes(samples, cells, labels):
+    one, two = (sample.facts for sample in samples)
     one["condition"] = {"adapted": True, "expected_accuracy": 0.79}
     two["condition"] = {"adapted": True, "expected_accuracy": 0.81}
-    summaries = [tables.summarise(each, cells, labels) for each in samples]
+    summaries = [tables.summarise(sample, cells, labels) for sample in samples]
     found = "\n".join(tables.things_to_check(summaries, [], None))
-    assert "The expected accuracy of one is only 79%: on cells of the reference" in found
-    assert "21% of the labels are wrong" in found
+    assert "The expected accuracy of one is only 79%: 21% of the labels are wrong on cells of the reference" in found
     assert "accuracy of two" not in found
     assert "informative expression" not in found  # the control is in test_things_to_check
     two["condition"] = {"adapted": False, "expected_accuracy": float("nan")}
     found = "\n".join(tables.things_to_check([tables.summarise(samples[1], cells, labels)], [], None))
     assert "expected accuracy" not in found
-    assert "two has only 50% of the model's informative expression" in found
+    assert "two has only 50% of the model’s informative expression" in found
 
 
 def test_nothing_to_check(labels):
-    fine = sample("fine", "T B", "T B", [0.9, 0.9])
+    fine = make_sample("fine", "T B", "T B", [0.9, 0.9])
     summaries = [tables.summarise(fine, tables.all_cells([fine], labels), labels)]
     assert tables.things_to_check(summaries, [], None) == []
 
 
-def test_low_confidence_beside_held_out_cells_is_said(samples, cells, labels):
+def test_confidence_far_below_that_of_held_out_cells_is_a_warning(samples, cells, labels):
     bins = {"num_cells": np.array([20, 80]), "confidence": np.array([0.5, 0.9]), "accuracy": np.array([0.5, 0.9])}
-    for one, low in zip(samples, (False, True), strict=True):  # mean confidences: .75 and .57
-        one.facts["calibration"] = {"bins": bins}  # in the mean .82
-        found = tables.things_to_check([tables.summarise(one, cells, labels)], [], None)
-        text = f"{one.name}: mean confidence 0.57, but 0.82 for held-out cells of the reference"
-        assert any(text in line for line in found) == low
+    for sample, is_low in zip(samples, (False, True), strict=True):  # mean confidences: 0.75 and 0.57
+        sample.facts["calibration"] = {"bins": bins}  # mean confidence: 0.82
+        found = tables.things_to_check([tables.summarise(sample, cells, labels)], [], None)
+        is_named = any(f"{sample.name}: " in text and "0.57" in text and "0.82" in text for text in found)
+        assert is_named == is_low
 
 
 def test_confusion_matrix_has_the_counts_of_true_and_predicted_labels(samples):
@@ -188,13 +190,13 @@ def test_confusion_matrix_has_the_counts_of_true_and_predicted_labels(samples):
 
 
 def test_levels_count_each_cell_up_to_the_top(samples):
-    """B and T are lymphocytes; of nine cells, one backed off to them and one to nothing."""
+    """B and T are lymphocytes. Of nine cells, one is called lymphocyte, and one is unknown."""
     tree = {"nodes": ["lymphocyte", "B", "T", "NK", "never"], "parents": ["", "lymphocyte", "lymphocyte", "", ""]}
     tree["ontology_term_ids"] = ["CL:0000542", "CL:0000236", "CL:0000084", "unknown", "unknown"]
     assert tables.levels(samples) == []
-    for each, calls in zip(samples, ("T T lymphocyte B", "unknown B NK T B"), strict=True):
-        each.facts["tree"] = tree
-        each.obs["k_call"] = pd.Categorical(calls.split())
+    for sample, calls in zip(samples, ("T T lymphocyte B", "unknown B NK T B"), strict=True):
+        sample.facts["tree"] = tree
+        sample.obs["k_call"] = pd.Categorical(calls.split())
     rows = tables.levels(samples)
     assert [(row["name"], row["level"], row["num_here"], row["num_cells"]) for row in rows] == [
         ("lymphocyte", 0, 1, 7),
@@ -208,10 +210,10 @@ def test_levels_count_each_cell_up_to_the_top(samples):
     assert tables.levels(samples) == []
 
 
-def test_thresholds_of_samples_are_shown_with_the_samples_where_they_differ():
-    def samples(*values):
-        made = [of_cells(annotated_sample(0, 20, min_confidence=value), "scperformer") for value in values]
-        return [replace(sample, name=f"s{number}") for number, sample in enumerate(made, start=1)]
+def test_thresholds_that_differ_are_shown_with_their_samples():
+    def samples(*thresholds):
+        samples = [of_cells(annotated_sample(0, 20, min_confidence=value), "scperformer") for value in thresholds]
+        return [replace(sample, name=f"s{number}") for number, sample in enumerate(samples, start=1)]
 
     assert tables.threshold(samples(0.5)) == tables.threshold(samples(0.5, 0.5)) == "0.5"
     assert tables.threshold(samples(0.0, 0.0)) == ""
