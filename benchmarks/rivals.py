@@ -35,7 +35,10 @@ from scperformer.training.supervised import informative_genes, variability
 
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 INNER_FOLDS = 3
-WIDTH, NUM_STEPS, BATCH_CELLS = 128, 2500, 64  # of the perceptron
+# Width of the hidden layers, training steps and batch size of the perceptron.
+WIDTH = 128
+NUM_STEPS = 2500
+BATCH_CELLS = 64
 CELLTYPIST = Path(__file__).with_name("celltypist_calls.py")
 
 

@@ -37,7 +37,7 @@ class Conv(Attention):
         penalty_threshold: float = option(
             1.0, ZERO_OR_MORE
         )  # of the Frobenius norm of the kernels of q, k or v of one size
-        num_features: int | None = option(None, ONE_OR_MORE)  # of the added linear attention, as in favor
+        num_features: int | None = option(None, ONE_OR_MORE)  # features of the added linear attention, as in favor
         redraw_interval: int = option(1000, ZERO_OR_MORE)  # as in favor
 
     fixed_length = True
