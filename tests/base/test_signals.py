@@ -103,7 +103,7 @@ def test_signals_of_clusters_and_terminals(number, code, inputs):
 
 @pytest.mark.slow
 def test_a_training_interrupted_after_its_last_epoch_is_resumed(inputs):
-    code, errors = signalled(TRAIN, inputs, signal.SIGINT, "scperformer.training.train", "scores_on_held_out")
+    code, errors = signalled(TRAIN, inputs, signal.SIGINT, "scperformer.training.train", "score_on_held_out")
     assert code == 130, errors
     require_clean(errors, "interrupted; the same command with resume=true continues it")
     assert not (inputs / "new").exists()
