@@ -30,7 +30,7 @@ METHODS = {"LR": rivals.best_logistic, "SVM": rivals.linear_svm, "kNN": rivals.n
 
 
 def scored(task: Task, pair: Pair, calls: np.ndarray) -> dict[str, float]:
-    """Accuracy and macro-F1 after merging labels; macro-F1 over the true labels, and also over the predicted ones."""
+    """Accuracy and macro-F1 after merging labels; macro-F1 over the true labels, and also over all predicted labels."""
     truth, called = (np.array([task.merge.get(str(v), str(v)) for v in part]) for part in (pair.truth, calls))
     return {
         "accuracy": float((truth == called).mean()),
@@ -47,7 +47,7 @@ def call(method: str, pair: Pair, arguments: argparse.Namespace) -> np.ndarray:
 
 
 def run_task(task: Task, methods: list[str], arguments: argparse.Namespace, path: Path) -> None:
-    """Run the methods on a task, except for runs that the CSV already has."""
+    """Run the methods on a task, except for runs that are already in the CSV."""
     for pair in pairs(task, arguments.data, arguments.seeds):
         for method in methods:
             key = [task.name, method, str(pair.seed), str(pair.fold)]
@@ -64,7 +64,7 @@ def run_task(task: Task, methods: list[str], arguments: argparse.Namespace, path
 def table(rows: pd.DataFrame, tasks: list[Task], score: str) -> str:
     """A Markdown table: a row per task, a column per method; the last row is the mean over the tasks.
 
-    If a method has fewer runs of a task than another one, its number of runs is shown.
+    If a method has fewer runs of a task than another method, their number is shown.
     """
     methods = list(dict.fromkeys(rows["method"]))
     lines = [f"| {score} | {' | '.join(methods)} |", "|---" * (1 + len(methods)) + "|"]

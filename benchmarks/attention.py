@@ -4,7 +4,7 @@
 
 One cell, one thread, float32, on a GPU if there is one (`--device cpu` prevents this). Every measurement runs in a new
 process, so that measurements do not affect each other. Memory is the peak of the process or the GPU without the weights
-and the cell. Slopes are those of a straight line through log(value) against log(tokens) of the three lengths. The
+and the cell. Slopes are fitted to log(value) against log(tokens) for the three lengths. The
 result is printed as Markdown.
 """
 
@@ -74,7 +74,7 @@ def work(sender, variant: str, preset: str, mode: str, length: int, device: str,
         before = peak_gb()
     seconds: list[float] = []
     with fast_cpu(device):
-        for index in range(rounds + 1):  # the first round warms up: it gives the peak, not the time
+        for index in range(rounds + 1):  # the first round is a warm-up: it gives the peak, not the time
             start = time.perf_counter()
             run(backward)
             seconds.append(time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""Labels by CellTypist for rivals.py, run by the Python of an environment with CellTypist: celltypist_calls.py FOLDER.
+"""Predict labels with CellTypist for rivals.py, in an environment with CellTypist: celltypist_calls.py FOLDER.
 
 Reads reference.h5ad (ln(1 + cp10k), obs: label) and query.h5ad in the folder, writes calls.txt with one label per line,
 and probabilities.csv with a column per label. Trains model.pkl first if the folder has none.

@@ -1,12 +1,13 @@
-"""The workflow with many samples: on a cluster, and on one machine.
+"""The workflow with many samples, on a cluster and on one machine.
 
     python benchmarks/cluster.py pbmc3k.h5ad my_model table.md --cores 2
     python benchmarks/cluster.py pbmc3k.h5ad my_model table.md --big 1000000 -- --profile workflows/profiles/slurm
 
-The samples are cells drawn with replacement from the file, counts; one of them may be huge and is split into shares.
-Both runs annotate the same samples with the same model: one with the words behind `--`, one with `--cores`. Written as
-Markdown, of each: the time of the whole workflow, the jobs of `predict` with the time and CPU time that they took, and
-the overhead per sample: the time of the workflow, report included, without that of these jobs. Samples are temporary.
+The samples are cells with counts, drawn with replacement from the file. One of them may be very large; the workflow
+splits it into shares. Two runs annotate the same samples with the same model: one with the options after `--`, one with
+`--cores`. A Markdown table lists for each run the time of the whole workflow, the number, time and CPU time of the
+`predict` jobs, and the overhead per sample: the time of the workflow and its report, without these jobs. Samples are
+temporary.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def write_samples(folder: Path, arguments: argparse.Namespace) -> Path:
 
 
 def annotate(folder: Path, sheet: Path, arguments: argparse.Namespace, words: list[str]) -> tuple[float, str]:
-    """Run the workflow in a folder; the seconds that it took, and what it said."""
+    """Run the workflow in a folder; return its seconds and its output."""
     folder.mkdir()
     config = [f"samples={sheet}", f"model_path={arguments.model.resolve()}", f"predict_jobs={arguments.jobs}"]
     snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile")]
@@ -54,7 +55,7 @@ def annotate(folder: Path, sheet: Path, arguments: argparse.Namespace, words: li
 
 
 def row(name: str, folder: Path, seconds: float, said: str, num_samples: int, slots: int) -> str:
-    """A line of the table: what the log of snakemake and its benchmarks of the jobs say of a run."""
+    """A row of the table, from snakemake's log and its benchmarks of the jobs."""
     jobs = pd.concat(pd.read_csv(path, sep="\t") for path in folder.glob("results/benchmarks/predict/*.tsv"))
     submitted = len(re.findall(r"has been submitted with SLURM jobid", said))
     times = f"{jobs['s'].sum():.0f} s | {jobs['cpu_time'].sum():.0f} s | {jobs['max_rss'].max() / 1024:.2f} GiB"

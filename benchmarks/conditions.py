@@ -1,10 +1,10 @@
-"""Accuracy of models on a query that has other genes or another depth than their reference.
+"""Accuracy of models on queries with fewer genes or a smaller depth than their reference.
 
     python benchmarks/conditions.py FOLDER runs.jsonl                    # every task, column and seed
     python benchmarks/conditions.py FOLDER runs.jsonl --tasks pbmc3k --columns lr default --seeds 0
 
-A row is the query of a task with a share of its counts or some of its genes; other genes have no column. A column is a
-method. Each finished task, seed, row and column appends a line to the JSON file, and lines that it has are not
+A row is the query of a task with a share of its counts or some of its genes; the other genes have no column. A column
+is a method. Each finished task, seed, row and column appends a line to the JSON file, and finished lines are not
 repeated, so an interrupted benchmark can continue. The result is printed as Markdown tables. CellTypist runs if
 `--celltypist PYTHON` names the Python of an environment that has it.
 """
@@ -33,8 +33,8 @@ from scperformer.base.metrics import score
 from scperformer.cells import align
 from scperformer.trust import calibration_error
 
-GENE_SETS = 2  # of a row with random genes, for each seed; its line has their means
-OURS: dict[str, tuple[list[str], list[str]]] = {  # column: options of `train` and of `predict`
+GENE_SETS = 2  # random gene sets of a row for each seed; its line has their means
+OURS: dict[str, tuple[list[str], list[str]]] = {  # column -> options of `train` and of `predict`
     "linear": (["experiment=linear"], ["adapt=false"]),
     "linear_adapted": (["experiment=linear"], ["adapt=true"]),
     "default": ([], []),
@@ -58,8 +58,8 @@ COARSE = {
     "CD19+ B": "B",
     "CD56+ NK": "NK",
 }
-# Labels that mean the same in both studies: the clusters of pbmc3k have naive CD8 T cells with the CD4 ones, and most
-# cells that were sorted as monocytes in zheng_sorted express the genes of the cluster of DC.
+# Labels with the same meaning in both studies: pbmc3k's clusters of CD4 T cells include naive CD8 T cells, and most
+# cells sorted as monocytes in zheng_sorted express the genes of the DC cluster.
 AGREED = {"CD4 T": "T", "CD8 T": "T", "Monocyte": "Monocyte or DC", "DC": "Monocyte or DC"}
 WITHIN = Task(name="pbmc3k", reference="pbmc3k.h5ad", label_key="cell_type", holdout=0.2)
 BETWEEN = replace(WITHIN, name="pbmc3k_to_zheng_sorted", holdout=None, query="zheng_sorted_pbmc.h5ad", merge=COARSE)
@@ -80,12 +80,12 @@ TASKS = [
 
 @dataclass(frozen=True)
 class Row:
-    """A condition: a share of the query's counts, or some of the genes that the query and the reference share."""
+    """A condition: a share of the query's counts, or some of the genes shared by query and reference."""
 
     name: str
     regime: str
     share: float = 1.0  # of the counts
-    genes: str = "all"  # "random" or "variable": num_genes of them; "others": all but the num_genes most variable
+    genes: str = "all"  # "random" or "variable": num_genes of these; "others": all except the num_genes most variable
     num_genes: int = 0
 
 
@@ -119,7 +119,7 @@ def rows_of(task: Task) -> list[Row]:
 
 
 def read_pair(task: Task, data: Path, seed: int) -> Pair:
-    """A split of one file by the seed; or all cells of two files, both with coarse labels."""
+    """A random split of one file, or all cells of two files with coarse labels."""
     if task.query is None:
         return next(pairs(replace(task, split_seeds=[seed]), data, seeds=1))
     reference = read_reference(task, data)
@@ -130,7 +130,7 @@ def read_pair(task: Task, data: Path, seed: int) -> Pair:
 
 
 def rank_genes(pair: Pair) -> np.ndarray:
-    """The shared genes, first those whose counts in the reference have the largest variance relative to their mean."""
+    """The shared genes, in descending order of variance relative to the mean of their counts in the reference."""
     counts = sparse.csr_matrix(pair.reference.X, dtype=float)
     mean, square = (np.asarray(x.mean(axis=0)).ravel() for x in (counts, counts.power(2)))
     genes = pair.reference.var_names[np.argsort(-(square - mean**2) / np.maximum(mean, 0.01), kind="stable")]
@@ -146,7 +146,7 @@ def thin(cells: ad.AnnData, share: float, rng: np.random.Generator) -> None:
 
 
 def reduce(query: ad.AnnData, row: Row, ranked: np.ndarray, seed: int) -> list[ad.AnnData]:
-    """The query under a condition, once for each gene set; `ranked` as `rank_genes` returns it."""
+    """The query under a condition, once for each gene set; `ranked` is the result of `rank_genes`."""
     found = []
     for draw in range(GENE_SETS if row.genes == "random" else 1):
         rng = np.random.default_rng([seed, draw])
@@ -173,7 +173,7 @@ def fit_logistic(cells: ad.AnnData) -> LogisticRegression:
 
 @dataclass
 class Methods:
-    """The columns on one reference and seed; a model is trained when it is first needed, and kept."""
+    """The columns for one reference and seed; a model is trained when it is first needed, and kept."""
 
     reference: ad.AnnData
     seed: int
@@ -182,7 +182,7 @@ class Methods:
     models: dict[str, Any] = field(default_factory=dict)
 
     def call(self, column: str, query: ad.AnnData) -> ad.AnnData:
-        """A copy of the query with obs.scperformer_label, and for a column of `OURS` all that `annotate` adds."""
+        """A copy of the query with obs.scperformer_label; columns of `OURS` have everything that `annotate` adds."""
         called = query.copy()
         if column in OURS:
             options, of_predict = OURS[column]
@@ -215,7 +215,7 @@ class Methods:
 
 
 def measure(called: ad.AnnData, truth: np.ndarray) -> dict[str, float]:
-    """The numbers of one called query; those about confidence and expected accuracy only if it has them."""
+    """The scores of one annotated query; those of confidence and expected accuracy only if it has them."""
     calls = called.obs["scperformer_label"].to_numpy(str)
     scores = score(truth, calls)
     found = {"num_cells": called.n_obs, "num_genes": called.n_vars}
@@ -235,7 +235,7 @@ def read_lines(path: Path) -> dict[tuple, dict[str, Any]]:
 
 
 def run_task(task: Task, seed: int, columns: list[str], arguments: argparse.Namespace) -> None:
-    """Append the lines of a task and seed that the file does not have yet."""
+    """Append the lines of a task and seed that are not yet in the file."""
     pair = read_pair(task, arguments.data, seed)
     ranked = rank_genes(pair)
     labels = np.unique(pair.reference.obs[LABEL].to_numpy(str))
@@ -266,7 +266,7 @@ def run_task(task: Task, seed: int, columns: list[str], arguments: argparse.Name
 
 
 def entry(values: pd.Series) -> str:
-    """Mean ± standard deviation over the seeds that a column has finished; their number if it is not all of them."""
+    """Mean ± standard deviation over the finished seeds of a column, and their number if some are missing."""
     by_seed = values.unstack("seed")
     means = by_seed.dropna(axis=1).mean()
     share = "" if len(means) == by_seed.shape[1] else f" ({len(means)} of {by_seed.shape[1]})"
@@ -289,7 +289,7 @@ def table(lines: pd.DataFrame, score: str) -> str:
 
 
 def calibration(lines: pd.DataFrame) -> str:
-    """A Markdown table of |expected - true accuracy|, calibration error and other calls than linear_adapted's."""
+    """A Markdown table of |expected - true accuracy|, calibration error and calls that differ from linear_adapted."""
     lines = lines.assign(differ=lines.get("num_differ", np.nan) / lines["num_cells"])
     scores = {"expected_error": "error of the expected accuracy", "ece": "ECE", "adapted": "adapted"}
     scores["differ"] = "calls unlike linear_adapted's"

@@ -1,13 +1,13 @@
-"""Outcomes of damaged files of cells and models: each file has one damage, drawn by the seed.
+"""Outcomes of damaged files of cells and models: each file has one kind of damage, drawn at random.
 
     python benchmarks/damage.py                        # 2,000 files, every tenth by the command line
     python benchmarks/damage.py --number 100 --seed 10
-    python benchmarks/damage.py --only 173             # this file alone, with its error
+    python benchmarks/damage.py --only 173             # only this file, with its error
 
 The files hold cells of PBMC 3k, or the packaged model. A damage changes up to 4,096 bytes of a region (other bytes,
-zeros, ones), or cuts the file off there. Every file is read, or annotated or imported by a command, in a process of
-its own that ends after 60 s of CPU time and has 4 GiB of memory. The result is compared with that of the whole file;
-"after the look" are errors of files/watch.py.
+zeros, ones), or truncates the file there. Every file is read, annotated or imported in a process of its own, limited to
+60 s of CPU time and 4 GiB of memory. The result is compared with that of the undamaged file; "after the look" are
+errors of files/hdf5_guard.py.
 """
 
 import argparse
@@ -43,8 +43,10 @@ from scperformer.files import Rows, open_cells, read_cells
 from scperformer.files.safety import READ_ERRORS
 from scperformer.model import PACKAGED_MODEL, read_model
 
-NUM_CELLS, GENE_STEP = 200, 10  # cells, and one of so many genes, of PBMC 3k
-SECONDS, MEMORY = 60, 4 * 2**30  # of a process
+NUM_CELLS = 200  # cells of PBMC 3k
+GENE_STEP = 10  # every tenth of its genes
+SECONDS = 60  # CPU seconds of a process
+MEMORY = 4 * 2**30  # bytes of a process
 COMMAND_STEP = 10  # one of so many files is read by a command
 ENDINGS = (".h5ad", ".csv", ".zarr")  # of its outputs, in turn
 SAME = "as before"
@@ -57,12 +59,16 @@ CRASH = "crash"
 TRACEBACK = "traceback"
 HALF = "half a file"
 OUTCOMES = (SAME, OTHER, REFUSED, WATCHED, HANG, MEMORY_OUT, CRASH, TRACEBACK, HALF)
-OF_THE_LOOK = ("does not come to an end", "crashes the HDF5 library", "far more memory")  # texts of files/watch.py
+OF_THE_LOOK = (
+    "does not come to an end",
+    "crashes the HDF5 library",
+    "far more memory",
+)  # messages of files/hdf5_guard.py
 DAMAGES = ("flip", "cut", "zeros", "ones")
 
 
 class Kind(NamedTuple):
-    """A file or folder, and the places of each of its regions: a file in it and the numbers of its bytes."""
+    """A file or folder, and its regions: for each, a file and the positions of its bytes."""
 
     path: Path
     regions: dict[str, list[tuple[Path, np.ndarray]]]
@@ -102,7 +108,7 @@ def write_cells(source: Path, folder: Path) -> dict[str, Path]:
 
 
 def hdf5_regions(path: Path) -> dict[str, list[tuple[Path, np.ndarray]]]:
-    """Return the bytes of each region of an HDF5 file: those of the datasets, and known blocks of its own."""
+    """Return the bytes of each region of an HDF5 file: its datasets, and known blocks of HDF5 itself."""
     content = path.read_bytes()
     names = ("headers, attributes", "superblock", "indexes", "strings", "matrix")
     region = np.zeros(len(content), dtype=np.uint8)
@@ -133,7 +139,7 @@ def hdf5_regions(path: Path) -> dict[str, list[tuple[Path, np.ndarray]]]:
 
 
 def folder_regions(path: Path) -> dict[str, list[tuple[Path, np.ndarray]]]:
-    """Return the files of a folder as regions: JSON and, apart from it, the other files by their names or endings."""
+    """Return the files of a folder as regions: JSON files, and all others by name or suffix."""
     regions: dict[str, list[tuple[Path, np.ndarray]]] = {}
     for file in sorted(path.rglob("*")):
         if file.is_file() and file.stat().st_size:
@@ -159,7 +165,7 @@ def make_kinds(source: Path, folder: Path) -> dict[str, Kind]:
 
 
 def damage(kind: Kind, folder: Path, rng: np.random.Generator) -> tuple[Path, str]:
-    """Copy a file and damage the copy; also return the damage in words."""
+    """Copy a file and damage the copy; also return a description of the damage."""
     copy = folder / kind.path.name
     (shutil.copytree if kind.path.is_dir() else shutil.copyfile)(kind.path, copy)
     region = str(rng.choice(sorted(kind.regions)))
@@ -180,7 +186,7 @@ def damage(kind: Kind, folder: Path, rng: np.random.Generator) -> tuple[Path, st
 
 
 def digest(path: Path) -> str:
-    """Read cells in both ways of the commands, or import a model, and return a checksum of all that was read."""
+    """Read cells as the commands do, in both ways, or import a model; return a checksum of everything that was read."""
     seen = hashlib.sha256()
     if path.name.startswith("model"):
         return read_model(import_model(path, path.parent / "library")).hash
@@ -197,12 +203,12 @@ def digest(path: Path) -> str:
 
 
 def run_command(path: Path, ending: str) -> str:
-    """Annotate cells or import a model by the command line, and return a checksum of the output.
+    """Annotate cells or import a model on the command line, and return a checksum of the output.
 
     Raises
     ------
     InputError
-        The command ended with one line and left nothing behind.
+        The command ended with one line of error and left no files behind.
     """
     is_model = path.name.startswith("model")
     before = sorted(path.parent.iterdir())
@@ -235,7 +241,7 @@ def run_command(path: Path, ending: str) -> str:
 
 
 def outcome(path: Path, read: Callable[[Path], str], expected: str, log: Path) -> str:
-    """Read a file in a process of its own, and return its outcome; its last words go into the log."""
+    """Read a file in a new process, and return its outcome; its error is written to the log."""
     child = os.fork()
     if child == 0:
         code = OUTCOMES.index(TRACEBACK)
@@ -248,7 +254,7 @@ def outcome(path: Path, read: Callable[[Path], str], expected: str, log: Path) -
             code = OUTCOMES.index(SAME if read(path) == expected else OTHER)
         except FileExistsError:
             code = OUTCOMES.index(HALF)
-        except Exception as error:  # noqa: BLE001 - as the command line does
+        except Exception as error:  # noqa: BLE001 - as on the command line
             known = errors.as_input_error(error)
             if known is not None:
                 by_look = any(text in str(known) for text in OF_THE_LOOK)

@@ -1,10 +1,10 @@
-"""The same cells in more than 50 forms, as other programs write them: are the confidences the same, bit for bit?
+"""Annotate the same cells in more than 50 formats, as other programs write them, and compare the confidences.
 
     python benchmarks/forms.py
     python benchmarks/forms.py --only table
 
-Cells of PBMC 3k are called by the packaged model from each form; the first one, counts as CSR in an h5ad file, gives
-the confidences with which the others are compared. Logarithms may differ in the last bits, as they are rounded.
+Cells of PBMC 3k are annotated with the packaged model. The confidences from the first format, counts as CSR in an h5ad
+file, are the reference: all others must equal them bit for bit, except that logarithms are rounded.
 """
 
 import argparse
@@ -51,7 +51,7 @@ for dtype in (np.float32, np.float64, np.int32, np.int16, np.uint16, np.float16)
 
     @form(f"h5ad: CSR {np.dtype(dtype)}")
     def _(cells: ad.AnnData, folder: Path, dtype: type = dtype) -> Path:
-        if dtype == np.float16:  # SciPy has none: dense
+        if dtype == np.float16:  # SciPy has no sparse float16
             cells.X = cells.X.toarray().astype(dtype)
         else:
             cells.X = cells.X.astype(dtype)

@@ -1,4 +1,4 @@
-"""Training and prediction on a GPU: cells per second, share of its peak speed, memory; compared with performer-pytorch.
+"""Training and prediction on a GPU: cells per second, share of peak speed, memory; compared with performer-pytorch.
 
     python benchmarks/gpu.py                     # the presets scbert and base, in bf16-mixed
     python benchmarks/gpu.py --device cpu --tiny # tests the script; the numbers are meaningless
@@ -45,10 +45,10 @@ PRESETS = {
     "base": ["model=base", "model.linear=false"],
 }
 NUM_CELLS = dict.fromkeys(PRESETS, 2048) | {"base": 4096}  # a few seconds of work each
-FLOAT32_CELLS = 240  # in float32 they take several times as long
+FLOAT32_CELLS = 240  # float32 takes several times as long
 THEIRS = "performer-pytorch"
 OURS = "scperformer"
-PRECISIONS = ("float32", "tf32", "bf16")  # tf32: float32 whose products may round their factors to 10 bits
+PRECISIONS = ("float32", "tf32", "bf16")  # tf32: float32, but products may round their factors to 10 bits
 PRESET_COLUMNS = (
     *("cells a step", "training: cells/s", "share of peak", "GB"),
     *("prediction: cells/s", "share of peak", "GB", "prediction in float32: cells/s"),
@@ -68,7 +68,7 @@ def made_up(num_cells: int, num_genes: int, cfg: TrainConfig) -> Cells:
 
 
 def median_seconds(function: Callable[[], object], device: str, rounds: int) -> float:
-    """Of a call, all work on the device included; the first two calls are left out."""
+    """Seconds per call, including all work on the device; the first two calls are left out."""
     found = []
     for _ in range(rounds + 2):
         start = time.perf_counter()
@@ -80,13 +80,13 @@ def median_seconds(function: Callable[[], object], device: str, rounds: int) -> 
 
 
 def peak_flops(device: str, size: int, rounds: int) -> float:
-    """Operations a second of the product of two square bf16 matrices."""
+    """Operations per second of the product of two square bf16 matrices."""
     a, b = torch.randn(2, size, size, device=device, dtype=torch.bfloat16)
     return 2 * size**3 / median_seconds(lambda: a @ b, device, rounds)
 
 
 def flops_of_a_cell(network: CellTypeModel, cells: Cells) -> tuple[int, int]:
-    """Operations of a forward pass on a typical cell, and of a training step; counted, not done."""
+    """The number of operations of a forward pass and of a training step for a typical cell; counted, not run."""
     batch, labels_B = cells.labelled_batch(np.argsort(cells.lengths)[[len(cells) // 2]])
     with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as forward:
         logits_BC, _ = network(batch)
@@ -98,7 +98,7 @@ def flops_of_a_cell(network: CellTypeModel, cells: Cells) -> tuple[int, int]:
 
 
 def in_use(device: str) -> float:
-    """GB at most: of the GPU since the last call, or of the process."""
+    """Peak memory in GB: of the GPU since the last call, or of the process."""
     if device != "cuda":
         return peak_gb()
     found = torch.cuda.max_memory_allocated() / 1e9
@@ -141,7 +141,7 @@ def preset_row(preset: str, device: str, tiny: bool, peak: float) -> list[str]:
 
 
 def layers_row(name: str, precision: str, sizes: tuple[int, int], device: str) -> list[str]:
-    """Cells a second of scBERT's layers, forward and with the backward pass, memory and error: of the last table."""
+    """A row of the last table: cells per second of scBERT's layers, forward and with backward, memory and error."""
     network, run = (
         (performer(), lambda h_BLD, network: network(h_BLD))
         if name == THEIRS
@@ -172,7 +172,7 @@ def layers_row(name: str, precision: str, sizes: tuple[int, int], device: str) -
 
 
 def in_float64(network: torch.nn.Module, run: Callable, h_1LD: torch.Tensor) -> torch.Tensor:
-    """The output for one cell of the same layers in float64."""
+    """The output of the same layers in float64 for one cell."""
     with torch.no_grad():
         return run(h_1LD.double(), copy.deepcopy(network).double())
 
@@ -191,7 +191,7 @@ def work(arguments: argparse.Namespace) -> None:
 
 
 def row_of(name: str, peak: float, arguments: argparse.Namespace) -> str:
-    """The row that a process of its own has measured, or why there is none."""
+    """The row measured in a new process, or why there is none."""
     options = ["--tiny"] if arguments.tiny else []
     options += ["--device", arguments.device, "--cells", str(arguments.cells), "--peak", str(peak), "--work", name]
     try:

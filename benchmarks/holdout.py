@@ -3,8 +3,8 @@
     python benchmarks/holdout.py pbmc3k.h5ad cell_type                 # seed 0
     python benchmarks/holdout.py pbmc3k.h5ad cell_type --seeds 3 model=tiny
 
-Prints accuracy and macro-F1 beside logistic regression on the same split, minutes of training, cells per second
-of prediction and the peak memory of both processes.
+Prints accuracy and macro-F1, compared with logistic regression on the same split, the minutes of training, the cells
+per second of prediction and the peak memory of both processes.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""What is left of commands that are killed at any moment, and of two commands that write to one place.
+"""Kill commands at random moments, and start two commands with the same output; check what they leave.
 
     python benchmarks/kills.py                       # every command, four signals, at three moments each
     python benchmarks/kills.py --moments 6 --only predict,train
 
-Each command runs once undisturbed, which gives its output and its time. Then it is started again and gets a signal at
-moments spread over this time. Afterwards no output may be half, inputs and model must be unchanged, and the same
-command (with resume=true where the step has it) must give the same output and leave nothing beside it.
+Each command first runs undisturbed, which gives its output and its time. Then it is started again and gets a signal at
+moments spread over this time. Afterwards no output may be incomplete, inputs and model must be unchanged, and the same
+command (with resume=true where available) must give the same output and leave no other files.
 """
 
 import argparse
@@ -33,11 +33,11 @@ from scperformer.model import PACKAGED_MODEL
 ROOT = Path(__file__).parents[1]
 SIGNALS = ("KILL", "TERM", "INT", "HUP")
 TEMPORARY = re.compile(r"\.scperformer-|.*\.partial$|.*\.run$|\.snakemake$")  # may stay after a kill
-VOLATILE = {"seconds", "config_json"}  # of a record: the time, and resume=true
+VOLATILE = {"seconds", "config_json"}  # keys of a record that may differ: the time, and resume=true
 
 
 class Step(NamedTuple):
-    """A command and its outputs; `again` is added to its words after a kill."""
+    """A command and its outputs; `again` is added to the command after a kill."""
 
     words: str
     outputs: tuple[str, ...]
@@ -61,19 +61,19 @@ STEPS = {
 
 
 def environment() -> dict[str, str]:
-    """One thread each, whatever the machine; the package of this checkout."""
+    """One thread per command, on any machine, with the package of this checkout."""
     return os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)}
 
 
 def start(words: str, folder: Path) -> subprocess.Popen:
-    """Start a command in a group of its own, as a terminal does."""
+    """Start a command in a new process group, as a terminal does."""
     command = [sys.executable, "-m", "scperformer", *words.split()]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(command, cwd=folder, env=environment(), text=True, start_new_session=True, **streams)
 
 
 def make_inputs(folder: Path) -> None:
-    """Write the inputs of all commands: 17,000 cells in three blocks, a reference, a panel, earlier outputs."""
+    """Write the inputs of all commands: 17,000 cells in three blocks, a reference, a panel and earlier outputs."""
     cells = ad.read_h5ad(ROOT / "data" / "pbmc3k.h5ad")
     rows = np.resize(np.arange(cells.n_obs), 17_000)
     many = cells[rows].copy()
@@ -92,7 +92,7 @@ def make_inputs(folder: Path) -> None:
 
 
 def content(path: Path) -> str:
-    """Return a checksum of what an output says, the same for the same result; an error if it is not whole."""
+    """Return a checksum of an output that depends only on the result; raise an error if the output is incomplete."""
     if path.suffix in (".h5ad", ".zarr"):
         cells = ad.read_h5ad(path) if path.suffix == ".h5ad" else ad.read_zarr(path)
         record = {name: value for name, value in cells.uns["scperformer"].items() if name not in VOLATILE}
@@ -101,12 +101,12 @@ def content(path: Path) -> str:
     if (path / "bundle.json").is_file():
         info = json.loads((path / "bundle.json").read_text())
         return str(sorted(info["files"].items()))
-    if path.is_dir():  # of the workflow
+    if path.is_dir():  # an output of the workflow
         return "".join(content(file) for file in sorted((path / "annotated").glob("*.h5ad")))
     if path.suffix == ".html":
         text = path.read_text()
         assert text.rstrip().endswith("</html>")
-        return str(len(text) // 10_000)  # its times differ
+        return str(len(text) // 10_000)  # contains times
     import gzip
 
     return hashlib.sha256(gzip.open(path).read()).hexdigest()
@@ -148,7 +148,7 @@ def try_step(name: str, inputs: Path, folder: Path, moments: int) -> list[tuple[
             process = start(step.words, folder)
             time.sleep(seconds * (moment + 0.5) / moments)
             ended = process.poll() is not None
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
+            with contextlib.suppress(ProcessLookupError):  # it ended just before
                 os.killpg(process.pid, getattr(signal, f"SIG{kind}"))
             printed, _ = process.communicate()
             row["sent"] += 1
@@ -162,10 +162,10 @@ def try_step(name: str, inputs: Path, folder: Path, moments: int) -> list[tuple[
             row["other files"] += len(litter)
             for out in step.outputs:
                 if name == "workflow":
-                    continue  # its files are looked at when it has run again
+                    continue  # its files are checked after it has run again
                 try:
                     found = content(folder / out) if (folder / out).exists() else None
-                except Exception as error:  # noqa: BLE001 - of any kind: it is not whole
+                except Exception as error:  # noqa: BLE001 - any error means that it is incomplete
                     print(f"{name}, {kind}, {moment}: half {out}: {error}", file=sys.stderr)
                     row["half"] += 1
                     continue
@@ -174,7 +174,7 @@ def try_step(name: str, inputs: Path, folder: Path, moments: int) -> list[tuple[
             if not ended or name != "workflow":
                 there = all((folder / out).exists() for out in step.outputs)
                 if there and not old and name != "workflow":
-                    words = ""  # it had been written before the signal came
+                    words = ""  # it was written before the signal came
                 elif step.again and name == "workflow":
                     words = step.words.replace("-- ", f"{step.again} ")
                 elif step.again:
@@ -193,7 +193,7 @@ def try_step(name: str, inputs: Path, folder: Path, moments: int) -> list[tuple[
 
 
 def race(name: str, words: tuple[str, str], output: str, inputs: Path, folder: Path) -> str:
-    """Start two commands at once; say how both ended, and whether the output is whole."""
+    """Start two commands at once; return how both ended, and whether the output is complete."""
     fresh(inputs, folder)
     processes = [start(line, folder) for line in words]
     printed = [process.communicate()[0] for process in processes]

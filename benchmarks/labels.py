@@ -1,12 +1,12 @@
-"""Labels of clusters, back-off in the label tree and shares by EM: where they help, and where they hurt.
+"""Labels of clusters, back-off in the label tree and label shares by EM: gains and losses.
 
     python benchmarks/labels.py FOLDER                          # seeds 0 to 2
     python benchmarks/labels.py FOLDER --seeds 3 4 --out labels.csv
 
-Within a data set, a fifth of the cells is predicted by a model of the others; between them, all sorted cells by models
-of nine tenths of PBMC 3k. With other shares, a tenth of the predicted cells of the two most frequent labels is kept. A
-label is rare if it has less than 3 % of the predicted cells. A call on a higher level is
-right if the true label is below it. The result is printed as Markdown tables.
+Within a data set, a fifth of the cells is predicted by a model trained on the others. Between data sets, all sorted
+cells are predicted by models trained on nine tenths of PBMC 3k. For other label shares, a tenth of the predicted cells
+of the two most frequent labels is kept. A label is rare if it has less than 3 % of the predicted cells. A call of a
+higher level of the tree is correct if the true label is below it. The result is printed as Markdown tables.
 """
 
 import argparse
@@ -40,7 +40,7 @@ KEPT = 0.1
 
 
 def with_leiden(cells: ad.AnnData) -> ad.AnnData:
-    """The cells with the clusters that a user would have: scanpy's tutorial, resolution 1."""
+    """The cells with clusters as a user would compute them: scanpy's tutorial, resolution 1."""
     logged = scanpy.pp.log1p(scanpy.pp.normalize_total(cells, target_sum=1e4, copy=True), copy=True)
     scanpy.pp.highly_variable_genes(logged, n_top_genes=2000)
     scanpy.pp.pca(logged, mask_var="highly_variable", random_state=0)
@@ -51,7 +51,7 @@ def with_leiden(cells: ad.AnnData) -> ad.AnnData:
 
 
 def scores(truth: np.ndarray, called: np.ndarray) -> dict[str, float]:
-    """Accuracy, and the means of F1 over the true labels and over the rare ones among them."""
+    """Accuracy, and the mean F1 over the true labels and over the rare true labels."""
     labels, counts = np.unique(truth, return_counts=True)
     f1 = f1_score(truth, called, labels=labels, average=None, zero_division=0)
     rare = counts < RARE * len(truth)
@@ -63,7 +63,7 @@ def scores(truth: np.ndarray, called: np.ndarray) -> dict[str, float]:
 
 
 def rows_of(pair: Pair, model: Model, merge: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """The scores of each way to call, and of calls with each min_confidence."""
+    """The scores of each way to call, for each value of min_confidence."""
 
     def merged(labels: Any) -> np.ndarray:
         return np.array([merge.get(label, label) for label in labels])
@@ -111,7 +111,7 @@ def rows_of(pair: Pair, model: Model, merge: dict[str, str]) -> Iterator[dict[st
 
 
 def tables(results: pd.DataFrame) -> str:
-    """Means and standard deviations over the seeds, as a Markdown table for each kind of row."""
+    """Means and standard deviations over the seeds: a Markdown table for each kind of row."""
     text = ""
     for is_back_off, rows in results.groupby(results["way"].str.startswith("min_confidence")):
         columns = [name for name in rows if name not in ("task", "seed", "way") and rows[name].notna().any()]

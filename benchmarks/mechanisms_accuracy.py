@@ -34,7 +34,7 @@ def in_order(adata: ad.AnnData, order: str, seed: int) -> ad.AnnData:
 
 
 def run_all(adata: ad.AnnData, arguments: argparse.Namespace, options: list[str]) -> pd.DataFrame:
-    """Run each mechanism, order and seed that the CSV does not have yet; a row per run."""
+    """Run each mechanism, order and seed that is not yet in the CSV; a row per run."""
     path = Path(arguments.csv)
     text = " ".join(options)
     for seed, name, order in product(range(arguments.seeds), arguments.mechanisms, ORDERS):

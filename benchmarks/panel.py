@@ -45,11 +45,11 @@ class Task:
 
 @dataclass
 class Pair:
-    """One split: labelled cells, cells without labels, and their true labels, which methods do not get."""
+    """One split: labelled cells, cells without labels, and the true labels, which methods do not see."""
 
     seed: int
     fold: int
-    reference: ad.AnnData  # obs has LABEL only
+    reference: ad.AnnData  # obs has only LABEL
     query: ad.AnnData  # obs is empty
     truth: np.ndarray
 
@@ -71,7 +71,7 @@ def read_reference(task: Task, data: Path | None) -> ad.AnnData:
 
 
 def read_cells(name: str, label_key: str, where: dict[str, list[str]], data: Path | None) -> ad.AnnData:
-    """The cells of a file that have a label and the values of `where`; obs has the labels only."""
+    """The cells of a file that have a label and the values of `where`; obs has only the labels."""
     if name == "embedded":
         adata = scanpy.datasets.pbmc68k_reduced()
         adata = ad.AnnData(adata.raw.X, obs=adata.obs, var=adata.raw.var)

@@ -1,11 +1,11 @@
-"""scBERT's encoder (6 layers, 10 heads of 64, 266 features, width 200, 16,907 tokens), ours and performer-pytorch's.
+"""scBERT's encoder (6 layers, 10 heads of 64, 266 features, width 200, 16,907 tokens): ours and performer-pytorch's.
 
     python benchmarks/performer.py --rounds 3
 
 Every run is a new process with one thread. The variants run in turn, so that changes of the machine's load affect all
 of them. Medians and ratios are printed as Markdown. Weights, directions and tokens are the same. The largest
-difference of the outputs from performer-pytorch's is printed, too (ours adds no epsilon to the features;
-`epsilon=1e-4` is theirs).
+difference between the outputs is printed, too (ours adds no epsilon to the features; `epsilon=1e-4` is
+performer-pytorch's).
 """
 
 import argparse
@@ -42,7 +42,7 @@ VARIANTS = {
 
 
 def our_layers(options: dict, chunk_tokens: int | None = CHUNK, stored: bool = False) -> Encoder:
-    """Our encoder: in chunks that are recomputed in the backward pass or `stored` for it, or whole."""
+    """Our encoder: in chunks that the backward pass recomputes, in chunks that are `stored` for it, or as a whole."""
     model = ModelConfig(dim=200, depth=6, num_heads=10, head_dim=64, dropout=0.0)
     model = replace(model, chunk_tokens=chunk_tokens, checkpointing=not stored and chunk_tokens is not None)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The methods of the accuracy panel: each learns from a reference and predicts the labels of a query.
+"""The methods of the accuracy panel: each is trained on a reference and predicts the labels of a query.
 
 The query has no labels: `panel.Pair` holds the true labels separately.
 """
@@ -35,12 +35,15 @@ from scperformer.training.supervised import informative_genes, variability
 
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 INNER_FOLDS = 3
-WIDTH, NUM_STEPS, BATCH_CELLS = 128, 2500, 64  # of the perceptron
+# Width of the hidden layers, training steps and batch size of the perceptron.
+WIDTH = 128
+NUM_STEPS = 2500
+BATCH_CELLS = 64
 CELLTYPIST = Path(__file__).with_name("celltypist_calls.py")
 
 
 def matrices(reference: ad.AnnData, query: ad.AnnData) -> tuple[csr_matrix, np.ndarray, csr_matrix]:
-    """ln(1 + cp10k) of both on all genes of the reference, made by scperformer's functions; and the labels."""
+    """ln(1 + cp10k) of reference and query (scperformer's, all genes of the reference), and the labels."""
     prepared = prepare_reference(reference, PreprocessConfig(inputs=["reference"]))
     findings = detect_expression(query)
     genes = gene_table(query, findings.source)
@@ -84,9 +87,9 @@ def neighbours(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:
 
 
 def fit_perceptron(x: csr_matrix, labels: np.ndarray, seed: int) -> Callable[[csr_matrix], np.ndarray]:
-    """Two hidden layers of 128, trained as with `conditions=full`: on random genes and depths; it calls cells.
+    """Predict with a perceptron of two hidden layers of 128, trained on random genes and depths (`conditions=full`).
 
-    `x` is ln(1 + cp10k) of counts; each cell is scaled to the same length.
+    `x` is ln(1 + cp10k) of counts; each cell is scaled to the same norm.
     """
     names, targets = np.unique(labels, return_inverse=True)
     conditions = make_config("train", ["inputs=[reference]", f"label_key={LABEL}", "conditions=full"]).conditions
@@ -125,7 +128,7 @@ def fit_perceptron(x: csr_matrix, labels: np.ndarray, seed: int) -> Callable[[cs
 def celltypist(python: str, kept: Path | None = None) -> Callable[[ad.AnnData, ad.AnnData], np.ndarray]:
     """CellTypist trained on the reference, in a separate environment because it needs scikit-learn < 1.8.
 
-    With the folder `kept`, its model stays there, and later calls, with the same reference, do not train again.
+    With a folder `kept`, its model is saved there, and later calls with the same reference do not train again.
     """
 
     def run(reference: ad.AnnData, query: ad.AnnData) -> np.ndarray:

@@ -1,13 +1,13 @@
-"""Where the time of scBERT's layers goes on a CPU, beside the least time that each kind of operation can take there.
+"""The time that scBERT's layers spend in each kind of operation on a CPU, compared with the least possible time.
 
     python benchmarks/roofline.py
     python benchmarks/roofline.py --tokens 1000
 
 Our six layers (10 heads of 64, 266 features, width 200) encode one cell of 16,907 tokens on one thread, in chunks. Each
-operation is timed in CPU seconds, and counted: the multiplications and additions of products, the numbers of which
-exponentials are taken, the bytes that the others read and write. The floor of a kind is its count divided by the best
-rate of this machine, measured in the same run: a product of two square matrices, exponentials within the cache, a copy
-within the cache. Views take no time and are left out.
+operation is timed in CPU seconds and counted: multiplications and additions of products, exponentials, and the bytes
+that other operations read and write. The floor of a kind is its count divided by the best rate of this machine,
+measured in the same run: a product of two square matrices, and exponentials and a copy within the cache. Views take no
+time and are left out.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from scperformer.network import fast_cpu
 
-KINDS = {  # operations, by the beginning of their names
+KINDS = {  # prefixes of the names of operations
     "products": ("linear", "matmul", "addmm", "mm", "bmm", "baddbmm"),
     "exponentials": ("exp", "exp2", "softmax"),
     "norms": ("layer_norm", "native_layer_norm"),
@@ -38,7 +38,7 @@ ROUNDS = 20
 
 @dataclass
 class Work:
-    """What the operations of a kind did: CPU seconds, and products as FLOP, exponentials as numbers, else bytes."""
+    """The work of a kind of operations: CPU seconds, and FLOP of products, numbers of exponentials, or bytes."""
 
     seconds: float = 0.0
     count: float = 0.0
@@ -49,7 +49,9 @@ def kind_of(name: str) -> str:
 
 
 def count_of(kind: str, inputs: list[Tensor], output: Tensor) -> float:
-    if kind == "products":  # the right matrix of `linear` is transposed: its width is that of the left one in both
+    if (
+        kind == "products"
+    ):  # the right matrix of `linear` is transposed; the inner width is that of the left matrix in both cases
         return 2.0 * output.numel() * inputs[0].shape[-1]
     if kind == "exponentials":
         return float(output.numel())
@@ -57,7 +59,7 @@ def count_of(kind: str, inputs: list[Tensor], output: Tensor) -> float:
 
 
 class Meter(TorchDispatchMode):
-    """Times and counts every operation inside of a `with` block."""
+    """Time and count every operation in a `with` block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +79,7 @@ class Meter(TorchDispatchMode):
 
 
 def best_rate(function: Callable[[], object], count: float) -> float:
-    """The most that a function does in a CPU second."""
+    """The best rate of a function per CPU second."""
     function()
     seconds = []
     for _ in range(ROUNDS):
@@ -88,7 +90,7 @@ def best_rate(function: Callable[[], object], count: float) -> float:
 
 
 def rates() -> dict[str, float]:
-    """What this machine does at best in a CPU second: FLOP, exponentials, bytes."""
+    """The best rates of this machine per CPU second: FLOP, exponentials, bytes."""
     side = 1024
     small = torch.randn(64, 1024)
     a = torch.randn(side, side)

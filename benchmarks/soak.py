@@ -1,4 +1,4 @@
-"""Many annotations in one process, in threads and in pools of processes: the same results, and flat memory.
+"""Run many annotations in one process, in threads and in process pools; check for equal results and constant memory.
 
 python benchmarks/soak.py                   # 300 annotations, 4 threads, a fork and a spawn pool
 python benchmarks/soak.py --number 60
@@ -26,7 +26,7 @@ NUM_CELLS = 200
 
 @cache
 def files() -> list[ad.AnnData]:
-    """Cells of all genes (called by the model as it is) and of panels, for which it is adapted."""
+    """Cells with all genes, for the model itself, and with panels, for which the model is adapted."""
     cells = ad.read_h5ad(ROOT / "data" / "pbmc3k.h5ad")
     made = []
     for number in range(NUM_FILES):
@@ -41,20 +41,20 @@ def model() -> "scperformer.network.Model":
 
 
 def annotated(number: int) -> str:
-    """Annotate one of the files; return a checksum of all that is written."""
+    """Annotate one of the files; return a checksum of everything that is written."""
     cells = scperformer.annotate(files()[number % NUM_FILES].copy(), model())
     text = cells.obs.to_csv() + cells.obsm["scperformer_proba"].to_csv()
     return hashlib.sha256(text.encode() + cells.obsm["X_scperformer"].tobytes()).hexdigest()
 
 
 def memory() -> float:
-    """MiB of this process and its children."""
+    """Memory of this process and its children in MiB."""
     process = psutil.Process()
     return sum(each.memory_info().rss for each in (process, *process.children(recursive=True))) / 2**20
 
 
 def soak(name: str, pool: Executor | None, number: int, expected: list[str]) -> None:
-    """Annotate `number` files, and print a row: wrong results, seconds, memory after a sixth, a half and at the end."""
+    """Annotate `number` files; print wrong results, seconds, and memory after a sixth, a half and all of them."""
     begin = time.perf_counter()
     wrong = 0
     seen = []

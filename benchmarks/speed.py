@@ -1,13 +1,13 @@
-"""Time and memory of whole commands, for growing numbers of cells resampled from a real file, beside other tools.
+"""Time and memory of whole commands for increasing numbers of cells, resampled from a real file; and of other tools.
 
     python benchmarks/speed.py pbmc3k.h5ad cell_type table.md
     python benchmarks/speed.py pbmc3k.h5ad cell_type table.md --cells 2638 20000 --rounds 3 --celltypist PYTHON
     python benchmarks/speed.py pbmc3k.h5ad cell_type table.md --methods linear --cells 10000 1000000 --stored csc
 
-Each method learns from the file; then each run is a new process, from its start to the file it writes, with its
-wall-clock time, CPU time and peak memory, imports included. The methods take turns, so that the machine's load meets
-all of them alike. Medians over the rounds and ratios to the first method are written as Markdown. Files of cells (8 GB
-for a million cells of PBMC 3k) are temporary. CellTypist runs if `--celltypist` names a Python that has it.
+Each method is trained on the file. Each run is a new process, measured from its start to the written file: wall-clock
+time, CPU time and peak memory, including imports. The methods take turns, so that the load of the machine affects all
+of them alike. Medians over the rounds and ratios to the first method are written as Markdown. Files of cells (8 GB for
+a million cells of PBMC 3k) are temporary. CellTypist runs if `--celltypist` names a Python that has it.
 """
 
 import argparse
@@ -39,14 +39,14 @@ MODELS: dict[str, list[str]] = {  # options of `scperformer train`
     "base": ["model=base", "model.linear=false", "trainer.max_epochs=1"],
     "scbert": ["model=scbert", "model.positions=gene", "data.min_cells=0", "trainer.max_epochs=1"],
 }
-MOST_CELLS = {"base": 2_638, "scbert": 16, "performer-pytorch": 16}  # of methods that take minutes for more
-FEW_TO_LEARN = {"scbert": 4}  # cells of each label: the network of 17 million parameters takes hours for 2,638 cells
+MOST_CELLS = {"base": 2_638, "scbert": 16, "performer-pytorch": 16}  # most cells of methods that take minutes for more
+FEW_TO_LEARN = {"scbert": 4}  # cells of each label: training 17 million parameters takes hours for 2,638 cells
 METHODS = [*MODELS, "logistic regression", "celltypist", "performer-pytorch", "check", "train"]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one process: seconds of wall-clock time, seconds of CPU time, and peak memory in GiB."""
+    """Wall-clock seconds, CPU seconds and peak memory in GiB of one process."""
 
     wall: float
     cpu: float
@@ -54,7 +54,7 @@ class Cost:
 
 
 def resample(source: str, num_cells: int, stored: str, path: Path, seed: int = 0) -> None:
-    """Write a file of cells drawn with replacement by the seed; CSR block by block, other formats at once."""
+    """Write a file of cells drawn at random with replacement; CSR block by block, other formats at once."""
     adata = ad.read_h5ad(source)
     rows = np.random.default_rng(seed).integers(0, adata.n_obs, num_cells)
     x = csr_matrix(adata.X)
@@ -90,7 +90,7 @@ def run(words: list[str], threads: int = 1) -> Cost:
 
 
 def in_new_process(function, *arguments) -> None:
-    """Call a function in a process of its own: the peak memory of a child includes that of its parent at the fork."""
+    """Call a function in a new process, as the peak memory of a child includes that of its parent at the fork."""
     process = get_context("spawn").Process(target=function, args=arguments)
     process.start()
     process.join()
@@ -99,7 +99,7 @@ def in_new_process(function, *arguments) -> None:
 
 
 def words_of(method: str, sample: Path, folder: Path, arguments: argparse.Namespace) -> list[str]:
-    """The command that a method runs on a file of cells; it writes into the folder."""
+    """The command of a method for a file of cells; it writes into the folder."""
     ours = [sys.executable, "-m", "scperformer"]
     output = folder / arguments.output
     if method == "check":
@@ -137,7 +137,7 @@ def learn(method: str, folder: Path, arguments: argparse.Namespace) -> None:
 
 
 def measure(folder: Path, arguments: argparse.Namespace) -> Iterator[dict]:
-    """A line of each run, in which the methods take turns."""
+    """A row for each run; the methods take turns."""
     sample = folder / "sample.h5ad"
     output = folder / arguments.output
     for num_cells in arguments.cells:
@@ -161,7 +161,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> Iterator[dict]:
 
 
 def table(lines: list[dict], methods: list[str]) -> str:
-    """Medians of each method, number of cells and threads; ratios to the first method that ran under the same."""
+    """Medians for each method, number of cells and threads, and ratios to the first method of the same setting."""
     keys = ["cells", "threads", "method"]
     medians = pd.DataFrame(lines).groupby(keys).median().reset_index()
     medians["place"] = medians["method"].map(methods.index)
@@ -179,7 +179,7 @@ def table(lines: list[dict], methods: list[str]) -> str:
 
 
 def growth(lines: list[dict], methods: list[str]) -> str:
-    """The cells/s between the smallest and the largest file, without start-up, and the slope of log time."""
+    """Cells per second between the smallest and the largest file (without start-up), and the slope of log time."""
     medians = pd.DataFrame(lines).groupby(["method", "threads", "cells"])[["wall", "cpu"]].median()
     text = ["| | threads | cells | cells/s after start-up | cells/s of CPU time | slope of log CPU time |"]
     text.append("|---" * 6 + "|")

@@ -1,7 +1,7 @@
-"""Other ways to annotate cells, as one would write them: speed_rivals.py METHOD STEP FILE LABEL_KEY MODEL OUTPUT.
+"""Other methods to annotate cells, as users write them: speed_rivals.py METHOD STEP FILE LABEL_KEY MODEL OUTPUT.
 
 STEP is `train`, which writes MODEL, or `predict`, which reads it and writes OUTPUT, a copy of FILE with a new column.
-FILE has counts. Run by `speed.py`; CellTypist runs in an environment of its own.
+FILE has counts. `speed.py` runs this script; CellTypist runs in its own environment.
 """
 
 import sys

@@ -4,10 +4,10 @@
     python benchmarks/streaming.py pbmc3k.h5ad --cells 20000 --rounds 3 model=small
     python benchmarks/streaming.py pbmc3k.h5ad --cells 20000,1000000 --disk-only
 
-The temporary files have cells of the given file, drawn with replacement. Memory is measured for `scperformer pretrain`
-with a very small network for one epoch; each run is a new process, including imports. Cells per second are those of
-pretraining steps (forward, backward, optimiser) of the default network, in turns from disk and from memory; a turn
-has as many cells as are read at a time. With `--disk-only` nothing else is run: a million cells do not fit into the
+The temporary files consist of cells of the given file, drawn with replacement. Memory is measured for `scperformer
+pretrain` with a very small network for one epoch; each run is a new process, including imports. Cells per second are
+those of pretraining steps (forward, backward, optimiser) of the default network, alternately from disk and from memory;
+a turn has as many cells as are read at a time. `--disk-only` leaves out memory: a million cells do not fit into the
 memory of most machines. Trailing words are options of `scperformer pretrain` for the default network.
 """
 
@@ -30,9 +30,9 @@ from scperformer.training.loaders import StreamedCells
 from scperformer.training.masked import hidden_loss, hide_values
 from scperformer.training.pretrain import new_masked_model
 
-# A small network: with the default one an epoch of 200,000 cells would take most of an hour.
+# A small network: an epoch of 200,000 cells would take most of an hour with the default network.
 SMALL = ["model.dim=8", "model.num_heads=1", "model.head_dim=8", "model.gene_dropout=0.95", "trainer.batch_size=128"]
-BUFFER = 4096  # cells of a turn, as many as are read at a time
+BUFFER = 4096  # cells per turn, as many as are read at a time
 
 
 def endless(cells: Cells | StreamedCells, batch_size: int) -> Iterator:

@@ -1,16 +1,16 @@
-"""Whether answers can be trusted: calibration of the confidence, coverage of sets of labels, and novel cells found.
+"""Calibration of the confidence, coverage of label sets, and detection of novel cells.
 
     python benchmarks/trust.py FOLDER runs.jsonl                    # every task and five seeds
     python benchmarks/trust.py FOLDER runs.jsonl --tasks pbmc3k mixology --seeds 0
-    python benchmarks/trust.py FOLDER runs.jsonl --times            # only: CPU seconds that each part adds to predict
+    python benchmarks/trust.py FOLDER runs.jsonl --times            # only the CPU seconds of each part of predict
 
-A model is trained by the seed, and calls cells that it has not seen: with all genes and counts, with a quarter of the
-counts, and with the 300 most variable genes. In tasks about novelty some of these cells have types that the model does
-not know: each type of PBMC 3k in turn is left out of the reference, two of five cell lines are, or cells of the
-pancreas are given to a model of blood. The novelty is compared with what the probabilities of labels tell: the largest
-one, and their entropy; of scperformer, of logistic regression, and of CellTypist if `--celltypist PYTHON` names the
-Python of an environment that has it. Each finished task, seed and row appends a line to the JSON file, and lines that
-it has are not repeated. The result is printed as Markdown tables.
+For each seed a model is trained and annotates held-out cells: with all genes and counts, with a quarter of the counts,
+and with the 300 most variable genes. In novelty tasks some of these cells have types that are not in the reference:
+each type of PBMC 3k in turn is left out, or two of five cell lines, or a blood model annotates pancreas cells. The
+novelty score is compared with the largest probability and the entropy of the label probabilities of scperformer, of
+logistic regression, and of CellTypist if `--celltypist PYTHON` names the Python of an environment that has it. Each
+finished task, seed and row appends a line to the JSON file, and finished lines are not repeated. The result is printed
+as Markdown tables.
 """
 
 import argparse
@@ -50,11 +50,12 @@ PANCREAS = replace(WITHIN, name="pancreas", query="baron_pancreas_mini.h5ad", ho
 LEFT_OUT = replace(WITHIN, name="left_out")
 KNOWN = [WITHIN, EMBEDDED, replace(WITHIN, name="zheng_sorted", reference="zheng_sorted_pbmc.h5ad"), BETWEEN]
 NOVEL = [LEFT_OUT, MIXOLOGY, PANCREAS]
-QUICK = ["experiment=linear"]  # for models without one type, of which there are nine
-NUM_LINES = 3  # of the five cell lines, that the model knows
-NUM_DRAWS = 200  # of right calls, for the calibration error of a perfect confidence
+QUICK = ["experiment=linear"]  # for models without one of the nine types
+NUM_LINES = 3  # of the five cell lines, those in the reference
+NUM_DRAWS = 200  # draws of correct calls, for the calibration error of a perfect confidence
 TIMED_CELLS = 20_000  # drawn from PBMC 3k with replacement
-NUM_TIMED, LONG = 3, 30.0  # runs, of which the fastest counts; seconds after which one run is enough
+NUM_TIMED = 3  # runs, of which the fastest is reported
+LONG = 30.0  # seconds after which a single run is enough
 OFF = "ontology=none"  # without the label tree of the model
 TIMED: dict[str, tuple[bool, list[str]]] = {  # whether the model has held-out calls, and the options of predict
     "none of them": (False, [OFF]),
@@ -75,7 +76,7 @@ KEYS = ["task", "seed", "row"]  # of a line of the JSON file
 
 
 def novel_pairs(task: Task, data: Path, seed: int) -> Iterator[tuple[str, Pair]]:
-    """Pairs whose queries have known and novel cells, and their names; the truth of a novel cell is empty."""
+    """Pairs whose queries have known and novel cells, and their names; the true label of novel cells is empty."""
     pair = read_pair(replace(task, query=None, holdout=0.2), data, seed)
     labels = np.unique(pair.reference.obs[LABEL].to_numpy(str))
     if task is PANCREAS:
@@ -93,14 +94,14 @@ def novel_pairs(task: Task, data: Path, seed: int) -> Iterator[tuple[str, Pair]]
 
 
 def unscaled(model: Model, power: float) -> None:
-    """Take the scales off the logits of a model and its adapted ones (power -1), or put them back (power 1)."""
+    """Divide the logits of a model and its adapted models by their scales (power -1), or multiply (power 1)."""
     for each in (model, *model.adapted.values()):
         scales = {name: scale**power if scale else 1.0 for name, scale in each.saved.scales.items()}
         each.network.scale_branches(scales.get("linear", 1.0), scales.get("encoder", 1.0))
 
 
 def error_by_chance(confidence: np.ndarray) -> float:
-    """The mean calibration error of calls that are right with just these probabilities: few cells make it larger."""
+    """The mean calibration error of calls that are correct with exactly these probabilities; larger for few cells."""
     rng = np.random.default_rng(0)
     return float(
         np.mean([calibration_error(confidence, rng.random(len(confidence)) < confidence) for _ in range(NUM_DRAWS)])
@@ -108,12 +109,12 @@ def error_by_chance(confidence: np.ndarray) -> float:
 
 
 def scores_of_probabilities(proba: np.ndarray, whose: str) -> dict[str, np.ndarray]:
-    """How unsure the probabilities of each cell are, N each; the entropy is that of shares of their sum."""
+    """The uncertainty of the probabilities of N cells; the entropy is that of the normalised probabilities."""
     return {f"1 - confidence{whose}": 1 - proba.max(axis=1), f"entropy{whose}": entropy(proba, axis=1)}
 
 
 def rival_scores(reference: ad.AnnData, query: ad.AnnData, python: str | None, folder: Path) -> dict[str, np.ndarray]:
-    """The scores of logistic regression and of CellTypist on a query; in `folder`, CellTypist's model is kept."""
+    """The scores of logistic regression and CellTypist on a query; CellTypist's model is kept in `folder`."""
     logistic = fit_logistic(reference)
     proba = logistic.predict_proba(log_normalised(query, reference.var_names))
     scores = scores_of_probabilities(proba, ", logistic regression")
@@ -125,7 +126,7 @@ def rival_scores(reference: ad.AnnData, query: ad.AnnData, python: str | None, f
 
 
 def measure_known(model: Model, query: ad.AnnData, truth: np.ndarray) -> dict[str, Any]:
-    """Calibration and sets of labels of cells of known types. `surplus`: confidence minus right calls, by bin."""
+    """Calibration and label sets of cells of known types. `surplus`: confidence minus accuracy, by bin."""
     found: dict[str, Any] = {}
     for alpha in ALPHAS:
         called = annotate(query.copy(), model, options={"alpha": alpha, "min_overlap": 0})
@@ -150,7 +151,7 @@ def measure_known(model: Model, query: ad.AnnData, truth: np.ndarray) -> dict[st
 
 
 def measure_novel(model: Model, query: ad.AnnData, truth: np.ndarray, rivals: dict[str, np.ndarray]) -> dict[str, Any]:
-    """How well novel cells, which have no truth, are told from the others: by the flag, and by each score."""
+    """How well the flag and each score separate novel cells, which have no true label, from the others."""
     known = truth != ""
     called = annotate(query.copy(), model, options={"min_overlap": 0})
     unknown = called.obs["scperformer_unknown"].to_numpy()
@@ -167,7 +168,7 @@ def read_lines(path: Path) -> dict[tuple, dict[str, Any]]:
 
 
 def run_task(task: Task, seed: int, arguments: argparse.Namespace) -> None:
-    """Append the lines of a task and seed that the file does not have yet."""
+    """Append the lines of a task and seed that are not yet in the file."""
     is_novel = task in NOVEL
     pairs = (
         novel_pairs(task, arguments.data, seed) if is_novel else [(task.name, read_pair(task, arguments.data, seed))]
@@ -197,12 +198,12 @@ def run_task(task: Task, seed: int, arguments: argparse.Namespace) -> None:
 
 
 def pooled_error(lines: pd.DataFrame) -> float:
-    """The calibration error of the calls of all seeds together: with few cells, that of one seed is mostly chance."""
+    """The calibration error of the calls of all seeds together; that of one seed with few cells is mostly chance."""
     return float(np.abs(np.sum(lines["surplus"].tolist(), axis=0)).sum() / lines["known"].sum())
 
 
 def mean_and_spread(values: pd.Series) -> str:
-    """The mean of some seeds and, with more than one, their standard deviation."""
+    """The mean over seeds and, with more than one seed, the standard deviation."""
     if len(values) < 2:
         return f"{values.iloc[0]:.3f}" if len(values) else "–"
     return f"{values.mean():.3f} ± {values.std(ddof=0):.3f}"
@@ -221,7 +222,7 @@ def table(lines: pd.DataFrame, columns: dict[str, str], pooled: bool = False) ->
 
 
 def tables(lines: pd.DataFrame) -> str:
-    """All tables: calibration and sets of known cells, and the novel cells that are found."""
+    """All tables: calibration and label sets of known cells, and detection of novel cells."""
     known = lines[lines["task"].isin([task.name for task in KNOWN])]
     found = []
     if len(known):
@@ -243,7 +244,7 @@ def tables(lines: pd.DataFrame) -> str:
 
 
 def times(data: Path) -> str:
-    """A Markdown table: the CPU time of `annotate` on 20,000 cells with none of the parts, each of them, and all."""
+    """A Markdown table: the CPU time of `annotate` for 20,000 cells with no part, each part, and all parts."""
     pbmc = read_cells("pbmc3k.h5ad", "cell_type", {}, data)
     chosen = np.random.default_rng(0).integers(pbmc.n_obs, size=TIMED_CELLS)
     cells = ad.AnnData(pbmc.X[chosen], obs=pd.DataFrame(index=[f"cell{i}" for i in range(TIMED_CELLS)]), var=pbmc.var)

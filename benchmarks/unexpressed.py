@@ -36,7 +36,7 @@ def normalised(path: str, num_cells: int) -> csr_matrix:
 
 
 def network_for(way: str, preset: str, num_genes: int) -> tuple[CellTypeModel, TokensConfig]:
-    """An untrained model of the preset's sizes."""
+    """An untrained model with the sizes of the preset."""
     options = [f"model={preset}", "tokens=scbert", f"tokens.unexpressed={way}", "head=mean", "model.positions=gene"]
     cfg = make_config("train", ["inputs=[x]", "label_key=x", *options, "model.linear=false"])
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
-"""Attention: mechanisms by name, all behind the contract in base.py.
+"""Attention mechanisms, chosen by name; all of them fulfil the contract in base.py.
 
 Files in reading order: base (the contract), softmax (the exact reference, and linformer), additive (linear attention,
-and rbf), favor (with fused on a GPU), window (and evo), conv, lsh, plugins (of other packages and users' files).
+and rbf), favor (with fused on a GPU), window (and evo), conv, lsh, plugins (mechanisms of other packages and users).
 """
 
 from typing import Any
@@ -25,24 +25,24 @@ MECHANISMS: dict[str, type[Attention]] = {
 
 
 def register_attention(mechanism: type[Attention], name: str | None = None) -> type[Attention]:
-    """Make a mechanism known as attention.name=NAME, by default its class in lower case; also a class decorator.
+    """Register a mechanism as attention=NAME, by default the name of its class in lower case; also a class decorator.
 
-    It keeps the contract of `Attention` and has a dataclass `Options(AttentionOptions)`.
+    The class fulfils the contract of `Attention` and has a dataclass `Options(AttentionOptions)`.
     """
     MECHANISMS[name or mechanism.__name__.lower()] = mechanism
     return mechanism
 
 
 def allow_attention(name: str) -> None:
-    """Import and register a mechanism that the user, not a model folder, names as MODULE:CLASS."""
+    """Import and register a mechanism as MODULE:CLASS; only for names given by the user, not by a model folder."""
     if ":" in name and name not in MECHANISMS:
         register_attention(import_mechanism(name), name)
 
 
 def attention_options(attention: dict[str, Any]) -> tuple[type[Attention], Any]:
-    """Return the class of a mechanism and its checked options, given `name` and options that differ from the defaults.
+    """Return the class of a mechanism and its options, given its `name` and the options that are not defaults.
 
-    Unknown mechanisms, unknown options, and values of another type or out of range are refused.
+    Unknown mechanisms and options are refused, and values of another type or out of range.
     """
     options = dict(attention)
     name = options.pop("name", None)
@@ -59,6 +59,6 @@ def attention_options(attention: dict[str, Any]) -> tuple[type[Attention], Any]:
 
 
 def make_attention(attention: dict[str, Any], sizes: Sizes, generator: torch.Generator) -> Attention:
-    """Make a mechanism from its name and options; errors as in `attention_options`."""
+    """Build a mechanism from its name and options; raises the errors of `attention_options`."""
     mechanism, options = attention_options(attention)
     return mechanism(sizes, options, generator)

@@ -1,15 +1,15 @@
-"""Linear attention: keys contribute a plain sum of phi(k) v^T, so that cost and memory grow linearly with tokens.
+"""Linear attention: keys only enter as sums of phi(k) v^T, so that cost and memory are linear in the tokens.
 
     out(q) = phi(q) S / phi(q) z,   S = sum_keys phi(k) v^T,   z = sum_keys phi(k)
 
-A mechanism of this kind gives phi, or log2 phi where phi is an exponential. Exponentials are stabilised per feature:
-with c_m the largest exponent of feature m over the real keys, s_m and z_m sum 2^(log2 phi(k) - c). So z_m >= 1, and
+A subclass computes phi, or log2 phi where phi is an exponential. Exponentials are stabilised per feature: with c_m the
+largest exponent of feature m over the real keys, s_m and z_m are sums of 2^(log2 phi(k) - c). So z_m >= 1, and
 
     out(q) = sum_m w_m s_m / z_m,   w_m = 2^a_m / sum_m 2^a_m,   a = log2 phi(q) + c + log2 z
 
-Every feature holds a mean of values, s_m / z_m, and a query takes a mean of these. So no denominator comes near 0,
-however large q and k are, and no floor has to be added that could hide the attention. Sums of different keys carry
-their c (`KeySums.scale`) and can be added and taken away, so tokens can be processed in pieces.
+Every feature holds a mean of values, s_m / z_m, and the output of a query is a mean of these. So no denominator comes
+near 0, however large q and k are, and no constant has to be added that could mask the attention. Sums over keys carry
+their c (`KeySums.scale`) and can be added and subtracted, so tokens can be processed in pieces.
 
 Logarithms have base 2: on AMD processors torch's `exp` takes four times as long as its `exp2`.
 """
@@ -29,15 +29,15 @@ from scperformer.config import ABOVE_ZERO, ONE_OR_MORE, choice, option
 
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
-LOG_OF_NOTHING = -1e30  # in place of log 0 = -inf, which cannot be subtracted from itself
-EMPTY = 1e-20  # in place of a sum of phi(k) over no keys, or over keys that were all taken away but for rounding
-SPAN = 1024  # tokens whose features exist at a time
+LOG_OF_NOTHING = -1e30  # instead of log 0 = -inf, as -inf - (-inf) is NaN
+MIN_SUM = 1e-20  # smallest sum of phi(k), in place of 0 (no keys) or rounding error (all keys were subtracted again)
+SPAN_TOKENS = 1024  # tokens whose features exist at a time
 CAUSAL_CHUNK = 32  # tokens whose L x L x M weights exist at a time
 
 
 def power_of_2(x: Tensor) -> Tensor:
-    """Overwrite numbers of B cells by 2^x; no bit depends on the place of a cell in memory."""
-    # torch computes the last numbers of a tensor, fewer than two vectors of 16, one by one, and rounds them otherwise.
+    """Replace numbers of B cells by 2^x in place; no bit depends on the position of a cell in memory."""
+    # torch computes the last numbers of a tensor (fewer than two vectors of 16) one by one, with other rounding.
     if len(x) == 1 or x.numel() % 32 == 0:
         return x.exp2_()
     return x.mul_(LN_2).exp_()
@@ -45,14 +45,14 @@ def power_of_2(x: Tensor) -> Tensor:
 
 @dataclass
 class KeySums:
-    """Sums over some keys, divided by 2^scale per feature: s = sum phi(k) v^T, z = sum phi(k)."""
+    """Sums over keys, divided by 2^scale per feature: s = sum phi(k) v^T, z = sum phi(k)."""
 
     s_BHME: Tensor
     z_BHM: Tensor
-    scale_BHM: Tensor  # without gradient: it cancels
+    scale_BHM: Tensor  # has no gradient: it cancels
 
     def __add__(self, other: "KeySums") -> "KeySums":
-        """The sums over both sets of keys."""
+        """Return the sums over both sets of keys."""
         scale_BHM = torch.maximum(self.scale_BHM, other.scale_BHM)
         mine_BHM = power_of_2(self.scale_BHM - scale_BHM)
         theirs_BHM = power_of_2(other.scale_BHM - scale_BHM)
@@ -60,11 +60,11 @@ class KeySums:
         return KeySums(s_BHME, self.z_BHM * mine_BHM + other.z_BHM * theirs_BHM, scale_BHM)
 
     def __neg__(self) -> "KeySums":
-        """The sums that take these keys away when they are added."""
+        """Return the sums that subtract these keys when they are added."""
         return KeySums(-self.s_BHME, -self.z_BHM, self.scale_BHM)
 
     def replaced(self, cells: Tensor, sums: "KeySums") -> "KeySums":
-        """These sums with those of some cells (row numbers) replaced."""
+        """Return these sums with those of some cells (row numbers) replaced."""
         pairs = ((self.s_BHME, sums.s_BHME), (self.z_BHM, sums.z_BHM), (self.scale_BHM, sums.scale_BHM))
         return KeySums(*(old.expand(-1, *new.shape[1:]).index_copy(0, cells, new) for old, new in pairs))
 
@@ -72,7 +72,7 @@ class KeySums:
 class _Summed(torch.autograd.Function):
     """s = sum over tokens of 2^(log2 phi - scale) v^T, and z, the same without v; `log2 phi` is overwritten.
 
-    Automatic differentiation of these steps takes twice as many passes over all features, and so in `_Averaged`.
+    Here and in `_Averaged`, automatic differentiation would take twice as many passes over all features.
     """
 
     @staticmethod
@@ -90,7 +90,7 @@ class _Summed(torch.autograd.Function):
 
 
 class _Averaged(torch.autograd.Function):
-    """The average of rows, of which row m has the weight 2^a_m; `a` is overwritten."""
+    """The average of rows, where row m has weight 2^a_m; `a` is overwritten."""
 
     @staticmethod
     def forward(ctx, a_BHLM, rows_BHME):
@@ -105,35 +105,35 @@ class _Averaged(torch.autograd.Function):
     def backward(ctx, grad_BHLE):
         w_BHLM, total_BHL1, rows_BHME, out_BHLE = ctx.saved_tensors
         grad_BHLE = grad_BHLE / total_BHL1
-        of_total_BHL1 = (grad_BHLE * out_BHLE).sum(dim=-1, keepdim=True) * LN_2
-        grad_a_BHLM = (grad_BHLE @ (rows_BHME * LN_2).transpose(2, 3).contiguous()).sub_(of_total_BHL1).mul_(w_BHLM)
+        grad_total_BHL1 = (grad_BHLE * out_BHLE).sum(dim=-1, keepdim=True) * LN_2
+        grad_a_BHLM = (grad_BHLE @ (rows_BHME * LN_2).transpose(2, 3).contiguous()).sub_(grad_total_BHL1).mul_(w_BHLM)
         return grad_a_BHLM, w_BHLM.transpose(2, 3) @ grad_BHLE
 
 
 class Additive(Attention):
-    """phi(Q) (phi(K)^T V) / (phi(Q) sum phi(K)) for the phi of a subclass.
+    """phi(Q) (phi(K)^T V) / (phi(Q) sum phi(K)), with the phi of a subclass.
 
     Source: Katharopoulos et al. 2020, arXiv 2006.16236, equations 4 to 6; Choromanski et al. 2021, arXiv 2009.14794.
     """
 
     additive = True
-    logarithmic: bool = True  # `features` gives log2 phi
-    can_subtract: bool = True  # sums of keys can be taken away from those of more keys
+    logarithmic: bool = True  # `features` returns log2 phi
+    can_subtract: bool = True  # keys can be subtracted from a sum that includes them
 
     def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:
-        """phi(x) or, if `logarithmic`, log2 phi(x): B x H x L x M, a new tensor that the caller may write to.
+        """Return phi(x) or, if `logarithmic`, log2 phi(x): B x H x L x M, a new tensor that the caller may overwrite.
 
-        Of queries, log2 phi may leave out what is the same for every feature: it cancels in the division.
+        For queries, log2 phi may leave out terms that are the same for all features, as they cancel in the division.
         """
         raise NotImplementedError
 
     def key_sums(self, k_BHLE: Tensor, v_BHLE: Tensor, keep_BL: Tensor | None) -> KeySums:
-        """The sums over these tokens as keys (keep None: over all of them); float32 at least."""
+        """Return the sums over the kept tokens as keys (`keep_BL` None: over all tokens); at least float32."""
         with torch.autocast(k_BHLE.device.type, enabled=False):  # exponents need more than bf16's 8 bits
             return self.summed(self.features(widened(k_BHLE), queries=False), widened(v_BHLE), keep_BL)
 
     def summed(self, phi_k_BHLM: Tensor, v_BHLE: Tensor, keep_BL: Tensor | None) -> KeySums:
-        """`key_sums` from the result of `features`, which is overwritten."""
+        """Return `key_sums` given the result of `features`, which is overwritten."""
         if keep_BL is not None:
             dropped_B1L1 = ~keep_BL[:, None, :, None]
             # dropped tokens have phi = 0, but 0 * inf is not 0
@@ -147,42 +147,45 @@ class Additive(Attention):
         return KeySums(phi_k_BHLM.transpose(2, 3) @ v_BHLE, phi_k_BHLM.sum(dim=2), scale_BHM)
 
     def read(self, q_BHLE: Tensor, sums: KeySums) -> Tensor:
-        """The mixed values that queries get from keys: B x H x L x E, dtype of the queries."""
+        """Return the mixed values of queries, given sums over keys: B x H x L x E, dtype of the queries."""
         with torch.autocast(q_BHLE.device.type, enabled=False):
             phi_q_BHLM = self.features(widened(q_BHLE), queries=True)
             if self.logarithmic:
-                z_BHM = sums.z_BHM.clamp_min(EMPTY)
+                z_BHM = sums.z_BHM.clamp_min(MIN_SUM)
                 phi_q_BHLM.add_((sums.scale_BHM + z_BHM.log2()).unsqueeze(2))
                 out_BHLE = _Averaged.apply(phi_q_BHLM, sums.s_BHME / z_BHM.unsqueeze(-1))
             else:
-                # features may all be 0: such a query sees nothing and gets 0
+                # if all features of a query are 0, its output is 0
                 total_BHL1 = phi_q_BHLM @ sums.z_BHM.unsqueeze(-1)
                 out_BHLE = phi_q_BHLM @ sums.s_BHME / total_BHL1.masked_fill(total_BHL1 == 0, 1.0)
         return out_BHLE.to(q_BHLE.dtype)
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
-        if self.is_causal:  # each query reads the keys up to its own token only
+        if self.is_causal:  # each query attends to keys up to its own token
             before = self.key_sums(k_BHLE[:, :, :1], v_BHLE[:, :, :1], torch.zeros_like(keep_BL[:, :1]))
             out = []
             pieces = (x.split(CAUSAL_CHUNK, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE))
             for q, k, v, keep in zip(*pieces, keep_BL.split(CAUSAL_CHUNK, dim=1), strict=True):
-                if torch.is_grad_enabled():  # otherwise every piece's C x C x M tensor would wait for the backward pass
+                if (
+                    torch.is_grad_enabled()
+                ):  # else the C x C x M tensor of every piece would be kept for the backward pass
                     mixed, before = checkpoint(self._read_piece, q, k, v, keep, before, use_reentrant=False)
                 else:
                     mixed, before = self._read_piece(q, k, v, keep, before)
                 out.append(mixed)
             return torch.cat(out, dim=2).to(v_BHLE.dtype)
-        # Some tokens at a time: their temporary tensors fit into a cache, and the next ones reuse the memory. (Slices
-        # instead of `split` would make the backward pass quadratic: each gives back a gradient of all tokens.)
-        q, k, v = (x.split(SPAN, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE))
-        sums = reduce(add, map(self.key_sums, k, v, keep_BL.split(SPAN, dim=1)))
+        # A piece of the tokens at a time: its temporary tensors fit into the cache, and the next piece reuses their
+        # memory. (With slices instead of `split` the backward pass would be quadratic, as the gradient of each slice
+        # has the size of all tokens.)
+        q, k, v = (x.split(SPAN_TOKENS, dim=2) for x in (q_BHLE, k_BHLE, v_BHLE))
+        sums = reduce(add, map(self.key_sums, k, v, keep_BL.split(SPAN_TOKENS, dim=1)))
         return torch.cat([self.read(piece, sums) for piece in q], dim=2).to(v_BHLE.dtype)
 
     def _read_piece(self, q_BHCE, k_BHCE, v_BHCE, keep_BC, before):
-        """Mix the values of C tokens for each other, and of those `before` them; return also the sums with theirs.
+        """Return the causal output of a piece of C tokens, and the sums over its keys and all keys `before` it.
 
-        A query that sees no key gets 0. Each pair's weight is its own sum over the features: with one scale for the
-        sums of all tokens of the piece, a key far above the others would leave 0 of those that a query before it sees.
+        The output of a query without keys is 0. The weight of each pair within the piece is summed over the features by
+        itself: with a common scale, a key with a very large exponent would reduce the earlier keys to 0.
         """
         with torch.autocast(q_BHCE.device.type, enabled=False):
             k_BHCE, v_BHCE = (widened(x).masked_fill(~keep_BC[:, None, :, None], 0.0) for x in (k_BHCE, v_BHCE))
@@ -190,7 +193,9 @@ class Additive(Attention):
             phi_k_BHCM = self.features(k_BHCE, queries=False)
             hidden_B1CC = ~(keep_BC[:, None, None, :] & keep_BC.new_ones(keep_BC.shape[1], keep_BC.shape[1]).tril())
             if self.logarithmic:
-                phi_q_BHCM, phi_k_BHCM = phi_q_BHCM / LOG2_E, phi_k_BHCM / LOG2_E  # `logsumexp` has base e
+                # `logsumexp` has base e
+                phi_q_BHCM = phi_q_BHCM / LOG2_E
+                phi_k_BHCM = phi_k_BHCM / LOG2_E
                 log_weights_BHCC = torch.logsumexp(phi_q_BHCM.unsqueeze(3) + phi_k_BHCM.unsqueeze(2), dim=-1)
                 log_weights_BHCC = log_weights_BHCC.masked_fill(hidden_B1CC, -torch.inf)
                 log_phi_q_BHCM = phi_q_BHCM + before.scale_BHM.unsqueeze(2) / LOG2_E
@@ -209,8 +214,8 @@ class Additive(Attention):
 class Rbf(Additive):
     """Linear attention with phi_m(x) = exp(-|x - a_m|^2 / (2 sigma^2)) for anchors a_1 .. a_M of each head.
 
-    Softmax attention weights keys by exp(q k / sqrt(E)), that is by exp(-|q - k|^2 / (2 sqrt(E))) and a factor for
-    the length of the key: a Gaussian with sigma = E^(1/4), the default.
+    Softmax attention weights keys by exp(q k / sqrt(E)). This is exp(-|q - k|^2 / (2 sqrt(E))) times a factor that
+    depends on the length of the key: a Gaussian with sigma = E^(1/4), the default.
 
     Source: Katharopoulos et al. 2020, arXiv 2006.16236; anchors as landmarks among the keys: Xiong et al. 2021, arXiv
     2102.03902.
@@ -221,7 +226,7 @@ class Rbf(Additive):
         num_anchors: int = option(64, ONE_OR_MORE)  # per head
         sigma: float | None = option(None, ABOVE_ZERO)  # width of the features; null: head_dim**0.25
         init: str = choice("sample", "learned")  # fixed keys of training cells, or trained from these
-        causal: bool = False  # a token sees only itself and those before it
+        causal: bool = False  # tokens attend only to themselves and earlier tokens
 
     causal = True
     starts_from_keys = True
@@ -239,7 +244,7 @@ class Rbf(Additive):
 
     @torch.no_grad()
     def start(self, k_BHLE: Tensor, keep_BL: Tensor, generator: torch.Generator) -> None:
-        """Draw the anchors of each head from its keys of real tokens; if there are too few, repeat them."""
+        """Draw the anchors of each head from the keys of real tokens, repeating them if there are too few."""
         k_HTE = k_BHLE.transpose(1, 2)[keep_BL].transpose(0, 1)  # T real tokens
         num_anchors = self.anchors_HME.shape[1]
         num_tokens = k_HTE.shape[1]
@@ -251,7 +256,7 @@ class Rbf(Additive):
     def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:
         anchors_HME = self.anchors_HME.to(x_BHLE.dtype)
         factor = LOG2_E / self.variance
-        # -|x - a|^2 / 2 without the tensor of all differences
+        # -|x - a|^2 / 2, without a tensor of all differences
         log_phi_BHLM = x_BHLE @ (anchors_HME * factor).transpose(1, 2)
         log_phi_BHLM.sub_(anchors_HME.square().sum(-1).unsqueeze(1) * (factor / 2))
         if queries:

@@ -1,4 +1,4 @@
-"""Performer plus attention at a fixed length between convolved queries, keys and values.
+"""Performer attention plus attention of fixed length between convolved queries, keys and values.
 
 Shape letters beyond those of base.py: P positions, K projected rows, C = H E channels, T taps of a kernel.
 """
@@ -13,7 +13,7 @@ from scperformer.attention.base import Attention, AttentionOptions, Sizes, of_po
 from scperformer.attention.favor import Favor
 from scperformer.config import ONE_OR_MORE, ZERO_OR_MORE, Rule, option
 
-NOISE = 0.1  # norm of the random part of the starting kernels, whose middle tap is 1 more
+KERNEL_NOISE = 0.1  # norm of the random part of the initial kernels, to which a unit impulse is added
 ODD_NUMBERS: Rule = (
     lambda sizes: len(sizes) > 0 and all(type(size) is int and size >= 1 and size % 2 == 1 for size in sizes),
     "one or more odd numbers",
@@ -23,8 +23,8 @@ ODD_NUMBERS: Rule = (
 class Conv(Attention):
     """R^T softmax((R q')(C k')^T / sqrt(E)) (C v') + favor(q, k, v), with x' = sum over kernels of kernel * x.
 
-    Each kernel is a convolution over the token axis of every head and channel by itself; dropped tokens are 0 before
-    and after it. R and C are learned, K x P; a column belongs to a position (a gene).
+    Each kernel is a depthwise convolution along the tokens: every channel of every head has its own. Dropped tokens are
+    0 before and after it. R and C are learned, K x P; each column belongs to a position (a gene).
 
     Source: this project; the linear attention: Choromanski et al. 2021, arXiv 2009.14794.
     """
@@ -32,10 +32,12 @@ class Conv(Attention):
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
         kernel_sizes: list[int] = option([3, 7], ODD_NUMBERS)  # tokens per convolution
-        projected_length: int = option(64, ONE_OR_MORE)  # K: rows and columns of the attention between convolved tokens
-        penalty_weight: float = option(1e-4, ZERO_OR_MORE)  # weight in the loss of norms above the threshold
-        penalty_threshold: float = option(1.0, ZERO_OR_MORE)  # Frobenius norm of q's, k's or v's kernels of one size
-        num_features: int | None = option(None, ONE_OR_MORE)  # of the added linear attention, as in favor
+        projected_length: int = option(64, ONE_OR_MORE)  # K: length of the attention between convolved tokens
+        penalty_weight: float = option(1e-4, ZERO_OR_MORE)  # weight in the loss of kernel norms above the threshold
+        penalty_threshold: float = option(
+            1.0, ZERO_OR_MORE
+        )  # of the Frobenius norm of the kernels of q, k or v of one size
+        num_features: int | None = option(None, ONE_OR_MORE)  # features of the added linear attention, as in favor
         redraw_interval: int = option(1000, ZERO_OR_MORE)  # as in favor
 
     fixed_length = True
@@ -48,13 +50,13 @@ class Conv(Attention):
         self.redraw_interval = options.redraw_interval
         linear = Favor.Options(num_features=options.num_features, redraw_interval=options.redraw_interval)
         self.skip = Favor(sizes, linear, generator)
-        self.kernels_3CT = nn.ParameterList()  # of each size, with separate kernels for q, k and v
+        self.kernels_3CT = nn.ParameterList()  # one entry per size, with separate kernels for q, k and v
         for size in options.kernel_sizes:
             shape = (3, sizes.num_heads * sizes.head_dim, size)
-            kernels_3CT = torch.randn(shape, generator=generator) * NOISE / size**0.5
+            kernels_3CT = torch.randn(shape, generator=generator) * KERNEL_NOISE / size**0.5
             kernels_3CT[:, :, size // 2] += 1
             self.kernels_3CT.append(kernels_3CT / len(options.kernel_sizes))
-        # Sums over all positions then have the scale of a token, and scores have unit scale.
+        # With this, sums over all positions have the scale of a token, and scores have unit scale.
         std = sizes.length**-0.5
         sides = (sizes.length, options.projected_length)
         self.rows_PK = nn.Parameter(std * torch.randn(sides, generator=generator))
@@ -64,7 +66,7 @@ class Conv(Attention):
         self.skip.redraw(generator)
 
     def penalty(self) -> Tensor:
-        """Frobenius norm of each feature transform above the threshold, summed over q, k, v and kernel sizes."""
+        """Return the excess of each kernel's Frobenius norm over the threshold, summed over q, k, v and sizes."""
         norms = torch.cat([kernel_3CT.flatten(1).norm(dim=1) for kernel_3CT in self.kernels_3CT])
         return relu(norms - self.options.penalty_threshold).sum()
 
@@ -77,21 +79,21 @@ class Conv(Attention):
             q, k, v = (widened(x).masked_fill(drop_B1L1, 0.0) for x in (q_BHLE, k_BHLE, v_BHLE))
             tables = (self.rows_PK.to(q.dtype), self.columns_PK.to(q.dtype))
             rows_BLK, columns_BLK = (of_positions(table_PK, q.shape[2], positions_BL) for table_PK in tables)
-            # The sum of convolutions is the convolution with the sum of the kernels.
+            # A sum of convolutions is a convolution with the sum of the kernels.
             longest = max(self.options.kernel_sizes)
             sides = [(longest - size) // 2 for size in self.options.kernel_sizes]
             padded = [pad(kernel_3CT, (side, side)) for kernel_3CT, side in zip(self.kernels_3CT, sides, strict=True)]
             kernels_3CT = torch.stack(padded).sum(0).to(q.dtype)
-            projected = []  # sums over the tokens, weighted by their columns: B x H x K x E
-            of_each = (rows_BLK, columns_BLK, columns_BLK)
-            for x, kernel_CT, table_BLK in zip((q, k, v), kernels_3CT, of_each, strict=True):
-                # torch's grouped convolution is 2 to 3 times as fast on a CPU, with gradients, as adding shifted copies
+            projected = []  # sums over the tokens, weighted with the columns of their positions: B x H x K x E
+            tables_of_qkv = (rows_BLK, columns_BLK, columns_BLK)
+            for x, kernel_CT, table_BLK in zip((q, k, v), kernels_3CT, tables_of_qkv, strict=True):
+                # torch's grouped convolution is 2 to 3 times as fast on a CPU as adding shifted copies, with gradients
                 x_BCL = x.transpose(2, 3).flatten(1, 2)
                 x_BCL = conv1d(x_BCL, kernel_CT[:, None], padding=longest // 2, groups=len(kernel_CT))
                 x_BCL = x_BCL.masked_fill(~keep_BL[:, None], 0.0)
                 projected.append((x_BCL @ table_BLK).unflatten(1, (self.sizes.num_heads, -1)).mT)
             mixed_BHKE = scaled_dot_product_attention(*projected)
-            # all heads share R: they become columns of one product
+            # all heads share R, so they become columns of one product
             out_BLC = rows_BLK @ mixed_BHKE.transpose(1, 2).flatten(2)
             out_BHLE = out_BLC.unflatten(2, (self.sizes.num_heads, -1)).transpose(1, 2) + skip_BHLE
         return out_BHLE.to(v_BHLE.dtype)

@@ -1,7 +1,7 @@
 """Performer attention (FAVOR+, generalized attention): random features of a kernel; cost linear in the tokens.
 
-Shape letters beyond those of base.py: T queries, keys and values; of fastfood's directions, N blocks of P, the smallest
-power of two that is at least E.
+Shape letters beyond those of base.py: T queries, keys and values; in fastfood, N blocks of P directions, where P is the
+smallest power of two that is at least E.
 """
 
 import math
@@ -18,21 +18,21 @@ from scperformer.attention.additive import LOG2_E, LOG_OF_NOTHING, Additive, Key
 from scperformer.attention.base import AttentionOptions, Sizes, widened
 from scperformer.config import ONE_OR_MORE, ZERO_OR_MORE, choice, option, require
 
-MAX_FUSED_WIDTH = 128  # of a head: the tiles of wider heads do not fit together into the shared memory of a GPU
+MAX_FUSED_WIDTH = 128  # widest head: the tiles of wider heads do not fit into the shared memory of a GPU
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-EPSILON = 0.001  # added to the features of kernels that can be 0, as in generalized attention
-LOGARITHMIC = ("softmax", "exp")  # kernels whose features are exponentials, handled as logarithms
-PIECE = 1024  # tokens at a time: the dozen temporary tensors of a Hadamard transform stay small
+DEFAULT_EPSILON = 0.001  # added to features that can be 0, as in generalized attention
+LOGARITHMIC = ("softmax", "exp")  # kernels whose features are exponentials and stored as logarithms
+PIECE_TOKENS = 1024  # tokens processed at a time: a Hadamard transform has a dozen temporary tensors
 
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton can be imported, without doing so."""
+    """Return whether Triton is installed, without importing it."""
     return find_spec("triton") is not None
 
 
 def elu1(x: Tensor) -> Tensor:
-    """elu(x) + 1, as x + 1 above 0 and exp(x) below: adding 1 to elu(x) would round small numbers away."""
+    """Return elu(x) + 1 as x + 1 above 0 and exp(x) below: adding 1 to elu(x) would lose small numbers to rounding."""
     return x.clamp_min(0.0) + torch.exp(-torch.relu(-x))
 
 
@@ -40,7 +40,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {"relu": torch.relu, "elu1": elu1,
 
 
 def gaussian_directions(num_features: int, head_dim: int, orthogonal: bool, generator: torch.Generator) -> Tensor:
-    """Draw rows distributed as N(0, I): float32, M x E; `orthogonal` within each block of E, with the same lengths.
+    """Draw rows distributed as N(0, I): float32, M x E; with `orthogonal`, the rows of each block of E are orthogonal.
 
     Source: Choromanski et al. 2021, arXiv 2009.14794, section 2.4.
     """
@@ -51,18 +51,18 @@ def gaussian_directions(num_features: int, head_dim: int, orthogonal: bool, gene
     for _ in range(math.ceil(num_features / head_dim)):
         square_EE = torch.randn(head_dim, head_dim, generator=generator, dtype=torch.float64)
         q_EE, r_EE = torch.linalg.qr(square_EE)
-        # The signs of Q depend on the library; where R's diagonal is positive, Q is uniform over the rotations.
+        # The signs of Q depend on the library. With a positive diagonal of R, Q is uniform over orthogonal matrices.
         blocks.append((q_EE * r_EE.diagonal().sign()).T)
     return (torch.cat(blocks)[:num_features] * gaussian_ME.norm(dim=1, keepdim=True)).float()
 
 
 class Fastfood(nn.Module):
-    """Project on M directions in O(M log E) per token, W = S H G Q H B in each block of P rows.
+    """Project on M directions in O(M log E) per token, with W = S H G Q H B in each block of P rows.
 
     H is the Walsh-Hadamard matrix, B a diagonal of random signs, Q a random permutation, G a diagonal of Gaussian
-    numbers, and S a diagonal that gives each row the length of a Gaussian one. Each row of W is distributed as N(0, I)
-    exactly: B, Q and H make an orthogonal basis in which G is a uniform direction, and S is independent of it. Rows
-    of a block share G, so they are neither independent nor orthogonal.
+    numbers, and S a diagonal that gives each row the length of a Gaussian vector. Each row of W is distributed exactly
+    as N(0, I): B, Q and H form an orthogonal basis in which G has a uniform direction, and S is independent of it. The
+    rows of a block share G, so they are neither independent nor orthogonal.
 
     Source: Le et al. 2013, arXiv 1408.3060, equation 7 (with sigma = 1; H here has entries 1 and -1).
     """
@@ -79,14 +79,14 @@ class Fastfood(nn.Module):
         shape = (math.ceil(num_features / width), width)
         for name in ("signs_NP", "order_NP", "gaussian_NP", "scale_NP"):
             self.register_buffer(name, torch.empty(shape, dtype=torch.int64 if name == "order_NP" else None))
-        self.register_load_state_dict_post_hook(self._require_order)
+        self.register_load_state_dict_post_hook(self._require_permutations)
 
     @staticmethod
-    def _require_order(module: nn.Module, _: object) -> None:
-        """Refuse weights whose orders are none: they are places, which nothing else compares with the size."""
+    def _require_permutations(module: nn.Module, _: object) -> None:
+        """Refuse loaded weights whose `order_NP` are no permutations, as they are used as indices unchecked."""
         order_NP = module.get_buffer("order_NP").cpu()
         if not torch.equal(order_NP.sort(dim=1).values, torch.arange(order_NP.shape[1]).expand_as(order_NP)):
-            raise ValueError("weights 'order_NP' that are no order")
+            raise ValueError("weights 'order_NP' that are no permutations")
 
     @torch.no_grad()
     def redraw(self, generator: torch.Generator) -> None:
@@ -97,7 +97,7 @@ class Fastfood(nn.Module):
         gaussian_NP = torch.randn(num_blocks, width, generator=generator, dtype=torch.float64)
         self.gaussian_NP.copy_(gaussian_NP)
         rows_NPP = torch.randn(num_blocks, width, width, generator=generator, dtype=torch.float64)
-        # A row of H G Q H B has length sqrt(P) |G|, a row of a Gaussian matrix the length of one of rows_NPP.
+        # A row of H G Q H B has length sqrt(P) |G|; it gets the length of a Gaussian vector, a row of rows_NPP.
         self.scale_NP.copy_(rows_NPP.norm(dim=2) / (gaussian_NP.norm(dim=1, keepdim=True) * width**0.5))
 
     def forward(self, x_BHLE: Tensor) -> Tensor:
@@ -108,8 +108,8 @@ class Fastfood(nn.Module):
         starts_N1 = torch.arange(num_blocks, device=x_BHLE.device).unsqueeze(1) * width
         order = (self.order_NP + starts_N1).flatten()
         projected = []
-        for piece_BHLE in x_BHLE.split(PIECE, dim=2):
-            # Tokens last: sums and differences of whole rows of tokens are several times as fast as within each token.
+        for piece_BHLE in x_BHLE.split(PIECE_TOKENS, dim=2):
+            # Tokens last: sums and differences of rows of tokens are several times as fast as those within each token.
             x_BH1PL = pad(piece_BHLE, (0, width - x_BHLE.shape[-1])).transpose(2, 3).unsqueeze(2)
             x_BHPL = hadamard(x_BH1PL * signs_NP1).flatten(2, 3).index_select(2, order)
             x_BHNPL = hadamard(x_BHPL.unflatten(2, (num_blocks, width)) * gaussian_NP1) * scale_NP1
@@ -118,7 +118,7 @@ class Fastfood(nn.Module):
 
 
 def hadamard(x_PL: Tensor) -> Tensor:
-    """Multiply the last axis but one by the Walsh-Hadamard matrix, with sums and differences only."""
+    """Multiply the second-to-last axis by the Walsh-Hadamard matrix, using only sums and differences."""
     half = 1
     while half < x_PL.shape[-2]:
         a_L, b_L = x_PL.unflatten(-2, (-1, 2, half)).unbind(-3)
@@ -130,7 +130,7 @@ def hadamard(x_PL: Tensor) -> Tensor:
 class Favor(Additive):
     """Linear attention with phi(x) = exp(W x - |x|^2 / 2), or f(W x) + epsilon, x scaled by E^(-1/4).
 
-    With `projection=identity`, phi(x) = f(x) + epsilon of the unscaled x.
+    With `projection=identity`, phi(x) = f(x) + epsilon, and x is not scaled.
 
     Source: Choromanski et al. 2021, arXiv 2009.14794, equations 4, 5 and lemma 1; f(W x): section 2.2 (generalized
     attention). f(x) with f = elu + 1: Katharopoulos et al. 2020, arXiv 2006.16236, equation 7.
@@ -143,7 +143,9 @@ class Favor(Additive):
         projection: str = choice("orthogonal", "gaussian", "fastfood", "identity")
         # features of the softmax kernel, or phi(x) = f(W x) for f = relu, elu1, square or exp
         kernel: str = choice(*LOGARITHMIC, *FUNCTIONS)
-        epsilon: float | None = option(None, ZERO_OR_MORE)  # of every feature; null: 0 with softmax, exp, else 0.001
+        epsilon: float | None = option(
+            None, ZERO_OR_MORE
+        )  # added to every feature; null: 0 with softmax and exp, else 0.001
         redraw_interval: int = option(1000, ZERO_OR_MORE)  # training steps between new projections; 0: never
         causal: bool = False  # a token sees only itself and those before it
 
@@ -152,15 +154,15 @@ class Favor(Additive):
             if self.projection == "identity":
                 random = "orthogonal, gaussian or fastfood with attention.kernel=softmax"
                 require(self.kernel != "softmax", "attention.projection", self.projection, random)
-                expected = "null with attention.projection=identity: there are head_dim features"
+                expected = "null with attention.projection=identity, which has head_dim features"
                 require(self.num_features is None, "attention.num_features", self.num_features, expected)
-            expected = "0 with attention.causal=true: the published stabiliser of the keys sees all of them"
+            expected = "0 with attention.causal=true, as the published stabiliser of the keys depends on all keys"
             require(not (self.causal and self.is_published), "attention.epsilon", self.epsilon, expected)
 
         @property
         def floor(self) -> float:
-            """The number that is added to every feature."""
-            return (0.0 if self.kernel in LOGARITHMIC else EPSILON) if self.epsilon is None else self.epsilon
+            """The constant that is added to every feature."""
+            return (0.0 if self.kernel in LOGARITHMIC else DEFAULT_EPSILON) if self.epsilon is None else self.epsilon
 
         @property
         def is_published(self) -> bool:
@@ -174,14 +176,14 @@ class Favor(Additive):
     def __init__(self, sizes: Sizes, options: Options, generator: torch.Generator):
         super().__init__(sizes, options, generator)
         self.logarithmic = options.kernel in LOGARITHMIC
-        self.unit = LOG2_E if self.logarithmic else 1.0  # of W x
-        # With relu and no floor, a query may share features only with keys that were subtracted: 0 / 0, or rounding.
-        # With epsilon and softmax, a maximum cannot be taken back.
+        self.unit = LOG2_E if self.logarithmic else 1.0  # factor of W x, for logarithms to base 2
+        # With relu and no floor, a query may share features only with subtracted keys: its output would be 0 / 0 or
+        # rounding error. With softmax and epsilon, the maximum over the keys cannot be undone.
         self.can_subtract = not (options.kernel == "relu" and options.floor == 0) and not options.is_published
         # E ln E features, as in the paper's experiments (266 at E = 64)
         num_features = options.num_features or max(1, int(sizes.head_dim * math.log(sizes.head_dim)))
         self.redraw_interval = 0 if options.projection == "identity" else options.redraw_interval
-        self.factor = 1.0 if options.projection == "identity" else sizes.head_dim**-0.25  # of queries and keys
+        self.factor = 1.0 if options.projection == "identity" else sizes.head_dim**-0.25  # scales queries and keys
         if options.projection == "fastfood":
             self.fastfood = Fastfood(num_features, sizes.head_dim)
         elif options.projection != "identity":
@@ -212,7 +214,7 @@ class Favor(Additive):
         return super().packed(qkv_TBHLE, keep_BL, positions_BL)
 
     def is_fused(self, x: Tensor) -> bool:
-        """Whether the kernels of fused.py compute this without storing phi: the usual form, on a GPU with Triton."""
+        """Whether the kernels of fused.py compute this without storing phi: the usual form, with Triton on a GPU."""
         options = self.options
         plain = options.kernel == "softmax" and not options.is_published and not self.is_causal
         dense = options.projection in ("orthogonal", "gaussian") and self.sizes.head_dim <= MAX_FUSED_WIDTH
@@ -228,29 +230,29 @@ class Favor(Additive):
                 projected_BHLM = torch.logaddexp2(projected_BHLM, projected_BHLM.new_tensor(math.log2(floor)))
             return projected_BHLM  # log2(phi + epsilon)
         if queries:
-            return projected_BHLM  # |q|^2 / 2 is the same for every feature of a query
+            return projected_BHLM  # -|q|^2 / 2 is the same for all features of a query
         return projected_BHLM.add_(self.log_norm(x_BHLE))
 
     def log_norm(self, x_BHLE: Tensor) -> Tensor:
-        """log2 exp(-|x|^2 / 2) with x scaled, B x H x L x 1."""
+        """Return log2 exp(-|x|^2 / 2) of scaled x: B x H x L x 1."""
         return x_BHLE.square().sum(-1, keepdim=True) * (-(self.factor**2) / 2 * LOG2_E)
 
     def projected(self, x_BHLE: Tensor, queries: bool) -> Tensor:
-        """W x, or log2 exp(W x) if `logarithmic`, with x scaled: B x H x L x M, a new tensor."""
+        """Return W x, or log2 exp(W x) if `logarithmic`, of scaled x: B x H x L x M, a new tensor."""
         factor = self.factor * self.unit
         if self.options.projection == "identity":
             return x_BHLE * factor
         if self.options.projection == "fastfood":
             return self.fastfood(x_BHLE * factor)
-        # Matrices have the layout in which products are fastest. Those of a single cell have as many dimensions as `x`:
-        # otherwise `matmul` would copy its heads into one product. With several cells it should: the last bits of
-        # products apart would depend on the place of a cell in memory.
+        # Matrices have the layout with the fastest products. For a single cell they have as many dimensions as `x`, or
+        # `matmul` would copy its heads into one product. With several cells it should do so, as the last bits of
+        # separate products would depend on the position of a cell in memory.
         directions_ME = self.directions_ME.to(x_BHLE.dtype) * factor
         shape = (*x_BHLE.shape[:2], -1, -1) if len(x_BHLE) == 1 else (-1, -1)
         if queries or torch.is_grad_enabled():
             return x_BHLE @ directions_ME.T.contiguous().expand(shape)
-        # Sums and maxima of keys run over the tokens: they take a tenth less time if tokens are last in memory.
-        # (With gradients there is no gain, because writing to a view copies it.)
+        # Sums and maxima of keys run over the tokens, and take a tenth less time if tokens are last in memory.
+        # (With gradients nothing is gained, because in-place operations on a view copy it.)
         return (directions_ME.expand(shape) @ x_BHLE.transpose(2, 3)).transpose(2, 3)
 
 
@@ -260,8 +262,8 @@ class PublishedFavor(Favor):
         phi(k) = exp(W k - |k|^2 / 2 - K) + epsilon,   K = the largest entry of W k over all keys and features
         phi(q) = exp(W q - |q|^2 / 2 - max_m (W q)_m) + epsilon
 
-    K is known only after the last key. Until then, the sums have M + 2 entries: the M features without epsilon; a
-    feature that is always 1, with the sum of v and the number of keys; and an empty feature, whose scale is K.
+    K is known only after the last key. Until then the sums have M + 2 entries: the M features without epsilon; a
+    feature that is always 1, for the sum of v and the number of keys; and an empty feature, whose scale is K.
     """
 
     def key_sums(self, k_BHLE: Tensor, v_BHLE: Tensor, keep_BL: Tensor | None) -> KeySums:
@@ -294,7 +296,7 @@ class PublishedFavor(Favor):
             phi_q_BHLM = self.projected(widened(q_BHLE), queries=True)
             largest_BHL1 = phi_q_BHLM.detach().amax(dim=-1, keepdim=True)
             phi_q_BHLM = power_of_2(phi_q_BHLM.add_(self.log_norm(widened(q_BHLE)) - largest_BHL1))
-            # the sums add epsilon
+            # the sums over features add the epsilon of the queries
             mixed_BHLE = phi_q_BHLM @ s_BHME + epsilon * s_BHME.sum(dim=2, keepdim=True)
             total_BHL1 = phi_q_BHLM @ z_BHM.unsqueeze(-1) + epsilon * z_BHM.sum(-1)[..., None, None]
             out_BHLE = mixed_BHLE / total_BHL1.masked_fill(total_BHL1 == 0, 1.0)

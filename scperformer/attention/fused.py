@@ -1,14 +1,14 @@
-"""FAVOR+ on a GPU without phi: each of its two sums is a softmax attention, computed tile by tile (Triton).
+"""FAVOR+ on a GPU without storing phi: each of its two sums is a softmax attention, computed in tiles (Triton).
 
-With log phi(k) = W k - |k|^2 / 2 the mean of values of a feature, s_m / z_m (additive.py), is softmax attention of W_m
-to the keys with -|k|^2 / 2 added to the logits. A query's result is softmax attention to the features with log z_m
-added to the logits. So phi(K) and phi(Q), 2 x L x M numbers per head, are never written out, not even backward.
-Logits and sums are float32 for all inputs.
+With log phi(k) = W k - |k|^2 / 2, the mean of values of a feature, s_m / z_m (additive.py), is the softmax attention of
+W_m to the keys, with -|k|^2 / 2 added to the logits. The output of a query is its softmax attention to the features,
+with log z_m added to the logits. So phi(K) and phi(Q), 2 x L x M numbers per head, are never stored, not even in the
+backward pass. Logits and sums are float32 for all inputs.
 
-Logarithms are to base 2, the only one for which GPUs have instructions. Matrices are read where they lie, be it between
-others; a sum over many rows is shared by several programs, and their parts are added up in a fixed order.
+Logarithms have base 2, the only base with GPU instructions. Matrices are read with strides, without copies. A sum over
+many rows is split among several programs, and their parts are added in a fixed order.
 
-Shape letters: G cells times heads, B cells, H heads, N rows that ask, L rows that are asked, E width, S parts of a sum.
+Shape letters: G cells times heads, B cells, H heads, N query rows, L key rows, E width, S parts of a sum.
 
 Source: Dao et al. 2022, arXiv 2205.14135 (FlashAttention), algorithms 1 and 4.
 """
@@ -21,16 +21,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NARROWEST = 16  # smallest width of the matrix units
-NOTHING = tl.constexpr(-1e30)  # the logarithm of a sum over nothing
+MIN_TILE_WIDTH = 16  # smallest tile of the tensor cores
+LOG_OF_NOTHING = tl.constexpr(-1e30)  # the logarithm of a sum over nothing
 LN2 = tl.constexpr(math.log(2.0))
-PROGRAMS = 2048  # that a sum over tokens is shared by, at least: a few for each multiprocessor of the largest GPUs
-FEWEST_TOKENS = 512  # of such a part
+MIN_PROGRAMS = 2048  # programs among which a sum over tokens is split: a few per multiprocessor of the largest GPUs
+MIN_PART_TOKENS = 512  # tokens of such a part
 
 
 @triton.jit
 def _tile(x, rows, step, real, E: tl.constexpr, TILE_E: tl.constexpr):
-    """Rows of a matrix, 0 where they are not real."""
+    """Load rows of a matrix; rows that are not real become 0."""
     dims = tl.arange(0, TILE_E)
     inside = real[:, None] if E == TILE_E else real[:, None] & (dims < E)[None, :]
     return tl.load(x + rows[:, None] * step + dims[None, :], mask=inside, other=0.0)
@@ -48,7 +48,7 @@ def _absorb(
     q_NE, k, v, bias, cols, stop, k_step, v_step, top_N, total_N, sum_NE, E: tl.constexpr, ALL_REAL: tl.constexpr,
     TILE_E: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """The softmax of some rows over the columns so far and these."""
+    """Add a tile of columns to the running maximum, total and sum of a softmax over columns."""
     bias_L = tl.load(bias + cols, mask=cols < stop, other=-float("inf"))
     real = cols < stop if ALL_REAL else bias_L > -float("inf")
     k_LE = _tile(k, cols, k_step, real, E, TILE_E)
@@ -77,7 +77,7 @@ def _forward(
     k = k + cell * k_B + head * k_H
     v = v + cell * v_B + head * v_H
     bias = bias + group * L
-    top_N = tl.full([TILE_N], NOTHING, tl.float32)
+    top_N = tl.full([TILE_N], LOG_OF_NOTHING, tl.float32)
     total_N = tl.zeros([TILE_N], tl.float32)
     sum_NE = tl.zeros([TILE_N, TILE_E], tl.float32)
     first = part * span
@@ -88,7 +88,7 @@ def _forward(
         top_N, total_N, sum_NE = _absorb(
             q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, E, ALL_REAL, TILE_E, PRECISION
         )
-    if TAIL > 0:  # few columns are left: a tile of their own wastes less
+    if TAIL > 0:  # a smaller tile for the few last columns wastes less work
         cols = whole + tl.arange(0, TAIL)
         top_N, total_N, sum_NE = _absorb(
             q_NE, k, v, bias, cols, stop, k_L, v_L, top_N, total_N, sum_NE, E, ALL_REAL, TILE_E, PRECISION
@@ -101,20 +101,20 @@ def _forward(
     else:
         seen_N = tl.where(total_N > 0, total_N, 1.0)
         _store(out + cell * out_B + head * out_H, rows, out_N, rows < N, sum_NE / seen_N[:, None], E, TILE_E)
-        tl.store(lse + group * N + rows, tl.where(total_N > 0, top_N + tl.log2(seen_N), NOTHING), mask=rows < N)
+        tl.store(lse + group * N + rows, tl.where(total_N > 0, top_N + tl.log2(seen_N), LOG_OF_NOTHING), mask=rows < N)
 
 
 @triton.jit
 def _join(sums, tops, totals, out, lse, G, N, S, E: tl.constexpr, TILE_N: tl.constexpr, TILE_E: tl.constexpr):
-    """The parts of sums that `_forward` left with SPLIT, as one."""
+    """Combine the parts of the sums that `_forward` computed with SPLIT."""
     group = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
-    top_N = tl.full([TILE_N], NOTHING, tl.float32)
+    top_N = tl.full([TILE_N], LOG_OF_NOTHING, tl.float32)
     total_N = tl.zeros([TILE_N], tl.float32)
     sum_NE = tl.zeros([TILE_N, TILE_E], tl.float32)
     for part in range(S):
         place = (part * G + group) * N
-        part_top_N = tl.load(tops + place + rows, mask=rows < N, other=NOTHING)
+        part_top_N = tl.load(tops + place + rows, mask=rows < N, other=LOG_OF_NOTHING)
         higher_N = tl.maximum(top_N, part_top_N)
         shrunk_N = tl.exp2(top_N - higher_N)
         part_shrunk_N = tl.exp2(part_top_N - higher_N)
@@ -125,12 +125,12 @@ def _join(sums, tops, totals, out, lse, G, N, S, E: tl.constexpr, TILE_N: tl.con
         top_N = higher_N
     seen_N = tl.where(total_N > 0, total_N, 1.0)
     _store(out + group * N * E, rows, E, rows < N, sum_NE / seen_N[:, None], E, TILE_E)
-    tl.store(lse + group * N + rows, tl.where(total_N > 0, top_N + tl.log2(seen_N), NOTHING), mask=rows < N)
+    tl.store(lse + group * N + rows, tl.where(total_N > 0, top_N + tl.log2(seen_N), LOG_OF_NOTHING), mask=rows < N)
 
 
 @triton.jit
 def _slopes(q_NE, k_LE, v_LE, bias_L, lse_N, grad_NE, delta_N, PRECISION: tl.constexpr):
-    """Weights, computed anew, and the gradient of their (natural) logits."""
+    """Compute the weights again, and the gradient of their (natural) logits."""
     logits_NL = tl.dot(q_NE, tl.trans(k_LE), input_precision=PRECISION) + bias_L[None, :]
     weights_NL = tl.exp2(logits_NL - lse_N[:, None])
     grad_NL = tl.dot(grad_NE, tl.trans(v_LE), input_precision=PRECISION)
@@ -200,7 +200,7 @@ def _backward_kv(
         if TOKENS:
             k_sum_LE += tl.dot(tl.trans(slopes_NL).to(q_NE.dtype), q_NE, input_precision=PRECISION)
     if TOKENS:
-        # their bias is -square |k|^2 / 2
+        # the bias of a key is -square |k|^2 / 2
         k_sum_LE = k_sum_LE * LN2 - square * bias_sum_L[:, None] * k_LE.to(tl.float32)
         _store(grad_k + cell * dk_B + head * dk_H, cols, dk_L, cols < L, k_sum_LE, E, TILE_E)
         _store(grad_v + cell * dv_B + head * dv_H, cols, dv_L, cols < L, v_sum_LE, E, TILE_E)
@@ -215,7 +215,7 @@ def _row_dots(
     a, b, keep, out, a_B, a_H, a_N, b_B, b_H, b_N, H, N, factor, E: tl.constexpr, MASKED: tl.constexpr,
     TILE_N: tl.constexpr, TILE_E: tl.constexpr
 ):  # fmt: skip
-    """Products of the rows of two matrices, times a factor; -inf where a token is dropped."""
+    """Compute dot products of the rows of two matrices, times a factor; -inf for dropped tokens."""
     group = tl.program_id(1).to(tl.int64)
     cell = group // H
     head = group % H
@@ -229,15 +229,15 @@ def _row_dots(
 
 
 def launch_options(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
-    """The constants of a kernel for heads of this width; the tiles are the fastest on an H100 for heads of 64.
+    """Return the constants of a kernel for heads of this width, with the fastest tiles on an H100 for heads of 64.
 
-    float32 products are made of three of tf32, which lose next to nothing, unless torch's may be of one.
+    float32 products consist of three tf32 products, which lose almost no precision, or of one if torch allows tf32.
     """
     is_float32 = dtype == torch.float32
     tile_n = 64
     tile_l = 32 if is_float32 else 64
     stages = 2 if is_float32 or kernel == "read" else 3
-    if width > 64 or (is_float32 and kernel not in ("sum", "read")):  # tiles have to fit into 100 kB
+    if width > 64 or (is_float32 and kernel not in ("sum", "read")):  # tiles must fit into 100 kB of shared memory
         tile_n = 32
         tile_l = 32
         stages = 3
@@ -247,18 +247,18 @@ def launch_options(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any
 
 
 def padded(width: int) -> int:
-    """The width that the matrix units see."""
-    return max(NARROWEST, triton.next_power_of_2(width))
+    """Return the width of tiles: a power of two, as the tensor cores need it."""
+    return max(MIN_TILE_WIDTH, triton.next_power_of_2(width))
 
 
 def steps(*matrices: Tensor) -> list[int]:
-    """Of each matrix, the numbers from one cell's to the next one's, from head to head, and from row to row."""
+    """Return the strides of each matrix along cells, heads and rows, in numbers."""
     assert all(x.stride(-1) == 1 for x in matrices)
     return [step for x in matrices for step in ((0, 0, x.stride(0)) if x.dim() == 2 else x.stride()[:3])]
 
 
 def row_dots(a_BHLE: Tensor, b_BHLE: Tensor, factor: float, keep_BL: Tensor | None = None) -> Tensor:
-    """Products of the rows of two matrices, times a factor, float32, BH x L; -inf where a token is dropped."""
+    """Return dot products of the rows of two matrices, times a factor: float32, BH x L; -inf for dropped tokens."""
     B, H, L, E = a_BHLE.shape
     out_GL = torch.empty(B * H, L, dtype=torch.float32, device=a_BHLE.device)
     given = (a_BHLE, b_BHLE, a_BHLE if keep_BL is None else keep_BL, out_GL)
@@ -268,14 +268,14 @@ def row_dots(a_BHLE: Tensor, b_BHLE: Tensor, factor: float, keep_BL: Tensor | No
 
 
 def parts_of(num_tokens: int, num_programs: int, tile: int) -> tuple[int, int]:
-    """The number of parts into which to cut the tokens to keep a GPU busy, and the number of tokens in each."""
-    wanted = min(-(-PROGRAMS // num_programs), max(1, num_tokens // FEWEST_TOKENS))
+    """Return into how many parts to split the tokens to keep a GPU busy, and the number of tokens of each part."""
+    wanted = min(-(-MIN_PROGRAMS // num_programs), max(1, num_tokens // MIN_PART_TOKENS))
     span = triton.cdiv(triton.cdiv(num_tokens, wanted), tile) * tile
     return triton.cdiv(num_tokens, span), span
 
 
 class _Favor(torch.autograd.Function):
-    """Forward and backward pass for directions that are scaled for base-2 logits, and `square`, the factor squared."""
+    """Forward and backward pass, given directions scaled for base-2 logits and `square`, the squared factor of keys."""
 
     @staticmethod
     def forward(ctx, qkv_TBHLE, keep_BL, directions_ME, square):
@@ -284,7 +284,7 @@ class _Favor(torch.autograd.Function):
         M = len(directions_ME)
         G = B * H
         bias_GL = row_dots(k_BHLE, k_BHLE, -square / 2 / LN2.value, keep_BL)
-        # features: the mean of values that each of them holds, and the base-2 logarithm of its weight
+        # features: the mean of values of each, and the base-2 logarithm of its weight
         options = launch_options("sum", E, v_BHLE.dtype)
         num_tiles = triton.cdiv(M, options["TILE_N"])
         num_parts, span = parts_of(L, num_tiles * G, options["TILE_L"])
@@ -299,7 +299,7 @@ class _Favor(torch.autograd.Function):
         sizes = {"E": E, "TILE_N": 32, "TILE_E": options["TILE_E"]}
         _join[triton.cdiv(M, 32), G](sums, tops, totals, means_BHME, log_totals_GM, G, M, num_parts, **sizes)
         del sums, given  # the largest tensors of the forward pass
-        # queries: their outputs (order in memory: cells, tokens, heads) and log-sums
+        # queries: their outputs (in memory: cells, tokens, heads) and log-sums
         out_BHLE = q_BHLE.new_empty(B, L, H, E).transpose(1, 2)
         lse_GL = bias_GL.new_empty(G, L)
         options = launch_options("read", E, q_BHLE.dtype)
@@ -321,9 +321,11 @@ class _Favor(torch.autograd.Function):
         M = len(directions_ME)
         G = B * H
         grad_BHLE = grad_BHLE.to(out_BHLE.dtype)
-        if grad_BHLE.stride(-1) != 1:  # the numbers of a row have to lie beside each other
+        if grad_BHLE.stride(-1) != 1:  # the numbers of a row must be adjacent in memory
             grad_BHLE = grad_BHLE.contiguous()
-        grad_TBHLE = qkv_TBHLE.new_empty(B, L, 3, H, E).permute(2, 0, 3, 1, 4)  # as a linear layer gives them
+        grad_TBHLE = qkv_TBHLE.new_empty(B, L, 3, H, E).permute(
+            2, 0, 3, 1, 4
+        )  # in the layout of a linear layer's output
         dq_BHLE, dk_BHLE, dv_BHLE = grad_TBHLE.unbind(0)
         # queries
         delta_GL = row_dots(out_BHLE, grad_BHLE, 1.0)
@@ -357,10 +359,10 @@ class _Favor(torch.autograd.Function):
 
 
 def favor(qkv_TBHLE: Tensor, keep_BL: Tensor, directions_ME: Tensor, factor: float) -> Tensor:
-    """The result of `Favor` with the softmax kernel, not causal, without epsilon: B x H x L x E.
+    """Return the output of `Favor` with the softmax kernel, not causal, without epsilon: B x H x L x E.
 
-    `qkv_TBHLE` has queries, keys and values (T = 3) in float32, bfloat16 or float16; `factor` of queries and keys is
-    E^(-1/4). With bfloat16 inputs the directions are rounded to it, the same for queries and keys.
+    `qkv_TBHLE` are queries, keys and values (T = 3) in float32, bfloat16 or float16. `factor` scales queries and keys:
+    E^(-1/4). With bfloat16 inputs, the directions are rounded to bfloat16, for queries and keys alike.
     """
     directions_ME = (directions_ME.float() * (factor / LN2.value)).to(qkv_TBHLE.dtype)
     qkv_TBHLE = qkv_TBHLE if qkv_TBHLE.stride(-1) == 1 else qkv_TBHLE.contiguous()

@@ -1,7 +1,7 @@
-"""Softmax attention: exact, the reference for the others, and Linformer, to keys and values projected to fewer rows.
+"""Exact softmax attention, the reference for all mechanisms, and Linformer, with projected keys and values.
 
-Shape letters beyond those of base.py: P positions, N projected rows, G heads with matrices of their own (H, or 1 for
-all), C matrices per layer (2: one for keys and one for values; 1 for both).
+Shape letters beyond those of base.py: P positions, N projected rows, G groups of heads that share matrices (H or 1), C
+matrices per layer (2: for keys and for values; 1: shared by both).
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from scperformer.attention.base import Attention, AttentionOptions, Sizes, of_po
 from scperformer.base.errors import InputError
 from scperformer.config import ONE_OR_MORE, choice, option
 
-CAUSAL_BLOCK = 256  # queries whose mask exists at a time
+CAUSAL_BLOCK = 256  # queries processed at a time, which limits the size of the mask
 
 
 class Softmax(Attention):
@@ -40,31 +40,34 @@ class Softmax(Attention):
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         length = q_BHLE.shape[2]
         if length > self.options.max_length:
-            # Prediction pads more than training does; the limit is on real tokens, counted only here, where in doubt.
+            # Prediction pads cells more than training does. The limit is on real tokens, which are counted only if
+            # needed.
             self.require_length(int(keep_BL.sum(1).max()))
-        k_BHLE, v_BHLE = (x.masked_fill(~keep_BL[:, None, :, None], 0.0) for x in (k_BHLE, v_BHLE))  # 0 * nan is not 0
+        k_BHLE, v_BHLE = (
+            x.masked_fill(~keep_BL[:, None, :, None], 0.0) for x in (k_BHLE, v_BHLE)
+        )  # as 0 * nan is not 0
         mask_B11L = keep_BL[:, None, None, :]
         if not self.options.causal:
             return scaled_dot_product_attention(q_BHLE, k_BHLE, v_BHLE, attn_mask=mask_B11L)
         out = []
-        for start in range(0, length, CAUSAL_BLOCK):  # a mask of all pairs would take L x L
+        for start in range(0, length, CAUSAL_BLOCK):  # a mask of all pairs would have L x L entries
             seen = min(start + CAUSAL_BLOCK, length)
             earlier_CL = torch.ones(seen - start, seen, dtype=torch.bool, device=keep_BL.device).tril(start)
             mask = mask_B11L[..., :seen] & earlier_CL
             q = q_BHLE[:, :, start:seen]
             k = k_BHLE[:, :, :seen]
             v = v_BHLE[:, :, :seen]
-            # Tokens before the first real one see nothing: their output means nothing, but must be finite.
+            # Tokens before the first real token attend to nothing: their output is arbitrary, but must be finite.
             out.append(scaled_dot_product_attention(q, k, v, attn_mask=mask).nan_to_num(nan=0.0))
         return torch.cat(out, dim=2)
 
 
 class Linformer(Attention):
-    """softmax(Q (E K)^T / sqrt(E)) (F V) with learned matrices E and F, N x P; dropped tokens add 0 to E K and F V.
+    """softmax(Q (E K)^T / sqrt(E)) (F V) with learned matrices E and F, N x P; the E under the root is the head width.
 
-    A column of E and F belongs to a position (a gene), so the order of the tokens does not matter.
-    `sharing`: `none`, E and F for each head; `headwise`, E and F for all heads of a layer; `key_value`, E = F for all
-    heads of a layer; `layerwise`, E = F for all heads of all layers.
+    Dropped tokens add 0 to E K and F V. Each column of the matrices belongs to a position (a gene), so the order of the
+    tokens does not matter. `sharing` is `none` (E and F for each head), `headwise` (E and F for all heads of a layer),
+    `key_value` (E = F for all heads of a layer) or `layerwise` (E = F for all heads of all layers).
 
     Source: Wang et al. 2020, arXiv 2006.04768, equation 7 and section 4.
     """
@@ -72,7 +75,7 @@ class Linformer(Attention):
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
         projected_length: int = option(256, ONE_OR_MORE)  # rows of projected keys and values; at most one per position
-        sharing: str = choice("headwise", "none", "key_value", "layerwise")  # of E and F: see below
+        sharing: str = choice("headwise", "none", "key_value", "layerwise")  # of E and F, see above
 
     fixed_length = True
     size_option = "projected_length"
@@ -83,9 +86,9 @@ class Linformer(Attention):
         num_groups = sizes.num_heads if options.sharing == "none" else 1
         num_rows = min(options.projected_length, sizes.length)  # more than P rows add nothing
         matrices_CPGN = torch.randn(num_matrices, sizes.length, num_groups, num_rows, generator=generator)
-        # A projected key sums P keys: 1 / sqrt(P) keeps it, and the scores, as large as without projection. (With
-        # 1 / sqrt(N), which preserves distances, scores are sqrt(P / N) times as large: at 16,907 genes and 256 rows
-        # the softmax would start by choosing a single row.)
+        # A projected key is a sum of P keys: with a standard deviation of 1 / sqrt(P), keys and scores are as large as
+        # without projection. (With 1 / sqrt(N), which preserves distances, scores are sqrt(P / N) times as large: for
+        # 16,907 genes and 256 rows the initial softmax would select a single row.)
         self.matrices_CPGN = nn.Parameter(matrices_CPGN.mul_(sizes.length**-0.5))
 
     def share_with(self, first: Attention) -> None:
@@ -104,11 +107,11 @@ class Linformer(Attention):
             return scaled_dot_product_attention(widened(q_BHLE), k_BHNE, v_BHNE).to(v_BHLE.dtype)
 
     def _projected(self, matrix_PGN: Tensor, x_BHLE: Tensor, positions_BL) -> Tensor:
-        """Sum over the tokens, weighted by the entries of their columns: B x H x N x E."""
+        """Return sums over the tokens, weighted with the columns of their positions: B x H x N x E."""
         batch, heads, length, width = x_BHLE.shape
         columns_BLX = of_positions(matrix_PGN.flatten(1), length, positions_BL)
         weights_BGNL = columns_BLX.unflatten(2, matrix_PGN.shape[1:]).permute(0, 2, 3, 1)
-        # Heads, or cells, that share a matrix become columns of one product; the matrix is not copied for each.
+        # Heads or cells with the same matrix become columns of one product, so that the matrix is not copied.
         if weights_BGNL.shape[1] == 1:
             rows_BNX = weights_BGNL[:, 0] @ x_BHLE.transpose(1, 2).flatten(2)
             return rows_BNX.unflatten(2, (heads, width)).transpose(1, 2)

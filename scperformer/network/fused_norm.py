@@ -1,7 +1,9 @@
-"""Layer norm on a GPU in one pass, in the precision of the products after it (Triton).
+"""Layer norm on a GPU in one pass, with the precision of the products that follow (Triton).
 
-torch converts the result in another pass under automatic mixed precision. Widths are constants of the kernels, so that
-their compiler sees which rows begin where 16 bytes can be read at once. R rows, D width, P programs going backward.
+Under automatic mixed precision torch would convert the result in a second pass. Widths are constants of the kernels, so
+that their compiler knows which rows start at addresses for reads of 16 bytes.
+
+Shape letters: R rows, D width, P programs of the backward pass.
 """
 
 import torch
@@ -9,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE_ROWS = 16  # of a tile
-MAX_PROGRAMS = 1024  # of the backward pass at most; each sums its part of the gradients of the weights
+TILE_ROWS = 16  # rows of a tile
+MAX_PROGRAMS = 1024  # most programs of the backward pass; each sums a part of the gradients of the weights
 
 
 @triton.jit
@@ -91,12 +93,12 @@ class _LayerNorm(torch.autograd.Function):
 
 
 def layer_norm(x: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
-    """Layer norm over the last axis of float32 numbers, computed in float32, rounded to another precision."""
+    """Return the layer norm over the last axis of float32 numbers, computed in float32 and rounded to `dtype`."""
     return _LayerNorm.apply(x.reshape(-1, x.shape[-1]).contiguous(), weight_D, bias_D, epsilon, dtype).view(x.shape)
 
 
 def add_norm(h: Tensor, added: Tensor, weight_D: Tensor, bias_D: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """The sum of two tensors, as the first, and its layer norm, as the second; no gradients."""
+    """Return the sum of two tensors, with the dtype of `h`, and its layer norm, with that of `added`; no gradients."""
     D = h.shape[-1]
     R = h.numel() // D
     total = torch.empty_like(h)

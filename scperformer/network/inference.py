@@ -164,29 +164,14 @@ def predict_cells(
     precision: str = "32-true",
     done: Callable[[int], None] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Predict the label probabilities of cells and their embeddings; no cell influences the result of another.
+    """Predict label probabilities, N x C, and embeddings, N x D, of N cells; no cell influences another's result.
 
     A network without layers is computed on the CPU in float32, whatever `device` and `precision`: sparse products take
     a fifth of the time that tokens would take.
 
-    Parameters
-    ----------
-    network
-        Its mode and device are the same afterwards as before.
-    cells
-        N cells.
-    batch_size
-        Number of cells per batch on a GPU; batches of long cells have fewer.
-    device
-        `cpu` or `cuda`.
-    precision
-        `32-true`, or `bf16-mixed` to compute most products in bfloat16.
-    done
-        Called with the number of cells of each finished batch.
-
-    Returns
-    -------
-    Probabilities, float32 N x C, and embeddings, float32 N x D.
+    `batch_size` is the number of cells per batch on a GPU; batches of long cells have fewer. With the precision
+    `bf16-mixed` most products are computed in bfloat16. The mode and the device of the network are restored. `done` is
+    called with the number of cells of each finished batch.
     """
     num_threads = torch.get_num_threads()
     if network.has_no_layers:

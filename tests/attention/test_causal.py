@@ -1,4 +1,4 @@
-"""Causal linear attention: no look at the future, no underflow, memory that grows linearly."""
+"""Causal linear attention: no influence of later tokens, no underflow, linear memory."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def test_every_additive_mechanism_is_tested():
 
 @each_kind
 @pytest.mark.parametrize("length", [CAUSAL_CHUNK - 1, CAUSAL_CHUNK, CAUSAL_CHUNK + 1, 3 * CAUSAL_CHUNK + 5])
-def test_equals_the_naive_form_across_pieces(case, length):
+def test_several_pieces_equal_the_naive_form(case, length):
     q, k, v, keep = inputs(length)
     mechanism = causal(case).double()
     expected = TWINS[ADDITIVE[case]["name"]](mechanism, q, k, v, keep)
@@ -44,7 +44,7 @@ def test_equals_the_naive_form_across_pieces(case, length):
 
 
 @each_kind
-def test_the_future_has_no_influence(case):
+def test_later_tokens_have_no_influence(case):
     q, k, v, keep = inputs(70)
     mechanism = causal(case)
     before = mechanism(*(x.float() for x in (q, k, v)), keep)
@@ -57,7 +57,7 @@ def test_the_future_has_no_influence(case):
 
 
 @each_kind
-def test_tokens_without_anything_to_see_get_zeros(case):
+def test_tokens_without_a_key_get_zeros(case):
     q, k, v, keep = inputs(40)
     keep[:, :35] = False
     out = causal(case)(q, k, v, keep)
@@ -66,24 +66,24 @@ def test_tokens_without_anything_to_see_get_zeros(case):
 
 
 @pytest.mark.parametrize("case", ["favor", "favor fastfood", "favor exp", "rbf"])
-def test_a_strong_key_does_not_erase_those_before_it(case):
-    """Sums with one scale for all keys of a piece would be 0 for every query before the strong one."""
+def test_a_strong_key_does_not_erase_earlier_keys(case):
+    """With one scale for all keys of a piece, the sums of all queries before the strong key would be 0."""
     q, k, v, keep = inputs(CAUSAL_CHUNK)
     keep[:] = True
-    # Long keys have large features exp(W k), and small ones of the other kinds.
+    # Long keys have large features with exp(W k), and small features with the other kernels.
     weak, strong = (1.0, 60.0) if case == "favor exp" else (20.0, 0.1)
     k[:, :, :-1] *= weak
     k[:, :, -1] *= strong
     mechanism = causal(case)
     given = [x.float() for x in (q, k, v)]
     log_phi_k = mechanism.features(given[1], queries=False) / LOG2_E
-    erased = log_phi_k[:, :, :-1].amax(2) - log_phi_k.amax(2) < -104  # exp of it is 0 in float32
+    erased = log_phi_k[:, :, :-1].amax(2) - log_phi_k.amax(2) < -104  # its exponential is 0 in float32
     assert erased.float().mean() > 0.1
     actual = mechanism(*given, keep).double()
     q, k, v = (x.double() for x in given)
     future = torch.full((CAUSAL_CHUNK, CAUSAL_CHUNK), -torch.inf).triu(1)
     expected = torch.softmax(log_weights(mechanism.double(), q, k) + future, dim=-1) @ v
-    # Exponents of up to 1e3 in float32.
+    # Exponents are up to 1e3, in float32.
     torch.testing.assert_close(actual, expected, rtol=0, atol=2e-3)
 
 
@@ -100,15 +100,15 @@ def test_memory_grows_linearly(case):
             mechanism(q, k, v, torch.ones(1, num_tokens, dtype=torch.bool)).sum().backward()
         return tensors.largest // 4  # numbers
 
-    # q, k and v come in one tensor of 3 x H x L x E; within a piece there is one of H x C x C x M.
+    # q, k and v are one tensor of 3 x H x L x E; the largest tensor of a piece is H x C x C x M.
     for num_tokens in (160, 320):
         assert largest_tensor(num_tokens) <= max(3 * 2 * num_tokens * 8, 2 * CAUSAL_CHUNK**2 * 16)
-    assert 3 * 2 * 320 * 8 < 2 * 320 * 320  # less than L x L for each head
+    assert 3 * 2 * 320 * 8 < 2 * 320 * 320  # less than L x L per head
 
 
 @pytest.mark.parametrize("name", ["favor", "rbf"])
-def test_pieces_of_the_encoder_leave_causal_attention_alone(name):
-    """The encoder's pieces read from the sums of all keys, which a causal token must not."""
+def test_the_encoder_does_not_split_causal_attention_into_chunks(name):
+    """Its chunks use the sums over all keys, including later ones."""
     genes = torch.arange(13)[None]
     x = torch.rand(1, 13, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     batch = Batch(genes, x, x, torch.ones(1, 13, dtype=torch.bool))

@@ -1,4 +1,4 @@
-"""Conv: what it becomes without convolutions, positions, and the penalty of its kernels."""
+"""Conv: without convolutions it is softmax attention; positions; the penalty of its kernels."""
 
 import pytest
 import torch
@@ -39,8 +39,8 @@ def test_without_convolution_and_projection_it_adds_softmax_attention():
 # --- positions -----------------------------------------------------------------------------------------------
 
 
-def test_tokens_bring_their_columns_along():
-    # Without neighbours to look at, a cell of some genes is the whole cell with the others dropped.
+def test_columns_belong_to_positions():
+    # Without convolutions, a cell with some of the genes equals the whole cell with the other genes dropped.
     q, k, v, keep = inputs()
     keep[:, ::3] = False
     mechanism = make(kernel_sizes=[1])
@@ -51,7 +51,7 @@ def test_tokens_bring_their_columns_along():
     torch.testing.assert_close(out, mechanism(q, k, v, keep)[:, :, some[0]])
 
 
-def test_more_tokens_than_positions_are_refused_unless_they_say_which():
+def test_more_tokens_than_positions_are_refused_unless_positions_are_given():
     mechanism = make()
     with pytest.raises(InputError, match=r"34 tokens in a cell; expected at most the 33 positions"):
         mechanism(*inputs(34))
@@ -61,7 +61,7 @@ def test_more_tokens_than_positions_are_refused_unless_they_say_which():
 
 
 def padding(tensors, num_tokens):
-    """The same cells with dropped tokens at the end, which hold garbage."""
+    """The same cells with dropped tokens of arbitrary values at the end."""
     q, k, v, keep = tensors
     return [*(pad(x, (0, 0, 0, num_tokens), value=1e4) for x in (q, k, v)), pad(keep, (0, num_tokens))]
 
@@ -106,7 +106,7 @@ def test_training_with_the_penalty_lowers_the_norms():
 # --- parameters and options ----------------------------------------------------------------------------------
 
 
-def test_redrawing_reaches_the_linear_attention():
+def test_redraw_includes_the_linear_attention():
     mechanism = make(redraw_interval=7, num_features=5)
     assert mechanism.redraw_interval == 7
     before = mechanism.skip.directions_ME.clone()

@@ -1,4 +1,4 @@
-"""FAVOR+: accuracy, random directions, kernels, projections, against published numbers and other code."""
+"""FAVOR+: accuracy, random directions, kernels and projections, against published numbers and other code."""
 
 import math
 
@@ -25,17 +25,17 @@ def test_favor_is_accurate_where_the_published_stabilisers_are_not():
     # Exponents of size ~300 in float32 are known to 3e-5, and so are the weights.
     torch.testing.assert_close(kept(mechanism(*given), keep).double(), exact, rtol=0, atol=1e-3)
     published = kept(published_favor(mechanism, *given, epsilon=1e-4), keep).double()
-    assert (published - exact).abs().mean() > 0.2  # its floor of 1e-4 drowns almost every key
+    assert (published - exact).abs().mean() > 0.2  # its epsilon of 1e-4 dominates almost every key
 
 
 @pytest.mark.parametrize("cells", [1, 3, 8])
-def test_powers_of_2_do_not_depend_on_the_place_in_memory(cells):
-    """The last numbers of a tensor are computed one by one, and torch's exp2 rounds those otherwise."""
+def test_powers_of_2_do_not_depend_on_the_position_in_memory(cells):
+    """torch's exp2 computes the last numbers of a tensor one by one, with other rounding."""
     x = -20 * torch.rand(cells, 5, 31, generator=torch.Generator().manual_seed(0))
-    found = power_of_2(x.clone())
-    torch.testing.assert_close(found, torch.exp2(x.double()).float(), rtol=3e-6, atol=0)  # exponents of 20 in float32
+    powers = power_of_2(x.clone())
+    torch.testing.assert_close(powers, torch.exp2(x.double()).float(), rtol=3e-6, atol=0)  # exponents of 20 in float32
     for shift in range(cells):
-        assert torch.equal(power_of_2(x.roll(shift, 0).clone()).roll(-shift, 0), found)
+        assert torch.equal(power_of_2(x.roll(shift, 0).clone()).roll(-shift, 0), powers)
 
 
 def test_favor_has_performers_number_of_features():
@@ -59,8 +59,8 @@ def test_favor_features_are_unbiased(orthogonal):
 @pytest.mark.parametrize(
     "orthogonal", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["orthogonal", "independent"]
 )
-def test_favor_comes_closer_to_softmax_as_one_over_root_m(orthogonal):
-    q, k, v, keep = inputs(40, scale=0.3)  # larger ones reach the 1 / sqrt(M) regime later
+def test_the_error_of_favor_decreases_as_one_over_root_m(orthogonal):
+    q, k, v, keep = inputs(40, scale=0.3)  # with larger inputs the 1 / sqrt(M) regime starts at more features
     exact = kept(softmax(make("softmax"), q, k, v, keep), keep)
 
     def error(num_features):
@@ -75,7 +75,7 @@ def test_favor_comes_closer_to_softmax_as_one_over_root_m(orthogonal):
     sizes = [64, 256, 1024]
     errors = [error(num_features) for num_features in sizes]
     slope = np.polyfit(np.log(sizes), np.log(errors), 1)[0]
-    assert slope == pytest.approx(-0.5, abs=0.07)  # draws leave a few per cent of noise in each error
+    assert slope == pytest.approx(-0.5, abs=0.07)  # each error has a few per cent of noise
     assert errors[-1] < 0.05 * float(exact.abs().max())
 
 
@@ -106,7 +106,7 @@ def test_number_of_directions_need_not_be_a_multiple_of_the_width():
     assert abs(float(w[8] @ w[9])) < 1e-5
 
 
-def test_redraw_depends_on_the_generator_alone():
+def test_redraw_depends_only_on_the_generator():
     mechanism = make("favor", seed=0)
     first = mechanism.directions_ME.clone()
     torch.manual_seed(123)
@@ -147,9 +147,9 @@ def test_worked_example_of_square_features():
     torch.testing.assert_close(phi, torch.tensor(expected, dtype=torch.float64))
 
 
-# By hand, with q = k = v: z = (3.35, 4.10, 4.95) and the first column of S = (3.605, 4.31, 5.085). Of the first
-# query, (.01, .04, .09) S / (.01, .04, .09) z = .6661 / .643. The values' second and third entry are .1 and .2 above
-# the first, and so are those of their averages.
+# By hand, with q = k = v: z = (3.35, 4.10, 4.95) and the first column of S = (3.605, 4.31, 5.085). For the first query,
+# (.01, .04, .09) S / (.01, .04, .09) z = .6661 / .643. The second and third entries of the values are larger than the
+# first by .1 and .2, and so are those of their averages.
 FIRST_ENTRIES = [0.6661 / 0.643, 3.4849 / 3.343, 8.6437 / 8.275, 16.1425 / 15.439, 25.9813 / 24.835]
 
 
@@ -157,13 +157,13 @@ FIRST_ENTRIES = [0.6661 / 0.643, 3.4849 / 3.343, 8.6437 / 8.275, 16.1425 / 15.43
 def test_worked_example_of_square_attention(projection):
     mechanism = three_wide(kernel="square", projection=projection, epsilon=0.0)
     if projection == "orthogonal":
-        # With a W, x is scaled by E^(-1/4): a factor that f(x) = x^2 takes out of the features, and the division
-        # out of the result.
+        # With a W, x is scaled by E^(-1/4). With f(x) = x^2 this is a common factor of all features, which cancels.
         mechanism.directions_ME = torch.eye(3, dtype=torch.float64)
     x = five_tokens()
     out = mechanism(x, x, x, torch.ones(1, 5, dtype=torch.bool))[0, 0]
     expected = torch.tensor(FIRST_ENTRIES, dtype=torch.float64)[:, None] + torch.tensor([0.0, 0.1, 0.2])
-    torch.testing.assert_close(out, expected.double(), rtol=1e-7, atol=0)  # 0.1 of float32
+    # 0.1 and 0.2 are rounded to float32.
+    torch.testing.assert_close(out, expected.double(), rtol=1e-7, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_features_of_other_kernels(kernel, expected):
     assert elu1.float().features(small, queries=True)[0, 0, 0, 0].item() == pytest.approx(math.exp(-20), rel=1e-6)
 
 
-def test_gradient_of_elu1_is_one_at_zero():
+def test_the_gradient_of_elu1_at_zero_is_one():
     x = torch.zeros(1, 1, 1, 3, dtype=torch.float64, requires_grad=True)
     three_wide(kernel="elu1", projection="identity").features(x, queries=True).sum().backward()
     assert torch.equal(x.grad, torch.ones_like(x))
@@ -201,7 +201,7 @@ def test_vectors_are_scaled_before_random_projections():
     torch.testing.assert_close(mechanism.features(x, queries=True), expected)
 
 
-def test_queries_that_meet_no_key_get_zeros():
+def test_queries_without_common_features_get_zeros():
     mechanism = three_wide(kernel="relu", projection="identity", epsilon=0.0)
     q, k = torch.tensor([[[[1.0, 0, 0], [0, 1.0, 0]]], [[[0, 2.0, -1.0], [0, 3.0, 0]]]], dtype=torch.float64)
     q, k = (x[None].clone().requires_grad_() for x in (q, k))
@@ -217,9 +217,9 @@ def test_queries_that_meet_no_key_get_zeros():
 
 
 @pytest.mark.parametrize("projection", ["orthogonal", "fastfood"])
-def test_published_form_adds_up_over_pieces(projection):
+def test_sums_of_the_published_form_can_be_added(projection):
     q, k, v, keep = inputs(30)
-    keep[:, 10:20] = False  # a piece without any token
+    keep[:, 10:20] = False  # a piece without real tokens
     k[:, :, 25] *= 5  # the last piece has the largest exponents
     mechanism = make("favor", epsilon=1e-3, projection=projection).double()
     pieces = zip(k.split(10, dim=2), v.split(10, dim=2), keep.split(10, dim=1), strict=True)
@@ -230,7 +230,7 @@ def test_published_form_adds_up_over_pieces(projection):
         torch.testing.assert_close(mechanism.read(q, order), expected, rtol=1e-11, atol=1e-12)
 
 
-def test_published_form_tends_to_ours():
+def test_the_published_form_approaches_ours_as_epsilon_decreases():
     q, k, v, keep = inputs(40)
     expected = make("favor").double()(q, k, v, keep)
     distances = [
@@ -242,7 +242,7 @@ def test_published_form_tends_to_ours():
     assert distances[-1] < 1e-6
 
 
-def test_epsilon_without_epsilon_is_the_default():
+def test_epsilon_0_is_the_default():
     q, k, v, keep = inputs(40)
     assert torch.equal(make("favor", epsilon=0)(q, k, v, keep), make("favor")(q, k, v, keep))
 
@@ -252,7 +252,7 @@ def encoder_with_memory(**options) -> Encoder:
     return Encoder(12, tokens, ModelConfig(), {"name": "favor", **options}, torch.Generator().manual_seed(0))
 
 
-def test_memory_is_refused_where_sums_cannot_be_taken_away():
+def test_memory_is_refused_if_keys_cannot_be_subtracted():
     with pytest.raises(
         InputError, match=r"unexpressed=memory with attention=favor and attention\.epsilon=0\.1; .*skip"
     ):
@@ -276,12 +276,12 @@ def test_memory_is_refused_where_sums_cannot_be_taken_away():
         ({"redraw_interval": -1}, r"redraw_interval=-1; expected 0 or more"),
     ],
 )
-def test_refuses_options_that_do_not_go(options, message):
+def test_unusable_options_are_refused(options, message):
     with pytest.raises(InputError, match=message):
         make("favor", **options)
 
 
-def test_identity_has_nothing_to_draw():
+def test_identity_draws_nothing():
     mechanism = make("favor", kernel="elu1", projection="identity")
     assert mechanism.redraw_interval == 0
     assert list(mechanism.state_dict()) == []
@@ -325,17 +325,17 @@ def test_fastfood_equals_the_dense_matrix(num_features, head_dim):
 
 
 @pytest.mark.parametrize("head_dim", [8, 6])
-def test_fastfood_rows_are_gaussian_in_length_and_direction(head_dim):
+def test_fastfood_rows_have_gaussian_lengths_and_directions(head_dim):
     width, num_blocks = 8, 4000
     w = dense(drawn(width * num_blocks, head_dim), head_dim).reshape(num_blocks, width, head_dim)
-    for row in (0, 1, 7):  # those of a block belong together: one of each
+    for row in (0, 1, 7):  # rows of a block depend on each other, so take one of each block
         rows = w[:, row].numpy()
         lengths = (rows**2).sum(1) ** 0.5
         assert stats.kstest(lengths, stats.chi(head_dim).cdf).pvalue > 0.01
         for column in range(head_dim):
             # An entry of a uniform unit vector: (u + 1) / 2 has a Beta((E - 1) / 2, (E - 1) / 2) distribution.
             share = (rows[:, column] / lengths + 1) / 2
-            # 42 comparisons: a chance of 0.4 % that one of so many is below this
+            # 42 comparisons: the chance that any is below this is 0.4 %
             assert stats.kstest(share, stats.beta((head_dim - 1) / 2, (head_dim - 1) / 2).cdf).pvalue > 1e-4
         covariance = rows.T @ rows / num_blocks
         # 4000 draws: an entry of the covariance is known to sqrt(2 / 4000) = 0.022.
@@ -354,7 +354,7 @@ def test_fastfood_features_are_unbiased(head_dim):
     assert abs(estimates.mean() - torch.exp(q @ k)) < 3 * standard_error
 
 
-def test_fastfood_redraw_depends_on_the_generator_alone():
+def test_redraw_of_fastfood_depends_only_on_the_generator():
     first, second = make("favor", projection="fastfood"), make("favor", projection="fastfood", seed=1)
     names = [f"fastfood.{name}" for name in ("signs_NP", "order_NP", "gaussian_NP", "scale_NP")]
     assert list(first.state_dict()) == names

@@ -1,4 +1,4 @@
-"""FAVOR+'s kernels for GPUs against the naive twin: on a GPU, else by Triton's interpreter (conftest.py) in float32."""
+"""FAVOR+'s GPU kernels against the naive twin, on a GPU or in Triton's interpreter (conftest.py) in float32."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 
 
 def run(mechanism, q, k, v, keep):
-    """The kernels on float32 copies; output and, by the gradient of a fixed sum of it, those of q, k and v."""
+    """The output of the kernels in float32, and the gradients of q, k and v for a fixed weighted sum of it."""
     given = [x.detach().float().to(DEVICE).requires_grad_() for x in (q, k, v)]
     out = fused.favor(torch.stack(given), keep.to(DEVICE), mechanism.directions_ME.to(DEVICE), mechanism.factor)
     weighted_sum(out, keep).backward()
@@ -26,7 +26,7 @@ def run(mechanism, q, k, v, keep):
 
 
 def exact(mechanism, q, k, v, keep):
-    """The same by the naive twin, in float64."""
+    """The same for the naive twin, in float64."""
     given = [x.detach().double().requires_grad_() for x in (q, k, v)]
     out = favor(mechanism, *given, keep)
     weighted_sum(out, keep).backward()
@@ -34,13 +34,13 @@ def exact(mechanism, q, k, v, keep):
 
 
 def weighted_sum(out, keep):
-    """A sum in which every number of every kept token counts differently."""
+    """A sum with different weights for all numbers of kept tokens."""
     weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape).sin().to(out.device)
     return (out * weights * keep[:, None, :, None].to(out)).sum()
 
 
 def one_head(length, scale=1.0):
-    """Inputs with a single head: the interpreter takes its time for each."""
+    """Inputs with a single head, as the interpreter is slow."""
     q, k, v, keep = inputs(length, scale=scale)
     return q[:, :1], k[:, :1], v[:, :1], keep
 
@@ -49,24 +49,25 @@ def one_head(length, scale=1.0):
     ("length", "num_features", "heads"),
     [(1, 5, 3), (64, 70, 1), (65, 16, 2), pytest.param(130, 9, 3, marks=pytest.mark.slow)],
 )
-def test_values_and_gradients_are_the_naive_twins(length, num_features, heads):
+def test_values_and_gradients_equal_the_naive_twin(length, num_features, heads):
     q, k, v, keep = inputs(length)
     q, k, v = q[:, :heads], k[:, :heads], v[:, :heads]
     mechanism = make("favor", num_features=num_features)
-    found, expected = run(mechanism, q, k, v, keep), exact(mechanism, q, k, v, keep)
-    for ours, theirs in zip(found, expected, strict=True):
+    actual = run(mechanism, q, k, v, keep)
+    expected = exact(mechanism, q, k, v, keep)
+    for ours, theirs in zip(actual, expected, strict=True):
         # float32 logits of size ~10 are known to 1e-6, and sums are over up to 130 of them
         torch.testing.assert_close(kept(ours, keep).double(), kept(theirs, keep), rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.slow
-def test_sums_in_parts_are_those_of_all_tokens(monkeypatch):
-    monkeypatch.setattr(fused, "FEWEST_TOKENS", 32)
-    test_values_and_gradients_are_the_naive_twins(70, 40, 3)
+def test_sums_in_parts_equal_the_naive_twin(monkeypatch):
+    monkeypatch.setattr(fused, "MIN_PART_TOKENS", 32)
+    test_values_and_gradients_equal_the_naive_twin(70, 40, 3)
 
 
 @pytest.mark.slow
-def test_they_are_what_the_layers_compute_on_a_cpu():
+def test_the_kernels_equal_the_layers_on_a_cpu():
     q, k, v, keep = (x.float() if x.is_floating_point() else x for x in inputs(65, scale=3.0))
     mechanism = make("favor")
     expected = kept(mechanism(q, k, v, keep), keep)
@@ -87,27 +88,28 @@ def test_dropped_tokens_have_no_influence_and_no_gradient():
         assert not grad.masked_select(dropped.expand_as(grad)).any()
 
 
-def test_cells_without_tokens_give_zeros():
+def test_cells_without_tokens_get_zeros():
     q, k, v, keep = one_head(20)
     keep[0] = False
-    found = run(make("favor"), q, k, v, keep)
-    assert all(x.isfinite().all() for x in found)
-    assert not found[0][0].any()
-    assert all(not x[0].any() for x in found[1:])
+    outputs = run(make("favor"), q, k, v, keep)
+    assert all(x.isfinite().all() for x in outputs)
+    assert not outputs[0][0].any()
+    assert all(not x[0].any() for x in outputs[1:])
 
 
 @pytest.mark.slow
-def test_long_keys_overflow_nothing():
+def test_long_keys_do_not_overflow():
     q, k, v, keep = inputs(40, scale=30.0)
     mechanism = make("favor")
-    found, expected = run(mechanism, q, k, v, keep), exact_in_logarithms(mechanism, q, k, v, keep)
-    assert all(x.isfinite().all() for x in found)
+    outputs = run(mechanism, q, k, v, keep)
+    expected = exact_in_logarithms(mechanism, q, k, v, keep)
+    assert all(x.isfinite().all() for x in outputs)
     # Exponents of size ~3000 in float32 are known to 2e-4, and so are the weights.
-    torch.testing.assert_close(kept(found[0], keep).double(), kept(expected, keep), rtol=0, atol=1e-2)
+    torch.testing.assert_close(kept(outputs[0], keep).double(), kept(expected, keep), rtol=0, atol=1e-2)
 
 
 def exact_in_logarithms(mechanism, q, k, v, keep):
-    """The twin's formula where its exponentials would overflow float64."""
+    """The formula of the twin with logarithms, as its exponentials would overflow float64."""
     w, scale = mechanism.directions_ME.double(), q.shape[-1] ** -0.25
     q, k = q * scale, k * scale
     log_phi_k = k @ w.T - k.square().sum(-1, keepdim=True) / 2
@@ -115,8 +117,8 @@ def exact_in_logarithms(mechanism, q, k, v, keep):
     return log_weights.masked_fill(~keep[:, None, None, :], -torch.inf).softmax(-1) @ v
 
 
-def test_a_wrong_stabiliser_would_be_seen(monkeypatch):
-    """The control: without the norm of the keys nothing of the above holds."""
+def test_a_wrong_norm_of_the_keys_is_noticed(monkeypatch):
+    """The control: with a wrong norm of the keys, the outputs differ from the twin's."""
     q, k, v, keep = one_head(30)
     mechanism = make("favor")
     row_dots = fused.row_dots
@@ -127,26 +129,28 @@ def test_a_wrong_stabiliser_would_be_seen(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_the_kernels_compile_for_gpus_that_are_not_here(dtype):
+def test_the_kernels_compile_for_other_gpus(dtype):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     words = [sys.executable, str(Path(__file__).parents[1] / "support" / "compiled.py"), dtype, "64"]
     ran = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
     rows = [line.split() for line in ran.stdout.splitlines()]
     assert [name for name, _, _ in rows] == ["sum", "read", "backward_q", "backward_features", "backward_tokens"]
-    assert all(int(shared) < 99 * 1024 for _, shared, _ in rows)  # what the smallest GPUs of the last years have
+    assert all(int(shared) < 99 * 1024 for _, shared, _ in rows)  # bytes of shared memory of the smallest recent GPUs
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
-def test_a_layer_on_a_gpu_takes_them(dtype, atol):
+def test_layers_on_a_gpu_use_the_kernels(dtype, atol):
     q, k, v, keep = (x.cuda() for x in inputs(130))
     mechanism = make("favor").cuda()
     given = [x.to(dtype) for x in (q, k, v)]
     assert mechanism.is_fused(given[2])
     expected = favor(make("favor"), *(x.cpu().double() for x in given), keep.cpu())
-    packed = torch.stack(given, dim=2).transpose(1, 3).contiguous().permute(2, 0, 3, 1, 4)  # as a layer has them
+    packed = (
+        torch.stack(given, dim=2).transpose(1, 3).contiguous().permute(2, 0, 3, 1, 4)
+    )  # in the layout of a layer's projection
     for out in (mechanism(*given, keep), mechanism.packed(packed, keep)):
         assert out.dtype == dtype
         # bfloat16 has 8 bits: values of size 1 are known to 4e-3, and the directions are rounded too
@@ -155,7 +159,7 @@ def test_a_layer_on_a_gpu_takes_them(dtype, atol):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
-def test_gradients_in_bfloat16_are_the_naive_twins_but_for_rounding():
+def test_gradients_in_bfloat16_differ_from_the_naive_twin_only_by_rounding():
     q, k, v, keep = inputs(1300)
     mechanism = make("favor")
     qkv = torch.stack([q, k, v]).bfloat16().cuda().requires_grad_()
@@ -173,7 +177,7 @@ def test_gradients_in_bfloat16_are_the_naive_twins_but_for_rounding():
     [{"causal": True}, {"epsilon": 1e-3}, {"kernel": "relu"}, {"projection": "fastfood"}],
     ids=lambda options: next(iter(options)),
 )
-def test_other_forms_do_without(options):
+def test_other_forms_do_not_use_the_kernels(options):
     class OnGpu:
         """The attributes of a tensor on a GPU."""
 

@@ -1,4 +1,4 @@
-"""Linformer: what its matrices are shared between, which position a column belongs to, and how much memory it takes."""
+"""Linformer: sharing of its matrices, positions of its columns, and memory."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def short(sharing: str, **options):
 
 
 def matrices_of_two_layers(sharing: str) -> int:
-    """Numbers that a network of two layers learns in its E and F."""
+    """The number of parameters of E and F in a network of two layers."""
     torch.manual_seed(0)
     network = CellTypeModel(
         12,
@@ -41,19 +41,19 @@ def matrices_of_two_layers(sharing: str) -> int:
 @pytest.mark.parametrize(
     ("sharing", "matrices"), [("none", 2 * 2 * 3), ("headwise", 2 * 2), ("key_value", 2), ("layerwise", 1)]
 )
-def test_sharing_is_what_it_says(sharing, matrices):
-    positions = 13  # 12 genes and the special one
+def test_sharing_determines_the_number_of_matrices(sharing, matrices):
+    positions = 13  # 12 genes and the special position
     assert matrices_of_two_layers(sharing) == matrices * 5 * positions
 
 
 @each_sharing
-def test_matrices_that_are_not_shared_differ(sharing):
+def test_all_entries_of_the_matrices_differ(sharing):
     mechanism = short(sharing)
     numbers = mechanism.matrices_CPGN.flatten().tolist()
     assert len(set(numbers)) == len(numbers)
 
 
-def test_more_rows_than_positions_are_cut_to_these():
+def test_there_are_at_most_as_many_rows_as_positions():
     assert make("linformer", projected_length=10**6).matrices_CPGN.shape[-1] == SIZES.length
 
 
@@ -68,7 +68,7 @@ def test_identity_matrices_give_softmax():
     torch.testing.assert_close(mechanism(q, k, v, keep), expected, rtol=1e-11, atol=1e-12)
 
 
-def test_scores_start_as_large_as_those_of_softmax():
+def test_initial_projected_keys_are_as_large_as_keys():
     sizes = Sizes(num_heads=2, head_dim=16, length=4000)
     mechanism = make_attention({"name": "linformer"}, sizes, torch.Generator().manual_seed(0))
     k = torch.randn(1, 2, 4000, 16, generator=torch.Generator().manual_seed(1))
@@ -81,13 +81,13 @@ def test_scores_start_as_large_as_those_of_softmax():
 
 
 def some_positions(num_tokens: int) -> torch.Tensor:
-    """Different positions for each cell, none of them twice."""
+    """Other positions for each cell, without repetitions."""
     generator = torch.Generator().manual_seed(4)
     return torch.stack([torch.randperm(SIZES.length, generator=generator)[:num_tokens] for _ in range(B)])
 
 
 def spread(x_BHLE, positions_BL):
-    """Tokens at their positions among all; the other positions hold 7, which has to be without influence."""
+    """Tokens at their positions among all positions; the others are 7, which must have no influence."""
     full = torch.full((B, H, SIZES.length, E), 7.0, dtype=x_BHLE.dtype)
     for cell in range(B):
         full[cell, :, positions_BL[cell]] = x_BHLE[cell]
@@ -95,7 +95,7 @@ def spread(x_BHLE, positions_BL):
 
 
 @each_sharing
-def test_a_column_belongs_to_a_position_not_to_a_place_in_the_list(sharing):
+def test_a_column_belongs_to_the_position_of_a_token_not_to_its_index(sharing):
     q, k, v, keep = inputs(20)
     positions = some_positions(20)
     mechanism = short(sharing)
@@ -105,12 +105,14 @@ def test_a_column_belongs_to_a_position_not_to_a_place_in_the_list(sharing):
         keep_all[cell, positions[cell, keep[cell]]] = True
     expected = linformer(mechanism, *(spread(x, positions) for x in (q, k, v)), keep_all)
     for cell in range(B):
-        at = positions[cell, keep[cell]]
-        torch.testing.assert_close(actual[cell][:, keep[cell]], expected[cell][:, at], rtol=1e-11, atol=1e-12)
+        kept_positions = positions[cell, keep[cell]]
+        torch.testing.assert_close(
+            actual[cell][:, keep[cell]], expected[cell][:, kept_positions], rtol=1e-11, atol=1e-12
+        )
 
 
 @each_sharing
-def test_tokens_may_come_in_any_order_with_their_positions(sharing):
+def test_tokens_with_positions_may_have_any_order(sharing):
     q, k, v, keep = inputs(33)
     positions = some_positions(33)
     order = torch.randperm(33, generator=torch.Generator().manual_seed(3))
@@ -122,7 +124,7 @@ def test_tokens_may_come_in_any_order_with_their_positions(sharing):
 
 
 @each_sharing
-def test_all_positions_in_order_need_not_be_named(sharing):
+def test_by_default_tokens_have_all_positions_in_order(sharing):
     q, k, v, keep = inputs(SIZES.length)
     named = torch.arange(SIZES.length).expand(B, -1)
     mechanism = short(sharing)
@@ -135,7 +137,7 @@ def test_all_positions_in_order_need_not_be_named(sharing):
 
 
 @each_sharing
-def test_gradients_with_positions_are_those_of_finite_differences(sharing):
+def test_gradients_with_positions_equal_finite_differences(sharing):
     q, k, v, keep = inputs(5)
     positions = some_positions(5)
     mechanism = short(sharing)
@@ -147,7 +149,7 @@ def test_gradients_with_positions_are_those_of_finite_differences(sharing):
     assert torch.autograd.gradcheck(outputs, (matrices, *(x.requires_grad_() for x in (q, k, v))), fast_mode=True)
 
 
-def test_refuses_cells_with_more_tokens_than_positions():
+def test_more_tokens_than_positions_are_refused():
     mechanism = short("none")
     q, k, v, keep = inputs(SIZES.length + 1)
     with pytest.raises(InputError, match=r"66 tokens in a cell; expected at most the 65 positions .* align the cells"):
@@ -164,7 +166,7 @@ def test_refuses_cells_with_more_tokens_than_positions():
         ({"sharing": "all"}, r"attention\.sharing=all; expected one of headwise, none, key_value, layerwise"),
     ],
 )
-def test_refuses_options_out_of_range(options, message):
+def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(InputError, match=message):
         make("linformer", **options)
 
@@ -173,7 +175,7 @@ def test_refuses_options_out_of_range(options, message):
 
 
 @pytest.mark.slow
-def test_one_matrix_for_all_layers_survives_training_saving_and_loading(counts_adata, tmp_path):
+def test_a_matrix_shared_by_all_layers_is_trained_saved_and_loaded(counts_adata, tmp_path):
     options = ["model=tiny", "model.depth=2", "trainer.max_epochs=1", "logger=none"]
     options += ["attention=linformer", "attention.sharing=layerwise", "attention.projected_length=8"]
     path = train(counts_adata, "cell_type", output=tmp_path / "model", options=as_options(options)).path
@@ -182,7 +184,7 @@ def test_one_matrix_for_all_layers_survives_training_saving_and_loading(counts_a
     assert first.matrices_CPGN is second.matrices_CPGN
     names = [name for name, _ in network.named_parameters() if ".attention." in name]
     assert names == ["encoder.layers.0.attention.matrices_CPGN"]
-    # It learned: weights at the start follow from the seed alone.
+    # It was trained: the initial weights depend only on the seed.
     start = make_attention(
         load_model(path).saved.config["attention"], first.sizes, torch.Generator().manual_seed(0)
     ).matrices_CPGN
@@ -190,7 +192,7 @@ def test_one_matrix_for_all_layers_survives_training_saving_and_loading(counts_a
     assert torch.allclose(start, first.matrices_CPGN, atol=0.1)
 
 
-def test_both_layers_give_their_gradients_to_the_one_matrix():
+def test_the_gradient_of_a_shared_matrix_is_the_sum_over_layers():
     torch.manual_seed(0)
     network = CellTypeModel(
         12,
@@ -218,7 +220,7 @@ def test_both_layers_give_their_gradients_to_the_one_matrix():
 
 
 def largest_tensor(sharing: str, num_tokens: int, named: bool) -> int:
-    """Numbers in the largest tensor of forward and backward."""
+    """The size of the largest tensor of the forward and backward pass."""
     sizes = Sizes(num_heads=8, head_dim=4, length=3000)
     mechanism = make_attention(
         {"name": "linformer", "sharing": sharing, "projected_length": 64}, sizes, torch.Generator().manual_seed(0)
@@ -232,17 +234,17 @@ def largest_tensor(sharing: str, num_tokens: int, named: bool) -> int:
 
 @pytest.mark.parametrize("named", [False, True], ids=["in order", "with positions"])
 @pytest.mark.parametrize("sharing", ["headwise", "key_value", "layerwise"])
-def test_shared_matrices_take_no_memory_for_each_head(sharing, named):
+def test_shared_matrices_are_not_copied_for_each_head(sharing, named):
     matrices = 2 if sharing == "headwise" else 1
     parameters = matrices * 3000 * 64
     for num_tokens in (1500, 3000):
-        # q, k and v come in one tensor of 3 x B x H x L x E; looked-up columns are C x B x L x N.
+        # q, k and v are one tensor of 3 x B x H x L x E; the columns of tokens are C x B x L x N.
         bound = max(parameters, 3 * 2 * 8 * num_tokens * 4, matrices * 2 * num_tokens * 64)
-        assert bound < 2 * 8 * num_tokens * 64  # less than L x N for each head
+        assert bound < 2 * 8 * num_tokens * 64  # less than L x N per head
         assert largest_tensor(sharing, num_tokens, named) <= bound
 
 
-def test_matrices_of_each_head_are_not_copied_for_each_cell():
+def test_matrices_of_heads_are_not_copied_for_each_cell():
     sizes = Sizes(num_heads=4, head_dim=4, length=3000)
     mechanism = make_attention(
         {"name": "linformer", "sharing": "none", "projected_length": 64}, sizes, torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""LSH: hashing, chunks of real tokens only, rounds, and exact attention where nothing is hashed."""
+"""LSH: hashing, chunks of real tokens, rounds, and exact attention without hashing."""
 
 import math
 
@@ -30,7 +30,7 @@ def kept(out, keep):
 
 
 @pytest.mark.parametrize("num_rounds", [1, 3])
-def test_one_bucket_and_one_chunk_are_softmax_attention_to_the_others(num_rounds):
+def test_with_one_bucket_and_chunk_it_is_softmax_attention_to_other_tokens(num_rounds):
     q, v, keep = inputs(50)
     scores = q @ q.transpose(2, 3) / math.sqrt(SIZES.head_dim)
     hidden = ~keep[:, None, None, :] | torch.eye(50, dtype=torch.bool)
@@ -39,25 +39,25 @@ def test_one_bucket_and_one_chunk_are_softmax_attention_to_the_others(num_rounds
     torch.testing.assert_close(kept(out, keep), kept(expected, keep))
 
 
-def test_a_token_that_is_alone_gets_its_own_value():
+def test_a_single_token_gets_its_own_value():
     q, v, keep = inputs(9)
     keep[:] = torch.arange(9) == 4
     torch.testing.assert_close(make()(q, q, v, keep)[:, :, 4], v[:, :, 4])
 
 
 @pytest.mark.parametrize("num_rounds", [1, 2, 4])
-def test_a_round_in_which_a_token_is_alone_has_no_say(num_rounds):
-    # In chunks of one, the first token of every round sees itself only.
+def test_rounds_in_which_a_token_finds_no_other_do_not_count(num_rounds):
+    # With chunks of one token, the first token of every round attends only to itself.
     q, v, keep = inputs(6)
     mechanism = make(chunk_size=1, num_rounds=num_rounds)
     expected = TWINS["lsh"](mechanism, q, q, v, keep)
     torch.testing.assert_close(kept(mechanism(q, q, v, keep), keep), kept(expected, keep))
 
 
-def test_equal_queries_find_each_other_wherever_they_are():
+def test_equal_queries_find_each_other_at_any_distance():
     q = torch.randn(1, 1, 256, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     q = q.repeat(1, SIZES.num_heads, 2, 1)
-    q = 20 * q / q.norm(dim=-1, keepdim=True)  # a score of 100 with its equal, less with the others
+    q = 20 * q / q.norm(dim=-1, keepdim=True)  # a score of 100 with its equal, and lower scores with other queries
     v = torch.randn(1, SIZES.num_heads, 512, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     keep = torch.ones(1, 512, dtype=torch.bool)
 
@@ -65,14 +65,14 @@ def test_equal_queries_find_each_other_wherever_they_are():
         out = make(chunk_size=16, **options)(q, q, v, keep)
         return float(((out - v.roll(256, dims=2)).abs().amax(-1) < 1e-3).double().mean())
 
-    # 256 tokens apart: without hashing they are in chunks that never meet.
+    # They are 256 tokens apart: without hashing their chunks never meet.
     assert share_found(num_buckets=1) == 0
     one, eight = share_found(num_buckets=32, num_rounds=1), share_found(num_buckets=32, num_rounds=8)
     assert one > 0.5
     assert eight > 0.95
 
 
-def test_dropped_tokens_take_no_place_in_the_chunks():
+def test_dropped_tokens_are_in_no_chunk():
     q, v, keep = inputs(60)
     mechanism = make(chunk_size=4, num_buckets=4)
     expected = kept(mechanism(q, q, v, keep), keep)
@@ -87,7 +87,7 @@ def test_dropped_tokens_take_no_place_in_the_chunks():
         )
 
 
-def test_keys_are_not_looked_at_and_get_no_gradient():
+def test_keys_are_ignored_and_have_no_gradient():
     q, v, keep = inputs(30)
     q.requires_grad_()
     k = torch.full_like(q, torch.nan).requires_grad_()
@@ -96,7 +96,7 @@ def test_keys_are_not_looked_at_and_get_no_gradient():
     assert q.grad.isfinite().all()
 
 
-def test_rotations_are_drawn_anew_at_each_training_step_and_never_by_use():
+def test_rotations_change_only_when_redrawn():
     q, v, keep = inputs(200)
     mechanism = make(chunk_size=8)
     assert mechanism.redraw_interval == 1
@@ -106,7 +106,7 @@ def test_rotations_are_drawn_anew_at_each_training_step_and_never_by_use():
     assert not torch.allclose(mechanism(q, q, v, keep), before)
 
 
-def test_the_order_of_tokens_decides_where_chunks_end():
+def test_the_order_of_tokens_determines_where_chunks_end():
     q, v, _ = inputs(64)
     keep = torch.ones(2, 64, dtype=torch.bool)
     mechanism = make(chunk_size=8, num_buckets=2)

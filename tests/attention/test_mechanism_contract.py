@@ -1,4 +1,4 @@
-"""Every attention mechanism against its naive twin: full L x L weights in float64, straight from the formula."""
+"""Every attention mechanism against its naive twin: L x L weights in float64, computed from the formula."""
 
 import json
 import re
@@ -44,14 +44,14 @@ def run_with_gradients(attend, tensors):
     out = kept(attend(q, k, v, keep), keep)
     generator = torch.Generator().manual_seed(1)
     (out * torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out)).sum().backward()
-    # Shared q and k: what is given as keys is not looked at.
+    # With shared queries and keys, the keys are ignored.
     return out.detach(), q.grad, torch.zeros_like(k) if k.grad is None else k.grad, v.grad
 
 
 def check_values_and_gradients(mechanism, twin, length):
     tensors = inputs(length)
     expected = run_with_gradients(lambda *args: twin(mechanism, *args), tensors)
-    # float64: the two differ by rounding only.
+    # float64: they differ only by rounding.
     torch.testing.assert_close(run_with_gradients(mechanism.double(), tensors), expected, rtol=1e-9, atol=1e-10)
 
 
@@ -62,14 +62,14 @@ def check_dropped_tokens_have_no_influence(mechanism):
     sign = torch.randint(0, 2, q.shape, generator=torch.Generator().manual_seed(2)) * 2 - 1
     garbage = [torch.where(dropped, 1e4 * sign, tensor) for tensor in (q, k, v)]
     after = run_with_gradients(mechanism, [*garbage, keep])
-    # Exactly: an influence of 1e-7 per dropped token would be one too many.
+    # Exactly equal: even an influence of 1e-7 per dropped token would be an error.
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     nothing = [torch.where(dropped, torch.nan, tensor) for tensor in (q, k, v)]
     torch.testing.assert_close(kept(mechanism(*nothing, keep), keep), before[0], rtol=0, atol=0)
 
 
 def permuted_and_not(mechanism) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output for permuted tokens, and the permuted output for tokens in order; positions go with their tokens."""
+    """The output for permuted tokens (with their positions), and the permuted output for tokens in order."""
     q, k, v, keep = inputs(33)
     order = torch.randperm(33, generator=torch.Generator().manual_seed(3))
     positions = torch.arange(33).expand(B, 33)
@@ -101,7 +101,7 @@ def test_float32_is_close_to_the_twin(case):
     expected = twin_of(case)(make_case(case), q, k, v, keep)
     actual = make_case(case)(q.float(), k.float(), v.float(), keep)
     assert actual.dtype == torch.float32
-    # float32 has 24 bits; exponents of size ~10 cost another three or four of them.
+    # float32 has 24 bits, of which exponents of size ~10 cost three or four.
     torch.testing.assert_close(kept(actual, keep).double(), kept(expected, keep), rtol=1e-5, atol=1e-5)
 
 
@@ -116,7 +116,7 @@ def test_bf16_is_close_to_the_twin_of_the_rounded_inputs(case, autocast):
         actual = make_case(case)(*given, keep)
     if not autocast:
         assert actual.dtype == torch.bfloat16
-    # bf16 keeps 8 bits: weights and outputs of size up to 3 are each rounded by 2^-9 of themselves.
+    # bf16 has 8 bits: weights and outputs of size up to 3 have relative rounding errors of 2^-9.
     torch.testing.assert_close(kept(actual, keep).double(), kept(expected, keep), rtol=0.01, atol=0.01)
 
 
@@ -132,7 +132,7 @@ def test_padding_changes_nothing(case):
     keep_longer = torch.cat([keep, torch.zeros(B, 32, dtype=torch.bool)], dim=1)
     expected = kept(make_case(case)(q, k, v, keep), keep)
     actual = kept(make_case(case)(*longer, keep_longer), keep_longer)
-    # Longer rows may be added up in other groups: rounding of float32.
+    # Longer rows may be summed in another order: rounding of float32.
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -171,11 +171,11 @@ def test_evaluation_is_repeatable_and_independent_of_the_global_generator(case):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-# --- what the classes say of themselves ----------------------------------------------------------------------
+# --- what the class attributes state ----------------------------------------------------------------------
 
 
 @each_mechanism
-def test_order_sensitive_is_the_truth(name):
+def test_order_sensitive_is_true(name):
     if MECHANISMS[name].order_sensitive:
         small = {"window": {"half_width": 3}, "evo": {"half_width": 3}, "lsh": {"chunk_size": 5}}.get(name, {})
         actual, expected = permuted_and_not(make(name, **small))
@@ -185,7 +185,7 @@ def test_order_sensitive_is_the_truth(name):
 
 
 @each_mechanism
-def test_fixed_length_is_the_truth(name):
+def test_fixed_length_is_true(name):
     def shapes(length):
         sizes = Sizes(num_heads=H, head_dim=E, length=length)
         mechanism = make_attention({"name": name}, sizes, torch.Generator().manual_seed(0))
@@ -206,7 +206,7 @@ def test_mechanisms_of_fixed_length_refuse_more_tokens(name):
 
 
 @each_mechanism
-def test_causal_is_the_truth(name):
+def test_causal_is_true(name):
     options = MECHANISMS[name].Options.__dataclass_fields__
     assert ("causal" in options) == MECHANISMS[name].causal
     if MECHANISMS[name].causal:
@@ -221,7 +221,7 @@ def test_causal_is_the_truth(name):
 
 
 @each_mechanism
-def test_additive_is_the_truth(name):
+def test_additive_is_true(name):
     mechanism = make(name).double()
     assert isinstance(mechanism, Additive) == mechanism.additive
     if mechanism.additive:
@@ -229,14 +229,14 @@ def test_additive_is_the_truth(name):
         parts = [(k[:, :, span], v[:, :, span], keep[:, span]) for span in (slice(20), slice(20, 50))]
         first, second = (mechanism.key_sums(*part) for part in parts)
         expected = kept(mechanism(q, k, v, keep), keep)
-        # Another order of summation, and in float64 a loss of some digits in the difference.
+        # Another order of summation; the difference loses some digits of float64.
         torch.testing.assert_close(kept(mechanism.read(q, first + second), keep), expected, rtol=1e-10, atol=1e-12)
         without_second = mechanism.read(q, first + second + -second)
         torch.testing.assert_close(without_second, mechanism.read(q, first), rtol=1e-8, atol=1e-9)
 
 
 def long_inputs(length):
-    """One cell with one head, all tokens real."""
+    """One cell with one head and only real tokens."""
     q, k, v = torch.randn(3, 1, 1, length, 4, generator=torch.Generator().manual_seed(0))
     return q, k, v, torch.ones(1, length, dtype=torch.bool)
 
@@ -248,19 +248,19 @@ def make_long(name, length):
 
 
 @each_mechanism
-def test_quadratic_is_the_truth(name):
+def test_quadratic_is_true(name):
     def flops(length):
-        # The counter does not know torch's fused kernel for CPUs.
+        # The counter does not count torch's fused kernel for CPUs.
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             make_long(name, length)(*long_inputs(length))
         return counter.get_total_flops()
 
     growth = flops(4096) / flops(2048)
-    assert growth > 3 if MECHANISMS[name].quadratic else growth < 2.2  # tokens: twice as many
+    assert growth > 3 if MECHANISMS[name].quadratic else growth < 2.2  # with twice as many tokens
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not MECHANISMS[name].quadratic])
-def test_memory_and_what_passes_through_it_grow_linearly(name):
+def test_memory_and_memory_traffic_grow_linearly(name):
     def run(length):
         q, k, v, keep = long_inputs(length)
         for x in (q, k, v):
@@ -272,16 +272,16 @@ def test_memory_and_what_passes_through_it_grow_linearly(name):
 
     made = [run(length) for length in (4096, 8192, 16384)]
     assert made[0].largest > 4096 * 4
-    for what in ("largest", "total"):  # of all tensors made: what is moved through memory, hence time
-        sizes = [getattr(found, what) for found in made]
-        assert sizes[2] / sizes[0] < 4.4, what  # tokens: four times as many
+    for what in ("largest", "total"):  # the total of all tensors determines the memory traffic, and so the time
+        sizes = [getattr(tensors, what) for tensors in made]
+        assert sizes[2] / sizes[0] < 4.4, what  # with four times as many tokens
         assert sizes[1] / sizes[0] < 2.2, what
 
 
 # --- options -------------------------------------------------------------------------------------------------
 
 
-def test_unknown_mechanisms_and_options_are_refused_with_those_there_are():
+def test_unknown_mechanisms_and_options_are_refused_with_the_known_names():
     with pytest.raises(InputError, match=r"attention=nystrom; expected one of conv, evo, favor.*: choose with"):
         attention_options({"name": "nystrom"})
     with pytest.raises(InputError, match=r"attention\.half_width; .*attention\.num_features.*: leave it out"):
@@ -293,7 +293,7 @@ def test_unknown_mechanisms_and_options_are_refused_with_those_there_are():
 
 
 @each_mechanism
-def test_yaml_and_page_give_every_option_with_its_default(name):
+def test_yaml_and_documentation_have_every_option_with_its_default(name):
     yaml = make_config("train", ["inputs=[a.h5ad]", "label_key=x", f"attention={name}"]).attention
     mechanism, options = attention_options(yaml)
     assert options == mechanism.Options()
@@ -307,7 +307,7 @@ def test_yaml_and_page_give_every_option_with_its_default(name):
         assert f"| `attention.{option}` | `{written}` |" in section[0]
 
 
-# --- controls: wrong mechanisms that the contract has to notice ----------------------------------------------
+# --- controls: the checks must fail for wrong mechanisms ----------------------------------------------
 
 
 class Zeros(Attention):
@@ -327,7 +327,7 @@ class ReadsOrder(Attention):
 
 @each_case
 def test_zeros_fail_the_contract(case):
-    # A module of the right kind, with all that the twin needs, but with another forward.
+    # A mechanism with everything that the twin needs, but another forward method.
     zeros = make_case(case)
     zeros.forward = Zeros(SIZES, None, None).forward
     with pytest.raises(AssertionError):
@@ -356,7 +356,7 @@ def test_softmax_refuses_cells_above_its_length():
 
 
 def test_softmax_counts_real_tokens_not_padding():
-    # Prediction pads more than training does: a cell that could be trained on must not be refused there.
+    # Prediction pads more than training does, and must not refuse a cell that training accepts.
     q, k, v, _ = inputs(9)
     keep = (torch.arange(9) < 8).expand(B, 9)
     mechanism = make("softmax", max_length=8).double()

@@ -1,4 +1,4 @@
-"""Every mechanism from the shell: trained, saved, loaded, predicting; and what does not go together is refused."""
+"""Every mechanism on the command line: training, saving, loading, predicting; and incompatible options."""
 
 import re
 
@@ -30,7 +30,7 @@ OPTIONS = {name: [f"attention={name}"] for name in MECHANISMS} | {
 }
 
 
-# The way through the encoder is another one with these; the other variants differ in what has tests of its own.
+# Its path through the encoder differs from all others; the parts in which the other variants differ have other tests.
 FAST = ("memory",)
 
 
@@ -47,7 +47,7 @@ def test_trains_and_predicts(case, counts_adata, write, command, tmp_path):
     ran = command("predict", sample, "model_path=model")
     assert ran.code == 0, ran.err
     obs = ad.read_h5ad(tmp_path / "sample.annotated.h5ad").obs
-    # The whole model was saved: loaded again, it gives the same result.
+    # The saved model gives the same result, so nothing of it was lost.
     again = scperformer.annotate(ad.read_h5ad(sample), scperformer.load_model("model")).obs
     np.testing.assert_array_equal(again["scperformer_confidence"], obs["scperformer_confidence"])
 
@@ -55,17 +55,20 @@ def test_trains_and_predicts(case, counts_adata, write, command, tmp_path):
 BAD = {
     "unknown mechanism": (["attention=nystrom"], ("attention=nystrom", "conv, evo, favor, linformer")),
     "unknown option": (["attention.colour=red"], ("attention.colour", "attention.num_features")),
-    "memory that does not add up": (
+    "memory without sums over keys": (
         ["attention=linformer", "tokens.unexpressed=memory"],
         ("memory with attention=linformer", "favor, rbf", "tokens.unexpressed=skip"),
     ),
-    "heads that do not divide": (["model.head_dim=null", "model.num_heads=5"], ("model.num_heads=5", "model.dim=32")),
+    "dimensions that heads do not divide": (
+        ["model.head_dim=null", "model.num_heads=5"],
+        ("model.num_heads=5", "model.dim=32"),
+    ),
     "no gene vectors": (["model.positions=gene2vec"], ("no model.gene2vec_path", "model.positions=gene")),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_refused_in_one_line(case, counts_adata, write, command, tmp_path):
+def test_unusable_options_are_refused_in_one_line(case, counts_adata, write, command, tmp_path):
     options, words = BAD[case]
     ran = command("train", write(counts_adata, "reference.h5ad"), *TRAIN, *options)
     assert ran.code == 2
@@ -75,7 +78,7 @@ def test_refused_in_one_line(case, counts_adata, write, command, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-def test_refused_before_an_unfinished_run_is_lost(counts_adata, write, command, tmp_path):
+def test_unusable_options_do_not_delete_an_unfinished_run(counts_adata, write, command, tmp_path):
     (tmp_path / "model.run" / "checkpoints").mkdir(parents=True)
     last = tmp_path / "model.run" / "checkpoints" / "last.ckpt"
     last.write_bytes(b"hours of work")
@@ -84,7 +87,7 @@ def test_refused_before_an_unfinished_run_is_lost(counts_adata, write, command, 
         assert last.read_bytes() == b"hours of work"
 
 
-def test_options_without_effect_are_named(counts_adata, write, command):
+def test_training_warns_of_options_without_effect(counts_adata, write, command):
     options = ["trainer.max_epochs=1", "attention.causal=true", "model.chunk_tokens=9"]
     options += ["model.gene2vec_path=my vectors (v2), x.txt"]
     ran = command("train", write(counts_adata, "reference.h5ad"), *TRAIN, *options)
@@ -94,7 +97,7 @@ def test_options_without_effect_are_named(counts_adata, write, command):
 
 
 @pytest.mark.slow
-def test_options_without_effect_on_pretraining_are_named(counts_adata, write, command):
+def test_pretraining_warns_of_options_without_effect(counts_adata, write, command):
     options = ["trainer.max_epochs=1", "logger=none", "data.min_genes=0", "attention=window", "model.chunk_tokens=9"]
     ran = command("pretrain", write(counts_adata, "corpus.h5ad"), *options)
     assert ran.code == 0, ran.err
@@ -102,7 +105,7 @@ def test_options_without_effect_on_pretraining_are_named(counts_adata, write, co
 
 
 @pytest.mark.slow
-def test_a_sample_with_longer_cells_than_the_model_takes_is_named(counts_adata, write, command, tmp_path):
+def test_samples_with_cells_too_long_for_the_model_are_refused(counts_adata, write, command, tmp_path):
     few = counts_adata.copy()
     few.X = few.X.multiply(np.random.default_rng(0).random(few.shape) < 0.1).tocsr()
     options = ["trainer.max_epochs=1", "data.min_genes=0", "attention=softmax", "attention.max_length=30"]

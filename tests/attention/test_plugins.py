@@ -1,4 +1,4 @@
-"""Mechanisms of users' own files: the example of the documentation is trained, saved and used."""
+"""Mechanisms in users' own files: the example of the documentation is trained, saved and used."""
 
 import json
 import re
@@ -23,7 +23,7 @@ NAME = "my_attention:Mean"
 
 @pytest.fixture
 def own_file(tmp_path, monkeypatch):
-    """The example of the documentation in the working folder; nothing of it is left behind."""
+    """The example of the documentation, in the working folder; afterwards it is no longer imported."""
     code = re.search(r"`my_attention.py`:\n\n```python\n(.*?)```", DOCS, re.DOTALL)
     (tmp_path / "my_attention.py").write_text(code[1], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -32,7 +32,7 @@ def own_file(tmp_path, monkeypatch):
     sys.modules.pop("my_attention", None)
 
 
-def test_example_gives_the_mean_of_real_tokens(own_file):
+def test_the_example_returns_the_mean_of_real_tokens(own_file):
     allow_attention(NAME)
     sizes = Sizes(num_heads=2, head_dim=3, length=5)
     mechanism = make_attention({"name": NAME, "factor": 2.0}, sizes, torch.Generator())
@@ -52,11 +52,11 @@ def test_options_from_the_command_line(own_file):
         attention_options({"name": NAME, "faktor": 3.0})
 
 
-def test_model_is_trained_saved_and_used_only_with_the_users_word(own_file, counts_adata, monkeypatch):
+def test_a_model_with_a_users_mechanism_is_loaded_only_if_the_user_allows_it(own_file, counts_adata, monkeypatch):
     options = ["model=tiny", f"attention={NAME}", "trainer.max_epochs=1", "data.min_genes=0", "logger=none"]
     path = scperformer.train(counts_adata, "cell_type", output="model", options=as_options(options)).path
     first = scperformer.annotate(counts_adata.copy(), scperformer.load_model(path))
-    # Another process: it knows the name only if the user gives it.
+    # As in another process, which does not know the name.
     monkeypatch.setattr(room, "MECHANISMS", {})
     del sys.modules["my_attention"]
     with pytest.raises(InputError, match="or a plug-in: set SCPERFORMER_PLUGINS=my_attention:Mean if you trust"):
@@ -68,16 +68,16 @@ def test_model_is_trained_saved_and_used_only_with_the_users_word(own_file, coun
 
 
 @pytest.mark.slow
-def test_a_sweep_trains_a_model_with_each(own_file, command, write, counts_adata):
+def test_a_sweep_includes_a_users_mechanism(own_file, command, write, counts_adata):
     words = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "data.min_genes=0", "logger=none"]
     ran = command("train", write(counts_adata), *words, "-m", f"attention={NAME},favor")
     assert ran.code == 0, ran.err
-    found = [json.loads(path.read_text()) for path in sorted(own_file.glob("multirun/*/*/model/bundle.json"))]
-    assert [saved["config"]["attention"]["name"] for saved in found] == [NAME, "favor"]
+    models = [json.loads(path.read_text()) for path in sorted(own_file.glob("multirun/*/*/model/bundle.json"))]
+    assert [saved["config"]["attention"]["name"] for saved in models] == [NAME, "favor"]
     assert f"| {NAME} |" in ran.out
 
 
-def test_mechanism_of_an_installed_package(own_file, monkeypatch):
+def test_an_entry_point_of_an_installed_package_is_found(own_file, monkeypatch):
     entry = EntryPoint(name="mean", value=NAME, group="scperformer.attention")
     monkeypatch.setattr(
         plugins, "entry_points", lambda group, name: [entry] if (group, name) == (entry.group, entry.name) else []
@@ -85,7 +85,7 @@ def test_mechanism_of_an_installed_package(own_file, monkeypatch):
     assert attention_options({"name": "mean", "factor": 0.5})[1].factor == 0.5
 
 
-def test_registered_class_is_known_by_its_name(own_file):
+def test_a_registered_class_is_found_by_its_name(own_file):
     scperformer.register_attention(plugins.import_mechanism(NAME))
     assert attention_options({"name": "mean"})[1].factor == 1.0
 
@@ -99,7 +99,7 @@ def test_registered_class_is_known_by_its_name(own_file):
         ("broken:Mean", "cannot be imported .ZeroDivisionError"),
     ],
 )
-def test_files_that_have_no_mechanism(own_file, name, reason):
+def test_names_without_a_usable_mechanism_are_refused(own_file, name, reason):
     (own_file / "broken.py").write_text("1 / 0", encoding="utf-8")
-    with pytest.raises(InputError, match=f"attention={name} {reason}.*expected a class that derives from"):
+    with pytest.raises(InputError, match=f"attention={name} {reason}.*expected a subclass of"):
         allow_attention(name)

@@ -1,4 +1,4 @@
-"""Gaussian features: the worked example, far-away queries, where anchors come from."""
+"""Gaussian features: a worked example, distant queries, and the choice of anchors."""
 
 import math
 
@@ -22,7 +22,7 @@ def test_worked_example():
     # exp(-.03 / .5), exp(-.27 / .5), exp(-1.08 / .5)
     expected = torch.tensor([0.94176, 0.58275, 0.11533], dtype=torch.float64)
     torch.testing.assert_close(mechanism.features(x, queries=False).exp2()[0, 0, 0], expected, rtol=0, atol=5e-6)
-    # of a query, the same up to a factor
+    # the features of a query are the same up to a factor
     ratio = mechanism.features(x, queries=True).exp2()[0, 0, 0] / expected
     torch.testing.assert_close(ratio, ratio[:1].expand(3), rtol=1e-4, atol=0)  # five digits
 
@@ -37,7 +37,7 @@ def test_features_have_the_width_of_the_softmax_kernel():
 
 
 def in_log_space(mechanism, q, k, v, keep):
-    """The linear form with every product of features written out as a logarithm, in float64."""
+    """The linear form with the logarithm of every product of features, in float64."""
     anchors = mechanism.anchors_HME.double()[:, None]
     width = 2 * (mechanism.options.sigma or E**0.25) ** 2
     log_q, log_k = (-(x.double().unsqueeze(3) - anchors).square().sum(-1) / width for x in (q, k))
@@ -54,11 +54,11 @@ def test_log_space_equals_the_twin():
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("norm", "atol"), [(1e3, 1e-4), (1e4, 1e-3)])
-def test_far_away_queries_keep_their_weights(norm, atol, causal):
+def test_distant_queries_keep_their_weights(norm, atol, causal):
     q, k, v, keep = inputs(40)
     q = q / q.norm(dim=-1, keepdim=True) * norm
     mechanism = make("rbf", causal=causal)
-    assert (rbf(mechanism, q, k, v, keep) == 0).all()  # written out, all features of all queries are 0
+    assert (rbf(mechanism, q, k, v, keep) == 0).all()  # in the naive form, all features of all queries are 0
     actual = mechanism(q.float(), k.float(), v.float(), keep)
     expected = in_log_space(mechanism, q.float(), k.float(), v, keep) if not causal else None
     if causal:
@@ -66,11 +66,11 @@ def test_far_away_queries_keep_their_weights(norm, atol, causal):
                  for n in range(1, 41)]  # fmt: skip
         expected = torch.stack([step[:, :, -1] for step in steps], dim=2)
     assert kept(actual, keep).isfinite().all()
-    # Exponents of up to norm x |anchor| / 4, so 1e3 to 1e4, in 24 bits.
+    # Exponents are up to norm x |anchor| / 4, so 1e3 to 1e4, with 24 bits.
     torch.testing.assert_close(kept(actual, keep).double(), kept(expected, keep), rtol=0, atol=atol)
 
 
-def test_far_away_keys_give_averages_of_the_values():
+def test_outputs_for_distant_keys_are_averages_of_values():
     q, k, v, keep = inputs(40)
     out = kept(make("rbf")(q.float(), 1e4 * k.float(), v.float(), keep), keep)
     assert out.isfinite().all()
@@ -78,7 +78,7 @@ def test_far_away_keys_give_averages_of_the_values():
 
 
 @pytest.mark.parametrize("init", ["sample", "learned"])
-def test_anchors_start_as_keys_of_real_tokens(init):
+def test_anchors_are_initialised_with_keys_of_real_tokens(init):
     mechanism = make("rbf", init=init, num_anchors=6)
     _, k, _, keep = inputs(20)
     assert mechanism.starts_from_keys
@@ -96,7 +96,7 @@ def test_anchors_start_as_keys_of_real_tokens(init):
     assert torch.equal(again.anchors_HME, mechanism.anchors_HME)
 
 
-def test_fewer_keys_than_anchors_are_all_taken():
+def test_if_there_are_fewer_keys_than_anchors_all_are_used():
     mechanism = make("rbf", num_anchors=7)
     _, k, _, _ = inputs(3)
     keep = torch.zeros(B, 3, dtype=torch.bool)
@@ -127,7 +127,7 @@ def test_training_starts_from_keys_and_saves_the_anchors(counts_adata, tmp_path)
     def spread(mechanism):
         return float(mechanism.anchors_HME.detach().std())
 
-    # Keys at the start are smaller than the random anchors of before: a Linear layer's outputs have variance 1 / 3.
+    # Initial keys are smaller than random anchors: the outputs of a linear layer have variance 1 / 3.
     assert 0.2 < spread(mechanism) < 0.8 < spread(untouched)
 
 
@@ -139,6 +139,6 @@ def test_training_starts_from_keys_and_saves_the_anchors(counts_adata, tmp_path)
         ({"init": "kmeans"}, r"attention\.init=kmeans; expected one of sample, learned"),
     ],
 )
-def test_refuses_options_out_of_range(options, message):
+def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(InputError, match=message):
         make("rbf", **options)

@@ -1,4 +1,4 @@
-"""Window and evo: the band, the convolution of scores, and what they become without them."""
+"""Window and evo: the band, the convolution of scores, and softmax attention as their special case."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_worked_example():
 
 
 def test_worked_example_with_a_dropped_token():
-    # Without token 1, S is 1 . . / . . . / . . 6, and no score reaches a neighbour's place.
+    # Without token 1, S is 1 . . / . . . / . . 6, and no score is added to that of a neighbour.
     window = with_taps(make("window", HAND, half_width=1, normalize="none"), [0.5, 1, 0])
     out = attend_by_hand(window, keep=(True, False, True))
     assert (out[0], out[2]) == (1, 600)
@@ -120,11 +120,11 @@ def test_tokens_beyond_the_band_have_no_influence(name):
     after = mechanism(q, k, v, keep)
     changed = (after - before).abs().amax(dim=(0, 1, 3)) > 0
     assert torch.equal(changed.nonzero().flatten(), torch.arange(95, 106)[changed[95:106]])
-    assert changed[96:105:4].all()  # and near ones do
+    assert changed[96:105:4].all()  # while tokens within it have an influence
 
 
 @pytest.mark.parametrize("name", ["window", "evo"])
-def test_tokens_without_a_real_key_get_zeros_and_break_nothing(name):
+def test_tokens_without_a_real_key_get_zeros_and_finite_gradients(name):
     q, k, v, keep = inputs(200)
     keep[:, 40:160] = False
     for x in (q, k, v):
@@ -149,7 +149,7 @@ def test_padding_changes_nothing(name):
 # --- parameters and options ----------------------------------------------------------------------------------
 
 
-def test_kernels_start_near_the_identity_and_differ_between_heads():
+def test_initial_kernels_are_near_the_identity_and_differ_between_heads():
     taps = make("evo").taps_NHW.detach()
     identity = torch.zeros(65, dtype=torch.float64)
     identity[32] = 1
@@ -167,7 +167,7 @@ def test_options_out_of_range_are_refused(name, option, value):
 
 
 @pytest.mark.parametrize("name", ["window", "evo"])
-def test_a_band_wider_than_the_cell_takes_no_more_than_the_cell(name):
+def test_a_band_wider_than_the_cell_takes_no_more_memory_than_the_cell(name):
     mechanism = make(name, half_width=2000)
     q, k, v = torch.randn(3, 1, SIZES.num_heads, 20, SIZES.head_dim, generator=torch.Generator().manual_seed(0))
     with TensorBytes() as tensors, torch.no_grad():

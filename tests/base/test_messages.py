@@ -29,15 +29,15 @@ def test_sizes(size):
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "suggestion"),
     [("celltype", "did you mean 'cell_type'? "), ("CELL_TYPE", "did you mean 'cell_type'? "), ("donor", "")],
 )
-def test_the_name_that_was_meant(word, said):
-    assert did_you_mean(word, ["cell_type", "batch"]) == said
+def test_a_similar_name_is_suggested(word, suggestion):
+    assert did_you_mean(word, ["cell_type", "batch"]) == suggestion
 
 
 @pytest.mark.parametrize("names", [[], ["A"], ["A", "B"], ["A|B", "C"], ['"', "|", "\\"], ["a,b", " c "]], ids=str)
-def test_joined_names_are_taken_apart(names):
+def test_joined_names_can_be_split(names):
     assert split_names(join_names(names)) == names
     if not any(letter in name for name in names for letter in '|"'):
         assert join_names(names) == "|".join(names)

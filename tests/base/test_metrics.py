@@ -1,4 +1,4 @@
-"""Scores compared with scikit-learn and with tables made by hand."""
+"""Scores compared with scikit-learn and with tables computed by hand."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from sklearn import metrics as reference
 
 from scperformer.base.metrics import class_scores, confusion_matrix, score, scores
 
-# Made by hand: rows true A, B, C; C is never predicted, D is predicted but never true.
+# Rows are the true labels A, B, C, D; C is never predicted, and D is predicted but never true.
 LABELS = ["A", "B", "C", "D"]
 TABLE = np.array([[8, 1, 0, 1], [2, 6, 0, 0], [0, 2, 0, 0], [0, 0, 0, 0]])
 
@@ -30,7 +30,7 @@ def test_scores_equal_scikit_learn(seed, num_labels, num_cells):
         reference.f1_score(truth, predicted, labels=present, average="macro", zero_division=0),
         reference.f1_score(truth, predicted, average="weighted", zero_division=0),
     ]
-    # Both divide the same integers in float64; only the order of the sum over labels can differ.
+    # Both divide the same integers in float64; only the order of sums over labels can differ.
     np.testing.assert_allclose([ours.accuracy, ours.macro_f1, ours.weighted_f1], theirs, rtol=1e-12)
 
 
@@ -46,7 +46,7 @@ def test_classes_and_confusion_equal_scikit_learn(seed):
         np.testing.assert_allclose(mine, other, rtol=1e-12)
 
 
-def test_scores_of_a_table_made_by_hand():
+def test_scores_of_a_table_by_hand():
     by_class = class_scores(TABLE)
     np.testing.assert_array_equal(by_class["support"], [10, 8, 2, 0])
     np.testing.assert_allclose(by_class["precision"], [8 / 10, 6 / 9, np.nan, 0])
@@ -76,7 +76,7 @@ def test_no_cells_give_nan():
     assert np.isnan([scores(np.zeros((3, 3), dtype=np.int64)).accuracy, score([], []).macro_f1]).all()
 
 
-def test_confusion_counts_rows_as_truth():
+def test_rows_of_the_confusion_matrix_are_true_labels():
     table = confusion_matrix(["A", "A", "B"], ["B", "A", "B"], ["B", "A"])
     np.testing.assert_array_equal(table, [[1, 0], [1, 1]])
 

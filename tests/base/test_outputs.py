@@ -42,37 +42,39 @@ def test_file_appears_when_complete(tmp_path):
 
 @pytest.fixture
 def steps(monkeypatch) -> list[str]:
-    """What is done to names: `stored x`, when x is on the disk, and `renamed x`."""
-    found, sync, replace = [], os.fsync, os.replace
+    """The calls in order: `synced x` when x is on the disk, and `renamed x`."""
+    calls = []
+    sync = os.fsync
+    replace = os.replace
 
     def name(path):
         return re.sub(r"^\.scperformer-.*?(\.txt)?$", r"temporary\1", os.path.basename(path))
 
     def fsync(file):
-        found.append(f"stored {name(os.readlink(f'/proc/self/fd/{file}'))}")
+        calls.append(f"synced {name(os.readlink(f'/proc/self/fd/{file}'))}")
         sync(file)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "replace", lambda old, new: (found.append(f"renamed {name(old)}"), replace(old, new))[1])
-    return found
+    monkeypatch.setattr(os, "replace", lambda old, new: (calls.append(f"renamed {name(old)}"), replace(old, new))[1])
+    return calls
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the name of an open file")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the names of open files in /proc")
 def test_the_content_is_on_the_disk_before_the_name(tmp_path, steps):
-    """Else a machine that loses power may have the name of an empty file."""
+    """Otherwise a power failure could leave an empty file under the new name."""
     with new_file(tmp_path / "a.txt") as temporary:
         temporary.write_text("whole")
-    assert steps == ["stored temporary.txt", "renamed temporary.txt", f"stored {tmp_path.name}"]
+    assert steps == ["synced temporary.txt", "renamed temporary.txt", f"synced {tmp_path.name}"]
     steps.clear()
     with new_folder(tmp_path / "b", MADE) as temporary:
         (temporary / "inner").mkdir()
         (temporary / "inner" / "x").touch()
-    assert set(steps[:-2]) == {"stored x", "stored inner", f"stored {MARK}", "stored temporary"}
-    assert steps[-2:] == ["renamed temporary", f"stored {tmp_path.name}"]
+    assert set(steps[:-2]) == {"synced x", "synced inner", f"synced {MARK}", "synced temporary"}
+    assert steps[-2:] == ["renamed temporary", f"synced {tmp_path.name}"]
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
-def test_disks_that_cannot_wait_are_written_to(tmp_path, monkeypatch, number):
+def test_disks_that_cannot_sync_are_supported(tmp_path, monkeypatch, number):
     def fsync(file):
         raise OSError(number, "not here")
 
@@ -82,8 +84,8 @@ def test_disks_that_cannot_wait_are_written_to(tmp_path, monkeypatch, number):
     assert (tmp_path / "a.txt").read_text() == "whole"
 
 
-def test_a_disk_that_is_full_in_the_end_leaves_nothing_and_names_the_output(tmp_path, monkeypatch):
-    """Network disks may say so only when they are asked to have stored it."""
+def test_a_disk_that_is_full_when_syncing_leaves_nothing_and_the_error_names_the_output(tmp_path, monkeypatch):
+    """Network disks may report this only when a file is synced."""
 
     def fsync(file):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -108,7 +110,7 @@ def test_file_has_the_usual_permissions(tmp_path):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_failure_leaves_no_file_and_an_existing_one_as_it_was(tmp_path, error):
+def test_a_failure_leaves_no_new_file_and_keeps_an_existing_file(tmp_path, error):
     target = tmp_path / "out.txt"
 
     def fail(overwrite):
@@ -160,7 +162,7 @@ def test_link_is_followed(tmp_path):
     assert real.read_text() == "after"
 
 
-def test_file_where_none_can_be(tmp_path):
+def test_paths_where_no_file_can_be_written_are_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is a folder"), new_file(tmp_path, overwrite=True):
         pass
@@ -187,7 +189,7 @@ def test_folder_appears_when_complete(tmp_path):
     assert names(tmp_path) == ["model"]
 
 
-def test_failure_leaves_no_folder_and_an_existing_one_as_it_was(tmp_path):
+def test_a_failure_leaves_no_new_folder_and_keeps_an_existing_folder(tmp_path):
     target = tmp_path / "model"
 
     def fail(overwrite):
@@ -207,9 +209,9 @@ def test_failure_leaves_no_folder_and_an_existing_one_as_it_was(tmp_path):
     assert names(tmp_path) == ["model"]
 
 
-@pytest.mark.parametrize("exchanged", [True, False])
-def test_folder_is_replaced_as_a_whole(tmp_path, monkeypatch, exchanged):
-    if not exchanged:  # a disk, or a system, that cannot exchange two names
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_folder_is_replaced_as_a_whole(tmp_path, monkeypatch, can_exchange):
+    if not can_exchange:  # a disk, or a system, that cannot exchange two names
         monkeypatch.setattr(outputs, "_exchange", lambda one, other: False)
     target = tmp_path / "model"
     with new_folder(target, MADE) as temporary:
@@ -225,7 +227,7 @@ def test_folder_is_replaced_as_a_whole(tmp_path, monkeypatch, exchanged):
     assert names(tmp_path) == ["model"]
 
 
-def test_a_mark_of_another_kind_or_program_is_not_ours(tmp_path):
+def test_folders_with_the_mark_of_another_kind_or_program_are_not_ours(tmp_path):
     write_mark(tmp_path, FolderKind("another thing"))
     assert why_not_ours(tmp_path, MADE) == "is a folder with another thing"
     for content in ("[]", "{}", "x", '{"made_by": "them", "kind": "a thing"}', '{"made_by": "scperformer"}'):
@@ -237,7 +239,7 @@ FOREIGN = ("notes.txt", "inside/notes.txt", ".hidden", "later", "first.json")
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_file_of_the_users_in_a_folder_of_ours_is_never_removed(tmp_path, name):
+def test_a_users_file_in_a_folder_of_ours_is_never_removed(tmp_path, name):
     target = tmp_path / "model"
     with new_folder(target, MADE) as temporary:
         (temporary / "ours").touch()
@@ -275,11 +277,13 @@ def test_a_file_that_appears_meanwhile_in_a_folder_is_not_removed(tmp_path):
     assert names(tmp_path) == ["model"]
 
 
-@pytest.mark.parametrize(("there", "ours"), [(["first.json"], True), (["first.json", "part-1"], True), ([], False)])
-def test_folders_of_earlier_versions_have_no_mark(tmp_path, there, ours):
-    for name in there:
+@pytest.mark.parametrize(
+    ("content", "is_ours"), [(["first.json"], True), (["first.json", "part-1"], True), ([], False)]
+)
+def test_folders_of_earlier_versions_have_no_mark(tmp_path, content, is_ours):
+    for name in content:
         (tmp_path / name).touch()
-    assert (why_not_ours(tmp_path, OLD) is None) == ours
+    assert (why_not_ours(tmp_path, OLD) is None) == is_ours
     assert why_not_ours(tmp_path, MADE) == f"is a folder without {MARK}"
     (tmp_path / "thesis").touch()
     assert why_not_ours(tmp_path, OLD) is not None
@@ -300,7 +304,7 @@ def test_folders_that_are_not_ours_are_never_replaced(tmp_path, monkeypatch):
     assert names(theirs) == ["chapter1"]
 
 
-def test_folder_is_put_back_when_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
+def test_the_old_folder_is_restored_if_the_new_one_cannot_be_renamed(tmp_path, monkeypatch):
     target = tmp_path / "model"
     with new_folder(target, MADE) as temporary:
         (temporary / "before").touch()
@@ -320,7 +324,7 @@ def test_folder_is_put_back_when_the_new_one_cannot_take_its_place(tmp_path, mon
     assert names(tmp_path) == ["model"]
 
 
-def test_what_a_dead_process_left_is_removed_and_nothing_else(tmp_path):
+def test_only_temporary_files_of_dead_processes_are_removed(tmp_path):
     dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     gone = outputs._temporary_prefix() + dead.stdout.strip()
     alive = outputs._temporary_prefix() + str(os.getpid())
@@ -336,7 +340,7 @@ def test_what_a_dead_process_left_is_removed_and_nothing_else(tmp_path):
 
 @pytest.mark.slow
 def test_kill_9_while_cells_in_memory_are_written(tmp_path, counts_adata, tiny_model):
-    """A table is read as a whole, and its annotated cells are written at once."""
+    """A table is read into memory, and its annotated cells are written at once."""
     counts_adata.to_df().to_csv(tmp_path / "cells.csv")
     die = "import os, signal, h5py\nclose = h5py.File.close\n"
     die += "h5py.File.close = lambda self: (close(self), os.kill(os.getpid(), signal.SIGKILL))"

@@ -1,4 +1,4 @@
-"""The palette, checked for colour-blind eyes, and the ink on each colour."""
+"""The palette for colour-blind readers, text on each colour, and the reliability diagram."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from support.colours import linear, oklab
 
 from scperformer.base.pictures import PALETTE, colour_of, draw_reliability, text_colour_on
 
-# Machado, Oliveira and Fernandes 2009, severity 1: what linear RGB looks like to a colour-blind eye.
+# Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as seen with a colour vision deficiency.
 DEUTERANOPIA = np.array(
     [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]]
 )
@@ -17,15 +17,15 @@ PROTANOPIA = np.array(
 
 @pytest.mark.parametrize("seen", [np.eye(3), DEUTERANOPIA, PROTANOPIA], ids=["normal", "deuteranopia", "protanopia"])
 @pytest.mark.parametrize(("num_colours", "least"), [(20, 0.07), (30, 0.055)])
-def test_colours_differ_for_every_eye(seen, num_colours, least):
+def test_colours_differ_for_every_kind_of_colour_vision(seen, num_colours, least):
     colours = [colour_of(place) for place in range(num_colours)]
-    lab = oklab(np.vstack([linear(colours), np.ones((1, 3))]) @ seen.T)  # and from the white page
+    lab = oklab(np.vstack([linear(colours), np.ones((1, 3))]) @ seen.T)  # including the white of the page
     gaps = np.linalg.norm(lab[:, None] - lab[None], axis=2)
-    # OKLab .02 is about the smallest difference that can be seen.
+    # In OKLab .02 is about the smallest visible difference.
     assert gaps[~np.eye(len(lab), dtype=bool)].min() > least
 
 
-def test_text_on_a_colour_is_readable():
+def test_text_on_every_colour_is_readable():
     for colour in PALETTE:
         light, dark = sorted((linear([colour, text_colour_on(colour)]) @ [0.2126, 0.7152, 0.0722]).tolist())[::-1]
         assert (light + 0.05) / (dark + 0.05) > 4.5  # WCAG 2, AA

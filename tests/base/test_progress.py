@@ -1,4 +1,4 @@
-"""Signs of progress: lines in a log, and one bar on a terminal."""
+"""Progress: lines in a log, and one bar on a terminal."""
 
 import io
 import logging
@@ -14,7 +14,7 @@ from scperformer.base.progress import progress, say
 
 
 class Terminal(io.StringIO):
-    """Text that is written to a terminal."""
+    """A terminal that keeps the text written to it."""
 
     def isatty(self) -> bool:
         return True
@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def fast(monkeypatch):
-    """Draw and write lines a thousand times as often."""
+    """Draw and write lines hundreds of times as often."""
     monkeypatch.setattr(module, "SECONDS_BETWEEN_DRAWS", 0.001)
     monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.01)
     monkeypatch.setattr(module, "SECONDS_WITHOUT_TOTAL", 0.04)
@@ -31,7 +31,7 @@ def fast(monkeypatch):
 
 @pytest.fixture
 def terminal(fast, monkeypatch) -> Callable[[], Terminal]:
-    """Make standard error a terminal; to be called in the test, as pytest replaces it before."""
+    """Return a function that makes standard error a terminal; call it in the test, as pytest replaces it before."""
 
     def start() -> Terminal:
         monkeypatch.setattr(sys, "stderr", Terminal())
@@ -48,7 +48,7 @@ def wait_for(condition) -> None:
     raise AssertionError("nothing was shown")
 
 
-def test_lines_tell_what_is_done_and_left(fast, caplog):
+def test_lines_have_finished_steps_and_remaining_time(fast, caplog):
     caplog.set_level(logging.INFO, "scperformer")
     with progress("checking", total=3, unit="files") as files:
         files.update()
@@ -58,7 +58,7 @@ def test_lines_tell_what_is_done_and_left(fast, caplog):
     assert re.fullmatch(r"2/3 a\.h5ad: 2,000 of 8,000 cells in 0\.\d s, about 0\.\d s left", caplog.messages[0])
 
 
-def test_a_block_without_a_total_tells_its_time(fast, caplog):
+def test_a_block_without_a_total_shows_its_elapsed_time(fast, caplog):
     caplog.set_level(logging.INFO, "scperformer")
     with progress("reading"):
         wait_for(lambda: caplog.messages)
@@ -77,8 +77,8 @@ def test_a_block_without_a_total_is_silent_at_first(fast, caplog, monkeypatch):
     assert re.fullmatch(r"checking: 0 of 3 files in 0\.\d s", caplog.messages[0])
 
 
-def test_the_innermost_block_is_the_one_bar(terminal):
-    """It is removed at the end, log lines and printed text stand above it, and the outer one comes back."""
+def test_the_bar_shows_the_innermost_block(terminal):
+    """Log lines appear above it; at the end of the block it is removed, and the outer block is shown again."""
     terminal = terminal()
     logging.getLogger("scperformer").handlers[:] = [logging.StreamHandler(terminal)]
     with progress("files", total=2, unit="files"):
@@ -92,7 +92,7 @@ def test_the_innermost_block_is_the_one_bar(terminal):
     assert re.search(r"\r +\r$", terminal.getvalue())
 
 
-def test_printed_text_stands_above_the_bar(terminal, capsys):
+def test_printed_text_appears_above_the_bar(terminal, capsys):
     terminal = terminal()
     with progress("reading"):
         wait_for(lambda: "reading [" in terminal.getvalue())
@@ -102,7 +102,7 @@ def test_printed_text_stands_above_the_bar(terminal, capsys):
     assert capsys.readouterr().out == "found\n"
 
 
-def test_nothing_is_shown_in_helping_processes(terminal):
+def test_nothing_is_shown_in_other_processes_of_a_distributed_training(terminal):
     terminal = terminal()
     logging.getLogger("scperformer").setLevel(logging.ERROR)
     with progress("reading") as shown:

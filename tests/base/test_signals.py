@@ -1,4 +1,4 @@
-"""Ctrl-C and the signals of clusters end a command anywhere: one line, the usual exit code, nothing half-written."""
+"""Ctrl-C and signals of clusters end a command at any point: one line, the usual exit code, no partial output."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ sys.setprofile(profile)
 PREDICT = ("predict", "cells.h5ad", "model_path=model", "adapt=false")
 TRAIN = ("train", "cells.h5ad", "label_key=cell_type", "model=tiny", "trainer.max_epochs=2", "output=new")
 ADAPT = ("adapt", "model", "cells.h5ad", "output=new")
-CASES = {  # words, and the module and function in which the signal comes
+CASES = {  # command, and the module and function in which the signal comes
     "the command line is imported": (PREDICT, "scperformer.command.cli", "<module>"),
     "options are composed": (PREDICT, "omegaconf", "<module>"),
     "torch is imported": (PREDICT, "torch", "<module>"),
@@ -60,7 +60,7 @@ def inputs(tmp_path, counts_adata, tiny_model) -> Path:
 
 
 def signalled(words, folder: Path, number: int, module: str, function: str, call: int = 1) -> tuple[int, str]:
-    """Run a command that gets a signal where a function is called: its exit code and what it says."""
+    """Run a command that gets a signal when a function is called; return its exit code and standard error."""
     place = folder.parent / "profile"
     place.mkdir()
     values = f"MODULE, FUNCTION, CALL, SIGNAL = {module!r}, {function!r}, {call}, {int(number)}\n"
@@ -97,14 +97,14 @@ def test_ctrl_c_is_one_line_and_leaves_nothing(case, inputs):
 )
 def test_signals_of_clusters_and_terminals(number, code, inputs):
     before = sorted(os.listdir(inputs))
-    found, errors = signalled(PREDICT, inputs, number, "scperformer.prediction.write", "_add")
-    assert found == code, errors
+    exit_code, errors = signalled(PREDICT, inputs, number, "scperformer.prediction.write", "_add")
+    assert exit_code == code, errors
     require_clean(errors, f"ended by {signal.Signals(number).name}")
     assert sorted(os.listdir(inputs)) == before
 
 
 @pytest.mark.slow
-def test_a_training_that_was_cut_off_after_its_last_epoch_is_resumed(inputs):
+def test_a_training_interrupted_after_its_last_epoch_is_resumed(inputs):
     code, errors = signalled(TRAIN, inputs, signal.SIGINT, "scperformer.training.train", "score_on_held_out")
     assert code == 130, errors
     require_clean(errors, "interrupted; the same command with resume=true continues it")
@@ -118,7 +118,7 @@ def test_a_training_that_was_cut_off_after_its_last_epoch_is_resumed(inputs):
 
 @pytest.mark.slow
 def test_several_signals_at_once_count_as_one(inputs):
-    """As from a terminal and from the job manager that the terminal belongs to."""
+    """For example from a terminal and from the job manager to which it belongs."""
     line = [sys.executable, "-m", "scperformer", *PREDICT, "output=out.zarr"]
     with subprocess.Popen(line, cwd=inputs, stderr=subprocess.PIPE, text=True) as process:
         time.sleep(1)
@@ -131,8 +131,8 @@ def test_several_signals_at_once_count_as_one(inputs):
     assert not (inputs / "out.zarr").exists()
 
 
-def test_signals_that_are_ignored_stay_so():
-    """As with nohup, or in the background of a script."""
+def test_ignored_signals_stay_ignored():
+    """As under nohup, or in the background of a script."""
     code = """
 import signal
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -145,8 +145,8 @@ print(*(signal.getsignal(number) == signal.SIG_IGN for number in (signal.SIGHUP,
     assert ran.stdout == "True True False\n"
 
 
-def test_a_signal_in_a_callback_is_raised_afterwards():
-    """No exception gets out of `__del__` and the callbacks of compiled libraries."""
+def test_a_signal_in_a_callback_is_raised_later():
+    """Python discards exceptions in `__del__` and in callbacks of compiled libraries."""
     code = """
 import os, signal, time
 from scperformer.base.signals import handle_signals, say_ended
@@ -167,8 +167,8 @@ except KeyboardInterrupt as error:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_workflow_ends_when_snakemake_has_ended_its_jobs(number, tmp_path):
-    """Snakemake gets Ctrl-C, whichever signal came, and has the time that it needs."""
+def test_a_workflow_ends_after_snakemake_has_ended_its_jobs(number, tmp_path):
+    """Snakemake gets SIGINT, whatever the signal was, and as much time as it needs."""
     code = f"""
 import os, pathlib, sys, threading, time
 from scperformer.base.signals import EndedBySignal, handle_signals, say_ended

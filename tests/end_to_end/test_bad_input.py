@@ -456,7 +456,7 @@ def test_no_gpu(sample, model, refused):
     if torch.cuda.is_available() or torch.backends.mps.is_available():
         pytest.skip("there is a GPU")
     assert mentions(refused("train", sample, *TRAIN, "trainer=gpu"), "no GPU", "trainer=cpu")
-    assert mentions(refused("predict", sample, "model_path=model", "device=cuda"), "no GPU", "device=cpu")
+    assert mentions(refused("predict", sample, "model_path=model", "device=cuda"), "without a GPU", "device=cpu")
 
 
 @pytest.mark.parametrize(("step", "option"), [("train", "label_key"), ("evaluate", "truth_key")])

@@ -144,7 +144,7 @@ def test_indices_that_are_no_permutation_are_refused():
     state = fastfood.state_dict()
     fastfood.load_state_dict(state)
     state["order_NP"] = state["order_NP"] + 1
-    with pytest.raises(ValueError, match="'order_NP' that are no order"):
+    with pytest.raises(ValueError, match="'order_NP' that are no permutations"):
         fastfood.load_state_dict(state)
 
 

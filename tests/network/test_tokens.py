@@ -1,4 +1,4 @@
-"""Expression to tokens: bins against exact fractions, and which genes of a cell become tokens; their vectors."""
+"""Tokens of expression: bins against exact fractions, which genes become tokens, and their embeddings."""
 
 import math
 from fractions import Fraction
@@ -21,13 +21,13 @@ MAX_TOTAL = 50_000
 
 
 def exact_bin(count: int, total: int) -> int:
-    """floor(log2(1 + 1e4 count / total)), at most 5, without any rounding."""
+    """floor(log2(1 + 1e4 count / total)), at most 5, in exact arithmetic."""
     value = 1 + Fraction(10_000 * count, total)
     return max(power for power in range(6) if 2**power <= value)
 
 
 def stored(count, total):
-    """ln(1 + 1e4 count / total) as it is stored, in float32."""
+    """ln(1 + 1e4 count / total) as files store it, in float32."""
     return np.log1p(1e4 * np.asarray(count) / np.asarray(total)).astype(np.float32)
 
 
@@ -70,7 +70,7 @@ def test_scbert_bins_are_exact_next_to_every_edge_of_every_total():
 
 @pytest.mark.parametrize("power", range(1, 6))
 def test_scbert_edges_allow_for_the_rounding_of_any_float32_logarithm(power):
-    # numpy's, R's and a GPU's logarithms differ in the last unit; the counts are the same.
+    # The logarithms of NumPy, R and GPUs differ in their last bit for the same counts.
     edge = stored(2**power - 1, 10_000)
     for x in (np.nextafter(edge, np.float32(0)), edge, np.nextafter(edge, np.float32(9))):
         assert log2_bins(x, SCBERT) == power
@@ -86,7 +86,7 @@ def test_scbert_bins_of_random_counts_equal_fractions():
 
 
 def test_scbert_bins_are_exact_after_scanpy():
-    # As in preprocessing: scanpy divides and takes logs in float32. Two genes: the one at an edge, and the rest.
+    # As in preprocessing, scanpy divides and takes logarithms in float32. Two genes: one at an edge, and the rest.
     total = np.random.default_rng(0).integers(1_000, MAX_TOTAL + 1, 3_000)
     total = np.concatenate([total, np.arange(10_000, MAX_TOTAL + 1, 10_000)])
     edge = np.array([1, 3, 7, 15, 31])
@@ -105,8 +105,8 @@ def test_scbert_table_has_seven_rows_and_mask_six():
     assert Embedding(3, ModelConfig(), SCBERT).expression.num_embeddings == 7
 
 
-def test_finer_bins_hold_one_part_of_a_doubling_each():
-    # 1 + cp10k at the middle of each quarter of a doubling; bin 0 is for genes that are not expressed.
+def test_each_finer_bin_is_a_part_of_a_doubling():
+    # 1 + cp10k at the middle of each quarter of a doubling; bin 0 is for unexpressed genes.
     step = np.arange(40)
     x = (np.log(2.0) * (step + 0.5) / 4).astype(np.float32)
     np.testing.assert_array_equal(log2_bins(x, BINS), np.minimum(step + 1, 40))
@@ -136,7 +136,7 @@ def test_full_makes_every_gene_a_token_and_ends_with_the_special_position():
     np.testing.assert_array_equal(token_counts(cells_csr(X), SCBERT), [5, 5, 5])
 
 
-def test_full_has_no_tokens_of_genes_that_the_file_does_not_have():
+def test_full_has_no_tokens_for_unmeasured_genes():
     x, tokens, measured = cells_csr([[0.0, 2.0, 0.0, 1.0]]), TokensConfig(unexpressed="full"), np.arange(4) != 2
     batch = Cells(x, tokens, measured=measured).batch([0])
     assert batch.genes_BL[batch.keep_BL].tolist() == [0, 1, 3, 4]
@@ -145,7 +145,7 @@ def test_full_has_no_tokens_of_genes_that_the_file_does_not_have():
     assert everything.genes_BL[everything.keep_BL].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_skip_leaves_out_unexpressed_genes_and_pads_behind_the_special_position():
+def test_skip_leaves_out_unexpressed_genes_and_pads_after_the_special_position():
     tokens = tokenize(cells_csr(X), SCBERT_SKIP)
     np.testing.assert_array_equal(tokens.genes_BL, [[1, 3, 4, 4, 4], [4, 4, 4, 4, 4], [0, 1, 2, 3, 4]])
     np.testing.assert_array_equal(tokens.values_BL, [[1, 5, 0, 0, 0], [0, 0, 0, 0, 0], [2, 0, 1, 3, 0]])
@@ -155,14 +155,14 @@ def test_skip_leaves_out_unexpressed_genes_and_pads_behind_the_special_position(
     np.testing.assert_array_equal(token_counts(cells_csr(X), SCBERT_SKIP), [3, 1, 5])
 
 
-def test_continuous_tokens_carry_the_value_itself():
+def test_continuous_tokens_have_the_values_themselves():
     tokens = tokenize(cells_csr(X), CONTINUOUS)
     assert tokens.values_BL.dtype == torch.float32
     np.testing.assert_array_equal(tokens.values_BL, tokens.x_BL)
 
 
 @pytest.mark.parametrize("config", [SCBERT, SCBERT_SKIP, BINS, CONTINUOUS], ids=lambda c: f"{c.name}-{c.unexpressed}")
-def test_number_of_tokens_is_what_token_counts_says(config):
+def test_token_counts_are_the_numbers_of_real_tokens(config):
     cells = sparse.random(9, 30, density=0.3, format="csr", dtype=np.float32, random_state=0)
     tokens = tokenize(cells, config)
     np.testing.assert_array_equal(tokens.keep_BL.sum(axis=1), token_counts(cells, config))
@@ -199,7 +199,7 @@ def test_a_cell_has_the_same_tokens_as_a_row_of_a_larger_matrix():
     np.testing.assert_array_equal(alone.x_BL[0, :num], together.x_BL[4, :num])
 
 
-# --- tokens to vectors
+# --- embeddings ----------------------------------------------------------------------------------------------
 
 GENES, DIM = 9, 6
 EMBEDDED = {"scbert": TokensConfig(name="scbert", unexpressed="full"), "continuous": TokensConfig()}
@@ -211,7 +211,7 @@ def embedding(positions: str, tokens: str = "scbert") -> Embedding:
 
 
 def batch(tokens: str = "scbert") -> Batch:
-    """Two cells of four tokens, the genes in no order, the last of each the special position."""
+    """Two cells of four tokens with unsorted genes; the last token is the special position."""
     genes = torch.tensor([[4, 0, 7, 9], [1, 8, 2, 9]])
     bins = torch.tensor([[1, 5, 2, 0], [3, 3, 6, 0]])
     x = bins.float() * 0.7
@@ -219,7 +219,7 @@ def batch(tokens: str = "scbert") -> Batch:
 
 
 def values_of(made: Embedding, tokens: str) -> torch.Tensor:
-    """The part of a token that comes from its value alone."""
+    """The expression embedding of each token."""
     given = batch(tokens)
     if tokens == "scbert":
         return made.expression.weight[given.values_BL]
