@@ -168,7 +168,7 @@ def test_views_and_cells_on_disk_are_annotated_like_others(kind, form, counts_ad
     with (
         nullcontext()
         if kind == "backed"
-        else pytest.warns(UserWarning, match="the cells are a view: it becomes a copy")
+        else pytest.warns(UserWarning, match="the cells are a view: it becomes an annotated copy")
     ):
         assert scp.annotate(cells, model) is cells
     pd.testing.assert_frame_equal(cells.obs, expected.obs)

@@ -303,7 +303,7 @@ def test_loading_says_that_an_encoder_has_no_influence(tiny_model, tmp_path, cap
     (folder / "bundle.json").write_text(json.dumps(info))
     with caplog.at_level("INFO", logger="scperformer"):
         load_model(folder)
-    assert ("the labels come from its linear branch alone" in caplog.text) == said
+    assert ("its labels come from the linear branch alone" in caplog.text) == said
 
 
 def test_an_encoder_of_scale_zero_is_not_run(counts_adata, tiny_model, tmp_path, monkeypatch):
@@ -327,7 +327,7 @@ def test_a_missing_gpu_is_an_error(counts_adata, tiny_model, write):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     cfg = PredictConfig(inputs=[str(write(counts_adata))], model_path=str(tiny_model), device="cuda")
-    with pytest.raises(InputError, match=r"no GPU.*device=cpu"):
+    with pytest.raises(InputError, match=r"without a GPU.*device=cpu"):
         run_predict(cfg)
 
 

@@ -191,7 +191,7 @@ def test_informative_genes_are_the_markers_of_each_label_in_turn():
 
 @pytest.mark.parametrize("labelled", [True, False], ids=["training", "pretraining"])
 def test_panels_prefer_markers_where_there_are_labels(labelled, cells, cfg, monkeypatch):
-    monkeypatch.setattr("scperformer.network.batches.SMALLEST_PANEL", 2)
+    monkeypatch.setattr("scperformer.network.batches.MIN_PANEL_GENES", 2)
     train, _, _ = cells
     cfg.conditions = ConditionsConfig(panel_share=1.0)
     learner = Learner(new_network(cells, cfg), train.known_labels, cfg)
