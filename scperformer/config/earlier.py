@@ -28,7 +28,6 @@ CONSTANTS: dict[str, tuple[Any, ...]] = {  # the values that mean what the progr
     "optim.wide_gene_weights": ("auto",),
     "optim.wide_lr_factor": (0,),
     "optim.wide_start": ("logistic",),
-    "title": ("Cell-type annotation",),
     "trainer.strategy": ("auto", "ddp"),
 }
 CARD_TABLES = ("conditions_table", "novelty_table")  # both are in the model card with card=full

@@ -329,7 +329,6 @@ class AnalyzeConfig(_ModelOptions):
     max_tokens: int = option(2048, (lambda num: num >= 2, "2 or more"))  # most tokens used of a cell, a random sample
     # approximation: values of the option that is the size of a mechanism
     sizes: list[int] = option([16, 32, 64, 128, 256, 512], (lambda sizes: min(sizes, default=0) >= 1, "1 or more each"))
-    num_draws: int = option(3, ONE_OR_MORE)  # approximation: how often the random parts of each mechanism are drawn
     seed: int = option(0, SEED)  # seed of the choice of cells and tokens, and of the draws
     threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch
 

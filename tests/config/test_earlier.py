@@ -9,7 +9,7 @@ from scperformer.config import make_config
 from scperformer.config.earlier import CARD_TABLES, CONSTANTS, RENAMED
 
 TRAIN = ["inputs=[a.h5ad]", "label_key=x"]
-STEPS = {"conformal": "predict", "num_draws": "analyze", "title": "report"}  # train has the others
+STEPS = {"conformal": "predict", "num_draws": "analyze"}  # train has the others
 
 
 @pytest.fixture(autouse=True)

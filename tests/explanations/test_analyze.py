@@ -305,7 +305,7 @@ def test_spectrum_of_a_file_against_numpy(command, sample, tiny_model, tmp_path)
 
 @pytest.mark.slow
 def test_approximation_of_a_file(command, sample, tiny_model, tmp_path):
-    words = ("num_cells=2", "sizes=[4,16]", "num_draws=2", "output=here")
+    words = ("num_cells=2", "sizes=[4,16]", "output=here")
     ran = command("analyze", f"model_path={tiny_model}", "approximation", *words, sample)
     assert (ran.code, ran.out) == (0, ""), ran.err
     assert files(tmp_path) == ["here", "sample.h5ad"]
@@ -346,7 +346,6 @@ MISTAKES = {
     "no tokens": (["spectrum", "sample.h5ad", "max_tokens=1"], "max_tokens=1; expected 2 or more"),
     "no sizes": (["approximation", "sample.h5ad", "sizes=[]"], "sizes=[]; expected 1 or more each"),
     "a size of 0": (["approximation", "sample.h5ad", "sizes=[4,0]"], "sizes=[4, 0]; expected 1 or more each"),
-    "no draws": (["approximation", "sample.h5ad", "num_draws=0"], "num_draws=0; expected 1 or more"),
     "no model": (["spectrum", "sample.h5ad", "model_path=nowhere"], "nowhere"),
     "no such option": (["spectrum", "sample.h5ad", "batch_size=2"], "batch_size"),
     "output is a file": (["spectrum", "sample.h5ad", "output=sample.h5ad"], "sample.h5ad is a file"),
