@@ -175,7 +175,8 @@ def dots(
         for i, j in zip(y.tolist(), x.tolist(), strict=True)
     ]
     scale = {"colorscale": stops(EXPRESSION_STOPS), "cmin": 0, "cmax": 1, "line": {"color": "#8793a0", "width": 0.5}}
-    bar = {"title": _title("mean, of the<br>highest"), "thickness": 12, "len": 0.9, "tickformat": ".1f"}
+    title = _title("relative mean") | {"side": "right"}
+    bar = {"title": title, "thickness": 12, "len": 0.9, "tickformat": ".1f"}
     trace = {
         "type": "scatter",
         "mode": "markers",
@@ -185,6 +186,7 @@ def dots(
             "size": (1 + 17 * np.sqrt(np.nan_to_num(shares))).ravel().round(1).tolist(),
             "color": np.nan_to_num(scaled).ravel().round(3).tolist(),
             "colorbar": bar,
+            "opacity": 1,  # the default for marks of different sizes is 0.7, which changes the colours
             **scale,
         },
         "hovertext": hover,
