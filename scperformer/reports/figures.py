@@ -25,7 +25,7 @@ SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up")
 LABELS_PER_SYMBOL = 10
 ROW = 26  # height of a row of a figure in pixels
 MARGIN = 70  # height of the axis and the margins of a figure in pixels
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of a box: ends of its lines, quartiles and median
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # ends of the lines, quartiles and median of a box
 
 
 def symbol_of(position: int) -> str:

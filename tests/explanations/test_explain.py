@@ -20,8 +20,8 @@ from scperformer.explanations.explain import delete_genes, rank_markers, run_exp
 from scperformer.explanations.page import deletion_text, gene_tables, genes_per_label, marker_overlap
 from scperformer.fitting import coexpression
 from scperformer.network import Cells, Model, branch_logits, load_model
+from scperformer.reports import of_cells
 from scperformer.reports.expression import model_of
-from scperformer.reports.read_annotations import of_cells
 
 LABELS = {"B cell": "B / <b>cell</b>", "T cell": "$\\alpha_T$", "Monocyte": "=Monocyte"}  # each has 30 genes of its own
 QUICK = ["optim.linear_gene_weights=standard", "optim.linear_class_weights=none", "logger=none", "data.min_genes=0"]

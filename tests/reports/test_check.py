@@ -14,7 +14,7 @@ from support.inputs import WRITERS
 
 from scperformer.base.errors import InputError
 from scperformer.config import CheckConfig, PredictConfig, make_config
-from scperformer.model import folder as saved
+from scperformer.model import PACKAGED_MODEL, read_model
 from scperformer.prediction import run_predict
 from scperformer.reports.check import check_all, run_check
 from scperformer.training.train import run_train
@@ -32,9 +32,6 @@ class Model:
     has_reference_cells = False
     reference_cells = None
     config = {"target_sum": 1e4}  # noqa: RUF012
-
-
-read_model = saved.read_model
 
 
 @pytest.fixture(autouse=True)
@@ -164,7 +161,7 @@ def test_bad_reference(counts_adata, write, capsys, change, match):
 
 def test_packaged_model(pbmc, write, monkeypatch, capsys):
     monkeypatch.setattr("scperformer.reports.check.read_model", read_model)
-    genes = read_model(saved.PACKAGED_MODEL).genes
+    genes = read_model(PACKAGED_MODEL).genes
     num_shared = len(set(genes) & set(pbmc.raw.var_names))
     [result] = checked(write(pbmc))
     assert result["overlap"]["share_of_model"] == num_shared / len(genes)
