@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scperformer.explanations.explain import Explanation
     from scperformer.reports.evaluate import Evaluation
 
-MAX_CELLS = 20_000  # of a UMAP that is computed here
+MAX_CELLS = 20_000  # the largest number of cells in a UMAP that is computed here
 
 
 def _column(adata: AnnData, name: str, key: str) -> str:

@@ -335,7 +335,7 @@ def delete_genes(
     orders = {"contribution": -contributions.data, "random": rng.random(x.nnz), "expression": -x.data}
     table = pd.DataFrame({"num_genes": NUM_DELETED})
     for name, values in orders.items():
-        rank = np.empty(x.nnz, dtype=np.int64)  # of each gene in its cell, from 0
+        rank = np.empty(x.nnz, dtype=np.int64)  # rank of each gene in its cell, from 0
         rank[np.lexsort((values, cell_of))] = np.arange(x.nnz) - x.indptr[cell_of]
         means = []
         for num in NUM_DELETED:

@@ -42,8 +42,8 @@ def gene_tables(explanation: AnnData, key: str) -> dict[str, pd.DataFrame]:
 def marker_overlap(explanation: AnnData, key: str) -> dict[str, int]:
     """Return how many of the 20 genes with the largest mean contributions are among the 20 best markers, by label.
 
-    Labels without known markers are left out. If one label is explained in all cells, so are the other labels, whose
-    cells do not express its markers.
+    Labels without known markers are left out. If a given label is explained in all cells, only the cells of this label
+    count, because other cells need not express its markers.
     """
     explained = explanation.uns[key]["label"]
     ranks = {label: table["rank"] for label, table in gene_tables(explanation, key).items() if explained in ("", label)}
@@ -115,6 +115,7 @@ def draw_heat_map(explanation: AnnData, key: str) -> bytes:
     size = 2.5 + 0.24 * sum(map(len, genes.values())), 1.5 + 0.014 * len(rows)
     with _scanpy_plots() as pl:
         axes = pl.heatmap(drawn, genes, f"{key}_label", figsize=size, show_gene_labels=True, show=False, **scale)
+        axes["groupby_ax"].set_ylabel("label of the cells")  # not the name of the column
         return png(axes["heatmap_ax"].figure)
 
 

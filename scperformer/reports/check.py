@@ -125,7 +125,7 @@ def _check_expression(
         return
     require_fit(cells, plan, model, predict, path)
     query = Query(path, rows, plan)
-    condition = find_condition(query)  # reads cells, so that it refuses damaged ones, as predict does
+    condition = find_condition(query)  # reads cells, so that it refuses damaged cells as predict does
     adapts = False
     if reference_cells is not None:
         adapts = _check_condition(query, condition, model, reference_cells, result)

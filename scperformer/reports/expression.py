@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 TARGET_SUM = 10_000.0  # counts per cell to which expression is normalised for the page
 MAX_GENES = 60  # genes in the dot plot and on the map, but at least one of each label
-MAX_GENES_PER_LABEL = 5  # of these genes
+MAX_GENES_PER_LABEL = 5  # the largest number of these genes for one label
 MIN_EXPRESSING = 0.1  # share of the cells of a label that express a marker
 MIN_CHANGE = 1.0  # log2 fold change of a marker
 MAX_EXPLAINED = 100  # cells per label and sample for contributions

@@ -25,7 +25,7 @@ SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up")
 LABELS_PER_SYMBOL = 10
 ROW = 26  # height of a row of a figure in pixels
 MARGIN = 70  # height of the axis and the margins of a figure in pixels
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of a box: ends of its lines, quartiles and median
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)  # ends of the lines, quartiles and median of a box
 
 
 def symbol_of(position: int) -> str:
@@ -175,7 +175,8 @@ def dots(
         for i, j in zip(y.tolist(), x.tolist(), strict=True)
     ]
     scale = {"colorscale": stops(EXPRESSION_STOPS), "cmin": 0, "cmax": 1, "line": {"color": "#8793a0", "width": 0.5}}
-    bar = {"title": _title("mean, of the<br>highest"), "thickness": 12, "len": 0.9, "tickformat": ".1f"}
+    title = _title("relative mean") | {"side": "right"}
+    bar = {"title": title, "thickness": 12, "len": 0.9, "tickformat": ".1f"}
     trace = {
         "type": "scatter",
         "mode": "markers",
@@ -185,6 +186,7 @@ def dots(
             "size": (1 + 17 * np.sqrt(np.nan_to_num(shares))).ravel().round(1).tolist(),
             "color": np.nan_to_num(scaled).ravel().round(3).tolist(),
             "colorbar": bar,
+            "opacity": 1,  # the default for marks of different sizes is 0.7, which changes the colours
             **scale,
         },
         "hovertext": hover,

@@ -297,7 +297,7 @@ def trust_tables(summaries: Sequence[dict[str, Any]], samples: Sequence[Annotate
     """
     kinds = {"Sample": "text", "Held-out cells": "count", "Calibration error": "score"}
     kinds |= {"Mean confidence of held-out cells": "number", "Mean confidence": "number"}
-    kinds |= {"Unknown": "share", "Expected of known cells": "share"}
+    kinds |= {"Share unknown": "share", "Expected false positives": "share"}
     set_kinds = {"Sample": "text", "Stated coverage": "share", "Coverage of held-out cells": "share"}
     set_kinds |= {"Mean size": "number", "Empty": "share", "1 label": "share", "2 labels": "share", "More": "share"}
     rows = []

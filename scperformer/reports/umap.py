@@ -18,8 +18,8 @@ NUM_NEGATIVE = 5  # random cells that repel a cell in each epoch, per neighbour;
 A = 0.583
 B = 1.334
 MAX_FORCE = 4.0  # largest gradient of a pair of cells per coordinate, as in UMAP
-MEAN_DECAY = 0.5  # of Adam's mean gradient (beta 1), as in uwot
-SQUARE_DECAY = 0.9  # of Adam's mean squared gradient (beta 2), as in uwot
+MEAN_DECAY = 0.5  # decay of Adam's mean gradient (beta 1), as in uwot
+SQUARE_DECAY = 0.9  # decay of Adam's mean squared gradient (beta 2), as in uwot
 
 
 def neighbour_graph(embedding: npt.NDArray[np.float32], num_neighbours: int) -> sparse.csr_matrix:

@@ -242,6 +242,8 @@ def test_an_input_that_changes_meanwhile_is_noticed(how, output, inputs, tmp_pat
 
     monkeypatch.setattr(predict, "make_annotation", change)
     options = {"model_path": str(inputs / "model"), "output": str(tmp_path / output)}
-    with pytest.raises(InputError, match=r"cells\.h5ad was changed while it was read; expected an input that stays the same"):
+    with pytest.raises(
+        InputError, match=r"cells\.h5ad was changed while it was read; expected an input that stays the same"
+    ):
         run_predict(PredictConfig(inputs=[str(path)], **options))
     assert [entry.name for entry in tmp_path.iterdir()] == ["inputs"]

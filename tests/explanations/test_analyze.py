@@ -371,7 +371,6 @@ def test_mistakes(command, sample, tiny_model, tmp_path, mistake):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.slow
 def test_model_without_an_encoder(command, sample, linear_model, tmp_path):
     ran = command("analyze", "spectrum", sample, f"model_path={linear_model}")
     assert ran.code == 2

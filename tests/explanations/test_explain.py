@@ -1,4 +1,4 @@
-"""Explanations: reproduced calls, tables against loops, the deletion test and its control, the page, refusals."""
+"""Explanations: reproduced calls, tables compared with loops, the deletion test and its control, the page, refusals."""
 
 import shutil
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ from scperformer.explanations.explain import delete_genes, rank_markers, run_exp
 from scperformer.explanations.page import deletion_text, gene_tables, genes_per_label, marker_overlap
 from scperformer.fitting import coexpression
 from scperformer.network import Cells, Model, branch_logits, load_model
+from scperformer.reports import of_cells
 from scperformer.reports.expression import model_of
-from scperformer.reports.read_annotations import of_cells
 
 LABELS = {"B cell": "B / <b>cell</b>", "T cell": "$\\alpha_T$", "Monocyte": "=Monocyte"}  # each has 30 genes of its own
 QUICK = ["logger=none", "data.min_genes=0"]
@@ -30,10 +30,11 @@ KEY = "scperformer"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Iterator[Model]:
-    """A model as `train` makes it by default, whose head is trained for a twentieth of the time."""
+    """A model with the default options of `train`, except that its head is trained for a twentieth of the steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coexpression, "NUM_STEPS", 30)
-        cells, output = make_counts(), tmp_path_factory.mktemp("explain") / "model"
+        cells = make_counts()
+        output = tmp_path_factory.mktemp("explain") / "model"
         cells.obs["cell_type"] = cells.obs["cell_type"].map(LABELS)
         yield load_model(scperformer.train(cells, "cell_type", output=output, options=as_options(QUICK)).path)
 
@@ -58,7 +59,7 @@ def names(folder):
 
 
 def test_contributions_and_bias_are_the_logit_of_the_label(explained, annotated, model):
-    """The logits of both branches, from the expression that the explanation carries."""
+    """The logits of both branches are computed from the expression in the explanation."""
     x = sparse.csr_matrix(explained.layers["expression"])
     linear, encoder = branch_logits(model.network, Cells(x, model.tokens), 64)
     codes = explained.obs[f"{KEY}_label"].map({label: i for i, label in enumerate(model.saved.labels)}).astype(int)
@@ -71,8 +72,8 @@ def test_contributions_and_bias_are_the_logit_of_the_label(explained, annotated,
     np.testing.assert_allclose(explained.obs[f"{KEY}_probability"], annotated.obs[f"{KEY}_confidence"], rtol=1e-5)
 
 
-def test_the_genes_of_a_label_are_those_it_was_made_with(explained):
-    """`make_counts` gives each label 30 of 200 genes: by chance 3 of 20 would be among them."""
+def test_the_first_genes_of_a_label_are_its_markers(explained):
+    """`make_counts` gives each label 30 of 200 genes as markers; by chance, 3 of 20 genes would be among them."""
     tables = gene_tables(explained, KEY)
     assert set(tables) == set(LABELS.values())
     for place, label in enumerate(LABELS.values()):
@@ -81,10 +82,11 @@ def test_the_genes_of_a_label_are_those_it_was_made_with(explained):
     assert all(overlap >= 12 for overlap in marker_overlap(explained, KEY).values())
 
 
-def test_the_table_against_a_loop(explained):
+def test_the_table_of_genes_against_a_loop(explained):
     table = genes_per_label(explained, KEY)
-    assert set(table["label"]) == {"B / <b>cell</b>", "$\\alpha_T$", "'=Monocyte"}  # no formula
-    contributions, expression = explained.X.toarray(), explained.layers["expression"].toarray()
+    assert set(table["label"]) == {"B / <b>cell</b>", "$\\alpha_T$", "'=Monocyte"}  # not a formula
+    contributions = explained.X.toarray()
+    expression = explained.layers["expression"].toarray()
     for label, rows in table.groupby("label"):
         assert len(rows) == 100
         assert (np.diff(rows["mean_contribution"]) <= 0).all()
@@ -100,8 +102,8 @@ def test_the_table_against_a_loop(explained):
             assert row.num_cells == len(cells)
 
 
-def test_markers_are_ranked_by_welchs_test_with_as_many_others(model):
-    """scipy's test from means and deviations; the number of other cells is taken for as small as the label's."""
+def test_markers_are_ranked_by_welchs_test_with_overestimated_variance(model):
+    """Compared with scipy's test, in which the number of other cells is taken as that of the label."""
     ranks = rank_markers(model, model.saved)
     cells = make_counts()
     counts = cells[:, model.saved.genes].X.toarray()
@@ -114,16 +116,17 @@ def test_markers_are_ranked_by_welchs_test_with_as_many_others(model):
 
 
 def test_deletion_against_a_loop_and_a_control(explained, model):
-    some = explained[::3]
-    x, contributions = (sparse.csr_matrix(part) for part in (some.layers["expression"], some.X))
-    codes = pd.Index(model.saved.labels).get_indexer(some.obs[f"{KEY}_label"])
+    third = explained[::3]
+    x = sparse.csr_matrix(third.layers["expression"])
+    contributions = sparse.csr_matrix(third.X)
+    codes = pd.Index(model.saved.labels).get_indexer(third.obs[f"{KEY}_label"])
     table = delete_genes(model, x, contributions, codes, seed=0)
     at_10 = table.set_index("num_genes").loc[10]
-    left = x.toarray()
-    for cell in range(len(left)):
+    rest = x.toarray()
+    for cell in range(len(rest)):
         for gene in sorted(range(200), key=lambda gene: -contributions[cell, gene])[:10]:
-            left[cell, gene] = 0
-    linear, encoder = branch_logits(model.network, Cells(sparse.csr_matrix(left), model.tokens), 64)
+            rest[cell, gene] = 0
+    linear, encoder = branch_logits(model.network, Cells(sparse.csr_matrix(rest), model.tokens), 64)
     proba = np.exp(linear + encoder) / np.exp(linear + encoder).sum(axis=1, keepdims=True)
     assert at_10["contribution"] == pytest.approx(proba[np.arange(len(codes)), codes].mean(), abs=1e-5)
     assert at_10["contribution"] < at_10["random"] - 0.1
@@ -132,11 +135,14 @@ def test_deletion_against_a_loop_and_a_control(explained, model):
     assert opposite["contribution"] > opposite["random"]
     assert delete_genes(model, x, contributions, codes, seed=0).equals(table)
     assert delete_genes(model, x, contributions, codes, seed=1)["random"].tolist() != table["random"].tolist()
-    assert "without the 20 genes" in deletion_text(table)
+    at_20 = table.set_index("num_genes").loc[20]
+    assert f"without the 20 genes of each cell that contribute most: {at_20['contribution']:.2f}" in deletion_text(
+        table
+    )
 
 
 def test_calls_under_constraints_are_explained(annotated, model):
-    """The denied label is that of a third of the cells, so that without the constraint their calls would differ."""
+    """A third of the cells have the denied label, so that their calls would differ without the constraint."""
     constrained = scperformer.annotate(make_counts(), model, options=as_options(["deny_labels=['=Monocyte']"]))
     assert (annotated.obs[f"{KEY}_label"] == LABELS["Monocyte"]).sum() > 10
     explained = scperformer.explain(constrained, model, options=as_options(["cells=all"])).adata
@@ -152,7 +158,7 @@ def test_another_label_is_explained_in_all_cells(annotated, model):
     assert other.n_obs == 15
     columns = annotated.obsm[f"{KEY}_proba"].iloc[:, 0]
     np.testing.assert_allclose(other.obs[f"{KEY}_probability"], columns[other.obs_names], rtol=1e-5)
-    assert set(marker_overlap(other, KEY)) == {label}  # in cells of other labels its markers are not expected
+    assert set(marker_overlap(other, KEY)) == {label}  # cells of other labels need not express its markers
     again, seeded = (
         scperformer.explain(annotated, model, options=as_options(["cells=5", f"seed={seed}"])).adata for seed in (0, 1)
     )
@@ -164,9 +170,10 @@ def test_the_adapted_model_is_explained(model):
     panel = make_counts()[:, 20:140].copy()
     scperformer.annotate(panel, model, options=as_options(["adapt=true"]))
     assert panel.uns[KEY]["condition"]["adapted"]
-    made, shallow = set(model.adapted), np.argsort(np.asarray(panel.X.sum(axis=1)).ravel())[:40]
-    explained = scperformer.explain(panel[shallow].copy(), model).adata  # of another depth than all cells
-    assert set(model.adapted) == made
+    adapted = set(model.adapted)
+    shallow = np.argsort(np.asarray(panel.X.sum(axis=1)).ravel())[:40]
+    explained = scperformer.explain(panel[shallow].copy(), model).adata  # their depth is not that of all cells
+    assert set(model.adapted) == adapted  # adapted to the recorded condition, so no further model
     assert set(explained.var_names) == set(panel.var_names)
     assert explained.uns[KEY]["model"]["adapted"]
     assert np.abs(explained.obs[f"{KEY}_error"]).max() < 0.1
@@ -203,7 +210,7 @@ def test_the_folder(command, path, explained, tmp_path, model):
     assert [entry for entry in entries if f"`{entry}`" not in formats] == []
 
 
-def test_nothing_is_written_if_the_page_fails(path, tmp_path, monkeypatch):
+def test_nothing_is_written_if_the_page_cannot_be_made(path, tmp_path, monkeypatch):
     def fail(*_):
         raise MemoryError
 
@@ -213,14 +220,14 @@ def test_nothing_is_written_if_the_page_fails(path, tmp_path, monkeypatch):
     assert names(tmp_path) == ["sample.annotated.h5ad"]
 
 
-def test_calls_that_the_model_does_not_make_are_refused(annotated, model):
+def test_labels_that_the_model_does_not_reproduce_are_refused(annotated, model):
     edited = annotated.copy()
     labels = edited.obs[f"{KEY}_label"].astype(str).to_numpy(copy=True)
     labels[0] = next(label for label in model.saved.labels if label != labels[0])
     edited.obs[f"{KEY}_label"] = labels
-    found = scperformer.explain(edited, model, options=as_options(["cells=all"])).adata
-    assert found.n_obs == annotated.n_obs - 1  # one of 120 cells, which another device may have called otherwise
-    labels[:2] = "an own label"
+    explained = scperformer.explain(edited, model, options=as_options(["cells=all"])).adata
+    assert explained.n_obs == annotated.n_obs - 1  # one of 120 cells may differ, because of another device
+    labels[:2] = "a label of a user"
     edited.obs[f"{KEY}_label"] = labels
     with pytest.raises(InputError, match=r"another label for 2 of 120 cells .*source="):
         scperformer.explain(edited, model, options=as_options(["cells=all"]))
@@ -246,7 +253,7 @@ def test_the_model_is_found_from_another_folder(place, model, tmp_path, monkeypa
         shutil.move(work / "m", tmp_path / "library" / name)
     assert scperformer.explain(cells, num_cells=1).adata.n_obs == 3
     sample = of_cells(cells, KEY)
-    assert model_of([sample]).hash == model.saved.hash
+    assert model_of([sample]).hash == model.saved.hash  # as the report finds it
     shutil.rmtree(tmp_path / "library")
     if place.startswith("imported"):
         with pytest.raises(InputError, match="set model_path to the model of the calls"):
@@ -254,8 +261,8 @@ def test_the_model_is_found_from_another_folder(place, model, tmp_path, monkeypa
         assert model_of([sample]) is None
 
 
-def test_missing_genes_are_refused_by_the_calls(annotated, model):
-    """Variable genes alone, for example: what the model needs may be in `.raw`."""
+def test_cells_without_the_genes_of_the_calls_are_refused(annotated, model):
+    """For example, the file was reduced to variable genes, and all genes are in `.raw`."""
     with pytest.raises(InputError, match=r"another label for .* of 120 cells .*source="):
         scperformer.explain(annotated[:, 90:].copy(), model, options=as_options(["cells=all"]))
 

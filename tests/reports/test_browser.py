@@ -1,4 +1,4 @@
-"""The report in a browser: figures, map, tables and downloads work; texts of users run nothing, nothing is loaded."""
+"""The report in a browser: figures, map, tables and downloads work; user texts run no code, and nothing is loaded."""
 
 import csv
 import io
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 # WebGL without a graphics card.
 ARGUMENTS = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist"]
-EVIL = {
+HOSTILE = {
     "Dendritic": "<script>window.ran = 1</script>",
     "CD19+ B": '"><img src=x onerror="window.ran = 1">',
     "CD14+ Monocyte": '<a href="javascript:window.ran = 1">x</a>',
@@ -37,15 +37,15 @@ NUM_CELLS = {"s10": 50, "s2 <b>": 70}
 
 @pytest.fixture(scope="module")
 def samples() -> dict[str, ad.AnnData]:
-    found = {}
+    samples = {}
     for place, (name, num) in enumerate(NUM_CELLS.items()):
-        sample = annotated_sample(70 * place, num, rename=EVIL, min_confidence=0.4)
+        sample = annotated_sample(70 * place, num, rename=HOSTILE, min_confidence=0.4)
         add_trust(sample)
         sample.uns["scperformer"]["input"]["source"] = "X"
         sample.obs_names = [f"<i>{cell}</i>" for cell in sample.obs_names]
         sample.var_names = [GENE if gene == "NKG7" else gene for gene in sample.var_names]
-        found[name] = sample
-    return found
+        samples[name] = sample
+    return samples
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def html(samples, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(html) -> Iterator[Page]:
-    """The page in a window of 1,400 pixels; it fails at the end if anything was loaded, run or complained about."""
+    """The page in a window of 1,400 pixels; fails at the end if it loaded or ran anything, or had errors."""
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         opened = browser.new_page(viewport={"width": 1400, "height": 900})
@@ -96,8 +96,8 @@ def test_all_figures_are_drawn(page):
 
 def test_hostile_texts_are_texts(page):
     labels = page.locator("#map-legend button").all_inner_texts()
-    assert any(EVIL["Dendritic"] in label for label in labels)
-    assert page.locator("#figure-composition text", has_text=EVIL["CD14+ Monocyte"][:20]).count() > 0
+    assert any(HOSTILE["Dendritic"] in label for label in labels)
+    assert page.locator("#figure-composition text", has_text=HOSTILE["CD14+ Monocyte"][:20]).count() > 0
     assert page.locator("svg a").count() == 0
     assert page.locator("h1").inner_text() == "<script>window.ran = 1</script>"
     assert page.locator("img, i:has-text('-1')").count() == 0
@@ -184,17 +184,17 @@ def test_a_table_is_sorted_by_keyboard(page):
 def test_a_table_is_searched_and_saved(page):
     search = page.get_by_label("Search in Confidence per label")
     search.fill("cd8")
-    found = column(page, "confidence-table", 1)
-    assert len(found) > 0
-    assert all("CD8" in label for label in found)
+    shown = column(page, "confidence-table", 1)
+    assert len(shown) > 0
+    assert all("CD8" in label for label in shown)
     text = saved(page, page.locator("#confidence-table").get_by_text("CSV", exact=True))
-    assert len(list(csv.reader(io.StringIO(text)))) == 1 + len(found)
+    assert len(list(csv.reader(io.StringIO(text)))) == 1 + len(shown)
     search.fill("")
     rows = list(csv.DictReader(io.StringIO(saved(page, page.get_by_label("Download Confidence per label as CSV")))))
     assert sum(int(row["Cells"]) for row in rows) == 120
     labels = [row["Label"] for row in rows]
-    assert EVIL["Dendritic"] in labels
-    assert EVIL["CD34+"] not in labels  # a formula, with a ' in front where it occurs
+    assert HOSTILE["Dendritic"] in labels
+    assert HOSTILE["CD34+"] not in labels  # a formula, which has a ' in front
 
 
 def test_figures_are_saved(page):
@@ -202,14 +202,16 @@ def test_figures_are_saved(page):
     assert svg.startswith("<svg")
     assert "s10" in svg
     elements = list(ElementTree.fromstring(svg).iter())
-    assert not [each.tag for each in elements if each.tag.rpartition("}")[2] in ("script", "a", "image")]
-    assert not [name for each in elements for name in each.attrib if name.startswith("on") or name.endswith("href")]
+    assert not [element.tag for element in elements if element.tag.rpartition("}")[2] in ("script", "a", "image")]
+    assert not [
+        name for element in elements for name in element.attrib if name.startswith("on") or name.endswith("href")
+    ]
     assert "<image" in saved(page, page.locator("#map-tools").get_by_role("button", name="SVG"))
 
 
 def test_controls_are_reached_by_keyboard(page):
     page.focus(".skip")
-    assert page.locator(".skip").bounding_box()["x"] >= 0  # seen only while it has the focus
+    assert page.locator(".skip").bounding_box()["x"] >= 0  # visible while it has the focus
     page.focus("#map-colour")
     names = []
     for _ in range(7):

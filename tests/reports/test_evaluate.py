@@ -161,8 +161,8 @@ def test_calls_that_back_off_are_scored_per_level(tmp_path, caplog):
     assert "accuracy 0.667 on level 1 (3 calls), 0.667 on level 2 (3 calls)" in caplog.text
     config = ReportConfig(inputs=[str(tmp_path / "s0.annotated.h5ad")], evaluation=str(folder))
     page = run_report(config).read_text(encoding="utf-8")
-    assert "5 labels with a confidence below 0.9 backed off" in page
-    assert "Of the other calls, 66.7% are right" in page
+    assert "The calls of 5 cells with a confidence below 0.9 backed off" in page
+    assert "Of the calls that are not unknown, 66.7% are correct" in page
 
 
 def test_calls_in_different_trees_are_not_scored(tmp_path):

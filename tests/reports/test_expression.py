@@ -11,8 +11,8 @@ from scipy.sparse import csr_matrix
 from support.annotated import annotated_sample, write_sample
 
 from scperformer.model import PACKAGED_MODEL, linear_contributions, read_model
-from scperformer.reports import expression
-from scperformer.reports.read_annotations import Annotated, read_samples
+from scperformer.reports import Annotated, expression
+from scperformer.reports.read_annotations import read_samples
 
 
 def counts_sample(pbmc: ad.AnnData, first: int, num_cells: int, num_genes: int) -> ad.AnnData:

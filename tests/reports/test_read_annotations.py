@@ -7,7 +7,8 @@ import pytest
 from support.annotated import annotated_sample, write_sample
 
 from scperformer.base.errors import InputError
-from scperformer.reports.read_annotations import read_annotated, read_samples, sample_names
+from scperformer.reports import read_annotated, sample_names
+from scperformer.reports.read_annotations import read_samples
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from support.annotated import annotated_sample
 
-from scperformer.reports import tables
+from scperformer.reports import Annotated, of_cells, tables
 from scperformer.reports.evaluate import compare
-from scperformer.reports.read_annotations import Annotated, Failed, of_cells
+from scperformer.reports.read_annotations import Failed
 
 KNOWN = ["B", "T", "NK", "never"]
 

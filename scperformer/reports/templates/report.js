@@ -1,4 +1,4 @@
-// The figures, the map of cells and the tables of the report. Texts of users become text nodes, never HTML.
+// The figures, the map of cells and the tables of the report. User texts become text nodes, never HTML.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("report-data").textContent);
@@ -38,7 +38,7 @@
       }),
     );
 
-  // Figures that are complete in the data.
+  // Figures whose traces and layout are in the data.
   for (const figure of data.figures) {
     const place = document.getElementById(`figure-${figure.name}`);
     if (!place) continue;
@@ -51,17 +51,17 @@
     place.querySelector("figcaption").append(element("span", { className: "tools" }, downloads(figure.name, size)));
   }
 
-  // Figures are as wide as the window: on paper they are made smaller.
+  // Figures are as wide as the window, so they are scaled down for printing.
   const canvases = [...document.querySelectorAll(".canvas")];
-  const shrink = (one) => (one.style.zoom = Math.min(1, 680 / one.offsetWidth));
+  const shrink = (canvas) => (canvas.style.zoom = Math.min(1, 680 / canvas.offsetWidth));
   addEventListener("beforeprint", () => canvases.forEach(shrink));
-  addEventListener("afterprint", () => canvases.forEach((one) => (one.style.zoom = "")));
+  addEventListener("afterprint", () => canvases.forEach((canvas) => (canvas.style.zoom = "")));
 
-  // Tables: sorted by a click on a title, searched, and saved as CSV.
+  // Tables: a click on a title sorts them; they can be searched, and saved as CSV.
   const value = (cell) => (cell.dataset.value === undefined ? null : Number(cell.dataset.value));
-  const words = (cell) => cell.textContent.replace(/^[●◆■✚✖▲] /, "").trim();
+  const words = (cell) => cell.textContent.replace(/^[●◆■✚✖▲]\s/, "").trim();
   const compare = new Intl.Collator(undefined, { numeric: true }).compare;
-  // Spreadsheets run texts that begin like this as formulas.
+  // Spreadsheets run texts with these first characters as formulas.
   const quoted = (text) => `"${(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text).replace(/"/g, '""')}"`;
 
   for (const box of document.querySelectorAll(".table")) {
@@ -75,14 +75,14 @@
       title.append(button);
       title.setAttribute("aria-sort", "none");
       button.onclick = () => {
-        // The first click on a column of numbers shows the largest ones.
+        // The first click on a column of numbers shows the largest numbers.
         const first = isNumber ? "descending" : "ascending";
         const second = isNumber ? "ascending" : "descending";
         const order = title.getAttribute("aria-sort") === first ? second : first;
         titles.forEach((other) => other.setAttribute("aria-sort", other === title ? order : "none"));
         const sign = order === "ascending" ? 1 : -1;
-        rows.sort((one, two) => {
-          const [a, b] = [one.cells[column], two.cells[column]];
+        rows.sort((row, other) => {
+          const [a, b] = [row.cells[column], other.cells[column]];
           if (!isNumber) return sign * compare(words(a), words(b));
           const [x, y] = [value(a), value(b)];
           const last = Number(!Number.isFinite(x ?? NaN)) - Number(!Number.isFinite(y ?? NaN));
@@ -100,8 +100,8 @@
       search.oninput = () => {
         const wanted = search.value.trim().toLowerCase();
         rows.forEach((row) => (row.hidden = !row.textContent.toLowerCase().includes(wanted)));
-        const found = rows.filter((row) => !row.hidden).length;
-        count.textContent = wanted ? `${found} of ${rows.length} rows` : "";
+        const numShown = rows.filter((row) => !row.hidden).length;
+        count.textContent = wanted ? `${numShown} of ${rows.length} rows` : "";
       };
       tools.append(search, count);
     }
@@ -128,27 +128,28 @@
   const ofSample = unpacked(map.sample);
   const ofLabel = unpacked(map.label);
   const confidence = Float32Array.from(unpacked(map.confidence), (z) => (z === 65535 ? NaN : z / 65534));
-  const known = data.labels.map(({ name, colour, symbol }) => ({ name, colour, symbol }));
-  const many = (names) =>
+  // The values of a column: name, colour and symbol.
+  const labels = data.labels.map(({ name, colour, symbol }) => ({ name, colour, symbol }));
+  const coloured = (names) =>
     names.map((name, i) => ({
       name,
       colour: data.palette[i % data.palette.length],
       symbol: data.symbols[Math.floor(i / 10) % data.symbols.length],
     }));
-  const flag = (names) => names.map((name, i) => ({ name, colour: ["#C5CDD6", "#D55E00"][i], symbol: ["circle", "x"][i] }));
+  const flagged = (names) => names.map((name, i) => ({ name, colour: ["#C5CDD6", "#D55E00"][i], symbol: ["circle", "x"][i] }));
   const stops = (colours) => colours.map((colour, i) => [i / (colours.length - 1), colour]);
   const categories = [
-    { name: "Label", values: known, codes: ofLabel },
-    { name: "Sample", values: many(data.samples), codes: ofSample },
+    { name: "Label", values: labels, codes: ofLabel },
+    { name: "Sample", values: coloured(data.samples), codes: ofSample },
     ...map.categories.map(({ name, values, codes }) => ({
       name,
       codes: unpacked(codes),
-      values: values === null ? known : values.join() === "no,yes" ? flag(values) : many(values),
+      values: values === null ? labels : values.join() === "no,yes" ? flagged(values) : coloured(values),
     })),
   ];
   const unknown = categories.find(({ name }) => name === "Unknown")?.codes;
   const genes = map.genes.map(({ name, highest, ...rest }) => {
-    let values = null; // unpacked when the gene is chosen
+    let values = null; // unpacked when the gene is first chosen
     const get = () => (values ??= Float32Array.from(unpacked(rest), (z) => (z === 255 ? NaN : (z * highest) / 254)));
     return { name, highest, get };
   });
@@ -157,7 +158,7 @@
   const legend = document.getElementById("map-legend");
   const tip = document.getElementById("map-tip");
   const shownSamples = new Set(data.samples.keys());
-  const hidden = new Set(); // values of the chosen column that are switched off
+  const hidden = new Set(); // codes of the chosen column that are not shown
 
   const colour = element("select", { id: "map-colour" });
   const option = (text, key) => element("option", { value: key, textContent: text });
@@ -195,7 +196,7 @@
     const summary = element("summary", { textContent: "Samples" });
     tools.append(element("details", { id: "map-samples" }, [summary, element("div", {}, [all(true), all(false), ...list])]));
   }
-  tools.append(element("label", {}, [names, " Names of groups"]));
+  tools.append(element("label", {}, [names, " Show names"]));
   const find = element("input", { type: "search", id: "map-find", placeholder: "Name of a cell" });
   tools.append(element("label", {}, ["Find ", find]));
   const zoom = (factor) => () => {
@@ -208,7 +209,7 @@
     );
     Plotly.relayout(canvas, ranges);
   };
-  const wide = () => Plotly.relayout(canvas, { "xaxis.autorange": true, "yaxis.autorange": true });
+  const showAll = () => Plotly.relayout(canvas, { "xaxis.autorange": true, "yaxis.autorange": true });
   const button = (textContent, title, onclick) => {
     const made = element("button", { type: "button", textContent, title, onclick });
     made.setAttribute("aria-label", title);
@@ -219,7 +220,7 @@
     width: 1000,
     height: 750,
   });
-  tools.append(button("+", "Zoom in", zoom(0.6)), button("−", "Zoom out", zoom(1 / 0.6)), button("Reset", "Show all cells", wide));
+  tools.append(button("+", "Zoom in", zoom(0.6)), button("−", "Zoom out", zoom(1 / 0.6)), button("Reset", "Show all cells", showAll));
   tools.append(...downloads("map", figure));
 
   const chosen = () => {
@@ -228,7 +229,7 @@
     return colour.value === "confidence" ? { name: "Confidence", numbers: confidence, highest: 1 } : categories[place];
   };
   const size = Math.min(7, Math.max(3, 420 / Math.sqrt(num)));
-  let shown = []; // for each trace: the numbers of its cells
+  let shown = []; // the cells of each trace
 
   const points = (cells, name, marker) => ({
     type: "scattergl",
@@ -254,7 +255,7 @@
       const isGene = column.name !== "Confidence";
       const without = cells.filter((i) => Number.isNaN(numbers[i]));
       const rest = cells.filter((i) => !Number.isNaN(numbers[i]));
-      // High expression, and low confidence, is on top.
+      // Cells with high expression, or with low confidence, are drawn on top.
       rest.sort((i, j) => (isGene ? numbers[i] - numbers[j] : numbers[j] - numbers[i]));
       if (without.length) {
         traces.push(points(without, "not measured", { color: "#fff", line: { color: "#C5CDD6", width: 1 } }));
@@ -275,7 +276,7 @@
     } else {
       const groups = column.values.map(() => []);
       for (const i of cells) groups[column.codes[i]]?.push(i);
-      // Rare values are drawn last, on top of the others, and a little larger.
+      // Rare values are drawn on top of the others, and a little larger.
       const order = [...groups.keys()].filter((code) => groups[code].length).sort((a, b) => groups[b].length - groups[a].length);
       for (const code of order) {
         const { name, colour: ink, symbol } = column.values[code];
