@@ -12,11 +12,11 @@ import zipfile
 from pathlib import Path
 
 from scperformer.base.errors import InputError, one_line
+from scperformer.base.inputs import sha256
 from scperformer.base.messages import did_you_mean, in_bytes
 from scperformer.base.outputs import new_file, new_folder, require_absent
 from scperformer.base.progress import say
 from scperformer.config import ModelsConfig
-from scperformer.files import sha256
 from scperformer.model import (
     ARCHIVES,
     CARD,

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from scperformer.base.errors import InputError
 from scperformer.base.signals import EndedBySignal
-from scperformer.config import WORKFLOW_KEYS, WorkflowConfig, read_yaml_file
+from scperformer.base.yaml_files import read_yaml_file
+from scperformer.config import WORKFLOW_KEYS, WorkflowConfig
 
 log = logging.getLogger(__name__)
 

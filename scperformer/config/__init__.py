@@ -1,8 +1,8 @@
 """Every option with its type, default and range; the only room that knows Hydra.
 
-groups (rules for values, options of training), steps (options of each step), options (as a user reads them), reading
-(YAML files), presets (of options), words (options as words of a command), compose (all of these become a dataclass),
-file (options from a file), sweeps (runs that Hydra draws).
+groups (rules for values, options of training), steps (options of each step), options (as a user reads them), presets
+(of options), words (options as words of a command), compose (all of these become a dataclass), file (options from a
+file), sweeps (runs that Hydra draws).
 """
 
 from scperformer.config.compose import config_from, make_config, tree_of_words, yaml_text
@@ -29,7 +29,6 @@ from scperformer.config.groups import (
 )
 from scperformer.config.options import closest_option, groups_of, option_texts, text_options
 from scperformer.config.presets import PLUGINS
-from scperformer.config.reading import read_yaml, read_yaml_file
 from scperformer.config.steps import (
     WORKFLOW_KEYS,
     AdaptConfig,

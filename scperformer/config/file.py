@@ -9,9 +9,9 @@ from typing import Any
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
+from scperformer.base.yaml_files import read_yaml_file
 from scperformer.config.compose import option_tree
-from scperformer.config.presets import require_allowed
-from scperformer.config.reading import interpolation, read_yaml_file
+from scperformer.config.presets import interpolation, require_allowed
 from scperformer.config.steps import SCHEMAS, WORKFLOW_KEYS
 from scperformer.config.words import option_words, read_words
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
-from scperformer.config.reading import interpolation, read_yaml_file
+from scperformer.base.yaml_files import read_yaml_file
 
 PLUGINS = "SCPERFORMER_PLUGINS"  # the user's word for classes of other files: MODULE:CLASS, separated by commas
 NAME = re.compile(r"[\w-]+")
@@ -148,3 +148,11 @@ def merge(tree: dict[str, Any], values: Mapping[str, Any]) -> None:
             merge(tree[name], value)
         else:
             tree[name] = dict(value) if isinstance(value, dict) else value
+
+
+def interpolation(value: Any) -> str | None:
+    """Return the first text in a value of YAML that Hydra would replace by another value, such as ${oc.env:HOME}."""
+    if isinstance(value, str):
+        return value if "${" in value else None
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((found for found in map(interpolation, parts) if found is not None), None)

@@ -20,13 +20,11 @@ from scperformer.files.read import (
     checksum,
     default_output,
     fingerprint,
-    neighbours,
     open_cells,
     read_cells,
     require_h5ad,
     require_readable,
     require_unchanged,
-    sha256,
 )
 from scperformer.files.rows import Matrix, Rows
 from scperformer.files.safety import reading

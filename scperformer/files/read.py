@@ -6,7 +6,6 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
 from pathlib import Path
 
 import anndata as ad
@@ -15,6 +14,7 @@ import pandas as pd
 from anndata import AnnData
 
 from scperformer.base.errors import InputError, require_utf8
+from scperformer.base.inputs import names_beside, sha256
 from scperformer.base.messages import did_you_mean
 from scperformer.files.h5ad import NO_SLASHES, BackedH5ad, irregular, nested_names, open_stored, read_h5ad, read_parts
 from scperformer.files.hdf5_guard import open_hdf5
@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 SUPPORTED_KINDS = "an h5ad file, 10x .h5, 10x folder, .mtx, loom, zarr or table of text"
 SAVE = "read it with scanpy and save it with write_h5ad"
 ZARR_ROOTS = (".zgroup", ".zattrs", ".zmetadata", "zarr.json")
-MAX_NEIGHBOURS = 2000  # names of files that are compared with that of a missing file
 NAMES_AT_ONCE = 2**16  # cell names that are read at a time
 NUM_NAMES_CHECKED = 5000  # cell names that are checked not to be genes
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -147,11 +146,6 @@ def _hdf5_kind(path: Path) -> str:
     raise InputError(found, SUPPORTED_KINDS, remedy)
 
 
-def neighbours(path: Path) -> list[str]:
-    """Return the names of files and folders in the same folder as a path that may not exist."""
-    return [other.name for other in islice(path.parent.iterdir(), MAX_NEIGHBOURS)] if path.parent.is_dir() else []
-
-
 def require_readable(path: str | Path) -> str:
     """Return the kind of a file or folder (h5ad, 10x h5, loom, mtx, zarr or table), reading only a little of it.
 
@@ -163,7 +157,7 @@ def require_readable(path: str | Path) -> str:
     path = Path(path)
     require_utf8(path)
     if not path.exists():
-        remedy = f"{did_you_mean(path.name, neighbours(path))}check the path"
+        remedy = f"{did_you_mean(path.name, names_beside(path))}check the path"
         raise InputError(f"no file {path}", SUPPORTED_KINDS, remedy)
     try:
         if path.is_dir():
@@ -289,12 +283,6 @@ def default_output(path: str | Path, ending: str) -> Path:
     if suffix == ".mtx":
         stem = re.sub(r"[-_.]?matrix$", "", stem) or path.resolve().parent.name
     return path.parent / f"{stem or name or 'cells'}{ending}"
-
-
-def sha256(path: str | Path) -> str:
-    """Return the SHA-256 of a file, as 64 hexadecimal digits."""
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _files(path: Path) -> list[Path]:

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from scperformer.base.errors import InputError
+from scperformer.base.inputs import names_beside, sha256
 from scperformer.base.messages import did_you_mean
 from scperformer.base.outputs import FolderKind, new_folder
-from scperformer.files import neighbours, sha256
 from scperformer.model.card import model_card
 from scperformer.model.content import CONTENT, INFO, read_tree, require_sound_content
 from scperformer.model.held_out import HELD_OUT, read_held_out
@@ -84,8 +84,8 @@ def read_model(path: str | Path) -> SavedModel:
     place = f"no {INFO} at" if folder.is_dir() else "a file at" if folder.is_file() else "no folder at"
     other = " or to a name of 'scperformer models list', or leave it out for the packaged model"
     remedy = "; 'scperformer models import' unpacks archives" if folder.is_file() else other
-    library = neighbours(library_folder() / "any") if folder.name == str(path) else []
-    near = did_you_mean(folder.name, [*library, *neighbours(folder)]) if place.startswith("no folder") else ""
+    library = names_beside(library_folder() / "any") if folder.name == str(path) else []
+    near = did_you_mean(folder.name, [*library, *names_beside(folder)]) if place.startswith("no folder") else ""
     remedy = f"{near}set model_path to the output folder of 'scperformer train'{remedy}"
     raise InputError(f"{place} '{folder}'", f"a model folder with {INFO}, {WEIGHTS} and {GENES}", remedy)
 

@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 
 from scperformer.base.errors import InputError, as_disk_full
 from scperformer.base.messages import did_you_mean, in_time, name_problem
-from scperformer.config import read_yaml
+from scperformer.base.yaml_files import read_yaml
 
 PACKAGED_REGISTRY = Path(__file__).parent / "packaged" / "registry.yaml"
 LOCAL = ("localhost", "127.0.0.1", "::1")  # http is allowed from these hosts alone

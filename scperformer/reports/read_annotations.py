@@ -16,8 +16,9 @@ from anndata.io import read_elem
 from natsort import natsorted
 
 from scperformer.base.errors import InputError, one_line
+from scperformer.base.inputs import sha256
 from scperformer.base.outputs import FAILED_SUFFIX
-from scperformer.files import open_hdf5, reading, require_h5ad, sha256
+from scperformer.files import open_hdf5, reading, require_h5ad
 from scperformer.labels import LabelTree
 from scperformer.model import INFO, PACKAGED_MODEL, library_folder, with_current_branches
 from scperformer.prediction import REQUIRED_COLUMNS

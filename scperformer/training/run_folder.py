@@ -21,6 +21,7 @@ from matplotlib.ticker import MaxNLocator
 
 from scperformer.attention import attention_options
 from scperformer.base.errors import InputError
+from scperformer.base.inputs import sha256
 from scperformer.base.outputs import (
     MARK,
     FolderKind,
@@ -34,7 +35,6 @@ from scperformer.base.outputs import (
 from scperformer.base.pictures import PALETTE, draw_reliability, png
 from scperformer.base.signals import RESUME_NOTE
 from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig, yaml_text
-from scperformer.files import sha256
 from scperformer.model import INFO, MODEL, SavedModel, write_model
 from scperformer.network import torch_state_kept
 from scperformer.training.initialise import Init

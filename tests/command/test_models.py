@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from scperformer.base.errors import InputError
+from scperformer.base.inputs import sha256
 from scperformer.command.models import import_model
-from scperformer.files import sha256
 from scperformer.model import (
     INFO,
     PACKAGED_MODEL,

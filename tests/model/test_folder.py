@@ -15,8 +15,8 @@ from safetensors.numpy import load_file, save_file
 from scipy.sparse import csr_matrix
 
 from scperformer.base.errors import InputError
+from scperformer.base.inputs import sha256
 from scperformer.base.outputs import MARK
-from scperformer.files import sha256
 from scperformer.labels import LabelTree
 from scperformer.model import (
     CARD,

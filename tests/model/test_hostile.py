@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save
 from support.measured import TensorBytes
 
 from scperformer.base.errors import InputError
-from scperformer.files import sha256
+from scperformer.base.inputs import sha256
 from scperformer.model import read_model
 from scperformer.network import load_model
 

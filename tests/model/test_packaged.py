@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from scperformer.base.inputs import sha256
 from scperformer.base.messages import MIB
-from scperformer.files import read_cells, sha256
+from scperformer.files import read_cells
 from scperformer.model import CARD, PACKAGED_MODEL, SavedModel, load_reference_cells, read_model
 from scperformer.model.card import model_card
 

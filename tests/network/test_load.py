@@ -16,8 +16,8 @@ from support.words import as_options
 from scperformer import train
 from scperformer.attention.favor import Fastfood
 from scperformer.base.errors import InputError
+from scperformer.base.inputs import sha256
 from scperformer.config import make_config
-from scperformer.files import sha256
 from scperformer.model import INFO, WEIGHTS, read_model
 from scperformer.network import load_encoder, load_model, read_gene_vectors, rebuild
 from scperformer.network.load import _NothingDrawn

@@ -9,7 +9,8 @@ from support.inputs import nullable, write_nullable
 
 import scperformer
 from scperformer.base.errors import InputError
-from scperformer.files import BackedH5ad, fingerprint, open_cells, read_cells, sha256
+from scperformer.base.inputs import sha256
+from scperformer.files import BackedH5ad, fingerprint, open_cells, read_cells
 from scperformer.prediction import predict, without_slashes
 from scperformer.prediction.annotation import Annotation
 from scperformer.prediction.calls import Calls

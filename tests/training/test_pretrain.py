@@ -13,9 +13,9 @@ from support.words import as_options
 
 import scperformer
 from scperformer.base.errors import InputError
+from scperformer.base.inputs import sha256
 from scperformer.command.words import to_overrides
 from scperformer.config import make_config
-from scperformer.files import sha256
 from scperformer.model import CARD, INFO, read_model
 from scperformer.training import run_folder
 from scperformer.training.pretrain import run_pretrain

@@ -1,4 +1,4 @@
-"""Read YAML files of options, which may come from anywhere: plain values alone, of a limited size and depth."""
+"""YAML that may come from anywhere: plain values alone, of a limited size and depth."""
 
 import re
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-MOST_BYTES = 2**20
-MOST_DEPTH = 20  # of lists and mappings in each other
+MAX_BYTES = 2**20
+MAX_DEPTH = 20  # of lists and mappings in each other
 
 
 class _Loader(yaml.SafeLoader):
@@ -32,8 +32,8 @@ def read_yaml(text: str) -> Any:
                 raise ValueError(f"an alias, *{event.anchor}")
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > MOST_DEPTH:
-                raise ValueError(f"more than {MOST_DEPTH} lists or mappings in each other")
+            if depth > MAX_DEPTH:
+                raise ValueError(f"more than {MAX_DEPTH} lists or mappings in each other")
         _require_each_key_once(yaml.compose(text, Loader=_Loader))
         return yaml.load(text, Loader=_Loader)  # a SafeLoader
     except yaml.YAMLError as error:
@@ -58,15 +58,7 @@ def _require_each_key_once(node: yaml.Node | None) -> None:
 def read_yaml_file(path: str | Path) -> Any:
     """Return the content of a YAML file; as `read_yaml`, and an OSError or ValueError if it cannot be read."""
     with Path(path).open("rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise ValueError(f"more than {MOST_BYTES:,} bytes")
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"more than {MAX_BYTES:,} bytes")
     return read_yaml(content.decode("utf-8-sig"))
-
-
-def interpolation(value: Any) -> str | None:
-    """Return the first text in a value of YAML that Hydra would replace by another value, such as ${oc.env:HOME}."""
-    if isinstance(value, str):
-        return value if "${" in value else None
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return next((found for found in map(interpolation, parts) if found is not None), None)
