@@ -25,8 +25,8 @@ from scperformer.model import (
     GENES,
     HELD_OUT,
     INFO,
+    MAX_REGISTRY,
     MODEL,
-    MOST_REGISTRY,
     PACKAGED_MODEL,
     WEIGHTS,
     SavedModel,
@@ -47,7 +47,7 @@ from scperformer.network import rebuild
 log = logging.getLogger(__name__)
 
 FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")
-MOST_EXTRA = 64 * 2**20  # bytes of each extra file
+MAX_EXTRA = 64 * 2**20  # bytes of each extra file
 
 
 def _described(saved: SavedModel) -> str:
@@ -67,7 +67,7 @@ def _files_of(saved: SavedModel, folder: Path) -> list[str]:
     ]
     found = [folder / name for name in EXTRAS]
     sound = [
-        file.name for file in found if file.is_file() and not file.is_symlink() and file.stat().st_size <= MOST_EXTRA
+        file.name for file in found if file.is_file() and not file.is_symlink() and file.stat().st_size <= MAX_EXTRA
     ]
     return needed + sound
 
@@ -135,7 +135,7 @@ def pull_model(name: str, place: str, library: Path, *, overwrite: bool = False)
         file = Path(temporary) / "file"
         text = None
         if is_remote(place):
-            fetch(place, file, MOST_REGISTRY)
+            fetch(place, file, MAX_REGISTRY)
             text = file.read_text(encoding="utf-8", errors="replace")
         entries = read_registry(place, text)
         if name not in entries:

@@ -23,7 +23,7 @@ SCORE = "val_macro_f1"  # the best runs come first in the printed table
 LOST = ("UncompletedJobError", "FailedJobError")  # raised by submitit when a job has ended without a result
 NOT_CHOSEN = ("inputs", "output")  # the same in every run, or made for it
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
-MOST_TEXT = 80  # characters of an error in the printed table
+MAX_TEXT = 80  # characters of an error in the printed table
 
 
 @dataclass
@@ -150,7 +150,7 @@ class Sweep:
         lines = [columns, ["---"] * len(columns), *([record[name] for name in columns] for record in records)]
         rows = []
         for line in lines:
-            cells = [text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 3] + "..." for text in map(one_line, line)]
+            cells = [text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..." for text in map(one_line, line)]
             rows.append("| " + " | ".join(map(escape_pipes, cells)) + " |")
         place = min(str(self.folder / RUNS_TABLE), os.path.relpath(self.folder / RUNS_TABLE), key=len)
         return "\n".join([*rows, "", f"{len(records)} runs, {self.num_failed} failed: {place}"])

@@ -18,7 +18,7 @@ from scperformer.config import WORKFLOW_KEYS, WorkflowConfig
 log = logging.getLogger(__name__)
 
 CORES = ("--cores", "-c", "--jobs", "-j", "--profile", "--executor", "-e")  # say how many jobs run at the same time
-MOST_CORES = 8
+MAX_CORES = 8
 
 
 def workflow_folder() -> Path:
@@ -35,7 +35,7 @@ def snakemake_words(cfg: WorkflowConfig) -> list[str]:
     # Files to make, among the words of the user, come first: some options of snakemake take all words that follow.
     words = [*cfg.snakemake, "--snakefile", str(workflow_folder() / "Snakefile")]
     if not any(word.partition("=")[0].startswith(CORES) for word in cfg.snakemake):
-        words += ["--cores", str(min(MOST_CORES, os.cpu_count() or 1))]
+        words += ["--cores", str(min(MAX_CORES, os.cpu_count() or 1))]
     words += ["--configfile", cfg.configfile] if cfg.configfile else []
     return [*words, "--config", *entries] if entries else words
 

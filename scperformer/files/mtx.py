@@ -29,7 +29,7 @@ BARCODE_OR_ID = re.compile(r"(.*_)?[ACGT]{8,}(-\d+)?$|ENS[A-Z]{0,4}G\d{6,}")
 GZIP_SIGNATURE = b"\x1f\x8b"
 MIN_ENTRY_BYTES = 4  # an entry of an mtx file has at least two digits, a blank and the end of the line
 MAX_GZIP_RATIO = 1032  # gzip compresses at most by this factor
-LONGEST_LINE = 2**28  # bytes of a line of text; a million numbers with decimals have 2e7
+MAX_LINE = 2**28  # bytes of a line of text; a million numbers with decimals have 2e7
 MAX_NAMES_BYTES = 2**30  # bytes of a file of barcodes or features, unpacked; 10 million barcodes have 2e8
 BYTES_AT_ONCE = 2**20  # to count lines
 NUM_FILES_NAMED = 8  # in an error
@@ -252,7 +252,7 @@ def matrix_size(path: Path) -> tuple[int, int]:
     """Read the numbers of rows and columns from the header of an mtx file, and check its number of entries."""
     with reading(path, "a complete mtx file"), open_bytes(path) as file:
         banner = _banner(file)
-        lines = iter(lambda: file.readline(LONGEST_LINE), b"")
+        lines = iter(lambda: file.readline(MAX_LINE), b"")
         line = next((line for line in lines if line.strip() and not line.startswith(b"%")), b"")
         sizes = [int(word) for word in line.split()]
     expected = "a MatrixMarket file: %%MatrixMarket matrix coordinate, then rows, columns and entries"

@@ -19,7 +19,7 @@ from anndata import AnnData
 from scipy import sparse
 
 from scperformer.base.errors import InputError
-from scperformer.files.mtx import LONGEST_LINE, open_bytes
+from scperformer.files.mtx import MAX_LINE, open_bytes
 from scperformer.files.safety import READ_ERRORS, damaged
 from scperformer.genes import AXIS_SHARE, ENSEMBL, axis_shares, is_gene
 
@@ -62,7 +62,7 @@ class Layout(NamedTuple):
 
 
 class _LineLimiter(io.RawIOBase):
-    """The bytes of a file; a line of `LONGEST_LINE` bytes or more is refused before it is in memory."""
+    """The bytes of a file; a line of `MAX_LINE` bytes or more is refused before it is in memory."""
 
     def __init__(self, file: IO[bytes], path: Path):
         self.file = file
@@ -73,11 +73,11 @@ class _LineLimiter(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        chunk = self.file.read(min(len(buffer), LONGEST_LINE))
+        chunk = self.file.read(min(len(buffer), MAX_LINE))
         buffer[: len(chunk)] = chunk
         ends = [place for place in (chunk.find(b"\n"), chunk.find(b"\r")) if place >= 0]
-        if self.length + min(ends, default=len(chunk)) >= LONGEST_LINE:
-            found = f"{self.path} with a line of {LONGEST_LINE:,} characters or more"
+        if self.length + min(ends, default=len(chunk)) >= MAX_LINE:
+            found = f"{self.path} with a line of {MAX_LINE:,} characters or more"
             raise InputError(found, TABLE_OF_NUMBERS, "check its content")
         last = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
         self.length = len(chunk) - 1 - last if ends else self.length + len(chunk)

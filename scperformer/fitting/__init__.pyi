@@ -20,7 +20,7 @@ from .evidence import fill_network as fill_network
 from .evidence import fit_branches as fit_branches
 from .evidence import scales_if_significant as scales_if_significant
 from .expected_accuracy import conditions_table as conditions_table
-from .linear import MOST_DUAL as MOST_DUAL
+from .linear import MAX_DUAL as MAX_DUAL
 from .linear import SOLVER_TOLERANCE as SOLVER_TOLERANCE
 from .linear import LinearOptions as LinearOptions
 from .linear import choose_linear_options as choose_linear_options

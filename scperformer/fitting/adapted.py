@@ -13,7 +13,7 @@ from scperformer.cells import stratified_sample
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig
 from scperformer.fitting.condition import Condition, depth_share, reduced
 from scperformer.fitting.evidence import Fitted, fill_network, fit_branches
-from scperformer.fitting.linear import MOST_DUAL, SOLVER_TOLERANCE, LinearOptions, fit_logistic
+from scperformer.fitting.linear import MAX_DUAL, SOLVER_TOLERANCE, LinearOptions, fit_logistic
 from scperformer.model import HeldOut, ReferenceCells, SavedModel, damaged_model
 from scperformer.network import CellTypeModel, Model
 from scperformer.trust import calibration
@@ -30,7 +30,7 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
     """
     saved = model.saved
     seed = int(saved.provenance["seed"])
-    rows = stratified_sample(reference_cells.labels, MOST_DUAL, seed)
+    rows = stratified_sample(reference_cells.labels, MAX_DUAL, seed)
     labels = reference_cells.labels[rows]
     cells = ReferenceCells(reference_cells.values[rows], labels, reference_cells.are_counts)
     num_draws = NUM_DRAWS if depth_share(cells, condition) < 1 else 1

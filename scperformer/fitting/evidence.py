@@ -15,7 +15,7 @@ from scperformer.cells import stratified_sample
 from scperformer.config import HeadConfig, ModelConfig
 from scperformer.fitting.coexpression import CoexpressionEncoder, fit_heads, gene_vectors, head_logits, scaled_vectors
 from scperformer.fitting.linear import (
-    MOST_DUAL,
+    MAX_DUAL,
     ROUGH,
     LinearOptions,
     design,
@@ -228,7 +228,7 @@ def _fit_heads(
 
 def evidence_folds(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Deal up to 4,000 cells to 5 folds; return their rows and the fold of each, -1 for the only cell of a label."""
-    rows = stratified_sample(labels, MOST_DUAL, seed)
+    rows = stratified_sample(labels, MAX_DUAL, seed)
     order, dealt = label_folds(labels[rows], seed, EVIDENCE_FOLDS, most=len(rows))
     folds = np.empty(len(rows), dtype=np.int64)
     folds[order] = dealt

@@ -25,7 +25,7 @@ CLASS_WEIGHTS = ("none", "balanced")  # ways to weight the labels, likewise
 CHOICE_FOLDS = 3  # of the cross-validation that chooses
 MAX_CELLS_PER_LABEL = 200  # in that cross-validation: more cells would not change the choice
 SIGNAL_FLOOR = 0.01  # added to the squared signal-to-noise ratio: genes without signal keep a small weight
-MOST_DUAL = 4000  # cells; up to this number, inner products of cells are faster than sparse products with genes
+MAX_DUAL = 4000  # cells; up to this number, inner products of cells are faster than sparse products with genes
 BLOCK_GENES = 4096  # columns that are dense at a time
 JITTER = 1e-5  # added to the inner product of a cell with itself, relative to its mean: cells may be equal
 
@@ -129,7 +129,7 @@ def design(x: csr_matrix, labels: np.ndarray, linear_options: LinearOptions) -> 
     scales = [gene_weights(v, labels, linear_options.weighting) for v in views]
     scales = [scale / max(1.0, power) for scale, power in zip(scales, linear_options.powers, strict=True)]
     weighted = hstack([v.multiply(s.astype(np.float32)[None]) for v, s in zip(views, scales, strict=True)], "csr")
-    features, to_genes = compact(weighted) if x.shape[0] <= MOST_DUAL else (weighted, lambda weight: weight)
+    features, to_genes = compact(weighted) if x.shape[0] <= MAX_DUAL else (weighted, lambda weight: weight)
 
     def to_branch(fitted: LinearModel) -> LinearModel:
         blocks = np.split(to_genes(fitted.weight), len(views))

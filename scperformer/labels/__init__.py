@@ -25,4 +25,4 @@ from scperformer.labels.ontology import (
     read_pairs,
 )
 from scperformer.labels.texts import label_texts, spelled_as
-from scperformer.labels.tree import MOST_LEVELS, LabelTree, pairs_of_columns, tree_of_pairs
+from scperformer.labels.tree import MAX_LEVELS, LabelTree, pairs_of_columns, tree_of_pairs

@@ -13,7 +13,7 @@ import pandas as pd
 
 from scperformer.base.messages import shortened
 
-MOST_LEVELS = 50  # the Cell Ontology has about 20
+MAX_LEVELS = 50  # the Cell Ontology has about 20
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class LabelTree:
                 node = self.parents[node]
             top = level.get(node, 1)
             level |= {name: top + below for below, name in enumerate(reversed(path), start=1)}
-        if max(level.values(), default=1) > MOST_LEVELS:
-            raise ValueError(f"more than {MOST_LEVELS} levels")
+        if max(level.values(), default=1) > MAX_LEVELS:
+            raise ValueError(f"more than {MAX_LEVELS} levels")
         inner = set(self.parents.values())
         if unknown := [node for node in self.parents if node not in inner and node not in self.labels]:
             raise ValueError(f"'{shortened(unknown[0])}', which is neither a label nor a parent")

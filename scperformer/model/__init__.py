@@ -24,9 +24,9 @@ from scperformer.model.held_out import HELD_OUT, HeldOut
 from scperformer.model.library import PACKAGED_MODEL, library_folder, require_annotator, resolve_model
 from scperformer.model.linear import LENGTH, TINY, linear_contributions, power_transform
 from scperformer.model.older_formats import with_current_branches
-from scperformer.model.reference_cells import CELLS_FILE, MOST_CELLS, MOST_VALUES, ReferenceCells
+from scperformer.model.reference_cells import CELLS_FILE, MAX_CELLS, MAX_VALUES, ReferenceCells
 from scperformer.model.registry import (
-    MOST_REGISTRY,
+    MAX_REGISTRY_BYTES,
     Entry,
     fetch,
     fetch_checked,

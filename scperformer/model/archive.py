@@ -22,11 +22,11 @@ from scperformer.model.folder import KNOWN
 
 ARCHIVES = "a model folder, or a .zip, .tar or .tar.gz of one"
 ZIP, GZIP = (b"PK\x03\x04", b"PK\x05\x06"), b"\x1f\x8b"  # first bytes
-MOST_BYTES = 512 * 2**20  # of all files of an archive, unpacked; the largest models have some 100 MB
-MOST_FILES = 1000
+MAX_UNPACKED_BYTES = 512 * 2**20  # of all files of an archive, unpacked; the largest models have some 100 MB
+MAX_FILES = 1000
 # Bytes of a header without a file, such as one with a long name. tarfile reads it as a whole, and before Python 3.11.10
 # takes a time for it that grows with the square of its length (CVE-2024-6232).
-MOST_HEADER = 2**14
+MAX_HEADER_BYTES = 2**14
 PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
 ERRORS = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, RuntimeError)
 
@@ -45,7 +45,7 @@ class _SafeHeader(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_SafeHeader":
         info = super().frombuf(buf, encoding, errors)
-        if info.size < 0 or (not info.isreg() and info.size > MOST_HEADER):
+        if info.size < 0 or (not info.isreg() and info.size > MAX_HEADER_BYTES):
             raise ValueError(f"a header of {info.size:,} bytes")
         return info
 
@@ -78,8 +78,8 @@ def _files_of_model(files: Iterable[_File]) -> dict[str, _File]:
         if path.is_absolute() or ".." in path.parts:
             raise ValueError(f"'{file.name}' lies outside of its folder")
         total += file.size
-        if number > MOST_FILES or total > MOST_BYTES:
-            raise ValueError(f"more than {MOST_FILES:,} files or {MOST_BYTES:,} bytes")
+        if number > MAX_FILES or total > MAX_UNPACKED_BYTES:
+            raise ValueError(f"more than {MAX_FILES:,} files or {MAX_UNPACKED_BYTES:,} bytes")
         if path.name in KNOWN and found.setdefault(path, file) is not file:
             raise ValueError(f"'{file.name}' is in it twice")
     folders = [path.parent for path in found if path.name == INFO]

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.lib import format as npy
 
-MOST_UNPACKED = 2 * 2**30  # bytes; 20,000 cells with 5,000 expressed genes have .4 GB
-LONGEST_HEADER = 1000  # characters; those that NumPy writes for our arrays have 118
+MAX_UNPACKED = 2 * 2**30  # bytes; 20,000 cells with 5,000 expressed genes have .4 GB
+MAX_HEADER = 1000  # characters; those that NumPy writes for our arrays have 118
 BYTES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (4, 8)}  # of the numbers of each kind
 # Of zipfile and NumPy; a RuntimeError is one about a password, or about a way of packing that zipfile does not have.
 ERRORS = (
@@ -51,7 +51,7 @@ def _wrong(archive: zipfile.ZipFile, kinds: Mapping[str, str], most_values: int)
     for name, allowed in kinds.items():
         info = archive.getinfo(f"{name}.npy")
         with archive.open(info) as file:
-            shape, _, dtype = READERS[npy.read_magic(file)](file, max_header_size=LONGEST_HEADER)
+            shape, _, dtype = READERS[npy.read_magic(file)](file, max_header_size=MAX_HEADER)
             start = file.tell()
         if dtype.kind not in allowed or dtype.itemsize not in BYTES[dtype.kind]:
             return f"with {name} of type {dtype}"
@@ -59,10 +59,10 @@ def _wrong(archive: zipfile.ZipFile, kinds: Mapping[str, str], most_values: int)
             return "unreadable"
         num_bytes += info.file_size
         num_values += math.prod(shape)
-    is_large = num_bytes > MOST_UNPACKED or num_values > most_values
+    is_large = num_bytes > MAX_UNPACKED or num_values > most_values
     return f"of {num_values:,} numbers and {num_bytes:,} bytes when unpacked" if is_large else ""
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
     with archive.open(f"{name}.npy") as file:
-        return npy.read_array(file, allow_pickle=False, max_header_size=LONGEST_HEADER)
+        return npy.read_array(file, allow_pickle=False, max_header_size=MAX_HEADER)

@@ -36,12 +36,12 @@ READABLE = (3, 4, 5, 6)  # models of format 3 store no cells, those of format 4 
 WEIGHTS = "model.safetensors"
 GENES = "genes.tsv"
 CARD = "MODEL_CARD.md"
-MOST_BYTES = {INFO: 64 * 2**20, GENES: 256 * 2**20}  # files that are read as a whole; real ones are below 2 MB
+MAX_FILE_BYTES = {INFO: 64 * 2**20, GENES: 256 * 2**20}  # files that are read as a whole; real ones are below 2 MB
 PROVEN = (WEIGHTS, GENES, CELLS_FILE, HELD_OUT)  # files whose checksums bundle.json has; a model may lack the last two
 EXTRAS = (CARD, "learning_curve.png", "reliability.png", "metrics.csv")  # files for people, which may be missing
 KNOWN = (INFO, WEIGHTS, GENES, CELLS_FILE, HELD_OUT, *EXTRAS)
 MODEL = FolderKind("a model", unmarked=KNOWN)
-MOST_NAMED = 100  # characters of a name in a message
+MAX_NAME_SHOWN = 100  # characters of a name in a message
 
 
 def write_model(
@@ -148,7 +148,7 @@ def _require_checksums(folder: Path, checksums: Mapping[str, Any]) -> None:
             raise ValueError(f"'{INFO}' without the checksum of {name}")
     for name, checksum in checksums.items():
         if name not in PROVEN or not _is_own_file(folder, name) or sha256(folder / name) != checksum:
-            raise ValueError(f"'{name[:MOST_NAMED]}' missing or changed since it was written")
+            raise ValueError(f"'{name[:MAX_NAME_SHOWN]}' missing or changed since it was written")
 
 
 def _is_own_file(folder: Path, name: str) -> bool:
@@ -156,7 +156,7 @@ def _is_own_file(folder: Path, name: str) -> bool:
     file = folder / name
     if not file.is_file() or not file.resolve().is_relative_to(folder.resolve()):
         return False
-    if (size := file.stat().st_size) > MOST_BYTES.get(name, size):
+    if (size := file.stat().st_size) > MAX_FILE_BYTES.get(name, size):
         raise ValueError(f"'{name}' of {size:,} bytes")
     return True
 
@@ -191,7 +191,7 @@ def _require_sound_arrays(
 ) -> None:
     for name, array in {"the means of genes": means, **weights}.items():
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
-            raise ValueError(f"NaN or infinite numbers in {name[:MOST_NAMED]}")
+            raise ValueError(f"NaN or infinite numbers in {name[:MAX_NAME_SHOWN]}")
     for name, shape in {"baseline.weight": (num_genes, num_labels), "baseline.bias": (num_labels,)}.items():
         if name in weights and weights[name].shape != shape:
             raise ValueError(f"{name} does not fit {num_genes} genes and {num_labels} labels")

@@ -17,7 +17,7 @@ HELD_OUT = "held_out.npz"
 CELL_ARRAYS = ("logits", "labels", "scores")
 PROFILE = ("weights", "vectors", "means", "whitening", "outside")
 ARRAY_KINDS = dict.fromkeys((*CELL_ARRAYS, *PROFILE), "f") | {"labels": "iu"}  # of numbers
-MOST_VALUES = 2**29  # of all arrays; 100,000 cells of 1,000 labels have 100 million logits
+MAX_VALUES = 2**29  # of all arrays; 100,000 cells of 1,000 labels have 100 million logits
 
 
 @dataclass
@@ -39,7 +39,7 @@ class HeldOut:
 
 def read_held_out(folder: Path, num_genes: int, num_labels: int) -> HeldOut:
     """Read the held-out calls of a model folder; the text of a ValueError says how they are damaged."""
-    arrays = read_arrays(folder / HELD_OUT, ARRAY_KINDS, MOST_VALUES)
+    arrays = read_arrays(folder / HELD_OUT, ARRAY_KINDS, MAX_VALUES)
     num_cells = arrays["labels"].size
     num_directions = arrays["vectors"].shape[-1] if arrays["vectors"].ndim else 0
     shapes = {

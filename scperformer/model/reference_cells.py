@@ -16,8 +16,8 @@ from scperformer.model.arrays import read_arrays
 
 CELLS_FILE = "cells.npz"
 ARRAYS = {"labels": "iu", "lengths": "iu", "steps": "iu", "values": "iuf"}  # and the kinds of their numbers
-MOST_CELLS = 2**22
-MOST_VALUES = 2**28  # 20,000 cells with 13,000 expressed genes; they take 2 GiB of memory
+MAX_CELLS = 2**22
+MAX_VALUES = 2**28  # 20,000 cells with 13,000 expressed genes; they take 2 GiB of memory
 
 
 @dataclass
@@ -47,9 +47,9 @@ class ReferenceCells:
 
 def read_reference_cells(folder: Path, num_genes: int, num_labels: int) -> ReferenceCells:
     """Read the cells of a model folder; the text of a ValueError says how they are damaged."""
-    labels, lengths, steps, values = read_arrays(folder / CELLS_FILE, ARRAYS, 2 * (MOST_CELLS + MOST_VALUES)).values()
+    labels, lengths, steps, values = read_arrays(folder / CELLS_FILE, ARRAYS, 2 * (MAX_CELLS + MAX_VALUES)).values()
     fits = all(array.ndim == 1 for array in (labels, lengths, steps, values))
-    fits = fits and len(labels) == len(lengths) <= MOST_CELLS and len(steps) == len(values) <= MOST_VALUES
+    fits = fits and len(labels) == len(lengths) <= MAX_CELLS and len(steps) == len(values) <= MAX_VALUES
     # Numbers are compared before they are added, and sums before they are expanded: neither can overflow.
     fits = fits and lengths.min(initial=0) >= 0 and lengths.max(initial=0) <= len(values)
     if not fits or len(values) != lengths.sum(dtype=np.int64):

@@ -30,8 +30,8 @@ PACKAGED_REGISTRY = Path(__file__).parent / "packaged" / "registry.yaml"
 LOCAL = ("localhost", "127.0.0.1", "::1")  # http is allowed from these hosts alone
 SECONDS = 30  # without a sign of the other side
 SLOWEST = 100_000  # bytes per second of a download, after these seconds
-MOST_BYTES = 2**30  # of an archive
-MOST_REGISTRY = 2**20  # bytes of a registry
+MAX_ARCHIVE_BYTES = 2**30  # of an archive
+MAX_REGISTRY_BYTES = 2**20  # bytes of a registry
 CHUNK = 2**20
 
 
@@ -60,9 +60,9 @@ class Entry:
         if any(not isinstance(num, int) or isinstance(num, bool) or num < 0 for num in (self.genes, self.size)):
             raise ValueError(f"genes or size of {self.name} that are not whole numbers")
         is_digest = len(self.sha256) == 64 and set(self.sha256) <= set("0123456789abcdef")
-        if self.url and not (is_digest and 0 < self.size <= MOST_BYTES):
+        if self.url and not (is_digest and 0 < self.size <= MAX_ARCHIVE_BYTES):
             raise ValueError(
-                f"{self.name} without a sha256 of 64 digits, or with a size that is not 1 to {MOST_BYTES:,}"
+                f"{self.name} without a sha256 of 64 digits, or with a size that is not 1 to {MAX_ARCHIVE_BYTES:,}"
             )
 
     @property
@@ -187,9 +187,9 @@ def read_registry(place: str, text: str | None = None) -> dict[str, Entry]:
         if text is None:
             path = Path(unquote(urlsplit(place).path) if place.startswith("file://") else place)
             with path.open("rb") as file:
-                found = file.read(MOST_REGISTRY + 1)
-            if len(found) > MOST_REGISTRY:
-                raise ValueError(f"more than {MOST_REGISTRY:,} bytes")
+                found = file.read(MAX_REGISTRY_BYTES + 1)
+            if len(found) > MAX_REGISTRY_BYTES:
+                raise ValueError(f"more than {MAX_REGISTRY_BYTES:,} bytes")
             text = found.decode("utf-8")
         content = read_yaml(text)
         known = {part.name for part in fields(Entry)}

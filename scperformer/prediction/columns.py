@@ -29,7 +29,7 @@ from scperformer.cells import (
 )
 from scperformer.files import BackedH5ad, reading
 from scperformer.labels import (
-    MOST_LEVELS,
+    MAX_LEVELS,
     LabelTree,
     cluster_labels,
     over_cluster,
@@ -39,7 +39,7 @@ from scperformer.labels import (
 )
 from scperformer.model import HeldOut, SavedModel
 from scperformer.trust import (
-    MOST_UNKNOWN,
+    MAX_UNKNOWN,
     calibration,
     foreign_text,
     held_out_coverage,
@@ -140,7 +140,7 @@ class CallColumns:
 
     def _warnings(self, unknown_share: float, mean_confidence: float, held_out_confidence: float) -> list[str]:
         """Return a warning if the cells are unlike the reference, by their novelty or else by their confidence."""
-        if unknown_share > MOST_UNKNOWN:
+        if unknown_share > MAX_UNKNOWN:
             values = self.query.plan.findings.text
             return [foreign_text(unknown_share, len(self.saved.labels), self.saved.tissue, values)]
         return list(filter(None, [unsure_text(mean_confidence, held_out_confidence)]))
@@ -152,7 +152,7 @@ class TreeColumns:
 
     names: ClassVar[tuple[str, ...]] = (
         *("call", "call_confidence"),
-        *(f"level{level}" for level in range(1, MOST_LEVELS + 1)),
+        *(f"level{level}" for level in range(1, MAX_LEVELS + 1)),
         "ontology_term_id",
     )
     tree: LabelTree

@@ -14,7 +14,7 @@ from scperformer.prediction.label_options import LabelOptions
 
 log = logging.getLogger(__name__)
 
-MOST_EM_CELLS = 20_000  # shares are estimated from so many cells, evenly spread over the file
+MAX_EM_CELLS = 20_000  # shares are estimated from so many cells, evenly spread over the file
 
 
 def constrained(
@@ -62,12 +62,12 @@ def _estimated_shares(
 
 
 def _some_probabilities(read: Read, droplets: Droplets | None) -> np.ndarray:
-    """Return the probabilities of some `MOST_EM_CELLS` cells, without the barcodes that cannot be cells."""
+    """Return the probabilities of some `MAX_EM_CELLS` cells, without the barcodes that cannot be cells."""
     starts = np.cumsum([0, *(len(calls.proba) for calls in read())])
     if droplets is None:
-        step = -(-int(starts[-1]) // MOST_EM_CELLS)
+        step = -(-int(starts[-1]) // MAX_EM_CELLS)
         return np.concatenate([calls.proba[::step] for calls in read()])
-    rows = droplets.some(MOST_EM_CELLS)
+    rows = droplets.some(MAX_EM_CELLS)
     places = np.searchsorted(rows, starts)
     blocks = zip(read(), starts, places, places[1:], strict=False)
     return np.concatenate([calls.proba[rows[begin:end] - start] for calls, start, begin, end in blocks])

@@ -34,7 +34,7 @@ OUTPUTS = ".scperformer-*"  # outputs that are being written
 PARTS = FolderKind("parts of a prediction", more=(IDENTITY, "part-*.npz", UNFINISHED, OUTPUTS))
 # The kinds of numbers (`dtype.kind`) of each array of a part.
 ARRAY_KINDS = {"proba": "f", "embedding": "f", "baseline": "i", "empty": "b", "scores": "f", "draws": "f"}
-MOST_VALUES = 2**29  # in a part; a block of 100,000 cells and 1,000 labels has 100 million
+MAX_VALUES = 2**29  # in a part; a block of 100,000 cells and 1,000 labels has 100 million
 
 
 class Parts:
@@ -67,7 +67,7 @@ class Parts:
         """Yield the calls of all parts in order; refuse damaged parts."""
         for part in range(self.num_parts):
             try:
-                calls = Calls(**read_arrays(self._file(part), ARRAY_KINDS, MOST_VALUES))
+                calls = Calls(**read_arrays(self._file(part), ARRAY_KINDS, MAX_VALUES))
                 if [array.shape[:1] for array in vars(calls).values()] != [(len(calls.proba),)] * len(ARRAY_KINDS):
                     raise ValueError("arrays of different numbers of cells")
             except (TypeError, ValueError) as error:

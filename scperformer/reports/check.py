@@ -54,7 +54,7 @@ from scperformer.model import (
     resolve_model,
 )
 from scperformer.prediction import require_not_annotated
-from scperformer.trust import MOST_UNKNOWN, foreign_text
+from scperformer.trust import MAX_UNKNOWN, foreign_text
 
 Checked = dict[str, Any]  # the findings about a file, as in its JSON; docs/formats.md lists them
 
@@ -149,7 +149,7 @@ def _check_condition(
     if model.held_out is not None and query.rows.shape[0]:
         unlike = unlike_share(query, reference_cells, condition, query.plan.target_sum, PredictConfig.false_alarms)
         result["unlike_share"] = unlike
-        if unlike > MOST_UNKNOWN:
+        if unlike > MAX_UNKNOWN:
             text = foreign_text(unlike, len(model.labels), model.tissue, query.plan.findings.text)
             result["notes"].append(text)
     return adapts

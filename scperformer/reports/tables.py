@@ -16,7 +16,7 @@ from scperformer.reports.evaluate import Evaluation
 from scperformer.reports.expression import NUM_TOP, GeneTable
 from scperformer.reports.figures import symbol_of
 from scperformer.reports.read_annotations import Annotated, Failed, as_text, cell_table, common_tree
-from scperformer.trust import MOST_UNKNOWN, foreign_text, unsure_text
+from scperformer.trust import MAX_UNKNOWN, foreign_text, unsure_text
 
 LARGE_SET = 3  # sets of 3 labels or more share a column
 NUM_DISAGREEMENTS = 20  # rows of the table of disagreements
@@ -361,7 +361,7 @@ def _sample_warnings(summary: dict[str, Any]) -> list[str]:
     if is_unfiltered:  # shares of barcodes, most of which are empty droplets, mean nothing
         return sentences
     unknown = summary["num_unknown"] / summary["num_cells"]
-    if unknown > MOST_UNKNOWN:
+    if unknown > MAX_UNKNOWN:
         model = facts["model"]
         sentences.append(f"{name}: {foreign_text(unknown, len(model['labels']), model.get('tissue') or None)}")
     elif unknown > HIGH_UNKNOWN:

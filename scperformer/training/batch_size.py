@@ -26,7 +26,7 @@ from scperformer.training.supervised import Learner
 log = logging.getLogger(__name__)
 
 LARGEST_BATCH = 256  # cells; larger batches learn no faster
-FEWEST_STEPS = 16  # per epoch
+MIN_STEPS = 16  # per epoch
 DEFAULT_SIZE = 32  # cells; a batch of this size is allowed even if an epoch then has fewer steps
 MEMORY_SHARE = 0.6  # share of the memory that is used: processes on CPUs grew by up to 1.5 times the bytes measured
 WEIGHT_COPIES = 4  # the weights, the two moments of AdamW, and the results of its step
@@ -131,7 +131,7 @@ def fitting_batch_size(network: CellTypeModel, train: Cells, cfg: TrainConfig, m
         found = f"a training step on one cell of {longest:,} tokens needs about {needed}"
         others = "model.checkpointing=true or tokens.unexpressed=skip, or raise trainer.memory_gib"
         raise InputError(found, f"at most {in_bytes(memory)}", f"choose a smaller model, {others}")
-    most = min(LARGEST_BATCH, max(DEFAULT_SIZE, len(train) // FEWEST_STEPS))
+    most = min(LARGEST_BATCH, max(DEFAULT_SIZE, len(train) // MIN_STEPS))
     size = 1
     while 2 * size <= most and fixed + 2 * size * per_cell <= MEMORY_SHARE * memory:
         size *= 2

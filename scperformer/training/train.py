@@ -27,8 +27,8 @@ from scperformer.cells import (
 from scperformer.config import TrainConfig
 from scperformer.files import checksum, default_output, read_cells
 from scperformer.fitting import (
+    MAX_DUAL,
     MIN_GAIN,
-    MOST_DUAL,
     Fitted,
     LinearOptions,
     conditions_table,
@@ -40,7 +40,7 @@ from scperformer.fitting import (
     scales_if_significant,
     simulated,
 )
-from scperformer.model import MOST_CELLS, MOST_VALUES, HeldOut, ReferenceCells, SavedModel, sum_of_branches
+from scperformer.model import MAX_CELLS, MAX_VALUES, HeldOut, ReferenceCells, SavedModel, sum_of_branches
 from scperformer.network import Cells, CellTypeModel, as_model, branch_logits, gene_means, torch_state_kept
 from scperformer.training.batch_size import with_batch_size
 from scperformer.training.initialise import (
@@ -195,19 +195,19 @@ def cells_to_store(reference: Reference, cfg: TrainConfig) -> ReferenceCells | N
 
     With `keep_cells=0` as many as adapting uses are simulated instead; None without counts.
     """
-    rows = stratified_sample(reference.labels, cfg.keep_cells or MOST_DUAL, cfg.seed)
+    rows = stratified_sample(reference.labels, cfg.keep_cells or MAX_DUAL, cfg.seed)
     x = reference.x[rows]
     labels = reference.labels[rows]
-    if len(rows) > MOST_CELLS or x.nnz > MOST_VALUES:
+    if len(rows) > MAX_CELLS or x.nnz > MAX_VALUES:
         found = f"{len(rows):,} cells to keep, with {x.nnz:,} values"
-        raise InputError(found, f"at most {MOST_CELLS:,} with {MOST_VALUES:,}", f"lower keep_cells={cfg.keep_cells}")
+        raise InputError(found, f"at most {MAX_CELLS:,} with {MAX_VALUES:,}", f"lower keep_cells={cfg.keep_cells}")
     counts = recover_counts(x)
     if counts is None and cfg.card == "full":
         remedy = "name counts with source=layers/NAME, or leave card=full out"
         raise InputError("card=full and a reference without counts", "counts, which can be thinned", remedy)
     if counts is not None:
         cells = ReferenceCells(counts, labels, are_counts=True)
-        return cells if cfg.keep_cells else simulated(cells, MOST_DUAL, cfg.seed)
+        return cells if cfg.keep_cells else simulated(cells, MAX_DUAL, cfg.seed)
     if not cfg.keep_cells:
         return None
     relative = csr_matrix((np.expm1(x.data), x.indices, x.indptr), shape=x.shape)

@@ -7,4 +7,4 @@ Files in reading order: confidence (calibration), conformal (sets of labels), no
 from scperformer.trust.confidence import NUM_BINS, calibration, calibration_error, label_calibration, reliability_curve
 from scperformer.trust.conformal import cell_draws, held_out_coverage, label_sets, set_texts, set_threshold
 from scperformer.trust.novelty import Profile, area_under_curve, fit_novelty, fit_profile, left_out_table, novelty_share
-from scperformer.trust.unlike import MOST_UNKNOWN, foreign_text, unsure_text
+from scperformer.trust.unlike import MAX_UNKNOWN, foreign_text, unsure_text

@@ -2,7 +2,7 @@
 
 from scperformer.base.messages import shortened
 
-MOST_UNKNOWN = 0.5  # share of unknown cells in a file; above it, the model is probably for another tissue
+MAX_UNKNOWN = 0.5  # share of unknown cells in a file; above it, the model is probably for another tissue
 NEARLY_ALL = 0.95  # share of unknown cells from which misread values are a likely cause, too
 FAR_BELOW = 0.1  # difference between mean confidences
 

@@ -308,7 +308,7 @@ def test_repeated_gene_names_are_kept_without_anndatas_warning(tmp_path, recwarn
 
 def test_a_very_long_first_line_is_refused(tmp_path, monkeypatch):
     (tmp_path / "run.csv.gz").write_bytes(gzip.compress(b"a," * 10**5))
-    monkeypatch.setattr(tables, "LONGEST_LINE", 10**4)
+    monkeypatch.setattr(tables, "MAX_LINE", 10**4)
     with pytest.raises(InputError, match=r"run.csv.gz with a line of 10,000 characters or more"):
         read_cells(tmp_path / "run.csv.gz")
 
@@ -318,7 +318,7 @@ def test_a_very_long_first_line_is_refused(tmp_path, monkeypatch):
 def test_a_very_long_later_line_is_refused(end, orientation, tmp_path, monkeypatch):
     path = tmp_path / "run.csv.gz"
     rows = ["cell,CD3D,CD4", *(f"cell_{i},1,{i}" for i in range(3000))]  # 40,000 characters
-    monkeypatch.setattr(tables, "LONGEST_LINE", 10**4)
+    monkeypatch.setattr(tables, "MAX_LINE", 10**4)
     for length in (9_999, 10_000):
         path.write_bytes(gzip.compress(end.join([*rows, "x" * (length - 4) + ",1,2", "cell_,1,2"]).encode()))
         if length < 10**4:
@@ -329,7 +329,7 @@ def test_a_very_long_later_line_is_refused(end, orientation, tmp_path, monkeypat
 
 
 def test_long_lines_are_found_in_pieces_of_any_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "LONGEST_LINE", 10)
+    monkeypatch.setattr(tables, "MAX_LINE", 10)
     for size in range(1, 30):
         for text, is_short in (("123456789\n" * 5, True), ("1\n1234567890\n1\n", False), ("1\n12345678901", False)):
             raw = tables._LineLimiter(io.BytesIO(text.encode()), tmp_path)

@@ -231,7 +231,7 @@ def test_more_cells_are_fitted_without_their_products(monkeypatch):
     x, labels = cells(num_cells=90, num_genes=300)
     logits, widths = [], []
     for most in (90, 89):
-        monkeypatch.setattr(linear, "MOST_DUAL", most)
+        monkeypatch.setattr(linear, "MAX_DUAL", most)
         made = linear.design(x, labels, RECIPE)
         widths.append(made.features.shape[1])
         fitted = linear.fit_design(made.features.astype(np.float64), labels, RECIPE, tolerance=1e-7)

@@ -255,12 +255,12 @@ def test_a_zip_that_declares_less_than_it_holds(tmp_path):
 
 
 def test_sizes_and_numbers_of_files_are_limited(folder, monkeypatch):
-    monkeypatch.setattr(archive, "MOST_BYTES", 10**4)
+    monkeypatch.setattr(archive, "MAX_UNPACKED_BYTES", 10**4)
     for ending in ("zip", "tar.gz"):
         with pytest.raises(InputError, match="more than 1,000 files or 10,000 bytes"):
             copied(packed(folder, ending))
-    monkeypatch.setattr(archive, "MOST_BYTES", 10**6)
-    monkeypatch.setattr(archive, "MOST_FILES", 1)
+    monkeypatch.setattr(archive, "MAX_UNPACKED_BYTES", 10**6)
+    monkeypatch.setattr(archive, "MAX_FILES", 1)
     with pytest.raises(InputError, match="more than 1 files"):
         copied(packed(folder, "zip"))
 

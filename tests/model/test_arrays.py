@@ -119,7 +119,7 @@ def test_other_bytes_are_refused(tmp_path, name):
 def test_arrays_that_would_fill_the_memory_are_refused_unpacked(tmp_path, name, monkeypatch):
     (tmp_path / name).write_bytes(WRITTEN[name])
     size = sum(part.file_size for part in zipfile.ZipFile(tmp_path / name).infolist())
-    monkeypatch.setattr("scperformer.model.arrays.MOST_UNPACKED", size - 1)
+    monkeypatch.setattr("scperformer.model.arrays.MAX_UNPACKED", size - 1)
     with pytest.raises(ValueError, match="when unpacked"):
         READ[name](tmp_path)
 
@@ -241,7 +241,7 @@ def test_few_bytes_do_not_ask_for_much_memory(tmp_path):
 
 def test_cells_beyond_the_limit_are_refused_unpacked(tmp_path, monkeypatch):
     (tmp_path / CELLS_FILE).write_bytes(WRITTEN[CELLS_FILE])
-    monkeypatch.setattr("scperformer.model.reference_cells.MOST_VALUES", NUM - 40)
-    monkeypatch.setattr("scperformer.model.reference_cells.MOST_CELLS", 30)
+    monkeypatch.setattr("scperformer.model.reference_cells.MAX_VALUES", NUM - 40)
+    monkeypatch.setattr("scperformer.model.reference_cells.MAX_CELLS", 30)
     with pytest.raises(ValueError, match=r"numbers and .* bytes when unpacked"):
         READ[CELLS_FILE](tmp_path)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 from support.inputs import write_loom, write_tenx_v3
 
-MOST_CELLS, MOST_GENES = 20, 30
+MAX_CELLS, MAX_GENES = 20, 30
 DTYPES = ("float32", "float32", "int32", "float64", "float16", "int8", "uint8", "int32", "uint32", "int64", "bool")
 SPOILS = {
     "NaN": np.nan,
@@ -94,7 +94,7 @@ def names(draw, count: int, make):
 @st.composite
 def anndatas(draw) -> ad.AnnData:
     """Draw cells and genes with a matrix in X, a layer or raw."""
-    num_cells, num_genes = draw(st.integers(1, MOST_CELLS)), draw(st.integers(1, MOST_GENES))
+    num_cells, num_genes = draw(st.integers(1, MAX_CELLS)), draw(st.integers(1, MAX_GENES))
     cells = draw(names(num_cells, lambda i: f"cell{i}" if num_cells % 3 else f"cell{i // 2}"))
     genes = draw(names(num_genes, GENES[draw(st.sampled_from(["model"] * 4 + sorted(GENES)))]))
     columns = draw(st.lists(st.sampled_from(COLUMNS), max_size=2, unique=True))
