@@ -1,4 +1,4 @@
-"""The command line: `scperformer STEP files... option=value...`; it calls the run function of the step."""
+"""The command line: `scperformer STEP files... option=value...` calls the function `run_STEP`."""
 
 import gc
 import importlib
@@ -26,7 +26,8 @@ from scperformer.command.words import FLAGS, first_line, own_presets, to_overrid
 
 log = logging.getLogger(__name__)
 
-STEPS = {  # the module with run_<step>, and the default name of the output of each run of a sweep
+# The module of run_<step>, and the default name of the output of each run of a sweep; "": sweeps are refused.
+STEPS = {
     "check": ("reports.check", "check.json"),
     "preprocess": ("cells.preprocess", "prepared.h5ad"),
     "pretrain": ("training.pretrain", "encoder"),
@@ -38,22 +39,23 @@ STEPS = {  # the module with run_<step>, and the default name of the output of e
     "explain": ("explanations.explain", "explanation"),
     "analyze": ("explanations.analyze", "analysis"),
     "models": ("command.models", "models"),
-    "workflow": ("command.workflow", "results"),
+    "workflow": ("command.workflow", ""),
 }
 
-# Lightning adds these to the words of the other processes of a ddp run, for programs that Hydra starts.
+# In a sweep with trainer=ddp, Lightning appends these words to the command that starts each further process.
 FROM_LIGHTNING = ("hydra.run.dir=", "hydra.output_subdir=", "hydra.job.name=")
+MAX_ERROR_LENGTH = 300  # characters of the message of an internal error
 
 
 def import_function(module: str, name: str) -> Callable[[Any], object]:
-    """Import a function of this package; Python does not look for garbage among its modules, now or later.
+    """Import a function of this package, and exclude all modules imported so far from garbage collection.
 
-    They live as long as the process. To look through them takes a sixth of the CPU time of a short prediction.
+    They live as long as the process. Searching them for garbage takes a sixth of the CPU time of a short prediction.
     """
     gc.disable()
     try:
         function = getattr(importlib.import_module(f"scperformer.{module}"), name)
-        if not gc.get_freeze_count():  # else this is a later job of a sweep, whose garbage must not stay
+        if not gc.get_freeze_count():  # in a later job of a sweep, the garbage of earlier jobs would be frozen, too
             gc.freeze()
     finally:
         gc.enable()
@@ -61,18 +63,27 @@ def import_function(module: str, name: str) -> Callable[[Any], object]:
 
 
 def _run(name: str, config: Any) -> None:
+    """Call the function of a step with its configuration, with a sign of progress."""
     with freed_memory(GIVEN_BACK), progress(f"scperformer {name}"):
         import_function(STEPS[name][0], f"run_{name}")(config)
 
 
 def run_step(name: str, words: list[str]) -> int:
-    """Make the configuration of a step and run the step, once or as a sweep; return the exit code."""
+    """Run a step, once or as a sweep (-m), or print its configuration (--cfg); return the exit code.
+
+    Raises
+    ------
+    InputError
+        The words or the input of the step cannot be used; or it cannot be run as a sweep.
+    SystemExit
+        Snakemake failed: with its exit code.
+    """
     from scperformer.config import command_line, hand_to_hydra, make_config, tree_of_words, yaml_text
 
     overrides = to_overrides(words, name)
-    num_flags = next((place for place, word in enumerate(overrides) if word in FLAGS), len(overrides))
-    flags = overrides[num_flags:]
-    overrides = overrides[:num_flags]
+    first_flag = next((place for place, word in enumerate(overrides) if word in FLAGS), len(overrides))
+    flags = overrides[first_flag:]
+    overrides = overrides[:first_flag]
     own = own_presets(flags)
     shown = dict(pairwise(flags)).get("--cfg")
     if shown is None:
@@ -84,38 +95,55 @@ def run_step(name: str, words: list[str]) -> int:
         hand_to_hydra(name, overrides, ["--cfg", shown], lambda: None, own)
         return 0
     if "-m" in flags:
-        return run_sweep(name, words, overrides, own)
+        if not STEPS[name][1]:
+            raise InputError(f"'{name}' with -m", f"one run of the {name}", "leave -m out")
+        return run_sweep(name, overrides, own)
     overrides = [word for word in overrides if not word.startswith(FROM_LIGHTNING)]
     with command_line(sys.argv[0], name, *words):
         _run(name, make_config(name, overrides, own))
     return 0
 
 
-def run_sweep(name: str, words: list[str], overrides: list[str], own: Path | None) -> int:
-    """Run a step once for each combination of values; print the table of the runs, and return the exit code."""
+def run_sweep(name: str, overrides: list[str], own: Path | None) -> int:
+    """Run a step once for each combination of values; print the table of the runs, and return the exit code.
+
+    Parameters
+    ----------
+    name
+        The step.
+    overrides
+        Options of the step with one or several values, and options of Hydra.
+    own
+        The user's folder of presets.
+
+    Returns
+    -------
+    0, or 2 if a run has failed.
+    """
     from scperformer.command.sweep import Sweep
     from scperformer.config import hand_to_hydra
 
-    option = "hydra.sweep.dir="
-    overrides = [f"{option}multirun/{time.strftime('%Y-%m-%d_%H-%M-%S')}", *overrides]
-    folder = [word.removeprefix(option).strip("'\"") for word in overrides if word.startswith(option)][-1]
-    sweep = Sweep(Path(folder))
-    program = sys.argv[0]
-    presets = [word for pair in pairwise(words) if pair[0] == "--config-dir" for word in pair]
+    sweep_dir = "hydra.sweep.dir="
+    # A folder that the user gives comes later in the list, and the last word counts.
+    overrides = [f"{sweep_dir}multirun/{time.strftime('%Y-%m-%d_%H-%M-%S')}", *overrides]
+    sweep_folder = [word.removeprefix(sweep_dir).strip("'\"") for word in overrides if word.startswith(sweep_dir)][-1]
+    sweep = Sweep(Path(sweep_folder))
+    program = sys.argv[0]  # in a job that a cluster starts, sys.argv is submitit's
+    presets = [] if own is None else ["--config-dir", str(own)]
 
     def run_job() -> None:
-        """Run one job of the sweep, perhaps in a process that a cluster has started under another name."""
+        """Run one job of the sweep, in this process or in one that a cluster has started."""
         from scperformer.config import command_line, make_config, quoted, sweep_job
 
         set_up_logging()
         folder, chosen = sweep_job()
         log.info("%s: %s", folder, " ".join(word for word in chosen if not word.startswith("inputs=")))
         try:
-            with sweep.job(folder, chosen) as wrote:
+            with sweep.job(folder, chosen) as record_output:
                 config = make_config(name, chosen, own)
                 config = replace(config, output=str(folder / Path(config.output or STEPS[name][1]).name))
-                wrote(config.output)
-                # The other processes of a ddp run start this job alone, not the sweep again.
+                record_output(config.output)
+                # The further processes of a ddp run are started from sys.argv: they run this job, not the sweep again.
                 with command_line(program, name, *chosen, f"output={quoted(config.output)}", *presets):
                     _run(name, config)
         except Exception as error:  # noqa: BLE001 - the other jobs of the sweep run all the same
@@ -131,12 +159,13 @@ def run_sweep(name: str, words: list[str], overrides: list[str], own: Path | Non
 
 
 class _Format(logging.Formatter):
-    """Print the text of a record on one line; only warnings and errors begin with their level."""
+    """Format a record as one line without control characters; only warnings and errors begin with their level."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
         indent = text[: len(text) - len(text.lstrip(" "))]
-        text = indent + " ".join(map(one_line, text.lstrip(" ").split(" ")))  # columns stay where they are
+        # Word by word: `one_line` would merge several spaces, which align the columns of tables.
+        text = indent + " ".join(map(one_line, text.lstrip(" ").split(" ")))
         return text if record.levelno <= logging.INFO else f"{record.levelname.lower()}: {text}"
 
 
@@ -152,14 +181,18 @@ def set_up_logging() -> None:
 
 
 def refuse(error: Exception) -> int:
-    """Print an error as one line and return its exit code: 2 if the user can fix it, 1 if it is a bug."""
+    """Print an error and return its exit code: 2 if the user can fix it, 1 if it is a bug.
+
+    With SCPERFORMER_DEBUG=1, raise the error instead: its traceback is shown.
+    """
     if os.environ.get("SCPERFORMER_DEBUG") == "1":
         raise error
     if known := as_input_error(error):
         print(f"error: {known}", file=sys.stderr)
         return 2
     where = traceback.extract_tb(error.__traceback__)[-1]
-    text = f"{type(error).__name__}: {one_line(str(error))[:300]} ({Path(where.filename).name}:{where.lineno})"
+    reason = one_line(str(error))[:MAX_ERROR_LENGTH]
+    text = f"{type(error).__name__}: {reason} ({Path(where.filename).name}:{where.lineno})"
     advice = "SCPERFORMER_DEBUG=1 before the command shows where it happened; please report it."
     print(f"internal error: {text}. This is a bug.\n{advice}", file=sys.stderr)
     return 1
@@ -168,7 +201,13 @@ def refuse(error: Exception) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
-    0: done; 2: an error that the user can fix; 1: a bug; 141: a broken pipe; 130, 143, 129: ended by a signal.
+    0: done; 2: an error that the user can fix; 1: a bug; 141: a broken pipe; 130, 143, 129: ended by SIGINT, SIGTERM,
+    SIGHUP.
+
+    Raises
+    ------
+    SystemExit
+        Snakemake failed (`run_workflow`).
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell: `2>&-`
@@ -178,7 +217,8 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader has seen enough, as in `scperformer check x.h5ad | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its end
+        # Python flushes standard output when it exits, which would fail once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except (KeyboardInterrupt, EndedBySignal) as error:
         return say_ended(error)
@@ -197,9 +237,10 @@ def run_words(words: list[str]) -> int:
         if step not in STEPS:
             remedy = f"{did_you_mean(step, STEPS)}'scperformer --help' shows examples"
             raise InputError(f"step '{step}'", f"one of {', '.join(STEPS)}", remedy)
-        if "-h" in rest or "--help" in rest:
-            flag = next(place for place, word in enumerate(rest) if word in ("-h", "--help"))
-            print(help_text(step, next(iter(rest[flag + 1 :]), None)))
+        own_words = rest[: rest.index("--")] if step == "workflow" and "--" in rest else rest  # others are snakemake's
+        help_flag = next((place for place, word in enumerate(own_words) if word in ("-h", "--help")), None)
+        if help_flag is not None:
+            print(help_text(step, next(iter(own_words[help_flag + 1 :]), None)))
             return 0
         set_up_logging()
         return run_step(step, rest)

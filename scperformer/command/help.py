@@ -7,7 +7,7 @@ from importlib.metadata import version
 from scperformer.base.errors import InputError
 from scperformer.command.words import FIRST_WORDS
 
-# Usage, purpose and examples of each step.
+# For each step its usage, its purpose and its examples; empty lines separate the steps. A test checks the examples.
 TEXTS = """\
 check FILE...
 describe files, and check if a model can annotate them
@@ -112,6 +112,9 @@ examples:
   scperformer STEP --config F   options from a YAML file, as for the workflow
   scperformer STEP ... -m a=1,2 run a step once per value (a sweep)"""
 HELP = {text.partition(" ")[0]: text for text in TEXTS.split("\n\n")}
+WIDTH = 116  # characters of a line of the list of options
+INDENT = 34  # characters before the meaning of an option
+MAX_DEFAULT_LENGTH = 40  # characters
 
 
 def program_text() -> str:
@@ -121,7 +124,13 @@ def program_text() -> str:
 
 
 def help_text(step: str, group: str | None = None) -> str:
-    """Return the usage, examples and options of a step, or the options of one of its groups."""
+    """Return the usage, examples and options of a step, or the options of one of its groups.
+
+    Raises
+    ------
+    InputError
+        The step has no such group.
+    """
     from scperformer.config import groups_of, option_texts
 
     groups = groups_of(step)
@@ -133,10 +142,10 @@ def help_text(step: str, group: str | None = None) -> str:
         lines += [f"scperformer {usage} [option=value ...]", f"  {about}", "", "examples:", examples, ""]
     lines.append("options (with their defaults):" if group is None else f"options of {group} (with their defaults):")
     for option in option_texts(group or step, FIRST_WORDS.get(step)):
-        given = f"  {option.name}{'' if option.default == 'required' else '='}{option.default:.40}"
-        given = given.replace("required", "=... (required)")
-        meaning = re.sub(r";? ?see docs/\S+", "", option.meaning)
-        lines += textwrap.wrap(meaning, 116, initial_indent=f"{given:<32}  ", subsequent_indent=" " * 34)
+        default = "... (required)" if option.default == "required" else option.default[:MAX_DEFAULT_LENGTH]
+        start = f"  {option.name}={default}".ljust(INDENT - 2) + "  "
+        meaning = re.sub(r";? ?see docs/\S+", "", option.meaning)  # an installed package has no docs folder
+        lines += textwrap.wrap(meaning, WIDTH, initial_indent=start, subsequent_indent=" " * INDENT)
     if group is None and groups:
         lines += ["", f"more options: scperformer {step} --help GROUP, with GROUP one of {', '.join(groups)}"]
     return "\n".join(lines)

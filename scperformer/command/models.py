@@ -1,6 +1,6 @@
-"""Models from elsewhere (`models import`, `pull` and so on): a folder of model folders, found by their names.
+"""The library of imported models (`models import`, `pull` and so on): a folder of model folders, found by their names.
 
-A model may come from anywhere, also in an archive: both are checked before anything is kept.
+A model, or an archive of one, may come from anywhere: it is checked as a whole before it is copied into the library.
 """
 
 import json
@@ -25,7 +25,7 @@ from scperformer.model import (
     GENES,
     HELD_OUT,
     INFO,
-    MAX_REGISTRY,
+    MAX_REGISTRY_BYTES,
     MODEL,
     PACKAGED_MODEL,
     WEIGHTS,
@@ -46,18 +46,19 @@ from scperformer.network import rebuild
 
 log = logging.getLogger(__name__)
 
-FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")
-MAX_EXTRA = 64 * 2**20  # bytes of each extra file
+FOLDER_NAME = re.compile(r"[^./\\][^/\\]{0,199}")  # not hidden, no path; file systems allow 255 bytes
+MAX_EXTRA_BYTES = 64 * 2**20  # larger files that a model does not need are left out
 
 
 def _described(saved: SavedModel) -> str:
+    """Return the labels, the number of genes and the tissue of a model on one line."""
     labels = f"{len(saved.labels)} labels ({', '.join(saved.labels)})" if saved.labels else "encoder without labels"
     tissue = "" if saved.tissue is None else f", tissue {saved.tissue}"
     return one_line(f"{labels}, {len(saved.genes)} genes{tissue}")
 
 
 def _files_of(saved: SavedModel, folder: Path) -> list[str]:
-    """Return the names of the files of a model: those that it needs, and those for people that are sound."""
+    """Return the names of the files of a model: all that it needs, and those of `EXTRAS` that can be copied safely."""
     needed = [
         INFO,
         WEIGHTS,
@@ -65,27 +66,37 @@ def _files_of(saved: SavedModel, folder: Path) -> list[str]:
         *([CELLS_FILE] if saved.has_reference_cells else []),
         *([HELD_OUT] if saved.held_out else []),
     ]
-    found = [folder / name for name in EXTRAS]
-    sound = [
-        file.name for file in found if file.is_file() and not file.is_symlink() and file.stat().st_size <= MAX_EXTRA
+    extras = [folder / name for name in EXTRAS]
+    safe = [
+        file.name
+        for file in extras
+        # A link could lead to any file of the user.
+        if file.is_file() and not file.is_symlink() and file.stat().st_size <= MAX_EXTRA_BYTES
     ]
-    return needed + sound
+    return needed + safe
 
 
 def import_model(path: Path, library: Path, *, overwrite: bool = False, name: str | None = None) -> Path:
     """Check a model folder, or an archive of one, and copy it into the library, whole or not at all.
 
-    A model with another name than `name`, if it is given, is refused.
+    Returns its folder in the library.
+
+    Raises
+    ------
+    InputError
+        It is damaged, has a name that no folder can have, or is in the library and `overwrite` is not set; or its name
+        is not `name`, the name in a registry.
     """
     if path.is_file():
         with tempfile.TemporaryDirectory(prefix="scperformer-") as temporary:
-            folder = Path(temporary) / path.name  # errors name it
+            folder = Path(temporary) / path.name  # the name is in the text of errors
             folder.mkdir()
             copy_from_archive(path, folder)
             return import_model(folder, library, overwrite=overwrite, name=name)
     if not path.is_dir():
         raise InputError(f"no file or folder {path}", ARCHIVES, "check the path")
     saved = read_model(path)
+    # Both refuse damaged content, which otherwise only the first annotated file would meet.
     rebuild(saved, path)
     load_reference_cells(saved, path)
     if not FOLDER_NAME.fullmatch(saved.name):
@@ -105,7 +116,7 @@ def import_model(path: Path, library: Path, *, overwrite: bool = False, name: st
 
 
 def export_model(name: str, output: Path, *, overwrite: bool = False) -> Path:
-    """Pack a model folder, or the model of a name, into a .zip, and log its entry for a registry."""
+    """Pack a model folder, or the imported or packaged model of a name, into a .zip; print its entry for a registry."""
     if output.suffix != ".zip":
         raise InputError(f"{output}", "a name in .zip", "rename it")
     folder, _ = resolve_model(name)
@@ -113,29 +124,46 @@ def export_model(name: str, output: Path, *, overwrite: bool = False) -> Path:
         folder = PACKAGED_MODEL
     saved = read_model(folder)
     load_reference_cells(saved, folder)
-    with new_file(output, overwrite) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as zipped:
+    with (
+        new_file(output, overwrite) as temporary,
+        # Files of a reproducible build may be dated 1970; they are stored as 1980, the first year of the format.
+        zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as zipped,
+    ):
         for file in _files_of(saved, folder):
             zipped.write(folder / file, f"{saved.name}/{file}")
-    entry = {"name": saved.name, "tissue": saved.tissue or "", "labels": saved.labels, "genes": len(saved.genes)}
-    entry |= {"url": "https://...", "size": output.stat().st_size, "sha256": sha256(output)}
+    entry = {
+        "name": saved.name,
+        "tissue": saved.tissue or "",
+        "labels": saved.labels,
+        "genes": len(saved.genes),
+        "url": "https://...",  # for the user to fill in
+        "size": output.stat().st_size,
+        "sha256": sha256(output),
+    }
     log.info("written: %s; its entry for a registry (docs/models.md):", output)
     say(json.dumps(entry, ensure_ascii=False))
     return output
 
 
 def pull_model(name: str, place: str, library: Path, *, overwrite: bool = False) -> Path:
-    """Download a model that a registry knows into the library, checked by the registry and as any other model.
+    """Download a model of a registry, compare it with the size and checksum there, and import it into the library.
+
+    Parameters
+    ----------
+    place
+        The path or address of the registry.
 
     Raises
     ------
     InputError
-        The registry does not know it or has no address, it is in the library, or it is not what the registry says.
+        The model is not in the registry, or without an address; it is in the library and `overwrite` is not set; or it
+        is damaged or not as the registry says.
     """
     with tempfile.TemporaryDirectory(prefix="scperformer-") as temporary:
-        file = Path(temporary) / "file"
+        file = Path(temporary) / "file"  # first the registry, then the archive of the model
         text = None
         if is_remote(place):
-            fetch(place, file, MAX_REGISTRY)
+            fetch(place, file, MAX_REGISTRY_BYTES)
             text = file.read_text(encoding="utf-8", errors="replace")
         entries = read_registry(place, text)
         if name not in entries:
@@ -148,18 +176,14 @@ def pull_model(name: str, place: str, library: Path, *, overwrite: bool = False)
                 f"leave model_path out: predict takes {name}" if name == PACKAGED_MODEL.name else "name another one"
             )
             raise InputError(f"model '{name}' without an address in {place}", "a model that can be pulled", remedy)
-        require_absent(library / name, overwrite, MODEL)  # before anything is downloaded
+        require_absent(library / name, overwrite, MODEL)  # refused before the download
         log.info("downloads %s (%s)", entry.url, in_bytes(entry.size))
         fetch_checked(entry, file, place)
         return import_model(file, library, overwrite=overwrite, name=name)
 
 
 def run_models(cfg: ModelsConfig) -> list[Path]:
-    """List models, or show, import, export or pull one; return their folders or the archive.
-
-    The list has the packaged model, the imported ones, and those that can be pulled, each with its labels, number of
-    genes and tissue. A registry on another machine is read by `pull` alone.
-    """
+    """List models, or show, import, export or pull one; return the folders of these models, or the exported archive."""
     library = Path(cfg.output) if cfg.output else library_folder()
     place = registry_place(cfg.registry)
     if cfg.action == "import":
@@ -168,16 +192,36 @@ def run_models(cfg: ModelsConfig) -> list[Path]:
         return [export_model(cfg.inputs[0], Path(cfg.inputs[1]), overwrite=cfg.overwrite)]
     if cfg.action == "pull":
         return [pull_model(cfg.inputs[0], place, library, overwrite=cfg.overwrite)]
+    return _list_models(library, place, only=cfg.inputs[0] if cfg.action == "show" else None)
+
+
+def _list_models(library: Path, place: str, only: str | None) -> list[Path]:
+    """Print the packaged model, the imported models, and those that can be pulled, each with its labels and genes.
+
+    Only `pull` reads a registry on another machine.
+
+    Parameters
+    ----------
+    place
+        The path or address of the registry.
+    only
+        A name or a model folder: print this model alone, with its model card.
+
+    Returns
+    -------
+    The folders of the printed models that are on this machine.
+    """
     imported = [folder for folder in sorted(library.iterdir()) if (folder / INFO).is_file()] if library.is_dir() else []
     known = {} if is_remote(place) else {name: entry for name, entry in read_registry(place).items() if entry.url}
     folders = [PACKAGED_MODEL, *imported]
-    if cfg.action == "show":
-        name = cfg.inputs[0]
-        folders = [folder for folder in folders if folder.name == name] or [Path(name)][: Path(name).is_dir()]
-        if not folders and name not in known:
-            remedy = did_you_mean(name, [PACKAGED_MODEL.name, *(folder.name for folder in imported), *known])
-            raise InputError(f"no model '{name}'", "a model of 'scperformer models list'", f"{remedy}name another one")
-        known = {} if folders else {name: known[name]}
+    if only is not None:
+        folders = [folder for folder in folders if folder.name == only]
+        if not folders and Path(only).is_dir():
+            folders = [Path(only)]
+        if not folders and only not in known:
+            remedy = did_you_mean(only, [PACKAGED_MODEL.name, *(folder.name for folder in imported), *known])
+            raise InputError(f"no model '{only}'", "a model of 'scperformer models list'", f"{remedy}name another one")
+        known = {} if folders else {only: known[only]}
     for folder in folders:
         try:
             text = _described(read_model(folder))
@@ -185,13 +229,14 @@ def run_models(cfg: ModelsConfig) -> list[Path]:
             text = f"cannot be used: {error}"
         packaged = " (packaged)" if folder == PACKAGED_MODEL else ""
         say(f"{one_line(folder.name)}{packaged}: {text}\n  {one_line(str(folder))}")
-        if cfg.action == "show" and (folder / CARD).is_file():
-            say("\n" + "\n".join(map(one_line, (folder / CARD).read_text(encoding="utf-8").splitlines())))
+        if only is not None and (folder / CARD).is_file():
+            card = (folder / CARD).read_text(encoding="utf-8", errors="replace")  # no checksum covers this file
+            say("\n" + "\n".join(map(one_line, card.splitlines())))
     for name, entry in known.items():
         if name not in {folder.name for folder in imported}:
             say(f"{one_line(name)} (not pulled): {one_line(entry.text)}\n  scperformer models pull {one_line(name)}")
     if is_remote(place):
         log.info("the registry %s is read by 'scperformer models pull' alone", place)
-    if not imported and cfg.action == "list":
+    if not imported and only is None:
         log.info("no imported models in %s: 'scperformer models import PATH' adds one", library)
     return folders

@@ -14,54 +14,56 @@ from pathlib import Path
 from scperformer.base.errors import one_line
 from scperformer.base.messages import escape_formula, escape_pipes
 from scperformer.base.outputs import new_file
+from scperformer.model import INFO
 
 log = logging.getLogger(__name__)
 
 RUNS_TABLE = "runs.csv"
 RUN_RECORD = "run.json"  # in the folder of each run
-SCORE = "val_macro_f1"  # the best runs come first in the printed table
-LOST = ("UncompletedJobError", "FailedJobError")  # raised by submitit when a job has ended without a result
-NOT_CHOSEN = ("inputs", "output")  # the same in every run, or made for it
+SCORE = "val_macro_f1"  # the printed table is sorted by this column
+LOST_JOB_ERRORS = ("UncompletedJobError", "FailedJobError")  # raised by submitit when a job has ended without a result
+NOT_CHOSEN = ("inputs", "output")  # options without a column: the input is the same in every run, the output is named
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
-MAX_TEXT = 80  # characters of an error in the printed table
+MAX_CELL_LENGTH = 80  # characters of a cell of the printed table, such as an error
 
 
 @dataclass
 class Row:
-    """One run: its number in the sweep, its overrides, its output and how it ended."""
+    """One run of a sweep."""
 
-    job: str
-    overrides: dict[str, str]
-    output: str | None = None
-    status: str = "running"
+    job: str  # its number, which is also the name of its folder
+    overrides: dict[str, str]  # the values of the options that its words set
+    output: str | None = None  # relative to the folder of the sweep; None: the run has not named it yet
+    status: str = "running"  # then "ok" or "failed"
     seconds: float = 0.0
     error: str = ""
 
 
 @dataclass
 class Sweep:
-    """All runs of a sweep so far; `runs.csv` in its folder is written again after each of them.
+    """All runs of a sweep that have begun; `runs.csv` in its folder is rewritten after each run.
 
-    Runs may be in other processes, on other machines: each has its record in its folder.
+    Runs may be processes on other machines. So each writes a record, `run.json`, into its own folder, and the rows are
+    read from these files.
     """
 
     folder: Path
 
     @contextmanager
     def job(self, folder: Path, overrides: list[str]) -> Iterator[Callable[[str], None]]:
-        """Record the block as one run in a folder inside the sweep's; gives a function that records its output."""
-        self.folder = folder.parent
+        """Record the block as one run, in a folder inside the sweep's; yield a function that records its output."""
+        self.folder = folder.parent  # as Hydra has resolved it: the user's may contain ${now:...}
         chosen = dict(word.lstrip("+").partition("=")[::2] for word in overrides)
         row = Row(folder.name, {name: value for name, value in chosen.items() if name not in NOT_CHOSEN})
         self.save(row)
 
-        def wrote(output: str) -> None:
+        def record_output(output: str) -> None:
             row.output = os.path.relpath(output, folder.parent)
             self.save(row)
 
         start = time.perf_counter()
         try:
-            yield wrote
+            yield record_output
             row.status = "ok"
         except BaseException as error:
             text = "interrupted" if isinstance(error, SystemExit | KeyboardInterrupt) else str(error)
@@ -75,9 +77,9 @@ class Sweep:
 
     @property
     def rows(self) -> list[Row]:
-        """Return the runs that have begun, in their order."""
+        """Return the runs that have begun, by number; read from their folders each time."""
         rows = [Row(**json.loads(record.read_text(encoding="utf-8"))) for record in self.folder.glob(f"*/{RUN_RECORD}")]
-        return sorted(rows, key=lambda row: (len(row.job), row.job))
+        return sorted(rows, key=lambda row: (len(row.job), row.job))  # 2 before 10
 
     @property
     def num_failed(self) -> int:
@@ -91,17 +93,18 @@ class Sweep:
 
     @contextmanager
     def to_its_end(self) -> Iterator[None]:
-        """Wait until all runs have ended, also if the cluster loses one; those without an end were killed."""
+        """After the block, wait for all runs, even if the cluster loses one; then record killed runs as failed."""
         try:
             yield
         except RuntimeError as error:
-            if type(error).__name__ not in LOST:
+            if type(error).__name__ not in LOST_JOB_ERRORS:
                 raise
-            import submitit  # it gives up when one job is lost
+            import submitit
 
+            # Its launcher stops at the first lost job, while the others still run.
             log.warning("a job of the cluster was lost: waiting for the others")
-            for place in sorted((self.folder / ".submitit").glob("[0-9]*_[0-9]*")):  # the tasks of an array
-                submitit.SlurmJob(folder=place.parent / "%j", job_id=place.name).wait()
+            for task in sorted((self.folder / ".submitit").glob("[0-9]*_[0-9]*")):  # folders JOB_TASK of a job array
+                submitit.SlurmJob(folder=task.parent / "%j", job_id=task.name).wait()
         for row in self.rows:
             if row.status == "running":
                 row.status = "failed"
@@ -110,39 +113,45 @@ class Sweep:
                 self.write()
 
     def records(self) -> list[dict[str, str]]:
-        """Return the rows as texts by column, with the scores of trained models; all have the same columns."""
-        from scperformer.model import INFO  # imports readers of h5ad, which --cfg job does not need
-
+        """Return the rows as texts by column, with the scores of trained models; all rows have the same columns."""
         rows = self.rows
         records = []
-        scores: dict[str, None] = {}  # their names, in order
+        score_names: dict[str, None] = {}  # without duplicates, in order
         for row in rows:
             info = self.folder / (row.output or "") / INFO
-            found = {}
+            metrics = {}
             if row.status == "ok" and info.is_file():
                 metrics = json.loads(info.read_text(encoding="utf-8"))["metrics"]
+            scores = {}
+            if "model" in metrics:  # else it is no model, or an encoder without labels
                 for name in ("macro_f1", "accuracy"):
-                    found[f"val_{name}"] = f"{metrics['model'][name]:.4f}"
-                    found[f"baseline_{name}"] = f"{metrics['baseline'][name]:.4f}"
-                found["best_epoch"] = str(metrics["best_epoch"])
+                    scores[f"val_{name}"] = f"{metrics['model'][name]:.4f}"
+                    scores[f"baseline_{name}"] = f"{metrics['baseline'][name]:.4f}"
+                scores["best_epoch"] = str(metrics["best_epoch"])
             ended = {"seconds": f"{row.seconds:.1f}", "output": row.output or "", "error": row.error}
-            records.append({"job": row.job, "status": row.status} | row.overrides | found | ended)
-            scores |= dict.fromkeys(found)
+            records.append({"job": row.job, "status": row.status} | row.overrides | scores | ended)
+            score_names |= dict.fromkeys(scores)
         chosen = [name for row in rows for name in row.overrides]
-        columns = dict.fromkeys(["job", "status", *chosen, *scores, "seconds", "output", "error"])
+        columns = dict.fromkeys(["job", "status", *chosen, *score_names, "seconds", "output", "error"])
         return [{name: record.get(name, "") for name in columns} for record in records]
 
     def write(self) -> None:
-        """Write `runs.csv`, a row per run in their order."""
+        """Write `runs.csv`, with a row for each run, by number."""
         records = self.records()
-        with new_file(self.folder / RUNS_TABLE, overwrite=True) as temporary, temporary.open("w", newline="") as file:
+        with (
+            new_file(self.folder / RUNS_TABLE, overwrite=True) as temporary,
+            temporary.open("w", newline="", encoding="utf-8") as file,
+        ):
             table = csv.writer(file)
             table.writerow(records[0])
-            for record in records:  # only numbers may start with a sign
+            for record in records:  # a sign marks a formula, except in a number such as -1e-3
                 table.writerow([text if NUMBER.fullmatch(text) else escape_formula(text) for text in record.values()])
 
     def markdown(self) -> str:
-        """Return the printed table: the best run first, failed runs last, without columns equal in all rows."""
+        """Return the printed table, the best run first and failed runs last.
+
+        Options with the same value in all runs have no column, and neither have empty columns.
+        """
         records = sorted(self.records(), key=lambda record: -float(record.get(SCORE) or -1))
         chosen = {name for row in self.rows for name in row.overrides}
         alike = {name for name in chosen if len({record[name] for record in records}) == 1}
@@ -150,7 +159,10 @@ class Sweep:
         lines = [columns, ["---"] * len(columns), *([record[name] for name in columns] for record in records)]
         rows = []
         for line in lines:
-            cells = [text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..." for text in map(one_line, line)]
+            cells = [
+                text if len(text) <= MAX_CELL_LENGTH else text[: MAX_CELL_LENGTH - 3] + "..."
+                for text in map(one_line, line)
+            ]
             rows.append("| " + " | ".join(map(escape_pipes, cells)) + " |")
         place = min(str(self.folder / RUNS_TABLE), os.path.relpath(self.folder / RUNS_TABLE), key=len)
         return "\n".join([*rows, "", f"{len(records)} runs, {self.num_failed} failed: {place}"])

@@ -1,4 +1,4 @@
-"""Run the Snakemake workflow of this package, or of the checkout it is in, in the folder of the user."""
+"""Run the Snakemake workflow of the installed package, or of its source checkout, in the working folder."""
 
 import json
 import logging
@@ -17,8 +17,10 @@ from scperformer.config import WORKFLOW_KEYS, WorkflowConfig
 
 log = logging.getLogger(__name__)
 
-CORES = ("--cores", "-c", "--jobs", "-j", "--profile", "--executor", "-e")  # say how many jobs run at the same time
-MAX_CORES = 8
+# Options of snakemake that say how many jobs run at the same time; a value may follow a short option directly (-j4).
+CORES = ("--cores", "--jobs", "--profile", "--executor")
+SHORT_CORES = ("-c", "-j", "-e")
+MAX_CORES = 8  # unless the user gives one of these options; stated in docs/workflow.md
 
 
 def workflow_folder() -> Path:
@@ -28,25 +30,26 @@ def workflow_folder() -> Path:
 
 
 def snakemake_words(cfg: WorkflowConfig) -> list[str]:
-    """Return the words of the snakemake command that runs the workflow with these options."""
+    """Return the arguments of the snakemake command that runs the workflow with these options."""
     values = {key: getattr(cfg, key) for key in WORKFLOW_KEYS if getattr(cfg, key) is not None}
     # As JSON, a text such as "3" stays a text.
     entries = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
-    # Files to make, among the words of the user, come first: some options of snakemake take all words that follow.
+    # The user's words come first: they may be files to make, and an option before them, such as --config, would take
+    # these files for its values.
     words = [*cfg.snakemake, "--snakefile", str(workflow_folder() / "Snakefile")]
-    if not any(word.partition("=")[0].startswith(CORES) for word in cfg.snakemake):
+    if not any(word.partition("=")[0] in CORES or word.startswith(SHORT_CORES) for word in cfg.snakemake):
         words += ["--cores", str(min(MAX_CORES, os.cpu_count() or 1))]
     words += ["--configfile", cfg.configfile] if cfg.configfile else []
     return [*words, "--config", *entries] if entries else words
 
 
 def _code_of(command: list[str]) -> int:
-    """Run a command and return its exit code; after a signal, wait until it has ended its jobs and its locks."""
+    """Run a command and return its exit code; after a signal, first let it end its jobs and release its locks."""
     process = subprocess.Popen(command)
     try:
         return process.wait()
     except (KeyboardInterrupt, EndedBySignal) as error:
-        # Ctrl-C reaches all processes of a terminal by itself: a second signal would cut off their end.
+        # Ctrl-C reaches all processes of a terminal by itself: a second signal would interrupt their cleanup.
         is_on_terminal = sys.stdin is not None and sys.stdin.isatty()
         if not (isinstance(error, KeyboardInterrupt) and is_on_terminal):
             process.send_signal(signal.SIGINT)
@@ -55,12 +58,15 @@ def _code_of(command: list[str]) -> int:
 
 
 def run_workflow(cfg: WorkflowConfig) -> None:
-    """Run the workflow; if it fails, exit with the code of snakemake.
+    """Run the workflow.
 
     Raises
     ------
     InputError
-        Snakemake is not installed; or there are no samples, and no example data beside the Snakefile.
+        Snakemake is not installed; there are no samples, and no example data beside the Snakefile; or the file with
+        options cannot be read.
+    SystemExit
+        Snakemake failed: with its exit code.
     """
     if find_spec("snakemake") is None:
         raise InputError("no snakemake", "the program that runs workflows", "pip install snakemake")

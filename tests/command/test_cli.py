@@ -44,7 +44,7 @@ def sample(counts_adata, write) -> Path:
 
 
 def shell(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run `python -m scperformer.cli`-like in a process of its own."""
+    """Run the command line in a process of its own."""
     script = "import sys; from scperformer.command.cli import main; sys.exit(main())"
     return subprocess.run(
         [sys.executable, "-c", script, *words],
@@ -133,6 +133,27 @@ def test_words_are_quoted_when_they_are_the_users_own():
     ]
     sweep = ["-m", "attention=favor,softmax", "label_key=a,b"]
     assert to_overrides(sweep, "train") == [*sweep[1:], "-m"]
+
+
+def test_a_value_may_be_longer_than_a_file_name():
+    word = f"deny_labels=[{','.join(f'label_{number}' for number in range(60))}]"
+    assert to_overrides([word, "a.h5ad"], "predict") == [word, "inputs=['a.h5ad']"]
+
+
+def test_the_first_word_takes_precedence_over_a_file_with_options(tmp_path):
+    options = tmp_path / "options.yaml"
+    options.write_text("model_path: theirs\n")
+    words = ["--config", str(options), "sample.h5ad"]
+    assert make_config("adapt", to_overrides(words, "adapt")).model_path == "theirs"
+    config = make_config("adapt", to_overrides(["mine", *words], "adapt"))
+    assert (config.model_path, config.inputs) == ("mine", ["sample.h5ad"])
+
+
+def test_label_keys_replace_the_label_key_of_a_file_with_options(tmp_path):
+    options = tmp_path / "options.yaml"
+    options.write_text("label_key: cell_type\n")
+    words = ["reference.h5ad", "label_keys=[lineage,subtype]", "--config", str(options)]
+    assert make_config("train", to_overrides(words, "train")).label_keys == ["lineage", "subtype"]
 
 
 @pytest.mark.parametrize("word", ["--model", "-x", "-", "--resolve"])

@@ -155,6 +155,13 @@ def test_a_damaged_model_in_the_library_is_listed_as_such(model, library, comman
     assert "cannot be used: damaged model" in ran.out
 
 
+def test_a_damaged_model_card_is_shown(model, library, command):
+    (model / "MODEL_CARD.md").write_bytes(b"# caf\xe9\n")
+    ran = command("models", "show", model)
+    assert ran.code == 0, ran.err
+    assert "# caf\ufffd" in ran.out
+
+
 def test_an_encoder_is_imported(model, library, command, tmp_path):
     saved = read_model(model)
     encoder = dataclasses.replace(
@@ -315,6 +322,13 @@ def test_an_exported_model_can_be_pulled(model, library, command, tmp_path):
     assert command("models", "pull", entry["name"], "registry=r.json").code == 0
     assert read_model(library / entry["name"]).hash == read_model(model).hash
     assert command("models", "export", "no_model", "other.zip").code == 2
+
+
+def test_files_without_a_time_are_exported(model, command):
+    """Reproducible builds set the times of files to 1970, which a .zip cannot record."""
+    os.utime(model / "genes.tsv", (0, 0))
+    ran = command("models", "export", model, "out.zip")
+    assert ran.code == 0, ran.err
 
 
 def test_the_packaged_registry_is_what_the_package_has(monkeypatch):

@@ -53,6 +53,17 @@ def test_the_printed_table_has_the_best_run_first_and_failed_ones_last(sweep):
     assert sweep.num_failed == 1
 
 
+def test_encoders_have_no_scores_in_the_table(tmp_path):
+    sweep = Sweep(tmp_path)
+    folder = tmp_path / "0"
+    with sweep.job(folder, ["seed=0"]) as wrote:
+        wrote(str(folder / "encoder"))
+        (folder / "encoder").mkdir()
+        (folder / "encoder" / "bundle.json").write_text(json.dumps({"metrics": {"loss": 0.1, "naive_loss": 0.2}}))
+    assert sweep.rows[0].status == "ok"
+    assert list(sweep.records()[0]) == ["job", "status", "seed", "seconds", "output", "error"]
+
+
 def test_the_table_is_there_after_each_run(tmp_path):
     sweep = Sweep(tmp_path)
     run(sweep, tmp_path, 0, ["seed=0"], 0.5)

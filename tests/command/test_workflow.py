@@ -25,10 +25,24 @@ def test_cores_are_given_unless_the_user_does():
     assert words_of("samples.tsv", "--", "-n")[1] == "--cores"
     for word in ("--cores=4", "--profile", "-j"):
         assert "--cores" not in words_of("samples.tsv", "--", word)
+    assert "--cores" in words_of("samples.tsv", "--", "--jobscript", "job.sh")
 
 
 def test_the_file_of_options_is_read_by_snakemake():
     assert words_of("--config", "my file.yaml", "--", "-j2") == ["-j2", "--configfile", "my file.yaml"]
+
+
+def test_help_after_two_dashes_is_for_snakemake(command, monkeypatch):
+    handed = []
+    monkeypatch.setattr("scperformer.command.workflow.run_workflow", lambda cfg: handed.append(cfg.snakemake))
+    assert command("workflow", "samples.tsv", "--", "--help").code == 0
+    assert handed == [["--help"]]
+
+
+def test_a_sweep_is_refused(command):
+    ran = command("workflow", "samples.tsv", "-m", "model_path=a,b")
+    assert ran.code == 2
+    assert "error: 'workflow' with -m; expected one run of the workflow" in ran.err
 
 
 def test_without_samples_and_example_data_a_sheet_is_asked_for(command, monkeypatch, tmp_path):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.model import MAX_REGISTRY, fetch, is_remote, read_registry, registry
+from scperformer.model import MAX_REGISTRY_BYTES, fetch, is_remote, read_registry, registry
 
 OK = b"HTTP/1.1 200 OK\r\n"
 Answer = Callable[[socket.socket], None]
@@ -184,7 +184,7 @@ ENTRIES = {
     "merged": "a: &a {x: 1}\nmodels: [{name: b, <<: *a}]",
     "encoder": "models: " + "[" * 10_000,
     "deep and long": "{a: " * 100_000,
-    "more than a megabyte": "models: []\n" + "#" * MAX_REGISTRY,
+    "more than a megabyte": "models: []\n" + "#" * MAX_REGISTRY_BYTES,
     "other bytes": b"models: [\xff]",
     "no text": b"\x00\x01",
     "number of many digits": "models: [{name: a, genes: " + "9" * 5000 + "}]",
@@ -203,7 +203,7 @@ def test_registries_of_no_use_are_one_line(case, tmp_path):
 
 def test_a_registry_of_a_megabyte_is_read_whole(tmp_path):
     text = "models: [{name: last}]\n"
-    (tmp_path / "a registry.yaml").write_text("#" * (MAX_REGISTRY - len(text) - 1) + "\n" + text)
+    (tmp_path / "a registry.yaml").write_text("#" * (MAX_REGISTRY_BYTES - len(text) - 1) + "\n" + text)
     assert list(read_registry(str(tmp_path / "a registry.yaml"))) == ["last"]
     assert list(read_registry((tmp_path / "a registry.yaml").as_uri())) == ["last"]
 
