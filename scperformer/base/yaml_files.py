@@ -6,24 +6,27 @@ from typing import Any
 
 import yaml
 
-MAX_BYTES = 2**20
-MAX_DEPTH = 20  # of lists and mappings in each other
+MAX_BYTES = 2**20  # of a file: far above the size of any file of options
+MAX_DEPTH = 20  # of nested lists and mappings; files of options have four levels
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as Hydra reads it: 1e-4 is a number, too; PyYAML follows YAML 1.1, which asks for a point."""
+    """YAML as Hydra reads it: 1e-4 is a number, too; PyYAML follows YAML 1.1, in which it must be 1.0e-4."""
 
 
-_Loader.add_implicit_resolver(  # before the others: "1e-4" matches none of them
+_Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*[eE][-+]?\d+$"), list("-+0123456789")
 )
 
 
 def read_yaml(text: str) -> Any:
-    """Return the content of a YAML text; the text of a ValueError says why it is refused.
+    """Return the content of a YAML text: plain values, lists and mappings.
 
-    Aliases are refused, as a few lines of them stand for gigabytes, and so are repeated keys, of which the last would
-    count. The limits are checked before any value is made.
+    Raises
+    ------
+    ValueError
+        The text is not YAML, or nested too deeply; it has an alias, as a few lines of them can stand for gigabytes; or
+        it repeats a key, of which the last would count. Depth, aliases and keys are checked before any value is made.
     """
     depth = 0
     try:
@@ -38,11 +41,10 @@ def read_yaml(text: str) -> Any:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
-    except RecursionError as error:
-        raise ValueError("too many lists or mappings in each other") from error
 
 
 def _require_each_key_once(node: yaml.Node | None) -> None:
+    """Raise a ValueError if a mapping in a node, at any depth, repeats a key."""
     parts = node.value if isinstance(node, yaml.SequenceNode) else []
     if isinstance(node, yaml.MappingNode):
         seen = set()
@@ -56,7 +58,15 @@ def _require_each_key_once(node: yaml.Node | None) -> None:
 
 
 def read_yaml_file(path: str | Path) -> Any:
-    """Return the content of a YAML file; as `read_yaml`, and an OSError or ValueError if it cannot be read."""
+    """Return the content of a YAML file, as `read_yaml`.
+
+    Raises
+    ------
+    OSError
+        The file cannot be opened or read.
+    ValueError
+        It has more than `MAX_BYTES` or is no text in UTF-8, or `read_yaml` refuses it.
+    """
     with Path(path).open("rb") as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:

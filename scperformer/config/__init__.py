@@ -1,8 +1,9 @@
 """Every option with its type, default and range; the only room that knows Hydra.
 
-groups (rules for values, options of training), steps (options of each step), options (as a user reads them), presets
-(of options), words (options as words of a command), compose (all of these become a dataclass), file (options from a
-file), sweeps (runs that Hydra draws).
+Files in reading order: groups (rules for values, and the options of training by group), steps (the options of each
+step), options (the same as a user reads them), presets (YAML files with options, by group), words (options as words of
+a command), earlier (options of earlier versions), compose (presets and options become the dataclass of a step), file
+(options from a file of the user), sweeps (runs that Hydra launches).
 """
 
 from scperformer.config.compose import config_from, make_config, tree_of_words, yaml_text

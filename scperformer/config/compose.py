@@ -6,6 +6,7 @@ Nothing here is global, so threads may do it at the same time.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
+from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -15,14 +16,13 @@ from scperformer.config.earlier import current_options, current_preset
 from scperformer.config.options import closest_option
 from scperformer.config.presets import chosen_presets, merge, preset_groups, step_values
 from scperformer.config.steps import SCHEMAS
-from scperformer.config.words import Word, interpolated, read_words, require_flat
+from scperformer.config.words import SWITCH, Word, interpolated, read_words, require_flat
 
 UNSET = "???"  # stands for a required option without a value, as in Hydra
-SWITCH = {"true": True, "yes": True, "on": True, "y": True, "1": True}
-SWITCH |= {"false": False, "no": False, "off": False, "n": False, "0": False}
 
 
 def _default(entry: Any) -> Any:
+    """Return the default of a field of a dataclass; the options of a group as a dictionary."""
     value = entry.default if entry.default_factory is MISSING else entry.default_factory()
     value = UNSET if value is MISSING else value
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
@@ -31,7 +31,7 @@ def _default(entry: Any) -> Any:
 def _unknown(name: str, step: str, tree: Mapping[str, Any], text: str) -> InputError:
     """Return the error about an option that a step does not have."""
     remedy = f"'scperformer {step} --help' lists the options"
-    if name == "model" and "model_path" in tree:
+    if name == "model" and "model_path" in tree:  # model=FOLDER was meant to name a trained model
         remedy = f"name a trained model with model_path=FOLDER; {remedy}"
         return InputError(f"a preset of 'model' ({text})", f"an option of '{step}'", remedy)
     near = closest_option(name, step)
@@ -70,7 +70,7 @@ def option_tree(step: str, options: Mapping[str, Any], own: Path | None = None) 
         choices["attention"] = "plugin"
     presets = chosen_presets(step, choices, own)
     for content in (*(preset.values for preset in presets.values()), step_values(step)):
-        # Only the options of a mechanism are no fields of a dataclass: those of its preset are the ones that it has.
+        # No dataclass of this room lists the options of a mechanism of attention: its preset does.
         if isinstance(mechanism := content.get("attention"), dict):
             merge(tree, {"attention": mechanism})
         others = {name: value for name, value in content.items() if name != "attention"}
@@ -78,26 +78,28 @@ def option_tree(step: str, options: Mapping[str, Any], own: Path | None = None) 
             if not _exists(name, tree):
                 raise _unknown(name, step, tree, name)
             _set(tree, name, value)
-    any_name = choices.get("attention") == "plugin"
+    is_plugin = choices.get("attention") == "plugin"  # no preset lists the options of a class of the user
     for name, value in values.items():
         group, _, option = name.partition(".")
-        if not _exists(name, tree) and not (any_name and group == "attention" and option):
+        if not _exists(name, tree) and not (is_plugin and group == "attention" and option):
             raise _unknown(name, step, tree, f"{name}={value}")
         _set(tree, name, value)
     return tree
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options that are nested by group by their full names."""
-    names: dict[str, Any] = {}
+    """Return options that are nested by group as a mapping of their full names to their values."""
+    options: dict[str, Any] = {}
     for name, value in values.items():
-        names |= (
-            {f"{name}.{option}": inner for option, inner in value.items()} if isinstance(value, dict) else {name: value}
-        )
-    return names
+        if isinstance(value, dict):
+            options |= {f"{name}.{option}": inner for option, inner in value.items()}
+        else:
+            options[name] = value
+    return options
 
 
 def _set(tree: dict[str, Any], name: str, value: Any) -> None:
+    """Set an option by its full name in options that are nested by group."""
     group, _, option = name.partition(".")
     if option:
         tree[group][option] = value
@@ -106,19 +108,32 @@ def _set(tree: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _exists(name: str, tree: Mapping[str, Any]) -> bool:
+    """Return whether a full name is that of an option; a group itself is none."""
     group, _, option = name.partition(".")
     inside = tree.get(group)
-    return isinstance(inside, dict) and option in inside if option else group in tree and not isinstance(inside, dict)
+    if option:
+        return isinstance(inside, dict) and option in inside
+    return group in tree and not isinstance(inside, dict)
 
 
 def _converted(value: Any, kind: Any, name: str) -> Any:
-    """Return a value as the type of its field, as Hydra converts it; refuse one that is of another kind."""
+    """Return a value as the type of its field, as Hydra converts it; refuse one that is of another kind.
+
+    Parameters
+    ----------
+    value
+        From words, YAML or Python, such as a path, a tuple or a number of NumPy.
+    kind
+        The type of the field, such as `int | None` or `list[str]`.
+    name
+        The full name of the option, for errors.
+    """
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if value is None and (NoneType in kinds or kind is Any):
         return None
     kind = next(part for part in kinds if part is not NoneType)
-    if hasattr(value, "item") and not isinstance(value, str):  # a number of NumPy
-        value = value.item()
+    if hasattr(value, "tolist"):  # a number of NumPy in a list
+        value = value.tolist()
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if kind is Any:
@@ -137,14 +152,17 @@ def _converted(value: Any, kind: Any, name: str) -> Any:
         if not isinstance(value, bool) and kind is int and isinstance(value, int | str):
             return int(value)
         if not isinstance(value, bool) and kind is float and isinstance(value, int | float | str):
-            return float(value)
-    except ValueError:  # a text that is no number
+            number = float(value)
+            if isfinite(number):
+                return number
+    except (ValueError, OverflowError):  # a text that is no number; an integer that is too large
         pass
     expected = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}[kind]
     raise InputError(f"{name}={'null' if value is None else value}", expected, f"set {name} accordingly")
 
 
 def _built(schema: type, values: Mapping[str, Any], prefix: str = "") -> Any:
+    """Make a dataclass, and the groups inside it, from options that are nested by group."""
     hints = get_type_hints(schema)
     named = {}
     for name, value in values.items():
@@ -160,9 +178,11 @@ def _built(schema: type, values: Mapping[str, Any], prefix: str = "") -> Any:
 def config_from(step: str, options: Mapping[str, Any], own: Path | None = None) -> Any:
     """Make `SCHEMAS[step]` from options by their full names, such as {"label_key": "cell_type", "model": "tiny"}.
 
-    Presets and errors are those of `option_tree`; a value of another type, or out of its range, is refused, too.
+    Presets and errors are those of `option_tree`; a value of another type, or out of its range, is refused, too. Values
+    may be scalars, arrays and series of NumPy and pandas.
     """
-    tree = option_tree(step, options, own)
+    plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in options.items()}
+    tree = option_tree(step, plain, own)
     if step == "train" and tree["label_key"] == UNSET and tree["label_keys"]:
         tree["label_key"] = tree["label_keys"][-1]
     missing = sorted(name for name, value in tree.items() if value == UNSET)
@@ -185,12 +205,13 @@ def options_of_words(words: Sequence[str], step: str) -> dict[str, Any]:
 
 
 def _value_of(word: Word, step: str) -> Any:
+    """Return the value of a word of one run; errors as `options_of_words`."""
     if not word.changes:
+        if word.name == "model" and "model_path" in {entry.name for entry in fields(SCHEMAS[step])}:
+            raise _unknown("model", step, {"model_path": None}, word.text)
         known = f"'scperformer {step} --help' lists the options"
         near = closest_option(word.name, step)
         remedy = f"did you mean {near}? {known}" if near and near != word.name else f"leave + and ~ out; {known}"
-        if word.name == "model" and "model_path" in {entry.name for entry in fields(SCHEMAS[step])}:
-            raise _unknown("model", step, {"model_path": None}, word.text)
         raise InputError(f"option {word.text}", f"an option of '{step}' as option=value", remedy)
     if word.several:
         value = word.text.partition("=")[2]

@@ -1,16 +1,17 @@
-"""Options and presets of earlier versions: those that have another name now, and those that are constants by now."""
+"""Options and presets of earlier versions: those that have another name now, and those that are constants now."""
 
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from scperformer.base.errors import InputError
+from scperformer.config.words import SWITCH
 
 log = logging.getLogger(__name__)
 
 RENAMED = {"model.wide": "model.linear", "model.deep": "model.encoder", "model.wide_powers": "model.linear_powers"}
 RENAMED_PRESETS = {("model", "pooled"): "coexpression"}
-CONSTANTS: dict[str, tuple[Any, ...]] = {  # the values that mean what the program does now
+CONSTANTS: dict[str, tuple[Any, ...]] = {  # the values that stand for what the program always does now
     "conditions.smallest_panel": (200,),
     "conditions.thinned_share": (0.7,),
     "conformal": ("overall",),
@@ -30,18 +31,11 @@ CONSTANTS: dict[str, tuple[Any, ...]] = {  # the values that mean what the progr
     "optim.wide_start": ("logistic",),
     "trainer.strategy": ("auto", "ddp"),
 }
-CARD_TABLES = ("conditions_table", "novelty_table")  # both are in the model card with card=full
-
-
-def current_name(name: str) -> str:
-    """Return the name of today of an option, and log it if it is another one."""
-    if name in RENAMED:
-        log.warning("the option %s is called %s now", name, RENAMED[name])
-    return RENAMED.get(name, name)
+CARD_TABLES = ("conditions_table", "novelty_table")  # true or false; both tables are in the model card with card=full
 
 
 def current_preset(group: str, name: Any) -> Any:
-    """Return the name of today of a preset, and log it if it is another one."""
+    """Return the current name of a preset; a name that has changed is logged."""
     current = RENAMED_PRESETS.get((group, name), name) if isinstance(name, str) else name
     if current != name:
         log.warning("the preset %s=%s is called %s=%s now", group, name, group, current)
@@ -49,35 +43,44 @@ def current_preset(group: str, name: Any) -> Any:
 
 
 def current_options(options: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options by their full names with the names of today; constants are left out.
+    """Return options, by their full names, under their current names; each change is logged.
 
-    `known` holds all options of the step, nested by group: options of other steps stay as they are.
+    Options that are constants now are left out, in every step: also in a step that never had them.
+
+    Parameters
+    ----------
+    options
+        Full names -> values. Names that are no options of the step stay as they are.
+    known
+        The options of the step, nested by group.
 
     Raises
     ------
     InputError
-        An option that is a constant by now has another value.
+        An option that is a constant now has another value, or a table of the model card is neither true nor false.
     """
     current: dict[str, Any] = {}
     for name, value in options.items():
         if name in CARD_TABLES and "card" in known:
+            is_on = SWITCH.get(str(value).lower())
+            if is_on is None:
+                raise InputError(f"{name}={_word(value)}", "true or false", "write card=full or card=short instead")
             log.warning("the option %s is part of card=full now", name)
-            if value not in (False, "false"):
+            if is_on:
                 current["card"] = "full"
-        elif name in CONSTANTS and not _exists(name, known):
+        elif name in CONSTANTS:
             if value not in CONSTANTS[name]:
                 expected = f"{name}={_word(CONSTANTS[name][0])}, which cannot be changed any more"
                 raise InputError(f"{name}={_word(value)}", expected, "leave it out")
             log.warning("%s=%s can be left out: it cannot be changed any more", name, _word(value))
+        elif name in RENAMED:
+            log.warning("the option %s is called %s now", name, RENAMED[name])
+            current[RENAMED[name]] = value
         else:
-            current[current_name(name)] = value
+            current[name] = value
     return current
 
 
-def _exists(name: str, known: Mapping[str, Any]) -> bool:
-    group, _, option = name.partition(".")
-    return option in known.get(group, {}) if option else name in known
-
-
 def _word(value: Any) -> str:
+    """Return a value as it is written on the command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -21,7 +21,10 @@ LITERAL = "write the value itself: nothing is put in place of ${...} in a file"
 
 
 def _mapping(content: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]:
-    """Return a mapping of the file; refuse anything else, and keys that are not known."""
+    """Return the content of a file if it is a mapping with known keys; refuse anything else.
+
+    `where` is the file and the place in it, for errors.
+    """
     if not isinstance(content, dict):
         raise InputError(f"{where} is no mapping of names to values", EXPECTED, "see docs/workflow.md")
     for key in content:
@@ -31,7 +34,7 @@ def _mapping(content: Any, where: str, known: tuple[str, ...]) -> dict[str, Any]
 
 
 def _options(content: Any, where: str) -> dict[str, Any]:
-    """Return options by their full names, from a mapping or from a list of words."""
+    """Return the options of a step (full names -> values) from a mapping or from a list of words."""
     flat = isinstance(content, Mapping) and not any(isinstance(value, Mapping) for value in content.values())
     if flat and all(isinstance(name, str) for name in content):
         return dict(content)
@@ -49,7 +52,7 @@ def _options(content: Any, where: str) -> dict[str, Any]:
 
 
 def words_from_file(content: Any, step: str, where: str) -> dict[str, str]:
-    """Return the options of a step that a file holds, as words of its command by their full names.
+    """Return the options of a step in a file as words of its command: full name -> word.
 
     Parameters
     ----------
@@ -77,10 +80,10 @@ def words_from_file(content: Any, step: str, where: str) -> dict[str, str]:
 
 
 def read_options(path: str, step: str) -> tuple[list[str], list[str]]:
-    """Return the options of a step in a file as words of its command, and its input file, the `reference` of `train`.
+    """Return the options of a step in a file as words of its command, and its input files.
 
-    `label_key` is for `train`, and `model_path` for the steps that have this option; options under `overrides` go
-    before both.
+    The only input is the `reference`, for `train`. `label_key` is for `train`, unless `overrides` has `label_keys`, and
+    `model_path` is for the steps that have this option; options under `overrides` take precedence over both.
 
     Raises
     ------

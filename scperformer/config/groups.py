@@ -1,17 +1,20 @@
-"""Rules for the values of options, and the options of training by group: one dataclass per folder of conf/.
+"""Rules for the values of options, and the options of training by group.
 
-The comments at the options are the text of docs/configuration.md (`python docs/make_configuration.py` writes it).
+Each group is a dataclass, NAMEConfig; the folder conf/NAME holds its presets. The comments at the options are the text
+of docs/configuration.md (`python docs/make_configuration.py` writes it) and of the help.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from math import isfinite
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import MAX_NAME_LENGTH, did_you_mean, name_problem
 
-Rule = tuple[Callable[[Any], bool], str]  # whether a value can be used; which values can
+AUTO = "auto"  # the value of options that the program may choose itself
+
+Rule = tuple[Callable[[Any], bool], str]  # a check of a value, and the text that says which values pass it
 ABOVE_ZERO: Rule = (lambda value: value > 0, "a number above 0")
 ZERO_OR_MORE: Rule = (lambda value: value >= 0, "0 or more")
 ONE_OR_MORE: Rule = (lambda value: value >= 1, "1 or more")
@@ -26,7 +29,7 @@ LINE: Rule = (
 
 
 def option(default: Any, rule: Rule) -> Any:
-    """Return a field of an `Options` class with a default value and a rule for its values; None breaks no rule."""
+    """Return a field of an `Options` class with a default value and a rule for its values; None is never checked."""
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata={"rule": rule})
     return field(default=default, metadata={"rule": rule})
@@ -37,22 +40,31 @@ def choice(*values: str) -> Any:
     return option(values[0], (lambda value: value in values, f"one of {', '.join(values)}"))
 
 
-def require(ok: bool, option: str, value: object, expected: str, near: str = "") -> None:
-    """Refuse the value of an option unless `ok`, in one line that names the option and the values it can have.
+def choices_of(entry: Field) -> list[str]:
+    """Return the values that a field can have if `choice` has made it, else an empty list."""
+    _, expected = entry.metadata.get("rule", (None, ""))
+    return expected.removeprefix("one of ").split(", ") if expected.startswith("one of ") else []
 
-    `near` is a hint at the value that was probably meant.
+
+def require(ok: bool, option: str, value: object, expected: str, near: str = "") -> None:
+    """Raise an InputError about the value of an option unless `ok`; it names the option and the values it can have.
+
+    `near` is a hint at the value that was probably meant, such as "did you mean 'mean'? ", or nothing.
     """
     if not ok:
-        shown = repr(value) if isinstance(value, str) and not value.strip() else value
+        shown = repr(value) if isinstance(value, str) and not value.strip() else value  # quotes show blank text
         raise InputError(f"{option}={shown}", expected, f"{near}set {option} accordingly")
 
 
 def checked(schema: type, values: dict[str, Any], prefix: str) -> Any:
-    """Make a dataclass of options from plain values; refuse unknown names, other types and values out of range."""
+    """Make a dataclass from plain values, such as JSON; refuse unknown names, other types and values out of range.
+
+    Unlike `config_from`, it converts nothing. `prefix` stands before each name in errors, such as `attention.`.
+    """
     types = get_type_hints(schema)
     for name, value in values.items():
         if name not in types:
-            known = ", ".join(f"{prefix}{field.name}" for field in fields(schema)) or "none"
+            known = ", ".join(f"{prefix}{entry.name}" for entry in fields(schema)) or "none"
             raise InputError(f"option {prefix}{name}", f"an option that exists ({known})", "leave it out")
         kind = list if get_origin(types[name]) is list else types[name]
         kinds = (int, kind) if float in (kind, *get_args(kind)) else kind  # whole numbers are numbers, too
@@ -64,9 +76,9 @@ def checked(schema: type, values: dict[str, Any], prefix: str) -> Any:
 
 @dataclass(kw_only=True)
 class Options:
-    """Options that are checked when they are made, each by the rule of its field."""
+    """Base class of options: the rule of each field is checked when an instance is made."""
 
-    prefix: ClassVar[str | None] = None  # of names in messages; None: the word of the group, as in `data.split`
+    prefix: ClassVar[str | None] = None  # before names in messages; None: the name of the group, as in `data.split`
 
     @classmethod
     def word(cls) -> str:
@@ -79,11 +91,8 @@ class Options:
             value = getattr(self, entry.name)
             if "rule" in entry.metadata and value is not None:
                 fits, expected = entry.metadata["rule"]
-                names = expected.removeprefix("one of ").split(", ") if expected.startswith("one of ") else []
-                require(fits(value), f"{prefix}{entry.name}", value, expected, did_you_mean(value, names))
-
-
-AUTO = "auto"
+                near = did_you_mean(value, choices_of(entry))
+                require(fits(value), f"{prefix}{entry.name}", value, expected, near)
 
 
 @dataclass(kw_only=True)
@@ -106,7 +115,7 @@ class DataConfig(Options):
     balance: str = choice("none", "sqrt", "balanced")  # how often an epoch shows rare labels; balanced: all equally
 
     def __post_init__(self) -> None:
-        if self.in_memory in ("true", "false"):  # quoted words, as Python callers may give them
+        if self.in_memory in ("true", "false"):  # as quoted words, or from Python
             self.in_memory = self.in_memory == "true"
         known = self.in_memory == AUTO or isinstance(self.in_memory, bool)
         require(known, "data.in_memory", self.in_memory, "true, false or auto")
@@ -249,7 +258,7 @@ class TrainerConfig(Options):
 
 
 @dataclass(kw_only=True)
-class LoggerConfig:
+class LoggerConfig(Options):
     """Which training logs are written into the run folder."""
 
     csv: bool = True  # `csv/version_0/metrics.csv` in the run folder

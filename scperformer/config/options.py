@@ -12,9 +12,11 @@ from typing import Any, get_args, get_type_hints
 
 from scperformer.config import groups, steps
 
-GROUPS = {name.removesuffix("Config").lower(): part for name, part in vars(groups).items() if name.endswith("Config")}
-TABLES = {"files": steps.ExpressionOptions} | steps.SCHEMAS | GROUPS
+GROUPS = {part.word(): part for name, part in vars(groups).items() if name.endswith("Config")}  # data, tokens, ...
+TABLES = {"files": steps.ExpressionOptions} | steps.SCHEMAS | GROUPS  # the tables of docs/configuration.md
+# Options of other programs, such as -o and -j, and the options here that mean the same.
 USUAL_WORDS = {"o": "output", "out": "output", "outdir": "output", "i": "inputs", "input": "inputs", "j": "threads"}
+MIN_SIMILARITY = 0.75  # difflib's ratio of a wrong word and the option suggested for it: names of options are alike
 
 
 @dataclass(frozen=True)
@@ -27,76 +29,83 @@ class OptionText:
 
 
 def _meanings(table: type) -> dict[str, str]:
-    """Return the comment of each option of a dataclass, and of its base classes."""
-    found: dict[str, str] = {}
+    """Return the comment of each option of a dataclass, also of the options that it inherits."""
+    comments: dict[str, str] = {}
     for part in reversed([part for part in table.__mro__ if part.__module__.startswith("scperformer.")]):
         above: list[str] = []
         for line in inspect.getsource(part).splitlines():
             option = re.match(r"    (\w+): [^#]*(?:# (.*))?$", line)
             if option:
-                found[option[1]] = " ".join([*above, option[2] or ""]).strip()
+                comments[option[1]] = " ".join([*above, option[2] or ""]).strip()
             above = [*above, line.strip(" #")] if line.startswith("    # ") else []
-    return found
+    return comments
 
 
-def _default(option: Field, first_word: str | None) -> str:
+def _default_text(option: Field, first_word: str | None) -> str:
+    """Return the default of an option as on the command line, or `required`; `first_word` as in `option_texts`."""
     value = option.default if option.default_factory is MISSING else option.default_factory()
-    if value is MISSING or option.name == first_word != "action":  # `models` alone lists the models
+    # The first word is required although its option has a default; `models` alone lists the models.
+    if value is MISSING or (option.name == first_word and first_word != "action"):
         return "required"
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def option_texts(name: str, first_word: str | None = None) -> list[OptionText]:
-    """Return the options of a step, of a group, or of `files`, required ones first.
+    """Return the options of a step, of a group, or of `files`: required options first, `overwrite` last.
 
     Groups, and the options of files, are not repeated among the options of a step. `first_word`: the option that the
     first plain word of the step sets.
     """
     meanings = _meanings(TABLES[name])
-    elsewhere = {"inputs", "attention", *GROUPS} | ({"overwrite"} if name == "files" else set())
-    if name != "files":
+    elsewhere = {"inputs", "attention", *GROUPS}
+    if name == "files":
+        elsewhere.add("overwrite")
+    else:
         elsewhere |= {option.name for option in fields(TABLES["files"])} - {"overwrite"}
-    found = []
+    prefix = f"{name}." if name in GROUPS else ""
+    texts = []
     for option in fields(TABLES[name]):
         if name in GROUPS or option.name not in elsewhere:
-            prefix = f"{name}." if name in GROUPS else ""
-            choices = option.metadata.get("rule", (None, ""))[1]
-            text = f"{meanings[option.name]} ({choices})" if choices.startswith("one of ") else meanings[option.name]
-            found.append(OptionText(prefix + option.name, _default(option, first_word), text))
-    return sorted(found, key=lambda option: (option.default != "required", option.name == "overwrite"))
+            choices = groups.choices_of(option)
+            meaning = meanings[option.name] + (f" (one of {', '.join(choices)})" if choices else "")
+            texts.append(OptionText(prefix + option.name, _default_text(option, first_word), meaning))
+    return sorted(texts, key=lambda option: (option.default != "required", option.name == "overwrite"))
 
 
 def groups_of(step: str) -> list[str]:
-    """Return the names of the groups of options that a step has; `files` are those that replace the detection."""
+    """Return the groups of options that a step has; `files` has the options that replace the detection of a file."""
     names = [option.name for option in fields(steps.SCHEMAS[step])]
     reads = issubclass(steps.SCHEMAS[step], steps.ExpressionOptions)
     return [*(["files"] if reads else []), *(name for name in names if name in GROUPS)]
 
 
 def closest_option(word: str, step: str) -> str:
-    """Return the option of a step whose name is most like a wrong word, or nothing."""
+    """Return the full name of the option of a step that a wrong word probably meant; "" if no name is similar."""
     wrong = word.lstrip("-+~").partition("=")[0].replace("-", "_")
     names = [option.name for option in fields(steps.SCHEMAS[step])]
     names += [f"{group}.{option.name}" for group in set(names) & GROUPS.keys() for option in fields(GROUPS[group])]
     usual = USUAL_WORDS.get(wrong, wrong)
-    return usual if usual in names else next(iter(get_close_matches(usual, names, 1, 0.75)), "")
+    return usual if usual in names else next(iter(get_close_matches(usual, names, 1, MIN_SIMILARITY)), "")
 
 
 @cache
 def text_options(step: str) -> frozenset[str]:
-    """Return the full names of the options of a step whose values are any text, such as names of files and columns."""
+    """Return the full names of the options of a step that take any text, such as the name of a file or a column."""
     return frozenset(_text_options(steps.SCHEMAS[step]))
 
 
 def _text_options(table: Any, prefix: str = "") -> list[str]:
     names = []
-    for option, kind in ((option, get_type_hints(table)[option.name]) for option in fields(table)):
-        choices = option.metadata.get("rule", (None, ""))[1]
+    hints = get_type_hints(table)
+    for option in fields(table):
+        kind = hints[option.name]
         is_text = kind is str or set(get_args(kind)) == {str, type(None)}
         if is_dataclass(kind):
             names += _text_options(kind, f"{option.name}.")
-        elif is_text and not choices.startswith("one of "):
+        elif is_text and not groups.choices_of(option):
             names.append(prefix + option.name)
     return names

@@ -1,8 +1,9 @@
 """Presets: YAML files with options, by group; those of the package are in conf/, a user's own in `--config-dir`.
 
 A preset of a group sets options of this group or, below a first line `# @package _global_`, of any group; its
-`defaults` may choose presets of other groups (`- override /head: mean`). They are the files that Hydra composes in a
-sweep, read by the same rules: what the user chooses goes before what a preset chooses, later groups before earlier.
+`defaults` may choose presets of other groups (`- override /head: mean`). Hydra composes the same files in a sweep, and
+they are read by its rules: a preset that the user chooses replaces one that a preset chooses, and a later group
+overrides an earlier one. The file of a step, such as conf/train.yaml, has the order of the groups.
 """
 
 import os
@@ -17,15 +18,16 @@ from scperformer.base.errors import InputError
 from scperformer.base.messages import did_you_mean
 from scperformer.base.yaml_files import read_yaml_file
 
-PLUGINS = "SCPERFORMER_PLUGINS"  # the user's word for classes of other files: MODULE:CLASS, separated by commas
-NAME = re.compile(r"[\w-]+")
-GLOBAL = re.compile(r"#\s*@package\s+_global_\s*$")
+# The environment variable in which the user allows classes of other files: MODULE:CLASS, separated by commas.
+PLUGINS = "SCPERFORMER_PLUGINS"
+NAME = re.compile(r"[\w-]+")  # of a preset: it cannot leave the folder of its group
+GLOBAL = re.compile(r"#\s*@package\s+_global_\s*$")  # the first line of a preset that sets options of any group
 EXPECTED = "a preset with options of scperformer alone, as in docs/configuration.md"
 
 
 @cache
 def conf_dir() -> Path:
-    """Return the folder of YAML files: inside an installed package, beside it in a source checkout."""
+    """Return the folder conf/ with the presets: inside an installed package, beside it in a source checkout."""
     package = Path(__file__).parents[1]
     installed = package / "conf"
     return installed if installed.is_dir() else package.parent / "conf"
@@ -33,14 +35,14 @@ def conf_dir() -> Path:
 
 @cache
 def preset_groups(step: str) -> dict[str, str | None]:
-    """Return the groups of presets that a step has, in the order in which they apply, each with its default."""
+    """Return the groups of presets that a step has, in the order in which they apply -> the default preset or None."""
     entries = read_yaml_file(conf_dir() / f"{step}.yaml")["defaults"]
     return {group: name for entry in entries if isinstance(entry, dict) for group, name in entry.items()}
 
 
 @cache
 def step_values(step: str) -> dict[str, Any]:
-    """Return the options in the file of a step in conf/ itself, which go before all presets."""
+    """Return the options in the file of a step in conf/ itself, which override those of presets."""
     content = read_yaml_file(conf_dir() / f"{step}.yaml")
     return {name: value for name, value in content.items() if name != "defaults"}
 
@@ -49,21 +51,24 @@ def step_values(step: str) -> dict[str, Any]:
 class Preset:
     """The content of a preset."""
 
-    values: Mapping[str, Any]  # by group and option, from the root
-    chooses: Mapping[str, str]  # presets of other groups
-    content: Mapping[str, Any]  # as it is in the file
-    is_global: bool
+    values: Mapping[str, Any]  # options, nested by group
+    chooses: Mapping[str, str]  # another group -> its preset
+    content: Mapping[str, Any]  # as it is in the file, for Hydra
+    is_global: bool  # sets options of any group
     is_own: bool  # of the user, not of the package
 
 
 def preset_names(group: str, own: Path | None = None) -> list[str]:
-    """Return the presets of a group."""
+    """Return the names of the presets of a group, sorted; `own` is the user's folder of presets."""
     folders = [conf_dir() / group, *([own / group] if own is not None else [])]
     return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
 
 
 def read_preset(group: str, name: object, own: Path | None = None, *, word: str | None = None) -> Preset:
-    """Read a preset of a group by its name, from the package or else from the user's folder; refuse unknown ones."""
+    """Read a preset of a group by its name, from the package or else from the user's folder; refuse unknown names.
+
+    `own` is the user's folder of presets; `word` is the word that named the preset, for errors.
+    """
     file = f"{group}/{name}.yaml"
     is_name = isinstance(name, str) and NAME.fullmatch(name) is not None
     if is_name and (conf_dir() / file).is_file():
@@ -82,6 +87,7 @@ def _read_packaged(file: str) -> Preset:
 
 
 def _read(path: Path, group: str, *, is_own: bool) -> Preset:
+    """Read the file of a preset; refuse one that is not made of plain values, or names a class that is not allowed."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             is_global = GLOBAL.match(file.readline().rstrip()) is not None
@@ -96,15 +102,15 @@ def _read(path: Path, group: str, *, is_own: bool) -> Preset:
         raise InputError(f"{path} cannot be used ({error})", EXPECTED, "correct it") from error
     options = {key: value for key, value in content.items() if key != "defaults"}
     values = options if is_global else {group: options}
-    named = values.get("attention")
-    if is_own and isinstance(named, dict):
-        require_allowed(named.get("name"), str(path))
+    attention = values.get("attention")
+    if is_own and isinstance(attention, dict):
+        require_allowed(attention.get("name"), str(path))
     return Preset(values, chooses, content, is_global, is_own)
 
 
 def _choices(defaults: Any) -> dict[str, str]:
-    """Return the presets of other groups that the `defaults` of a preset choose."""
-    found = {}
+    """Return the presets of other groups that the `defaults` of a preset choose: group -> name."""
+    chooses = {}
     for entry in defaults if isinstance(defaults, list) else [defaults]:
         if entry == "_self_":
             continue
@@ -112,23 +118,29 @@ def _choices(defaults: Any) -> dict[str, str]:
         group = re.fullmatch(r"override /(\w+)", str(word))
         if group is None or not isinstance(name, str) or NAME.fullmatch(name) is None:
             raise ValueError(f"'{entry}' among its defaults, not '_self_' or such as 'override /head: mean'")
-        found[group[1]] = name
-    return found
+        chooses[group[1]] = name
+    return chooses
 
 
 def require_allowed(name: object, where: str) -> None:
-    """Refuse a mechanism of attention MODULE:CLASS in a file, which runs code, unless the user has allowed it."""
+    """Refuse MODULE:CLASS as the mechanism in a file, unless the user has allowed it: it runs code.
+
+    `where` is the file, for errors.
+    """
     if isinstance(name, str) and ":" in name and name not in os.environ.get(PLUGINS, "").split(","):
         expected = "a mechanism of scperformer, as a class of another file runs code"
         raise InputError(f"{where}: attention={name}", expected, f"set {PLUGINS}={name} if you trust it")
 
 
 def chosen_presets(step: str, choices: Mapping[str, Any], own: Path | None = None) -> dict[str, Preset]:
-    """Return the preset of each group of a step that has one, in the order in which they apply."""
+    """Return the preset of each group of a step, in the order in which they apply; a group may have none.
+
+    `choices` are those of the user (group -> name), `own` is the user's folder of presets.
+    """
     chosen = dict(choices)
     presets = {}
     groups = preset_groups(step)
-    for group, default in reversed(groups.items()):
+    for group, default in reversed(groups.items()):  # later groups first, as they may choose presets of earlier ones
         name = chosen.setdefault(group, default)
         if name is None and default is None:
             continue
@@ -142,7 +154,7 @@ def chosen_presets(step: str, choices: Mapping[str, Any], own: Path | None = Non
 
 
 def merge(tree: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Put nested values into a tree; lists and plain values replace those that are there."""
+    """Put nested values into a tree, in place; lists and plain values replace those of the tree."""
     for name, value in values.items():
         if isinstance(value, dict) and isinstance(tree.get(name), dict):
             merge(tree[name], value)

@@ -17,19 +17,20 @@ from scperformer.config.groups import (
     SHARE,
     ZERO_OR_MORE,
     Options,
+    Rule,
     choice,
     option,
     require,
 )
 
-ONTOLOGY = (
+ONTOLOGY: Rule = (
     lambda source: source in ("packaged", "none") or source.endswith((".obo", ".csv", ".tsv")),
     "packaged, none, or a file in .obo, .csv or .tsv",
 )
-SOURCE = (lambda source: source in ("auto", "X", "raw") or source.startswith("layers/"), "auto, X, raw or layers/NAME")
-
-
-WEIGHTED: dict[str, Any] = {"hidden": [64, 64], "dropout": 0.3}  # options of the default head
+SOURCE: Rule = (
+    lambda source: source in ("auto", "X", "raw") or source.startswith("layers/"),
+    "auto, X, raw or layers/NAME",
+)
 
 
 @dataclass(kw_only=True)
@@ -37,7 +38,7 @@ class _FileOptions(Options):
     """Options of the steps that take files."""
 
     prefix = ""
-    takes_one: ClassVar[bool] = False
+    takes_one: ClassVar[bool] = False  # whether the step takes exactly one file
 
     inputs: list[str] = field(default_factory=list)  # the files, given as plain words of the command
     overwrite: bool = False  # replace an output of this step that exists
@@ -114,13 +115,18 @@ class NetworkConfig(ExpressionOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        some = self.conditions.on and self.tokens.unexpressed != "skip"
+        no_conflict = not self.conditions.on or self.tokens.unexpressed == "skip"
         expected = "none with tokens.unexpressed=full or memory, for which unmeasured genes are not known"
-        require(not some, "conditions", "on", expected)
+        require(no_conflict, "conditions", "on", expected)
         without_vectors = self.model.positions == "gene2vec" and self.model.gene2vec_path is None
         if self.model.encoder and without_vectors and self.init is None:
             expected = "a file of gene vectors for model.positions=gene2vec"
             raise InputError("no model.gene2vec_path", expected, "name the file, or choose model.positions=gene")
+
+
+def _weighted_head() -> groups.HeadConfig:
+    """Return the default head of `train`; conf/head/weighted.yaml has the same options."""
+    return groups.HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3)
 
 
 @dataclass(kw_only=True)
@@ -138,7 +144,7 @@ class TrainConfig(NetworkConfig):
     # tissue of the reference, such as blood; the model card and `models list` show it
     tissue: str | None = option(None, LINE)
     model: groups.ModelConfig = field(default_factory=lambda: groups.ModelConfig(depth=0, positions="coexpression"))
-    head: groups.HeadConfig = field(default_factory=lambda: groups.HeadConfig(name="weighted", **WEIGHTED))
+    head: groups.HeadConfig = field(default_factory=_weighted_head)
     # cells of the reference in the model folder, with which it adapts to the genes and the depth of a file; 0: cells
     # that are simulated from the profiles of the labels instead
     keep_cells: int = option(20000, ZERO_OR_MORE)
@@ -154,21 +160,19 @@ class TrainConfig(NetworkConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         is_coexpression = self.model.positions == "coexpression"
-        weighted = self.head.name == "weighted"
-        settled_later = (
-            self.init is not None and is_coexpression
-        )  # the default model beside `init`, which has another one
-        if self.model.encoder and is_coexpression != weighted and not settled_later:
-            expected = "weighted with model=coexpression, or another head with model=tiny, small, base or scbert"
-            require(False, "head.name", self.head.name, expected)
+        is_weighted = self.head.name == "weighted"
+        # Beside `init`, model=coexpression may be the default only: the model of `init` replaces it.
+        is_settled_later = self.init is not None and is_coexpression
+        head_fits = not self.model.encoder or is_coexpression == is_weighted or is_settled_later
+        expected = "weighted with model=coexpression, or another head with model=tiny, small, base or scbert"
+        require(head_fits, "head.name", self.head.name, expected)
         last = self.label_keys[-1] if self.label_keys else self.label_key
         require(self.label_key == last, "label_key", self.label_key, f"{last}, the last of label_keys, or left out")
-        one = self.label_tree is None or not self.label_keys
-        require(one, "label_tree", self.label_tree, "no label_tree beside label_keys, which make a tree, too")
-        coexpression = self.model.encoder and is_coexpression
-        require(
-            coexpression or not self.unlabelled, "unlabelled", self.unlabelled, "no files without model=coexpression"
-        )
+        has_one_tree = self.label_tree is None or not self.label_keys
+        require(has_one_tree, "label_tree", self.label_tree, "no label_tree beside label_keys, which make a tree, too")
+        uses_unlabelled = self.model.encoder and is_coexpression
+        expected = "no files without model=coexpression"
+        require(uses_unlabelled or not self.unlabelled, "unlabelled", self.unlabelled, expected)
         require(self.keep_cells > 0 or self.card == "short", "card", self.card, "short with keep_cells=0")
         if self.init is None:
             require(self.init_mode == "full", "init_mode", self.init_mode, "init=FOLDER beside it")
@@ -241,8 +245,8 @@ class PredictConfig(_ModelOptions):
         self.adapt = self.adapt.lower()  # Hydra turns the word true into True
         super().__post_init__()
         num = len(self.inputs)
-        one = "no output option with several files (output_dir=FOLDER takes all of them)"
-        require(num == 1 or self.output is None, "output", self.output, one)
+        expected = "no output option with several files (output_dir=FOLDER takes all of them)"
+        require(num == 1 or self.output is None, "output", self.output, expected)
         if self.outputs:
             require(self.output is None, "output", self.output, "no output beside outputs")
             require(len(self.outputs) == num, "outputs", self.outputs, f"{num} outputs, one per input file")
@@ -251,14 +255,14 @@ class PredictConfig(_ModelOptions):
         require(self.keep_going or not self.failed_ok, "failed_ok", "true", "keep_going=true beside it")
         if self.share is not None:
             parts = re.fullmatch("([0-9]+)/([0-9]+)", self.share)
-            known = parts is not None and 1 <= int(parts[1]) <= int(parts[2])
-            require(known, "share", self.share, "K/N with K from 1 to N, as in 2/8")
+            is_share = parts is not None and 1 <= int(parts[1]) <= int(parts[2])
+            require(is_share, "share", self.share, "K/N with K from 1 to N, as in 2/8")
             require(not self.shares, "shares", self.shares, "no shares beside share, which makes one of them")
         require(num == 1 or not self.shares, "shares", self.shares, "one input file, which they were made of")
         require("/" not in self.key_added, "key_added", repr(self.key_added), "a name without '/'")
-        changed = bool(self.allow_labels or self.deny_labels) or self.prior == "em"
-        usual = "no alpha beside allow_labels, deny_labels or prior=em: its sets are for probabilities as they are"
-        require(self.alpha is None or not changed, "alpha", self.alpha, usual)
+        changes_probabilities = bool(self.allow_labels or self.deny_labels) or self.prior == "em"
+        expected = "no alpha beside allow_labels, deny_labels or prior=em: its sets are for probabilities as they are"
+        require(self.alpha is None or not changes_probabilities, "alpha", self.alpha, expected)
 
 
 @dataclass(kw_only=True)
@@ -284,8 +288,8 @@ class EvaluateConfig(_FileOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fit = self.truth_path is None or len(self.truth_path) == len(self.inputs)
-        require(fit, "truth_path", self.truth_path, f"{len(self.inputs)} tables, one per input file")
+        has_all = self.truth_path is None or len(self.truth_path) == len(self.inputs)
+        require(has_all, "truth_path", self.truth_path, f"{len(self.inputs)} tables, one per input file")
 
 
 @dataclass(kw_only=True)
@@ -314,8 +318,8 @@ class ExplainConfig(ExpressionOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole = isinstance(self.cells, int) and not isinstance(self.cells, bool) and self.cells >= 1
-        require(whole or self.cells == "all", "cells", self.cells, "a whole number above 0, or all")
+        is_number = isinstance(self.cells, int) and not isinstance(self.cells, bool) and self.cells >= 1
+        require(is_number or self.cells == "all", "cells", self.cells, "a whole number above 0, or all")
 
 
 @dataclass(kw_only=True)
@@ -343,9 +347,14 @@ class ModelsConfig(_FileOptions):
     registry: str | None = None
 
     def __post_init__(self) -> None:
-        Options.__post_init__(self)
-        words = {"list": (), "export": ("the name of a model", "an archive in .zip")}
-        wanted = words.get(self.action, ("a model folder or archive" if self.action == "import" else "a name",))
+        Options.__post_init__(self)  # not that of _FileOptions: the number of inputs depends on the action
+        wanted = {
+            "list": [],
+            "show": ["a name"],
+            "import": ["a model folder or archive"],
+            "export": ["the name of a model", "an archive in .zip"],
+            "pull": ["a name"],
+        }[self.action]
         if len(self.inputs) != len(wanted):
             found = f"{len(self.inputs)} words after 'models {self.action}'"
             expected = " and ".join(wanted) or "none"
@@ -356,6 +365,7 @@ class ModelsConfig(_FileOptions):
 class WorkflowConfig(Options):
     """Run the workflow: a reference and many samples in, annotated samples and a report out."""
 
+    # Only options that are given go to snakemake; null leaves the value of `configfile` or of workflows/config.yaml.
     prefix = ""
 
     samples: str | None = None  # the sample sheet, as the first word; see docs/workflow.md#your-own-data
@@ -370,9 +380,21 @@ class WorkflowConfig(Options):
     snakemake: list[str] = field(default_factory=list)  # words for snakemake, given after `--`, such as -- -n --cores 4
 
 
-_SCHEMAS = (CheckConfig, PreprocessConfig, PretrainConfig, TrainConfig, PredictConfig, AdaptConfig, EvaluateConfig)
-_READERS = (ReportConfig, ExplainConfig, AnalyzeConfig, ModelsConfig, WorkflowConfig)
-SCHEMAS: dict[str, type] = {part.word(): part for part in (*_SCHEMAS, *_READERS)}
+_STEPS: tuple[type[Options], ...] = (
+    CheckConfig,
+    PreprocessConfig,
+    PretrainConfig,
+    TrainConfig,
+    PredictConfig,
+    AdaptConfig,
+    EvaluateConfig,
+    ReportConfig,
+    ExplainConfig,
+    AnalyzeConfig,
+    ModelsConfig,
+    WorkflowConfig,
+)
+SCHEMAS: dict[str, type] = {step.word(): step for step in _STEPS}  # the dataclass of each step
 
 # Keys of a YAML file for the workflow, beside `overrides`.
-WORKFLOW_KEYS = tuple(part.name for part in fields(WorkflowConfig) if part.name not in ("configfile", "snakemake"))
+WORKFLOW_KEYS = tuple(entry.name for entry in fields(WorkflowConfig) if entry.name not in ("configfile", "snakemake"))

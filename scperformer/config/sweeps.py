@@ -1,4 +1,4 @@
-"""Sweeps (`-m`) and `--cfg hydra`: Hydra draws the runs and launches them, here or on a cluster.
+"""Sweeps (`-m`) and `--cfg hydra`: Hydra makes the runs of a sweep and launches them, here or on a cluster.
 
 Only words of the command line reach Hydra, and their options and presets are known to exist; what a preset of the user
 holds was read as plain values (presets.py). So no file can set an option of Hydra itself, which can call any function.
@@ -17,7 +17,7 @@ from typing import Any
 from scperformer.base.errors import InputError
 from scperformer.config.compose import option_tree
 from scperformer.config.earlier import current_options, current_preset
-from scperformer.config.presets import Preset, conf_dir, preset_groups, read_preset
+from scperformer.config.presets import conf_dir, preset_groups, read_preset
 from scperformer.config.steps import SCHEMAS
 from scperformer.config.words import Word, read_words
 
@@ -40,17 +40,17 @@ def command_line(program: str, *words: str) -> Iterator[None]:
 
 @cache  # storing takes longer than composing
 def _store_schema(step: str) -> None:
-    """Tell Hydra the dataclass of a step, so that it knows the options that presets do not name."""
+    """Register the dataclass of a step with Hydra, so that it knows the options that presets do not name."""
     from hydra.core.config_store import ConfigStore
 
     ConfigStore.instance().store(name=f"{step}_schema", node=SCHEMAS[step])
 
 
 def _store_own(group: str, name: str, own: Path | None) -> None:
-    """Tell Hydra a preset of the user, and those that it chooses."""
+    """Register a preset with Hydra if it is the user's own, and the presets that it chooses."""
     from hydra.core.config_store import ConfigStore
 
-    preset: Preset = read_preset(group, name, own)
+    preset = read_preset(group, name, own)
     if preset.is_own:
         package = "_global_" if preset.is_global else group
         ConfigStore.instance().store(group=group, name=name, node=dict(preset.content), package=package)
@@ -59,38 +59,52 @@ def _store_own(group: str, name: str, own: Path | None) -> None:
 
 
 def _values(word: Word) -> list[Any]:
+    """Return the values of a word as a list, also a single one."""
     return word.value if word.several else [word.value]
 
 
 def _current_words(words: Sequence[Word], groups: Mapping[str, Any], tree: Mapping[str, Any]) -> list[Word]:
-    """Return words with the names of today; an option that is a constant by now is left out."""
+    """Return words with the current names of options and presets; options that are constants now are left out.
+
+    Parameters
+    ----------
+    groups
+        The groups of presets of the step.
+    tree
+        The options of the step with their defaults, nested by group.
+    """
     current = []
     for word in words:
-        values = _values(word)
+        before = _values(word)
         if word.name in groups:
-            values = [current_preset(word.name, value) for value in values]
-            if values != _values(word):
-                text = f"{word.name}={','.join(map(str, values))}"
-                word = replace(word, text=text, value=values if word.several else values[0])
-            current.append(word)
-            continue
-        names = [name for value in values for name in current_options({word.name: value}, tree)]
-        if names:
-            current.append(replace(word, name=names[0], text=word.text.replace(word.name, names[0], 1)))
+            name = word.name
+            values = [current_preset(name, value) for value in before]
+        else:
+            options = [current_options({word.name: value}, tree) for value in before]
+            name = next((name for each in options for name in each), "")
+            if not name:  # in every run, a constant or the default
+                continue
+            values = [each.get(name, tree.get(name)) for each in options]
+        if values == before:  # ranges and quotes stay as they were given
+            current.append(replace(word, name=name, text=word.text.replace(word.name, name, 1)))
+        else:
+            text = f"{name}={','.join(map(str, values))}"
+            current.append(replace(word, name=name, text=text, value=values if word.several else values[0]))
     return current
 
 
-def _for_hydra(step: str, words: Sequence[str], own: Path | None) -> list[str]:
-    """Check the words of a sweep, tell Hydra presets and plug-ins, and return the words as Hydra takes them.
+def words_for_hydra(step: str, words: Sequence[str], own: Path | None) -> list[str]:
+    """Check the words of a sweep, register presets and plug-ins with Hydra, and return the words as Hydra takes them.
 
-    Hydra knows neither attention=MODULE:CLASS as a preset nor the options of such a mechanism.
+    Hydra knows neither attention=MODULE:CLASS as a preset nor the options of such a mechanism. `own` is the user's
+    folder of presets.
     """
     from hydra.core.config_store import ConfigStore
 
     _store_schema(step)
     groups = preset_groups(step)
-    read = _current_words(read_words(words), groups, option_tree(step, {}, own))
-    for word in read:
+    current = _current_words(read_words(words), groups, option_tree(step, {}, own))
+    for word in current:
         if not word.changes:
             raise InputError(f"option {word.text}", f"an option of '{step}' as option=value", "leave + and ~ out")
         for value in _values(word) if word.name in groups else []:
@@ -99,9 +113,9 @@ def _for_hydra(step: str, words: Sequence[str], own: Path | None) -> list[str]:
             else:
                 read_preset(word.name, value, own, word=word.text)
                 _store_own(word.name, value, own)
-    option_tree(step, {word.name: _values(word)[0] for word in read}, own)  # refuses unknown options
+    option_tree(step, {word.name: _values(word)[0] for word in current}, own)  # refuses unknown options
     handed = []
-    for word in read:
+    for word in current:
         one_plugin = word.name == "attention" and not word.several and ":" in str(word.value)
         handed += ["attention=plugin", f"attention.name='{word.value}'"] if one_plugin else [word.text]
     if "attention=plugin" in handed:
@@ -119,23 +133,23 @@ def hand_to_hydra(
     words
         Options of the step and of Hydra, from the command line.
     flags
-        Of Hydra, such as `-m`.
+        Flags of Hydra, such as `-m`.
     own
         The user's folder of presets.
 
     Raises
     ------
     InputError
-        A word is wrong; an error of Hydra itself.
+        A word is wrong, or Hydra itself refuses the words.
     """
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     of_hydra = [word for word in words if OF_HYDRA.match(word)]
-    options = _for_hydra(step, [word for word in words if not OF_HYDRA.match(word)], own)
+    options = words_for_hydra(step, [word for word in words if not OF_HYDRA.match(word)], own)
 
-    def run(_: Any) -> None:  # the configuration of a run is made of its words, as without a sweep
+    def run(_: Any) -> None:  # Hydra's configuration is not used: the task makes its own from the words of the run
         task()
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises errors instead of printing them
@@ -152,5 +166,6 @@ def sweep_job() -> tuple[Path, list[str]]:
     from hydra.core.hydra_config import HydraConfig
 
     job = HydraConfig.get()
+    # Hydra escapes the colon of MODULE:CLASS, and `words_for_hydra` adds the "+" of its options.
     words = [word.replace("\\:", ":") if word.startswith("attention=") else word for word in job.overrides.task]
-    return Path(job.runtime.output_dir), [word.removeprefix("+") for word in words]  # as they were given
+    return Path(job.runtime.output_dir), [word.removeprefix("+") for word in words]

@@ -9,7 +9,11 @@ from typing import Any
 
 from scperformer.base.errors import InputError
 
-NOT_TEXT = ("true", "false", "null", "nan", "inf")  # words that Hydra takes for other values
+NOT_TEXT = ("true", "false", "null", "nan", "inf")  # in any case: words that Hydra does not read as text
+SWITCH = {  # in lower case: what Hydra converts to true or false where an option is one of the two
+    **dict.fromkeys(("true", "yes", "on", "y", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "n", "0"), False),
+}
 
 
 def quoted(value: str) -> str:
@@ -23,7 +27,7 @@ def quoted(value: str) -> str:
 
 def _plain(value: Any) -> str:
     """Return a number, true, false or null as a Hydra value."""
-    return json.dumps(value, default=lambda scalar: scalar.item())  # of NumPy
+    return json.dumps(value, default=lambda scalar: scalar.item())  # json does not know the scalars of NumPy
 
 
 def option_word(name: str, value: Any) -> str:
@@ -39,7 +43,7 @@ def option_word(name: str, value: Any) -> str:
 
 
 def require_flat(options: Mapping[str, Any]) -> None:
-    """Refuse options inside of options: each has its full name, a text."""
+    """Refuse nested options, and names that are not text: each option needs its full name, such as `model.dim`."""
     for name, value in options.items():
         if not isinstance(name, str):
             raise InputError(f"option {name!r}", "the name of an option", "write it as a text")
@@ -49,32 +53,32 @@ def require_flat(options: Mapping[str, Any]) -> None:
 
 
 def option_words(options: Mapping[str, Any]) -> list[str]:
-    """Return options, from their full names to values, as words of a command."""
+    """Return options (full names -> values) as words of a command."""
     require_flat(options)
     return [option_word(name, value) for name, value in options.items()]
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word `name=value` that was read."""
+    """A word `name=value` of a command, parsed."""
 
-    text: str
+    text: str  # the whole word, as given
     name: str
-    value: Any  # with `several`, a list of them
-    several: bool = False  # values of a sweep, separated by commas or from a range
-    changes: bool = True  # False: +name=value or ~name, which add or remove options
+    value: Any  # with `several`, the list of the values
+    several: bool = False  # has the values of a sweep: separated by commas, or a range
+    changes: bool = True  # False: +name=value or ~name, which add or remove options, or name@package=value
 
 
 def read_words(words: Sequence[str]) -> list[Word]:
-    """Read words by Hydra's grammar; refuse a word that does not follow it."""
-    from hydra import version  # these take a quarter of a second to import
+    """Parse words by Hydra's grammar; refuse a word that does not follow it."""
+    from hydra import version  # Hydra takes a quarter of a second to import
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import OverrideType, Sweep
     from hydra.errors import HydraException
 
     version.setbase("1.3")  # Hydra warns without it
     parser = OverridesParser.create()
-    found = []
+    parsed = []
     for text in words:
         try:
             override = parser.parse_override(text)
@@ -88,12 +92,15 @@ def read_words(words: Sequence[str]) -> list[Word]:
             raise InputError(f"{text} ({reason})", "option=value", "put quotes around a text") from error
         assert several or not isinstance(value, Sweep)
         changes = override.type == OverrideType.CHANGE and override.package is None
-        found.append(Word(text, override.key_or_group, value, several, changes))
-    return found
+        parsed.append(Word(text, override.key_or_group, value, several, changes))
+    return parsed
 
 
 def interpolated(value: Any, text: str) -> Any:
-    """Replace ${oc.env:NAME} and the like in a value of the command line, as Hydra does; `quoted` prevents it."""
+    """Replace ${oc.env:NAME} and the like in a value of the command line, as Hydra does; `quoted` prevents it.
+
+    `text` is the whole word, for errors.
+    """
     if isinstance(value, list):
         return [interpolated(item, text) for item in value]
     if not isinstance(value, str) or "${" not in value:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
@@ -190,6 +191,8 @@ PYTHON = [
     ({"model": "tiny", "tissue": None, "head.hidden": []}, ["model=tiny", "tissue=null", "head.hidden=[]"]),
     ({"overwrite": np.bool_(True), "data.in_memory": False}, ["overwrite=true", "data.in_memory=false"]),
     ({"tissue": "${oc.env:HOME}"}, ["tissue='\\${oc.env:HOME}'"]),
+    ({"label_keys": np.array(["a", "cell_type"])}, ["label_keys=[a,cell_type]"]),
+    ({"model.linear_powers": pd.Series([1.0, 2.0])}, ["model.linear_powers=[1,2]"]),
 ]
 
 
@@ -209,6 +212,10 @@ def test_options_of_python_are_those_of_the_command_line(options, words):
         ({"seed": 1.5}, "seed=1.5; expected a whole number"),
         ({"seed": True}, "seed=True; expected a whole number"),
         ({"seed": None}, "seed=null; expected a whole number"),
+        ({"seed": np.array([1, 2])}, r"seed=\[1, 2\]; expected a whole number"),
+        ({"optim.lr": float("inf")}, "optim.lr=inf; expected a number"),
+        ({"optim.lr": 10**400}, "optim.lr=1000.*; expected a number"),
+        ({"model.linear_powers": [0.5, float("nan")]}, "model.linear_powers=nan; expected a number"),
         ({"unlabelled": "x"}, r"unlabelled=x; expected a list, such as unlabelled=\[x\]"),
         ({"trainer": "gpu", "trainer.dim": 3}, "option trainer.dim; expected one of trainer.accelerator"),
         ({"hydra.run.dir": "x"}, "option hydra.run.dir; expected an option of 'train'"),

@@ -7,6 +7,7 @@ import pytest
 from scperformer.base.errors import InputError
 from scperformer.config import make_config
 from scperformer.config.earlier import CARD_TABLES, CONSTANTS, RENAMED
+from scperformer.config.sweeps import words_for_hydra
 
 TRAIN = ["inputs=[a.h5ad]", "label_key=x"]
 STEPS = {"conformal": "predict", "num_draws": "analyze"}  # train has the others
@@ -51,8 +52,23 @@ def test_a_constant_can_be_named_with_its_value_alone(name, caplog):
 @pytest.mark.parametrize("name", CARD_TABLES)
 def test_the_tables_of_the_model_card_are_one_option(name, caplog):
     assert make_config("train", [*TRAIN, f"{name}=true"]).card == "full"
-    assert make_config("train", [*TRAIN, f"{name}=false"]).card == "short"
+    for value in ("false", "False", "no", "off", "0"):
+        assert make_config("train", [*TRAIN, f"{name}={value}"]).card == "short"
     assert f"the option {name} is part of card=full now" in caplog.text
+
+
+@pytest.mark.parametrize("name", CARD_TABLES)
+def test_a_table_of_the_model_card_is_on_or_off(name):
+    with pytest.raises(InputError, match=rf"{name}=7; expected true or false"):
+        make_config("train", [*TRAIN, f"{name}=7"])
+
+
+def test_a_sweep_gets_the_current_names_and_values():
+    words = ["model.wide_powers=[1.0],[0.5,2.0]", "model=pooled,tiny", "conditions_table=true,false", "estimate=false"]
+    expected = ["model.linear_powers=[1.0],[0.5,2.0]", "model=coexpression,tiny", "card=full,short"]
+    assert words_for_hydra("train", [*TRAIN, *words], None) == [*TRAIN, *expected]
+    assert words_for_hydra("train", [*TRAIN, "novelty_table=true"], None) == [*TRAIN, "card=full"]
+    assert words_for_hydra("train", [*TRAIN, "novelty_table=false"], None) == TRAIN
 
 
 def test_presets_of_users_may_hold_old_names(tmp_path):
