@@ -149,8 +149,9 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
     path = first if len(sources) == 1 else f"the {len(sources)} files"
     tables = _read_obs(sources, cfg)
     is_test = _test_cells(pd.concat(tables, ignore_index=True), cfg, path)
-    if is_test is not None and isinstance(source, Sample):  # test cells must not even influence the kind of the values
-        return make_reference(replace(source, adata=source.adata[~is_test].copy()), cfg)
+    if is_test is not None and isinstance(source, Sample):
+        # Test cells must not even influence the kind of the values, so findings about all cells are dropped.
+        return make_reference(replace(source, adata=source.adata[~is_test].copy(), findings=None), cfg)
     collection = make_collection(sources, cfg, left_out=is_test)
     kept = [table.iloc[part.kept] for table, part in zip(tables, collection.parts, strict=True)]
     by_column = cfg.data.split_key is not None
