@@ -22,7 +22,7 @@ def merge_genes(x: AnyMatrix, first: np.ndarray, log_base: float | None) -> spar
     Parameters
     ----------
     first
-        The first column of the same gene for each column, from `genes.first_of_each`.
+        For each column, the first column of the same gene, from `genes.first_of_each`; int64, one per column of `x`.
     log_base
         Base of log1p values, which are added up as counts; None: the values are linear.
 
@@ -40,9 +40,16 @@ def merge_genes(x: AnyMatrix, first: np.ndarray, log_base: float | None) -> spar
 
 
 def align(x: AnyMatrix, target: np.ndarray, num_genes: int) -> sparse.csr_matrix:
-    """Move column j to `target[j]`, or drop it if that is -1; columns without a source are 0.
+    """Move column j to `target[j]`, or drop it if that is -1; columns of the result that get no column are 0.
 
     Columns with values must have different targets.
+
+    Parameters
+    ----------
+    target
+        Column of the result for each column of `x`, int64.
+    num_genes
+        Number of columns of the result.
 
     Returns
     -------
@@ -62,7 +69,7 @@ def align(x: AnyMatrix, target: np.ndarray, num_genes: int) -> sparse.csr_matrix
 
 @dataclass(frozen=True)
 class Alignment:
-    """How rows of a file become rows of a model: planned once for a file, then applied to any block of its rows."""
+    """How cells of a file get the genes of a model: planned once for a file, then applied to any block of its rows."""
 
     mapping: GeneMap
     overlap: Overlap
@@ -80,7 +87,6 @@ def plan_alignment(
     importance: np.ndarray | None = None,
     target_sum: float,
     min_overlap: float | None,
-    can_adapt: bool = False,
     own_totals: bool = False,
     species: str = "auto",
     path: str | Path = "the data",
@@ -92,11 +98,11 @@ def plan_alignment(
     var
         Gene table of the file: `gene_table` of `findings.source`.
     importance
-        Weight of each gene of the model; None: all genes weigh the same.
+        Weight of each gene of the model, float, one per model gene; None: all genes weigh the same.
     min_overlap
         Smallest share of the importance that the file must have, 0 to 1; None: any file is accepted.
-    can_adapt, own_totals
-        See `require_overlap`.
+    own_totals
+        Whether the model's cells are normalised over its genes alone, as for the model of a panel.
 
     Raises
     ------
@@ -109,7 +115,7 @@ def plan_alignment(
     overlap = measure_overlap(mapping.target, names, model_genes, importance=importance, notes=mapping.notes)
     if min_overlap is not None:
         genes: dict[str, Any] = {"file_genes": names, "model_genes": model_genes, "var": var}
-        require_overlap(overlap, min_overlap, path, **genes, can_adapt=can_adapt, own_totals=own_totals)
+        require_overlap(overlap, min_overlap, path, **genes, own_totals=own_totals)
     return Alignment(mapping, overlap, len(model_genes), target_sum, findings, own_totals)
 
 
@@ -130,7 +136,7 @@ def align_normalised(x: sparse.csr_matrix, mapping: GeneMap, num_genes: int) -> 
 
 
 def _merge_mapped(x: AnyMatrix, mapping: GeneMap, log_base: float | None) -> tuple[AnyMatrix, np.ndarray]:
-    """Add up genes that are the same gene of the model; also return the target of each column that then has values."""
+    """Add up genes that are the same gene of the model, and return the target of each column, -1 if emptied."""
     first = mapping.first
     is_first = first == np.arange(len(first))
     merged = x if is_first.all() else merge_genes(x, first, log_base)

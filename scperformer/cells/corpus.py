@@ -32,7 +32,8 @@ class Corpus:
     file_of_cell: np.ndarray  # index of the file of each cell, int64, N
     files: list[dict[str, Any]]  # name, sha256, num_cells and input of each file
     split: tuple[np.ndarray, np.ndarray]  # row numbers of training and validation cells
-    stream: Stream | None = None  # all training cells if they stay on disk; x then holds a sample of them
+    # All training cells if they stay on disk; x then holds a sample of them, and the validation cells.
+    stream: Stream | None = None
 
     @property
     def num_cells(self) -> int:
@@ -49,8 +50,8 @@ def make_corpus(
     Parameters
     ----------
     sources
-        Cells in memory, or paths of files whose cells stay on disk. From disk, the validation cells and a sample of the
-        training cells are loaded.
+        Cells in memory, or paths of files whose cells stay on disk. If all are paths, only the validation cells and a
+        sample of the training cells are loaded; otherwise all cells are.
     vocabulary
         The genes of the encoder; None: the genes that at least `data.min_cells` cells of the corpus express, in the
         order in which the files have them.

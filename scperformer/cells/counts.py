@@ -3,15 +3,13 @@
 import numpy as np
 from scipy.sparse import csr_matrix
 
-MAX_MULTIPLE = 20.5  # higher multiples of one count are blurred if values were rounded to three decimals
-WHOLE_TOLERANCE = 0.05  # a multiple of one count may differ from a whole number by this much
-MIN_WHOLE_SHARE = 0.9  # share of the multiples that must be whole numbers; about 0.1 are if values are not counts
+from scperformer.cells.values import MAX_MULTIPLE, MIN_WHOLE_SHARE, WHOLE_TOLERANCE
 
 
 def recover_counts(x: csr_matrix) -> csr_matrix | None:
     """Return the counts of cells from ln(1 + cp10k), CSR float32 N x G; None if the values do not come from counts.
 
-    The smallest value of a cell is taken as one count. The counts are whole numbers.
+    The smallest value of a cell is taken as one count. `x` has no stored zeros.
     """
     linear = np.expm1(x.data.astype(np.float64))
     lengths = np.diff(x.indptr)
@@ -25,7 +23,12 @@ def recover_counts(x: csr_matrix) -> csr_matrix | None:
 
 
 def thin(counts: csr_matrix, share: float, rng: np.random.Generator) -> csr_matrix:
-    """Keep each count with probability `share`, as if the cells had been sequenced to that share of their depth."""
+    """Keep each count with probability `share`, as if the cells had been sequenced to that share of their depth.
+
+    Returns
+    -------
+    CSR float32 of the shape of `counts`, without stored zeros.
+    """
     kept = rng.binomial(counts.data.astype(np.int64), share).astype(np.float32)
     thinned = csr_matrix((kept, counts.indices.copy(), counts.indptr.copy()), shape=counts.shape)
     thinned.eliminate_zeros()

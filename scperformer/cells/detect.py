@@ -38,7 +38,7 @@ MIN_NOTED_SHARE = 0.1  # share of the expression that is worth a note
 
 @dataclass(frozen=True)
 class Place:
-    """One place of a file that may hold expression."""
+    """A place of a file that may hold expression, as it is reported to users."""
 
     source: str  # X, raw or layers/NAME
     text: str  # what its values are, for users
@@ -82,17 +82,19 @@ class Findings:
 
 
 def _feature_table(adata: AnnData, source: str) -> pd.DataFrame:
+    """Return the var table of a place; raw has its own."""
     return adata.raw.var if source == "raw" else adata.var
 
 
 def gene_table(adata: AnnData, source: str) -> pd.DataFrame:
-    """Return the var table of the genes of X, layers or raw; other features are left out."""
+    """Return the gene table of a place (X, raw or layers/NAME): its var without features that are no genes."""
     var = _feature_table(adata, source)
     is_gene, _ = gene_columns(var)
     return var if is_gene is None else var[is_gene]
 
 
 def _gene_names(adata: AnnData, source: str) -> list[str]:
+    """Return the names of the genes of a place, without surrounding white space."""
     return [str(name).strip() for name in gene_table(adata, source).index]
 
 
@@ -104,8 +106,6 @@ def stored_expression(adata: AnnData, findings: Findings, path: str | Path = "th
         x = adata.raw.X
     else:
         x = adata.X if findings.source == "X" else adata.layers[findings.source.removeprefix("layers/")]
-    # SciPy has no sparse matrices of half precision.
-    x = x.astype(np.float32) if isinstance(x, np.ndarray) and x.dtype == np.float16 else x
     return Rows(x, gene_columns(_feature_table(adata, findings.source))[0]), names
 
 
@@ -224,7 +224,7 @@ def _nothing_usable(candidates: list[Candidate], path: str | Path) -> InputError
 
 
 def _observations(chosen: Candidate, other_features: Mapping[str, int], names: list[str]) -> list[str]:
-    """Return notes on the values that are used, and on features that are no genes or may not be."""
+    """Return notes on the values that are used, on features that are no genes, and on genes that may be antibodies."""
     notes = []
     if chosen.num_empty:
         notes.append(f"{chosen.num_empty} cell{'s' if chosen.num_empty > 1 else ''} without any count")
@@ -258,7 +258,10 @@ def _antibody_note(candidate: Candidate, names: list[str]) -> list[str]:
 
 
 def _judge_place(adata: AnnData, source: str, x: Matrix, prepared: float | None, path: str | Path) -> Candidate:
-    """Judge the values of a place, also by the marks of `preprocess` and scanpy in uns."""
+    """Judge the values of a place, also by the marks of `preprocess` and scanpy in uns.
+
+    `prepared` is the total in the mark of `preprocess`, which is about X; None without a mark.
+    """
     is_gene, others = gene_columns(_feature_table(adata, source))
     try:
         if is_gene is not None and not is_gene.any():
@@ -346,7 +349,8 @@ def _interpret(
 ) -> list[str]:
     """Set kind, base and total of the chosen values as requested; return notes on requests and assumptions.
 
-    Values that are probably not what they look like are refused, unless the user says what they are.
+    The kind and the logarithm of `candidate` are changed in place. Values that are probably not what they look like are
+    refused, unless the user says what they are.
     """
     source = candidate.source
     is_told = (input_kind, input_total, input_base) != ("auto", None, "auto")

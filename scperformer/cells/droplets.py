@@ -15,7 +15,7 @@ from scperformer.cells.values import evenly_spaced
 MAX_TYPICAL = 50.0  # counts of the typical barcode of an unfiltered matrix; also at most a hundredth of its genes
 MAX_AMBIENT = 500.0  # counts of the typical empty droplet, once the matrix is known to be unfiltered
 MIN_RATIO = 10.0  # ratio of the counts of the typical cell to those of the typical barcode below the floor
-LARGEST_SHARE = 0.1  # share of all counts that the largest cells hold together
+LARGEST_SHARE = 0.1  # the largest cells are those that together hold this share of the counts
 FLOOR_DIVISOR = 4.0  # the floor is at most the size of the smallest of these largest cells, divided by this
 MIN_HELD_SHARE = 0.2  # share of all counts that the cells hold
 MIN_DROPLET_CELLS = 10
@@ -31,17 +31,17 @@ class Droplets:
     floor: int  # barcodes with fewer counts or expressed genes cannot be cells
     unit: str  # counts or genes
     num_empty: int  # barcodes below the floor
-    cells: np.ndarray  # int64, row numbers of the other barcodes, by size
+    cells: np.ndarray  # row numbers of the other barcodes, from the smallest to the largest barcode, int64
 
     @property
     def is_cell(self) -> np.ndarray:
-        """Whether each barcode can be a cell: bool, N."""
+        """Whether each barcode can be a cell, boolean, N."""
         is_cell = np.zeros(self.num_empty + len(self.cells), dtype=bool)
         is_cell[self.cells] = True
         return is_cell
 
     def some(self, most: int) -> np.ndarray:
-        """Return the row numbers of up to `most` cells of all sizes, ascending."""
+        """Return the row numbers of up to `most` cells, small and large alike, in ascending order; int64."""
         return np.sort(self.cells[evenly_spaced(len(self.cells), most)])
 
     @property
@@ -66,7 +66,7 @@ def find_droplets(sizes: np.ndarray, unit: str, num_genes: int) -> Droplets | No
     sizes
         Counts of each barcode, or its number of expressed genes, N.
     unit
-        counts or genes.
+        What the sizes are: counts or genes.
     num_genes
         Number of genes in the file.
     """
@@ -97,7 +97,7 @@ def find_droplets(sizes: np.ndarray, unit: str, num_genes: int) -> Droplets | No
         is_steep = near.min() <= MAX_NEAR and len(cells) >= MIN_DROPLET_CELLS and cells.sum() >= MIN_HELD_SHARE * total
         if not is_steep or np.median(cells) < MIN_RATIO * max(1.0, float(np.median(below))):
             break
-        num_empty = num_empty + num_below
+        num_empty += num_below
         floor = candidate
         max_typical = MAX_AMBIENT
     return Droplets(floor, unit, num_empty, order[num_empty:]) if floor else None

@@ -49,6 +49,7 @@ MADE_UNIQUE = re.compile(r"(CD\d+\w*|TIGIT|CTLA4|PDCD1|HLA-DR)[-.]\d")
 
 def _types(var: pd.DataFrame) -> pd.Series | None:
     """Return the type of each feature, as stored; None if there is no column with types."""
+    # Reversed, so that the first of several columns that differ only in case is used.
     columns = {str(name).lower(): name for name in reversed(list(var.columns))}
     name = next((columns[name] for name in TYPE_COLUMNS if name in columns), None)
     return None if name is None else var[name].astype(object).where(var[name].notna(), "").astype(str)

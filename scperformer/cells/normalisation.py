@@ -19,8 +19,9 @@ AnyMatrix: TypeAlias = sparse.spmatrix | sparse.sparray | np.ndarray
 def normalise(x: AnyMatrix, findings: Findings, target_sum: float) -> sparse.csr_matrix:
     """Return ln(1 + target_sum * value / total of the cell), with totals over all genes of `x`.
 
-    Values that already are so stay as they are, bit for bit. Other log1p values are made linear first; their total is
-    the recognised total, 10,000 if it is not recognised or, if `findings` are relative, the sum of the cell.
+    Values that already have this form are not changed, bit for bit. Other log1p values are made linear first. Their
+    total is the recognised total, or 10,000 if none was recognised; if `findings` are relative, it is the sum of the
+    cell's values.
 
     Returns
     -------
@@ -58,6 +59,6 @@ def normalise_counts(counts: sparse.csr_matrix, target_sum: float) -> sparse.csr
 
 
 def over_own_genes(x: sparse.csr_matrix, target_sum: float) -> sparse.csr_matrix:
-    """Normalise ln(1 + cp10k) values, whose totals were over more genes, again over the columns of `x` alone."""
+    """Normalise ln(1 + cp10k) values again over the columns of `x` alone, where totals were over more genes."""
     linear = sparse.csr_matrix((np.expm1(x.data.astype(np.float64)), x.indices, x.indptr), shape=x.shape)
     return normalise_counts(linear, target_sum)

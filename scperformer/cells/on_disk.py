@@ -1,4 +1,4 @@
-"""Cells and genes of several files as one collection; the cells may stay on disk during training.
+"""Cells and genes of one or several files as one collection, in memory or on disk.
 
 Each file is read twice before training, block by block: to recognise its values, and to filter its cells and count the
 cells that express each gene. For cells that stay on disk, only their row numbers are kept in memory.
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 STREAMED_KINDS = ("h5ad", "zarr")  # kinds of files whose cells can stay on disk
 STREAM_ABOVE = 2 * 2**30  # bytes of expression; training in memory takes about four times as much
-VALUE_BYTES = 8  # a value and its column
+VALUE_BYTES = 8  # a float32 value and the int32 number of its column
 MAX_GAP = 64  # rows with smaller gaps are read together, which is cheaper than another access to the disk
 MAX_RUN = 1024  # rows that are read at once
 MAX_OPEN = 64  # files that are open at once
@@ -39,7 +39,7 @@ Config = TypeVar("Config", TrainConfig, PretrainConfig)
 
 
 def stored_bytes(path: Path) -> int | None:
-    """Return the bytes that the matrices of a file take in memory; None if it cannot be read by rows from disk."""
+    """Estimate the bytes that the matrices of a file take in memory; None if it cannot be read by rows from disk."""
     if require_readable(path) not in STREAMED_KINDS:
         return None
     try:
@@ -55,7 +55,8 @@ def stored_bytes(path: Path) -> int | None:
 def settle_in_memory(cfg: Config, paths: Sequence[Path]) -> Config:
     """Return the options with `data.in_memory=false` instead of `auto` if the cells should stay on disk.
 
-    The decision depends only on the files, so that it is the same on every machine.
+    The decision depends only on the options and the files, so that it is the same on every machine. Several labelled
+    files always stay on disk.
 
     Raises
     ------
@@ -193,10 +194,10 @@ class Collection:
         return replace(self, maps=maps, genes=names)
 
     def read(self, cells: np.ndarray) -> csr_matrix:
-        """Read the cells with these numbers, in this order: CSR float32, ln(1 + cp10k)."""
+        """Read the cells with these numbers, in this order: ln(1 + target_sum * share), CSR float32, cells x G."""
         pieces = [csr_matrix((0, len(self.genes)), dtype=np.float32)]
-        for first in range(0, len(cells), CELLS_AT_ONCE):
-            wanted, place = np.unique(cells[first : first + CELLS_AT_ONCE], return_inverse=True)
+        for start in range(0, len(cells), CELLS_AT_ONCE):
+            wanted, place = np.unique(cells[start : start + CELLS_AT_ONCE], return_inverse=True)
             blocks = []  # in the order on disk
             for file in np.unique(np.searchsorted(self.starts, wanted, side="right") - 1):
                 part = self.parts[file]
@@ -216,7 +217,7 @@ class Stream:
 
     collection: Collection
     cells: np.ndarray  # numbers of the cells in the collection, ascending
-    labels: np.ndarray  # label of each cell
+    labels: np.ndarray  # index of the label of each cell, or of its file for pretraining; int64
 
 
 def make_collection(
@@ -229,17 +230,18 @@ def make_collection(
 ) -> Collection:
     """Filter the cells of files, and choose the genes of the collection.
 
-    Cells with fewer than `data.min_genes` genes are dropped, unless `preprocess` has filtered them.
+    Cells with fewer than `data.min_genes` genes are dropped, except in files from `preprocess`. Without a vocabulary,
+    genes that fewer than `data.min_cells` cells express are dropped, too, unless all files are from `preprocess`; for
+    pretraining, they are dropped in any case.
 
     Parameters
     ----------
     vocabulary
-        The genes of the collection; None: the genes that at least `data.min_cells` cells express, in the order in which
-        the files have them.
+        The genes of the collection; None: the genes that pass the filter, in the order in which the files have them.
     min_shared
         Cells that express fewer genes of the collection are dropped, too.
     left_out
-        Rows to ignore, boolean over the rows of all files.
+        Rows to ignore, boolean, over the rows of all files in their order; None: no row.
 
     Raises
     ------
@@ -250,8 +252,8 @@ def make_collection(
     names, maps = map_genes_of_files(
         [part.var for part in parts], [part.path.name for part in parts], vocabulary, cfg.species
     )
-    num_cells = np.zeros(len(names), dtype=np.int64)
-    first = 0
+    num_cells = np.zeros(len(names), dtype=np.int64)  # cells that express each gene
+    offset = 0  # rows of the files before this file
     for part, mapping in zip(parts, maps, strict=True):
         kept = []
         with reading(part.path):
@@ -262,11 +264,11 @@ def make_collection(
                 if not part.is_prepared:
                     keep &= np.diff(x.indptr) >= cfg.data.min_genes
                 if left_out is not None:
-                    keep &= ~left_out[first + start : first + start + len(keep)]
+                    keep &= ~left_out[offset + start : offset + start + len(keep)]
                 num_cells += np.bincount(shared[keep].indices, minlength=len(names))
                 kept.append(start + np.flatnonzero(keep))
         part.kept = np.concatenate(kept)
-        first += part.findings.num_cells
+        offset += part.findings.num_cells
         log.info("%s: %d of %d cells are used", part.path, len(part.kept), part.findings.num_cells)
         if not len(part.kept):
             found = f"data.min_genes={cfg.data.min_genes} drops all {part.findings.num_cells} cells of {part.path}"

@@ -16,6 +16,7 @@ from scperformer.cells.on_disk import Sample, make_collection
 from scperformer.cells.query import find_query
 from scperformer.config import NetworkConfig, PreprocessConfig
 from scperformer.files import PREPARED_KEY, default_output, read_cells, require_readable, write_h5ad
+from scperformer.model import read_model, resolve_model
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +62,6 @@ def prepare(adata: AnnData, cfg: PreprocessConfig, path: Path) -> AnnData:
     if cfg.model_path is None:
         prepared = prepare_reference(adata, cfg, path)
     else:
-        from scperformer.model import read_model, resolve_model
-
         model = read_model(resolve_model(cfg.model_path)[0])
         query = find_query(adata, model, cfg, str(path))
         prepared = AnnData(query.all_cells(), obs=adata.obs.copy(), var=pd.DataFrame(index=model.genes))
@@ -72,8 +71,9 @@ def prepare(adata: AnnData, cfg: PreprocessConfig, path: Path) -> AnnData:
         prepared.uns[PREPARED_KEY] = _record(prepared, findings, query.plan.target_sum) | dropped | fit
     record = prepared.uns[PREPARED_KEY]
     absent = f", {record['genes_absent']} genes of model {record['model']} absent" if "model" in record else ""
-    cells, genes = (f"{record[name]} {name} ({record[f'{name}_dropped']} dropped" for name in ("cells", "genes"))
-    log.info("kept %s) and %s%s), %g counts per cell", cells, genes, absent, record["target_sum"])
+    cells = f"{record['cells']} cells ({record['cells_dropped']} dropped)"
+    genes = f"{record['genes']} genes ({record['genes_dropped']} dropped{absent})"
+    log.info("kept %s and %s, %g counts per cell", cells, genes, record["target_sum"])
     return prepared
 
 

@@ -51,7 +51,13 @@ class Quality:
 
 
 def cell_quality(rows: Rows, is_mito: np.ndarray, findings: Findings) -> pd.DataFrame:
-    """Measure each cell: num_genes, total, and mitochondrial, the mitochondrial share of its expression."""
+    """Measure each cell.
+
+    Returns
+    -------
+    Table with a row per cell and the float64 columns num_genes (expressed genes), total (sum of the values before any
+    logarithm) and mitochondrial (share of this total, 0 to 1).
+    """
     num_genes, totals, shares = (np.zeros(rows.shape[0]) for _ in range(3))
     for start, stored in rows.blocks():
         block = sparse.csr_matrix(stored, dtype=np.float64, copy=True)
@@ -69,7 +75,9 @@ def cell_quality(rows: Rows, is_mito: np.ndarray, findings: Findings) -> pd.Data
 
 
 def low_quality(cells: pd.DataFrame, droplets: Droplets | None = None) -> tuple[np.ndarray, float, float]:
-    """Return which cells of `cell_quality` have a low quality within their file, and the limits of both measures.
+    """Return which cells have a low quality within their file, and the limits of both measures.
+
+    `cells` is the table of `cell_quality`.
 
     A cell has a low quality if ln(1 + genes) is more than 5 MAD below the median, or if its mitochondrial share is more
     than 3 MAD above the median and above 0.08. Barcodes that cannot be cells have a low quality, and do not influence

@@ -13,6 +13,7 @@ from scipy.sparse import csr_matrix, vstack
 from scperformer.base.errors import InputError
 from scperformer.cells.alignment import Alignment, align_rows, plan_alignment
 from scperformer.cells.detect import Findings, detect_expression, gene_table, stored_expression
+from scperformer.cells.values import evenly_spaced
 from scperformer.config import AdaptConfig, AnalyzeConfig, PredictConfig, PreprocessConfig
 from scperformer.files import BackedH5ad, Rows, checksum, reading
 from scperformer.genes import require_overlap
@@ -20,7 +21,7 @@ from scperformer.model import SavedModel
 
 log = logging.getLogger(__name__)
 
-EXACT_ATTENTION = "softmax"  # the only attention with a limit of its own
+EXACT_ATTENTION = "softmax"  # the only attention that limits the number of tokens, by its option max_length
 
 
 @dataclass
@@ -38,43 +39,42 @@ class Query:
 
     @cached_property
     def measured(self) -> np.ndarray:
-        """Which genes of the model the file has: bool, G."""
+        """Which genes of the model the file has, boolean, G."""
         measured = np.zeros(self.plan.num_genes, dtype=bool)
         measured[self.plan.mapping.target[self.plan.mapping.target >= 0]] = True
         return measured
 
     @cached_property
     def cells(self) -> np.ndarray:
-        """The numbers of the rows that can be cells, ascending; all of them, but in an unfiltered matrix."""
+        """The numbers of the rows that can be cells, ascending, int64: all rows, except in an unfiltered matrix."""
         droplets = self.plan.findings.droplets
         return np.arange(self.rows.shape[0]) if droplets is None else np.sort(droplets.cells)
 
     def spread(self, most: int) -> np.ndarray:
-        """Return the row numbers of up to `most` cells from all of the file, ascending; of droplets, of cells alone."""
+        """Return the row numbers of up to `most` cells, spread over the file, ascending; without empty droplets."""
         if (droplets := self.plan.findings.droplets) is not None:
             return droplets.some(most)
-        num_cells = self.rows.shape[0]
-        return np.unique(np.linspace(0, num_cells - 1, min(num_cells, most)).astype(int))
+        return evenly_spaced(self.rows.shape[0], most)
 
     def starts(self) -> range:
         """Return the first row of each block."""
         return range(0, self.rows.shape[0], self.rows.block_cells)
 
     def block(self, start: int) -> csr_matrix:
-        """Return the aligned cells of the block that starts there."""
+        """Return the aligned cells of the block whose first row is `start`, CSR float32, cells x G."""
         stop = min(start + self.rows.block_cells, self.rows.shape[0])
         with reading(self.path):
             stored = self.rows.block(start, stop)
         return align_rows(stored, self.plan)
 
     def some(self, rows: np.ndarray) -> csr_matrix:
-        """Return the aligned cells with these ascending row numbers."""
+        """Return the aligned cells with these ascending row numbers, CSR float32, cells x G."""
         with reading(self.path):
             stored = self.rows.some(rows)
         return align_rows(stored, self.plan)
 
     def of_genes(self, chosen: np.ndarray) -> "Query":
-        """Return the same cells with some of the model's genes alone (boolean, G), and normalised over these."""
+        """Return the same cells with only the chosen genes of the model (boolean, G), normalised over these."""
         plan = self.plan
         place = np.append(np.where(chosen, np.cumsum(chosen) - 1, -1), -1)
         mapping = replace(plan.mapping, target=place[plan.mapping.target])
@@ -101,7 +101,7 @@ def find_expression(
 def map_to_model(
     cells: AnnData | BackedH5ad, findings: Findings, model: SavedModel, species: str, path: str = "the data"
 ) -> Alignment:
-    """Map the genes of a file to those of a model, however few these are."""
+    """Map the genes of a file to those of a model, even if they share few genes; see `require_fit`."""
     return plan_alignment(
         gene_table(cells, findings.source),
         findings,
@@ -122,7 +122,10 @@ def require_fit(
     cfg: PredictConfig | AdaptConfig | AnalyzeConfig | PreprocessConfig,
     path: str = "the data",
 ) -> None:
-    """Refuse a file with too few of the model's genes, if the model cannot be adapted to these."""
+    """Refuse a file with too few of the model's genes, if the model cannot be adapted to these.
+
+    `preprocess` has no option min_overlap: it uses the default of `predict`.
+    """
     var = gene_table(cells, plan.findings.source)
     require_overlap(
         plan.overlap,
@@ -156,11 +159,11 @@ def find_query(
 
 
 def require_short(query: Query, model: SavedModel) -> None:
-    """Refuse cells with more tokens than the exact attention of a model takes; without torch."""
+    """Refuse cells with more tokens than the exact attention of a model takes. This does not import torch."""
     attention = model.config.get("attention", {})
     network = model.config.get("model", {})
     is_exact = attention.get("name") == EXACT_ATTENTION and network.get("encoder") and network.get("depth")
-    if not is_exact or model.scales.get("encoder") == 0:  # then the encoder is not run
+    if not is_exact or model.scales.get("encoder") == 0:  # with a scale of 0, the encoder is not run
         return
     longest = query.plan.num_genes
     if model.config["tokens"]["unexpressed"] != "full":
@@ -174,7 +177,7 @@ def require_short(query: Query, model: SavedModel) -> None:
 
 
 def require_regular(cells: AnnData | BackedH5ad, path: str = "the data") -> None:
-    """Refuse an h5ad file whose tables cannot take an annotation, before any cell is called."""
+    """Refuse an open h5ad file to whose obs, obsm or uns no annotation can be added, before any cell is called."""
     if not isinstance(cells, BackedH5ad):
         return
     wrong = [place for place in ("obsm", "uns") if place in cells.file and not hasattr(cells.file[place], "keys")]

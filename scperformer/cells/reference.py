@@ -50,7 +50,8 @@ class Reference:
     summary: str  # the expression and the filters, for users
     split: Split
     rare: LabelSelection
-    stream: Stream | None = None  # all training cells if they stay on disk; x then holds a sample of them
+    # All training cells if they stay on disk; x then holds a sample of them, and the validation cells.
+    stream: Stream | None = None
 
     @property
     def counts(self) -> np.ndarray:
@@ -79,7 +80,10 @@ class _Labelled:
 
 
 def _label(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path, max_val: float) -> _Labelled:
-    """Settle the labels of cells that have passed the filters, and split them; at most `max_val` cells validate."""
+    """Settle the labels of cells that have passed the filters, and split these cells.
+
+    `max_val` lowers the share of validation cells where `data.val_fraction` would choose more than `max_val` cells.
+    """
     rare = settle_rare_labels(require_labels(obs, cfg.label_key, path), cfg.data, path)
     usable = rare.labels.notna().to_numpy()
     if (num := rare.labels.nunique()) < 2:
@@ -94,7 +98,7 @@ def _label(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path, max_val: float
     labels = rare.labels[usable].to_numpy(str)
     names = sorted(set(labels.tolist()))
     terms = settle_terms(obs, labels, cfg, path, merged=rare.done.get("into"))
-    values = split_values(obs, cfg.data, usable[usable], path)
+    values = split_values(obs, cfg.data, np.ones(len(obs), dtype=bool), path)
     sides = None if values is None else values.to_numpy(str)
     numbers = np.searchsorted(names, labels).astype(np.int64)
     capped = replace(cfg.data, val_fraction=min(cfg.data.val_fraction, max_val / len(numbers)))
@@ -103,7 +107,10 @@ def _label(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path, max_val: float
 
 
 def _test_cells(obs: pd.DataFrame, cfg: TrainConfig, path: str | Path) -> np.ndarray | None:
-    """Return which of all cells are test cells, boolean; None if there are none. Missing columns are refused early."""
+    """Return which cells are test cells, boolean; None if there are none.
+
+    A missing column of labels or of the split is refused here, before the expression is read.
+    """
     labelled = require_labels(obs, cfg.label_key, path).notna().to_numpy()
     values = split_values(obs, cfg.data, labelled, path)
     if cfg.data.split != "column" or values is None or not (is_test := (values == TEST).to_numpy()).any():
@@ -149,12 +156,14 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
     path = first if len(sources) == 1 else f"the {len(sources)} files"
     tables = _read_obs(sources, cfg)
     is_test = _test_cells(pd.concat(tables, ignore_index=True), cfg, path)
-    if is_test is not None and isinstance(source, Sample):  # test cells must not even influence the kind of the values
-        return make_reference(replace(source, adata=source.adata[~is_test].copy()), cfg)
+    if is_test is not None and isinstance(source, Sample):
+        # Test cells must not even influence the kind of the values, so findings about all cells are dropped.
+        return make_reference(replace(source, adata=source.adata[~is_test].copy(), findings=None), cfg)
     collection = make_collection(sources, cfg, left_out=is_test)
     kept = [table.iloc[part.kept] for table, part in zip(tables, collection.parts, strict=True)]
-    by_column = cfg.data.split_key is not None
-    max_val = math.inf if isinstance(source, Sample) or by_column else MAX_VAL_CELLS
+    # Groups and columns decide which cells validate: of these, a sample is loaded. Otherwise fewer are chosen.
+    has_split_key = cfg.data.split_key is not None
+    max_val = math.inf if isinstance(source, Sample) or has_split_key else MAX_VAL_CELLS
     labelled = _label(pd.concat(kept, ignore_index=True), cfg, path, max_val)
     num_genes = len(collection.genes)
     panel = ""
@@ -162,7 +171,7 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
         collection = _reduce_to_panel(collection, cfg.conditions.genes, cfg.species)
         panel = f"; {len(collection.genes)} genes of {Path(cfg.conditions.genes).name} alone, and totals over these"
     if not isinstance(source, Sample):
-        return _stream_reference(collection, labelled, cfg, f"{len(sources)} files{panel}", sample_val=by_column)
+        return _stream_reference(collection, labelled, cfg, f"{len(sources)} files{panel}", sample_val=has_split_key)
     summary = _filter_summary(source, collection, num_genes, cfg.data.target_sum) + panel
     return Reference(
         x=collection.read(np.flatnonzero(labelled.is_usable)),
@@ -177,13 +186,16 @@ def make_reference(source: Sample | Sequence[Path], cfg: TrainConfig) -> Referen
 
 
 def _filter_summary(source: Sample, collection: Collection, num_genes: int, target_sum: float) -> str:
-    """Return the expression of cells in memory, and the numbers of cells and genes that filters have dropped."""
+    """Describe the expression of cells in memory, and how many cells and genes the filters dropped.
+
+    `num_genes` is the number of genes that passed the filters. For a prepared file, the original file is described.
+    """
     part = collection.parts[0]
     summary = part.summary
     cells_dropped = part.findings.num_cells - len(collection)
     genes_dropped = part.findings.num_genes - num_genes
     record = source.adata.uns[PREPARED_KEY] if part.is_prepared else {}
-    if {"kind", "source", "cells_dropped", "genes_dropped"} <= set(record):  # `preprocess` has read and filtered
+    if {"kind", "source", "cells_dropped", "genes_dropped"} <= set(record):  # `preprocess` recorded the original file
         summary = f"{record['kind']} from {record['source']}, as ln(1 + counts per {target_sum:,.0f})"
         cells_dropped = record["cells_dropped"]
         genes_dropped = record["genes_dropped"]
@@ -226,11 +238,15 @@ def _stream_reference(
 
 
 def read_unlabelled(reference: Reference, cfg: TrainConfig) -> csr_matrix | None:
-    """Read at most 20,000 cells of `cfg.unlabelled` with the genes of a reference; None without such files.
+    """Read about 20,000 cells, or all if there are fewer, of `cfg.unlabelled`; None without such files.
 
     From more cells, a random sample is drawn with the same share of each file. Files that can stay on disk are read
     block by block. Cells are normalised like the reference, but not filtered by `data.min_genes`, as a panel has few
     genes. A file with fewer than half of the genes is refused, as gene vectors treat absent genes as not expressed.
+
+    Returns
+    -------
+    ln(1 + cp10k), CSR float32, cells x genes of the reference.
     """
     if not cfg.unlabelled:
         return None

@@ -93,7 +93,9 @@ class LabelSelection:
     """The labels to train on, and how rare labels were treated."""
 
     labels: pd.Series  # label of each cell; NaN: the cell is left out
-    done: dict[str, Any] = field(default_factory=dict)  # policy, min_cells, rare labels; into: label of merged ones
+    # Record with policy, min_cells, labels (rare labels and their numbers of cells) and, after a merge, into (the new
+    # label); {}: no label is rare.
+    done: dict[str, Any] = field(default_factory=dict)
     note: str = ""  # the record as a sentence; "": no label is rare
 
 

@@ -17,7 +17,10 @@ from scperformer.labels import label_texts
 
 log = logging.getLogger(__name__)
 
-TRAIN, VAL, TEST = SIDES = ("train", "val", "test")
+TRAIN = "train"
+VAL = "val"
+TEST = "test"
+SIDES = (TRAIN, VAL, TEST)
 NUM_ORDERS_TRIED = 20  # random orders of groups; the split with a share nearest to the requested share is taken
 FAR_FACTOR = 2.0  # a share that differs from the requested share by this factor causes a warning
 # Cells that are loaded although the others stay on disk. More cells would hardly change the results.
@@ -30,13 +33,16 @@ class Split:
     """Training and validation cells."""
 
     train: np.ndarray  # row numbers, int64
-    val: np.ndarray
+    val: np.ndarray  # row numbers, int64
     done: dict[str, Any] = field(default_factory=dict)  # record of the split
     notes: list[str] = field(default_factory=list)  # the record in sentences for users
 
 
 def stratified_sample(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
-    """Draw about `most` rows, ascending: the same share of each label, but at least one row of each."""
+    """Draw about `most` rows at random: the same share of each label, but at least one row of each.
+
+    Returns row numbers, int64, ascending; all rows if there are at most `most`.
+    """
     if len(labels) <= most:
         return np.arange(len(labels))
     rng = np.random.default_rng(seed)
@@ -115,6 +121,7 @@ def split_values(obs: pd.DataFrame, data: DataConfig, labelled: np.ndarray, path
 
 
 def _quoted(values: Sequence[str]) -> str:
+    """List the first values in quotes."""
     return ", ".join(f"'{value}'" for value in values[:NUM_NAMED]) + (" ..." if len(values) > NUM_NAMED else "")
 
 

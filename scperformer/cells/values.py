@@ -11,12 +11,15 @@ from scipy import sparse
 from scperformer.files import Matrix, Rows
 
 ASSUMED_TOTAL = 1e4  # counts per cell, if the total cannot be recognised
+MAX_ASSUMED_SUM = 1.01 * ASSUMED_TOTAL  # cells normalised to the assumed total have no larger sum
 USUAL_TOTALS = (1e4, 1e5, 1e6)  # counts per cell, which are recognised even if genes were removed after normalisation
 BASE_NAMES = {math.e: "natural logarithm", 2.0: "logarithm to base 2", 10.0: "logarithm to base 10"}
 MAX_SPREAD = 0.01  # coefficient of variation of the cells' sums, below which all cells have the same total
 # Values are multiples of one count if this share of them are whole multiples of their cell's smallest value. A share of
 # 0.1 is expected by chance.
 MIN_WHOLE_SHARE = 0.9
+MAX_MULTIPLE = 20.5  # higher multiples of one count are blurred if values were rounded to three decimals
+WHOLE_TOLERANCE = 0.05  # a multiple of one count may differ from a whole number by this much
 MIN_MULTIPLES = 50  # with fewer multiples, the share means nothing
 MIN_CELLS_FOR_TOTAL = 20  # cells whose smallest values show the total; a share of 0.04 of them would fit by chance
 TOTAL_TOLERANCE = 0.02  # the count of a cell's smallest value may differ from a whole number by this much
@@ -29,10 +32,11 @@ MAX_LOG = 25.0  # e**25 counts are more than any cell has, in any base that is i
 MAX_VALUE = 1e15  # larger whole numbers are not exact even in float64, and float32 ends at 3e38
 MAX_SAMPLED_CELLS = 2000
 MIN_MIXED_SUM = 50.0  # whole numbers with a smaller sum may be logarithms by chance
-NUM_DOUBTED_CELLS = 500  # sampled to see whether values that do not come from counts are what they look like
+NUM_DOUBTED_CELLS = 500  # sampled to check whether values with decimals are what they look like
 MIN_DYNAMIC_RANGE = 20.0  # largest / smallest value of a cell; expression has a ratio of 100 and more
 MIN_RANGE_GENES = 100  # expressed genes of a cell, for this ratio to mean something
 MIN_SCALED_SHARE = 0.1  # genes expressed in this share of the cells have their standard deviations compared
+MIN_SCALED_CELLS = 10  # genes expressed in fewer cells are not compared, however small the file is
 MIN_SCALED_GENES = 20  # with fewer such genes, they are not compared
 SCALED_TOLERANCE = 0.1  # relative difference from the median, below which most standard deviations are the same
 
@@ -78,15 +82,15 @@ def undo_log1p(values: np.ndarray, base: float) -> np.ndarray:
 
 
 def evenly_spaced(num: int, most: int) -> np.ndarray:
-    """Return up to `most` of `num` positions, evenly spaced and ascending; int64."""
+    """Return up to `most` evenly spaced positions from 0 to `num` - 1, ascending; int64."""
     return np.unique(np.linspace(0, num - 1, min(num, most)).astype(int))
 
 
 def recognise(rows: sparse.csr_matrix) -> Logarithm:
-    """Recognise logarithms among small values with decimals.
+    """Recognise whether small values with decimals are logarithms, and their base and total.
 
     With the right base, all cells have the same sum, or the values of each cell are multiples of its smallest value,
-    which is one count.
+    which is one count. If neither is true for any base, the values are taken for unconfirmed natural logarithms.
 
     Parameters
     ----------
@@ -102,15 +106,13 @@ def recognise(rows: sparse.csr_matrix) -> Logarithm:
     groups = _groups(rows)
     if len(groups) > 1:
         return Logarithm(groups[0][0], relative=True, groups=groups)
-    best = max(
-        hypotheses, key=lambda hypothesis: hypothesis.whole_share
-    )  # base e, which is first, if several are equal
+    best = max(hypotheses, key=lambda hypothesis: hypothesis.whole_share)  # of equals, the first: the natural logarithm
     if not best.has_whole_counts:
-        return Logarithm(math.e, confirmed=False, too_large=hypotheses[0].largest_sum > 1.01 * ASSUMED_TOTAL)
+        return Logarithm(math.e, confirmed=False, too_large=hypotheses[0].largest_sum > MAX_ASSUMED_SUM)
     never_normalised = np.ptp(best.smallest) < 1e-3 * best.smallest.mean()
     total = None if never_normalised else _usual_total(best.smallest)
     # A cell cannot add up to more than the total it was normalised to.
-    is_unusual = total is None and (never_normalised or best.largest_sum > 1.01 * ASSUMED_TOTAL)
+    is_unusual = total is None and (never_normalised or best.largest_sum > MAX_ASSUMED_SUM)
     return Logarithm(best.base, total, relative=bool(is_unusual) and best.base is not None)
 
 
@@ -121,9 +123,9 @@ def _assume(rows: sparse.csr_matrix, base: float | None) -> _Hypothesis:
     sums = np.add.reduceat(linear, starts)
     smallest = np.minimum.reduceat(linear, starts)
     multiples = linear / np.repeat(smallest, np.diff(rows.indptr))
-    # The smallest value itself always fits. High multiples are blurred by values that were rounded to three decimals.
-    multiples = multiples[(multiples > 1.05) & (multiples < 20.5)]
-    fits = np.abs(multiples - np.rint(multiples)) < 0.05
+    # The smallest value itself always fits, so it does not count.
+    multiples = multiples[(multiples > 1 + WHOLE_TOLERANCE) & (multiples < MAX_MULTIPLE)]
+    fits = np.abs(multiples - np.rint(multiples)) < WHOLE_TOLERANCE
     whole_share = float(fits.mean()) if len(fits) >= MIN_MULTIPLES else 0.0
     spread = float(sums.std() / sums.mean())
     total = _rounded(float(np.median(sums)))
@@ -185,9 +187,12 @@ def _groups(rows: sparse.csr_matrix) -> tuple[tuple[float, float], ...]:
 
 @dataclass(kw_only=True)
 class Candidate:
-    """One place of an AnnData that may hold expression, and its values."""
+    """A place of an AnnData whose values were judged as a candidate for the expression, and what they are.
 
-    source: str
+    Users are told about each of them as a `Place`, and about the chosen one in `Findings`.
+    """
+
+    source: str  # X, raw or layers/NAME
     x: Rows
     kind: str = "unusable"  # counts, linear, log1p, or unusable
     text: str = ""  # what the values are, for users
@@ -244,9 +249,8 @@ def _lowest(block: Matrix) -> np.ndarray:
 
 def _rows_with(block: Matrix, flags: np.ndarray) -> np.ndarray:
     """Return which rows have any flagged stored value, boolean."""
-    if not sparse.issparse(block):
+    if not isinstance(block, sparse.csr_matrix):
         return np.asarray(flags.any(axis=1))
-    assert isinstance(block, sparse.csr_matrix)
     has_any = np.zeros(block.shape[0], dtype=bool)
     has_any[np.repeat(np.arange(block.shape[0]), np.diff(block.indptr))[flags]] = True
     return has_any
@@ -255,12 +259,14 @@ def _rows_with(block: Matrix, flags: np.ndarray) -> np.ndarray:
 def _judge_decimals(candidate: Candidate, is_whole: np.ndarray, highest: np.ndarray) -> None:
     """Judge values with decimals: logarithms, linear values, or a mix of logarithms and other values.
 
+    The result is written to `candidate`: kind, text, log and doubt, or text and mixed.
+
     Parameters
     ----------
     is_whole
-        Whether each cell has only whole numbers.
+        Whether each cell has only whole numbers, boolean, N.
     highest
-        The largest value of each cell with other values.
+        The largest value of each cell, N; only used for cells that have values with decimals.
     """
     small = np.flatnonzero(~is_whole & (highest <= MAX_LOG))
     sampled = small[evenly_spaced(len(small), MAX_SAMPLED_CELLS)]
@@ -310,9 +316,10 @@ def _mixed_kinds(
 
 
 def judge_over_all(candidate: Candidate, x: Rows) -> None:
-    """Recognise log1p values of genes that were normalised over all features of `x`, genes or not.
+    """Recognise log1p values of genes that were normalised together with features that are no genes.
 
-    Totals are then the sums of the genes.
+    `x` has all features of the place, while the candidate has only the genes. If the sums of cells are equal over all
+    features but not over the genes, cells are normalised again by the sum of their genes.
     """
     filled = np.flatnonzero(candidate.num_expressed)
     sampled = filled[evenly_spaced(len(filled), MAX_SAMPLED_CELLS)]
@@ -345,7 +352,8 @@ def _is_scaled(rows: sparse.csr_matrix) -> bool:
     """Whether nearly all genes have the same standard deviation, as after scaling without centring."""
     num_cells = rows.shape[0]
     means, squares = (np.asarray(x.mean(axis=0)).ravel() for x in (rows, rows.multiply(rows)))
-    is_frequent = np.bincount(rows.indices, minlength=rows.shape[1]) >= max(MIN_SCALED_SHARE * num_cells, 10)
+    min_cells = max(MIN_SCALED_SHARE * num_cells, MIN_SCALED_CELLS)
+    is_frequent = np.bincount(rows.indices, minlength=rows.shape[1]) >= min_cells
     if is_frequent.sum() < MIN_SCALED_GENES:
         return False
     variances = np.maximum(squares - means**2, 0)[is_frequent] * num_cells / (num_cells - 1)

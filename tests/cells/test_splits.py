@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from scperformer.base.errors import InputError
-from scperformer.cells import Sample, make_reference, stratified_sample
+from scperformer.cells import Sample, detect_expression, make_reference, stratified_sample
 from scperformer.cells.splits import group_split, split_cells, split_values, stratified_split
 from scperformer.config import DataConfig, make_config
 from scperformer.model import read_model
@@ -168,6 +168,13 @@ def test_test_cells_are_removed_before_anything_is_computed(sides):
     assert len(reference.split.train) + len(reference.split.val) == len(rest)
     assert reference.label_names == ["B cell", "Monocyte", "T cell"]
     assert "GENE0" not in reference.genes  # only test cells express it
+
+
+def test_test_cells_do_not_influence_the_kind_of_the_values(sides):
+    """Not even if the expression of all cells, test cells included, was detected before."""
+    expected = make_reference(Sample(sides, Path("x")), config("x", *BY_COLUMN))
+    reference = make_reference(Sample(sides, Path("x"), findings=detect_expression(sides)), config("x", *BY_COLUMN))
+    assert reference.summary == expected.summary
 
 
 @pytest.mark.slow
