@@ -10,6 +10,9 @@ import pytest
 from scperformer.base.memory import GIVEN_BACK, KEPT, freed_memory
 
 MIB = 2**20
+# Of 256 MiB; the process also has arrays of other tests, and of its libraries.
+MAX_LEFT = 100
+MIN_KEPT = 200
 is_glibc = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
 
 
@@ -31,15 +34,15 @@ def memory_after_freeing() -> float:
 @pytest.mark.skipif(not is_glibc, reason="only glibc has these settings")
 def test_freed_memory_is_kept_or_returned_as_the_innermost_block_says():
     with freed_memory(GIVEN_BACK):
-        assert memory_after_freeing() < 32
+        assert memory_after_freeing() < MAX_LEFT
         outside = resident_memory()
         with freed_memory(KEPT):
-            assert memory_after_freeing() > 200
-        assert (resident_memory() - outside) / MIB < 32  # returned at the end of the block
-        assert memory_after_freeing() < 32
+            assert memory_after_freeing() > MIN_KEPT
+        assert (resident_memory() - outside) / MIB < MAX_LEFT  # returned at the end of the block
+        assert memory_after_freeing() < MAX_LEFT
         with pytest.raises(ValueError, match="stop"), freed_memory(KEPT):
             raise ValueError("stop")
-        assert memory_after_freeing() < 32
+        assert memory_after_freeing() < MAX_LEFT
 
 
 def test_other_systems_are_left_alone(monkeypatch):

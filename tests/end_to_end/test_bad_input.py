@@ -403,7 +403,7 @@ OPTIONS = {
     "interpolation": ("train", ["seed=${no_such}"], ("no_such",)),
     "no epochs": ("train", ["trainer.max_epochs=0"], ("trainer.max_epochs=0", "1 or more")),
     "all for validation": ("train", ["data.val_fraction=1"], ("data.val_fraction=1.0", "between 0 and 1")),
-    "NaN": ("train", ["optim.lr=nan"], ("optim.lr=nan", "above 0")),
+    "NaN": ("train", ["optim.lr=nan"], ("optim.lr=nan", "a number")),
     "unknown precision": ("train", ["trainer.precision=8"], ("trainer.precision=8", "32-true, bf16-mixed")),
     "unknown head": ("train", ["head.name=two"], ("head.name=two", "mean, cls, conv, weighted")),
     "unknown attention": (

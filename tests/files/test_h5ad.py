@@ -16,6 +16,7 @@ from support.inputs import NUM_CELLS, nullable, same, write_loom, write_nullable
 from support.inputs import write_h5ad as write_h5ad_file
 
 from scperformer.base.errors import InputError
+from scperformer.base.inputs import sha256
 from scperformer.files import (
     BackedH5ad,
     checksum,
@@ -24,7 +25,6 @@ from scperformer.files import (
     open_stored,
     read_cells,
     require_h5ad,
-    sha256,
     write_h5ad,
 )
 

@@ -18,8 +18,9 @@ from support.words import as_options
 
 import scperformer
 from scperformer.base.errors import InputError
+from scperformer.base.inputs import sha256
 from scperformer.config import AdaptConfig, CheckConfig, PredictConfig
-from scperformer.files import rows, sha256
+from scperformer.files import rows
 from scperformer.fitting import adapt, coexpression
 from scperformer.fitting.adapt import run_adapt
 from scperformer.model import CELLS_FILE, INFO, load_reference_cells, read_model, write_model
