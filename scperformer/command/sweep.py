@@ -108,7 +108,7 @@ class Sweep:
         for row in self.rows:
             if row.status == "running":
                 row.status = "failed"
-                row.error = "ended without a word: killed, out of memory or out of time"
+                row.error = "ended without a result: killed, out of memory or out of time"
                 self.save(row)
                 self.write()
 

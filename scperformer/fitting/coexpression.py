@@ -17,7 +17,7 @@ from scperformer.config import HeadConfig
 from scperformer.model import power_transform
 from scperformer.network import Head, seed_of
 
-# Training of the head, by AdamW with one cycle. Few cells need as many steps as many.
+# Training of the head, by AdamW with one cycle. Small and large references need the same number of steps.
 NUM_STEPS = 600
 BATCH_CELLS = 128
 LR = 5e-3

@@ -85,5 +85,5 @@ def test_runs_of_other_processes_are_in_the_table_and_lost_ones_have_failed(tmp_
     with sweep.to_its_end():
         pass
     assert [row.status for row in sweep.rows] == ["failed", "ok", "ok"]
-    assert "ended without a word" in (tmp_path / "runs.csv").read_text()
+    assert "ended without a result" in (tmp_path / "runs.csv").read_text()
     assert sweep.markdown().splitlines()[2].startswith("| 10 | ok | 10 | 0.7500")
