@@ -15,10 +15,10 @@ import torch
 import scperformer
 from scperformer.base.errors import InputError
 
-NUM = 3
+NUM = 2
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def samples(pbmc_counts) -> list[ad.AnnData]:
     """Cells of different genes and depths: each needs its own adapted model."""
     rng = np.random.default_rng(0)
@@ -38,9 +38,14 @@ def confidences(cells: ad.AnnData, model: object) -> np.ndarray:
     return scperformer.annotate(cells.copy(), model).obs["scperformer_confidence"].to_numpy()
 
 
+@pytest.fixture(scope="module")
+def expected(samples) -> list[np.ndarray]:
+    """The confidences of one sample after the other."""
+    return [confidences(cells, scperformer.load_model()) for cells in samples]
+
+
 @pytest.mark.slow
-def test_threads_with_one_model_adapt_it_to_their_own_files(samples):
-    expected = [confidences(cells, scperformer.load_model()) for cells in samples]
+def test_threads_with_one_model_adapt_it_to_their_own_files(samples, expected):
     torch.manual_seed(5)
     before, threads = torch.random.get_rng_state(), torch.get_num_threads()
     model = scperformer.load_model()
@@ -80,9 +85,8 @@ def test_files_in_threads_of_asyncio(pbmc_counts, tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_processes(method, samples):
+def test_processes(method, samples, expected):
     """Of a process that has annotated before, with threads of its own."""
-    expected = [confidences(cells, None) for cells in samples]
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(method)) as pool:
         found = list(pool.map(partial(confidences, model=None), samples))
         with pytest.raises(InputError, match=r"no folder at .nowhere"):

@@ -180,7 +180,7 @@ def test_kill_9_while_the_output_is_copied(inputs):
 def test_a_helper_process_that_dies_ends_the_training(inputs):
     """The second process of two dies in its first step: no hang, no model, no exit code 0."""
     die = (
-        "import os\nfrom scperformer.training.learner import Learner\n"
+        "import os\nfrom scperformer.training.supervised import Learner\n"
         "Learner.training_step = lambda self, *_: os._exit(9) if self.global_rank == 1 else None"
     )
     (inputs / "sitecustomize.py").write_text(

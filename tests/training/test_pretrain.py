@@ -157,7 +157,7 @@ def test_unfinished_runs_are_continued_or_refused(corpus, tmp_path, monkeypatch)
 
     options = [f"output='{tmp_path / 'enc'}'"]
     with monkeypatch.context() as patched:
-        patched.setattr(run_folder, "save_bundle", cut_off)
+        patched.setattr(run_folder, "write_model", cut_off)
         with pytest.raises(KeyboardInterrupt):
             run_pretrain(config(*corpus, overrides=options))
     with pytest.raises(InputError, match=r"an unfinished run in .*resume=true continues it"):
