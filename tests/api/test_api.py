@@ -151,8 +151,10 @@ def test_several_files_may_come_in_any_order_of_things(counts_adata, model, writ
         scp.annotate([counts_adata], model)
 
 
-@pytest.mark.parametrize("form", ["sparse", "dense"])
-@pytest.mark.parametrize("kind", ["view", "backed", "view of backed"])
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [("view", "sparse"), ("view", "dense"), ("backed", "sparse"), ("view of backed", "dense")],
+)
 def test_views_and_cells_on_disk_are_annotated_like_others(kind, form, counts_adata, model, write, tmp_path):
     if form == "dense":
         counts_adata.X = counts_adata.X.toarray()
@@ -313,6 +315,7 @@ def test_a_damaged_model_does_not_hide_the_others(monkeypatch, tiny_model, tmp_p
     assert list(table["problem"].iloc[[0, 2]]) == ["", ""]
 
 
+@pytest.mark.slow
 def test_an_adapted_model_says_what_to_expect_of_it(tmp_path):
     cells = ad.read_h5ad(ROOT / "data" / "pbmc3k.h5ad")[::20, ::2].copy()
     adapted = scp.adapt(scp.load_model(), cells, output=tmp_path / "adapted")

@@ -26,7 +26,7 @@ from scperformer.config import make_config
 from scperformer.files import hdf5_guard
 from scperformer.model import read_model
 
-FUZZED, DAMAGED = (int(os.environ.get(name, number)) for name, number in (("FUZZED", 15), ("DAMAGED", 25)))
+FUZZED, DAMAGED = (int(os.environ.get(name, number)) for name, number in (("FUZZED", 15), ("DAMAGED", 20)))
 BY_CHANCE, DAMAGE = "cells of every shape, type and name, by chance", "damaged bytes, by chance"
 STEPS = ("check", "predict", "preprocess", "train")
 OUTPUTS = {

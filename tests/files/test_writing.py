@@ -39,7 +39,7 @@ def test_files_equal_those_of_anndata(rich, tmp_path, options):
     assert (ours.X, ours.raw, ours.shape) == (theirs.X, theirs.raw, theirs.shape)
 
 
-@pytest.mark.parametrize("share", [0, 0.02, 0.1, 0.5, 0.97])
+@pytest.mark.parametrize("share", [0, 0.02, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.1, 0.5, 0.97))])
 @pytest.mark.parametrize("mode", ["w", "r+"])
 def test_a_limit_on_file_sizes_is_an_error_and_no_crash(rich, tmp_path, mode, share):
     """In a separate process, as libhdf5 may also crash when the process ends."""

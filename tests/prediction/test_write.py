@@ -5,6 +5,7 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import make_counts
 from support.inputs import nullable, write_nullable
 
 import scperformer
@@ -117,16 +118,25 @@ NULLABLE = {
 }
 
 
-@pytest.mark.parametrize("output", ["h5ad", "zarr", "csv"])
-@pytest.mark.parametrize("kind", ["h5ad", "zarr"])
-@pytest.mark.parametrize("form", NULLABLE)
-def test_nullable_values_are_kept(form, kind, output, counts_adata, tiny_model, command, tmp_path):
+# Each form from and to each kind, and all pairs of kinds with one form.
+PAIRS = [(form, *kinds) for form in NULLABLE for kinds in (("h5ad", "h5ad"), ("zarr", "zarr"), ("h5ad", "csv"))]
+PAIRS += [("strings", *kinds) for kinds in (("h5ad", "zarr"), ("zarr", "h5ad"), ("zarr", "csv"))]
+
+
+@pytest.fixture(scope="module")
+def without_nullable(tiny_model) -> pd.DataFrame:
+    """The annotation of the same cells without nullable values."""
+    return scperformer.annotate(make_counts(), scperformer.load_model(tiny_model)).obs
+
+
+@pytest.mark.parametrize(("form", "kind", "output"), PAIRS)
+def test_nullable_values_are_kept(form, kind, output, counts_adata, tiny_model, without_nullable, command, tmp_path):
     given = nullable(counts_adata, **NULLABLE[form])
     write_nullable(given, tmp_path / f"sample.{kind}")
     words = ["predict", f"sample.{kind}", f"model_path={tiny_model}", "source=X"]
     assert command(*words, f"output=out.{output}").code == 0
     assert not ad.settings.allow_write_nullable_strings  # as it was
-    plain = scperformer.annotate(counts_adata, scperformer.load_model(tiny_model)).obs
+    plain = without_nullable
     if output == "csv":
         obs = pd.read_csv(tmp_path / "out.csv", index_col="cell", keep_default_na=False)
         assert list(obs.index) == [str(name) for name in given.obs_names]
@@ -148,8 +158,11 @@ PLACES = ["obs/score", "obsm", "obsm/X_umap", "uns", "uns/nested", "uns/nested/a
 OURS = ["obs/new_label", "obsm/X_new", "obsm/new_proba", "uns/new"]
 
 
-@pytest.mark.parametrize("output", ["out.h5ad", "out.zarr"])
-@pytest.mark.parametrize("place", [*PLACES, *OURS])
+@pytest.mark.parametrize(
+    ("place", "output"),
+    [(place, "out.h5ad") for place in (*PLACES, *OURS)]
+    + [(place, "out.zarr") for place in ("obs/score", "uns/nested", "raw", "uns/new")],
+)
 def test_dangling_links_are_left_out_or_replaced(place, output, rich, write, tmp_path, caplog):
     source = write(rich)
     with h5py.File(source, "r+") as file:
