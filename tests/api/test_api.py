@@ -142,6 +142,7 @@ def test_what_is_no_cells_is_refused_with_the_remedy(name, what, counts_adata, t
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_several_files_may_come_in_any_order_of_things(counts_adata, model, write, tmp_path):
     paths = [write(counts_adata, f"{name}.h5ad") for name in ("a", "b")]
     for number, given in enumerate((paths, tuple(paths), iter(paths), pd.Series(paths), np.array(paths, dtype=object))):

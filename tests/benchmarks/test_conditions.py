@@ -161,6 +161,7 @@ def quick(conditions, monkeypatch):
     return trained
 
 
+@pytest.mark.slow
 def test_a_run_continues_where_it_was(conditions, data, quick, monkeypatch, capsys):
     def run(*words):
         columns = ("lr", "linear_adapted", "default", "celltypist")

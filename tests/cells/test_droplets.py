@@ -30,7 +30,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+@pytest.mark.parametrize("on_disk", [pytest.param(False, marks=pytest.mark.slow), True], ids=["memory", "disk"])
 @pytest.mark.parametrize("form", FORMS)
 def test_empty_droplets_are_found_in_any_kind_of_values(raw_pbmc, form, on_disk, write, monkeypatch):
     is_cell = raw_pbmc.obs["is_cell"].to_numpy()

@@ -89,7 +89,7 @@ def test_blocks_in_memory_are_those_of_a_matrix_without_the_other_columns(make, 
 
 
 @pytest.mark.parametrize("form", ["csr", "csc", "dense"])
-@pytest.mark.parametrize("order", ["last", "mixed"])
+@pytest.mark.parametrize("order", [pytest.param("last", marks=pytest.mark.slow), "mixed"])
 def test_a_file_is_read_as_if_it_had_no_antibodies(cite_pbmc, few_pbmc, form, order, write, monkeypatch):
     make = {"csr": lambda x: x.tocsr(), "csc": lambda x: x.tocsc(), "dense": lambda x: x.toarray()}[form]
     if order == "mixed":

@@ -81,6 +81,7 @@ def test_an_hdf5_file_with_a_user_block_is_recognised(kind, size, cells, tmp_pat
     assert same(read_cells(tmp_path / "sample.data"), cells)
 
 
+@pytest.mark.slow
 def test_a_user_block_is_copied(counts_adata, write, tiny_model, tmp_path, command):
     path = write(counts_adata)
     content = path.read_bytes()

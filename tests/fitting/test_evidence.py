@@ -226,6 +226,7 @@ def test_one_held_out_cell_decides_nothing():
     assert scales_if_significant(linear, encoder, np.array([0]), min_gain=2.0)[1] == 0.0
 
 
+@pytest.mark.slow
 def test_unlabelled_cells_make_better_vectors_of_genes():
     x, labels = made_cells(18, seed=0)
     more, _ = made_cells(1500, seed=5)

@@ -49,7 +49,9 @@ def test_files_of_cells_have_no_entries_about_droplets(expected):
     assert "droplets" not in expected.uns[KEY]
 
 
-@pytest.mark.parametrize("form", ["memory", "h5ad", "shares"])
+@pytest.mark.parametrize(
+    "form", [*(pytest.param(form, marks=pytest.mark.slow) for form in ("memory", "h5ad")), "shares"]
+)
 def test_quality_and_shares_of_an_unfiltered_matrix(raw_pbmc, expected, write, tmp_path, form, monkeypatch):
     monkeypatch.setattr("scperformer.files.rows.MAX_BLOCK_CELLS", 150)
     is_cell = raw_pbmc.obs["is_cell"].to_numpy()

@@ -107,6 +107,7 @@ def test_init_mode_needs_init():
         config("x", "init_mode=half")
 
 
+@pytest.mark.slow
 def test_folders_that_are_no_start(tmp_path, tiny_model, counts_adata):
     with pytest.raises(InputError, match=r"no bundle\.json at init='.*none'; expected a folder that 'scperformer pre"):
         adopt_options(config(tmp_path / "none"))
