@@ -117,6 +117,7 @@ class Additive(Attention):
     """
 
     additive = True
+    reads_genes = True
     logarithmic: bool = True  # `features` returns log2 phi
     can_subtract: bool = True  # keys can be subtracted from a sum that includes them
 
@@ -159,6 +160,28 @@ class Additive(Attention):
                 total_BHL1 = phi_q_BHLM @ sums.z_BHM.unsqueeze(-1)
                 out_BHLE = phi_q_BHLM @ sums.s_BHME / total_BHL1.masked_fill(total_BHL1 == 0, 1.0)
         return out_BHLE.to(q_BHLE.dtype)
+
+    def gene_table(self, k_GE: Tensor, v_GE: Tensor) -> Tensor:
+        """Return phi(k) and phi(k) v^T of each gene: G x (H M (1 + E)), or with H = 1 if all heads have the same phi.
+
+        Features are not rescaled, so the exponents of phi(k) have to be moderate, as those of keys of a fixed length.
+        """
+        phi_HGM = self.features(widened(k_GE)[None, None], queries=False)[0]
+        if self.logarithmic:
+            phi_HGM = torch.exp2(phi_HGM)
+        one_v_GN = torch.cat([torch.ones_like(v_GE[:, :1]), v_GE], dim=1)
+        return (phi_HGM.unsqueeze(-1) * one_v_GN.unsqueeze(1)).transpose(0, 1).flatten(1)
+
+    def read_genes(self, q_BHE: Tensor, sums_BW: Tensor, k_GE: Tensor, v_GE: Tensor) -> Tensor:
+        phi_q_BHM = self.features(q_BHE.unsqueeze(2), queries=True).squeeze(2)
+        sums_BHMN = sums_BW.unflatten(1, (-1, phi_q_BHM.shape[-1], v_GE.shape[1] + 1))
+        z_BHM = sums_BHMN[..., 0].clamp_min(MIN_SUM)
+        s_BHME = sums_BHMN[..., 1:]
+        if self.logarithmic:
+            weights_BHM = torch.softmax((phi_q_BHM + z_BHM.log2()) * LN_2, dim=-1)
+            return (weights_BHM.unsqueeze(2) @ (s_BHME / z_BHM.unsqueeze(-1))).squeeze(2)
+        total_BH1 = (phi_q_BHM * z_BHM).sum(-1, keepdim=True)
+        return (phi_q_BHM.unsqueeze(2) @ s_BHME).squeeze(2) / total_BH1.clamp_min(MIN_SUM)
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         if self.is_causal:  # each query attends to keys up to its own token

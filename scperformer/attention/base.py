@@ -42,10 +42,11 @@ class Attention(nn.Module):
     order_sensitive: ClassVar[bool] = False  # permuting the tokens does more than permute the output
     additive: ClassVar[bool] = False  # keys only enter as sums of phi(k) v^T: see additive.py
     causal: ClassVar[bool] = False  # has an option `causal`: tokens attend only to themselves and earlier tokens
-    starts_from_keys: ClassVar[bool] = False  # `start` must be called before training
     shared_qk: ClassVar[bool] = False  # queries are also the keys: `k_BHLE` is ignored
+    reads_genes: ClassVar[bool] = False  # `read_genes` exists
     size_option: ClassVar[str | None] = None  # name of the integer option that trades cost for accuracy
 
+    starts_from_keys: bool = False  # `start` must be called before training
     redraw_interval: int = 0  # training steps between calls of `redraw`; 0: never
     penalty_weight: float = 0.0  # weight of `penalty()` in the training loss
 
@@ -68,6 +69,22 @@ class Attention(nn.Module):
         """As `forward`, with queries, keys and values in one tensor; T = 2 with `shared_qk`, else 3."""
         q_BHLE, *k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
         return self(q_BHLE, *(k_BHLE or [q_BHLE]), v_BHLE, keep_BL, positions_BL)
+
+    def gene_table(self, k_GE: Tensor, v_GE: Tensor) -> Tensor | None:
+        """Return what `read_genes` has to know of each gene, G x W; None: its expression in each cell itself.
+
+        The keys and values of G genes are the same in all cells and heads, and the expression of a gene is its weight.
+        So all that a cell's query depends on is the product of the cell's expression and this table.
+        """
+        raise NotImplementedError
+
+    def read_genes(self, q_BHE: Tensor, sums_BW: Tensor, k_GE: Tensor, v_GE: Tensor) -> Tensor:
+        """Return for each query the mean of the values of all genes, weighted by attention x expression: B x H x E.
+
+        `sums_BW` is the product of the expression of the cells, B x G, 0 or more, and `gene_table`; without a table, it
+        is the expression. For a cell without expression, the result is finite. All keys and values are finite.
+        """
+        raise NotImplementedError
 
     @property
     def is_causal(self) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -139,8 +140,9 @@ class Favor(Additive):
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
         num_features: int | None = option(None, ONE_OR_MORE)  # null: head_dim * ln(head_dim), as Performer
-        # W: orthogonal in blocks, independent (gaussian), structured (fastfood), or none at all (identity)
-        projection: str = choice("orthogonal", "gaussian", "fastfood", "identity")
+        # W: orthogonal in blocks, independent (gaussian), structured (fastfood), or none at all (identity); kmeans:
+        # the centres of clusters of the keys, for keys of about the same length
+        projection: str = choice("orthogonal", "gaussian", "fastfood", "identity", "kmeans")
         # features of the softmax kernel, or phi(x) = f(W x) for f = relu, elu1, square or exp
         kernel: str = choice(*LOGARITHMIC, *FUNCTIONS)
         epsilon: float | None = option(
@@ -152,7 +154,7 @@ class Favor(Additive):
         def __post_init__(self) -> None:
             super().__post_init__()
             if self.projection == "identity":
-                random = "orthogonal, gaussian or fastfood with attention.kernel=softmax"
+                random = "orthogonal, gaussian, fastfood or kmeans with attention.kernel=softmax"
                 require(self.kernel != "softmax", "attention.projection", self.projection, random)
                 expected = "null with attention.projection=identity, which has head_dim features"
                 require(self.num_features is None, "attention.num_features", self.num_features, expected)
@@ -182,7 +184,9 @@ class Favor(Additive):
         self.can_subtract = not (options.kernel == "relu" and options.floor == 0) and not options.is_published
         # E ln E features, as in the paper's experiments (266 at E = 64)
         num_features = options.num_features or max(1, int(sizes.head_dim * math.log(sizes.head_dim)))
-        self.redraw_interval = 0 if options.projection == "identity" else options.redraw_interval
+        self.starts_from_keys = options.projection == "kmeans"
+        is_fixed = options.projection in ("identity", "kmeans")
+        self.redraw_interval = 0 if is_fixed else options.redraw_interval
         self.factor = 1.0 if options.projection == "identity" else sizes.head_dim**-0.25  # scales queries and keys
         if options.projection == "fastfood":
             self.fastfood = Fastfood(num_features, sizes.head_dim)
@@ -199,6 +203,26 @@ class Favor(Additive):
             num_features, head_dim = self.directions_ME.shape
             orthogonal = self.options.projection == "orthogonal"
             self.directions_ME.copy_(gaussian_directions(num_features, head_dim, orthogonal, generator))
+
+    @torch.no_grad()
+    def start(self, k_BHLE: Tensor, keep_BL: Tensor, generator: torch.Generator) -> None:
+        """With `projection=kmeans`, choose as directions the centres of clusters of the scaled keys of real tokens.
+
+        Each centre gets the mean length of the keys. Then phi_m(k) is largest for the keys of its cluster, while most
+        random directions are far from all keys. If there are fewer keys than directions, the first ones are repeated.
+        """
+        if self.options.projection != "kmeans":
+            return
+        from sklearn.cluster import KMeans  # takes a while to import
+
+        k_TE = k_BHLE.transpose(1, 2)[keep_BL].flatten(0, 1).double().cpu().numpy() * self.factor
+        num_features = len(self.directions_ME)
+        num_centres = min(num_features, len(np.unique(k_TE, axis=0)))
+        seed = int(torch.randint(2**31, (), generator=generator))
+        centres = KMeans(num_centres, n_init=1, random_state=seed).fit(k_TE).cluster_centers_
+        lengths = np.maximum(np.linalg.norm(centres, axis=1, keepdims=True), 1e-9)
+        centres *= np.linalg.norm(k_TE, axis=1).mean() / lengths
+        self.directions_ME.copy_(torch.from_numpy(np.resize(centres, (num_features, k_TE.shape[1]))))
 
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         if self.is_fused(v_BHLE):
@@ -217,7 +241,7 @@ class Favor(Additive):
         """Whether the kernels of fused.py compute this without storing phi: the usual form, with Triton on a GPU."""
         options = self.options
         plain = options.kernel == "softmax" and not options.is_published and not self.is_causal
-        dense = options.projection in ("orthogonal", "gaussian") and self.sizes.head_dim <= MAX_FUSED_WIDTH
+        dense = options.projection in ("orthogonal", "gaussian", "kmeans") and self.sizes.head_dim <= MAX_FUSED_WIDTH
         return plain and dense and x.is_cuda and x.dtype in FUSED_DTYPES and has_triton()
 
     def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:

@@ -14,6 +14,7 @@ from scperformer.attention.base import Attention, AttentionOptions, Sizes, of_po
 from scperformer.base.errors import InputError
 from scperformer.config import ONE_OR_MORE, choice, option
 
+TINY = 1e-30  # smallest expression that counts
 CAUSAL_BLOCK = 256  # queries processed at a time, which limits the size of the mask
 
 
@@ -30,6 +31,18 @@ class Softmax(Attention):
 
     quadratic = True
     causal = True
+    reads_genes = True
+
+    def gene_table(self, k_GE: Tensor, v_GE: Tensor) -> None:
+        return None
+
+    def read_genes(self, q_BHE: Tensor, sums_BW: Tensor, k_GE: Tensor, v_GE: Tensor) -> Tensor:
+        scores_BHG = q_BHE @ k_GE.T / k_GE.shape[1] ** 0.5
+        # A gene of expression x counts as x tokens with the same key: exp(score) x = exp(score + ln x).
+        logs_B1G = sums_BW.clamp_min(TINY).log().unsqueeze(1)
+        is_silent_B1G = (sums_BW <= 0).unsqueeze(1)
+        scores_BHG = (scores_BHG + logs_B1G).masked_fill(is_silent_B1G, torch.finfo(sums_BW.dtype).min)
+        return torch.softmax(scores_BHG, dim=-1) @ v_GE
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         if num_tokens > self.options.max_length:

@@ -10,7 +10,7 @@ from scperformer.config.words import SWITCH
 log = logging.getLogger(__name__)
 
 RENAMED = {"model.wide": "model.linear", "model.deep": "model.encoder", "model.wide_powers": "model.linear_powers"}
-RENAMED_PRESETS = {("model", "pooled"): "coexpression"}
+RENAMED_PRESETS = {("model", "coexpression"): "pooled"}
 CONSTANTS: dict[str, tuple[Any, ...]] = {  # the values that stand for what the program always does now
     "conditions.smallest_panel": (200,),
     "conditions.thinned_share": (0.7,),

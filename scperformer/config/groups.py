@@ -152,8 +152,14 @@ class ModelConfig(Options):
 
     dim: int = option(32, ONE_OR_MORE)  # width of the tokens
     depth: int = option(1, ZERO_OR_MORE)  # number of layers; 0: only with `model.positions=coexpression`
+    # whose vectors query the genes; tokens: those of the expressed genes; cell: the vector of the cell alone, so that a
+    # layer costs one product with a table of the genes (with `model.positions=coexpression`, as in model=performer)
+    queries: str = choice("tokens", "cell")
     num_heads: int = option(2, ONE_OR_MORE)  # attention heads
-    head_dim: int | None = option(16, ONE_OR_MORE)  # width of a head; null: `model.dim` / `model.num_heads`
+    # width of a head; null: `model.dim` / `model.num_heads`; with `model.queries=cell` it is `model.dim`
+    head_dim: int | None = option(16, ONE_OR_MORE)
+    # with `model.queries=cell`: a feed-forward network after what is read; other layers always have one
+    feedforward: bool = True
     norm: str = choice("pre", "post")  # layer norm before attention and feed-forward, or after their residual sums
     # how a token encodes its gene; gene: a learned vector; gene2vec: a fixed one from a file; coexpression: a vector
     # from the singular value decomposition of the reference, with layers that start at 0 (with `head=weighted`)
@@ -173,6 +179,12 @@ class ModelConfig(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        by_cell = self.queries == "cell"
+        require(
+            not by_cell or self.positions == "coexpression", "model.queries", "cell", "model.positions=coexpression"
+        )
+        if by_cell:
+            self.head_dim = self.dim
         if self.head_dim is None:
             expected = f"a divisor of model.dim={self.dim}, or a number for model.head_dim"
             require(self.dim % self.num_heads == 0, "model.num_heads", self.num_heads, expected)
@@ -180,6 +192,11 @@ class ModelConfig(Options):
         require(self.linear or self.encoder, "model.encoder", self.encoder, "model.linear or model.encoder on")
         fits = self.depth > 0 or self.positions == "coexpression"
         require(fits, "model.depth", self.depth, "1 or more, or model.positions=coexpression")
+
+    @property
+    def reads_genes(self) -> bool:
+        """Whether the encoder only needs sums over the genes of a cell: it has no tokens that query each other."""
+        return self.encoder and self.positions == "coexpression" and (self.queries == "cell" or self.depth == 0)
 
 
 @dataclass(kw_only=True)
@@ -242,6 +259,8 @@ class TrainerConfig(Options):
     precision: str = choice("32-true", "bf16-mixed")  # of numbers in training
     threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch; two spinning threads can be slower than one
     max_epochs: int = option(30, ONE_OR_MORE)  # most passes over the training cells
+    # steps of training where they are counted instead of epochs: with `model.queries=cell`
+    max_steps: int = option(600, ONE_OR_MORE)
     patience: int = option(10, ONE_OR_MORE)  # epochs without a better macro-F1 before training stops
     batch_size: Any = 32  # cells per step and device; auto: as many as fit into memory
     memory_gib: float | None = option(None, ABOVE_ZERO)  # GiB per process with `batch_size=auto`; null: the free memory

@@ -124,8 +124,22 @@ class NetworkConfig(ExpressionOptions):
             raise InputError("no model.gene2vec_path", expected, "name the file, or choose model.positions=gene")
 
 
+# The defaults of `train`, as in conf/model/performer.yaml and the presets that it chooses.
+
+
+def _performer() -> groups.ModelConfig:
+    return groups.ModelConfig(positions="coexpression", queries="cell", feedforward=False, dropout=0.5)
+
+
+def _attention_of_performer() -> dict[str, Any]:
+    return {"name": "favor", "projection": "kmeans", "num_features": 16}
+
+
+def _optim_of_performer() -> groups.OptimConfig:
+    return groups.OptimConfig(lr=5e-3, weight_decay=0.05, label_smoothing=0.05, gradient_clip=0.0)
+
+
 def _weighted_head() -> groups.HeadConfig:
-    """Return the default head of `train`; conf/head/weighted.yaml has the same options."""
     return groups.HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3)
 
 
@@ -143,7 +157,10 @@ class TrainConfig(NetworkConfig):
     ontology_key: str | None = None  # obs column with ids of the labels; null: LABEL_KEY_ontology_term_id, if it exists
     # tissue of the reference, such as blood; the model card and `models list` show it
     tissue: str | None = option(None, LINE)
-    model: groups.ModelConfig = field(default_factory=lambda: groups.ModelConfig(depth=0, positions="coexpression"))
+    model: groups.ModelConfig = field(default_factory=_performer)
+    attention: dict[str, Any] = field(default_factory=_attention_of_performer)
+    optim: groups.OptimConfig = field(default_factory=_optim_of_performer)
+    trainer: groups.TrainerConfig = field(default_factory=lambda: groups.TrainerConfig(batch_size=128))
     head: groups.HeadConfig = field(default_factory=_weighted_head)
     # cells of the reference in the model folder, with which it adapts to the genes and the depth of a file; 0: cells
     # that are simulated from the profiles of the labels instead
@@ -151,7 +168,7 @@ class TrainConfig(NetworkConfig):
     # full: the model card also shows the accuracy to expect on files with fewer genes or a lower depth, and whether the
     # cells of each label are flagged as unknown by a model without this label; takes some minutes
     card: str = choice("short", "full")
-    # files of cells without labels, such as the query's: `model=coexpression` also learns the vectors of genes from
+    # files of cells without labels, such as the query's: `model=performer` also learns the vectors of genes from
     # these, from 20,000 cells at most; `source` and the like apply to these files as well
     unlabelled: list[str] = field(default_factory=list)
     # part of the encoder of `init` that is trained further; last_layer: with the final norm; head: none of it
@@ -161,17 +178,17 @@ class TrainConfig(NetworkConfig):
         super().__post_init__()
         is_coexpression = self.model.positions == "coexpression"
         is_weighted = self.head.name == "weighted"
-        # Beside `init`, model=coexpression may be the default only: the model of `init` replaces it.
+        # Beside `init`, model=performer may be the default only: the model of `init` replaces it.
         is_settled_later = self.init is not None and is_coexpression
         head_fits = not self.model.encoder or is_coexpression == is_weighted or is_settled_later
-        expected = "weighted with model=coexpression, or another head with model=tiny, small, base or scbert"
+        expected = "weighted with model=performer or pooled, or another head with model=tiny, small, base or scbert"
         require(head_fits, "head.name", self.head.name, expected)
         last = self.label_keys[-1] if self.label_keys else self.label_key
         require(self.label_key == last, "label_key", self.label_key, f"{last}, the last of label_keys, or left out")
         has_one_tree = self.label_tree is None or not self.label_keys
         require(has_one_tree, "label_tree", self.label_tree, "no label_tree beside label_keys, which make a tree, too")
         uses_unlabelled = self.model.encoder and is_coexpression
-        expected = "no files without model=coexpression"
+        expected = "no files without model=performer or pooled"
         require(uses_unlabelled or not self.unlabelled, "unlabelled", self.unlabelled, expected)
         require(self.keep_cells > 0 or self.card == "short", "card", self.card, "short with keep_cells=0")
         if self.init is None:

@@ -59,11 +59,11 @@ def run_analyze(cfg: AnalyzeConfig) -> Path:
 
 
 def _encoder(model: Model) -> Encoder:
-    """Return the encoder of a model; refuse a model without an encoder."""
+    """Return the encoder of a model; refuse a model without layers between tokens."""
     encoder = model.network.encoder
-    if encoder is None:
-        found = f"model {model.saved.name} without an encoder"
-        raise InputError(found, "a model trained with model.encoder=true", "choose another model_path=...")
+    if not isinstance(encoder, Encoder):
+        found = f"model {model.saved.name} without layers of attention between tokens"
+        raise InputError(found, "a model trained with model=tiny, base or scbert", "choose another model_path=...")
     return encoder
 
 

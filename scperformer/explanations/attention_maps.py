@@ -67,7 +67,7 @@ def layers_of(encoder: Encoder, cells: Cells, rows: np.ndarray, *, max_tokens: i
         log.info(message, num_long, len(lengths), max_tokens, max(lengths), max_tokens)
     if not encoder.stack:
         found = "a model without layers of attention (model.depth=0)"
-        raise InputError(found, "a model with layers", "train one with model=tiny, small or base")
+        raise InputError(found, "a model with layers", "train one with model=tiny or base")
     if encoder.mechanisms[0].is_causal:
         log.info("the model's attention is causal; here every token attends to all tokens")
     for _ in encoder.stack:

@@ -7,7 +7,8 @@ scales each cell to the same length, so the logits would not change.
 Integrated gradients (Sundararajan et al. 2017, arXiv 1703.01365, equation 1) move the vectors of the expressed genes
 along a straight line from no expression to their values. The contribution of a gene is the product of its change and
 the mean gradient of the logit on the line. The line starts at 0 or, if the encoder also sees unexpressed genes, at the
-vector of the gene with value 0. With `head=weighted`, the weights of the vectors are constant on the line.
+vector of the gene with value 0. With `head=weighted`, the weights of the vectors are constant on the line. The line of a
+Performer starts at the mean cell of its training.
 
 Shape letters: B cells, L tokens, D model width, C labels, V views of the expression, G genes.
 """
@@ -19,13 +20,16 @@ import numpy as np
 import torch
 from scipy.sparse import csr_matrix
 from torch import Tensor
+from torch.nn.functional import pad
 
 from scperformer.base.progress import progress
 from scperformer.network import (
     Batch,
     Cells,
     CellTypeModel,
+    Head,
     LinearBranch,
+    Performer,
     expression_weights,
     fast_cpu,
     predicting,
@@ -106,34 +110,48 @@ def encoder_contributions(
 ) -> tuple[Tensor, Tensor]:
     """Return the contributions of tokens to the logit of the encoder, B x L, and its logit at the start of the path, B.
 
-    `sees_all` tells that the encoder also sees unexpressed genes, as tokens or as memory. In an encoder without layers,
-    the input of the head is linear in the vectors of genes. Then the path of this input gives the same contributions.
+    `sees_all` tells that the encoder also sees unexpressed genes, as tokens or as memory.
     """
     encoder = network.encoder
     pool = network.pool
     head = network.head
+    if isinstance(encoder, Performer):
+        return performer_contributions(encoder, head, batch, labels_B)
     assert encoder is not None
+    assert pool is not None
     with torch.no_grad():
-        h_BLD = encoder.embedding(batch)
-        if not encoder.stack:
-            stop = pool(h_BLD, batch)
-            start = -pool.centre_D.expand_as(stop)
-        else:
-            stop = h_BLD
-            unexpressed = replace(batch, values_BL=torch.zeros_like(batch.values_BL))
-            start_BLD = encoder.embedding(unexpressed) if sees_all else torch.zeros_like(h_BLD)
-            start = torch.where((batch.x_BL > 0).unsqueeze(-1), start_BLD, h_BLD)
+        stop = encoder.embedding(batch)
+        unexpressed = replace(batch, values_BL=torch.zeros_like(batch.values_BL))
+        start_BLD = encoder.embedding(unexpressed) if sees_all else torch.zeros_like(stop)
+        start = torch.where((batch.x_BL > 0).unsqueeze(-1), start_BLD, stop)
 
     def logits(points: Tensor, rows: Tensor) -> Tensor:
-        if not encoder.stack:
-            return _chosen(head(points)[0], labels_B[rows])
         part = Batch(*(tensor[rows] for tensor in batch.tensors))
         return _chosen(head(pool(encoder.encode(points, part), part))[0], labels_B[rows])
 
     gradient, bias_B = mean_gradient(logits, start, stop)
-    if not encoder.stack:
-        return (h_BLD @ gradient.unsqueeze(-1)).squeeze(-1) * expression_weights(batch), bias_B
     return ((stop - start) * gradient).sum(-1), bias_B
+
+
+def performer_contributions(performer: Performer, head: Head, batch: Batch, labels_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the contributions of tokens to the logit of a Performer, B x L, and the rest of the logit, B.
+
+    The sums over the genes of a cell are linear in its expression, so their path is that of its expression. It starts
+    at the mean cell of the training: what is read does not change if all genes are scaled down alike. The part of the
+    mean cell in the change is in the rest.
+    """
+    with torch.no_grad():
+        stop_BX = performer.sums(batch)
+        start_BX = performer.reader.mean_X.expand_as(stop_BX)
+
+    def logits(points_BX: Tensor, rows: Tensor) -> Tensor:
+        return _chosen(head(performer.from_sums(points_BX))[0], labels_B[rows])
+
+    gradient_BX, bias_B = mean_gradient(logits, start_BX, stop_BX)
+    with torch.no_grad():
+        contributions_BG = performer.table_product(gradient_BX)
+        of_tokens_BL = pad(contributions_BG, (0, 1)).gather(1, batch.genes_BL) * expression_weights(batch)
+    return of_tokens_BL, bias_B - (start_BX * gradient_BX).sum(1)
 
 
 def mean_gradient(logits: Logits, start_BX: Tensor, stop_BX: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from scipy.sparse import csr_matrix
 
 from scperformer.base.progress import progress
 from scperformer.cells import stratified_sample
-from scperformer.config import HeadConfig, ModelConfig, TokensConfig
+from scperformer.config import HeadConfig, ModelConfig, OptimConfig, TokensConfig, TrainConfig
 from scperformer.fitting.condition import Condition, depth_share, reduced
 from scperformer.fitting.evidence import Fitted, fill_network, fit_branches
 from scperformer.fitting.linear import MAX_DUAL, SOLVER_TOLERANCE, LinearOptions, fit_logistic
@@ -36,17 +36,14 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
     num_draws = NUM_DRAWS if depth_share(cells, condition) < 1 else 1
     target_sum = float(saved.config["target_sum"])
     x, *draws = (reduced(cells, condition, target_sum, seed + draw) for draw in range(num_draws))
-    options = _without_layers(ModelConfig(**saved.config["model"]))
-    head = HeadConfig(**saved.config["head"])
-    linear_options = _linear_options(saved, options, model.path) if options.linear else None
+    cfg = _training_options(saved)
+    linear_options = _linear_options(saved, cfg.model, model.path) if cfg.model.linear else None
     vectors = None
-    if options.encoder and saved.provenance.get(
+    if cfg.model.encoder and saved.provenance.get(
         "unlabelled"
     ):  # the model does not store these cells, but their vectors
         vectors = saved.weights["model.encoder.embedding.gene.weight"][:-1][condition.measured]
-    fitted = fit_branches(
-        x, labels, linear_options=linear_options, model=options, head=head, seed=seed, draws=draws, vectors=vectors
-    )
+    fitted = fit_branches(x, labels, linear_options=linear_options, cfg=cfg, draws=draws, vectors=vectors)
     scales, held_out = _evidence(saved, fitted)
     metrics: dict[str, Any] = {"scales": scales}
     if linear_options is not None:
@@ -58,7 +55,7 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
         saved,
         genes=[gene for gene, is_measured in zip(saved.genes, condition.measured, strict=True) if is_measured],
         gene_means=np.asarray(x.mean(axis=0), dtype=np.float32).ravel(),
-        config=saved.config | {"model": asdict(options), "own_totals": True},
+        config=saved.config | {"model": asdict(cfg.model), "own_totals": True},
         metrics=metrics,
         provenance=saved.provenance
         | {
@@ -68,18 +65,36 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
             "num_kept_cells": len(labels),
             "expected_accuracy": None if held_out is None else fitted.evidence["accuracy"],
         },
-        weights=_weights(saved, fitted, scales, options, head, x, labels),
+        weights=_weights(saved, fitted, scales, cfg, x, labels),
         reference_cells=None,
         has_reference_cells=False,
         held_out=held_out,
     )
 
 
-def _without_layers(options: ModelConfig) -> ModelConfig:
-    """Return the options of the model that is fitted: gene vectors from co-expression stay, other encoders go."""
-    if options.positions == "coexpression":
-        return replace(options, depth=0)
-    return replace(options, encoder=False, linear=True)
+def _training_options(saved: SavedModel) -> TrainConfig:
+    """Return the options with which a model was trained, without layers between tokens.
+
+    Gene vectors from co-expression stay, with what reads them; other encoders go.
+    """
+    usual = TrainConfig(inputs=[""], label_key="")
+    model = ModelConfig(**saved.config["model"])
+    if model.positions != "coexpression":
+        model = replace(model, encoder=False, linear=True)
+    elif not model.reads_genes:
+        model = replace(model, depth=0)
+    training = saved.config.get("training", {})  # models of earlier versions do not have it
+    trainer = {name: training[name] for name in ("max_steps", "batch_size") if name in training}
+    return replace(
+        usual,
+        seed=int(saved.provenance["seed"]),
+        tokens=TokensConfig(**saved.config["tokens"]),
+        model=model,
+        attention=saved.config["attention"],
+        head=HeadConfig(**saved.config["head"]),
+        optim=OptimConfig(**training.get("optim", asdict(usual.optim))),
+        trainer=replace(usual.trainer, accelerator="auto", **trainer),
+    )
 
 
 def _linear_options(saved: SavedModel, options: ModelConfig, path: Path) -> LinearOptions:
@@ -103,7 +118,7 @@ def _evidence(saved: SavedModel, fitted: Fitted) -> tuple[dict[str, float], Held
     # Simulated cells are too easy to call, and the only cell of a label cannot be held out.
     if fitted.held_out is not None and not is_simulated:
         return fitted.scales, fitted.held_out
-    parts = {"linear": fitted.linear, "encoder": fitted.coexpression}
+    parts = {"linear": fitted.linear, "encoder": fitted.encoder}
     return {name: saved.scales.get(name, 1.0) for name, part in parts.items() if part is not None}, None
 
 
@@ -111,15 +126,13 @@ def _weights(
     saved: SavedModel,
     fitted: Fitted,
     scales: dict[str, float],
-    options: ModelConfig,
-    head: HeadConfig,
+    cfg: TrainConfig,
     x: csr_matrix,
     labels: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """Return the weights of the network with the fitted branches, and of the baseline, which is fitted here."""
-    tokens = TokensConfig(**saved.config["tokens"])
-    attention = saved.config["attention"]
-    network = CellTypeModel(x.shape[1], len(saved.labels), tokens=tokens, model=options, attention=attention, head=head)
+    options: dict[str, Any] = {name: getattr(cfg, name) for name in ("tokens", "model", "attention", "head")}
+    network = CellTypeModel(x.shape[1], len(saved.labels), **options)
     fill_network(network, fitted, scales)
     baseline = fit_logistic(x, labels, tolerance=SOLVER_TOLERANCE)
     weights = {f"model.{name}": tensor.numpy() for name, tensor in network.state_dict().items()}

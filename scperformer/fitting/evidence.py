@@ -1,7 +1,8 @@
 """Both branches fitted to labelled cells, and the scales of their logits by cross-validation."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,7 @@ from threadpoolctl import threadpool_limits
 from scperformer.base.metrics import cell_losses, negative_log_likelihood, score
 from scperformer.base.progress import progress
 from scperformer.cells import stratified_sample
-from scperformer.config import HeadConfig, ModelConfig
-from scperformer.fitting.coexpression import CoexpressionEncoder, fit_heads, gene_vectors, head_logits, scaled_vectors
+from scperformer.config import TrainConfig
 from scperformer.fitting.linear import (
     MAX_DUAL,
     ROUGH,
@@ -24,7 +24,7 @@ from scperformer.fitting.linear import (
     label_folds,
 )
 from scperformer.model import HeldOut
-from scperformer.network import CellTypeModel, LinearModel, torch_state_kept
+from scperformer.network import CellTypeModel, LinearModel, Performer, Readout, torch_state_kept
 from scperformer.trust import fit_novelty
 
 LARGEST = 10.0  # a scale would be infinite without a limit if all held-out cells are called correctly
@@ -81,11 +81,24 @@ def scales_if_significant(
 
 
 @dataclass
+class FittedEncoder:
+    """Gene vectors in a Performer, and a trained copy of all that reads them."""
+
+    performer: Performer
+    readout: Readout
+
+    def logits(self, sums: np.ndarray) -> np.ndarray:
+        """Return the logits of cells, float32 N x C, from their sums over genes, N x X."""
+        with torch.inference_mode():
+            return self.readout(torch.from_numpy(sums), self.performer.keys_GD, self.performer.vectors_GD).numpy()
+
+
+@dataclass
 class Fitted:
     """Fitted branches (None: the branch is off), the scales of their logits, and the evidence for these."""
 
     linear: LinearModel | None
-    coexpression: CoexpressionEncoder | None
+    encoder: FittedEncoder | None
     scales: dict[str, float]  # of `linear` and `encoder`; empty without evidence
     evidence: dict[str, Any]  # cross-validated scores; empty without evidence
     held_out: HeldOut | None  # the cross-validated calls, with scaled logits; None without evidence
@@ -97,13 +110,12 @@ def fit_branches(
     labels: np.ndarray,
     *,
     linear_options: LinearOptions | None,
-    model: ModelConfig,
-    head: HeadConfig,
-    seed: int,
+    cfg: TrainConfig,
     draws: Sequence[csr_matrix] = (),
     unlabelled: csr_matrix | None = None,
     vectors: np.ndarray | None = None,
     with_evidence: bool = True,
+    folder: Path | None = None,
 ) -> Fitted:
     """Fit the branches that are on to cells: CSR float32 N x G, ln(1 + cp10k), labels int64 N, each of 0..C-1 occurs.
 
@@ -114,6 +126,8 @@ def fit_branches(
     ----------
     linear_options
         Options of the linear branch; None if it is off.
+    cfg
+        Options of the network and its training, with the seed.
     draws
         The same cells, thinned with other random numbers: the encoder learns from them, too.
     unlabelled
@@ -122,34 +136,36 @@ def fit_branches(
         Vectors of the genes, G x D, if they are not to be learned from these cells.
     with_evidence
         Also find the scales and the scores. Without it, or if no label has a second cell, there is no evidence.
+    folder
+        The run folder for logs and checkpoints of the training; None: there are none.
     """
-    folds = Folds(*evidence_folds(labels, seed)) if with_evidence else Folds(np.arange(0), np.arange(0))
+    folds = Folds(*evidence_folds(labels, cfg.seed)) if with_evidence else Folds(np.arange(0), np.arange(0))
     num_labels = int(labels.max()) + 1
     linear_logits = np.zeros((len(folds.rows), num_labels), dtype=np.float32)
     encoder_logits = np.zeros_like(linear_logits)
     linear = None
-    coexpression = None
+    encoder = None
     with threadpool_limits(1), torch_state_kept(threads=1):  # sums in another order would change the last bits
         if linear_options is not None:
             linear = _fit_linear(x, labels, linear_options, folds, linear_logits)
-        if model.encoder and model.positions == "coexpression":
-            coexpression = _fit_vectors(x, draws, unlabelled, vectors, model.dim, seed)
-            cells = np.concatenate([coexpression.cells(draw) for draw in (x, *draws)])
-            _fit_heads(coexpression, cells, labels, folds, head, seed, encoder_logits)
+        if cfg.model.encoder and cfg.model.positions == "coexpression":
+            cells = [x, *draws] if unlabelled is None else [x, *draws, unlabelled]
+            vectors = _fit_vectors(vstack(cells, "csr"), vectors, cfg)
+            encoder = _fit_encoder([x, *draws], labels, vectors, folds, cfg, encoder_logits, folder)
         if not folds.is_dealt.any():
-            return Fitted(linear, coexpression, {}, {}, None)
-        profile, novelty = fit_novelty(x[folds.rows], labels[folds.rows], folds.fold_of_row, seed)
+            return Fitted(linear, encoder, {}, {}, None)
+        profile, novelty = fit_novelty(x[folds.rows], labels[folds.rows], folds.fold_of_row, cfg.seed)
     truth = labels[folds.rows][folds.is_dealt]
     logits = {"linear": linear_logits[folds.is_dealt], "encoder": encoder_logits[folds.is_dealt]}
     both = dict(zip(logits, branch_scales(logits["linear"], logits["encoder"], truth), strict=True))
-    parts = {"linear": linear, "encoder": coexpression}
+    parts = {"linear": linear, "encoder": encoder}
     scales = {name: both[name] for name, part in parts.items() if part is not None}
     scaled = sum((scale * logits[name] for name, scale in scales.items()), np.zeros_like(logits["linear"]))
     evidence: dict[str, Any] = {"num_cells": len(truth), "loss": negative_log_likelihood(scaled, truth)}
     evidence |= asdict(score(truth, scaled.argmax(axis=1)))
     evidence["branches"] = {name: asdict(score(truth, logits[name].argmax(axis=1))) for name in scales}
     held_out = HeldOut(scaled, truth, novelty[folds.is_dealt], vars(profile))
-    return Fitted(linear, coexpression, scales, evidence, held_out)
+    return Fitted(linear, encoder, scales, evidence, held_out)
 
 
 @dataclass
@@ -188,42 +204,44 @@ def _fit_linear(
     return fit_linear_branch(x, labels, options)
 
 
-def _fit_vectors(
-    x: csr_matrix,
+def _fit_vectors(x: csr_matrix, vectors: np.ndarray | None, cfg: TrainConfig) -> np.ndarray:
+    """Learn the vectors of genes from cells, or scale those that are given: float32, G x D."""
+    from scperformer.fitting.performer import gene_vectors, scaled_vectors  # needs Lightning
+
+    return gene_vectors(x, cfg.model.dim, cfg.seed) if vectors is None else scaled_vectors(vectors, x)
+
+
+def _fit_encoder(
     draws: Sequence[csr_matrix],
-    unlabelled: csr_matrix | None,
-    vectors: np.ndarray | None,
-    dim: int,
-    seed: int,
-) -> CoexpressionEncoder:
-    """Learn the vectors of genes from all cells, or scale those that are given."""
-    every_x = vstack([x, *draws] if unlabelled is None else [x, *draws, unlabelled], "csr")
-    scaled = None if vectors is None else scaled_vectors(vectors, every_x)
-    return CoexpressionEncoder(*(scaled or gene_vectors(every_x, dim, seed)))
-
-
-def _fit_heads(
-    encoder: CoexpressionEncoder,
-    cells: np.ndarray,
     labels: np.ndarray,
+    vectors: np.ndarray,
     folds: Folds,
-    head: HeadConfig,
-    seed: int,
+    cfg: TrainConfig,
     logits: np.ndarray,
-) -> None:
-    """Fit the head of an encoder, and write the logits of each fold's cells by a head that was fitted to the others.
+    folder: Path | None,
+) -> FittedEncoder:
+    """Train the encoder, and write the logits of each fold's cells by a copy that was trained on the others.
 
-    `cells` are the vectors of the cells and then of their draws: no draw of a cell is in a fit that calls the cell.
+    `draws` are the same cells, perhaps thinned: no draw of a cell is in a training whose copy calls the cell.
     """
-    num_draws = len(cells) // len(labels)
+    from scperformer.fitting.performer import start_performer, train_readouts  # needs Lightning
+
+    if not cfg.model.reads_genes:  # layers between tokens, which will be trained, start from the pooled encoder
+        usual = TrainConfig(inputs=[""], label_key="")
+        trainer = replace(usual.trainer, accelerator=cfg.trainer.accelerator)
+        cfg = replace(cfg, model=replace(cfg.model, depth=0), optim=usual.optim, trainer=trainer)
+    performer = start_performer(vectors, vstack(draws, "csr"), cfg)
+    sums = np.concatenate([performer.sums_of(x) for x in draws])
     fold_of_cell = np.full(len(labels), -1)
     fold_of_cell[folds.rows] = folds.fold_of_row
-    # The first head is fitted to all cells.
-    sides = np.tile([fold_of_cell != fold for fold in (-2, *folds.numbers)], num_draws)
-    encoder.head, *heads = fit_heads(cells, np.tile(labels, num_draws), sides, logits.shape[1], head, seed)
-    for fold, fitted in zip(folds.numbers, heads, strict=True):
+    # The first copy is trained on all cells.
+    sides = np.tile([fold_of_cell != fold for fold in (-2, *folds.numbers)], len(draws))
+    trained = train_readouts(performer, sums, np.tile(labels, len(draws)), sides, logits.shape[1], cfg, folder)
+    encoders = [FittedEncoder(performer, readout) for readout in trained]
+    for fold, encoder in zip(folds.numbers, encoders[1:], strict=True):
         is_called = folds.fold_of_row == fold
-        logits[is_called] = head_logits(fitted, cells[folds.rows[is_called]])
+        logits[is_called] = encoder.logits(sums[folds.rows[is_called]])
+    return encoders[0]
 
 
 def evidence_folds(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -242,10 +260,15 @@ def fill_network(network: CellTypeModel, fitted: Fitted, scales: dict[str, float
         assert network.linear is not None
         network.linear.weight.weight[:-1] = torch.from_numpy(fitted.linear.weight)
         network.linear.bias.copy_(torch.from_numpy(fitted.linear.bias))
-    if fitted.coexpression is not None:
+    if fitted.encoder is not None:
+        vectors_GD = fitted.encoder.performer.vectors_GD
+        readout = fitted.encoder.readout
         assert network.encoder is not None
-        assert fitted.coexpression.head is not None
-        network.encoder.embedding.set_gene_vectors(torch.from_numpy(fitted.coexpression.vectors))
-        network.pool.centre_D.copy_(torch.from_numpy(fitted.coexpression.centre))
-        network.head.load_state_dict(fitted.coexpression.head.state_dict())
+        network.encoder.embedding.set_gene_vectors(vectors_GD)
+        network.head.load_state_dict(readout.head.state_dict())
+        if isinstance(network.encoder, Performer):
+            network.encoder.reader.load_state_dict(readout.reader.state_dict())
+        else:  # layers between tokens, which will be trained, on the pooled encoder
+            assert network.pool is not None
+            network.pool.centre_D.copy_(readout.reader.mean_X)
     network.scale_branches(scales.get("linear", 1.0), scales.get("encoder", 1.0))

@@ -1,6 +1,7 @@
 """The network in torch: from aligned expression to logits, and from a saved model back to a network.
 
-Files in reading order: tokens, batches, encoder (with fused_norm on a GPU), network, inference, load.
+Files in reading order: tokens, batches, performer (the cell reads its genes), encoder (tokens read each other; with
+fused_norm on a GPU), network, inference, load.
 """
 
 from scperformer.network.batches import (
@@ -17,7 +18,7 @@ from scperformer.network.batches import (
     shuffled_batches,
     simulate_conditions,
 )
-from scperformer.network.encoder import Encoder, require_encoder
+from scperformer.network.encoder import Encoder
 from scperformer.network.inference import (
     branch_logits,
     choose_device,
@@ -37,5 +38,6 @@ from scperformer.network.load import (
     rebuild,
     shared_rows,
 )
-from scperformer.network.network import CellTypeModel, Head, LinearBranch, LinearModel, expression_weights
+from scperformer.network.network import CellTypeModel, Head, LinearBranch, LinearModel, Readout, require_encoder
+from scperformer.network.performer import Performer, Reader, expression_weights
 from scperformer.network.tokens import EMBEDDING_STD, Batch, ContinuousEmbedding, log2_bins, mask_token, sinusoids

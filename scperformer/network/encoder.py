@@ -11,10 +11,8 @@ With `tokens.unexpressed=memory`, unexpressed genes are keys and values but not 
 through the layers once for all cells; for each cell, its expressed genes are subtracted from the sums over keys.
 """
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -28,8 +26,6 @@ from scperformer.attention import MECHANISMS, Additive, Attention, KeySums, Size
 from scperformer.base.errors import InputError
 from scperformer.config import ModelConfig, TokensConfig
 from scperformer.network.tokens import Batch, Embedding
-
-log = logging.getLogger(__name__)
 
 # If a cell expresses more than this share of the genes, its unexpressed genes are summed directly: the difference of
 # nearly equal sums would be mostly rounding error.
@@ -396,13 +392,3 @@ class Encoder(nn.Module):
         for layer, (_, k_BHLE, _) in zip(self.stack, self.attention_inputs(batch), strict=False):
             layer.attention.start(k_BHLE, batch.keep_BL, generator)
         self.train(was_training)
-
-
-def require_encoder(tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any]) -> None:
-    """Refuse options of which no encoder can be built, by building a small one; warn of options without effect."""
-    encoder = Encoder(1, tokens, replace(model, depth=1), attention, Generator())
-    if model.gene2vec_path is not None and model.positions != "gene2vec":
-        log.warning("model.gene2vec_path is ignored: model.positions=%s", model.positions)
-    if model.chunk_tokens is not None and encoder.stack[0].chunk_tokens is None:
-        whole = "causal attention" if attention.get("causal") else f"attention={attention['name']}"
-        log.warning("model.chunk_tokens is ignored: %s is computed as a whole", whole)

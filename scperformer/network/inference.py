@@ -23,7 +23,9 @@ from scperformer.base.errors import InputError
 from scperformer.base.memory import KEPT, freed_memory
 from scperformer.model import power_transform
 from scperformer.network.batches import MAX_BATCH_TOKENS, Cells, cells_at, prediction_batches, prefetch, row_subset
+from scperformer.network.encoder import Encoder
 from scperformer.network.network import CellTypeModel
+from scperformer.network.performer import Performer
 from scperformer.network.tokens import Batch
 
 CPU_BATCH_TOKENS = 2**12  # most tokens of a prediction batch on a CPU
@@ -131,7 +133,7 @@ def choose_device(device: str, precision: str = "32-true") -> str:
 @contextmanager
 def seeing_genes_of(network: CellTypeModel, cells: Cells) -> Iterator[None]:
     """Tell the encoder within a block which genes occur in the file of the cells."""
-    if network.encoder is None:
+    if not isinstance(network.encoder, Encoder):
         yield
         return
     network.encoder.measured_G = None if cells.measured is None else torch.from_numpy(cells.measured)
@@ -174,7 +176,7 @@ def predict_cells(
     called with the number of cells of each finished batch.
     """
     num_threads = torch.get_num_threads()
-    if network.has_no_layers:
+    if network.only_sums:
         with torch_state_kept(threads=1), predicting(network):
             return _predict_sums(network, cells.x, num_threads, done)
     if device == "cpu":
@@ -251,7 +253,7 @@ def _predict_sums(
     SciPy adds up the genes of a cell in their order, so the sums do not depend on the other cells.
     """
     linear = network.linear
-    encoder = None if network.linear_alone else network.encoder
+    encoder = network.encoder if isinstance(network.encoder, Performer) and not network.linear_alone else None
     weights: list[tuple[float, np.ndarray]] = []  # of each power of the expression, G x C
     if linear is not None:
         weights_GVC = linear.weight.weight[:-1].detach().unflatten(-1, (len(linear.powers), -1)).numpy()
@@ -271,12 +273,9 @@ def _predict_sums(
                 logits_BC += linear.bias
             embedding_BD = logits_BC
             if encoder is not None:
-                assert encoder.embedding.gene is not None
-                vectors_GD = encoder.embedding.gene.weight[:-1].numpy()
-                pooled_BD = torch.from_numpy(power_transform(some, 1.0) @ vectors_GD) - network.pool.centre_D
-                filled_BD = pad(pooled_BD, (0, 0, 0, -num_cells % head_cells))
-                heads = zip(*map(network.head, filled_BD.split(head_cells)), strict=True)
-                encoder_BC, embedding_BD = (torch.cat(parts)[:num_cells] for parts in heads)
+                filled_BX = pad(torch.from_numpy(encoder.sums_of(some)), (0, 0, 0, -num_cells % head_cells))
+                outputs = [network.head(encoder.from_sums(part_BX)) for part_BX in filled_BX.split(head_cells)]
+                encoder_BC, embedding_BD = (torch.cat(parts)[:num_cells] for parts in zip(*outputs, strict=True))
                 logits_BC = logits_BC + encoder_BC
             if done is not None:
                 done(num_cells)

@@ -3,8 +3,9 @@
 Shape letters: B cells, L tokens, D model width, H heads, E head width, C labels, G genes, V powers of the expression.
 """
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,10 @@ from torch import Generator, Tensor, nn
 from scperformer.config import HeadConfig, ModelConfig, TokensConfig
 from scperformer.model import LENGTH, TINY
 from scperformer.network.encoder import Encoder
+from scperformer.network.performer import Performer, Reader, expression_weights
 from scperformer.network.tokens import Batch
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -28,11 +32,6 @@ class LinearModel:
     def predict(self, x: csr_matrix) -> np.ndarray:
         """Return the index of the label with the largest logit for each cell: int64, N."""
         return np.asarray(x @ self.weight + self.bias).argmax(axis=1)
-
-
-def expression_weights(batch: Batch) -> Tensor:
-    """Return the expression of each token, with each cell scaled to the same Euclidean norm: B x L."""
-    return batch.x_BL * (LENGTH / batch.x_BL.norm(dim=1, keepdim=True).clamp(min=TINY))
 
 
 class Pool(nn.Module):
@@ -87,6 +86,19 @@ class Head(nn.Module):
         return self.labels(hidden_BD), hidden_BD
 
 
+class Readout(nn.Module):
+    """All of the encoder branch that is trained if the encoder is a Performer: from the sums over genes to logits."""
+
+    def __init__(self, reader: Reader, head: Head):
+        super().__init__()
+        self.reader = reader
+        self.head = head
+
+    def forward(self, sums_BX: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
+        logits_BC, _ = self.head(self.reader(sums_BX, k_GD, v_GD))
+        return logits_BC
+
+
 class LinearBranch(nn.Module):
     """The linear branch: logits linear in powers of the expression (see fitting/linear.py) plus a bias; starts at 0."""
 
@@ -135,11 +147,12 @@ class CellTypeModel(nn.Module):
         self.linear_alone = (
             not model.encoder
         )  # also set by loading if the scale of the encoder is 0: it is then not run
-        self.encoder: Encoder | None = None
+        self.encoder: Encoder | Performer | None = None
         if model.encoder:
-            self.encoder = Encoder(num_genes, tokens, model, attention, Generator().manual_seed(seed))
-            self.pool = Pool(head.name, num_genes, model.dim)
-            self.head = Head(self.pool.width, num_labels, head)
+            kind = Performer if model.reads_genes else Encoder
+            self.encoder = kind(num_genes, tokens, model, attention, Generator().manual_seed(seed))
+            self.pool = None if model.reads_genes else Pool(head.name, num_genes, model.dim)
+            self.head = Head(model.dim if self.pool is None else self.pool.width, num_labels, head)
             if model.linear and model.positions != "coexpression":
                 nn.init.zeros_(self.head.labels.weight)
                 nn.init.zeros_(self.head.labels.bias)
@@ -157,8 +170,14 @@ class CellTypeModel(nn.Module):
         seen = (
             batch if seen_by_encoder is None else seen_by_encoder
         )  # in training, some genes may be hidden from the encoder
-        encoder_BC, hidden_BD = self.head(self.pool(self.encoder(seen), seen))
+        encoder_BC, hidden_BD = self.head(self.cell_vectors(seen))
         return linear_BC.to(encoder_BC.device), encoder_BC, hidden_BD
+
+    def cell_vectors(self, batch: Batch) -> Tensor:
+        """Return the vectors of cells that the head gets from the encoder, B x D."""
+        assert self.encoder is not None
+        encoded = self.encoder(batch)
+        return encoded if self.pool is None else self.pool(encoded, batch)
 
     @torch.no_grad()
     def scale_branches(self, linear: float, encoder: float) -> None:
@@ -171,11 +190,9 @@ class CellTypeModel(nn.Module):
             self.head.labels.bias.mul_(encoder)
 
     @property
-    def has_no_layers(self) -> bool:
-        """Whether both branches only sum over the expressed genes of a cell, without layers between its tokens."""
-        if self.encoder is None or self.linear_alone:
-            return True
-        return self.encoder.embedding.expression is None and self.pool.name == "weighted"
+    def only_sums(self) -> bool:
+        """Whether both branches need only sums over the genes of a cell, which are sparse products."""
+        return self.encoder is None or self.linear_alone or isinstance(self.encoder, Performer)
 
     @property
     def needs_own_batch(self) -> bool:
@@ -184,11 +201,11 @@ class CellTypeModel(nn.Module):
         # most a few thousand terms. `Attention.needs_own_batch` decides for the mechanisms.
         if self.encoder is None:
             return False
-        parts = (*self.encoder.layers.modules(), *self.pool.modules(), *self.head.modules())
-        widths = [part.in_features for part in parts if isinstance(part, nn.Linear)]
+        widths = [part.in_features for part in self.modules() if isinstance(part, nn.Linear)]
         widths += [mechanism.sizes.head_dim for mechanism in self.encoder.mechanisms]
         is_odd = any(width % 16 != 0 or width > 4096 for width in widths)
-        return is_odd or self.pool.name == "conv" or any(m.needs_own_batch for m in self.encoder.mechanisms)
+        is_conv = self.pool is not None and self.pool.name == "conv"
+        return is_odd or is_conv or any(mechanism.needs_own_batch for mechanism in self.encoder.mechanisms)
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         """Refuse this number of tokens if the attention does."""
@@ -198,3 +215,16 @@ class CellTypeModel(nn.Module):
     def penalty(self) -> Tensor:
         """Return the weighted sum of the penalties of all layers' attention."""
         return torch.zeros(()) if self.encoder is None else self.encoder.penalty()
+
+
+def require_encoder(tokens: TokensConfig, model: ModelConfig, attention: dict[str, Any]) -> None:
+    """Refuse options of which no encoder can be built, by building a small one; warn of options without effect."""
+    if model.gene2vec_path is not None and model.positions != "gene2vec":
+        log.warning("model.gene2vec_path is ignored: model.positions=%s", model.positions)
+    if model.reads_genes:
+        Performer(1, tokens, model, attention, Generator())
+        return
+    encoder = Encoder(1, tokens, replace(model, depth=1), attention, Generator())
+    if model.chunk_tokens is not None and encoder.stack[0].chunk_tokens is None:
+        whole = "causal attention" if attention.get("causal") else f"attention={attention['name']}"
+        log.warning("model.chunk_tokens is ignored: %s is computed as a whole", whole)

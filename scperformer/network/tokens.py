@@ -129,7 +129,7 @@ class Embedding(nn.Module):
     `model.positions` decides about the gene embedding: `gene` learns it; `sinusoidal` and `gene2vec` (as in scBERT) fix
     it; `none` leaves it out; `coexpression` learns it, starting from given vectors. `set_gene_vectors` sets the vectors
     of `gene2vec` and `coexpression`, which are 0 until then. With `coexpression` the expression embedding starts at 0,
-    and is left out if there are no layers to use it.
+    and is left out if no token is a query.
     """
 
     def __init__(self, num_genes: int, model: ModelConfig, tokens: TokensConfig):
@@ -145,7 +145,7 @@ class Embedding(nn.Module):
             fixed = sinusoids(num_genes + 1, model.dim)
             self.gene.weight.data = fixed if model.positions == "sinusoidal" else torch.zeros_like(fixed)
         self.expression: nn.Module | None = None
-        if is_coexpression and model.depth == 0:
+        if model.reads_genes:
             pass
         elif tokens.name == "continuous":
             self.expression = ContinuousEmbedding(model.dim, starts_at_zero=is_coexpression)

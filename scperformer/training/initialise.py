@@ -17,9 +17,11 @@ from scperformer.config import (
     HeadConfig,
     ModelConfig,
     NetworkConfig,
+    OptimConfig,
     PretrainConfig,
     TokensConfig,
     TrainConfig,
+    TrainerConfig,
 )
 from scperformer.fitting import LinearOptions, choose_linear_options, fit_logistic
 from scperformer.model import INFO, SavedModel, damaged_model, read_model, resolve_model
@@ -29,6 +31,7 @@ from scperformer.network import (
     CellTypeModel,
     Encoder,
     LinearModel,
+    Performer,
     load_encoder,
     prediction_batches,
     read_gene_vectors,
@@ -41,7 +44,7 @@ log = logging.getLogger(__name__)
 
 HEAD_C = 10.0  # inverse penalty of the regression for the head: weak, as it has few inputs, which are standardised
 # Options of `model` that the weights depend on; the others only matter in training.
-SHAPE = ("dim", "depth", "num_heads", "head_dim", "norm", "positions")
+SHAPE = ("dim", "depth", "num_heads", "head_dim", "norm", "positions", "queries")
 Config = TypeVar("Config", TrainConfig, PretrainConfig)
 
 
@@ -78,7 +81,7 @@ def load_init(cfg: NetworkConfig) -> Init | None:
     has_layers = any(name.startswith(f"{ENCODER_PREFIX}layers.") for name in saved.weights)
     if not has_layers or saved.config.get("model", {}).get("positions") == "coexpression":
         has_encoder = any(name.startswith(ENCODER_PREFIX) for name in saved.weights)
-        option = "model=coexpression" if has_encoder else "model.encoder=false"
+        option = "model=performer or pooled" if has_encoder else "model.encoder=false"
         found = f"no encoder to start from in init='{cfg.init}' (trained with {option})"
         raise InputError(found, "a model with an encoder", "choose another, or leave init out")
     if isinstance(cfg, TrainConfig):
@@ -98,7 +101,7 @@ def encoder_options(
     return {"data.target_sum": float(target_sum), **full}
 
 
-def _given(group: ModelConfig | HeadConfig, usual: ModelConfig | HeadConfig) -> dict[str, Any]:
+def _given(group: Any, usual: Any) -> dict[str, Any]:
     """Return the options of a group that differ from the defaults of training."""
     return {name: value for name, value in asdict(group).items() if value != getattr(usual, name)}
 
@@ -109,9 +112,8 @@ def adopt_options(cfg: Config, init: Init | None) -> Config:
     if init is None:
         if cfg.model.encoder:
             require_encoder(cfg.tokens, cfg.model, cfg.attention)
-        has_options = cfg.tokens != TokensConfig() or cfg.attention["name"] != "favor" or cfg.conditions.on
-        if cfg.model.encoder and cfg.model.depth == 0 and has_options:
-            log.warning("attention, tokens and conditions are ignored: the encoder has no layers (choose model=tiny)")
+        if cfg.model.reads_genes and (cfg.tokens != TokensConfig() or cfg.conditions.on):
+            log.warning("tokens and conditions are ignored: the weight of a gene is its expression (choose model=tiny)")
         return cfg
     if not cfg.model.encoder:
         raise InputError("model.encoder=false with init", "an encoder to start", "leave one of the two out")
@@ -124,11 +126,17 @@ def adopt_options(cfg: Config, init: Init | None) -> Config:
         theirs = encoder_options(tokens, model, attention, target_sum)
     except (InputError, KeyError, TypeError) as error:
         raise damaged_model(Path(init.path), "its configuration cannot be read") from error
-    if isinstance(cfg, TrainConfig) and cfg.model.positions == "coexpression":  # the default model, which has no layers
+    if isinstance(cfg, TrainConfig) and cfg.model.positions == "coexpression":  # the default model goes
         usual = TrainConfig(inputs=[""], label_key="")
-        model_options = _given(cfg.model, usual.model)
-        head_options = _given(cfg.head, usual.head)
-        cfg = replace(cfg, model=ModelConfig(**model_options), head=HeadConfig(**head_options))
+        is_usual = cfg.attention == usual.attention
+        cfg = replace(
+            cfg,
+            attention={"name": "favor"} if is_usual else cfg.attention,
+            model=ModelConfig(**_given(cfg.model, usual.model)),
+            head=HeadConfig(**_given(cfg.head, usual.head)),
+            optim=OptimConfig(**_given(cfg.optim, usual.optim)),
+            trainer=TrainerConfig(**_given(cfg.trainer, usual.trainer)),
+        )
     mechanism = {"name": cfg.attention["name"]}
     default = encoder_options(TokensConfig(), ModelConfig(), mechanism, DataConfig().target_sum)
     default["attention.name"] = TrainConfig(inputs=[""], label_key="").attention["name"]
@@ -199,10 +207,14 @@ def start_encoder(encoder: Encoder, genes: list[str], cfg: NetworkConfig, init: 
     return len(known)
 
 
-def start_attention(encoder: Encoder | None, train: Cells, cfg: NetworkConfig) -> None:
-    """Initialise mechanisms whose parameters start from keys, on some training cells; with `init` they are trained."""
-    starts = encoder is not None and any(mechanism.starts_from_keys for mechanism in encoder.mechanisms)
-    if encoder is not None and starts and cfg.init is None:
+def start_attention(encoder: Encoder | Performer | None, train: Cells, cfg: NetworkConfig) -> None:
+    """Initialise mechanisms whose parameters start from keys, on some training cells; with `init` they are trained.
+
+    A Performer starts from the keys of genes, when its vectors are known.
+    """
+    if not isinstance(encoder, Encoder) or cfg.init is not None:
+        return
+    if any(mechanism.starts_from_keys for mechanism in encoder.mechanisms):
         rows = np.random.default_rng(cfg.seed).permutation(len(train))[: cfg.trainer.batch_size]
         encoder.start(train.batch(np.sort(rows)), torch.Generator().manual_seed(cfg.seed))
 
@@ -222,7 +234,7 @@ def start_head(network: CellTypeModel, train: Cells, cfg: TrainConfig) -> None:
         for part, length in prediction_batches(train.lengths, cfg.trainer.batch_size):
             batch = train.batch(part, length)
             rows.append(part)
-            parts.append(network.pool(network.encoder(batch), batch).float().numpy())
+            parts.append(network.cell_vectors(batch).float().numpy())
     network.train()
     seen = np.concatenate(parts)[np.argsort(np.concatenate(rows))]
     mean = seen.mean(0)

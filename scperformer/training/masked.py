@@ -17,6 +17,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy, huber_loss, mse_loss
 
 from scperformer.config import MaskingConfig, PretrainConfig, TokensConfig
+from scperformer.learning import (
+    EncoderLearner,
+    Labelled,
+    StreamedCells,
+    process_factor,
+    run_epochs,
+    validation_batches,
+)
 from scperformer.network import (
     EMBEDDING_STD,
     ENCODER_PREFIX,
@@ -28,9 +36,6 @@ from scperformer.network import (
     mask_token,
     seed_of,
 )
-from scperformer.training.loaders import Labelled, StreamedCells, validation_batches
-from scperformer.training.supervised import EncoderLearner, process_factor
-from scperformer.training.trainer import run_epochs
 
 MASK = "embedding.expression.mask_D"
 PRETRAINING = "pretraining."  # prefix of weights in a model folder that only pretraining uses

@@ -13,10 +13,10 @@ from anndata import AnnData
 from scperformer.cells import Corpus, Sample, make_corpus, read_genes, settle_in_memory
 from scperformer.config import PretrainConfig
 from scperformer.files import checksum, default_output, read_cells
+from scperformer.learning import source_of_cells
 from scperformer.model import ENCODER, SavedModel
 from scperformer.network import Cells, Encoder, gene_means, torch_state_kept
 from scperformer.training.initialise import Init, adopt_options, load_init, start_attention, start_encoder
-from scperformer.training.loaders import source_of_cells
 from scperformer.training.masked import MaskedModel, train_masked
 from scperformer.training.run_folder import (
     Diverged,

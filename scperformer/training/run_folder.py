@@ -35,10 +35,10 @@ from scperformer.base.outputs import (
 from scperformer.base.pictures import PALETTE, draw_reliability, png
 from scperformer.base.signals import RESUME_NOTE
 from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig, yaml_text
+from scperformer.learning import CHECKPOINTS, EPOCHS_TABLE, LAST
 from scperformer.model import INFO, MODEL, SavedModel, write_model
 from scperformer.network import torch_state_kept
 from scperformer.training.initialise import Init
-from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +202,8 @@ def record_start(folder: Path, cfg: NetworkConfig, data: dict[str, Any], files: 
     name = options["attention"]["name"]
     changed = {} if name == default["attention"]["name"] else {"attention": name}
     mechanism, own = attention_options(options["attention"])
-    default["attention"] = asdict(mechanism.Options())
+    is_usual = name == blank.attention["name"]
+    default["attention"] = asdict(attention_options(blank.attention)[1] if is_usual else mechanism.Options())
     options["attention"] = asdict(own)
     known = flat(default)
     for option, value in flat(options).items():
@@ -235,6 +236,9 @@ def record_start(folder: Path, cfg: NetworkConfig, data: dict[str, Any], files: 
         write_json(folder / "provenance.json", provenance)
     groups = ("tokens", "model", "attention", "head" if trains else "masking")
     config = {"target_sum": cfg.data.target_sum, **{group: asdict(cfg)[group] for group in groups}}
+    if trains and cfg.model.reads_genes:  # a model that adapts to a file is trained again
+        steps = {"max_steps": cfg.trainer.max_steps, "batch_size": cfg.trainer.batch_size}
+        config["training"] = {"optim": asdict(cfg.optim), **steps}
     config |= {} if cfg.conditions.genes is None else {"own_totals": True}
     if cfg.model.gene2vec_path is not None:
         config["model"]["gene2vec_path"] = without_folders(cfg.model.gene2vec_path)

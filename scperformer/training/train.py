@@ -40,6 +40,7 @@ from scperformer.fitting import (
     scales_if_significant,
     simulated,
 )
+from scperformer.learning import StreamedCells, source_of_cells
 from scperformer.model import MAX_CELLS, MAX_VALUES, HeldOut, ReferenceCells, SavedModel, sum_of_branches
 from scperformer.network import Cells, CellTypeModel, as_model, branch_logits, gene_means, torch_state_kept
 from scperformer.training.batch_size import with_batch_size
@@ -54,7 +55,6 @@ from scperformer.training.initialise import (
     start_encoder,
     start_head,
 )
-from scperformer.training.loaders import StreamedCells, source_of_cells
 from scperformer.training.run_folder import (
     Diverged,
     checksum_with,
@@ -152,7 +152,7 @@ def train_on(
     if not training.learns and is_helper(cfg):  # the first process fits alone
         return None
 
-    linear_options, fitted = fit(training)
+    linear_options, fitted = fit(training, folder)
     if training.learns:
         reference_cells = None  # frees memory during the training; the same cells are drawn again below
     best_epoch = train_network(training.network, training.cells, training.val, training.cfg, folder)
@@ -230,7 +230,7 @@ def new_network(reference: Reference, cfg: TrainConfig, init: Init | None) -> tu
     options: dict[str, Any] = {"tokens": cfg.tokens, "model": cfg.model, "attention": cfg.attention, "head": cfg.head}
     network = CellTypeModel(len(reference.genes), len(reference.label_names), seed=cfg.seed, **options)
     num_known_genes = 0
-    if network.encoder is not None:
+    if isinstance(network.encoder, Encoder):
         num_known_genes = start_encoder(network.encoder, reference.genes, cfg, init)
     return network, num_known_genes
 
@@ -275,7 +275,7 @@ def facts_about_stored(reference_cells: ReferenceCells | None, cfg: TrainConfig)
 # Fit, score, refit
 
 
-def fit(training: Training) -> tuple[LinearOptions | None, Fitted]:
+def fit(training: Training, folder: Path | None = None) -> tuple[LinearOptions | None, Fitted]:
     """Fit all that is fitted before a training: the start of attention and head, the branches without layers.
 
     Branches that are not trained afterwards also get their scales, from cross-validated calls.
@@ -290,11 +290,10 @@ def fit(training: Training) -> tuple[LinearOptions | None, Fitted]:
         train.x,
         train.known_labels,
         linear_options=linear_options,
-        model=cfg.model,
-        head=cfg.head,
-        seed=cfg.seed,
+        cfg=cfg,
         unlabelled=training.unlabelled,
         with_evidence=not training.learns,
+        folder=folder,
     )
     fill_network(network, fitted, fitted.scales)
     reference = training.reference
@@ -398,9 +397,7 @@ def refit(
             reference.x,
             reference.labels,
             linear_options=linear_options,
-            model=cfg.model,
-            head=cfg.head,
-            seed=cfg.seed,
+            cfg=cfg,
             unlabelled=training.unlabelled,
             with_evidence=False,
         )

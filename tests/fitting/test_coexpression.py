@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 from scipy.sparse import csr_matrix
+from scperformer.fitting.coexpression import fit_heads, head_logits
 
 from scperformer.cells import normalise_counts
 from scperformer.config import HeadConfig
 from scperformer.fitting import CoexpressionEncoder, gene_vectors
-from scperformer.fitting.coexpression import fit_heads, head_logits
 from scperformer.fitting.linear import power_transform
 
 HEAD = HeadConfig(name="weighted", hidden=[16], dropout=0.1)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy.sparse import csr_matrix, vstack
 from scipy.special import log_softmax
+from scperformer.fitting.coexpression import head_logits
 
 from scperformer.base.metrics import cell_losses, negative_log_likelihood, score
 from scperformer.cells import normalise_counts
@@ -17,7 +18,6 @@ from scperformer.fitting import (
     fit_branches,
     scales_if_significant,
 )
-from scperformer.fitting.coexpression import head_logits
 from scperformer.fitting.evidence import LARGEST
 from scperformer.fitting.linear import predict_logits
 from scperformer.network import Cells, CellTypeModel, branch_logits, predict_cells

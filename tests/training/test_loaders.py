@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import sparse
+from scperformer.training.loaders import BLOCK_CELLS, StreamedCells, block_order
 
 from scperformer.base.errors import InputError
 from scperformer.cells import Stream
@@ -13,7 +14,6 @@ from scperformer.config import TokensConfig
 from scperformer.network import Cells, draw_rows, prefetch, shuffled_batches
 from scperformer.network.batches import shared_batches
 from scperformer.training import loaders
-from scperformer.training.loaders import BLOCK_CELLS, StreamedCells, block_order
 
 
 def make_cells(num: int) -> Cells:

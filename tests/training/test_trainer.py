@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
+from scperformer.training.trainer import EPOCHS_TABLE, EpochLog, processes_from
 from support.learning import cells, cfg, last_state, new_network  # noqa: F401 - fixtures
 
 from scperformer.base.errors import InputError
@@ -17,7 +18,6 @@ from scperformer.base.progress import Progress
 from scperformer.config import TrainerConfig
 from scperformer.training import trainer
 from scperformer.training.supervised import Learner, train_network
-from scperformer.training.trainer import EPOCHS_TABLE, EpochLog, processes_from
 
 
 def interrupted(monkeypatch, train, number: int, epoch: int, step: int) -> int:

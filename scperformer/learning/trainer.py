@@ -1,4 +1,8 @@
-"""The loop over epochs, with Lightning: distributed processes, signals, checkpoints, the table of epochs."""
+"""The trainer of a run, with Lightning: devices, distributed processes, signals, checkpoints, logs.
+
+`run_epochs` trains layers for epochs, until held-out cells are called no better; `run_steps` trains for a number of
+steps, with or without a run folder.
+"""
 
 import logging
 import math
@@ -9,8 +13,9 @@ import subprocess
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,6 +27,7 @@ from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
 from pytorch_lightning.strategies.launchers import subprocess_script
+from torch import Tensor
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_time
@@ -29,8 +35,9 @@ from scperformer.base.outputs import new_file
 from scperformer.base.progress import Progress, progress
 from scperformer.base.signals import RESUME_NOTE
 from scperformer.config import NetworkConfig, TrainerConfig
+from scperformer.learning.learner import SeededLearner
+from scperformer.learning.loaders import Loader, StreamedCells, loaders
 from scperformer.network import Cells, fast_cpu
-from scperformer.training.loaders import StreamedCells, loaders
 
 log = logging.getLogger(__name__)
 
@@ -189,16 +196,32 @@ class Interruption(Callback):
         raise SystemExit(128 + number if trainer.is_global_zero else 0)
 
 
-def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path) -> pl.Trainer:
-    """Make the Lightning trainer of a run; refuse a missing GPU, and errors as in `processes_from`."""
+class StepLog(Callback):
+    """Count the steps on the progress bar."""
+
+    def __init__(self, shown: Progress):
+        self.shown = shown
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.shown.update(1)
+
+
+def make_trainer(
+    cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path | None, processes: ClusterEnvironment | None = None
+) -> pl.Trainer:
+    """Make the Lightning trainer of a run; refuse a missing GPU.
+
+    Without a run folder nothing is logged, and no checkpoints are written. `processes` says how processes are started.
+    """
     options = cfg.trainer
     if options.accelerator == "gpu" and not torch.cuda.is_available() and not torch.backends.mps.is_available():
         raise InputError("trainer.accelerator=gpu and no GPU", "a GPU that torch can use", "choose trainer=cpu")
     for library in ("pytorch_lightning", "lightning_fabric"):
         logging.getLogger(library).setLevel(logging.WARNING)
     kinds = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}
-    loggers: list[Logger] = [kind(run_folder, name=name) for name, kind in kinds.items() if getattr(cfg.logger, name)]
-    processes = processes_from(options)
+    loggers: list[Logger] = []
+    if run_folder is not None:
+        loggers = [kind(run_folder, name=name) for name, kind in kinds.items() if getattr(cfg.logger, name)]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The `srun` command is available")  # this advice is for login nodes
         return pl.Trainer(
@@ -213,8 +236,20 @@ def make_trainer(cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path
             enable_model_summary=False,
             enable_progress_bar=False,  # ours numbers epochs from 1 and spans all of them
             use_distributed_sampler=False,  # our loaders deal the batches out to the processes
+            enable_checkpointing=run_folder is not None,
             default_root_dir=run_folder,
         )
+
+
+@contextmanager
+def exit_code_of_signal(checkpoint: Path) -> Iterator[None]:
+    """Say what to do after a signal has stopped a run, and exit with the code that the signal has in a shell."""
+    try:
+        yield
+    except SystemExit as stopped:
+        log.warning("interrupted%s", f"; {RESUME_NOTE}" if checkpoint.is_file() else "")
+        # Lightning exits with code 1 after SIGINT, and with none after SIGTERM, which a shell takes for success.
+        raise SystemExit({1: 130, None: 143}.get(stopped.code, stopped.code)) from None  # type: ignore[arg-type]
 
 
 def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: NetworkConfig, folder: Path) -> int | None:
@@ -237,17 +272,15 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
     checkpoint = where / LAST if (where / LAST).is_file() else None
     with warnings.catch_warnings(), processes_watched(), ExitStack() as fast, bar as shown:
         epochs = EpochLog(folder, len(train), shown)
-        trainer = make_trainer(cfg, [best, stop, epochs, last, Interruption(where / LAST)], folder)
+        callbacks = [best, stop, epochs, last, Interruption(where / LAST)]
+        trainer = make_trainer(cfg, callbacks, folder, processes_from(cfg.trainer))
         fast.enter_context(fast_cpu(trainer.strategy.root_device.type))  # accelerator=auto may be the CPU, too
         # Advice about data-loading workers: ours starts none, on purpose.
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
         try:
             # weights_only: checkpoints hold tensors and plain values; nothing in them is executed.
-            trainer.fit(learner, *loaders(trainer, train, val, cfg), ckpt_path=checkpoint, weights_only=True)
-        except SystemExit as stopped:
-            log.warning("interrupted%s", f"; {RESUME_NOTE}" if (where / LAST).is_file() else "")
-            # Lightning exits with code 1 after SIGINT, and with none after SIGTERM, which a shell takes for success.
-            raise SystemExit({1: 130, None: 143}.get(stopped.code, stopped.code)) from None  # type: ignore[arg-type]
+            with exit_code_of_signal(where / LAST):
+                trainer.fit(learner, *loaders(trainer, train, val, cfg), ckpt_path=checkpoint, weights_only=True)
         except RuntimeError as error:
             if trainer.world_size == 1 or not PEER_LOST.search(str(error)):
                 raise
@@ -258,3 +291,33 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
     network = learner.network.cpu()
     network.load_state_dict({name: saved["state_dict"][f"network.{name}"] for name in network.state_dict()})
     return int(saved["epoch"]) + 1
+
+
+def run_steps(
+    learner: SeededLearner,
+    make: Callable[[int], Iterator[tuple[Tensor, Tensor]]],
+    cfg: NetworkConfig,
+    folder: Path | None,
+) -> str:
+    """Train a learner for `trainer.max_steps` steps in this process, and return the device that trained, as in `cpu`.
+
+    `make` yields the batches from the step with a number on. With a run folder, the loss is logged, and a signal saves
+    the state there and stops the run with SystemExit; it continues from there if it is run again.
+    """
+    num_steps = cfg.trainer.max_steps
+    learner.num_steps = num_steps
+    cfg = replace(cfg, trainer=replace(cfg.trainer, devices=1, num_nodes=1, max_epochs=1))
+    last = None if folder is None else folder / CHECKPOINTS / LAST
+    counted = progress("training the Performer", total=num_steps, unit="steps")
+    bar = counted if cfg.trainer.progress_bar else nullcontext(Progress("", None, ""))
+    with warnings.catch_warnings(), ExitStack() as fast, bar as shown:
+        warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
+        callbacks: list[Callback] = [StepLog(shown)]
+        if last is not None:
+            callbacks += [Interruption(last), ModelCheckpoint(last.parent, save_top_k=0)]
+            fast.enter_context(exit_code_of_signal(last))
+        trainer = make_trainer(cfg, callbacks, folder, LightningEnvironment())
+        fast.enter_context(fast_cpu(trainer.strategy.root_device.type))
+        checkpoint = last if last is not None and last.is_file() else None
+        trainer.fit(learner, Loader(trainer, make, num_steps), ckpt_path=checkpoint, weights_only=True)
+        return trainer.strategy.root_device.type

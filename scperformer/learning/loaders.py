@@ -5,6 +5,7 @@ similar length. An epoch is a function of (seed, epoch) alone, so a run that was
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -87,7 +88,9 @@ class Loader:
     For a GPU they are made ahead in a thread, in pinned memory, so that copying overlaps with computing.
     """
 
-    def __init__(self, trainer: pl.Trainer, make: Callable[[int], Iterator[Labelled]], num_batches: int):
+    def __init__(
+        self, trainer: pl.Trainer, make: Callable[[int], Iterator[tuple[Any, torch.Tensor]]], num_batches: int
+    ):
         self.trainer = trainer
         self.make = make
         self.num_batches = num_batches
@@ -96,7 +99,7 @@ class Loader:
     def __len__(self) -> int:
         return self.num_batches
 
-    def __iter__(self) -> Iterator[Labelled]:
+    def __iter__(self) -> Iterator[tuple[Any, torch.Tensor]]:
         # Not before the first batch is requested: Lightning increments the epoch after it has made the iterator.
         first = self.done
         self.done = 0
