@@ -7,8 +7,8 @@ scales each cell to the same length, so the logits would not change.
 Integrated gradients (Sundararajan et al. 2017, arXiv 1703.01365, equation 1) move the vectors of the expressed genes
 along a straight line from no expression to their values. The contribution of a gene is the product of its change and
 the mean gradient of the logit on the line. The line starts at 0 or, if the encoder also sees unexpressed genes, at the
-vector of the gene with value 0. With `head=weighted`, the weights of the vectors are constant on the line. The line of a
-Performer starts at the mean cell of its training.
+vector of the gene with value 0. With `head=weighted`, the weights of the vectors are constant on the line. The line of
+a Performer starts at the mean cell of its training.
 
 Shape letters: B cells, L tokens, D model width, C labels, V views of the expression, G genes.
 """
