@@ -180,9 +180,8 @@ class ModelConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         by_cell = self.queries == "cell"
-        require(
-            not by_cell or self.positions == "coexpression", "model.queries", "cell", "model.positions=coexpression"
-        )
+        fits = not by_cell or self.positions == "coexpression"
+        require(fits, "model.queries", self.queries, "tokens, or model.positions=coexpression")
         if by_cell:
             self.head_dim = self.dim
         if self.head_dim is None:

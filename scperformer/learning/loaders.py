@@ -88,9 +88,7 @@ class Loader:
     For a GPU they are made ahead in a thread, in pinned memory, so that copying overlaps with computing.
     """
 
-    def __init__(
-        self, trainer: pl.Trainer, make: Callable[[int], Iterator[tuple[Any, torch.Tensor]]], num_batches: int
-    ):
+    def __init__(self, trainer: pl.Trainer, make: Callable[[int], Iterator[Any]], num_batches: int):
         self.trainer = trainer
         self.make = make
         self.num_batches = num_batches

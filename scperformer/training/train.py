@@ -42,7 +42,7 @@ from scperformer.fitting import (
 )
 from scperformer.learning import StreamedCells, source_of_cells
 from scperformer.model import MAX_CELLS, MAX_VALUES, HeldOut, ReferenceCells, SavedModel, sum_of_branches
-from scperformer.network import Cells, CellTypeModel, as_model, branch_logits, gene_means, torch_state_kept
+from scperformer.network import Cells, CellTypeModel, Encoder, as_model, branch_logits, gene_means, torch_state_kept
 from scperformer.training.batch_size import with_batch_size
 from scperformer.training.initialise import (
     Init,
