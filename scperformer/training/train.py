@@ -297,10 +297,11 @@ def fit(training: Training, folder: Path | None = None) -> tuple[LinearOptions |
     )
     fill_network(network, fitted, fitted.scales)
     reference = training.reference
-    text = "training on %d cells, validating on %d: %d genes, %d labels, %d parameters, attention %s"
+    text = "training on %d cells, validating on %d: %d genes, %d labels, %d parameters, %s"
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
     sizes = len(training.cells), len(training.val), len(reference.genes), len(reference.counts), num_parameters
-    log.info(text, *sizes, cfg.attention["name"])
+    has_attention = network.encoder is not None and bool(network.encoder.mechanisms)
+    log.info(text, *sizes, f"attention {cfg.attention['name']}" if has_attention else "no attention")
     return linear_options, fitted
 
 
@@ -414,7 +415,7 @@ def refit(
 def log_scores(metrics: dict[str, Any]) -> None:
     """Log the scores of the model beside those of logistic regression."""
     best_epoch = metrics["best_epoch"]
-    how = f"best epoch {best_epoch}" if best_epoch else "fitted, without training"
+    how = f"best epoch {best_epoch}" if best_epoch else "scales from out-of-fold calls"
     ours = metrics["model"]
     baseline = metrics["baseline"]
     text = "%s (%s): accuracy %.3f, macro-F1 %.3f on %d validation cells; logistic regression %.3f, %.3f"
