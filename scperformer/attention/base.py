@@ -21,6 +21,7 @@ class Sizes:
     num_heads: int  # H
     head_dim: int  # E
     length: int  # positions of a cell at most: the genes of the model and the special position
+    keys_of_genes: bool = False  # only `read_genes` is used
 
 
 class AttentionOptions(Options):

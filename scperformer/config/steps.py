@@ -131,10 +131,6 @@ def _performer() -> groups.ModelConfig:
     return groups.ModelConfig(positions="coexpression", queries="cell", feedforward=False, dropout=0.5)
 
 
-def _attention_of_performer() -> dict[str, Any]:
-    return {"name": "favor", "projection": "kmeans", "num_features": 16}
-
-
 def _optim_of_performer() -> groups.OptimConfig:
     return groups.OptimConfig(lr=5e-3, weight_decay=0.05, label_smoothing=0.05, gradient_clip=0.0)
 
@@ -158,7 +154,6 @@ class TrainConfig(NetworkConfig):
     # tissue of the reference, such as blood; the model card and `models list` show it
     tissue: str | None = option(None, LINE)
     model: groups.ModelConfig = field(default_factory=_performer)
-    attention: dict[str, Any] = field(default_factory=_attention_of_performer)
     optim: groups.OptimConfig = field(default_factory=_optim_of_performer)
     trainer: groups.TrainerConfig = field(default_factory=lambda: groups.TrainerConfig(batch_size=128))
     head: groups.HeadConfig = field(default_factory=_weighted_head)

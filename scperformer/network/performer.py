@@ -78,7 +78,7 @@ class Reader(nn.Module):
         self.layers = nn.ModuleList(self.stack)
         width = 0
         if model.depth:
-            sizes = Sizes(num_heads=model.num_heads, head_dim=model.dim, length=num_genes + 1)
+            sizes = Sizes(num_heads=model.num_heads, head_dim=model.dim, length=num_genes + 1, keys_of_genes=True)
             # Its parameters are not trained: the sums over the genes, which are computed once, depend on them.
             self.attention = make_attention(attention, sizes, generator).requires_grad_(False)
             if not self.attention.reads_genes:

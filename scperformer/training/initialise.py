@@ -128,10 +128,8 @@ def adopt_options(cfg: Config, init: Init | None) -> Config:
         raise damaged_model(Path(init.path), "its configuration cannot be read") from error
     if isinstance(cfg, TrainConfig) and cfg.model.positions == "coexpression":  # the default model goes
         usual = TrainConfig(inputs=[""], label_key="")
-        is_usual = cfg.attention == usual.attention
         cfg = replace(
             cfg,
-            attention={"name": "favor"} if is_usual else cfg.attention,
             model=ModelConfig(**_given(cfg.model, usual.model)),
             head=HeadConfig(**_given(cfg.head, usual.head)),
             optim=OptimConfig(**_given(cfg.optim, usual.optim)),
