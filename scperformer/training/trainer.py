@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 from unittest.mock import patch
 
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 EPOCHS_TABLE = "metrics.csv"
 CHECKPOINTS = "checkpoints"
 LAST = "last.ckpt"
+VERSIONS = {"torch": "torch_version", "pytorch-lightning": "pytorch-lightning_version"}  # their keys in a checkpoint
 TRAINER_OPTIONS = ("devices", "num_nodes", "max_epochs")  # as in Lightning
 # Messages of gloo and NCCL when another process has ended.
 PEER_LOST = re.compile("(?i)(closed|reset) by (remote )?peer|connection (was )?(closed|reset)|remote process exited")
@@ -137,6 +139,23 @@ def processes_watched() -> Iterator[None]:
                 torch.distributed.destroy_process_group()
 
 
+def checkpoint_problem(checkpoint: Path) -> str:
+    """Return why a run cannot be continued from a checkpoint; "" if it can.
+
+    Other versions of torch and Lightning may read it, but do not repeat the lost part of the run exactly.
+    """
+    try:
+        saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        written = {name: str(saved[key]) for name, key in VERSIONS.items()}
+    except (EOFError, KeyError, OSError, RuntimeError, TypeError, ValueError, UnpicklingError):
+        return f"a damaged checkpoint ({checkpoint.name})"
+    here = {"torch": str(torch.__version__), "pytorch-lightning": pl.__version__}
+    for name, theirs in written.items():
+        if theirs.split(".")[:2] != here[name].split(".")[:2]:
+            return f"a checkpoint of {name} {theirs} (installed: {here[name]})"
+    return ""
+
+
 class EpochLog(Callback):
     """Log a line for each epoch, write the table of epochs, and count cells; a resumed run continues the table."""
 
@@ -152,6 +171,9 @@ class EpochLog(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.epochs = state_dict["epochs"]
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
+        checkpoint[VERSIONS["torch"]] = str(torch.__version__)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.on_train_epoch_start(trainer, pl_module)  # a run resumed within an epoch does not call it
