@@ -21,7 +21,7 @@ from statistics import median
 
 import torch
 from machine import machine
-from scperformer.training.loaders import StreamedCells
+from scperformer.learning.loaders import StreamedCells
 from speed import in_new_process, resample, run
 
 from scperformer.cells import Corpus, make_corpus

@@ -35,7 +35,7 @@ from scperformer.base.outputs import (
 from scperformer.base.pictures import PALETTE, draw_reliability, png
 from scperformer.base.signals import RESUME_NOTE
 from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig, yaml_text
-from scperformer.learning import CHECKPOINTS, EPOCHS_TABLE, LAST
+from scperformer.learning import CHECKPOINTS, EPOCHS_TABLE, LAST, checkpoint_problem
 from scperformer.model import INFO, MODEL, SavedModel, write_model
 from scperformer.network import torch_state_kept
 from scperformer.training.initialise import Init
@@ -136,7 +136,8 @@ def differences(cfg: NetworkConfig, folder: Path, checksum: str) -> tuple[dict[s
 def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
     """Open the run folder `<output>.run`: empty, or (`resume`) with the checkpoints of the same run, cut off before.
 
-    The number of epochs and the patience of a run that is resumed may be larger than before.
+    The number of epochs and the patience of a run that is resumed may be larger than before. Checkpoints that are
+    damaged or of other versions of torch and Lightning are refused; with `overwrite` the run starts again.
     """
     folder = run_folder_of(output)
     if is_helper(cfg):
@@ -149,6 +150,7 @@ def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
         named = [f"{name}={new}, was {old}" for name, (old, new) in changed.items() if name not in raised]
         others = [f"other options ({'; '.join(named)})"] if named else []
         others += ["another reference"] if other_data else []
+        others += filter(None, map(checkpoint_problem, sorted((folder / CHECKPOINTS).glob("*.ckpt"))))
         differ = " and ".join(others)
         if cfg.resume and not differ:
             log.info("continuing the run in %s", folder)

@@ -12,7 +12,7 @@ from scperformer.cells.splits import group_split, split_cells, split_values, str
 from scperformer.config import DataConfig, make_config
 from scperformer.model import read_model
 from scperformer.network import Cells
-from scperformer.training import loaders
+from scperformer.learning import loaders
 from scperformer.training import train as training
 
 FAST = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none", "data.min_genes=0"]

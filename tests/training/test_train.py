@@ -19,6 +19,8 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+import pytorch_lightning as pl
+import torch
 import yaml
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
@@ -300,11 +302,52 @@ def test_a_tissue_that_is_no_name_is_refused(tissue):
         config("x", f"tissue={tissue}")
 
 
+def write_checkpoint(folder: Path, name: str = "last", **versions: str) -> Path:
+    """Write a checkpoint as Lightning does, but without content."""
+    path = folder / "checkpoints" / f"{name}.ckpt"
+    path.parent.mkdir(exist_ok=True)
+    here = {"torch_version": str(torch.__version__), "pytorch-lightning_version": pl.__version__}
+    torch.save(here | versions, path)
+    return path
+
+
+BROKEN = {
+    "cut off": (lambda path: path.write_bytes(path.read_bytes()[:100]), r"a damaged checkpoint \(last\.ckpt\)"),
+    "empty": (lambda path: path.write_bytes(b""), r"a damaged checkpoint \(last\.ckpt\)"),
+    "no checkpoint": (lambda path: path.write_text("hello"), r"a damaged checkpoint \(last\.ckpt\)"),
+    "other content": (lambda path: torch.save([1], path), r"a damaged checkpoint \(last\.ckpt\)"),
+    "older torch": (
+        lambda path: write_checkpoint(path.parents[1], torch_version="1.9.0"),
+        r"a checkpoint of torch 1\.9\.0 \(installed: .+\)",
+    ),
+    "older Lightning": (
+        lambda path: write_checkpoint(path.parents[1], **{"pytorch-lightning_version": "1.8.6"}),
+        r"a checkpoint of pytorch-lightning 1\.8\.6 \(installed: .+\)",
+    ),
+    "best": (lambda path: path.with_name("best.ckpt").write_bytes(b""), r"a damaged checkpoint \(best\.ckpt\)"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_checkpoint_that_cannot_be_continued_is_refused(case, tmp_path, caplog):
+    change, found = BROKEN[case]
+    folder = open_run(config("x"), tmp_path / "model", "checksum")
+    path = write_checkpoint(folder)
+    assert open_run(config("x", "resume=true"), tmp_path / "model", "checksum") == folder
+    change(path)
+    with pytest.raises(InputError, match=f"an unfinished run with {found} in .*: overwrite=true starts again"):
+        open_run(config("x", "resume=true"), tmp_path / "model", "checksum")
+    assert path.is_file()
+    with caplog.at_level("INFO", logger="scperformer"):
+        open_run(config("x", "resume=true", "overwrite=true"), tmp_path / "model", "checksum")
+    assert re.search(f"has {found}: starting anew", caplog.text)
+    assert not path.exists()
+
+
 def test_unfinished_runs_are_neither_lost_nor_mixed(tmp_path, caplog):
     cfg, output = config("x"), tmp_path / "model"
     folder = open_run(cfg, output, "checksum")
-    (folder / "checkpoints").mkdir()
-    (folder / "checkpoints" / "last.ckpt").write_bytes(b"state")
+    write_checkpoint(folder)
     with pytest.raises(InputError, match=r"an unfinished run in .*resume=true"):
         open_run(cfg, output, "checksum")
     cfg.resume = True
@@ -328,8 +371,7 @@ def test_unfinished_runs_are_neither_lost_nor_mixed(tmp_path, caplog):
 def test_epochs_and_patience_can_be_raised(tmp_path, caplog):
     output = tmp_path / "model"
     folder = open_run(config("x", "trainer.max_epochs=4", "trainer.patience=2"), output, "checksum")
-    (folder / "checkpoints").mkdir()
-    (folder / "checkpoints" / "last.ckpt").write_bytes(b"state")
+    write_checkpoint(folder)
     with caplog.at_level("INFO", logger="scperformer"):
         more = config("x", "trainer.max_epochs=6", "trainer.patience=3", "resume=true")
         assert open_run(more, output, "checksum") == folder
@@ -391,8 +433,7 @@ def test_nothing_to_resume_is_said(tmp_path, caplog):
 def test_a_helping_process_leaves_the_run_folder_to_the_first(tmp_path, monkeypatch, variable):
     options = ["trainer=ddp", "trainer.accelerator=cpu"]
     first = open_run(config("x", *options), tmp_path / "model", "checksum")
-    (first / "checkpoints").mkdir()
-    (first / "checkpoints" / "last.ckpt").write_bytes(b"state")
+    write_checkpoint(first)
     monkeypatch.setenv(variable, "1")
     assert open_run(config("x", *options), tmp_path / "model", "checksum") == first
     assert (first / "checkpoints" / "last.ckpt").is_file()

@@ -10,14 +10,15 @@ import pandas as pd
 import pytest
 import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
-from scperformer.training.trainer import EPOCHS_TABLE, EpochLog, processes_from
+from scperformer.learning.trainer import EPOCHS_TABLE, EpochLog, processes_from
 from support.learning import cells, cfg, last_state, new_network  # noqa: F401 - fixtures
 
 from scperformer.base.errors import InputError
 from scperformer.base.progress import Progress
 from scperformer.config import TrainerConfig
-from scperformer.training import trainer
+from scperformer.learning import trainer
 from scperformer.training.supervised import Learner, train_network
+from scperformer.learning.trainer import EPOCHS_TABLE, Device, EpochLog, device_of, processes_from
 
 
 def interrupted(monkeypatch, train, number: int, epoch: int, step: int) -> int:
@@ -38,7 +39,8 @@ def interrupted(monkeypatch, train, number: int, epoch: int, step: int) -> int:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="auto takes the GPU")
 @pytest.mark.parametrize("accelerator", ["cpu", "auto"])
-def test_a_cpu_trains_fast_however_it_was_chosen(accelerator, cells, cfg, tmp_path, monkeypatch):
+def test_a_cpu_trains_fast_however_it_was_chosen(accelerator, cells, cfg, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="scperformer")
     devices = []
     original = trainer.fast_cpu
     monkeypatch.setattr(trainer, "fast_cpu", lambda device: devices.append(device) or original(device))
@@ -46,6 +48,54 @@ def test_a_cpu_trains_fast_however_it_was_chosen(accelerator, cells, cfg, tmp_pa
     train, val, _ = cells
     train_network(new_network(cells, options), train, val, options, tmp_path)
     assert devices == ["cpu"]
+    reason = {"cpu": "trainer.accelerator=cpu", "auto": "no GPU that torch can use"}[accelerator]
+    assert f"training on cpu: {reason}, 32-true" in caplog.messages
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Make a machine with GPUs of NVIDIA, or one of Apple."""
+
+    def make(num_gpus: int = 0, bfloat16: bool = True, is_apple: bool = False) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bfloat16)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: is_apple)
+
+    return make
+
+
+DEVICES = {
+    "no GPU": ({}, {}, Device("cpu", "32-true", "no GPU that torch can use")),
+    "a GPU": ({"num_gpus": 1}, {}, Device("cuda", "bf16-mixed", "NVIDIA H100")),
+    "an old GPU": ({"num_gpus": 1, "bfloat16": False}, {}, Device("cuda", "32-true", "NVIDIA H100")),
+    "a Mac": ({"is_apple": True}, {}, Device("mps", "32-true", "Apple GPU")),
+    "precision given, GPU": ({"num_gpus": 1}, {"precision": "32-true"}, Device("cuda", "32-true", "NVIDIA H100")),
+    "precision given, CPU": (
+        {},
+        {"precision": "bf16-mixed"},
+        Device("cpu", "bf16-mixed", "no GPU that torch can use"),
+    ),
+    "CPU given": ({"num_gpus": 1}, {"accelerator": "cpu"}, Device("cpu", "32-true", "trainer.accelerator=cpu")),
+    "processes on the CPU": ({}, {"devices": 2}, Device("cpu", "32-true", "no GPU that torch can use")),
+}
+
+
+@pytest.mark.parametrize("case", DEVICES)
+def test_a_gpu_trains_where_there_is_one(case, machine):
+    kinds, options, device = DEVICES[case]
+    machine(**kinds)
+    assert device_of(TrainerConfig(**options)) == device
+
+
+def test_a_missing_gpu_is_refused(machine):
+    machine()
+    with pytest.raises(InputError, match=r"accelerator=gpu and no GPU; .* choose trainer=cpu"):
+        device_of(TrainerConfig(accelerator="gpu"))
+    machine(num_gpus=1)
+    with pytest.raises(InputError, match=r"trainer\.devices=2 and 1 GPU; expected a GPU for each process"):
+        device_of(TrainerConfig(devices=2))
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def test_many_small_samples_share_jobs(user: Path) -> None:
     assert "predict f.h5ad g.h5ad model_path=model" in said
 
 
-GPUS = {0: "overwrite=true  trainer.threads", 1: "trainer=gpu trainer.threads"}
+GPUS = {0: "trainer=cpu trainer.threads", 1: "trainer=gpu trainer.threads"}
 GPUS[2] = "trainer=gpu trainer.devices=2 trainer.threads"
 
 
