@@ -30,11 +30,11 @@ import torch
 from machine import machine, peak_gb
 from performer import LENGTH, our_layers, performer, run_ours
 from scipy import sparse
-from scperformer.learning.trainer import EPOCHS_TABLE
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from scperformer.config import TrainConfig, make_config
+from scperformer.learning.trainer import EPOCHS_TABLE
 from scperformer.network import Cells, CellTypeModel, predict_cells
 from scperformer.training.batch_size import with_batch_size
 from scperformer.training.supervised import train_network

@@ -97,15 +97,19 @@ class Attention(nn.Module):
         return False
 
     @property
+    def size(self) -> int | None:
+        """The number that trades cost for accuracy, such as that of features per head; None: there is none."""
+        return self.size_option and getattr(self.options, self.size_option)
+
+    @property
     def needs_own_batch(self) -> bool:
         """Whether a cell needs a batch of its own; else the last bits of its result would depend on other cells.
 
         Unless a cell's part of a tensor fills whole cache lines, the cells of a batch are aligned differently in
         memory, and products of small matrices are then summed in different orders.
         """
-        size = self.size_option and getattr(self.options, self.size_option)
         # causal mechanisms process pieces of the tokens, and the last piece may have any length
-        return self.is_causal or (size is not None and size % 16 != 0)
+        return self.is_causal or (self.size is not None and self.size % 16 != 0)
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         """Refuse more tokens than the mechanism can process: with `fixed_length`, more than it has positions."""

@@ -201,6 +201,10 @@ class Favor(Additive):
         if not any(buffer.is_meta for buffer in self.buffers()):  # on the meta device there is nothing to draw
             self.redraw(generator)
 
+    @property
+    def size(self) -> int | None:
+        return len(self.directions_ME) if hasattr(self, "directions_ME") else self.options.num_features
+
     @torch.no_grad()
     def redraw(self, generator: torch.Generator) -> None:
         if self.projection == "fastfood":

@@ -14,4 +14,12 @@ from scperformer.learning.learner import (
     variability,
 )
 from scperformer.learning.loaders import Labelled, Loader, StreamedCells, loaders, source_of_cells, validation_batches
-from scperformer.learning.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST, checkpoint_problem, make_trainer, run_epochs, run_steps
+from scperformer.learning.trainer import (
+    CHECKPOINTS,
+    EPOCHS_TABLE,
+    LAST,
+    checkpoint_problem,
+    make_trainer,
+    run_epochs,
+    run_steps,
+)

@@ -19,10 +19,10 @@ from torch.profiler import ProfilerActivity, profile
 from scperformer.base.errors import InputError
 from scperformer.base.messages import GIB, in_bytes
 from scperformer.config import AUTO, TrainConfig
+from scperformer.learning import device_of
 from scperformer.network import Cells, CellTypeModel
 from scperformer.training.run_folder import RECORD, is_helper, read_record, write_json
 from scperformer.training.supervised import Learner
-from scperformer.training.trainer import device_of
 
 log = logging.getLogger(__name__)
 

@@ -10,15 +10,14 @@ import pandas as pd
 import pytest
 import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
-from scperformer.learning.trainer import EPOCHS_TABLE, EpochLog, processes_from
 from support.learning import cells, cfg, last_state, new_network  # noqa: F401 - fixtures
 
 from scperformer.base.errors import InputError
 from scperformer.base.progress import Progress
 from scperformer.config import TrainerConfig
 from scperformer.learning import trainer
-from scperformer.training.supervised import Learner, train_network
 from scperformer.learning.trainer import EPOCHS_TABLE, Device, EpochLog, device_of, processes_from
+from scperformer.training.supervised import Learner, train_network
 
 
 def interrupted(monkeypatch, train, number: int, epoch: int, step: int) -> int:
