@@ -112,8 +112,8 @@ def adopt_options(cfg: Config, init: Init | None) -> Config:
     if init is None:
         if cfg.model.encoder:
             require_encoder(cfg.tokens, cfg.model, cfg.attention)
-        if cfg.model.reads_genes and (cfg.tokens != TokensConfig() or cfg.conditions.on):
-            log.warning("tokens and conditions are ignored: the weight of a gene is its expression (choose model=tiny)")
+        if cfg.model.reads_genes:
+            _warn_of_ignored_options(cfg)
         return cfg
     if not cfg.model.encoder:
         raise InputError("model.encoder=false with init", "an encoder to start", "leave one of the two out")
@@ -149,6 +149,21 @@ def adopt_options(cfg: Config, init: Init | None) -> Config:
     model = replace(cfg.model, **shape)
     require_encoder(tokens, model, attention)
     return replace(cfg, data=data, tokens=tokens, model=model, attention=dict(attention))
+
+
+def _warn_of_ignored_options(cfg: NetworkConfig) -> None:
+    """Log the options that a Performer, or the pooled encoder, does not have: it is trained on sums over genes."""
+    changed = {
+        "tokens": cfg.tokens != TokensConfig(),
+        "conditions": cfg.conditions.on,
+        "attention": cfg.model.depth == 0 and cfg.attention["name"] != "favor",
+        "trainer.max_epochs": cfg.trainer.max_epochs != TrainerConfig.max_epochs,
+        "trainer.patience": cfg.trainer.patience != TrainerConfig.patience,
+        "trainer.devices": cfg.trainer.devices * cfg.trainer.num_nodes > 1,
+    }
+    if ignored := [name for name, is_changed in changed.items() if is_changed]:
+        text = "%s: no effect with model=performer or pooled, which is trained for trainer.max_steps=%d by one process"
+        log.warning(text, ", ".join(ignored), cfg.trainer.max_steps)
 
 
 def in_order_of_init(reference: Reference, init: Init | None) -> Reference:

@@ -319,9 +319,17 @@ def test_heads_with_hidden_layers_and_networks_without_init_stay_as_they_are(cou
 
 
 @pytest.mark.parametrize(
-    ("option", "is_said"),
-    [("attention=softmax", True), ("tokens=bins", True), ("conditions=full", True), ("seed=1", False)],
+    ("words", "ignored"),
+    [
+        ("model=pooled attention=softmax", "attention"),
+        ("tokens=bins conditions=full", "tokens, conditions"),
+        ("trainer.max_epochs=5 trainer.devices=2", "trainer.max_epochs, trainer.devices"),
+        ("attention=softmax seed=1", None),
+        ("model=tiny tokens=bins", None),
+    ],
 )
-def test_options_of_layers_are_said_to_be_ignored_without_layers(option, is_said, caplog):
-    adopt_options(make_config("train", ["inputs=[a.h5ad]", "label_key=x", option]))
-    assert ("are ignored: the encoder has no layers" in caplog.text) == is_said
+def test_options_without_effect_are_named(words, ignored, caplog):
+    adopt_options(make_config("train", ["inputs=[a.h5ad]", "label_key=x", *words.split()]), None)
+    said = "no effect with model=performer or pooled, which is trained for trainer.max_steps=600 by one process"
+    assert (said in caplog.text) == (ignored is not None)
+    assert ignored is None or f"{ignored}: {said}" in caplog.text
