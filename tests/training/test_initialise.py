@@ -329,7 +329,7 @@ def test_heads_with_hidden_layers_and_networks_without_init_stay_as_they_are(cou
     ],
 )
 def test_options_without_effect_are_named(words, ignored, caplog):
-    adopt_options(make_config("train", ["inputs=[a.h5ad]", "label_key=x", *words.split()]), None)
+    adopt_options(make_config("train", ["inputs=[a.h5ad]", "label_key=x", *words.split()]))
     said = "no effect with model=performer or pooled, which is trained for trainer.max_steps=600 by one process"
     assert (said in caplog.text) == (ignored is not None)
     assert ignored is None or f"{ignored}: {said}" in caplog.text
