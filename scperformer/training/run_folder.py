@@ -38,7 +38,7 @@ from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig, yaml_
 from scperformer.model import INFO, MODEL, SavedModel, write_model
 from scperformer.network import torch_state_kept
 from scperformer.training.initialise import Init
-from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST, checkpoint_problem
+from scperformer.training.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST, checkpoint_problem, require_loggers
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ RELIABILITY = "reliability.png"
 NAMES = (
     *(RECORD, "config.yaml", "provenance.json", "metrics.json", CURVE, EPOCHS_TABLE, ".scperformer-*"),
     *(CHECKPOINTS, f"{CHECKPOINTS}/*", "csv", "csv/*", "tensorboard", "tensorboard/*"),
+    *("wandb", "wandb/*", "mlflow.db"),
 )
 RUN = FolderKind("the run of a training", more=NAMES, unmarked=NAMES)
 RAISABLE = ("trainer.max_epochs", "trainer.patience")  # a resumed run may have larger values of these
@@ -278,7 +279,11 @@ def is_finished(cfg: NetworkConfig, output: Path, checksum: str) -> bool:
 
 
 def require_place(cfg: NetworkConfig, output: Path) -> None:
-    """Refuse an output that exists, unless it is replaced or resumed, and a run folder that no training has made."""
+    """Refuse an output that exists, unless it is replaced or resumed, and a run folder that no training has made.
+
+    Also refuse logs for which a library is missing.
+    """
+    require_loggers(cfg.logger)
     if not is_helper(cfg):
         require_own_run(output)
     may_be_finished = cfg.resume and (output / INFO).is_file() and bool(read_record(run_folder_of(output)))
