@@ -113,7 +113,7 @@ def explain_cells(
     with torch_state_kept(threads=1):
         sample = _draw_sample(adapted, codes, facts, cfg, path)
         network = adapted.model.network
-        if network.encoder is not None and network.encoder.stack and not network.linear_alone:
+        if network.encoder is not None and network.encoder.stack:
             text = "%s: layers of attention take up to seconds for each of the %d cells (cells=10: fewer)"
             log.info(text, path, len(sample.rows))
         measured = adapted.query.measured

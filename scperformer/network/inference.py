@@ -251,7 +251,7 @@ def _predict_sums(
     SciPy adds up the genes of a cell in their order, so the sums do not depend on the other cells.
     """
     linear = network.linear
-    encoder = None if network.linear_alone else network.encoder
+    encoder = network.encoder
     weights: list[tuple[float, np.ndarray]] = []  # of each power of the expression, G x C
     if linear is not None:
         weights_GVC = linear.weight.weight[:-1].detach().unflatten(-1, (len(linear.powers), -1)).numpy()

@@ -132,9 +132,6 @@ class CellTypeModel(nn.Module):
         self.num_labels = num_labels
         self.linear = LinearBranch(num_genes, num_labels, model.linear_powers) if model.linear else None
         self.has_both = model.linear and model.encoder
-        self.linear_alone = (
-            not model.encoder
-        )  # also set by loading if the scale of the encoder is 0: it is then not run
         self.encoder: Encoder | None = None
         if model.encoder:
             self.encoder = Encoder(num_genes, tokens, model, attention, Generator().manual_seed(seed))
@@ -152,7 +149,7 @@ class CellTypeModel(nn.Module):
     def branches(self, batch: Batch, seen_by_encoder: Batch | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the logits of the linear branch and of the encoder (0 for a missing branch), and the embeddings."""
         linear_BC = torch.zeros(()) if self.linear is None else self.linear(batch)
-        if self.encoder is None or self.linear_alone:
+        if self.encoder is None:
             return linear_BC, torch.zeros_like(linear_BC), linear_BC
         seen = (
             batch if seen_by_encoder is None else seen_by_encoder
@@ -173,7 +170,7 @@ class CellTypeModel(nn.Module):
     @property
     def has_no_layers(self) -> bool:
         """Whether both branches only sum over the expressed genes of a cell, without layers between its tokens."""
-        if self.encoder is None or self.linear_alone:
+        if self.encoder is None:
             return True
         return self.encoder.embedding.expression is None and self.pool.name == "weighted"
 
@@ -192,7 +189,7 @@ class CellTypeModel(nn.Module):
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         """Refuse this number of tokens if the attention does."""
-        if self.encoder is not None and not self.linear_alone:
+        if self.encoder is not None:
             self.encoder.require_length(num_tokens, where)
 
     def penalty(self) -> Tensor:
