@@ -176,7 +176,7 @@ def predict_cells(
     called with the number of cells of each finished batch.
     """
     num_threads = torch.get_num_threads()
-    if network.only_sums and (device == "cpu" or network.linear_alone):
+    if network.only_sums and (device == "cpu" or network.encoder is None):
         with torch_state_kept(threads=1), predicting(network):
             return _predict_sums(network, cells.x, num_threads, done)
     if device == "cpu":
@@ -253,7 +253,7 @@ def _predict_sums(
     SciPy adds up the genes of a cell in their order, so the sums do not depend on the other cells.
     """
     linear = network.linear
-    encoder = network.encoder if isinstance(network.encoder, Performer) and not network.linear_alone else None
+    encoder = network.encoder if isinstance(network.encoder, Performer) else None
     weights: list[tuple[float, np.ndarray]] = []  # of each power of the expression, G x C
     if linear is not None:
         weights_GVC = linear.weight.weight[:-1].detach().unflatten(-1, (len(linear.powers), -1)).numpy()

@@ -1,5 +1,6 @@
 """An encoder as the start of another: options, weights by gene, what learns on, and refusals."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from scperformer.model import read_model, write_model
 from scperformer.network import Cells, Encoder, load_encoder, sinusoids
 from scperformer.training import initialise, train
 from scperformer.training.initialise import load_init, place_new_genes, start_head
+from scperformer.training.supervised import Learner
 
 FAST = ["data.min_genes=0", "logger=none", "trainer.max_epochs=1"]
 SHAPE = ["tokens=bins", "model.dim=16", "model.depth=2", "attention=softmax"]
@@ -295,7 +297,8 @@ def with_init(counts_adata, init, *overrides):
 
 @pytest.mark.parametrize(("head", "linear"), [("mean", True), ("cls", False)])
 def test_logits_are_those_of_logistic_regression(counts_adata, tiny_model, head, linear):
-    network, cells, cfg = with_init(counts_adata, tiny_model, f"head={head}", f"model.linear={linear}")
+    as_they_are = ["model.gene_dropout=0", "model.dropout=0"]
+    network, cells, cfg = with_init(counts_adata, tiny_model, f"head={head}", f"model.linear={linear}", *as_they_are)
     batch = cells.batch(np.arange(len(cells)))
     with torch.no_grad():
         seen = network.eval().pool(network.encoder(batch), batch).numpy()
@@ -308,6 +311,20 @@ def test_logits_are_those_of_logistic_regression(counts_adata, tiny_model, head,
         _, encoder, _ = network.branches(batch)
     np.testing.assert_allclose(encoder, wanted, atol=1e-2 * np.abs(wanted).max())  # both stop at a small gradient
     assert (wanted.argmax(1) == cells.known_labels).mean() > 0.8  # a third would be right by chance
+
+
+@pytest.mark.parametrize("overrides", [["conditions=full"], ["model.gene_dropout=0", "model.dropout=0.5"]], ids=str)
+def test_the_first_losses_are_about_those_of_a_network_that_starts_at_zero(counts_adata, pretrained, overrides):
+    """After a short pretraining the vectors of cells differ less than those of one cell in two training steps."""
+    reference, network, cfg = started(counts_adata, pretrained, "model.linear=false", *overrides)
+    cells = Cells(reference.x, cfg.tokens, reference.labels)
+    start_head(network, cells, cfg)
+    learner = Learner(network, cells.known_labels, cfg)
+    learner.learn_under_conditions(cells, cells.known_labels)
+    torch.manual_seed(0)
+    with torch.no_grad(), warnings.catch_warnings(action="ignore", category=UserWarning):  # nothing is logged
+        losses = [float(learner.training_step(cells.labelled_batch(np.arange(len(cells))), step)) for step in range(3)]
+    assert max(losses) < 1.1 * np.log(3)
 
 
 def test_heads_with_hidden_layers_and_networks_without_init_stay_as_they_are(counts_adata, tiny_model):
