@@ -394,7 +394,7 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
 
 def run_steps(
     learner: SeededLearner,
-    make: Callable[[int], Iterator[tuple[Tensor, Tensor]]],
+    make: Callable[[int], Iterator[tuple[torch.Tensor, torch.Tensor]]],
     cfg: NetworkConfig,
     folder: Path | None,
 ) -> str:
