@@ -38,7 +38,7 @@ OURS: dict[str, tuple[list[str], list[str]]] = {  # column -> options of `train`
     "linear": (["experiment=linear"], ["adapt=false"]),
     "linear_adapted": (["experiment=linear"], ["adapt=true"]),
     "default": ([], []),
-    "encoder": (["experiment=encoder", "conditions=full", "model=coexpression", "model.depth=1"], ["adapt=false"]),
+    "encoder": (["experiment=encoder", "conditions=full", "model=pooled", "model.depth=1", "model.queries=tokens"], ["adapt=false"]),
 }
 COLUMNS = ["lr", "lr_refitted", *OURS, "perceptron", "celltypist"]
 
