@@ -204,7 +204,8 @@ class Collection:
                 begin, end = np.searchsorted(wanted, self.starts[file : file + 2])
                 with reading(part.path):
                     stored = _read_scattered(self._rows(file), part.kept[wanted[begin:end] - self.starts[file]])
-                normalised = normalise(part.merged(stored), part.findings, part.target_sum)  # over all its genes
+                merged = part.merged(stored)
+                normalised = normalise(merged, part.findings, part.target_sum, with_scanpy=True)  # over all its genes
                 x = align_normalised(normalised, self.maps[file], len(self.genes))
                 blocks.append(over_own_genes(x, part.target_sum) if self.own_totals else x)
             pieces.append(csr_matrix(sparse.vstack(blocks, "csr"))[place])
@@ -248,6 +249,8 @@ def make_collection(
     InputError
         A file cannot be used, or no cells or genes are left.
     """
+    import scanpy  # takes over a second to import
+
     parts = [_open_part(source, cfg) for source in sources]
     names, maps = map_genes_of_files(
         [part.var for part in parts], [part.path.name for part in parts], vocabulary, cfg.species
@@ -260,12 +263,15 @@ def make_collection(
             for start, block in part.rows().blocks():
                 x = csr_matrix(part.merged(block) > 0, dtype=np.float32)  # filters only ask whether a gene is expressed
                 shared = align_normalised(x, mapping, len(names))
-                keep = np.diff(shared.indptr) >= min_shared
+                keep = np.ones(block.shape[0], dtype=bool)
+                if min_shared:
+                    keep &= scanpy.pp.filter_cells(shared, min_genes=min_shared)[0]
                 if not part.is_prepared:
-                    keep &= np.diff(x.indptr) >= cfg.data.min_genes
+                    keep &= scanpy.pp.filter_cells(x, min_genes=cfg.data.min_genes)[0]
                 if left_out is not None:
                     keep &= ~left_out[offset + start : offset + start + len(keep)]
-                num_cells += np.bincount(shared[keep].indices, minlength=len(names))
+                # The filter of genes needs the cells of all blocks: of each block, only its numbers of cells are used.
+                num_cells += scanpy.pp.filter_genes(shared[keep], min_cells=0)[1]
                 kept.append(start + np.flatnonzero(keep))
         part.kept = np.concatenate(kept)
         offset += part.findings.num_cells
