@@ -5,16 +5,37 @@ References are normalised by scanpy's `normalize_total` and `log1p`. Cells to an
 """
 
 import math
+from types import ModuleType
 from typing import TypeAlias
 
 import numpy as np
 from anndata import AnnData
 from scipy import sparse
 
+from scperformer.base.errors import InputError
 from scperformer.cells.detect import Findings
 from scperformer.cells.values import ASSUMED_TOTAL, undo_log1p
 
 AnyMatrix: TypeAlias = sparse.spmatrix | sparse.sparray | np.ndarray
+
+
+def import_scanpy() -> ModuleType:
+    """Return scanpy, which takes over a second to import: only functions that use it call this.
+
+    Raises
+    ------
+    InputError
+        There is no folder to which numba may write the functions that it compiles for scanpy.
+    """
+    try:
+        import scanpy
+    except RuntimeError as error:
+        if "no locator available" not in str(error):
+            raise
+        found = "no folder in which numba can keep what it compiles for scanpy"
+        expected = "a home folder that can be written to, or another folder in NUMBA_CACHE_DIR"
+        raise InputError(found, expected, "export NUMBA_CACHE_DIR=FOLDER") from error
+    return scanpy
 
 
 def normalise(x: AnyMatrix, findings: Findings, target_sum: float, *, with_scanpy: bool = False) -> sparse.csr_matrix:
@@ -46,8 +67,7 @@ def normalise(x: AnyMatrix, findings: Findings, target_sum: float, *, with_scanp
 
 def _normalise_with_scanpy(counts: sparse.csr_matrix, target_sum: float) -> sparse.csr_matrix:
     """Return what `normalise_counts` returns, computed by scanpy in place."""
-    import scanpy  # takes over a second to import
-
+    scanpy = import_scanpy()
     # scanpy warns about cells without counts, which are no problem here: it gets only the others.
     is_filled = np.diff(counts.indptr) > 0
     if not is_filled.any():
