@@ -5,6 +5,8 @@ References are normalised by scanpy's `normalize_total` and `log1p`. Cells to an
 """
 
 import math
+import os
+import threading
 from types import ModuleType
 from typing import TypeAlias
 
@@ -17,6 +19,7 @@ from scperformer.cells.detect import Findings
 from scperformer.cells.values import ASSUMED_TOTAL, undo_log1p
 
 AnyMatrix: TypeAlias = sparse.spmatrix | sparse.sparray | np.ndarray
+PROCESS = os.getpid()  # a fork has another id
 
 
 def import_scanpy() -> ModuleType:
@@ -43,7 +46,13 @@ def normalise(x: AnyMatrix, findings: Findings, target_sum: float, *, with_scanp
 
     Values that already have this form are not changed, bit for bit. Other log1p values are made linear first. Their
     total is the recognised total, or 10,000 if none was recognised; if `findings` are relative, it is the sum of the
-    cell's values. The result is the same with scanpy and without, bit for bit.
+    cell's values.
+
+    Parameters
+    ----------
+    with_scanpy
+        Whether scanpy normalises counts and linear values; the result is the same without it, bit for bit. In other
+        threads than the main thread and in forked processes it is not used.
 
     Returns
     -------
@@ -62,7 +71,9 @@ def normalise(x: AnyMatrix, findings: Findings, target_sum: float, *, with_scanp
             rows.data = np.log1p(linear * (target_sum / total)).astype(np.float32)
             return rows
         rows.data = linear.astype(np.float32)
-    return _normalise_with_scanpy(rows, target_sum) if with_scanpy else normalise_counts(rows, target_sum)
+    # numba, which compiles scanpy's loop, ends the process if two threads run it at once, or a fork of a process does.
+    is_alone = threading.current_thread() is threading.main_thread() and os.getpid() == PROCESS
+    return (_normalise_with_scanpy if with_scanpy and is_alone else normalise_counts)(rows, target_sum)
 
 
 def _normalise_with_scanpy(counts: sparse.csr_matrix, target_sum: float) -> sparse.csr_matrix:

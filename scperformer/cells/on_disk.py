@@ -250,11 +250,11 @@ def make_collection(
     InputError
         A file cannot be used, or no cells or genes are left.
     """
-    scanpy = import_scanpy()
     parts = [_open_part(source, cfg) for source in sources]
     names, maps = map_genes_of_files(
         [part.var for part in parts], [part.path.name for part in parts], vocabulary, cfg.species
     )
+    scanpy = import_scanpy()  # not before: files that cannot be used are refused at once
     num_cells = np.zeros(len(names), dtype=np.int64)  # cells that express each gene
     offset = 0  # rows of the files before this file
     for part, mapping in zip(parts, maps, strict=True):

@@ -3,6 +3,7 @@
 import math
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import anndata as ad
 import numpy as np
@@ -12,7 +13,7 @@ from scipy import sparse
 from support.normalised import findings_of, plain
 
 from scperformer.base.errors import InputError
-from scperformer.cells import detect_expression, normalise, normalise_counts, over_own_genes
+from scperformer.cells import detect_expression, normalisation, normalise, normalise_counts, over_own_genes
 from scperformer.cells.normalisation import import_scanpy
 
 # The values are float32 (relative precision 6e-8), and so is scanpy's division by the total.
@@ -78,6 +79,22 @@ def test_scanpy_does_not_warn_about_empty_cells(counts_adata, num_filled):
         warnings.simplefilter("error")
         result = normalise(counts, findings, 1e4, with_scanpy=True)
     np.testing.assert_allclose(result.toarray(), plain(counts), **TOLERANCE)
+
+
+def test_scanpy_is_used_only_where_numba_is_safe(counts_adata, monkeypatch):
+    """Not in other threads than the main thread, and not in a fork."""
+    expected = normalise(counts_adata.X, findings_of(counts_adata.X), 1e4)
+
+    def run():
+        return normalise(counts_adata.X, findings_of(counts_adata.X), 1e4, with_scanpy=True)
+
+    monkeypatch.setattr("scanpy.pp.log1p", lambda adata: pytest.fail("scanpy was used"))
+    with pytest.raises(pytest.fail.Exception, match="scanpy was used"):
+        run()
+    with ThreadPoolExecutor(1) as pool:
+        assert (pool.submit(run).result() != expected).nnz == 0
+    monkeypatch.setattr(normalisation, "PROCESS", -1)
+    assert (run() != expected).nnz == 0
 
 
 def test_a_machine_on_which_scanpy_cannot_compile_is_refused(tmp_path, monkeypatch):
