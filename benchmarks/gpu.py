@@ -1,9 +1,11 @@
 """Training and prediction on a GPU: cells per second, share of peak speed, memory; compared with performer-pytorch.
 
-    python benchmarks/gpu.py                     # the presets scbert and base, in bf16-mixed
+    python benchmarks/gpu.py                     # the default, then the presets scbert and base in bf16-mixed
     python benchmarks/gpu.py --device cpu --tiny # tests the script; the numbers are meaningless
 
-The cells are simulated: each expresses about 1,500 of 16,906 genes. Training is measured as in `scperformer train`,
+The cells are simulated: each expresses about 1,500 of 16,906 genes. The first table is about 100,000 cells and the
+default model, on the GPU and on one thread of the CPU: the sums over genes that training starts from, its 600 steps of
+128 cells for six copies, and prediction; with the share of labels that both give. In the other tables, training is measured as in `scperformer train`,
 including the loading of batches and the optimiser, prediction as in `scperformer predict`. The peak is the
 speed of the fastest bf16 product of two square matrices in the same run. torch counts the operations on one cell, with
 the plain form of attention. The last table compares the layers of scBERT's encoder with performer-pytorch's, with the
@@ -34,6 +36,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from scperformer.config import TrainConfig, make_config
+from scperformer.fitting import Fitted, fill_network
+from scperformer.fitting.evidence import FittedEncoder
+from scperformer.fitting.performer import scaled_vectors, start_performer, train_readouts
 from scperformer.learning.trainer import EPOCHS_TABLE
 from scperformer.network import Cells, CellTypeModel, predict_cells
 from scperformer.training.batch_size import with_batch_size
@@ -46,6 +51,8 @@ PRESETS = {
 }
 NUM_CELLS = dict.fromkeys(PRESETS, 2048) | {"base": 4096}  # a few seconds of work each
 FLOAT32_CELLS = 240  # float32 takes several times as long
+DEFAULT = "model=performer, "
+COPIES = 6  # of the network: that of the model, and those of the folds of the evidence
 THEIRS = "performer-pytorch"
 OURS = "scperformer"
 PRECISIONS = ("float32", "tf32", "bf16")  # tf32: float32, but products may round their factors to 10 bits
@@ -53,6 +60,8 @@ PRESET_COLUMNS = (
     *("cells a step", "training: cells/s", "share of peak", "GB"),
     *("prediction: cells/s", "share of peak", "GB", "prediction in float32: cells/s"),
 )
+DEFAULT_COLUMNS = ("sums: s", "training: s", "cells a second of training", "prediction: cells/s", "same labels")
+DEFAULT_CELLS = 100_000
 LAYER_COLUMNS = ("forward: cells/s", "forward and backward: cells/s", "GB", "error")
 NUM_LABELS = 11
 EPOCHS = 3  # the first is not measured
@@ -140,6 +149,32 @@ def preset_row(preset: str, device: str, tiny: bool, peak: float) -> list[str]:
     ]
 
 
+def default_row(device: str, tiny: bool) -> list[str]:
+    """A row of the table about the default model; the labels are compared with those that the CPU predicts."""
+    num_genes, num_cells = (60, 300) if tiny else (16_906, DEFAULT_CELLS)
+    words = ["inputs=[x]", "label_key=x", f"trainer.accelerator={'gpu' if device == 'cuda' else 'cpu'}"]
+    cfg = make_config("train", [*words, "trainer.progress_bar=false", *(["trainer.max_steps=5"] if tiny else [])])
+    cells = made_up(num_cells, num_genes, cfg)
+    vectors = np.random.default_rng(0).normal(size=(num_genes, cfg.model.dim))
+    performer = start_performer(scaled_vectors(vectors, cells.x), cells.x, cfg)
+    start = time.perf_counter()
+    sums = performer.sums_of(cells.x)
+    seconds = [time.perf_counter() - start]
+    start = time.perf_counter()
+    sides = np.ones((COPIES, num_cells), dtype=bool)
+    readout = train_readouts(performer, sums, cells.known_labels, sides, NUM_LABELS, cfg)[0]
+    seconds.append(time.perf_counter() - start)
+    trained = COPIES * cfg.trainer.max_steps * cfg.trainer.batch_size / seconds[1]
+    parts = {"tokens": cfg.tokens, "model": cfg.model, "attention": cfg.attention, "head": cfg.head}
+    network = CellTypeModel(num_genes, NUM_LABELS, **parts)
+    fill_network(network, Fitted(None, FittedEncoder(performer, readout), {}, {}, None), {})
+    predicted = num_cells / median_seconds(lambda: predict_cells(network, cells, 256, device), device, 1)
+    some = cells.subset(np.arange(min(num_cells, 2000)))
+    here, there = (predict_cells(network, some, 256, where)[0].argmax(1) for where in ("cpu", device))
+    same = f"{(here == there).mean():.2%}"
+    return [*(f"{number:.1f}" for number in seconds), f"{trained:,.0f}", f"{predicted:,.0f}", same]
+
+
 def layers_row(name: str, precision: str, sizes: tuple[int, int], device: str) -> list[str]:
     """A row of the last table: cells per second of scBERT's layers, forward and with backward, memory and error."""
     network, run = (
@@ -182,7 +217,10 @@ def work(arguments: argparse.Namespace) -> None:
     device = arguments.device
     tiny = arguments.tiny
     name = arguments.work
-    if name in PRESETS:
+    if name.startswith(DEFAULT):
+        torch.set_num_threads(1)
+        row = default_row(name.removeprefix(DEFAULT), tiny)
+    elif name in PRESETS:
         row = preset_row(name, device, tiny, arguments.peak)
     else:
         sizes = (1, 65) if tiny else (arguments.cells, LENGTH)
@@ -225,7 +263,9 @@ def main() -> int:
         return 0
     peak = peak_flops(device, 256 if tiny else 8192, 20)
     print(f"{machine()}; bf16 product of {peak / 1e12:.3g} TFLOP/s\n", flush=True)
+    devices = dict.fromkeys([device, "cpu"])
     tables = (
+        ("default", DEFAULT_COLUMNS, [f"{DEFAULT}{each}" for each in devices]),
         ("preset", PRESET_COLUMNS, list(PRESETS)),
         ("layers of scBERT", LAYER_COLUMNS, [f"{name}, {kind}" for kind in PRECISIONS for name in (THEIRS, OURS)]),
     )
