@@ -34,4 +34,4 @@ from scperformer.model.registry import (
     read_registry,
     registry_place,
 )
-from scperformer.model.saved_model import BRANCHES, ENCODER, SavedModel, encoder_is_silent, sum_of_branches
+from scperformer.model.saved_model import ENCODER, SavedModel, branch_names, encoder_is_silent, sum_of_branches

@@ -197,6 +197,8 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
             "seed": provenance["seed"],
             "scales": saved.scales,
             "format_version": FORMAT_VERSION,
+            **({"encoder": saved.metrics["encoder"]} if "encoder" in saved.metrics else {}),
+            **({"branch_scores": saved.branch_scores} if saved.branch_scores else {}),
         },
         "input": {
             "file": Path(query.path).name,

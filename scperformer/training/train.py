@@ -32,6 +32,7 @@ from scperformer.fitting import (
     Fitted,
     LinearOptions,
     conditions_table,
+    encoder_facts,
     evidence_folds,
     fill_network,
     fit_branches,
@@ -41,7 +42,7 @@ from scperformer.fitting import (
     simulated,
 )
 from scperformer.learning import StreamedCells, source_of_cells
-from scperformer.model import MAX_CELLS, MAX_VALUES, HeldOut, ReferenceCells, SavedModel, sum_of_branches
+from scperformer.model import MAX_CELLS, MAX_VALUES, HeldOut, ReferenceCells, SavedModel, branch_names, sum_of_branches
 from scperformer.network import Cells, CellTypeModel, Encoder, as_model, branch_logits, gene_means, torch_state_kept
 from scperformer.training.batch_size import with_batch_size
 from scperformer.training.initialise import (
@@ -167,7 +168,8 @@ def train_on(
     if linear_options is not None:
         metrics["linear_branch"] = asdict(linear_options)
     weights = refit(training, fitted, linear_options, metrics["scales"])
-    log_scores(metrics)
+    if training.network.encoder is not None:
+        metrics["encoder"] = encoder_facts(training.network.encoder, training.cfg)
     saved = SavedModel(
         name=folder.stem.removesuffix(".model"),
         genes=reference.genes,
@@ -181,6 +183,7 @@ def train_on(
         held_out=held_out,
         **recorded,
     )
+    log_scores(metrics, saved.branch_scores)
     if cfg.card == "full" and reference_cells is not None:
         metrics["conditions"] = conditions_table(as_model(saved, folder), reference_cells, cfg.seed)
     metrics["seconds"] = round(time.perf_counter() - begin, 1)
@@ -412,8 +415,15 @@ def refit(
     return weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias}
 
 
-def log_scores(metrics: dict[str, Any]) -> None:
-    """Log the scores of the model beside those of logistic regression."""
+def log_scores(metrics: dict[str, Any], branch_scores: dict[str, dict[str, float]]) -> None:
+    """Log the scores of the model beside those of its branches, and of logistic regression."""
+    if branch_scores:
+        titles = branch_names(metrics["encoder"])
+        texts = [
+            f"{titles[name]} {part['accuracy']:.3f}, {part['macro_f1']:.3f}, {part['loss']:.3f}"
+            for name, part in branch_scores.items()
+        ]
+        log.info("out-of-fold accuracy, macro-F1 and loss: %s", "; ".join(texts))
     best_epoch = metrics["best_epoch"]
     how = f"best epoch {best_epoch}" if best_epoch else "scales from out-of-fold calls"
     ours = metrics["model"]
