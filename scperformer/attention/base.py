@@ -99,7 +99,7 @@ class Attention(nn.Module):
     @property
     def size(self) -> int | None:
         """The number that trades cost for accuracy, such as that of features per head; None: there is none."""
-        return self.size_option and getattr(self.options, self.size_option)
+        return None if self.size_option is None else getattr(self.options, self.size_option)
 
     @property
     def needs_own_batch(self) -> bool:

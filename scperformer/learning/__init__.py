@@ -13,12 +13,13 @@ from scperformer.learning.learner import (
     process_factor,
     variability,
 )
-from scperformer.learning.loaders import Labelled, Loader, StreamedCells, loaders, source_of_cells, validation_batches
+from scperformer.learning.loaders import Labelled, Loader, StreamedCells, source_of_cells, validation_batches
 from scperformer.learning.trainer import (
     CHECKPOINTS,
     EPOCHS_TABLE,
     LAST,
     checkpoint_problem,
+    device_of,
     make_trainer,
     run_epochs,
     run_steps,

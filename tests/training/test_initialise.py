@@ -119,7 +119,7 @@ def test_folders_that_are_no_start(tmp_path, tiny_model, counts_adata):
         adopt_options(config(linear))
     pooled = scperformer.train(counts_adata, "cell_type", output=tmp_path / "pooled", options=as_options([*FAST])).path
     with pytest.raises(
-        InputError, match=r"no encoder to start from in init='.*pooled' \(trained with model=coexpression\)"
+        InputError, match=r"no encoder to start from in init='.*pooled' \(trained with model=performer or pooled\)"
     ):
         adopt_options(config(pooled))
 

@@ -32,7 +32,6 @@ from scperformer.base.errors import InputError
 from scperformer.cells import Sample, make_reference
 from scperformer.command.words import to_overrides
 from scperformer.config import make_config, quoted
-from scperformer.fitting import coexpression
 from scperformer.model import ReferenceCells, SavedModel, load_reference_cells, read_model
 from scperformer.training import run_folder
 from scperformer.training import train as train_module
@@ -270,14 +269,14 @@ def test_a_reference_without_counts_keeps_relative_expression(counts_adata, tmp_
     np.testing.assert_allclose(*shares, rtol=1e-4, atol=1e-9)
 
 
-def test_a_default_model_is_fitted_and_says_what_to_expect(counts_adata, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("scperformer.fitting.coexpression.NUM_STEPS", 30)
+def test_a_default_model_is_a_performer_and_says_what_to_expect(counts_adata, tmp_path, caplog):
     with caplog.at_level("INFO", logger="scperformer"):
-        path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(FAST[1:])).path
+        options = as_options([*FAST[1:], "trainer.max_steps=30"])
+        path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=options).path
     saved = read_model(path)
-    assert (saved.config["model"]["depth"], saved.config["head"]["name"]) == (0, "weighted")
+    assert (saved.config["model"]["depth"], saved.config["head"]["name"]) == (1, "weighted")
     assert saved.metrics["best_epoch"] == 0
-    assert "fitted, without training" in caplog.text
+    assert "gene tokens, 2 heads x 16 features, 1 layer, trained by Lightning on cpu in" in caplog.text
     fold = saved.metrics["out_of_fold"]
     assert fold["num_cells"] == 108  # the training cells; the others have the scores beside logistic regression
     assert set(fold["branches"]) == set(saved.scales) == {"linear", "encoder"}
@@ -529,15 +528,17 @@ def test_a_stopped_run_says_so_and_does_not_look_like_success(counts_adata, writ
     assert last.is_file()
 
 
-def test_unlabelled_cells_of_a_file_are_named_in_the_record(counts_adata, write, tmp_path, monkeypatch):
-    monkeypatch.setattr(coexpression, "NUM_STEPS", 60)
+def test_unlabelled_cells_of_a_file_are_named_in_the_record(counts_adata, write, tmp_path):
     more = write(counts_adata[:, ::-1].copy(), "more.h5ad")  # genes in another order
-    overrides = [f"unlabelled=['{more}']", "seed=1"]
+    overrides = [f"unlabelled=['{more}']", "seed=1", "trainer.max_steps=60"]
     path = scperformer.train(
         counts_adata, "cell_type", output=tmp_path / "with.model", options=as_options(overrides)
     ).path
     alone = scperformer.train(
-        counts_adata, "cell_type", output=tmp_path / "alone.model", options=as_options(["seed=1"])
+        counts_adata,
+        "cell_type",
+        output=tmp_path / "alone.model",
+        options=as_options(["seed=1", "trainer.max_steps=60"]),
     ).path
     with_more, without = read_model(path), read_model(alone)
     assert with_more.provenance["unlabelled"] == ["more.h5ad"]
@@ -579,12 +580,16 @@ def test_two_cells_of_each_label_are_enough(counts_adata, tmp_path):
     assert all(math.isfinite(scale) for scale in saved.scales.values())
 
 
-@pytest.mark.parametrize("model", ["model=coexpression", "model=tiny"])
-def test_a_model_for_one_panel(model, counts_adata, write, tmp_path, monkeypatch):
-    monkeypatch.setattr(coexpression, "NUM_STEPS", 60)
+@pytest.mark.parametrize("model", ["model=performer", "model=tiny"])
+def test_a_model_for_one_panel(model, counts_adata, write, tmp_path):
     genes = list(counts_adata.var_names[:60])
     (tmp_path / "panel.txt").write_text("\n".join([*genes, "ABSENT"]))
-    options = [f"conditions.genes='{tmp_path / 'panel.txt'}'", f"output='{tmp_path / 'model'}'", model]
+    options = [
+        f"conditions.genes='{tmp_path / 'panel.txt'}'",
+        f"output='{tmp_path / 'model'}'",
+        "trainer.max_steps=60",
+        model,
+    ]
     folder = run_train(config(write(counts_adata, "reference.h5ad"), *options))
     saved = read_model(folder)
     assert saved.genes == genes

@@ -562,7 +562,7 @@ def test_touched_sample_reruns_alone(finished: Path, checkout: Path) -> None:
 
 EDITED_YAML = {
     "predict.yaml": ("batch_size: 16\n", [*PREDICTED, *STEPS_AFTER_PREDICT]),
-    "model/coexpression.yaml": ("  dropout: 0.3\n", ["train", *PREDICTED, *STEPS_AFTER_PREDICT]),
+    "model/performer.yaml": ("  dropout: 0.3\n", ["train", *PREDICTED, *STEPS_AFTER_PREDICT]),
     "report.yaml": ("title: Mine\n", ["report"]),
     "model/base.yaml": ("  dropout: 0.3\n", []),  # a model that this run does not use
 }
