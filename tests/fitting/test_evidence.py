@@ -17,7 +17,7 @@ from scperformer.fitting import (
     fit_branches,
     scales_if_significant,
 )
-from scperformer.fitting.evidence import LARGEST
+from scperformer.fitting.evidence import LARGEST, score_alone
 from scperformer.fitting.linear import predict_logits
 from scperformer.network import Cells, CellTypeModel, branch_logits, predict_cells
 
@@ -25,6 +25,7 @@ RECIPE = LinearOptions((0.5, 2.0), 0.1, "balanced", "signal")
 MODEL = ModelConfig(positions="coexpression", queries="cell", feedforward=False, dropout=0.5)
 POOLED = replace(MODEL, depth=0)
 HEAD = HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3)
+SIGNALS = {"linear": 1.5, "encoder": 0.7}
 
 
 def made_cells(num_cells: int, seed: int) -> tuple[csr_matrix, np.ndarray]:
@@ -61,6 +62,21 @@ def test_the_evidence_is_the_accuracy_on_new_cells(fitted):
     assert 0.6 < found < 0.99  # else any evidence would do
     # 360 cells show an accuracy of .9 to .016 (one standard deviation); a fit to 4 of 5 cells is a little worse.
     assert abs(fitted.evidence["accuracy"] - found) < 0.06
+
+
+def test_each_branch_alone_has_the_loss_of_its_own_best_scale():
+    """Compared with a scan over scales; accuracy and F1 do not depend on the scale."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(400) % 3
+    logits = {name: np.eye(3)[labels] * signal + rng.normal(size=(400, 3)) for name, signal in SIGNALS.items()}
+    for name, branch in logits.items():
+        found = score_alone(logits, name, labels)
+        losses = [negative_log_likelihood(scale * branch, labels) for scale in np.linspace(0.1, 5, 500)]
+        assert found["loss"] == pytest.approx(min(losses), rel=1e-3)
+        assert min(losses) < negative_log_likelihood(branch, labels) - 0.003  # the scale matters
+        assert found["accuracy"] == (branch.argmax(1) == labels).mean()
+    one = {"linear": logits["linear"], "encoder": np.zeros((400, 3))}
+    assert score_alone(one, "linear", labels) == score_alone(logits, "linear", labels)
 
 
 def test_labels_by_chance_have_no_accuracy():

@@ -145,7 +145,9 @@ CONTENT = {
     "scores of a branch": {"metrics": {"out_of_fold": {"accuracy": 1.0, "branches": {"linear": {"loss": "x"}}}}},
     "scores that are a list": {"metrics": {"out_of_fold": {"accuracy": 1.0, "branches": [1]}}},
     "half an encoder": {"metrics": {"encoder": {"kind": "Performer"}}},
-    "escape in the encoder": {"metrics": {"encoder": dict.fromkeys(["kind", "size", "attention", "device"], "\x1b[2J")}},
+    "escape in the encoder": {
+        "metrics": {"encoder": dict.fromkeys(["kind", "size", "attention", "device"], "\x1b[2J")}
+    },
     "reference": {"provenance": {"reference": ["x"]}},
     "seed": {"provenance": {"seed": 10**30}},
     "group": {"config": {"head": ["mean"]}},
