@@ -216,7 +216,7 @@ def _draw_sample(adapted: Adapted, codes: np.ndarray, facts: dict[str, Any], cfg
     x = x[is_expressed]
     rows = rows[is_expressed]
     cells = Cells(x, adapted.model.tokens, measured=query.measured)
-    proba, _ = predict_cells(adapted.model.network, cells, batch_size=64)
+    proba = predict_cells(adapted.model.network, cells, batch_size=64).proba
     if constraints := facts.get("constraints"):
         proba = reweighted(proba, np.asarray(constraints["weights"]))
     is_same = proba.argmax(axis=1) == codes[rows]
@@ -341,7 +341,8 @@ def delete_genes(
         for num in NUM_DELETED:
             rest = csr_matrix((np.where(rank < num, 0, x.data), x.indices, x.indptr), shape=x.shape, copy=True)
             rest.eliminate_zeros()
-            proba, _ = predict_cells(model.network, Cells(rest, model.tokens, measured=measured), batch_size=64)
+            cells = Cells(rest, model.tokens, measured=measured)
+            proba = predict_cells(model.network, cells, batch_size=64).proba
             means.append(float(proba[np.arange(len(labels)), labels].mean()))
         table[name] = means
     return table

@@ -82,6 +82,11 @@ def encoder_is_silent(scales: Mapping[str, float]) -> bool:
     return len(scales) == len(BRANCHES) and scales["encoder"] < SILENT
 
 
+def both_have_a_part(scales: Mapping[str, float]) -> bool:
+    """Whether a model has both branches, and the logits of both count."""
+    return len(scales) == len(BRANCHES) and min(scales.values()) > 0
+
+
 def branch_names(encoder: Mapping[str, str]) -> dict[str, str]:
     """Return how to name the branches of a model and both together, given what it records about its encoder."""
     return BRANCHES | ({"encoder": encoder["kind"]} if encoder else {}) | {"both": "both"}

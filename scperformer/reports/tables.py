@@ -97,6 +97,7 @@ def summarise(sample: Annotated, cells: pd.DataFrame, labels: Sequence[Label]) -
         "mean": float(cells["confidence"].mean()),
         "mean_held_out": sample.mean_held_out,
         "agreement": float((cells["label"] == cells["baseline"]).mean()),  # with logistic regression
+        "num_decided": sample.facts.get("encoder", {}).get("num_decided"),  # labels that the encoder decides
         "facts": sample.facts,
         "condition": {"adapted": False, "expected_accuracy": math.nan} | sample.facts.get("condition", {}),
     }
@@ -106,12 +107,13 @@ def sample_table(summaries: Sequence[dict[str, Any]], failed: Sequence[Failed], 
     """Return the table of samples; samples that failed have a row with the reason."""
     kinds = {"Sample": "text", "Status": "text", "Cells": "count", "Unknown": "count", "Share unknown": "share"}
     kinds |= {"Median confidence": "number", "Expected accuracy": "share", "Same label by logistic regression": "share"}
+    kinds |= {"Labels decided by the encoder": "count"}
     scores = evaluation.metrics["samples"] if evaluation else {}
     rows = []
     for row in summaries:
         adapted = "annotated by an adapted model" if row["condition"]["adapted"] else "annotated"
         values = [row["name"], adapted, row["num_cells"], row["num_unknown"], row["num_unknown"] / row["num_cells"]]
-        values += [row["median"], row["condition"]["expected_accuracy"], row["agreement"]]
+        values += [row["median"], row["condition"]["expected_accuracy"], row["agreement"], row["num_decided"]]
         rows.append(values + ([scores.get(row["name"], {}).get("model", {}).get("accuracy")] if scores else []))
     kinds |= {"Accuracy": "share"} if scores else {}
     rows += [[sample.name, f"failed: {sample.reason}", *[None] * (len(kinds) - 2)] for sample in failed]

@@ -101,11 +101,11 @@ def test_a_call_of_the_pooled_encoder_does_not_depend_on_the_other_cells(fitted)
     x, _ = made_cells(40, seed=2)
     network = network_like(fitted)
     fill_network(network, fitted, fitted.scales)
-    proba, embedding = predict_cells(network, Cells(x, TokensConfig()), 64)
+    whole = predict_cells(network, Cells(x, TokensConfig()), 64)
     for rows in (np.arange(40)[::-1], np.array([7]), np.arange(5, 30, 3)):
-        some, vectors = predict_cells(network, Cells(x[rows], TokensConfig()), 3)
-        np.testing.assert_array_equal(some, proba[rows])
-        np.testing.assert_array_equal(vectors, embedding[rows])
+        some = predict_cells(network, Cells(x[rows], TokensConfig()), 3)
+        for found, expected in zip(some, whole, strict=True):
+            np.testing.assert_array_equal(found, expected[rows])
 
 
 @pytest.mark.parametrize("case", ["both", "linear branch", "encoder", "encoder left out", "odd width"])
@@ -126,13 +126,20 @@ def test_sums_over_genes_are_what_the_tokens_give(case):
     cells = Cells(x, TokensConfig())
     with torch.no_grad():
         logits, embedding = network(cells.batch(np.arange(601)))
-    proba, vectors = predict_cells(network, cells, 64)
+    proba, vectors, by_encoder = predict_cells(network, cells, 64)
     # A logit of size 5 is a sum of about 600 products in float32.
     np.testing.assert_allclose(proba, logits.softmax(-1), atol=1e-5)
     np.testing.assert_allclose(vectors, embedding, rtol=1e-4, atol=1e-4)
     assert len(np.unique(proba, axis=0)) == 601
-    some, _ = predict_cells(network, Cells(x[100:103], TokensConfig()), 64)
-    np.testing.assert_array_equal(some, proba[100:103])
+    some = predict_cells(network, Cells(x[100:103], TokensConfig()), 64)
+    np.testing.assert_array_equal(some.proba, proba[100:103])
+    linear, encoder = branch_logits(network, cells, 64)
+    differ = linear.argmax(1) != (linear + encoder).argmax(1)
+    if case in ("both", "odd width"):
+        np.testing.assert_array_equal(by_encoder, differ)
+        assert 20 < by_encoder.sum() < 580
+    else:
+        assert not by_encoder.any()
 
 
 def test_a_branch_that_is_off_has_no_scale():

@@ -73,7 +73,7 @@ def test_sparse_products_and_tokens_give_the_same(attention):
     cells = Cells(made_cells(), TokensConfig())
     with torch.no_grad():
         logits_BC, vectors_BD = network(cells.batch(np.arange(40)))
-    proba, vectors = predict_cells(network, cells, 64)
+    proba, vectors, _ = predict_cells(network, cells, 64)
     np.testing.assert_allclose(proba, logits_BC.softmax(-1), atol=1e-5)
     np.testing.assert_allclose(vectors, vectors_BD, rtol=1e-4, atol=1e-4)
 
@@ -82,9 +82,9 @@ def test_sparse_products_and_tokens_give_the_same(attention):
 def test_no_bit_of_a_cell_depends_on_the_others(attention):
     network = made(attention)
     x = made_cells(300)
-    proba, vectors = predict_cells(network, Cells(x, TokensConfig()), 64)
+    proba, vectors, _ = predict_cells(network, Cells(x, TokensConfig()), 64)
     for rows in (np.arange(300)[::-1], np.array([7]), np.arange(5, 290, 3)):
-        some, others = predict_cells(network, Cells(x[rows], TokensConfig()), 3)
+        some, others, _ = predict_cells(network, Cells(x[rows], TokensConfig()), 3)
         np.testing.assert_array_equal(some, proba[rows])
         np.testing.assert_array_equal(others, vectors[rows])
 

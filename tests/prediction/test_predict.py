@@ -15,8 +15,18 @@ from support.words import as_options
 import scperformer
 from scperformer.attention import MECHANISMS
 from scperformer.base.errors import InputError
+from scperformer.cells import find_query
 from scperformer.config import HeadConfig, ModelConfig, PredictConfig, TokensConfig
-from scperformer.network import Cells, CellTypeModel, choose_device, load_model, predict_cells, torch_state_kept
+from scperformer.files import rows
+from scperformer.network import (
+    Cells,
+    CellTypeModel,
+    branch_logits,
+    choose_device,
+    load_model,
+    predict_cells,
+    torch_state_kept,
+)
 from scperformer.prediction import run_predict
 
 
@@ -321,6 +331,37 @@ def test_an_encoder_of_scale_zero_is_not_run(counts_adata, tiny_model, tmp_path,
     pd.testing.assert_frame_equal(both.obs, alone.obs)
     assert alone.obsm["X_scperformer"].shape == (counts_adata.n_obs, len(model.saved.labels))
     assert load_model(tmp_path / "m").network.linear_alone
+
+
+def test_labels_that_depend_on_the_encoder_are_counted(counts_adata, model, write, command, monkeypatch, caplog):
+    """Of cells whose branches disagree: in blocks of 16 cells, in any order, and without a cell that has no counts."""
+    rng = np.random.default_rng(0)
+    noisy = counts_adata[rng.permutation(120)].copy()
+    noisy.X = sparse.csr_matrix(rng.binomial(noisy.X.toarray().astype(int), 0.05), dtype=np.float32)
+    noisy.X[0] = 0
+    noisy.X.eliminate_zeros()
+    path = write(noisy)
+    given = [f"model_path={model.path}", "adapt=false"]
+    assert command("predict", path, *given).code == 0
+    record = ad.read_h5ad("sample.annotated.h5ad").uns["scperformer"]
+    x = find_query(noisy, model.saved, PredictConfig(inputs=["x"])).all_cells()
+    linear, encoder = branch_logits(model.network, Cells(x, model.tokens), 64)
+    differ = linear.argmax(1) != (linear + encoder).argmax(1)
+    assert 3 < differ[1:].sum() < 110
+    assert record["encoder"] == {"num_cells": 119, "num_decided": differ[1:].sum()}
+    monkeypatch.setattr(rows, "BLOCK_VALUES", 16 * 200)
+    with caplog.at_level("INFO", logger="scperformer"):
+        again = scperformer.annotate(noisy[::-1].copy(), model, options=as_options(["adapt=false"]))
+    assert again.uns["scperformer"]["encoder"] == record["encoder"]
+    text = f"the encoder decides {differ[1:].sum()} of 119 labels: the linear branch alone would give others"
+    assert text in caplog.text
+
+
+def test_labels_that_cannot_depend_on_the_encoder_are_not_counted(counts_adata, pbmc, pbmc_model, model):
+    denied = scperformer.annotate(counts_adata, model, options=as_options(["deny_labels=['T cell']"]))
+    assert "encoder" not in denied.uns["scperformer"]  # what the linear branch alone would give is not known
+    linear = scperformer.annotate(pbmc, load_model(pbmc_model))
+    assert "encoder" not in linear.uns["scperformer"]
 
 
 def test_a_missing_gpu_is_an_error(counts_adata, tiny_model, write):
