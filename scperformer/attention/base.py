@@ -71,6 +71,10 @@ class Attention(nn.Module):
         q_BHLE, *k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
         return self(q_BHLE, *(k_BHLE or [q_BHLE]), v_BHLE, keep_BL, positions_BL)
 
+    def table_width(self, num_genes: int) -> int:
+        """Return the number W of sums over the genes of a cell that `read_genes` needs, for values of width E."""
+        raise NotImplementedError
+
     def gene_table(self, k_GE: Tensor, v_GE: Tensor) -> Tensor | None:
         """Return what `read_genes` has to know of each gene, G x W; None: its expression in each cell itself.
 

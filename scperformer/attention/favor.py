@@ -202,8 +202,14 @@ class Favor(Additive):
             self.redraw(generator)
 
     @property
-    def size(self) -> int | None:
-        return len(self.directions_ME) if hasattr(self, "directions_ME") else self.options.num_features
+    def num_features(self) -> int:
+        if self.projection == "identity":
+            return self.sizes.head_dim
+        return self.fastfood.num_features if self.projection == "fastfood" else len(self.directions_ME)
+
+    @property
+    def size(self) -> int:
+        return self.num_features
 
     @torch.no_grad()
     def redraw(self, generator: torch.Generator) -> None:

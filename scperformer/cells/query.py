@@ -163,6 +163,7 @@ def require_short(query: Query, model: SavedModel) -> None:
     attention = model.config.get("attention", {})
     network = model.config.get("model", {})
     is_exact = attention.get("name") == EXACT_ATTENTION and network.get("encoder") and network.get("depth")
+    is_exact = is_exact and network.get("queries") != "cell"
     if not is_exact or model.scales.get("encoder") == 0:  # with a scale of 0, the encoder is not run
         return
     longest = query.plan.num_genes

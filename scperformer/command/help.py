@@ -41,7 +41,7 @@ train a model on a labelled reference
   scperformer train reference.h5ad label_key=cell_type conditions.genes=panel.txt      # a model for one panel
   scperformer train reference.h5ad label_keys=[lineage,cell_type]       # a tree: unsafe calls back off
 presets: model=performer|pooled|tiny|base|scbert  tokens=continuous|bins|scbert  attention=favor|softmax
-         head=weighted|mean|cls|conv  trainer=auto|cpu|gpu|ddp  logger=all|csv|none
+         head=weighted|mean|cls|conv  trainer=auto|cpu|gpu|ddp  logger=all|csv|none|wandb|mlflow
 
 predict FILE...
 annotate the cells of files

@@ -282,3 +282,5 @@ class LoggerConfig(Options):
 
     csv: bool = True  # `csv/version_0/metrics.csv` in the run folder
     tensorboard: bool = True  # `tensorboard/version_0/` in the run folder
+    wandb: bool = False  # Weights & Biases, if installed: `wandb/` in the run folder; sent with WANDB_MODE=online
+    mlflow: bool = False  # MLflow, if installed: `mlflow.db` in the run folder, or at MLFLOW_TRACKING_URI

@@ -81,7 +81,7 @@ def find_contributions(network: CellTypeModel, cells: Cells, labels: np.ndarray)
             if network.linear is not None:
                 sum_BL += linear_branch_contributions(network.linear, batch, labels_B)
                 bias[rows] += network.linear.bias[labels_B].detach().numpy()
-            if network.encoder is not None and not network.linear_alone:
+            if network.encoder is not None:
                 encoder_BL, bias_B = encoder_contributions(network, batch, labels_B, cells.tokens.unexpressed != "skip")
                 sum_BL += encoder_BL
                 bias[rows] += bias_B.numpy()
@@ -136,13 +136,15 @@ def encoder_contributions(
 def performer_contributions(performer: Performer, head: Head, batch: Batch, labels_B: Tensor) -> tuple[Tensor, Tensor]:
     """Return the contributions of tokens to the logit of a Performer, B x L, and the rest of the logit, B.
 
-    The sums over the genes of a cell are linear in its expression, so their path is that of its expression. It starts
-    at the mean cell of the training: what is read does not change if all genes are scaled down alike. The part of the
-    mean cell in the change is in the rest.
+    The sums over the genes of a cell are linear in its expression, so their path is that of its expression. With
+    attention, it starts at the mean cell of the training, because what is read does not change if all genes are scaled
+    down alike; the part of the mean cell in the change is in the rest.
     """
     with torch.no_grad():
         stop_BX = performer.sums(batch)
         start_BX = performer.reader.mean_X.expand_as(stop_BX)
+        if not performer.mechanisms:
+            start_BX = torch.zeros_like(stop_BX)
 
     def logits(points_BX: Tensor, rows: Tensor) -> Tensor:
         return _chosen(head(performer.from_sums(points_BX))[0], labels_B[rows])

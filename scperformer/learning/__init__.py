@@ -21,6 +21,7 @@ from scperformer.learning.trainer import (
     checkpoint_problem,
     device_of,
     make_trainer,
+    require_loggers,
     run_epochs,
     run_steps,
 )

@@ -4,6 +4,7 @@
 steps, with or without a run folder.
 """
 
+import importlib.util
 import logging
 import math
 import os
@@ -15,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -25,17 +26,16 @@ import pandas as pd
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
-from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+from pytorch_lightning.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
 from pytorch_lightning.strategies.launchers import subprocess_script
-from torch import Tensor
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_time
 from scperformer.base.outputs import new_file
 from scperformer.base.progress import Progress, progress
 from scperformer.base.signals import RESUME_NOTE
-from scperformer.config import AUTO, NetworkConfig, TrainerConfig
+from scperformer.config import AUTO, LoggerConfig, NetworkConfig, TrainerConfig
 from scperformer.learning.learner import SeededLearner
 from scperformer.learning.loaders import Loader, StreamedCells, loaders
 from scperformer.network import Cells, fast_cpu
@@ -262,21 +262,61 @@ class StepLog(Callback):
         self.shown.update(1)
 
 
+def require_loggers(options: LoggerConfig) -> None:
+    """Refuse logs for which a library is not installed."""
+    for name in ("wandb", "mlflow"):
+        if getattr(options, name) and importlib.util.find_spec(name) is None:
+            remedy = f"install it with 'pip install {name}', or leave logger.{name} out"
+            raise InputError(f"logger.{name}=true without {name}", f"the library {name}", remedy)
+
+
+@contextmanager
+def loggers_of(cfg: NetworkConfig, run_folder: Path) -> Iterator[list[Logger]]:
+    """Yield the loggers of a run, and end their runs after it, also if a training fails.
+
+    Weights & Biases writes files that `wandb sync` can send, unless the user has set WANDB_MODE; MLflow writes a
+    database, unless the user has set MLFLOW_TRACKING_URI. Both also get the options, without paths.
+    """
+    options = cfg.logger
+    name = run_folder.name.removesuffix(".run")
+    kinds = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}
+    loggers: list[Logger] = [kind(run_folder, name=name) for name, kind in kinds.items() if getattr(options, name)]
+    services: list[Logger] = []
+    begins = False
+    if options.wandb:
+        begins = importlib.import_module("wandb").run is None  # else Lightning takes the run that the user has begun
+        project = os.environ.get("WANDB_PROJECT", "scperformer")
+        offline = "WANDB_MODE" not in os.environ
+        services.append(WandbLogger(name=name, save_dir=run_folder, offline=offline, project=project))
+    if options.mlflow:
+        uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{run_folder.absolute() / 'mlflow.db'}")
+        services.append(MLFlowLogger("scperformer", run_name=name, tracking_uri=uri))
+    groups = {name: asdict(getattr(cfg, name)) for name in ("tokens", "model", "head", "optim", "trainer")}
+    del groups["model"]["gene2vec_path"]
+    for logger in services:
+        logger.log_hyperparams(groups | {"attention": cfg.attention, "seed": cfg.seed})
+    try:
+        yield loggers + services
+    finally:
+        if begins:
+            services[0].experiment.finish()  # type: ignore[attr-defined]  # Lightning leaves it open for later runs
+
+
 def make_trainer(
-    cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path | None, processes: ClusterEnvironment | None = None
+    cfg: NetworkConfig,
+    callbacks: list[Callback],
+    run_folder: Path | None,
+    loggers: Sequence[Logger] = (),
+    processes: ClusterEnvironment | None = None,
 ) -> pl.Trainer:
     """Make the Lightning trainer of a run, and log its device; errors as in `device_of`.
 
-    Without a run folder nothing is logged, and no checkpoints are written. `processes` says how processes are started.
+    Without a run folder no checkpoints are written. `processes` says how processes are started.
     """
     options = cfg.trainer
     device = device_of(options)
     for library in ("pytorch_lightning", "lightning_fabric"):
         logging.getLogger(library).setLevel(logging.WARNING)
-    kinds = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}
-    loggers: list[Logger] = []
-    if run_folder is not None:
-        loggers = [kind(run_folder, name=name) for name, kind in kinds.items() if getattr(cfg.logger, name)]
     log.info("training on %s: %s, %s", device.kind, device.why, device.precision)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The `srun` command is available")  # this advice is for login nodes
@@ -288,7 +328,7 @@ def make_trainer(
             plugins=[processes] if processes else None,
             gradient_clip_val=cfg.optim.gradient_clip or None,
             callbacks=callbacks,
-            logger=loggers or False,
+            logger=list(loggers) or False,
             log_every_n_steps=1,
             num_sanity_val_steps=0,
             enable_model_summary=False,
@@ -331,7 +371,8 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
     with warnings.catch_warnings(), processes_watched(), ExitStack() as fast, bar as shown:
         epochs = EpochLog(folder, len(train), shown)
         callbacks = [best, stop, epochs, last, Interruption(where / LAST)]
-        trainer = make_trainer(cfg, callbacks, folder, processes_from(cfg.trainer))
+        logs = fast.enter_context(loggers_of(cfg, folder))
+        trainer = make_trainer(cfg, callbacks, folder, logs, processes_from(cfg.trainer))
         fast.enter_context(fast_cpu(trainer.strategy.root_device.type))  # accelerator=auto may be the CPU, too
         # Advice about data-loading workers: ours starts none, on purpose.
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
@@ -353,7 +394,7 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
 
 def run_steps(
     learner: SeededLearner,
-    make: Callable[[int], Iterator[tuple[Tensor, Tensor]]],
+    make: Callable[[int], Iterator[tuple[torch.Tensor, torch.Tensor]]],
     cfg: NetworkConfig,
     folder: Path | None,
 ) -> str:
@@ -374,7 +415,8 @@ def run_steps(
         if last is not None:
             callbacks += [Interruption(last), ModelCheckpoint(last.parent, save_top_k=0)]
             fast.enter_context(exit_code_of_signal(last))
-        trainer = make_trainer(cfg, callbacks, folder, LightningEnvironment())
+        logs = [] if folder is None else fast.enter_context(loggers_of(cfg, folder))
+        trainer = make_trainer(cfg, callbacks, folder, logs, LightningEnvironment())
         fast.enter_context(fast_cpu(trainer.strategy.root_device.type))
         checkpoint = last if last is not None and last.is_file() else None
         trainer.fit(learner, Loader(trainer, make, num_steps), ckpt_path=checkpoint, weights_only=True)

@@ -6,20 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from anndata import AnnData
 from torch.overrides import TorchFunctionMode
 
 from scperformer.attention import MustBeAllowed
 from scperformer.base.errors import InputError
 from scperformer.base.progress import progress
-from scperformer.config import HeadConfig, ModelConfig, TokensConfig, checked
+from scperformer.cells import find_query
+from scperformer.config import HeadConfig, ModelConfig, PredictConfig, TokensConfig, checked
 from scperformer.genes import KIND_NAMES, id_kind, map_genes
 from scperformer.model import SavedModel, damaged_model, encoder_is_silent, read_model, require_annotator, resolve_model
+from scperformer.network.batches import Cells
 from scperformer.network.encoder import Encoder
-from scperformer.network.inference import torch_state_kept
+from scperformer.network.inference import CPU_BATCH_CELLS, predicting, torch_state_kept
 from scperformer.network.network import CellTypeModel, LinearModel
+from scperformer.network.tokens import Batch
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +65,34 @@ class Model:
     @property
     def tokens(self) -> TokensConfig:
         return TokensConfig(**self.saved.config["tokens"])
+
+    def batch(self, adata: AnnData, **options: Any) -> Batch:
+        """Return the tokens of all cells for `network`, a plain torch module, in the order of the cells.
+
+        Genes and values are recognised as by `annotate`: cells are aligned to the genes of the model and normalised.
+        `batch[rows]` has some of the cells, and `batch.to(device)` is a copy on a device.
+
+        Parameters
+        ----------
+        options
+            Options of `predict` by their names, such as `source="layers/counts"`.
+
+        Raises
+        ------
+        InputError
+            The cells have no usable expression, or too few genes of the model.
+        """
+        query = find_query(adata, self.saved, PredictConfig(inputs=["AnnData in memory"], **options), "the cells")
+        cells = Cells(query.all_cells(), self.tokens, measured=query.measured)
+        return cells.batch(np.arange(len(cells)))
+
+    @torch.inference_mode()
+    def encode(self, adata: AnnData, **options: Any) -> torch.Tensor:
+        """Return the vectors of cells that the encoder gives the head, float32 N x D, as `batch` recognises them."""
+        batch = self.batch(adata, **options)
+        with torch_state_kept(), predicting(self.network):
+            parts = [self.network.cell_vectors(batch[rows]) for rows in torch.arange(len(batch)).split(CPU_BATCH_CELLS)]
+        return torch.cat(parts)
 
     @property
     def facts(self) -> dict[str, str]:
@@ -164,8 +197,6 @@ def as_model(saved: SavedModel, path: Path) -> Model:
         if name not in saved.weights:
             raise damaged_model(path, f"no weights '{name}'")
     baseline = LinearModel(saved.weights["baseline.weight"], saved.weights["baseline.bias"])
-    if encoder_is_silent(saved.scales):
-        network.linear_alone = saved.scales["encoder"] == 0
     return Model(saved, path, network.eval(), baseline)
 
 

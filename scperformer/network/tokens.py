@@ -55,6 +55,15 @@ class Batch:
         """Copy to another device; from pinned memory the copy is asynchronous."""
         return Batch(*(tensor.to(device, non_blocking=tensor.is_pinned()) for tensor in self.tensors))
 
+    def __len__(self) -> int:
+        return len(self.x_BL)
+
+    def __getitem__(self, rows: torch.Tensor | list[int]) -> "Batch":
+        """Return the tokens of the cells with these row numbers, padded to the longest of them."""
+        keep_BL = self.keep_BL[rows]
+        length = int(keep_BL.sum(1).max())
+        return Batch(*(tensor[rows, :length] for tensor in self.tensors))
+
     def pin_memory(self) -> "Batch":
         """Copy to page-locked memory, from which a GPU can copy asynchronously."""
         return Batch(*(tensor.pin_memory() for tensor in self.tensors))

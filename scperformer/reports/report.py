@@ -240,6 +240,7 @@ def _facts(content: Content) -> dict[str, Any]:
         "encoder": samples[0].encoder,
         "branches": branch_names(samples[0].encoder),
         "encoder_is_silent": encoder_is_silent(scales),
+        "decides": any(summary["num_decided"] is not None for summary in content.summaries),
         "min_cells": MIN_CELLS,
         "several_models": len({sample.adapted for sample in samples}) > 1,
     }

@@ -170,6 +170,7 @@ def train_on(
     weights = refit(training, fitted, linear_options, metrics["scales"])
     if training.network.encoder is not None:
         metrics["encoder"] = encoder_facts(training.network.encoder, training.cfg)
+    log_scores(metrics, training)
     saved = SavedModel(
         name=folder.stem.removesuffix(".model"),
         genes=reference.genes,
@@ -183,7 +184,7 @@ def train_on(
         held_out=held_out,
         **recorded,
     )
-    log_scores(metrics, saved.branch_scores)
+    log_branch_scores(saved)
     if cfg.card == "full" and reference_cells is not None:
         metrics["conditions"] = conditions_table(as_model(saved, folder), reference_cells, cfg.seed)
     metrics["seconds"] = round(time.perf_counter() - begin, 1)
@@ -415,19 +416,25 @@ def refit(
     return weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias}
 
 
-def log_scores(metrics: dict[str, Any], branch_scores: dict[str, dict[str, float]]) -> None:
-    """Log the scores of the model beside those of its branches, and of logistic regression."""
-    if branch_scores:
-        titles = branch_names(metrics["encoder"])
-        texts = [
-            f"{titles[name]} {part['accuracy']:.3f}, {part['macro_f1']:.3f}, {part['loss']:.3f}"
-            for name, part in branch_scores.items()
-        ]
-        log.info("out-of-fold accuracy, macro-F1 and loss: %s", "; ".join(texts))
+def log_scores(metrics: dict[str, Any], training: Training) -> None:
+    """Log the scores of the model beside those of logistic regression."""
     best_epoch = metrics["best_epoch"]
-    how = f"best epoch {best_epoch}" if best_epoch else "scales from out-of-fold calls"
+    how = f"best epoch {best_epoch}" if best_epoch else "fitted, without training"
+    if training.network.encoder is not None and not best_epoch:
+        how = f"trained for {training.cfg.trainer.max_steps} steps"
     ours = metrics["model"]
     baseline = metrics["baseline"]
     text = "%s (%s): accuracy %.3f, macro-F1 %.3f on %d validation cells; logistic regression %.3f, %.3f"
     scores = ours["accuracy"], ours["macro_f1"], metrics["num_val_cells"], baseline["accuracy"], baseline["macro_f1"]
     log.info(text, how, sum_of_branches(metrics["scales"]), *scores)
+
+
+def log_branch_scores(saved: SavedModel) -> None:
+    """Log the out-of-fold scores of each branch alone beside those of both."""
+    titles = branch_names(saved.metrics.get("encoder", {}))
+    texts = [
+        f"{titles[name]} {scores['accuracy']:.3f}, {scores['macro_f1']:.3f}, {scores['loss']:.3f}"
+        for name, scores in saved.branch_scores.items()
+    ]
+    if texts:
+        log.info("out-of-fold accuracy, macro-F1 and loss: %s", "; ".join(texts))

@@ -367,7 +367,7 @@ def test_model_changed_by_hand(case, sample, model, refused):
 @pytest.mark.parametrize("step", ["check", "preprocess", "predict"])
 def test_model_of_a_newer_format(step, sample, model, refused):
     change_saved(model, format_version=99)
-    assert mentions(refused(step, sample, "model_path=model"), "model format 99", "format 6", "update scperformer")
+    assert mentions(refused(step, sample, "model_path=model"), "model format 99", "format 7", "update scperformer")
 
 
 @pytest.mark.parametrize(

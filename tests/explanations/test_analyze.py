@@ -374,7 +374,9 @@ def test_mistakes(command, sample, tiny_model, tmp_path, mistake):
 def test_model_without_an_encoder(command, sample, linear_model, tmp_path):
     ran = command("analyze", "spectrum", sample, f"model_path={linear_model}")
     assert ran.code == 2
-    assert ran.err.splitlines()[-1].startswith("error: model linear without an encoder; expected")
+    assert ran.err.splitlines()[-1].startswith(
+        "error: model linear without layers of attention between tokens; expected"
+    )
     assert files(tmp_path) == ["sample.h5ad"]
 
 

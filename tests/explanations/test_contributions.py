@@ -78,7 +78,9 @@ def test_a_linear_head_has_a_closed_form():
     found = find_contributions(network, cells, LABEL_OF_CELL)
     vectors = network.encoder.embedding.gene.weight.detach().double().numpy()
     weight = network.head.labels.weight.detach().double().numpy()
-    start = weight @ -network.pool.centre_D.double().numpy() + network.head.labels.bias.detach().double().numpy()
+    start = (
+        weight @ -network.encoder.reader.mean_X.double().numpy() + network.head.labels.bias.detach().double().numpy()
+    )
     x = cells.x.toarray().astype(np.float64)
     expected = np.zeros((5, GENES))
     for cell, label in enumerate(LABEL_OF_CELL):
@@ -100,7 +102,7 @@ def test_a_head_with_relu_is_integrated_gradients(with_all):
     layers = [part for part in [*network.head.hidden, network.head.labels] if isinstance(part, torch.nn.Linear)]
     weights = [(layer.weight.detach().double().numpy(), layer.bias.detach().double().numpy()) for layer in layers]
     vectors = network.encoder.embedding.gene.weight.detach().double().numpy()[:GENES]
-    centre = network.pool.centre_D.double().numpy()
+    centre = network.encoder.reader.mean_X.double().numpy()
     for cell, label in enumerate(LABEL_OF_CELL):
         x = cells.x[cell].toarray().ravel().astype(np.float64)
         values = 20 * x / max(np.sqrt((x**2).sum()), 1e-12)
@@ -126,18 +128,46 @@ def _alone(network: CellTypeModel) -> CellTypeModel:
     return linear
 
 
-def test_the_path_of_the_heads_input_is_that_of_the_tokens(monkeypatch):
-    """An encoder without layers gives the same contributions when it is treated as if it had layers."""
-    monkeypatch.setattr(contributions, "MIN_STEPS", 64)
-    monkeypatch.setattr(contributions, "MAX_STEPS", 64)
-    network = make(linear=False)
+@pytest.mark.parametrize("attention", ["favor", "softmax"])
+def test_a_performer_is_integrated_gradients_from_the_mean_cell(attention):
+    """Equation 1 of Sundararajan et al. (2017) over the expression of every gene, in 1,000 steps of float64."""
+    network = made_performer(attention)
     cells = make_cells()
-    short = find_contributions(network, cells, LABEL_OF_CELL)
-    monkeypatch.setattr(network.encoder, "encode", lambda h_BLD, batch: h_BLD)
-    network.encoder.stack.append("a layer")  # not called: `encode` is replaced
-    long = find_contributions(network, cells, LABEL_OF_CELL)
-    np.testing.assert_allclose(short.genes.toarray(), long.genes.toarray(), rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(short.bias, long.bias, rtol=1e-5)
+    performer = network.encoder.double()
+
+    def sums(w_SG: torch.Tensor) -> torch.Tensor:
+        sums_SX = w_SG @ performer.table()
+        return torch.cat([sums_SX, w_SG], dim=1) if performer.needs_expression else sums_SX
+
+    mean_G = torch.full((GENES,), 0.7, dtype=torch.float64)
+    with torch.no_grad():
+        performer.reader.mean_X.copy_(sums(mean_G[None])[0])
+    found = find_contributions(network.float(), cells, LABEL_OF_CELL)
+    network.double()
+    for cell, label in enumerate(LABEL_OF_CELL):
+        x = torch.from_numpy(cells.x[cell].toarray().ravel().astype(np.float64))
+        w_G = 20 * x / x.norm().clamp_min(1e-12)
+        places_S = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+        points_SG = (mean_G + places_S[:, None] * (w_G - mean_G)).requires_grad_()
+        logits_S = network.head(performer.from_sums(sums(points_SG)))[0][:, label]
+        (gradient_SG,) = torch.autograd.grad(logits_S.sum(), points_SG)
+        expected = (w_G * gradient_SG.mean(dim=0)).numpy()
+        allowed = 3 * SUM_TOLERANCE * max(1, np.abs(expected).sum())
+        np.testing.assert_allclose(found.genes[[cell]].toarray().ravel(), expected, rtol=0, atol=allowed)
+    assert np.abs(found.errors[1:]).max() < 0.1  # an empty cell reads nothing, which is no point of the path
+
+
+def made_performer(attention: str) -> CellTypeModel:
+    """Return a network with random weights whose encoder is a Performer, without a linear branch."""
+    torch.manual_seed(0)
+    model = ModelConfig(dim=8, positions="coexpression", queries="cell", linear=False)
+    head = HeadConfig(name="weighted", hidden=[8])
+    options = {"tokens": TokensConfig(), "model": model, "attention": {"name": attention}, "head": head}
+    network = CellTypeModel(GENES, LABELS, **options).eval()
+    network.encoder.embedding.set_gene_vectors(0.3 * torch.randn(GENES, 8))
+    network.encoder.start(make_cells().x, torch.Generator().manual_seed(0))
+    torch.nn.init.normal_(network.encoder.reader.stack[0].to_out.weight, std=0.3)
+    return network
 
 
 ENCODERS = {

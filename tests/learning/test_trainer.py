@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,13 +11,14 @@ import pandas as pd
 import pytest
 import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
+from support.fake_loggers import fake_mlflow, fake_wandb
 from support.learning import cells, cfg, last_state, new_network  # noqa: F401 - fixtures
 
 from scperformer.base.errors import InputError
 from scperformer.base.progress import Progress
-from scperformer.config import TrainerConfig
+from scperformer.config import LoggerConfig, TrainerConfig, make_config
 from scperformer.learning import trainer
-from scperformer.learning.trainer import EPOCHS_TABLE, Device, EpochLog, device_of, processes_from
+from scperformer.learning.trainer import EPOCHS_TABLE, Device, EpochLog, device_of, processes_from, require_loggers
 from scperformer.training.supervised import Learner, train_network
 
 
@@ -242,3 +244,72 @@ def test_the_bar_counts_epochs_from_1_cells_and_the_best_score(tmp_path):
     trainer.current_epoch = 2
     epochs.on_train_epoch_start(trainer, learner)
     assert shown.text == "epoch 3/3, best macro-F1 0.800"
+
+
+# --- Weights & Biases, MLflow ----------------------------------------------------------------------------------------
+
+
+def one_epoch(cells, cfg, folder, logger: str) -> None:
+    """Train for an epoch with a preset of `logger`."""
+    options = replace(cfg, trainer=replace(cfg.trainer, max_epochs=1))
+    options.logger = make_config("train", ["inputs=[x]", "label_key=x", f"logger={logger}", "logger.csv=false"]).logger
+    train, val, _ = cells
+    train_network(new_network(cells, options), train, val, options, folder)
+
+
+@pytest.mark.parametrize("mode", [None, "online"])
+def test_wandb_gets_the_scores_and_stays_offline_unless_asked(mode, cells, cfg, tmp_path, monkeypatch):
+    init = fake_wandb(monkeypatch)
+    if mode is None:
+        monkeypatch.delenv("WANDB_MODE", raising=False)
+    else:
+        monkeypatch.setenv("WANDB_MODE", mode)
+    seen = []
+    init.side_effect = lambda **_: seen.append(os.environ["WANDB_MODE"]) or init.return_value
+    one_epoch(cells, cfg, tmp_path / "mine.run", "wandb")
+    assert seen == [mode or "dryrun"]  # wandb's name for its offline mode
+    assert os.environ.get("WANDB_MODE") == mode
+    assert {name: init.call_args.kwargs[name] for name in ("name", "project", "dir")} == {
+        "name": "mine",
+        "project": "scperformer",
+        "dir": str(tmp_path / "mine.run"),
+    }
+    run = init.return_value
+    scores = [call.args[0] for call in run.log.call_args_list]
+    assert any("val_macro_f1" in each for each in scores)
+    options = run.config.update.call_args.args[0]
+    assert options["model"]["dim"] == cfg.model.dim
+    assert "gene2vec_path" not in options["model"]
+    run.finish.assert_called_once_with()
+
+
+def test_a_wandb_run_of_the_user_goes_on(cells, cfg, tmp_path, monkeypatch):
+    run = fake_wandb(monkeypatch).return_value
+    sys.modules["wandb"].run = run
+    one_epoch(cells, cfg, tmp_path, "wandb")
+    assert run.log.called
+    assert not run.finish.called
+
+
+@pytest.mark.parametrize("address", [None, "http://mlflow.example"])
+def test_mlflow_gets_the_scores_in_a_file_of_the_run_unless_asked(address, cells, cfg, tmp_path, monkeypatch):
+    client = fake_mlflow(monkeypatch)
+    if address is None:
+        monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    else:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    one_epoch(cells, cfg, tmp_path / "mine.run", "mlflow")
+    client.assert_called_once_with(address or f"sqlite:///{tmp_path}/mine.run/mlflow.db")
+    calls = [call.kwargs for call in client.return_value.log_batch.call_args_list]
+    assert "val_macro_f1" in [each.key for call in calls for each in call.get("metrics", [])]
+    options = {each.key: each.value for call in calls for each in call.get("params", [])}
+    assert options["model/dim"] == str(cfg.model.dim)
+    assert client.return_value.set_terminated.call_args.args[1] == "FINISHED"
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_logger_that_is_not_installed_is_refused(name, monkeypatch):
+    monkeypatch.setattr(trainer.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=rf"logger\.{name}=true without {name}; .* 'pip install {name}'"):
+        require_loggers(LoggerConfig(**{name: True}))
+    require_loggers(LoggerConfig())

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import anndata as ad
 import numpy as np
@@ -9,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy import sparse
+from scipy.special import softmax
 from support.twins import CASES
 from support.words import as_options
 
@@ -16,7 +18,7 @@ import scperformer
 from scperformer.attention import MECHANISMS
 from scperformer.base.errors import InputError
 from scperformer.cells import find_query
-from scperformer.config import HeadConfig, ModelConfig, PredictConfig, TokensConfig
+from scperformer.config import HeadConfig, ModelConfig, PredictConfig, TokensConfig, make_config
 from scperformer.files import rows
 from scperformer.network import (
     Cells,
@@ -28,6 +30,7 @@ from scperformer.network import (
     torch_state_kept,
 )
 from scperformer.prediction import run_predict
+from scperformer.training.train import run_train
 
 
 @pytest.fixture(scope="module")
@@ -316,35 +319,41 @@ def test_loading_says_that_an_encoder_has_no_influence(tiny_model, tmp_path, cap
     assert ("its labels come from the linear branch alone" in caplog.text) == said
 
 
-def test_an_encoder_of_scale_zero_is_not_run(counts_adata, tiny_model, tmp_path, monkeypatch):
-    """The linear branch alone gives the labels that the sum of both branches gives."""
+def test_an_encoder_without_influence_embeds_cells_nevertheless(counts_adata, tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model, tmp_path / "m")
     info = json.loads((folder / "bundle.json").read_text())
     info["metrics"]["scales"]["encoder"] = 0.0
     (folder / "bundle.json").write_text(json.dumps(info))
+    expected = scperformer.embed(counts_adata, load_model(tiny_model))
     model = load_model(folder)
-    model.network.linear_alone = False
-    both = scperformer.annotate(counts_adata.copy(), model)
-    model.network.linear_alone = True
-    monkeypatch.setattr(type(model.network.encoder), "forward", lambda *_: pytest.fail("the encoder was run"))
-    alone = scperformer.annotate(counts_adata.copy(), model)
-    pd.testing.assert_frame_equal(both.obs, alone.obs)
-    assert alone.obsm["X_scperformer"].shape == (counts_adata.n_obs, len(model.saved.labels))
-    assert load_model(tmp_path / "m").network.linear_alone
+    assert expected.shape == (counts_adata.n_obs, model.saved.config["model"]["dim"])
+    np.testing.assert_array_equal(scperformer.embed(counts_adata, model), expected)
+    np.testing.assert_array_equal(scperformer.annotate(counts_adata.copy(), model).obsm["X_scperformer"], expected)
 
 
-def test_labels_that_depend_on_the_encoder_are_counted(counts_adata, model, write, command, monkeypatch, caplog):
+def test_embedding_without_an_encoder_is_said_to_be_logits(counts_adata, write, tmp_path, caplog):
+    cfg = make_config("train", [f"inputs=['{write(counts_adata)}']", "label_key=cell_type", "experiment=linear"])
+    model = load_model(run_train(replace(cfg, output=str(tmp_path / "linear"))))
+    embedding = scperformer.embed(counts_adata, model)
+    assert "model linear has no encoder: the embedding is the logits of the linear branch" in caplog.messages
+    proba = scperformer.annotate(counts_adata.copy(), model).obsm["scperformer_proba"]
+    np.testing.assert_allclose(softmax(embedding, axis=1), proba, atol=1e-6)
+
+
+def test_labels_that_depend_on_the_encoder_are_counted(counts_adata, model, write, monkeypatch, caplog):
     """Of cells whose branches disagree: in blocks of 16 cells, in any order, and without a cell that has no counts."""
     rng = np.random.default_rng(0)
     noisy = counts_adata[rng.permutation(120)].copy()
-    noisy.X = sparse.csr_matrix(rng.binomial(noisy.X.toarray().astype(int), 0.05), dtype=np.float32)
-    noisy.X[0] = 0
-    noisy.X.eliminate_zeros()
-    path = write(noisy)
-    given = [f"model_path={model.path}", "adapt=false"]
-    assert command("predict", path, *given).code == 0
-    record = ad.read_h5ad("sample.annotated.h5ad").uns["scperformer"]
-    x = find_query(noisy, model.saved, PredictConfig(inputs=["x"])).all_cells()
+    counts = rng.binomial(noisy.X.toarray().astype(int), 0.05)
+    counts[0] = 0
+    noisy.X = sparse.csr_matrix(counts, dtype=np.float32)
+    path = str(write(noisy))
+    model = load_model(model.path)
+    torch.manual_seed(0)
+    torch.nn.init.normal_(model.network.head.labels.weight)  # after one epoch of training the encoder hardly counts
+    cfg = PredictConfig(inputs=[path], adapt="false")
+    record = ad.read_h5ad(*run_predict(cfg, model)).uns["scperformer"]
+    x = find_query(noisy, model.saved, cfg).all_cells()
     linear, encoder = branch_logits(model.network, Cells(x, model.tokens), 64)
     differ = linear.argmax(1) != (linear + encoder).argmax(1)
     assert 3 < differ[1:].sum() < 110

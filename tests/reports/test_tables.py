@@ -198,6 +198,16 @@ def test_what_each_branch_adds_is_shown_for_each_condition(samples):
     assert table.rows[5][1:4] == pytest.approx([0.8, 0.7, 0.2])
 
 
+def test_labels_that_the_encoder_decides_are_in_the_table_of_samples(samples, cells, labels):
+    def table():
+        return tables.sample_table([tables.summarise(sample, cells, labels) for sample in samples], [], None)
+
+    assert "Labels decided by the encoder" not in dict(table().columns)
+    samples[1].facts["encoder"] = {"num_cells": 5, "num_decided": 2}
+    place = list(dict(table().columns)).index("Labels decided by the encoder")
+    assert [row[place] for row in table().rows] == [None, 2]
+
+
 def test_confusion_matrix_has_the_counts_of_true_and_predicted_labels(samples):
     truths = [np.array(words.split(), dtype=object) for words in ("T T T T", "mast B B T B")]
     evaluation = compare(samples, truths, "truth")

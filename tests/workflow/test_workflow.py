@@ -194,12 +194,14 @@ GPUS[2] = "trainer=gpu trainer.devices=2 trainer.threads"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, *(pytest.param(count, marks=pytest.mark.slow) for count in (0, 2))])
-def test_only_training_asks_for_gpus(user: Path, count: int) -> None:
+def test_training_and_prediction_ask_for_gpus(user: Path, count: int) -> None:
     config = ["reference=reference.h5ad", "samples=samples.tsv", f"gpu={count}"]
     run = snakemake(user, "--dry-run", "--printshellcmds", "--config", *config)
     assert GPUS[count] in run.stdout
     asking = re.findall(r"^rule (\w+):(?:\n    .*)*?\n    resources: .*\bgpu=(\d)", run.stdout, flags=re.MULTILINE)
-    assert asking == [("train", str(count))]
+    expected = {"train": count, "predict": min(count, 1), "predict_share": min(count, 1), "gather": 0}
+    assert {(rule, int(num)) for rule, num in asking} == set(expected.items())
+    assert ("device=auto" if count else "device=cpu") in run.stdout
 
 
 # --- runs with a program that only writes files ---------------------------------------------------------------
