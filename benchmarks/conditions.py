@@ -34,11 +34,13 @@ from scperformer.cells import align
 from scperformer.trust import calibration_error
 
 GENE_SETS = 2  # random gene sets of a row for each seed; its line has their means
+LAYERS = ["experiment=encoder", "conditions=full", "model=pooled", "model.depth=1", "model.queries=tokens"]
 OURS: dict[str, tuple[list[str], list[str]]] = {  # column -> options of `train` and of `predict`
     "linear": (["experiment=linear"], ["adapt=false"]),
     "linear_adapted": (["experiment=linear"], ["adapt=true"]),
     "default": ([], []),
-    "encoder": (["experiment=encoder", "conditions=full", "model=coexpression", "model.depth=1"], ["adapt=false"]),
+    "pooled": (["model=pooled"], []),  # the default without attention
+    "encoder": (LAYERS, ["adapt=false"]),
 }
 COLUMNS = ["lr", "lr_refitted", *OURS, "perceptron", "celltypist"]
 

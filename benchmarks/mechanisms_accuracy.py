@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--with-linear", action="store_true", help="keep the linear branch")
-    parser.add_argument("overrides", nargs="*", help="more options of 'scperformer train', such as model=small")
+    parser.add_argument("overrides", nargs="*", help="more options of 'scperformer train', such as model.dim=64")
     arguments = parser.parse_intermixed_args()
     branches = [] if arguments.with_wide else ["model.linear=false"]
     options = [f"trainer.max_epochs={arguments.epochs}", *branches, *arguments.overrides]

@@ -1,7 +1,7 @@
 """Training from disk compared with training in memory: cells per second, and memory of whole runs.
 
     python benchmarks/streaming.py pbmc3k.h5ad
-    python benchmarks/streaming.py pbmc3k.h5ad --cells 20000 --rounds 3 model=small
+    python benchmarks/streaming.py pbmc3k.h5ad --cells 20000 --rounds 3 model=tiny
     python benchmarks/streaming.py pbmc3k.h5ad --cells 20000,1000000 --disk-only
 
 The temporary files consist of cells of the given file, drawn with replacement. Memory is measured for `scperformer

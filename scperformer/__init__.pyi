@@ -11,6 +11,7 @@ from .api import preprocess as preprocess
 from .api import pretrain as pretrain
 from .api import report as report
 from .api import train as train
+from .attention import Additive as Additive
 from .attention import Attention as Attention
 from .attention import AttentionOptions as AttentionOptions
 from .attention import register_attention as register_attention

@@ -64,16 +64,18 @@ FITS = {
     "scipy.stats",
     "scipy.optimize",
 }  # torch's optimisers load its compiler
+SCANPY = {"scanpy", "numba", "sklearn", "matplotlib", "scipy.stats", "scipy.optimize"}  # it prepares references
 MAY_LOAD = {
     "check PBMC": set(),
-    "preprocess PBMC output=FOLDER/prepared.h5ad": set(),
+    "preprocess PBMC output=FOLDER/prepared.h5ad": SCANPY,
     "train PBMC label_key=cell_type output=FOLDER/model": {
         *FITS,
+        *SCANPY,
         "pytorch_lightning",
-        "matplotlib",
         "scipy.signal",
-        "jinja2",
     },
+    "preprocess PBMC model_path=FOLDER/model output=FOLDER/aligned.h5ad": set(),
+    "predict PBMC output=FOLDER/by_packaged.h5ad": {"torch"},
     "predict PBMC model_path=FOLDER/model output=FOLDER/annotated.h5ad": {"torch"},
     "adapt FOLDER/model PBMC output=FOLDER/adapted": FITS,
     "evaluate FOLDER/annotated.h5ad truth_key=cell_type output=FOLDER/evaluation": set(),
@@ -91,8 +93,11 @@ def require_useful(step: str, folder: Path) -> None:
     assert set(found) <= MAY_LOAD[step], step
 
 
-def test_a_check_loads_no_slow_module(tmp_path):
-    require_useful("check PBMC", tmp_path)
+@pytest.mark.parametrize(
+    "step", ["check PBMC", "predict PBMC output=FOLDER/by_packaged.h5ad"], ids=["check", "predict"]
+)
+def test_cells_to_annotate_load_no_slow_module(step, tmp_path):
+    require_useful(step, tmp_path)
 
 
 @pytest.mark.slow

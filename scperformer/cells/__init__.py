@@ -10,7 +10,8 @@ In reading order:
 - Cells to annotate: `query` (with the genes of a model), `quality` (empty cells, mitochondrial expression, doublets).
 
 Cells and genes are filtered in one place, `on_disk.make_collection`, block by block, for cells in memory and on disk
-alike. In this room scanpy, which takes over a second to import, is only used for Scrublet.
+alike. scanpy filters and normalises cells to learn from, and finds doublets. It takes over a second to import, so cells
+to annotate are prepared without it, to the same bits.
 """
 
 from scperformer.cells.alignment import (

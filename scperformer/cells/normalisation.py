@@ -1,27 +1,49 @@
 """Normalised expression, ln(1 + counts per 10,000): from any kind of values, from counts, and over some genes alone.
 
-`normalise` follows scanpy's `normalize_total` and `log1p`. It is not made of them: scanpy takes 1.4 s to import, which
-is more than the rest of a short prediction, works on an AnnData, and differs in the last bit of one value in nine.
+References are normalised by scanpy's `normalize_total` and `log1p`. Cells to annotate are normalised by
+`normalise_counts`, as importing scanpy takes longer than the rest of a short prediction. Both compute the same bits.
 """
 
 import math
+from types import ModuleType
 from typing import TypeAlias
 
 import numpy as np
+from anndata import AnnData
 from scipy import sparse
 
+from scperformer.base.errors import InputError
 from scperformer.cells.detect import Findings
 from scperformer.cells.values import ASSUMED_TOTAL, undo_log1p
 
 AnyMatrix: TypeAlias = sparse.spmatrix | sparse.sparray | np.ndarray
 
 
-def normalise(x: AnyMatrix, findings: Findings, target_sum: float) -> sparse.csr_matrix:
+def import_scanpy() -> ModuleType:
+    """Return scanpy, which takes over a second to import: only functions that use it call this.
+
+    Raises
+    ------
+    InputError
+        There is no folder to which numba may write the functions that it compiles for scanpy.
+    """
+    try:
+        import scanpy
+    except RuntimeError as error:
+        if "no locator available" not in str(error):
+            raise
+        found = "no folder in which numba can keep what it compiles for scanpy"
+        expected = "a home folder that can be written to, or another folder in NUMBA_CACHE_DIR"
+        raise InputError(found, expected, "export NUMBA_CACHE_DIR=FOLDER") from error
+    return scanpy
+
+
+def normalise(x: AnyMatrix, findings: Findings, target_sum: float, *, with_scanpy: bool = False) -> sparse.csr_matrix:
     """Return ln(1 + target_sum * value / total of the cell), with totals over all genes of `x`.
 
     Values that already have this form are not changed, bit for bit. Other log1p values are made linear first. Their
     total is the recognised total, or 10,000 if none was recognised; if `findings` are relative, it is the sum of the
-    cell's values.
+    cell's values. The result is the same with scanpy and without, bit for bit.
 
     Returns
     -------
@@ -40,22 +62,41 @@ def normalise(x: AnyMatrix, findings: Findings, target_sum: float) -> sparse.csr
             rows.data = np.log1p(linear * (target_sum / total)).astype(np.float32)
             return rows
         rows.data = linear.astype(np.float32)
-    totals = rows @ np.ones(rows.shape[1])
-    factors = np.divide(target_sum, totals, out=np.zeros_like(totals), where=totals != 0)
-    rows.data *= np.repeat(factors.astype(np.float32), np.diff(rows.indptr))
-    np.log1p(rows.data, out=rows.data)
-    return rows
+    return _normalise_with_scanpy(rows, target_sum) if with_scanpy else normalise_counts(rows, target_sum)
+
+
+def _normalise_with_scanpy(counts: sparse.csr_matrix, target_sum: float) -> sparse.csr_matrix:
+    """Return what `normalise_counts` returns, computed by scanpy in place."""
+    scanpy = import_scanpy()
+    # scanpy warns about cells without counts, which are no problem here: it gets only the others.
+    is_filled = np.diff(counts.indptr) > 0
+    if not is_filled.any():
+        return counts
+    content = (counts.data, counts.indices, np.append(0, counts.indptr[1:][is_filled]))
+    cells = AnnData(sparse.csr_matrix(content, shape=(int(is_filled.sum()), counts.shape[1])))
+    scanpy.pp.normalize_total(cells, target_sum=float(target_sum))
+    scanpy.pp.log1p(cells)
+    counts.data = cells.X.data
+    return counts
 
 
 def normalise_counts(counts: sparse.csr_matrix, target_sum: float) -> sparse.csr_matrix:
     """Return ln(1 + target_sum * count / total of the cell), with totals over the columns of `counts`.
 
-    Unlike `normalise`, it computes in float64 before it rounds to float32, and does not look for other kinds of values.
+    The operations are those of scanpy's `normalize_total` and `log1p`, in the same order and precision: totals are
+    added up in float64, everything else has the precision of `counts`, float32 or float64.
+
+    Returns
+    -------
+    CSR float32 with the indices of `counts`. Cells without counts stay zero.
     """
-    totals = counts @ np.ones(counts.shape[1])
-    factors = np.divide(target_sum, totals, out=np.zeros_like(totals), where=totals != 0)
-    values = np.log1p(counts.data * np.repeat(factors, np.diff(counts.indptr)))
-    return sparse.csr_matrix((values.astype(np.float32), counts.indices, counts.indptr), shape=counts.shape)
+    totals = (counts @ np.ones(counts.shape[1])).astype(counts.dtype)
+    divisors = totals / float(target_sum)
+    divisors[divisors == 0] = 1
+    values = counts.data / np.repeat(divisors, np.diff(counts.indptr))
+    np.log1p(values, out=values)
+    content = (values.astype(np.float32, copy=False), counts.indices, counts.indptr)
+    return sparse.csr_matrix(content, shape=counts.shape)
 
 
 def over_own_genes(x: sparse.csr_matrix, target_sum: float) -> sparse.csr_matrix:

@@ -1,7 +1,8 @@
 """Cells and genes of one or several files as one collection, in memory or on disk.
 
 Each file is read twice before training, block by block: to recognise its values, and to filter its cells and count the
-cells that express each gene. For cells that stay on disk, only their row numbers are kept in memory.
+cells that express each gene. scanpy filters and normalises each block; the numbers of cells are added up over the
+blocks. For cells that stay on disk, only their row numbers are kept in memory.
 """
 
 import logging
@@ -21,7 +22,7 @@ from scipy.sparse import csr_matrix
 from scperformer.base.errors import InputError
 from scperformer.cells.alignment import align_normalised, merge_genes
 from scperformer.cells.detect import Findings, detect_expression, gene_table, prepared_total, stored_expression
-from scperformer.cells.normalisation import normalise, over_own_genes
+from scperformer.cells.normalisation import import_scanpy, normalise, over_own_genes
 from scperformer.config import AUTO, NetworkConfig, PreprocessConfig, PretrainConfig, TrainConfig
 from scperformer.files import Matrix, Rows, open_stored, reading, require_readable
 from scperformer.genes import GeneMap, first_of_each, map_genes_of_files, repeated_note
@@ -204,7 +205,8 @@ class Collection:
                 begin, end = np.searchsorted(wanted, self.starts[file : file + 2])
                 with reading(part.path):
                     stored = _read_scattered(self._rows(file), part.kept[wanted[begin:end] - self.starts[file]])
-                normalised = normalise(part.merged(stored), part.findings, part.target_sum)  # over all its genes
+                merged = part.merged(stored)
+                normalised = normalise(merged, part.findings, part.target_sum, with_scanpy=True)  # over all its genes
                 x = align_normalised(normalised, self.maps[file], len(self.genes))
                 blocks.append(over_own_genes(x, part.target_sum) if self.own_totals else x)
             pieces.append(csr_matrix(sparse.vstack(blocks, "csr"))[place])
@@ -248,6 +250,7 @@ def make_collection(
     InputError
         A file cannot be used, or no cells or genes are left.
     """
+    scanpy = import_scanpy()
     parts = [_open_part(source, cfg) for source in sources]
     names, maps = map_genes_of_files(
         [part.var for part in parts], [part.path.name for part in parts], vocabulary, cfg.species
@@ -260,12 +263,15 @@ def make_collection(
             for start, block in part.rows().blocks():
                 x = csr_matrix(part.merged(block) > 0, dtype=np.float32)  # filters only ask whether a gene is expressed
                 shared = align_normalised(x, mapping, len(names))
-                keep = np.diff(shared.indptr) >= min_shared
+                keep = np.ones(block.shape[0], dtype=bool)
+                if min_shared:
+                    keep &= scanpy.pp.filter_cells(shared, min_genes=min_shared)[0]
                 if not part.is_prepared:
-                    keep &= np.diff(x.indptr) >= cfg.data.min_genes
+                    keep &= scanpy.pp.filter_cells(x, min_genes=cfg.data.min_genes)[0]
                 if left_out is not None:
                     keep &= ~left_out[offset + start : offset + start + len(keep)]
-                num_cells += np.bincount(shared[keep].indices, minlength=len(names))
+                # Genes are filtered by their cells in all blocks, so of each block only the numbers of cells are used.
+                num_cells += scanpy.pp.filter_genes(shared[keep], min_cells=0)[1]
                 kept.append(start + np.flatnonzero(keep))
         part.kept = np.concatenate(kept)
         offset += part.findings.num_cells

@@ -11,6 +11,7 @@ from scipy import sparse
 
 from scperformer.cells.detect import Findings
 from scperformer.cells.droplets import Droplets
+from scperformer.cells.normalisation import import_scanpy
 from scperformer.cells.values import undo_log1p
 from scperformer.files import Rows
 from scperformer.genes import human_genes, ids_and_symbols, name_columns, without_affixes
@@ -51,12 +52,13 @@ class Quality:
 
 
 def cell_quality(rows: Rows, is_mito: np.ndarray, findings: Findings) -> pd.DataFrame:
-    """Measure each cell.
+    """Measure each cell, as scanpy's `calculate_qc_metrics` does, but without the second that scanpy takes to import.
 
     Returns
     -------
-    Table with a row per cell and the float64 columns num_genes (expressed genes), total (sum of the values before any
-    logarithm) and mitochondrial (share of this total, 0 to 1).
+    Table with a row per cell and the float64 columns num_genes (expressed genes; scanpy's n_genes_by_counts), total
+    (sum of the values before any logarithm; total_counts) and mitochondrial (share of this total, 0 to 1; pct_counts_mt
+    in percent).
     """
     num_genes, totals, shares = (np.zeros(rows.shape[0]) for _ in range(3))
     for start, stored in rows.blocks():
@@ -179,8 +181,7 @@ def doublet_scores(rows: Rows, droplets: Droplets | None = None) -> tuple[np.nda
 
     Source: Wolock, Lopez and Klein 2019.
     """
-    import scanpy  # takes seconds to import
-
+    scanpy = import_scanpy()
     numbers = np.arange(rows.shape[0]) if droplets is None else np.sort(droplets.cells)
     counts = sparse.csr_matrix(rows.some(numbers), dtype=np.float32)
     numbers = numbers[np.diff(counts.indptr) > 0]

@@ -99,9 +99,11 @@ class Options:
 class DataConfig(Options):
     """Which cells and genes of a reference are kept, how it is normalised and split."""
 
-    target_sum: float = option(1e4, ABOVE_ZERO)  # counts per cell after normalisation
-    min_genes: int = option(50, ZERO_OR_MORE)  # reference cells that express fewer genes are dropped
-    min_cells: int = option(3, ZERO_OR_MORE)  # genes that fewer reference cells express are dropped
+    target_sum: float = option(1e4, ABOVE_ZERO)  # counts per cell after normalisation (scanpy.pp.normalize_total)
+    # reference cells that express fewer genes are dropped (scanpy.pp.filter_cells)
+    min_genes: int = option(50, ZERO_OR_MORE)
+    # genes that fewer reference cells express are dropped (scanpy.pp.filter_genes)
+    min_cells: int = option(3, ZERO_OR_MORE)
     # share of the labelled cells that is held out for early stopping; not used with `data.split=column`
     val_fraction: float = option(0.1, (lambda share: 0 < share < 1, "a share between 0 and 1"))
     # validation cells; stratified: at random within labels; group: whole donors or batches; column: those it names;

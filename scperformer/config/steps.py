@@ -79,7 +79,8 @@ class CheckConfig(_ModelOptions):
     """Describe files, and check whether a model can annotate them."""
 
     label_key: str | None = None  # check instead whether `train` would accept these labels
-    doublets: bool = False  # also look for likely doublets (Scrublet), in up to 20,000 cells; takes some seconds
+    # also look for likely doublets (scanpy.pp.scrublet), in up to 20,000 cells; takes some seconds
+    doublets: bool = False
     json: bool = False  # print the findings as JSON and nothing else; `--json` is the same
     output: str | None = None  # a file with the same JSON
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix, random
 
-from scperformer.cells import normalise_counts, recover_counts, thin
+from scperformer.cells import detect_expression, normalise, normalise_counts, recover_counts, thin
 
 
 @pytest.fixture
@@ -24,6 +24,11 @@ def test_counts_are_recovered_from_normalised_values(counts, target_sum, decimal
     found = recover_counts(x)
     close = np.abs(found.toarray() - counts.toarray()) <= (0 if decimals is None else 0.02 * counts.toarray())
     assert close.all()
+
+
+def test_counts_are_recovered_from_what_scanpy_has_normalised(pbmc3k):
+    found = recover_counts(normalise(pbmc3k.X, detect_expression(pbmc3k), 1e4, with_scanpy=True))
+    np.testing.assert_array_equal(found.data, pbmc3k.X.data)
 
 
 def test_cells_without_counts_stay_empty(counts):

@@ -1,13 +1,19 @@
 """Normalisation of any kind of values, compared with the plain formula."""
 
 import math
+import sys
+import warnings
 
+import anndata as ad
 import numpy as np
 import pytest
+import scanpy
 from scipy import sparse
 from support.normalised import findings_of, plain
 
+from scperformer.base.errors import InputError
 from scperformer.cells import detect_expression, normalise, normalise_counts, over_own_genes
+from scperformer.cells.normalisation import import_scanpy
 
 # The values are float32 (relative precision 6e-8), and so is scanpy's division by the total.
 TOLERANCE = {"rtol": 1e-6, "atol": 0}
@@ -35,6 +41,52 @@ def test_counts_are_normalised_by_the_plain_formula(counts_adata, make, target_s
     np.testing.assert_allclose(result.toarray(), plain(x, target_sum), **TOLERANCE)
     assert result[5].nnz == 0
     assert (abs(x - before)).max() == 0  # the user's matrix is unchanged
+
+
+def by_scanpy(x, target_sum):
+    """Normalise rows as scanpy's tutorials do."""
+    adata = ad.AnnData(x.copy())
+    scanpy.pp.normalize_total(adata, target_sum=target_sum)
+    scanpy.pp.log1p(adata)
+    return adata.X
+
+
+def weighted(counts):
+    """Counts with a weight for each gene, so that values and totals are no whole numbers."""
+    weights = np.random.default_rng(0).gamma(2.0, 1.0, counts.shape[1]).astype(np.float32)
+    return sparse.csr_matrix(counts.multiply(weights), dtype=np.float32)
+
+
+@pytest.mark.parametrize("with_scanpy", [False, True], ids=["ours", "scanpy"])
+@pytest.mark.parametrize("target_sum", [1e4, 2345.5])
+@pytest.mark.parametrize("make", [sparse.csr_matrix, weighted], ids=["counts", "linear"])
+def test_values_are_those_of_scanpy_bit_for_bit(pbmc3k, make, target_sum, with_scanpy):
+    """A model may have been trained on cells that scanpy has prepared: cells to annotate have the same values."""
+    x = make(pbmc3k.X)
+    result = normalise(x, findings_of(x), target_sum, with_scanpy=with_scanpy)
+    expected = by_scanpy(x, target_sum)
+    np.testing.assert_array_equal(result.indptr, expected.indptr)
+    np.testing.assert_array_equal(result.indices, expected.indices)
+    np.testing.assert_array_equal(result.data.view(np.int32), expected.data.view(np.int32))
+
+
+@pytest.mark.parametrize("num_filled", [0, 5])
+def test_scanpy_does_not_warn_about_empty_cells(counts_adata, num_filled):
+    counts = sparse.csr_matrix(sparse.diags([0.0] + [1.0] * num_filled + [0.0] * (119 - num_filled)) @ counts_adata.X)
+    findings = findings_of(counts_adata.X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = normalise(counts, findings, 1e4, with_scanpy=True)
+    np.testing.assert_allclose(result.toarray(), plain(counts), **TOLERANCE)
+
+
+def test_a_machine_on_which_scanpy_cannot_compile_is_refused(tmp_path, monkeypatch):
+    text = "cannot cache function 'sum_rows': no locator available for file 'rows.py'"
+    (tmp_path / "scanpy.py").write_text(f'raise RuntimeError("{text}")')
+    monkeypatch.delitem(sys.modules, "scanpy")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=r"no folder in which numba can keep .*export NUMBA_CACHE_DIR=FOLDER"):
+        import_scanpy()
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,16 @@ import math
 import anndata as ad
 import numpy as np
 import pytest
+import scanpy
 from scipy import sparse
 from support.normalised import plain, split_in_two
 
 from scperformer.base.errors import InputError
-from scperformer.cells import detect_expression, run_preprocess
+from scperformer.cells import align_rows, detect_expression, plan_alignment, run_preprocess
+from scperformer.cells.on_disk import make_collection
 from scperformer.cells.preprocess import prepare_reference
 from scperformer.config import DataConfig, PreprocessConfig
-from scperformer.files import PREPARED_KEY
+from scperformer.files import PREPARED_KEY, Rows
 
 # The values are float32 (relative precision 6e-8), and so is scanpy's division by the total.
 TOLERANCE = {"rtol": 1e-6, "atol": 0}
@@ -50,6 +52,29 @@ def test_reference_is_filtered_and_normalised_over_all_genes(counts_adata):
     assert (mark["genes"], mark["genes_dropped"]) == (len(genes), 200 - len(genes))
     assert (mark["target_sum"], mark["source"], mark["kind"]) == (1e4, "X", "counts")
     np.testing.assert_array_equal(adata.X.toarray(), dense)
+
+
+def test_a_reference_is_the_one_that_scanpy_prepares_bit_for_bit(pbmc3k, write, monkeypatch):
+    """In memory and from disk, in blocks; and cells to annotate are prepared to the same values without scanpy."""
+    expected = pbmc3k.copy()
+    scanpy.pp.filter_cells(expected, min_genes=800)
+    _, num_cells = scanpy.pp.filter_genes(expected, min_cells=20, inplace=False)
+    scanpy.pp.normalize_total(expected, target_sum=1e4)
+    scanpy.pp.log1p(expected)
+    expected = expected[:, num_cells >= 20]
+    assert 100 < expected.n_obs < 900
+    assert 1000 < expected.n_vars < 13_000
+
+    monkeypatch.setattr(Rows, "block_cells", 300)
+    cfg = config(min_genes=800, min_cells=20)
+    prepared = prepare_reference(pbmc3k, cfg)
+    assert list(prepared.obs_names) == list(expected.obs_names)
+    assert list(prepared.var_names) == list(expected.var_names)
+    collection = make_collection([write(pbmc3k)], cfg)
+    plan = plan_alignment(pbmc3k.var, detect_expression(pbmc3k), collection.genes, target_sum=1e4, min_overlap=None)
+    aligned = align_rows(pbmc3k[prepared.obs_names].X, plan)
+    for x in (prepared.X, collection.read(np.arange(len(collection))), aligned):
+        np.testing.assert_array_equal(x.toarray().view(np.int32), expected.X.toarray().view(np.int32))
 
 
 def test_reference_from_pbmc_raw(pbmc):

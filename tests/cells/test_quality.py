@@ -7,6 +7,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+import scanpy
 from scipy import sparse
 from scipy.stats import median_abs_deviation
 
@@ -81,6 +82,18 @@ def test_a_large_file_is_sampled_in_runs_of_cells(cells, monkeypatch):
     seen = [*range(10), *range(26, 36), *range(53, 63), *range(80, 90)]
     assert measured(cells) == naive(cells.X.toarray()[seen])
     assert measured(cells)["num_empty"] == 1  # cell 4 is in a run, cell 50 is not
+
+
+def test_cells_are_measured_as_by_scanpy(pbmc3k):
+    is_mito = mitochondrial(pbmc3k.var)
+    found = cell_quality(Rows(pbmc3k.X), is_mito, detect_expression(pbmc3k))
+    expected, _ = scanpy.pp.calculate_qc_metrics(
+        ad.AnnData(pbmc3k.X, var=pd.DataFrame({"mt": is_mito})), qc_vars=["mt"], percent_top=None, log1p=False
+    )
+    assert is_mito.sum() == 13
+    np.testing.assert_array_equal(found["num_genes"], expected["n_genes_by_counts"])
+    np.testing.assert_array_equal(found["total"], expected["total_counts"])
+    np.testing.assert_allclose(100 * found["mitochondrial"], expected["pct_counts_mt"], rtol=1e-6)  # of float32
 
 
 def test_stored_zeros_are_not_counted_as_genes(cells):

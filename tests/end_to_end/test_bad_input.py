@@ -442,7 +442,7 @@ def test_bad_options(case, sample, model, refused):
 
 
 @pytest.mark.parametrize(
-    ("step", "word"), [("check", "model=small"), ("preprocess", "model=small"), ("predict", "+model=small")]
+    ("step", "word"), [("check", "model=tiny"), ("preprocess", "model=tiny"), ("predict", "+model=tiny")]
 )
 def test_a_preset_where_a_trained_model_is_meant(step, word, sample, refused):
     error = refused(step, sample, word)

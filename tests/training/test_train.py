@@ -14,6 +14,7 @@ import time
 import warnings
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import anndata as ad
 import numpy as np
@@ -630,3 +631,20 @@ def test_a_panel_that_changed_does_not_resume(counts_adata, write, tmp_path, mon
         with pytest.raises(TypeError):
             run_train(config(path, f"conditions.genes='{panel}'"))
     assert seen[0] != seen[1]
+
+
+@pytest.mark.parametrize("encoder_helps", [True, False])
+def test_an_encoder_that_is_left_out_is_warned_of(encoder_helps, caplog):
+    labels = np.arange(40) % 2
+    truth = np.eye(2)[labels]
+    branches = (
+        (np.roll(truth, 3, axis=0), truth) if encoder_helps else (truth, np.random.default_rng(0).random((40, 2)))
+    )
+    network = SimpleNamespace(scale_branches=lambda linear, encoder: None)
+    training = SimpleNamespace(cfg=config("x"), val=SimpleNamespace(known_labels=labels), network=network)
+    with caplog.at_level("INFO", logger="scperformer"):
+        _, evidence = train_module.scale_by_validation(training, *branches)
+    assert (evidence["scales"]["encoder"] > 0) == encoder_helps
+    [record] = [each for each in caplog.records if each.message.startswith("encoder ")]
+    assert record.levelname == ("INFO" if encoder_helps else "WARNING")
+    assert ("model.linear=false" in record.message) != encoder_helps
