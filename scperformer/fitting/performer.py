@@ -186,7 +186,7 @@ def encoder_facts(encoder: Performer | Encoder, cfg: TrainConfig) -> dict[str, s
     tokens = TOKENS[cfg.tokens.unexpressed]
     if isinstance(encoder, Performer):
         kind = "Performer" if mechanisms else "pooled encoder"
-        tokens = f"{int((encoder.vectors_GD != 0).any(dim=1).sum()):,} gene tokens"
+        tokens = f"{int(encoder.has_vector_G.sum()):,} gene tokens"
     layers = "no attention"
     if mechanisms:
         num_features = mechanisms[0].size

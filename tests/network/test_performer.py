@@ -58,16 +58,19 @@ def test_the_cell_reads_its_genes_beyond_what_the_mean_cell_reads(attention, dep
 
     for number, cell in enumerate(x):
         c = (cell - mean) @ values
+        shares = []
         for layer in performer.reader.stack:
             read = []
             for head, q in enumerate(layer.queries(c[None])[0]):
                 weights = kernel(q, head)
                 mine, usual = weights * cell, weights * mean
+                shares.append(mine / mine.sum())
                 read.append(mine @ values / mine.sum() - usual @ values / usual.sum())
             c = layer(c[None], torch.stack(read)[None] * performer.reader.scale)[0]
         batch = Cells(made_cells(6), TokensConfig()).batch([number])
         batch.x_BL = batch.x_BL.double()
         torch.testing.assert_close(performer(batch)[0], c, rtol=1e-5, atol=1e-5)  # expression is float32
+        torch.testing.assert_close(performer.gene_weights(batch)[0], torch.stack(shares).mean(0), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("attention", KINDS, ids=lambda options: options["name"])
