@@ -1,8 +1,8 @@
 """The contribution of each gene to a logit: exact for the linear branch, integrated gradients for the encoder.
 
-The contributions and a bias add up to the logit. The bias is the logit without expression: the bias of the linear
-branch plus the logit of the encoder at the start of a path. The path cannot scale down the expression: the network
-scales each cell to the same length, so the logits would not change.
+The contributions and a bias add up to the logit. The bias is the bias of the linear branch plus the logit of the
+encoder at the start of a path (for a Performer, also the part of the start in the change). The path cannot scale down
+the expression: the network scales each cell to the same length, so the logits would not change.
 
 Integrated gradients (Sundararajan et al. 2017, arXiv 1703.01365, equation 1) move the vectors of the expressed genes
 along a straight line from no expression to their values. The contribution of a gene is the product of its change and
