@@ -111,7 +111,7 @@ def test_public_names():
 
     steps = {"check", "preprocess", "train", "annotate", "embed", "adapt", "evaluate", "explain", "report", "pretrain"}
     functions = {*steps, "models", "load_model", "PerformerClassifier", "InputError", "register_attention"}
-    functions |= {"Attention", "AttentionOptions"}
+    functions |= {"Additive", "Attention", "AttentionOptions"}
     assert all(callable(getattr(scperformer, name)) for name in functions)
     assert set(scperformer.__all__) == {"pl", *functions}
     assert set(scperformer.__all__) <= set(dir(scperformer))

@@ -95,6 +95,29 @@ def test_the_largest_size_that_fits_is_chosen(trial):
     assert fitting_batch_size(network, train, cfg, 2**40) == 32  # an epoch of 120 cells has no use for more
 
 
+@pytest.mark.parametrize(("attention", "is_bounded"), [("favor", True), ("softmax", False)])
+def test_few_tokens_tell_the_memory_of_many_where_it_is_linear(
+    attention, is_bounded, counts_adata, monkeypatch, caplog
+):
+    cfg = config("x", "trainer.batch_size=auto", f"attention={attention}", "tokens.unexpressed=full")
+    reference = make_reference(Sample(counts_adata, Path("x")), cfg)
+    network, train = new_network(reference, cfg, None)[0], Cells(reference.x, cfg.tokens, reference.labels)
+    weights = WEIGHT_COPIES * sum(p.numel() * p.element_size() for p in network.parameters())
+    memory = (step_bytes(network, train, 12, cfg) + weights) / MEMORY_SHARE
+    tokens = []
+    original = Learner.training_step
+    count = lambda self, batch, index: tokens.append(batch[0].keep_BL.numel()) or original(self, batch, index)  # noqa: E731
+    monkeypatch.setattr(Learner, "training_step", count)
+    monkeypatch.setattr(batchsize, "TRIAL_TOKENS", 400)
+    with caplog.at_level("INFO", logger="scperformer"):
+        size = fitting_batch_size(network, train, cfg, memory)
+    assert size == 8 or (is_bounded and size == 4)  # on the safe side
+    longest = train.x.shape[1] + 1
+    assert tokens == ([200, 400] if is_bounded else [2 * longest, 4 * longest])
+    said = f"measured on 100 tokens of each cell, and extrapolated to the {longest} of the longest"
+    assert (said in caplog.text) == is_bounded
+
+
 def test_a_budget_too_small_for_one_cell_is_refused(trial):
     with pytest.raises(InputError, match=r"one cell of \d+ tokens needs about .* MiB; .*: choose a smaller model"):
         fitting_batch_size(*trial, 2**18)
