@@ -191,6 +191,21 @@ class Additive(Attention):
         total_BH1 = (phi_q_BHM * z_BHM).sum(-1, keepdim=True)
         return (phi_q_BHM.unsqueeze(2) @ s_BHME).squeeze(2) / total_BH1.clamp_min(MIN_SUM)
 
+    def gene_weights(self, q_BHE: Tensor, k_GE: Tensor, x_BG: Tensor) -> Tensor:
+        """Return x_g sum_m w_m phi_m(k_g) / z_m, with z_m = sum_g x_g phi_m(k_g): B x H x G."""
+        phi_q_BHM = self.features(q_BHE.unsqueeze(2), queries=True).squeeze(2)
+        phi_k_HGM = self.features(widened(k_GE)[None, None], queries=False)[0]
+        if self.logarithmic:
+            phi_k_HGM = torch.exp2(phi_k_HGM)
+        z_BHM = (x_BG @ phi_k_HGM).transpose(0, 1).clamp_min(MIN_SUM)
+        if self.logarithmic:
+            w_BHM = torch.softmax((phi_q_BHM + z_BHM.log2()) * LN_2, dim=-1)
+        else:
+            w_BHM = phi_q_BHM * z_BHM
+            w_BHM = w_BHM / w_BHM.sum(-1, keepdim=True).clamp_min(MIN_SUM)
+        attention_HBG = (w_BHM / z_BHM).transpose(0, 1) @ phi_k_HGM.transpose(1, 2)
+        return attention_HBG.transpose(0, 1) * x_BG.unsqueeze(1)
+
     def forward(self, q_BHLE, k_BHLE, v_BHLE, keep_BL, positions_BL=None):
         if self.is_causal:  # each query attends to keys up to its own token
             before = self.key_sums(k_BHLE[:, :, :1], v_BHLE[:, :, :1], torch.zeros_like(keep_BL[:, :1]))

@@ -44,7 +44,7 @@ class Attention(nn.Module):
     additive: ClassVar[bool] = False  # keys only enter as sums of phi(k) v^T: see additive.py
     causal: ClassVar[bool] = False  # has an option `causal`: tokens attend only to themselves and earlier tokens
     shared_qk: ClassVar[bool] = False  # queries are also the keys: `k_BHLE` is ignored
-    reads_genes: ClassVar[bool] = False  # `read_genes` exists
+    reads_genes: ClassVar[bool] = False  # `read_genes` and `gene_weights` exist
     size_option: ClassVar[str | None] = None  # name of the integer option that trades cost for accuracy
 
     starts_from_keys: bool = False  # `start` must be called before training
@@ -88,6 +88,13 @@ class Attention(nn.Module):
 
         `sums_BW` is the product of the expression of the cells, B x G, 0 or more, and `gene_table`; without a table, it
         is the expression. For a cell without expression, the result is finite. All keys and values are finite.
+        """
+        raise NotImplementedError
+
+    def gene_weights(self, q_BHE: Tensor, k_GE: Tensor, x_BG: Tensor) -> Tensor:
+        """Return the weights of the genes in `read_genes`, attention x expression: B x H x G, with the sum 1.
+
+        `x_BG` is the expression of the cells. For a cell without expression, the result is finite.
         """
         raise NotImplementedError
 

@@ -1,14 +1,17 @@
 """The contribution of each gene to a logit: exact for the linear branch, integrated gradients for the encoder.
 
-The contributions and a bias add up to the logit. The bias is the logit without expression: the bias of the linear
-branch plus the logit of the encoder at the start of a path. The path cannot scale down the expression: the network
-scales each cell to the same length, so the logits would not change.
+The contributions and a bias add up to the logit. The bias is the bias of the linear branch plus the logit of the
+encoder at the start of a path (for a Performer, also the part of the start in the change). The path cannot scale down
+the expression: the network scales each cell to the same length, so the logits would not change.
 
 Integrated gradients (Sundararajan et al. 2017, arXiv 1703.01365, equation 1) move the vectors of the expressed genes
 along a straight line from no expression to their values. The contribution of a gene is the product of its change and
 the mean gradient of the logit on the line. The line starts at 0 or, if the encoder also sees unexpressed genes, at the
 vector of the gene with value 0. With `head=weighted`, the weights of the vectors are constant on the line. The line of
 a Performer starts at the mean cell of its training.
+
+The attention of a Performer is beside them: the weight of each gene in what the cell reads. It is no contribution: it
+does not tell for or against which label the cell reads the gene.
 
 Shape letters: B cells, L tokens, D model width, C labels, V views of the expression, G genes.
 """
@@ -52,8 +55,9 @@ class Contributions:
     """The contributions to the logit of one label per cell, for N cells and G genes."""
 
     genes: csr_matrix  # float32 N x G, with an entry for each gene that a cell expresses
-    bias: np.ndarray  # float64 N, logits without expression
+    bias: np.ndarray  # float64 N, the rest of the logits, which no expressed gene adds
     logits: np.ndarray  # float64 N, logits of the model
+    attention: csr_matrix | None  # float32 N x G, with the same entries and a sum of 1; None unless cells read genes
 
     @property
     def errors(self) -> np.ndarray:
@@ -65,6 +69,8 @@ def find_contributions(network: CellTypeModel, cells: Cells, labels: np.ndarray)
     """Find the contribution of each gene to the logit of one label per cell; `labels` are indices, int64 N."""
     indptr = cells.x.indptr
     contributions = np.zeros(cells.x.nnz, dtype=np.float32)
+    performer = network.encoder if isinstance(network.encoder, Performer) and network.encoder.mechanisms else None
+    attention = None if performer is None else np.zeros(cells.x.nnz, dtype=np.float32)
     bias = np.zeros(len(cells))
     logits = np.zeros(len(cells))
     with (
@@ -89,9 +95,15 @@ def find_contributions(network: CellTypeModel, cells: Cells, labels: np.ndarray)
                 logits[rows] = _chosen(network(batch)[0], labels_B).numpy()
             places = np.concatenate([np.arange(indptr[row], indptr[row + 1]) for row in rows])
             contributions[places] = sum_BL[batch.x_BL > 0].numpy()
+            if performer is not None and attention is not None:
+                weights_BL = pad(performer.gene_weights(batch), (0, 1)).gather(1, batch.genes_BL)
+                attention[places] = weights_BL[batch.x_BL > 0].numpy()
             shown.update(len(rows))
-    genes = csr_matrix((contributions, cells.x.indices, indptr), shape=cells.x.shape)
-    return Contributions(genes, bias, logits)
+    genes, weights = (
+        None if values is None else csr_matrix((values, cells.x.indices, indptr), shape=cells.x.shape)
+        for values in (contributions, attention)
+    )
+    return Contributions(genes, bias, logits, weights)
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ from scperformer.explanations.contributions import SUM_TOLERANCE, Contributions,
 from scperformer.explanations.page import (
     NUM_FOR,
     NUM_TOP,
+    attention_per_label,
     deletion_text,
     genes_per_label,
     marker_overlap,
@@ -41,6 +42,7 @@ CELLS = "contributions.h5ad"
 PAGE = "report.html"
 EXPLANATION = FolderKind("an explanation")
 GENES_PER_LABEL = "genes_per_label.csv"
+ATTENTION_PER_LABEL = "attention_per_label.csv"
 DELETION = "deletion.csv"
 EXPRESSION_OPTIONS = ("source", "input_kind", "input_total", "input_base", "species")  # as in the run of predict
 NUM_DELETED = (0, 5, 10, 20, 50)  # genes that the deletion test deletes from a cell
@@ -60,6 +62,11 @@ class Explanation:
     def genes(self) -> pd.DataFrame:
         """Genes with the largest mean contributions for each label, as in genes_per_label.csv."""
         return genes_per_label(self.adata, self.key)
+
+    @property
+    def attention(self) -> pd.DataFrame:
+        """Genes with the highest mean attention for each label, as in attention_per_label.csv; empty without it."""
+        return attention_per_label(self.adata, self.key)
 
     @property
     def deletion(self) -> pd.DataFrame:
@@ -216,7 +223,7 @@ def _draw_sample(adapted: Adapted, codes: np.ndarray, facts: dict[str, Any], cfg
     x = x[is_expressed]
     rows = rows[is_expressed]
     cells = Cells(x, adapted.model.tokens, measured=query.measured)
-    proba, _ = predict_cells(adapted.model.network, cells, batch_size=64)
+    proba = predict_cells(adapted.model.network, cells, batch_size=64).proba
     if constraints := facts.get("constraints"):
         proba = reweighted(proba, np.asarray(constraints["weights"]))
     is_same = proba.argmax(axis=1) == codes[rows]
@@ -244,7 +251,9 @@ def _as_anndata(
     genes: list[str],
     key: str,
 ) -> AnnData:
-    """Return cells x genes with contributions in X, expression, and the mean contributions and marker ranks by label.
+    """Return cells x genes with contributions in X, expression, and by label the mean contributions and marker ranks.
+
+    If the cells read genes, the mean attention to these is there, too.
 
     `ranks` are the marker ranks of genes x labels; `names` are the names of the cells.
     """
@@ -260,8 +269,10 @@ def _as_anndata(
     explanation.layers["expression"] = sample.x
     columns: dict[str, Any] = {"index": explanation.var_names, "columns": without_slashes(sample.present)}
     by_label = [sample.own == code for code in np.unique(sample.own)]
-    means = [contributions.genes[has_label].mean(axis=0, dtype=np.float64) for has_label in by_label]
-    explanation.varm[f"{key}_contributions"] = pd.DataFrame(np.concatenate(means).T, dtype=np.float32, **columns)
+    for name, values in {"contributions": contributions.genes, "attention": contributions.attention}.items():
+        if values is not None:
+            means = [values[has_label].mean(axis=0, dtype=np.float64) for has_label in by_label]
+            explanation.varm[f"{key}_{name}"] = pd.DataFrame(np.concatenate(means).T, dtype=np.float32, **columns)
     if ranks is not None:
         # With the option `label`, all cells have the same explained label.
         explained = [sample.explained[has_label][0] for has_label in by_label]
@@ -341,7 +352,8 @@ def delete_genes(
         for num in NUM_DELETED:
             rest = csr_matrix((np.where(rank < num, 0, x.data), x.indices, x.indptr), shape=x.shape, copy=True)
             rest.eliminate_zeros()
-            proba, _ = predict_cells(model.network, Cells(rest, model.tokens, measured=measured), batch_size=64)
+            cells = Cells(rest, model.tokens, measured=measured)
+            proba = predict_cells(model.network, cells, batch_size=64).proba
             means.append(float(proba[np.arange(len(labels)), labels].mean()))
         table[name] = means
     return table
@@ -380,6 +392,8 @@ def write_explanation(explanation: AnnData, output: Path, cfg: ExplainConfig, sa
         with nullable_strings_allowed():
             write_anndata(explanation, folder / CELLS, compression="gzip")
         genes_per_label(explanation, key).to_csv(folder / GENES_PER_LABEL, index=False, float_format="%.6g")
+        if len(attention := attention_per_label(explanation, key)):
+            attention.to_csv(folder / ATTENTION_PER_LABEL, index=False, float_format="%.6g")
         explanation.uns[key]["deletion"].to_csv(folder / DELETION, index=False, float_format="%.6g")
         (folder / PAGE).write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
     log.info("written: %s", output)

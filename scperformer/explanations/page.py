@@ -16,7 +16,7 @@ from scperformer.reports import render_page
 
 NUM_TOP = 20  # genes of a label that are compared with its markers, and deleted in the text about the deletion test
 NUM_LISTED = 100  # genes of a label in the table
-NUM_FOR = 12  # genes with contributions for a label on the page
+NUM_FOR = 12  # genes with contributions for a label, and genes with attention, on the page
 NUM_AGAINST = 4  # genes with contributions against a label on the page
 MAX_DRAWN = 60  # genes in the figures, but at least one of each label
 MAX_DRAWN_PER_LABEL = 5
@@ -28,13 +28,15 @@ DPI = 140
 def gene_tables(explanation: AnnData, key: str) -> dict[str, pd.DataFrame]:
     """Return a table of all genes for each label of the cells, in descending order of the mean contribution.
 
-    Its columns are `mean`, and `rank` among the markers of the explained label (NaN: unknown).
+    Its columns are `mean`; `rank` among the markers of the explained label (NaN: unknown); and the mean `attention` to
+    the gene, if cells read genes.
     """
-    means = explanation.varm[f"{key}_contributions"]
-    ranks = explanation.varm.get(f"{key}_marker_ranks")
+    names = {"mean": "contributions", "rank": "marker_ranks", "attention": "attention"}
+    known = {column: explanation.varm.get(f"{key}_{name}") for column, name in names.items()}
     tables = {}
     for place, label in enumerate(explanation.uns[key]["labels"]):
-        columns = {"mean": means.iloc[:, place], "rank": np.nan if ranks is None else ranks.iloc[:, place]}
+        columns = {column: table.iloc[:, place] for column, table in known.items() if table is not None}
+        columns = {"mean": columns["mean"], "rank": np.nan} | columns
         tables[label] = pd.DataFrame(columns).sort_values("mean", ascending=False, kind="stable")
     return tables
 
@@ -52,15 +54,36 @@ def marker_overlap(explanation: AnnData, key: str) -> dict[str, int]:
 
 def genes_per_label(explanation: AnnData, key: str) -> pd.DataFrame:
     """Return the 100 genes with the largest absolute mean contributions to each label, in descending order."""
+    chosen = {
+        label: genes[genes["mean"].abs().rank(ascending=False, method="first") <= NUM_LISTED]
+        for label, genes in gene_tables(explanation, key).items()
+    }
+    return _table_of(chosen, explanation, key)
+
+
+def attention_per_label(explanation: AnnData, key: str) -> pd.DataFrame:
+    """Return the 100 genes with the highest mean attention in the cells of each label; empty if cells read no genes."""
+    if f"{key}_attention" not in explanation.varm:
+        return pd.DataFrame()
+    chosen = {
+        label: genes.sort_values("attention", ascending=False, kind="stable").head(NUM_LISTED)
+        for label, genes in gene_tables(explanation, key).items()
+    }
+    return _table_of(chosen, explanation, key)
+
+
+def _table_of(genes_of_label: dict[str, pd.DataFrame], explanation: AnnData, key: str) -> pd.DataFrame:
+    """Return one table of some rows of `gene_tables`, with the numbers of cells that express each gene."""
     tables = []
-    for label, genes in gene_tables(explanation, key).items():
-        chosen = genes[genes["mean"].abs().rank(ascending=False, method="first") <= NUM_LISTED]
+    for label, chosen in genes_of_label.items():
         cells = explanation[explanation.obs[f"{key}_label"] == label, chosen.index]
         columns = {
             "label": escape_formula(label),
             "gene": map(escape_formula, chosen.index),
             "mean_contribution": chosen["mean"],
         }
+        if "attention" in chosen:
+            columns["mean_attention"] = chosen["attention"]
         columns |= {"num_expressing": cells.layers["expression"].getnnz(axis=0), "num_cells": cells.n_obs}
         tables.append(pd.DataFrame(columns | {"marker_rank": chosen["rank"].astype("Int64")}))
     return pd.concat(tables, ignore_index=True)
@@ -148,7 +171,7 @@ def draw_deletion(table: pd.DataFrame) -> bytes:
 
 
 def _rows(explanation: AnnData, key: str) -> list[dict[str, Any]]:
-    """Return a row of the page for each label: its cells, genes for and against it, and overlap with markers."""
+    """Return a row of the page for each label: its cells, overlap with markers, and genes for, against and read."""
     overlap = marker_overlap(explanation, key)
     counts = explanation.obs[f"{key}_label"].value_counts()
     rows = []
@@ -156,8 +179,11 @@ def _rows(explanation: AnnData, key: str) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"label": label, "num_cells": int(counts[label]), "overlap": overlap.get(label)}
         sides = {"for": genes[genes["mean"] > 0].head(NUM_FOR)}
         sides["against"] = genes[genes["mean"] < 0].iloc[::-1].head(NUM_AGAINST)
+        if "attention" in genes:
+            sides["attention"] = genes.sort_values("attention", ascending=False, kind="stable").head(NUM_FOR)
         for side, first in sides.items():
-            row[side] = [(gene, mean, rank <= NUM_TOP) for gene, mean, rank in first.itertuples()]
+            numbers = first["attention" if side == "attention" else "mean"]
+            row[side] = list(zip(first.index, numbers, first["rank"] <= NUM_TOP, strict=True))
         rows.append(row)
     return rows
 
@@ -181,6 +207,7 @@ def render_explanation(explanation: AnnData, key: str, sample: str) -> str:
         num_cells=explanation.n_obs,
         num_genes=explanation.n_vars,
         rows=rows,
+        has_attention="attention" in rows[0],
         num_top=NUM_TOP,
         overlap=float(np.mean(overlaps)) if overlaps else None,
         error=float(np.abs(explanation.obs[f"{key}_error"]).max()),

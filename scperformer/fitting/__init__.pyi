@@ -24,4 +24,5 @@ from .linear import LinearOptions as LinearOptions
 from .linear import choose_linear_options as choose_linear_options
 from .linear import fit_linear_branch as fit_linear_branch
 from .linear import fit_logistic as fit_logistic
+from .performer import encoder_facts as encoder_facts
 from .performer import gene_vectors as gene_vectors

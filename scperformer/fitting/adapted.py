@@ -48,6 +48,10 @@ def fit_to_condition(model: Model, reference_cells: ReferenceCells, condition: C
     metrics: dict[str, Any] = {"scales": scales}
     if linear_options is not None:
         metrics["linear_branch"] = asdict(linear_options)
+    if fitted.encoder is not None:
+        from scperformer.fitting.performer import encoder_facts  # needs Lightning
+
+        metrics["encoder"] = encoder_facts(fitted.encoder.performer, cfg)
     if held_out is not None:
         metrics["out_of_fold"] = fitted.evidence
         metrics["calibration"] = calibration(held_out.logits, held_out.labels, saved.labels)

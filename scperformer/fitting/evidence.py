@@ -80,6 +80,17 @@ def scales_if_significant(
     return *(both if is_significant else (alone, 0.0)), {"mean": mean, "standard_error": error}
 
 
+def score_alone(logits: dict[str, np.ndarray], name: str, labels: np.ndarray) -> dict[str, float]:
+    """Return the scores of one of the branches without the other, and its loss with the best scale of its own.
+
+    `logits` are those of the branches `linear` and `encoder` on held-out cells, N x C.
+    """
+    alone = {other: branch if other == name else np.zeros_like(branch) for other, branch in logits.items()}
+    scales = dict(zip(alone, branch_scales(alone["linear"], alone["encoder"], labels), strict=True))
+    loss = negative_log_likelihood(scales[name] * logits[name], labels)
+    return asdict(score(labels, logits[name].argmax(axis=1))) | {"loss": loss}
+
+
 @dataclass
 class FittedEncoder:
     """Gene vectors in a Performer, and a trained copy of all that reads them."""
@@ -163,7 +174,7 @@ def fit_branches(
     scaled = sum((scale * logits[name] for name, scale in scales.items()), np.zeros_like(logits["linear"]))
     evidence: dict[str, Any] = {"num_cells": len(truth), "loss": negative_log_likelihood(scaled, truth)}
     evidence |= asdict(score(truth, scaled.argmax(axis=1)))
-    evidence["branches"] = {name: asdict(score(truth, logits[name].argmax(axis=1))) for name in scales}
+    evidence["branches"] = {name: score_alone(logits, name, truth) for name in scales}
     held_out = HeldOut(scaled, truth, novelty[folds.is_dealt], vars(profile))
     return Fitted(linear, encoder, scales, evidence, held_out)
 

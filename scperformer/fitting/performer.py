@@ -19,13 +19,19 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import cross_entropy
 
 from scperformer.config import TrainConfig
-from scperformer.learning import SeededLearner, loss_weights, run_steps
+from scperformer.learning import SeededLearner, device_of, loss_weights, run_steps
 from scperformer.model import power_transform
-from scperformer.network import Head, Performer, Reader, Readout, seed_of, seed_sequence
+from scperformer.network import Encoder, Head, Performer, Reader, Readout, seed_of, seed_sequence
 
 log = logging.getLogger(__name__)
 
 SPREAD = 2.0  # standard deviation of the widest number of the cells' vectors
+# The tokens of an encoder whose tokens read each other, by `tokens.unexpressed`.
+TOKENS = {
+    "skip": "expressed genes as tokens",
+    "full": "all genes as tokens",
+    "memory": "expressed genes as tokens, the others as memory",
+}
 
 
 def gene_vectors(x: csr_matrix, dim: int, seed: int) -> np.ndarray:
@@ -161,17 +167,35 @@ def train_readouts(
     learner = CopiesLearner(performer, copies, labels, cfg)
     device = run_steps(learner, batches, cfg, folder)
     learner.cpu().write_to(copies)
-    text = "%s, trained by Lightning on %s in %.0f s (%d at the same time)"
-    log.info(text, description(performer), device, time.perf_counter() - begin, len(copies))
+    made = encoder_facts(performer, cfg)
+    text = "%s: %s, trained by Lightning on %s in %.0f s (%d at the same time)"
+    log.info(text, made["kind"], made["size"], device, time.perf_counter() - begin, len(copies))
     return copies
 
 
-def description(performer: Performer) -> str:
-    """Return a Performer in words, such as `Performer: 12,683 gene tokens, 2 heads x 16 features, 1 layer`."""
-    num_tokens = int((performer.vectors_GD != 0).any(dim=1).sum())
-    if not performer.mechanisms:
-        return f"pooled encoder: {num_tokens:,} gene tokens, no attention"
-    mechanism = performer.mechanisms[0]
-    heads = f"{mechanism.sizes.num_heads} heads" + (f" x {mechanism.size} features" if mechanism.size else "")
-    num_layers = len(performer.reader.stack)
-    return f"Performer: {num_tokens:,} gene tokens, {heads}, {num_layers} layer{'s' if num_layers > 1 else ''}"
+def encoder_facts(encoder: Performer | Encoder, cfg: TrainConfig) -> dict[str, str]:
+    """Return a trained encoder in words, for the metrics of a model.
+
+    Returns
+    -------
+    Its `kind` and `size`, such as "Performer" and "12,683 gene tokens, 2 heads x 16 features, 1 layer"; the name of its
+    `attention` ("none" without layers); and the `device` that trained it, such as "cpu".
+    """
+    mechanisms = encoder.mechanisms
+    kind = "encoder"
+    tokens = TOKENS[cfg.tokens.unexpressed]
+    if isinstance(encoder, Performer):
+        kind = "Performer" if mechanisms else "pooled encoder"
+        tokens = f"{int(encoder.has_vector_G.sum()):,} gene tokens"
+    layers = "no attention"
+    if mechanisms:
+        num_features = mechanisms[0].size
+        heads = f"{mechanisms[0].sizes.num_heads} heads" + (f" x {num_features} features" if num_features else "")
+        num_layers = cfg.model.depth
+        layers = f"{heads}, {num_layers} layer{'s' if num_layers > 1 else ''}"
+    return {
+        "kind": kind,
+        "size": f"{tokens}, {layers}",
+        "attention": str(cfg.attention["name"]) if mechanisms else "none",
+        "device": device_of(cfg.trainer).kind,
+    }

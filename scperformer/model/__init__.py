@@ -34,4 +34,11 @@ from scperformer.model.registry import (
     read_registry,
     registry_place,
 )
-from scperformer.model.saved_model import BRANCHES, ENCODER, SavedModel, encoder_is_silent, sum_of_branches
+from scperformer.model.saved_model import (
+    ENCODER,
+    SavedModel,
+    both_have_a_part,
+    branch_names,
+    encoder_is_silent,
+    sum_of_branches,
+)

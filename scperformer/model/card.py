@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from scperformer.labels import UNKNOWN_TERM
-from scperformer.model.saved_model import BRANCHES, SavedModel, encoder_is_silent, sum_of_branches
+from scperformer.model.saved_model import SavedModel, branch_names, encoder_is_silent, sum_of_branches
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -28,7 +28,9 @@ def _annotator_card(saved: SavedModel) -> str:
         saved,
         has_terms=any(term != UNKNOWN_TERM for term in saved.ontology_term_ids),
         fold=saved.metrics.get("out_of_fold"),
-        branches=BRANCHES,
+        encoder=saved.metrics.get("encoder"),
+        branch_scores=saved.branch_scores,
+        branches=branch_names(saved.metrics.get("encoder", {})),
         logits=sum_of_branches(saved.scales),
         encoder_is_silent=encoder_is_silent(saved.scales),
         calibrated=calibrated,

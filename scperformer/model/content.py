@@ -6,7 +6,7 @@ from typing import Any
 
 from scperformer.base.messages import name_problem
 from scperformer.labels import LabelTree
-from scperformer.model.saved_model import ANNOTATOR, BRANCHES, ENCODER
+from scperformer.model.saved_model import ANNOTATOR, BRANCHES, ENCODER, ENCODER_FACTS, SCORES
 
 INFO = "bundle.json"
 # Entries that are fields of SavedModel, and their types.
@@ -57,11 +57,15 @@ def _require_entries(info: Mapping[str, Any]) -> None:
 
 def _require_names(info: Mapping[str, Any]) -> None:
     provenance = info["provenance"]
+    encoder = info["metrics"].get("encoder", dict.fromkeys(ENCODER_FACTS, "x"))
+    if not isinstance(encoder, dict) or set(encoder) != set(ENCODER_FACTS):
+        raise ValueError(f"'{INFO}' with an encoder that is not described by {', '.join(ENCODER_FACTS)}")
     texts = {
         "the name": [info["name"]],
         "a label": info["labels"],
         "an ontology term": info["ontology_term_ids"],
         "a tissue": [provenance["tissue"]] if "tissue" in provenance else [],
+        "a description of the encoder": list(encoder.values()),
         "a release of the ontology": [provenance["ontology"]] if "ontology" in provenance else [],
     }
     for what, names in texts.items():
@@ -87,6 +91,7 @@ def _require_values(info: Mapping[str, Any]) -> None:
         "an expected accuracy that is not a number": is_fold and (expected is None or _is_finite(expected)),
         "kept cells that are not described": isinstance(info["provenance"].get("kept_cells", {}), dict),
         "scales that are not numbers, or of other branches": are_scales,
+        "scores of branches that are not numbers": is_fold and _are_scores(fold),
     }
     for problem in (text for text, is_sound in sound.items() if not is_sound):
         raise ValueError(f"'{INFO}' with {problem}")
@@ -96,6 +101,15 @@ def _require_values(info: Mapping[str, Any]) -> None:
             raise ValueError(f"'{INFO}' with a {name} that is not of type {kind.__name__}")
         if isinstance(value, int) and not 0 <= value < 2**63:
             raise ValueError(f"'{INFO}' with a {name} out of range")
+
+
+def _are_scores(fold: Mapping[str, Any]) -> bool:
+    """Whether all scores of both branches, and of each of them, are numbers."""
+    branches = fold.get("branches", {})
+    parts = [fold, *branches.values()] if isinstance(branches, dict) else [None]
+    return all(
+        isinstance(part, dict) and all(_is_finite(part[name]) for name in SCORES if name in part) for part in parts
+    )
 
 
 def _is_finite(value: Any) -> bool:

@@ -14,6 +14,8 @@ from scperformer.model.reference_cells import ReferenceCells
 ANNOTATOR = "annotator"
 ENCODER = "encoder"
 BRANCHES = {"linear": "linear branch", "encoder": "encoder"}
+SCORES = ("accuracy", "macro_f1", "loss")  # of a branch on out-of-fold cells
+ENCODER_FACTS = ("kind", "size", "attention", "device")  # that a model records about its encoder, in words
 SILENT = 0.01  # an encoder with a smaller scale decides no label
 
 
@@ -55,6 +57,16 @@ class SavedModel:
         return {name: float(scale) for name, scale in self.metrics["scales"].items()}
 
     @property
+    def branch_scores(self) -> dict[str, dict[str, float]]:
+        """Out-of-fold `accuracy`, `macro_f1` and `loss` of `linear`, `encoder` and `both`; empty if not recorded."""
+        fold = self.metrics.get("out_of_fold", {})
+        parts = {**fold.get("branches", {}), "both": fold}
+        is_recorded = all(name in scores for scores in parts.values() for name in SCORES)  # not by earlier versions
+        if not is_recorded or parts.keys() != {*BRANCHES, "both"}:
+            return {}
+        return {part: {name: float(scores[name]) for name in SCORES} for part, scores in parts.items()}
+
+    @property
     def importance(self) -> np.ndarray:
         """The importance of each gene for the labels, float64 G: its mean times the spread of its weights over labels.
 
@@ -68,6 +80,16 @@ class SavedModel:
 def encoder_is_silent(scales: Mapping[str, float]) -> bool:
     """Whether a model has both branches and its labels come from the linear branch alone."""
     return len(scales) == len(BRANCHES) and scales["encoder"] < SILENT
+
+
+def both_have_a_part(scales: Mapping[str, float]) -> bool:
+    """Whether a model has both branches, and the logits of both count."""
+    return len(scales) == len(BRANCHES) and min(scales.values()) > 0
+
+
+def branch_names(encoder: Mapping[str, str]) -> dict[str, str]:
+    """Return how to name the branches of a model and both together, given what it records about its encoder."""
+    return BRANCHES | ({"encoder": encoder["kind"]} if encoder else {}) | {"both": "both"}
 
 
 def sum_of_branches(scales: Mapping[str, float]) -> str:

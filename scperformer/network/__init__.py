@@ -20,6 +20,7 @@ from scperformer.network.batches import (
 )
 from scperformer.network.encoder import Encoder
 from scperformer.network.inference import (
+    Predictions,
     branch_logits,
     choose_device,
     fast_cpu,

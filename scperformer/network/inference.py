@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +36,8 @@ GPU_BATCH_TOKENS = 2**18  # 12 padded cells of scBERT's length: with fewer, an H
 BYTES_PER_TOKEN = 2**15  # of GPU memory, at scBERT's sizes in float32
 TRIAL_SIZE = 256  # rows and columns of the trial product
 MAX_FLOAT32_ERROR = 1e-5  # largest relative error of a product in float32: usually 1e-6; in bfloat16 it is 4e-3
-Outputs = tuple[torch.Tensor, torch.Tensor]  # probabilities, B x C, and embeddings, B x D
+# Probabilities, B x C; embeddings, B x D; and whether the linear branch alone gives another label, B.
+Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 # Random numbers, precision and memory of torch are settings of the whole process, and a network is set to the genes of
 # one file at a time. So threads that annotate or train take turns, and get the same results as one after the other.
@@ -50,6 +52,14 @@ def _new_turn() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_new_turn)
+
+
+class Predictions(NamedTuple):
+    """The predictions for N cells: C labels, embedding width D."""
+
+    proba: np.ndarray  # float32 N x C, each row sums to 1
+    embedding: np.ndarray  # float32 N x D
+    by_encoder: np.ndarray  # bool N, True if the linear branch alone gives another label; False with a single branch
 
 
 @contextmanager
@@ -165,8 +175,8 @@ def predict_cells(
     device: str = "cpu",
     precision: str = "32-true",
     done: Callable[[int], None] | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Predict label probabilities, N x C, and embeddings, N x D, of N cells; no cell influences another's result.
+) -> Predictions:
+    """Predict N cells; no cell influences another's result.
 
     On a CPU, a network that only needs sums over genes is computed by sparse products in float32, whatever
     `precision`: they take a fifth of the time that tokens would take. So is a linear branch alone on any device.
@@ -187,13 +197,16 @@ def predict_cells(
     batches = list(prediction_batches(cells.lengths, batch_size, max_tokens))
 
     def predict(batch: Batch, num_cells: int) -> Outputs:
-        """Return the probabilities and embeddings of the first `num_cells` cells of a batch."""
+        """Return the predictions for the first `num_cells` cells of a batch."""
         mixed = torch.autocast(device, torch.bfloat16, enabled=precision == "bf16-mixed")
         with torch.inference_mode(), mixed:  # both settings apply to the current thread only
-            logits_BC, embedding_BD = (out[:num_cells] for out in network(batch.to(device)))
+            linear_BC, encoder_BC, embedding_BD = network.branches(batch.to(device))
+            logits_BC = linear_BC + encoder_BC
+            by_encoder_B = network.decided_by_encoder(linear_BC, logits_BC)
             if done is not None:
                 done(num_cells)
-            return logits_BC.float().softmax(-1), embedding_BD.float()
+            proba_BC = logits_BC.float().softmax(-1)
+            return proba_BC[:num_cells], embedding_BD[:num_cells].float(), by_encoder_B[:num_cells]
 
     with (
         torch_state_kept(threads=1),
@@ -207,9 +220,8 @@ def predict_cells(
         else:
             outputs = _predict_on_gpu(predict, cells, batches)
     # Copied at the end: each copy waits for the GPU, which would then wait for its next batch.
-    proba, embedding = (torch.cat(part).cpu().numpy() for part in zip(*outputs, strict=True))
     order = np.argsort(np.concatenate([rows for rows, _ in batches]))
-    return proba[order], embedding[order]
+    return Predictions(*(torch.cat(part).cpu().numpy()[order] for part in zip(*outputs, strict=True)))
 
 
 def _predict_on_cpu(
@@ -247,7 +259,7 @@ def _predict_on_gpu(
 
 def _predict_sums(
     network: CellTypeModel, x: csr_matrix, num_threads: int, done: Callable[[int], None] | None
-) -> tuple[np.ndarray, np.ndarray]:
+) -> Predictions:
     """Predict cells with a network without layers.
 
     SciPy adds up the genes of a cell in their order, so the sums do not depend on the other cells.
@@ -262,7 +274,7 @@ def _predict_sums(
         1 if network.needs_own_batch else CPU_BATCH_CELLS
     )  # always so many at a time: last bits depend on the number
 
-    def predicted(first: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def predicted(first: int) -> Outputs:
         some = row_subset(x, np.arange(first, min(first + CELLS_PER_SUM, x.shape[0])))
         num_cells = some.shape[0]
         with torch.inference_mode():
@@ -271,7 +283,7 @@ def _predict_sums(
                 logits_BC += torch.from_numpy(power_transform(some, power) @ weight_GC)
             if linear is not None:
                 logits_BC += linear.bias
-            embedding_BD = logits_BC
+            linear_BC = embedding_BD = logits_BC
             if encoder is not None:
                 filled_BX = pad(torch.from_numpy(encoder.sums_of(some)), (0, 0, 0, -num_cells % head_cells))
                 outputs = [network.head(encoder.from_sums(part_BX)) for part_BX in filled_BX.split(head_cells)]
@@ -279,12 +291,11 @@ def _predict_sums(
                 logits_BC = logits_BC + encoder_BC
             if done is not None:
                 done(num_cells)
-            return logits_BC.softmax(-1), embedding_BD
+            return logits_BC.softmax(-1), embedding_BD, network.decided_by_encoder(linear_BC, logits_BC)
 
     with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         parts = list(pool.map(predicted, range(0, x.shape[0], CELLS_PER_SUM)))
-    proba, embedding = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
-    return proba, embedding
+    return Predictions(*(torch.cat(part).numpy() for part in zip(*parts, strict=True)))
 
 
 def branch_logits(network: CellTypeModel, cells: Cells, batch_size: int) -> tuple[np.ndarray, np.ndarray]:

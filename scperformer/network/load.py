@@ -104,6 +104,8 @@ class Model:
             "genes": f"{len(saved.genes):,}, such as {', '.join(saved.genes[:3])}",
             "tissue": saved.tissue or "not stated",
         }
+        if encoder := metrics.get("encoder"):
+            facts["encoder"] = f"{encoder['kind']}: {encoder['size']}"
         if fold := metrics.get("out_of_fold"):
             facts["expected accuracy"] = f"{fold['accuracy']:.3f} on cells like those of its reference"
         if ours := metrics.get("model"):

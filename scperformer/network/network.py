@@ -170,6 +170,12 @@ class CellTypeModel(nn.Module):
         encoder_BC, hidden_BD = self.head(self.cell_vectors(seen))
         return linear_BC.to(encoder_BC.device), encoder_BC, hidden_BD
 
+    def decided_by_encoder(self, linear_BC: Tensor, logits_BC: Tensor) -> Tensor:
+        """Return whether the linear branch alone gives another label than the sum of both branches, bool B."""
+        if not self.has_both:
+            return torch.zeros(len(logits_BC), dtype=torch.bool, device=logits_BC.device)
+        return linear_BC.argmax(-1) != logits_BC.argmax(-1)
+
     def cell_vectors(self, batch: Batch) -> Tensor:
         """Return the vectors of cells that the head gets from the encoder, B x D."""
         assert self.encoder is not None

@@ -109,6 +109,16 @@ class Reader(nn.Module):
             c_BD = layer(c_BD, self.read(layer.queries(c_BD), sums_BX, k_GD, v_GD))
         return c_BD
 
+    def gene_weights(self, sums_BX: Tensor, x_BG: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
+        """Return the weight of each gene in what the queries of a cell read, mean over heads and layers: B x G."""
+        c_BD = sums_BX[:, : self.dim] - self.mean_X[: self.dim]
+        weights = []
+        for layer in self.stack:
+            q_BHD = layer.queries(c_BD)
+            weights.append(self.attention.gene_weights(q_BHD, k_GD, x_BG).mean(dim=1))
+            c_BD = layer(c_BD, self.read(q_BHD, sums_BX, k_GD, v_GD))
+        return torch.stack(weights).mean(dim=0)
+
 
 class Performer(nn.Module):
     """The encoder whose tokens are all measured genes, and whose query is the cell; without layers it only pools them.
@@ -145,6 +155,11 @@ class Performer(nn.Module):
         return self.vectors_GD * (length / self.vectors_GD.norm(dim=1, keepdim=True).clamp_min(TINY))
 
     @property
+    def has_vector_G(self) -> Tensor:
+        """Whether each gene has a vector: it has none if its expression does not vary."""
+        return (self.vectors_GD != 0).any(dim=1)
+
+    @property
     def needs_expression(self) -> bool:
         """Whether the attention has no table, but needs the expression of each gene itself."""
         return bool(self.reader.stack) and self.reader.attention.gene_table(self.keys_GD[:1], self.keys_GD[:1]) is None
@@ -160,8 +175,7 @@ class Performer(nn.Module):
         table_GW = self.reader.attention.gene_table(self.keys_GD, self.vectors_GD)
         assert table_GW is not None
         # A gene without a vector, as its expression does not vary, has no direction: it is no token.
-        has_vector_G1 = (self.vectors_GD != 0).any(dim=1, keepdim=True)
-        table_GX = torch.cat([self.vectors_GD, table_GW * has_vector_G1], dim=1)
+        table_GX = torch.cat([self.vectors_GD, table_GW * self.has_vector_G.unsqueeze(1)], dim=1)
         self.kept_table = (state, table_GX) if not torch.is_grad_enabled() else None
         return table_GX
 
@@ -170,10 +184,13 @@ class Performer(nn.Module):
         weights_BL = expression_weights(batch)
         table_GX = pad(self.table(), (0, 0, 0, 1))  # the special position adds nothing
         sums_BX = embedding_bag(batch.genes_BL, table_GX, per_sample_weights=weights_BL, mode="sum")
-        if not self.needs_expression:
-            return sums_BX
-        x_BG = weights_BL.new_zeros(len(weights_BL), len(table_GX)).scatter_add(1, batch.genes_BL, weights_BL)
-        return torch.cat([sums_BX, x_BG[:, :-1]], dim=1)
+        return torch.cat([sums_BX, self.expression(batch)], dim=1) if self.needs_expression else sums_BX
+
+    def expression(self, batch: Batch) -> Tensor:
+        """Return the expression of all genes, with each cell scaled to the same Euclidean norm: B x G."""
+        weights_BL = expression_weights(batch)
+        x_BG = weights_BL.new_zeros(len(weights_BL), len(self.vectors_GD) + 1)
+        return x_BG.scatter_add(1, batch.genes_BL, weights_BL)[:, :-1]
 
     @torch.no_grad()
     def sums_of(self, x: csr_matrix) -> np.ndarray:
@@ -197,6 +214,14 @@ class Performer(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Return the vectors of cells, B x D."""
         return self.from_sums(self.sums(batch))
+
+    @torch.no_grad()
+    def gene_weights(self, batch: Batch) -> Tensor:
+        """Return how much of what a cell reads is from each gene, mean over heads and layers: B x G, with the sum 1."""
+        x_BG = self.expression(batch)
+        if not self.needs_expression:
+            x_BG = x_BG * self.has_vector_G
+        return self.reader.gene_weights(self.sums(batch), x_BG, self.keys_GD, self.vectors_GD)
 
     @torch.no_grad()
     def start(self, x: csr_matrix, generator: Generator) -> None:

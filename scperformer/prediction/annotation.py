@@ -19,7 +19,7 @@ from scperformer.cells import Query
 from scperformer.config import PredictConfig
 from scperformer.files import BackedH5ad
 from scperformer.fitting import Adapted
-from scperformer.model import FORMAT_VERSION
+from scperformer.model import FORMAT_VERSION, both_have_a_part
 from scperformer.network import Model
 from scperformer.prediction.calls import Read
 from scperformer.prediction.columns import (
@@ -119,7 +119,7 @@ def make_annotation(
         record["constraints"] = constraints
     notices: list[str] = []
     obs = pd.DataFrame(index=pd.RangeIndex(query.rows.shape[0]))
-    for group in _column_groups(cells, adapted, options, cfg):
+    for group in _column_groups(cells, adapted, options, cfg, is_constrained=bool(constraints)):
         made = group.make(read, obs)
         obs = obs.assign(**made.columns)
         record |= made.record
@@ -135,7 +135,7 @@ def make_annotation(
 
 
 def _column_groups(
-    cells: AnnData | BackedH5ad, adapted: Adapted, options: LabelOptions, cfg: PredictConfig
+    cells: AnnData | BackedH5ad, adapted: Adapted, options: LabelOptions, cfg: PredictConfig, *, is_constrained: bool
 ) -> list[Columns]:
     """Return the groups of columns of an annotation, each after the groups whose columns it needs."""
     query = adapted.query
@@ -149,7 +149,9 @@ def _column_groups(
         groups.append(DropletColumns(droplets))
     if options.tree is not None:
         groups.append(TreeColumns(options.tree, options.terms, cfg.min_confidence, query.path))
-    groups.append(CallColumns(saved, query, cfg.min_confidence, cfg.false_alarms))
+    # Under constraints, the label that the linear branch alone would give is not known.
+    counts_encoder = both_have_a_part(saved.scales) and not is_constrained
+    groups.append(CallColumns(saved, query, cfg.min_confidence, cfg.false_alarms, counts_encoder))
     if options.tree is None:
         groups.append(TermColumns(options.terms))
     groups.append(BaselineColumns(labels))
@@ -197,6 +199,8 @@ def describe_run(query: Query, model: Model) -> dict[str, dict[str, Any]]:
             "seed": provenance["seed"],
             "scales": saved.scales,
             "format_version": FORMAT_VERSION,
+            **({"encoder": saved.metrics["encoder"]} if "encoder" in saved.metrics else {}),
+            **({"branch_scores": saved.branch_scores} if saved.branch_scores else {}),
         },
         "input": {
             "file": Path(query.path).name,

@@ -22,6 +22,7 @@ class Calls:
     empty: np.ndarray  # bool N, True for a cell that expresses none of the model's genes
     scores: np.ndarray  # float64 N, novelty scores (trust/novelty.py); NaN if the model has no held-out calls
     draws: np.ndarray  # float64 N, 0 to 1, the random parts of sets of labels (trust/conformal.py)
+    by_encoder: np.ndarray  # bool N, True if the linear branch alone gives another label; False with a single branch
 
 
 # Returns the calls of all cells of a file, block by block in the order of the cells. It can be called repeatedly: a
@@ -50,10 +51,18 @@ def call_block(
     model.network.require_length(int(cells.lengths.max(initial=0)), f"a cell of {query.path}")
     with torch_state_kept(cfg.threads):
         device = choose_device(cfg.device, cfg.precision)
-        proba, embedding = predict_cells(model.network, cells, cfg.batch_size, device, cfg.precision, done)
+        predicted = predict_cells(model.network, cells, cfg.batch_size, device, cfg.precision, done)
     baseline = model.baseline.predict(x).astype(np.int32)
     held_out = model.saved.held_out
     scores = np.full(x.shape[0], np.nan)
     if held_out is not None:
         scores = Profile(**held_out.profile).scores(x)
-    return Calls(proba, embedding, baseline, np.diff(x.indptr) == 0, scores, cell_draws(x))
+    return Calls(
+        predicted.proba,
+        predicted.embedding,
+        baseline,
+        np.diff(x.indptr) == 0,
+        scores,
+        cell_draws(x),
+        predicted.by_encoder,
+    )

@@ -37,7 +37,7 @@ from scperformer.labels import (
     tree_columns,
     tree_record,
 )
-from scperformer.model import HeldOut, SavedModel
+from scperformer.model import HeldOut, SavedModel, branch_names
 from scperformer.trust import (
     MAX_UNKNOWN,
     calibration,
@@ -98,11 +98,12 @@ class CallColumns:
     query: Query
     min_confidence: float
     false_alarms: float
+    counts_encoder: bool  # whether to count the labels that depend on the encoder
 
     def make(self, read: "Read", obs: pd.DataFrame) -> Made:
         """Make the columns, which need those of a label tree; warn about cells that are unlike the reference."""
-        blocks = [(*_best_labels(calls.proba), calls.scores, calls.empty) for calls in read()]
-        best, confidence, margin, scores, empty = map(np.concatenate, zip(*blocks, strict=True))
+        blocks = [(*_best_labels(calls.proba), calls.scores, calls.empty, calls.by_encoder) for calls in read()]
+        best, confidence, margin, scores, empty, by_encoder = map(np.concatenate, zip(*blocks, strict=True))
         held_out = self.saved.held_out
         novelty = scores if held_out is None else novelty_share(scores, held_out.scores)
         safety = obs["call_confidence"].to_numpy() if "call_confidence" in obs else confidence
@@ -115,11 +116,21 @@ class CallColumns:
             "novelty": novelty.astype(np.float32),
         }
         made = Made(columns, {"num_unknown": int(unknown.sum())})
+        is_cell = _is_cell(self.query.plan.findings.droplets, len(best))
+        if self.counts_encoder:
+            made.record |= self._share_of_encoder(by_encoder[is_cell & ~empty])
         if held_out is not None:
-            is_cell = _is_cell(self.query.plan.findings.droplets, len(best))
             made.record |= self._evidence(held_out, confidence[is_cell])
             made.warnings = self._warnings(float(unknown[is_cell].sum()) / int(is_cell.sum()), **made.record["fit"])
         return made
+
+    def _share_of_encoder(self, by_encoder: np.ndarray) -> dict[str, Any]:
+        """Return the record of how many labels the linear branch alone would not give, and log it."""
+        num_decided = int(by_encoder.sum())
+        kind = branch_names(self.saved.metrics.get("encoder", {}))["encoder"]
+        text = "%s: the %s decides %s of %s labels: the linear branch alone would give others"
+        log.info(text, self.query.path, kind, f"{num_decided:,}", f"{len(by_encoder):,}")
+        return {"encoder": {"num_cells": len(by_encoder), "num_decided": num_decided}}
 
     def _evidence(self, held_out: HeldOut, confidence: np.ndarray) -> dict[str, Any]:
         """Return the record of how confidences and flags behave on held-out cells of the reference."""

@@ -33,7 +33,15 @@ IDENTITY = "run.json"  # input, model and options of the run; it also marks a fo
 OUTPUTS = ".scperformer-*"  # outputs that are being written
 PARTS = FolderKind("parts of a prediction", more=(IDENTITY, "part-*.npz", UNFINISHED, OUTPUTS))
 # The kinds of numbers (`dtype.kind`) of each array of a part.
-ARRAY_KINDS = {"proba": "f", "embedding": "f", "baseline": "i", "empty": "b", "scores": "f", "draws": "f"}
+ARRAY_KINDS = {
+    "proba": "f",
+    "embedding": "f",
+    "baseline": "i",
+    "empty": "b",
+    "scores": "f",
+    "draws": "f",
+    "by_encoder": "b",
+}
 MAX_VALUES = 2**29  # in a part; a block of 100,000 cells and 1,000 labels has 100 million
 
 

@@ -94,6 +94,11 @@ class Annotated:
         return with_current_branches(self.facts["model"].get("scales", {}))
 
     @property
+    def encoder(self) -> dict[str, str]:
+        """The encoder of the model in words: `kind`, `size`, `attention` and `device`; empty if not recorded."""
+        return dict(self.facts["model"].get("encoder", {}))
+
+    @property
     def model_id(self) -> str:
         """Name and short hash of the model that annotated the sample."""
         model = self.facts["model"]

@@ -22,7 +22,7 @@ from scperformer.base.outputs import new_file, require_absent
 from scperformer.base.pictures import MIN_BIN_CALLS
 from scperformer.config import ReportConfig
 from scperformer.labels import label_texts
-from scperformer.model import BRANCHES, encoder_is_silent
+from scperformer.model import branch_names, encoder_is_silent
 from scperformer.reports import expression, figures, tables
 from scperformer.reports.evaluate import Evaluation, read_evaluation
 from scperformer.reports.pages import TEMPLATES, render_page
@@ -237,8 +237,10 @@ def _facts(content: Content) -> dict[str, Any]:
         "adapted": any(sample.adapted for sample in samples),
         "metrics": content.evaluation.metrics if content.evaluation else None,
         "scales": scales,
-        "branches": BRANCHES,
+        "encoder": samples[0].encoder,
+        "branches": branch_names(samples[0].encoder),
         "encoder_is_silent": encoder_is_silent(scales),
+        "decides": any(summary["num_decided"] is not None for summary in content.summaries),
         "min_cells": MIN_CELLS,
         "several_models": len({sample.adapted for sample in samples}) > 1,
     }
@@ -263,6 +265,7 @@ def _tables(content: Content) -> dict[str, Any]:
         "scores": tables.score_tables(evaluation) if evaluation else [],
         "confusion": tables.confusion_table(evaluation, labels) if evaluation else None,
         "disagreements": tables.disagreement_table(cells, labels),
+        "branch_scores": tables.branch_table(samples),
     }
 
 

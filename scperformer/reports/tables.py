@@ -12,6 +12,7 @@ from natsort import natsorted
 
 from scperformer.base.pictures import colour_of
 from scperformer.cells import FEW_GENES, HIGH_SHARE
+from scperformer.model import branch_names
 from scperformer.reports.evaluate import Evaluation
 from scperformer.reports.expression import NUM_TOP, GeneTable
 from scperformer.reports.figures import symbol_of
@@ -20,7 +21,7 @@ from scperformer.trust import MAX_UNKNOWN, foreign_text, unsure_text
 
 LARGE_SET = 3  # sets of 3 labels or more share a column
 NUM_DISAGREEMENTS = 20  # rows of the table of disagreements
-NUM_LISTED = 5  # genes of a label, or samples with a threshold, that a text names
+NUM_LISTED = 5  # genes of a label, or samples with something in common, that a text names
 # A sample beyond one of these limits is among the things to check. They are judgements, not limits of the method.
 LOW_OVERLAP = 0.7
 HIGH_UNKNOWN = 0.2
@@ -96,6 +97,7 @@ def summarise(sample: Annotated, cells: pd.DataFrame, labels: Sequence[Label]) -
         "mean": float(cells["confidence"].mean()),
         "mean_held_out": sample.mean_held_out,
         "agreement": float((cells["label"] == cells["baseline"]).mean()),  # with logistic regression
+        "num_decided": sample.facts.get("encoder", {}).get("num_decided"),  # labels that the encoder decides
         "facts": sample.facts,
         "condition": {"adapted": False, "expected_accuracy": math.nan} | sample.facts.get("condition", {}),
     }
@@ -105,12 +107,13 @@ def sample_table(summaries: Sequence[dict[str, Any]], failed: Sequence[Failed], 
     """Return the table of samples; samples that failed have a row with the reason."""
     kinds = {"Sample": "text", "Status": "text", "Cells": "count", "Unknown": "count", "Share unknown": "share"}
     kinds |= {"Median confidence": "number", "Expected accuracy": "share", "Same label by logistic regression": "share"}
+    kinds |= {"Labels decided by the encoder": "count"}
     scores = evaluation.metrics["samples"] if evaluation else {}
     rows = []
     for row in summaries:
         adapted = "annotated by an adapted model" if row["condition"]["adapted"] else "annotated"
         values = [row["name"], adapted, row["num_cells"], row["num_unknown"], row["num_unknown"] / row["num_cells"]]
-        values += [row["median"], row["condition"]["expected_accuracy"], row["agreement"]]
+        values += [row["median"], row["condition"]["expected_accuracy"], row["agreement"], row["num_decided"]]
         rows.append(values + ([scores.get(row["name"], {}).get("model", {}).get("accuracy")] if scores else []))
     kinds |= {"Accuracy": "share"} if scores else {}
     rows += [[sample.name, f"failed: {sample.reason}", *[None] * (len(kinds) - 2)] for sample in failed]
@@ -272,12 +275,13 @@ def threshold(samples: Sequence[Annotated]) -> str:
     thresholds = [value for value in sorted(names) if value > 0]
     if len(names) == 1:
         return "".join(map(str, thresholds))
-    texts = []
-    for value in thresholds:
-        num_more = len(names[value]) - NUM_LISTED
-        more = f" and {num_more} more" if num_more > 0 else ""
-        texts.append(f"{value} ({', '.join(names[value][:NUM_LISTED])}{more})")
-    return " or ".join(texts)
+    return " or ".join(f"{value} ({_listed(names[value])})" for value in thresholds)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names of samples, and the number of others."""
+    num_more = len(names) - NUM_LISTED
+    return ", ".join(names[:NUM_LISTED]) + (f" and {num_more} more" if num_more > 0 else "")
 
 
 def flag_reasons(samples: Sequence[Annotated]) -> list[str]:
@@ -326,6 +330,28 @@ def trust_tables(summaries: Sequence[dict[str, Any]], samples: Sequence[Annotate
         Table(id="sets-table", title="Sets of labels", columns=list(set_kinds.items()), rows=set_rows),
     ]
     return [table for table in tables if table.rows]
+
+
+def branch_table(samples: Sequence[Annotated]) -> Table | None:
+    """Return the out-of-fold scores of each branch alone and of both, under each condition; None if not recorded."""
+    names: dict[str, list[str]] = {}
+    recorded = {}
+    for sample in samples:
+        if scores := sample.facts["model"].get("branch_scores"):
+            names.setdefault(sample.adapted, []).append(sample.name)
+            recorded[sample.adapted] = scores
+    if not recorded:
+        return None
+    kinds = {"Branch": "text", "Accuracy": "score", "Macro-F1": "score", "Loss": "score", "Samples": "text"}
+    titles = branch_names(samples[0].encoder)
+    rows = []
+    for condition, scores in recorded.items():
+        of_samples = _listed(names[condition]) if len(recorded) > 1 else None
+        for branch, title in titles.items():
+            numbers = [float(scores[branch][name]) for name in ("accuracy", "macro_f1", "loss")]
+            rows.append([title, *numbers, of_samples])
+    columns, rows = _without_empty_columns(kinds, rows)
+    return Table(id="branches-table", title="What each branch adds", columns=columns, rows=rows)
 
 
 def things_to_check(

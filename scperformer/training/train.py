@@ -32,6 +32,7 @@ from scperformer.fitting import (
     Fitted,
     LinearOptions,
     conditions_table,
+    encoder_facts,
     evidence_folds,
     fill_network,
     fit_branches,
@@ -41,7 +42,7 @@ from scperformer.fitting import (
     simulated,
 )
 from scperformer.learning import StreamedCells, source_of_cells
-from scperformer.model import MAX_CELLS, MAX_VALUES, HeldOut, ReferenceCells, SavedModel, sum_of_branches
+from scperformer.model import MAX_CELLS, MAX_VALUES, HeldOut, ReferenceCells, SavedModel, branch_names, sum_of_branches
 from scperformer.network import Cells, CellTypeModel, Encoder, as_model, branch_logits, gene_means, torch_state_kept
 from scperformer.training.batch_size import with_batch_size
 from scperformer.training.initialise import (
@@ -167,6 +168,8 @@ def train_on(
     if linear_options is not None:
         metrics["linear_branch"] = asdict(linear_options)
     weights = refit(training, fitted, linear_options, metrics["scales"])
+    if training.network.encoder is not None:
+        metrics["encoder"] = encoder_facts(training.network.encoder, training.cfg)
     log_scores(metrics, training)
     saved = SavedModel(
         name=folder.stem.removesuffix(".model"),
@@ -181,6 +184,7 @@ def train_on(
         held_out=held_out,
         **recorded,
     )
+    log_branch_scores(saved)
     if cfg.card == "full" and reference_cells is not None:
         metrics["conditions"] = conditions_table(as_model(saved, folder), reference_cells, cfg.seed)
     metrics["seconds"] = round(time.perf_counter() - begin, 1)
@@ -425,3 +429,14 @@ def log_scores(metrics: dict[str, Any], training: Training) -> None:
     text = "%s (%s): accuracy %.3f, macro-F1 %.3f on %d validation cells; logistic regression %.3f, %.3f"
     scores = ours["accuracy"], ours["macro_f1"], metrics["num_val_cells"], baseline["accuracy"], baseline["macro_f1"]
     log.info(text, how, sum_of_branches(metrics["scales"]), *scores)
+
+
+def log_branch_scores(saved: SavedModel) -> None:
+    """Log the out-of-fold scores of each branch alone beside those of both."""
+    titles = branch_names(saved.metrics.get("encoder", {}))
+    texts = [
+        f"{titles[name]} {scores['accuracy']:.3f}, {scores['macro_f1']:.3f}, {scores['loss']:.3f}"
+        for name, scores in saved.branch_scores.items()
+    ]
+    if texts:
+        log.info("out-of-fold accuracy, macro-F1 and loss: %s", "; ".join(texts))

@@ -47,7 +47,7 @@ def read(mechanism, q_BHE, k_GE, v_GE, x_BG):
 
 def twin(options, mechanism, q_BHE, k_GE, v_GE, x_BG):
     """The mean of the values with weights x_g k(q, k_g), where k(q, k) is the kernel, one pair after the other."""
-    out = torch.zeros_like(q_BHE)
+    out = q_BHE.new_zeros(B, H, v_GE.shape[1])
     for cell in range(B):
         for head in range(H):
             q = q_BHE[cell, head]
@@ -90,6 +90,20 @@ def test_what_is_read_is_the_mean_with_the_weights_of_all_genes(options):
     mechanism = make(options)
     found = read(mechanism, *genes())
     torch.testing.assert_close(found, twin(options, mechanism, *genes()), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", CASES, ids=str)
+def test_the_weights_of_genes_are_those_of_the_formula(options):
+    """If the value of each gene is a unit vector of its own, a cell reads the weights."""
+    mechanism = make(options)
+    q_BHE, k_GE, v_GE, x_BG = genes()
+    weights_BHG = mechanism.gene_weights(q_BHE, k_GE, x_BG)
+    expected = twin(options, mechanism, q_BHE, k_GE, torch.eye(G, dtype=torch.float64), x_BG)
+    torch.testing.assert_close(weights_BHG, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(weights_BHG.sum(-1), torch.ones(B, H, dtype=torch.float64))
+    assert not weights_BHG.masked_select(x_BG.unsqueeze(1) == 0).any()
+    torch.testing.assert_close(weights_BHG @ v_GE, read(mechanism, q_BHE, k_GE, v_GE, x_BG), rtol=1e-9, atol=1e-10)
+    assert torch.isfinite(mechanism.gene_weights(q_BHE, k_GE, torch.zeros_like(x_BG))).all()
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)

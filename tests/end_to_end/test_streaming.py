@@ -401,7 +401,7 @@ sys.exit(main(sys.argv[1:]))
 
 def test_parts_are_written_whole(tmp_path, monkeypatch):
     proba, nothing = np.eye(2, dtype=np.float32), np.zeros(2)
-    calls = Calls(proba, proba, nothing.astype(int), nothing.astype(bool), nothing, nothing)
+    calls = Calls(proba, proba, nothing.astype(int), nothing.astype(bool), nothing, nothing, nothing.astype(bool))
 
     def full(file, **_):
         file.write(b"half")

@@ -13,11 +13,18 @@ from support.words import as_options
 
 import scperformer
 from scperformer.base.errors import InputError
-from scperformer.config import ExplainConfig
+from scperformer.config import ExplainConfig, HeadConfig, ModelConfig
 from scperformer.explanations import explain as step
+from scperformer.explanations.contributions import find_contributions
 from scperformer.explanations.explain import delete_genes, rank_markers, run_explain
-from scperformer.explanations.page import deletion_text, gene_tables, genes_per_label, marker_overlap
-from scperformer.network import Cells, Model, branch_logits, load_model
+from scperformer.explanations.page import (
+    attention_per_label,
+    deletion_text,
+    gene_tables,
+    genes_per_label,
+    marker_overlap,
+)
+from scperformer.network import Cells, CellTypeModel, Model, branch_logits, load_model
 from scperformer.reports import of_cells
 from scperformer.reports.expression import model_of
 
@@ -96,6 +103,30 @@ def test_the_table_of_genes_against_a_loop(explained):
             assert row.mean_contribution == pytest.approx(means[row.gene], rel=1e-4)
             assert row.num_expressing == (expression[cells, list(explained.var_names).index(row.gene)] > 0).sum()
             assert row.num_cells == len(cells)
+
+
+def test_attention_by_label_against_a_loop(explained, model):
+    x = sparse.csr_matrix(explained.layers["expression"])
+    cells = Cells(x, model.tokens)
+    weights = np.stack([model.network.encoder.gene_weights(cells.batch([row]))[0].numpy() for row in range(x.shape[0])])
+    np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-5)
+    means = explained.varm[f"{KEY}_attention"]
+    table = attention_per_label(explained, KEY)
+    for place, label in enumerate(explained.uns[KEY]["labels"]):
+        is_own = (explained.obs[f"{KEY}_label"] == label).to_numpy()
+        expected = weights[is_own].mean(axis=0)
+        np.testing.assert_allclose(means.iloc[:, place], expected, rtol=1e-4, atol=1e-8)
+        rows = table[table["label"].str.removeprefix("'") == label]
+        assert list(rows["gene"][:20]) == list(explained.var_names[np.argsort(-expected, kind="stable")[:20]])
+        assert rows["mean_attention"].iloc[0] == pytest.approx(expected.max(), rel=1e-4)
+    assert len(table) == 300
+
+
+def test_an_encoder_without_attention_has_none(annotated, model):
+    cells = Cells(sparse.csr_matrix(np.ones((2, 200), dtype=np.float32)), model.tokens)
+    options = {"tokens": model.tokens, "attention": {"name": "favor"}, "head": HeadConfig(name="weighted")}
+    pooled = CellTypeModel(200, 3, model=ModelConfig(positions="coexpression", queries="cell", depth=0), **options)
+    assert find_contributions(pooled, cells, np.zeros(2, dtype=np.int64)).attention is None
 
 
 def test_markers_are_ranked_by_welchs_test_with_overestimated_variance(model):
@@ -182,6 +213,7 @@ def test_the_folder(command, path, explained, tmp_path, model):
     folder = tmp_path / "sample.annotated.explanation"
     assert names(folder) == [
         ".scperformer.json",
+        "attention_per_label.csv",
         "contributions.h5ad",
         "deletion.csv",
         "genes_per_label.csv",
@@ -189,15 +221,17 @@ def test_the_folder(command, path, explained, tmp_path, model):
     ]
     written = ad.read_h5ad(folder / "contributions.h5ad")
     np.testing.assert_array_equal(written.X.toarray(), explained.X.toarray())
-    assert list(written.varm) == [f"{KEY}_contributions", f"{KEY}_marker_ranks"]
+    assert list(written.varm) == [f"{KEY}_attention", f"{KEY}_contributions", f"{KEY}_marker_ranks"]
     table = pd.read_csv(folder / "genes_per_label.csv")
-    assert list(table) == ["label", "gene", "mean_contribution", "num_expressing", "num_cells", "marker_rank"]
+    columns = ["label", "gene", "mean_contribution", "mean_attention", "num_expressing", "num_cells", "marker_rank"]
+    assert list(table) == list(pd.read_csv(folder / "attention_per_label.csv")) == columns
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == 3
     assert "<script" not in page
     assert "<b>cell</b>" not in page
     assert "B / &lt;b&gt;cell&lt;/b&gt;" in page
     assert "Please check" not in page
+    assert "Attention is not a contribution" in page
     ran = command("explain", path)
     assert (ran.code, "explanation exists" in ran.err) == (2, True)
     formats = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")

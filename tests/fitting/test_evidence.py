@@ -17,7 +17,7 @@ from scperformer.fitting import (
     fit_branches,
     scales_if_significant,
 )
-from scperformer.fitting.evidence import LARGEST
+from scperformer.fitting.evidence import LARGEST, score_alone
 from scperformer.fitting.linear import predict_logits
 from scperformer.network import Cells, CellTypeModel, branch_logits, predict_cells
 
@@ -25,6 +25,7 @@ RECIPE = LinearOptions((0.5, 2.0), 0.1, "balanced", "signal")
 MODEL = ModelConfig(positions="coexpression", queries="cell", feedforward=False, dropout=0.5)
 POOLED = replace(MODEL, depth=0)
 HEAD = HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3)
+SIGNALS = {"linear": 1.5, "encoder": 0.7}
 
 
 def made_cells(num_cells: int, seed: int) -> tuple[csr_matrix, np.ndarray]:
@@ -63,6 +64,21 @@ def test_the_evidence_is_the_accuracy_on_new_cells(fitted):
     assert abs(fitted.evidence["accuracy"] - found) < 0.06
 
 
+def test_each_branch_alone_has_the_loss_of_its_own_best_scale():
+    """Compared with a scan over scales; accuracy and F1 do not depend on the scale."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(400) % 3
+    logits = {name: np.eye(3)[labels] * signal + rng.normal(size=(400, 3)) for name, signal in SIGNALS.items()}
+    for name, branch in logits.items():
+        found = score_alone(logits, name, labels)
+        losses = [negative_log_likelihood(scale * branch, labels) for scale in np.linspace(0.1, 5, 500)]
+        assert found["loss"] == pytest.approx(min(losses), rel=1e-3)
+        assert min(losses) < negative_log_likelihood(branch, labels) - 0.003  # the scale matters
+        assert found["accuracy"] == (branch.argmax(1) == labels).mean()
+    one = {"linear": logits["linear"], "encoder": np.zeros((400, 3))}
+    assert score_alone(one, "linear", labels) == score_alone(logits, "linear", labels)
+
+
 def test_labels_by_chance_have_no_accuracy():
     x, labels = made_cells(360, seed=0)
     shuffled = np.random.default_rng(0).permutation(labels)
@@ -85,11 +101,11 @@ def test_a_call_of_the_pooled_encoder_does_not_depend_on_the_other_cells(fitted)
     x, _ = made_cells(40, seed=2)
     network = network_like(fitted)
     fill_network(network, fitted, fitted.scales)
-    proba, embedding = predict_cells(network, Cells(x, TokensConfig()), 64)
+    whole = predict_cells(network, Cells(x, TokensConfig()), 64)
     for rows in (np.arange(40)[::-1], np.array([7]), np.arange(5, 30, 3)):
-        some, vectors = predict_cells(network, Cells(x[rows], TokensConfig()), 3)
-        np.testing.assert_array_equal(some, proba[rows])
-        np.testing.assert_array_equal(vectors, embedding[rows])
+        some = predict_cells(network, Cells(x[rows], TokensConfig()), 3)
+        for found, expected in zip(some, whole, strict=True):
+            np.testing.assert_array_equal(found, expected[rows])
 
 
 @pytest.mark.parametrize("case", ["both", "linear branch", "encoder", "odd width"])
@@ -109,13 +125,20 @@ def test_sums_over_genes_are_what_the_tokens_give(case):
     cells = Cells(x, TokensConfig())
     with torch.no_grad():
         logits, embedding = network(cells.batch(np.arange(601)))
-    proba, vectors = predict_cells(network, cells, 64)
+    proba, vectors, by_encoder = predict_cells(network, cells, 64)
     # A logit of size 5 is a sum of about 600 products in float32.
     np.testing.assert_allclose(proba, logits.softmax(-1), atol=1e-5)
     np.testing.assert_allclose(vectors, embedding, rtol=1e-4, atol=1e-4)
     assert len(np.unique(proba, axis=0)) == 601
-    some, _ = predict_cells(network, Cells(x[100:103], TokensConfig()), 64)
-    np.testing.assert_array_equal(some, proba[100:103])
+    some = predict_cells(network, Cells(x[100:103], TokensConfig()), 64)
+    np.testing.assert_array_equal(some.proba, proba[100:103])
+    linear, encoder = branch_logits(network, cells, 64)
+    differ = linear.argmax(1) != (linear + encoder).argmax(1)
+    if case in ("both", "odd width"):
+        np.testing.assert_array_equal(by_encoder, differ)
+        assert 20 < by_encoder.sum() < 580
+    else:
+        assert not by_encoder.any()
 
 
 def test_a_branch_that_is_off_has_no_scale():

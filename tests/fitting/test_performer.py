@@ -7,7 +7,7 @@ from scperformer.cells import normalise_counts
 from scperformer.config import HeadConfig, ModelConfig, TrainConfig, TrainerConfig
 from scperformer.fitting import gene_vectors
 from scperformer.fitting.linear import power_transform
-from scperformer.fitting.performer import description, start_performer, train_readouts
+from scperformer.fitting.performer import encoder_facts, start_performer, train_readouts
 
 
 @pytest.fixture(scope="module")
@@ -139,12 +139,18 @@ def test_a_run_that_a_signal_stopped_goes_on_to_the_same_weights(cells, tmp_path
         assert all(torch.equal(one.state_dict()[name], tensor) for name, tensor in other.state_dict().items())
 
 
-def test_a_performer_in_words(cells):
+@pytest.mark.parametrize(
+    ("model", "kind", "size", "attention"),
+    [
+        ({}, "Performer", "100 gene tokens, 2 heads x 16 features, 1 layer", "favor"),
+        ({"depth": 0}, "pooled encoder", "100 gene tokens, no attention", "none"),
+    ],
+    ids=["performer", "pooled"],
+)
+def test_an_encoder_in_words(model, kind, size, attention, cells):
     x, _ = cells
     vectors = gene_vectors(x, 8, seed=0)
     vectors[:20] = 0  # genes whose expression does not vary are no tokens
-    assert (
-        description(start_performer(vectors, x, options()))
-        == "Performer: 100 gene tokens, 2 heads x 16 features, 1 layer"
-    )
-    assert description(start_performer(vectors, x, options(depth=0))) == "pooled encoder: 100 gene tokens, no attention"
+    cfg = options(**model)
+    expected = {"kind": kind, "size": size, "attention": attention, "device": "cpu"}
+    assert encoder_facts(start_performer(vectors, x, cfg), cfg) == expected

@@ -217,11 +217,26 @@ FOLD = {
 def test_model_card_of_fitted_branches_names_what_to_expect(saved):
     card = model_card(dataclasses.replace(saved, metrics=saved.metrics | {"out_of_fold": FOLD}))
     assert "- Expected on cells like these: accuracy 0.876, macro-F1 0.765" in card
-    assert "linear branch alone 0.654, 0.543; encoder alone 0.432, 0.321" in card
     assert "each of 77 cells" in card
     assert "Accuracy 0.900, macro-F1 0.810; logistic regression" in card
     assert "optimistic" not in card  # the validation cells chose nothing
     assert "so the scores are optimistic" in model_card(saved)
+
+
+def test_model_card_shows_what_each_branch_adds(saved):
+    losses = {"linear": {"loss": 0.4321}, "encoder": {"loss": 0.5432}}
+    fold = FOLD | {"branches": {name: part | losses[name] for name, part in FOLD["branches"].items()}}
+    size = "13,656 gene tokens, 2 heads x 16 features, 1 layer"
+    encoder = {"kind": "Performer", "size": size, "attention": "favor", "device": "cpu"}
+    card = model_card(dataclasses.replace(saved, metrics=saved.metrics | {"out_of_fold": fold, "encoder": encoder}))
+    assert f"- Performer: {size}, trained by Lightning on cpu. Attention is on (favor).\n" in card
+    rows = ["| linear branch | 0.654 | 0.543 | 0.432 |", "| Performer | 0.432 | 0.321 | 0.543 |"]
+    assert "\n".join([*rows, "| both | 0.876 | 0.765 | 0.300 |", ""]) in card
+    assert "What each branch adds" not in model_card(
+        dataclasses.replace(saved, metrics=saved.metrics | {"out_of_fold": FOLD})  # of an earlier version
+    )
+    pooled = encoder | {"kind": "pooled encoder", "attention": "none"}
+    assert "Attention" not in model_card(dataclasses.replace(saved, metrics=saved.metrics | {"encoder": pooled}))
 
 
 def test_model_card_of_an_adapted_model_names_its_origin(saved):

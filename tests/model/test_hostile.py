@@ -142,6 +142,12 @@ CONTENT = {
     "list of scales": {"metrics": {"scales": [1, 2]}},
     "scale of no branch": {"metrics": {"scales": {"shallow": 1.0}}},
     "infinite scale": {"metrics": {"scales": {"linear": float("inf")}}},
+    "scores of a branch": {"metrics": {"out_of_fold": {"accuracy": 1.0, "branches": {"linear": {"loss": "x"}}}}},
+    "scores that are a list": {"metrics": {"out_of_fold": {"accuracy": 1.0, "branches": [1]}}},
+    "half an encoder": {"metrics": {"encoder": {"kind": "Performer"}}},
+    "escape in the encoder": {
+        "metrics": {"encoder": dict.fromkeys(["kind", "size", "attention", "device"], "\x1b[2J")}
+    },
     "reference": {"provenance": {"reference": ["x"]}},
     "seed": {"provenance": {"seed": 10**30}},
     "group": {"config": {"head": ["mean"]}},

@@ -58,16 +58,19 @@ def test_the_cell_reads_its_genes_beyond_what_the_mean_cell_reads(attention, dep
 
     for number, cell in enumerate(x):
         c = (cell - mean) @ values
+        shares = []
         for layer in performer.reader.stack:
             read = []
             for head, q in enumerate(layer.queries(c[None])[0]):
                 weights = kernel(q, head)
                 mine, usual = weights * cell, weights * mean
+                shares.append(mine / mine.sum())
                 read.append(mine @ values / mine.sum() - usual @ values / usual.sum())
             c = layer(c[None], torch.stack(read)[None] * performer.reader.scale)[0]
         batch = Cells(made_cells(6), TokensConfig()).batch([number])
         batch.x_BL = batch.x_BL.double()
         torch.testing.assert_close(performer(batch)[0], c, rtol=1e-5, atol=1e-5)  # expression is float32
+        torch.testing.assert_close(performer.gene_weights(batch)[0], torch.stack(shares).mean(0), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("attention", KINDS, ids=lambda options: options["name"])
@@ -76,7 +79,7 @@ def test_sparse_products_and_tokens_give_the_same(attention):
     cells = Cells(made_cells(), TokensConfig())
     with torch.no_grad():
         logits_BC, vectors_BD = network(cells.batch(np.arange(40)))
-    proba, vectors = predict_cells(network, cells, 64)
+    proba, vectors, _ = predict_cells(network, cells, 64)
     np.testing.assert_allclose(proba, logits_BC.softmax(-1), atol=1e-5)
     np.testing.assert_allclose(vectors, vectors_BD, rtol=1e-4, atol=1e-4)
 
@@ -85,9 +88,9 @@ def test_sparse_products_and_tokens_give_the_same(attention):
 def test_no_bit_of_a_cell_depends_on_the_others(attention):
     network = made(attention)
     x = made_cells(300)
-    proba, vectors = predict_cells(network, Cells(x, TokensConfig()), 64)
+    proba, vectors, _ = predict_cells(network, Cells(x, TokensConfig()), 64)
     for rows in (np.arange(300)[::-1], np.array([7]), np.arange(5, 290, 3)):
-        some, others = predict_cells(network, Cells(x[rows], TokensConfig()), 3)
+        some, others, _ = predict_cells(network, Cells(x[rows], TokensConfig()), 3)
         np.testing.assert_array_equal(some, proba[rows])
         np.testing.assert_array_equal(others, vectors[rows])
 

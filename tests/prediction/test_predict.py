@@ -17,8 +17,18 @@ from support.words import as_options
 import scperformer
 from scperformer.attention import MECHANISMS
 from scperformer.base.errors import InputError
+from scperformer.cells import find_query
 from scperformer.config import HeadConfig, ModelConfig, PredictConfig, TokensConfig, make_config
-from scperformer.network import Cells, CellTypeModel, choose_device, load_model, predict_cells, torch_state_kept
+from scperformer.files import rows
+from scperformer.network import (
+    Cells,
+    CellTypeModel,
+    branch_logits,
+    choose_device,
+    load_model,
+    predict_cells,
+    torch_state_kept,
+)
 from scperformer.prediction import run_predict
 from scperformer.training.train import run_train
 
@@ -328,6 +338,39 @@ def test_embedding_without_an_encoder_is_said_to_be_logits(counts_adata, write, 
     assert "model linear has no encoder: the embedding is the logits of the linear branch" in caplog.messages
     proba = scperformer.annotate(counts_adata.copy(), model).obsm["scperformer_proba"]
     np.testing.assert_allclose(softmax(embedding, axis=1), proba, atol=1e-6)
+
+
+def test_labels_that_depend_on_the_encoder_are_counted(counts_adata, model, write, monkeypatch, caplog):
+    """Of cells whose branches disagree: in blocks of 16 cells, in any order, and without a cell that has no counts."""
+    rng = np.random.default_rng(0)
+    noisy = counts_adata[rng.permutation(120)].copy()
+    counts = rng.binomial(noisy.X.toarray().astype(int), 0.05)
+    counts[0] = 0
+    noisy.X = sparse.csr_matrix(counts, dtype=np.float32)
+    path = str(write(noisy))
+    model = load_model(model.path)
+    torch.manual_seed(0)
+    torch.nn.init.normal_(model.network.head.labels.weight)  # after one epoch of training the encoder hardly counts
+    cfg = PredictConfig(inputs=[path], adapt="false")
+    record = ad.read_h5ad(*run_predict(cfg, model)).uns["scperformer"]
+    x = find_query(noisy, model.saved, cfg).all_cells()
+    linear, encoder = branch_logits(model.network, Cells(x, model.tokens), 64)
+    differ = linear.argmax(1) != (linear + encoder).argmax(1)
+    assert 3 < differ[1:].sum() < 110
+    assert record["encoder"] == {"num_cells": 119, "num_decided": differ[1:].sum()}
+    monkeypatch.setattr(rows, "BLOCK_VALUES", 16 * 200)
+    with caplog.at_level("INFO", logger="scperformer"):
+        again = scperformer.annotate(noisy[::-1].copy(), model, options=as_options(["adapt=false"]))
+    assert again.uns["scperformer"]["encoder"] == record["encoder"]
+    text = f"the encoder decides {differ[1:].sum()} of 119 labels: the linear branch alone would give others"
+    assert text in caplog.text
+
+
+def test_labels_that_cannot_depend_on_the_encoder_are_not_counted(counts_adata, pbmc, pbmc_model, model):
+    denied = scperformer.annotate(counts_adata, model, options=as_options(["deny_labels=['T cell']"]))
+    assert "encoder" not in denied.uns["scperformer"]  # what the linear branch alone would give is not known
+    linear = scperformer.annotate(pbmc, load_model(pbmc_model))
+    assert "encoder" not in linear.uns["scperformer"]
 
 
 def test_a_missing_gpu_is_an_error(counts_adata, tiny_model, write):

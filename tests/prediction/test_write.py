@@ -46,7 +46,7 @@ def annotation_of(num, num_blocks=5):
     )
     embedding = np.arange(num * 4, dtype=np.float32).reshape(num, 4)
     proba = np.random.default_rng(0).random((num, 2)).astype(np.float32)
-    nothing = np.zeros(num, dtype=np.int32), np.zeros(num, dtype=bool), np.zeros(num), np.zeros(num)
+    nothing = [np.zeros(num, dtype=kind) for kind in (np.int32, bool, float, float, bool)]
     blocks = [np.array_split(array, num_blocks) for array in (proba, embedding, *nothing)]
     parts = [Calls(*arrays) for arrays in zip(*blocks, strict=True)]
     record = {"labels": np.array(["a", "b"]), "total": float("nan"), "model": {"name": "m"}}

@@ -263,6 +263,20 @@ def test_scales_of_the_branches_are_shown(page, plain):
         assert "linear branch only" not in shown.words
 
 
+def test_the_encoder_and_what_each_branch_adds_are_shown(tmp_path, plain):
+    sample = annotated_sample(num_cells=20)
+    numbers = {"accuracy": 0.9321, "macro_f1": 0.8766, "loss": 0.2109}
+    encoder = {"kind": "Performer", "size": "13,656 gene tokens, 1 layer", "attention": "favor", "device": "cpu"}
+    scores = dict.fromkeys(("linear", "encoder", "both"), numbers)
+    sample.uns["scperformer"]["model"] |= {"encoder": encoder, "branch_scores": scores}
+    path = write_sample(tmp_path, "s", sample)
+    page = Page(run_report(ReportConfig(inputs=[path])).read_text(encoding="utf-8"))
+    assert "Performer 13,656 gene tokens, 1 layer, trained by Lightning on cpu. Attention is on (favor)." in page.words
+    assert page.tables["branches-table"][2] == ["Performer", "0.932", "0.877", "0.211"]
+    assert "branches-table" not in plain.tables
+    assert "Lightning" not in plain.words
+
+
 def page_with_scales(tmp_path: Path, scales: dict[str, float] | None) -> Page:
     sample = annotated_sample(num_cells=20)
     sample.uns["scperformer"]["model"].pop("scales")

@@ -178,6 +178,36 @@ def test_confidence_far_below_that_of_held_out_cells_is_a_warning(samples, cells
         assert is_named == is_low
 
 
+def test_what_each_branch_adds_is_shown_for_each_condition(samples):
+    def scores(first):
+        numbers = {"accuracy": first, "macro_f1": first - 0.1, "loss": 1 - first}
+        return {"linear": numbers, "encoder": numbers, "both": numbers}
+
+    assert tables.branch_table(samples) is None  # annotated by an earlier version
+    encoder = {"kind": "Performer", "size": "99 gene tokens", "attention": "favor", "device": "cpu"}
+    for sample in samples:
+        sample.facts["model"] |= {"encoder": encoder, "branch_scores": scores(0.9)}
+    table = tables.branch_table(samples)
+    assert [title for title, _ in table.columns] == ["Branch", "Accuracy", "Macro-F1", "Loss"]
+    assert [row[0] for row in table.rows] == ["linear branch", "Performer", "both"]
+    assert table.rows[2][1:] == pytest.approx([0.9, 0.8, 0.1])
+    samples[1].facts["condition"] = {"adapted": True, "key": "b" * 16}
+    samples[1].facts["model"]["branch_scores"] = scores(0.8)
+    table = tables.branch_table(samples)
+    assert [row[-1] for row in table.rows] == ["one"] * 3 + ["two"] * 3
+    assert table.rows[5][1:4] == pytest.approx([0.8, 0.7, 0.2])
+
+
+def test_labels_that_the_encoder_decides_are_in_the_table_of_samples(samples, cells, labels):
+    def table():
+        return tables.sample_table([tables.summarise(sample, cells, labels) for sample in samples], [], None)
+
+    assert "Labels decided by the encoder" not in dict(table().columns)
+    samples[1].facts["encoder"] = {"num_cells": 5, "num_decided": 2}
+    place = list(dict(table().columns)).index("Labels decided by the encoder")
+    assert [row[place] for row in table().rows] == [None, 2]
+
+
 def test_confusion_matrix_has_the_counts_of_true_and_predicted_labels(samples):
     truths = [np.array(words.split(), dtype=object) for words in ("T T T T", "mast B B T B")]
     evaluation = compare(samples, truths, "truth")

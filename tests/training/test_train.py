@@ -281,6 +281,13 @@ def test_a_default_model_is_a_performer_and_says_what_to_expect(counts_adata, tm
     fold = saved.metrics["out_of_fold"]
     assert fold["num_cells"] == 108  # the training cells; the others have the scores beside logistic regression
     assert set(fold["branches"]) == set(saved.scales) == {"linear", "encoder"}
+    assert fold["loss"] < min(branch["loss"] for branch in fold["branches"].values()) + 0.01
+    assert (
+        f"out-of-fold accuracy, macro-F1 and loss: linear branch {fold['branches']['linear']['accuracy']:.3f}"
+        in caplog.text
+    )
+    tokens = f"{len(saved.genes)} gene tokens, 2 heads x 16 features, 1 layer"
+    assert saved.metrics["encoder"] == {"kind": "Performer", "size": tokens, "attention": "favor", "device": "cpu"}
     assert f"- Expected on cells like these: accuracy {fold['accuracy']:.3f}" in (path / "MODEL_CARD.md").read_text()
     assert not (path / "metrics.csv").exists()
 
