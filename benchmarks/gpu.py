@@ -5,12 +5,13 @@
 
 The cells are simulated: each expresses about 1,500 of 16,906 genes. The first table is about 100,000 cells and the
 default model, on the GPU and on one thread of the CPU: the sums over genes that training starts from, its 600 steps of
-128 cells for six copies, and prediction; with the share of labels that both give. In the other tables, training is measured as in `scperformer train`,
-including the loading of batches and the optimiser, prediction as in `scperformer predict`. The peak is the
-speed of the fastest bf16 product of two square matrices in the same run. torch counts the operations on one cell, with
-the plain form of attention. The last table compares the layers of scBERT's encoder with performer-pytorch's, with the
-same weights. The error is the norm of the difference from the same layers in float64, divided by the norm of the
-output.
+128 cells for six copies, and prediction; with the share of labels that both give.
+
+In the second table, training is measured as in `scperformer train`, including the loading of batches and the
+optimiser, prediction as in `scperformer predict`. The peak is the speed of the fastest bf16 product of two square
+matrices in the same run. torch counts the operations on one cell, with the plain form of attention. The last table
+compares the layers of scBERT's encoder with performer-pytorch's, with the same weights. The error is the norm of the
+difference from the same layers in float64, divided by the norm of the output.
 
 Every row is a new process. A row that fails, or takes longer than `--timeout` seconds, shows the reason instead.
 """
