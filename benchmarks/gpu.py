@@ -30,11 +30,11 @@ import torch
 from machine import machine, peak_gb
 from performer import LENGTH, our_layers, performer, run_ours
 from scipy import sparse
-from scperformer.training.trainer import EPOCHS_TABLE
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from scperformer.config import TrainConfig, make_config
+from scperformer.learning.trainer import EPOCHS_TABLE
 from scperformer.network import Cells, CellTypeModel, predict_cells
 from scperformer.training.batch_size import with_batch_size
 from scperformer.training.supervised import train_network
@@ -108,7 +108,7 @@ def in_use(device: str) -> float:
 
 def preset_row(preset: str, device: str, tiny: bool, peak: float) -> list[str]:
     """A row of the first table."""
-    kind = ["trainer=gpu", "trainer.batch_size=auto"] if device == "cuda" else ["trainer.batch_size=4"]
+    kind = ["trainer=gpu", "trainer.batch_size=auto"] if device == "cuda" else ["trainer=cpu", "trainer.batch_size=4"]
     smaller = ["model.dim=8", "model.depth=1", "model.num_heads=2", "model.head_dim=4"] if tiny else []
     words = ["inputs=[x]", "label_key=x", "logger=none", f"trainer.max_epochs={EPOCHS}", *PRESETS[preset], *kind]
     cfg = make_config("train", [*words, *smaller, "trainer.progress_bar=false"])

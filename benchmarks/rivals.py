@@ -29,9 +29,9 @@ from scperformer import annotate, train
 from scperformer.cells import align_rows, detect_expression, gene_table, plan_alignment, stored_expression
 from scperformer.cells.preprocess import prepare_reference
 from scperformer.config import PreprocessConfig, TokensConfig, make_config
+from scperformer.learning import informative_genes, variability
 from scperformer.network import load_model, simulate_conditions
 from scperformer.network.tokens import tokenize
-from scperformer.training.supervised import informative_genes, variability
 
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 INNER_FOLDS = 3

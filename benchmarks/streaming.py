@@ -21,11 +21,11 @@ from statistics import median
 
 import torch
 from machine import machine
-from scperformer.training.loaders import StreamedCells
 from speed import in_new_process, resample, run
 
 from scperformer.cells import Corpus, make_corpus
 from scperformer.config import PretrainConfig, make_config
+from scperformer.learning.loaders import StreamedCells
 from scperformer.network import Cells, drop_genes
 from scperformer.training.masked import hidden_loss, hide_values
 from scperformer.training.pretrain import new_masked_model

@@ -2,6 +2,7 @@
 
 # Models that are adapted to the genes and the depth of a sample, for all samples of one kind.
 ADAPTED = option("adapted_folder", f"{OUT}/adapted")
+DEVICE = "device=auto" if config["gpu"] else "device=cpu"  # a job without a GPU leaves those of its node alone
 KEEP_GOING = ["keep_going=true", "failed_ok=true", ADAPTED]
 
 
@@ -20,11 +21,12 @@ rule predict:
             option("outputs", [f"{output}/{name}.h5ad" for name in samples_of(wildcards.job)]),
             *KEEP_GOING,
         ],
+        device=DEVICE,
         overrides=OVERRIDES["predict"],
         config=resolved("predict"),
-    resources: mem_mb=flat_memory, runtime=predict_minutes
-    shell: "scperformer predict {input.sample:q} model_path={input.model:q} {params.words:q} threads={threads}"
-        " {params.overrides:q} > {log:q} 2>&1"
+    resources: mem_mb=flat_memory, runtime=predict_minutes, gpu=min(config["gpu"], 1)
+    shell: "scperformer predict {input.sample:q} model_path={input.model:q} {params.words:q} {params.device:q}"
+        " threads={threads} {params.overrides:q} > {log:q} 2>&1"
 
 
 rule settle:
@@ -82,3 +84,4 @@ use rule predict as gather with:
             option("shares", [f"{share}/calls" for share in input.shares]),
             *(option("output", f"{output}/{wildcards.sample}.h5ad"), *KEEP_GOING),
         ],
+    resources: gpu=0  # it only joins what the shares have called

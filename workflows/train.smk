@@ -1,6 +1,6 @@
 """The model, trained on the prepared reference."""
 
-TRAINER = ["trainer=gpu"] if config["gpu"] else []
+TRAINER = ["trainer=gpu" if config["gpu"] else "trainer=cpu"]  # a job without GPUs leaves those of its node alone
 if config["gpu"] > 1:
     TRAINER += [f"trainer.devices={config['gpu']}"]
 

@@ -37,7 +37,7 @@ class PerformerClassifier(ClassifierMixin, BaseEstimator):
     input_kind
         Kind of the values of X: counts; linear (such as TPM); log1p, their logarithm; or auto, found when it is fitted.
     model
-        Preset of the encoder: coexpression, tiny, small, base or scbert.
+        Preset of the encoder: performer, pooled, tiny, base or scbert.
     seed
         Of every random choice.
     options
@@ -62,7 +62,7 @@ class PerformerClassifier(ClassifierMixin, BaseEstimator):
         self,
         input_kind: str = "auto",
         *,
-        model: str = "coexpression",
+        model: str = "performer",
         seed: int = 0,
         options: Mapping[str, Any] | None = None,
     ):

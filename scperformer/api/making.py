@@ -150,7 +150,7 @@ def train(
     output
         The model folder to write; None: INPUT.model beside a file. Cells in memory need it.
     model
-        Preset of the encoder: coexpression (the default), tiny, small, base or scbert.
+        Preset of the encoder: performer (the default), pooled, tiny, base or scbert.
     options
         More options of `train` by their full names, such as `{"trainer.max_epochs": 5, "attention": "softmax"}`.
 

@@ -161,6 +161,14 @@ class Additive(Attention):
                 out_BHLE = phi_q_BHLM @ sums.s_BHME / total_BHL1.masked_fill(total_BHL1 == 0, 1.0)
         return out_BHLE.to(q_BHLE.dtype)
 
+    @property
+    def num_features(self) -> int:
+        """The number of features of a key in all heads; in one, if all heads have the same phi."""
+        raise NotImplementedError
+
+    def table_width(self, num_genes: int) -> int:
+        return self.num_features * (1 + self.sizes.head_dim)
+
     def gene_table(self, k_GE: Tensor, v_GE: Tensor) -> Tensor:
         """Return phi(k) and phi(k) v^T of each gene: G x (H M (1 + E)), or with H = 1 if all heads have the same phi.
 
@@ -264,6 +272,10 @@ class Rbf(Additive):
             self.anchors_HME = nn.Parameter(anchors_HME)
         else:
             self.register_buffer("anchors_HME", anchors_HME)
+
+    @property
+    def num_features(self) -> int:
+        return self.sizes.num_heads * self.options.num_anchors
 
     @torch.no_grad()
     def start(self, k_BHLE: Tensor, keep_BL: Tensor, generator: torch.Generator) -> None:

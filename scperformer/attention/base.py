@@ -21,6 +21,7 @@ class Sizes:
     num_heads: int  # H
     head_dim: int  # E
     length: int  # positions of a cell at most: the genes of the model and the special position
+    keys_of_genes: bool = False  # only `read_genes` is used
 
 
 class AttentionOptions(Options):
@@ -70,6 +71,10 @@ class Attention(nn.Module):
         q_BHLE, *k_BHLE, v_BHLE = qkv_TBHLE.unbind(0)
         return self(q_BHLE, *(k_BHLE or [q_BHLE]), v_BHLE, keep_BL, positions_BL)
 
+    def table_width(self, num_genes: int) -> int:
+        """Return the number W of sums over the genes of a cell that `read_genes` needs, for values of width E."""
+        raise NotImplementedError
+
     def gene_table(self, k_GE: Tensor, v_GE: Tensor) -> Tensor | None:
         """Return what `read_genes` has to know of each gene, G x W; None: its expression in each cell itself.
 
@@ -96,15 +101,19 @@ class Attention(nn.Module):
         return False
 
     @property
+    def size(self) -> int | None:
+        """The number that trades cost for accuracy, such as that of features per head; None: there is none."""
+        return None if self.size_option is None else getattr(self.options, self.size_option)
+
+    @property
     def needs_own_batch(self) -> bool:
         """Whether a cell needs a batch of its own; else the last bits of its result would depend on other cells.
 
         Unless a cell's part of a tensor fills whole cache lines, the cells of a batch are aligned differently in
         memory, and products of small matrices are then summed in different orders.
         """
-        size = self.size_option and getattr(self.options, self.size_option)
         # causal mechanisms process pieces of the tokens, and the last piece may have any length
-        return self.is_causal or (size is not None and size % 16 != 0)
+        return self.is_causal or (self.size is not None and self.size % 16 != 0)
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         """Refuse more tokens than the mechanism can process: with `fixed_length`, more than it has positions."""

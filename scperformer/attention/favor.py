@@ -17,11 +17,14 @@ from torch.nn.functional import pad
 
 from scperformer.attention.additive import LOG2_E, LOG_OF_NOTHING, Additive, KeySums, power_of_2
 from scperformer.attention.base import AttentionOptions, Sizes, widened
-from scperformer.config import ONE_OR_MORE, ZERO_OR_MORE, choice, option, require
+from scperformer.config import ONE_OR_MORE, ZERO_OR_MORE, Rule, choice, option, require
 
 MAX_FUSED_WIDTH = 128  # widest head: the tiles of wider heads do not fit into the shared memory of a GPU
 FUSED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEFAULT_EPSILON = 0.001  # added to features that can be 0, as in generalized attention
+FEATURES_OF_GENES = 16  # by default if the keys are those of genes, whose table has as many entries
+PROJECTION_NAMES = ("orthogonal", "gaussian", "fastfood", "identity", "kmeans")
+PROJECTIONS: Rule = (lambda name: name in PROJECTION_NAMES, f"one of {', '.join(PROJECTION_NAMES)}")
 LOGARITHMIC = ("softmax", "exp")  # kernels whose features are exponentials and stored as logarithms
 PIECE_TOKENS = 1024  # tokens processed at a time: a Hadamard transform has a dozen temporary tensors
 
@@ -139,10 +142,11 @@ class Favor(Additive):
 
     @dataclass(kw_only=True)
     class Options(AttentionOptions):
-        num_features: int | None = option(None, ONE_OR_MORE)  # null: head_dim * ln(head_dim), as Performer
-        # W: orthogonal in blocks, independent (gaussian), structured (fastfood), or none at all (identity); kmeans:
-        # the centres of clusters of the keys, for keys of about the same length
-        projection: str = choice("orthogonal", "gaussian", "fastfood", "identity", "kmeans")
+        # null: head_dim * ln(head_dim), as Performer; 16 with `model.queries=cell`
+        num_features: int | None = option(None, ONE_OR_MORE)
+        # W: orthogonal in blocks, independent (gaussian), structured (fastfood), none at all (identity), or the centres
+        # of clusters of the keys (kmeans); null: orthogonal, or kmeans with `model.queries=cell`
+        projection: str | None = option(None, PROJECTIONS)
         # features of the softmax kernel, or phi(x) = f(W x) for f = relu, elu1, square or exp
         kernel: str = choice(*LOGARITHMIC, *FUNCTIONS)
         epsilon: float | None = option(
@@ -183,25 +187,37 @@ class Favor(Additive):
         # rounding error. With softmax and epsilon, the maximum over the keys cannot be undone.
         self.can_subtract = not (options.kernel == "relu" and options.floor == 0) and not options.is_published
         # E ln E features, as in the paper's experiments (266 at E = 64)
-        num_features = options.num_features or max(1, int(sizes.head_dim * math.log(sizes.head_dim)))
-        self.starts_from_keys = options.projection == "kmeans"
-        is_fixed = options.projection in ("identity", "kmeans")
+        usual = FEATURES_OF_GENES if sizes.keys_of_genes else int(sizes.head_dim * math.log(sizes.head_dim))
+        num_features = options.num_features or max(1, usual)
+        self.projection = options.projection or ("kmeans" if sizes.keys_of_genes else "orthogonal")
+        self.starts_from_keys = self.projection == "kmeans"
+        is_fixed = self.projection in ("identity", "kmeans")
         self.redraw_interval = 0 if is_fixed else options.redraw_interval
-        self.factor = 1.0 if options.projection == "identity" else sizes.head_dim**-0.25  # scales queries and keys
-        if options.projection == "fastfood":
+        self.factor = 1.0 if self.projection == "identity" else sizes.head_dim**-0.25  # scales queries and keys
+        if self.projection == "fastfood":
             self.fastfood = Fastfood(num_features, sizes.head_dim)
-        elif options.projection != "identity":
+        elif self.projection != "identity":
             self.register_buffer("directions_ME", torch.empty(num_features, sizes.head_dim))
         if not any(buffer.is_meta for buffer in self.buffers()):  # on the meta device there is nothing to draw
             self.redraw(generator)
 
+    @property
+    def num_features(self) -> int:
+        if self.projection == "identity":
+            return self.sizes.head_dim
+        return self.fastfood.num_features if self.projection == "fastfood" else len(self.directions_ME)
+
+    @property
+    def size(self) -> int:
+        return self.num_features
+
     @torch.no_grad()
     def redraw(self, generator: torch.Generator) -> None:
-        if self.options.projection == "fastfood":
+        if self.projection == "fastfood":
             self.fastfood.redraw(generator)
-        elif self.options.projection != "identity":
+        elif self.projection != "identity":
             num_features, head_dim = self.directions_ME.shape
-            orthogonal = self.options.projection == "orthogonal"
+            orthogonal = self.projection == "orthogonal"
             self.directions_ME.copy_(gaussian_directions(num_features, head_dim, orthogonal, generator))
 
     @torch.no_grad()
@@ -211,7 +227,7 @@ class Favor(Additive):
         Each centre gets the mean length of the keys. Then phi_m(k) is largest for the keys of its cluster, while most
         random directions are far from all keys. If there are fewer keys than directions, the first ones are repeated.
         """
-        if self.options.projection != "kmeans":
+        if self.projection != "kmeans":
             return
         from sklearn.cluster import KMeans  # takes a while to import
 
@@ -241,7 +257,7 @@ class Favor(Additive):
         """Whether the kernels of fused.py compute this without storing phi: the usual form, with Triton on a GPU."""
         options = self.options
         plain = options.kernel == "softmax" and not options.is_published and not self.is_causal
-        dense = options.projection in ("orthogonal", "gaussian", "kmeans") and self.sizes.head_dim <= MAX_FUSED_WIDTH
+        dense = self.projection in ("orthogonal", "gaussian", "kmeans") and self.sizes.head_dim <= MAX_FUSED_WIDTH
         return plain and dense and x.is_cuda and x.dtype in FUSED_DTYPES and has_triton()
 
     def features(self, x_BHLE: Tensor, queries: bool) -> Tensor:
@@ -264,9 +280,9 @@ class Favor(Additive):
     def projected(self, x_BHLE: Tensor, queries: bool) -> Tensor:
         """Return W x, or log2 exp(W x) if `logarithmic`, of scaled x: B x H x L x M, a new tensor."""
         factor = self.factor * self.unit
-        if self.options.projection == "identity":
+        if self.projection == "identity":
             return x_BHLE * factor
-        if self.options.projection == "fastfood":
+        if self.projection == "fastfood":
             return self.fastfood(x_BHLE * factor)
         # Matrices have the layout with the fastest products. For a single cell they have as many dimensions as `x`, or
         # `matmul` would copy its heads into one product. With several cells it should do so, as the last bits of

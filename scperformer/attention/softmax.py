@@ -33,6 +33,9 @@ class Softmax(Attention):
     causal = True
     reads_genes = True
 
+    def table_width(self, num_genes: int) -> int:
+        return num_genes
+
     def gene_table(self, k_GE: Tensor, v_GE: Tensor) -> None:
         return None
 

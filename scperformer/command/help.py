@@ -33,15 +33,15 @@ train an encoder on unlabelled cells
 train REFERENCE label_key=COLUMN
 train a model on a labelled reference
   scperformer train reference.h5ad label_key=cell_type output=my_model
-  scperformer train reference.h5ad label_key=cell_type model=small trainer.max_epochs=5
-  scperformer train reference.h5ad label_key=cell_type -m model=tiny,small seed=0,1
+  scperformer train reference.h5ad label_key=cell_type model=tiny trainer.max_epochs=5
+  scperformer train reference.h5ad label_key=cell_type -m model=performer,tiny seed=0,1
   scperformer train reference.h5ad label_key=cell_type output=my_model resume=true
   scperformer train reference.h5ad label_key=cell_type data.split=group data.split_key=donor
   scperformer train reference.h5ad label_key=cell_type init=my_encoder init_mode=last_layer
   scperformer train reference.h5ad label_key=cell_type conditions.genes=panel.txt      # a model for one panel
   scperformer train reference.h5ad label_keys=[lineage,cell_type]       # a tree: unsafe calls back off
-presets: model=coexpression|tiny|small|base|scbert  tokens=continuous|bins|scbert  attention=favor|softmax
-         head=weighted|mean|cls|conv  trainer=cpu|gpu|ddp  logger=all|csv|none
+presets: model=performer|pooled|tiny|base|scbert  tokens=continuous|bins|scbert  attention=favor|softmax
+         head=weighted|mean|cls|conv  trainer=auto|cpu|gpu|ddp  logger=all|csv|none|wandb|mlflow
 
 predict FILE...
 annotate the cells of files

@@ -16,6 +16,7 @@ from scperformer.config.groups import (
     ConditionsConfig,
     DataConfig,
     HeadConfig,
+    LoggerConfig,
     MaskingConfig,
     ModelConfig,
     OptimConfig,

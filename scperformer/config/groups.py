@@ -252,10 +252,11 @@ class OptimConfig(Options):
 class TrainerConfig(Options):
     """Where and how long to train."""
 
-    accelerator: str = choice("cpu", "gpu", "auto")  # device that trains
+    accelerator: str = choice("auto", "cpu", "gpu")  # device that trains; auto: CUDA, else MPS, else the CPU
     devices: int = option(1, ONE_OR_MORE)  # processes per machine
     num_nodes: int = option(1, ONE_OR_MORE)  # machines
-    precision: str = choice("32-true", "bf16-mixed")  # of numbers in training
+    # of numbers in training; auto: bf16-mixed on a CUDA GPU that computes in bfloat16, else 32-true
+    precision: str = choice("auto", "32-true", "bf16-mixed")
     threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch; two spinning threads can be slower than one
     max_epochs: int = option(30, ONE_OR_MORE)  # most passes over the training cells
     # steps of training where they are counted instead of epochs: with `model.queries=cell`
@@ -281,3 +282,5 @@ class LoggerConfig(Options):
 
     csv: bool = True  # `csv/version_0/metrics.csv` in the run folder
     tensorboard: bool = True  # `tensorboard/version_0/` in the run folder
+    wandb: bool = False  # Weights & Biases, if installed: `wandb/` in the run folder; sent with WANDB_MODE=online
+    mlflow: bool = False  # MLflow, if installed: `mlflow.db` in the run folder, or at MLFLOW_TRACKING_URI

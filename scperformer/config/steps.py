@@ -131,10 +131,6 @@ def _performer() -> groups.ModelConfig:
     return groups.ModelConfig(positions="coexpression", queries="cell", feedforward=False, dropout=0.5)
 
 
-def _attention_of_performer() -> dict[str, Any]:
-    return {"name": "favor", "projection": "kmeans", "num_features": 16}
-
-
 def _optim_of_performer() -> groups.OptimConfig:
     return groups.OptimConfig(lr=5e-3, weight_decay=0.05, label_smoothing=0.05, gradient_clip=0.0)
 
@@ -158,7 +154,6 @@ class TrainConfig(NetworkConfig):
     # tissue of the reference, such as blood; the model card and `models list` show it
     tissue: str | None = option(None, LINE)
     model: groups.ModelConfig = field(default_factory=_performer)
-    attention: dict[str, Any] = field(default_factory=_attention_of_performer)
     optim: groups.OptimConfig = field(default_factory=_optim_of_performer)
     trainer: groups.TrainerConfig = field(default_factory=lambda: groups.TrainerConfig(batch_size=128))
     head: groups.HeadConfig = field(default_factory=_weighted_head)
@@ -234,7 +229,7 @@ class PredictConfig(_ModelOptions):
     key_added: str = option("scperformer", NAME)  # prefix of everything that is written
     batch_size: int = option(64, ONE_OR_MORE)  # cells per batch on a GPU; on a CPU the length of the cells decides
     threads: int = option(1, ONE_OR_MORE)  # CPU threads of torch, each with a batch of its own: more need more memory
-    device: str = choice("auto", "cpu", "cuda")  # where layers of attention run; a model without them needs no GPU
+    device: str = choice("auto", "cpu", "cuda")  # where the network runs; auto: a GPU that torch can use, else the CPU
     precision: str = choice("32-true", "bf16-mixed")  # bf16-mixed: on a GPU or a CPU that computes in bfloat16
     # expected false-positive rate of the unknown flag: share of cells like the reference's that get it; 0: off
     false_alarms: float = option(0.05, BELOW_ONE)
@@ -391,7 +386,8 @@ class WorkflowConfig(Options):
     model_path: str | None = None  # a trained model instead of a reference: nothing is trained
     outdir: str | None = None  # folder for everything that is written; null: results
     predict_jobs: int | None = option(None, ONE_OR_MORE)  # the largest number of jobs for small samples; null: 8
-    gpu: int | None = option(None, ZERO_OR_MORE)  # GPUs of the training job; null: 0
+    # GPUs of the training job, with which each prediction asks for one, too; null: 0
+    gpu: int | None = option(None, ZERO_OR_MORE)
     container: str | None = None  # an image for Apptainer; see docs/containers.md
     configfile: str | None = None  # a YAML file with these keys and `overrides`; `--config FILE` is the same
     snakemake: list[str] = field(default_factory=list)  # words for snakemake, given after `--`, such as -- -n --cores 4

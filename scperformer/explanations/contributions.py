@@ -81,7 +81,7 @@ def find_contributions(network: CellTypeModel, cells: Cells, labels: np.ndarray)
             if network.linear is not None:
                 sum_BL += linear_branch_contributions(network.linear, batch, labels_B)
                 bias[rows] += network.linear.bias[labels_B].detach().numpy()
-            if network.encoder is not None and not network.linear_alone:
+            if network.encoder is not None:
                 encoder_BL, bias_B = encoder_contributions(network, batch, labels_B, cells.tokens.unexpressed != "skip")
                 sum_BL += encoder_BL
                 bias[rows] += bias_B.numpy()

@@ -1,6 +1,6 @@
 """Fits of both branches to labelled cells in seconds, and their scales, by evidence on cells that a fit has not seen.
 
-Files in reading order: linear (the linear branch, logistic regression), coexpression (the encoder that is fitted),
+Files in reading order: linear (the linear branch, logistic regression), performer (the default encoder),
 evidence (held-out calls and scales of both), condition (the genes and the depth of a file), adapted and
 expected_accuracy (a model fitted again for them, and what to expect of it), adapt (when that is done). Training fits a
 reference; prediction fits the cells that a model keeps, reduced to the genes and the depth of a file.

@@ -2,8 +2,6 @@ from .adapt import Adapted as Adapted
 from .adapt import adapt_model as adapt_model
 from .adapt import write_adapted as write_adapted
 from .adapted import fit_to_condition as fit_to_condition
-from .coexpression import CoexpressionEncoder as CoexpressionEncoder
-from .coexpression import gene_vectors as gene_vectors
 from .condition import Condition as Condition
 from .condition import adapting_pays as adapting_pays
 from .condition import depth_class as depth_class
@@ -26,3 +24,4 @@ from .linear import LinearOptions as LinearOptions
 from .linear import choose_linear_options as choose_linear_options
 from .linear import fit_linear_branch as fit_linear_branch
 from .linear import fit_logistic as fit_logistic
+from .performer import gene_vectors as gene_vectors

@@ -172,7 +172,6 @@ def description(performer: Performer) -> str:
     if not performer.mechanisms:
         return f"pooled encoder: {num_tokens:,} gene tokens, no attention"
     mechanism = performer.mechanisms[0]
-    size = getattr(mechanism.options, mechanism.size_option) if mechanism.size_option else None
-    heads = f"{mechanism.sizes.num_heads} heads" + (f" x {size} features" if size else "")
+    heads = f"{mechanism.sizes.num_heads} heads" + (f" x {mechanism.size} features" if mechanism.size else "")
     num_layers = len(performer.reader.stack)
     return f"Performer: {num_tokens:,} gene tokens, {heads}, {num_layers} layer{'s' if num_layers > 1 else ''}"

@@ -13,5 +13,15 @@ from scperformer.learning.learner import (
     process_factor,
     variability,
 )
-from scperformer.learning.loaders import Labelled, Loader, StreamedCells, loaders, source_of_cells, validation_batches
-from scperformer.learning.trainer import CHECKPOINTS, EPOCHS_TABLE, LAST, make_trainer, run_epochs, run_steps
+from scperformer.learning.loaders import Labelled, Loader, StreamedCells, source_of_cells, validation_batches
+from scperformer.learning.trainer import (
+    CHECKPOINTS,
+    EPOCHS_TABLE,
+    LAST,
+    checkpoint_problem,
+    device_of,
+    make_trainer,
+    require_loggers,
+    run_epochs,
+    run_steps,
+)

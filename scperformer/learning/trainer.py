@@ -4,6 +4,7 @@
 steps, with or without a run folder.
 """
 
+import importlib.util
 import logging
 import math
 import os
@@ -15,8 +16,9 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 from unittest.mock import patch
 
@@ -24,17 +26,16 @@ import pandas as pd
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
-from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+from pytorch_lightning.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
 from pytorch_lightning.strategies.launchers import subprocess_script
-from torch import Tensor
 
 from scperformer.base.errors import InputError
 from scperformer.base.messages import in_time
 from scperformer.base.outputs import new_file
 from scperformer.base.progress import Progress, progress
 from scperformer.base.signals import RESUME_NOTE
-from scperformer.config import NetworkConfig, TrainerConfig
+from scperformer.config import AUTO, LoggerConfig, NetworkConfig, TrainerConfig
 from scperformer.learning.learner import SeededLearner
 from scperformer.learning.loaders import Loader, StreamedCells, loaders
 from scperformer.network import Cells, fast_cpu
@@ -44,7 +45,8 @@ log = logging.getLogger(__name__)
 EPOCHS_TABLE = "metrics.csv"
 CHECKPOINTS = "checkpoints"
 LAST = "last.ckpt"
-TRAINER_OPTIONS = ("accelerator", "devices", "num_nodes", "precision", "max_epochs")  # as in Lightning
+VERSIONS = {"torch": "torch_version", "pytorch-lightning": "pytorch-lightning_version"}  # their keys in a checkpoint
+TRAINER_OPTIONS = ("devices", "num_nodes", "max_epochs")  # as in Lightning
 # Messages of gloo and NCCL when another process has ended.
 PEER_LOST = re.compile("(?i)(closed|reset) by (remote )?peer|connection (was )?(closed|reset)|remote process exited")
 # Clusters send SIGTERM before they kill; Slurm can be asked to send SIGUSR1 some time before.
@@ -72,6 +74,40 @@ def processes_from(trainer: TrainerConfig, environment: Mapping[str, str] = os.e
         found = f"{asked} in {tasks} processes of srun on {nodes} nodes"
         raise InputError(found, f"{num_nodes * devices} on {num_nodes}", remedy)
     return SLURMEnvironment(auto_requeue=False)  # the batch script requeues the job: docs/hpc.md
+
+
+@dataclass(frozen=True)
+class Device:
+    """The device that trains."""
+
+    kind: str  # cuda, mps or cpu: names of torch and of Lightning
+    precision: str  # 32-true or bf16-mixed
+    why: str  # the name of the GPU, or the reason for the CPU
+
+
+def device_of(options: TrainerConfig) -> Device:
+    """Choose the device and the precision of a training; options that are not `auto` decide themselves.
+
+    Raises
+    ------
+    InputError
+        A GPU is asked for and there is none, or more GPUs than the machine has.
+    """
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else int(torch.backends.mps.is_available())
+    if options.accelerator == "cpu" or (options.accelerator == "auto" and not num_gpus):
+        why = "trainer.accelerator=cpu" if options.accelerator == "cpu" else "no GPU that torch can use"
+        return Device("cpu", "32-true" if options.precision == AUTO else options.precision, why)
+    if not num_gpus:
+        raise InputError("trainer.accelerator=gpu and no GPU", "a GPU that torch can use", "choose trainer=cpu")
+    if options.devices > num_gpus:
+        found = f"trainer.devices={options.devices} and {num_gpus} GPU{'s' if num_gpus > 1 else ''}"
+        raise InputError(found, "a GPU for each process", "lower trainer.devices, or choose trainer.accelerator=cpu")
+    is_cuda = torch.cuda.is_available()
+    # Emulated bfloat16, as on a V100, is slower than float32.
+    fast = is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+    chosen = "bf16-mixed" if fast else "32-true"
+    precision = chosen if options.precision == AUTO else options.precision
+    return Device("cuda" if is_cuda else "mps", precision, torch.cuda.get_device_name() if is_cuda else "Apple GPU")
 
 
 def lost_process(num: int, reason: str = "") -> InputError:
@@ -109,6 +145,23 @@ def processes_watched() -> Iterator[None]:
                 torch.distributed.destroy_process_group()
 
 
+def checkpoint_problem(checkpoint: Path) -> str:
+    """Return why a run cannot be continued from a checkpoint; "" if it can.
+
+    Other versions of torch and Lightning may read it, but do not repeat the lost part of the run exactly.
+    """
+    try:
+        saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        written = {name: str(saved[key]) for name, key in VERSIONS.items()}
+    except (EOFError, KeyError, OSError, RuntimeError, TypeError, ValueError, UnpicklingError):
+        return f"a damaged checkpoint ({checkpoint.name})"
+    here = {"torch": str(torch.__version__), "pytorch-lightning": pl.__version__}
+    for name, theirs in written.items():
+        if theirs.split(".")[:2] != here[name].split(".")[:2]:
+            return f"a checkpoint of {name} {theirs} (installed: {here[name]})"
+    return ""
+
+
 class EpochLog(Callback):
     """Log a line for each epoch, write the table of epochs, and count cells; a resumed run continues the table."""
 
@@ -124,6 +177,9 @@ class EpochLog(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.epochs = state_dict["epochs"]
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: Any) -> None:
+        checkpoint[VERSIONS["torch"]] = str(torch.__version__)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.on_train_epoch_start(trainer, pl_module)  # a run resumed within an epoch does not call it
@@ -206,31 +262,73 @@ class StepLog(Callback):
         self.shown.update(1)
 
 
-def make_trainer(
-    cfg: NetworkConfig, callbacks: list[Callback], run_folder: Path | None, processes: ClusterEnvironment | None = None
-) -> pl.Trainer:
-    """Make the Lightning trainer of a run; refuse a missing GPU.
+def require_loggers(options: LoggerConfig) -> None:
+    """Refuse logs for which a library is not installed."""
+    for name in ("wandb", "mlflow"):
+        if getattr(options, name) and importlib.util.find_spec(name) is None:
+            remedy = f"install it with 'pip install {name}', or leave logger.{name} out"
+            raise InputError(f"logger.{name}=true without {name}", f"the library {name}", remedy)
 
-    Without a run folder nothing is logged, and no checkpoints are written. `processes` says how processes are started.
+
+@contextmanager
+def loggers_of(cfg: NetworkConfig, run_folder: Path) -> Iterator[list[Logger]]:
+    """Yield the loggers of a run, and end their runs after it, also if a training fails.
+
+    Weights & Biases writes files that `wandb sync` can send, unless the user has set WANDB_MODE; MLflow writes a
+    database, unless the user has set MLFLOW_TRACKING_URI. Both also get the options, without paths.
+    """
+    options = cfg.logger
+    name = run_folder.name.removesuffix(".run")
+    kinds = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}
+    loggers: list[Logger] = [kind(run_folder, name=name) for name, kind in kinds.items() if getattr(options, name)]
+    services: list[Logger] = []
+    begins = False
+    if options.wandb:
+        begins = importlib.import_module("wandb").run is None  # else Lightning takes the run that the user has begun
+        project = os.environ.get("WANDB_PROJECT", "scperformer")
+        offline = "WANDB_MODE" not in os.environ
+        services.append(WandbLogger(name=name, save_dir=run_folder, offline=offline, project=project))
+    if options.mlflow:
+        uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{run_folder.absolute() / 'mlflow.db'}")
+        services.append(MLFlowLogger("scperformer", run_name=name, tracking_uri=uri))
+    groups = {name: asdict(getattr(cfg, name)) for name in ("tokens", "model", "head", "optim", "trainer")}
+    del groups["model"]["gene2vec_path"]
+    for logger in services:
+        logger.log_hyperparams(groups | {"attention": cfg.attention, "seed": cfg.seed})
+    try:
+        yield loggers + services
+    finally:
+        if begins:
+            services[0].experiment.finish()  # type: ignore[attr-defined]  # Lightning leaves it open for later runs
+
+
+def make_trainer(
+    cfg: NetworkConfig,
+    callbacks: list[Callback],
+    run_folder: Path | None,
+    loggers: Sequence[Logger] = (),
+    processes: ClusterEnvironment | None = None,
+) -> pl.Trainer:
+    """Make the Lightning trainer of a run, and log its device; errors as in `device_of`.
+
+    Without a run folder no checkpoints are written. `processes` says how processes are started.
     """
     options = cfg.trainer
-    if options.accelerator == "gpu" and not torch.cuda.is_available() and not torch.backends.mps.is_available():
-        raise InputError("trainer.accelerator=gpu and no GPU", "a GPU that torch can use", "choose trainer=cpu")
+    device = device_of(options)
     for library in ("pytorch_lightning", "lightning_fabric"):
         logging.getLogger(library).setLevel(logging.WARNING)
-    kinds = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}
-    loggers: list[Logger] = []
-    if run_folder is not None:
-        loggers = [kind(run_folder, name=name) for name, kind in kinds.items() if getattr(cfg.logger, name)]
+    log.info("training on %s: %s, %s", device.kind, device.why, device.precision)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The `srun` command is available")  # this advice is for login nodes
         return pl.Trainer(
             **{name: getattr(options, name) for name in TRAINER_OPTIONS},
+            accelerator=device.kind,
+            precision=device.precision,  # type: ignore[arg-type]  # it is a plain str
             strategy="ddp" if options.devices * options.num_nodes > 1 else "auto",
             plugins=[processes] if processes else None,
             gradient_clip_val=cfg.optim.gradient_clip or None,
             callbacks=callbacks,
-            logger=loggers or False,
+            logger=list(loggers) or False,
             log_every_n_steps=1,
             num_sanity_val_steps=0,
             enable_model_summary=False,
@@ -273,7 +371,8 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
     with warnings.catch_warnings(), processes_watched(), ExitStack() as fast, bar as shown:
         epochs = EpochLog(folder, len(train), shown)
         callbacks = [best, stop, epochs, last, Interruption(where / LAST)]
-        trainer = make_trainer(cfg, callbacks, folder, processes_from(cfg.trainer))
+        logs = fast.enter_context(loggers_of(cfg, folder))
+        trainer = make_trainer(cfg, callbacks, folder, logs, processes_from(cfg.trainer))
         fast.enter_context(fast_cpu(trainer.strategy.root_device.type))  # accelerator=auto may be the CPU, too
         # Advice about data-loading workers: ours starts none, on purpose.
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
@@ -295,7 +394,7 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
 
 def run_steps(
     learner: SeededLearner,
-    make: Callable[[int], Iterator[tuple[Tensor, Tensor]]],
+    make: Callable[[int], Iterator[tuple[torch.Tensor, torch.Tensor]]],
     cfg: NetworkConfig,
     folder: Path | None,
 ) -> str:
@@ -316,7 +415,8 @@ def run_steps(
         if last is not None:
             callbacks += [Interruption(last), ModelCheckpoint(last.parent, save_top_k=0)]
             fast.enter_context(exit_code_of_signal(last))
-        trainer = make_trainer(cfg, callbacks, folder, LightningEnvironment())
+        logs = [] if folder is None else fast.enter_context(loggers_of(cfg, folder))
+        trainer = make_trainer(cfg, callbacks, folder, logs, LightningEnvironment())
         fast.enter_context(fast_cpu(trainer.strategy.root_device.type))
         checkpoint = last if last is not None and last.is_file() else None
         trainer.fit(learner, Loader(trainer, make, num_steps), ckpt_path=checkpoint, weights_only=True)

@@ -31,8 +31,8 @@ from scperformer.model.older_formats import current_weight, with_current_names
 from scperformer.model.reference_cells import CELLS_FILE, ReferenceCells, read_reference_cells
 from scperformer.model.saved_model import ANNOTATOR, SavedModel
 
-FORMAT_VERSION = 6
-READABLE = (3, 4, 5, 6)  # models of format 3 store no cells, those of format 4 no held-out calls
+FORMAT_VERSION = 7
+READABLE = (3, 4, 5, 6, 7)  # models of format 3 store no cells, those of format 4 no held-out calls
 WEIGHTS = "model.safetensors"
 GENES = "genes.tsv"
 CARD = "MODEL_CARD.md"
@@ -125,7 +125,7 @@ def _read_model(folder: Path) -> SavedModel:
     _require_checksums(folder, info["files"])
     weights = _read_weights(folder)
     if version < FORMAT_VERSION:
-        weights = {current_weight(name): array for name, array in weights.items()}
+        weights = {current_weight(name, info["config"]): array for name, array in weights.items()}
     genes, means = _read_genes(folder)
     _require_sound_arrays(weights, means, len(genes), len(info["labels"]))
     has_held_out = HELD_OUT in info["files"]

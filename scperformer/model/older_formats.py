@@ -1,7 +1,8 @@
-"""Model folders of formats 3 to 5, and annotations by such models: their names become those of today.
+"""Model folders of formats 3 to 6, and annotations by such models: their names become those of today.
 
-The linear branch was called `wide` and the encoder `deep`. Some options are constants by now; a model that was made
-with another value of one cannot be used any more.
+The linear branch was called `wide` and the encoder `deep` (formats 3 to 5), and the encoder without layers was not a
+Performer (up to 6). Some options are constants by now; a model that was made with another value of one cannot be used
+any more.
 """
 
 from collections.abc import Mapping
@@ -37,9 +38,14 @@ def with_current_names(info: Mapping[str, Any]) -> dict[str, Any]:
     return info
 
 
-def current_weight(name: str) -> str:
-    """Return the name of today of a tensor of an older model."""
-    return name.replace("model.wide.", "model.linear.", 1) if name.startswith("model.wide.") else name
+def current_weight(name: str, config: Mapping[str, Any]) -> str:
+    """Return the name of today of a tensor of an older model, which has this configuration."""
+    if name.startswith("model.wide."):
+        return name.replace("model.wide.", "model.linear.", 1)
+    model = config.get("model")
+    if name == "model.pool.centre_D" and isinstance(model, dict) and model.get("depth") == 0:
+        return "model.encoder.reader.mean_X"
+    return name
 
 
 def _current_options(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -162,8 +162,6 @@ def as_model(saved: SavedModel, path: Path) -> Model:
         if name not in saved.weights:
             raise damaged_model(path, f"no weights '{name}'")
     baseline = LinearModel(saved.weights["baseline.weight"], saved.weights["baseline.bias"])
-    if encoder_is_silent(saved.scales):
-        network.linear_alone = saved.scales["encoder"] == 0
     return Model(saved, path, network.eval(), baseline)
 
 

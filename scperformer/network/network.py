@@ -144,9 +144,6 @@ class CellTypeModel(nn.Module):
         self.num_labels = num_labels
         self.linear = LinearBranch(num_genes, num_labels, model.linear_powers) if model.linear else None
         self.has_both = model.linear and model.encoder
-        self.linear_alone = (
-            not model.encoder
-        )  # also set by loading if the scale of the encoder is 0: it is then not run
         self.encoder: Encoder | Performer | None = None
         if model.encoder:
             kind = Performer if model.reads_genes else Encoder
@@ -165,7 +162,7 @@ class CellTypeModel(nn.Module):
     def branches(self, batch: Batch, seen_by_encoder: Batch | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the logits of the linear branch and of the encoder (0 for a missing branch), and the embeddings."""
         linear_BC = torch.zeros(()) if self.linear is None else self.linear(batch)
-        if self.encoder is None or self.linear_alone:
+        if self.encoder is None:
             return linear_BC, torch.zeros_like(linear_BC), linear_BC
         seen = (
             batch if seen_by_encoder is None else seen_by_encoder
@@ -192,7 +189,7 @@ class CellTypeModel(nn.Module):
     @property
     def only_sums(self) -> bool:
         """Whether both branches need only sums over the genes of a cell, which are sparse products."""
-        return self.encoder is None or self.linear_alone or isinstance(self.encoder, Performer)
+        return self.encoder is None or isinstance(self.encoder, Performer)
 
     @property
     def needs_own_batch(self) -> bool:
@@ -209,7 +206,7 @@ class CellTypeModel(nn.Module):
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         """Refuse this number of tokens if the attention does."""
-        if self.encoder is not None and not self.linear_alone:
+        if self.encoder is not None:
             self.encoder.require_length(num_tokens, where)
 
     def penalty(self) -> Tensor:

@@ -70,7 +70,12 @@ def annotate_cells(adata: AnnData, model: Model, cfg: PredictConfig) -> None:
 
 
 def embed_cells(cells: AnnData | BackedH5ad, model: Model, cfg: PredictConfig, path: str = "the data") -> np.ndarray:
-    """Return the embedding of the cells of an open file by a model, adapted as for `run_predict`: float32, N x D."""
+    """Return the embedding of the cells of an open file by a model, adapted as for `run_predict`: float32, N x D.
+
+    These are the vectors of the encoder also where it has no influence on the labels; without an encoder, the logits.
+    """
+    if model.network.encoder is None:
+        log.warning("model %s has no encoder: the embedding is the logits of the linear branch", model.saved.name)
     adapted = adapt_model(model, find_query(cells, model.saved, cfg, path), cfg)
     return np.concatenate([calls.embedding for calls in call_all(adapted, cfg)])
 

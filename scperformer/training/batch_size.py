@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 from scperformer.base.errors import InputError
 from scperformer.base.messages import GIB, in_bytes
 from scperformer.config import AUTO, TrainConfig
+from scperformer.learning import device_of
 from scperformer.network import Cells, CellTypeModel
 from scperformer.training.run_folder import RECORD, is_helper, read_record, write_json
 from scperformer.training.supervised import Learner
@@ -57,12 +58,13 @@ def step_bytes(network: CellTypeModel, train: Cells, num_cells: int, cfg: TrainC
     learner = Learner(network, train.known_labels, cfg)
     rows = np.argsort(-train.lengths, kind="stable")[:num_cells]
     # Measure on the device of the training: on a CPU, steps of a large network take minutes and other memory.
-    device = "cuda" if cfg.trainer.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
+    chosen = device_of(cfg.trainer)
+    device = "cuda" if chosen.kind == "cuda" else "cpu"
     learner.to(device).train()
 
     def step() -> None:
         torch.manual_seed(cfg.seed)
-        with torch.autocast(device, torch.bfloat16, enabled=cfg.trainer.precision == "bf16-mixed"):
+        with torch.autocast(device, torch.bfloat16, enabled=chosen.precision == "bf16-mixed"):
             tokens, labels_B = train.labelled_batch(rows)
             loss = learner.training_step((tokens.to(device), labels_B.to(device)), 0)
         loss.backward()
@@ -150,7 +152,7 @@ def with_batch_size(cfg: TrainConfig, train: Cells, network: CellTypeModel, run_
     if size is None:
         if cfg.trainer.memory_gib is not None:
             memory = cfg.trainer.memory_gib * GIB
-        elif cfg.trainer.accelerator != "cpu" and torch.cuda.is_available():
+        elif device_of(cfg.trainer).kind == "cuda":
             memory = torch.cuda.mem_get_info()[0]
         else:
             memory = available_memory()

@@ -207,7 +207,7 @@ class MaskedLearner(EncoderLearner):
         naive = hidden_loss(naive_guess(self.naive, tokens, chosen_BL), true_K, self.masking)
         means = torch.stack([ours, naive])
         num_hidden = torch.tensor(float(len(true_K)), device=means.device)
-        return torch.cat([means * num_hidden, num_hidden[None]]).double().cpu()
+        return torch.cat([means * num_hidden, num_hidden[None]]).cpu().double()
 
     def on_validation_epoch_start(self) -> None:
         self.sums = torch.zeros(3, dtype=torch.float64)

@@ -35,7 +35,7 @@ from scperformer.base.outputs import (
 from scperformer.base.pictures import PALETTE, draw_reliability, png
 from scperformer.base.signals import RESUME_NOTE
 from scperformer.config import NetworkConfig, PretrainConfig, TrainConfig, yaml_text
-from scperformer.learning import CHECKPOINTS, EPOCHS_TABLE, LAST
+from scperformer.learning import CHECKPOINTS, EPOCHS_TABLE, LAST, checkpoint_problem, require_loggers
 from scperformer.model import INFO, MODEL, SavedModel, write_model
 from scperformer.network import torch_state_kept
 from scperformer.training.initialise import Init
@@ -50,6 +50,7 @@ RELIABILITY = "reliability.png"
 NAMES = (
     *(RECORD, "config.yaml", "provenance.json", "metrics.json", CURVE, EPOCHS_TABLE, ".scperformer-*"),
     *(CHECKPOINTS, f"{CHECKPOINTS}/*", "csv", "csv/*", "tensorboard", "tensorboard/*"),
+    *("wandb", "wandb/*", "mlflow.db"),
 )
 RUN = FolderKind("the run of a training", more=NAMES, unmarked=NAMES)
 RAISABLE = ("trainer.max_epochs", "trainer.patience")  # a resumed run may have larger values of these
@@ -136,7 +137,8 @@ def differences(cfg: NetworkConfig, folder: Path, checksum: str) -> tuple[dict[s
 def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
     """Open the run folder `<output>.run`: empty, or (`resume`) with the checkpoints of the same run, cut off before.
 
-    The number of epochs and the patience of a run that is resumed may be larger than before.
+    The number of epochs and the patience of a run that is resumed may be larger than before. Checkpoints that are
+    damaged or of other versions of torch and Lightning are refused; with `overwrite` the run starts again.
     """
     folder = run_folder_of(output)
     if is_helper(cfg):
@@ -149,6 +151,7 @@ def open_run(cfg: NetworkConfig, output: Path, checksum: str) -> Path:
         named = [f"{name}={new}, was {old}" for name, (old, new) in changed.items() if name not in raised]
         others = [f"other options ({'; '.join(named)})"] if named else []
         others += ["another reference"] if other_data else []
+        others += filter(None, map(checkpoint_problem, sorted((folder / CHECKPOINTS).glob("*.ckpt"))))
         differ = " and ".join(others)
         if cfg.resume and not differ:
             log.info("continuing the run in %s", folder)
@@ -280,7 +283,11 @@ def is_finished(cfg: NetworkConfig, output: Path, checksum: str) -> bool:
 
 
 def require_place(cfg: NetworkConfig, output: Path) -> None:
-    """Refuse an output that exists, unless it is replaced or resumed, and a run folder that no training has made."""
+    """Refuse an output that exists, unless it is replaced or resumed, and a run folder that no training has made.
+
+    Also refuse logs for which a library is missing.
+    """
+    require_loggers(cfg.logger)
     if not is_helper(cfg):
         require_own_run(output)
     may_be_finished = cfg.resume and (output / INFO).is_file() and bool(read_record(run_folder_of(output)))

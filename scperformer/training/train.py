@@ -167,7 +167,7 @@ def train_on(
     if linear_options is not None:
         metrics["linear_branch"] = asdict(linear_options)
     weights = refit(training, fitted, linear_options, metrics["scales"])
-    log_scores(metrics)
+    log_scores(metrics, training)
     saved = SavedModel(
         name=folder.stem.removesuffix(".model"),
         genes=reference.genes,
@@ -412,10 +412,12 @@ def refit(
     return weights | {"baseline.weight": baseline.weight, "baseline.bias": baseline.bias}
 
 
-def log_scores(metrics: dict[str, Any]) -> None:
+def log_scores(metrics: dict[str, Any], training: Training) -> None:
     """Log the scores of the model beside those of logistic regression."""
     best_epoch = metrics["best_epoch"]
-    how = f"best epoch {best_epoch}" if best_epoch else "scales from out-of-fold calls"
+    how = f"best epoch {best_epoch}" if best_epoch else "fitted, without training"
+    if training.network.encoder is not None and not best_epoch:
+        how = f"trained for {training.cfg.trainer.max_steps} steps"
     ours = metrics["model"]
     baseline = metrics["baseline"]
     text = "%s (%s): accuracy %.3f, macro-F1 %.3f on %d validation cells; logistic regression %.3f, %.3f"

@@ -13,7 +13,8 @@ from sklearn.utils.estimator_checks import check_estimator
 import scperformer as scp
 from scperformer.api.classifier import EXPECTED_FAILED_CHECKS
 from scperformer.base.errors import InputError
-from scperformer.fitting import coexpression
+
+FEW_STEPS = {"trainer.max_steps": 30}  # a twentieth
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +25,7 @@ def cells():
 @pytest.fixture(scope="module")
 def fitted(cells):
     frame = pd.DataFrame(cells.X.toarray(), columns=cells.var_names)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coexpression, "NUM_STEPS", 30)  # its head is trained for a twentieth of the time
-        return scp.PerformerClassifier("counts").fit(frame[::2], cells.obs["cell_type"].to_numpy()[::2])
+    return scp.PerformerClassifier("counts", options=FEW_STEPS).fit(frame[::2], cells.obs["cell_type"].to_numpy()[::2])
 
 
 def test_it_calls_cells(fitted, cells):
@@ -76,9 +75,8 @@ def test_dense_and_sparse_counts_and_logarithms(cells):
 
 
 @pytest.mark.slow
-def test_contract_of_scikit_learn(monkeypatch):
-    monkeypatch.setattr(coexpression, "NUM_STEPS", 30)
-    classifier = scp.PerformerClassifier("linear")
+def test_contract_of_scikit_learn():
+    classifier = scp.PerformerClassifier("linear", options=FEW_STEPS)
     found = check_estimator(classifier, on_skip=None, on_fail=None, expected_failed_checks=EXPECTED_FAILED_CHECKS)
     status = {result["check_name"]: result["status"] for result in found}
     assert [name for name, end in status.items() if end == "failed"] == []

@@ -270,7 +270,10 @@ def test_memory_is_refused_if_keys_cannot_be_subtracted():
         ({"projection": "sparse"}, r"projection=sparse; expected one of orthogonal, gaussian, fastfood, identity"),
         ({"kernel": "tanh"}, r"kernel=tanh; expected one of softmax, exp, relu, elu1, square"),
         ({"epsilon": -1.0}, r"epsilon=-1\.0; expected 0 or more"),
-        ({"projection": "identity"}, r"projection=identity; expected orthogonal, gaussian or fastfood with .*softmax"),
+        (
+            {"projection": "identity"},
+            r"projection=identity; expected orthogonal, gaussian, fastfood or kmeans with .*softmax",
+        ),
         ({"projection": "identity", "kernel": "elu1", "num_features": 4}, r"num_features=4; expected null with"),
         ({"epsilon": 0.1, "causal": True}, r"epsilon=0\.1; expected 0 with attention\.causal=true"),
         ({"redraw_interval": -1}, r"redraw_interval=-1; expected 0 or more"),

@@ -10,9 +10,9 @@ from scperformer.base.errors import InputError
 from scperformer.cells import Sample, detect_expression, make_reference, stratified_sample
 from scperformer.cells.splits import group_split, split_cells, split_values, stratified_split
 from scperformer.config import DataConfig, make_config
+from scperformer.learning import loaders
 from scperformer.model import read_model
 from scperformer.network import Cells
-from scperformer.training import loaders
 from scperformer.training import train as training
 
 FAST = ["label_key=cell_type", "model=tiny", "trainer.max_epochs=1", "logger=none", "data.min_genes=0"]

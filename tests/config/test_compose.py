@@ -72,7 +72,7 @@ def test_a_choice_beside_scbert_wins():
 
 
 def test_sizes_grow_with_the_presets():
-    names = ("tiny", "small", "base", "scbert")
+    names = ("tiny", "base", "scbert")
     sizes = [make_config("train", [*TRAIN, f"model={name}", VECTORS]).model for name in names]
     assert [size.dim for size in sizes] == sorted({size.dim for size in sizes})
     assert [size.depth for size in sizes] == sorted({size.depth for size in sizes})
@@ -86,7 +86,7 @@ def test_unknown_options_are_refused(option):
 
 def test_number_as_a_choice_is_refused():
     with pytest.raises(
-        InputError, match=r"model=5; expected a preset of .model. .base, coexpression, scbert, small, tiny"
+        InputError, match=r"model=5; expected a preset of .model. .base, performer, pooled, scbert, tiny"
     ):
         make_config("train", [*TRAIN, "model=5"])
 
@@ -147,10 +147,10 @@ WORDS = [
     ["label_keys=[a,cell_type]", "model.head_dim=null", "model.linear_powers=[1,2.5]", "trainer.batch_size=64"],
     ["model.dropout=0", "optim.lr=1e-4", "tissue='bone, marrow'", "data.in_memory=false", "ontology_key=null"],
     ["attention=softmax", "attention.max_length=512", "conditions=mild", "conditions.panel_share=0.2"],
-    ["model=tiny", "experiment=favor"],
+    ["model=tiny", "conditions=full"],
     ["model=scbert", "attention=softmax", VECTORS],
-    ["experiment=linear", "head=mean", "model=small"],
-    ["experiment=favor", "attention=conv", "conditions=none"],
+    ["experiment=linear", "head=mean", "model=base"],
+    ["model=pooled", "attention=conv", "conditions=none"],
     ["model=base", "tokens=bins", "head=cls", "trainer=ddp", "logger=csv"],
     ["overwrite=yes", "tissue=7", "label_tree=1.5", "keep_cells='3'"],
 ]

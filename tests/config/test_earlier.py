@@ -34,8 +34,8 @@ def test_old_names_are_not_options_of_today():
 
 
 def test_an_old_preset_is_the_one_of_today(caplog):
-    assert make_config("train", [*TRAIN, "model=pooled"]) == make_config("train", [*TRAIN, "model=coexpression"])
-    assert "the preset model=pooled is called model=coexpression now" in caplog.text
+    assert make_config("train", [*TRAIN, "model=coexpression"]) == make_config("train", [*TRAIN, "model=pooled"])
+    assert "the preset model=coexpression is called model=pooled now" in caplog.text
 
 
 @pytest.mark.parametrize("name", sorted(CONSTANTS.keys() - STEPS.keys() - {"masking.class_weights"}))
@@ -64,8 +64,13 @@ def test_a_table_of_the_model_card_is_on_or_off(name):
 
 
 def test_a_sweep_gets_the_current_names_and_values():
-    words = ["model.wide_powers=[1.0],[0.5,2.0]", "model=pooled,tiny", "conditions_table=true,false", "estimate=false"]
-    expected = ["model.linear_powers=[1.0],[0.5,2.0]", "model=coexpression,tiny", "card=full,short"]
+    words = [
+        "model.wide_powers=[1.0],[0.5,2.0]",
+        "model=coexpression,tiny",
+        "conditions_table=true,false",
+        "estimate=false",
+    ]
+    expected = ["model.linear_powers=[1.0],[0.5,2.0]", "model=pooled,tiny", "card=full,short"]
     assert words_for_hydra("train", [*TRAIN, *words], None) == [*TRAIN, *expected]
     assert words_for_hydra("train", [*TRAIN, "novelty_table=true"], None) == [*TRAIN, "card=full"]
     assert words_for_hydra("train", [*TRAIN, "novelty_table=false"], None) == TRAIN

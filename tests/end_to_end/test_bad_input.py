@@ -393,7 +393,7 @@ OPTIONS = {
     "text for a number": ("train", ["trainer.max_epochs=many"], ("trainer.max_epochs=many", "a whole number")),
     "fraction for a number": ("train", ["seed=1.5"], ("seed=1.5", "a whole number")),
     "text for a switch": ("train", ["overwrite=perhaps"], ("overwrite=perhaps", "true or false")),
-    "unknown choice": ("train", ["model=huge"], ("model=huge", "base, coexpression, scbert, small, tiny")),
+    "unknown choice": ("train", ["model=huge"], ("model=huge", "base, performer, pooled, scbert, tiny")),
     "number as choice": ("train", ["data=5"], ("data=5", "(default)")),
     "null as choice": ("train", ["data=null"], ("data=null", "'data' (default)", "leave data=... out")),
     "null in a sweep": ("train", ["-m", "data=default,null"], ("data=default,null", "'data' (default)")),

@@ -203,7 +203,7 @@ def test_the_wait_for_a_helper_ends_when_it_dies_unnoticed(helper, code, says):
 import subprocess, time
 from pytorch_lightning.strategies.launchers import subprocess_script
 from scperformer.command import cli
-from scperformer.training import trainer
+from scperformer.learning import trainer
 cli.set_up_logging()
 trainer.GRACE_SECONDS, trainer.SECONDS_BETWEEN_LOOKS = 0.2, 0.05
 with trainer.processes_watched():

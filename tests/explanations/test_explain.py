@@ -1,7 +1,6 @@
 """Explanations: reproduced calls, tables compared with loops, the deletion test and its control, the page, refusals."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import anndata as ad
@@ -18,25 +17,22 @@ from scperformer.config import ExplainConfig
 from scperformer.explanations import explain as step
 from scperformer.explanations.explain import delete_genes, rank_markers, run_explain
 from scperformer.explanations.page import deletion_text, gene_tables, genes_per_label, marker_overlap
-from scperformer.fitting import coexpression
 from scperformer.network import Cells, Model, branch_logits, load_model
 from scperformer.reports import of_cells
 from scperformer.reports.expression import model_of
 
 LABELS = {"B cell": "B / <b>cell</b>", "T cell": "$\\alpha_T$", "Monocyte": "=Monocyte"}  # each has 30 genes of its own
-QUICK = ["logger=none", "data.min_genes=0"]
+QUICK = ["logger=none", "data.min_genes=0", "trainer.max_steps=30"]
 KEY = "scperformer"
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Iterator[Model]:
-    """A model with the default options of `train`, except that its head is trained for a twentieth of the steps."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coexpression, "NUM_STEPS", 30)
-        cells = make_counts()
-        output = tmp_path_factory.mktemp("explain") / "model"
-        cells.obs["cell_type"] = cells.obs["cell_type"].map(LABELS)
-        yield load_model(scperformer.train(cells, "cell_type", output=output, options=as_options(QUICK)).path)
+def model(tmp_path_factory) -> Model:
+    """A model with the default options of `train`, except that its encoder is trained for a twentieth of the steps."""
+    cells = make_counts()
+    output = tmp_path_factory.mktemp("explain") / "model"
+    cells.obs["cell_type"] = cells.obs["cell_type"].map(LABELS)
+    return load_model(scperformer.train(cells, "cell_type", output=output, options=as_options(QUICK)).path)
 
 
 @pytest.fixture(scope="module")

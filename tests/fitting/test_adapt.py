@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from scperformer.base.errors import InputError
 from scperformer.base.inputs import sha256
 from scperformer.config import AdaptConfig, CheckConfig, PredictConfig
 from scperformer.files import rows
-from scperformer.fitting import adapt, coexpression
+from scperformer.fitting import adapt
 from scperformer.fitting.adapt import run_adapt
 from scperformer.model import CELLS_FILE, INFO, load_reference_cells, read_model, write_model
 from scperformer.network import Model, load_model
@@ -32,6 +31,7 @@ NUM_GENES = 400
 LABELS = ("B cell", "Monocyte", "T cell")
 PANEL = slice(90, 170)  # the weak genes of every label, and 20 genes without signal
 QUICK = ["logger=none", "data.min_genes=0"]
+FEW_STEPS = ["trainer.max_steps=60"]  # a tenth: the accuracy of the encoder is no matter here
 
 
 def simulated(num_cells: int, seed: int, depth: float = 1.0) -> ad.AnnData:
@@ -54,17 +54,9 @@ def simulated(num_cells: int, seed: int, depth: float = 1.0) -> ad.AnnData:
     )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _few_steps() -> Iterator[None]:
-    """Train the heads of pooled encoders for a tenth of the time: their accuracy is no matter here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coexpression, "NUM_STEPS", 60)
-        yield
-
-
 def trained(folder: Path, *overrides: str) -> Path:
     return scperformer.train(
-        simulated(240, seed=1), "cell_type", output=folder, options=as_options([*QUICK, *overrides])
+        simulated(240, seed=1), "cell_type", output=folder, options=as_options([*QUICK, *FEW_STEPS, *overrides])
     ).path
 
 
@@ -426,7 +418,7 @@ def test_a_model_without_cells_is_used_as_it_is(without, linear, sample, panel):
 
 def test_a_model_of_format_3_predicts(without, linear, sample, command, write):
     info = json.loads((without / INFO).read_text())
-    assert info["format_version"] == 6
+    assert info["format_version"] == 7
     (without / INFO).write_text(json.dumps(info | {"format_version": 3}))
     ran = command("predict", write(sample), f"model_path={without}", "output=out.h5ad")
     assert ran.code == 0, ran.err

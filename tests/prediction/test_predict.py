@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import anndata as ad
 import numpy as np
@@ -9,15 +10,17 @@ import pandas as pd
 import pytest
 import torch
 from scipy import sparse
+from scipy.special import softmax
 from support.twins import CASES
 from support.words import as_options
 
 import scperformer
 from scperformer.attention import MECHANISMS
 from scperformer.base.errors import InputError
-from scperformer.config import HeadConfig, ModelConfig, PredictConfig, TokensConfig
+from scperformer.config import HeadConfig, ModelConfig, PredictConfig, TokensConfig, make_config
 from scperformer.network import Cells, CellTypeModel, choose_device, load_model, predict_cells, torch_state_kept
 from scperformer.prediction import run_predict
+from scperformer.training.train import run_train
 
 
 @pytest.fixture(scope="module")
@@ -306,21 +309,25 @@ def test_loading_says_that_an_encoder_has_no_influence(tiny_model, tmp_path, cap
     assert ("its labels come from the linear branch alone" in caplog.text) == said
 
 
-def test_an_encoder_of_scale_zero_is_not_run(counts_adata, tiny_model, tmp_path, monkeypatch):
-    """The linear branch alone gives the labels that the sum of both branches gives."""
+def test_an_encoder_without_influence_embeds_cells_nevertheless(counts_adata, tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model, tmp_path / "m")
     info = json.loads((folder / "bundle.json").read_text())
     info["metrics"]["scales"]["encoder"] = 0.0
     (folder / "bundle.json").write_text(json.dumps(info))
+    expected = scperformer.embed(counts_adata, load_model(tiny_model))
     model = load_model(folder)
-    model.network.linear_alone = False
-    both = scperformer.annotate(counts_adata.copy(), model)
-    model.network.linear_alone = True
-    monkeypatch.setattr(type(model.network.encoder), "forward", lambda *_: pytest.fail("the encoder was run"))
-    alone = scperformer.annotate(counts_adata.copy(), model)
-    pd.testing.assert_frame_equal(both.obs, alone.obs)
-    assert alone.obsm["X_scperformer"].shape == (counts_adata.n_obs, len(model.saved.labels))
-    assert load_model(tmp_path / "m").network.linear_alone
+    assert expected.shape == (counts_adata.n_obs, model.saved.config["model"]["dim"])
+    np.testing.assert_array_equal(scperformer.embed(counts_adata, model), expected)
+    np.testing.assert_array_equal(scperformer.annotate(counts_adata.copy(), model).obsm["X_scperformer"], expected)
+
+
+def test_embedding_without_an_encoder_is_said_to_be_logits(counts_adata, write, tmp_path, caplog):
+    cfg = make_config("train", [f"inputs=['{write(counts_adata)}']", "label_key=cell_type", "experiment=linear"])
+    model = load_model(run_train(replace(cfg, output=str(tmp_path / "linear"))))
+    embedding = scperformer.embed(counts_adata, model)
+    assert "model linear has no encoder: the embedding is the logits of the linear branch" in caplog.messages
+    proba = scperformer.annotate(counts_adata.copy(), model).obsm["scperformer_proba"]
+    np.testing.assert_allclose(softmax(embedding, axis=1), proba, atol=1e-6)
 
 
 def test_a_missing_gpu_is_an_error(counts_adata, tiny_model, write):

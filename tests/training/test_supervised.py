@@ -9,14 +9,8 @@ from support.learning import OVERRIDES, cells, cfg, last_state, new_network  # n
 from torch.nn.functional import cross_entropy
 
 from scperformer.config import ConditionsConfig, OptimConfig, make_config
-from scperformer.training.supervised import (
-    Learner,
-    informative_genes,
-    loss_weights,
-    lr_factor,
-    train_network,
-    variability,
-)
+from scperformer.learning import informative_genes, loss_weights, lr_factor, variability
+from scperformer.training.supervised import Learner, train_network
 
 
 def test_resumed_run_ends_with_the_same_weights(cells, cfg, tmp_path, monkeypatch):

@@ -19,6 +19,8 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+import pytorch_lightning as pl
+import torch
 import yaml
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
@@ -30,7 +32,6 @@ from scperformer.base.errors import InputError
 from scperformer.cells import Sample, make_reference
 from scperformer.command.words import to_overrides
 from scperformer.config import make_config, quoted
-from scperformer.fitting import coexpression
 from scperformer.model import ReferenceCells, SavedModel, load_reference_cells, read_model
 from scperformer.training import run_folder
 from scperformer.training import train as train_module
@@ -268,14 +269,14 @@ def test_a_reference_without_counts_keeps_relative_expression(counts_adata, tmp_
     np.testing.assert_allclose(*shares, rtol=1e-4, atol=1e-9)
 
 
-def test_a_default_model_is_fitted_and_says_what_to_expect(counts_adata, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("scperformer.fitting.coexpression.NUM_STEPS", 30)
+def test_a_default_model_is_a_performer_and_says_what_to_expect(counts_adata, tmp_path, caplog):
     with caplog.at_level("INFO", logger="scperformer"):
-        path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=as_options(FAST[1:])).path
+        options = as_options([*FAST[1:], "trainer.max_steps=30"])
+        path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=options).path
     saved = read_model(path)
-    assert (saved.config["model"]["depth"], saved.config["head"]["name"]) == (0, "weighted")
+    assert (saved.config["model"]["depth"], saved.config["head"]["name"]) == (1, "weighted")
     assert saved.metrics["best_epoch"] == 0
-    assert "fitted, without training" in caplog.text
+    assert "gene tokens, 2 heads x 16 features, 1 layer, trained by Lightning on cpu in" in caplog.text
     fold = saved.metrics["out_of_fold"]
     assert fold["num_cells"] == 108  # the training cells; the others have the scores beside logistic regression
     assert set(fold["branches"]) == set(saved.scales) == {"linear", "encoder"}
@@ -300,11 +301,52 @@ def test_a_tissue_that_is_no_name_is_refused(tissue):
         config("x", f"tissue={tissue}")
 
 
+def write_checkpoint(folder: Path, name: str = "last", **versions: str) -> Path:
+    """Write a checkpoint as Lightning does, but without content."""
+    path = folder / "checkpoints" / f"{name}.ckpt"
+    path.parent.mkdir(exist_ok=True)
+    here = {"torch_version": str(torch.__version__), "pytorch-lightning_version": pl.__version__}
+    torch.save(here | versions, path)
+    return path
+
+
+BROKEN = {
+    "cut off": (lambda path: path.write_bytes(path.read_bytes()[:100]), r"a damaged checkpoint \(last\.ckpt\)"),
+    "empty": (lambda path: path.write_bytes(b""), r"a damaged checkpoint \(last\.ckpt\)"),
+    "no checkpoint": (lambda path: path.write_text("hello"), r"a damaged checkpoint \(last\.ckpt\)"),
+    "other content": (lambda path: torch.save([1], path), r"a damaged checkpoint \(last\.ckpt\)"),
+    "older torch": (
+        lambda path: write_checkpoint(path.parents[1], torch_version="1.9.0"),
+        r"a checkpoint of torch 1\.9\.0 \(installed: .+\)",
+    ),
+    "older Lightning": (
+        lambda path: write_checkpoint(path.parents[1], **{"pytorch-lightning_version": "1.8.6"}),
+        r"a checkpoint of pytorch-lightning 1\.8\.6 \(installed: .+\)",
+    ),
+    "best": (lambda path: path.with_name("best.ckpt").write_bytes(b""), r"a damaged checkpoint \(best\.ckpt\)"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_checkpoint_that_cannot_be_continued_is_refused(case, tmp_path, caplog):
+    change, found = BROKEN[case]
+    folder = open_run(config("x"), tmp_path / "model", "checksum")
+    path = write_checkpoint(folder)
+    assert open_run(config("x", "resume=true"), tmp_path / "model", "checksum") == folder
+    change(path)
+    with pytest.raises(InputError, match=f"an unfinished run with {found} in .*: overwrite=true starts again"):
+        open_run(config("x", "resume=true"), tmp_path / "model", "checksum")
+    assert path.is_file()
+    with caplog.at_level("INFO", logger="scperformer"):
+        open_run(config("x", "resume=true", "overwrite=true"), tmp_path / "model", "checksum")
+    assert re.search(f"has {found}: starting anew", caplog.text)
+    assert not path.exists()
+
+
 def test_unfinished_runs_are_neither_lost_nor_mixed(tmp_path, caplog):
     cfg, output = config("x"), tmp_path / "model"
     folder = open_run(cfg, output, "checksum")
-    (folder / "checkpoints").mkdir()
-    (folder / "checkpoints" / "last.ckpt").write_bytes(b"state")
+    write_checkpoint(folder)
     with pytest.raises(InputError, match=r"an unfinished run in .*resume=true"):
         open_run(cfg, output, "checksum")
     cfg.resume = True
@@ -328,8 +370,7 @@ def test_unfinished_runs_are_neither_lost_nor_mixed(tmp_path, caplog):
 def test_epochs_and_patience_can_be_raised(tmp_path, caplog):
     output = tmp_path / "model"
     folder = open_run(config("x", "trainer.max_epochs=4", "trainer.patience=2"), output, "checksum")
-    (folder / "checkpoints").mkdir()
-    (folder / "checkpoints" / "last.ckpt").write_bytes(b"state")
+    write_checkpoint(folder)
     with caplog.at_level("INFO", logger="scperformer"):
         more = config("x", "trainer.max_epochs=6", "trainer.patience=3", "resume=true")
         assert open_run(more, output, "checksum") == folder
@@ -391,8 +432,7 @@ def test_nothing_to_resume_is_said(tmp_path, caplog):
 def test_a_helping_process_leaves_the_run_folder_to_the_first(tmp_path, monkeypatch, variable):
     options = ["trainer=ddp", "trainer.accelerator=cpu"]
     first = open_run(config("x", *options), tmp_path / "model", "checksum")
-    (first / "checkpoints").mkdir()
-    (first / "checkpoints" / "last.ckpt").write_bytes(b"state")
+    write_checkpoint(first)
     monkeypatch.setenv(variable, "1")
     assert open_run(config("x", *options), tmp_path / "model", "checksum") == first
     assert (first / "checkpoints" / "last.ckpt").is_file()
@@ -488,15 +528,17 @@ def test_a_stopped_run_says_so_and_does_not_look_like_success(counts_adata, writ
     assert last.is_file()
 
 
-def test_unlabelled_cells_of_a_file_are_named_in_the_record(counts_adata, write, tmp_path, monkeypatch):
-    monkeypatch.setattr(coexpression, "NUM_STEPS", 60)
+def test_unlabelled_cells_of_a_file_are_named_in_the_record(counts_adata, write, tmp_path):
     more = write(counts_adata[:, ::-1].copy(), "more.h5ad")  # genes in another order
-    overrides = [f"unlabelled=['{more}']", "seed=1"]
+    overrides = [f"unlabelled=['{more}']", "seed=1", "trainer.max_steps=60"]
     path = scperformer.train(
         counts_adata, "cell_type", output=tmp_path / "with.model", options=as_options(overrides)
     ).path
     alone = scperformer.train(
-        counts_adata, "cell_type", output=tmp_path / "alone.model", options=as_options(["seed=1"])
+        counts_adata,
+        "cell_type",
+        output=tmp_path / "alone.model",
+        options=as_options(["seed=1", "trainer.max_steps=60"]),
     ).path
     with_more, without = read_model(path), read_model(alone)
     assert with_more.provenance["unlabelled"] == ["more.h5ad"]
@@ -538,12 +580,16 @@ def test_two_cells_of_each_label_are_enough(counts_adata, tmp_path):
     assert all(math.isfinite(scale) for scale in saved.scales.values())
 
 
-@pytest.mark.parametrize("model", ["model=coexpression", "model=tiny"])
-def test_a_model_for_one_panel(model, counts_adata, write, tmp_path, monkeypatch):
-    monkeypatch.setattr(coexpression, "NUM_STEPS", 60)
+@pytest.mark.parametrize("model", ["model=performer", "model=tiny"])
+def test_a_model_for_one_panel(model, counts_adata, write, tmp_path):
     genes = list(counts_adata.var_names[:60])
     (tmp_path / "panel.txt").write_text("\n".join([*genes, "ABSENT"]))
-    options = [f"conditions.genes='{tmp_path / 'panel.txt'}'", f"output='{tmp_path / 'model'}'", model]
+    options = [
+        f"conditions.genes='{tmp_path / 'panel.txt'}'",
+        f"output='{tmp_path / 'model'}'",
+        "trainer.max_steps=60",
+        model,
+    ]
     folder = run_train(config(write(counts_adata, "reference.h5ad"), *options))
     saved = read_model(folder)
     assert saved.genes == genes

@@ -188,18 +188,20 @@ def test_many_small_samples_share_jobs(user: Path) -> None:
     assert "predict f.h5ad g.h5ad model_path=model" in said
 
 
-GPUS = {0: "overwrite=true  trainer.threads", 1: "trainer=gpu trainer.threads"}
+GPUS = {0: "trainer=cpu trainer.threads", 1: "trainer=gpu trainer.threads"}
 GPUS[2] = "trainer=gpu trainer.devices=2 trainer.threads"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, *(pytest.param(count, marks=pytest.mark.slow) for count in (0, 2))])
-def test_only_training_asks_for_gpus(user: Path, count: int) -> None:
+def test_training_and_prediction_ask_for_gpus(user: Path, count: int) -> None:
     config = ["reference=reference.h5ad", "samples=samples.tsv", f"gpu={count}"]
     run = snakemake(user, "--dry-run", "--printshellcmds", "--config", *config)
     assert GPUS[count] in run.stdout
     asking = re.findall(r"^rule (\w+):(?:\n    .*)*?\n    resources: .*\bgpu=(\d)", run.stdout, flags=re.MULTILINE)
-    assert asking == [("train", str(count))]
+    expected = {"train": count, "predict": min(count, 1), "predict_share": min(count, 1), "gather": 0}
+    assert {(rule, int(num)) for rule, num in asking} == set(expected.items())
+    assert ("device=auto" if count else "device=cpu") in run.stdout
 
 
 # --- runs with a program that only writes files ---------------------------------------------------------------
@@ -562,7 +564,7 @@ def test_touched_sample_reruns_alone(finished: Path, checkout: Path) -> None:
 
 EDITED_YAML = {
     "predict.yaml": ("batch_size: 16\n", [*PREDICTED, *STEPS_AFTER_PREDICT]),
-    "model/coexpression.yaml": ("  dropout: 0.3\n", ["train", *PREDICTED, *STEPS_AFTER_PREDICT]),
+    "model/performer.yaml": ("  dropout: 0.3\n", ["train", *PREDICTED, *STEPS_AFTER_PREDICT]),
     "report.yaml": ("title: Mine\n", ["report"]),
     "model/base.yaml": ("  dropout: 0.3\n", []),  # a model that this run does not use
 }

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,13 +11,14 @@ import pandas as pd
 import pytest
 import torch
 from pytorch_lightning.plugins.environments import LightningEnvironment, SLURMEnvironment
-from scperformer.training.trainer import EPOCHS_TABLE, EpochLog, processes_from
+from support.fake_loggers import fake_mlflow, fake_wandb
 from support.learning import cells, cfg, last_state, new_network  # noqa: F401 - fixtures
 
 from scperformer.base.errors import InputError
 from scperformer.base.progress import Progress
-from scperformer.config import TrainerConfig
-from scperformer.training import trainer
+from scperformer.config import LoggerConfig, TrainerConfig, make_config
+from scperformer.learning import trainer
+from scperformer.learning.trainer import EPOCHS_TABLE, Device, EpochLog, device_of, processes_from, require_loggers
 from scperformer.training.supervised import Learner, train_network
 
 
@@ -38,7 +40,8 @@ def interrupted(monkeypatch, train, number: int, epoch: int, step: int) -> int:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="auto takes the GPU")
 @pytest.mark.parametrize("accelerator", ["cpu", "auto"])
-def test_a_cpu_trains_fast_however_it_was_chosen(accelerator, cells, cfg, tmp_path, monkeypatch):
+def test_a_cpu_trains_fast_however_it_was_chosen(accelerator, cells, cfg, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="scperformer")
     devices = []
     original = trainer.fast_cpu
     monkeypatch.setattr(trainer, "fast_cpu", lambda device: devices.append(device) or original(device))
@@ -46,6 +49,54 @@ def test_a_cpu_trains_fast_however_it_was_chosen(accelerator, cells, cfg, tmp_pa
     train, val, _ = cells
     train_network(new_network(cells, options), train, val, options, tmp_path)
     assert devices == ["cpu"]
+    reason = {"cpu": "trainer.accelerator=cpu", "auto": "no GPU that torch can use"}[accelerator]
+    assert f"training on cpu: {reason}, 32-true" in caplog.messages
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Make a machine with GPUs of NVIDIA, or one of Apple."""
+
+    def make(num_gpus: int = 0, bfloat16: bool = True, is_apple: bool = False) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bfloat16)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: is_apple)
+
+    return make
+
+
+DEVICES = {
+    "no GPU": ({}, {}, Device("cpu", "32-true", "no GPU that torch can use")),
+    "a GPU": ({"num_gpus": 1}, {}, Device("cuda", "bf16-mixed", "NVIDIA H100")),
+    "an old GPU": ({"num_gpus": 1, "bfloat16": False}, {}, Device("cuda", "32-true", "NVIDIA H100")),
+    "a Mac": ({"is_apple": True}, {}, Device("mps", "32-true", "Apple GPU")),
+    "precision given, GPU": ({"num_gpus": 1}, {"precision": "32-true"}, Device("cuda", "32-true", "NVIDIA H100")),
+    "precision given, CPU": (
+        {},
+        {"precision": "bf16-mixed"},
+        Device("cpu", "bf16-mixed", "no GPU that torch can use"),
+    ),
+    "CPU given": ({"num_gpus": 1}, {"accelerator": "cpu"}, Device("cpu", "32-true", "trainer.accelerator=cpu")),
+    "processes on the CPU": ({}, {"devices": 2}, Device("cpu", "32-true", "no GPU that torch can use")),
+}
+
+
+@pytest.mark.parametrize("case", DEVICES)
+def test_a_gpu_trains_where_there_is_one(case, machine):
+    kinds, options, device = DEVICES[case]
+    machine(**kinds)
+    assert device_of(TrainerConfig(**options)) == device
+
+
+def test_a_missing_gpu_is_refused(machine):
+    machine()
+    with pytest.raises(InputError, match=r"accelerator=gpu and no GPU; .* choose trainer=cpu"):
+        device_of(TrainerConfig(accelerator="gpu"))
+    machine(num_gpus=1)
+    with pytest.raises(InputError, match=r"trainer\.devices=2 and 1 GPU; expected a GPU for each process"):
+        device_of(TrainerConfig(devices=2))
 
 
 @pytest.mark.parametrize(
@@ -193,3 +244,72 @@ def test_the_bar_counts_epochs_from_1_cells_and_the_best_score(tmp_path):
     trainer.current_epoch = 2
     epochs.on_train_epoch_start(trainer, learner)
     assert shown.text == "epoch 3/3, best macro-F1 0.800"
+
+
+# --- Weights & Biases, MLflow ----------------------------------------------------------------------------------------
+
+
+def one_epoch(cells, cfg, folder, logger: str) -> None:
+    """Train for an epoch with a preset of `logger`."""
+    options = replace(cfg, trainer=replace(cfg.trainer, max_epochs=1))
+    options.logger = make_config("train", ["inputs=[x]", "label_key=x", f"logger={logger}", "logger.csv=false"]).logger
+    train, val, _ = cells
+    train_network(new_network(cells, options), train, val, options, folder)
+
+
+@pytest.mark.parametrize("mode", [None, "online"])
+def test_wandb_gets_the_scores_and_stays_offline_unless_asked(mode, cells, cfg, tmp_path, monkeypatch):
+    init = fake_wandb(monkeypatch)
+    if mode is None:
+        monkeypatch.delenv("WANDB_MODE", raising=False)
+    else:
+        monkeypatch.setenv("WANDB_MODE", mode)
+    seen = []
+    init.side_effect = lambda **_: seen.append(os.environ["WANDB_MODE"]) or init.return_value
+    one_epoch(cells, cfg, tmp_path / "mine.run", "wandb")
+    assert seen == [mode or "dryrun"]  # wandb's name for its offline mode
+    assert os.environ.get("WANDB_MODE") == mode
+    assert {name: init.call_args.kwargs[name] for name in ("name", "project", "dir")} == {
+        "name": "mine",
+        "project": "scperformer",
+        "dir": str(tmp_path / "mine.run"),
+    }
+    run = init.return_value
+    scores = [call.args[0] for call in run.log.call_args_list]
+    assert any("val_macro_f1" in each for each in scores)
+    options = run.config.update.call_args.args[0]
+    assert options["model"]["dim"] == cfg.model.dim
+    assert "gene2vec_path" not in options["model"]
+    run.finish.assert_called_once_with()
+
+
+def test_a_wandb_run_of_the_user_goes_on(cells, cfg, tmp_path, monkeypatch):
+    run = fake_wandb(monkeypatch).return_value
+    sys.modules["wandb"].run = run
+    one_epoch(cells, cfg, tmp_path, "wandb")
+    assert run.log.called
+    assert not run.finish.called
+
+
+@pytest.mark.parametrize("address", [None, "http://mlflow.example"])
+def test_mlflow_gets_the_scores_in_a_file_of_the_run_unless_asked(address, cells, cfg, tmp_path, monkeypatch):
+    client = fake_mlflow(monkeypatch)
+    if address is None:
+        monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    else:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    one_epoch(cells, cfg, tmp_path / "mine.run", "mlflow")
+    client.assert_called_once_with(address or f"sqlite:///{tmp_path}/mine.run/mlflow.db")
+    calls = [call.kwargs for call in client.return_value.log_batch.call_args_list]
+    assert "val_macro_f1" in [each.key for call in calls for each in call.get("metrics", [])]
+    options = {each.key: each.value for call in calls for each in call.get("params", [])}
+    assert options["model/dim"] == str(cfg.model.dim)
+    assert client.return_value.set_terminated.call_args.args[1] == "FINISHED"
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_logger_that_is_not_installed_is_refused(name, monkeypatch):
+    monkeypatch.setattr(trainer.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=rf"logger\.{name}=true without {name}; .* 'pip install {name}'"):
+        require_loggers(LoggerConfig(**{name: True}))
+    require_loggers(LoggerConfig())

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 from scipy import sparse
-from scperformer.training.loaders import BLOCK_CELLS, StreamedCells, block_order
 
 from scperformer.base.errors import InputError
 from scperformer.cells import Stream
 from scperformer.config import TokensConfig
+from scperformer.learning import loaders
+from scperformer.learning.loaders import BLOCK_CELLS, StreamedCells, block_order
 from scperformer.network import Cells, draw_rows, prefetch, shuffled_batches
 from scperformer.network.batches import shared_batches
-from scperformer.training import loaders
 
 
 def make_cells(num: int) -> Cells:

@@ -1,0 +1,138 @@
+"""Queries of cells that read all genes: weights of every gene in float64, from the formula of each mechanism."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from scperformer.attention import MECHANISMS, Sizes, make_attention
+
+G, B, H, E = 40, 5, 2, 8
+READERS = sorted(name for name, mechanism in MECHANISMS.items() if mechanism.reads_genes)
+CASES = [
+    {"name": "softmax"},
+    {"name": "favor"},
+    {"name": "favor", "projection": "orthogonal", "num_features": 24},
+    {"name": "favor", "projection": "fastfood", "num_features": 12},
+    {"name": "favor", "kernel": "relu", "projection": "gaussian"},
+    {"name": "favor", "kernel": "exp"},
+    {"name": "rbf", "num_anchors": 6},
+]
+
+
+def genes(dtype=torch.float64):
+    """Keys of the same length and values of genes, and the expression of cells, of which some genes are silent."""
+    generator = torch.Generator().manual_seed(0)
+    k_GE = torch.randn(G, E, generator=generator, dtype=torch.float64)
+    k_GE *= 2 * E**0.25 / k_GE.norm(dim=1, keepdim=True)
+    v_GE = torch.randn(G, E, generator=generator, dtype=torch.float64)
+    x_BG = torch.relu(torch.randn(B, G, generator=generator, dtype=torch.float64))
+    q_BHE = torch.randn(B, H, E, generator=generator, dtype=torch.float64)
+    return [tensor.to(dtype) for tensor in (q_BHE, k_GE, v_GE, x_BG)]
+
+
+def make(options):
+    sizes = Sizes(num_heads=H, head_dim=E, length=G + 1, keys_of_genes=True)
+    mechanism = make_attention(options, sizes, torch.Generator().manual_seed(1)).double()
+    k_BHLE = genes()[1].expand(1, H, -1, -1)
+    mechanism.start(k_BHLE, torch.ones(1, G, dtype=torch.bool), torch.Generator().manual_seed(2))
+    return mechanism
+
+
+def read(mechanism, q_BHE, k_GE, v_GE, x_BG):
+    table_GW = mechanism.gene_table(k_GE, v_GE)
+    return mechanism.read_genes(q_BHE, x_BG if table_GW is None else x_BG @ table_GW, k_GE, v_GE)
+
+
+def twin(options, mechanism, q_BHE, k_GE, v_GE, x_BG):
+    """The mean of the values with weights x_g k(q, k_g), where k(q, k) is the kernel, one pair after the other."""
+    out = torch.zeros_like(q_BHE)
+    for cell in range(B):
+        for head in range(H):
+            q = q_BHE[cell, head]
+            weights = []
+            for gene in range(G):
+                k = k_GE[gene]
+                if options["name"] == "softmax":
+                    kernel = math.exp(float(q @ k) / E**0.5)
+                elif options["name"] == "rbf":
+                    anchors = mechanism.anchors_HME[head].double()
+                    features = [torch.exp(-((x - anchors) ** 2).sum(1) / (2 * mechanism.variance)) for x in (q, k)]
+                    kernel = float(features[0] @ features[1])
+                else:
+                    scale = 1.0 if mechanism.projection == "identity" else E**-0.25
+                    if mechanism.projection == "fastfood":
+                        directions = mechanism.fastfood(torch.eye(E, dtype=torch.float64)[None, None])[0, 0].T
+                    else:
+                        directions = mechanism.directions_ME.double()
+                    projected = [directions @ (x * scale) for x in (q, k)]
+                    if mechanism.options.kernel == "softmax":
+                        lengths = [float((x * scale) @ (x * scale)) / 2 for x in (q, k)]
+                        features = [torch.exp(p - length) for p, length in zip(projected, lengths, strict=True)]
+                    elif mechanism.options.kernel == "exp":
+                        features = [torch.exp(p) for p in projected]
+                    else:
+                        features = [torch.relu(p) + mechanism.options.floor for p in projected]
+                    kernel = float(features[0] @ features[1])
+                weights.append(float(x_BG[cell, gene]) * kernel)
+            weights = np.array(weights) / sum(weights)
+            out[cell, head] = torch.from_numpy(weights @ v_GE.numpy())
+    return out
+
+
+def test_every_mechanism_that_reads_genes_is_tested():
+    assert {case["name"] for case in CASES} == set(READERS)
+
+
+@pytest.mark.parametrize("options", CASES, ids=str)
+def test_what_is_read_is_the_mean_with_the_weights_of_all_genes(options):
+    mechanism = make(options)
+    found = read(mechanism, *genes())
+    torch.testing.assert_close(found, twin(options, mechanism, *genes()), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", CASES, ids=str)
+def test_gradients_reach_queries_keys_values_and_expression(options):
+    mechanism = make(options)
+    q_BHE, k_GE, v_GE, x_BG = (tensor.requires_grad_() for tensor in genes())
+    x_BG = (x_BG.detach() + 0.1).requires_grad_()
+    # Finite differences; the keys that a mechanism started from are fixed.
+    few = q_BHE[:1, :, :].detach().requires_grad_(), k_GE[:6].detach().requires_grad_()
+    values = v_GE[:6].detach().requires_grad_(), x_BG[:1, :6].detach().requires_grad_()
+    assert torch.autograd.gradcheck(lambda *tensors: read(mechanism, *tensors), (*few, *values), atol=1e-5)
+
+
+@pytest.mark.parametrize("options", CASES, ids=str)
+def test_silent_genes_have_no_influence(options):
+    mechanism = make(options)
+    q_BHE, k_GE, v_GE, x_BG = genes()
+    silent_G = torch.arange(G) % 3 == 0
+    x_BG[:, silent_G] = 0
+    before = read(mechanism, q_BHE, k_GE, v_GE, x_BG)
+    v_GE[silent_G] = 1e4
+    k_GE[silent_G] = -k_GE[silent_G]
+    torch.testing.assert_close(read(mechanism, q_BHE, k_GE, v_GE, x_BG), before, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", CASES, ids=str)
+def test_a_deeper_cell_reads_the_same_and_an_empty_one_something_finite(options):
+    mechanism = make(options)
+    q_BHE, k_GE, v_GE, x_BG = genes()
+    torch.testing.assert_close(
+        read(mechanism, q_BHE, k_GE, v_GE, 7 * x_BG), read(mechanism, q_BHE, k_GE, v_GE, x_BG), rtol=1e-9, atol=1e-10
+    )
+    assert torch.isfinite(read(mechanism, q_BHE, k_GE, v_GE, torch.zeros_like(x_BG))).all()
+
+
+def test_centres_of_clusters_are_the_directions():
+    mechanism = make({"name": "favor", "num_features": 4})
+    sizes = Sizes(num_heads=1, head_dim=E, length=9, keys_of_genes=True)
+    mechanism = make_attention({"name": "favor", "num_features": 4}, sizes, torch.Generator().manual_seed(0))
+    corners_4E = 3 * torch.eye(E)[:4]
+    k_BHLE = corners_4E.repeat(5, 1)[None, None]
+    mechanism.start(k_BHLE, torch.ones(1, 20, dtype=torch.bool), torch.Generator().manual_seed(0))
+    found = {tuple(row) for row in (mechanism.directions_ME / mechanism.factor).round(decimals=4).tolist()}
+    assert found == {tuple(row) for row in corners_4E.tolist()}
+    mechanism.start(k_BHLE[:, :, :2], torch.ones(1, 2, dtype=torch.bool), torch.Generator().manual_seed(0))
+    assert torch.isfinite(mechanism.directions_ME).all()  # fewer keys than directions
