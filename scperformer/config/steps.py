@@ -129,7 +129,7 @@ class NetworkConfig(ExpressionOptions):
 
 
 def _performer() -> groups.ModelConfig:
-    return groups.ModelConfig(positions="coexpression", queries="cell", feedforward=False, dropout=0.5)
+    return groups.ModelConfig(depth=2, positions="coexpression", queries="cell", feedforward=False, dropout=0.5)
 
 
 def _optim_of_performer() -> groups.OptimConfig:
