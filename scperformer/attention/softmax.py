@@ -39,13 +39,13 @@ class Softmax(Attention):
     def gene_table(self, k_GE: Tensor, v_GE: Tensor) -> None:
         return None
 
-    def read_genes(self, q_BHE: Tensor, sums_BW: Tensor, k_GE: Tensor, v_GE: Tensor) -> Tensor:
-        scores_BHG = q_BHE @ k_GE.T / k_GE.shape[1] ** 0.5
+    def read_genes(self, q_BHLE: Tensor, sums_BW: Tensor, k_GE: Tensor, v_GE: Tensor) -> Tensor:
+        scores_BHLG = q_BHLE @ k_GE.T / k_GE.shape[1] ** 0.5
         # A gene of expression x counts as x tokens with the same key: exp(score) x = exp(score + ln x).
-        logs_B1G = sums_BW.clamp_min(TINY).log().unsqueeze(1)
-        is_silent_B1G = (sums_BW <= 0).unsqueeze(1)
-        scores_BHG = (scores_BHG + logs_B1G).masked_fill(is_silent_B1G, torch.finfo(sums_BW.dtype).min)
-        return torch.softmax(scores_BHG, dim=-1) @ v_GE
+        logs_B11G = sums_BW.clamp_min(TINY).log()[:, None, None]
+        is_silent_B11G = (sums_BW <= 0)[:, None, None]
+        scores_BHLG = (scores_BHLG + logs_B11G).masked_fill(is_silent_B11G, torch.finfo(sums_BW.dtype).min)
+        return torch.softmax(scores_BHLG, dim=-1) @ v_GE
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         if num_tokens > self.options.max_length:

@@ -25,3 +25,4 @@ from .linear import choose_linear_options as choose_linear_options
 from .linear import fit_linear_branch as fit_linear_branch
 from .linear import fit_logistic as fit_logistic
 from .performer import gene_vectors as gene_vectors
+from .performer import start_performer as start_performer

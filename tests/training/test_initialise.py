@@ -119,11 +119,13 @@ def test_folders_that_are_no_start(tmp_path, tiny_model, counts_adata):
         InputError, match=r"no encoder to start from in init='.*linear' \(trained with model\.encoder=fa"
     ):
         adopt_options(config(linear))
-    pooled = scperformer.train(counts_adata, "cell_type", output=tmp_path / "pooled", options=as_options([*FAST])).path
+    words = ["model=performer", "model.queries=tokens", "model.head_dim=16", *FAST]
+    layers = scperformer.train(counts_adata, "cell_type", output=tmp_path / "layers", options=as_options(words)).path
     with pytest.raises(
-        InputError, match=r"no encoder to start from in init='.*pooled' \(trained with model=performer or pooled\)"
+        InputError,
+        match=r"no encoder to start from in init='.*layers' \(trained with model\.positions=coexpression mod",
     ):
-        adopt_options(config(pooled))
+        adopt_options(config(layers))
 
 
 # --- weights -------------------------------------------------------------------------------------------------
