@@ -4,11 +4,11 @@
     python benchmarks/masked_expression.py pbmc3k.h5ad --share 0.15 0.5 --pretrain trainer.max_epochs=20
 
 A fifth of the cells is the test; the encoder is pretrained on the others. Of each batch of test cells, a share of the
-genes is hidden. The predictions are compared with the mean of the gene; with a regression of each gene on the sum of
-the visible genes; and with linear reconstruction: a cell's scores of a singular value decomposition of the training
-cells are found from the visible genes, by least squares with the best of several penalties, which is chosen on training
-cells. Prints the mean squared error of ln(1 + cp10k), the mean over genes of the correlation over cells, and the mean
-over cells of the correlation over genes of what is above the mean of the gene; saves nothing.
+genes is hidden. The predictions are compared with the mean of the gene and with linear reconstruction: a cell's scores
+of a singular value decomposition of the training cells are found from the visible genes, by least squares with the best
+of several penalties, which is chosen on training cells. Prints the mean squared error of ln(1 + cp10k), the mean over
+genes of the correlation over cells, and the mean over cells of the correlation over genes of what is above the mean of
+the gene; saves nothing.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from pathlib import Path
 import anndata as ad
 import numpy as np
 import torch
+from scipy.sparse import csr_matrix
 from sklearn.utils.extmath import randomized_svd
 from words import as_options
 
@@ -28,6 +29,7 @@ from scperformer.model import read_model
 from scperformer.network import Cells, Performer, ReadLayer, rebuild
 from scperformer.training.masked_genes import MaskedPerformer, hide_genes
 
+NAMES = "mean of the gene", "linear", "pretrained"
 BATCH = 64
 DIM = 32
 PENALTIES = (1.0, 10.0, 100.0, 1000.0)
@@ -84,8 +86,8 @@ def scores(found: np.ndarray, true: np.ndarray, mean: np.ndarray) -> tuple[float
 
 
 def measure(
-    network: MaskedPerformer, train: np.ndarray, test, share: float, names=("mean of the gene", "linear", "pretrained")
-):
+    network: MaskedPerformer, train: np.ndarray, test: csr_matrix, share: float
+) -> dict[str, tuple[float, float, float]]:
     """Return the scores of each prediction."""
     num_genes = train.shape[1]
     linear = Linear(train)
@@ -94,7 +96,7 @@ def measure(
     penalty = min(losses, key=lambda p: losses[p])
     cells = Cells(test, TokensConfig())
     dense = test.toarray()
-    found = {name: np.full(dense.shape, np.nan, dtype=np.float32) for name in names}
+    found = {name: np.full(dense.shape, np.nan, dtype=np.float32) for name in NAMES}
     for number, start in enumerate(range(0, len(dense), BATCH)):
         rows = np.arange(start, min(start + BATCH, len(dense)))
         seen, genes_K = hide_genes(cells.batch(rows), num_genes, share, seed=number)
@@ -123,11 +125,10 @@ def main() -> None:
         made = scperformer.pretrain(adata[~is_test].copy(), output=Path(folder) / "enc", options=as_options(options))
         network = read_network(made.path)
         genes = read_model(made.path).genes
-    parts = [
-        make_corpus([Sample(adata[side].copy(), Path("a.h5ad"), "")], cfg, genes).x for side in (~is_test, is_test)
-    ]
+    sides = [Sample(adata[side].copy(), Path("a.h5ad"), "") for side in (~is_test, is_test)]
+    train, test = (make_corpus([side], cfg, genes).x for side in sides)
     for share in arguments.share:
-        for name, values in measure(network, parts[0].toarray(), parts[1], share).items():
+        for name, values in measure(network, train.toarray(), test, share).items():
             print(f"{share:.2f} {name:<20}", *(f"{value:.4f}" for value in values), flush=True)
 
 

@@ -15,6 +15,7 @@ from scperformer.cells import Reference, align
 from scperformer.config import (
     DataConfig,
     HeadConfig,
+    MaskingConfig,
     ModelConfig,
     NetworkConfig,
     OptimConfig,
@@ -163,10 +164,15 @@ def adopt_options(cfg: Config, init: Init | None) -> Config:
 
 
 def _warn_of_ignored_options(cfg: NetworkConfig) -> None:
-    """Log the options that a Performer, or the pooled encoder, does not have: it is trained on sums over genes."""
-    changed = {
-        "tokens": cfg.tokens != TokensConfig(),
-        "conditions": cfg.conditions.on,
+    """Log the options without effect on a Performer or the pooled encoder, which are trained on sums over genes."""
+    changed = {"tokens": cfg.tokens != TokensConfig(), "conditions": cfg.conditions.on}
+    if isinstance(cfg, PretrainConfig):
+        changed["model.gene_dropout"] = cfg.model.gene_dropout != ModelConfig.gene_dropout
+        changed["masking.mask_share"] = cfg.masking.mask_share != MaskingConfig.mask_share
+        if ignored := [name for name, is_changed in changed.items() if is_changed]:
+            log.warning("%s: no effect with model=performer, of which whole genes are hidden", ", ".join(ignored))
+        return
+    changed |= {
         "attention": cfg.model.depth == 0 and cfg.attention["name"] != "favor",
         "trainer.max_epochs": cfg.trainer.max_epochs != TrainerConfig.max_epochs,
         "trainer.patience": cfg.trainer.patience != TrainerConfig.patience,

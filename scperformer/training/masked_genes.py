@@ -8,6 +8,7 @@ Shape letters: B cells, L tokens, G genes, K hidden genes, D model width, H head
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -110,7 +111,7 @@ def new_masked_performer(genes: list[str], x: csr_matrix, cfg: PretrainConfig, i
 
 
 class MaskedGenesLearner(MaskedLearner):
-    """The network of pretraining with its loss and its optimiser; the naive guess is the mean of the gene."""
+    """A Performer that is pretrained, with its loss and its optimiser; the naive guess is the mean of the gene."""
 
     network: MaskedPerformer  # type: ignore[assignment]
 
@@ -128,3 +129,10 @@ class MaskedGenesLearner(MaskedLearner):
 
     def with_genes_dropped(self, tokens: Batch) -> Batch:
         return tokens  # the hidden genes are
+
+    def configure_optimizers(self) -> Any:
+        layers = [*self.network.layer.parameters(), *self.network.encoder.reader.layers.parameters()]
+        # The rest starts as a linear reconstruction, which large steps would only make worse.
+        fitted = [*self.network.encoder.embedding.parameters(), *self.network.output.parameters()]
+        slow = {"params": fitted, "lr": self.optim.lr * self.optim.init_lr_factor, "weight_decay": 0.0}
+        return self.scheduled([slow, {"params": layers, "weight_decay": self.optim.weight_decay}])
