@@ -14,7 +14,7 @@ from support.words import as_options
 import scperformer
 from scperformer.base.errors import InputError
 from scperformer.config import TokensConfig, make_config
-from scperformer.model import read_model
+from scperformer.model import CARD, read_model
 from scperformer.network import Cells, Performer, rebuild
 from scperformer.training.masked import train_masked
 from scperformer.training.masked_genes import (
@@ -177,6 +177,8 @@ def test_the_folder_is_that_of_an_encoder(encoder):
     assert isinstance(rebuild(saved, encoder), Performer)
     assert all(name.startswith(("model.encoder.", "pretraining.")) for name in saved.weights)
     assert {"loss", "naive_loss", "best_epoch"} <= set(saved.metrics)
+    card = (encoder / CARD).read_text()
+    assert "to predict the expression of 15% of the genes, in each step others,\n  from the others" in card
 
 
 def test_train_takes_the_vectors_of_the_genes_that_it_knows(encoder, tmp_path, caplog):
@@ -233,3 +235,10 @@ def test_refusals(step, words, encoder, tmp_path):
     with pytest.raises(InputError, match=REFUSED[step][words]) as refused:
         run(output=tmp_path / "no", options=as_options(options))
     assert "\n" not in str(refused.value)
+
+
+def test_the_preset_decides_about_optimiser_and_batch_as_in_train():
+    pretrained = config()
+    trained = make_config("train", ["inputs=[a.h5ad]", "label_key=x"])
+    assert (pretrained.optim, pretrained.trainer.batch_size) == (trained.optim, trained.trainer.batch_size)
+    assert config("optim.lr=0.1").optim.lr == 0.1  # the control: an option of the user goes before the preset
