@@ -180,16 +180,16 @@ class Additive(Attention):
         one_v_GN = torch.cat([torch.ones_like(v_GE[:, :1]), v_GE], dim=1)
         return (phi_HGM.unsqueeze(-1) * one_v_GN.unsqueeze(1)).transpose(0, 1).flatten(1)
 
-    def read_genes(self, q_BHE: Tensor, sums_BW: Tensor, k_GE: Tensor, v_GE: Tensor) -> Tensor:
-        phi_q_BHM = self.features(q_BHE.unsqueeze(2), queries=True).squeeze(2)
-        sums_BHMN = sums_BW.unflatten(1, (-1, phi_q_BHM.shape[-1], v_GE.shape[1] + 1))
+    def read_genes(self, q_BHLE: Tensor, sums_BW: Tensor, k_GE: Tensor, v_GE: Tensor) -> Tensor:
+        phi_q_BHLM = self.features(q_BHLE, queries=True)
+        sums_BHMN = sums_BW.unflatten(1, (-1, phi_q_BHLM.shape[-1], v_GE.shape[1] + 1))
         z_BHM = sums_BHMN[..., 0].clamp_min(MIN_SUM)
         s_BHME = sums_BHMN[..., 1:]
         if self.logarithmic:
-            weights_BHM = torch.softmax((phi_q_BHM + z_BHM.log2()) * LN_2, dim=-1)
-            return (weights_BHM.unsqueeze(2) @ (s_BHME / z_BHM.unsqueeze(-1))).squeeze(2)
-        total_BH1 = (phi_q_BHM * z_BHM).sum(-1, keepdim=True)
-        return (phi_q_BHM.unsqueeze(2) @ s_BHME).squeeze(2) / total_BH1.clamp_min(MIN_SUM)
+            weights_BHLM = torch.softmax((phi_q_BHLM + z_BHM.log2().unsqueeze(2)) * LN_2, dim=-1)
+            return weights_BHLM @ (s_BHME / z_BHM.unsqueeze(-1))
+        total_BHL1 = (phi_q_BHLM * z_BHM.unsqueeze(2)).sum(-1, keepdim=True)
+        return phi_q_BHLM @ s_BHME / total_BHL1.clamp_min(MIN_SUM)
 
     def gene_weights(self, q_BHE: Tensor, k_GE: Tensor, x_BG: Tensor) -> Tensor:
         """Return x_g sum_m w_m phi_m(k_g) / z_m, with z_m = sum_g x_g phi_m(k_g): B x H x G."""

@@ -83,8 +83,8 @@ class Attention(nn.Module):
         """
         raise NotImplementedError
 
-    def read_genes(self, q_BHE: Tensor, sums_BW: Tensor, k_GE: Tensor, v_GE: Tensor) -> Tensor:
-        """Return for each query the mean of the values of all genes, weighted by attention x expression: B x H x E.
+    def read_genes(self, q_BHLE: Tensor, sums_BW: Tensor, k_GE: Tensor, v_GE: Tensor) -> Tensor:
+        """Return for each query the mean of the values of all genes, weighted by attention x expression: B x H x L x E.
 
         `sums_BW` is the product of the expression of the cells, B x G, 0 or more, and `gene_table`; without a table, it
         is the expression. For a cell without expression, the result is finite. All keys and values are finite.

@@ -39,16 +39,20 @@ class Softmax(Attention):
     def gene_table(self, k_GE: Tensor, v_GE: Tensor) -> None:
         return None
 
-    def read_genes(self, q_BHE: Tensor, sums_BW: Tensor, k_GE: Tensor, v_GE: Tensor) -> Tensor:
-        return self.gene_weights(q_BHE, k_GE, sums_BW) @ v_GE
+    def read_genes(self, q_BHLE: Tensor, sums_BW: Tensor, k_GE: Tensor, v_GE: Tensor) -> Tensor:
+        return self._weights(q_BHLE, k_GE, sums_BW) @ v_GE
 
     def gene_weights(self, q_BHE: Tensor, k_GE: Tensor, x_BG: Tensor) -> Tensor:
-        scores_BHG = q_BHE @ k_GE.T / k_GE.shape[1] ** 0.5
+        return self._weights(q_BHE.unsqueeze(2), k_GE, x_BG).squeeze(2)
+
+    def _weights(self, q_BHLE: Tensor, k_GE: Tensor, x_BG: Tensor) -> Tensor:
+        """Return the weights of the genes for each query, B x H x L x G."""
+        scores_BHLG = q_BHLE @ k_GE.T / k_GE.shape[1] ** 0.5
         # A gene of expression x counts as x tokens with the same key: exp(score) x = exp(score + ln x).
-        logs_B1G = x_BG.clamp_min(TINY).log().unsqueeze(1)
-        is_silent_B1G = (x_BG <= 0).unsqueeze(1)
-        scores_BHG = (scores_BHG + logs_B1G).masked_fill(is_silent_B1G, torch.finfo(x_BG.dtype).min)
-        return torch.softmax(scores_BHG, dim=-1)
+        logs_B11G = x_BG.clamp_min(TINY).log()[:, None, None]
+        is_silent_B11G = (x_BG <= 0)[:, None, None]
+        scores_BHLG = (scores_BHLG + logs_B11G).masked_fill(is_silent_B11G, torch.finfo(x_BG.dtype).min)
+        return torch.softmax(scores_BHLG, dim=-1)
 
     def require_length(self, num_tokens: int, where: str = "a cell") -> None:
         if num_tokens > self.options.max_length:

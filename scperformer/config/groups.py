@@ -230,7 +230,7 @@ class ConditionsConfig(Options):
 class MaskingConfig(Options):
     """The values that pretraining masks, and the loss of their prediction."""
 
-    # share of a cell's expressed genes whose values are to be predicted
+    # share of a cell's expressed genes whose values are to be predicted; with model=performer of all genes
     share: float = option(0.15, (lambda share: 0 < share <= 1, "a share above 0, up to 1"))
     mask_share: float = option(0.9, SHARE)  # share of these that the encoder sees as the mask; the others are unchanged
     loss: str = choice("squared", "huber")  # kind of error, with continuous tokens

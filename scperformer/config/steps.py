@@ -186,6 +186,8 @@ class TrainConfig(NetworkConfig):
         uses_unlabelled = self.model.encoder and is_coexpression
         expected = "no files without model=performer or pooled"
         require(uses_unlabelled or not self.unlabelled, "unlabelled", self.unlabelled, expected)
+        expected = "no files beside init, from which the vectors of genes are taken"
+        require(self.init is None or not self.unlabelled, "unlabelled", self.unlabelled, expected)
         require(self.keep_cells > 0 or self.card == "short", "card", self.card, "short with keep_cells=0")
         if self.init is None:
             require(self.init_mode == "full", "init_mode", self.init_mode, "init=FOLDER beside it")
@@ -202,8 +204,9 @@ class PretrainConfig(NetworkConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.model.encoder, "model.encoder", self.model.encoder, "true with pretrain, which trains the encoder")
-        learned = self.model.positions != "coexpression"
-        require(learned, "model.positions", self.model.positions, "another one with pretrain, which has no labels")
+        fits = self.model.positions != "coexpression" or self.model.queries == "cell"
+        require(fits, "model.queries", self.model.queries, "cell with pretrain and model.positions=coexpression")
+        require(self.model.depth > 0, "model.depth", self.model.depth, "1 or more with pretrain")
         panel = self.conditions.genes
         require(panel is None, "conditions.genes", panel, "genes_path with pretrain")
         both = self.init is not None and self.genes_path is not None

@@ -26,3 +26,4 @@ from .linear import fit_linear_branch as fit_linear_branch
 from .linear import fit_logistic as fit_logistic
 from .performer import encoder_facts as encoder_facts
 from .performer import gene_vectors as gene_vectors
+from .performer import start_performer as start_performer

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.functional import cross_entropy
 
-from scperformer.config import TrainConfig
+from scperformer.config import NetworkConfig, TrainConfig
 from scperformer.learning import SeededLearner, device_of, loss_weights, run_steps
 from scperformer.model import power_transform
 from scperformer.network import Encoder, Head, Performer, Reader, Readout, seed_of, seed_sequence
@@ -60,7 +60,7 @@ def scaled_vectors(vectors: np.ndarray, x: csr_matrix) -> np.ndarray:
     return (vectors * (SPREAD / max(z.std(axis=0).max(), 1e-6))).astype(np.float32)
 
 
-def start_performer(vectors: np.ndarray, x: csr_matrix, cfg: TrainConfig) -> Performer:
+def start_performer(vectors: np.ndarray, x: csr_matrix, cfg: NetworkConfig) -> Performer:
     """Make a Performer with these gene vectors, G x D, for cells like `x`, CSR N x G, ln(1 + cp10k)."""
     generator = torch.Generator().manual_seed(seed_of("performer", cfg.seed))
     torch.manual_seed(seed_of("layers of the performer", cfg.seed))

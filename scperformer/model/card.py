@@ -38,11 +38,13 @@ def _annotator_card(saved: SavedModel) -> str:
 
 
 def _encoder_card(saved: SavedModel) -> str:
-    usual = "the usual values of gene and cell"
+    reads_genes = saved.config["model"].get("queries") == "cell"
+    usual = "the mean of the gene" if reads_genes else "the usual values of gene and cell"
+    hidden = "genes, in each step others," if reads_genes else "genes that a cell expresses"
     learned = saved.metrics["loss"] < saved.metrics["naive_loss"]
     verdict = f"it has learned more than {usual}" if learned else f"**it has learned nothing beyond {usual}**"
     share = f"{saved.config['masking']['share']:.0%}"
-    return _render("encoder.md.jinja", saved, share=share, verdict=verdict)
+    return _render("encoder.md.jinja", saved, share=share, hidden=hidden, verdict=verdict)
 
 
 def _render(template: str, saved: SavedModel, **content: Any) -> str:

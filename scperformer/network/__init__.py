@@ -40,5 +40,5 @@ from scperformer.network.load import (
     shared_rows,
 )
 from scperformer.network.network import CellTypeModel, Head, LinearBranch, LinearModel, Readout, require_encoder
-from scperformer.network.performer import Performer, Reader, expression_weights
+from scperformer.network.performer import Performer, Reader, ReadLayer, expression_weights
 from scperformer.network.tokens import EMBEDDING_STD, Batch, ContinuousEmbedding, log2_bins, mask_token, sinusoids

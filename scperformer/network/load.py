@@ -24,6 +24,7 @@ from scperformer.network.batches import Cells
 from scperformer.network.encoder import Encoder
 from scperformer.network.inference import CPU_BATCH_CELLS, predicting, torch_state_kept
 from scperformer.network.network import CellTypeModel, LinearModel
+from scperformer.network.performer import Performer
 from scperformer.network.tokens import Batch
 
 log = logging.getLogger(__name__)
@@ -128,8 +129,8 @@ def _same_kind(theirs: torch.Tensor, ours: torch.Tensor) -> bool:
     return theirs.dtype == ours.dtype or (theirs.is_floating_point() and ours.is_floating_point())
 
 
-def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder:
-    """Build the network of a model folder with its weights: an `Encoder` if the model has no labels.
+def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder | Performer:
+    """Build the network of a model folder with its weights: the encoder alone if the model has no labels.
 
     The folder may come from anywhere. So the names, shapes and types of its weights are first compared with a network
     that takes no memory (on torch's meta device); if they differ, the model is damaged.
@@ -137,7 +138,7 @@ def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder:
     prefix = NETWORK_PREFIX if saved.is_annotator else ENCODER_PREFIX
     weights = {name.removeprefix(prefix): array for name, array in saved.weights.items() if name.startswith(prefix)}
 
-    def untrained() -> CellTypeModel | Encoder:
+    def untrained() -> CellTypeModel | Encoder | Performer:
         config = saved.config
         attention = dict(saved.config["attention"])
         tokens = checked(TokensConfig, config["tokens"], "tokens.")
@@ -147,7 +148,8 @@ def rebuild(saved: SavedModel, path: Path) -> CellTypeModel | Encoder:
         if max(model.depth, len(head.hidden), len(attention.get("kernel_sizes", ()))) > len(weights):
             raise ValueError(f"more parts than its {len(weights)} weights")
         if not saved.is_annotator:
-            return Encoder(len(saved.genes), tokens, model, attention, torch.Generator().manual_seed(0))
+            kind = Performer if model.reads_genes else Encoder
+            return kind(len(saved.genes), tokens, model, attention, torch.Generator().manual_seed(0))
         sizes = len(saved.genes), len(saved.labels)
         return CellTypeModel(*sizes, tokens=tokens, model=model, attention=attention, head=head)
 
@@ -221,7 +223,9 @@ def shared_rows(genes: list[str], theirs: list[str], init: str, species: str = "
 
 
 @torch.no_grad()
-def load_encoder(encoder: Encoder, saved: SavedModel, genes: list[str], init: str, species: str = "auto") -> list[int]:
+def load_encoder(
+    encoder: Encoder | Performer, saved: SavedModel, genes: list[str], init: str, species: str = "auto"
+) -> list[int]:
     """Copy the weights of a saved model into an encoder with the same options; return the positions of shared genes.
 
     Other genes keep their vectors. A model with too few of the genes or weights of another shape is refused.

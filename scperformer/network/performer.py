@@ -64,7 +64,7 @@ class ReadLayer(nn.Module):
 
     def forward(self, c_BD: Tensor, read_BHD: Tensor) -> Tensor:
         """Return the vectors of the cells after this layer, given what their queries have read."""
-        c_BD = c_BD + self.to_out(self.dropout(read_BHD).flatten(1))
+        c_BD = c_BD + self.to_out(self.dropout(read_BHD).flatten(-2))
         return c_BD if self.feedforward is None else c_BD + self.feedforward(c_BD)
 
 
@@ -97,16 +97,17 @@ class Reader(nn.Module):
         state = {name: tensor for name, tensor in other.state_dict().items() if name not in layers}
         self.load_state_dict(state, strict=False)
 
-    def read(self, q_BHD: Tensor, sums_BX: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
-        """Return what queries read in their cells beyond what they read in the mean cell: B x H x D."""
-        read_BHD = self.attention.read_genes(q_BHD, sums_BX[:, self.dim :], k_GD, v_GD)
+    def read(self, q_BHLD: Tensor, sums_BX: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
+        """Return what queries read in their cells beyond what they read in the mean cell: B x H x L x D."""
+        read_BHLD = self.attention.read_genes(q_BHLD, sums_BX[:, self.dim :], k_GD, v_GD)
         mean_1W = self.mean_X[None, self.dim :]
-        return (read_BHD - self.attention.read_genes(q_BHD, mean_1W, k_GD, v_GD)) * self.scale
+        return (read_BHLD - self.attention.read_genes(q_BHLD, mean_1W, k_GD, v_GD)) * self.scale
 
     def forward(self, sums_BX: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
         c_BD = sums_BX[:, : self.dim] - self.mean_X[: self.dim]
         for layer in self.stack:
-            c_BD = layer(c_BD, self.read(layer.queries(c_BD), sums_BX, k_GD, v_GD))
+            read_BHD = self.read(layer.queries(c_BD).unsqueeze(2), sums_BX, k_GD, v_GD).squeeze(2)
+            c_BD = layer(c_BD, read_BHD)
         return c_BD
 
     def gene_weights(self, sums_BX: Tensor, x_BG: Tensor, k_GD: Tensor, v_GD: Tensor) -> Tensor:
@@ -116,7 +117,7 @@ class Reader(nn.Module):
         for layer in self.stack:
             q_BHD = layer.queries(c_BD)
             weights.append(self.attention.gene_weights(q_BHD, k_GD, x_BG).mean(dim=1))
-            c_BD = layer(c_BD, self.read(q_BHD, sums_BX, k_GD, v_GD))
+            c_BD = layer(c_BD, self.read(q_BHD.unsqueeze(2), sums_BX, k_GD, v_GD).squeeze(2))
         return torch.stack(weights).mean(dim=0)
 
 
@@ -241,9 +242,9 @@ class Performer(nn.Module):
         sums_NX = torch.from_numpy(self.sums_of(x))
         self.reader.mean_X.copy_(sums_NX.mean(dim=0))
         self.reader.scale.fill_(1.0)
-        no_query_NHD = sums_NX.new_zeros(len(sums_NX), self.reader.attention.sizes.num_heads, self.reader.dim)
-        read_NHD = self.reader.read(no_query_NHD, sums_NX, self.keys_GD, self.vectors_GD)
-        self.reader.scale.copy_(SPREAD / read_NHD[:, 0].std(dim=0).max().clamp_min(1e-6))
+        no_query_NH1D = sums_NX.new_zeros(len(sums_NX), self.reader.attention.sizes.num_heads, 1, self.reader.dim)
+        read_NH1D = self.reader.read(no_query_NH1D, sums_NX, self.keys_GD, self.vectors_GD)
+        self.reader.scale.copy_(SPREAD / read_NH1D[:, 0, 0].std(dim=0).max().clamp_min(1e-6))
 
     def penalty(self) -> Tensor:
         """Return the penalty of training: none."""

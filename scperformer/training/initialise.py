@@ -15,6 +15,7 @@ from scperformer.cells import Reference, align
 from scperformer.config import (
     DataConfig,
     HeadConfig,
+    MaskingConfig,
     ModelConfig,
     NetworkConfig,
     OptimConfig,
@@ -81,13 +82,17 @@ def load_init(cfg: NetworkConfig) -> Init | None:
         expected = "a folder that 'scperformer pretrain' or 'scperformer train' wrote"
         raise InputError(f"no {INFO} at init='{cfg.init}'", expected, "check the path")
     saved = read_model(folder)
-    has_layers = any(name.startswith(f"{ENCODER_PREFIX}layers.") for name in saved.weights)
-    if not has_layers or saved.config.get("model", {}).get("positions") == "coexpression":
-        has_encoder = any(name.startswith(ENCODER_PREFIX) for name in saved.weights)
-        option = "model=performer or pooled" if has_encoder else "model.encoder=false"
+    model = saved.config.get("model", {})
+    has_encoder = any(name.startswith(ENCODER_PREFIX) for name in saved.weights)
+    on_vectors = model.get("positions") == "coexpression" and model.get("queries") != "cell"
+    if not has_encoder or on_vectors:
+        option = "model.positions=coexpression model.queries=tokens" if has_encoder else "model.encoder=false"
         found = f"no encoder to start from in init='{cfg.init}' (trained with {option})"
         raise InputError(found, "a model with an encoder", "choose another, or leave init out")
     if isinstance(cfg, TrainConfig):
+        if has_encoder and model.get("queries") == "cell" and cfg.init_mode != "full":
+            expected = f"full with init='{cfg.init}', of whose encoder the gene vectors are taken as they are"
+            raise InputError(f"init_mode={cfg.init_mode}", expected, "leave init_mode out")
         return Init(cfg.init, saved, cfg.init_mode, cfg.species)
     # A corpus is aligned to the genes of `init` already: the species of its files plays no role any more.
     return Init(cfg.init, saved, "full", "auto")
@@ -129,7 +134,11 @@ def adopt_options(cfg: Config, init: Init | None) -> Config:
         theirs = encoder_options(tokens, model, attention, target_sum)
     except (InputError, KeyError, TypeError) as error:
         raise damaged_model(Path(init.path), "its configuration cannot be read") from error
-    if isinstance(cfg, TrainConfig) and cfg.model.positions == "coexpression":  # the default model goes
+    usual_model = ModelConfig()
+    if model.reads_genes:
+        usual_model = ModelConfig(dim=cfg.model.dim, positions="coexpression", queries="cell")
+        _warn_of_ignored_options(cfg)
+    elif isinstance(cfg, TrainConfig) and cfg.model.positions == "coexpression":  # the default model goes
         usual = TrainConfig(inputs=[""], label_key="")
         cfg = replace(
             cfg,
@@ -139,7 +148,7 @@ def adopt_options(cfg: Config, init: Init | None) -> Config:
             trainer=TrainerConfig(**_given(cfg.trainer, usual.trainer)),
         )
     mechanism = {"name": cfg.attention["name"]}
-    default = encoder_options(TokensConfig(), ModelConfig(), mechanism, DataConfig().target_sum)
+    default = encoder_options(TokensConfig(), usual_model, mechanism, DataConfig().target_sum)
     default["attention.name"] = TrainConfig(inputs=[""], label_key="").attention["name"]
     for option, value in encoder_options(cfg.tokens, cfg.model, cfg.attention, cfg.data.target_sum).items():
         if value not in (default[option], theirs.get(option)):
@@ -155,10 +164,15 @@ def adopt_options(cfg: Config, init: Init | None) -> Config:
 
 
 def _warn_of_ignored_options(cfg: NetworkConfig) -> None:
-    """Log the options that a Performer, or the pooled encoder, does not have: it is trained on sums over genes."""
-    changed = {
-        "tokens": cfg.tokens != TokensConfig(),
-        "conditions": cfg.conditions.on,
+    """Log the options without effect on a Performer or the pooled encoder, which are trained on sums over genes."""
+    changed = {"tokens": cfg.tokens != TokensConfig(), "conditions": cfg.conditions.on}
+    if isinstance(cfg, PretrainConfig):
+        changed["model.gene_dropout"] = cfg.model.gene_dropout != ModelConfig.gene_dropout
+        changed["masking.mask_share"] = cfg.masking.mask_share != MaskingConfig.mask_share
+        if ignored := [name for name, is_changed in changed.items() if is_changed]:
+            log.warning("%s: no effect with model=performer, of which whole genes are hidden", ", ".join(ignored))
+        return
+    changed |= {
         "attention": cfg.model.depth == 0 and cfg.attention["name"] != "favor",
         "trainer.max_epochs": cfg.trainer.max_epochs != TrainerConfig.max_epochs,
         "trainer.patience": cfg.trainer.patience != TrainerConfig.patience,
@@ -186,7 +200,9 @@ def in_order_of_init(reference: Reference, init: Init | None) -> Reference:
 
 
 @torch.no_grad()
-def place_new_genes(encoder: Encoder, known: list[int], num_theirs: int, positions: str, learns: bool) -> None:
+def place_new_genes(
+    encoder: Encoder | Performer, known: list[int], num_theirs: int, positions: str, learns: bool
+) -> None:
     """Give vectors to genes that the encoder of `init` does not know; vectors that are trained further stay random."""
     table = encoder.embedding.gene
     if table is None:
@@ -200,7 +216,7 @@ def place_new_genes(encoder: Encoder, known: list[int], num_theirs: int, positio
         table.weight[is_new] = table.weight[known].mean(0)
 
 
-def start_encoder(encoder: Encoder, genes: list[str], cfg: NetworkConfig, init: Init | None) -> int:
+def start_encoder(encoder: Encoder | Performer, genes: list[str], cfg: NetworkConfig, init: Init | None) -> int:
     """Give an encoder its gene vectors or the weights of `init`, and freeze the parts that are not trained further.
 
     Returns the number of genes that `init` knows; 0 without it.
@@ -212,7 +228,7 @@ def start_encoder(encoder: Encoder, genes: list[str], cfg: NetworkConfig, init: 
         return 0
     known = load_encoder(encoder, init.saved, genes, init.path, init.species)
     place_new_genes(encoder, known, len(init.saved.genes), cfg.model.positions, learns=init.mode == "full")
-    if init.mode != "full":
+    if init.mode != "full" and isinstance(encoder, Encoder):
         last = [*encoder.stack[-1].parameters(), *encoder.norm.parameters()] if init.mode == "last_layer" else []
         trained = [parameter for parameter in last if parameter.requires_grad]
         encoder.requires_grad_(False)

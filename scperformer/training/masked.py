@@ -173,27 +173,39 @@ class MaskedModel(nn.Module):
 class MaskedLearner(EncoderLearner):
     """The network of pretraining with its loss, its optimiser and the naive guess, which is made of `train`."""
 
-    network: MaskedModel
+    network: Any  # a MaskedModel, or what a subclass trains
     monitor = "val_loss"
     mode = "min"
     columns = ("train_loss", "val_loss", "val_naive_loss")
     line = "training loss %(train_loss).4f, validation loss %(val_loss).4f, naive guess %(val_naive_loss).4f"
 
-    def __init__(self, network: MaskedModel, train: Cells, cfg: PretrainConfig):
+    def __init__(self, network: nn.Module, train: Cells, cfg: PretrainConfig):
         super().__init__(network, cfg)
         self.tokens = cfg.tokens
         self.masking = cfg.masking
         self.naive: torch.Tensor
         # It is computed from the cells: a checkpoint need not hold it.
-        self.register_buffer("naive", naive_table(train.x, cfg.tokens), persistent=False)
+        self.register_buffer("naive", self.usual_values(train.x), persistent=False)
+
+    def usual_values(self, x: csr_matrix) -> torch.Tensor:
+        """Return what the naive guess has to know of the training cells, N x G."""
+        return naive_table(x, self.tokens)
+
+    def hide(self, tokens: Batch, seed: int) -> tuple[Batch, torch.Tensor, torch.Tensor]:
+        """Hide some values; return the batch that the network sees, what it is to predict, and the true values."""
+        hidden, chosen_BL = hide_values(tokens, self.tokens, self.masking, seed)
+        return hidden, chosen_BL, tokens.values_BL[chosen_BL]
+
+    def guess(self, tokens: Batch, asked: torch.Tensor) -> torch.Tensor:
+        """Guess without the network the values that it is to predict."""
+        return naive_guess(self.naive, tokens, asked)
 
     def training_step(self, batch: Labelled, batch_idx: int) -> torch.Tensor:
         tokens = self.with_genes_dropped(batch[0])
         seed = seed_of("masked in training", self.seed, self.global_step, self.global_rank)
-        hidden, chosen_BL = hide_values(tokens, self.tokens, self.masking, seed)
-        true_K = tokens.values_BL[chosen_BL]
+        hidden, asked, true_K = self.hide(tokens, seed)
         num_hidden = torch.tensor(float(len(true_K)), device=true_K.device)
-        loss = hidden_loss(self.network(hidden, chosen_BL), true_K, self.masking) * process_factor(num_hidden)
+        loss = hidden_loss(self.network(hidden, asked), true_K, self.masking) * process_factor(num_hidden)
         loss = loss + self.network.encoder.penalty().to(loss.device)
         self.log("train_loss", loss, on_step=False, on_epoch=True, batch_size=len(tokens.keep_BL), sync_dist=True)
         return loss
@@ -201,10 +213,9 @@ class MaskedLearner(EncoderLearner):
     def losses(self, tokens: Batch, batch_idx: int) -> torch.Tensor:
         """Sum over a batch of validation cells: the network's loss, the naive guess's, and the number of values."""
         seed = seed_of("masked in validation", self.seed, batch_idx)
-        hidden, chosen_BL = hide_values(tokens, self.tokens, self.masking, seed)
-        true_K = tokens.values_BL[chosen_BL]
-        ours = hidden_loss(self.network(hidden, chosen_BL), true_K, self.masking)
-        naive = hidden_loss(naive_guess(self.naive, tokens, chosen_BL), true_K, self.masking)
+        hidden, asked, true_K = self.hide(tokens, seed)
+        ours = hidden_loss(self.network(hidden, asked), true_K, self.masking)
+        naive = hidden_loss(self.guess(tokens, asked), true_K, self.masking)
         means = torch.stack([ours, naive])
         num_hidden = torch.tensor(float(len(true_K)), device=means.device)
         return torch.cat([means * num_hidden, num_hidden[None]]).cpu().double()
@@ -224,10 +235,15 @@ class MaskedLearner(EncoderLearner):
 
 
 def train_masked(
-    network: MaskedModel, train: Cells | StreamedCells, val: Cells, cfg: PretrainConfig, run_folder: Path
+    network: nn.Module,
+    train: Cells | StreamedCells,
+    val: Cells,
+    cfg: PretrainConfig,
+    run_folder: Path,
+    kind: type[MaskedLearner] = MaskedLearner,
 ) -> dict[str, Any] | None:
     """Pretrain, and leave the weights of the best epoch in `network`; return it and its losses, or None as there."""
-    learner = MaskedLearner(network, train.sample, cfg)
+    learner = kind(network, train.sample, cfg)
     learner.learn_under_conditions(train.sample)
     best_epoch = run_epochs(learner, train, val, cfg, run_folder)
     if best_epoch is None:

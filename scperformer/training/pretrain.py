@@ -17,7 +17,8 @@ from scperformer.learning import source_of_cells
 from scperformer.model import ENCODER, SavedModel
 from scperformer.network import Cells, Encoder, gene_means, torch_state_kept
 from scperformer.training.initialise import Init, adopt_options, load_init, start_attention, start_encoder
-from scperformer.training.masked import MaskedModel, train_masked
+from scperformer.training.masked import MaskedLearner, MaskedModel, train_masked
+from scperformer.training.masked_genes import MaskedGenesLearner, MaskedPerformer, new_masked_performer
 from scperformer.training.run_folder import (
     Diverged,
     checksum_with,
@@ -90,7 +91,8 @@ def pretrain_on(corpus: Corpus, cfg: PretrainConfig, folder: Path, init: Init | 
     text = "pretraining on %d cells, validating on %d: %d genes, %d parameters, attention %s, tokens %s"
     sizes = len(cells), len(val), len(corpus.genes), num_parameters
     log.info(text, *sizes, cfg.attention["name"], cfg.tokens.name)
-    result = train_masked(network, cells, val, cfg, folder)
+    kind = MaskedGenesLearner if cfg.model.reads_genes else MaskedLearner
+    result = train_masked(network, cells, val, cfg, folder, kind)
     if result is None:
         return None
     if not math.isfinite(result["loss"]):
@@ -112,11 +114,15 @@ def pretrain_on(corpus: Corpus, cfg: PretrainConfig, folder: Path, init: Init | 
     )
 
 
-def new_masked_model(corpus: Corpus, train: Cells, cfg: PretrainConfig, init: Init | None) -> tuple[MaskedModel, int]:
+def new_masked_model(
+    corpus: Corpus, train: Cells, cfg: PretrainConfig, init: Init | None
+) -> tuple[MaskedModel | MaskedPerformer, int]:
     """Make the untrained network for a corpus, or start it from `init`; also count the genes that `init` knows.
 
     The result is the same for the same seed.
     """
+    if cfg.model.reads_genes:
+        return new_masked_performer(corpus.genes, train.x, cfg, init), 0 if init is None else len(corpus.genes)
     torch.manual_seed(cfg.seed)
     generator = torch.Generator().manual_seed(cfg.seed)
     encoder = Encoder(len(corpus.genes), cfg.tokens, cfg.model, cfg.attention, generator)

@@ -43,7 +43,7 @@ from scperformer.fitting import (
 )
 from scperformer.learning import StreamedCells, source_of_cells
 from scperformer.model import MAX_CELLS, MAX_VALUES, HeldOut, ReferenceCells, SavedModel, branch_names, sum_of_branches
-from scperformer.network import Cells, CellTypeModel, Encoder, as_model, branch_logits, gene_means, torch_state_kept
+from scperformer.network import Cells, CellTypeModel, Performer, as_model, branch_logits, gene_means, torch_state_kept
 from scperformer.training.batch_size import with_batch_size
 from scperformer.training.initialise import (
     Init,
@@ -125,6 +125,14 @@ class Training:
     val: Cells  # to validate on
     num_known_genes: int  # genes that `init` knows
     unlabelled: csr_matrix | None  # more cells, from which vectors of genes are learned, too
+
+    @property
+    def vectors(self) -> np.ndarray | None:
+        """The vectors of genes, G x D, that a Performer takes from `init`; None: they are learned from the cells."""
+        encoder = self.network.encoder
+        if self.cfg.init is None or not isinstance(encoder, Performer):
+            return None
+        return encoder.vectors_GD.detach().numpy()
 
     @property
     def train(self) -> Cells:
@@ -234,7 +242,7 @@ def new_network(reference: Reference, cfg: TrainConfig, init: Init | None) -> tu
     options: dict[str, Any] = {"tokens": cfg.tokens, "model": cfg.model, "attention": cfg.attention, "head": cfg.head}
     network = CellTypeModel(len(reference.genes), len(reference.label_names), seed=cfg.seed, **options)
     num_known_genes = 0
-    if isinstance(network.encoder, Encoder):
+    if network.encoder is not None:
         num_known_genes = start_encoder(network.encoder, reference.genes, cfg, init)
     return network, num_known_genes
 
@@ -296,6 +304,7 @@ def fit(training: Training, folder: Path | None = None) -> tuple[LinearOptions |
         linear_options=linear_options,
         cfg=cfg,
         unlabelled=training.unlabelled,
+        vectors=training.vectors,
         with_evidence=not training.learns,
         folder=folder,
     )
@@ -406,6 +415,7 @@ def refit(
             linear_options=linear_options,
             cfg=cfg,
             unlabelled=training.unlabelled,
+            vectors=training.vectors,
             with_evidence=False,
         )
         fill_network(network, final, scales)

@@ -42,7 +42,8 @@ def make(options):
 
 def read(mechanism, q_BHE, k_GE, v_GE, x_BG):
     table_GW = mechanism.gene_table(k_GE, v_GE)
-    return mechanism.read_genes(q_BHE, x_BG if table_GW is None else x_BG @ table_GW, k_GE, v_GE)
+    sums_BW = x_BG if table_GW is None else x_BG @ table_GW
+    return mechanism.read_genes(q_BHE.unsqueeze(2), sums_BW, k_GE, v_GE).squeeze(2)
 
 
 def twin(options, mechanism, q_BHE, k_GE, v_GE, x_BG):

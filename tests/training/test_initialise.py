@@ -119,11 +119,13 @@ def test_folders_that_are_no_start(tmp_path, tiny_model, counts_adata):
         InputError, match=r"no encoder to start from in init='.*linear' \(trained with model\.encoder=fa"
     ):
         adopt_options(config(linear))
-    pooled = scperformer.train(counts_adata, "cell_type", output=tmp_path / "pooled", options=as_options([*FAST])).path
+    words = ["model=performer", "model.queries=tokens", "model.head_dim=16", *FAST]
+    layers = scperformer.train(counts_adata, "cell_type", output=tmp_path / "layers", options=as_options(words)).path
     with pytest.raises(
-        InputError, match=r"no encoder to start from in init='.*pooled' \(trained with model=performer or pooled\)"
+        InputError,
+        match=r"no encoder to start from in init='.*layers' \(trained with model\.positions=coexpr",
     ):
-        adopt_options(config(pooled))
+        adopt_options(config(layers))
 
 
 # --- weights -------------------------------------------------------------------------------------------------
@@ -333,6 +335,12 @@ def test_heads_with_hidden_layers_and_networks_without_init_stay_as_they_are(cou
         before = network.head.labels.weight.clone()
         start_head(network, cells, cfg)
         assert torch.equal(network.head.labels.weight, before)
+
+
+def test_options_without_effect_on_pretraining_are_named(caplog):
+    words = ["tokens=bins", "masking.mask_share=0.5", "trainer.max_epochs=5"]
+    adopt_options(make_config("pretrain", ["inputs=[a.h5ad]", "model=performer", *words]))
+    assert "tokens, masking.mask_share: no effect with model=performer" in caplog.text
 
 
 @pytest.mark.parametrize(
