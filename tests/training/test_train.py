@@ -275,9 +275,9 @@ def test_a_default_model_is_a_performer_and_says_what_to_expect(counts_adata, tm
         options = as_options([*FAST[1:], "trainer.max_steps=30"])
         path = scperformer.train(counts_adata, "cell_type", output=tmp_path / "m", options=options).path
     saved = read_model(path)
-    assert (saved.config["model"]["depth"], saved.config["head"]["name"]) == (1, "weighted")
+    assert (saved.config["model"]["depth"], saved.config["head"]["name"]) == (2, "weighted")
     assert saved.metrics["best_epoch"] == 0
-    assert "gene tokens, 2 heads x 16 features, 1 layer, trained by Lightning on cpu in" in caplog.text
+    assert "gene tokens, 2 heads x 16 features, 2 layers, trained by Lightning on cpu in" in caplog.text
     fold = saved.metrics["out_of_fold"]
     assert fold["num_cells"] == 108  # the training cells; the others have the scores beside logistic regression
     assert set(fold["branches"]) == set(saved.scales) == {"linear", "encoder"}
@@ -286,7 +286,7 @@ def test_a_default_model_is_a_performer_and_says_what_to_expect(counts_adata, tm
         f"out-of-fold accuracy, macro-F1 and loss: linear branch {fold['branches']['linear']['accuracy']:.3f}"
         in caplog.text
     )
-    tokens = f"{len(saved.genes)} gene tokens, 2 heads x 16 features, 1 layer"
+    tokens = f"{len(saved.genes)} gene tokens, 2 heads x 16 features, 2 layers"
     assert saved.metrics["encoder"] == {"kind": "Performer", "size": tokens, "attention": "favor", "device": "cpu"}
     assert f"- Expected on cells like these: accuracy {fold['accuracy']:.3f}" in (path / "MODEL_CARD.md").read_text()
     assert not (path / "metrics.csv").exists()
