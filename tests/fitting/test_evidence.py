@@ -8,7 +8,7 @@ from scipy.special import log_softmax
 
 from scperformer.base.metrics import cell_losses, negative_log_likelihood, score
 from scperformer.cells import normalise_counts
-from scperformer.config import HeadConfig, ModelConfig, TokensConfig, TrainConfig
+from scperformer.config import HeadConfig, ModelConfig, TokensConfig, TrainConfig, TrainerConfig
 from scperformer.fitting import (
     LinearOptions,
     branch_scales,
@@ -24,6 +24,7 @@ from scperformer.network import Cells, CellTypeModel, branch_logits, predict_cel
 RECIPE = LinearOptions((0.5, 2.0), 0.1, "balanced", "signal")
 MODEL = ModelConfig(positions="coexpression", queries="cell", feedforward=False, dropout=0.5)
 POOLED = replace(MODEL, depth=0)
+FEW = 150  # steps, where no accuracy has to be high
 HEAD = HeadConfig(name="weighted", hidden=[64, 64], dropout=0.3)
 SIGNALS = {"linear": 1.5, "encoder": 0.7}
 
@@ -43,8 +44,9 @@ def network_like(fitted) -> CellTypeModel:
     return CellTypeModel(300, 3, tokens=TokensConfig(), model=model, attention={"name": "favor"}, head=HEAD)
 
 
-def options(model: ModelConfig = MODEL, seed: int = 0) -> TrainConfig:
-    return TrainConfig(inputs=[""], label_key="", model=model, head=HEAD, seed=seed)
+def options(model: ModelConfig = MODEL, seed: int = 0, max_steps: int = 600) -> TrainConfig:
+    trainer = TrainerConfig(batch_size=128, max_steps=max_steps)
+    return TrainConfig(inputs=[""], label_key="", model=model, head=HEAD, seed=seed, trainer=trainer)
 
 
 @pytest.fixture(scope="module", params=["performer", "pooled"])
@@ -82,7 +84,7 @@ def test_each_branch_alone_has_the_loss_of_its_own_best_scale():
 def test_labels_by_chance_have_no_accuracy():
     x, labels = made_cells(360, seed=0)
     shuffled = np.random.default_rng(0).permutation(labels)
-    evidence = fit_branches(x, shuffled, linear_options=RECIPE, cfg=options()).evidence
+    evidence = fit_branches(x, shuffled, linear_options=RECIPE, cfg=options(max_steps=FEW)).evidence
     assert evidence["accuracy"] < 0.45  # a third by chance; far higher if a cell were called by a fit to itself
 
 
@@ -146,7 +148,7 @@ def test_a_branch_that_is_off_has_no_scale():
     linear = fit_branches(x, labels, linear_options=RECIPE, cfg=options(ModelConfig(encoder=False)))
     assert linear.encoder is None
     assert set(linear.scales) == set(linear.evidence["branches"]) == {"linear"}
-    pooled = fit_branches(x, labels, linear_options=None, cfg=options())
+    pooled = fit_branches(x, labels, linear_options=None, cfg=options(max_steps=FEW))
     assert pooled.linear is None
     assert set(pooled.scales) == {"encoder"}
 
@@ -155,7 +157,7 @@ def test_draws_are_kept_out_of_the_fits_that_call_their_cells():
     """A second draw that equals the first would show the label of each held-out cell."""
     x, labels = made_cells(240, seed=0)
     shuffled = np.random.default_rng(0).permutation(labels)
-    fitted = fit_branches(x, shuffled, linear_options=None, cfg=options(), draws=[x, x, x])
+    fitted = fit_branches(x, shuffled, linear_options=None, cfg=options(max_steps=FEW), draws=[x, x, x])
     assert fitted.evidence["accuracy"] < 0.47
 
 
@@ -274,14 +276,16 @@ def test_unlabelled_cells_make_better_vectors_of_genes():
 def test_given_vectors_are_only_scaled():
     x, labels = made_cells(120, seed=0)
     vectors = np.random.default_rng(0).normal(size=(300, 32))
-    performer = fit_branches(x, labels, linear_options=None, cfg=options(), vectors=vectors).encoder.performer
+    performer = fit_branches(
+        x, labels, linear_options=None, cfg=options(max_steps=FEW), vectors=vectors
+    ).encoder.performer
     ratio = performer.vectors_GD.detach().numpy() / vectors
     np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-4)
 
 
 def test_single_cells_of_each_label_give_no_evidence():
     x, labels = made_cells(3, seed=0)
-    fitted = fit_branches(x, labels, linear_options=RECIPE, cfg=options())
+    fitted = fit_branches(x, labels, linear_options=RECIPE, cfg=options(max_steps=FEW))
     assert (fitted.scales, fitted.evidence) == ({}, {})
     assert fitted.linear is not None
     assert fitted.encoder is not None

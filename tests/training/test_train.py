@@ -568,7 +568,7 @@ def test_unlabelled_cells_with_other_genes_are_refused(counts_adata, write, tmp_
 @pytest.mark.parametrize("process", ["0", "1"])
 def test_only_the_first_process_writes_a_model_that_is_fitted(process, counts_adata, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_PROCID", process)
-    overrides = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu"]
+    overrides = ["trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "trainer.max_steps=30"]
     with warnings.catch_warnings():
         path = scperformer.train(
             counts_adata, "cell_type", output=tmp_path / "a.model", options=as_options(overrides)
@@ -580,7 +580,7 @@ def test_two_cells_of_each_label_are_enough(counts_adata, tmp_path):
     """One of them validates, so no label has a cell to hold out: the scales come from the validation cells."""
     rows = counts_adata.obs.groupby("cell_type", observed=True).head(2).index
     few = counts_adata[rows].copy()
-    overrides = ["data.min_genes=0", "data.min_cells=0"]
+    overrides = ["data.min_genes=0", "data.min_cells=0", "trainer.max_steps=60"]
     saved = read_model(
         scperformer.train(few, "cell_type", output=tmp_path / "few.model", options=as_options(overrides)).path
     )
