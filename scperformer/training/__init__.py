@@ -5,9 +5,8 @@ Files in reading order:
 - `train`, `pretrain`: the two steps, from the cells to the model
 - `initialise`: the initial weights of a network, perhaps those of a trained encoder (`init`)
 - `batch_size`: the largest batch that fits into memory
-- `loaders`: batches of cells in memory or on disk
-- `supervised`, `masked`: loss, metrics and optimiser of training and of pretraining
-- `trainer`: the loop over epochs, its table, signals, several processes
+- `supervised`, `masked`, `masked_genes`: loss, metrics and optimiser of training and of pretraining (of a Performer), for
+  the trainer of the room `learning`
 - `run_folder`: the records of a run, its learning curve, and resuming
 
 No names are exported: `scperformer.train`, `scperformer.pretrain` and the command line load these files when needed.
