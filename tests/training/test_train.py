@@ -487,7 +487,13 @@ def test_two_processes_train_one_model(counts_adata, write, tmp_path):
     path = write(counts_adata, "reference.h5ad")
     options = [str(path), "label_key=cell_type", *FAST, "trainer.max_epochs=2", "resume=true"]
     errors = said(tmp_path, "train", *options, f"output={tmp_path}/model")
-    for line in ("written:", "training on 108 cells", "training on cpu:", "epoch 2/2: training loss", "nothing to resume"):
+    for line in (
+        "written:",
+        "training on 108 cells",
+        "training on cpu:",
+        "epoch 2/2: training loss",
+        "nothing to resume",
+    ):
         assert errors.count(line) == 1, errors
     assert "distributed" not in errors
     info = json.loads((tmp_path / "model" / "bundle.json").read_text())
