@@ -209,9 +209,11 @@ def test_an_encoder_with_layers_is_left_out(tiny_model, counts_adata):
 
 
 @pytest.mark.slow
-def test_layers_on_the_fitted_encoder_are_left_out(default, panel, tmp_path):
-    layered = trained(tmp_path / "layered", "model.depth=1", "trainer.max_epochs=1")
-    proba = [annotated(panel, model).obsm["scperformer_proba"] for model in (layered, default)]
+def test_layers_between_tokens_on_the_pooled_encoder_are_left_out(panel, tmp_path):
+    layers = ["model=pooled", "model.depth=1", "model.queries=tokens", "trainer.max_epochs=1"]
+    layered = trained(tmp_path / "layered", *layers)
+    pooled = trained(tmp_path / "pooled", "model=pooled", "trainer.max_steps=600")
+    proba = [annotated(panel, model).obsm["scperformer_proba"] for model in (layered, pooled)]
     np.testing.assert_array_equal(*proba)  # both keep the same cells
 
 
