@@ -322,7 +322,7 @@ def test_an_adapted_model_says_what_to_expect_of_it(tmp_path):
     adapted = scp.adapt(scp.load_model(), cells, output=tmp_path / "adapted")
     expected = adapted.metrics["out_of_fold"]
     assert adapted.scores.loc["model"].to_dict() == {name: expected[name] for name in ("accuracy", "macro_f1")}
-    assert f"{expected['accuracy']:.3f}" in repr(adapted)
+    assert f"{expected['accuracy']:.3f}".rstrip("0") in repr(adapted)
     assert "accuracy" in adapted._repr_html_()
     nothing = Trained(Path("m"), {"scales": {"linear": 1.0}}, pd.DataFrame())  # of simulated cells: no evidence
     assert (repr(nothing), nothing.scores.empty) == ("Model folder m", True)
