@@ -64,6 +64,7 @@ FITS = {
     "scipy.stats",
     "scipy.optimize",
 }  # torch's optimisers load its compiler
+LIGHTNING = {"pytorch_lightning", "matplotlib", "scipy.signal"}  # it trains the encoder; torchmetrics loads the others
 SCANPY = {"scanpy", "numba", "sklearn", "matplotlib", "scipy.stats", "scipy.optimize"}  # it prepares references
 MAY_LOAD = {
     "check PBMC": set(),
@@ -71,13 +72,13 @@ MAY_LOAD = {
     "train PBMC label_key=cell_type output=FOLDER/model": {
         *FITS,
         *SCANPY,
-        "pytorch_lightning",
-        "scipy.signal",
+        *LIGHTNING,
+        "tensorboard",
     },
     "preprocess PBMC model_path=FOLDER/model output=FOLDER/aligned.h5ad": set(),
     "predict PBMC output=FOLDER/by_packaged.h5ad": {"torch"},
     "predict PBMC model_path=FOLDER/model output=FOLDER/annotated.h5ad": {"torch"},
-    "adapt FOLDER/model PBMC output=FOLDER/adapted": FITS,
+    "adapt FOLDER/model PBMC output=FOLDER/adapted": FITS | LIGHTNING,
     "evaluate FOLDER/annotated.h5ad truth_key=cell_type output=FOLDER/evaluation": set(),
     "report FOLDER/annotated.h5ad output=FOLDER/report.html": FITS - {"torch"} | {"matplotlib"},
 }

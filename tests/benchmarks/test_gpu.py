@@ -31,9 +31,9 @@ def test_tiny_run_on_the_cpu_fills_every_row():
     assert ran.returncode == 0, ran.stderr
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in ran.stdout.splitlines() if "|" in line]
     found = {row[0]: row[1:] for row in rows if not row[0].startswith("-")}
-    assert {"scbert", "base"} < set(found)
+    assert {"model=performer, cpu", "scbert", "base"} < set(found)
     for name in ("performer-pytorch", "scperformer"):
         assert {f"{name}, float32", f"{name}, tf32", f"{name}, bf16"} < set(found)
     measured = [row for name, row in found.items() if name in ("scbert", "base") or ", " in name]
-    assert len(measured) == 8
+    assert len(measured) == 9
     assert all(float(cell.rstrip("%").replace(",", "")) >= 0 for row in measured for cell in row)
