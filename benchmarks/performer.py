@@ -91,7 +91,7 @@ def work(variant: str, mode: str, out: str) -> None:
             return network(x)
     else:
         network = our_layers({"epsilon": 1e-4} if variant == PUBLISHED else {}, stored=variant == STORED)
-        precision.enter_context(fast_cpu("cpu"))
+        precision.enter_context(fast_cpu("cpu", "bf16-mixed" if variant == BF16 else "32-true"))
         if variant == BF16:
             precision.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
 

@@ -1,13 +1,16 @@
 """The time that scBERT's layers spend in each kind of operation on a CPU, compared with the least possible time.
 
     python benchmarks/roofline.py
-    python benchmarks/roofline.py --tokens 1000
+    python benchmarks/roofline.py --modes forward --tokens 1000
 
 Our six layers (10 heads of 64, 266 features, width 200) encode one cell of 16,907 tokens on one thread, in chunks. Each
 operation is timed in CPU seconds and counted: multiplications and additions of products, exponentials, and the bytes
 that other operations read and write. The floor of a kind is its count divided by the best rate of this machine,
-measured in the same run: a product of two square matrices, and exponentials and a copy within the cache. Views take no
-time and are left out.
+measured in the same run: a product of two square matrices of the mode's type, and exponentials and a copy within the
+cache. Views take no time and are left out.
+
+The backward pass computes each chunk again. The floor of its table counts all work that is done; the last line also
+gives the floor without what is computed again, three times that of a forward pass.
 """
 
 import argparse
@@ -15,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from machine import machine
@@ -23,7 +27,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from scperformer.network import fast_cpu
+from scperformer.network import Encoder, fast_cpu
 
 KINDS = {  # prefixes of the names of operations
     "products": ("linear", "matmul", "addmm", "mm", "bmm", "baddbmm"),
@@ -34,6 +38,7 @@ KINDS = {  # prefixes of the names of operations
 OTHERS = "sums, maxima and copies"
 VIEWS = ("transpose", "permute", "slice", "split", "unflatten", "unsqueeze", "select", "unbind", "numpy_T", "detach")
 ROUNDS = 20
+RUNS = 3
 
 
 @dataclass
@@ -89,12 +94,12 @@ def best_rate(function: Callable[[], object], count: float) -> float:
     return count / min(seconds)
 
 
-def rates() -> dict[str, float]:
-    """The best rates of this machine per CPU second: FLOP, exponentials, bytes."""
+def rates(dtype: torch.dtype) -> dict[str, float]:
+    """The best rates of this machine per CPU second: FLOP of products of a type, exponentials, bytes."""
     side = 1024
     small = torch.randn(64, 1024)
-    a = torch.randn(side, side)
-    b = torch.randn(side, side)
+    a = torch.randn(side, side).to(dtype)
+    b = torch.randn(side, side).to(dtype)
     out = torch.empty_like(small)
 
     def many(function: Callable[..., object]) -> Callable[[], None]:
@@ -111,21 +116,42 @@ def rates() -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=LENGTH)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    layers = our_layers({}).eval()
-    h_1LD = torch.randn(1, arguments.tokens, 200, generator=torch.Generator().manual_seed(1))
-    with fast_cpu("cpu"), torch.inference_mode():
-        best = rates()
-        start = time.process_time()
-        run_ours(h_1LD, layers)
-        whole = time.process_time() - start
+@dataclass
+class Mode:
+    """What is measured: the forward pass, or the backward pass, too; with float32 products or mixed ones."""
+
+    backward: bool = False
+    mixed: bool = False
+
+    def run(self, layers: Encoder, h_1LD: Tensor) -> None:
+        """Encode a cell and, with `backward`, compute the gradients of all weights."""
+        precision = torch.autocast("cpu", torch.bfloat16, enabled=self.mixed)
+        with precision, torch.enable_grad() if self.backward else torch.inference_mode():
+            out_1LD = run_ours(h_1LD, layers)
+            if self.backward:
+                out_1LD.square().mean().backward()
+
+
+MODES = {"forward": Mode(), "backward": Mode(backward=True), "bf16": Mode(mixed=True)}
+
+
+def print_table(name: str, num_tokens: int) -> None:
+    """Measure a mode and print a row for each kind of operation."""
+    mode = MODES[name]
+    precision = "bf16-mixed" if mode.mixed else "32-true"
+    layers = our_layers({}).train(mode.backward)
+    h_1LD = torch.randn(1, num_tokens, 200, generator=torch.Generator().manual_seed(1))
+    with fast_cpu("cpu", precision):
+        best = rates(torch.bfloat16 if mode.mixed else torch.float32)
+        seconds = []
+        for _ in range(RUNS):
+            start = time.process_time()
+            mode.run(layers, h_1LD)
+            seconds.append(time.process_time() - start)
         with Meter() as meter:
-            run_ours(h_1LD, layers)
-    print(f"{machine()}\n\n{whole:.1f} s for a cell of {arguments.tokens:,} tokens\n")
+            mode.run(layers, h_1LD)
+    whole = median(seconds)
+    print(f"\n{name}: {whole:.2f} s for a cell of {num_tokens:,} tokens, median of {RUNS}\n")
     print("| | CPU s | work | best rate of the machine | floor, s |\n|---|---|---|---|---|")
     total = floors = 0.0
     for kind in [*KINDS, OTHERS]:
@@ -138,6 +164,25 @@ def main() -> None:
         amount = f"{work.count / 1e9:.1f} G{unit}" if unit != "bytes" else f"{work.count / 1e9:.1f} GB"
         print(f"| {kind} | {work.seconds:.2f} | {amount} | {rate} | {floor:.2f} |")
     print(f"| all | {total:.2f} | | | {floors:.2f} |")
+    ratio = f"time over floor: {whole / floors:.2f}"
+    if mode.backward:
+        with fast_cpu("cpu"), Meter() as meter:
+            MODES["forward"].run(layers, h_1LD)
+        units = {"products": "FLOP", "exponentials": "exponentials"}
+        forward = sum(work.count / best[units.get(kind, "bytes")] for kind, work in meter.work.items())
+        ratio += f"; {whole / (3 * forward):.2f} over the floor of {3 * forward:.2f} s without what is computed again"
+    print(f"\n{ratio}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=LENGTH)
+    parser.add_argument("--modes", type=lambda text: text.split(","), default=list(MODES))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print(machine())
+    for name in arguments.modes:
+        print_table(name, arguments.tokens)
 
 
 if __name__ == "__main__":

@@ -373,7 +373,8 @@ def run_epochs(learner: Any, train: Cells | StreamedCells, val: Cells, cfg: Netw
         callbacks = [best, stop, epochs, last, Interruption(where / LAST)]
         logs = fast.enter_context(loggers_of(cfg, folder))
         trainer = make_trainer(cfg, callbacks, folder, logs, processes_from(cfg.trainer))
-        fast.enter_context(fast_cpu(trainer.strategy.root_device.type))  # accelerator=auto may be the CPU, too
+        # accelerator=auto may be the CPU, too
+        fast.enter_context(fast_cpu(trainer.strategy.root_device.type, cfg.trainer.precision))
         # Advice about data-loading workers: ours starts none, on purpose.
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
         try:
@@ -417,7 +418,7 @@ def run_steps(
             fast.enter_context(exit_code_of_signal(last))
         logs = [] if folder is None else fast.enter_context(loggers_of(cfg, folder))
         trainer = make_trainer(cfg, callbacks, folder, logs, LightningEnvironment())
-        fast.enter_context(fast_cpu(trainer.strategy.root_device.type))
+        fast.enter_context(fast_cpu(trainer.strategy.root_device.type, cfg.trainer.precision))
         checkpoint = last if last is not None and last.is_file() else None
         trainer.fit(learner, Loader(trainer, make, num_steps), ckpt_path=checkpoint, weights_only=True)
         return trainer.strategy.root_device.type

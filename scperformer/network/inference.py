@@ -107,15 +107,18 @@ def _computes_in_float32() -> bool:
 
 
 @contextmanager
-def fast_cpu(device: str) -> Iterator[None]:
+def fast_cpu(device: str, precision: str = "32-true") -> Iterator[None]:
     """On the device `cpu`, compute products by oneDNN if it uses float32, and keep freed memory, within a block.
+
+    With the precision `bf16-mixed`, oneDNN may round the factors of float32 products to bfloat16, too: where attention
+    sums in float32, its factors are vectors that layers in bfloat16 have made. Sums stay in float32.
 
     Then restore all settings and return free memory. Other threads wait until the block ends.
     """
     with _turn, ExitStack() as afterwards:
         if device == "cpu":
             afterwards.enter_context(freed_memory(KEPT))
-            if _computes_in_float32():
+            if precision == "bf16-mixed" or _computes_in_float32():
                 afterwards.enter_context(_reduced_precision_allowed())
         yield
 
@@ -211,7 +214,7 @@ def predict_cells(
     with (
         torch_state_kept(threads=1),
         predicting(network, device),
-        fast_cpu(device),
+        fast_cpu(device, precision),
         seeing_genes_of(network, cells),
     ):
         if device == "cpu":

@@ -147,6 +147,8 @@ def test_products_of_onednn_are_exact_and_the_setting_is_restored():
     exact = a.double() @ b.double()
     # float32 has 24 bits: sums of 300 products of size 1.
     torch.testing.assert_close(product.double(), exact, rtol=0, atol=1e-4)
+    with fast_cpu("cpu", "bf16-mixed"):  # layers in bfloat16 surround it
+        assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
     with pytest.raises(RuntimeError, match="stop"), fast_cpu("cpu"):
         raise RuntimeError("stop")
     assert torch.backends.mkldnn.matmul.fp32_precision == before
