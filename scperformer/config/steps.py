@@ -237,6 +237,9 @@ class PredictConfig(_ModelOptions):
     precision: str = choice("32-true", "bf16-mixed")  # bf16-mixed: on a GPU or a CPU that computes in bfloat16
     # expected false-positive rate of the unknown flag: share of cells like the reference's that get it; 0: off
     false_alarms: float = option(0.05, BELOW_ONE)
+    # how far a file is from the reference as a whole changes its unknown flags and confidences; false: it does not; see
+    # docs/trust.md#cells-of-another-study
+    shift: str = choice("auto", "false")
     # cells with a lower confidence are flagged as unknown, too, unless a parent in the model's label tree reaches it
     min_confidence: float = option(0.0, SHARE)
     # also give each cell a set of labels that contains the true one with probability 1 - alpha; see docs/trust.md
@@ -259,6 +262,7 @@ class PredictConfig(_ModelOptions):
 
     def __post_init__(self) -> None:
         self.adapt = self.adapt.lower()  # Hydra turns the word true into True
+        self.shift = self.shift.lower()
         super().__post_init__()
         num = len(self.inputs)
         expected = "no output option with several files (output_dir=FOLDER takes all of them)"

@@ -178,10 +178,13 @@ def _adapt_as_predict(
     query = find_query(cells, model.saved, predict, path)
     condition = None
     if adapt:
-        # The recorded depth, because cells may have been left out since.
+        # The recorded depth, because cells may have been left out since; without a part in the condition, if it was not
+        # below that of the kept cells.
         depth = None if np.isnan(record["depth"]) else float(record["depth"])
-        condition = replace(find_condition(query, with_depth=False), depth=depth)
-        if condition.key != record["key"]:
+        measured = find_condition(query, with_depth=False)
+        conditions = [replace(measured, depth=depth), measured]
+        condition = next((condition for condition in conditions if condition.key == record["key"]), None)
+        if condition is None:
             remedy = "explain the file with all genes that it had, or name their place with source=..."
             raise InputError(f"other genes in {path} than when it was annotated", "the same genes", remedy)
     return adapt_model(model, query, predict, condition)

@@ -2,8 +2,9 @@
 
 Files in reading order: linear (the linear branch, logistic regression), performer (the default encoder),
 evidence (held-out calls and scales of both), condition (the genes and the depth of a file), adapted and
-expected_accuracy (a model fitted again for them, and what to expect of it), adapt (when that is done). Training fits a
-reference; prediction fits the cells that a model keeps, reduced to the genes and the depth of a file.
+expected_accuracy (a model fitted again for them, and what to expect of it), shift (how far a file is from the
+reference), adapt (when a model is fitted again). Training fits a reference; prediction fits the cells that a model
+keeps, reduced to the genes and the depth of a file.
 """
 
 import lazy_loader

@@ -8,8 +8,8 @@ from .condition import depth_class as depth_class
 from .condition import depth_share as depth_share
 from .condition import find_condition as find_condition
 from .condition import reduced as reduced
+from .condition import seen_rows as seen_rows
 from .condition import simulated as simulated
-from .condition import unlike_share as unlike_share
 from .evidence import MIN_GAIN as MIN_GAIN
 from .evidence import Fitted as Fitted
 from .evidence import branch_scales as branch_scales
@@ -27,3 +27,5 @@ from .linear import fit_logistic as fit_logistic
 from .performer import encoder_facts as encoder_facts
 from .performer import gene_vectors as gene_vectors
 from .performer import start_performer as start_performer
+from .shift import find_shift as find_shift
+from .shift import look_at as look_at

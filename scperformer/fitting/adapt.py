@@ -18,6 +18,7 @@ from scperformer.config import AdaptConfig, PredictConfig
 from scperformer.files import default_output, open_cells
 from scperformer.fitting.adapted import fit_to_condition
 from scperformer.fitting.condition import Condition, adapting_pays, depth_share, find_condition
+from scperformer.fitting.shift import find_shift
 from scperformer.genes import find_panel
 from scperformer.model import (
     INFO,
@@ -30,6 +31,7 @@ from scperformer.model import (
     write_model,
 )
 from scperformer.network import Model, as_model, load_model, torch_state_kept
+from scperformer.trust import Shift
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ class Adapted:
     model: Model
     query: Query
     record: dict[str, Any]
+    shift: Shift | None = None  # how far the cells are from the reference; None: not known
 
 
 @torch_state_kept()  # a network draws its first weights at random
@@ -62,35 +65,47 @@ def adapt_model(model: Model, query: Query, cfg: PredictConfig, condition: Condi
         found = f"adapt=true and a model that keeps no cells ({model.path})"
         raise InputError(found, "kept cells", "train it again, or leave adapt=true out")
     share = math.nan if reference_cells is None else depth_share(reference_cells, condition)
-    full_accuracy = float(_accuracy(saved))
+    depth = condition.depth
+    if share == 1:  # all files that are as deep as the kept cells, or deeper, have one adapted model
+        condition = replace(condition, depth=None)
     record = {
         "adapted": False,
         "num_genes": int(condition.measured.sum()),
-        "depth": math.nan if condition.depth is None else condition.depth,
+        "depth": math.nan if depth is None else depth,
         "depth_share": share,
         "key": condition.key,
         "expected_accuracy": math.nan,
-        "accuracy_with_all_genes": full_accuracy,
+        "accuracy_with_all_genes": float(_accuracy(saved)),
     }
     if reference_cells is None:
         if _was_adapted_to(saved, condition):
-            record["expected_accuracy"] = full_accuracy
-        return Adapted(model, query, record)
-    if cfg.adapt == "auto" and not adapting_pays(query.plan.overlap.informative_share, share):
-        text = "" if math.isnan(full_accuracy) else f"; expected accuracy {full_accuracy:.2f}"
-        log.info("%s: genes and depth are like the reference's%s", query.path, text)
-        return Adapted(model, query, record | {"expected_accuracy": full_accuracy})
+            record["expected_accuracy"] = record["accuracy_with_all_genes"]
+    elif cfg.adapt == "auto" and not adapting_pays(query.plan.overlap.informative_share, share):
+        log.info("%s: genes and depth are like the reference's", query.path)
+        record["expected_accuracy"] = record["accuracy_with_all_genes"]
+    else:
+        model = _adapted_to(model, reference_cells, condition, query.path, cfg)
+        query = query.of_genes(condition.measured)
+        expected = model.saved.provenance["expected_accuracy"]
+        record |= {"adapted": True, "expected_accuracy": math.nan if expected is None else float(expected)}
+        _log_accuracy(query.path, record)
+    shift = find_shift(query, model.saved, reference_cells, condition)
+    if shift is not None:
+        log.info("%s: %s", query.path, shift.text)
+    return Adapted(model, query, record, shift)
+
+
+def _adapted_to(
+    model: Model, reference_cells: ReferenceCells, condition: Condition, path: str, cfg: PredictConfig
+) -> Model:
+    """Return a model adapted to a condition: an earlier one if there is one."""
     if condition.key not in model.adapted:
         begin = time.perf_counter()
-        log.info("%s: fitting the model to its %d genes and its depth", query.path, record["num_genes"])
+        num_genes = int(condition.measured.sum())
+        log.info("%s: fitting the model to its %d genes and its depth", path, num_genes)
         model.adapted[condition.key] = _load_or_fit(model, reference_cells, condition, cfg)
-        seconds = time.perf_counter() - begin
-        log.info("the model was adapted to %d genes in %.1f s", record["num_genes"], seconds)
-    adapted = model.adapted[condition.key]
-    expected = adapted.saved.provenance["expected_accuracy"]
-    record |= {"adapted": True, "expected_accuracy": math.nan if expected is None else float(expected)}
-    _log_expected_accuracy(query.path, record)
-    return Adapted(adapted, query.of_genes(condition.measured), record)
+        log.info("the model was adapted to %d genes in %.1f s", num_genes, time.perf_counter() - begin)
+    return model.adapted[condition.key]
 
 
 def _accuracy(saved: SavedModel) -> float:
@@ -105,13 +120,14 @@ def _was_adapted_to(saved: SavedModel, condition: Condition) -> bool:
     return "adapted_from" in provenance and bool(condition.measured.all()) and same_depth
 
 
-def _log_expected_accuracy(path: str, record: dict[str, Any]) -> None:
+def _log_accuracy(path: str, record: dict[str, Any]) -> None:
+    """Log the accuracy of an adapted model on the reference."""
     num_genes = record["num_genes"]
     if math.isnan(record["expected_accuracy"]):  # the kept cells are simulated, or too few to hold some out
         log.info("%s: the accuracy on its %d genes and its depth is unknown", path, num_genes)
         return
     depth = "its depth" if record["depth_share"] < 1 else "the reference's depth"
-    text = "%s: expected accuracy %.2f (%.2f with all genes), from reference cells reduced to its %d genes and %s"
+    text = "%s: accuracy %.2f (%.2f with all genes) on reference cells reduced to its %d genes and %s"
     log.info(text, path, record["expected_accuracy"], record["accuracy_with_all_genes"], num_genes, depth)
 
 

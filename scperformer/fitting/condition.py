@@ -7,16 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_matrix, vstack
 
-from scperformer.cells import Query, normalise_counts, recover_counts, stratified_sample, thin
+from scperformer.cells import Query, normalise_counts, recover_counts, thin
 from scperformer.model import ReferenceCells
-from scperformer.trust import fit_profile, novelty_share
 
 # Cells of a file that show its depth, and the blocks of the file that they come from.
 SEEN_CELLS = 2000
 SEEN_BLOCKS = 20
-# Cells of a file and of a model that show whether the two are alike.
-LOOK_CELLS = 300
-LOOK_KEPT = 1000
 # Below this share of the informative expression, or of the depth, adapting pays.
 PAYS_GENES = 0.98
 PAYS_DEPTH = 0.75
@@ -43,16 +39,13 @@ def depth_class(counts: csr_matrix) -> float | None:
     return 2 ** (round(2 * math.log2(float(np.median(totals)))) / 2) if len(totals) else None
 
 
-def find_condition(query: Query, with_depth: bool = True) -> Condition:
-    """Find the condition of a file; cells of up to 20 blocks from all of it show its depth, if it is wanted.
+def seen_rows(query: Query) -> np.ndarray:
+    """Return the numbers of up to 2,000 rows, ascending, that show what a file states about all of its cells.
 
-    In an unfiltered matrix, barcodes that cannot be cells have no part in it.
+    They are from up to 20 blocks, spread over the file. Barcodes that cannot be cells are not among them.
     """
-    if not with_depth:
-        return Condition(query.measured, None)
     if query.plan.findings.droplets is not None:
-        counts = recover_counts(query.some(query.spread(SEEN_CELLS)))
-        return Condition(query.measured, None if counts is None else depth_class(counts))
+        return query.spread(SEEN_CELLS)
     starts = np.array(query.starts())
     chosen = starts[np.unique(np.linspace(0, len(starts) - 1, min(len(starts), SEEN_BLOCKS)).astype(int))]
     rows = []
@@ -60,7 +53,14 @@ def find_condition(query: Query, with_depth: bool = True) -> Condition:
         stop = min(start + query.rows.block_cells, query.rows.shape[0])
         num = min(stop - start, max(1, SEEN_CELLS // len(chosen)))
         rows.append(np.unique(np.linspace(start, stop - 1, num).astype(int)))
-    counts = recover_counts(query.some(np.concatenate(rows)))
+    return np.concatenate(rows)
+
+
+def find_condition(query: Query, with_depth: bool = True) -> Condition:
+    """Find the condition of a file; some of its cells show its depth, if it is wanted."""
+    if not with_depth:
+        return Condition(query.measured, None)
+    counts = recover_counts(query.some(seen_rows(query)))
     return Condition(query.measured, None if counts is None else depth_class(counts))
 
 
@@ -82,24 +82,6 @@ def reduced(reference_cells: ReferenceCells, condition: Condition, target_sum: f
     if share < 1:
         values = thin(values, share, np.random.default_rng(seed))
     return normalise_counts(values, target_sum)
-
-
-def unlike_share(
-    query: Query, reference_cells: ReferenceCells, condition: Condition, target_sum: float, rate: float
-) -> float:
-    """Return the share of up to 300 cells of a file that look like none of the labels, from up to 1,000 kept cells.
-
-    `predict` asks the same of all cells, and of its model. Here one half of the kept cells, reduced to the condition of
-    the file, shows what the labels look like, and the other half what known cells score; `rate` of these are flagged.
-    """
-    rows = stratified_sample(reference_cells.labels, LOOK_KEPT, seed=0)
-    rows = rows[np.argsort(reference_cells.labels[rows], kind="stable")]  # of each label, every second one is fitted
-    some = ReferenceCells(reference_cells.values[rows], reference_cells.labels[rows], reference_cells.are_counts)
-    x = reduced(some, condition, target_sum, seed=0)
-    in_fit = np.arange(len(rows)) % 2 == 0
-    profile = fit_profile(x[in_fit], np.unique(some.labels[in_fit], return_inverse=True)[1])
-    scores = profile.scores(query.of_genes(condition.measured).some(query.spread(LOOK_CELLS)))
-    return float((1 - novelty_share(scores, profile.scores(x[~in_fit])) <= rate).mean())
 
 
 def simulated(cells: ReferenceCells, num_cells: int, seed: int) -> ReferenceCells:

@@ -11,7 +11,7 @@ from scperformer.labels.clusters import (
     over_cluster,
     require_igraph,
 )
-from scperformer.labels.columns import NO_CALL, term_column, tree_columns, tree_record
+from scperformer.labels.columns import NO_CALL, final_call, term_column, tree_columns, tree_record
 from scperformer.labels.constraints import allowed_labels, reweighted, shares_by_em
 from scperformer.labels.ontology import (
     NO_ONTOLOGY,

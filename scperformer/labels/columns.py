@@ -12,7 +12,14 @@ import pandas as pd
 from scperformer.labels.ontology import UNKNOWN_TERM
 from scperformer.labels.tree import LabelTree
 
-NO_CALL = "unknown"  # the call of a cell whose label and parents are all below the confidence
+NO_CALL = "unknown"  # the call of a cell that is unknown, or whose label and parents are all below the confidence
+
+
+def final_call(call: pd.Series, unknown: np.ndarray) -> pd.Categorical:
+    """Return the calls of N cells, a categorical series, with `NO_CALL` where they are unknown (boolean, N)."""
+    names = list(dict.fromkeys([*call.cat.categories, NO_CALL]))  # a label may have this name
+    codes = np.where(unknown, names.index(NO_CALL), call.cat.codes.to_numpy())
+    return pd.Categorical.from_codes(codes, categories=names)
 
 
 def term_column(best: np.ndarray, terms: Sequence[str]) -> pd.Categorical:

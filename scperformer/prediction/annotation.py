@@ -5,8 +5,8 @@ import logging
 import os
 import platform
 import warnings
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from scperformer.files import BackedH5ad
 from scperformer.fitting import Adapted
 from scperformer.model import FORMAT_VERSION, both_have_a_part
 from scperformer.network import Model
-from scperformer.prediction.calls import Read
+from scperformer.prediction.calls import Calls, Read
 from scperformer.prediction.columns import (
     OBS_COLUMNS,
     BaselineColumns,
@@ -36,6 +36,7 @@ from scperformer.prediction.columns import (
 )
 from scperformer.prediction.constraints import constrained
 from scperformer.prediction.label_options import LabelOptions
+from scperformer.trust import tempered
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +110,9 @@ def make_annotation(
     """
     query = adapted.query
     saved = adapted.model.saved
+    shift = None if cfg.shift == "false" else adapted.shift
+    if shift is not None:
+        read = _with_temperature(read, shift.temperature)
     read, constraints = constrained(read, options, saved.labels, query.plan.findings.droplets)
     record: dict[str, Any] = describe_run(query, adapted.model) | {
         "condition": adapted.record,
@@ -119,7 +123,7 @@ def make_annotation(
         record["constraints"] = constraints
     notices: list[str] = []
     obs = pd.DataFrame(index=pd.RangeIndex(query.rows.shape[0]))
-    for group in _column_groups(cells, adapted, options, cfg, is_constrained=bool(constraints)):
+    for group in _column_groups(cells, replace(adapted, shift=shift), options, cfg, is_constrained=bool(constraints)):
         made = group.make(read, obs)
         obs = obs.assign(**made.columns)
         record |= made.record
@@ -132,6 +136,16 @@ def make_annotation(
     text = "%s: %d cells annotated%s in %.1f s (%.0f cells/s), %d flagged unknown"
     log.info(text, query.path, len(obs), earlier, seconds, num_called / seconds, record["num_unknown"])
     return Annotation(cfg.key_added, obs, read, without_slashes(saved.labels), record)
+
+
+def _with_temperature(read: Read, temperature: float) -> Read:
+    """Return how to read the calls with tempered probabilities."""
+
+    def read_tempered() -> Iterator[Calls]:
+        for calls in read():
+            yield replace(calls, proba=tempered(calls.proba, temperature))
+
+    return read_tempered
 
 
 def _column_groups(
@@ -151,7 +165,9 @@ def _column_groups(
         groups.append(TreeColumns(options.tree, options.terms, cfg.min_confidence, query.path))
     # Under constraints, the label that the linear branch alone would give is not known.
     counts_encoder = both_have_a_part(saved.scales) and not is_constrained
-    groups.append(CallColumns(saved, query, cfg.min_confidence, cfg.false_alarms, counts_encoder))
+    expected = adapted.record["expected_accuracy"]
+    of_calls = (cfg.min_confidence, cfg.false_alarms, counts_encoder, adapted.shift, expected)
+    groups.append(CallColumns(saved, query, *of_calls))
     if options.tree is None:
         groups.append(TermColumns(options.terms))
     groups.append(BaselineColumns(labels))

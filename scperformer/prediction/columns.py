@@ -32,6 +32,7 @@ from scperformer.labels import (
     MAX_LEVELS,
     LabelTree,
     cluster_labels,
+    final_call,
     over_cluster,
     term_column,
     tree_columns,
@@ -39,8 +40,12 @@ from scperformer.labels import (
 )
 from scperformer.model import HeldOut, SavedModel, branch_names
 from scperformer.trust import (
+    FAR,
     MAX_UNKNOWN,
+    OTHER,
+    Shift,
     calibration,
+    expected_text,
     foreign_text,
     held_out_coverage,
     label_sets,
@@ -85,27 +90,31 @@ class Columns(Protocol):
 
 @dataclass
 class CallColumns:
-    """The label of each cell, how probable it is, how novel the cell is, and whether it is flagged as unknown.
+    """The label of each cell, how probable it is, how novel the cell is, whether it is unknown, and its final call.
 
     Confidence is the probability of the label, margin its lead over the second label. A cell is unknown if its novelty
     is that of at most a share `false_alarms` of the held-out cells of the reference, if its confidence (with a label
-    tree: that of its call) is below `min_confidence`, or if it expresses no gene of the model; its label stays. A model
-    without held-out calls gives no novelty (NaN).
+    tree: that of its call) is below `min_confidence`, or if it expresses no gene of the model; its label stays, and its
+    call is unknown. A model without held-out calls gives no novelty (NaN). In a file of another study, all novelty
+    scores are higher, and are compared after division by the factor of its shift.
     """
 
-    names: ClassVar[tuple[str, ...]] = ("label", "confidence", "margin", "unknown", "novelty")
+    names: ClassVar[tuple[str, ...]] = ("label", "confidence", "margin", "unknown", "novelty", "call")
     saved: SavedModel
     query: Query
     min_confidence: float
     false_alarms: float
     counts_encoder: bool  # whether to count the labels that depend on the encoder
+    shift: Shift | None
+    expected_accuracy: float  # of cells like the reference's, in the condition of the file
 
     def make(self, read: "Read", obs: pd.DataFrame) -> Made:
         """Make the columns, which need those of a label tree; warn about cells that are unlike the reference."""
         blocks = [(*_best_labels(calls.proba), calls.scores, calls.empty, calls.by_encoder) for calls in read()]
         best, confidence, margin, scores, empty, by_encoder = map(np.concatenate, zip(*blocks, strict=True))
         held_out = self.saved.held_out
-        novelty = scores if held_out is None else novelty_share(scores, held_out.scores)
+        factor = 1.0 if self.shift is None else self.shift.factor
+        novelty = scores if held_out is None else novelty_share(scores / factor, held_out.scores)
         safety = obs["call_confidence"].to_numpy() if "call_confidence" in obs else confidence
         unknown = (1 - novelty <= self.false_alarms) | (safety < self.min_confidence) | empty
         columns = {
@@ -115,6 +124,7 @@ class CallColumns:
             "unknown": unknown,
             "novelty": novelty.astype(np.float32),
         }
+        columns["call"] = final_call(obs["call"] if "call" in obs else pd.Series(columns["label"]), unknown)
         made = Made(columns, {"num_unknown": int(unknown.sum())})
         is_cell = _is_cell(self.query.plan.findings.droplets, len(best))
         if self.counts_encoder:
@@ -122,7 +132,18 @@ class CallColumns:
         if held_out is not None:
             made.record |= self._evidence(held_out, confidence[is_cell])
             made.warnings = self._warnings(float(unknown[is_cell].sum()) / int(is_cell.sum()), **made.record["fit"])
+        if self.shift is not None:
+            made.record["shift"] = self.shift.record() | self._accuracy_to_expect(confidence[is_cell & ~empty])
         return made
+
+    def _accuracy_to_expect(self, confidence: np.ndarray) -> dict[str, float]:
+        """Return the lowest and the highest accuracy to expect in this file, and log them with their reason."""
+        assert self.shift is not None
+        lowest = highest = self.expected_accuracy
+        if self.shift.kind in (OTHER, FAR):
+            lowest, highest = self.shift.expected_accuracy(float(pd.Series(confidence).mean()))
+        log.info("%s: %s", self.query.path, expected_text(lowest, highest, self.shift.kind))
+        return {"expected_lowest": lowest, "expected_highest": highest}
 
     def _share_of_encoder(self, by_encoder: np.ndarray) -> dict[str, Any]:
         """Return the record of how many labels the linear branch alone would not give, and log it."""
@@ -151,9 +172,12 @@ class CallColumns:
 
     def _warnings(self, unknown_share: float, mean_confidence: float, held_out_confidence: float) -> list[str]:
         """Return a warning if the cells are unlike the reference, by their novelty or else by their confidence."""
-        if unknown_share > MAX_UNKNOWN:
+        is_far = self.shift is not None and self.shift.kind == FAR
+        if is_far or unknown_share > MAX_UNKNOWN:
             values = self.query.plan.findings.text
             return [foreign_text(unknown_share, len(self.saved.labels), self.saved.tissue, values)]
+        if self.shift is not None and self.shift.kind == OTHER:  # a lower confidence is expected
+            return []
         return list(filter(None, [unsure_text(mean_confidence, held_out_confidence)]))
 
 

@@ -43,7 +43,7 @@ NOT_IN_IDENTITY = {
     "json",
     *("share", "shares", "batch_size", "threads", "device", "adapted_folder"),
     *("allow_labels", "deny_labels", "prior", "clusters", "ontology", "quality"),
-    *("false_alarms", "min_confidence", "alpha", "key_added"),
+    *("false_alarms", "min_confidence", "alpha", "shift", "key_added"),
 }
 
 

@@ -43,7 +43,7 @@ from scperformer.cells import (
 )
 from scperformer.config import CheckConfig, DataConfig, PredictConfig, TrainConfig
 from scperformer.files import BackedH5ad, default_output, open_cells, read_cells, reading
-from scperformer.fitting import Condition, adapting_pays, depth_share, find_condition, unlike_share
+from scperformer.fitting import Condition, adapting_pays, depth_share, find_condition, look_at
 from scperformer.genes import KIND_NAMES, guess_species, id_kind
 from scperformer.model import (
     ReferenceCells,
@@ -54,7 +54,7 @@ from scperformer.model import (
     resolve_model,
 )
 from scperformer.prediction import require_not_annotated
-from scperformer.trust import MAX_UNKNOWN, foreign_text
+from scperformer.trust import FAR, MAX_UNKNOWN, foreign_text
 
 Checked = dict[str, Any]  # the findings about a file, as in its JSON; docs/formats.md lists them
 
@@ -147,9 +147,13 @@ def _check_condition(
     adapts = adapting_pays(query.plan.overlap.informative_share, share)
     result["condition"] = {"adapts": adapts, "num_genes": num_genes, "depth": condition.depth, "depth_share": share}
     if model.held_out is not None and query.rows.shape[0]:
-        unlike = unlike_share(query, reference_cells, condition, query.plan.target_sum, PredictConfig.false_alarms)
-        result["unlike_share"] = unlike
-        if unlike > MAX_UNKNOWN:
+        unlike, shift = look_at(query, reference_cells, condition, PredictConfig.false_alarms)
+        known = {
+            name: None if isinstance(value, float) and value != value else value
+            for name, value in shift.record().items()
+        }
+        result |= {"unlike_share": unlike, "shift": known | {"text": shift.text}}
+        if shift.kind == FAR or unlike > MAX_UNKNOWN:
             text = foreign_text(unlike, len(model.labels), model.tissue, query.plan.findings.text)
             result["notes"].append(text)
     return adapts
@@ -265,6 +269,8 @@ def _rows(result: Checked, cfg: CheckConfig, model: str) -> list[Row]:
         depth = "an unknown depth" if condition["depth"] is None else share
         plan = "adapts the model to" if condition["adapts"] else "uses the model as it is:"
         rows.append(("condition", f"predict {plan} {condition['num_genes']:,} genes and {depth}"))
+    if shift := result.get("shift"):
+        rows.append(("shift", shift["text"]))
     rows += [("note", note) for note in result["notes"]]
     if result["problem"] is None:
         return [*rows, ("ok", result["command"] or "no problem")]

@@ -61,7 +61,9 @@ def stops(colours: Sequence[str]) -> list[list[Any]]:
     return [[place / (len(colours) - 1), colour] for place, colour in enumerate(colours)]
 
 
-def composition(samples: Sequence[str], labels: Sequence[str], counts: npt.NDArray[np.int64]) -> Figure:
+def composition(
+    samples: Sequence[str], labels: Sequence[str], colours: Sequence[str], counts: npt.NDArray[np.int64]
+) -> Figure:
     """Return stacked bars of the shares of the labels in each sample; `counts` are samples x labels."""
     shares = counts / counts.sum(axis=1, keepdims=True)
     traces = [
@@ -76,7 +78,7 @@ def composition(samples: Sequence[str], labels: Sequence[str], counts: npt.NDArr
             "textposition": "inside",
             "insidetextanchor": "middle",
             "textangle": 0,
-            "marker": {"color": colour_of(place), "line": {"color": "#fff", "width": 0.5}},
+            "marker": {"color": colours[place], "line": {"color": "#fff", "width": 0.5}},
             "hovertemplate": f"{plain(label)}<br>%{{customdata:,}} cells, %{{x:.1%}}<extra></extra>",
         }
         for place, label in enumerate(labels)
@@ -123,10 +125,10 @@ def _box(values: Sequence[npt.NDArray[np.floating]], names: Sequence[str], colou
     return {"data": [*boxes, points | {"marker": {"color": "#1d2733", "size": 7, "symbol": "line-ns-open"}}]}
 
 
-def confidence(cells: pd.DataFrame, labels: Sequence[str]) -> Figure:
+def confidence(cells: pd.DataFrame, labels: Sequence[str], colours: Sequence[str]) -> Figure:
     """Return boxes of the confidence of the cells of each label."""
     values = [cells.loc[cells["code"] == place, "confidence"].to_numpy() for place in range(len(labels))]
-    figure = _box(values, labels, [colour_of(place) for place in range(len(labels))])
+    figure = _box(values, labels, colours)
     layout = {
         "showlegend": False,
         "height": MARGIN + ROW * len(labels),

@@ -175,10 +175,11 @@ def _figures(content: Content) -> list[figures.Figure]:
     """Return the figures of a page except the map; figures without content are left out."""
     used = content.used_names
     num_used = content.num_used
+    colours = [label.colour for label in content.labels[:num_used]]
     counts = np.array([summary["counts"][:num_used] for summary in content.summaries])
     charts = [
-        figures.composition([summary["name"] for summary in content.summaries], used, counts),
-        figures.confidence(content.cells, used),
+        figures.composition([summary["name"] for summary in content.summaries], used, colours, counts),
+        figures.confidence(content.cells, used, colours),
     ]
     genes = content.genes
     shown = content.shown_genes
@@ -258,13 +259,13 @@ def _tables(content: Content) -> dict[str, Any]:
         "sample_table": tables.sample_table(summaries, content.failed, evaluation),
         "composition": tables.composition_table(summaries, labels[: content.num_used]),
         "confidence": tables.confidence_table(cells, labels),
-        "unknown": tables.unknown_table(samples, cells, labels),
+        "unknown": tables.unknown_table(samples, cells),
         "genes": tables.gene_tables(genes, labels, range(content.num_used)) if genes is not None else None,
         "quality": tables.quality_table(samples, content.quality) if content.quality else None,
         "trust": tables.trust_tables(summaries, samples),
         "scores": tables.score_tables(evaluation) if evaluation else [],
         "confusion": tables.confusion_table(evaluation, labels) if evaluation else None,
-        "disagreements": tables.disagreement_table(cells, labels),
+        "disagreements": tables.disagreement_table(cells),
         "branch_scores": tables.branch_table(samples),
     }
 

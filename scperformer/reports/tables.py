@@ -12,12 +12,13 @@ from natsort import natsorted
 
 from scperformer.base.pictures import colour_of
 from scperformer.cells import FEW_GENES, HIGH_SHARE
+from scperformer.labels import NO_CALL
 from scperformer.model import branch_names
 from scperformer.reports.evaluate import Evaluation
 from scperformer.reports.expression import NUM_TOP, GeneTable
 from scperformer.reports.figures import symbol_of
 from scperformer.reports.read_annotations import Annotated, Failed, as_text, cell_table, common_tree
-from scperformer.trust import MAX_UNKNOWN, foreign_text, unsure_text
+from scperformer.trust import FAR, MAX_UNKNOWN, OTHER, foreign_text, unsure_text
 
 LARGE_SET = 3  # sets of 3 labels or more share a column
 NUM_DISAGREEMENTS = 20  # rows of the table of disagreements
@@ -27,6 +28,7 @@ LOW_OVERLAP = 0.7
 HIGH_UNKNOWN = 0.2
 LOW_AGREEMENT = 0.6
 LOW_EXPECTED = 0.8
+UNKNOWN_COLOUR = "#C9CED6"  # of cells flagged as unknown: lighter than that of any label
 
 
 @dataclass(kw_only=True)
@@ -66,21 +68,34 @@ def _without_empty_columns(
 def order_labels(samples: Sequence[Annotated], evaluation: Evaluation | None = None) -> list[Label]:
     """Return all labels of the page, the most frequent first; frequent labels get the most distinct colours.
 
-    Labels without cells follow in the order of the model, then true labels that the model does not have.
+    Cells flagged as unknown are counted as such, which is the last of the labels with cells. Labels without cells
+    follow in the order of the model, then true labels that the model does not have.
     """
-    counts = pd.Series(np.concatenate([sample.labels for sample in samples])).value_counts()
+    counts = cell_table(samples).pipe(_final_labels).value_counts()
     model_labels = samples[0].model_labels
-    names = [*model_labels, *(name for name in counts.index if name not in model_labels)]
+    names = [*model_labels, *(name for name in counts.index if name not in (*model_labels, NO_CALL))]
     names.sort(key=lambda name: -int(counts.get(name, 0)))  # stable: equal counts keep the order of the model
     labels = [Label(name=name, colour=colour_of(i), symbol=symbol_of(i)) for i, name in enumerate(names)]
+    if NO_CALL in counts and NO_CALL not in names:
+        num_used = sum(name in counts for name in names)
+        labels.insert(num_used, Label(name=NO_CALL, in_model=False, colour=UNKNOWN_COLOUR))
     evaluated = evaluation.metrics["labels"] if evaluation else []
-    return labels + [Label(name=name, in_model=False) for name in evaluated if name not in set(names)]
+    known = {label.name for label in labels}
+    return labels + [Label(name=name, in_model=False) for name in evaluated if name not in known]
+
+
+def _final_labels(cells: pd.DataFrame) -> pd.Series:
+    """Return the label of each cell; cells that are flagged as unknown have no other."""
+    return cells["label"].mask(cells["unknown"], NO_CALL)
 
 
 def all_cells(samples: Sequence[Annotated], labels: Sequence[Label]) -> pd.DataFrame:
-    """Return the table of all cells (`cell_table`) with a column `code`, the position of the label in `labels`."""
+    """Return the table of all cells (`cell_table`) with a column `code`: the position in `labels` of the final label.
+
+    The final label of cells that are flagged as unknown is this, whatever the most probable label.
+    """
     cells = cell_table(samples)
-    return cells.assign(code=pd.Index([label.name for label in labels]).get_indexer(cells["label"]))
+    return cells.assign(code=pd.Index([label.name for label in labels]).get_indexer(_final_labels(cells)))
 
 
 def summarise(sample: Annotated, cells: pd.DataFrame, labels: Sequence[Label]) -> dict[str, Any]:
@@ -100,20 +115,32 @@ def summarise(sample: Annotated, cells: pd.DataFrame, labels: Sequence[Label]) -
         "num_decided": sample.facts.get("encoder", {}).get("num_decided"),  # labels that the encoder decides
         "facts": sample.facts,
         "condition": {"adapted": False, "expected_accuracy": math.nan} | sample.facts.get("condition", {}),
+        "kind": sample.facts.get("shift", {}).get("kind"),
+        "expected": _expected_accuracy(sample.facts),
     }
+
+
+def _expected_accuracy(facts: dict[str, Any]) -> str | None:
+    """Return the accuracy to expect of the labels of a sample, as a text; None if it is not known."""
+    known = facts.get("condition", {}).get("expected_accuracy", math.nan)  # files of earlier versions have no shift
+    lowest, highest = (facts.get("shift", {}).get(f"expected_{end}", known) for end in ("lowest", "highest"))
+    if math.isnan(lowest):
+        return None
+    return f"{lowest:.0%}" if lowest == highest else f"{lowest:.0%} to {highest:.0%}"
 
 
 def sample_table(summaries: Sequence[dict[str, Any]], failed: Sequence[Failed], evaluation: Evaluation | None) -> Table:
     """Return the table of samples; samples that failed have a row with the reason."""
     kinds = {"Sample": "text", "Status": "text", "Cells": "count", "Unknown": "count", "Share unknown": "share"}
-    kinds |= {"Median confidence": "number", "Expected accuracy": "share", "Same label by logistic regression": "share"}
+    kinds |= {"Like the reference": "text", "Expected accuracy": "text", "Median confidence": "number"}
+    kinds |= {"Same label by logistic regression": "share"}
     kinds |= {"Labels decided by the encoder": "count"}
     scores = evaluation.metrics["samples"] if evaluation else {}
     rows = []
     for row in summaries:
         adapted = "annotated by an adapted model" if row["condition"]["adapted"] else "annotated"
         values = [row["name"], adapted, row["num_cells"], row["num_unknown"], row["num_unknown"] / row["num_cells"]]
-        values += [row["median"], row["condition"]["expected_accuracy"], row["agreement"], row["num_decided"]]
+        values += [row["kind"], row["expected"], row["median"], row["agreement"], row["num_decided"]]
         rows.append(values + ([scores.get(row["name"], {}).get("model", {}).get("accuracy")] if scores else []))
     kinds |= {"Accuracy": "share"} if scores else {}
     rows += [[sample.name, f"failed: {sample.reason}", *[None] * (len(kinds) - 2)] for sample in failed]
@@ -131,17 +158,16 @@ def composition_table(summaries: Sequence[dict[str, Any]], labels: Sequence[Labe
 
 def confidence_table(cells: pd.DataFrame, labels: Sequence[Label]) -> Table:
     """Return the quartiles of the confidence for each label that has cells."""
-    kinds = {"Label": "label", "Cells": "count", "Share": "share", "Unknown": "count"}
+    kinds = {"Label": "label", "Cells": "count", "Share": "share"}
     kinds |= {"Lower quartile": "number", "Median": "number", "Upper quartile": "number"}
     rows = []
     for code, chosen in cells.groupby("code"):
         quartiles = np.quantile(chosen["confidence"], [0.25, 0.5, 0.75]).tolist()
-        unknown = int(chosen["unknown"].sum())
-        rows.append([labels[code].name, len(chosen), len(chosen) / len(cells), unknown, *quartiles])
+        rows.append([labels[code].name, len(chosen), len(chosen) / len(cells), *quartiles])
     return Table(id="confidence-table", title="Confidence per label", columns=list(kinds.items()), rows=rows)
 
 
-def unknown_table(samples: Sequence[Annotated], cells: pd.DataFrame, labels: Sequence[Label]) -> Table | None:
+def unknown_table(samples: Sequence[Annotated], cells: pd.DataFrame) -> Table | None:
     """Return the labels that unknown cells resemble, with the most frequent second label; None without such cells."""
     is_unknown = cells["unknown"].to_numpy(bool)
     if not is_unknown.any():
@@ -154,12 +180,12 @@ def unknown_table(samples: Sequence[Annotated], cells: pd.DataFrame, labels: Seq
         second += [sample.model_labels[place] for place in places.tolist()]
     kinds = {"Most probable label": "label", "Unknown cells": "count", "Share of this label": "share"}
     kinds |= {"Median confidence": "number", "Most frequent second label": "label", "Cells with it": "count"}
-    sizes = cells["code"].value_counts()
+    sizes = cells["label"].value_counts()
     lines: list[list[Any]] = []
-    for code, unknown in cells[is_unknown].assign(second=second).groupby("code"):
+    for label, unknown in cells[is_unknown].assign(second=second).groupby("label"):
         seconds = unknown["second"].value_counts()
-        share = len(unknown) / int(sizes[code])
-        values = [labels[code].name, len(unknown), share, float(unknown["confidence"].median())]
+        share = len(unknown) / int(sizes[label])
+        values = [label, len(unknown), share, float(unknown["confidence"].median())]
         lines.append([*values, str(seconds.index[0]), int(seconds.iloc[0])])
     lines.sort(key=lambda line: -line[1])
     title = "Labels that unknown cells resemble"
@@ -227,15 +253,15 @@ def quality_table(samples: Sequence[Annotated], tables: dict[str, pd.DataFrame])
     return Table(id="quality-table", title="Quality per sample", columns=columns, rows=rows)
 
 
-def disagreement_table(cells: pd.DataFrame, labels: Sequence[Label]) -> Table:
+def disagreement_table(cells: pd.DataFrame) -> Table:
     """Return the most frequent pairs of different labels by the model and by logistic regression."""
-    sizes = cells["code"].value_counts()
+    sizes = cells["label"].value_counts()
     disagreeing = cells[cells["label"] != cells["baseline"]]
-    pairs = disagreeing.groupby(["code", "baseline"]).size().reset_index(name="num_cells")
+    pairs = disagreeing.groupby(["label", "baseline"]).size().reset_index(name="num_cells")
     frequent = pairs.sort_values("num_cells", ascending=False, kind="stable").head(NUM_DISAGREEMENTS)
     rows = [
-        [labels[code].name, baseline, num, num / int(sizes[code])]
-        for code, baseline, num in zip(*(frequent[name].tolist() for name in frequent), strict=True)
+        [label, baseline, num, num / int(sizes[label])]
+        for label, baseline, num in zip(*(frequent[name].tolist() for name in frequent), strict=True)
     ]
     kinds = {"Label by the model": "label", "By logistic regression": "label", "Cells": "count"}
     kinds |= {"Share of the model’s label": "share"}
@@ -376,6 +402,12 @@ def _sample_warnings(summary: dict[str, Any]) -> list[str]:
     is_unfiltered = "droplets" in facts
     if is_unfiltered:
         sentences += [f"{name}: {warning}." for warning in map(str, facts["warnings"])]
+    shift = facts.get("shift", {})
+    if shift.get("kind") == OTHER:
+        text = (
+            f"{name} is of {OTHER}: its labels are plausible, its confidence is lowered, and its expected accuracy is"
+        )
+        sentences.append(f"{text} {summary['expected']}.")
     expected = condition["expected_accuracy"]
     if expected < LOW_EXPECTED:
         text = f"The expected accuracy of {name} is only {expected:.0%}: {1 - expected:.0%} of the labels are wrong on "
@@ -387,13 +419,14 @@ def _sample_warnings(summary: dict[str, Any]) -> list[str]:
     if is_unfiltered:  # shares of barcodes, most of which are empty droplets, mean nothing
         return sentences
     unknown = summary["num_unknown"] / summary["num_cells"]
-    if unknown > MAX_UNKNOWN:
+    if unknown > MAX_UNKNOWN or shift.get("kind") == FAR:
         model = facts["model"]
         sentences.append(f"{name}: {foreign_text(unknown, len(model['labels']), model.get('tissue') or None)}")
     elif unknown > HIGH_UNKNOWN:
         text = f"{unknown:.0%} of the cells of {name} are flagged as unknown"
         sentences.append(f"{text}. The sample may contain cell types that the model was not trained on.")
-    if unsure := unsure_text(summary["mean"], summary["mean_held_out"]):
+    unsure = unsure_text(summary["mean"], summary["mean_held_out"])
+    if unsure and shift.get("kind") != OTHER:  # else a lower confidence is expected
         sentences.append(f"{name}: {unsure}")
     agreement = summary["agreement"]
     if agreement < LOW_AGREEMENT:

@@ -34,6 +34,8 @@ def cell_draws(x: csr_matrix) -> np.ndarray:
 def set_scores(proba: np.ndarray, draws: np.ndarray) -> np.ndarray:
     """Return the conformity score of each label: the sum of all more probable labels and a random part of its own.
 
+    That of the most probable label is 0, so that it is in every set: a set without it would be empty, and say nothing.
+
     Parameters
     ----------
     proba
@@ -49,12 +51,16 @@ def set_scores(proba: np.ndarray, draws: np.ndarray) -> np.ndarray:
     order = np.argsort(-proba, axis=1, kind="stable")
     ordered = np.take_along_axis(proba, order, axis=1)
     scores = np.empty_like(proba)
-    np.put_along_axis(scores, order, np.cumsum(ordered, axis=1) - ordered * (1 - draws[:, None]), axis=1)
+    sums = np.cumsum(ordered, axis=1) - ordered * (1 - draws[:, None])
+    sums[:, 0] = 0.0
+    np.put_along_axis(scores, order, sums, axis=1)
     return scores
 
 
 def set_threshold(proba: np.ndarray, labels: np.ndarray, draws: np.ndarray, alpha: float) -> float:
-    """Find the threshold of the score for sets that miss the true label of a share `alpha` of cells.
+    """Find the threshold of the score for sets that miss the true label of a share `alpha` of cells, or fewer.
+
+    Fewer are missed if fewer than `alpha` of the most probable labels are wrong.
 
     Parameters
     ----------
@@ -76,7 +82,7 @@ def set_threshold(proba: np.ndarray, labels: np.ndarray, draws: np.ndarray, alph
 
 
 def label_sets(proba: np.ndarray, draws: np.ndarray, threshold: float) -> np.ndarray:
-    """Return whether each label is in the set of each cell, boolean N x C; sets can be empty."""
+    """Return whether each label is in the set of each cell, boolean N x C; the most probable one is in every set."""
     return set_scores(proba, draws) <= threshold
 
 

@@ -44,7 +44,9 @@ def test_a_cpu_trains_fast_however_it_was_chosen(accelerator, cells, cfg, tmp_pa
     caplog.set_level("INFO", logger="scperformer")
     devices = []
     original = trainer.fast_cpu
-    monkeypatch.setattr(trainer, "fast_cpu", lambda device, precision: devices.append(device) or original(device, precision))
+    monkeypatch.setattr(
+        trainer, "fast_cpu", lambda device, precision: devices.append(device) or original(device, precision)
+    )
     options = replace(cfg, trainer=replace(cfg.trainer, accelerator=accelerator, max_epochs=1))
     train, val, _ = cells
     train_network(new_network(cells, options), train, val, options, tmp_path)

@@ -193,7 +193,7 @@ def test_columns_of_an_earlier_annotation_are_removed(counts_adata, folder, tiny
     obs = ad.read_h5ad(output).obs
     with h5py.File(output) as file:
         assert not [name for name in file["obs"] if "level1" in name or "cluster" in name]
-    usual = ("label", "confidence", "margin", "unknown", "novelty", "ontology_term_id", "baseline_label")
+    usual = ("label", "confidence", "margin", "unknown", "novelty", "call", "ontology_term_id", "baseline_label")
     expected = {"cell_type", "mine", "scperformer_levels", *(f"scperformer_{name}" for name in usual)}
     assert set(obs) == set(again) == expected
 

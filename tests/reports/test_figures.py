@@ -48,9 +48,10 @@ def test_long_names_are_shortened_and_tags_are_escaped():
 
 def test_labels_with_the_same_beginning_have_rows_of_their_own():
     names = ["x" * 100 + "1", "x" * 100 + "2"]
-    bars = figures.composition(["s"], names, np.array([[1, 3]]))["data"]
+    bars = figures.composition(["s"], names, ["#111111", "#222222"], np.array([[1, 3]]))["data"]
     assert [trace["x"] for trace in bars] == [[0.25], [0.75]]
-    rows = figures.confidence(pd.DataFrame({"code": [0, 1], "confidence": [0.5, 0.7]}), names)["layout"]["yaxis"]
+    cells = pd.DataFrame({"code": [0, 1], "confidence": [0.5, 0.7]})
+    rows = figures.confidence(cells, names, ["#111111", "#222222"])["layout"]["yaxis"]
     assert rows["tickvals"] == [0, 1]
 
 
@@ -65,7 +66,7 @@ def test_dots_are_shares_and_means_of_the_highest():
 
 def test_boxes_are_quartiles():
     cells = pd.DataFrame({"code": np.repeat([0, 1], 21), "confidence": np.tile(np.arange(21) / 20, 2)})
-    box = figures.confidence(cells, ["A", "B"])["data"][0]
+    box = figures.confidence(cells, ["A", "B"], ["#111111", "#222222"])["data"][0]
     quantiles = [box[name][0] for name in ("lowerfence", "q1", "median", "q3", "upperfence")]
     np.testing.assert_allclose(quantiles, [0.05, 0.25, 0.5, 0.75, 0.95])
 

@@ -216,9 +216,14 @@ def test_numbers_are_those_of_the_files(folder, page, obs):
     assert "752 of the model’s 800 genes (94.0%)" in page.words
 
 
+def final_labels(obs: pd.DataFrame) -> pd.Series:
+    """The label of each cell, or unknown."""
+    return obs["scperformer_label"].astype(str).mask(obs["scperformer_unknown"], "unknown")
+
+
 def test_composition_is_that_of_the_files(page, obs):
     title, *rows, total = page.tables["composition-table"]
-    expected = pd.crosstab(obs["sample"], obs["scperformer_label"].astype(str))
+    expected = pd.crosstab(obs["sample"], final_labels(obs))
     assert [row[0] for row in rows] == list(dict.fromkeys(obs["sample"]))
     assert set(title[2:]) == set(expected.columns)
     for row in rows:
@@ -237,16 +242,16 @@ def test_confusion_matrix_and_confidence_are_those_of_the_files(page, obs):
     for row in rows:
         counts = [expected.loc[row[0]].get(label, 0) for label in title[2:]]
         assert row[1:] == [str(expected.loc[row[0]].sum()), *map(str, counts)]
-    quartiles = obs.groupby(obs["scperformer_label"].astype(str))["scperformer_confidence"].quantile([0.25, 0.5, 0.75])
+    quartiles = obs.groupby(final_labels(obs))["scperformer_confidence"].quantile([0.25, 0.5, 0.75])
     for row in page.tables["confidence-table"][1:]:
-        assert row[4:] == [f"{value:.2f}" for value in quartiles.loc[row[0]]]
+        assert row[3:] == [f"{value:.2f}" for value in quartiles.loc[row[0]]]
 
 
 def test_map_holds_every_cell(page, obs, html):
     drawn = page.data["map"]
     assert drawn["cells"] == list(obs.index)
     names = [label["name"] for label in page.data["labels"]]
-    assert [names[code] for code in page.array(drawn["label"])] == list(obs["scperformer_label"].astype(str))
+    assert [names[code] for code in page.array(drawn["label"])] == list(final_labels(obs))
     assert [page.data["samples"][code] for code in page.array(drawn["sample"])] == list(obs["sample"])
     confidence = page.array(drawn["confidence"]) / 65534
     np.testing.assert_allclose(confidence, obs["scperformer_confidence"], atol=1e-5)
@@ -296,11 +301,11 @@ def page_with_condition(tmp_path: Path, **condition: object) -> Page:
 
 def test_the_expected_accuracy_is_shown(tmp_path):
     adapted = page_with_condition(tmp_path, adapted=True, expected_accuracy=0.876).words
-    assert "Expected accuracy 87.6%, by a model fitted to the genes and the depth of this file" in adapted
-    assert "(95.1% with all genes and the depth of the reference)" in adapted
+    assert "Expected accuracy 88%, by a model fitted to the genes and the depth of this file" in adapted
+    assert "(on the reference 87.6%, and 95.1% with all genes and the depth of the reference)" in adapted
     assert "48, left out: SAMD11" in adapted
     plain = page_with_condition(tmp_path, adapted=False, expected_accuracy=0.951).words
-    assert "Expected accuracy 95.1%" in plain
+    assert "Expected accuracy 95%" in plain
     assert "fitted to the genes" not in plain
     assert "48, counted as not expressed: SAMD11" in plain
 

@@ -51,8 +51,9 @@ def labels(samples) -> list[tables.Label]:
 
 
 def test_labels_are_ordered_by_frequency_then_as_in_the_model(labels):
-    assert [label.name for label in labels] == ["T", "B", "NK", "never"]
-    assert len({label.colour for label in labels}) == 4
+    assert [label.name for label in labels] == ["T", "B", "NK", "unknown", "never"]
+    assert len({label.colour for label in labels}) == 5
+    assert [label.in_model for label in labels] == [True, True, True, False, True]
 
 
 def test_true_labels_that_the_model_lacks_come_last(samples):
@@ -63,46 +64,46 @@ def test_true_labels_that_the_model_lacks_come_last(samples):
 
 def test_counts_shares_and_agreement(samples, cells, labels):
     two = tables.summarise(samples[1], cells, labels)
-    assert two["counts"] == [2, 2, 1, 0]
-    assert two["shares"] == pytest.approx([0.4, 0.4, 0.2, 0])
+    assert two["counts"] == [1, 1, 1, 2, 0]  # unknown wins over the most probable label
+    assert two["shares"] == pytest.approx([0.2, 0.2, 0.2, 0.4, 0])
     assert (two["num_cells"], two["num_unknown"]) == (5, 2)
     assert two["agreement"] == pytest.approx(2 / 5)
 
 
 def test_confidence_per_label(cells, labels):
     table = tables.confidence_table(cells, labels)
-    assert [row[0] for row in table.rows] == ["T", "B", "NK"]
-    assert table.rows[0] == ["T", 5, 5 / 9, 2, *(pytest.approx(value) for value in (0.3, 0.8, 0.9))]
+    assert [row[0] for row in table.rows] == ["T", "B", "NK", "unknown"]
+    assert table.rows[0] == ["T", 3, 3 / 9, *(pytest.approx(value) for value in (0.85, 0.9, 0.925))]
 
 
 def test_composition_has_samples_as_rows(samples, cells, labels):
-    table = tables.composition_table([tables.summarise(sample, cells, labels) for sample in samples], labels[:3])
-    assert [title for title, _ in table.columns] == ["Sample", "Cells", "T", "B", "NK"]
-    assert table.rows == [["one", 4, 3, 1, 0], ["two", 5, 2, 2, 1]]
-    assert table.total == ["All samples", 9, 5, 3, 1]
+    table = tables.composition_table([tables.summarise(sample, cells, labels) for sample in samples], labels[:4])
+    assert [title for title, _ in table.columns] == ["Sample", "Cells", "T", "B", "NK", "unknown"]
+    assert table.rows == [["one", 4, 2, 1, 0, 1], ["two", 5, 1, 1, 1, 2]]
+    assert table.total == ["All samples", 9, 3, 2, 1, 3]
 
 
-def test_disagreements_are_counted(cells, labels):
-    assert tables.disagreement_table(cells, labels).rows == [
+def test_disagreements_are_counted(cells):
+    assert tables.disagreement_table(cells).rows == [
         ["B", "T", 2, pytest.approx(2 / 3)],
-        ["T", "B", 1, pytest.approx(1 / 5)],
         ["NK", "T", 1, 1.0],
+        ["T", "B", 1, pytest.approx(1 / 5)],
     ]
 
 
 def test_no_disagreement(labels):
     same = make_sample("same", "T B", "T B", [0.9, 0.9])
-    assert tables.disagreement_table(tables.all_cells([same], labels), labels).rows == []
+    assert tables.disagreement_table(tables.all_cells([same], labels)).rows == []
 
 
 def test_unknown_cells_have_a_most_probable_and_a_second_label(samples, cells, labels, monkeypatch):
     # In sample one, the unknown cell is a T; in two they are a T and a B. Their second labels: B; NK and T.
     proba = {"one": [[0.4, 0.5, 0.1, 0]], "two": [[0.1, 0.5, 0.4, 0], [0.6, 0.3, 0.1, 0]]}
     monkeypatch.setattr(Annotated, "probabilities", lambda self, rows: np.array(proba[self.name]))
-    table = tables.unknown_table(samples, cells, labels)
+    table = tables.unknown_table(samples, cells)
     assert table.rows == [["T", 2, 2 / 5, pytest.approx(0.25), "B", 1], ["B", 1, 1 / 3, 0.4, "T", 1]]
     samples[0].obs["k_unknown"] = samples[1].obs["k_unknown"] = False
-    assert tables.unknown_table(samples, tables.all_cells(samples, labels), labels) is None
+    assert tables.unknown_table(samples, tables.all_cells(samples, labels)) is None
 
 
 def test_a_failed_sample_has_a_row_with_its_reason(samples, cells, labels):

@@ -78,8 +78,8 @@ def test_a_requeued_job_continues_from_its_last_step(folder):
     script = re.search(r"^#!/bin/bash\n(?:.*\n)*?.*--signal=USR1(?:.*\n)*?(?=```)", page, flags=re.MULTILINE)[0]
     options = [
         *PLAIN,
-        "trainer.max_epochs=80",
-        "trainer.patience=80",
+        "trainer.max_epochs=160",  # long enough not to end before the second signal
+        "trainer.patience=160",
         "trainer.batch_size=4",
         "trainer.accelerator=cpu",
     ]

@@ -1,0 +1,113 @@
+"""How far a file is from the reference: both numbers, what they mean, and what follows from them."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from scperformer.trust import (
+    FAR,
+    FEW,
+    LIKE,
+    OTHER,
+    Shift,
+    expected_text,
+    gene_effects,
+    make_shift,
+    most_alike,
+    tempered,
+)
+
+NUM_GENES = 400
+NUM_LABELS = 3
+
+
+def logged(counts: np.ndarray) -> sparse.csr_matrix:
+    """ln(1 + counts per 10,000)."""
+    return sparse.csr_matrix(np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True)), dtype=np.float32)
+
+
+def draw(num_cells: int, seed: int, factors: np.ndarray | float = 1.0, depth: float = 3000) -> tuple:
+    """Poisson counts of three labels, each of which has a profile; `factors` are those of a platform."""
+    profiles = np.random.default_rng(0).lognormal(0, 1, size=(NUM_LABELS, NUM_GENES)) * factors
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(NUM_LABELS, size=num_cells)
+    shares = profiles[labels] / profiles[labels].sum(axis=1, keepdims=True)
+    return logged(rng.poisson(depth * shares) + 1e-9 * (np.arange(NUM_GENES) == 0)), labels
+
+
+@pytest.mark.parametrize(("num_cells", "depth"), [(25, 3000), (400, 3000), (60, 300), (400, 300)])
+def test_the_spread_of_gene_effects_is_found_whatever_number_and_depth_of_cells(num_cells, depth):
+    reference, labels = draw(900, 1, depth=depth)
+    effects = np.exp(np.random.default_rng(2).normal(0, 0.6, size=NUM_GENES))
+    same = gene_effects(draw(num_cells, 3, depth=depth)[0], reference, labels)
+    other = gene_effects(draw(num_cells, 3, effects, depth=depth)[0], reference, labels)
+    assert same < 0.12
+    assert other == pytest.approx(0.6, abs=0.12)
+
+
+def test_a_mixture_of_other_shares_is_no_effect():
+    reference, labels = draw(900, 1)
+    x, own = draw(600, 3)
+    assert gene_effects(x[own == 2], reference, labels) < 0.12
+
+
+def test_the_half_that_looks_most_like_the_reference():
+    np.testing.assert_array_equal(most_alike(np.array([3.0, 1.0, 9.0, 2.0])), [False, True, False, True])
+    shift = make_shift(np.r_[np.ones(60), np.full(40, 1e3)], np.ones(50), 0.0)
+    assert (shift.novelty_ratio, shift.num_cells, shift.kind) == (1.0, 100, LIKE)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "effects", "kind", "factor", "temperature"),
+    [
+        (1.2, 0.05, LIKE, 1.0, 1.0),
+        (1.2, 0.17, OTHER, 1.2, 1.15),
+        (0.8, 0.5, OTHER, 1.0, 1.3),
+        (4.0, 0.7, OTHER, 4.0, 1.3),
+        (19.0, 1.2, OTHER, 6.0, 1.3),
+        (21.0, 0.9, OTHER, 6.0, 1.3),
+        (21.0, 1.1, FAR, 1.0, 1.3),
+        (40.0, 0.1, FAR, 1.0, 1.0),
+        (1.2, math.nan, LIKE, 1.0, 1.0),
+        (1.5, math.nan, OTHER, 1.5, 1.15),
+        (40.0, math.nan, FAR, 1.0, 1.3),
+        (math.nan, math.nan, FEW, 1.0, 1.0),
+    ],
+)
+def test_what_the_numbers_mean(ratio, effects, kind, factor, temperature):
+    shift = Shift(ratio, effects, 100)
+    assert (shift.kind, shift.factor) == (kind, factor)
+    assert shift.temperature == pytest.approx(temperature)
+    record = shift.record()
+    assert (record["kind"], record["factor"], record["num_cells"]) == (kind, factor, 100)
+    assert shift.text.startswith(kind if kind != FEW else "too few cells")
+
+
+def test_few_cells_say_nothing():
+    assert make_shift(np.full(19, 50.0), np.ones(100), 1.0).kind == FEW
+    assert make_shift(np.full(20, 50.0), np.ones(100), 1.0).kind == FAR
+
+
+def test_the_expected_accuracy_is_a_range_in_another_study_and_none_in_another_tissue():
+    assert Shift(3.0, 0.5, 100).expected_accuracy(0.8) == (pytest.approx(0.7), pytest.approx(0.87))
+    assert Shift(3.0, 0.5, 100).expected_accuracy(0.99)[1] == 1
+    assert all(map(math.isnan, Shift(50.0, 1.2, 100).expected_accuracy(0.8)))
+    assert expected_text(0.7, 0.87, OTHER).startswith("expected accuracy 0.70 to 0.87, as these are cells of another")
+    assert "no accuracy can be expected" in expected_text(math.nan, math.nan, FAR)
+    assert expected_text(0.93, 0.93, LIKE) == "expected accuracy 0.93, as that of held-out cells of the reference"
+    assert expected_text(math.nan, math.nan, LIKE) == "the accuracy to expect is not known"
+
+
+def test_a_temperature_divides_the_logits():
+    logits = np.random.default_rng(0).normal(0, 3, size=(50, 4)).astype(np.float32)
+
+    def softmax(z: np.ndarray) -> np.ndarray:
+        e = np.exp(z - z.max(axis=1, keepdims=True))
+        return e / e.sum(axis=1, keepdims=True)
+
+    proba = softmax(logits).astype(np.float32)
+    np.testing.assert_allclose(tempered(proba, 1.3), softmax(logits / 1.3), atol=1e-6)
+    assert tempered(proba, 1.0) is proba
+    np.testing.assert_array_equal(tempered(proba, 1.3)[7:9], tempered(proba[7:9], 1.3))
